@@ -1,0 +1,58 @@
+//! Builds one binary of the `ebpf` crate, for a build script that embeds it.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use super::toolchain::{Toolchain, bpf_linker};
+
+const TARGET: &str = "bpfel-unknown-none";
+const MISSING: &str = "the BPF toolchain is missing: run `cargo xtask setup` (as root), which installs it";
+
+/// Builds `ebpf`'s binary `name` and returns the object's path. The build script runs again only when `ebpf/` or
+/// `common/` changed, so that an edit elsewhere costs nothing.
+pub fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
+    let ebpf = workspace.join("ebpf");
+    for watched in ["ebpf/src", "ebpf/Cargo.toml", "ebpf/Cargo.lock", "ebpf/.cargo", "common/src", "common/Cargo.toml"]
+    {
+        println!("cargo::rerun-if-changed={}", workspace.join(watched).display());
+    }
+    let toolchain = Toolchain::detect().ok_or(MISSING)?;
+    let linker = bpf_linker().ok_or(MISSING)?;
+    let folder = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join("bpf");
+
+    let mut cargo = Command::new(&toolchain.cargo);
+    // What the outer cargo tells its own rustc and build scripts is not meant for this one.
+    for (variable, _) in env::vars_os() {
+        let name = variable.to_string_lossy();
+        let inherited = name.starts_with("CARGO")
+            && name != "CARGO_HOME"
+            && !name.starts_with("CARGO_HTTP")
+            && !name.starts_with("CARGO_NET");
+        if inherited || name.starts_with("RUST") && name != "RUSTUP_HOME" {
+            cargo.env_remove(&variable);
+        }
+    }
+    if toolchain.bootstrap {
+        cargo.env("RUSTC_BOOTSTRAP", "1");
+    }
+    let mut path = vec![linker.parent().map(Path::to_path_buf).unwrap_or_default()];
+    path.extend(env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>()));
+    let status = cargo
+        .current_dir(&ebpf)
+        .env("RUSTC", &toolchain.rustc)
+        .env("PATH", env::join_paths(path).map_err(|error| error.to_string())?)
+        .args(["build", "--release", "--locked", "-Zbuild-std=core", "--target", TARGET, "--bin", name])
+        .arg("--target-dir")
+        .arg(&folder)
+        .status()
+        .map_err(|error| format!("cannot run {}: {error}", toolchain.cargo.display()))?;
+    if !status.success() {
+        return Err(format!("building the BPF object `{name}` failed ({status})"));
+    }
+    let object = folder.join(TARGET).join("release").join(name);
+    fs::metadata(&object).map_err(|error| format!("{}: {error}", object.display()))?;
+    Ok(object)
+}

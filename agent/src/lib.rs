@@ -1,0 +1,22 @@
+//! Many `LoadBalancer` Services behind one IP address, on bare-metal Kubernetes.
+//!
+//! Service and EndpointSlice -> [`source`] -> [`model`] -> [`allocate`] -> [`plan`] -> [`datapath`] -> the BPF programs.
+//! Tick -> [`election`] -> commands -> fence, [`announce`].
+//!
+//! [`model`], [`allocate`], [`election`], [`hashing`] and [`plan`] are pure: no clock, no I/O, no randomness, no hash
+//! order; `cargo xtask lint` holds that line.
+
+pub mod allocate;
+pub mod announce;
+pub mod assignments;
+pub mod cli;
+pub mod datapath;
+pub mod election;
+pub mod hashing;
+pub mod inspect;
+pub mod link;
+pub mod model;
+pub mod plan;
+pub mod runtime;
+pub mod snat;
+pub mod source;

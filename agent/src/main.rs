@@ -1,0 +1,2 @@
+//! The `vipmux` binary: see [`vipmux::cli`].
+fn main() {}

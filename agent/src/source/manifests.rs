@@ -1,0 +1,66 @@
+//! A directory of Kubernetes manifests.
+
+use std::path::PathBuf;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use serde::{Deserialize, Serialize};
+
+/// A document that could not be used.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// The file; `-` for standard input.
+    pub file: PathBuf,
+    /// The document's number in the file, from 1; an item of a `List` counts as `document.items[i]` in `field`.
+    pub document: usize,
+    /// The line where the parser stood, where known.
+    pub line: Option<usize>,
+    /// The path of the field at fault, such as `spec.ports[0].port`; empty where it is the whole document.
+    pub field: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// `metallb.io/v1beta1` IPAddressPool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IpAddressPool {
+    /// Standard object metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What the pool holds, and for whom.
+    pub spec: IpAddressPoolSpec,
+}
+
+/// `spec` of an [`IpAddressPool`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IpAddressPoolSpec {
+    /// CIDRs (`192.0.2.0/28`) and ranges (`192.0.2.1-192.0.2.9`).
+    pub addresses: Vec<String>,
+    /// Whether Services that name neither pool nor address may get one from here; unset: true.
+    #[serde(default)]
+    pub auto_assign: Option<bool>,
+    /// Leave out addresses that end in .0 or .255.
+    #[serde(default, rename = "avoidBuggyIPs")]
+    pub avoid_buggy_ips: Option<bool>,
+    /// Which Services may use the pool.
+    #[serde(default)]
+    pub service_allocation: Option<ServiceAllocation>,
+}
+
+/// `spec.serviceAllocation` of an [`IpAddressPool`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAllocation {
+    /// Lower goes first; 0 and unset go last.
+    #[serde(default)]
+    pub priority: Option<i32>,
+    /// Namespaces that may use the pool.
+    #[serde(default)]
+    pub namespaces: Vec<String>,
+    /// Selects further namespaces by their labels.
+    #[serde(default)]
+    pub namespace_selectors: Vec<LabelSelector>,
+    /// Selects Services by their labels.
+    #[serde(default)]
+    pub service_selectors: Vec<LabelSelector>,
+}

@@ -1,0 +1,474 @@
+//! Map keys and values.
+//!
+//! Every type is `repr(C)` with explicit padding, so that no byte of a key is undefined, and has no arrays where the
+//! hot path builds it (the compiler would call `memset`). Fields named *wire* hold the bytes as they are in a packet
+//! (network byte order, loaded natively); all others are numbers in the host's byte order.
+
+use core::mem::{align_of, offset_of, size_of};
+
+/// Changes whenever a type in this module, a map's type or the meaning of a value changes. Part of the pin path, so
+/// that programs of different layouts never share a map.
+pub const ABI_VERSION: u32 = 1;
+
+/// The first three bytes of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). A frame with
+/// such a source was balanced by another node.
+pub const HANDOVER_PREFIX: [u8; 3] = [0x0e, 0x76, 0x6d];
+
+/// Entries of each map, where the agent's configuration says nothing else.
+pub mod capacity {
+    /// Network interfaces, indexed by ifindex.
+    pub const INTERFACES: u32 = 65_536;
+    /// VIPs.
+    pub const VIPS: u32 = 16_384;
+    /// Port claims, so the sum over all Services of their ports on each VIP; also of the arrays indexed by slot.
+    pub const SERVICES: u32 = 32_768;
+    /// Slots of the arena of Maglev tables: 32 MiB.
+    pub const TABLES: u32 = 8_388_608;
+    /// Backends: distinct (address, port, node).
+    pub const BACKENDS: u32 = 262_144;
+    /// Nodes.
+    pub const NODES: u32 = 8_192;
+    /// Nodes' MAC addresses.
+    pub const PEERS: u32 = 16_384;
+    /// Flow and reverse-flow records; the agent sizes them from the memory, up to 1 M.
+    pub const FLOWS: u32 = 16_384;
+}
+
+/// An IPv6 address, or an IPv4 address in its IPv4-mapped form (RFC 4291, 2.5.5.2): 16 wire bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address {
+    /// Bytes 0 to 3, wire.
+    pub w0: u32,
+    /// Bytes 4 to 7, wire.
+    pub w1: u32,
+    /// Bytes 8 to 11, wire; `::ffff` of an IPv4-mapped address.
+    pub w2: u32,
+    /// Bytes 12 to 15, wire; an IPv4 address.
+    pub w3: u32,
+}
+
+impl Address {
+    /// `w2` of an IPv4-mapped address.
+    pub const MAPPED: u32 = 0x0000_ffff_u32.to_be();
+
+    /// The IPv4-mapped form of an IPv4 address given as its four wire bytes.
+    #[inline(always)]
+    pub const fn v4(wire: u32) -> Self {
+        Self { w0: 0, w1: 0, w2: Self::MAPPED, w3: wire }
+    }
+
+    /// Whether this is an IPv4-mapped address.
+    #[inline(always)]
+    pub const fn is_v4(&self) -> bool {
+        self.w0 == 0 && self.w1 == 0 && self.w2 == Self::MAPPED
+    }
+}
+
+/// A MAC address: six wire bytes, in two parts that load without byte-wise copies.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac {
+    /// Bytes 0 to 3, wire.
+    pub head: u32,
+    /// Bytes 4 and 5, wire.
+    pub tail: u16,
+    /// Zero.
+    pub padding: u16,
+}
+
+impl Mac {
+    /// From the six bytes in wire order.
+    pub const fn new(b: [u8; 6]) -> Self {
+        Self { head: u32::from_ne_bytes([b[0], b[1], b[2], b[3]]), tail: u16::from_ne_bytes([b[4], b[5]]), padding: 0 }
+    }
+
+    /// The six bytes in wire order.
+    pub const fn bytes(self) -> [u8; 6] {
+        let (h, t) = (self.head.to_ne_bytes(), self.tail.to_ne_bytes());
+        [h[0], h[1], h[2], h[3], t[0], t[1]]
+    }
+
+    /// Whether this is a hand-over MAC of any node ([`HANDOVER_PREFIX`]).
+    #[inline(always)]
+    pub const fn is_handover(self) -> bool {
+        const MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
+        const PREFIX: u32 = u32::from_ne_bytes([HANDOVER_PREFIX[0], HANDOVER_PREFIX[1], HANDOVER_PREFIX[2], 0]);
+        self.head & MASK == PREFIX
+    }
+
+    /// The hand-over MAC of the node that has this MAC on the segment: the prefix and this one's last three bytes.
+    pub const fn handover(self) -> Self {
+        let b = self.bytes();
+        Self::new([HANDOVER_PREFIX[0], HANDOVER_PREFIX[1], HANDOVER_PREFIX[2], b[3], b[4], b[5]])
+    }
+}
+
+/// `CONFIG[0]`: what holds for the whole data plane of this node.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// [`ABI_VERSION`] of the agent that made the maps.
+    pub abi: u32,
+    /// The id that the next new VIP gets; ids are never used twice, so no stale flow can match.
+    pub next_vip: u32,
+    /// The kernel's `CONFIG_HZ`: jiffies per second.
+    pub hz: u32,
+    /// An idle TCP flow's life, in jiffies.
+    pub tcp_idle: u32,
+    /// An idle UDP flow's life, in jiffies.
+    pub udp_idle: u32,
+    /// How long a closed TCP flow is still translated, in jiffies.
+    pub closed_linger: u32,
+}
+
+/// `INTERFACES[ifindex]`: an interface that this program is attached to; all zero otherwise.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interface {
+    /// The interface's own MAC.
+    pub mac: Mac,
+    /// One bit, its place in [`VipValue::interfaces`]; zero: not attached.
+    pub bit: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// This node answers ARP and NDP for the VIP.
+pub const VIP_LEADING: u32 = 1;
+/// Set by the program, together with clearing [`VIP_LEADING`], when a peer announced the VIP.
+pub const VIP_YIELDED: u32 = 2;
+
+/// `VIPS[Address]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VipValue {
+    /// The VIP's id in [`ServiceKey`] and [`FlowKey`]; never used twice in the life of the maps.
+    pub id: u32,
+    /// [`VIP_LEADING`], [`VIP_YIELDED`].
+    pub flags: u32,
+    /// The interfaces it is announced on, a bit each ([`Interface::bit`]).
+    pub interfaces: u32,
+    /// The 802.1Q VLAN id it is announced on; 0 for untagged.
+    pub vlan: u32,
+    /// The epoch of its leadership.
+    pub epoch: u64,
+}
+
+/// Key of `SERVICES`: a port claim.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ServiceKey {
+    /// [`VipValue::id`].
+    pub vip: u32,
+    /// Service port, wire.
+    pub port: u16,
+    /// IANA protocol number: 6, 17 or 132.
+    pub protocol: u8,
+    /// Zero.
+    pub padding: u8,
+}
+
+/// `SERVICES[ServiceKey]`: the revision of a Service port that packets see. Replaced whole, atomically.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceValue {
+    /// Index into `SERVICE_STATES`, `SERVICE_NAMES` and `SERVICE_STATS`.
+    pub slot: u32,
+    /// [`ServiceState::generation`] of the slot, copied into new flows.
+    pub generation: u32,
+    /// First slot of the Maglev table over all backends.
+    pub table: u32,
+    /// Its length; 0: no ready backend.
+    pub table_length: u32,
+    /// First slot of the table over this node's own backends.
+    pub local_table: u32,
+    /// Its length; 0: no ready backend on this node.
+    pub local_length: u32,
+    /// Zero for now: affinity, source ranges and timeouts widen it.
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// `SERVICE_STATES[slot]`: read on a flow hit, instead of a second hash lookup.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ServiceState {
+    /// Changes when the claim's owner changes or goes; flows of other generations are stale. 0: the slot is free.
+    pub generation: u32,
+    /// Zero for now.
+    pub flags: u32,
+}
+
+/// `SERVICE_NAMES[slot]`: who owns the claim, for people and for a restarted agent. Not read by programs.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServiceOwner {
+    /// Namespace (RFC 1123 label, at most 63 bytes), zero-terminated.
+    pub namespace: [u8; 64],
+    /// Name (RFC 1035 label, at most 63 bytes), zero-terminated.
+    pub name: [u8; 64],
+}
+
+/// The backend takes new flows; unset while it drains.
+pub const BACKEND_READY: u16 = 1;
+/// The backend is on this node.
+pub const BACKEND_LOCAL: u16 = 2;
+
+/// `BACKENDS[index]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Backend {
+    /// The endpoint's address.
+    pub address: Address,
+    /// The endpoint's port, wire.
+    pub port: u16,
+    /// [`BACKEND_READY`], [`BACKEND_LOCAL`].
+    pub flags: u16,
+    /// Its node's index in `NODES`.
+    pub node: u32,
+    /// Changes when the index is given to another backend; 0: free.
+    pub generation: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The node's program is attached: frames may be handed over to it.
+pub const NODE_ATTACHED: u32 = 1;
+/// The agent's own node.
+pub const NODE_SELF: u32 = 2;
+
+/// `NODES[index]`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    /// Its MAC on the segment; all zero: not resolved.
+    pub mac: Mac,
+    /// Its hand-over MAC.
+    pub handover: Mac,
+    /// The interface of *this* node through which it is reached.
+    pub ifindex: u32,
+    /// That interface's MTU, bytes.
+    pub mtu: u32,
+    /// [`NODE_ATTACHED`], [`NODE_SELF`].
+    pub flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// `NODE_NAMES[index]`: the Node's name (RFC 1123 subdomain, at most 253 bytes), zero-terminated. For people and for a
+/// restarted agent; empty: the index is free.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeLabel {
+    /// The bytes.
+    pub name: [u8; 256],
+}
+
+/// Key of `FLOWS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FlowKey {
+    /// The client.
+    pub client: Address,
+    /// [`VipValue::id`].
+    pub vip: u32,
+    /// The client's port, wire.
+    pub client_port: u16,
+    /// The Service's port, wire.
+    pub vip_port: u16,
+    /// IANA protocol number.
+    pub protocol: u32,
+}
+
+/// The client sent FIN.
+pub const FLOW_CLIENT_FIN: u32 = 1;
+/// The backend sent FIN.
+pub const FLOW_BACKEND_FIN: u32 = 2;
+/// Either side sent RST. Cleared by the client's next packet, so a forged RST does no lasting harm.
+pub const FLOW_RESET: u32 = 4;
+/// [`ReverseValue::isn`] was taken from the client's SYN.
+pub const FLOW_ISN: u32 = 8;
+
+/// `FLOWS[FlowKey]`.
+///
+/// An LRU element can be given to another key while a program reads it. `tag` comes first, so it is written first, and
+/// programs read it last: a value of another flow is always told by it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowValue {
+    /// [`crate::hash::flow`] of the key.
+    pub tag: u32,
+    /// Index into `BACKENDS`.
+    pub backend: u32,
+    /// [`Backend::generation`] when the flow was recorded.
+    pub backend_generation: u32,
+    /// [`ServiceValue::slot`].
+    pub slot: u32,
+    /// [`ServiceState::generation`] when the flow was recorded.
+    pub slot_generation: u32,
+    /// [`FLOW_CLIENT_FIN`], [`FLOW_RESET`].
+    pub flags: u32,
+    /// `jiffies_64` of the client's last packet.
+    pub seen: u64,
+}
+
+/// Key of `REVERSE`: a reply's source and destination.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ReverseKey {
+    /// The backend.
+    pub backend: Address,
+    /// The client.
+    pub client: Address,
+    /// The backend's port, wire.
+    pub backend_port: u16,
+    /// The client's port, wire.
+    pub client_port: u16,
+    /// IANA protocol number.
+    pub protocol: u32,
+}
+
+/// `REVERSE[ReverseKey]`: what to put back into a reply. `tag` as in [`FlowValue`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReverseValue {
+    /// [`crate::hash::reverse`] of the key.
+    pub tag: u32,
+    /// The client's initial sequence number, host order; valid with [`FLOW_ISN`].
+    pub isn: u32,
+    /// The VIP.
+    pub vip: Address,
+    /// The Service's port, wire.
+    pub vip_port: u16,
+    /// Zero.
+    pub padding: u16,
+    /// [`FLOW_CLIENT_FIN`], [`FLOW_BACKEND_FIN`], [`FLOW_RESET`], [`FLOW_ISN`].
+    pub flags: u32,
+    /// `jiffies_64` of the last packet of either side; frozen once the flow is closed.
+    pub seen: u64,
+}
+
+/// `FENCE[0]`: until when ARP and NDP are answered.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fence {
+    /// `CLOCK_BOOTTIME`, nanoseconds. 0: never.
+    pub deadline: u64,
+}
+
+/// Value of the per-CPU arrays `STATS`, `DROPS` and `SERVICE_STATS`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// Packets.
+    pub packets: u64,
+    /// Bytes, from the Ethernet header on.
+    pub bytes: u64,
+    /// New flows (`SERVICE_STATS` only).
+    pub flows: u64,
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
+        $(#[$doc])*
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$variant_doc])* $variant),* }
+
+        impl $name {
+            /// All of them, in the order of their indices.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The name that `inspect` and the metrics show.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+        }
+    };
+}
+
+counters! {
+    /// Why a packet was dropped: the index of its counter in `DROPS`.
+    DropReason {
+        /// An ARP request for a VIP that this node does not lead; its leader answers.
+        ArpNotLeading = "arp_not_leading",
+        /// An ARP request for a VIP that this node leads, after the fence's deadline.
+        ArpFenced = "arp_fenced",
+        /// The node's own stack tried to send ARP in the name of a VIP that it does not lead.
+        ArpEgress = "arp_egress",
+        /// A truncated or contradictory header of a packet to a VIP.
+        Malformed = "malformed",
+        /// A protocol that is not balanced.
+        Protocol = "protocol",
+        /// ICMP to a VIP.
+        Icmp = "icmp",
+        /// A fragment.
+        Fragment = "fragment",
+        /// No Service claims this port.
+        NoService = "no_service",
+        /// The Service has no ready backend.
+        NoBackend = "no_backend",
+        /// A handed-over frame, and this node has no backend for it.
+        NotLocal = "not_local",
+        /// The backend's node is not resolved or not attached.
+        NodeUnreachable = "node_unreachable",
+        /// The only backends are on the node that the frame came from.
+        Hairpin = "hairpin",
+        /// TTL of 1 or less at the hand-over.
+        TtlExceeded = "ttl_exceeded",
+        /// Two live flows of one client to two VIP ports meet at one backend port.
+        TupleCollision = "tuple_collision",
+        /// A flow or reverse-flow record could not be written.
+        RecordFailed = "record_failed",
+        /// A reply that should be translated could not be.
+        ReplyFailed = "reply_failed",
+    }
+}
+
+counters! {
+    /// What happened: the index of its counter in `STATS`.
+    Stat {
+        /// Passed untouched: not for a VIP.
+        Passed = "passed",
+        /// ARP requests answered.
+        ArpAnswered = "arp_answered",
+        /// A peer's announcement took a VIP from this node.
+        Yielded = "yielded",
+        /// Delivered to a backend on this node.
+        Local = "local",
+        /// Handed over to the backend's node.
+        HandedOver = "handed_over",
+        /// Frames from a hand-over MAC.
+        FromPeer = "from_peer",
+        /// Flow records made.
+        NewFlows = "new_flows",
+        /// Replies translated back.
+        Replies = "replies",
+        /// SYN-ACKs of direct connections to a backend: left alone.
+        DirectReplies = "direct_replies",
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Address>() == 16 && align_of::<Address>() == 4);
+    assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 4);
+    assert!(size_of::<Config>() == 24);
+    assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
+    assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
+    assert!(size_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
+    assert!(size_of::<ServiceValue>() == 32 && offset_of!(ServiceValue, local_table) == 16);
+    assert!(size_of::<ServiceState>() == 8);
+    assert!(size_of::<ServiceOwner>() == 128 && align_of::<ServiceOwner>() == 1);
+    assert!(size_of::<Backend>() == 32 && offset_of!(Backend, node) == 20);
+    assert!(size_of::<Node>() == 32 && offset_of!(Node, ifindex) == 16);
+    assert!(size_of::<NodeLabel>() == 256);
+    assert!(size_of::<FlowKey>() == 28 && offset_of!(FlowKey, protocol) == 24);
+    assert!(size_of::<FlowValue>() == 32 && offset_of!(FlowValue, tag) == 0 && offset_of!(FlowValue, seen) == 24);
+    assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
+    assert!(size_of::<ReverseValue>() == 40 && offset_of!(ReverseValue, vip) == 8);
+    assert!(offset_of!(ReverseValue, seen) == 32 && offset_of!(ReverseValue, tag) == 0);
+    assert!(size_of::<Fence>() == 8);
+    assert!(size_of::<Count>() == 24);
+};

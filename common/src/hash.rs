@@ -1,0 +1,83 @@
+//! Hashes of packet tuples.
+//!
+//! [`flow`] picks the backend, so every node and every version in a cluster must compute the same: its result is part
+//! of the protocol between the nodes, and the test vectors below hold it still.
+
+use crate::abi::{FlowKey, ReverseKey};
+
+/// Two odd 64-bit constants with about as many ones as zeros (from splitmix64).
+const K0: u64 = 0x9e37_79b9_7f4a_7c15;
+const K1: u64 = 0xbf58_476d_1ce4_e5b9;
+
+#[inline(always)]
+const fn pair(low: u32, high: u32) -> u64 {
+    low as u64 | (high as u64) << 32
+}
+
+#[inline(always)]
+const fn mix(state: u64, word: u64) -> u64 {
+    let x = (state ^ word).wrapping_mul(K1);
+    x ^ (x >> 29)
+}
+
+/// The hash of a flow: of the client's address and port, the Service's port and the protocol, as wire bytes. Not of the
+/// VIP's id, which differs between nodes.
+#[inline(always)]
+pub const fn flow(key: &FlowKey) -> u32 {
+    let ports = pair(u32::from_le(key.client_port as u32) | u32::from_le(key.vip_port as u32) << 16, key.protocol);
+    let state = mix(K0, pair(u32::from_le(key.client.w0), u32::from_le(key.client.w1)));
+    let state = mix(state, pair(u32::from_le(key.client.w2), u32::from_le(key.client.w3)));
+    (mix(mix(state, ports), K0) >> 32) as u32
+}
+
+/// The hash of a reverse flow: only a tag, local to one node.
+#[inline(always)]
+pub const fn reverse(key: &ReverseKey) -> u32 {
+    let ports = pair(key.backend_port as u32 | (key.client_port as u32) << 16, key.protocol);
+    let state = mix(K0, pair(key.client.w0 ^ key.backend.w0, key.client.w1 ^ key.backend.w1));
+    let state = mix(state, pair(key.client.w2 ^ key.backend.w2, key.client.w3));
+    (mix(mix(state, pair(key.backend.w3, 0)), ports) >> 32) as u32
+}
+
+/// The slot of a table of `length` slots that a hash falls into: evenly, without a division.
+#[inline(always)]
+pub const fn slot(hash: u32, length: u32) -> u32 {
+    ((hash as u64 * length as u64) >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Address;
+
+    #[test]
+    fn flow_hash_never_changes() {
+        let key = |client: [u8; 4], port: u16, vip_port: u16, protocol| FlowKey {
+            client: Address::v4(u32::from_ne_bytes(client)),
+            vip: 7,
+            client_port: port.to_be(),
+            vip_port: vip_port.to_be(),
+            protocol,
+        };
+        let hashes = [
+            flow(&key([192, 0, 2, 1], 40_000, 80, 6)),
+            flow(&key([192, 0, 2, 1], 40_001, 80, 6)),
+            flow(&key([192, 0, 2, 1], 40_000, 80, 17)),
+            flow(&FlowKey::default()),
+        ];
+        assert_eq!(hashes, [4_157_142_029, 3_178_966_719, 1_533_810_797, 2_043_408_497]);
+    }
+
+    #[test]
+    fn slots_are_in_range_and_even() {
+        let mut counts = [0u32; 251];
+        for port in 0..50_200u16 {
+            let key =
+                FlowKey { client: Address::v4(0x0102_0304), client_port: port, protocol: 6, ..Default::default() };
+            counts[slot(flow(&key), 251) as usize] += 1;
+        }
+        let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+        assert!(*least > 120 && *most < 290, "{least} to {most}, expected about 200 each");
+        assert_eq!(slot(u32::MAX, 251), 250);
+    }
+}

@@ -1,0 +1,11 @@
+//! What vipmux's agent and its BPF programs agree on.
+//!
+//! [`abi`] holds the map keys and values, the flags in them and the drop reasons; [`checksum`] RFC 1624 updates;
+//! [`hash`] the packet hash that picks a backend, which must be equal on every node.
+#![cfg_attr(not(feature = "user"), no_std)]
+
+pub mod abi;
+pub mod checksum;
+pub mod hash;
+#[cfg(feature = "user")]
+mod user;
