@@ -1,1 +1,8 @@
-//! To come.
+//! The kernel's side: loading, attaching and pinning the programs, and their maps.
+
+pub mod maps;
+
+use aya::include_bytes_aligned;
+
+/// The BPF object (`ebpf/`), built by the build script.
+pub static OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_BPF_OBJECT"));

@@ -2,6 +2,8 @@
 #![no_std]
 #![no_main]
 
+mod maps;
+
 use aya_ebpf::{bindings::xdp_action::XDP_PASS, macros::xdp, programs::XdpContext};
 
 /// Placeholder while the skeleton grows.

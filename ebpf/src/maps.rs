@@ -1,0 +1,47 @@
+//! All maps. The agent pins each under its name and sizes it at load time; see `vipmux_common::abi` for the types.
+
+use aya_ebpf::{
+    macros::map,
+    maps::{Array, HashMap, LruHashMap, PerCpuArray},
+};
+use vipmux_common::abi::{
+    Address, Backend, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel,
+    ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
+};
+
+#[map]
+pub(crate) static CONFIG: Array<Config> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static FENCE: Array<Fence> = Array::with_max_entries(1, 0);
+#[map]
+pub(crate) static INTERFACES: Array<Interface> = Array::with_max_entries(capacity::INTERFACES, 0);
+#[map]
+pub(crate) static VIPS: HashMap<Address, VipValue> = HashMap::with_max_entries(capacity::VIPS, 0);
+#[map]
+pub(crate) static SERVICES: HashMap<ServiceKey, ServiceValue> = HashMap::with_max_entries(capacity::SERVICES, 0);
+#[map]
+pub(crate) static SERVICE_STATES: Array<ServiceState> = Array::with_max_entries(capacity::SERVICES, 0);
+/// For people and for a restarted agent; no program reads it.
+#[map]
+pub(crate) static SERVICE_NAMES: Array<ServiceOwner> = Array::with_max_entries(capacity::SERVICES, 0);
+#[map]
+pub(crate) static TABLES: Array<u32> = Array::with_max_entries(capacity::TABLES, 0);
+#[map]
+pub(crate) static BACKENDS: Array<Backend> = Array::with_max_entries(capacity::BACKENDS, 0);
+#[map]
+pub(crate) static NODES: Array<Node> = Array::with_max_entries(capacity::NODES, 0);
+/// For people and for a restarted agent; no program reads it.
+#[map]
+pub(crate) static NODE_NAMES: Array<NodeLabel> = Array::with_max_entries(capacity::NODES, 0);
+#[map]
+pub(crate) static PEERS: HashMap<Mac, u32> = HashMap::with_max_entries(capacity::PEERS, 0);
+#[map]
+pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
+#[map]
+pub(crate) static REVERSE: LruHashMap<ReverseKey, ReverseValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
+#[map]
+pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
+#[map]
+pub(crate) static DROPS: PerCpuArray<Count> = PerCpuArray::with_max_entries(DropReason::ALL.len() as u32, 0);
+#[map]
+pub(crate) static SERVICE_STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(capacity::SERVICES, 0);
