@@ -11,10 +11,15 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::{dns, identity::Answer};
 
-/// Replies are a few hundred bytes; nothing longer is read.
-const MAX_REPLY: u64 = 4096;
+/// Nothing longer is read.
+const MAX_REPLY: u64 = 16_384;
 /// The name that DNS requests ask for.
 pub const DNS_NAME: &str = "who.example";
+
+/// Asks an echo server to hold its reply back until another client says [`RELEASE`] to the same pod.
+pub const HOLD: &str = "hold";
+/// Makes the pod's servers send the replies that they hold back.
+pub const RELEASE: &str = "release";
 
 /// A protocol that a [`crate::pod`] serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -121,11 +126,9 @@ impl Request {
     }
 
     fn udp_echo(&self, timeout: Duration) -> Result<Answer> {
-        let socket = udp_socket(self.server, timeout)?;
-        socket.send(b"hello")?;
-        let mut reply = [0; MAX_REPLY as usize];
-        let length = socket.recv(&mut reply).context("no reply")?;
-        std::str::from_utf8(&reply[..length])?.parse()
+        let datagrams = Datagrams::connect(self.server, timeout)?;
+        datagrams.send("hello")?;
+        datagrams.receive()
     }
 }
 
@@ -150,7 +153,17 @@ impl Session {
 
     /// Sends a line and waits for its echo.
     pub fn say(&mut self, line: &str) -> Result<Answer> {
-        self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
+        self.send(line)?;
+        self.receive(line)
+    }
+
+    /// Sends a line.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        Ok(self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?)
+    }
+
+    /// Waits for a line's echo.
+    pub fn receive(&mut self, line: &str) -> Result<Answer> {
         let mut reply = String::new();
         self.stream.by_ref().take(MAX_REPLY).read_line(&mut reply).context("no reply")?;
         ensure!(reply.trim_end().ends_with(&format!("line={line}")), "{line:?} was answered with {reply:?}");
@@ -160,6 +173,32 @@ impl Session {
     /// The client's end.
     pub fn local_address(&self) -> Result<SocketAddr> {
         Ok(self.stream.get_ref().local_addr()?)
+    }
+}
+
+/// A socket to a UDP echo server that stays: it takes replies of that server's address and port alone.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: UdpSocket,
+}
+
+impl Datagrams {
+    /// Opens the socket, in the calling thread's network namespace. `timeout` limits the wait for each reply.
+    pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
+        Ok(Self { socket: udp_socket(server, timeout)? })
+    }
+
+    /// Sends a datagram.
+    pub fn send(&self, text: &str) -> Result<()> {
+        self.socket.send(text.as_bytes())?;
+        Ok(())
+    }
+
+    /// Waits for a reply.
+    pub fn receive(&self) -> Result<Answer> {
+        let mut reply = [0; 2048];
+        let length = self.socket.recv(&mut reply).context("no reply")?;
+        std::str::from_utf8(&reply[..length])?.parse()
     }
 }
 

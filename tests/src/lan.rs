@@ -25,7 +25,7 @@ use crate::{
     netns::Namespace,
     offload,
     pod::Pod,
-    process,
+    privilege, process,
 };
 
 const BRIDGE: &str = "br0";
@@ -88,6 +88,11 @@ pub struct Client {
 }
 
 impl Lan {
+    /// Makes a LAN for a test; `None` where the test is to be skipped ([`privilege::is_root`]).
+    pub fn for_test(options: Options) -> Result<Option<Self>> {
+        privilege::is_root()?.then(|| Self::new(options)).transpose()
+    }
+
     /// Makes a LAN.
     pub fn new(options: Options) -> Result<Self> {
         let name = format!("{}", cleanup::number());

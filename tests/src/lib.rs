@@ -8,6 +8,7 @@ pub mod agent;
 pub mod arp;
 pub mod cleanup;
 pub mod client;
+pub mod cluster;
 pub mod conntrack;
 pub mod dns;
 pub mod identity;

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use netlink_packet_route::{
     AddressFamily,
-    link::{InfoData, InfoVeth, LinkAttribute},
+    link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, XdpAttached},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
 };
 use pnet::util::MacAddr;
@@ -63,9 +63,24 @@ impl Links {
         Ok(self.get(name)?.1)
     }
 
-    fn get(&self, name: &str) -> Result<(u32, MacAddr)> {
+    /// Whether an XDP program is attached to an interface.
+    pub fn has_xdp(&self, name: &str) -> Result<bool> {
+        let mut attributes = self.message(name)?.attributes.into_iter();
+        Ok(attributes.any(|attribute| match attribute {
+            LinkAttribute::Xdp(xdp) => {
+                xdp.iter().any(|part| matches!(part, LinkXdp::Attached(mode) if *mode != XdpAttached::None))
+            }
+            _ => false,
+        }))
+    }
+
+    fn message(&self, name: &str) -> Result<LinkMessage> {
         let mut links = pin!(self.handle.link().get().match_name(name).execute());
-        let link = self.runtime.block_on(links.try_next())?.with_context(|| format!("no interface {name}"))?;
+        self.runtime.block_on(links.try_next())?.with_context(|| format!("no interface {name}"))
+    }
+
+    fn get(&self, name: &str) -> Result<(u32, MacAddr)> {
+        let link = self.message(name)?;
         let mac = link.attributes.iter().find_map(|attribute| match attribute {
             LinkAttribute::Address(bytes) => <[u8; 6]>::try_from(bytes.as_slice()).ok(),
             _ => None,

@@ -3,14 +3,19 @@
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
-    sync::Arc,
+    sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use vipmux_tests::{client::Kind, dns, identity::Answer, pod::Listener};
+use vipmux_tests::{
+    client::{HOLD, Kind, RELEASE},
+    dns,
+    identity::Answer,
+    pod::Listener,
+};
 
 /// A request is short; nothing longer is read.
 const MAX_REQUEST: u64 = 8192;
@@ -30,12 +35,33 @@ struct Arguments {
     listen: Vec<Listener>,
 }
 
+/// Holds replies back: a server that is asked to [`HOLD`] does so until any server of the pod is asked to [`RELEASE`].
+#[derive(Default)]
+struct Gate {
+    releases: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self, request: &str) {
+        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        if request == RELEASE {
+            *releases += 1;
+            self.changed.notify_all();
+        } else if request == HOLD {
+            let before = *releases;
+            let _ended = self.changed.wait_while(releases, |now| *now == before);
+        }
+    }
+}
+
 /// One server of the pod.
 struct Server {
     pod: String,
     address: Ipv4Addr,
     service: String,
     kind: Kind,
+    gate: Arc<Gate>,
 }
 
 impl Server {
@@ -46,6 +72,7 @@ impl Server {
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
+    let gate = Arc::new(Gate::default());
     let mut servers = Vec::new();
     for listener in arguments.listen {
         let at = SocketAddr::new(IpAddr::V4(arguments.address), listener.port);
@@ -54,6 +81,7 @@ fn main() -> Result<()> {
             address: arguments.address,
             service: listener.service,
             kind: listener.kind,
+            gate: Arc::clone(&gate),
         });
         servers.push(start(server, at).with_context(|| format!("cannot listen on {at}"))?);
     }
@@ -119,6 +147,7 @@ fn echo(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     while reader.by_ref().take(MAX_REQUEST).read_line(&mut line)? > 0 {
+        server.gate.pass(line.trim_end());
         let reply = format!("{} line={}\n", server.answer(client), line.trim_end());
         reader.get_mut().write_all(reply.as_bytes())?;
         line.clear();
@@ -146,7 +175,10 @@ fn reply_to_datagrams(server: &Server, socket: &UdpSocket) -> Result<()> {
         let text = server.answer(client).to_string();
         let reply = match server.kind {
             Kind::DnsUdp => dns::answer(&datagram[..length], server.address, &text),
-            _ => Some(text.into_bytes()),
+            _ => {
+                server.gate.pass(&String::from_utf8_lossy(&datagram[..length]));
+                Some(text.into_bytes())
+            }
         };
         if let Some(reply) = reply {
             let _ = socket.send_to(&reply, client);

@@ -9,7 +9,6 @@ use vipmux_tests::{
     conntrack,
     lan::{Lan, Options},
     pod::{self, Listener, Pod},
-    privilege,
     traffic::Traffic,
 };
 
@@ -24,10 +23,10 @@ fn serving_pod(lan: &Lan, node: usize, name: &str) -> Result<Pod> {
 
 #[test]
 fn every_kind_of_server_names_itself_and_its_client() -> Result<()> {
-    if !privilege::root("every_kind_of_server_names_itself_and_its_client")? {
+    let Some(lan) = Lan::for_test(Options { kubernetes_rules: true, reverse_path_filter: 1, ..Options::default() })?
+    else {
         return Ok(());
-    }
-    let lan = Lan::new(Options { kubernetes_rules: true, reverse_path_filter: 1, ..Options::default() })?;
+    };
     let pod = serving_pod(&lan, 1, "web-1")?;
     let client = lan.client()?;
     client.route_pods_of(&lan.nodes[1])?;
@@ -42,10 +41,10 @@ fn every_kind_of_server_names_itself_and_its_client() -> Result<()> {
 
 #[test]
 fn pods_reach_pods_on_other_nodes() -> Result<()> {
-    if !privilege::root("pods_reach_pods_on_other_nodes")? {
+    let Some(lan) = Lan::for_test(Options { clients: 0, nodes: 2, kubernetes_rules: true, ..Options::default() })?
+    else {
         return Ok(());
-    }
-    let lan = Lan::new(Options { clients: 0, nodes: 2, kubernetes_rules: true, ..Options::default() })?;
+    };
     let (one, two) = (serving_pod(&lan, 0, "web-1")?, serving_pod(&lan, 1, "web-2")?);
     let answer = one.namespace().run(|| Request::new(Kind::Http, two.address, 8000).send(TIMEOUT))?;
     assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-2", one.address.into()));
@@ -54,11 +53,8 @@ fn pods_reach_pods_on_other_nodes() -> Result<()> {
 
 #[test]
 fn an_arp_probe_sees_every_answer() -> Result<()> {
-    if !privilege::root("an_arp_probe_sees_every_answer")? {
-        return Ok(());
-    }
+    let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
     let vip = Ipv4Addr::new(192, 0, 2, 200);
-    let lan = Lan::new(Options { nodes: 2, ..Options::default() })?;
     let client = lan.client()?;
     let ask = |window| arp::answers(client.namespace(), client.address, vip, window);
     assert!(ask(Duration::from_millis(100))?.is_empty());
@@ -85,10 +81,7 @@ fn an_arp_probe_sees_every_answer() -> Result<()> {
 
 #[test]
 fn traffic_counts_answers_and_losses() -> Result<()> {
-    if !privilege::root("traffic_counts_answers_and_losses")? {
-        return Ok(());
-    }
-    let lan = Lan::new(Options { nodes: 1, ..Options::default() })?;
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
     let mut pod = serving_pod(&lan, 0, "web-1")?;
     let client = lan.client()?;
     client.route_pods_of(&lan.nodes[0])?;
@@ -113,10 +106,7 @@ fn traffic_counts_answers_and_losses() -> Result<()> {
 
 #[test]
 fn nothing_of_a_lan_remains() -> Result<()> {
-    if !privilege::root("nothing_of_a_lan_remains")? {
-        return Ok(());
-    }
-    let lan = Lan::new(Options { nodes: 1, ..Options::default() })?;
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
     let pod = serving_pod(&lan, 0, "web-1")?;
     let paths = [lan.switch(), lan.nodes[0].namespace(), lan.client()?.namespace(), pod.namespace()]
         .map(|namespace| namespace.path().to_owned());
