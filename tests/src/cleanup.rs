@@ -165,17 +165,14 @@ fn mount_bpf_file_system() -> Result<()> {
 /// Removes what processes that are no more have left.
 fn sweep() {
     let temporary = std::env::temp_dir();
-    let places: [(&Path, fn(PathBuf) -> Leftover); 3] = [
-        (Path::new(NAMESPACES), Leftover::Namespace),
-        (Path::new(BPF_FILE_SYSTEM), Leftover::Folder),
-        (&temporary, Leftover::Folder),
-    ];
-    for (place, leftover) in places {
+    for place in [Path::new(NAMESPACES), Path::new(BPF_FILE_SYSTEM), &temporary] {
         for entry in fs::read_dir(place).into_iter().flatten().flatten() {
             let owner = entry.file_name().to_str().and_then(owner);
-            if owner.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-                leftover(entry.path()).remove();
+            if owner.is_none_or(|pid| Path::new("/proc").join(pid.to_string()).exists()) {
+                continue;
             }
+            let path = entry.path();
+            if path.is_dir() { Leftover::Folder(path) } else { Leftover::Namespace(path) }.remove();
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::{
     client::Request,
     identity::Answer,
     lan::{Lan, Node},
-    manifests::Manifests,
+    manifests::{Endpoint, Manifests},
     pod::{Listener, Pod},
     wait,
 };
@@ -60,6 +60,17 @@ impl Cluster {
         pod.serve(listeners)?;
         self.pods.push(pod);
         self.pods.last_mut().context("the pod was just added")
+    }
+
+    /// A pod.
+    pub fn pod(&self, name: &str) -> Result<&Pod> {
+        self.pods.iter().find(|pod| pod.name == name).with_context(|| format!("no pod {name}"))
+    }
+
+    /// A pod as a ready endpoint.
+    pub fn endpoint(&self, pod: &str) -> Result<Endpoint> {
+        let pod = self.pod(pod)?;
+        Ok(Endpoint::new(pod.address, &pod.node))
     }
 
     /// The agent on a node.

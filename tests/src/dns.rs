@@ -11,8 +11,8 @@ const TYPE_TXT: u16 = 16;
 const CLASS_IN: u16 = 1;
 /// QR, AA and RD (RFC 1035, 4.1.1).
 const ANSWER_FLAGS: u16 = 0x8500;
-/// A pointer to the question's name (RFC 1035, 4.1.4).
-const NAME_OF_QUESTION: u16 = 0xc000 | HEADER as u16;
+/// A pointer to the question's name, which begins at byte 12 (RFC 1035, 4.1.4).
+const NAME_OF_QUESTION: u16 = 0xc00c;
 /// Over UDP without EDNS (RFC 1035, 2.3.4), and plenty for TCP here.
 pub const MAX_MESSAGE: usize = 512;
 

@@ -58,8 +58,8 @@ pub struct Lan {
     pub nodes: Vec<Node>,
     /// Clients.
     pub clients: Vec<Client>,
-    /// The passing programs on the switch's ports, attached as long as this lives.
-    _switch_programs: Vec<Ebpf>,
+    /// The passing programs on the switch's ports are attached as long as this lives.
+    switch_programs: Vec<Ebpf>,
     switch: Namespace,
 }
 
@@ -99,11 +99,11 @@ impl Lan {
         let switch = Namespace::new(&format!("{name}-switch"))?;
         switch.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         switch.links(|links| links.add_bridge(BRIDGE))?;
-        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), _switch_programs: Vec::new(), switch };
+        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch };
         for number in 1..=options.nodes {
-            let node = Node::plug_in(&name, number, &lan.switch, &options)?;
+            let node = Node::plug_in(&name, number, &lan.switch, options)?;
             let port = node.name.clone();
-            lan._switch_programs.push(lan.switch.run(|| attach_pass(&port))?);
+            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port))?);
             lan.nodes.push(node);
         }
         for number in 1..=options.clients {
@@ -148,7 +148,7 @@ impl Lan {
 }
 
 impl Node {
-    fn plug_in(lan: &str, number: u8, switch: &Namespace, options: &Options) -> Result<Self> {
+    fn plug_in(lan: &str, number: u8, switch: &Namespace, options: Options) -> Result<Self> {
         let name = format!("node-{number}");
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 10 + number);
@@ -207,7 +207,7 @@ impl Node {
 
     /// Makes a pod at `10.244.NODE.host`; its servers are started by [`Pod::serve`].
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
-        Pod::attach(&self.lan, &self.namespace, name, self.pod_address(host))
+        Pod::attach(&self.lan, self, name, self.pod_address(host))
     }
 
     /// An address in the node's pod network.

@@ -10,6 +10,7 @@ pub mod cleanup;
 pub mod client;
 pub mod cluster;
 pub mod conntrack;
+pub mod demo;
 pub mod dns;
 pub mod identity;
 pub mod lan;

@@ -107,14 +107,25 @@ pub struct Endpoint {
     pub address: Ipv4Addr,
     /// Its node.
     pub node: String,
+    /// Whether it takes connections.
+    pub condition: Condition,
+}
+
+/// An endpoint's conditions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
     /// It takes new connections.
-    pub ready: bool,
+    Ready,
+    /// It takes none.
+    NotReady,
+    /// It keeps those that it has.
+    Terminating,
 }
 
 impl Endpoint {
     /// A ready endpoint.
     pub fn new(address: Ipv4Addr, node: &str) -> Self {
-        Self { address, node: node.to_owned(), ready: true }
+        Self { address, node: node.to_owned(), condition: Condition::Ready }
     }
 }
 
@@ -179,10 +190,15 @@ impl Service {
             .endpoints
             .iter()
             .map(|endpoint| {
+                let conditions = match endpoint.condition {
+                    Condition::Ready => json!({ "ready": true, "serving": true, "terminating": false }),
+                    Condition::NotReady => json!({ "ready": false, "serving": false, "terminating": false }),
+                    Condition::Terminating => json!({ "ready": false, "serving": true, "terminating": true }),
+                };
                 json!({
                     "addresses": [endpoint.address.to_string()],
                     "nodeName": endpoint.node,
-                    "conditions": { "ready": endpoint.ready, "serving": endpoint.ready, "terminating": false },
+                    "conditions": conditions,
                 })
             })
             .collect();

@@ -5,7 +5,7 @@ use std::{fmt, net::Ipv4Addr, path::PathBuf, str::FromStr, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use pnet::util::MacAddr;
 
-use crate::{client::Kind, links::End, netns::Namespace, offload, process::Process};
+use crate::{client::Kind, lan::Node, links::End, netns::Namespace, offload, process::Process};
 
 /// A port that a pod serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,20 +55,23 @@ const START: Duration = Duration::from_secs(20);
 pub struct Pod {
     /// Its name.
     pub name: String,
+    /// The node it is on.
+    pub node: String,
     /// Its address.
     pub address: Ipv4Addr,
     servers: Option<Process>,
+    listeners: Vec<Listener>,
     namespace: Namespace,
 }
 
 impl Pod {
     /// Makes the pod's network behind a node: a veth pair, a /32 on each side, the node as gateway.
-    pub(crate) fn attach(lan: &str, node: &Namespace, name: &str, address: Ipv4Addr) -> Result<Self> {
+    pub(crate) fn attach(lan: &str, node: &Node, name: &str, address: Ipv4Addr) -> Result<Self> {
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();
         let mac = MacAddr(0x02, 0, 10, 244, third, fourth);
         let port = format!("pod{third}-{fourth}");
-        node.links(|links| {
+        node.namespace().links(|links| {
             let here = End { name: &port, mac: Some(GATEWAY_MAC) };
             links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
             links.add_route(&port, (address, 32), None)?;
@@ -81,13 +84,26 @@ impl Pod {
             links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
         })?;
         namespace.run(|| offload::disable_tx_checksum("eth0"))?;
-        Ok(Self { name: name.to_owned(), address, servers: None, namespace })
+        Ok(Self {
+            name: name.to_owned(),
+            node: node.name.clone(),
+            address,
+            servers: None,
+            listeners: Vec::new(),
+            namespace,
+        })
     }
 
     /// Starts the pod's servers, and waits until they listen.
     pub fn serve(&mut self, listeners: &[Listener]) -> Result<()> {
         self.servers = Some(start(&self.namespace, &self.name, self.address, listeners)?);
+        self.listeners = listeners.to_vec();
         Ok(())
+    }
+
+    /// What it serves.
+    pub fn listeners(&self) -> &[Listener] {
+        &self.listeners
     }
 
     /// Kills the servers, and with them all their connections. The network stays.

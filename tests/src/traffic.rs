@@ -72,6 +72,11 @@ pub struct Traffic {
 impl Traffic {
     /// Starts a client in a namespace, with a pause between requests.
     pub fn start(namespace: &Namespace, request: Request, pause: Duration) -> Result<Self> {
+        Self::with_patience(namespace, request, pause, PATIENCE)
+    }
+
+    /// Starts a client that gives a request up after `patience`.
+    pub fn with_patience(namespace: &Namespace, request: Request, pause: Duration, patience: Duration) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let answered = Arc::new(AtomicU64::new(0));
         let lost = Arc::new(AtomicU64::new(0));
@@ -79,7 +84,7 @@ impl Traffic {
         let client = namespace.spawn(move || {
             let mut tally = Tally::default();
             while !stopped.load(Ordering::Relaxed) {
-                ask(request, &mut tally);
+                ask(request, patience, &mut tally);
                 count.store(tally.answered, Ordering::Relaxed);
                 losses.store(tally.lost, Ordering::Relaxed);
                 // The rate of the traffic, not a wait for anything.
@@ -131,8 +136,8 @@ impl Drop for Traffic {
     }
 }
 
-fn ask(request: Request, tally: &mut Tally) {
-    match request.send(PATIENCE) {
+fn ask(request: Request, patience: Duration, tally: &mut Tally) {
+    match request.send(patience) {
         Ok(answer) => {
             tally.answered += 1;
             *tally.by_pod.entry((answer.service, answer.pod)).or_default() += 1;

@@ -113,12 +113,12 @@ fn accept(server: &Arc<Server>, listener: &TcpListener) -> Result<()> {
         let Ok((stream, client)) = listener.accept() else { continue };
         let server = Arc::clone(server);
         thread::Builder::new().spawn(move || {
-            let served = match server.kind {
+            let outcome = match server.kind {
                 Kind::Http => http(&server, stream, client),
                 Kind::DnsTcp => dns_over_tcp(&server, stream, client),
                 _ => echo(&server, stream, client),
             };
-            if let Err(error) = served {
+            if let Err(error) = outcome {
                 eprintln!("{} from {client}: {error:#}", server.kind);
             }
         })?;
@@ -173,12 +173,11 @@ fn reply_to_datagrams(server: &Server, socket: &UdpSocket) -> Result<()> {
         // An ICMP error for an earlier reply shows up here, and concerns nobody else.
         let Ok((length, client)) = socket.recv_from(&mut datagram) else { continue };
         let text = server.answer(client).to_string();
-        let reply = match server.kind {
-            Kind::DnsUdp => dns::answer(&datagram[..length], server.address, &text),
-            _ => {
-                server.gate.pass(&String::from_utf8_lossy(&datagram[..length]));
-                Some(text.into_bytes())
-            }
+        let reply = if server.kind == Kind::DnsUdp {
+            dns::answer(&datagram[..length], server.address, &text)
+        } else {
+            server.gate.pass(&String::from_utf8_lossy(&datagram[..length]));
+            Some(text.into_bytes())
         };
         if let Some(reply) = reply {
             let _ = socket.send_to(&reply, client);

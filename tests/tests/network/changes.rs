@@ -7,7 +7,7 @@ use vipmux_tests::{
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE},
     lan::Options,
-    manifests::{Service, VIP},
+    manifests::{Condition, Service, VIP},
     pod::Listener,
     traffic::Traffic,
     wait,
@@ -17,6 +17,11 @@ use crate::services;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_millis(500);
+/// For requests that are often in vain.
+const IMPATIENCE: Duration = Duration::from_millis(200);
+const CHANGES: usize = 1_000;
+/// Services that change.
+const CHURNING: usize = 8;
 const PAUSE: Duration = Duration::from_millis(5);
 
 #[test]
@@ -24,8 +29,7 @@ fn a_service_comes_and_goes_without_a_lost_request_on_others() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     cluster.add_pod("node-3", "metrics-1", 20, &[Listener::new(Kind::Http, 9100, "ops/metrics")])?;
     let traffic = start_all(&cluster)?;
-    let metrics = Service::sharing("ops/metrics", 9100, "TCP", 9100)
-        .with([services::endpoint(&cluster, "metrics-1", "node-3")]);
+    let metrics = Service::sharing("ops/metrics", 9100, "TCP", 9100).with([cluster.endpoint("metrics-1")?]);
     let request = Request::new(Kind::Http, VIP, 9100);
     for _ in 0..3 {
         cluster.manifests.write_service(&metrics)?;
@@ -40,8 +44,7 @@ fn a_service_comes_and_goes_without_a_lost_request_on_others() -> Result<()> {
 fn a_malformed_file_changes_nothing_and_holds_up_nobody() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     cluster.add_pod("node-3", "metrics-1", 20, &[Listener::new(Kind::Http, 9100, "ops/metrics")])?;
-    let metrics = Service::sharing("ops/metrics", 9100, "TCP", 9100)
-        .with([services::endpoint(&cluster, "metrics-1", "node-3")]);
+    let metrics = Service::sharing("ops/metrics", 9100, "TCP", 9100).with([cluster.endpoint("metrics-1")?]);
     cluster.manifests.write_text("shop-web.yaml", "apiVersion: v1\nkind: Service\nspec: [not, a, spec]\n")?;
     cluster.manifests.write_service(&metrics)?;
     cluster.await_service(Request::new(Kind::Http, VIP, 9100), "ops/metrics")?;
@@ -61,9 +64,9 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
     let client = cluster.lan.client()?;
     let mut session = client.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
     assert_eq!(session.say("before")?.pod, "secure-1");
-    let mut draining = services::endpoint(&cluster, "secure-1", "node-2");
-    draining.drain();
-    let endpoints = [draining, services::endpoint(&cluster, "secure-2", "node-3")];
+    let mut draining = cluster.endpoint("secure-1")?;
+    draining.condition = Condition::Terminating;
+    let endpoints = [draining, cluster.endpoint("secure-2")?];
     cluster.manifests.write_service(&Service::sharing("shop/secure", 443, "TCP", 8443).with(endpoints))?;
     let request = Request::new(Kind::Echo, VIP, 443);
     wait::until("the new pod gets ten connections in a row", PATIENCE, || {
@@ -77,34 +80,38 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
     Ok(())
 }
 
-/// Services come, go, change their ports and exchange their pods a thousand times. The five that do not change lose no
-/// request; whoever is reached at a port that changes hands is one of those it belonged to.
+/// Services come, go and change their pods a thousand times. The five that do not change lose no request, and whoever
+/// is reached at a changing Service's port is that Service.
 #[test]
 fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
-    const CHANGES: usize = 1_000;
-    const CHURNING: usize = 8;
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     // Each churning Service has a server of its own in a pod on every node.
     for (node, number) in [("node-1", 1), ("node-2", 2), ("node-3", 3)] {
-        let listeners: Vec<_> = (0..CHURNING)
-            .map(|service| Listener::new(Kind::Http, churn_port(service), &churn_name(service)))
-            .collect();
+        let listeners: Vec<_> =
+            (0..CHURNING).map(|service| Listener::new(Kind::Http, churn_port(service), &churn_name(service))).collect();
         cluster.add_pod(node, &format!("churn-{number}"), 30, &listeners)?;
     }
     let steady = start_all(&cluster)?;
     let client = cluster.lan.client()?;
     let churning: Vec<_> = (0..CHURNING)
         .map(|service| {
-            Traffic::start_impatient(client.namespace(), Request::new(Kind::Http, VIP, churn_port(service)), PAUSE)
+            let request = Request::new(Kind::Http, VIP, churn_port(service));
+            Traffic::with_patience(client.namespace(), request, PAUSE, IMPATIENCE)
         })
         .collect::<Result<_>>()?;
     for change in 0..CHANGES {
-        churn(&cluster, change, change % CHURNING)?;
-        if change % 100 == 99 {
-            // The agents are to follow, not only to see the last state: all of this round is applied before the next.
-            let last = churned(&cluster, change, change % CHURNING);
-            if let Some(service) = last {
-                cluster.await_service(Request::new(Kind::Http, VIP, service.port), &service.full_name())?;
+        match churned(&cluster, change)? {
+            None => {
+                let (name, port) = (churn_name(change % CHURNING), churn_port(change % CHURNING));
+                cluster.manifests.remove_service(&Service::sharing(&name, port, "TCP", port))?;
+            }
+            Some(service) => {
+                cluster.manifests.write_service(&service)?;
+                // Now and then the agents are let follow, so that they go through many states and not the last alone.
+                if change % 50 == 0 {
+                    let request = Request::new(Kind::Http, VIP, service.port);
+                    cluster.await_service(request, &service.full_name())?;
+                }
             }
         }
     }
@@ -124,23 +131,16 @@ fn churn_port(service: usize) -> u16 {
     10_000 + u16::try_from(service).unwrap_or_default()
 }
 
-/// What a change makes of a Service: gone every fifth time, otherwise on one to three of its pods.
-fn churned(cluster: &Cluster, change: usize, service: usize) -> Option<Service> {
-    let round = change / 8;
-    if round % 5 == 4 && change % 100 != 99 {
-        return None;
+/// What a change makes of a Service: gone in every fifth round, otherwise on one to three of its pods.
+fn churned(cluster: &Cluster, change: usize) -> Result<Option<Service>> {
+    let (round, service) = (change / CHURNING, change % CHURNING);
+    if round % 5 == 4 {
+        return Ok(None);
     }
-    let pods = [("churn-1", "node-1"), ("churn-2", "node-2"), ("churn-3", "node-3")];
-    let endpoints = (0..=round % 3).map(|n| pods[(n + round) % 3]).map(|(pod, node)| services::endpoint(cluster, pod, node));
+    let pods = ["churn-1", "churn-2", "churn-3"];
+    let endpoints = (0..=round % 3).map(|n| cluster.endpoint(pods[(n + round) % 3])).collect::<Result<Vec<_>>>()?;
     let port = churn_port(service);
-    Some(Service::sharing(&churn_name(service), port, "TCP", port).with(endpoints))
-}
-
-fn churn(cluster: &Cluster, change: usize, service: usize) -> Result<()> {
-    match churned(cluster, change, service) {
-        Some(changed) => cluster.manifests.write_service(&changed),
-        None => cluster.manifests.remove_service(&Service::sharing(&churn_name(service), 0, "TCP", 0)),
-    }
+    Ok(Some(Service::sharing(&churn_name(service), port, "TCP", port).with(endpoints)))
 }
 
 fn start_all(cluster: &Cluster) -> Result<Vec<Traffic>> {

@@ -142,7 +142,11 @@ fn assert_silent(cluster: &Cluster) -> Result<()> {
     }
     for attempt in 1..=4 {
         let answers = answers(cluster, VIP)?;
-        assert!(answers.is_empty(), "attempt {attempt}, {:?} after the last sign of life: {answers:?}", start.elapsed());
+        assert!(
+            answers.is_empty(),
+            "attempt {attempt}, {:?} after the last sign of life: {answers:?}",
+            start.elapsed()
+        );
     }
     Ok(())
 }

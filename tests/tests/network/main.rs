@@ -2,4 +2,11 @@
 //!
 //! Each test owns its LAN; they run in parallel, as many as there are cores.
 
+mod changes;
 mod harness;
+mod leading;
+mod removal;
+mod replies;
+mod services;
+mod serving;
+mod starting;

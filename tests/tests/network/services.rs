@@ -5,7 +5,7 @@ use vipmux_tests::{
     client::{Kind, Request},
     cluster::Cluster,
     lan::{Lan, Options},
-    manifests::{Endpoint, Manifests, Service, VIP},
+    manifests::{Manifests, Service, VIP},
     pod::Listener,
 };
 
@@ -18,8 +18,7 @@ pub(crate) struct Expected {
 
 /// All five.
 pub(crate) fn expected() -> [Expected; 5] {
-    let expected =
-        |name, kind, port, pods| Expected { name, request: Request::new(kind, VIP, port), pods };
+    let expected = |name, kind, port, pods| Expected { name, request: Request::new(kind, VIP, port), pods };
     [
         expected("shop/web", Kind::Http, 80, 2),
         expected("shop/secure", Kind::Echo, 443, 1),
@@ -30,15 +29,9 @@ pub(crate) fn expected() -> [Expected; 5] {
 }
 
 /// The manifest of `shop/web`: 80/TCP, pods on node-1 and node-2.
-pub(crate) fn web(cluster: &Cluster) -> Service {
-    let endpoints = [("web-1", "node-1"), ("web-2", "node-2")];
-    Service::sharing("shop/web", 80, "TCP", 8080).with(endpoints.map(|(pod, node)| endpoint(cluster, pod, node)))
-}
-
-/// A pod that was added, as an endpoint.
-pub(crate) fn endpoint(cluster: &Cluster, pod: &str, node: &str) -> Endpoint {
-    let found = cluster.pods.iter().find(|candidate| candidate.name == pod);
-    Endpoint::new(found.unwrap_or_else(|| panic!("no pod {pod}")).address, node)
+pub(crate) fn web(cluster: &Cluster) -> Result<Service> {
+    let endpoints = [cluster.endpoint("web-1")?, cluster.endpoint("web-2")?];
+    Ok(Service::sharing("shop/web", 80, "TCP", 8080).with(endpoints))
 }
 
 /// The five Services with their pods, and agents that are not started yet; `None` if the test is to be skipped.
@@ -54,14 +47,13 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     cluster.add_pod("node-3", "dns-1", 10, &dns)?;
     cluster.add_pod("node-1", "admin-1", 11, &[Listener::new(Kind::Http, 9000, "ops/admin")])?;
 
-    let on = |pod, node| [endpoint(&cluster, pod, node)];
-    let mut admin = Service::sharing("ops/admin", 8080, "TCP", 9000).with(on("admin-1", "node-1"));
+    let mut admin = Service::sharing("ops/admin", 8080, "TCP", 9000).with([cluster.endpoint("admin-1")?]);
     admin.local = true;
     let services = [
-        web(&cluster),
-        Service::sharing("shop/secure", 443, "TCP", 8443).with(on("secure-1", "node-2")),
-        Service::sharing("infra/dns-udp", 53, "UDP", 5353).with(on("dns-1", "node-3")),
-        Service::sharing("infra/dns-tcp", 53, "TCP", 5353).with(on("dns-1", "node-3")),
+        web(&cluster)?,
+        Service::sharing("shop/secure", 443, "TCP", 8443).with([cluster.endpoint("secure-1")?]),
+        Service::sharing("infra/dns-udp", 53, "UDP", 5353).with([cluster.endpoint("dns-1")?]),
+        Service::sharing("infra/dns-tcp", 53, "TCP", 5353).with([cluster.endpoint("dns-1")?]),
         admin,
     ];
     services.iter().try_for_each(|service| cluster.manifests.write_service(service))?;

@@ -7,7 +7,7 @@ use vipmux_tests::{
     client::{Kind, Request, Session},
     cluster::PATIENCE,
     lan::Options,
-    manifests::{Endpoint, Service, VIP},
+    manifests::{Condition, Endpoint, Service, VIP},
     pod::{self, Listener},
 };
 
@@ -88,7 +88,7 @@ fn a_connection_to_a_pod_past_the_vip_is_left_alone() -> Result<()> {
     let client = cluster.lan.client()?;
     let node = cluster.lan.node("node-2")?;
     client.route_pods_of(node)?;
-    let pod = services::endpoint(&cluster, "secure-1", "node-2").address;
+    let pod = cluster.endpoint("secure-1")?.address;
     let connect = |server| client.namespace().run(|| Session::connect(server, TIMEOUT));
     let mut direct = connect((pod, 8443).into())?;
     let mut balanced = connect((VIP, 443).into())?;
@@ -112,7 +112,7 @@ fn segments_of_full_size_arrive_whole() -> Result<()> {
 
 #[test]
 fn a_pod_in_its_nodes_network_is_a_backend_like_others() -> Result<()> {
-    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
     let listeners = [Listener::new(Kind::Http, 9100, "ops/exporter")];
     let nodes = &cluster.lan.nodes;
     let servers: Vec<_> = nodes
@@ -130,15 +130,14 @@ fn a_pod_in_its_nodes_network_is_a_backend_like_others() -> Result<()> {
         pods.insert(answer.pod);
     }
     assert_eq!(pods.len(), servers.len(), "{pods:?}");
-    cluster.agents.clear();
     Ok(())
 }
 
 #[test]
 fn a_service_without_ready_backends_disturbs_nobody_and_comes_back() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let mut web = services::web(&cluster);
-    web.endpoints.iter_mut().for_each(|endpoint| endpoint.ready = false);
+    let mut web = services::web(&cluster)?;
+    web.endpoints.iter_mut().for_each(|endpoint| endpoint.condition = Condition::NotReady);
     cluster.manifests.write_service(&web)?;
     let request = Request::new(Kind::Http, VIP, 80);
     vipmux_tests::wait::until("shop/web without an answer", PATIENCE, || {
@@ -148,6 +147,6 @@ fn a_service_without_ready_backends_disturbs_nobody_and_comes_back() -> Result<(
     for expected in services::expected().into_iter().filter(|expected| expected.name != "shop/web") {
         assert_eq!(cluster.ask(expected.request, TIMEOUT)?.service, expected.name);
     }
-    cluster.manifests.write_service(&services::web(&cluster))?;
+    cluster.manifests.write_service(&services::web(&cluster)?)?;
     cluster.await_service(request, "shop/web").map(drop)
 }
