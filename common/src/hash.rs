@@ -58,6 +58,7 @@ mod tests {
             client_port: port.to_be(),
             vip_port: vip_port.to_be(),
             protocol,
+            reserved: 0,
         };
         let hashes = [
             flow(&key([192, 0, 2, 1], 40_000, 80, 6)),
