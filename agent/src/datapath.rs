@@ -1,6 +1,7 @@
 //! The kernel's side: loading, attaching and pinning the programs, and their maps.
 
 pub mod maps;
+pub mod pins;
 
 use aya::include_bytes_aligned;
 
