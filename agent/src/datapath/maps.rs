@@ -1,6 +1,10 @@
 //! The pinned maps, typed.
 
 mod batch;
+#[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::BTreeMap,
@@ -252,13 +256,13 @@ impl Maps {
 
     /// What happened, summed over the CPUs.
     pub fn read_stats(&self) -> Result<Vec<(Stat, Count)>, MapsError> {
-        let counts = sums("STATS", &self.stats, Stat::ALL.len() as u32)?;
+        let counts = sums("STATS", &self.stats, self.stats.len())?;
         Ok(Stat::ALL.iter().copied().zip(counts).collect())
     }
 
     /// What was dropped, summed over the CPUs.
     pub fn read_drops(&self) -> Result<Vec<(DropReason, Count)>, MapsError> {
-        let counts = sums("DROPS", &self.drops, DropReason::ALL.len() as u32)?;
+        let counts = sums("DROPS", &self.drops, self.drops.len())?;
         Ok(DropReason::ALL.iter().copied().zip(counts).collect())
     }
 
