@@ -1,5 +1,7 @@
 //! The kernel's side: loading, attaching and pinning the programs, and their maps.
 
+pub mod apply;
+pub mod load;
 pub mod maps;
 pub mod pins;
 
