@@ -88,6 +88,11 @@ impl Election {
         leading.map(|(vip, _)| *vip).collect()
     }
 
+    /// Whether this node leads the VIP.
+    pub fn leads(&self, vip: Vip) -> bool {
+        self.vips.get(&vip).is_some_and(|(_, state)| *state == State::Leading)
+    }
+
     /// Takes an input at `now` (`CLOCK_BOOTTIME`) and says what to do.
     pub fn handle(&mut self, input: Input, now: Duration) -> Vec<Command> {
         match input {
