@@ -7,6 +7,8 @@ pub(super) struct Document<'a> {
     pub(super) number: usize,
     /// The line of the file, from 1, that `text` begins with.
     pub(super) line: usize,
+    /// The first line of the file that holds any of its content.
+    pub(super) content: usize,
     /// The document, with its `---` line.
     pub(super) text: &'a str,
 }
@@ -17,7 +19,7 @@ pub(super) struct Document<'a> {
 /// stands at the start of a line and before a blank, it *is* the marker (YAML 1.2.2, 9.1.2: `c-forbidden`).
 pub(super) fn split(text: &str) -> Vec<Document<'_>> {
     let mut documents = Vec::new();
-    let (mut start, mut start_line, mut content) = (0, 1, false);
+    let (mut start, mut start_line, mut content) = (0, 1, None);
     let mut offset = 0;
     for (number, line) in (1..).zip(text.split_inclusive('\n')) {
         let end = offset + line.len();
@@ -28,18 +30,15 @@ pub(super) fn split(text: &str) -> Vec<Document<'_>> {
             () => None,
         };
         if let Some((cut, cut_line)) = cut {
-            if content {
-                documents.push((start_line, &text[start..cut]));
-            }
-            (start, start_line, content) = (cut, cut_line, false);
+            documents.extend(content.map(|content| (start_line, content, &text[start..cut])));
+            (start, start_line, content) = (cut, cut_line, None);
         }
-        content |= has_content(line);
+        content = content.or_else(|| has_content(line).then_some(number));
         offset = end;
     }
-    if content {
-        documents.push((start_line, &text[start..]));
-    }
-    (1..).zip(documents).map(|(number, (line, text))| Document { number, line, text }).collect()
+    documents.extend(content.map(|content| (start_line, content, &text[start..])));
+    let document = |(number, (line, content, text))| Document { number, line, content, text };
+    (1..).zip(documents).map(document).collect()
 }
 
 fn is_marker(line: &str, marker: &str) -> bool {
@@ -63,6 +62,12 @@ mod tests {
 
     fn parts(text: &str) -> Vec<(usize, usize, &str)> {
         split(text).into_iter().map(|d| (d.number, d.line, d.text)).collect()
+    }
+
+    #[test]
+    fn content_begins_behind_markers_and_comments() {
+        let content = |text| split(text).into_iter().map(|d| d.content).collect::<Vec<_>>();
+        assert_eq!(content("---\n# a\n\na: 1\n--- {b: 2}\n"), [4, 5]);
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub(super) struct Entry {
     pub(super) identity: Identity,
     pub(super) place: Place,
     pub(super) object: Object,
-    /// The line that its document begins with.
+    /// The first line of its document.
     pub(super) line: usize,
     /// Where in the document it is: empty, or `items[3]`.
     pub(super) path: FieldPath,
@@ -228,7 +228,7 @@ impl Reader<'_> {
         match Object::decode(kind, value) {
             Ok((identity, object)) => {
                 let place = Place { file: Arc::clone(self.file), document: self.document.number, item: self.items };
-                let line = self.document.line;
+                let line = self.document.content;
                 self.parsed.objects.push(Entry { identity, place, object, line, path });
                 self.items += 1;
             }
@@ -268,8 +268,9 @@ impl Reader<'_> {
         if !paths.is_empty() {
             let lines = field::lines(self.document.text, &paths, options());
             let problems = self.parsed.malformed.iter_mut().flat_map(|malformed| &mut malformed.problems);
+            let (content, start) = (self.document.content, self.document.line);
             for (problem, line) in problems.zip(lines) {
-                problem.line = Some(self.document.line + line.map_or(0, |line| line.saturating_sub(1)));
+                problem.line = Some(line.map_or(content, |line| start + line.saturating_sub(1)));
             }
         }
         if self.untold > 0 {

@@ -87,7 +87,7 @@ fn of_two_definitions_the_first_by_file_and_document_is_in_force() {
     let objects = objects_of(&[("b.yaml", &both), ("a.yaml", &service("web", 1))]);
     assert_eq!(port_of(&objects, "web"), Some(1));
     let told: Vec<_> = objects.problems.iter().map(|p| (p.file.to_str().unwrap(), p.document, p.line)).collect();
-    assert_eq!(told, [("b.yaml", 1, Some(1)), ("b.yaml", 2, Some(10))]);
+    assert_eq!(told, [("b.yaml", 1, Some(1)), ("b.yaml", 2, Some(11))]);
     for problem in &objects.problems {
         assert_eq!(problem.message, "Service shop/web is defined in a.yaml, document 1, too; that one is in force");
     }
