@@ -14,9 +14,11 @@ mod files;
 mod object;
 mod parallel;
 mod parse;
+mod pending;
 mod pool;
 mod store;
 mod validate;
+mod watch;
 
 use std::{
     fmt,
@@ -27,8 +29,11 @@ use std::{
 
 use serde::Serialize;
 
-pub use self::pool::{IpAddressPool, IpAddressPoolSpec, ServiceAllocation};
 use self::store::Store;
+pub use self::{
+    pool::{IpAddressPool, IpAddressPoolSpec, ServiceAllocation},
+    watch::{WatchError, WatchGuard, watch},
+};
 use crate::source::Objects;
 
 /// What stands for standard input.

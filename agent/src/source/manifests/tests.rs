@@ -2,6 +2,7 @@
 
 mod flaws;
 mod reading;
+mod watching;
 
 use super::{files::Text, parse::Parsed, *};
 use crate::{model::ServiceName, source::Objects};

@@ -147,7 +147,7 @@ fn a_document_that_is_no_yaml_is_a_problem_of_that_document() {
         ("a: [1\nb: 2", 2, "", ""),
         ("a: 1\na: 2", 2, "", "duplicate mapping key"),
         ("a: 1\n\tb: 2", 1, "", "tab"),
-        ("a: *nobody", 1, "", "alias"),
+        ("a: *nobody", 1, "", "unknown value"),
     ];
     expect_all("", &table);
 }
