@@ -120,6 +120,9 @@ pub struct Config {
     pub udp_idle: u32,
     /// How long a closed TCP flow is still translated, in jiffies.
     pub closed_linger: u32,
+    /// The generation that the next new backend or Service slot gets; never used twice, so that no flow of a former
+    /// holder of an index can match, not even after a restart of the agent.
+    pub next_generation: u32,
 }
 
 /// `INTERFACES[ifindex]`: an interface that this program is attached to; all zero otherwise.
@@ -454,7 +457,7 @@ counters! {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 4);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 4);
-    assert!(size_of::<Config>() == 24);
+    assert!(size_of::<Config>() == 28 && offset_of!(Config, next_generation) == 24);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
