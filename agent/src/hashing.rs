@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_loss_of_one_backend_moves_few_slots_of_the_others() {
-        for (count, bound) in [(10, 0.07), (40, 0.07), (200, 0.07)] {
+        for (count, bound) in [(10, 0.08), (40, 0.05), (200, 0.02)] {
             let before = table(endpoints(count));
             let after = table(endpoints(count).filter(|(_, value)| *value != count / 2));
             let kept = before.iter().zip(&after).filter(|(old, _)| **old != count / 2);
@@ -167,6 +167,7 @@ mod tests {
         assert_eq!(endpoint(0), Endpoint::new(mapped.into(), 8080u16.to_be()));
     }
 
+    /// Vectors by an independent implementation of the paper's pseudocode.
     #[test]
     fn tables_never_change() {
         let digest = |table: Vec<u32>| {
@@ -175,8 +176,19 @@ mod tests {
         };
         let v6: IpAddr = "2001:db8::7".parse().unwrap();
         let three = [(endpoint(1), 0), (endpoint(2), 1), (Endpoint::new(v6.into(), 443u16.to_be()), 2)];
-        assert_eq!(table(three)[..16], [0; 16]);
-        assert_eq!([1, 12, 13, 100, 1000].map(|count| digest(table(endpoints(count)))), [0; 5]);
+        let expected = [
+            [0, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0, 0, 1, 1],
+            [1, 1, 0, 0, 1, 0, 0, 1, 1, 1, 1, 0, 1, 2, 2, 2, 2, 2, 2, 1, 2, 2, 2, 2],
+        ];
+        assert_eq!(table(three)[..48], *expected.as_flattened());
+        let digests = [
+            5_879_100_207_270_045_470,
+            3_425_482_585_078_778_209,
+            1_175_090_003_344_928_187,
+            12_487_384_783_308_769_441,
+            14_135_935_270_356_231_021,
+        ];
+        assert_eq!([1, 12, 13, 100, 1000].map(|count| digest(table(endpoints(count)))), digests);
     }
 
     proptest! {

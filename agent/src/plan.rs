@@ -266,3 +266,10 @@ impl fmt::Display for CapacityMap {
         })
     }
 }
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;
