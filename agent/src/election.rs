@@ -1,1 +1,3 @@
-//! To come.
+//! Who answers for a VIP.
+
+pub mod rendezvous;
