@@ -1,1 +1,3 @@
 //! To come.
+#[cfg(test)]
+pub(crate) mod netns;
