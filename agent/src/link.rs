@@ -3,6 +3,7 @@
 //! [`Links`] is what the kernel has now: for choosing interfaces, and for refusing a VIP that the node already has on one.
 //! [`Monitor`] keeps it up to date, and has the kernel keep the Nodes' MAC addresses resolved.
 
+mod book;
 mod kernel;
 mod monitor;
 mod neighbors;
@@ -135,6 +136,11 @@ impl Interface {
         }
     }
 
+    /// Whether it has no wire and its addresses mean nothing outside: a dummy, as kube-proxy's.
+    fn is_dummy(&self) -> bool {
+        self.kind == Kind::Dummy || self.name == KUBE_IPVS
+    }
+
     /// The length of the longest of its subnets' prefixes that holds `address`, in bits.
     fn subnet(&self, address: IpAddr) -> Option<u8> {
         let prefixes = self.addresses.iter().filter(|(own, prefix)| same_subnet(*own, address, *prefix));
@@ -188,15 +194,15 @@ impl Links {
     /// InternalIPs). Dummies do not count.
     pub fn holding(&self, addresses: &[IpAddr]) -> Result<Vec<&Interface>, InterfaceError> {
         let holds = |interface: &&Interface| addresses.iter().any(|&address| interface.subnet(address).is_some());
-        let found = self.iter().filter(|interface| interface.kind != Kind::Dummy).filter(holds);
+        let found = self.iter().filter(|interface| !interface.is_dummy()).filter(holds);
         let (suitable, refused): (Vec<_>, Vec<_>) = found.map(Interface::suitable).partition(Result::is_ok);
         if !suitable.is_empty() {
             return Ok(suitable.into_iter().flatten().collect());
         }
-        Err(refused.into_iter().find_map(Result::err).unwrap_or_else(|| InterfaceError::NoneHolds {
-            addresses: addresses.to_vec(),
-            present: self.names(),
-        }))
+        Err(refused
+            .into_iter()
+            .find_map(Result::err)
+            .unwrap_or_else(|| InterfaceError::NoneHolds { addresses: addresses.to_vec(), present: self.names() }))
     }
 
     /// The real interface that has `address` configured: a VIP of which that is said must be refused, since this node's
@@ -206,8 +212,8 @@ impl Links {
     /// traffic finds them, nothing on a wire reaches a dummy, and the data plane keeps the kernel from answering for
     /// the address elsewhere. The loopback interface counts: the kernel answers for its addresses on every other.
     pub fn owner(&self, address: IpAddr) -> Option<&Interface> {
-        let real = |interface: &&Interface| interface.kind != Kind::Dummy && interface.name != KUBE_IPVS;
-        self.iter().filter(real).find(|interface| interface.addresses.iter().any(|&(own, _)| own == address))
+        let mut real = self.iter().filter(|interface| !interface.is_dummy());
+        real.find(|interface| interface.addresses.iter().any(|&(own, _)| own == address))
     }
 
     /// The interface among `allowed` on whose subnet `address` is: the longest prefix decides, then the lowest index.

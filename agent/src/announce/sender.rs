@@ -46,7 +46,8 @@ impl Sender {
     /// Opens the socket, for all interfaces.
     pub fn open() -> Result<Self, SendError> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let socket = socket(AddressFamily::Packet, SockType::Raw, flags, None).map_err(|e| SendError::Open(e.into()))?;
+        let socket =
+            socket(AddressFamily::Packet, SockType::Raw, flags, None).map_err(|e| SendError::Open(e.into()))?;
         Ok(Self { socket })
     }
 

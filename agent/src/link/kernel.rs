@@ -1,5 +1,7 @@
 //! Rtnetlink: reading links and addresses, and following their changes (rtnetlink(7)).
 
+use std::{collections::BTreeSet, mem, net::IpAddr};
+
 use futures_util::TryStreamExt;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -82,7 +84,7 @@ impl Links {
         let Some(mut interface) = interface(link) else { return false };
         match self.interfaces.get_mut(&interface.ifindex) {
             Some(known) => {
-                interface.addresses = std::mem::take(&mut known.addresses);
+                interface.addresses = mem::take(&mut known.addresses);
                 let changed = known.differs(&interface);
                 *known = interface;
                 changed
@@ -94,7 +96,7 @@ impl Links {
     fn with_address(
         &mut self,
         message: &AddressMessage,
-        change: impl FnOnce(&mut std::collections::BTreeSet<(std::net::IpAddr, u8)>, (std::net::IpAddr, u8)) -> bool,
+        change: impl FnOnce(&mut BTreeSet<(IpAddr, u8)>, (IpAddr, u8)) -> bool,
     ) -> bool {
         let interface = self.interfaces.get_mut(&message.header.index);
         interface.zip(address(message)).is_some_and(|(interface, address)| change(&mut interface.addresses, address))
@@ -136,7 +138,7 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         mtu: mtu?,
         kind,
         carrier: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
-        addresses: Default::default(),
+        addresses: BTreeSet::new(),
     })
 }
 
@@ -149,7 +151,7 @@ fn virtual_kind(info: &LinkInfo) -> Option<Kind> {
 }
 
 /// The node's own address, and the length of its subnet's prefix.
-fn address(message: &AddressMessage) -> Option<(std::net::IpAddr, u8)> {
+fn address(message: &AddressMessage) -> Option<(IpAddr, u8)> {
     let (mut local, mut subnet) = (None, None);
     for attribute in &message.attributes {
         match attribute {
@@ -163,5 +165,72 @@ fn address(message: &AddressMessage) -> Option<(std::net::IpAddr, u8)> {
         (Some(local), Some(peer)) if local != peer => Some((local, if local.is_ipv4() { 32 } else { 128 })),
         (Some(address), _) | (None, Some(address)) => Some((address, message.header.prefix_len)),
         (None, None) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::LinkHeader;
+
+    use super::*;
+
+    fn link(family: AddressFamily, attributes: Vec<LinkAttribute>) -> LinkMessage {
+        let mut link = LinkMessage::default();
+        link.header = LinkHeader {
+            interface_family: family,
+            index: 7,
+            link_layer_type: LinkLayerType::Ether,
+            flags: LinkFlags::Up | LinkFlags::LowerUp,
+            ..LinkHeader::default()
+        };
+        link.attributes = attributes;
+        link
+    }
+
+    fn dummy(mtu: u32) -> LinkMessage {
+        let name = LinkAttribute::IfName("d0".to_owned());
+        let mac = LinkAttribute::Address(vec![2, 0, 0, 0, 0, 7]);
+        let kind = LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Dummy)]);
+        link(AddressFamily::Unspec, vec![name, mac, LinkAttribute::Mtu(mtu), kind])
+    }
+
+    fn own(local: &str, subnet: &str, prefix: u8) -> AddressMessage {
+        let mut message = AddressMessage::default();
+        (message.header.index, message.header.prefix_len) = (7, prefix);
+        let (local, subnet) = (local.parse().unwrap(), subnet.parse().unwrap());
+        message.attributes = vec![AddressAttribute::Address(subnet), AddressAttribute::Local(local)];
+        message
+    }
+
+    #[test]
+    fn notifications_that_change_nothing_are_told_apart() {
+        use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
+        let mut links = Links::default();
+        let address = || own("192.0.2.1", "192.0.2.1", 24);
+        assert!(!links.apply(&NewAddress(address())), "of an interface that is not known");
+        for (message, changes) in [
+            (NewLink(dummy(1500)), true),
+            (NewLink(dummy(1500)), false),
+            (NewAddress(address()), true),
+            (NewAddress(address()), false),
+            (NewLink(dummy(1400)), true),
+            (NewLink(link(AddressFamily::Unspec, vec![])), false),
+            (NewLink(link(AddressFamily::Bridge, dummy(9000).attributes)), false),
+            (DelLink(link(AddressFamily::Bridge, dummy(9000).attributes)), false),
+        ] {
+            assert_eq!(links.apply(&message), changes, "{message:?}");
+        }
+        let interface = links.get(7).unwrap();
+        assert_eq!((interface.mtu, &interface.kind), (1400, &Kind::Dummy));
+        assert_eq!(interface.addresses, BTreeSet::from([("192.0.2.1".parse().unwrap(), 24)]), "they outlive a change");
+        assert!(links.apply(&DelAddress(address())) && !links.apply(&DelAddress(address())));
+        assert!(links.apply(&DelLink(dummy(1400))) && links == Links::default());
+    }
+
+    #[test]
+    fn the_own_end_of_a_point_to_point_link_is_a_host() {
+        assert_eq!(address(&own("192.0.2.1", "192.0.2.9", 24)), Some(("192.0.2.1".parse().unwrap(), 32)));
+        assert_eq!(address(&own("192.0.2.1", "192.0.2.1", 24)), Some(("192.0.2.1".parse().unwrap(), 24)));
+        assert_eq!(address(&AddressMessage::default()), None);
     }
 }

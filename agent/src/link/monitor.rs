@@ -17,9 +17,10 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    LinkError, Links,
-    kernel::{self, connect},
-    neighbors::{self, Book, Command, Entry, Neighbors, Wanted},
+    LinkError, Links, Neighbors,
+    book::{Book, Wanted},
+    kernel,
+    neighbors::{self, Command, Entry},
 };
 
 const GROUPS: [MulticastGroup; 4] =
@@ -105,7 +106,7 @@ impl Session {
         let mut carrier = JoinSet::new();
         carrier.spawn(connection);
         let notifications = messages.map(|(message, _)| message).boxed().ready_chunks(CHUNK);
-        let requests = connect()?;
+        let requests = kernel::connect()?;
         let links = kernel::links(&requests).await?;
         Ok(Self { requests, notifications, links, book: Book::default(), _carrier: carrier })
     }
@@ -195,14 +196,19 @@ impl Follower {
                     return session.execute(commands).await;
                 }
                 Err(error) => {
-                    warn!(error = &error as &dyn std::error::Error, "lost track of the network interfaces; starting over");
+                    warn!(
+                        error = &error as &dyn std::error::Error,
+                        "lost track of the network interfaces; starting over"
+                    );
                 }
             }
             session = loop {
                 sleep(RETRY).await;
                 match Session::open().await {
                     Ok(session) => break session,
-                    Err(error) => warn!(error = &error as &dyn std::error::Error, "cannot follow the network interfaces"),
+                    Err(error) => {
+                        warn!(error = &error as &dyn std::error::Error, "cannot follow the network interfaces")
+                    }
                 }
             };
         }

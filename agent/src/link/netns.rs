@@ -8,7 +8,9 @@ use nix::{
     sched::{CloneFlags, setns, unshare},
     unistd::geteuid,
 };
-use rtnetlink::{Handle, LinkDummy, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+
+type Change = LinkMessageBuilder<LinkUnspec>;
 
 /// A network namespace. It lives as long as this value, its sockets and its threads.
 pub(crate) struct Namespace(File);
@@ -17,7 +19,10 @@ impl Namespace {
     /// `N` new ones, each with its loopback interface up; `None` without the privilege, and the test is to be skipped.
     pub(crate) fn new<const N: usize>() -> Option<[Self; N]> {
         if !geteuid().is_root() {
-            assert!(env::var_os("CI").is_none_or(|ci| ci != "true"), "this test makes network namespaces: run it as root");
+            assert!(
+                env::var_os("CI").is_none_or(|ci| ci != "true"),
+                "this test makes network namespaces: run it as root"
+            );
             eprintln!("skipped: this test makes network namespaces; run it as root");
             return None;
         }
@@ -56,28 +61,30 @@ impl Namespace {
     /// A veth pair: `name` in here and `peer_name` in `peer`, both up.
     pub(crate) fn veth(&self, name: &str, peer: &Self, peer_name: &str) {
         self.run(async |handle| {
-            handle.link().add(LinkVeth::new(name, peer_name).build()).execute().await.unwrap();
-            let moved = LinkUnspec::new_with_name(peer_name).setns_by_fd(peer.0.as_raw_fd()).build();
+            let passing = "passing";
+            handle.link().add(LinkVeth::new(name, passing).build()).execute().await.unwrap();
+            let moved = LinkUnspec::new_with_index(index(&handle, passing).await);
+            let moved = moved.name(peer_name).setns_by_fd(peer.0.as_raw_fd()).build();
             handle.link().set(moved).execute().await.unwrap();
         });
         self.up(name);
         peer.up(peer_name);
     }
 
-    /// A dummy interface, up.
-    pub(crate) fn dummy(&self, name: &str) {
-        self.run(async |handle| handle.link().add(LinkDummy::new(name).up().build()).execute().await.unwrap());
+    /// A bridge without ports, up.
+    pub(crate) fn bridge(&self, name: &str) {
+        self.run(async |handle| handle.link().add(LinkBridge::new(name).up().build()).execute().await.unwrap());
     }
 
     /// Changes an interface.
-    pub(crate) fn set(&self, name: &str, change: impl FnOnce(rtnetlink::LinkMessageBuilder<LinkUnspec>) -> rtnetlink::LinkMessageBuilder<LinkUnspec> + Send) {
+    pub(crate) fn set(&self, name: &str, change: impl FnOnce(Change) -> Change + Send) {
         self.run(async |handle| {
             handle.link().set(change(LinkUnspec::new_with_name(name)).build()).execute().await.unwrap();
         });
     }
 
     pub(crate) fn up(&self, name: &str) {
-        self.set(name, rtnetlink::LinkMessageBuilder::up);
+        self.set(name, LinkMessageBuilder::up);
     }
 
     /// Gives an interface an address.

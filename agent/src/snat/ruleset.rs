@@ -6,10 +6,10 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::{
     NetfilterMessageInner,
     nftables::{
-        Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions, Hook, InetHookNumber,
-        ListAttribute, Lookup, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register, RuleAttribute, RuleMessage,
-        SetAttribute, SetElementAttribute, SetElementList, SetElementMessage, SetFlags, SetMessage, TableAttribute,
-        TableMessage,
+        Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions, Hook,
+        InetHookNumber, ListAttribute, Lookup, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register,
+        RuleAttribute, RuleMessage, SetAttribute, SetElementAttribute, SetElementList, SetElementMessage, SetFlags,
+        SetMessage, TableAttribute, TableMessage,
     },
 };
 
@@ -75,11 +75,7 @@ pub(super) fn replace(socket: &mut Socket, backends: &BTreeSet<LocalBackend>) ->
 }
 
 /// Adds and removes elements of the set.
-pub(super) fn update(
-    socket: &mut Socket,
-    added: &[LocalBackend],
-    removed: &[LocalBackend],
-) -> Result<(), SnatError> {
+pub(super) fn update(socket: &mut Socket, added: &[LocalBackend], removed: &[LocalBackend]) -> Result<(), SnatError> {
     let gone = elements(removed).map(NfTablesMessage::DeleteSetElement).map(Change::Delete);
     let come = elements(added).map(NfTablesMessage::NewSetElement).map(Change::Create);
     socket.commit("update the identity SNAT's backends", gone.chain(come).collect())
@@ -87,10 +83,8 @@ pub(super) fn update(
 
 /// Removes the table, if there is one.
 pub(super) fn remove(socket: &mut Socket) -> Result<(), SnatError> {
-    let changes = vec![
-        Change::Create(NfTablesMessage::NewTable(table())),
-        Change::Delete(NfTablesMessage::DeleteTable(table())),
-    ];
+    let changes =
+        vec![Change::Create(NfTablesMessage::NewTable(table())), Change::Delete(NfTablesMessage::DeleteTable(table()))];
     socket.commit("remove the identity SNAT chain", changes)
 }
 

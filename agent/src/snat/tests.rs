@@ -8,8 +8,8 @@ use netlink_packet_core::{NLM_F_ACK, NLM_F_REQUEST, NetlinkMessage};
 use netlink_packet_netfilter::{
     NetfilterHeader, NetfilterMessage, NetfilterMessageInner, NetfilterProtoFamily, NetfilterSubsystem,
     nftables::{
-        ChainAttribute, ChainMessage, Hook, InetHookNumber, NfTablesMessage, Operator, Register, RuleAttribute, RuleMessage,
-        TableAttribute, TableMessage,
+        ChainAttribute, ChainMessage, Hook, InetHookNumber, NfTablesMessage, Operator, Register, RuleAttribute,
+        RuleMessage, TableAttribute, TableMessage,
     },
 };
 use tokio::net::TcpSocket;
@@ -102,7 +102,8 @@ fn masquerade() {
 
 /// `conntrack -F` (`IPCTNL_MSG_CT_DELETE` without a tuple).
 fn flush_conntrack() {
-    let inner = NetfilterMessageInner::Other { subsys: NetfilterSubsystem::Conntrack, message_type: 2, attributes: vec![] };
+    let inner =
+        NetfilterMessageInner::Other { subsys: NetfilterSubsystem::Conntrack, message_type: 2, attributes: vec![] };
     let header = NetfilterHeader::new(NetfilterProtoFamily::IPv4, 0, 0);
     let mut message = NetlinkMessage::from(NetfilterMessage::new(header, inner));
     message.header.flags = NLM_F_REQUEST | NLM_F_ACK;
@@ -215,6 +216,9 @@ fn a_refused_change_changes_nothing() {
     let mut snat = node.enter(|| IdentitySnat::open().unwrap());
     snat.sync(&set(&[UDP])).unwrap();
     let refused = ruleset::update(&mut snat.socket, &[TCP], &[LocalBackend { port: 1, ..UDP }]);
-    assert!(matches!(&refused, Err(SnatError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENOENT)), "{refused:?}");
+    assert!(
+        matches!(&refused, Err(SnatError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENOENT)),
+        "{refused:?}"
+    );
     ruleset::update(&mut snat.socket, &[], &[TCP]).expect_err("it was not added");
 }
