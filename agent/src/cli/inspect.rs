@@ -180,3 +180,78 @@ impl Inspect {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::datapath::maps::fixture::Fixture;
+
+    #[derive(Debug, Parser)]
+    struct Command {
+        #[command(flatten)]
+        inspect: Inspect,
+    }
+
+    fn parse(arguments: &str) -> Result<Inspect, clap::Error> {
+        let arguments = std::iter::once("inspect").chain(arguments.split_whitespace());
+        Command::try_parse_from(arguments).map(|command| command.inspect)
+    }
+
+    #[test]
+    fn options_stand_before_or_after_the_view() {
+        for arguments in ["--json --pin-path /p vips", "vips --json --pin-path /p", "-j vips --pin-path /p"] {
+            let inspect = parse(arguments).unwrap();
+            assert_eq!(inspect.pin_path, Path::new("/p"));
+            assert_eq!(inspect.format(Colour::Never), Format::Json);
+        }
+        assert_eq!(parse("vips -jp").unwrap().format(Colour::Never), Format::PrettyJson);
+        assert_eq!(parse("vips").unwrap().pin_path, Path::new(DEFAULT_PIN_PATH));
+    }
+
+    #[test]
+    fn a_lookup_takes_a_packet() {
+        let request = |arguments: &str| match parse(&format!("lookup {arguments}")).map(|inspect| inspect.what) {
+            Ok(What::Lookup(packet)) => Ok(packet.request()),
+            Ok(other) => panic!("{other:?}"),
+            Err(error) => Err(error),
+        };
+        let plain = request("198.51.100.7:4000 192.0.2.10:80").unwrap();
+        assert_eq!((plain.client.port(), plain.vip.port(), plain.protocol), (4000, 80, Protocol::Tcp));
+        assert_eq!((plain.source, plain.syn, plain.vlan, plain.ifindex), (Source::Client, false, None, None));
+        let peer = request("198.51.100.7:4000 192.0.2.10:53 UDP --from-peer --vlan 7 --interface lo").unwrap();
+        assert_eq!((peer.protocol, peer.source), (Protocol::Udp, Source::Peer));
+        assert_eq!((peer.vlan, peer.ifindex), (Some(7), Some(1)));
+        let node = request("198.51.100.7:4000 192.0.2.10:80 --syn --source-mac 02:00:00:00:00:0b").unwrap();
+        assert_eq!((node.source, node.syn), (Source::Mac(Mac::new([2, 0, 0, 0, 0, 11])), true));
+        for bad in [
+            "198.51.100.7 192.0.2.10:80",
+            "198.51.100.7:1 192.0.2.10:80 sctp",
+            "198.51.100.7:1 192.0.2.10:80 --vlan 4095",
+            "198.51.100.7:1 192.0.2.10:80 --interface no-such-if0",
+            "198.51.100.7:1 192.0.2.10:80 --from-peer --source-mac 02:00:00:00:00:0b",
+        ] {
+            assert!(request(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn every_view_is_shown_of_empty_maps_both_ways() {
+        let Some(fixture) = Fixture::new() else { return };
+        for view in ["vips", "services", "backends", "flows", "neighbors", "stats", "maps", "prog"]
+            .into_iter()
+            .chain(["lookup 198.51.100.7:1 192.0.2.10:80"])
+        {
+            let run = |options: &str| {
+                let mut out = Vec::new();
+                let arguments = format!("{view} {options} --pin-path {}", fixture.pins.root().display());
+                parse(&arguments).unwrap().write(&mut out, Colour::Never).unwrap();
+                String::from_utf8(out).unwrap()
+            };
+            let kind = view.split(' ').next().unwrap();
+            assert!(run("--json").starts_with(&format!(r#"{{"version":1,"kind":"{kind}","#)), "{view}");
+            assert!(run("").lines().next().unwrap().chars().all(|letter| !letter.is_lowercase()), "{view}");
+        }
+    }
+}

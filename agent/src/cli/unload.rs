@@ -82,3 +82,32 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(done: Option<&Unloaded>) -> String {
+        let mut out = Vec::new();
+        tell(&Pins::new("/p"), done, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn each_thing_that_went_is_told() {
+        let detached = vec![Some((LinkKind::Xdp, 1)), Some((LinkKind::Egress, u32::MAX)), None];
+        let done = Unloaded { relinquished: 3, detached, programs: 2, maps: 17, ..Unloaded::default() };
+        assert_eq!(
+            told(Some(&done)),
+            "stopped answering for 3 VIPs\ndetached vipmux_xdp from lo\ndetached vipmux_egress from if4294967295\n\
+             detached a link of another name\nremoved 2 programs, 17 maps and /p\n"
+        );
+    }
+
+    #[test]
+    fn a_node_without_vipmux_and_one_with_a_running_agent_are_told_so() {
+        assert_eq!(told(None), "nothing to unload: vipmux is not loaded on this node (no /p)\n");
+        let done = Unloaded { agent_seen: true, ..Unloaded::default() };
+        assert!(told(Some(&done)).contains("warning: an agent was running on this node a moment ago"));
+    }
+}

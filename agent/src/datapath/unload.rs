@@ -161,3 +161,102 @@ pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
     remove_folder(root)?;
     Ok(Some(done))
 }
+
+#[cfg(test)]
+mod tests {
+    use aya::programs::{
+        SchedClassifier, TcAttachType, Xdp, XdpMode,
+        links::{FdLink, PinnedLink},
+        tc::SchedClassifierLink,
+        xdp::XdpLink,
+    };
+    use nix::sched::{CloneFlags, unshare};
+    use vipmux_common::abi::{Address, Config, Fence, VIP_YIELDED, VipValue};
+
+    use super::*;
+    use crate::datapath::{
+        maps::fixture::{Fixture, mounted},
+        pins::{EGRESS_PROGRAM, XDP_PROGRAM},
+    };
+
+    /// The loopback of the test's own network namespace.
+    const LOOPBACK: u32 = 1;
+
+    fn attach(fixture: &mut Fixture) {
+        let pins = &fixture.pins;
+        let xdp: &mut Xdp = fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+        xdp.load().unwrap();
+        xdp.pin(pins.program(XDP_PROGRAM)).unwrap();
+        let id = xdp.attach("lo", XdpMode::Skb).unwrap();
+        let link: XdpLink = xdp.take_link(id).unwrap();
+        FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Xdp, LOOPBACK)).unwrap();
+
+        let egress: &mut SchedClassifier = fixture.ebpf.program_mut(EGRESS_PROGRAM).unwrap().try_into().unwrap();
+        egress.load().unwrap();
+        egress.pin(pins.program(EGRESS_PROGRAM)).unwrap();
+        let id = egress.attach("lo", TcAttachType::Egress).unwrap();
+        let link: SchedClassifierLink = egress.take_link(id).unwrap();
+        FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Egress, LOOPBACK)).unwrap();
+    }
+
+    fn attached(fixture: &mut Fixture) -> (bool, usize) {
+        let xdp: &mut Xdp = fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+        // An interface has one generic XDP program at most.
+        let free = xdp.attach("lo", XdpMode::Skb).map(|id| xdp.detach(id).unwrap()).is_ok();
+        (!free, SchedClassifier::query_tcx("lo", TcAttachType::Egress).unwrap().1.len())
+    }
+
+    #[test]
+    fn nothing_is_left_even_where_an_agent_holds_the_links() {
+        let Some(mut fixture) = Fixture::new() else { return };
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        attach(&mut fixture);
+        let held = PinnedLink::from_pin(fixture.pins.link(LinkKind::Xdp, LOOPBACK)).unwrap();
+        let vip = |id, flags| (Address::v4(id), VipValue { id, flags, epoch: 9, ..VipValue::default() });
+        for (address, value) in [vip(1, VIP_LEADING), vip(2, VIP_YIELDED)] {
+            fixture.maps.vips.insert(address, value, 0).unwrap();
+        }
+        fixture.maps.fence.set(0, Fence { deadline: 1000 }, 0).unwrap();
+        assert_eq!(attached(&mut fixture), (true, 1));
+
+        let done = unload(&fixture.pins, 999).unwrap().unwrap();
+
+        assert_eq!(attached(&mut fixture), (false, 0));
+        assert!(!fixture.pins.root().exists());
+        let mut detached = done.detached;
+        detached.sort_unstable();
+        assert_eq!(detached, [Some((LinkKind::Xdp, LOOPBACK)), Some((LinkKind::Egress, LOOPBACK))]);
+        assert_eq!((done.programs, done.maps, done.relinquished), (2, Maps::NAMES.len(), 1));
+        assert!(done.agent_seen && done.unreadable.is_none());
+        assert_eq!(fixture.maps.read_vips().unwrap().into_iter().collect::<Vec<_>>(), [vip(1, 0), vip(2, VIP_YIELDED)]);
+        assert!(unload(&fixture.pins, 999).unwrap().is_none(), "a second time, there is nothing");
+        drop(held);
+    }
+
+    #[test]
+    fn maps_of_another_version_do_not_keep_the_rest_from_going() {
+        let Some(mut fixture) = Fixture::new() else { return };
+        fixture.maps.config.set(0, Config { abi: 77, ..Config::default() }, 0).unwrap();
+        let done = unload(&fixture.pins, 0).unwrap().unwrap();
+        assert!(matches!(done.unreadable, Some(MapsError::Abi { found: 77, .. })));
+        assert!(!done.agent_seen && !fixture.pins.root().exists());
+    }
+
+    #[test]
+    fn what_is_left_of_a_half_done_unload_goes() {
+        let Some(pins) = mounted() else { return };
+        fs::create_dir_all(pins.programs()).unwrap();
+        let done = unload(&pins, 0).unwrap().unwrap();
+        assert!((done.programs, done.maps) == (0, 0) && done.unreadable.is_none() && !pins.root().exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_not_on_a_bpffs_is_not_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins::new(folder.path());
+        fs::create_dir(pins.maps()).unwrap();
+        fs::write(pins.map("VIPS"), "").unwrap();
+        assert!(matches!(unload(&pins, 0), Err(UnloadError::NotBpffs { .. })));
+        assert!(pins.map("VIPS").exists());
+    }
+}

@@ -15,6 +15,7 @@ pub fn interface(ifindex: u32) -> String {
     nix::net::if_::if_indextoname(ifindex)
         .ok()
         .and_then(|name| name.into_string().ok())
+        .filter(|name| !name.is_empty())
         .unwrap_or_else(|| format!("if{ifindex}"))
 }
 
