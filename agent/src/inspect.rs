@@ -18,7 +18,10 @@ pub mod vips;
 #[cfg(test)]
 mod tests;
 
-use std::io::{self, Write};
+use std::{
+    io::{self, Write},
+    net::IpAddr,
+};
 
 use serde::Serialize;
 
@@ -48,6 +51,14 @@ pub enum InspectError {
     /// The output could not be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
+    /// No packet has such addresses.
+    #[error("{client} and {vip} are of different address families")]
+    Families {
+        /// The client.
+        client: IpAddr,
+        /// The VIP.
+        vip: IpAddr,
+    },
     /// The view could not be made into JSON.
     #[error("cannot make JSON")]
     Json(#[source] serde_json::Error),

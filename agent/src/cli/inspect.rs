@@ -122,8 +122,11 @@ fn ifindex(name: &str) -> Result<u32, String> {
 }
 
 impl LookupArgs {
-    fn request(&self) -> Request {
-        Request {
+    fn request(&self) -> Result<Request, InspectError> {
+        if self.client.is_ipv4() != self.vip.is_ipv4() {
+            return Err(InspectError::Families { client: self.client.ip(), vip: self.vip.ip() });
+        }
+        Ok(Request {
             client: self.client,
             vip: self.vip,
             protocol: match self.protocol {
@@ -138,7 +141,7 @@ impl LookupArgs {
             },
             ifindex: self.interface,
             vlan: self.vlan,
-        }
+        })
     }
 }
 
@@ -174,7 +177,7 @@ impl Inspect {
             What::Flows { limit } => write(&Flows::read(&maps, &clock, *limit)?, format, out),
             What::Neighbors => write(&Neighbors::read(&maps)?, format, out),
             What::Stats { all } => write(&Stats::read(&maps, *all)?, format, out),
-            What::Lookup(packet) => write(&lookup::walk(&maps, &clock, &packet.request())?, format, out),
+            What::Lookup(packet) => write(&lookup::walk(&maps, &clock, &packet.request()?)?, format, out),
             What::Maps => write(&MapList::read(&Pins::new(pin_path))?, format, out),
             What::Prog => write(&Programs::read(&Pins::new(pin_path))?, format, out),
         }
@@ -213,7 +216,7 @@ mod tests {
     #[test]
     fn a_lookup_takes_a_packet() {
         let request = |arguments: &str| match parse(&format!("lookup {arguments}")).map(|inspect| inspect.what) {
-            Ok(What::Lookup(packet)) => Ok(packet.request()),
+            Ok(What::Lookup(packet)) => Ok(packet.request().unwrap()),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error),
         };
@@ -234,6 +237,10 @@ mod tests {
         ] {
             assert!(request(bad).is_err(), "{bad}");
         }
+        let Ok(What::Lookup(mixed)) = parse("lookup [2001:db8::1]:1 192.0.2.10:80").map(|inspect| inspect.what) else {
+            panic!("both are addresses")
+        };
+        assert!(matches!(mixed.request(), Err(InspectError::Families { .. })));
     }
 
     #[test]

@@ -64,7 +64,7 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
     for link in &done.detached {
         match link {
             Some((LinkKind::Xdp, ifindex)) => {
-                writeln!(out, "detached {XDP_PROGRAM} from {}", names::interface(*ifindex))?
+                writeln!(out, "detached {XDP_PROGRAM} from {}", names::interface(*ifindex))?;
             }
             Some((LinkKind::Egress, ifindex)) => {
                 writeln!(out, "detached {EGRESS_PROGRAM} from {}", names::interface(*ifindex))?;

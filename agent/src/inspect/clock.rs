@@ -52,7 +52,8 @@ impl Clock {
     /// From now to `deadline`, nanoseconds of `CLOCK_BOOTTIME`; `Err`: since it passed.
     pub fn until(&self, deadline: u64) -> Result<Duration, Duration> {
         let deadline = Duration::from_nanos(deadline);
-        deadline.checked_sub(self.boottime).filter(|left| !left.is_zero()).ok_or_else(|| self.boottime - deadline)
+        let left = deadline.saturating_sub(self.boottime);
+        if left.is_zero() { Err(self.boottime.saturating_sub(deadline)) } else { Ok(left) }
     }
 }
 

@@ -57,8 +57,8 @@ pub enum Outcome {
         backend: Endpoint,
         /// The frame's new destination.
         mac: String,
-        /// The frame's new source; `None`: no interface is attached.
-        source_mac: Option<String>,
+        /// The frame's new source.
+        source_mac: String,
         /// The interface it leaves by.
         interface: String,
     },
@@ -105,8 +105,7 @@ impl Outcome {
                 Cell::toned(format!("delivered here, translated to {}", backend.text()), Tone::Good)
             }
             Self::HandedOver { backend, mac, source_mac, interface } => {
-                let source = source_mac.as_deref().unwrap_or("?");
-                let text = format!("handed over for {}: {source} to {mac} by {interface}", backend.text());
+                let text = format!("handed over for {}: {source_mac} to {mac} by {interface}", backend.text());
                 Cell::toned(text, Tone::Good)
             }
             Self::Dropped { reason } => Cell::toned(format!("dropped: {reason}"), Tone::Bad),

@@ -56,7 +56,9 @@ impl Neighbors {
         for (mac, node) in maps.read_peers()? {
             peers.entry(node).or_default().push(mac.to_string());
         }
-        peers.values_mut().for_each(|macs| macs.sort());
+        for macs in peers.values_mut() {
+            macs.sort();
+        }
         let view = |(index, (label, node)): (u32, (NodeLabel, Node))| NeighborView {
             index,
             node: label.to_string(),

@@ -83,7 +83,7 @@ impl Services {
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let claims = maps.read_services()?;
         let names = Names::read(maps)?;
-        let slots = claims.values().map(|value| value.slot + 1).max().unwrap_or(0);
+        let slots = claims.values().map(|value| value.slot.saturating_add(1)).max().unwrap_or(0);
         let counts = maps.read_service_stats(slots)?;
         let mut tables = Tables::new(maps);
         let mut services = Vec::with_capacity(claims.len());

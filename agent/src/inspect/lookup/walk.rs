@@ -108,8 +108,8 @@ impl<E: Entries> Walk<'_, E> {
         if target.is_local() { self.deliver(&key, &target) } else { self.hand_over(&target, interface) }
     }
 
-    /// The VIP, and the MAC of the interface that the frame comes in by; `None`: not ours.
-    fn vip(&mut self) -> Result<Option<(VipValue, Option<Interface>)>, MapsError> {
+    /// The VIP, and the interface that the frame comes in by; `None`: not ours.
+    fn vip(&mut self) -> Result<Option<(VipValue, Interface)>, MapsError> {
         let address = self.request.vip.ip();
         let (IpAddr::V4(_), Some(vip)) = (address, self.entries.vip(&address.into())?) else {
             let why = if address.is_ipv4() { "is not a VIP" } else { "is IPv6, which is not balanced" };
@@ -125,12 +125,12 @@ impl<E: Entries> Walk<'_, E> {
         let on = announced.iter().map(|(ifindex, _)| names::interface(*ifindex)).collect::<Vec<_>>().join(",");
         let on = if on.is_empty() { "no interface".to_owned() } else { on };
         let vlan = if vip.vlan == 0 { String::new() } else { format!(" VLAN {}", vip.vlan) };
-        let Some((_, interface)) = entered.filter(|_| self.request.vlan.is_none_or(|vlan| vlan == vip.vlan)) else {
+        let Some(&(_, interface)) = entered.filter(|_| self.request.vlan.is_none_or(|vlan| vlan == vip.vlan)) else {
             self.note("vip", format!("{address} is announced on {on}{vlan}, not where the frame comes in"));
             return Ok(None);
         };
         self.note("vip", format!("{address} is announced on {on}{vlan}"));
-        Ok(Some((vip, Some(*interface))))
+        Ok(Some((vip, interface)))
     }
 
     fn target(&self, index: u32) -> Result<Option<Target>, MapsError> {
@@ -307,7 +307,7 @@ impl<E: Entries> Walk<'_, E> {
         Ok(Ok(Outcome::Delivered { backend }))
     }
 
-    fn hand_over(&mut self, target: &Target, entered: Option<Interface>) -> Found<Outcome> {
+    fn hand_over(&mut self, target: &Target, entered: Interface) -> Found<Outcome> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         let Some(node) = self.attached(target)? else {
@@ -318,7 +318,7 @@ impl<E: Entries> Walk<'_, E> {
         Ok(Ok(Outcome::HandedOver {
             backend,
             mac: node.mac.to_string(),
-            source_mac: entered.map(|interface| interface.mac.handover().to_string()),
+            source_mac: entered.mac.handover().to_string(),
             interface: names::interface(node.ifindex),
         }))
     }

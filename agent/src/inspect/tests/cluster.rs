@@ -65,16 +65,16 @@ impl Cluster {
         cluster.place();
         cluster.nodes();
         cluster.backends();
-        for (slot, (vip, port, protocol, owner, backends, local)) in (0..).zip([
-            (1, 80, Protocol::Tcp, ("shop", "web"), &[0, 1][..], &[0][..]),
-            (1, 53, Protocol::Udp, ("dns", "dns"), &[1], &[]),
-            (1, 443, Protocol::Tcp, ("shop", "tls"), &[], &[]),
-            (1, 8080, Protocol::Tcp, ("shop", "far"), &[2], &[]),
-            (1, 81, Protocol::Tcp, ("shop", "admin"), &[0], &[0]),
-            (1, 90, Protocol::Tcp, ("shop", "many"), &[1, 4, 1, 4, 5], &[]),
-            (2, 80, Protocol::Tcp, ("shop", "vlan"), &[0], &[0]),
+        for (slot, (claim, owner, backends, local)) in (0..).zip([
+            ((1, 80, Protocol::Tcp), ("shop", "web"), &[0, 1][..], &[0][..]),
+            ((1, 53, Protocol::Udp), ("dns", "dns"), &[1], &[]),
+            ((1, 443, Protocol::Tcp), ("shop", "tls"), &[], &[]),
+            ((1, 8080, Protocol::Tcp), ("shop", "far"), &[2], &[]),
+            ((1, 81, Protocol::Tcp), ("shop", "admin"), &[0], &[0]),
+            ((1, 90, Protocol::Tcp), ("shop", "many"), &[1, 4, 1, 4, 5], &[]),
+            ((2, 80, Protocol::Tcp), ("shop", "vlan"), &[0], &[0]),
         ]) {
-            cluster.service(slot, vip, port, protocol, owner, backends, local);
+            cluster.service(slot, claim, owner, backends, local);
         }
         cluster.counts();
         Some(cluster)
@@ -141,13 +141,10 @@ impl Cluster {
         (first, LENGTH)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the columns of the table above")]
     fn service(
         &mut self,
         slot: u32,
-        vip: u32,
-        port: u16,
-        protocol: Protocol,
+        (vip, port, protocol): (u32, u16, Protocol),
         (namespace, name): (&str, &str),
         backends: &[u32],
         local: &[u32],

@@ -81,9 +81,7 @@ fn told(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Passed => "passed".to_owned(),
         Outcome::Delivered { backend } => format!("delivered to {}:{}", backend.address, backend.port),
-        Outcome::HandedOver { mac, source_mac, .. } => {
-            format!("handed over from {} to {mac}", source_mac.as_deref().unwrap())
-        }
+        Outcome::HandedOver { mac, source_mac, .. } => format!("handed over from {source_mac} to {mac}"),
         Outcome::Dropped { reason } => format!("dropped: {reason}"),
     }
 }
@@ -97,7 +95,7 @@ fn requests() -> Vec<Request> {
                     .into_iter()
                     .chain([(8080, Protocol::Tcp), (9999, Protocol::Tcp), (53, Protocol::Udp), (80, Protocol::Udp)])
             {
-                let packets = (0..8).map(|i| Request { source, syn, ..request(5000 + i, port, protocol) });
+                let packets = (0..8).map(|i| Request { syn, source, ..request(5000 + i, port, protocol) });
                 requests.extend(packets);
             }
         }
