@@ -1,3 +1,5 @@
 //! The command line.
 
+pub mod inspect;
 pub mod table;
+pub mod unload;

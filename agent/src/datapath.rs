@@ -4,6 +4,8 @@ pub mod apply;
 pub mod load;
 pub mod maps;
 pub mod pins;
+mod syscall;
+pub mod unload;
 
 use aya::include_bytes_aligned;
 

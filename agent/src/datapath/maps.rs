@@ -175,7 +175,10 @@ impl Maps {
         match path.try_exists() {
             Ok(true) => {}
             Ok(false) => return Err(MapsError::NotLoaded { path }),
-            Err(source) => return Err(MapsError::NoPermission { path, source }),
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(MapsError::NoPermission { path, source });
+            }
+            Err(error) => return Err(MapsError::Open { path, source: error.into() }),
         }
         check_abi(&pins)?;
         Self::open_all(&pins)

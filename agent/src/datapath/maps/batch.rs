@@ -14,15 +14,10 @@ use aya::{
     maps::{IterableMap, MapData},
 };
 
+use crate::datapath::syscall::{Command, bpf};
+
 /// Elements of one system call.
 const CHUNK: usize = 4096;
-
-/// `bpf_cmd` of include/uapi/linux/bpf.h.
-#[derive(Clone, Copy)]
-enum Command {
-    Lookup = 24,
-    Update = 26,
-}
 
 /// The `batch` member of `union bpf_attr` (include/uapi/linux/bpf.h).
 #[repr(C)]
@@ -36,16 +31,6 @@ struct Attributes {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
-}
-
-/// Runs `command`; the attributes' pointers must be valid for it, as the callers below argue.
-fn bpf(command: Command, attributes: &mut Attributes) -> io::Result<()> {
-    // SAFETY: the attributes are the kernel's `union bpf_attr` up to its `batch` member's end, and live and writable
-    // during the call. The buffers that they point to are argued for where the pointers are made.
-    let result = unsafe {
-        libc::syscall(libc::SYS_bpf, command as libc::c_int, std::ptr::from_mut(attributes), size_of::<Attributes>())
-    };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// A walk over a map: the keys and values so far, and where to go on.
@@ -80,10 +65,11 @@ impl<'map, K: Pod, V: Pod> Walk<'map, K, V> {
             map_fd: self.fd.as_raw_fd().cast_unsigned(),
             ..Attributes::default()
         };
-        // The kernel writes at most `count` keys and `count * width` values, for which there is room; both batch
-        // positions are four bytes, for arrays (their key) and for hash maps (a bucket) alike.
-        match bpf(Command::Lookup, &mut attributes) {
-            Ok(()) => {}
+        // SAFETY: the kernel writes at most `count` keys and `count * width` values, for which there is room, and
+        // both batch positions are four bytes, for arrays (their key) and for hash maps (a bucket) alike.
+        let result = unsafe { bpf(Command::MapLookupBatch, &mut attributes) };
+        match result {
+            Ok(_) => {}
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => self.ended = true,
             Err(error) => return Err(error),
         }
@@ -147,7 +133,6 @@ pub(super) fn write<V: Pod>(map: &mut impl IterableMap<u32, V>, first: u32, valu
     let mut indices = first..=u32::MAX;
     for values in values.chunks(CHUNK) {
         let keys: Vec<u32> = indices.by_ref().take(values.len()).collect();
-        // The kernel reads `count` keys and values, and there are no fewer of either.
         let mut attributes = Attributes {
             keys: keys.as_ptr() as u64,
             values: values.as_ptr() as u64,
@@ -155,7 +140,8 @@ pub(super) fn write<V: Pod>(map: &mut impl IterableMap<u32, V>, first: u32, valu
             map_fd: fd,
             ..Attributes::default()
         };
-        bpf(Command::Update, &mut attributes)?;
+        // SAFETY: the kernel reads `count` keys and values, and there are no fewer of either.
+        unsafe { bpf(Command::MapUpdateBatch, &mut attributes) }?;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ const BPFFS: &str = "/sys/fs/bpf";
 pub(crate) struct Fixture {
     pub(crate) pins: Pins,
     pub(crate) maps: Maps,
-    _ebpf: Ebpf,
+    pub(crate) ebpf: Ebpf,
 }
 
 impl Fixture {
@@ -30,7 +30,7 @@ impl Fixture {
         let ebpf = load(&pins);
         let mut maps = Maps::open(pins.root()).unwrap();
         maps.config.set(0, Config { abi: ABI_VERSION, next_vip: 1, hz: 250, ..Config::default() }, 0).unwrap();
-        Some(Self { pins, maps, _ebpf: ebpf })
+        Some(Self { pins, maps, ebpf })
     }
 }
 

@@ -101,3 +101,14 @@ fn counts_are_summed_over_the_cpus() {
         assert_eq!((count.packets, count.bytes), (packets, 100 * packets), "{}", reason.name());
     }
 }
+
+#[test]
+fn a_user_without_rights_is_told_what_it_takes() {
+    let Some(fixture) = Fixture::new() else { return };
+    let nobody = 65_534;
+    // SAFETY: plain integers. The bare system call changes this thread alone, and the test's thread ends with it.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) }, 0);
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert!(matches!(error, MapsError::NoPermission { .. }), "{error}");
+    assert!(error.to_string().starts_with("no permission to open /sys/fs/bpf/vipmux/maps"), "{error}");
+}
