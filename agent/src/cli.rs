@@ -1,5 +1,6 @@
 //! The command line.
 
+pub mod agent;
 pub mod inspect;
 pub mod table;
 pub mod unload;

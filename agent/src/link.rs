@@ -142,7 +142,7 @@ impl Interface {
     }
 
     /// The length of the longest of its subnets' prefixes that holds `address`, in bits.
-    fn subnet(&self, address: IpAddr) -> Option<u8> {
+    pub fn subnet(&self, address: IpAddr) -> Option<u8> {
         let prefixes = self.addresses.iter().filter(|(own, prefix)| same_subnet(*own, address, *prefix));
         prefixes.map(|&(_, prefix)| prefix).max()
     }

@@ -38,27 +38,27 @@ pub enum KernelError {
 }
 
 /// The time since boot, sleep included: what the fence counts in.
-pub fn boottime() -> Result<Duration, KernelError> {
+pub(super) fn boottime() -> Result<Duration, KernelError> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(KernelError::Clock)
 }
 
 /// See the module.
-pub struct Kernel {
+pub(super) struct Kernel {
     /// The maps.
-    pub maps: Maps,
+    pub(super) maps: Maps,
     /// The programs.
-    pub programs: Programs,
+    pub(super) programs: Programs,
     observed: Observed,
     election: Election,
     /// At least one announcing interface has a carrier.
-    pub carrier: bool,
+    pub(super) carrier: bool,
     beaten: Duration,
     yields: u64,
 }
 
 impl Kernel {
     /// Loads the programs, and reads what an earlier agent left in the maps.
-    pub fn open(pins: Pins, flows: u32, local: NodeName) -> Result<Self, KernelError> {
+    pub(super) fn open(pins: Pins, flows: u32, local: NodeName) -> Result<Self, KernelError> {
         let (programs, mut maps) = load::load(pins, flows)?;
         if maps.read_config()?.abi == 0 {
             maps.apply(&Step::Config(new_config()))?;
@@ -70,18 +70,18 @@ impl Kernel {
     }
 
     /// The mirror.
-    pub fn observed(&self) -> &Observed {
+    pub(super) fn observed(&self) -> &Observed {
         &self.observed
     }
 
     /// Whether this node leads the VIP.
-    pub fn leads(&self, vip: Vip) -> bool {
+    pub(super) fn leads(&self, vip: Vip) -> bool {
         self.election.leads(vip)
     }
 
     /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile; what it did is
     /// returned with what found no room.
-    pub fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
+    pub(super) fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
         let Plan { steps, refused } = plan::plan(desired, &self.observed, boottime()?)?;
         let mut commands = Vec::new();
         for step in &steps {
@@ -106,12 +106,12 @@ impl Kernel {
     }
 
     /// Tells the state machine who was chosen, now that the maps are in sync.
-    pub fn choose(&mut self, leaders: BTreeMap<Vip, Option<NodeName>>) -> Result<Vec<Command>, KernelError> {
+    pub(super) fn choose(&mut self, leaders: BTreeMap<Vip, Option<NodeName>>) -> Result<Vec<Command>, KernelError> {
         self.decide(Input::Chosen(leaders))
     }
 
     /// One turn of the agent's loop: gathers evidence, and extends the fence.
-    pub fn beat(&mut self) -> Result<Vec<Command>, KernelError> {
+    pub(super) fn beat(&mut self) -> Result<Vec<Command>, KernelError> {
         let asked = boottime()?;
         self.beaten = asked;
         let mut commands = self.notice_yields()?;
@@ -169,11 +169,7 @@ impl Kernel {
     fn set_leading(&mut self, vip: Vip, leading: bool) -> Result<(), KernelError> {
         let address = Address::from(vip.0);
         let Some(mut value) = self.observed.vips().get(&address).copied() else { return Ok(()) };
-        let flags = if leading {
-            value.flags & !VIP_YIELDED | VIP_LEADING
-        } else {
-            value.flags & !VIP_LEADING
-        };
+        let flags = if leading { value.flags & !VIP_YIELDED | VIP_LEADING } else { value.flags & !VIP_LEADING };
         if flags == value.flags {
             return Ok(());
         }

@@ -24,7 +24,7 @@ pub enum PrivilegeError {
 }
 
 /// Checks that every needed capability is effective.
-pub fn check() -> Result<(), PrivilegeError> {
+pub(super) fn check() -> Result<(), PrivilegeError> {
     let status = fs::read_to_string("/proc/self/status").map_err(PrivilegeError::Unknown)?;
     let effective = effective(&status).ok_or_else(|| PrivilegeError::Unknown(io::ErrorKind::InvalidData.into()))?;
     let missing = missing(effective);
