@@ -142,6 +142,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         snat: IdentitySnat::open()?,
         attached: BTreeMap::new(),
         ready: false,
+        changed: false,
         refused: BTreeSet::new(),
         retry: None,
         options,
@@ -176,6 +177,7 @@ fn flows_by_memory() -> u32 {
 struct Attached {
     bit: u32,
     mac: Mac,
+    carrier: bool,
 }
 
 struct Agent {
@@ -186,6 +188,8 @@ struct Agent {
     snat: IdentitySnat,
     attached: BTreeMap<u32, Attached>,
     ready: bool,
+    /// An interface or its MAC is new, so what is led must be announced there.
+    changed: bool,
     /// VIPs and the like that were refused, as last told.
     refused: BTreeSet<String>,
     /// When to try again what found no room.
@@ -224,34 +228,30 @@ impl Agent {
             let settled = Arc::clone(&settled.borrow_and_update());
             let links = Arc::clone(&links.borrow_and_update());
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
-            self.attach(&links, &settled)?;
+            let mut complaints = BTreeSet::new();
+            self.attach(&links, &settled, &mut complaints)?;
             let wanted = settled.nodes.values().flatten().copied().collect();
             monitor.resolve(self.attached.keys().copied().collect(), wanted);
-            self.update(&links, &settled, &neighbors)?;
+            self.update(&links, &settled, &neighbors, complaints)?;
         }
     }
 
-    /// Attaches the programs where they are not yet, and follows carriers and MACs.
-    fn attach(&mut self, links: &Links, settled: &Settled) -> Result<(), AgentError> {
+    /// Attaches the programs where they are not yet, and follows carriers and MACs. Once the agent is ready, an interface
+    /// that cannot be used is told and stops nothing.
+    fn attach(
+        &mut self,
+        links: &Links,
+        settled: &Settled,
+        complaints: &mut BTreeSet<String>,
+    ) -> Result<(), AgentError> {
         self.kernel.carrier = false;
-        let wanted = self.wanted(links, settled)?;
-        let before = self.kernel.maps.read_interfaces()?;
-        for interface in &wanted {
-            let Some(mac) = interface.mac else { continue };
-            self.kernel.carrier |= interface.carrier;
-            if self.attached.get(&interface.ifindex).is_some_and(|attached| attached.mac == mac) {
-                continue;
+        for interface in self.wanted(links, settled)? {
+            match self.attach_to(interface) {
+                Err(error) if self.ready => {
+                    complaints.insert(format!("{:#}", anyhow::Error::from(error)));
+                }
+                result => result?,
             }
-            let known = before.get(&interface.ifindex);
-            let Some(bit) = known.map(|known| known.bit).or_else(|| self.free_bit(&before)) else { continue };
-            let generic = known.map(|known| known.flags & INTERFACE_GENERIC != 0);
-            let (name, ifindex) = (&interface.name, interface.ifindex);
-            let generic =
-                self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
-            let flags = if generic { INTERFACE_GENERIC } else { 0 };
-            self.kernel.maps.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
-            self.attached.insert(ifindex, Attached { bit, mac });
-            tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");
         }
         let gone: Vec<u32> = self.attached.keys().copied().filter(|ifindex| links.get(*ifindex).is_none()).collect();
         for ifindex in gone {
@@ -260,6 +260,41 @@ impl Agent {
             self.kernel.maps.write_interface(ifindex, abi::Interface::default())?;
             tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
         }
+        if self.attached.is_empty() {
+            let node = &self.options.node;
+            complaints
+                .insert(format!("there is no interface to announce on yet: Node {node} shows no IPv4 InternalIP"));
+        }
+        Ok(())
+    }
+
+    fn attach_to(&mut self, interface: &Interface) -> Result<(), AgentError> {
+        let Some(mac) = interface.mac else { return Ok(()) };
+        let (name, ifindex, carrier) = (&interface.name, interface.ifindex, interface.carrier);
+        self.kernel.carrier |= carrier;
+        let before = self.attached.get(&ifindex).copied();
+        if before.is_some_and(|before| before.mac == mac) {
+            if let Some(attached) = self.attached.get_mut(&ifindex) {
+                attached.carrier = carrier;
+            }
+            if carrier && before.is_some_and(|before| !before.carrier) {
+                self.announcer.again(ifindex, Instant::now());
+            }
+            return Ok(());
+        }
+        let known = self.kernel.maps.read_interfaces()?;
+        let pinned = known.get(&ifindex);
+        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
+            return Err(AgentError::TooManyInterfaces(known.len() + 1));
+        };
+        let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
+        let generic =
+            self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
+        let flags = if generic { INTERFACE_GENERIC } else { 0 };
+        self.kernel.maps.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
+        self.attached.insert(ifindex, Attached { bit, mac, carrier });
+        self.changed = true;
+        tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");
         Ok(())
     }
 
@@ -285,8 +320,13 @@ impl Agent {
     }
 
     /// Brings the kernel to what is settled, then tells the election who was chosen.
-    fn update(&mut self, links: &Links, settled: &Settled, neighbors: &Neighbors) -> Result<(), AgentError> {
-        let mut complaints = BTreeSet::new();
+    fn update(
+        &mut self,
+        links: &Links,
+        settled: &Settled,
+        neighbors: &Neighbors,
+        mut complaints: BTreeSet<String>,
+    ) -> Result<(), AgentError> {
         let desired = self.desired(links, settled, neighbors, &mut complaints);
         let (refused, commands) = self.kernel.sync(&desired)?;
         self.react(&commands);
@@ -300,6 +340,11 @@ impl Agent {
         self.react(&commands);
         settle::tell(&self.refused, &complaints);
         self.refused = complaints;
+        if std::mem::take(&mut self.changed) {
+            for vip in desired.vips.keys().filter(|vip| self.kernel.leads(**vip)).copied().collect::<Vec<_>>() {
+                self.lead(vip);
+            }
+        }
         if !self.ready && !self.attached.is_empty() {
             self.ready = true;
             let commands = self.kernel.beat()?;
