@@ -179,7 +179,7 @@ impl Inspect {
             What::Stats { all } => write(&Stats::read(&maps, *all)?, format, out),
             What::Lookup(packet) => write(&lookup::walk(&maps, &clock, &packet.request()?)?, format, out),
             What::Maps => write(&MapList::read(&Pins::new(pin_path))?, format, out),
-            What::Prog => write(&Programs::read(&Pins::new(pin_path))?, format, out),
+            What::Prog => write(&Programs::read(&Pins::new(pin_path), &maps)?, format, out),
         }
     }
 }

@@ -15,9 +15,11 @@ use crate::{
         unload::{UnloadError, Unloaded, unload},
     },
     inspect::names,
+    snat::{IdentitySnat, SnatError},
 };
 
-/// Stop answering for this node's VIPs, detach the programs and remove every trace of vipmux from the kernel
+/// Stop answering for this node's VIPs, detach the programs and remove every trace of vipmux from the kernel: pins,
+/// maps and the nftables table of this network namespace
 #[derive(Clone, Debug, Args)]
 pub struct Unload {
     /// Where everything is pinned
@@ -31,6 +33,9 @@ pub enum UnloadCommandError {
     /// Something could not be taken out of the kernel.
     #[error(transparent)]
     Unload(#[from] UnloadError),
+    /// The nftables table could not be removed.
+    #[error("cannot remove vipmux's nftables table")]
+    Snat(#[from] SnatError),
     /// The system's clocks could not be read.
     #[error("cannot read the clock")]
     Clock(#[from] nix::Error),
@@ -42,11 +47,18 @@ pub enum UnloadCommandError {
 impl Unload {
     /// Unloads, and says on standard output what it did.
     pub fn run(&self) -> Result<(), UnloadCommandError> {
+        self.write(&mut io::stdout().lock())
+    }
+
+    fn write(&self, out: &mut impl Write) -> Result<(), UnloadCommandError> {
         let pins = Pins::new(&self.pin_path);
         let boottime = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
         let now = std::time::Duration::from(boottime).as_nanos();
         let done = unload(&pins, u64::try_from(now).unwrap_or(u64::MAX))?;
-        quiet_pipe(tell(&pins, done.as_ref(), &mut io::stdout().lock())).map_err(UnloadCommandError::Output)
+        let told = quiet_pipe(tell(&pins, done.as_ref(), out));
+        // Also where nothing is pinned: the table may be all that is left.
+        IdentitySnat::open()?.remove()?;
+        told.map_err(UnloadCommandError::Output)
     }
 }
 
@@ -85,7 +97,16 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeSet, net::Ipv4Addr};
+
+    use nix::sched::{CloneFlags, unshare};
+
     use super::*;
+    use crate::{
+        datapath::maps::fixture::mounted,
+        model::Protocol,
+        snat::{LocalBackend, Synced},
+    };
 
     fn told(done: Option<&Unloaded>) -> String {
         let mut out = Vec::new();
@@ -102,6 +123,20 @@ mod tests {
             "stopped answering for 3 VIPs\ndetached vipmux_xdp from lo\ndetached vipmux_egress from if4294967295\n\
              detached a link of another name\nremoved 2 programs, 17 maps and /p\n"
         );
+    }
+
+    #[test]
+    fn the_nftables_table_goes_too_even_where_nothing_is_pinned() {
+        let Some(pins) = mounted() else { return };
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let backend = LocalBackend { address: Ipv4Addr::new(10, 0, 0, 1), protocol: Protocol::Tcp, port: 80 };
+        let (backends, mut snat) = (BTreeSet::from([backend]), IdentitySnat::open().unwrap());
+        snat.sync(&backends).unwrap();
+        assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
+        let mut out = Vec::new();
+        Unload { pin_path: pins.root().into() }.write(&mut out).unwrap();
+        assert!(out.starts_with(b"nothing to unload"));
+        assert_eq!(snat.sync(&backends).unwrap(), Synced::Replaced, "it was gone");
     }
 
     #[test]

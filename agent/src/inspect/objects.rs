@@ -9,6 +9,7 @@ use std::{
 
 use aya::{maps::MapInfo, programs::ProgramInfo};
 use serde::Serialize;
+use vipmux_common::abi::INTERFACE_GENERIC;
 
 use super::{InspectError, Report, names};
 use crate::{
@@ -85,7 +86,27 @@ pub struct ProgramView {
     /// When it was loaded, seconds since 1970-01-01 UTC; `None`: the kernel does not say.
     pub loaded_at: Option<u64>,
     /// The interfaces it is attached to, by pinned links.
-    pub interfaces: Vec<String>,
+    pub attached: Vec<Attachment>,
+}
+
+/// A program on an interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Attachment {
+    /// The interface, by name.
+    pub interface: String,
+    /// XDP runs in the stack there, not in the driver; `None`: not an XDP program.
+    pub generic: Option<bool>,
+}
+
+impl Attachment {
+    fn text(&self) -> String {
+        let mode = match self.generic {
+            Some(true) => " (generic)",
+            Some(false) => " (native)",
+            None => "",
+        };
+        format!("{}{mode}", self.interface)
+    }
 }
 
 /// Both programs, as far as they are pinned.
@@ -107,7 +128,8 @@ fn names_in(folder: &Path) -> Result<Vec<String>, InspectError> {
 
 impl Programs {
     /// Reads them.
-    pub fn read(pins: &Pins) -> Result<Self, InspectError> {
+    pub fn read(pins: &Pins, maps: &Maps) -> Result<Self, InspectError> {
+        let interfaces = maps.read_interfaces()?;
         let mut links: Vec<_> = names_in(&pins.links())?.iter().filter_map(|name| Pins::parse_link(name)).collect();
         links.sort_unstable();
         let mut programs = Vec::new();
@@ -120,13 +142,19 @@ impl Programs {
                 what: path.display().to_string(),
                 source: io::Error::other(error),
             })?;
-            let attached = links.iter().filter(|(found, _)| *found == kind);
+            let attached = links.iter().filter(|(found, _)| *found == kind).map(|(_, ifindex)| Attachment {
+                interface: names::interface(*ifindex),
+                generic: interfaces
+                    .get(ifindex)
+                    .filter(|_| kind == LinkKind::Xdp)
+                    .map(|interface| interface.flags & INTERFACE_GENERIC != 0),
+            });
             programs.push(ProgramView {
                 name,
                 id: info.id(),
                 tag: format!("{:016x}", info.tag()),
                 loaded_at: info.loaded_at().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map(|at| at.as_secs()),
-                interfaces: attached.map(|(_, ifindex)| names::interface(*ifindex)).collect(),
+                attached: attached.collect(),
             });
         }
         Ok(Self { programs })
@@ -137,10 +165,10 @@ impl Report for Programs {
     const KIND: &'static str = "prog";
 
     fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
-        let mut table = Table::new(&["PROGRAM", "ID", "TAG", "INTERFACES"]).right_aligned(&["ID"]);
+        let mut table = Table::new(&["PROGRAM", "ID", "TAG", "ATTACHED TO"]).right_aligned(&["ID"]);
         for program in &self.programs {
-            let (id, interfaces) = (program.id.to_string(), program.interfaces.join(","));
-            table.row([program.name, &id, &program.tag, &interfaces]);
+            let attached: Vec<_> = program.attached.iter().map(Attachment::text).collect();
+            table.row([program.name, &program.id.to_string(), &program.tag, &attached.join(",")]);
         }
         table.print_with(out, colour)
     }

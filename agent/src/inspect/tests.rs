@@ -5,14 +5,28 @@ mod program;
 
 use std::time::Duration;
 
+use aya::programs::{Xdp, XdpMode, links::FdLink};
+use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 
 use self::cluster::{Cluster, HZ, clock};
 use super::{
-    Format, Report, backends::Backends, flows::Flows, lookup, neighbors::Neighbors, objects::MapList,
-    services::Services, stats::Stats, vips::Vips, write,
+    Format, Report,
+    backends::Backends,
+    flows::Flows,
+    lookup,
+    neighbors::Neighbors,
+    objects::{MapList, Programs},
+    services::Services,
+    stats::Stats,
+    vips::Vips,
+    write,
 };
-use crate::cli::table::Colour;
+use crate::{
+    cli::table::Colour,
+    datapath::pins::{LinkKind, XDP_PROGRAM},
+    model::Protocol,
+};
 
 fn text(report: &impl Report) -> String {
     let mut out = Vec::new();
@@ -204,10 +218,27 @@ fn all_maps_are_listed_with_their_sizes() {
 }
 
 #[test]
+fn programs_are_listed_with_where_they_are_attached() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    let pins = cluster.fixture.pins.clone();
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    let xdp: &mut Xdp = cluster.fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+    xdp.load().unwrap();
+    xdp.pin(pins.program(XDP_PROGRAM)).unwrap();
+    let link = xdp.attach("lo", XdpMode::Skb).and_then(|id| xdp.take_link(id)).unwrap();
+    FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Xdp, 1)).unwrap();
+    let info = xdp.info().unwrap();
+    let programs = Programs::read(&pins, &cluster.maps()).unwrap();
+    let [program] = programs.programs.as_slice() else { panic!("one is pinned: {programs:?}") };
+    assert_eq!((program.name, program.id), (XDP_PROGRAM, info.id()));
+    assert_eq!(json(&programs)["programs"][0]["attached"], json!([{"interface": "lo", "generic": true}]));
+    assert!(text(&programs).ends_with("  lo (generic)\n"), "{}", text(&programs));
+}
+
+#[test]
 fn a_lookup_tells_each_step_and_the_verdict() {
     let Some(cluster) = Cluster::new() else { return };
-    let answer =
-        lookup::walk(&cluster.maps(), &clock(), &cluster::request(4000, 53, crate::model::Protocol::Udp)).unwrap();
+    let answer = lookup::walk(&cluster.maps(), &clock(), &cluster::request(4000, 53, Protocol::Udp)).unwrap();
     assert_eq!(
         text(&answer),
         "\

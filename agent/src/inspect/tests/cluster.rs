@@ -6,8 +6,9 @@ use aya::{maps::PerCpuValues, util::nr_cpus};
 use vipmux_common::{
     abi::{
         ABI_VERSION, Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason, FLOW_CLIENT_FIN,
-        FLOW_RESET, Fence, FlowKey, FlowValue, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, ReverseKey,
-        ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VIP_LEADING, VIP_YIELDED, VipValue,
+        FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node,
+        NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VIP_LEADING,
+        VIP_YIELDED, VipValue,
     },
     hash,
 };
@@ -87,12 +88,18 @@ impl Cluster {
 
     fn place(&mut self) {
         let maps = &mut self.fixture.maps;
-        let config =
-            Config { abi: ABI_VERSION, next_vip: 3, hz: HZ, tcp_idle: IDLE, udp_idle: IDLE, closed_linger: 10 * HZ };
+        let config = Config {
+            abi: ABI_VERSION,
+            hz: HZ,
+            tcp_idle: IDLE,
+            udp_idle: IDLE,
+            closed_linger: 10 * HZ,
+            ..Config::default()
+        };
         maps.config.set(0, config, 0).unwrap();
         maps.fence.set(0, Fence { deadline: 1_000_250_000_000 }, 0).unwrap();
         // The loopback: what BPF_PROG_TEST_RUN lets frames come in by.
-        maps.interfaces.set(1, Interface { mac: mac(10), bit: 1, reserved: 0 }, 0).unwrap();
+        maps.interfaces.set(1, Interface { mac: mac(10), bit: 1, flags: INTERFACE_GENERIC }, 0).unwrap();
         let leading = VipValue { id: 1, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 3 };
         maps.vips.insert(address("192.0.2.10"), leading, 0).unwrap();
         let yielded = VipValue { id: 2, flags: VIP_YIELDED, interfaces: 1, vlan: 7, epoch: 5 };
