@@ -137,6 +137,17 @@ impl Book {
         commands
     }
 
+    /// What the kernel is to be asked when a cable may have been plugged in: to try again now all that did not answer.
+    pub(super) fn hurry(&self) -> Vec<Command> {
+        let silent = |(&address, place): (&IpAddr, &Place)| match *place {
+            Place::OnLink { ifindex, entry: Some(entry), .. } if entry.valid().is_none() => {
+                Some(Command::Keep { ifindex, address, new: false })
+            }
+            _ => None,
+        };
+        self.places.iter().filter_map(silent).collect()
+    }
+
     /// Whether [`Self::care`] has something.
     pub(super) fn needs_care(&self) -> bool {
         self.places.iter().any(|(&address, place)| place.neglected(address).is_some())

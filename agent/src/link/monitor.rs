@@ -207,7 +207,7 @@ impl Follower {
                 match Session::open().await {
                     Ok(session) => break session,
                     Err(error) => {
-                        warn!(error = &error as &dyn std::error::Error, "cannot follow the network interfaces")
+                        warn!(error = &error as &dyn std::error::Error, "cannot follow the network interfaces");
                     }
                 }
             };
@@ -257,6 +257,8 @@ impl Follower {
         } else if changed.links {
             // Addresses may be on another interface now, or on none.
             self.place(session).await?;
+            let commands = session.book.hurry();
+            session.execute(commands).await;
         } else if changed.neighbors {
             self.publish(session);
         }

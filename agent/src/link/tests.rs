@@ -1,7 +1,11 @@
 use std::{sync::Arc, time::Duration};
 
+use netlink_packet_route::neighbour::NeighbourState;
 use nix::net::if_::if_nametoindex;
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 
 use super::{netns::Namespace, *};
 use crate::{
@@ -123,12 +127,18 @@ async fn until<T: fmt::Debug>(mut value: watch::Receiver<Arc<T>>, condition: imp
     outcome.unwrap_or_else(|_| panic!("it never came to that; last: {:?}", value.borrow()))
 }
 
-/// Two nodes on one wire: 192.0.2.1 and 192.0.2.2, on "eth0" both.
+/// Two nodes on one wire: 192.0.2.1 and 192.0.2.2, on "eth0" both, ready to send.
 fn wire() -> Option<[Namespace; 2]> {
     let [node, peer] = Namespace::new()?;
     node.veth("eth0", &peer, "eth0");
     node.address("eth0", "192.0.2.1", 24);
     peer.address("eth0", "192.0.2.2", 24);
+    for namespace in [&node, &peer] {
+        namespace.run(async |_| {
+            let monitor = Monitor::start().await.unwrap();
+            until(monitor.links(), |links| links.named("eth0").unwrap().carrier).await;
+        });
+    }
     Some([node, peer])
 }
 
@@ -235,13 +245,37 @@ fn an_entry_that_somebody_removed_comes_back() {
 }
 
 #[test]
+fn a_node_that_comes_late_is_found() {
+    let Some([node, peer]) = wire() else { return };
+    let (ifindex, _) = eth0(&node);
+    let late: IpAddr = "192.0.2.3".parse().unwrap();
+    // A peer that does not announce its new address.
+    peer.sysctl("ipv4/conf/eth0/arp_notify", "0");
+    node.run(async |handle| {
+        let monitor = Monitor::start().await.unwrap();
+        monitor.resolve([ifindex].into(), [late].into());
+        let unresolved = Neighbor::Unresolved { ifindex };
+        until(monitor.neighbors(), |found| found.get(&late) == Some(&unresolved)).await;
+        // Until the kernel has given up: the case in which a plain entry would stay as it is.
+        timeout(Duration::from_secs(20), async {
+            while kernel_entry(&handle, late).await.is_none_or(|entry| entry.state != NeighbourState::Failed) {
+                sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
+        .unwrap();
+        peer.address("eth0", "192.0.2.3", 24);
+        until(monitor.neighbors(), |found| found.get(&late).is_some_and(|n| n.mac().is_some())).await;
+    });
+}
+
+#[test]
 fn entries_of_others_are_given_back_as_they_were() {
     let Some([node, _peer]) = wire() else { return };
     let (ifindex, _) = eth0(&node);
     let fixed: IpAddr = "192.0.2.3".parse().unwrap();
     node.run(async |handle| {
         let add = |address, state| handle.neighbours().add(ifindex, address).state(state);
-        use netlink_packet_route::neighbour::NeighbourState;
         add(PEER, NeighbourState::Stale).link_layer_address(&[2, 0, 0, 0, 0, 2]).execute().await.unwrap();
         add(fixed, NeighbourState::Permanent).link_layer_address(&[2, 0, 0, 0, 0, 3]).execute().await.unwrap();
         let monitor = Monitor::start().await.unwrap();
@@ -306,7 +340,7 @@ fn a_gratuitous_arp_moves_a_peers_neighbour_entry() {
     assert_eq!(peer.enter(|| if_nametoindex("eth0").unwrap()), peer_index);
     peer.run(async |handle| {
         let old = handle.neighbours().add(peer_index, vip).link_layer_address(&[2, 0, 0, 0, 0, 0x63]);
-        old.state(netlink_packet_route::neighbour::NeighbourState::Stale).execute().await.unwrap();
+        old.state(NeighbourState::Stale).execute().await.unwrap();
         let monitor = Monitor::start().await.unwrap();
         monitor.resolve([peer_index].into(), [vip].into());
         let at = |mac: Mac| move |found: &Arc<Neighbors>| found.get(&vip).is_some_and(|n| n.mac() == Some(mac));

@@ -30,7 +30,7 @@ const PRIORITY: u32 = 99;
 const ACCEPT: u32 = 1;
 
 /// nft(8)'s ids of `ipv4_addr`, `inet_proto` and `inet_service`, six bits each: only so that nft can print the set.
-const KEY_TYPE: u32 = (7 << 12) | (12 << 6) | 13;
+const KEY_TYPE: u32 = (0x07 << 12) | (0x0c << 6) | 0x0d;
 /// Each part of a concatenation fills whole 32-bit registers.
 const KEY_BYTES: u32 = 12;
 
@@ -204,7 +204,7 @@ pub(super) fn other(name: &str, attributes: Vec<DefaultNla>) -> Expression {
 /// Messages that carry these elements.
 fn elements(backends: &[LocalBackend]) -> impl Iterator<Item = SetElementMessage> {
     backends.chunks(ELEMENTS).map(|backends| {
-        let element = |backend: &LocalBackend| {
+        let element = |&backend: &LocalBackend| {
             ListAttribute::Element(vec![SetElementAttribute::Key(DataAttribute::Value(key(backend)))])
         };
         SetElementMessage {
@@ -218,7 +218,7 @@ fn elements(backends: &[LocalBackend]) -> impl Iterator<Item = SetElementMessage
 }
 
 /// The set's key: each part in network byte order, at the start of its 32-bit register.
-fn key(backend: &LocalBackend) -> Vec<u8> {
+fn key(backend: LocalBackend) -> Vec<u8> {
     let [a, b, c, d] = backend.address.octets();
     let [high, low] = backend.port.to_be_bytes();
     vec![a, b, c, d, backend.protocol.number(), 0, 0, 0, high, low, 0, 0]
@@ -233,8 +233,8 @@ mod tests {
     #[test]
     fn a_key_has_each_part_in_its_own_register() {
         let backend = LocalBackend { address: Ipv4Addr::new(10, 244, 1, 2), protocol: Protocol::Udp, port: 5353 };
-        assert_eq!(key(&backend), [10, 244, 1, 2, 17, 0, 0, 0, 0x14, 0xe9, 0, 0]);
-        assert_eq!(key(&backend).len(), KEY_BYTES as usize);
+        assert_eq!(key(backend), [10, 244, 1, 2, 17, 0, 0, 0, 0x14, 0xe9, 0, 0]);
+        assert_eq!(key(backend).len(), KEY_BYTES as usize);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 use std::{
+    collections::BTreeMap,
     io::{ErrorKind, Read, Write},
     net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::Arc,
     time::Duration,
 };
 
@@ -15,7 +17,11 @@ use netlink_packet_netfilter::{
 use tokio::net::TcpSocket;
 
 use super::{transaction::Change, *};
-use crate::link::netns::Namespace;
+use crate::{
+    link::netns::Namespace,
+    model::{NodeName, PortClaim, ServiceName, Vip},
+    plan::DesiredService,
+};
 
 const CLIENT: &str = "192.0.2.100";
 const NODE: &str = "192.0.2.1";
@@ -120,6 +126,35 @@ fn flush_conntrack() {
 
 fn set(backends: &[LocalBackend]) -> BTreeSet<LocalBackend> {
     backends.iter().copied().collect()
+}
+
+#[test]
+fn local_backends_are_those_of_this_node_by_protocol() {
+    let (here, there) = (NodeName("here".to_owned()), NodeName("there".to_owned()));
+    let backend = |address: &str, port, node: &NodeName, ready| DesiredBackend {
+        address: address.parse().unwrap(),
+        port,
+        node: node.clone(),
+        ready,
+    };
+    let dns = [
+        backend("10.244.1.2", 5353, &here, true),
+        backend("10.244.1.3", 5353, &here, false),
+        backend("10.244.2.2", 5353, &there, true),
+        backend("2001:db8::2", 5353, &here, true),
+    ];
+    let owner = ServiceName { namespace: "default".to_owned(), name: "dns".to_owned() };
+    let service = DesiredService { owner, backends: Arc::new(dns.into()) };
+    let claim = |protocol| PortClaim { vip: Vip([192, 0, 2, 50].into()), protocol, port: 53 };
+    let desired = Desired {
+        local: here,
+        nodes: BTreeMap::new(),
+        vips: BTreeMap::new(),
+        services: [(claim(Protocol::Tcp), service.clone()), (claim(Protocol::Udp), service)].into(),
+    };
+    let draining = LocalBackend { address: Ipv4Addr::new(10, 244, 1, 3), ..UDP };
+    let tcp = |backend| LocalBackend { protocol: Protocol::Tcp, ..backend };
+    assert_eq!(local_backends(&desired), set(&[UDP, draining, tcp(UDP), tcp(draining)]));
 }
 
 #[test]

@@ -54,6 +54,7 @@ impl Socket {
     /// Does all changes in one transaction, or none.
     pub(super) fn commit(&mut self, operation: &'static str, changes: Vec<Change>) -> Result<(), SnatError> {
         let last = changes.len().saturating_sub(1);
+        let first = self.sequence.wrapping_add(1);
         let mut batch = self.message(ControlMessage::BatchBegin, 0);
         for (index, change) in changes.into_iter().enumerate() {
             let (message, flags) = match change {
@@ -67,7 +68,7 @@ impl Socket {
         let acknowledged = self.sequence;
         batch.extend(self.message(ControlMessage::BatchEnd, 0));
         self.send(operation, &batch)?;
-        self.acknowledgement(operation, acknowledged)
+        self.acknowledgement(operation, first, acknowledged)
     }
 
     /// Asks for one thing; `None`: it is not there.
@@ -118,16 +119,20 @@ impl Socket {
         if sent == bytes.len() { Ok(()) } else { Err(failed(io::ErrorKind::WriteZero.into())) }
     }
 
-    /// The first error of a transaction, or that its last change was acknowledged.
-    fn acknowledgement(&mut self, operation: &'static str, last: u32) -> Result<(), SnatError> {
+    /// The first error among a transaction's messages, or that its last change was acknowledged.
+    fn acknowledgement(&mut self, operation: &'static str, first: u32, last: u32) -> Result<(), SnatError> {
         let mut acknowledged = false;
         for answer in self.answers(operation)? {
-            if let NetlinkPayload::Error(error) = answer.payload {
-                if error.raw_code() != 0 {
-                    return Err(SnatError::Refused { operation, source: error.to_io() });
-                }
-                acknowledged |= answer.header.sequence_number == last;
+            let NetlinkPayload::Error(error) = answer.payload else { continue };
+            let sequence = answer.header.sequence_number;
+            // Answers to an exchange that broke off may be left over.
+            if sequence.wrapping_sub(first) > last.wrapping_sub(first) {
+                continue;
             }
+            if error.raw_code() != 0 {
+                return Err(SnatError::Refused { operation, source: error.to_io() });
+            }
+            acknowledged |= sequence == last;
         }
         if acknowledged { Ok(()) } else { Err(SnatError::Unanswered { operation }) }
     }

@@ -143,3 +143,13 @@ fn after_lost_notifications_nothing_is_believed() {
     book.forget();
     assert!(book.is_incomplete() && book.needs_care());
 }
+
+#[test]
+fn only_those_that_do_not_answer_are_hurried() {
+    let mut book = book();
+    assert_eq!(book.hurry(), [], "it was not asked yet");
+    book.observe(ETH0, PEER, Some(Entry { managed: true, ..entry(Failed) }));
+    assert_eq!(book.hurry(), [KEEP]);
+    book.observe(ETH0, PEER, Some(Entry { managed: true, ..entry(Stale) }));
+    assert_eq!(book.hurry(), []);
+}
