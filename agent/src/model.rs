@@ -2,7 +2,7 @@
 
 pub mod dialects;
 pub mod endpoints;
-mod ingest;
+pub(crate) mod ingest;
 pub mod name;
 pub mod node;
 pub mod pool;

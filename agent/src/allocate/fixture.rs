@@ -1,12 +1,17 @@
 //! Small clusters for tests.
 
+use std::sync::Arc;
+
 use k8s_openapi::{
     api::core::v1::{self as api, ServicePort, ServiceSpec},
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 
 use super::*;
-use crate::{model::Options, source::Objects};
+use crate::{
+    model::{Options, ingest::object},
+    source::Objects,
+};
 
 /// A cluster in the making, and who holds what in it.
 #[derive(Clone, Debug, Default)]
@@ -31,14 +36,14 @@ impl Cluster {
     }
 
     pub(super) fn pool(mut self, name: &str, spec: &serde_json::Value) -> Self {
-        let pool = serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap();
+        let pool = object(serde_json::json!({ "spec": spec }));
         self.objects.address_pools.insert(name.to_owned(), pool);
         self
     }
 
     pub(super) fn node(mut self, name: &str, address: &str) -> Self {
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}});
-        self.objects.nodes.insert(crate::model::NodeName(name.to_owned()), serde_json::from_value(node).unwrap());
+        self.objects.nodes.insert(crate::model::NodeName(name.to_owned()), object(node));
         self
     }
 
@@ -63,20 +68,24 @@ impl Cluster {
             }),
             status: None,
         };
-        self.objects.services.insert(name(service), object);
+        self.objects.services.insert(name(service), object.into());
         self
+    }
+
+    pub(super) fn object(&mut self, service: &str) -> &mut api::Service {
+        Arc::make_mut(self.objects.services.get_mut(&name(service)).unwrap())
     }
 
     /// Changes the Service's `spec`.
     pub(super) fn spec(mut self, service: &str, change: impl FnOnce(&mut ServiceSpec)) -> Self {
-        change(self.objects.services.get_mut(&name(service)).unwrap().spec.as_mut().unwrap());
+        change(self.object(service).spec.as_mut().unwrap());
         self
     }
 
     /// Says when the Service was created, in years AD.
     pub(super) fn created(mut self, service: &str, year: u16) -> Self {
         let time = serde_json::from_value(format!("{year}-01-01T00:00:00Z").into()).unwrap();
-        self.objects.services.get_mut(&name(service)).unwrap().metadata.creation_timestamp = Some(time);
+        self.object(service).metadata.creation_timestamp = Some(time);
         self
     }
 

@@ -363,8 +363,7 @@ fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
     let mut cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]);
     for (service, address) in [("shop/a", "192.0.2.12"), ("shop/b", "198.51.100.1")] {
         let status = serde_json::json!({"loadBalancer": {"ingress": [{"ip": address}, {"hostname": "x"}]}});
-        let object = cluster.objects.services.get_mut(&name(service)).unwrap();
-        object.status = serde_json::from_value(status).unwrap();
+        cluster.object(service).status = serde_json::from_value(status).unwrap();
     }
     cluster.holders = holders::with_statuses(Holders::new(), &cluster.model());
     assert_eq!(cluster.outcome(), "shop/a=12 shop/b=10");

@@ -168,6 +168,12 @@ fn not_ours(service: &api::Service, options: &Options) -> Option<Refusal> {
     }
 }
 
+/// An object from JSON, as [`Objects`] holds it.
+#[cfg(test)]
+pub(crate) fn object<T: serde::de::DeserializeOwned>(json: serde_json::Value) -> std::sync::Arc<T> {
+    std::sync::Arc::new(serde_json::from_value(json).unwrap())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,7 +182,7 @@ mod tests {
         let mut objects = Objects::default();
         for (name, spec) in services {
             let name = ServiceName { namespace: "shop".into(), name: (*name).into() };
-            let service = serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap();
+            let service = object(serde_json::json!({ "spec": spec }));
             objects.services.insert(name, service);
         }
         Model::ingest(&objects, options)
@@ -221,13 +227,13 @@ mod tests {
     fn addresses_of_nodes_and_of_the_api_server_are_reserved() {
         let mut objects = Objects::default();
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
-        objects.nodes.insert(NodeName("n1".into()), serde_json::from_value(node).unwrap());
+        objects.nodes.insert(NodeName("n1".into()), object(node));
         let slice = serde_json::json!({
             "metadata": {"labels": {(SERVICE_LABEL): "kubernetes"}}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["192.0.2.7"]}],
         });
         let key = ("default".to_owned(), "kubernetes".to_owned());
-        objects.endpoint_slices.insert(key, serde_json::from_value(slice).unwrap());
+        objects.endpoint_slices.insert(key, object(slice));
         let model = Model::ingest(&objects, &Options::default());
         let reserved: Vec<_> = model.reserved.iter().map(|(address, what)| format!("{address} {what}")).collect();
         assert_eq!(reserved, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
@@ -238,7 +244,7 @@ mod tests {
         let mut objects = Objects::default();
         for (name, range) in [("a", "192.0.2.0/28"), ("b", "192.0.2.8-192.0.2.20"), ("c", "192.0.2.32/28")] {
             let pool = serde_json::json!({"spec": {"addresses": [range]}});
-            objects.address_pools.insert(name.to_owned(), serde_json::from_value(pool).unwrap());
+            objects.address_pools.insert(name.to_owned(), object(pool));
         }
         let notes = Model::ingest(&objects, &Options::default()).notes;
         assert_eq!(notes.len(), 1);

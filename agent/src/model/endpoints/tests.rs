@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    model::{Options, Vip},
+    model::{Options, Vip, ingest::object},
     source::Objects,
 };
 
@@ -12,10 +12,10 @@ fn model(slices: &[serde_json::Value]) -> Model {
     let service = serde_json::json!({"spec": {"type": "LoadBalancer", "ports": [
         {"name": "http", "port": 80, "targetPort": 1}, {"name": "dns", "port": 53, "protocol": "UDP"},
     ]}});
-    objects.services.insert(web(), serde_json::from_value(service).unwrap());
+    objects.services.insert(web(), object(service));
     for (name, address) in [("n1", "192.0.2.1"), ("n2", "192.0.2.2")] {
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}});
-        objects.nodes.insert(NodeName(name.into()), serde_json::from_value(node).unwrap());
+        objects.nodes.insert(NodeName(name.into()), object(node));
     }
     for (i, slice) in slices.iter().enumerate() {
         let mut slice = slice.clone();
@@ -24,7 +24,7 @@ fn model(slices: &[serde_json::Value]) -> Model {
             slice["addressType"] = "IPv4".into();
         }
         let key = ("shop".to_owned(), format!("web-{i}"));
-        objects.endpoint_slices.insert(key, serde_json::from_value(slice).unwrap());
+        objects.endpoint_slices.insert(key, object(slice));
     }
     Model::ingest(&objects, &Options::default())
 }
