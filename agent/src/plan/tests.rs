@@ -355,6 +355,29 @@ fn one_who_is_served_comes_before_one_who_is_new() {
 }
 
 #[test]
+fn a_claim_that_finds_no_room_leaves_it_all_to_others() {
+    let mut world = World::with_capacities(Capacities { tables: 300, backends: 13, ..Capacities::default() });
+    let many: Vec<_> = (1..=13).map(|last| (last, "b")).collect();
+    let plan = world.reach(&desired().serve(80, "large", &backends(&many)).serve(81, "small", &backends(&[(1, "b")])));
+    let refused: Vec<_> = plan.refused.iter().map(|refusal| (&refusal.subject, refusal.shortage.map)).collect();
+    assert_eq!(refused, [(&Subject::Claim(claim(vip(VIP), 80)), CapacityMap::Tables)]);
+    assert_eq!(world.service(81).table_length, 251);
+}
+
+#[test]
+fn two_claims_of_one_owner_never_share_a_slot() {
+    let set = backends(&[(1, "b")]);
+    let wanted = desired().serve(80, "web", &set).serve(81, "web", &set);
+    let mut world = World::new();
+    world.reach(&wanted);
+    world.restart_with(|entries| {
+        entries.services.values_mut().for_each(|value| (value.slot, value.generation) = (1, 1));
+    });
+    world.reach(&wanted);
+    assert_ne!(world.service(80).slot, world.service(81).slot);
+}
+
+#[test]
 fn damage_is_repaired() {
     let wanted = desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])).serve(81, "b", &backends(&[(3, "b")]));
     let damages: [fn(&mut Entries); 4] = [
@@ -371,8 +394,18 @@ fn damage_is_repaired() {
         world.now += REST;
         world.reach(&wanted);
         assert_eq!(world.plan(&wanted), Plan::default());
-        let names: Vec<_> = [80, 81].map(|port| world.service(port).slot).to_vec();
-        assert_ne!(names[0], names[1]);
+        assert_ne!(world.service(80).slot, world.service(81).slot);
         assert_eq!(world.kernel.entries.backends, sound.entries.backends);
     }
+}
+
+#[test]
+fn a_table_that_hashing_would_not_build_is_replaced() {
+    let wanted = desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")]));
+    let mut world = World::new();
+    world.reach(&wanted);
+    let mut entries = world.kernel.entries();
+    entries.tables.values_mut().for_each(|table| table.reverse());
+    world.observed = Observed::from_entries(world.capacities, entries);
+    assert_eq!(kinds(&world.plan(&wanted)), ["table", "service"]);
 }
