@@ -13,7 +13,7 @@ const MISSING: &str = "the BPF toolchain is missing: run `cargo xtask setup` (as
 
 /// Builds `ebpf`'s binary `name` and returns the object's path. The build script runs again only when `ebpf/` or
 /// `common/` changed, so that an edit elsewhere costs nothing.
-pub fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
+pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     let ebpf = workspace.join("ebpf");
     for watched in ["ebpf/src", "ebpf/Cargo.toml", "ebpf/Cargo.lock", "ebpf/.cargo", "common/src", "common/Cargo.toml"]
     {

@@ -15,18 +15,18 @@ const DEBIAN_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
 
 /// A rustc and a cargo that can build BPF programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Toolchain {
+pub(crate) struct Toolchain {
     /// The cargo binary.
-    pub cargo: PathBuf,
+    pub(crate) cargo: PathBuf,
     /// The rustc binary.
-    pub rustc: PathBuf,
+    pub(crate) rustc: PathBuf,
     /// Stable tools that need `RUSTC_BOOTSTRAP=1` for `-Z` flags.
-    pub bootstrap: bool,
+    pub(crate) bootstrap: bool,
 }
 
 impl Toolchain {
     /// The toolchain to use: a rustup nightly with `rust-src` if there is one, else Debian's packages.
-    pub fn detect() -> Option<Self> {
+    pub(crate) fn detect() -> Option<Self> {
         Self::nightly().or_else(Self::debian)
     }
 
@@ -55,7 +55,7 @@ impl Toolchain {
 
     /// The LLVM major version of this rustc; `bpf-linker` must be built against the same.
     #[allow(dead_code, reason = "only `cargo xtask setup` chooses packages by it")]
-    pub fn llvm_major(&self) -> Option<u32> {
+    pub(crate) fn llvm_major(&self) -> Option<u32> {
         let output = Command::new(&self.rustc).arg("-vV").output().ok()?;
         let text = String::from_utf8(output.stdout).ok()?;
         let version = text.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
@@ -64,7 +64,7 @@ impl Toolchain {
 }
 
 /// `bpf-linker`'s path: on `PATH`, or where `cargo install` puts it.
-pub fn bpf_linker() -> Option<PathBuf> {
+pub(crate) fn bpf_linker() -> Option<PathBuf> {
     let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
     let cargo_home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)

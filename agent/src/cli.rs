@@ -1,1 +1,6 @@
-//! To come.
+//! The command line.
+
+pub mod agent;
+pub mod inspect;
+pub mod table;
+pub mod unload;
