@@ -17,6 +17,9 @@ use crate::{
     process::{self, Process},
 };
 
+/// Entries of each agent's flow tables: sized by the memory, those of several LANs would not fit into it.
+const FLOWS: &str = "16384";
+
 /// How an agent is started.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -120,6 +123,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
     let mut command = node.namespace().command(binary()?)?;
     command
         .args(["agent", "--node-name", &node.name, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
+        .args(["--flows", FLOWS])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")
