@@ -108,6 +108,9 @@ pub enum AgentError {
     /// The SNAT chain's socket cannot be opened.
     #[error(transparent)]
     Snat(#[from] SnatError),
+    /// The asynchronous runtime cannot be started.
+    #[error("cannot start the asynchronous runtime")]
+    Runtime(#[source] io::Error),
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),

@@ -1,8 +1,10 @@
 //! `vipmux agent`.
 
-use std::{io::IsTerminal as _, path::PathBuf};
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+};
 
-use anyhow::Context as _;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -11,9 +13,11 @@ use crate::{
     runtime::{self, Options},
 };
 
-/// Runs the agent: the DaemonSet's main process, or one per node by hand.
+pub use crate::runtime::AgentError;
+
+/// The arguments of `vipmux agent`.
 #[derive(Debug, clap::Args)]
-pub struct AgentArgs {
+pub struct Args {
     /// Directory of Kubernetes manifests (Service, EndpointSlice, Node, IPAddressPool), watched for changes.
     #[arg(long, value_name = "DIR", env = "VIPMUX_MANIFESTS")]
     manifests: PathBuf,
@@ -39,7 +43,7 @@ pub struct AgentArgs {
 }
 
 /// Runs the agent until it is told to stop.
-pub fn run(args: AgentArgs) -> anyhow::Result<()> {
+pub fn run(args: Args) -> Result<(), AgentError> {
     log();
     let options = Options {
         manifests: args.manifests,
@@ -54,16 +58,15 @@ pub fn run(args: AgentArgs) -> anyhow::Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .context("cannot start the asynchronous runtime")?;
-    runtime.block_on(runtime::run(options))?;
-    Ok(())
+        .map_err(AgentError::Runtime)?;
+    runtime.block_on(runtime::run(options))
 }
 
 /// Text on a terminal, JSON elsewhere; `RUST_LOG` chooses what is logged.
 fn log() {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if std::io::stderr().is_terminal() {
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    if io::stderr().is_terminal() {
         builder.with_target(false).init();
     } else {
         builder.json().flatten_event(true).init();

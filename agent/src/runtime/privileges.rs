@@ -39,7 +39,8 @@ fn effective(status: &str) -> Option<u64> {
 
 fn missing(effective: u64) -> Vec<String> {
     let has = |bit: u32| effective & 1 << bit != 0;
-    let lacking = NEEDED.iter().filter(|(bit, ..)| !has(*bit) && !(*bit >= 38 && has(SYS_ADMIN)));
+    let granted = |bit: u32| has(bit) || bit >= 38 && has(SYS_ADMIN);
+    let lacking = NEEDED.iter().filter(|(bit, ..)| !granted(*bit));
     lacking.map(|(_, name, purpose)| format!("{name} ({purpose})")).collect()
 }
 
