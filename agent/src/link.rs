@@ -42,7 +42,7 @@ pub struct Interface {
     pub mtu: u32,
     /// What it is.
     pub kind: Kind,
-    /// It is up and has a carrier.
+    /// It is up, has a carrier, and what is sent on it leaves.
     pub carrier: bool,
     /// The addresses that the node has on it, with the length of the subnet's prefix in bits.
     pub addresses: BTreeSet<(IpAddr, u8)>,

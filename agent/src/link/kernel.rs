@@ -137,7 +137,9 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         mac: mac.filter(|mac| ethernet && *mac != [0; 6]).map(Mac::new),
         mtu: mtu?,
         kind,
-        carrier: flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        // LOWER_UP falls with the carrier at once. RUNNING comes after it, when the queue has opened: before that, what
+        // is sent is dropped without an error. Only an interface made some milliseconds ago claims both too early.
+        carrier: flags.contains(LinkFlags::Up | LinkFlags::LowerUp | LinkFlags::Running),
         addresses: BTreeSet::new(),
     })
 }
@@ -180,7 +182,7 @@ mod tests {
             interface_family: family,
             index: 7,
             link_layer_type: LinkLayerType::Ether,
-            flags: LinkFlags::Up | LinkFlags::LowerUp,
+            flags: LinkFlags::Up | LinkFlags::LowerUp | LinkFlags::Running,
             ..LinkHeader::default()
         };
         link.attributes = attributes;

@@ -127,12 +127,15 @@ async fn until<T: fmt::Debug>(mut value: watch::Receiver<Arc<T>>, condition: imp
     outcome.unwrap_or_else(|_| panic!("it never came to that; last: {:?}", value.borrow()))
 }
 
-/// Two nodes on one wire: 192.0.2.1 and 192.0.2.2, on "eth0" both.
+/// Two nodes on one wire: 192.0.2.1 and 192.0.2.2, on "eth0" both, ready to send.
 fn wire() -> Option<[Namespace; 2]> {
     let [node, peer] = Namespace::new()?;
     node.veth("eth0", &peer, "eth0");
     node.address("eth0", "192.0.2.1", 24);
     peer.address("eth0", "192.0.2.2", 24);
+    for namespace in [&node, &peer] {
+        namespace.ready("eth0");
+    }
     Some([node, peer])
 }
 
