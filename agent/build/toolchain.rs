@@ -5,72 +5,109 @@
 //! `cargo-web` and `rust-web-src` packages, with `RUSTC_BOOTSTRAP=1` in place of the nightly.
 
 use std::{
-    env,
+    env, fs,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
-/// Where Debian's `rust-web-src` puts `core`'s sources.
-const DEBIAN_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
+/// Where rustup's `rust-src` and Debian's `rust-web-src` put `core`'s sources, under the sysroot.
+const CORE_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
 
 /// A rustc and a cargo that can build BPF programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Toolchain {
+pub(crate) struct Toolchain {
     /// The cargo binary.
-    pub cargo: PathBuf,
+    pub(crate) cargo: PathBuf,
     /// The rustc binary.
-    pub rustc: PathBuf,
+    pub(crate) rustc: PathBuf,
     /// Stable tools that need `RUSTC_BOOTSTRAP=1` for `-Z` flags.
-    pub bootstrap: bool,
+    pub(crate) bootstrap: bool,
+    /// The major version of this rustc's LLVM.
+    pub(crate) llvm: u32,
 }
 
 impl Toolchain {
-    /// The toolchain to use: a rustup nightly with `rust-src` if there is one, else Debian's packages.
-    pub fn detect() -> Option<Self> {
-        Self::nightly().or_else(Self::debian)
+    /// The toolchains with `core`'s sources, the one to prefer first.
+    pub(crate) fn installed() -> Vec<Self> {
+        [Self::nightly(), Self::debian()].into_iter().flatten().collect()
     }
 
     fn nightly() -> Option<Self> {
-        let output = Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"]).output().ok()?;
-        let rustc = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-        let prefix = rustc.parent()?.parent()?;
-        (output.status.success() && prefix.join(DEBIAN_SOURCES).exists()).then(|| Self {
-            cargo: rustc.with_file_name("cargo"),
-            rustc: rustc.clone(),
-            bootstrap: false,
-        })
+        let rustc = PathBuf::from(output(Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"]))?);
+        let cargo = rustc.with_file_name("cargo");
+        Self::with_sources(cargo, rustc, false)
     }
 
     fn debian() -> Option<Self> {
-        let rustc = Path::new("/usr/bin/rustc");
-        let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
-        let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-        let cargo = Path::new("/usr/bin/cargo");
-        (cargo.exists() && sysroot.join(DEBIAN_SOURCES).exists()).then(|| Self {
-            cargo: cargo.into(),
-            rustc: rustc.into(),
-            bootstrap: true,
-        })
+        Self::with_sources("/usr/bin/cargo".into(), "/usr/bin/rustc".into(), true)
     }
 
-    /// The LLVM major version of this rustc; `bpf-linker` must be built against the same.
-    #[allow(dead_code, reason = "only `cargo xtask setup` chooses packages by it")]
-    pub fn llvm_major(&self) -> Option<u32> {
-        let output = Command::new(&self.rustc).arg("-vV").output().ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        let version = text.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
-        version.split('.').next()?.parse().ok()
+    fn with_sources(cargo: PathBuf, rustc: PathBuf, bootstrap: bool) -> Option<Self> {
+        let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]))?;
+        let complete = cargo.exists() && Path::new(&sysroot).join(CORE_SOURCES).exists();
+        let llvm = complete.then(|| llvm_of_rustc(&rustc))??;
+        Some(Self { cargo, rustc, bootstrap, llvm })
     }
 }
 
-/// `bpf-linker`'s path: on `PATH`, or where `cargo install` puts it.
-pub fn bpf_linker() -> Option<PathBuf> {
-    let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
-    let cargo_home = env::var_os("CARGO_HOME")
+/// A toolchain and the `bpf-linker` that fits it.
+///
+/// A linker that does not say which LLVM it uses (one linked statically) is taken on trust when no other fits.
+pub(crate) fn detect() -> Option<(Toolchain, PathBuf)> {
+    let toolchains = Toolchain::installed();
+    let linkers: Vec<_> = linkers().into_iter().map(|path| (llvm_of_linker(&path), path)).collect();
+    let with = |fits: &dyn Fn(&Toolchain, Option<u32>) -> bool| {
+        let pairs = toolchains.iter().flat_map(|toolchain| linkers.iter().map(move |linker| (toolchain, linker)));
+        pairs.into_iter().find(|(toolchain, (llvm, _))| fits(toolchain, *llvm))
+    };
+    let (toolchain, (_, linker)) =
+        with(&|toolchain, llvm| llvm == Some(toolchain.llvm)).or_else(|| with(&|_, llvm| llvm.is_none()))?;
+    Some((toolchain.clone(), linker.clone()))
+}
+
+/// The folder that `cargo xtask` installs tools into, so that it never overwrites the user's own.
+pub(crate) fn tools_folder() -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
-        .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+        .filter(|path| path.is_absolute())
+        .or_else(|| env::home_dir().map(|home| home.join(".cache")))?;
+    Some(cache.join("vipmux/tools"))
+}
+
+/// Every `bpf-linker` that runs: on `PATH`, where `cargo install` puts it, and where `cargo xtask setup` does.
+fn linkers() -> Vec<PathBuf> {
+    let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
+    let cargo_home =
+        env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")));
     on_path
-        .chain(cargo_home.map(|home| home.join("bin")))
+        .chain([cargo_home, tools_folder()].into_iter().flatten().map(|folder| folder.join("bin")))
         .map(|folder| folder.join("bpf-linker"))
-        .find(|candidate| candidate.exists())
+        .filter(|candidate| candidate.is_file() && output(Command::new(candidate).arg("--version")).is_some())
+        .collect()
+}
+
+fn llvm_of_rustc(rustc: &Path) -> Option<u32> {
+    let text = output(Command::new(rustc).arg("-vV"))?;
+    let version = text.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
+    version.split('.').next()?.parse().ok()
+}
+
+/// The LLVM major that a binary is linked against: the number in the name of the library that it asks the loader for
+/// (`libLLVM.so.22.1`, or `libLLVM-22.so.1`).
+fn llvm_of_linker(binary: &Path) -> Option<u32> {
+    const NAME: &[u8] = b"libLLVM";
+    let bytes = fs::read(binary).ok()?;
+    bytes.windows(NAME.len()).enumerate().filter(|(_, window)| *window == NAME).find_map(|(at, _)| {
+        let rest = &bytes[at + NAME.len()..];
+        let version = rest.strip_prefix(b".so.").or_else(|| rest.strip_prefix(b"-"))?;
+        let digits = version.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        str::from_utf8(&version[..digits]).ok()?.parse().ok()
+    })
+}
+
+/// What a command prints, if it succeeds.
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
 }
