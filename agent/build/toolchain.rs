@@ -5,7 +5,10 @@
 //! `cargo-web` and `rust-web-src` packages, with `RUSTC_BOOTSTRAP=1` in place of the nightly.
 
 use std::{
-    env, fs,
+    collections::BTreeSet,
+    env,
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -79,10 +82,12 @@ fn linkers() -> Vec<PathBuf> {
     let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
     let cargo_home =
         env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")));
+    let mut seen = BTreeSet::new();
     on_path
         .chain([cargo_home, tools_folder()].into_iter().flatten().map(|folder| folder.join("bin")))
         .map(|folder| folder.join("bpf-linker"))
-        .filter(|candidate| candidate.is_file() && output(Command::new(candidate).arg("--version")).is_some())
+        .filter(|candidate| seen.insert(candidate.clone()) && candidate.is_file())
+        .filter(|candidate| output(Command::new(candidate).arg("--version")).is_some())
         .collect()
 }
 
@@ -96,7 +101,9 @@ fn llvm_of_rustc(rustc: &Path) -> Option<u32> {
 /// (`libLLVM.so.22.1`, or `libLLVM-22.so.1`).
 fn llvm_of_linker(binary: &Path) -> Option<u32> {
     const NAME: &[u8] = b"libLLVM";
-    let bytes = fs::read(binary).ok()?;
+    // The dynamic section's strings come first in an executable.
+    let mut bytes = Vec::new();
+    File::open(binary).ok()?.take(1 << 20).read_to_end(&mut bytes).ok()?;
     bytes.windows(NAME.len()).enumerate().filter(|(_, window)| *window == NAME).find_map(|(at, _)| {
         let rest = &bytes[at + NAME.len()..];
         let version = rest.strip_prefix(b".so.").or_else(|| rest.strip_prefix(b"-"))?;
@@ -110,4 +117,23 @@ fn output(command: &mut Command) -> Option<String> {
     let output = command.stdin(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_llvm_of_a_linker_is_told_by_the_library_it_loads() {
+        let path = env::temp_dir().join(format!("vipmux-linker-{}", std::process::id()));
+        let mut told = |content: &str| {
+            std::fs::write(&path, content).unwrap();
+            llvm_of_linker(&path)
+        };
+        assert_eq!(told("\0libc.so.6\0libLLVM.so.22.1\0"), Some(22));
+        assert_eq!(told("libLLVMCore\0libLLVM-19.so.1\0"), Some(19));
+        assert_eq!(told("\0libc.so.6\0libLLVM"), None);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(llvm_of_linker(&path), None);
+    }
 }
