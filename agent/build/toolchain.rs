@@ -126,7 +126,7 @@ mod tests {
     #[test]
     fn the_llvm_of_a_linker_is_told_by_the_library_it_loads() {
         let path = env::temp_dir().join(format!("vipmux-linker-{}", std::process::id()));
-        let mut told = |content: &str| {
+        let told = |content: &str| {
             std::fs::write(&path, content).unwrap();
             llvm_of_linker(&path)
         };
