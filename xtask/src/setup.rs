@@ -79,12 +79,19 @@ fn debian_rust() -> Result<Toolchain> {
     let packages = DEBIAN_RUST.map(str::to_owned);
     let reason = "a rustc with core's sources, for the BPF programs";
     apt::install(&packages, reason).map_err(|error| error.context(ALTERNATIVE))?;
-    match Toolchain::installed().into_iter().find(|toolchain| toolchain.bootstrap) {
-        Some(toolchain) => Ok(toolchain),
-        None => {
-            bail!("{} are installed, but /usr/bin/rustc has no sources of core; {ALTERNATIVE}", packages.join(", "))
-        }
+    let Some(toolchain) = Toolchain::installed().into_iter().find(|toolchain| toolchain.bootstrap) else {
+        bail!("{} are installed, but /usr/bin/rustc has no sources of core; {ALTERNATIVE}", packages.join(", "));
+    };
+    if !linker::LLVM.contains(&toolchain.llvm) {
+        let (least, most) = (linker::LLVM.start(), linker::LLVM.end());
+        bail!(
+            "the archive's {} is built on LLVM {}, and bpf-linker wants {least} to {most}: add the distribution's \
+             updates and security suites to apt's sources, or, {ALTERNATIVE}",
+            packages[0],
+            toolchain.llvm
+        );
     }
+    Ok(toolchain)
 }
 
 /// Whether a program is on the path, or where Debian keeps the administrator's.

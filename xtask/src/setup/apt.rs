@@ -1,8 +1,8 @@
 //! Debian packages.
 
-use std::process::Command;
+use std::{process::Command, sync::Once};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use nix::unistd::geteuid;
 
 use crate::workspace;
@@ -16,19 +16,8 @@ pub(super) fn install(packages: &[String], reason: &str) -> Result<()> {
         bail!("{reason}: run this as root first: {}", workspace::shown(&install_command(packages)));
     }
     workspace::say(&format!("installing {} with apt-get: {reason}", packages.join(", ")));
-    let mut updated = false;
-    if !packages.iter().all(|package| is_known(package)) {
-        update()?;
-        updated = true;
-    }
-    let installed = workspace::prepare(&mut install_command(packages));
-    if installed.is_err() && !updated {
-        // Lists that are out of date name versions that the archive no longer has.
-        workspace::say("that failed, perhaps because apt's lists are old: updating them, then once more");
-        update()?;
-        return workspace::prepare(&mut install_command(packages));
-    }
-    installed
+    update();
+    workspace::prepare(&mut install_command(packages))
 }
 
 /// Whether apt's lists, as they are, have a version of `package` to install.
@@ -43,9 +32,16 @@ fn has_candidate(policy: &str) -> bool {
     policy.lines().filter_map(|line| line.trim().strip_prefix("Candidate: ")).any(|version| version != "(none)")
 }
 
-fn update() -> Result<()> {
-    workspace::say("updating apt's package lists");
-    workspace::prepare(apt_get().arg("update")).context("apt's package lists could not be updated")
+/// Lists that are months old still have a version of most packages, but perhaps one that is too old or gone; so they are
+/// updated first, once. A machine without its archive may yet have what is needed.
+fn update() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        workspace::say("updating apt's package lists");
+        if let Err(error) = workspace::prepare(apt_get().arg("update")) {
+            workspace::say(&format!("{error:#}; going on with the lists as they are"));
+        }
+    });
 }
 
 fn install_command(packages: &[String]) -> Command {

@@ -1,6 +1,9 @@
 //! `bpf-linker`, built against the LLVM of the rustc whose output it links.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::RangeInclusive,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result};
 
@@ -8,10 +11,10 @@ use super::apt;
 use crate::{toolchain, workspace};
 
 /// The versions that the BPF programs are known to link with.
-const VERSION: &str = "0.13";
+const VERSION: &str = "~0.13";
 
 /// The LLVM majors that this version has a feature for.
-const LLVM: std::ops::RangeInclusive<u32> = 21..=23;
+pub(super) const LLVM: RangeInclusive<u32> = 21..=23;
 
 /// Whether a linker for this LLVM major can be built here, perhaps after installing LLVM.
 pub(super) fn can_be_built(llvm: u32) -> bool {
@@ -23,7 +26,7 @@ pub(super) fn install(llvm: u32) -> Result<()> {
     if !is_installed(llvm) {
         apt::install(&[package(llvm)], "bpf-linker is built against the LLVM of the BPF programs' rustc")?;
     }
-    workspace::say(&format!("installing bpf-linker {VERSION} for LLVM {llvm} with cargo: it links the BPF programs"));
+    workspace::say(&format!("installing bpf-linker ({VERSION}) for LLVM {llvm} with cargo: it links the BPF programs"));
     let folder = toolchain::tools_folder().context("neither XDG_CACHE_HOME nor a home directory to install into")?;
     let feature = format!("llvm-{llvm}");
     let mut cargo = workspace::cargo(["install", "bpf-linker", "--version", VERSION, "--locked", "--force"]);
