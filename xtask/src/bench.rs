@@ -4,10 +4,11 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{setup, workspace};
+use crate::{capabilities, setup, workspace};
 
 /// Builds the bench with optimisations and becomes it; stdout is the bench's alone, for `--json`.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
+    capabilities::require("bench")?;
     setup::packet_tests()?;
     workspace::say("building the bench");
     let package = ["build", "--release", "-p", "vipmux-tests", "--bin", "bench"];

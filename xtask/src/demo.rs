@@ -4,10 +4,11 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{setup, workspace};
+use crate::{capabilities, setup, workspace};
 
 /// Builds the agent and the demo, and becomes the demo: so a Ctrl-C is the demo's, which then removes what it made.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
+    capabilities::require("demo")?;
     setup::network_tests()?;
     workspace::say("building the agent and the demo");
     let packages = ["build", "-p", "vipmux", "-p", "vipmux-tests", "--bin", "vipmux", "--bin", "demo"];

@@ -4,6 +4,7 @@
 
 mod bench;
 mod build;
+mod capabilities;
 mod demo;
 mod lint;
 mod setup;
@@ -42,13 +43,13 @@ enum Command {
     },
     /// Run the main job in network namespaces: three nodes, one VIP, five Services; no cluster needed
     Demo {
-        /// What the demo understands, as --hold (leave everything standing to play with) or --help
+        /// --hold leaves everything standing to play with; `-- --help` tells all
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
     /// Measure the data plane: nanoseconds per packet over an empty program
     Bench {
-        /// What the bench understands, as --json or --help
+        /// --json prints the figures for programs; `-- --help` tells all
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },

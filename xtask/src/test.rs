@@ -1,11 +1,11 @@
 //! `cargo xtask test`: the suites in order, from the fastest.
 
-use std::{fs, process::Command, time::Instant};
+use std::{process::Command, time::Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use clap::ValueEnum;
 
-use crate::{setup, workspace};
+use crate::{capabilities, setup, workspace};
 
 /// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -82,12 +82,13 @@ impl Suite {
         if self == Self::Pure {
             return None;
         }
-        let missing = match effective_capabilities() {
-            Ok(mask) => missing_capabilities(mask),
-            Err(error) => return Some(format!("{error:#}")),
-        };
-        let remedy = || format!("it needs {}: run `cargo xtask test {}` as root", missing.join(", "), self.name());
-        (!missing.is_empty()).then(remedy)
+        match capabilities::missing() {
+            Ok(missing) if missing.is_empty() => None,
+            Ok(missing) => {
+                Some(format!("it needs {}: run `cargo xtask test {}` as root", missing.join(", "), self.name()))
+            }
+            Err(error) => Some(format!("{error:#}")),
+        }
     }
 
     fn commands(self) -> Vec<Command> {
@@ -141,41 +142,9 @@ fn summarise(rows: &[(Suite, Outcome, String)], ci: bool) -> Result<()> {
     Ok(())
 }
 
-/// Capabilities that the suites use, by their bit (`linux/capability.h`).
-const CAPABILITIES: [(u32, &str); 4] =
-    [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN"), (39, "CAP_BPF")];
-
-fn missing_capabilities(effective: u64) -> Vec<&'static str> {
-    CAPABILITIES.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect()
-}
-
-fn effective_capabilities() -> Result<u64> {
-    let status = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
-    parse_capabilities(&status).context("no CapEff in /proc/self/status")
-}
-
-fn parse_capabilities(status: &str) -> Option<u64> {
-    let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
-    u64::from_str_radix(mask.trim(), 16).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn capabilities_are_read_as_proc_writes_them() {
-        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\nCapBnd:\t0\n";
-        assert_eq!(parse_capabilities(status), Some(0x1ff_ffff_ffff));
-        assert_eq!(parse_capabilities("Name:\tx\n"), None);
-    }
-
-    #[test]
-    fn missing_capabilities_are_named() {
-        assert!(missing_capabilities(0x1ff_ffff_ffff).is_empty());
-        assert_eq!(missing_capabilities(0x1ff_ffff_ffff & !(1 << 39)), ["CAP_BPF"]);
-        assert_eq!(missing_capabilities(0).len(), CAPABILITIES.len());
-    }
 
     #[test]
     fn a_skipped_suite_fails_the_run_in_ci_alone() {
