@@ -36,7 +36,10 @@ impl Toolchain {
     }
 
     fn nightly() -> Option<Self> {
-        let rustc = PathBuf::from(output(Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"]))?);
+        let mut which = Command::new("rustup");
+        // Only look: a nightly that is not there is not to be downloaded for the question.
+        which.args(["which", "--toolchain", "nightly", "rustc"]).env("RUSTUP_AUTO_INSTALL", "0");
+        let rustc = PathBuf::from(output(&mut which)?);
         let cargo = rustc.with_file_name("cargo");
         Self::with_sources(cargo, rustc, false)
     }
@@ -54,18 +57,20 @@ impl Toolchain {
 }
 
 /// A toolchain and the `bpf-linker` that fits it.
-///
-/// A linker that does not say which LLVM it uses (one linked statically) is taken on trust when no other fits.
 pub(crate) fn detect() -> Option<(Toolchain, PathBuf)> {
-    let toolchains = Toolchain::installed();
     let linkers: Vec<_> = linkers().into_iter().map(|path| (llvm_of_linker(&path), path)).collect();
-    let with = |fits: &dyn Fn(&Toolchain, Option<u32>) -> bool| {
-        let pairs = toolchains.iter().flat_map(|toolchain| linkers.iter().map(move |linker| (toolchain, linker)));
-        pairs.into_iter().find(|(toolchain, (llvm, _))| fits(toolchain, *llvm))
+    fitting(&Toolchain::installed(), &linkers)
+}
+
+/// The first toolchain that one of `linkers`, each with its LLVM major, fits. A linker that does not say which LLVM it
+/// uses (one linked statically) is taken on trust when no other fits.
+fn fitting(toolchains: &[Toolchain], linkers: &[(Option<u32>, PathBuf)]) -> Option<(Toolchain, PathBuf)> {
+    let of = |toolchain: &Toolchain, llvm: Option<u32>| {
+        let (_, linker) = linkers.iter().find(|(found, _)| *found == llvm)?;
+        Some((toolchain.clone(), linker.clone()))
     };
-    let (toolchain, (_, linker)) =
-        with(&|toolchain, llvm| llvm == Some(toolchain.llvm)).or_else(|| with(&|_, llvm| llvm.is_none()))?;
-    Some((toolchain.clone(), linker.clone()))
+    let same = toolchains.iter().find_map(|toolchain| of(toolchain, Some(toolchain.llvm)));
+    same.or_else(|| toolchains.iter().find_map(|toolchain| of(toolchain, None)))
 }
 
 /// The folder that `cargo xtask` installs tools into, so that it never overwrites the user's own.
@@ -122,6 +127,31 @@ fn output(command: &mut Command) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn toolchain(name: &str, llvm: u32) -> Toolchain {
+        Toolchain { cargo: name.into(), rustc: name.into(), bootstrap: false, llvm }
+    }
+
+    fn chosen(linkers: &[(Option<u32>, &str)]) -> Option<(String, String)> {
+        let linkers: Vec<_> = linkers.iter().map(|(llvm, path)| (*llvm, PathBuf::from(path))).collect();
+        let (toolchain, linker) = fitting(&[toolchain("nightly", 23), toolchain("debian", 22)], &linkers)?;
+        Some((toolchain.rustc.display().to_string(), linker.display().to_string()))
+    }
+
+    #[test]
+    fn the_linker_decides_between_toolchains() {
+        let pair = |toolchain: &str, linker: &str| Some((toolchain.to_owned(), linker.to_owned()));
+        assert_eq!(chosen(&[(Some(22), "a")]), pair("debian", "a"));
+        assert_eq!(chosen(&[(Some(22), "a"), (Some(23), "b")]), pair("nightly", "b"));
+        assert_eq!(chosen(&[(None, "a"), (Some(22), "b")]), pair("debian", "b"));
+        assert_eq!(chosen(&[(None, "a")]), pair("nightly", "a"));
+    }
+
+    #[test]
+    fn a_linker_for_another_llvm_does_not_count() {
+        assert_eq!(chosen(&[(Some(21), "a")]), None);
+        assert_eq!(chosen(&[]), None);
+    }
 
     #[test]
     fn the_llvm_of_a_linker_is_told_by_the_library_it_loads() {
