@@ -6,10 +6,11 @@ use std::{
     process::Command,
 };
 
-use super::toolchain::{Toolchain, bpf_linker};
+use super::toolchain;
 
 const TARGET: &str = "bpfel-unknown-none";
-const MISSING: &str = "the BPF toolchain is missing: run `cargo xtask setup` (as root), which installs it";
+const MISSING: &str = "no rustc with core's sources and bpf-linker for the same LLVM: run `cargo xtask setup` (as root), \
+                       which installs them";
 
 /// Builds `ebpf`'s binary `name` and returns the object's path. The build script runs again only when `ebpf/` or
 /// `common/` changed, so that an edit elsewhere costs nothing.
@@ -19,8 +20,7 @@ pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     {
         println!("cargo::rerun-if-changed={}", workspace.join(watched).display());
     }
-    let toolchain = Toolchain::detect().ok_or(MISSING)?;
-    let linker = bpf_linker().ok_or(MISSING)?;
+    let (toolchain, linker) = toolchain::detect().ok_or(MISSING)?;
     let folder = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join("bpf");
 
     let mut cargo = Command::new(&toolchain.cargo);

@@ -3,10 +3,7 @@
 //! [`abi`] holds the map keys and values, the flags in them and the drop reasons; [`checksum`] RFC 1624 updates;
 //! [`hash`] the packet hash that picks a backend, which must be equal on every node.
 #![cfg_attr(not(feature = "user"), no_std)]
-// BPF programs are built of this: a call that is not inlined costs 8 ns, or has more arguments than BPF allows.
-#![allow(clippy::inline_always)]
-// Wire arithmetic in `const fn`, where `From` cannot be used; folding truncates by design.
-#![allow(clippy::cast_lossless, clippy::cast_possible_truncation)]
+#![allow(clippy::inline_always, reason = "in a BPF program a call costs more than what these functions do")]
 
 pub mod abi;
 pub mod checksum;

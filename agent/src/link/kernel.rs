@@ -137,8 +137,8 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         mac: mac.filter(|mac| ethernet && *mac != [0; 6]).map(Mac::new),
         mtu: mtu?,
         kind,
-        // LOWER_UP falls with the carrier at once. RUNNING comes after it, when the queues have opened: before that, what
-        // is sent is dropped without an error.
+        // LOWER_UP falls with the carrier at once. RUNNING comes after it, when the queue has opened: before that, what
+        // is sent is dropped without an error. Only an interface made some milliseconds ago claims both too early.
         carrier: flags.contains(LinkFlags::Up | LinkFlags::LowerUp | LinkFlags::Running),
         addresses: BTreeSet::new(),
     })

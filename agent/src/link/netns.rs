@@ -1,14 +1,15 @@
 //! Network namespaces for tests: made by the test, gone with it.
 
-use std::{env, fs, fs::File, future::Future, net::IpAddr, os::fd::AsRawFd, thread};
+use std::{env, fs, fs::File, future::Future, net::IpAddr, os::fd::AsRawFd, thread, time::Duration};
 
 use futures_util::TryStreamExt;
-use netlink_packet_route::link::LinkAttribute;
+use netlink_packet_route::link::{LinkAttribute, State};
 use nix::{
     sched::{CloneFlags, setns, unshare},
     unistd::geteuid,
 };
 use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use tokio::time::{sleep, timeout};
 
 type Change = LinkMessageBuilder<LinkUnspec>;
 
@@ -85,6 +86,24 @@ impl Namespace {
 
     pub(crate) fn up(&self, name: &str) {
         self.set(name, LinkMessageBuilder::up);
+    }
+
+    /// Waits until what is sent on an interface leaves it. A new one claims to have a carrier, with an operational state
+    /// of UNKNOWN, some milliseconds before its queue opens; until then the kernel drops frames without an error.
+    pub(crate) fn ready(&self, name: &str) {
+        self.run(async |handle| {
+            let up = async || {
+                let index = index(&handle, name).await;
+                let link = handle.link().get().match_index(index).execute().try_next().await.unwrap().unwrap();
+                link.attributes.contains(&LinkAttribute::OperState(State::Up))
+            };
+            let waiting = async {
+                while !up().await {
+                    sleep(Duration::from_millis(5)).await;
+                }
+            };
+            timeout(Duration::from_secs(20), waiting).await.unwrap();
+        });
     }
 
     /// Gives an interface an address.

@@ -134,10 +134,7 @@ fn wire() -> Option<[Namespace; 2]> {
     node.address("eth0", "192.0.2.1", 24);
     peer.address("eth0", "192.0.2.2", 24);
     for namespace in [&node, &peer] {
-        namespace.run(async |_| {
-            let monitor = Monitor::start().await.unwrap();
-            until(monitor.links(), |links| links.named("eth0").unwrap().carrier).await;
-        });
+        namespace.ready("eth0");
     }
     Some([node, peer])
 }
