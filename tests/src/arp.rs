@@ -71,6 +71,8 @@ fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> R
         if let Some(seen) = receive(receiver.as_mut())?
             && seen.operation == ArpOperations::Reply
             && seen.sender == target
+            // An announcement may be a reply too, but to nobody.
+            && seen.target == source
         {
             found.push(seen.sender_mac);
         }
