@@ -13,6 +13,7 @@ mod nodes;
 mod observed;
 mod pool;
 mod services;
+mod settled;
 mod vips;
 
 use std::{

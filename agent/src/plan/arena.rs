@@ -102,9 +102,18 @@ impl Arena {
         }
     }
 
-    /// The range in use that holds the table of exactly these members.
+    /// The range in use that holds the table of exactly these members; the empty one for none.
     pub(super) fn find(&self, members: &Members) -> Option<Range> {
+        if members.is_empty() {
+            return Some(Range::default());
+        }
         self.by_members.get(members).copied()
+    }
+
+    /// Whether this range, in use, holds the table of exactly these members.
+    pub(super) fn holds(&self, range: Range, members: &Members) -> bool {
+        let holding = self.ranges.get(&range).filter(|holding| holding.users > 0 && holding.sound);
+        holding.map_or(range.length == 0 && members.is_empty(), |holding| holding.members == *members)
     }
 
     /// The backends in a table, as far as they are known.

@@ -14,9 +14,10 @@ use crate::{
     plan::{
         CapacityMap, Observed, PlanError, Shortage, Step,
         arena::{Members, Range, Room},
-        endpoints::{Identity, Resolution, Roles, Set, Settled, pointer},
+        endpoints::{Identity, Resolution, Roles, Set, pointer},
         observed::ranges,
         pool::Vacancies,
+        settled::Settled,
     },
 };
 
@@ -92,12 +93,27 @@ impl<'a> Placements<'a> {
         if let Some(placement) = self.by_set.get(&pointer(set)) {
             return *placement;
         }
+        let observed = self.observed;
+        let placement = match self.settled.and_then(|settled| settled.known(set, observed)) {
+            Some(known) => match known.placement(observed) {
+                Some(placement) => {
+                    self.want_all(known.resolution());
+                    Ok(placement)
+                }
+                None => self.commit(known.resolution(), BTreeMap::new()),
+            },
+            None => self.place_new(set),
+        };
+        self.by_set.insert(pointer(set), placement);
+        placement
+    }
+
+    fn place_new(&mut self, set: &Set) -> Result<Placement, Shortage> {
         let mark = self.vacancies.mark();
         let placement = self.resolve(set).and_then(|(resolution, new)| self.commit(&resolution, new));
         if placement.is_err() {
             self.vacancies.reset(mark);
         }
-        self.by_set.insert(pointer(set), placement);
         placement
     }
 
@@ -106,6 +122,15 @@ impl<'a> Placements<'a> {
         let observed = self.observed;
         for &index in ranges(value).flat_map(|range| observed.tables.members(range)) {
             self.want(index).kept = true;
+        }
+    }
+
+    fn want_all(&mut self, resolution: &Resolution) {
+        for &index in resolution.all.iter().chain(&*resolution.local) {
+            self.want(index).ready = true;
+        }
+        for &index in &*resolution.draining {
+            self.want(index).draining = true;
         }
     }
 
@@ -120,9 +145,6 @@ impl<'a> Placements<'a> {
     /// The indices of a set's endpoints, and which of them are new.
     fn resolve(&mut self, set: &Set) -> Result<(Resolution, BTreeMap<Identity, u32>), Shortage> {
         let observed = self.observed;
-        if let Some(resolution) = self.settled.and_then(|settled| settled.resolution(set, observed)) {
-            return Ok((resolution.clone(), BTreeMap::new()));
-        }
         let nodes = self.nodes;
         let roles = Roles::new(set, self.local, |name| nodes.get(name).copied());
         let new: BTreeSet<_> = roles.in_tables().filter(|identity| self.index(identity).is_none()).collect();
@@ -154,21 +176,12 @@ impl<'a> Placements<'a> {
             self.tables.push(Step::Table(range.offset, table.into()));
             self.by_members.insert(Arc::clone(members), range);
         }
-        for &index in resolution.all.iter().chain(&*resolution.local) {
-            self.want(index).ready = true;
-        }
-        for &index in &*resolution.draining {
-            self.want(index).draining = true;
-        }
+        self.want_all(resolution);
         let range = |members| self.table(members).unwrap_or_default();
         Ok(Placement { all: range(&resolution.all), local: range(&resolution.local) })
     }
 
-    /// The table of these members, if there is one or none is needed.
     fn table(&self, members: &Members) -> Option<Range> {
-        if members.is_empty() {
-            return Some(Range::default());
-        }
         self.observed.tables.find(members).or_else(|| self.by_members.get(members).copied())
     }
 

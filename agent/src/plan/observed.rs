@@ -13,8 +13,9 @@ use crate::{
     plan::{
         Desired, Step,
         arena::{self, Arena, Members, Range},
-        endpoints::{Identity, Settled, identity},
+        endpoints::{Identity, identity},
         pool::Pool,
+        settled::Settled,
     },
 };
 

@@ -40,14 +40,17 @@ impl Services {
         let (mut held, mut new) = (Vec::new(), Vec::new());
         for (claim, service) in &desired.services {
             match vips.get(&claim.vip).ok_or(PlanError::UnknownVip { claim: *claim })? {
-                Ok(vip) if observed.services.contains_key(&key(*vip, claim)) => held.push((*vip, claim, service)),
-                Ok(vip) => new.push((*vip, claim, service)),
+                Ok(vip) => {
+                    let key = key(*vip, claim);
+                    let current = observed.services.get(&key);
+                    if current.is_some() { &mut held } else { &mut new }.push((claim, service, key, current));
+                }
                 Err(shortage) => refused.push(refusal(claim, *shortage)),
             }
         }
         // Those that are served come first, so that a new one never takes what they need.
-        for (vip, claim, service) in held.into_iter().chain(new) {
-            if let Err(shortage) = draft.claim(key(vip, claim), service) {
+        for (claim, service, key, current) in held.into_iter().chain(new) {
+            if let Err(shortage) = draft.claim(key, current, service) {
                 refused.push(refusal(claim, shortage));
             }
         }
@@ -90,8 +93,12 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     }
 
     /// Serves a claim as wanted; or as it was, if it was the same owner's; or not at all.
-    fn claim(&mut self, key: ServiceKey, service: &DesiredService) -> Result<(), Shortage> {
-        let current = self.observed.services.get(&key);
+    fn claim(
+        &mut self,
+        key: ServiceKey,
+        current: Option<&ServiceValue>,
+        service: &DesiredService,
+    ) -> Result<(), Shortage> {
         let own = current.filter(|value| self.is_slot_of(value, &service.owner));
         let (slot, result) = match self.revision(current, own, service) {
             Ok(value) => {

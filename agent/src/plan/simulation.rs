@@ -59,7 +59,7 @@ impl Kernel {
             Step::Config(config) => self.entries.config = config,
             Step::NodeName(index, name) => put(&mut self.entries.node_names, index, name),
             Step::Node(index, node) => {
-                put(&mut self.entries.nodes, index, (node != abi::Node::default()).then_some(node))
+                put(&mut self.entries.nodes, index, (node != abi::Node::default()).then_some(node));
             }
             Step::Peer(mac, index) => put(&mut self.entries.peers, mac, index),
             Step::Backend(index, backend) => self.set_backend(index, backend, now),
