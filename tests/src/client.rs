@@ -4,6 +4,7 @@ use std::{
     fmt,
     io::{BufRead as _, BufReader, Read as _, Write as _},
     net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    str::FromStr,
     time::Duration,
 };
 
@@ -57,6 +58,16 @@ impl Kind {
             Self::Http | Self::Echo | Self::DnsTcp => "TCP",
             Self::DnsUdp | Self::UdpEcho => "UDP",
         }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.with_context(|| format!("{name:?} is none of {}", known()))
     }
 }
 

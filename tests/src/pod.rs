@@ -39,8 +39,7 @@ impl FromStr for Listener {
         let (Some(kind), Some(port), Some(service)) = (parts.next(), parts.next(), parts.next()) else {
             bail!("{text:?} is not KIND:PORT:NAMESPACE/SERVICE");
         };
-        let kind = Kind::ALL.into_iter().find(|known| known.name() == kind).context("unknown kind of server")?;
-        Ok(Self { kind, port: port.parse()?, service: service.to_owned() })
+        Ok(Self { kind: kind.parse()?, port: port.parse()?, service: service.to_owned() })
     }
 }
 

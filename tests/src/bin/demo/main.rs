@@ -3,13 +3,21 @@
 mod screen;
 mod show;
 
-use std::{process::ExitCode, thread};
+use std::{net::SocketAddr, process::ExitCode, thread, time::Duration};
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use nix::unistd::geteuid;
-use vipmux_tests::{agent, cleanup, cluster::Cluster, demo};
+use vipmux_tests::{
+    agent, cleanup,
+    client::{Kind, Request},
+    cluster::Cluster,
+    demo,
+};
 
 use crate::{screen::Screen, show::Show};
+
+/// For a request that is expected to be answered.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Five Services on one address, three nodes, a client, and real servers as pods, each in a network namespace.
 #[derive(Parser)]
@@ -18,10 +26,26 @@ struct Arguments {
     /// Leave everything standing afterwards, and print commands to try; Ctrl-C removes it
     #[arg(long)]
     hold: bool,
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Ask a server once and print its answer: for another terminal, in the client's network namespace
+    Ask {
+        /// http, echo, dns-udp, dns-tcp or udp-echo
+        kind: Kind,
+        /// ADDRESS:PORT
+        server: SocketAddr,
+    },
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(Command::Ask { kind, server }) = arguments.command {
+        return ask(Request { kind, server });
+    }
     if !geteuid().is_root() {
         eprintln!("the demo makes network namespaces: run it as root");
         return ExitCode::FAILURE;
@@ -39,6 +63,19 @@ fn main() -> ExitCode {
         hold(&screen, &cluster);
     }
     ExitCode::SUCCESS
+}
+
+fn ask(request: Request) -> ExitCode {
+    match request.send(TIMEOUT) {
+        Ok(answer) => {
+            println!("{answer}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn run(screen: &mut Screen) -> anyhow::Result<Cluster> {

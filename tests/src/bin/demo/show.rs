@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use vipmux_tests::{
     agent::{self, Plan},
     arp,
-    client::{Kind, Request},
+    client::Request,
     cluster::{Cluster, PATIENCE},
     demo::{LATER, LATER_SERVICE, SERVICES, Service},
     lan::Node,
@@ -15,10 +15,8 @@ use vipmux_tests::{
     wait,
 };
 
-use crate::screen::Screen;
+use crate::{TIMEOUT, screen::Screen};
 
-/// For a request that is expected to be answered.
-const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long the client listens for answers to an ARP request.
 const ARP_WINDOW: Duration = Duration::from_millis(300);
 /// Requests to each port; with two equal pods, the chance that one gets none is 2^-19.
@@ -186,18 +184,11 @@ pub(crate) fn commands_to_try(screen: &Screen, cluster: &Cluster) -> Result<()> 
     let client = enter(cluster.lan.client()?.namespace().path());
     let on_leader = enter(leader.namespace().path());
     screen.heading("It all stands. In another terminal, try:");
-    for service in SERVICES {
-        let port = service.port;
-        println!(
-            "  {client} {}",
-            match service.kind {
-                Kind::Http => format!("curl http://{vip}:{port}/"),
-                Kind::Echo => format!("sh -c 'echo hello | nc -q 1 {vip} {port}'"),
-                Kind::DnsTcp => format!("dig +tcp +short @{vip} who.example"),
-                Kind::DnsUdp | Kind::UdpEcho => format!("dig +short @{vip} who.example"),
-            }
-        );
+    let demo = std::env::current_exe()?;
+    for Service { kind, port, .. } in SERVICES {
+        println!("  {client} {} ask {kind} {vip}:{port}", demo.display());
     }
+    println!("  {client} curl http://{vip}/");
     println!("  {client} ip neighbour");
     let (binary, pins, folder) = (binary.display(), agent.pins().display(), cluster.manifests.path().display());
     for view in ["vips", "services", "flows", "stats", &format!("lookup 192.0.2.101:40000 {vip}:80 tcp")] {
