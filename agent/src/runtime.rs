@@ -2,7 +2,7 @@
 //! what they say.
 //!
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
-//! and never a backlog: the manifests' follower, [`settle`], and the [`Monitor`] of interfaces and neighbours.
+//! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
 
 mod kernel;
 mod privileges;
