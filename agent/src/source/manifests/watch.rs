@@ -1,8 +1,9 @@
 //! Following a directory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io, mem,
+    ops::Bound,
     path::{Path, PathBuf},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -97,7 +98,6 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         queue: Arc::clone(&queue),
         watcher,
         stamps: BTreeMap::new(),
-        directories: BTreeSet::new(),
         store: Store::default(),
         missing: false,
         watch_failed: None,
@@ -190,8 +190,6 @@ struct Follower {
     watcher: RecommendedWatcher,
     /// Of the files that were read.
     stamps: BTreeMap<PathBuf, Stamp>,
-    /// That were listed.
-    directories: BTreeSet<PathBuf>,
     store: Store,
     /// The directory could not be listed.
     missing: bool,
@@ -243,9 +241,15 @@ impl Follower {
             Ok(metadata) if manifest && self.has_room(path, metadata.len()) => Look::Read(Stamp::from(&metadata)),
             Ok(_) if manifest => Look::Scan,
             Err(_) if self.stamps.contains_key(path) => Look::Gone,
-            Err(_) if self.directories.contains(path) => Look::Scan,
+            Err(_) if self.holds_below(path) => Look::Scan,
             Ok(_) | Err(_) => Look::Nothing,
         }
+    }
+
+    /// Whether `path` was a directory with manifests.
+    fn holds_below(&self, path: &Path) -> bool {
+        let mut after = self.stamps.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        after.next().is_some_and(|(file, _)| file.starts_with(path))
     }
 
     /// Whether a file fits the limits beside those that are known.
@@ -306,7 +310,6 @@ impl Follower {
             let message = format!("changes are seen late, every {} s: {error}", PATROL.as_secs());
             tree.problems.push(Problem::of_file(&self.root, message));
         }
-        self.directories = mem::take(&mut tree.directories);
         let mut changed = self.store.notice(mem::take(&mut tree.problems));
         let kept = |file: &Path| tree.files.contains_key(file) || tree.unlisted.iter().any(|it| file.starts_with(it));
         let gone: Vec<_> = self.store.files().filter(|file| !kept(file)).map(Path::to_owned).collect();
