@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! files -> documents -> parse (object, validate, field) -> store -> Objects
-//!   ^ pending <- inotify
+//!   ^ queue (pending) <- inotify
 //! ```
 
 mod documents;
@@ -16,6 +16,7 @@ mod parallel;
 mod parse;
 mod pending;
 mod pool;
+mod queue;
 mod store;
 mod validate;
 mod watch;

@@ -189,7 +189,7 @@ pub(super) fn text(path: &Path, input: impl Read) -> io::Result<Text> {
     } else {
         String::from_utf8(bytes).map_err(|error| {
             let valid = error.utf8_error().valid_up_to();
-            let line = 1 + error.as_bytes()[..valid].iter().filter(|byte| **byte == b'\n').count();
+            let line = error.as_bytes()[..valid].split(|byte| *byte == b'\n').count();
             Problem { line: Some(line), ..Problem::of_file(path, "not UTF-8".to_owned()) }
         })
     };

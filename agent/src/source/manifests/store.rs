@@ -122,7 +122,9 @@ impl Store {
             let definition = Definition { object: object.clone(), line: *line, path: path.to_string() };
             self.definitions.entry(identity.clone()).or_default().insert(place.clone(), definition);
         }
-        entries.iter().for_each(|entry| self.settle(&entry.identity));
+        for entry in entries {
+            self.settle(&entry.identity);
+        }
     }
 
     fn withdraw(&mut self, parsed: Option<Parsed>) {
@@ -137,12 +139,11 @@ impl Store {
     /// Puts an identity's first definition in force.
     fn settle(&mut self, identity: &Identity) {
         let definitions = self.definitions.get(identity);
-        match definitions.and_then(BTreeMap::first_key_value) {
-            Some((_, definition)) => definition.object.put(identity, &mut self.objects),
-            None => {
-                identity.take_from(&mut self.objects);
-                self.definitions.remove(identity);
-            }
+        if let Some((_, definition)) = definitions.and_then(BTreeMap::first_key_value) {
+            definition.object.put(identity, &mut self.objects);
+        } else {
+            identity.take_from(&mut self.objects);
+            self.definitions.remove(identity);
         }
         if self.definitions.get(identity).is_some_and(|definitions| definitions.len() > 1) {
             self.contested.insert(identity.clone());

@@ -5,7 +5,7 @@ use std::{
     fs, io, mem,
     ops::Bound,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -17,7 +17,8 @@ use super::{
     Problem,
     files::{self, Stamp, Text, Tree},
     parse,
-    pending::{Due, Pending, Scope},
+    pending::{Due, Scope},
+    queue::Queue,
     store::Store,
 };
 use crate::source::Objects;
@@ -67,8 +68,7 @@ pub struct WatchGuard(Arc<Queue>);
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.0.lock().stop = true;
-        self.0.wake.notify_all();
+        self.0.stop();
     }
 }
 
@@ -115,64 +115,6 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         .spawn(move || follower.run(&sender))
         .map_err(|source| WatchError::Thread { path: path(), source })?;
     Ok((receiver, WatchGuard(queue)))
-}
-
-/// Between the thread that hears the file system and the one that follows.
-#[derive(Debug)]
-struct Queue {
-    state: Mutex<State>,
-    wake: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    pending: Pending,
-    stop: bool,
-}
-
-impl Queue {
-    fn new(root: &Path) -> Self {
-        Self { state: Mutex::new(State { pending: Pending::new(root), stop: false }), wake: Condvar::new() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note(&self, event: notify::Result<notify::Event>) {
-        let now = Instant::now();
-        let mut state = self.lock();
-        let due = match event {
-            Ok(event) => state.pending.note(&event, now),
-            Err(error) => {
-                tracing::warn!(%error, "lost events of the manifests' directory");
-                state.pending.scan(now, Scope::All);
-                true
-            }
-        };
-        if due {
-            self.wake.notify_one();
-        }
-    }
-
-    /// Waits until something is due, or for `patience`; `None`: stop.
-    fn wait(&self, patience: Duration) -> Option<Due> {
-        let end = Instant::now() + patience;
-        let mut state = self.lock();
-        while !state.stop {
-            let now = Instant::now();
-            let due = state.pending.take(now);
-            if !due.is_empty() {
-                return Some(due);
-            }
-            if now >= end {
-                return Some(Due { paths: Vec::new(), scan: Some(Scope::Changed) });
-            }
-            let until = state.pending.next().map_or(end, |next| next.min(end));
-            (state, _) = self.wake.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner);
-        }
-        None
-    }
 }
 
 /// What a path asks for.
@@ -264,12 +206,11 @@ impl Follower {
         let mut changed = false;
         let mut texts: Vec<Text> = Vec::with_capacity(paths.len());
         for path in paths {
-            match files::load(path) {
-                Some(text) => texts.push(text),
-                None => {
-                    self.stamps.remove(path);
-                    changed |= self.store.remove(path);
-                }
+            if let Some(text) = files::load(path) {
+                texts.push(text);
+            } else {
+                self.stamps.remove(path);
+                changed |= self.store.remove(path);
             }
         }
         for (file, parsed) in parse::all(texts) {
@@ -318,16 +259,13 @@ impl Follower {
             changed |= self.store.remove(file);
         }
         let mut read = Vec::new();
-        let queue = Arc::clone(&self.queue);
-        let state = queue.lock();
         for (file, stamp) in tree.files {
             let known = scope == Scope::Changed && self.stamps.get(&file) == Some(&stamp);
-            if !known && !state.pending.is_writing(&file) {
+            if !known && !self.queue.is_writing(&file) {
                 self.stamps.insert(file.clone(), stamp);
                 read.push(file);
             }
         }
-        drop(state);
         self.put(&read) || changed
     }
 }
