@@ -108,7 +108,7 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         return Err(WatchError::Events { path: path(), source });
     }
     follower.adopt(tree, Scope::All);
-    let (sender, receiver) = channel(Arc::new(follower.store.objects()));
+    let (sender, receiver) = channel(Arc::new(follower.store.snapshot(None)));
     report(&[], &receiver.borrow().problems);
     thread::Builder::new()
         .name("manifests".to_owned())
@@ -141,13 +141,15 @@ struct Follower {
 
 impl Follower {
     fn run(mut self, sender: &Sender<Arc<Objects>>) {
+        let mut spare = None;
         while let Some(due) = self.queue.wait(if self.missing { SEARCH } else { PATROL }) {
             let started = Instant::now();
             if self.follow(due) {
-                let objects = Arc::new(self.store.objects());
+                let objects = Arc::new(self.store.snapshot(spare.take().and_then(Arc::into_inner)));
                 tracing::debug!(services = objects.services.len(), took = ?started.elapsed(), "manifests changed");
                 let before = sender.send_replace(objects);
                 report(&before.problems, &sender.borrow().problems);
+                spare = Some(before);
             }
         }
     }
