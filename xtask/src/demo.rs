@@ -11,8 +11,9 @@ pub(crate) fn run(options: &[OsString]) -> Result<()> {
     capabilities::require("demo")?;
     setup::network_tests()?;
     workspace::say("building the agent and the demo");
-    let packages = ["build", "-p", "vipmux", "-p", "vipmux-tests", "--bin", "vipmux", "--bin", "demo"];
-    workspace::prepare(workspace::cargo(packages).args(workspace::locked()))?;
+    let packages = ["build", "-p", "vipmux", "-p", "vipmux-tests"];
+    let programs = ["--bin", "vipmux", "--bin", "demo", "--bin", "pod"];
+    workspace::prepare(workspace::cargo(packages).args(programs).args(workspace::locked()))?;
     let folder = workspace::target_folder()?.join("debug");
     let demo = folder.join("demo");
     let error = Command::new(&demo).args(options).env("VIPMUX_BIN", folder.join("vipmux")).exec();
