@@ -1,7 +1,8 @@
 //! Map keys and values.
 //!
 //! Every type is `repr(C)` with explicit padding, so that no byte of a key is undefined, and has no arrays where the
-//! hot path builds it (the compiler would call `memset`). Fields named *wire* hold the bytes as they are in a packet
+//! hot path builds it (the compiler would call `memset`). Keys are aligned to 8 bytes, since the
+//! verifier wants that of the merged stores that build them on the stack. Fields named *wire* hold the bytes as they are in a packet
 //! (network byte order, loaded natively); all others are numbers in the host's byte order.
 
 use core::mem::{align_of, offset_of, size_of};
@@ -35,7 +36,7 @@ pub mod capacity {
 }
 
 /// An IPv6 address, or an IPv4 address in its IPv4-mapped form (RFC 4291, 2.5.5.2): 16 wire bytes.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
     /// Bytes 0 to 3, wire.
@@ -66,7 +67,7 @@ impl Address {
 }
 
 /// A MAC address: six wire bytes, in two parts that load without byte-wise copies.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Mac {
     /// Bytes 0 to 3, wire.
@@ -112,6 +113,8 @@ pub struct Config {
     pub abi: u32,
     /// The id that the next new VIP gets; ids are never used twice, so no stale flow can match.
     pub next_vip: u32,
+    /// The generation that the next backend or service slot gets that changes hands; never used twice either.
+    pub next_generation: u32,
     /// The kernel's `CONFIG_HZ`: jiffies per second.
     pub hz: u32,
     /// An idle TCP flow's life, in jiffies.
@@ -130,9 +133,12 @@ pub struct Interface {
     pub mac: Mac,
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached.
     pub bit: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// [`INTERFACE_GENERIC`].
+    pub flags: u32,
 }
+
+/// The program runs in generic mode there: the driver has no native XDP, or was told not to use it.
+pub const INTERFACE_GENERIC: u32 = 1;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;
@@ -156,7 +162,7 @@ pub struct VipValue {
 }
 
 /// Key of `SERVICES`: a port claim.
-#[repr(C)]
+#[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ServiceKey {
     /// [`VipValue::id`].
@@ -280,6 +286,8 @@ pub struct FlowKey {
     pub vip_port: u16,
     /// IANA protocol number.
     pub protocol: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 /// The client sent FIN.
@@ -452,19 +460,19 @@ counters! {
 }
 
 const _: () = {
-    assert!(size_of::<Address>() == 16 && align_of::<Address>() == 4);
-    assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 4);
-    assert!(size_of::<Config>() == 24);
+    assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
+    assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
+    assert!(size_of::<Config>() == 28);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
-    assert!(size_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
+    assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
     assert!(size_of::<ServiceValue>() == 32 && offset_of!(ServiceValue, local_table) == 16);
     assert!(size_of::<ServiceState>() == 8);
     assert!(size_of::<ServiceOwner>() == 128 && align_of::<ServiceOwner>() == 1);
     assert!(size_of::<Backend>() == 32 && offset_of!(Backend, node) == 20);
     assert!(size_of::<Node>() == 32 && offset_of!(Node, ifindex) == 16);
     assert!(size_of::<NodeLabel>() == 256);
-    assert!(size_of::<FlowKey>() == 28 && offset_of!(FlowKey, protocol) == 24);
+    assert!(size_of::<FlowKey>() == 32 && offset_of!(FlowKey, protocol) == 24);
     assert!(size_of::<FlowValue>() == 32 && offset_of!(FlowValue, tag) == 0 && offset_of!(FlowValue, seen) == 24);
     assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
     assert!(size_of::<ReverseValue>() == 40 && offset_of!(ReverseValue, vip) == 8);

@@ -1,0 +1,222 @@
+//! Flow records: which backend a client's packets go to, and what its replies are turned back into.
+
+use core::ptr;
+
+use aya_ebpf::helpers::bpf_jiffies64;
+use vipmux_common::{
+    abi::{
+        BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN,
+        FLOW_RESET, FlowKey, FlowValue, ReverseKey, ReverseValue, ServiceValue,
+    },
+    hash,
+};
+
+use crate::{
+    maps::{BACKENDS, CONFIG, FLOWS, REVERSE, SERVICE_STATES},
+    packet::{FIN, RST, Segment, TCP},
+};
+
+/// Now, in jiffies: far cheaper than any clock helper, and precise enough for timeouts.
+#[inline(always)]
+pub(crate) fn now() -> u64 {
+    // SAFETY: a helper without arguments.
+    unsafe { bpf_jiffies64() }
+}
+
+/// A backend, read once out of its array.
+pub(crate) struct Target {
+    pub(crate) index: u32,
+    pub(crate) backend: &'static Backend,
+}
+
+impl Target {
+    #[inline(always)]
+    pub(crate) fn get(index: u32) -> Option<Self> {
+        BACKENDS.get(index).map(|backend| Self { index, backend })
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_local(&self) -> bool {
+        self.backend.flags & BACKEND_LOCAL != 0
+    }
+}
+
+#[inline(always)]
+fn is_idle(config: &Config, protocol: u32, seen: u64, now: u64) -> bool {
+    let life = if protocol == TCP { config.tcp_idle } else { config.udp_idle };
+    now.wrapping_sub(seen) > u64::from(life)
+}
+
+/// The backend and service slot of a live record, which is refreshed.
+#[inline(always)]
+pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Option<(Target, u32)> {
+    let record = FLOWS.get_ptr_mut(key)?;
+    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells; the few words
+    // written below do no harm to another flow.
+    unsafe {
+        let flow: FlowValue = ptr::read_volatile(record);
+        let target = Target::get(flow.backend)?;
+        let state = SERVICE_STATES.get(flow.slot)?;
+        if state.generation != flow.slot_generation || target.backend.generation != flow.backend_generation {
+            return None;
+        }
+        if ptr::read_volatile(&raw const (*record).tag) != tag {
+            return None;
+        }
+        let config = CONFIG.get(0)?;
+        let idle = is_idle(config, segment.protocol, flow.seen, now);
+        let mut flags = flow.flags;
+        if segment.is_syn() {
+            let closed = flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0;
+            if closed || idle || target.backend.flags & BACKEND_READY == 0 {
+                return None;
+            }
+        } else {
+            if idle {
+                return None;
+            }
+            flags = after(flags, segment.flags, FLOW_CLIENT_FIN);
+        }
+        if flags != flow.flags {
+            ptr::write_volatile(&raw mut (*record).flags, flags);
+        }
+        if now != flow.seen {
+            ptr::write_volatile(&raw mut (*record).seen, now);
+        }
+        Some((target, flow.slot))
+    }
+}
+
+/// A flow's flags after a segment with these TCP flags from the side whose FIN is `fin`.
+#[inline(always)]
+fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
+    let flags = if tcp & FIN != 0 { flags | fin } else { flags };
+    if tcp & RST != 0 { flags | FLOW_RESET } else { flags & !FLOW_RESET }
+}
+
+/// Records a new flow; whether it succeeded.
+#[inline(always)]
+pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &ServiceValue, now: u64) -> bool {
+    let value = FlowValue {
+        tag,
+        backend: target.index,
+        backend_generation: target.backend.generation,
+        slot: service.slot,
+        slot_generation: service.generation,
+        flags: 0,
+        seen: now,
+    };
+    FLOWS.insert(key, value, 0).is_ok()
+}
+
+/// Whether a reverse record's connection is over, by its flags.
+#[inline(always)]
+fn is_closed(flags: u32) -> bool {
+    const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+    flags & FLOW_RESET != 0 || flags & BOTH == BOTH
+}
+
+/// Whether a reverse record still translates.
+#[inline(always)]
+fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
+    if is_closed(value.flags) {
+        now.wrapping_sub(value.seen) <= u64::from(config.closed_linger)
+    } else {
+        !is_idle(config, protocol, value.seen, now)
+    }
+}
+
+/// Makes or refreshes the record by which the backend's replies find their way back to `flow`'s VIP.
+#[inline(always)]
+pub(crate) fn remember(
+    key: &ReverseKey,
+    vip: vipmux_common::abi::Address,
+    segment: &Segment,
+    now: u64,
+) -> Result<(), DropReason> {
+    let tag = hash::reverse(key);
+    let config = CONFIG.get(0).ok_or(DropReason::RecordFailed)?;
+    let syn = segment.is_syn();
+    if let Some(record) = REVERSE.get_ptr_mut(key) {
+        // SAFETY: a map value; as in `find`.
+        let (value, current) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+        let same = value.vip == vip && value.vip_port == segment.destination_port;
+        if current == tag {
+            if !same && !is_closed(value.flags) && is_live(config, key.protocol, &value, now) {
+                return Err(DropReason::TupleCollision);
+            }
+            if same && !syn {
+                refresh(record, &value, segment.flags, FLOW_CLIENT_FIN, now);
+                return Ok(());
+            }
+            if same {
+                // SAFETY: as above.
+                unsafe {
+                    ptr::write_volatile(&raw mut (*record).isn, segment.sequence);
+                    ptr::write_volatile(&raw mut (*record).flags, FLOW_ISN);
+                    ptr::write_volatile(&raw mut (*record).seen, now);
+                }
+                return Ok(());
+            }
+        }
+    }
+    let value = ReverseValue {
+        tag,
+        isn: segment.sequence,
+        vip,
+        vip_port: segment.destination_port,
+        padding: 0,
+        flags: if syn { FLOW_ISN } else { after(0, segment.flags, FLOW_CLIENT_FIN) },
+        seen: now,
+    };
+    REVERSE.insert(key, value, 0).map_err(|_| DropReason::RecordFailed)
+}
+
+/// Takes one more segment into account. `seen` stands still once the connection is closed, so that it ends.
+#[inline(always)]
+fn refresh(record: *mut ReverseValue, value: &ReverseValue, tcp: u8, fin: u32, now: u64) {
+    let flags = after(value.flags, tcp, fin);
+    // SAFETY: a map value; as in `find`.
+    unsafe {
+        if flags != value.flags {
+            ptr::write_volatile(&raw mut (*record).flags, flags);
+        }
+        if now != value.seen && !(is_closed(value.flags) && is_closed(flags)) {
+            ptr::write_volatile(&raw mut (*record).seen, now);
+        }
+    }
+}
+
+/// What a reply is to be turned into.
+pub(crate) enum Reply {
+    /// Not of a flow through a VIP.
+    Foreign,
+    /// A SYN-ACK of a connection that the client made to the backend itself.
+    Direct,
+    /// Of this flow.
+    Of(ReverseValue),
+}
+
+/// Finds a reply's record and refreshes it. `acknowledged` is a SYN-ACK's acknowledgement number, host order.
+#[inline(always)]
+pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: Option<u32>, now: u64) -> Reply {
+    let Some(record) = REVERSE.get_ptr_mut(key) else { return Reply::Foreign };
+    // SAFETY: a map value; as in `find`.
+    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+    let Some(config) = CONFIG.get(0) else { return Reply::Foreign };
+    if tag != hash::reverse(key) {
+        return Reply::Foreign;
+    }
+    if !is_live(config, key.protocol, &value, now) {
+        let _ = REVERSE.remove(key);
+        return Reply::Foreign;
+    }
+    if let Some(acknowledged) = acknowledged
+        && (value.flags & FLOW_ISN == 0 || acknowledged != value.isn.wrapping_add(1))
+    {
+        let _ = REVERSE.remove(key);
+        return Reply::Direct;
+    }
+    refresh(record, &value, tcp, FLOW_BACKEND_FIN, now);
+    Reply::Of(value)
+}

@@ -1,0 +1,139 @@
+//! ARP for VIPs (RFC 826, RFC 5227), in both directions.
+
+use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
+use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat, VIP_LEADING, VIP_YIELDED, VipValue};
+
+use crate::{
+    Action, count,
+    maps::{FENCE, PEERS, VIPS},
+    packet::{Frame, read, write},
+};
+
+const ARP_LENGTH: usize = 28;
+/// Ethernet, IPv4, address lengths 6 and 4: the first six bytes of what is understood.
+const ETHERNET_IPV4: (u32, u16) = (u32::from_ne_bytes([0, 1, 8, 0]), u16::from_ne_bytes([6, 4]));
+const REQUEST: u16 = 1_u16.to_be();
+const REPLY: u16 = 2_u16.to_be();
+/// How long after the deadline the program stops minding VIPs: an agent that was removed swallows none for ever.
+const ABANDONED: u64 = 600_000_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    InTime,
+    Lapsed,
+    Abandoned,
+}
+
+#[inline(always)]
+fn standing() -> Standing {
+    let deadline = FENCE.get(0).map_or(0, |fence| fence.deadline);
+    // SAFETY: a helper without arguments.
+    let now = unsafe { bpf_ktime_get_boot_ns() };
+    if now < deadline {
+        Standing::InTime
+    } else if now - deadline < ABANDONED {
+        Standing::Lapsed
+    } else {
+        Standing::Abandoned
+    }
+}
+
+/// Answers, drops or passes an ARP packet; also a flooded one.
+#[inline(always)]
+pub(crate) fn arp(frame: &Frame, interface: &Interface) -> Result<Action, DropReason> {
+    let at = frame.network;
+    if at + ARP_LENGTH > frame.end {
+        return Ok(Action::Pass);
+    }
+    // SAFETY: compared with the end above.
+    let (kind, lengths, operation, sender, sender_ip, target_ip) = unsafe {
+        (
+            read::<u32>(at),
+            read::<u16>(at + 4),
+            read::<u16>(at + 6),
+            Mac { head: read(at + 8), tail: read(at + 12), padding: 0 },
+            read::<u32>(at + 14),
+            read::<u32>(at + 24),
+        )
+    };
+    if (kind, lengths) != ETHERNET_IPV4 {
+        return Ok(Action::Pass);
+    }
+    if sender_ip != 0
+        && let Some(vip) = VIPS.get_ptr_mut(Address::v4(sender_ip))
+    {
+        yield_to(vip, sender, frame, interface);
+        return Ok(Action::Pass);
+    }
+    if operation != REQUEST {
+        return Ok(Action::Pass);
+    }
+    let Some(vip) = VIPS.get_ptr(Address::v4(target_ip)) else { return Ok(Action::Pass) };
+    // SAFETY: a map value, which stays in place for the whole run.
+    let vip = unsafe { &*vip };
+    if !is_announced(vip, frame, interface) {
+        return Ok(Action::Pass);
+    }
+    match standing() {
+        Standing::Abandoned => return Ok(Action::Pass),
+        _ if vip.flags & VIP_LEADING == 0 => return Err(DropReason::ArpNotLeading),
+        Standing::Lapsed => return Err(DropReason::ArpFenced),
+        Standing::InTime => {}
+    }
+    frame.write_macs(frame.source, interface.mac);
+    // SAFETY: compared with the end above.
+    unsafe {
+        write(at + 6, REPLY);
+        write(at + 8, interface.mac.head);
+        write(at + 12, interface.mac.tail);
+        write(at + 14, target_ip);
+        write(at + 18, sender.head);
+        write(at + 22, sender.tail);
+        write(at + 24, sender_ip);
+    }
+    count::stat(Stat::ArpAnswered, frame.length());
+    Ok(Action::Transmit)
+}
+
+/// Whether the VIP is announced on this interface and VLAN.
+#[inline(always)]
+pub(crate) fn is_announced(vip: &VipValue, frame: &Frame, interface: &Interface) -> bool {
+    vip.interfaces & interface.bit != 0 && vip.vlan == frame.vlan
+}
+
+/// A peer speaks for a VIP that we lead: it leads it now. Strangers are left to conflict detection.
+#[inline(always)]
+fn yield_to(vip: *mut VipValue, sender: Mac, frame: &Frame, interface: &Interface) {
+    // SAFETY: a map value, which stays in place for the whole run. Only the flags are written, and the agent replaces
+    // the whole element, so neither can leave a mixture.
+    unsafe {
+        let announced = is_announced(&*vip, frame, interface);
+        if (*vip).flags & VIP_LEADING == 0 || !announced || sender == interface.mac {
+            return;
+        }
+        if PEERS.get_ptr(sender).is_some() {
+            (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;
+            count::stat(Stat::Yielded, frame.length());
+        }
+    }
+}
+
+/// Whether the node's own stack may send this ARP packet: not in the name of a VIP that it does not lead. A kernel that
+/// has the VIP on a dummy interface sends such requests, and they would move clients.
+#[inline(always)]
+pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
+    let at = context.data() + network;
+    if at + ARP_LENGTH > context.data_end() {
+        return true;
+    }
+    // SAFETY: compared with the end above.
+    let sender_ip: u32 = unsafe { read(at + 14) };
+    let Some(vip) = VIPS.get_ptr(Address::v4(sender_ip)) else { return true };
+    // SAFETY: a map value, which stays in place for the whole run.
+    let leading = unsafe { (*vip).flags & VIP_LEADING != 0 };
+    match standing() {
+        Standing::InTime => leading,
+        Standing::Lapsed => false,
+        Standing::Abandoned => true,
+    }
+}
