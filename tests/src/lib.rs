@@ -1,1 +1,5 @@
 //! To come.
+
+pub mod frames;
+pub mod privilege;
+pub mod program;

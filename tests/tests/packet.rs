@@ -1,0 +1,27 @@
+//! One frame in, verdict, exact bytes and every change in the maps out, through the real object.
+//!
+//! The tables of cases are in the modules; a case is a row in [`case::Case`]'s terms, on the state of [`fixture`].
+
+// `allow-unwrap-in-tests` knows functions that are tests, not the modules of a test.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is test code")]
+
+#[path = "packet/arp.rs"]
+mod arp;
+#[path = "packet/case.rs"]
+mod case;
+#[path = "packet/fixture.rs"]
+mod fixture;
+
+use vipmux_tests::privilege;
+
+/// Whether the kernel lets this process load programs; says so where not.
+fn may_run(test: &str) -> bool {
+    privilege::root(test).unwrap()
+}
+
+#[test]
+fn arp_is_answered_dropped_or_passed() {
+    if may_run("packet: ARP") {
+        case::check(&arp::cases());
+    }
+}
