@@ -9,6 +9,8 @@
 mod arp;
 #[path = "packet/case.rs"]
 mod case;
+#[path = "packet/demux.rs"]
+mod demux;
 #[path = "packet/fixture.rs"]
 mod fixture;
 
@@ -23,5 +25,12 @@ fn may_run(test: &str) -> bool {
 fn arp_is_answered_dropped_or_passed() {
     if may_run("packet: ARP") {
         case::check(&arp::cases());
+    }
+}
+
+#[test]
+fn packets_to_a_vip_reach_a_backend_and_others_pass() {
+    if may_run("packet: demultiplexing") {
+        case::check(&demux::cases());
     }
 }

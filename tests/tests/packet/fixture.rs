@@ -52,7 +52,7 @@ pub(crate) struct Endpoint {
     pub(crate) index: u32,
     pub(crate) address: Ipv4Addr,
     pub(crate) port: u16,
-    node: u32,
+    pub(crate) node: u32,
 }
 
 const fn endpoint(index: u32, node: u32, octets: [u8; 4], port: u16) -> Endpoint {
