@@ -13,6 +13,12 @@ mod case;
 mod demux;
 #[path = "packet/fixture.rs"]
 mod fixture;
+#[path = "packet/flows.rs"]
+mod flows;
+#[path = "packet/handover.rs"]
+mod handover;
+#[path = "packet/replies.rs"]
+mod replies;
 
 use vipmux_tests::privilege;
 
@@ -32,5 +38,26 @@ fn arp_is_answered_dropped_or_passed() {
 fn packets_to_a_vip_reach_a_backend_and_others_pass() {
     if may_run("packet: demultiplexing") {
         case::check(&demux::cases());
+    }
+}
+
+#[test]
+fn flows_keep_their_backend_or_choose_anew() {
+    if may_run("packet: flows") {
+        case::check(&flows::cases());
+    }
+}
+
+#[test]
+fn handed_over_frames_end_here() {
+    if may_run("packet: hand-over") {
+        case::check(&handover::cases());
+    }
+}
+
+#[test]
+fn replies_come_from_the_vip() {
+    if may_run("packet: replies") {
+        case::check(&replies::cases());
     }
 }

@@ -190,7 +190,10 @@ pub(crate) fn check(cases: &[Case]) {
     let mut program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
     let failures: Vec<String> = cases
         .iter()
-        .filter_map(|case| case.check(&mut program).unwrap().err().map(|why| format!("{}:\n    {why}", case.name)))
+        .filter_map(|case| {
+            let result = case.check(&mut program).unwrap_or_else(|error| Err(format!("{error:#}")));
+            result.err().map(|why| format!("{}:\n    {why}", case.name))
+        })
         .collect();
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
 }
