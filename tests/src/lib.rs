@@ -1,5 +1,4 @@
 //! To come.
 
 pub mod frames;
-pub mod privilege;
 pub mod program;
