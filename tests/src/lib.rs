@@ -1,4 +1,5 @@
 //! To come.
 
+pub mod bench;
 pub mod frames;
 pub mod program;
