@@ -37,7 +37,7 @@ pub(super) fn segment(to: Ipv4Addr) -> Vec<u8> {
 
 /// The maps' contents for so many Services, an even number up to what the ports allow.
 pub(super) fn state(services: u32) -> Result<State> {
-    ensure!(services > 0 && services % 2 == 0, "{services} is no even number of Services");
+    ensure!(services > 0 && services.is_multiple_of(2), "{services} is no even number of Services");
     ensure!(services / 2 <= u32::from(u16::MAX - PORT), "{services} Services are more than two addresses have ports");
     let mut state = State {
         config: Config {

@@ -100,8 +100,8 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
 pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
     let seen = |at| relative(origin, at);
     Ok(State {
-        config: first(read_array(ebpf, "CONFIG")?)?,
-        fence: first(read_array(ebpf, "FENCE")?)?,
+        config: first(&read_array(ebpf, "CONFIG")?)?,
+        fence: first(&read_array(ebpf, "FENCE")?)?,
         interfaces: read_array(ebpf, "INTERFACES")?,
         vips: read_hash(ebpf, "VIPS")?,
         services: read_hash(ebpf, "SERVICES")?,
@@ -121,7 +121,7 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
     })
 }
 
-fn first<T: Copy>(values: Vec<T>) -> Result<T> {
+fn first<T: Copy>(values: &[T]) -> Result<T> {
     values.first().copied().context("an empty array")
 }
 

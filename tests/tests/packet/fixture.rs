@@ -118,9 +118,10 @@ pub(crate) const FLOWS: u32 = 1024;
 const RANGE: u32 = 32;
 
 /// An idle TCP flow's life, an idle UDP flow's, and a closed one's, in jiffies.
-pub(crate) const TCP_IDLE: u64 = 400_000;
-pub(crate) const UDP_IDLE: u64 = 100_000;
-pub(crate) const LINGER: u64 = 20_000;
+const LIVES: [u32; 3] = [400_000, 100_000, 20_000];
+pub(crate) const TCP_IDLE: u64 = LIVES[0] as u64;
+pub(crate) const UDP_IDLE: u64 = LIVES[1] as u64;
+pub(crate) const LINGER: u64 = LIVES[2] as u64;
 /// Longer than a case takes by far.
 pub(crate) const WHILE: u64 = 10_000;
 
@@ -250,9 +251,9 @@ pub(crate) fn state() -> State {
             abi: abi::ABI_VERSION,
             next_vip: 5,
             hz: 250,
-            tcp_idle: TCP_IDLE as u32,
-            udp_idle: UDP_IDLE as u32,
-            closed_linger: LINGER as u32,
+            tcp_idle: LIVES[0],
+            udp_idle: LIVES[1],
+            closed_linger: LIVES[2],
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],
@@ -269,7 +270,7 @@ pub(crate) fn state() -> State {
         state.vips.insert(address(vip), value);
     }
     state.backends = ENDPOINTS.iter().map(backend).collect();
-    state.peers = [(1, PEER_MAC), (1, PEER_HANDOVER), (2, FAR_MAC)]
+    state.peers = [(0, SELF_MAC), (1, PEER_MAC), (1, PEER_HANDOVER), (2, FAR_MAC)]
         .into_iter()
         .map(|(index, mac)| (abi::Mac::new(mac), index))
         .collect();
@@ -282,7 +283,7 @@ fn nodes() -> Vec<abi::Node> {
         let mac = abi::Mac::new(mac);
         abi::Node { mac, handover: mac.handover(), ifindex, mtu: 1500, flags, reserved: 0 }
     };
-    let here = IFINDEX as u32;
+    let here = u32::try_from(IFINDEX).unwrap();
     vec![
         node(SELF_MAC, here, NODE_SELF),
         node(PEER_MAC, here, NODE_ATTACHED),
