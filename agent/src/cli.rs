@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod inspect;
+pub mod plan;
 pub mod table;
 pub mod unload;
 
@@ -23,6 +24,8 @@ enum Command {
     Agent(agent::Args),
     /// Show what the kernel holds, from the pinned maps alone; works while the agent is down
     Inspect(inspect::Inspect),
+    /// Show who would get which address and port from manifests, and why; changes nothing
+    Plan(plan::Args),
     /// Detach the programs and remove every trace of vipmux from this node
     Unload(unload::Unload),
 }
@@ -36,6 +39,9 @@ pub enum CliError {
     /// `vipmux inspect`.
     #[error(transparent)]
     Inspect(#[from] crate::inspect::InspectError),
+    /// `vipmux plan`.
+    #[error(transparent)]
+    Plan(#[from] plan::PlanError),
     /// `vipmux unload`.
     #[error(transparent)]
     Unload(#[from] unload::UnloadCommandError),
@@ -47,6 +53,7 @@ impl Cli {
         match self.command {
             Command::Agent(args) => agent::run(args)?,
             Command::Inspect(inspect) => inspect.run()?,
+            Command::Plan(args) => return Ok(plan::run(&args)?),
             Command::Unload(unload) => unload.run()?,
         }
         Ok(ExitCode::SUCCESS)

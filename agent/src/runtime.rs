@@ -2,7 +2,7 @@
 //! what they say.
 //!
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
-//! and never a backlog: the manifests' follower, [`settle`], and the [`Monitor`] of interfaces and neighbours.
+//! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
 
 mod kernel;
 mod privileges;
@@ -135,7 +135,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     }
     let (sender, settled) = watch::channel(Arc::default());
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
-    tokio::spawn(settle::follow(objects, sender));
+    tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), sender));
     let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
     let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone())?;
     let agent = Agent {

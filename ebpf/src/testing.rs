@@ -1,15 +1,165 @@
-//! vipmux's BPF programs.
+//! BPF programs for tests and the bench.
 #![no_std]
 #![no_main]
+#![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
-use aya_ebpf::{bindings::xdp_action::XDP_PASS, macros::xdp, programs::XdpContext};
+#[path = "testing/template.rs"]
+mod template;
 
-/// Placeholder while the skeleton grows.
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_TX},
+    helpers::bpf_jiffies64,
+    macros::{map, xdp},
+    maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
+    programs::XdpContext,
+};
+use vipmux_common::abi::{Address, FlowKey, FlowValue};
+
+use crate::template::{FIRST_PORT, PORT_BITS, Template, WORDS};
+
+#[map]
+static TEMPLATE: Array<Template> = Array::with_max_entries(1, 0);
+/// Iterations so far.
+#[map]
+static ITERATION: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
+/// The program under test.
+#[map]
+static TARGET: ProgramArray = ProgramArray::with_max_entries(1, 0);
+/// What a lookup in a plain map costs; sized by the bench.
+#[map]
+static FLOOR_HASH: HashMap<FlowKey, FlowValue> = HashMap::with_max_entries(64, 0);
+#[map]
+static FLOOR_LRU: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(64, 0);
+
+/// For the peers of veths: XDP_TX and XDP_REDIRECT into a veth need a program at the other end.
 #[xdp]
 pub fn pass(_context: XdpContext) -> u32 {
     XDP_PASS
 }
 
+/// Writes the time by which flow records age, `jiffies_64`, over the frame's first eight bytes.
+#[xdp]
+pub fn clock(context: XdpContext) -> u32 {
+    let Some(at) = bytes(&context, 8) else { return XDP_ABORTED };
+    // SAFETY: eight bytes were compared with the end; a helper without arguments.
+    unsafe { (at as *mut u64).write_unaligned(bpf_jiffies64()) };
+    XDP_TX
+}
+
+/// A test run gives each iteration what the last one left. This puts the packet back and goes on to the program under
+/// test.
+#[xdp]
+pub fn restore(context: XdpContext) -> u32 {
+    if put_back(&context).is_some() {
+        // SAFETY: the context is valid; the call does not return but for an empty slot.
+        unsafe { TARGET.tail_call(&context, 0) };
+    }
+    XDP_ABORTED
+}
+
+/// The same with another flow each time: another client address or port, and a Service picked by it.
+#[xdp]
+pub fn restore_flow(context: XdpContext) -> u32 {
+    if put_back(&context).and_then(|(at, template)| next_flow(at, template)).is_some() {
+        // SAFETY: as above.
+        unsafe { TARGET.tail_call(&context, 0) };
+    }
+    XDP_ABORTED
+}
+
+/// What all other figures are compared with.
+#[xdp]
+pub fn empty_tx(_context: XdpContext) -> u32 {
+    XDP_TX
+}
+
+/// One lookup in a hash map.
+#[xdp]
+pub fn hash_lookup(context: XdpContext) -> u32 {
+    let Some(key) = key(&context) else { return XDP_ABORTED };
+    if FLOOR_HASH.get_ptr(&key).is_some() { XDP_TX } else { XDP_PASS }
+}
+
+/// One lookup in an LRU hash map.
+#[xdp]
+pub fn lru_lookup(context: XdpContext) -> u32 {
+    let Some(key) = key(&context) else { return XDP_ABORTED };
+    if FLOOR_LRU.get_ptr(&key).is_some() { XDP_TX } else { XDP_PASS }
+}
+
+/// One insertion into an LRU hash map.
+#[xdp]
+pub fn lru_insert(context: XdpContext) -> u32 {
+    let Some(key) = key(&context) else { return XDP_ABORTED };
+    let value = FlowValue {
+        tag: 0,
+        backend: 0,
+        backend_generation: 0,
+        slot: 0,
+        slot_generation: 0,
+        flags: 0,
+        seen: u64::from(key.client_port),
+    };
+    if FLOOR_LRU.insert(&key, &value, 0).is_ok() { XDP_TX } else { XDP_PASS }
+}
+
+/// The frame's start, where it has at least so many bytes.
+#[inline(always)]
+fn bytes(context: &XdpContext, length: usize) -> Option<usize> {
+    let at = context.data();
+    (at + length <= context.data_end()).then_some(at)
+}
+
+#[inline(always)]
+fn put_back(context: &XdpContext) -> Option<(usize, &'static Template)> {
+    let template = TEMPLATE.get(0)?;
+    let at = bytes(context, WORDS * 8)?;
+    for (index, word) in template.words.iter().enumerate() {
+        // SAFETY: all words were compared with the end.
+        unsafe { ((at + index * 8) as *mut u64).write_unaligned(*word) };
+    }
+    Some((at, template))
+}
+
+#[inline(always)]
+fn next_flow(at: usize, template: &Template) -> Option<()> {
+    let iteration = ITERATION.get_ptr_mut(0)?;
+    // SAFETY: a per-CPU value, and test runs on one CPU follow each other.
+    let count = unsafe {
+        *iteration += 1;
+        *iteration as u32
+    };
+    let flow = count.wrapping_mul(template.stride) & template.flow_mask;
+    let service = (u64::from(flow.wrapping_mul(0x9e37_79b1)) * u64::from(template.services)) >> 32;
+    let client = template.client + (flow >> PORT_BITS);
+    let client_port = FIRST_PORT + (flow & ((1 << PORT_BITS) - 1)) as u16;
+    // SAFETY: `put_back` compared these bytes, of a packet without IPv4 options, with the end.
+    unsafe {
+        ((at + 26) as *mut u32).write_unaligned(client.to_be());
+        ((at + 34) as *mut u16).write_unaligned(client_port.to_be());
+        ((at + 36) as *mut u16).write_unaligned((template.port as u16 + service as u16).to_be());
+    }
+    Some(())
+}
+
+/// The key that the flow's record has.
+#[inline(always)]
+fn key(context: &XdpContext) -> Option<FlowKey> {
+    let at = bytes(context, WORDS * 8)?;
+    // SAFETY: compared with the end above.
+    unsafe {
+        Some(FlowKey {
+            client: Address::v4(((at + 26) as *const u32).read_unaligned()),
+            vip: 1,
+            client_port: ((at + 34) as *const u16).read_unaligned(),
+            vip_port: ((at + 36) as *const u16).read_unaligned(),
+            protocol: 6,
+            reserved: 0,
+        })
+    }
+}
+
+#[cfg(not(test))]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
     loop {}

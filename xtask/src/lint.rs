@@ -127,6 +127,8 @@ fn clippy_bpf() -> Result<Command> {
     let mut command = workspace::cargo(["clippy", "--manifest-path", "ebpf/Cargo.toml", "--bins"]);
     command.args(workspace::locked()).arg("--target-dir").arg(workspace::target_folder()?.join("ebpf-clippy"));
     command.args(["--", "-D", "warnings"]).env("CARGO_PROFILE_DEV_PANIC", "abort");
+    // Inline assembly for BPF is behind a feature gate.
+    command.env("RUSTC_BOOTSTRAP", "1");
     Ok(command)
 }
 

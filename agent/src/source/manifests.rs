@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! files -> documents -> parse (object, validate, field) -> store -> Objects
-//!   ^ pending <- inotify
+//!   ^ queue (pending) <- inotify
 //! ```
 
 mod documents;
@@ -16,6 +16,7 @@ mod parallel;
 mod parse;
 mod pending;
 mod pool;
+mod queue;
 mod store;
 mod validate;
 mod watch;
@@ -130,7 +131,7 @@ fn read_from(paths: &[PathBuf], stdin: &mut dyn Read) -> Result<Objects, ReadErr
         store.put(&file, parsed);
     }
     tracing::debug!(ignored = store.ignored(), "objects of other kinds");
-    Ok(store.objects())
+    Ok(store.snapshot(None))
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Files and directories: which there are, and their text.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     ffi::OsStr,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read},
@@ -50,8 +50,6 @@ impl From<&Metadata> for Stamp {
 pub(super) struct Tree {
     /// Manifests.
     pub(super) files: BTreeMap<PathBuf, Stamp>,
-    /// The directory and those below it.
-    pub(super) directories: BTreeSet<PathBuf>,
     /// Directories below it that could not be listed: what is in them is not known to be gone.
     pub(super) unlisted: Vec<PathBuf>,
     /// Why.
@@ -97,7 +95,6 @@ impl Walker<'_> {
             .collect::<io::Result<Vec<_>>>()?;
         // Where a limit cuts off, it cuts off the same each time.
         paths.sort_unstable();
-        self.tree.directories.insert(directory.to_owned());
         self.ancestors.push(identity);
         for path in paths {
             self.entry(path);
@@ -125,7 +122,11 @@ impl Walker<'_> {
         let listed = match () {
             () if looped => Err("the directory leads back to one that it is in".to_owned()),
             () if self.ancestors.len() > DEPTH_MAX => Err(format!("more than {DEPTH_MAX} directories deep")),
-            () => self.list(&path).map_err(|error| format!("cannot list the directory: {error}")),
+            () => match self.list(&path) {
+                // It went since its parent was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                listed => listed.map_err(|error| format!("cannot list the directory: {error}")),
+            },
         };
         if let Err(message) = listed {
             self.tree.problems.push(Problem::of_file(&path, message));
@@ -188,7 +189,7 @@ pub(super) fn text(path: &Path, input: impl Read) -> io::Result<Text> {
     } else {
         String::from_utf8(bytes).map_err(|error| {
             let valid = error.utf8_error().valid_up_to();
-            let line = 1 + error.as_bytes()[..valid].iter().filter(|byte| **byte == b'\n').count();
+            let line = error.as_bytes()[..valid].split(|byte| *byte == b'\n').count();
             Problem { line: Some(line), ..Problem::of_file(path, "not UTF-8".to_owned()) }
         })
     };

@@ -73,7 +73,11 @@ impl Pending {
             self.scan(now, Scope::All);
             return true;
         }
-        event.paths.iter().fold(false, |any, path| self.note_path(event.kind, path, now) || any)
+        let mut any = false;
+        for path in &event.paths {
+            any |= self.note_path(event.kind, path, now);
+        }
+        any
     }
 
     fn note_path(&mut self, kind: EventKind, path: &Path, now: Instant) -> bool {
@@ -196,7 +200,8 @@ mod tests {
 
     #[test]
     fn each_event_is_due_when_it_is_worth_reading() {
-        let table: &[(&[(EventKind, &str)], &str, Option<Duration>)] = &[
+        type Case<'a> = (&'a [(EventKind, &'a str)], &'a str, Option<Duration>);
+        let table: &[Case<'_>] = &[
             (&[(CLOSE, "/m/a.yaml")], "/m/a.yaml", Some(SETTLE)),
             (&[(TO, "/m/a.yaml")], "/m/a.yaml", Some(SETTLE)),
             (&[(TO, "/m/sub")], "/m/sub", Some(SETTLE)),

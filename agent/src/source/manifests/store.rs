@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     path::{Path, PathBuf},
 };
 
@@ -26,7 +27,13 @@ pub(super) struct Store {
     notices: Vec<Problem>,
     /// What is in force; its problems are put together when it is asked for.
     objects: Objects,
+    /// Whose definitions changed since the last snapshot, and between that and the one before.
+    touched: BTreeSet<Identity>,
+    touched_before: BTreeSet<Identity>,
 }
+
+/// Changes beyond which a copy is cheaper than bringing an old snapshot up to date.
+const TOUCHED_MAX: usize = 1_000;
 
 #[derive(Debug)]
 struct Definition {
@@ -78,11 +85,36 @@ impl Store {
         self.files.keys().map(PathBuf::as_path)
     }
 
-    /// What is in force now.
-    pub(super) fn objects(&self) -> Objects {
-        let mut objects = self.objects.clone();
+    /// What is in force now. `spare` is the snapshot before the last one, if nobody needs it any more: brought up to date,
+    /// it saves a copy of everything.
+    pub(super) fn snapshot(&mut self, spare: Option<Objects>) -> Objects {
+        let touched = mem::take(&mut self.touched);
+        let stale = mem::replace(&mut self.touched_before, touched);
+        let spare = spare.filter(|_| stale.len() + self.touched_before.len() <= TOUCHED_MAX);
+        let mut objects = match spare {
+            Some(mut objects) => {
+                for identity in stale.iter().chain(&self.touched_before) {
+                    match self.in_force(identity) {
+                        Some(object) => object.put(identity, &mut objects),
+                        None => identity.take_from(&mut objects),
+                    }
+                }
+                objects
+            }
+            None => return self.copy(),
+        };
         objects.problems = self.problems();
         objects
+    }
+
+    /// What is in force now, copied.
+    pub(super) fn copy(&self) -> Objects {
+        Objects { problems: self.problems(), ..self.objects.clone() }
+    }
+
+    fn in_force(&self, identity: &Identity) -> Option<&Object> {
+        let (_, definition) = self.definitions.get(identity)?.first_key_value()?;
+        Some(&definition.object)
     }
 
     /// Objects of kinds that are not read.
@@ -122,7 +154,9 @@ impl Store {
             let definition = Definition { object: object.clone(), line: *line, path: path.to_string() };
             self.definitions.entry(identity.clone()).or_default().insert(place.clone(), definition);
         }
-        entries.iter().for_each(|entry| self.settle(&entry.identity));
+        for entry in entries {
+            self.settle(&entry.identity);
+        }
     }
 
     fn withdraw(&mut self, parsed: Option<Parsed>) {
@@ -136,13 +170,13 @@ impl Store {
 
     /// Puts an identity's first definition in force.
     fn settle(&mut self, identity: &Identity) {
+        self.touched.insert(identity.clone());
         let definitions = self.definitions.get(identity);
-        match definitions.and_then(BTreeMap::first_key_value) {
-            Some((_, definition)) => definition.object.put(identity, &mut self.objects),
-            None => {
-                identity.take_from(&mut self.objects);
-                self.definitions.remove(identity);
-            }
+        if let Some((_, definition)) = definitions.and_then(BTreeMap::first_key_value) {
+            definition.object.put(identity, &mut self.objects);
+        } else {
+            identity.take_from(&mut self.objects);
+            self.definitions.remove(identity);
         }
         if self.definitions.get(identity).is_some_and(|definitions| definitions.len() > 1) {
             self.contested.insert(identity.clone());

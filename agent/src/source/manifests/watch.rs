@@ -1,10 +1,11 @@
 //! Following a directory.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs, io, mem,
+    ops::Bound,
     path::{Path, PathBuf},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -16,7 +17,8 @@ use super::{
     Problem,
     files::{self, Stamp, Text, Tree},
     parse,
-    pending::{Due, Pending, Scope},
+    pending::{Due, Scope},
+    queue::Queue,
     store::Store,
 };
 use crate::source::Objects;
@@ -66,8 +68,7 @@ pub struct WatchGuard(Arc<Queue>);
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.0.lock().stop = true;
-        self.0.wake.notify_all();
+        self.0.stop();
     }
 }
 
@@ -97,7 +98,6 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         queue: Arc::clone(&queue),
         watcher,
         stamps: BTreeMap::new(),
-        directories: BTreeSet::new(),
         store: Store::default(),
         missing: false,
         watch_failed: None,
@@ -108,71 +108,13 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         return Err(WatchError::Events { path: path(), source });
     }
     follower.adopt(tree, Scope::All);
-    let (sender, receiver) = channel(Arc::new(follower.store.objects()));
+    let (sender, receiver) = channel(Arc::new(follower.store.snapshot(None)));
     report(&[], &receiver.borrow().problems);
     thread::Builder::new()
         .name("manifests".to_owned())
         .spawn(move || follower.run(&sender))
         .map_err(|source| WatchError::Thread { path: path(), source })?;
     Ok((receiver, WatchGuard(queue)))
-}
-
-/// Between the thread that hears the file system and the one that follows.
-#[derive(Debug)]
-struct Queue {
-    state: Mutex<State>,
-    wake: Condvar,
-}
-
-#[derive(Debug)]
-struct State {
-    pending: Pending,
-    stop: bool,
-}
-
-impl Queue {
-    fn new(root: &Path) -> Self {
-        Self { state: Mutex::new(State { pending: Pending::new(root), stop: false }), wake: Condvar::new() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note(&self, event: notify::Result<notify::Event>) {
-        let now = Instant::now();
-        let mut state = self.lock();
-        let due = match event {
-            Ok(event) => state.pending.note(&event, now),
-            Err(error) => {
-                tracing::warn!(%error, "lost events of the manifests' directory");
-                state.pending.scan(now, Scope::All);
-                true
-            }
-        };
-        if due {
-            self.wake.notify_one();
-        }
-    }
-
-    /// Waits until something is due, or for `patience`; `None`: stop.
-    fn wait(&self, patience: Duration) -> Option<Due> {
-        let end = Instant::now() + patience;
-        let mut state = self.lock();
-        while !state.stop {
-            let now = Instant::now();
-            let due = state.pending.take(now);
-            if !due.is_empty() {
-                return Some(due);
-            }
-            if now >= end {
-                return Some(Due { paths: Vec::new(), scan: Some(Scope::Changed) });
-            }
-            let until = state.pending.next().map_or(end, |next| next.min(end));
-            (state, _) = self.wake.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner);
-        }
-        None
-    }
 }
 
 /// What a path asks for.
@@ -190,8 +132,6 @@ struct Follower {
     watcher: RecommendedWatcher,
     /// Of the files that were read.
     stamps: BTreeMap<PathBuf, Stamp>,
-    /// That were listed.
-    directories: BTreeSet<PathBuf>,
     store: Store,
     /// The directory could not be listed.
     missing: bool,
@@ -201,13 +141,15 @@ struct Follower {
 
 impl Follower {
     fn run(mut self, sender: &Sender<Arc<Objects>>) {
+        let mut spare = None;
         while let Some(due) = self.queue.wait(if self.missing { SEARCH } else { PATROL }) {
             let started = Instant::now();
             if self.follow(due) {
-                let objects = Arc::new(self.store.objects());
+                let objects = Arc::new(self.store.snapshot(spare.take().and_then(Arc::into_inner)));
                 tracing::debug!(services = objects.services.len(), took = ?started.elapsed(), "manifests changed");
                 let before = sender.send_replace(objects);
                 report(&before.problems, &sender.borrow().problems);
+                spare = Some(before);
             }
         }
     }
@@ -243,9 +185,15 @@ impl Follower {
             Ok(metadata) if manifest && self.has_room(path, metadata.len()) => Look::Read(Stamp::from(&metadata)),
             Ok(_) if manifest => Look::Scan,
             Err(_) if self.stamps.contains_key(path) => Look::Gone,
-            Err(_) if self.directories.contains(path) => Look::Scan,
+            Err(_) if self.holds_below(path) => Look::Scan,
             Ok(_) | Err(_) => Look::Nothing,
         }
+    }
+
+    /// Whether `path` was a directory with manifests.
+    fn holds_below(&self, path: &Path) -> bool {
+        let mut after = self.stamps.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        after.next().is_some_and(|(file, _)| file.starts_with(path))
     }
 
     /// Whether a file fits the limits beside those that are known.
@@ -260,12 +208,11 @@ impl Follower {
         let mut changed = false;
         let mut texts: Vec<Text> = Vec::with_capacity(paths.len());
         for path in paths {
-            match files::load(path) {
-                Some(text) => texts.push(text),
-                None => {
-                    self.stamps.remove(path);
-                    changed |= self.store.remove(path);
-                }
+            if let Some(text) = files::load(path) {
+                texts.push(text);
+            } else {
+                self.stamps.remove(path);
+                changed |= self.store.remove(path);
             }
         }
         for (file, parsed) in parse::all(texts) {
@@ -306,7 +253,6 @@ impl Follower {
             let message = format!("changes are seen late, every {} s: {error}", PATROL.as_secs());
             tree.problems.push(Problem::of_file(&self.root, message));
         }
-        self.directories = mem::take(&mut tree.directories);
         let mut changed = self.store.notice(mem::take(&mut tree.problems));
         let kept = |file: &Path| tree.files.contains_key(file) || tree.unlisted.iter().any(|it| file.starts_with(it));
         let gone: Vec<_> = self.store.files().filter(|file| !kept(file)).map(Path::to_owned).collect();
@@ -315,16 +261,13 @@ impl Follower {
             changed |= self.store.remove(file);
         }
         let mut read = Vec::new();
-        let queue = Arc::clone(&self.queue);
-        let state = queue.lock();
         for (file, stamp) in tree.files {
             let known = scope == Scope::Changed && self.stamps.get(&file) == Some(&stamp);
-            if !known && !state.pending.is_writing(&file) {
+            if !known && !self.queue.is_writing(&file) {
                 self.stamps.insert(file.clone(), stamp);
                 read.push(file);
             }
         }
-        drop(state);
         self.put(&read) || changed
     }
 }

@@ -160,11 +160,8 @@ fn an_item_of_a_list_is_told_by_its_index() {
 
 #[test]
 fn an_alias_bomb_is_refused() {
-    let mut bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n".to_owned();
-    for i in 1..12 {
-        let alias = vec![format!("*a{}", i - 1); 10].join(", ");
-        bomb.push_str(&format!("a{i}: &a{i} [{alias}]\n"));
-    }
+    let level = |i: usize| format!("a{i}: &a{i} [{}]\n", vec![format!("*a{}", i - 1); 10].join(", "));
+    let bomb = format!("a0: &a0 [{}]\n{}", ["x"; 10].join(", "), (1..12).map(level).collect::<String>());
     let objects = objects(&bomb);
     assert_eq!(objects.problems.len(), 1);
     assert!(objects.problems[0].document == 1 && objects.problems[0].field.is_empty(), "{}", objects.problems[0]);

@@ -8,13 +8,13 @@ use tokio::sync::watch::Receiver;
 use super::*;
 
 /// Far beyond what anything here takes; only a failing test waits for it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 struct Followed {
     /// The directory's parent, so that the directory can go.
     parent: TempDir,
     objects: Receiver<Arc<Objects>>,
-    _guard: WatchGuard,
+    guard: WatchGuard,
 }
 
 impl Followed {
@@ -25,7 +25,7 @@ impl Followed {
         fs::create_dir(&root).unwrap();
         fill(&root);
         let (objects, guard) = watch(&root).unwrap();
-        Self { parent, objects, _guard: guard }
+        Self { parent, objects, guard }
     }
 
     fn with(files: &[(&str, String)]) -> Self {
@@ -178,7 +178,7 @@ async fn a_directory_that_is_a_link_follows_the_link() {
     }
     symlink("one", parent.path().join("manifests")).unwrap();
     let (objects, guard) = watch(&parent.path().join("manifests")).unwrap();
-    let mut followed = Followed { parent, objects, _guard: guard };
+    let mut followed = Followed { parent, objects, guard };
     followed.until_ports(Some(1), None).await;
     symlink("two", followed.parent.path().join("next")).unwrap();
     fs::rename(followed.parent.path().join("next"), followed.path("").components().as_path()).unwrap();
@@ -213,8 +213,8 @@ async fn a_storm_of_changes_ends_in_the_last_state() {
 
 #[tokio::test]
 async fn following_ends_with_the_guard() {
-    let Followed { mut objects, _guard, parent: _parent } = Followed::with(&[]);
-    drop(_guard);
+    let Followed { mut objects, guard, parent: _parent } = Followed::with(&[]);
+    drop(guard);
     let ended = tokio::time::timeout(PATIENCE, objects.changed()).await.expect("ends");
     assert!(ended.is_err());
 }

@@ -1,0 +1,203 @@
+//! The cases, in two phases: a flood of new flows would wash the known ones out of the tables.
+
+use std::{net::Ipv4Addr, rc::Rc};
+
+use anyhow::{Context, Result, ensure};
+use aya::{Ebpf, EbpfLoader, programs::Xdp};
+use vipmux_common::abi::Stat;
+
+use super::{
+    Plan,
+    workload::{self, LOCAL, OTHER, REMOTE},
+    wrapper::{Variation, Wrapper},
+};
+use crate::program::{self, Program, TESTING_OBJECT};
+
+/// Makes a phase's cases.
+pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
+
+const PASS: u32 = 2;
+const TX: u32 = 3;
+
+/// Something to measure.
+pub(super) struct Case {
+    pub(super) name: &'static str,
+    /// For the data plane's cases.
+    pub(super) services: Option<u32>,
+    pub(super) wrapper: Wrapper,
+    /// The empty program in the same kind of wrapper; none for that one itself.
+    pub(super) base: Option<usize>,
+    /// Packets before each repetition, not measured.
+    pub(super) warm_up: u32,
+    /// Holds what the wrapper goes on to, and its maps.
+    _target: Target,
+}
+
+/// Where the program under test is from.
+#[derive(Clone)]
+enum Target {
+    Testing(Rc<Ebpf>, &'static str),
+    DataPlane(Rc<Program>),
+}
+
+/// What makes a case.
+struct Spec {
+    name: &'static str,
+    services: Option<u32>,
+    target: Target,
+    to: Ipv4Addr,
+    variation: Option<Variation>,
+    base: Option<usize>,
+    /// Packets that fill the maps, once.
+    prepare: u32,
+    warm_up: u32,
+    verdict: u32,
+    /// Whether each packet, or none, is counted so.
+    counted: &'static [(Stat, bool)],
+}
+
+impl Target {
+    fn xdp(&self) -> Result<&Xdp> {
+        match self {
+            Self::Testing(ebpf, program) => program::xdp(ebpf, program),
+            Self::DataPlane(program) => program::xdp(program.ebpf(), "vipmux_xdp"),
+        }
+    }
+
+    fn packets(&self, counted: &[(Stat, bool)]) -> Result<Vec<u64>> {
+        match self {
+            Self::Testing(..) => Ok(Vec::new()),
+            Self::DataPlane(program) => {
+                let stats = program.counters()?.stats;
+                Ok(counted.iter().map(|(stat, _)| stats[*stat as usize].packets).collect())
+            }
+        }
+    }
+}
+
+/// Adds a case once its maps are filled and it is seen to do what it should; its index.
+fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
+    const CHECKED: u32 = 10_000;
+    let Spec { name, services, target, to, variation, base, prepare, warm_up, verdict, counted } = spec;
+    let wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(to), variation)?;
+    wrapper.run(prepare.max(warm_up).max(1))?;
+    let before = target.packets(counted)?;
+    let sample = wrapper.run(CHECKED)?;
+    ensure!(sample.verdict == verdict, "{name}: verdict {}, not {verdict}", sample.verdict);
+    for (((stat, each), before), after) in counted.iter().zip(before).zip(target.packets(counted)?) {
+        let wanted = if *each { u64::from(CHECKED) } else { 0 };
+        ensure!(after - before == wanted, "{name}: {} of {CHECKED} packets are {}", after - before, stat.name());
+    }
+    cases.push(Case { name, services, wrapper, base, warm_up, _target: target });
+    Ok(cases.len() - 1)
+}
+
+/// The testing object with these of its programs, and floor maps of these sizes.
+fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
+    let mut ebpf = EbpfLoader::new()
+        .map_max_entries("FLOOR_HASH", hash)
+        .map_max_entries("FLOOR_LRU", lru)
+        .load(TESTING_OBJECT)
+        .context("loading the testing object")?;
+    for program in programs {
+        program::xdp_mut(&mut ebpf, program)?.load()?;
+    }
+    Ok(Rc::new(ebpf))
+}
+
+/// A case of the testing object, which knows no Services.
+fn floor(name: &'static str, target: Target, variation: Option<Variation>, base: Option<usize>) -> Spec {
+    Spec {
+        name,
+        services: None,
+        target,
+        to: REMOTE,
+        variation,
+        base,
+        prepare: 0,
+        warm_up: 0,
+        verdict: TX,
+        counted: &[],
+    }
+}
+
+/// Known flows, and what is not for a VIP.
+pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let spread = Variation { flows: plan.flows, services: 1 };
+    let object = testing(&["empty_tx", "hash_lookup", "lru_lookup", "lru_insert"], plan.flows * 2, plan.capacity)?;
+    let testing = |program| Target::Testing(Rc::clone(&object), program);
+    let one = add(&mut cases, floor("empty program, one flow", testing("empty_tx"), None, None))?;
+    let many = add(&mut cases, floor("empty program, many flows", testing("empty_tx"), Some(spread), None))?;
+    add(&mut cases, Spec { verdict: PASS, ..floor("hash lookup, miss", testing("hash_lookup"), None, Some(one)) })?;
+    fill(&testing("lru_insert"), spread)?;
+    add(
+        &mut cases,
+        floor(
+            "LRU lookup, hit, one flow",
+            testing("lru_lookup"),
+            Some(Variation { flows: 1, services: 1 }),
+            Some(many),
+        ),
+    )?;
+    add(&mut cases, floor("LRU lookup, hit, many flows", testing("lru_lookup"), Some(spread), Some(many)))?;
+    for &services in &plan.services {
+        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services)?, plan.capacity)?));
+        let data = |name, to, variation: Option<Variation>, base| Spec {
+            services: Some(services),
+            to,
+            warm_up: variation.map_or(1, |variation| variation.flows),
+            ..floor(name, target.clone(), variation, Some(base))
+        };
+        let spread = Some(Variation { flows: plan.flows, services: services / 2 });
+        let remote: &[_] = &[(Stat::HandedOver, true), (Stat::NewFlows, false)];
+        let local: &[_] = &[(Stat::Local, true), (Stat::NewFlows, false)];
+        add(
+            &mut cases,
+            Spec { verdict: PASS, counted: &[(Stat::Passed, true)], ..data("not for a VIP", OTHER, None, one) },
+        )?;
+        add(&mut cases, Spec { counted: remote, ..data("established, remote, one flow", REMOTE, None, one) })?;
+        add(&mut cases, Spec { counted: remote, ..data("established, remote, many flows", REMOTE, spread, many) })?;
+        add(
+            &mut cases,
+            Spec { verdict: PASS, counted: local, ..data("established, local, one flow", LOCAL, None, one) },
+        )?;
+        add(
+            &mut cases,
+            Spec { verdict: PASS, counted: local, ..data("established, local, many flows", LOCAL, spread, many) },
+        )?;
+    }
+    Ok(cases)
+}
+
+/// Runs an insertion for each flow.
+fn fill(target: &Target, variation: Variation) -> Result<()> {
+    Wrapper::new(target.xdp()?.fd()?, &workload::segment(REMOTE), Some(variation))?.run(variation.flows)?;
+    Ok(())
+}
+
+/// Flows that no table knows, into tables that are full.
+pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
+    let mut cases = Vec::new();
+    let flows = plan.capacity.saturating_mul(4).next_power_of_two();
+    let full = plan.capacity + plan.capacity / 4;
+    let object = testing(&["empty_tx", "lru_insert"], 1, plan.capacity)?;
+    let testing = |program| Target::Testing(Rc::clone(&object), program);
+    let spread = Some(Variation { flows, services: 1 });
+    let empty = add(&mut cases, floor("empty program, new flows", testing("empty_tx"), spread, None))?;
+    add(&mut cases, Spec { prepare: full, ..floor("LRU insertion", testing("lru_insert"), spread, Some(empty)) })?;
+    for &services in &plan.services {
+        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services)?, plan.capacity)?));
+        let data = |name, to| Spec {
+            services: Some(services),
+            to,
+            prepare: full,
+            ..floor(name, target.clone(), Some(Variation { flows, services: services / 2 }), Some(empty))
+        };
+        let remote = &[(Stat::HandedOver, true), (Stat::NewFlows, true)];
+        let local = &[(Stat::Local, true), (Stat::NewFlows, true)];
+        add(&mut cases, Spec { counted: remote, ..data("new flow, remote", REMOTE) })?;
+        add(&mut cases, Spec { verdict: PASS, counted: local, ..data("new flow, local", LOCAL) })?;
+    }
+    Ok(cases)
+}

@@ -1,0 +1,164 @@
+//! What was measured, for people and for programs.
+
+use std::{fmt, fs};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::{Plan, cases::Case, wrapper::Sample};
+
+/// Changes whenever a field is removed or means something else.
+const VERSION: u32 = 1;
+
+/// All figures of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Of this structure.
+    pub version: u32,
+    /// The CPU's model name.
+    pub cpu: String,
+    /// The kernel's release.
+    pub kernel: String,
+    /// How often it was measured.
+    pub repetitions: usize,
+    /// Packets of a repetition.
+    pub packets: u32,
+    /// Flows of the cases with many flows.
+    pub flows: u32,
+    /// Entries of the flow and reverse-flow tables.
+    pub capacity: u32,
+    /// Each case's.
+    pub figures: Vec<Figure>,
+    /// The most Services to the fewest.
+    pub ratios: Vec<Ratio>,
+}
+
+/// Nanoseconds of CPU time for a packet: medians over the repetitions.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// What was measured.
+    pub case: &'static str,
+    /// With so many Services; none for what knows no Services.
+    pub services: Option<u32>,
+    /// All in all, the wrapper included.
+    pub median: f64,
+    /// The least of the repetitions.
+    pub least: f64,
+    /// The most.
+    pub most: f64,
+    /// Over the empty program of the same repetition; none for that one.
+    pub net: Option<f64>,
+    /// By the kernel's own account of elapsed time, whole nanoseconds.
+    pub elapsed: f64,
+}
+
+/// A case's net cost with the most Services over that with the fewest: the median of the repetitions' ratios.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ratio {
+    /// What was measured.
+    pub case: &'static str,
+    /// The most Services and the fewest.
+    pub services: (u32, u32),
+    /// Their ratio.
+    pub ratio: f64,
+}
+
+impl Report {
+    pub(super) fn new(plan: &Plan, figures: Vec<Figure>, ratios: Vec<Ratio>) -> Result<Self> {
+        let cpus = fs::read_to_string("/proc/cpuinfo").context("reading /proc/cpuinfo")?;
+        let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
+        let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
+        Ok(Self {
+            version: VERSION,
+            cpu: model.trim_start_matches(['\t', ' ', ':']).to_owned(),
+            kernel: kernel.trim().to_owned(),
+            repetitions: plan.repetitions,
+            packets: plan.packets,
+            flows: plan.flows,
+            capacity: plan.capacity,
+            figures,
+            ratios,
+        })
+    }
+}
+
+pub(super) fn figures(cases: &[Case], samples: &[Vec<Sample>]) -> Vec<Figure> {
+    let figure = |(index, case): (usize, &Case)| {
+        let total: Vec<f64> = samples[index].iter().map(|sample| sample.cpu).collect();
+        let elapsed = samples[index].iter().map(|sample| f64::from(sample.kernel)).collect();
+        Figure {
+            case: case.name,
+            services: case.services,
+            least: total.iter().copied().fold(f64::INFINITY, f64::min),
+            most: total.iter().copied().fold(0.0, f64::max),
+            median: median(total),
+            net: case.base.map(|base| median(net(&samples[index], &samples[base]))),
+            elapsed: median(elapsed),
+        }
+    };
+    cases.iter().enumerate().map(figure).collect()
+}
+
+pub(super) fn ratios(cases: &[Case], samples: &[Vec<Sample>]) -> Vec<Ratio> {
+    let numbers = || cases.iter().filter_map(|case| case.services);
+    let (Some(fewest), Some(most)) = (numbers().min(), numbers().max()) else { return Vec::new() };
+    let with = |services: u32| cases.iter().enumerate().filter(move |(_, case)| case.services == Some(services));
+    let mut ratios = Vec::new();
+    for (few, case) in with(fewest).filter(|_| fewest < most) {
+        let Some((many, _)) = with(most).find(|(_, other)| other.name == case.name) else { continue };
+        let Some(base) = case.base else { continue };
+        let pairs = net(&samples[many], &samples[base]).into_iter().zip(net(&samples[few], &samples[base]));
+        let ratio = median(pairs.map(|(many, few)| many / few).collect());
+        ratios.push(Ratio { case: case.name, services: (most, fewest), ratio });
+    }
+    ratios
+}
+
+fn net(samples: &[Sample], base: &[Sample]) -> Vec<f64> {
+    samples.iter().zip(base).map(|(sample, base)| sample.cpu - base.cpu).collect()
+}
+
+/// NaN for nothing.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        length if length % 2 == 1 => values[length / 2],
+        length => f64::midpoint(values[length / 2 - 1], values[length / 2]),
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, kernel, repetitions, packets, flows, capacity, .. } = self;
+        writeln!(f, "{cpu}, Linux {kernel}; {repetitions} interleaved repetitions of {packets} packets, CPU time;")?;
+        writeln!(f, "many flows: {flows}; flow and reverse-flow tables of {capacity} entries, full for new flows\n")?;
+        writeln!(
+            f,
+            "{:<34}{:>9}{:>9}{:>9}{:>9}{:>9}",
+            "ns per packet (medians)", "services", "over", "in all", "least", "most"
+        )?;
+        for figure in &self.figures {
+            let services = figure.services.map_or_else(String::new, |services| services.to_string());
+            let net = figure.net.map_or_else(String::new, |net| format!("{net:.1}"));
+            let Figure { case, median, least, most, .. } = figure;
+            writeln!(f, "{case:<34}{services:>9}{net:>9}{median:>9.1}{least:>9.1}{most:>9.1}")?;
+        }
+        for Ratio { case, services: (most, fewest), ratio } in &self.ratios {
+            write!(f, "\n{case:<34}{most} to {fewest} Services: {ratio:.2}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        assert!((median(vec![3.0, 1.0, 2.0]) - 2.0).abs() < f64::EPSILON);
+        assert!((median(vec![4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < f64::EPSILON);
+        assert!(median(Vec::new()).is_nan());
+    }
+}

@@ -1,0 +1,102 @@
+//! A node that knows many Services of ten endpoints each, half of them with all endpoints elsewhere, half with all here.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use vipmux_common::abi::{
+    Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Interface, Mac as AbiMac, NODE_ATTACHED, NODE_SELF, Node,
+    ServiceKey, ServiceState, ServiceValue, VIP_LEADING, VipValue,
+};
+
+use crate::{
+    frames::{ACK, Ethernet, Ipv4, Mac, Tcp},
+    program::{IFINDEX, State},
+};
+
+/// The address of the Services whose backends are on other nodes.
+pub(super) const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+/// The address of those whose backends are on this node.
+pub(super) const LOCAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
+/// No VIP.
+pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
+const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+
+/// The first Service's port on either address; the others follow.
+const PORT: u16 = 20_000;
+const ENDPOINTS: u32 = 10;
+/// A Maglev table's length for ten endpoints. What is in it matters little, as long as it is even.
+const TABLE: u32 = 251;
+const NODES: u32 = 10;
+const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
+const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
+
+/// The client's segment to the first Service on an address.
+pub(super) fn segment(to: Ipv4Addr) -> Vec<u8> {
+    Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(CLIENT, to, Tcp::new(1024, PORT, ACK)))
+}
+
+/// The maps' contents for so many Services, an even number up to what the ports allow.
+pub(super) fn state(services: u32) -> Result<State> {
+    ensure!(services > 0 && services.is_multiple_of(2), "{services} is no even number of Services");
+    ensure!(services / 2 <= u32::from(u16::MAX - PORT), "{services} Services are more than two addresses have ports");
+    let mut state = State {
+        config: Config {
+            hz: 250,
+            tcp_idle: u32::MAX,
+            udp_idle: u32::MAX,
+            closed_linger: u32::MAX,
+            ..Config::default()
+        },
+        interfaces: vec![Interface::default(); IFINDEX + 1],
+        nodes: (0..=NODES).map(node).collect::<Result<_>>()?,
+        ..State::default()
+    };
+    state.interfaces[IFINDEX] = Interface { mac: AbiMac::new(SELF_MAC), bit: 1, flags: 0 };
+    for (id, vip) in [(1, REMOTE), (2, LOCAL)] {
+        let value = VipValue { id, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 1 };
+        state.vips.insert(Address::from(vip), value);
+        for number in 0..services / 2 {
+            add(&mut state, id, number)?;
+        }
+    }
+    Ok(state)
+}
+
+/// Node 0 is this one.
+fn node(index: u32) -> Result<Node> {
+    let mac = AbiMac::new([2, 0, 0, 0, 0, u8::try_from(index + 1)?]);
+    let flags = if index == 0 { NODE_SELF } else { NODE_ATTACHED };
+    Ok(Node { mac, handover: mac.handover(), ifindex: u32::try_from(IFINDEX)?, mtu: 1500, flags, reserved: 0 })
+}
+
+/// One more Service, with backends and a table of its own.
+fn add(state: &mut State, vip: u32, number: u32) -> Result<()> {
+    let local = vip == 2;
+    let (slot, first) = (u32::try_from(state.service_states.len())?, u32::try_from(state.backends.len())?);
+    let table = u32::try_from(state.tables.len())?;
+    for endpoint in 0..ENDPOINTS {
+        let address = Ipv4Addr::from(0x0a00_0000 + first + endpoint);
+        state.backends.push(Backend {
+            address: address.into(),
+            port: 8080_u16.to_be(),
+            flags: BACKEND_READY | if local { BACKEND_LOCAL } else { 0 },
+            node: if local { 0 } else { 1 + endpoint % NODES },
+            generation: 1,
+            reserved: 0,
+        });
+    }
+    state.tables.extend((0..TABLE).map(|slot| first + slot % ENDPOINTS));
+    state.service_states.push(ServiceState { generation: 1, flags: 0 });
+    let key = ServiceKey { vip, port: (PORT + u16::try_from(number)?).to_be(), protocol: 6, padding: 0 };
+    let value = ServiceValue {
+        slot,
+        generation: 1,
+        table,
+        table_length: TABLE,
+        local_table: table,
+        local_length: if local { TABLE } else { 0 },
+        ..ServiceValue::default()
+    };
+    state.services.insert(key, value);
+    Ok(())
+}

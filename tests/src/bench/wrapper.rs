@@ -1,0 +1,106 @@
+//! The wrapper program around a program under test (`ebpf/src/testing.rs`).
+
+#[path = "../../../ebpf/src/testing/template.rs"]
+#[allow(unreachable_pub, dead_code, reason = "one file for two crates, of which each uses a part")]
+mod template;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use aya::{
+    Ebpf, EbpfLoader,
+    maps::{Array, ProgramArray},
+    programs::{ProgramFd, TestRun, TestRunOptions},
+};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::program::{self, TESTING_OBJECT};
+use template::{Template, WORDS};
+
+/// Room for the words that the wrapper puts back, at least an Ethernet frame's 60 bytes.
+const LENGTH: usize = 60;
+
+/// How the flow varies from packet to packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Variation {
+    /// A power of two.
+    pub(super) flows: u32,
+    /// Services that they are spread over, on ports that follow the packet's own.
+    pub(super) services: u32,
+}
+
+/// One wrapper, with the packet it puts back and the program it goes on to.
+#[derive(Debug)]
+pub(super) struct Wrapper {
+    ebpf: Ebpf,
+    entry: &'static str,
+    packet: [u8; LENGTH],
+}
+
+/// Time for a packet, nanoseconds, and the last verdict.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Sample {
+    /// The thread's CPU time.
+    pub(super) cpu: f64,
+    /// By the kernel's own account, whole nanoseconds of elapsed time.
+    pub(super) kernel: u32,
+    pub(super) verdict: u32,
+}
+
+// SAFETY: `repr(C)`, of integers alone, and as long as their sum: 56 bytes of words and 24 of the rest.
+unsafe impl aya::Pod for Template {}
+const _: () = assert!(size_of::<Template>() == WORDS * 8 + 24);
+
+impl Wrapper {
+    /// Around `target`, with an Ethernet frame of at most 60 bytes, whose IPv4 header has no options if it varies.
+    pub(super) fn new(target: &ProgramFd, frame: &[u8], variation: Option<Variation>) -> Result<Self> {
+        ensure!(frame.len() <= LENGTH, "a frame of {} bytes is longer than {LENGTH}", frame.len());
+        let mut packet = [0; LENGTH];
+        packet[..frame.len()].copy_from_slice(frame);
+        let entry = if variation.is_some() { "restore_flow" } else { "restore" };
+        let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("loading the wrapper")?;
+        program::xdp_mut(&mut ebpf, entry)?.load()?;
+        let mut templates: Array<_, Template> = ebpf.map_mut("TEMPLATE").context("no map TEMPLATE")?.try_into()?;
+        templates.set(0, template(&packet, variation), 0)?;
+        let mut targets: ProgramArray<_> = ebpf.map_mut("TARGET").context("no map TARGET")?.try_into()?;
+        targets.set(0, target, 0)?;
+        Ok(Self { ebpf, entry, packet })
+    }
+
+    /// Runs it so many times.
+    pub(super) fn run(&self, packets: u32) -> Result<Sample> {
+        let program = program::xdp(&self.ebpf, self.entry)?;
+        let options = TestRunOptions { data_in: Some(&self.packet), repeat: packets, ..Default::default() };
+        let before = thread_time()?;
+        let result = program.test_run(options)?;
+        let elapsed = thread_time()?.saturating_sub(before);
+        if result.return_value == 0 {
+            bail!("the wrapper did not reach the program under test");
+        }
+        Ok(Sample {
+            cpu: elapsed.as_secs_f64() * 1e9 / f64::from(packets),
+            kernel: result.duration.subsec_nanos(),
+            verdict: result.return_value,
+        })
+    }
+}
+
+fn thread_time() -> Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
+}
+
+fn template(packet: &[u8; LENGTH], variation: Option<Variation>) -> Template {
+    /// Odd, and far from any power of two.
+    const STRIDE: u32 = 0x9e37_79b1;
+    let mut template = Template { services: 1, stride: STRIDE, ..Template::default() };
+    for (word, bytes) in template.words.iter_mut().zip(packet.as_chunks().0) {
+        *word = u64::from_ne_bytes(*bytes);
+    }
+    if let Some(Variation { flows, services }) = variation {
+        template.flow_mask = flows - 1;
+        template.services = services;
+        template.client = u32::from_be_bytes([packet[26], packet[27], packet[28], packet[29]]);
+        template.port = u32::from(u16::from_be_bytes([packet[36], packet[37]]));
+    }
+    template
+}

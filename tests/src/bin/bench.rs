@@ -1,0 +1,55 @@
+//! `cargo xtask bench`: nanoseconds per packet over an empty program; see docs/benchmarks.md.
+
+use std::io::{IsTerminal, Write, stderr};
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use vipmux_tests::bench::{self, Plan};
+
+/// Measures what a packet costs in the BPF programs, over an empty program in the same run. Needs root.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask bench")]
+struct Arguments {
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Numbers of Services to compare; each even, ten endpoints each.
+    #[arg(long, value_delimiter = ',', default_values_t = Plan::default().services)]
+    services: Vec<u32>,
+    /// Interleaved repetitions of each case.
+    #[arg(long, default_value_t = Plan::default().repetitions)]
+    repetitions: usize,
+    /// Packets of a repetition.
+    #[arg(long, default_value_t = Plan::default().packets, value_parser = clap::value_parser!(u32).range(1..))]
+    packets: u32,
+    /// Flows that the cases with many flows spread over the Services; a power of two.
+    #[arg(long, default_value_t = Plan::default().flows)]
+    flows: u32,
+    /// Entries of the flow and reverse-flow tables.
+    #[arg(long, default_value_t = Plan::default().capacity, value_parser = clap::value_parser!(u32).range(1024..=1 << 22))]
+    capacity: u32,
+}
+
+fn main() -> Result<()> {
+    let Arguments { json, services, repetitions, packets, flows, capacity } = Arguments::parse();
+    ensure!(nix::unistd::geteuid().is_root(), "the kernel loads BPF programs for root alone: run it as root");
+    ensure!(flows.is_power_of_two(), "{flows} flows are no power of two");
+    ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);
+    let plan = Plan { services, repetitions, packets, flows, capacity };
+    let terminal = stderr().is_terminal();
+    let report = bench::run(&plan, &mut |step| show(terminal, step))?;
+    show(terminal, "");
+    if json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("{report}");
+    }
+    Ok(())
+}
+
+/// One line on a terminal, over the last one; nothing elsewhere. Progress that cannot be shown is no failure.
+fn show(terminal: bool, step: &str) {
+    if terminal {
+        let _ = write!(stderr(), "\r\x1b[K{step}");
+    }
+}

@@ -1,0 +1,134 @@
+//! The data plane's BPF programs without a network: loaded with maps of their own, run on single frames by
+//! `BPF_PROG_TEST_RUN` (Documentation/bpf/bpf_prog_run.rst).
+
+mod counters;
+mod state;
+
+use anyhow::{Context, Result, bail};
+use aya::{
+    Ebpf, EbpfLoader, include_bytes_aligned,
+    programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp},
+};
+
+pub use counters::Counters;
+pub use state::{NOW, State};
+
+/// The programs for tests and the bench (`ebpf/src/testing.rs`).
+pub static TESTING_OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
+
+/// The interface that a test run's frames come in by: loopback, the default of both program types.
+pub const IFINDEX: usize = 1;
+
+/// Room for what a program might put in front of a frame.
+const SPARE: usize = 256;
+
+/// Which program is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// `vipmux_xdp`, on a frame from the wire.
+    Ingress,
+    /// `vipmux_egress`, on a frame that the stack sends.
+    Egress,
+}
+
+/// What a program made of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// The program's return value: an `xdp_action`, or a `TC_ACT_` value.
+    pub verdict: u32,
+    /// The frame afterwards.
+    pub frame: Vec<u8>,
+}
+
+/// The two programs and their maps, in this process alone.
+#[derive(Debug)]
+pub struct Program {
+    ebpf: Ebpf,
+    testing: Ebpf,
+    /// `jiffies_64` at the last [`Self::install`]: what [`NOW`] stands for.
+    origin: u64,
+}
+
+impl Program {
+    /// Loads the programs with maps just large enough for `state`, and `flows` entries in the LRU maps, and installs it.
+    pub fn load(state: &State, flows: u32) -> Result<Self> {
+        let mut loader = EbpfLoader::new();
+        for (name, entries) in state.capacities(flows)? {
+            loader.map_max_entries(name, entries);
+        }
+        let mut ebpf = loader.load(vipmux::datapath::OBJECT).context("loading the data plane's object")?;
+        xdp_mut(&mut ebpf, "vipmux_xdp")?.load()?;
+        let egress: &mut SchedClassifier =
+            ebpf.program_mut("vipmux_egress").context("no program vipmux_egress")?.try_into()?;
+        egress.load()?;
+        let mut testing = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
+        xdp_mut(&mut testing, "clock")?.load()?;
+        let mut program = Self { ebpf, testing, origin: 0 };
+        program.install(state)?;
+        Ok(program)
+    }
+
+    /// The data plane's object.
+    pub fn ebpf(&self) -> &Ebpf {
+        &self.ebpf
+    }
+
+    /// Makes the maps hold `state` and nothing else. Counters are left as they are.
+    pub fn install(&mut self, state: &State) -> Result<()> {
+        self.origin = self.jiffies()?;
+        state::write(&mut self.ebpf, state, self.origin)
+    }
+
+    /// What the maps hold, with times as in the state installed last.
+    pub fn state(&self) -> Result<State> {
+        state::read(&self.ebpf, self.origin)
+    }
+
+    /// All counters, summed over the CPUs.
+    pub fn counters(&self) -> Result<Counters> {
+        Counters::read(&self.ebpf)
+    }
+
+    /// Runs a program once on a frame of at least 14 bytes.
+    pub fn run(&self, hook: Hook, frame: &[u8]) -> Result<Outcome> {
+        let mut out = vec![0; frame.len() + SPARE];
+        let options = TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..Default::default() };
+        let result = match hook {
+            Hook::Ingress => xdp(&self.ebpf, "vipmux_xdp")?.test_run(options)?,
+            Hook::Egress => {
+                let program: &SchedClassifier =
+                    self.ebpf.program("vipmux_egress").context("no program vipmux_egress")?.try_into()?;
+                program.test_run(options)?
+            }
+        };
+        outcome(&result, out)
+    }
+
+    /// Now, by the clock that flow records are aged by.
+    fn jiffies(&self) -> Result<u64> {
+        let mut out = [0; 64];
+        let options = TestRunOptions { data_in: Some(&[0; 64]), data_out: Some(&mut out), ..Default::default() };
+        xdp(&self.testing, "clock")?.test_run(options)?;
+        let [first, ..] = out.as_chunks().0 else { bail!("no bytes from the clock program") };
+        Ok(u64::from_ne_bytes(*first))
+    }
+}
+
+fn outcome(result: &TestRunResult, mut out: Vec<u8>) -> Result<Outcome> {
+    let length = usize::try_from(result.data_size_out)?;
+    if length > out.len() {
+        bail!("the program made the frame {length} bytes long");
+    }
+    out.truncate(length);
+    Ok(Outcome { verdict: result.return_value, frame: out })
+}
+
+/// A loaded XDP program of an object.
+pub fn xdp<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
+    Ok(ebpf.program(name).with_context(|| format!("no program {name}"))?.try_into()?)
+}
+
+/// An XDP program of an object, to be loaded.
+pub fn xdp_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
+    Ok(ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
+}

@@ -1,0 +1,165 @@
+//! Everything that the programs' maps hold, as plain values.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use aya::{
+    Ebpf, Pod,
+    maps::{Array, HashMap, Map, MapError},
+};
+use vipmux_common::abi::{
+    Address, Backend, Config, Fence, FlowKey, FlowValue, Interface, Mac, Node, ReverseKey, ReverseValue, ServiceKey,
+    ServiceState, ServiceValue, VipValue,
+};
+
+/// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`; one that the
+/// programs touch later is read as `NOW`.
+pub const NOW: u64 = u64::MAX;
+
+/// The contents of all maps but the counters and those that no program reads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// `CONFIG[0]`.
+    pub config: Config,
+    /// `FENCE[0]`.
+    pub fence: Fence,
+    /// `INTERFACES`.
+    pub interfaces: Vec<Interface>,
+    /// `VIPS`.
+    pub vips: BTreeMap<Address, VipValue>,
+    /// `SERVICES`.
+    pub services: BTreeMap<ServiceKey, ServiceValue>,
+    /// `SERVICE_STATES`; also as many slots in `SERVICE_STATS`.
+    pub service_states: Vec<ServiceState>,
+    /// `TABLES`.
+    pub tables: Vec<u32>,
+    /// `BACKENDS`.
+    pub backends: Vec<Backend>,
+    /// `NODES`.
+    pub nodes: Vec<Node>,
+    /// `PEERS`.
+    pub peers: BTreeMap<Mac, u32>,
+    /// `FLOWS`; times are relative to [`NOW`].
+    pub flows: BTreeMap<FlowKey, FlowValue>,
+    /// `REVERSE`; times are relative to [`NOW`].
+    pub reverse: BTreeMap<ReverseKey, ReverseValue>,
+}
+
+impl State {
+    /// Entries of each map, for the loader.
+    pub(super) fn capacities(&self, flows: u32) -> Result<Vec<(&'static str, u32)>> {
+        let slots = self.service_states.len();
+        let sizes = [
+            ("INTERFACES", self.interfaces.len()),
+            ("VIPS", self.vips.len() + 8),
+            ("SERVICES", self.services.len() + 8),
+            ("SERVICE_STATES", slots),
+            ("SERVICE_NAMES", slots),
+            ("SERVICE_STATS", slots),
+            ("TABLES", self.tables.len()),
+            ("BACKENDS", self.backends.len()),
+            ("NODES", self.nodes.len()),
+            ("NODE_NAMES", self.nodes.len()),
+            ("PEERS", self.peers.len() + 8),
+        ];
+        let mut capacities = vec![("FLOWS", flows), ("REVERSE", flows)];
+        for (name, entries) in sizes {
+            capacities.push((name, u32::try_from(entries)?.max(1)));
+        }
+        Ok(capacities)
+    }
+}
+
+/// The time of the clock that started at `origin` for a time relative to [`NOW`], and back.
+fn absolute(origin: u64, relative: u64) -> u64 {
+    origin.saturating_sub(NOW - relative)
+}
+
+fn relative(origin: u64, absolute: u64) -> u64 {
+    NOW - origin.saturating_sub(absolute)
+}
+
+pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
+    write_array(ebpf, "CONFIG", &[state.config])?;
+    write_array(ebpf, "FENCE", &[state.fence])?;
+    write_array(ebpf, "INTERFACES", &state.interfaces)?;
+    write_array(ebpf, "NODES", &state.nodes)?;
+    write_array(ebpf, "BACKENDS", &state.backends)?;
+    write_array(ebpf, "TABLES", &state.tables)?;
+    write_array(ebpf, "SERVICE_STATES", &state.service_states)?;
+    write_hash(ebpf, "PEERS", state.peers.iter().map(|(key, value)| (*key, *value)))?;
+    write_hash(ebpf, "SERVICES", state.services.iter().map(|(key, value)| (*key, *value)))?;
+    write_hash(ebpf, "VIPS", state.vips.iter().map(|(key, value)| (*key, *value)))?;
+    let seen = |at| absolute(origin, at);
+    let flows = state.flows.iter().map(|(key, value)| (*key, FlowValue { seen: seen(value.seen), ..*value }));
+    write_hash(ebpf, "FLOWS", flows)?;
+    let reverse = state.reverse.iter().map(|(key, value)| (*key, ReverseValue { seen: seen(value.seen), ..*value }));
+    write_hash(ebpf, "REVERSE", reverse)
+}
+
+pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
+    let seen = |at| relative(origin, at);
+    Ok(State {
+        config: first(&read_array(ebpf, "CONFIG")?)?,
+        fence: first(&read_array(ebpf, "FENCE")?)?,
+        interfaces: read_array(ebpf, "INTERFACES")?,
+        vips: read_hash(ebpf, "VIPS")?,
+        services: read_hash(ebpf, "SERVICES")?,
+        service_states: read_array(ebpf, "SERVICE_STATES")?,
+        tables: read_array(ebpf, "TABLES")?,
+        backends: read_array(ebpf, "BACKENDS")?,
+        nodes: read_array(ebpf, "NODES")?,
+        peers: read_hash(ebpf, "PEERS")?,
+        flows: read_hash(ebpf, "FLOWS")?
+            .into_iter()
+            .map(|(key, value): (FlowKey, FlowValue)| (key, FlowValue { seen: seen(value.seen), ..value }))
+            .collect(),
+        reverse: read_hash(ebpf, "REVERSE")?
+            .into_iter()
+            .map(|(key, value): (ReverseKey, ReverseValue)| (key, ReverseValue { seen: seen(value.seen), ..value }))
+            .collect(),
+    })
+}
+
+fn first<T: Copy>(values: &[T]) -> Result<T> {
+    values.first().copied().context("an empty array")
+}
+
+fn map<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Map> {
+    ebpf.map(name).with_context(|| format!("no map {name}"))
+}
+
+fn map_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Map> {
+    ebpf.map_mut(name).with_context(|| format!("no map {name}"))
+}
+
+fn write_array<T: Pod>(ebpf: &mut Ebpf, name: &str, values: &[T]) -> Result<()> {
+    let mut array: Array<_, T> = map_mut(ebpf, name)?.try_into()?;
+    for (index, value) in values.iter().enumerate() {
+        array.set(u32::try_from(index)?, value, 0).with_context(|| format!("writing {name}[{index}]"))?;
+    }
+    Ok(())
+}
+
+fn read_array<T: Pod>(ebpf: &Ebpf, name: &str) -> Result<Vec<T>> {
+    let array: Array<_, T> = map(ebpf, name)?.try_into()?;
+    Ok(array.iter().collect::<Result<_, MapError>>()?)
+}
+
+/// Leaves exactly these elements in a hash map.
+fn write_hash<K: Pod + Ord, V: Pod>(ebpf: &mut Ebpf, name: &str, wanted: impl Iterator<Item = (K, V)>) -> Result<()> {
+    let mut hash: HashMap<_, K, V> = map_mut(ebpf, name)?.try_into()?;
+    let present = hash.keys().collect::<Result<Vec<K>, MapError>>()?;
+    for key in present {
+        hash.remove(&key).with_context(|| format!("removing from {name}"))?;
+    }
+    for (key, value) in wanted {
+        hash.insert(key, value, 0).with_context(|| format!("writing {name}"))?;
+    }
+    Ok(())
+}
+
+fn read_hash<K: Pod + Ord, V: Pod>(ebpf: &Ebpf, name: &str) -> Result<BTreeMap<K, V>> {
+    let hash: HashMap<_, K, V> = map(ebpf, name)?.try_into()?;
+    Ok(hash.iter().collect::<Result<_, MapError>>()?)
+}

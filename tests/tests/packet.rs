@@ -1,0 +1,159 @@
+//! One frame in, verdict, exact bytes and every change in the maps out, through the real object.
+//!
+//! The tables of cases are in the modules; a case is a row in [`case::Case`]'s terms, on the state of [`fixture`].
+
+// `allow-unwrap-in-tests` knows functions that are tests, not the modules of a test.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is test code")]
+
+#[path = "packet/arp.rs"]
+mod arp;
+#[path = "packet/case.rs"]
+mod case;
+#[path = "packet/conversation.rs"]
+mod conversation;
+#[path = "packet/demux.rs"]
+mod demux;
+#[path = "packet/fixture.rs"]
+mod fixture;
+#[path = "packet/flows.rs"]
+mod flows;
+#[path = "packet/fuzz.rs"]
+mod fuzz;
+#[path = "packet/handover.rs"]
+mod handover;
+#[path = "packet/replies.rs"]
+mod replies;
+#[path = "packet/requirement.rs"]
+mod requirement;
+#[path = "packet/truncation.rs"]
+mod truncation;
+
+use vipmux_common::abi::DropReason;
+
+use crate::case::{Case, Verdict};
+
+#[test]
+fn arp_is_answered_dropped_or_passed() {
+    if requirement::root() {
+        case::check(&arp::cases());
+    }
+}
+
+#[test]
+fn an_abandoned_program_leaves_vips_alone() {
+    if requirement::root() {
+        let Some(cases) = arp::abandoned() else {
+            return requirement::skip("the machine must have been up for eleven minutes");
+        };
+        case::check(&cases);
+    }
+}
+
+#[test]
+fn packets_to_a_vip_reach_a_backend_and_others_pass() {
+    if requirement::root() {
+        case::check(&demux::cases());
+    }
+}
+
+#[test]
+fn flows_keep_their_backend_or_choose_anew() {
+    if requirement::root() {
+        case::check(&flows::cases());
+    }
+}
+
+#[test]
+fn handed_over_frames_end_here() {
+    if requirement::root() {
+        case::check(&handover::cases());
+    }
+}
+
+#[test]
+fn replies_come_from_the_vip() {
+    if requirement::root() {
+        case::check(&replies::cases());
+    }
+}
+
+#[test]
+fn conversation_with_a_local_backend() {
+    if requirement::root() {
+        conversation::with_a_local_backend();
+    }
+}
+
+#[test]
+fn conversation_across_two_nodes() {
+    if requirement::root() {
+        conversation::across_two_nodes();
+    }
+}
+
+#[test]
+fn no_frame_goes_in_circles() {
+    if requirement::root() {
+        conversation::that_would_go_in_circles();
+    }
+}
+
+#[test]
+fn cut_frames_pass_untouched_or_are_dropped() {
+    if requirement::root() {
+        truncation::cut_frames_pass_untouched_or_are_dropped();
+    }
+}
+
+#[test]
+fn short_packets_are_dropped_until_their_headers_are_whole() {
+    if requirement::root() {
+        truncation::short_packets_are_dropped_until_their_headers_are_whole();
+    }
+}
+
+#[test]
+fn cut_replies_leave_untouched() {
+    if requirement::root() {
+        truncation::cut_replies_leave_untouched();
+    }
+}
+
+#[test]
+fn any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes() {
+    if requirement::root() {
+        fuzz::any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes();
+    }
+}
+
+#[test]
+fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
+    if requirement::root() {
+        fuzz::any_frame_may_leave_unless_it_speaks_for_a_vip();
+    }
+}
+
+/// A reason that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds
+/// no element to recycle.
+const WITHOUT_A_CASE: [DropReason; 1] = [DropReason::RecordFailed];
+
+#[test]
+fn every_drop_reason_has_a_case() {
+    let cases: Vec<Case> = [arp::cases(), demux::cases(), flows::cases(), handover::cases(), replies::cases()]
+        .into_iter()
+        .flatten()
+        .collect();
+    let has_case = |reason: DropReason| cases.iter().any(|case| case.verdict == Verdict::Dropped(reason));
+    for &reason in DropReason::ALL {
+        let told = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
+        assert_ne!(has_case(reason), WITHOUT_A_CASE.contains(&reason), "{} {told}", reason.name());
+    }
+}
+
+#[test]
+fn cases_are_told_apart_by_name() {
+    let mut names = std::collections::BTreeSet::new();
+    for case in [arp::cases(), demux::cases(), flows::cases(), handover::cases(), replies::cases()].iter().flatten() {
+        assert!(names.insert((case.hook as u8, case.name)), "two cases are named {:?}", case.name);
+    }
+}

@@ -1,0 +1,214 @@
+//! ARP, in both directions.
+
+use vipmux_common::abi::{self, DropReason, Stat, VIP_LEADING, VIP_YIELDED};
+use vipmux_tests::frames::{Arp, BROADCAST, Ethernet, Mac};
+
+use crate::{
+    case::{Case, Counter, Verdict},
+    fixture::{
+        CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, NEIGHBOR, PEER_MAC, SELF_MAC, STRANGER_MAC, TAGGED, VIP, VLAN,
+        boot_time, from_client, vip_of,
+    },
+};
+
+pub(crate) fn cases() -> Vec<Case> {
+    [answered(), left_to_others(), fenced(), not_understood(), announced(), leaving()].into_iter().flatten().collect()
+}
+
+fn broadcast(source: Mac) -> Ethernet {
+    Ethernet::new(source, BROADCAST)
+}
+
+fn answer(tags: &[u16], arp: &Arp) -> Verdict {
+    let mut header = Ethernet::new(SELF_MAC, CLIENT_MAC);
+    header.tags = tags.to_vec();
+    Verdict::Transmitted(header.arp(arp))
+}
+
+const ANSWERED: &[Counter] = &[Counter::Stat(Stat::ArpAnswered)];
+const YIELDED: &[Counter] = &[Counter::Stat(Stat::Yielded), Counter::Stat(Stat::Passed)];
+
+fn answered() -> Vec<Case> {
+    let request = Arp::request(CLIENT_MAC, NEIGHBOR, VIP);
+    let reply = Arp::reply(SELF_MAC, VIP, CLIENT_MAC, NEIGHBOR);
+    let tagged = Arp::request(CLIENT_MAC, NEIGHBOR, TAGGED);
+    let tagged_reply = Arp::reply(SELF_MAC, TAGGED, CLIENT_MAC, NEIGHBOR);
+    let probe = Arp::probe(CLIENT_MAC, VIP);
+    let probe_reply = Arp::reply(SELF_MAC, VIP, CLIENT_MAC, std::net::Ipv4Addr::UNSPECIFIED);
+    let padded = |mut frame: Vec<u8>| {
+        frame.resize(60, 0xa5);
+        frame
+    };
+    let through_proxy = Ethernet::new(STRANGER_MAC, SELF_MAC).arp(&request);
+    vec![
+        Case::ingress("a broadcast request for a VIP that is led is answered", broadcast(CLIENT_MAC).arp(&request))
+            .becomes(answer(&[], &reply), ANSWERED),
+        Case::ingress("a unicast request is answered", from_client().arp(&request))
+            .becomes(answer(&[], &reply), ANSWERED),
+        Case::ingress("padding after a request stays", padded(broadcast(CLIENT_MAC).arp(&request)))
+            .becomes(Verdict::Transmitted(padded(Ethernet::new(SELF_MAC, CLIENT_MAC).arp(&reply))), ANSWERED),
+        Case::ingress("a probe, which has no sender address, is answered", broadcast(CLIENT_MAC).arp(&probe))
+            .becomes(answer(&[], &probe_reply), ANSWERED),
+        Case::ingress("a reply goes to the frame's sender and names the packet's", through_proxy)
+            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, STRANGER_MAC).arp(&reply)), ANSWERED),
+        Case::ingress("a tagged request is answered with its tag", broadcast(CLIENT_MAC).tagged(VLAN).arp(&tagged))
+            .becomes(answer(&[VLAN], &tagged_reply), ANSWERED),
+        Case::ingress("a tag's priority is kept", broadcast(CLIENT_MAC).tagged(0xa000 | VLAN).arp(&tagged))
+            .becomes(answer(&[0xa000 | VLAN], &tagged_reply), ANSWERED),
+        Case::ingress("a priority tag is no VLAN", broadcast(CLIENT_MAC).tagged(0xa000).arp(&request))
+            .becomes(answer(&[0xa000], &reply), ANSWERED),
+    ]
+}
+
+fn left_to_others() -> Vec<Case> {
+    let request = |target| Arp::request(CLIENT_MAC, NEIGHBOR, target);
+    let elsewhere = |arp: &Arp| Ethernet::new(CLIENT_MAC, STRANGER_MAC).arp(arp);
+    vec![
+        Case::ingress("a request for another address passes", broadcast(CLIENT_MAC).arp(&request(NEIGHBOR))),
+        Case::ingress("a unicast request to another MAC passes", elsewhere(&request(VIP))),
+        Case::ingress("a request for a VIP announced elsewhere passes", broadcast(CLIENT_MAC).arp(&request(ELSEWHERE))),
+        Case::ingress("an untagged request for a tagged VIP passes", broadcast(CLIENT_MAC).arp(&request(TAGGED))),
+        Case::ingress(
+            "a tagged request for an untagged VIP passes",
+            broadcast(CLIENT_MAC).tagged(VLAN).arp(&request(VIP)),
+        ),
+        Case::ingress("a request in another VLAN passes", broadcast(CLIENT_MAC).tagged(VLAN + 1).arp(&request(TAGGED))),
+        Case::ingress(
+            "a doubly tagged request passes",
+            broadcast(CLIENT_MAC).tagged(VLAN).tagged(VLAN).arp(&request(TAGGED)),
+        ),
+        Case::ingress(
+            "a reply for a VIP's neighbour passes",
+            from_client().arp(&Arp::reply(CLIENT_MAC, NEIGHBOR, SELF_MAC, VIP)),
+        ),
+        Case::ingress("a request for a VIP led elsewhere is dropped", broadcast(CLIENT_MAC).arp(&request(FOLLOWED)))
+            .dropped(DropReason::ArpNotLeading),
+        Case::ingress(
+            "a probe for a VIP led elsewhere is dropped",
+            broadcast(CLIENT_MAC).arp(&Arp::probe(CLIENT_MAC, FOLLOWED)),
+        )
+        .dropped(DropReason::ArpNotLeading),
+        Case::ingress("an interface that is not attached answers nothing", broadcast(CLIENT_MAC).arp(&request(VIP)))
+            .given(|state| state.interfaces.fill(abi::Interface::default())),
+    ]
+}
+
+fn fenced() -> Vec<Case> {
+    let request = broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, VIP));
+    let followed = broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, FOLLOWED));
+    vec![
+        Case::ingress("past the fence's deadline no request is answered", request)
+            .given(|state| state.fence.deadline = boot_time())
+            .dropped(DropReason::ArpFenced),
+        Case::ingress("past the deadline a VIP led elsewhere is still another's", followed)
+            .given(|state| state.fence.deadline = boot_time())
+            .dropped(DropReason::ArpNotLeading),
+    ]
+}
+
+/// How long after the deadline the programs leave VIPs alone, nanoseconds: ten minutes.
+const ABANDONED: u64 = 600_000_000_000;
+
+/// These need a machine that has been up for longer than [`ABANDONED`].
+pub(crate) fn abandoned() -> Option<Vec<Case>> {
+    boot_time().checked_sub(ABANDONED + 1_000_000_000)?;
+    let request = |target| broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, target));
+    let own = |sender| broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, sender, NEIGHBOR));
+    let long_ago: fn(&mut vipmux_tests::program::State) = |state| state.fence.deadline = boot_time() - ABANDONED;
+    Some(vec![
+        Case::ingress("an abandoned program passes requests for a VIP", request(VIP)).given(long_ago),
+        Case::ingress("an abandoned program passes requests for a VIP led elsewhere", request(FOLLOWED))
+            .given(long_ago),
+        Case::egress("an abandoned program lets the node speak for a VIP", own(VIP)).given(long_ago),
+        Case::egress("an abandoned program lets the node speak for a VIP led elsewhere", own(FOLLOWED)).given(long_ago),
+    ])
+}
+
+fn not_understood() -> Vec<Case> {
+    let request = Arp::request(CLIENT_MAC, NEIGHBOR, VIP);
+    let odd = |arp: Arp| broadcast(CLIENT_MAC).arp(&arp);
+    vec![
+        Case::ingress("another hardware type passes", odd(Arp { hardware: 6, ..request.clone() })),
+        Case::ingress("another protocol type passes", odd(Arp { protocol: 0x86dd, ..request.clone() })),
+        Case::ingress("other address lengths pass", odd(Arp { lengths: [6, 16], ..request.clone() })),
+        Case::ingress("another operation passes", odd(Arp { operation: 8, ..request.clone() })),
+        Case::ingress("a request cut short passes", broadcast(CLIENT_MAC).arp(&request)[..41].to_vec()),
+    ]
+}
+
+fn yields(vip: std::net::Ipv4Addr) -> fn(&mut vipmux_tests::program::State) {
+    match vip {
+        TAGGED => |state| vip_of(state, TAGGED).flags = VIP_YIELDED,
+        _ => |state| vip_of(state, VIP).flags = VIP_YIELDED,
+    }
+}
+
+fn announced() -> Vec<Case> {
+    let by = |mac: Mac, vip| broadcast(mac).arp(&Arp::announcement(mac, vip));
+    vec![
+        Case::ingress("a peer's announcement takes the VIP", by(PEER_MAC, VIP))
+            .becomes(Verdict::Untouched, YIELDED)
+            .then(yields(VIP)),
+        Case::ingress("a peer behind another interface takes it too", by(FAR_MAC, VIP))
+            .becomes(Verdict::Untouched, YIELDED)
+            .then(yields(VIP)),
+        Case::ingress(
+            "a peer's gratuitous reply takes the VIP",
+            broadcast(PEER_MAC).arp(&Arp::reply(PEER_MAC, VIP, BROADCAST, VIP)),
+        )
+        .becomes(Verdict::Untouched, YIELDED)
+        .then(yields(VIP)),
+        Case::ingress(
+            "a peer's request from the VIP takes it",
+            broadcast(PEER_MAC).arp(&Arp::request(PEER_MAC, VIP, NEIGHBOR)),
+        )
+        .becomes(Verdict::Untouched, YIELDED)
+        .then(yields(VIP)),
+        Case::ingress(
+            "a tagged announcement takes a tagged VIP",
+            broadcast(PEER_MAC).tagged(VLAN).arp(&Arp::announcement(PEER_MAC, TAGGED)),
+        )
+        .becomes(Verdict::Untouched, YIELDED)
+        .then(yields(TAGGED)),
+        Case::ingress("an announcement in another VLAN takes nothing", by(PEER_MAC, TAGGED)),
+        Case::ingress("an announcement of a VIP announced elsewhere takes nothing", by(PEER_MAC, ELSEWHERE)),
+        Case::ingress("a stranger's announcement takes nothing", by(STRANGER_MAC, VIP)),
+        Case::ingress("this node's own announcement, looped back, takes nothing", by(SELF_MAC, VIP)),
+        Case::ingress("a peer's announcement of a VIP led elsewhere changes nothing", by(PEER_MAC, FOLLOWED)),
+        Case::ingress("a peer's announcement of another address changes nothing", by(PEER_MAC, NEIGHBOR)),
+        Case::ingress(
+            "a yielded VIP's requests are left to its new leader",
+            broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, VIP)),
+        )
+        .given(yields(VIP))
+        .dropped(DropReason::ArpNotLeading),
+    ]
+}
+
+fn leaving() -> Vec<Case> {
+    let from = |sender| broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, sender, NEIGHBOR));
+    let lapsed: fn(&mut vipmux_tests::program::State) = |state| state.fence.deadline = boot_time();
+    vec![
+        Case::egress("the node may speak for a VIP that it leads", from(VIP)),
+        Case::egress("the node may speak for its own address", from(NEIGHBOR)),
+        Case::egress("the node may probe for a VIP", broadcast(SELF_MAC).arp(&Arp::probe(SELF_MAC, FOLLOWED))),
+        Case::egress(
+            "the node may ask for a VIP led elsewhere",
+            broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, NEIGHBOR, FOLLOWED)),
+        ),
+        Case::egress("the node may not speak for a VIP led elsewhere", from(FOLLOWED)).dropped(DropReason::ArpEgress),
+        Case::egress(
+            "the node may not answer for a VIP led elsewhere",
+            Ethernet::new(SELF_MAC, CLIENT_MAC).arp(&Arp::reply(SELF_MAC, FOLLOWED, CLIENT_MAC, NEIGHBOR)),
+        )
+        .dropped(DropReason::ArpEgress),
+        Case::egress("past the deadline the node may not speak for a VIP", from(VIP))
+            .given(lapsed)
+            .dropped(DropReason::ArpEgress),
+        Case::egress("past the deadline the node may speak for its own address", from(NEIGHBOR)).given(lapsed),
+        Case::egress("a yielded VIP is not spoken for", from(VIP))
+            .given(|state| vip_of(state, VIP).flags &= !VIP_LEADING)
+            .dropped(DropReason::ArpEgress),
+        Case::egress("an ARP packet cut short leaves", from(FOLLOWED)[..41].to_vec()),
+    ]
+}

@@ -1,0 +1,100 @@
+//! Whole conversations, packet by packet, on maps that only the programs write.
+
+use vipmux_common::abi::{
+    BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, Mac, NODE_ATTACHED, NODE_SELF,
+};
+use vipmux_tests::{
+    frames::{ACK, Ethernet, FIN, Ipv4, PSH, SYN},
+    program::{Hook, IFINDEX, Outcome, Program, State},
+};
+
+use crate::{
+    demux::{ISN, handed, syn, to},
+    fixture::{
+        self, CLIENT_MAC, HTTP, HTTPS, LOCAL, PEER_HANDOVER, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, from_client,
+    },
+    flows::with_flags,
+    replies::{from, segment},
+};
+
+const PASS: u32 = 2;
+const TX: u32 = 3;
+const NEXT: u32 = u32::MAX;
+
+fn sent(program: &Program, hook: Hook, frame: &[u8], verdict: u32, wanted: &[u8]) {
+    assert_eq!(program.run(hook, frame).unwrap(), Outcome { verdict, frame: wanted.to_vec() });
+}
+
+/// Through the handshake, data and both FINs of a connection to a backend on the node itself.
+pub(crate) fn with_a_local_backend() {
+    let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let back = Ethernet::new(SELF_MAC, CLIENT_MAC);
+    let request = |packet: &Ipv4| {
+        sent(&program, Hook::Ingress, &from_client().ipv4(packet), PASS, &from_client().ipv4(&to(packet, LOCAL)));
+    };
+    let reply = |packet: &Ipv4| {
+        sent(&program, Hook::Egress, &back.ipv4(packet), NEXT, &back.ipv4(&from(HTTP, packet)));
+    };
+    let flags = || program.state().unwrap().reverse[&HTTP.reverse(LOCAL)].flags;
+    request(&syn(HTTP));
+    reply(&segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)));
+    request(&with_flags(HTTP, ACK));
+    request(&with_flags(HTTP, ACK | PSH));
+    reply(&segment(LOCAL, ACK | PSH, 77));
+    assert_eq!(flags(), FLOW_ISN);
+    reply(&segment(LOCAL, FIN | ACK, 78));
+    request(&with_flags(HTTP, FIN | ACK));
+    reply(&segment(LOCAL, ACK, 79));
+    assert_eq!(flags(), FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
+
+    request(&syn(HTTP));
+    assert_eq!(flags(), FLOW_ISN, "the same ports again are a new connection");
+    let stranger = back.ipv4(&segment(LOCAL, SYN | ACK, 5));
+    sent(&program, Hook::Egress, &stranger, NEXT, &stranger);
+    let data = back.ipv4(&segment(LOCAL, ACK, 6));
+    sent(&program, Hook::Egress, &data, NEXT, &data);
+}
+
+/// The state of the peer: the backend that is remote to this node is local to it.
+fn peer() -> State {
+    let mut state = fixture::state();
+    state.interfaces[IFINDEX].mac = Mac::new(PEER_MAC);
+    (state.nodes[0].flags, state.nodes[1].flags) = (NODE_ATTACHED, NODE_SELF);
+    for backend in &mut state.backends {
+        backend.flags = if backend.node == 1 { BACKEND_READY | BACKEND_LOCAL } else { BACKEND_READY };
+    }
+    HTTPS.set(&mut state, &[REMOTE], &[REMOTE]);
+    state
+}
+
+/// What one node hands over, the backend's node delivers, and the reply leaves from there.
+pub(crate) fn across_two_nodes() {
+    let here = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let there = Program::load(&peer(), fixture::FLOWS).unwrap();
+    let between = Ethernet::new(SELF_HANDOVER, PEER_MAC);
+    let back = Ethernet::new(PEER_MAC, CLIENT_MAC);
+    for packet in [syn(HTTPS), with_flags(HTTPS, ACK), with_flags(HTTPS, FIN | ACK)] {
+        let frame = handed(&packet, PEER_MAC);
+        sent(&here, Hook::Ingress, &from_client().ipv4(&packet), TX, &frame);
+        let delivered = to(&packet.clone().ttl(63), REMOTE);
+        sent(&there, Hook::Ingress, &frame, PASS, &between.ipv4(&delivered));
+    }
+    let reply = segment(REMOTE, ACK, 77);
+    sent(&there, Hook::Egress, &back.ipv4(&reply), NEXT, &back.ipv4(&from(HTTPS, &reply)));
+    assert!(here.state().unwrap().reverse.is_empty(), "only the backend's node sees replies");
+}
+
+/// Two nodes that each take the other for the backend's: the frame stops at the second.
+pub(crate) fn that_would_go_in_circles() {
+    let here = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let mut confused = peer();
+    HTTPS.set(&mut confused, &[LOCAL], &[]);
+    let there = Program::load(&confused, fixture::FLOWS).unwrap();
+    let frame = handed(&syn(HTTPS), PEER_MAC);
+    sent(&here, Hook::Ingress, &from_client().ipv4(&syn(HTTPS)), TX, &frame);
+    assert_eq!(there.run(Hook::Ingress, &frame).unwrap().verdict, 1);
+    let direct = Ethernet::new(CLIENT_MAC, PEER_MAC).ipv4(&syn(HTTPS));
+    let home = Ethernet::new(PEER_HANDOVER, SELF_MAC).ipv4(&syn(HTTPS).ttl(63));
+    sent(&there, Hook::Ingress, &direct, TX, &home);
+    assert_eq!(here.run(Hook::Ingress, &home).unwrap().verdict, 1);
+}

@@ -1,0 +1,323 @@
+//! The state that cases start from: a node with one interface, its peers, VIPs of every kind and Services of every shape.
+
+use std::net::Ipv4Addr;
+
+use vipmux_common::{
+    abi::{self, Address, BACKEND_LOCAL, BACKEND_READY, NODE_ATTACHED, NODE_SELF, VIP_LEADING},
+    hash,
+};
+use vipmux_tests::{
+    frames::{Ethernet, Mac},
+    program::{IFINDEX, NOW, State},
+};
+
+pub(crate) const TCP: u32 = 6;
+pub(crate) const UDP: u32 = 17;
+
+/// This node's interface.
+pub(crate) const SELF_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
+/// What this node hands frames over with.
+pub(crate) const SELF_HANDOVER: Mac = [0x0e, 0x76, 0x6d, 0, 0, 0x01];
+/// A node behind the same interface, and what it hands frames over with.
+pub(crate) const PEER_MAC: Mac = [0x02, 0, 0, 0, 0, 0x02];
+pub(crate) const PEER_HANDOVER: Mac = [0x0e, 0x76, 0x6d, 0, 0, 0x02];
+/// A node behind another interface.
+pub(crate) const FAR_MAC: Mac = [0x02, 0, 0, 0, 0, 0x03];
+/// The client, or the router in front of it.
+pub(crate) const CLIENT_MAC: Mac = [0x02, 0, 0, 0, 0, 0xc1];
+/// A machine that is neither node nor client.
+pub(crate) const STRANGER_MAC: Mac = [0x02, 0, 0, 0, 0, 0xee];
+
+/// The interface by which [`FAR_MAC`] is reached.
+pub(crate) const FAR_IFINDEX: u32 = 3;
+
+pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
+pub(crate) const CLIENT_PORT: u16 = 40_000;
+/// An address on the segment that is no VIP.
+pub(crate) const NEIGHBOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
+
+/// Led by this node, untagged.
+pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+/// Led by another node.
+pub(crate) const FOLLOWED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
+/// Led, but announced on another interface.
+pub(crate) const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
+/// Led, announced on [`VLAN`].
+pub(crate) const TAGGED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 40);
+pub(crate) const VLAN: u16 = 7;
+
+/// A backend by its index, address and port.
+#[derive(Clone, Copy)]
+pub(crate) struct Endpoint {
+    pub(crate) index: u32,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) port: u16,
+    pub(crate) node: u32,
+}
+
+const fn endpoint(index: u32, node: u32, octets: [u8; 4], port: u16) -> Endpoint {
+    Endpoint { index, address: Ipv4Addr::new(octets[0], octets[1], octets[2], octets[3]), port, node }
+}
+
+pub(crate) const LOCAL: Endpoint = endpoint(0, 0, [10, 0, 0, 5], 8080);
+pub(crate) const LOCAL_TOO: Endpoint = endpoint(1, 0, [10, 0, 0, 6], 8080);
+/// On the node behind the same interface.
+pub(crate) const REMOTE: Endpoint = endpoint(2, 1, [10, 0, 1, 5], 8080);
+/// On the node behind another interface.
+pub(crate) const FAR: Endpoint = endpoint(3, 2, [10, 0, 2, 5], 8080);
+/// On a node whose program is not attached.
+pub(crate) const UNREACHABLE: Endpoint = endpoint(4, 3, [10, 0, 3, 5], 8080);
+pub(crate) const DNS: Endpoint = endpoint(5, 0, [10, 0, 0, 53], 5353);
+const ENDPOINTS: [Endpoint; 6] = [LOCAL, LOCAL_TOO, REMOTE, FAR, UNREACHABLE, DNS];
+
+/// A Service port: its VIP, its number and the slot of its counters.
+#[derive(Clone, Copy)]
+pub(crate) struct Service {
+    pub(crate) vip: Ipv4Addr,
+    pub(crate) port: u16,
+    pub(crate) protocol: u32,
+    pub(crate) slot: u32,
+}
+
+const fn service(slot: u32, vip: Ipv4Addr, port: u16, protocol: u32) -> Service {
+    Service { vip, port, protocol, slot }
+}
+
+/// With a local backend.
+pub(crate) const HTTP: Service = service(0, VIP, 80, TCP);
+/// With a backend behind the same interface.
+pub(crate) const HTTPS: Service = service(1, VIP, 443, TCP);
+/// Local, and [`DNS_TCP`] is another Service.
+pub(crate) const DNS_UDP: Service = service(2, VIP, 53, UDP);
+pub(crate) const DNS_TCP: Service = service(3, VIP, 53, TCP);
+/// With a backend behind another interface.
+pub(crate) const REDIRECTED: Service = service(4, VIP, 8443, TCP);
+/// With a backend on a node that cannot be reached.
+pub(crate) const LOST: Service = service(5, VIP, 9000, TCP);
+/// Without backends.
+pub(crate) const EMPTY: Service = service(6, VIP, 9001, TCP);
+/// With backends on both other nodes and none here.
+pub(crate) const SPREAD: Service = service(7, VIP, 8080, TCP);
+/// Whose table says [`REMOTE`] for every flow, though [`LOCAL`] is another of its backends.
+pub(crate) const MIXED: Service = service(8, VIP, 8081, TCP);
+/// UDP to a backend behind the same interface.
+pub(crate) const SYSLOG: Service = service(9, VIP, 514, UDP);
+/// On the tagged VIP.
+pub(crate) const TAGGED_HTTP: Service = service(10, TAGGED, 80, TCP);
+/// On the VIP that another node leads.
+pub(crate) const FOLLOWED_HTTP: Service = service(11, FOLLOWED, 80, TCP);
+/// On the VIP that is announced elsewhere.
+pub(crate) const ELSEWHERE_HTTP: Service = service(12, ELSEWHERE, 80, TCP);
+/// Another port of [`HTTP`]'s backend.
+pub(crate) const HTTP_TOO: Service = service(13, VIP, 8000, TCP);
+
+/// Entries of the LRU maps.
+pub(crate) const FLOWS: u32 = 1024;
+
+/// Slots of the arena for each Service: half for the table over all backends, half for the local one.
+const RANGE: u32 = 32;
+
+/// An idle TCP flow's life, an idle UDP flow's, and a closed one's, in jiffies.
+const LIVES: [u32; 3] = [400_000, 100_000, 20_000];
+pub(crate) const TCP_IDLE: u64 = LIVES[0] as u64;
+pub(crate) const UDP_IDLE: u64 = LIVES[1] as u64;
+pub(crate) const LINGER: u64 = LIVES[2] as u64;
+/// Longer than a case takes by far.
+pub(crate) const WHILE: u64 = 10_000;
+
+pub(crate) fn address(address: Ipv4Addr) -> Address {
+    Address::from(address)
+}
+
+/// The header of a frame from the client to this node.
+pub(crate) fn from_client() -> Ethernet {
+    Ethernet::new(CLIENT_MAC, SELF_MAC)
+}
+
+/// The header of a frame that the peer balanced.
+pub(crate) fn from_peer() -> Ethernet {
+    Ethernet::new(PEER_HANDOVER, SELF_MAC)
+}
+
+fn vip_id(vip: Ipv4Addr) -> u32 {
+    u32::from(vip.octets()[3]) / 10
+}
+
+impl Service {
+    pub(crate) fn key(self) -> abi::ServiceKey {
+        let protocol = self.protocol.to_le_bytes()[0];
+        abi::ServiceKey { vip: vip_id(self.vip), port: self.port.to_be(), protocol, padding: 0 }
+    }
+
+    /// The key of the client's flow to it.
+    pub(crate) fn flow(self) -> abi::FlowKey {
+        abi::FlowKey {
+            client: address(CLIENT),
+            vip: vip_id(self.vip),
+            client_port: CLIENT_PORT.to_be(),
+            vip_port: self.port.to_be(),
+            protocol: self.protocol,
+            reserved: 0,
+        }
+    }
+
+    /// Makes it a Service of these tables; backends by their index, evenly over at most half a range.
+    pub(crate) fn set(self, state: &mut State, table: &[Endpoint], local: &[Endpoint]) {
+        let start = self.slot * RANGE;
+        let mut place = |first: u32, endpoints: &[Endpoint]| {
+            for (at, endpoint) in (first as usize..).zip(endpoints) {
+                state.tables[at] = endpoint.index;
+            }
+            u32::try_from(endpoints.len()).unwrap()
+        };
+        let (table_length, local_length) = (place(start, table), place(start + RANGE / 2, local));
+        let generation = 100 + self.slot;
+        let value = abi::ServiceValue {
+            slot: self.slot,
+            generation,
+            table: start,
+            table_length,
+            local_table: start + RANGE / 2,
+            local_length,
+            ..Default::default()
+        };
+        state.services.insert(self.key(), value);
+        state.service_states[self.slot as usize] = abi::ServiceState { generation, flags: 0 };
+    }
+
+    /// Records the client's flow to it, seen `age` jiffies ago.
+    pub(crate) fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
+        let key = self.flow();
+        let value = abi::FlowValue {
+            tag: hash::flow(&key),
+            backend: backend.index,
+            backend_generation: state.backends[backend.index as usize].generation,
+            slot: self.slot,
+            slot_generation: state.service_states[self.slot as usize].generation,
+            flags,
+            seen: NOW - age,
+        };
+        state.flows.insert(key, value);
+    }
+
+    /// Records by what the backend's replies to the client find back to it, seen `age` jiffies ago.
+    pub(crate) fn remember(self, state: &mut State, backend: Endpoint, age: u64, isn: u32, flags: u32) {
+        let key = self.reverse(backend);
+        let value = abi::ReverseValue {
+            tag: hash::reverse(&key),
+            isn,
+            vip: address(self.vip),
+            vip_port: self.port.to_be(),
+            padding: 0,
+            flags,
+            seen: NOW - age,
+        };
+        state.reverse.insert(key, value);
+    }
+
+    /// The key of the backend's replies to the client.
+    pub(crate) fn reverse(self, backend: Endpoint) -> abi::ReverseKey {
+        abi::ReverseKey {
+            backend: address(backend.address),
+            client: address(CLIENT),
+            backend_port: backend.port.to_be(),
+            client_port: CLIENT_PORT.to_be(),
+            protocol: self.protocol,
+        }
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn of(self, state: &mut State) -> &mut abi::Backend {
+        &mut state.backends[self.index as usize]
+    }
+}
+
+pub(crate) fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
+    state.vips.get_mut(&address(vip)).unwrap()
+}
+
+/// Now on the fence's clock, `CLOCK_BOOTTIME`, nanoseconds.
+pub(crate) fn boot_time() -> u64 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
+    std::time::Duration::from(now).as_nanos().try_into().unwrap()
+}
+
+/// The state without any flows, and with the fence's deadline an hour away.
+pub(crate) fn state() -> State {
+    const HOUR: u64 = 3_600_000_000_000;
+    let mut state = State {
+        config: abi::Config {
+            abi: abi::ABI_VERSION,
+            next_vip: 5,
+            next_generation: 1_000,
+            hz: 250,
+            tcp_idle: LIVES[0],
+            udp_idle: LIVES[1],
+            closed_linger: LIVES[2],
+        },
+        fence: abi::Fence { deadline: boot_time() + HOUR },
+        interfaces: vec![abi::Interface::default(); 4],
+        service_states: vec![abi::ServiceState::default(); 16],
+        tables: vec![u32::MAX; 16 * RANGE as usize],
+        nodes: nodes(),
+        ..State::default()
+    };
+    state.interfaces[IFINDEX] = abi::Interface { mac: abi::Mac::new(SELF_MAC), bit: 1, flags: 0 };
+    for (vip, flags, interfaces, vlan) in
+        [(VIP, VIP_LEADING, 1, 0), (FOLLOWED, 0, 1, 0), (ELSEWHERE, VIP_LEADING, 2, 0), (TAGGED, VIP_LEADING, 1, VLAN)]
+    {
+        let value = abi::VipValue { id: vip_id(vip), flags, interfaces, vlan: u32::from(vlan), epoch: 3 };
+        state.vips.insert(address(vip), value);
+    }
+    state.backends = ENDPOINTS.iter().map(backend).collect();
+    state.peers = [(0, SELF_MAC), (1, PEER_MAC), (1, PEER_HANDOVER), (2, FAR_MAC)]
+        .into_iter()
+        .map(|(index, mac)| (abi::Mac::new(mac), index))
+        .collect();
+    services(&mut state);
+    state
+}
+
+fn nodes() -> Vec<abi::Node> {
+    let node = |mac, ifindex, flags| {
+        let mac = abi::Mac::new(mac);
+        abi::Node { mac, handover: mac.handover(), ifindex, mtu: 1500, flags, reserved: 0 }
+    };
+    let here = u32::try_from(IFINDEX).unwrap();
+    vec![
+        node(SELF_MAC, here, NODE_SELF),
+        node(PEER_MAC, here, NODE_ATTACHED),
+        node(FAR_MAC, FAR_IFINDEX, NODE_ATTACHED),
+        abi::Node::default(),
+    ]
+}
+
+fn backend(endpoint: &Endpoint) -> abi::Backend {
+    let local = if endpoint.node == 0 { BACKEND_LOCAL } else { 0 };
+    abi::Backend {
+        address: address(endpoint.address),
+        port: endpoint.port.to_be(),
+        flags: BACKEND_READY | local,
+        node: endpoint.node,
+        generation: 50 + endpoint.index,
+        reserved: 0,
+    }
+}
+
+fn services(state: &mut State) {
+    HTTP.set(state, &[LOCAL], &[LOCAL]);
+    HTTPS.set(state, &[REMOTE], &[]);
+    DNS_UDP.set(state, &[DNS], &[DNS]);
+    DNS_TCP.set(state, &[REMOTE], &[]);
+    REDIRECTED.set(state, &[FAR], &[]);
+    LOST.set(state, &[UNREACHABLE], &[]);
+    EMPTY.set(state, &[], &[]);
+    SPREAD.set(state, &[REMOTE, FAR, REMOTE, FAR], &[]);
+    MIXED.set(state, &[REMOTE], &[LOCAL]);
+    SYSLOG.set(state, &[REMOTE], &[]);
+    TAGGED_HTTP.set(state, &[REMOTE], &[]);
+    FOLLOWED_HTTP.set(state, &[REMOTE], &[]);
+    ELSEWHERE_HTTP.set(state, &[REMOTE], &[]);
+    HTTP_TOO.set(state, &[LOCAL], &[LOCAL]);
+}

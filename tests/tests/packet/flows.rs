@@ -1,0 +1,323 @@
+//! Flow records: which packets keep their backend, and which choose anew.
+
+use vipmux_common::abi::{
+    BACKEND_READY, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, NODE_ATTACHED, Stat,
+};
+use vipmux_tests::{
+    frames::{ACK, FIN, Ipv4, RST, SYN, Tcp},
+    program::State,
+};
+
+use crate::{
+    case::{Case, Counter, Verdict},
+    demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
+    fixture::{
+        CLIENT, CLIENT_PORT, DNS, DNS_UDP, Endpoint, FAR, FAR_MAC, HTTP, HTTP_TOO, HTTPS, LINGER, LOCAL, LOCAL_TOO,
+        PEER_MAC, REMOTE, SPREAD, SYSLOG, Service, TCP_IDLE, UDP_IDLE, WHILE, from_client,
+    },
+};
+
+pub(crate) fn cases() -> Vec<Case> {
+    [kept(), of_closing_connections(), aged(), stale(), syns(), halves(), renewed(), collisions()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// The client's segment with these flags.
+pub(crate) fn with_flags(service: Service, flags: u8) -> Ipv4 {
+    Ipv4::tcp(CLIENT, service.vip, Tcp::new(CLIENT_PORT, service.port, flags).numbers(ISN.wrapping_add(1), 77))
+}
+
+/// To [`HTTP`]'s recorded backend `LOCAL_TOO`, which its table does not name.
+fn stays(name: &'static str, packet: &Ipv4) -> Case {
+    local(name, packet, LOCAL_TOO, true)
+}
+
+/// To the backend in [`HTTP`]'s table, `LOCAL`.
+fn moves(name: &'static str, packet: &Ipv4) -> Case {
+    local(name, packet, LOCAL, false)
+}
+
+fn local(name: &'static str, packet: &Ipv4, backend: Endpoint, known: bool) -> Case {
+    let count = if known { known_flow } else { new_flow };
+    Case::ingress(name, from_client().ipv4(packet))
+        .becomes(Verdict::Passed(from_client().ipv4(&to(packet, backend))), &count(HTTP, Stat::Local))
+}
+
+/// A connection to [`HTTP`] that has been quiet for a while, by way of `LOCAL_TOO`.
+fn connection(state: &mut State, flags: u32) {
+    HTTP.record(state, LOCAL_TOO, WHILE, flags & !FLOW_BACKEND_FIN);
+    HTTP.remember(state, LOCAL_TOO, WHILE, ISN, FLOW_ISN | flags);
+}
+
+/// The same connection after a packet just now.
+fn refreshed(state: &mut State, flags: u32) {
+    HTTP.record(state, LOCAL_TOO, 0, flags & !FLOW_BACKEND_FIN);
+    HTTP.remember(state, LOCAL_TOO, 0, ISN, FLOW_ISN | flags);
+}
+
+/// After a segment that had no SYN before it.
+fn picked_up(state: &mut State) {
+    HTTP.record(state, LOCAL, 0, 0);
+    HTTP.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0);
+}
+
+/// After a SYN to the backend in the table.
+fn opened(state: &mut State) {
+    HTTP.record(state, LOCAL, 0, 0);
+    HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+}
+
+fn kept() -> Vec<Case> {
+    let remote = |name, service, packet: &Ipv4| {
+        Case::ingress(name, from_client().ipv4(packet))
+            .becomes(Verdict::Transmitted(handed(packet, PEER_MAC)), &known_flow(service, Stat::HandedOver))
+    };
+    vec![
+        remote("an established flow to another node", HTTPS, &segment(HTTPS))
+            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
+            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        remote("an established flow of datagrams to another node", SYSLOG, &datagram(SYSLOG))
+            .given(|state| SYSLOG.record(state, REMOTE, WHILE, 0))
+            .then(|state| SYSLOG.record(state, REMOTE, 0, 0)),
+        remote("a flow to another node outlives its Service's tables", HTTPS, &segment(HTTPS))
+            .given(|state| {
+                HTTPS.record(state, REMOTE, WHILE, 0);
+                HTTPS.set(state, &[], &[]);
+            })
+            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        stays("an established flow to a local backend", &segment(HTTP))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, 0)),
+        stays("a draining backend keeps its flows", &segment(HTTP))
+            .given(|state| {
+                connection(state, 0);
+                LOCAL_TOO.of(state).flags &= !BACKEND_READY;
+            })
+            .then(|state| refreshed(state, 0)),
+        Case::ingress("a draining backend keeps its flows of datagrams", from_client().ipv4(&datagram(DNS_UDP)))
+            .given(|state| {
+                DNS_UDP.record(state, DNS, WHILE, 0);
+                DNS_UDP.remember(state, DNS, WHILE, 0, 0);
+                DNS.of(state).flags &= !BACKEND_READY;
+                DNS_UDP.set(state, &[], &[]);
+            })
+            .becomes(
+                Verdict::Passed(from_client().ipv4(&to(&datagram(DNS_UDP), DNS))),
+                &known_flow(DNS_UDP, Stat::Local),
+            )
+            .then(|state| {
+                DNS_UDP.record(state, DNS, 0, 0);
+                DNS_UDP.remember(state, DNS, 0, 0, 0);
+            }),
+    ]
+}
+
+fn of_closing_connections() -> Vec<Case> {
+    vec![
+        stays("a client's FIN is noted", &with_flags(HTTP, FIN | ACK))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
+        stays("a client's RST is noted", &with_flags(HTTP, RST))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, FLOW_RESET)),
+        stays("a client's next packet disproves an RST", &segment(HTTP))
+            .given(|state| connection(state, FLOW_RESET))
+            .then(|state| refreshed(state, 0)),
+        stays("packets after the client's FIN keep the backend", &with_flags(HTTP, ACK))
+            .given(|state| connection(state, FLOW_CLIENT_FIN))
+            .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
+        stays("the last packets of a closed connection do not prolong its translation", &with_flags(HTTP, ACK))
+            .given(|state| connection(state, FLOW_CLIENT_FIN | FLOW_BACKEND_FIN))
+            .then(|state| HTTP.record(state, LOCAL_TOO, 0, FLOW_CLIENT_FIN)),
+        moves("a flow that begins with an RST is closed from the start", &with_flags(HTTP, RST)).then(|state| {
+            HTTP.record(state, LOCAL, 0, 0);
+            HTTP.remember(state, LOCAL, 0, ISN.wrapping_add(1), FLOW_RESET);
+        }),
+    ]
+}
+
+fn aged() -> Vec<Case> {
+    let udp = |name, count: Vec<Counter>| {
+        Case::ingress(name, from_client().ipv4(&datagram(SYSLOG)))
+            .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &count)
+            .then(|state| SYSLOG.record(state, REMOTE, 0, 0))
+    };
+    vec![
+        stays("a quiet connection that is not idle yet", &segment(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, TCP_IDLE - WHILE, 0))
+            .then(|state| {
+                HTTP.record(state, LOCAL_TOO, 0, 0);
+                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
+            }),
+        moves("an idle connection chooses anew", &segment(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, TCP_IDLE + WHILE, 0))
+            .then(picked_up),
+        udp("a quiet flow of datagrams that is not idle yet", known_flow(SYSLOG, Stat::HandedOver))
+            .given(|state| SYSLOG.record(state, REMOTE, UDP_IDLE - WHILE, 0)),
+        udp("an idle flow of datagrams chooses anew", new_flow(SYSLOG, Stat::HandedOver))
+            .given(|state| SYSLOG.record(state, FAR, UDP_IDLE + WHILE, 0)),
+    ]
+}
+
+/// Records that are of another time.
+fn stale() -> Vec<Case> {
+    let redirected = Verdict::Redirected(handed(&segment(SPREAD), FAR_MAC));
+    vec![
+        moves("the backend's index was given to another", &segment(HTTP))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                LOCAL_TOO.of(state).generation += 1;
+            })
+            .then(picked_up),
+        moves("the backend's index is beyond all", &segment(HTTP))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                state.flows.values_mut().for_each(|flow| flow.backend = 99);
+            })
+            .then(picked_up),
+        moves("the port was given to another Service", &segment(HTTP))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                state.flows.values_mut().for_each(|flow| flow.slot_generation -= 1);
+            })
+            .then(picked_up),
+        moves("the slot was given to another Service", &segment(HTTP))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                state.flows.values_mut().for_each(|flow| flow.slot = HTTPS.slot);
+            })
+            .then(picked_up),
+        Case::ingress("the Service went", from_client().ipv4(&segment(HTTP)))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                state.services.remove(&HTTP.key());
+                state.service_states[HTTP.slot as usize].generation = 0;
+            })
+            .dropped(DropReason::NoService),
+        moves("the element was given to another flow", &segment(HTTP))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                state.flows.values_mut().for_each(|flow| flow.tag ^= 1);
+            })
+            .then(picked_up),
+        Case::ingress("a flow to a node that went chooses anew", from_client().ipv4(&segment(SPREAD)))
+            .given(|state| {
+                SPREAD.record(state, REMOTE, WHILE, 0);
+                state.nodes[1].flags &= !NODE_ATTACHED;
+            })
+            .becomes(redirected, &new_flow(SPREAD, Stat::HandedOver))
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+    ]
+}
+
+fn syns() -> Vec<Case> {
+    let syn_ack = with_flags(HTTP, SYN | ACK);
+    vec![
+        stays("a SYN does not move a live connection", &syn(HTTP))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, 0)),
+        moves("a SYN after the client's FIN chooses anew", &syn(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, FLOW_CLIENT_FIN))
+            .then(opened),
+        moves("a SYN after an RST chooses anew", &syn(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, FLOW_RESET))
+            .then(opened),
+        moves("a SYN after an idle time chooses anew", &syn(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, TCP_IDLE + WHILE, 0))
+            .then(opened),
+        moves("a SYN does not go to a draining backend", &syn(HTTP))
+            .given(|state| {
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
+                LOCAL_TOO.of(state).flags &= !BACKEND_READY;
+            })
+            .then(opened),
+        stays("a SYN with an ACK opens nothing", &syn_ack)
+            .given(|state| connection(state, FLOW_CLIENT_FIN))
+            .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
+    ]
+}
+
+/// Either half of a flow's records can be evicted alone.
+fn halves() -> Vec<Case> {
+    vec![
+        stays("a lost reverse record is made again", &segment(HTTP))
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
+            .then(|state| {
+                HTTP.record(state, LOCAL_TOO, 0, 0);
+                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
+            }),
+        moves("a lost flow record is made again", &segment(HTTP))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
+            .then(|state| {
+                HTTP.record(state, LOCAL, 0, 0);
+                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            }),
+        stays("a reverse element that was given to another flow is made again", &segment(HTTP))
+            .given(|state| {
+                connection(state, 0);
+                state.reverse.values_mut().for_each(|reverse| reverse.tag ^= 1);
+            })
+            .then(|state| {
+                HTTP.record(state, LOCAL_TOO, 0, 0);
+                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
+            }),
+    ]
+}
+
+/// A SYN renews the record that its replies find back by.
+fn renewed() -> Vec<Case> {
+    fn renews(flags: u32) -> fn(&mut State) {
+        match flags {
+            FLOW_RESET => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_RESET),
+            FLOW_ISN => |state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN),
+            0 => |state| HTTP.remember(state, LOCAL, WHILE, 1, 0),
+            _ => |state| {
+                HTTP.remember(state, LOCAL, LINGER + WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
+            },
+        }
+    }
+    [
+        ("a SYN renews a record without a sequence number", 0),
+        ("a SYN renews a closed record", FLOW_CLIENT_FIN),
+        ("a SYN renews a reset record", FLOW_RESET),
+        ("a SYN renews an idle record", FLOW_ISN),
+    ]
+    .into_iter()
+    .map(|(name, flags)| moves(name, &syn(HTTP)).given(renews(flags)).then(opened))
+    .collect()
+}
+
+/// Two flows of one client, to two ports of the VIP, meet at one port of one backend.
+fn collisions() -> Vec<Case> {
+    let frame = || from_client().ipv4(&syn(HTTP_TOO));
+    let refused = |name| {
+        Case::ingress(name, frame())
+            .becomes(
+                Verdict::Dropped(DropReason::TupleCollision),
+                &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTP_TOO.slot)],
+            )
+            .then(|state| HTTP_TOO.record(state, LOCAL, 0, 0))
+    };
+    let wins = |name| {
+        Case::ingress(name, frame())
+            .becomes(Verdict::Passed(from_client().ipv4(&to(&syn(HTTP_TOO), LOCAL))), &new_flow(HTTP_TOO, Stat::Local))
+            .then(|state| {
+                HTTP_TOO.record(state, LOCAL, 0, 0);
+                HTTP_TOO.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            })
+    };
+    vec![
+        refused("a flow does not take over another live one's replies")
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN)),
+        refused("a flow does not take over a half-closed one's replies")
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN)),
+        wins("a flow takes over a closed one's replies")
+            .given(|state| HTTP.remember(state, LOCAL, 0, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN)),
+        wins("a flow takes over a reset one's replies")
+            .given(|state| HTTP.remember(state, LOCAL, 0, 1, FLOW_ISN | FLOW_RESET)),
+        wins("a flow takes over an idle one's replies")
+            .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN)),
+    ]
+}

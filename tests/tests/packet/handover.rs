@@ -1,0 +1,113 @@
+//! Frames that another node balanced: to a backend here, or nowhere.
+
+use vipmux_common::abi::{DropReason, FLOW_ISN, Stat};
+use vipmux_tests::frames::{Ethernet, Ipv4};
+
+use crate::{
+    case::{Case, Counter, Verdict},
+    demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
+    fixture::{
+        DNS, DNS_UDP, EMPTY, Endpoint, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED,
+        REMOTE, SELF_MAC, Service, VIP, WHILE, from_peer, vip_of,
+    },
+};
+
+const FROM_PEER: Counter = Counter::Stat(Stat::FromPeer);
+
+pub(crate) fn cases() -> Vec<Case> {
+    [delivered(), refused(), not_handed_over()].into_iter().flatten().collect()
+}
+
+fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint, known: bool) -> Case {
+    let mut counters = if known { known_flow } else { new_flow }(service, Stat::Local);
+    counters.push(FROM_PEER);
+    Case::ingress(name, from_peer().ipv4(packet))
+        .becomes(Verdict::Passed(from_peer().ipv4(&to(packet, backend))), &counters)
+}
+
+fn delivered() -> Vec<Case> {
+    let stranger = Ethernet::new([0x0e, 0x76, 0x6d, 0xff, 0xff, 0xff], SELF_MAC);
+    let mut by_stranger = new_flow(HTTP, Stat::Local);
+    by_stranger.push(FROM_PEER);
+    vec![
+        local("a handed-over flow keeps its local backend", HTTP, &segment(HTTP), LOCAL_TOO, true)
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
+            .then(|state| {
+                HTTP.record(state, LOCAL_TOO, 0, 0);
+                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
+            }),
+        local("the table's backend is here", HTTP, &syn(HTTP), LOCAL, false)
+            .given(|state| HTTP.set(state, &[LOCAL], &[LOCAL_TOO]))
+            .then(|state| {
+                HTTP.record(state, LOCAL, 0, 0);
+                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            }),
+        local("the table's backend is elsewhere, the local table's is here", MIXED, &syn(MIXED), LOCAL, false).then(
+            |state| {
+                MIXED.record(state, LOCAL, 0, 0);
+                MIXED.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            },
+        ),
+        local("a record of a backend elsewhere does not count", MIXED, &segment(MIXED), LOCAL, false)
+            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .then(|state| {
+                MIXED.record(state, LOCAL, 0, 0);
+                MIXED.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0);
+            }),
+        local("a handed-over datagram", DNS_UDP, &datagram(DNS_UDP), DNS, false).then(|state| {
+            DNS_UDP.record(state, DNS, 0, 0);
+            DNS_UDP.remember(state, DNS, 0, 0, 0);
+        }),
+        local("a handed-over packet at the end of its TTL is delivered", HTTP, &syn(HTTP).ttl(1), LOCAL, false).then(
+            |state| {
+                HTTP.record(state, LOCAL, 0, 0);
+                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            },
+        ),
+        local("a VIP that is not led here is delivered too", HTTP, &syn(HTTP), LOCAL, false)
+            .given(|state| vip_of(state, VIP).flags = 0)
+            .then(|state| {
+                vip_of(state, VIP).flags = 0;
+                HTTP.record(state, LOCAL, 0, 0);
+                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            }),
+        Case::ingress("a hand-over MAC of a node that is not known yet", stranger.ipv4(&syn(HTTP)))
+            .becomes(Verdict::Passed(stranger.ipv4(&to(&syn(HTTP), LOCAL))), &by_stranger)
+            .then(|state| {
+                HTTP.record(state, LOCAL, 0, 0);
+                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            }),
+    ]
+}
+
+fn refused() -> Vec<Case> {
+    let dropped = |name, packet: &Ipv4, reason| {
+        Case::ingress(name, from_peer().ipv4(packet)).becomes(Verdict::Dropped(reason), &[FROM_PEER])
+    };
+    let unclaimed = Service { port: 81, ..HTTP };
+    let neighbor = Ipv4 { destination: NEIGHBOR, ..syn(HTTP) };
+    vec![
+        dropped("no frame is handed on", &syn(HTTPS), DropReason::NotLocal),
+        dropped("nor to another interface", &syn(REDIRECTED), DropReason::NotLocal),
+        dropped("nor by a flow record", &segment(HTTPS), DropReason::NotLocal)
+            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
+            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        dropped("a handed-over packet to an unclaimed port", &syn(unclaimed), DropReason::NoService),
+        dropped("a handed-over packet to a Service without backends", &syn(EMPTY), DropReason::NoBackend),
+        Case::ingress("a handed-over packet for another address passes", from_peer().ipv4(&neighbor)),
+    ]
+}
+
+/// A node's ordinary MAC says nothing: its own clients' frames and those that it routes are balanced like any.
+fn not_handed_over() -> Vec<Case> {
+    let redirected = Ethernet::new(PEER_MAC, SELF_MAC).ipv4(&syn(REDIRECTED));
+    let prefix_of_two = Ethernet::new([0x0e, 0x76, 0x6e, 0, 0, 2], SELF_MAC).ipv4(&syn(HTTPS));
+    vec![
+        Case::ingress("a node's own packet is balanced", redirected)
+            .becomes(Verdict::Redirected(handed(&syn(REDIRECTED), FAR_MAC)), &new_flow(REDIRECTED, Stat::HandedOver))
+            .then(|state| REDIRECTED.record(state, crate::fixture::FAR, 0, 0)),
+        Case::ingress("a MAC that only resembles a hand-over MAC is any client's", prefix_of_two)
+            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
+            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+    ]
+}

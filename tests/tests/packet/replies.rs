@@ -1,0 +1,213 @@
+//! The way back: what backends send, turned back into the VIP's.
+
+use vipmux_common::abi::{DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, Stat};
+use vipmux_tests::{
+    frames::{ACK, ETHERTYPE_IPV4, Ethernet, FIN, Ipv4, PSH, Payload, RST, SYN, Tcp, Udp},
+    program::State,
+};
+
+use crate::{
+    case::{Case, Counter, Verdict},
+    demux::ISN,
+    fixture::{
+        CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, LINGER, LOCAL, LOCAL_TOO, NEIGHBOR, SELF_MAC,
+        Service, TCP_IDLE, UDP_IDLE, VLAN, WHILE,
+    },
+};
+
+pub(crate) fn cases() -> Vec<Case> {
+    [translated(), of_closing_connections(), handshakes(), expired(), foreign(), malformed()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+fn out() -> Ethernet {
+    Ethernet::new(SELF_MAC, CLIENT_MAC)
+}
+
+/// A backend's segment to the client.
+pub(crate) fn segment(backend: Endpoint, flags: u8, acknowledged: u32) -> Ipv4 {
+    let tcp = Tcp::new(backend.port, CLIENT_PORT, flags).numbers(9_000, acknowledged);
+    Ipv4::tcp(backend.address, CLIENT, tcp)
+}
+
+fn datagram(data: &[u8]) -> Ipv4 {
+    Ipv4::udp(DNS.address, CLIENT, Udp::new(DNS.port, CLIENT_PORT, data))
+}
+
+/// The same packet from the Service.
+pub(crate) fn from(service: Service, packet: &Ipv4) -> Ipv4 {
+    let mut packet = packet.clone();
+    packet.source = service.vip;
+    match &mut packet.payload {
+        Payload::Tcp(tcp) => tcp.source = service.port,
+        Payload::Udp(udp) => udp.source = service.port,
+        Payload::Other(..) => {}
+    }
+    packet
+}
+
+const REPLY: &[Counter] = &[Counter::Stat(Stat::Replies)];
+const BOTH_FINS: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+
+/// A reply of a connection to [`HTTP`] that has been quiet for a while.
+fn restored(name: &'static str, packet: &Ipv4) -> Case {
+    Case::egress(name, out().ipv4(packet))
+        .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
+        .becomes(Verdict::Passed(out().ipv4(&from(HTTP, packet))), REPLY)
+        .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN))
+}
+
+/// A packet that leaves as it is.
+fn left_alone(name: &'static str, packet: &Ipv4) -> Case {
+    Case::egress(name, out().ipv4(packet)).given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
+}
+
+fn forgotten(state: &mut State) {
+    state.reverse.clear();
+}
+
+fn answered(name: &'static str, packet: &Ipv4) -> Case {
+    Case::egress(name, out().ipv4(packet))
+        .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
+        .becomes(Verdict::Passed(out().ipv4(&from(DNS_UDP, packet))), REPLY)
+        .then(|state| DNS_UDP.remember(state, DNS, 0, 0, 0))
+}
+
+fn translated() -> Vec<Case> {
+    let data = segment(LOCAL, ACK | PSH, 77);
+    let Payload::Tcp(tcp) = data.payload.clone() else { return Vec::new() };
+    let with_options =
+        Ipv4 { payload: Payload::Tcp(tcp.options(&[1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8])), ..data.clone() };
+    let Payload::Udp(udp) = datagram(b"answer").payload else { return Vec::new() };
+    let without_checksum = Ipv4 { payload: Payload::Udp(udp.without_checksum()), ..datagram(b"answer") };
+    vec![
+        restored("a segment comes from the VIP", &data),
+        restored("a reply's TCP options stay", &with_options),
+        restored("a reply's IPv4 options stay", &data.clone().options(&[1; 8])),
+        restored("the longest IPv4 header of a reply is walked", &data.clone().options(&[1; 40])),
+        restored("a reply at the end of its TTL", &data.clone().ttl(1)),
+        answered("a datagram comes from the VIP", &datagram(b"answer")),
+        answered("an odd datagram", &datagram(b"odd")),
+        answered("an empty datagram", &datagram(b"")),
+        answered("an absent UDP checksum stays absent", &without_checksum),
+        answered("a checksum that comes to zero is sent as all ones", &summing_to_zero()),
+    ]
+}
+
+/// A datagram whose checksum comes to zero once it is from the VIP.
+fn summing_to_zero() -> Ipv4 {
+    let restored = from(DNS_UDP, &datagram(&[0, 0])).bytes();
+    let packet = datagram(&restored[26..28]);
+    assert_eq!(&from(DNS_UDP, &packet).bytes()[26..28], &[0xff, 0xff]);
+    packet
+}
+
+fn of_closing_connections() -> Vec<Case> {
+    vec![
+        restored("a backend's FIN is noted", &segment(LOCAL, FIN | ACK, 77))
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | FLOW_BACKEND_FIN)),
+        restored("a backend's RST is noted", &segment(LOCAL, RST | ACK, 77))
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | FLOW_RESET)),
+        restored("the second FIN closes", &segment(LOCAL, FIN | ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN | FLOW_CLIENT_FIN))
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | BOTH_FINS)),
+        restored("a closed connection is translated for a little longer", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS))
+            .then(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS)),
+        restored("a half-closed connection is translated as ever", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | FLOW_CLIENT_FIN))
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | FLOW_CLIENT_FIN)),
+    ]
+}
+
+/// A SYN-ACK tells whether the connection was made to the VIP or to the backend itself.
+fn handshakes() -> Vec<Case> {
+    let direct = |name, packet: &Ipv4| {
+        left_alone(name, packet).becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)]).then(forgotten)
+    };
+    let accepted = |acknowledged| segment(LOCAL, SYN | ACK, acknowledged);
+    vec![
+        restored("a SYN-ACK of the client's SYN", &accepted(ISN.wrapping_add(1))),
+        restored("a sequence number wraps", &accepted(0))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, u32::MAX, FLOW_ISN))
+            .then(|state| HTTP.remember(state, LOCAL, 0, u32::MAX, FLOW_ISN)),
+        direct("a SYN-ACK of another SYN is of a direct connection", &accepted(ISN.wrapping_add(2))),
+        direct("a SYN-ACK of no SYN that was seen is of a direct connection", &accepted(ISN.wrapping_add(1)))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, 0)),
+        restored("a backend's own SYN is no SYN-ACK", &segment(LOCAL, SYN, 0)),
+    ]
+}
+
+fn expired() -> Vec<Case> {
+    let udp = Case::egress("an idle flow of datagrams is not translated", out().ipv4(&datagram(b"late")));
+    vec![
+        left_alone("an idle connection is not translated", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, ISN, FLOW_ISN))
+            .then(forgotten),
+        restored("a connection that is not idle yet", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE - WHILE, ISN, FLOW_ISN)),
+        left_alone(
+            "a SYN-ACK on an idle connection is not translated",
+            &segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)),
+        )
+        .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, ISN, FLOW_ISN))
+        .then(forgotten),
+        left_alone("a closed connection is not translated any more", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | BOTH_FINS))
+            .then(forgotten),
+        left_alone("nor is a reset one", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | FLOW_RESET))
+            .then(forgotten),
+        udp.given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE + WHILE, 0, 0)).then(forgotten),
+        answered("a flow of datagrams that is not idle yet", &datagram(b"slow"))
+            .given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE - WHILE, 0, 0)),
+    ]
+}
+
+fn foreign() -> Vec<Case> {
+    let reply = segment(LOCAL, ACK, 77);
+    let Payload::Tcp(tcp) = reply.payload.clone() else { return Vec::new() };
+    let other_port = Ipv4 { payload: Payload::Tcp(Tcp { source: 8081, ..tcp.clone() }), ..reply.clone() };
+    let other_client_port = Ipv4 { payload: Payload::Tcp(Tcp { destination: 40_001, ..tcp }), ..reply.clone() };
+    let datagram = Ipv4::udp(LOCAL.address, CLIENT, Udp::new(LOCAL.port, CLIENT_PORT, b"?"));
+    let icmp = Ipv4::new(LOCAL.address, CLIENT, Payload::Other(1, vec![3; 36]));
+    let fragment = |word| reply.clone().fragment(word);
+    vec![
+        left_alone("another backend's segment", &segment(LOCAL_TOO, ACK, 77)),
+        left_alone("a segment from another port", &other_port),
+        left_alone("a segment to another of the client's ports", &other_client_port),
+        left_alone("a segment to another client", &Ipv4 { destination: NEIGHBOR, ..reply.clone() }),
+        left_alone("a datagram between the same ports", &datagram),
+        left_alone("ICMP", &icmp),
+        left_alone("a later fragment", &fragment(0x2001)),
+        left_alone("a last fragment", &fragment(0x0001)),
+        left_alone("a reverse element that was given to another flow", &reply).given(|state| {
+            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+            state.reverse.values_mut().for_each(|reverse| reverse.tag ^= 1);
+        }),
+        Case::egress("a frame that is tagged already", out().tagged(VLAN).ipv4(&reply))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN)),
+        left_alone("a first fragment of a reply is dropped", &fragment(0x2000))
+            .dropped(DropReason::ReplyFailed)
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
+        Case::egress("a first fragment of another packet leaves", out().ipv4(&fragment(0x2000))),
+    ]
+}
+
+fn malformed() -> Vec<Case> {
+    let edited = |name, edit: fn(&mut Vec<u8>)| {
+        let mut bytes = segment(LOCAL, ACK, 77).bytes();
+        edit(&mut bytes);
+        Case::egress(name, out().frame(ETHERTYPE_IPV4, &bytes))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
+    };
+    vec![
+        edited("another IP version leaves", |bytes| bytes[0] = 0x65),
+        edited("a header length of sixteen bytes leaves", |bytes| bytes[0] = 0x44),
+        edited("a header beyond the frame leaves", |bytes| bytes[0] = 0x4f),
+        edited("a TCP header cut short leaves", |bytes| bytes.truncate(39)),
+        edited("ports cut short leave", |bytes| bytes.truncate(27)),
+    ]
+}
