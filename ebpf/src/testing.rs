@@ -77,14 +77,14 @@ pub fn empty_tx(_context: XdpContext) -> u32 {
 #[xdp]
 pub fn hash_lookup(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
-    if FLOOR_HASH.get_ptr(&key).is_some() { XDP_TX } else { XDP_PASS }
+    if FLOOR_HASH.get_ptr(key).is_some() { XDP_TX } else { XDP_PASS }
 }
 
 /// One lookup in an LRU hash map.
 #[xdp]
 pub fn lru_lookup(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
-    if FLOOR_LRU.get_ptr(&key).is_some() { XDP_TX } else { XDP_PASS }
+    if FLOOR_LRU.get_ptr(key).is_some() { XDP_TX } else { XDP_PASS }
 }
 
 /// One insertion into an LRU hash map.
@@ -100,7 +100,7 @@ pub fn lru_insert(context: XdpContext) -> u32 {
         flags: 0,
         seen: u64::from(key.client_port),
     };
-    if FLOOR_LRU.insert(&key, &value, 0).is_ok() { XDP_TX } else { XDP_PASS }
+    if FLOOR_LRU.insert(key, value, 0).is_ok() { XDP_TX } else { XDP_PASS }
 }
 
 /// The frame's start, where it has at least so many bytes.

@@ -4,7 +4,7 @@
 //! [`client`], [`traffic`] and [`arp`] are what a client on the LAN sees; [`manifests`] writes what the agents read.
 //! Whatever is made on the machine is known to [`cleanup`], which removes it in every case.
 //!
-//! [`frames`] and [`program`] are the packet suite's, [`bench`] is the bench's.
+//! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
 
 pub mod agent;
 pub mod arp;

@@ -114,7 +114,9 @@ impl<'a> Placement<'a> {
         loop {
             waiting.retain(|service| self.refused.contains_key(&service.name));
             let placed_before = self.placed.len();
-            waiting.iter().for_each(|service| self.place(service));
+            for service in &waiting {
+                self.place(service);
+            }
             if self.placed.len() == placed_before {
                 return;
             }
