@@ -210,8 +210,7 @@ impl<'a> Placement<'a> {
             if clash.is_some() && first_clash.is_some() {
                 continue;
             }
-            let reserved = self.model.reserved.contains_key(&vip.0);
-            if reserved || self.may_have(vip, service).is_err() || self.mismatch(vip, tenancy, service).is_some() {
+            if self.may_have(vip, service).is_err() || self.mismatch(vip, tenancy, service).is_some() {
                 continue;
             }
             match clash {
