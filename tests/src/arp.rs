@@ -44,6 +44,13 @@ pub struct Seen {
     pub target: Ipv4Addr,
 }
 
+impl Seen {
+    /// Whether this announces an address to everybody (RFC 5227, 2.3 and 3): sender and target are the same.
+    pub fn announces(&self, address: Ipv4Addr) -> bool {
+        self.sender == address && self.target == address
+    }
+}
+
 /// Asks who has an address, from `source` on eth0, and returns all answers that come within `window`.
 pub fn answers(namespace: &Namespace, source: Ipv4Addr, target: Ipv4Addr, window: Duration) -> Result<Vec<MacAddr>> {
     namespace.run(|| ask(source, target, window, usize::MAX))

@@ -1,5 +1,5 @@
-//! What a run leaves on the machine, and its removal: at the end, on failure, on panic, on SIGINT and SIGTERM, and, for
-//! a run that was killed, by the next one.
+//! What a run leaves on the machine, and its removal: at the end, on failure, on panic, on SIGINT, SIGTERM and SIGHUP,
+//! and, for a run that was killed, by the next one.
 //!
 //! Everything is named `vipmux-PID-...`, so that the next run tells what belongs to a process that is no more.
 
@@ -129,13 +129,13 @@ pub fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The exit status after SIGINT or SIGTERM; 130 unless set. A demo that is held open ends well by Ctrl-C.
+/// The exit status after such a signal; 130 unless set. A demo that is held open ends well by Ctrl-C.
 pub fn exit_with_on_interrupt(status: i32) {
     INTERRUPTED_STATUS.store(status, Ordering::SeqCst);
 }
 
 /// Prepares the machine, once in a process: removes what killed runs left, mounts the BPF file system where it is
-/// missing, and sees to it that SIGINT and SIGTERM remove everything.
+/// missing, and sees to it that SIGINT, SIGTERM and SIGHUP remove everything.
 pub fn prepare() -> Result<()> {
     static PREPARED: OnceLock<Result<(), String>> = OnceLock::new();
     PREPARED
@@ -184,15 +184,16 @@ fn owner(name: &str) -> Option<u32> {
 
 fn remove_on_signals() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (mut interrupt, mut terminate) = {
+    let (mut interrupt, mut terminate, mut hangup) = {
         let _context = runtime.enter();
-        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+        (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?)
     };
     thread::Builder::new().name("cleanup".to_owned()).spawn(move || {
         runtime.block_on(async {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
             }
         });
         remove_all_and_exit();

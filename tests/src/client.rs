@@ -19,7 +19,9 @@ pub const DNS_NAME: &str = "who.example";
 
 /// Asks an echo server to hold its reply back until another client says [`RELEASE`] to the same pod.
 pub const HOLD: &str = "hold";
-/// Makes the pod's servers send the replies that they hold back.
+/// Is answered once the pod holds a reply back.
+pub const HELD: &str = "held";
+/// Makes the pod send a reply that it holds back.
 pub const RELEASE: &str = "release";
 
 /// A protocol that a [`crate::pod`] serves.

@@ -160,7 +160,8 @@ impl Service {
         format!("{}-{}.yaml", self.name.0, self.name.1)
     }
 
-    fn documents(&self) -> [Value; 2] {
+    /// The Service and its EndpointSlice.
+    pub fn documents(&self) -> [Value; 2] {
         let (namespace, name) = &self.name;
         let mut annotations = json!({});
         if let Some(key) = &self.sharing_key {

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use clap::Parser;
 use vipmux_tests::{
-    client::{HOLD, Kind, RELEASE},
+    client::{HELD, HOLD, Kind, RELEASE},
     dns,
     identity::Answer,
     pod::Listener,
@@ -38,19 +38,26 @@ struct Arguments {
 /// Holds replies back: a server that is asked to [`HOLD`] does so until any server of the pod is asked to [`RELEASE`].
 #[derive(Default)]
 struct Gate {
-    releases: Mutex<u64>,
+    held: Mutex<u64>,
     changed: Condvar,
 }
 
 impl Gate {
     fn pass(&self, request: &str) {
-        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
-        if request == RELEASE {
-            *releases += 1;
-            self.changed.notify_all();
-        } else if request == HOLD {
-            let before = *releases;
-            let _ended = self.changed.wait_while(releases, |now| *now == before);
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        match request {
+            HOLD => {
+                *held += 1;
+                let before = *held;
+                self.changed.notify_all();
+                drop(self.changed.wait_while(held, |now| *now >= before));
+            }
+            HELD => drop(self.changed.wait_while(held, |now| *now == 0)),
+            RELEASE => {
+                *held = held.saturating_sub(1);
+                self.changed.notify_all();
+            }
+            _ => {}
         }
     }
 }

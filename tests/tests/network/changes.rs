@@ -123,6 +123,46 @@ fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
     stop_all(steady)
 }
 
+/// Both Services are in one file, so their ports change hands at one moment; the pods of both are on the same node.
+#[test]
+fn services_that_exchange_their_ports_are_told_apart_at_once() -> Result<()> {
+    const PORTS: [u16; 2] = [11_000, 11_001];
+    const NAMES: [&str; 2] = ["swap/one", "swap/two"];
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    for node in ["node-1", "node-2"] {
+        let listeners = [Listener::new(Kind::Http, 7001, NAMES[0]), Listener::new(Kind::Http, 7002, NAMES[1])];
+        cluster.add_pod(node, &format!("swap-{node}"), 50, &listeners)?;
+    }
+    for round in 0..20 {
+        // Which of the ports is whose.
+        let owner = |port: usize| NAMES[(port + round) % 2];
+        let mut documents = Vec::new();
+        for (port, number) in PORTS.iter().enumerate() {
+            let target = 7001 + u16::from(owner(port) == NAMES[1]);
+            let endpoints = [cluster.endpoint("swap-node-1")?, cluster.endpoint("swap-node-2")?];
+            documents.extend(Service::sharing(owner(port), *number, "TCP", target).with(endpoints).documents());
+        }
+        cluster.manifests.write("swap.yaml", &documents)?;
+        for (node, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
+            wait::until("the agent holds the exchange", PATIENCE, || {
+                let services = agent.inspect(node, &["services"])?;
+                let holds = |line: &str, port: usize| {
+                    line.contains(owner(port)) && line.contains(&format!("{}/TCP", PORTS[port]))
+                };
+                ensure!((0..2).all(|port| services.lines().any(|line| holds(line, port))), "{services}");
+                Ok(())
+            })?;
+        }
+        for (port, number) in PORTS.iter().enumerate() {
+            for _ in 0..10 {
+                let answer = cluster.ask(Request::new(Kind::Http, VIP, *number), TIMEOUT)?;
+                assert_eq!(answer.service, owner(port), "round {round}, port {number}");
+            }
+        }
+    }
+    Ok(())
+}
+
 fn churn_name(service: usize) -> String {
     format!("churn/service-{service}")
 }

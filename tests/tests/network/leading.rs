@@ -1,12 +1,14 @@
 //! Exactly one node answers for the address, and one whose agent is not there stops by itself.
 
 use std::{
+    collections::BTreeSet,
     net::Ipv4Addr,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
+use pnet::{packet::arp::ArpOperations, util::MacAddr};
 use vipmux_tests::{
     arp,
     client::{Kind, Request, Session},
@@ -123,13 +125,72 @@ fn restarting_every_agent_loses_no_request() -> Result<()> {
     Ok(())
 }
 
+/// RFC 5944, 4.6: a gratuitous ARP is a request or a reply; there are clients that heed only one of them.
+#[test]
+fn an_address_that_is_gained_is_announced_by_request_and_by_reply() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let capture = arp::Capture::start(cluster.lan.client()?.namespace())?;
+    cluster.start_agents(&cluster.agent_options())?;
+    await_announcement(&cluster, &capture)
+}
+
+#[test]
+fn a_leader_whose_carrier_comes_back_announces_and_serves() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = &cluster.planned_leader(VIP)?.name;
+    cluster.lan.switch().links(|links| links.set_down(leader))?;
+    assert!(cluster.ask(Request::new(Kind::Http, VIP, 80), WINDOW).is_err());
+    let capture = arp::Capture::start(cluster.lan.client()?.namespace())?;
+    cluster.lan.switch().links(|links| links.set_up(leader))?;
+    await_announcement(&cluster, &capture)?;
+    services::await_all(&cluster)
+}
+
+#[test]
+fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let addresses: Vec<_> = (0..12).map(|n| Ipv4Addr::from(u32::from(VIP) + 1 + n)).collect();
+    for (number, address) in addresses.iter().enumerate() {
+        let mut service = services::web(&cluster)?;
+        service.name.1 = format!("web-{number}");
+        service.sharing_key = None;
+        service.address = Some(*address);
+        cluster.manifests.write_service(&service)?;
+    }
+    cluster.start_agents(&cluster.agent_options())?;
+    let mut leaders = BTreeSet::new();
+    for (number, address) in addresses.iter().enumerate() {
+        cluster.await_service(Request::new(Kind::Http, *address, 80), "shop/web")?;
+        let planned = cluster.planned_leader(*address)?;
+        assert_eq!(answers(&cluster, *address)?, [planned.mac], "web-{number} on {address}");
+        leaders.insert(&planned.name);
+    }
+    assert!(leaders.len() > 1, "{leaders:?}");
+    Ok(())
+}
+
+/// Waits for a request and for a reply to nobody in the VIP's name, and sees that only the leader sends such.
+fn await_announcement(cluster: &Cluster, capture: &arp::Capture) -> Result<()> {
+    let leader = cluster.planned_leader(VIP)?.mac;
+    for operation in [ArpOperations::Request, ArpOperations::Reply] {
+        wait::until(&format!("an announcement by {operation:?}"), PATIENCE, || {
+            let seen = capture.seen();
+            ensure!(seen.iter().any(|seen| seen.announces(VIP) && seen.operation == operation), "{seen:?}");
+            Ok(())
+        })?;
+    }
+    let claims = capture.claims(VIP);
+    assert!(claims.iter().all(|mac| *mac == leader), "{claims:?}, leader {leader}");
+    Ok(())
+}
+
 fn connect(cluster: &Cluster) -> Result<Session> {
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
     session.say("hello")?;
     Ok(session)
 }
 
-fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<pnet::util::MacAddr>> {
+fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<MacAddr>> {
     let client = cluster.lan.client()?;
     arp::answers(client.namespace(), client.address, address, WINDOW)
 }

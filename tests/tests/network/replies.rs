@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use vipmux_tests::{
-    client::{Datagrams, HOLD, Kind, RELEASE, Request, Session},
+    client::{Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
     cluster::Cluster,
     conntrack,
     lan::Options,
@@ -41,8 +41,7 @@ fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() ->
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
     for _ in 0..3 {
         session.send(HOLD)?;
-        forget_connections(&cluster)?;
-        release(&cluster, "secure-1", 8443)?;
+        forget_connections_and_release(&cluster, "secure-1", 8443)?;
         assert_eq!(session.receive(HOLD)?.service, "shop/secure");
     }
     Ok(())
@@ -59,19 +58,18 @@ fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Resul
     let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 514).into(), TIMEOUT))?;
     for _ in 0..3 {
         datagrams.send(HOLD)?;
-        forget_connections(&cluster)?;
-        release(&cluster, "syslog-1", 5141)?;
+        forget_connections_and_release(&cluster, "syslog-1", 5141)?;
         assert_eq!(datagrams.receive()?.service, "ops/syslog");
     }
     Ok(())
 }
 
-fn forget_connections(cluster: &Cluster) -> Result<()> {
-    cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))
-}
-
-/// From within the pod, so that no packet of it passes the node.
-fn release(cluster: &Cluster, pod: &str, port: u16) -> Result<()> {
+/// Lets a pod that holds a reply back send it as the first packet that its node sees of a connection. The pod is told
+/// from within, so that no packet of that passes the node.
+fn forget_connections_and_release(cluster: &Cluster, pod: &str, control: u16) -> Result<()> {
     let pod = cluster.pod(pod)?;
-    pod.namespace().run(|| Session::connect((pod.address, port).into(), TIMEOUT)?.say(RELEASE)).map(drop)
+    let mut control = pod.namespace().run(|| Session::connect((pod.address, control).into(), TIMEOUT))?;
+    control.say(HELD)?;
+    cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
+    control.say(RELEASE).map(drop)
 }
