@@ -1,4 +1,5 @@
 //! Builds the BPF object that the tests attach to the switch's ports.
+#![allow(unreachable_pub, reason = "the modules below are shared with other crates")]
 
 #[path = "../agent/build/object.rs"]
 mod object;
