@@ -6,22 +6,23 @@ use std::{
     process::Command,
 };
 
-use super::toolchain::{Toolchain, bpf_linker};
+use super::toolchain;
 
 const TARGET: &str = "bpfel-unknown-none";
-const MISSING: &str = "the BPF toolchain is missing: run `cargo xtask setup` (as root), which installs it";
+const MISSING: &str = "no rustc with core's sources and bpf-linker for the same LLVM: run `cargo xtask setup` (as root), \
+                       which installs them";
 
 /// Builds `ebpf`'s binary `name` and returns the object's path. The build script runs again only when `ebpf/` or
 /// `common/` changed, so that an edit elsewhere costs nothing.
-pub fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
+pub(crate) fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     let ebpf = workspace.join("ebpf");
     for watched in ["ebpf/src", "ebpf/Cargo.toml", "ebpf/Cargo.lock", "ebpf/.cargo", "common/src", "common/Cargo.toml"]
     {
         println!("cargo::rerun-if-changed={}", workspace.join(watched).display());
     }
-    let toolchain = Toolchain::detect().ok_or(MISSING)?;
-    let linker = bpf_linker().ok_or(MISSING)?;
-    let folder = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?).join("bpf");
+    let (toolchain, linker) = toolchain::detect().ok_or(MISSING)?;
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
+    let folder = target_folder(&out);
 
     let mut cargo = Command::new(&toolchain.cargo);
     // What the outer cargo tells its own rustc and build scripts is not meant for this one.
@@ -52,7 +53,14 @@ pub fn build(workspace: &Path, name: &str) -> Result<PathBuf, String> {
     if !status.success() {
         return Err(format!("building the BPF object `{name}` failed ({status})"));
     }
-    let object = folder.join(TARGET).join("release").join(name);
-    fs::metadata(&object).map_err(|error| format!("{}: {error}", object.display()))?;
+    let (built, object) = (folder.join(TARGET).join("release").join(name), out.join(name));
+    fs::copy(&built, &object).map_err(|error| format!("cannot copy {}: {error}", built.display()))?;
     Ok(object)
+}
+
+/// One target folder for every package and profile that embeds an object, next to the profiles' own: cargo runs a build
+/// script anew for each set of features, and all of them want the same objects.
+fn target_folder(out: &Path) -> PathBuf {
+    let build = out.ancestors().find(|folder| folder.ends_with("build"));
+    build.and_then(Path::parent).and_then(Path::parent).unwrap_or(out).join("bpf")
 }

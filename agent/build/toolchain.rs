@@ -5,72 +5,165 @@
 //! `cargo-web` and `rust-web-src` packages, with `RUSTC_BOOTSTRAP=1` in place of the nightly.
 
 use std::{
+    collections::BTreeSet,
     env,
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Stdio},
 };
 
-/// Where Debian's `rust-web-src` puts `core`'s sources.
-const DEBIAN_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
+/// Where rustup's `rust-src` and Debian's `rust-web-src` put `core`'s sources, under the sysroot.
+const CORE_SOURCES: &str = "lib/rustlib/src/rust/library/core/src/lib.rs";
 
 /// A rustc and a cargo that can build BPF programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Toolchain {
+pub(crate) struct Toolchain {
     /// The cargo binary.
-    pub cargo: PathBuf,
+    pub(crate) cargo: PathBuf,
     /// The rustc binary.
-    pub rustc: PathBuf,
+    pub(crate) rustc: PathBuf,
     /// Stable tools that need `RUSTC_BOOTSTRAP=1` for `-Z` flags.
-    pub bootstrap: bool,
+    pub(crate) bootstrap: bool,
+    /// The major version of this rustc's LLVM.
+    pub(crate) llvm: u32,
 }
 
 impl Toolchain {
-    /// The toolchain to use: a rustup nightly with `rust-src` if there is one, else Debian's packages.
-    pub fn detect() -> Option<Self> {
-        Self::nightly().or_else(Self::debian)
+    /// The toolchains with `core`'s sources, the one to prefer first.
+    pub(crate) fn installed() -> Vec<Self> {
+        [Self::nightly(), Self::debian()].into_iter().flatten().collect()
     }
 
     fn nightly() -> Option<Self> {
-        let output = Command::new("rustup").args(["which", "--toolchain", "nightly", "rustc"]).output().ok()?;
-        let rustc = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-        let prefix = rustc.parent()?.parent()?;
-        (output.status.success() && prefix.join(DEBIAN_SOURCES).exists()).then(|| Self {
-            cargo: rustc.with_file_name("cargo"),
-            rustc: rustc.clone(),
-            bootstrap: false,
-        })
+        let mut which = Command::new("rustup");
+        // Only look: a nightly that is not there is not to be downloaded for the question.
+        which.args(["which", "--toolchain", "nightly", "rustc"]).env("RUSTUP_AUTO_INSTALL", "0");
+        let rustc = PathBuf::from(output(&mut which)?);
+        let cargo = rustc.with_file_name("cargo");
+        Self::with_sources(cargo, rustc, false)
     }
 
     fn debian() -> Option<Self> {
-        let rustc = Path::new("/usr/bin/rustc");
-        let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
-        let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
-        let cargo = Path::new("/usr/bin/cargo");
-        (cargo.exists() && sysroot.join(DEBIAN_SOURCES).exists()).then(|| Self {
-            cargo: cargo.into(),
-            rustc: rustc.into(),
-            bootstrap: true,
-        })
+        Self::with_sources("/usr/bin/cargo".into(), "/usr/bin/rustc".into(), true)
     }
 
-    /// The LLVM major version of this rustc; `bpf-linker` must be built against the same.
-    #[allow(dead_code, reason = "only `cargo xtask setup` chooses packages by it")]
-    pub fn llvm_major(&self) -> Option<u32> {
-        let output = Command::new(&self.rustc).arg("-vV").output().ok()?;
-        let text = String::from_utf8(output.stdout).ok()?;
-        let version = text.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
-        version.split('.').next()?.parse().ok()
+    fn with_sources(cargo: PathBuf, rustc: PathBuf, bootstrap: bool) -> Option<Self> {
+        let sysroot = output(Command::new(&rustc).args(["--print", "sysroot"]))?;
+        let complete = cargo.exists() && Path::new(&sysroot).join(CORE_SOURCES).exists();
+        let llvm = complete.then(|| llvm_of_rustc(&rustc))??;
+        Some(Self { cargo, rustc, bootstrap, llvm })
     }
 }
 
-/// `bpf-linker`'s path: on `PATH`, or where `cargo install` puts it.
-pub fn bpf_linker() -> Option<PathBuf> {
-    let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
-    let cargo_home = env::var_os("CARGO_HOME")
+/// A toolchain and the `bpf-linker` that fits it.
+pub(crate) fn detect() -> Option<(Toolchain, PathBuf)> {
+    let linkers: Vec<_> = linkers().into_iter().map(|path| (llvm_of_linker(&path), path)).collect();
+    fitting(&Toolchain::installed(), &linkers)
+}
+
+/// The first toolchain that one of `linkers`, each with its LLVM major, fits. A linker that does not say which LLVM it
+/// uses (one linked statically) is taken on trust when no other fits.
+fn fitting(toolchains: &[Toolchain], linkers: &[(Option<u32>, PathBuf)]) -> Option<(Toolchain, PathBuf)> {
+    let of = |toolchain: &Toolchain, llvm: Option<u32>| {
+        let (_, linker) = linkers.iter().find(|(found, _)| *found == llvm)?;
+        Some((toolchain.clone(), linker.clone()))
+    };
+    let same = toolchains.iter().find_map(|toolchain| of(toolchain, Some(toolchain.llvm)));
+    same.or_else(|| toolchains.iter().find_map(|toolchain| of(toolchain, None)))
+}
+
+/// The folder that `cargo xtask` installs tools into, so that it never overwrites the user's own.
+pub(crate) fn tools_folder() -> Option<PathBuf> {
+    let cache = env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
-        .or_else(|| env::var_os("HOME").map(|home| Path::new(&home).join(".cargo")));
+        .filter(|path| path.is_absolute())
+        .or_else(|| env::home_dir().map(|home| home.join(".cache")))?;
+    Some(cache.join("vipmux/tools"))
+}
+
+/// Every `bpf-linker` that runs: on `PATH`, where `cargo install` puts it, and where `cargo xtask setup` does.
+fn linkers() -> Vec<PathBuf> {
+    let on_path = env::var_os("PATH").into_iter().flat_map(|path| env::split_paths(&path).collect::<Vec<_>>());
+    let cargo_home =
+        env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::home_dir().map(|home| home.join(".cargo")));
+    let mut seen = BTreeSet::new();
     on_path
-        .chain(cargo_home.map(|home| home.join("bin")))
+        .chain([cargo_home, tools_folder()].into_iter().flatten().map(|folder| folder.join("bin")))
         .map(|folder| folder.join("bpf-linker"))
-        .find(|candidate| candidate.exists())
+        .filter(|candidate| seen.insert(candidate.clone()) && candidate.is_file())
+        .filter(|candidate| output(Command::new(candidate).arg("--version")).is_some())
+        .collect()
+}
+
+fn llvm_of_rustc(rustc: &Path) -> Option<u32> {
+    let text = output(Command::new(rustc).arg("-vV"))?;
+    let version = text.lines().find_map(|line| line.strip_prefix("LLVM version: "))?;
+    version.split('.').next()?.parse().ok()
+}
+
+/// The LLVM major that a binary is linked against: the number in the name of the library that it asks the loader for
+/// (`libLLVM.so.22.1`, or `libLLVM-22.so.1`).
+fn llvm_of_linker(binary: &Path) -> Option<u32> {
+    const NAME: &[u8] = b"libLLVM";
+    // The dynamic section's strings come first in an executable.
+    let mut bytes = Vec::new();
+    File::open(binary).ok()?.take(1 << 20).read_to_end(&mut bytes).ok()?;
+    bytes.windows(NAME.len()).enumerate().filter(|(_, window)| *window == NAME).find_map(|(at, _)| {
+        let rest = &bytes[at + NAME.len()..];
+        let version = rest.strip_prefix(b".so.").or_else(|| rest.strip_prefix(b"-"))?;
+        let digits = version.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        str::from_utf8(&version[..digits]).ok()?.parse().ok()
+    })
+}
+
+/// What a command prints, if it succeeds.
+fn output(command: &mut Command) -> Option<String> {
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    output.status.success().then(|| text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn toolchain(name: &str, llvm: u32) -> Toolchain {
+        Toolchain { cargo: name.into(), rustc: name.into(), bootstrap: false, llvm }
+    }
+
+    fn chosen(linkers: &[(Option<u32>, &str)]) -> Option<(String, String)> {
+        let linkers: Vec<_> = linkers.iter().map(|(llvm, path)| (*llvm, PathBuf::from(path))).collect();
+        let (toolchain, linker) = fitting(&[toolchain("nightly", 23), toolchain("debian", 22)], &linkers)?;
+        Some((toolchain.rustc.display().to_string(), linker.display().to_string()))
+    }
+
+    #[test]
+    fn the_linker_decides_between_toolchains() {
+        let pair = |toolchain: &str, linker: &str| Some((toolchain.to_owned(), linker.to_owned()));
+        assert_eq!(chosen(&[(Some(22), "a")]), pair("debian", "a"));
+        assert_eq!(chosen(&[(Some(22), "a"), (Some(23), "b")]), pair("nightly", "b"));
+        assert_eq!(chosen(&[(None, "a"), (Some(22), "b")]), pair("debian", "b"));
+        assert_eq!(chosen(&[(None, "a")]), pair("nightly", "a"));
+    }
+
+    #[test]
+    fn a_linker_for_another_llvm_does_not_count() {
+        assert_eq!(chosen(&[(Some(21), "a")]), None);
+        assert_eq!(chosen(&[]), None);
+    }
+
+    #[test]
+    fn the_llvm_of_a_linker_is_told_by_the_library_it_loads() {
+        let path = env::temp_dir().join(format!("vipmux-linker-{}", std::process::id()));
+        let told = |content: &str| {
+            std::fs::write(&path, content).unwrap();
+            llvm_of_linker(&path)
+        };
+        assert_eq!(told("\0libc.so.6\0libLLVM.so.22.1\0"), Some(22));
+        assert_eq!(told("libLLVMCore\0libLLVM-19.so.1\0"), Some(19));
+        assert_eq!(told("\0libc.so.6\0libLLVM"), None);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(llvm_of_linker(&path), None);
+    }
 }

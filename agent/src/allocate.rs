@@ -1,1 +1,161 @@
-//! To come.
+//! Who gets which address: the rules of sharing, as one pure function.
+//!
+//! `(Services, pools, holders) -> (assignments, refusals)`. No clock, no I/O, no hash order, and the input's order never
+//! matters; given its own result as the holders, it returns that result again.
+
+mod exhaustion;
+pub mod holders;
+mod occupancy;
+mod placement;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::{
+    holders::{Held, Holders, Terms},
+    placement::{Placement, conflict},
+};
+use crate::model::{
+    Model, PortClaim, ServiceName, Vip,
+    name::Port,
+    reason::{Reason, Refusal},
+    request::SharingKey,
+    service::Service,
+};
+
+/// Who gets what, and who does not.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Allocation {
+    /// Services with addresses.
+    pub assignments: BTreeMap<ServiceName, Assignment>,
+    /// Services that wait.
+    pub refusals: BTreeMap<ServiceName, Refusal>,
+}
+
+/// What a Service got.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assignment {
+    /// Its addresses; at least one.
+    pub addresses: BTreeSet<Vip>,
+    /// Its ports, claimed on each of the addresses.
+    pub ports: BTreeSet<Port>,
+    /// Its sharing key.
+    pub sharing_key: Option<SharingKey>,
+    /// [`Reason::Allocated`] or [`Reason::Shared`].
+    pub reason: Reason,
+    /// For people.
+    pub message: String,
+    /// What its owner should know although it got an address.
+    pub warnings: Vec<String>,
+}
+
+impl Allocation {
+    /// The same as holders, for the next allocation.
+    pub fn holders(&self) -> Holders {
+        let held = |a: &Assignment| Held {
+            addresses: a.addresses.clone(),
+            terms: Some(Terms { ports: a.ports.clone(), sharing_key: a.sharing_key.clone() }),
+        };
+        self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment))).collect()
+    }
+
+    /// The owner of each claim.
+    pub fn claims(&self) -> BTreeMap<PortClaim, ServiceName> {
+        let mut claims = BTreeMap::new();
+        for (name, assignment) in &self.assignments {
+            for &vip in &assignment.addresses {
+                let claim = |port: &Port| PortClaim { vip, protocol: port.protocol, port: port.number };
+                claims.extend(assignment.ports.iter().map(|port| (claim(port), name.clone())));
+            }
+        }
+        claims
+    }
+
+    /// The Services on each address.
+    pub fn vips(&self) -> BTreeMap<Vip, BTreeSet<&ServiceName>> {
+        let mut vips: BTreeMap<Vip, BTreeSet<&ServiceName>> = BTreeMap::new();
+        for (name, assignment) in &self.assignments {
+            for vip in &assignment.addresses {
+                vips.entry(*vip).or_default().insert(name);
+            }
+        }
+        vips
+    }
+}
+
+/// Decides who gets what. `holders` are those of the last allocation; holders that the model does not know are ignored.
+pub fn allocate(model: &Model, holders: &Holders) -> Allocation {
+    let mut placement = Placement::new(model);
+    placement.run(holders);
+    let assignment = |(name, addresses): (&&ServiceName, &BTreeSet<Vip>)| {
+        let service = model.services.get(*name)?;
+        Some(((*name).clone(), explain(&placement, service, addresses)))
+    };
+    let refused = placement.refused.iter().map(|(name, refusal)| (*name, refusal)).chain(&model.refused);
+    Allocation {
+        assignments: placement.placed.iter().filter_map(assignment).collect(),
+        refusals: refused.map(|(name, refusal)| (name.clone(), refusal.clone())).collect(),
+    }
+}
+
+/// Reason and message follow from the result alone, not from the way to it: another run shows the same.
+fn explain(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vip>) -> Assignment {
+    let mut parts = Vec::new();
+    let mut warnings: Vec<String> = split_group(placement, service, addresses).into_iter().collect();
+    let mut reason = Reason::Allocated;
+    for vip in addresses {
+        let pool = placement.pool_of(*vip).map(|pool| pool.name.as_str());
+        let from = pool.map_or_else(|| vip.to_string(), |pool| format!("{vip} from pool {pool}"));
+        if pool.is_none() {
+            warnings.push(format!("{vip} is in no pool any more; it is kept until the Service changes or goes"));
+        }
+        let others = others(placement, service, *vip);
+        if others.is_empty() {
+            parts.push(from);
+        } else {
+            reason = Reason::Shared;
+            parts.push(format!("{from}, shared with {others}"));
+        }
+    }
+    Assignment {
+        addresses: addresses.clone(),
+        ports: service.claims().collect(),
+        sharing_key: service.request.sharing.key.clone(),
+        reason,
+        message: parts.join("; "),
+        warnings,
+    }
+}
+
+/// Up to three of the others on the address, and how many more there are.
+fn others(placement: &Placement<'_>, service: &Service, vip: Vip) -> String {
+    /// More names than this help nobody.
+    const NAMED: usize = 3;
+    let Some(tenancy) = placement.occupancy.on(vip) else { return String::new() };
+    let others = tenancy.tenants().len().saturating_sub(1);
+    let named = tenancy.tenants().iter().filter(|name| ***name != service.name).take(NAMED);
+    let named = named.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match others.saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
+    }
+}
+
+/// Why the Service is not on a lower address of its group (rule 8).
+fn split_group(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vip>) -> Option<String> {
+    if !service.request.addresses.is_empty() {
+        return None;
+    }
+    let lower = placement.occupancy.group(service).take_while(|vip| addresses.first().is_some_and(|own| vip < own));
+    lower.map(|vip| (vip, placement.occupancy.on(vip))).find_map(|(vip, tenancy)| {
+        let (tenancy, (port, holder)) = (tenancy?, tenancy?.clash(service)?);
+        let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
+        of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
+    })
+}
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

@@ -1,1 +1,384 @@
-//! To come.
+//! `assignments.yaml`: who holds which addresses, where no cluster keeps it in the Services' statuses.
+//!
+//! It lies in the agent's state directory. All agents that share the directory read it; one at a time writes it, under a
+//! lock (`flock(2)` on `assignments.yaml.lock`), whole and atomically, and only when something changed. The version
+//! before is kept as `assignments.yaml.old`.
+//!
+//! ```yaml
+//! version: 1
+//! services:
+//!   shop/web:                    # namespace/name
+//!     addresses: [192.0.2.10]    # what it holds
+//!     ports: [80/TCP, 443/TCP]   # what it claimed then; tells who changed, where two Services clash
+//!     sharing:                   # its sharing key then; left out where it has none
+//!       dialect: vipmux
+//!       key: web
+//!       scope: cluster           # or `namespaces: [a, b]`; left out where the key stays in its namespace
+//! ```
+//!
+//! To move a Service by hand, stop the agents, change its `addresses` and start them again. `ports` and `sharing` may be
+//! left out. A file that cannot be understood is never written over.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    fs::{self, File, OpenOptions, Permissions},
+    io::{self, Read, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    allocate::holders::{Held, Holders, Terms},
+    model::{
+        ServiceName, Vip,
+        name::{Port, is_label},
+        request::SharingKey,
+    },
+};
+
+/// The format's version.
+const VERSION: u32 = 1;
+/// A larger file is damaged: 10,000 Services need about 2 MiB.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// What can go wrong with `assignments.yaml`.
+#[derive(Debug, thiserror::Error)]
+pub enum AssignmentsError {
+    /// It is there and cannot be read.
+    #[error("cannot read the assignments {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It cannot be understood. It is left as it is.
+    #[error(
+        "the assignments {} are damaged: {message}; repair the file, put the version before in its place \
+         ({}.old), or move it away to start anew", path.display(), path.display()
+    )]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Where and why.
+        message: String,
+    },
+    /// It is of another version of vipmux. It is left as it is.
+    #[error("the assignments {} have version {found}, and this vipmux knows version {VERSION}", path.display())]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The version that it says.
+        found: u32,
+    },
+    /// The lock beside it cannot be had.
+    #[error("cannot lock {}", path.display())]
+    Lock {
+        /// The lock file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// It cannot be written. The file is as it was.
+    #[error("cannot write the assignments {}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Document {
+    version: u32,
+    services: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    addresses: BTreeSet<Vip>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    ports: BTreeSet<Port>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sharing: Option<SharingKey>,
+}
+
+/// Who holds what by the file; `None`: there is no file.
+pub fn load(path: &Path) -> Result<Option<Holders>, AssignmentsError> {
+    let read = |source| AssignmentsError::Read { path: path.to_owned(), source };
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(read(error)),
+    };
+    let damaged = |message: String| AssignmentsError::Damaged { path: path.to_owned(), message };
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(read)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(damaged(format!("more than {MAX_BYTES} bytes")));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| damaged(error.to_string()))?;
+    let document = parse(&text).map_err(|failure| match failure {
+        Failure::Version(found) => AssignmentsError::Version { path: path.to_owned(), found },
+        Failure::Syntax(message) => damaged(message),
+    })?;
+    document
+        .services
+        .into_iter()
+        .map(|(name, entry)| held(&name, entry).map_err(damaged))
+        .collect::<Result<_, _>>()
+        .map(Some)
+}
+
+/// Lets `decide` choose new holders from the present ones (none, where there is no file) and writes them if they differ.
+///
+/// Holders that stay as they are need no lock. Otherwise `decide` is asked again under the lock, with what is there by
+/// then, and its last answer counts; so it may be called twice. Agents that share the file thus agree. Blocks while
+/// another agent holds the lock.
+pub fn update<T>(path: &Path, mut decide: impl FnMut(&Holders) -> (Holders, T)) -> Result<T, AssignmentsError> {
+    let present = load(path)?.unwrap_or_default();
+    let (chosen, outcome) = decide(&present);
+    if chosen == present {
+        return Ok(outcome);
+    }
+    let _lock = lock(path)?;
+    let present = load(path)?.unwrap_or_default();
+    let (chosen, outcome) = decide(&present);
+    if chosen != present {
+        write(path, &chosen).map_err(|source| AssignmentsError::Write { path: path.to_owned(), source })?;
+    }
+    Ok(outcome)
+}
+
+enum Failure {
+    Version(u32),
+    Syntax(String),
+}
+
+fn parse(text: &str) -> Result<Document, Failure> {
+    /// All that is asked of a file that may be of another version.
+    #[derive(Deserialize)]
+    struct Versioned {
+        version: u32,
+    }
+    // The file's size is bounded; nothing in it can refer to anything else in it.
+    let options = || {
+        serde_saphyr::options! {
+            budget: serde_saphyr::budget! {
+                max_events: usize::MAX, max_nodes: usize::MAX, max_total_scalar_bytes: usize::MAX,
+                max_aliases: 0, max_anchors: 0,
+            },
+            with_snippet: false,
+        }
+    };
+    match serde_saphyr::from_str_with_options::<Document>(text, options()) {
+        Ok(document) if document.version == VERSION => Ok(document),
+        Ok(document) => Err(Failure::Version(document.version)),
+        Err(error) => match serde_saphyr::from_str_with_options::<Versioned>(text, options()) {
+            Ok(other) if other.version != VERSION => Err(Failure::Version(other.version)),
+            _ => Err(Failure::Syntax(error.to_string())),
+        },
+    }
+}
+
+fn held(name: &str, entry: Entry) -> Result<(ServiceName, Held), String> {
+    let split = name.split_once('/').filter(|(namespace, name)| is_label(namespace) && is_label(name));
+    let (namespace, service) = split.ok_or_else(|| format!("services: {name:?} is no namespace/name"))?;
+    if entry.addresses.is_empty() {
+        return Err(format!("services: {name} holds no addresses"));
+    }
+    // A Service has a port at least: without any, nothing is known of its terms.
+    let known = !entry.ports.is_empty();
+    let terms = known.then_some(Terms { ports: entry.ports, sharing_key: entry.sharing });
+    let name = ServiceName { namespace: namespace.to_owned(), name: service.to_owned() };
+    Ok((name, Held { addresses: entry.addresses, terms }))
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Waits for the lock. The lock is on a file of its own, since the assignments' file is another one after each write.
+fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
+    let lock_path = beside(path, ".lock");
+    let failed = |source| AssignmentsError::Lock { path: lock_path.clone(), source };
+    fs::create_dir_all(directory(path)).map_err(failed)?;
+    let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(failed)?;
+    loop {
+        match Flock::lock(file, FlockArg::LockExclusive) {
+            Ok(lock) => return Ok(lock),
+            Err((again, Errno::EINTR)) => file = again,
+            Err((_, error)) => return Err(failed(error.into())),
+        }
+    }
+}
+
+/// The new file is complete on disk before it takes the old one's place.
+fn write(path: &Path, holders: &Holders) -> io::Result<()> {
+    let entry = |held: &Held| {
+        let terms = held.terms.clone();
+        let (ports, sharing) = terms.map_or_else(Default::default, |terms| (terms.ports, terms.sharing_key));
+        Entry { addresses: held.addresses.clone(), ports, sharing }
+    };
+    let services = holders.iter().map(|(name, held)| (name.to_string(), entry(held))).collect();
+    let text = serde_saphyr::to_string(&Document { version: VERSION, services }).map_err(io::Error::other)?;
+    let directory = directory(path);
+    let mut file = tempfile::Builder::new()
+        .prefix(".assignments-")
+        .permissions(Permissions::from_mode(0o644))
+        .tempfile_in(directory)?;
+    file.write_all(text.as_bytes())?;
+    file.as_file().sync_all()?;
+    if path.exists() {
+        fs::copy(path, beside(path, ".old"))?;
+    }
+    file.persist(path)?;
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+    use crate::model::request::Scope;
+
+    fn name(text: &str) -> ServiceName {
+        ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
+    }
+
+    fn holding(address: u8, scope: Option<Scope>) -> Held {
+        let key = |scope| SharingKey { dialect: "vipmux".to_owned(), key: "web: \"x\"".to_owned(), scope };
+        let ports = ["80/TCP", "53/UDP"].map(|port| port.parse().unwrap()).into();
+        let terms = Terms { ports, sharing_key: scope.map(key) };
+        Held { addresses: [Vip([192, 0, 2, address].into())].into(), terms: Some(terms) }
+    }
+
+    fn file() -> (tempfile::TempDir, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("state/assignments.yaml");
+        (directory, path)
+    }
+
+    fn set(path: &Path, holders: &Holders) {
+        update(path, |_| (holders.clone(), ())).unwrap();
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let (_directory, path) = file();
+        assert!(load(&path).unwrap().is_none());
+        let namespaces = Scope::Namespaces(["a".to_owned(), "b".to_owned()].into());
+        let unknown = Held { addresses: [Vip("2001:db8::1".parse().unwrap())].into(), terms: None };
+        let holders: Holders = [
+            (name("a"), holding(1, None)),
+            (name("b"), holding(2, Some(Scope::default()))),
+            (name("c"), holding(3, Some(Scope::Cluster))),
+            (name("d"), holding(4, Some(namespaces))),
+            (name("e"), unknown),
+        ]
+        .into();
+        set(&path, &holders);
+        assert_eq!(load(&path).unwrap(), Some(holders));
+    }
+
+    #[test]
+    fn the_documented_format_is_the_format() {
+        let (_directory, path) = file();
+        fs::create_dir_all(directory(&path)).unwrap();
+        let documented = include_str!("assignments.rs").lines().skip_while(|line| *line != "//! ```yaml").skip(1);
+        let text: String =
+            documented.take_while(|line| *line != "//! ```").map(|line| line[4..].to_owned() + "\n").collect();
+        fs::write(&path, text).unwrap();
+        let held = load(&path).unwrap().unwrap()[&name("web")].clone();
+        let terms = held.terms.unwrap();
+        assert_eq!((held.addresses.len(), terms.ports.len()), (1, 2));
+        assert_eq!(terms.sharing_key.unwrap().scope, Scope::Cluster);
+    }
+
+    #[test]
+    fn nothing_is_written_when_nothing_changed_and_the_version_before_is_kept() {
+        let (_directory, path) = file();
+        let first: Holders = [(name("a"), holding(1, None))].into();
+        set(&path, &first);
+        let inode = || fs::metadata(&path).unwrap().ino();
+        let before = inode();
+        set(&path, &first);
+        assert_eq!(inode(), before);
+        set(&path, &Holders::new());
+        assert_eq!(load(&beside(&path, ".old")).unwrap(), Some(first));
+        assert_eq!(load(&path).unwrap(), Some(Holders::new()));
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_and_stays_as_it_is() {
+        let (_directory, path) = file();
+        fs::create_dir_all(directory(&path)).unwrap();
+        for text in [
+            "",
+            "version: 1",
+            "version: 1\nservices: {shop/a: {addresses: [nonsense]}}",
+            "version: 1\nservices: {shop/a: {addresses: []}}",
+            "version: 1\nservices: {a: {addresses: [192.0.2.1]}}",
+            "version: 1\nservices: {shop/a: {addresses: [192.0.2.1], ports: [80]}}",
+            "version: 1\nservices: {shop/a: {addresses: [192.0.2.1], prots: [80/TCP]}}",
+            "version: 1\nservices: {shop/a: &a {addresses: [192.0.2.1]}, shop/b: *a}",
+            "version: 1\nservices: {\0",
+        ] {
+            fs::write(&path, text).unwrap();
+            let result = update(&path, |_| (Holders::new(), ()));
+            assert!(matches!(result, Err(AssignmentsError::Damaged { .. })), "{text}: {result:?}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        fs::write(&path, [0xff]).unwrap();
+        assert!(matches!(load(&path), Err(AssignmentsError::Damaged { .. })));
+    }
+
+    #[test]
+    fn a_file_of_another_version_is_told_as_such() {
+        let (_directory, path) = file();
+        fs::create_dir_all(directory(&path)).unwrap();
+        fs::write(&path, "version: 2\nservices: {shop/a: {leases: []}}").unwrap();
+        assert!(matches!(load(&path), Err(AssignmentsError::Version { found: 2, .. })));
+    }
+
+    #[test]
+    fn writers_take_turns_and_lose_nothing() {
+        let (_directory, path) = file();
+        std::thread::scope(|scope| {
+            for writer in 0..8 {
+                let path = &path;
+                scope.spawn(move || {
+                    for i in 0..8 {
+                        let add = |present: &Holders| {
+                            let mut holders = present.clone();
+                            holders.insert(name(&format!("s{writer}-{i}")), holding(writer, None));
+                            (holders, ())
+                        };
+                        update(path, add).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(load(&path).unwrap().unwrap().len(), 64);
+    }
+}

@@ -1,1 +1,61 @@
-//! To come.
+//! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
+
+pub mod agent;
+pub mod inspect;
+pub mod plan;
+pub mod table;
+pub mod unload;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Many LoadBalancer Services behind one IP address, on bare-metal Kubernetes.
+#[derive(Debug, Parser)]
+#[command(name = "vipmux", version, propagate_version = true, arg_required_else_help = true, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the agent: the DaemonSet's main process, or one per node by hand
+    Agent(agent::Args),
+    /// Show what the kernel holds, from the pinned maps alone; works while the agent is down
+    Inspect(inspect::Inspect),
+    /// Show who would get which address and port from manifests, and why; changes nothing
+    Plan(plan::Args),
+    /// Detach the programs and remove every trace of vipmux from this node
+    Unload(unload::Unload),
+}
+
+/// What made a subcommand fail.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// `vipmux agent`.
+    #[error(transparent)]
+    Agent(#[from] agent::AgentError),
+    /// `vipmux inspect`.
+    #[error(transparent)]
+    Inspect(#[from] crate::inspect::InspectError),
+    /// `vipmux plan`.
+    #[error(transparent)]
+    Plan(#[from] plan::PlanError),
+    /// `vipmux unload`.
+    #[error(transparent)]
+    Unload(#[from] unload::UnloadCommandError),
+}
+
+impl Cli {
+    /// Runs the subcommand.
+    pub fn run(self) -> Result<ExitCode, CliError> {
+        match self.command {
+            Command::Agent(args) => agent::run(args)?,
+            Command::Inspect(inspect) => inspect.run()?,
+            Command::Plan(args) => return Ok(plan::run(&args)?),
+            Command::Unload(unload) => unload.run()?,
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

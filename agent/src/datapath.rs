@@ -1,6 +1,11 @@
 //! The kernel's side: loading, attaching and pinning the programs, and their maps.
 
+pub mod apply;
+pub mod load;
 pub mod maps;
+pub mod pins;
+mod syscall;
+pub mod unload;
 
 use aya::include_bytes_aligned;
 

@@ -1,8 +1,22 @@
 //! What vipmux knows of a cluster, parsed once and trusted afterwards.
 
+pub mod dialects;
+pub mod endpoints;
+pub(crate) mod ingest;
+pub mod name;
+pub mod node;
+pub mod pool;
+pub mod range;
+pub mod reason;
+pub mod request;
+pub mod selector;
+pub mod service;
+
 use std::{fmt, net::IpAddr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
+
+pub use self::ingest::{Model, Options};
 
 /// A virtual IP address: the address that Services share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

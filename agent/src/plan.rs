@@ -1,14 +1,38 @@
 //! The sync engine: from what the kernel holds to what it should hold, in an order that never shows a packet a mixture.
+//!
+//! [`plan()`] compares [`Desired`] with [`Observed`], the mirror of the kernel's maps, and gives [`Step`]s. Whoever
+//! executes them tells the mirror of each with [`Observed::record`], so that after a failure in the middle the next plan
+//! starts from what the kernel really holds. What packets may read is never written to, except where any single write
+//! is safe (a backend's flags, a node's MACs, a VIP's flags): new tables, backends and Service slots go to free places,
+//! one write of `SERVICES` switches over, and old places rest for [`REST`] before they are used again.
+
+mod arena;
+mod backends;
+mod endpoints;
+mod nodes;
+mod observed;
+mod pool;
+mod services;
+mod settled;
+mod vips;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     net::IpAddr,
     sync::Arc,
+    time::Duration,
 };
 
 use vipmux_common::abi::{self, Mac};
 
+pub use self::observed::{Capacities, Entries, Observed};
+use self::{backends::Placements, nodes::Nodes, services::Services, vips::Vips};
 use crate::model::{NodeName, PortClaim, ServiceName, Vip};
+
+/// How long a place in a map stays unused after packets stopped being led to it: far longer than a program runs, so
+/// that no packet in flight finds another's entry there. Within one agent's life; a restart takes longer than a packet.
+pub const REST: Duration = Duration::from_secs(1);
 
 /// What the data plane of one node should hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,3 +119,158 @@ pub enum Step {
     /// `VIPS[address]`, or the entry goes.
     Vip(abi::Address, Option<abi::VipValue>),
 }
+
+/// What to write to the kernel, and what could not be.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// The writes, in the order in which they are safe.
+    pub steps: Vec<Step>,
+    /// What found no room. A claim that is served by the same owner already goes on with its old endpoints. If there is
+    /// any, it is worth to plan again after [`REST`]: places that rest now may be free then.
+    pub refused: Vec<Refusal>,
+}
+
+/// Something that found no room in a map.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{subject} is not served as wanted: {shortage}")]
+pub struct Refusal {
+    /// What it is.
+    pub subject: Subject,
+    /// What it lacks.
+    #[source]
+    pub shortage: Shortage,
+}
+
+/// What a [`Refusal`] is about.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Subject {
+    /// A node: its endpoints are left out of the tables, or its announcements are taken for a stranger's.
+    Node(NodeName),
+    /// A VIP: none of its claims is served.
+    Vip(Vip),
+    /// A claim: new ones are not served.
+    Claim(PortClaim),
+}
+
+/// A map is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the map {map} lacks room: {needed} needed, {free} free of {capacity}")]
+pub struct Shortage {
+    /// The map.
+    pub map: CapacityMap,
+    /// Its entries.
+    pub capacity: u32,
+    /// Those of them that are free and have rested; in `TABLES` they may lie scattered.
+    pub free: u32,
+    /// How many are needed at once.
+    pub needed: u32,
+}
+
+/// A map that can be full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CapacityMap {
+    /// `VIPS`.
+    Vips,
+    /// `SERVICES` and the arrays indexed by slot.
+    Services,
+    /// `TABLES`.
+    Tables,
+    /// `BACKENDS`.
+    Backends,
+    /// `NODES`.
+    Nodes,
+    /// `PEERS`.
+    Peers,
+}
+
+/// Why there is no plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The caller contradicts itself.
+    #[error("{claim} is wanted, but not its VIP")]
+    UnknownVip {
+        /// The claim.
+        claim: PortClaim,
+    },
+    /// After four billion new VIPs. Only new maps help.
+    #[error("no VIP id is left that was never used: unload the data plane and start again")]
+    VipIdsExhausted,
+    /// After four billion plans. Only new maps help.
+    #[error("no generation is left that was never used: unload the data plane and start again")]
+    GenerationsExhausted,
+}
+
+/// The steps from `observed` to `desired`, at the monotonic time `now`. None if both agree.
+///
+/// # Errors
+/// Those of [`PlanError`]. A full map is none: what fits is served, the rest is in [`Plan::refused`].
+pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Plan, PlanError> {
+    let mut refused = Vec::new();
+    let mut nodes = Nodes::plan(desired, observed, now, &mut refused);
+    let vips = Vips::plan(desired, observed, &mut refused)?;
+    let mut placements = Placements::new(observed, &nodes.indices, &desired.local, now)?;
+    let services = Services::plan(desired, observed, &vips.ids, &mut placements, now, &mut refused)?;
+    let backends = placements.finish();
+    nodes.release(observed, &backends.nodes);
+
+    let config = abi::Config {
+        next_vip: vips.next_id,
+        // Used up by this plan, even if it fails in the middle.
+        next_generation: match backends.generation.or(services.generation) {
+            Some(generation) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
+            None => observed.config.next_generation,
+        },
+        ..observed.config
+    };
+    let mut steps = Vec::new();
+    steps.extend((config != observed.config).then_some(Step::Config(config)));
+    let stages = [
+        nodes.arrivals,
+        // What must stop comes first, and makes room in the hash maps: a VIP goes before its Services.
+        vips.withdrawals,
+        services.removals,
+        backends.arrivals,
+        backends.tables,
+        services.new_slots,
+        services.switches,
+        services.retired_slots,
+        // A VIP appears after its Services.
+        vips.announcements,
+        // No table in use leads to these any more.
+        backends.drained,
+        backends.departures,
+        nodes.departures,
+    ];
+    steps.extend(stages.into_iter().flatten());
+    Ok(Plan { steps, refused })
+}
+
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Node(name) => write!(f, "node {name}"),
+            Self::Vip(vip) => write!(f, "VIP {vip}"),
+            Self::Claim(claim) => claim.fmt(f),
+        }
+    }
+}
+
+impl fmt::Display for CapacityMap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Vips => "VIPS",
+            Self::Services => "SERVICES",
+            Self::Tables => "TABLES",
+            Self::Backends => "BACKENDS",
+            Self::Nodes => "NODES",
+            Self::Peers => "PEERS",
+        })
+    }
+}
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;

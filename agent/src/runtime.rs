@@ -1,1 +1,465 @@
-//! To come.
+//! The agent's one event loop: it reads the clock and the kernel's notifications, feeds the pure parts, and executes
+//! what they say.
+//!
+//! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
+//! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
+
+mod kernel;
+mod privileges;
+mod settle;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io,
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Instant,
+};
+
+use nix::fcntl::{Flock, FlockArg};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::watch,
+    time::{MissedTickBehavior, interval, sleep_until},
+};
+use vipmux_common::abi::{self, INTERFACE_GENERIC, Mac};
+
+use self::{kernel::Kernel, settle::Settled};
+pub use self::{kernel::KernelError, privileges::PrivilegeError};
+use crate::{
+    announce::{Announcer, SendError, Sender},
+    datapath::{load::Mode, maps::MapsError, pins::Pins},
+    election::{Command, HEARTBEAT},
+    link::{Interface, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
+    model::{NodeName, Vip},
+    plan::{Desired, DesiredNode, DesiredVip, REST},
+    snat::{self, IdentitySnat, SnatError},
+    source::manifests::{self, WatchError},
+};
+
+/// Most interfaces that VIPs are announced on: a bit each.
+const MOST_INTERFACES: usize = 32;
+/// Bytes of the machine's memory for each entry of a flow table. Both tables' entries take some 260 bytes, so they take
+/// about a hundredth of it.
+const MEMORY_PER_FLOW: u64 = 28_000;
+
+/// What the agent is told.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The directory of manifests.
+    pub manifests: PathBuf,
+    /// The Node that this is.
+    pub node: NodeName,
+    /// Interfaces to announce on; empty: whose subnet holds the Node's InternalIP.
+    pub interfaces: Vec<String>,
+    /// Where `assignments.yaml` is.
+    pub state_dir: PathBuf,
+    /// The root of the pins.
+    pub pin_path: PathBuf,
+    /// How XDP programs run.
+    pub mode: Mode,
+    /// Entries of each flow table; 0: by the memory.
+    pub flows: u32,
+}
+
+/// The agent cannot start, or cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// It lacks rights.
+    #[error(transparent)]
+    Privileges(#[from] PrivilegeError),
+    /// The state directory cannot be used.
+    #[error("cannot use the state directory {}", path.display())]
+    State {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Another agent has this node's name and state directory.
+    #[error("another agent is running as {node} (it holds {})", path.display())]
+    Running {
+        /// The node.
+        node: NodeName,
+        /// The lock file.
+        path: PathBuf,
+    },
+    /// The manifests cannot be followed.
+    #[error(transparent)]
+    Manifests(#[from] WatchError),
+    /// The network's state cannot be followed.
+    #[error("cannot follow the network interfaces")]
+    Links(#[from] LinkError),
+    /// VIPs cannot be announced on an interface.
+    #[error(transparent)]
+    Interface(#[from] InterfaceError),
+    /// Too many of them.
+    #[error("{0} interfaces are too many: VIPs can be announced on {MOST_INTERFACES}")]
+    TooManyInterfaces(usize),
+    /// The data plane failed.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// The announcement socket cannot be opened.
+    #[error(transparent)]
+    Announce(#[from] SendError),
+    /// The SNAT chain's socket cannot be opened.
+    #[error(transparent)]
+    Snat(#[from] SnatError),
+    /// The asynchronous runtime cannot be started.
+    #[error("cannot start the asynchronous runtime")]
+    Runtime(#[source] io::Error),
+    /// Signals cannot be waited for.
+    #[error("cannot wait for signals")]
+    Signal(#[source] io::Error),
+}
+
+impl From<MapsError> for AgentError {
+    fn from(error: MapsError) -> Self {
+        KernelError::from(error).into()
+    }
+}
+
+/// Runs the agent until SIGTERM or SIGINT. Programs, maps and links stay pinned: traffic goes on, and ARP is answered
+/// until the fence's deadline.
+pub async fn run(options: Options) -> Result<(), AgentError> {
+    privileges::check()?;
+    let _lock = lock(&options)?;
+    let (objects, _watching) = manifests::watch(&options.manifests)?;
+    let monitor = Monitor::start().await?;
+    let links = monitor.links();
+    for name in &options.interfaces {
+        links.borrow().named(name)?;
+    }
+    let (sender, settled) = watch::channel(Arc::default());
+    // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
+    tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), sender));
+    let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
+    let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone())?;
+    let agent = Agent {
+        kernel,
+        announcer: Announcer::default(),
+        sender: Sender::open()?,
+        snat: IdentitySnat::open()?,
+        attached: BTreeMap::new(),
+        ready: false,
+        changed: false,
+        refused: BTreeSet::new(),
+        retry: None,
+        options,
+    };
+    agent.turn(&monitor, settled).await?;
+    tracing::info!("stopping; programs and maps stay in place (`vipmux unload` removes them)");
+    monitor.stop().await;
+    Ok(())
+}
+
+/// One agent per node name and state directory.
+fn lock(options: &Options) -> Result<Flock<File>, AgentError> {
+    let state = |source| AgentError::State { path: options.state_dir.clone(), source };
+    fs::create_dir_all(&options.state_dir).map_err(state)?;
+    let path = options.state_dir.join(format!("agent-{}.lock", options.node.0.replace('/', "_")));
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(state)?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock)
+        .map_err(|_| AgentError::Running { node: options.node.clone(), path })
+}
+
+/// Between 16 k and 1 M entries, by the machine's memory.
+fn flows_by_memory() -> u32 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let flows = total.unwrap_or(0_u64) * 1024 / MEMORY_PER_FLOW;
+    u32::try_from(flows).unwrap_or(u32::MAX).clamp(16_384, 1_048_576)
+}
+
+/// An interface with the programs attached.
+#[derive(Clone, Copy, Debug)]
+struct Attached {
+    bit: u32,
+    mac: Mac,
+    carrier: bool,
+}
+
+struct Agent {
+    options: Options,
+    kernel: Kernel,
+    announcer: Announcer,
+    sender: Sender,
+    snat: IdentitySnat,
+    attached: BTreeMap<u32, Attached>,
+    ready: bool,
+    /// An interface or its MAC is new, so what is led must be announced there.
+    changed: bool,
+    /// VIPs and the like that were refused, as last told.
+    refused: BTreeSet<String>,
+    /// When to try again what found no room.
+    retry: Option<Instant>,
+}
+
+impl Agent {
+    async fn turn(mut self, monitor: &Monitor, mut settled: watch::Receiver<Arc<Settled>>) -> Result<(), AgentError> {
+        let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
+        let (mut links, mut neighbors) = (monitor.links(), monitor.neighbors());
+        let mut heartbeat = interval(HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let announce = self.announcer.next().map(Into::into);
+            let retry = self.retry.map(Into::into);
+            let now = tokio::time::Instant::now();
+            tokio::select! {
+                biased;
+                _ = heartbeat.tick() => {
+                    let commands = self.kernel.beat()?;
+                    self.react(&commands);
+                    continue;
+                }
+                () = sleep_until(announce.unwrap_or(now)), if announce.is_some() => {
+                    self.announce();
+                    continue;
+                }
+                _ = terminate.recv() => return Ok(()),
+                _ = interrupt.recv() => return Ok(()),
+                Ok(()) = settled.changed() => {}
+                Ok(()) = links.changed() => {}
+                Ok(()) = neighbors.changed() => {}
+                () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
+            }
+            let settled = Arc::clone(&settled.borrow_and_update());
+            let links = Arc::clone(&links.borrow_and_update());
+            let neighbors = Arc::clone(&neighbors.borrow_and_update());
+            let mut complaints = BTreeSet::new();
+            self.attach(&links, &settled, &mut complaints)?;
+            let wanted = settled.nodes.values().flatten().copied().collect();
+            monitor.resolve(self.attached.keys().copied().collect(), wanted);
+            self.update(&links, &settled, &neighbors, complaints)?;
+        }
+    }
+
+    /// Attaches the programs where they are not yet, and follows carriers and MACs. Once the agent is ready, an interface
+    /// that cannot be used is told and stops nothing.
+    fn attach(
+        &mut self,
+        links: &Links,
+        settled: &Settled,
+        complaints: &mut BTreeSet<String>,
+    ) -> Result<(), AgentError> {
+        self.kernel.carrier = false;
+        for interface in self.wanted(links, settled)? {
+            match self.attach_to(interface) {
+                Err(error) if self.ready => {
+                    complaints.insert(format!("{:#}", anyhow::Error::from(error)));
+                }
+                result => result?,
+            }
+        }
+        let gone: Vec<u32> = self.attached.keys().copied().filter(|ifindex| links.get(*ifindex).is_none()).collect();
+        for ifindex in gone {
+            self.attached.remove(&ifindex);
+            self.announcer.removed(ifindex);
+            self.kernel.maps.write_interface(ifindex, abi::Interface::default())?;
+            tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
+        }
+        if self.attached.is_empty() {
+            let node = &self.options.node;
+            complaints
+                .insert(format!("there is no interface to announce on yet: Node {node} shows no IPv4 InternalIP"));
+        }
+        Ok(())
+    }
+
+    fn attach_to(&mut self, interface: &Interface) -> Result<(), AgentError> {
+        let Some(mac) = interface.mac else { return Ok(()) };
+        let (name, ifindex, carrier) = (&interface.name, interface.ifindex, interface.carrier);
+        self.kernel.carrier |= carrier;
+        let before = self.attached.get(&ifindex).copied();
+        if before.is_some_and(|before| before.mac == mac) {
+            if let Some(attached) = self.attached.get_mut(&ifindex) {
+                attached.carrier = carrier;
+            }
+            if carrier && before.is_some_and(|before| !before.carrier) {
+                self.announcer.again(ifindex, Instant::now());
+            }
+            return Ok(());
+        }
+        let known = self.kernel.maps.read_interfaces()?;
+        let pinned = known.get(&ifindex);
+        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
+            return Err(AgentError::TooManyInterfaces(known.len() + 1));
+        };
+        let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
+        let generic =
+            self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
+        let flags = if generic { INTERFACE_GENERIC } else { 0 };
+        self.kernel.maps.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
+        self.attached.insert(ifindex, Attached { bit, mac, carrier });
+        self.changed = true;
+        tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");
+        Ok(())
+    }
+
+    /// The interfaces to announce on. One that was named must be there at the start, and may come back later.
+    fn wanted<'a>(&self, links: &'a Links, settled: &Settled) -> Result<Vec<&'a Interface>, AgentError> {
+        let wanted = if self.options.interfaces.is_empty() {
+            let Some(Some(address)) = settled.nodes.get(&self.options.node) else { return Ok(Vec::new()) };
+            match links.holding(&[*address]) {
+                Ok(found) => found,
+                Err(_) if self.ready => Vec::new(),
+                Err(error) => return Err(error.into()),
+            }
+        } else {
+            self.options.interfaces.iter().filter_map(|name| links.named(name).ok()).collect()
+        };
+        if wanted.len() > MOST_INTERFACES { Err(AgentError::TooManyInterfaces(wanted.len())) } else { Ok(wanted) }
+    }
+
+    fn free_bit(&self, known: &BTreeMap<u32, abi::Interface>) -> Option<u32> {
+        let mut used = known.values().fold(0, |bits, interface| bits | interface.bit);
+        used |= self.attached.values().fold(0, |bits, attached| bits | attached.bit);
+        (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
+    }
+
+    /// Brings the kernel to what is settled, then tells the election who was chosen.
+    fn update(
+        &mut self,
+        links: &Links,
+        settled: &Settled,
+        neighbors: &Neighbors,
+        mut complaints: BTreeSet<String>,
+    ) -> Result<(), AgentError> {
+        let desired = self.desired(links, settled, neighbors, &mut complaints);
+        let (refused, commands) = self.kernel.sync(&desired)?;
+        self.react(&commands);
+        self.retry = (!refused.is_empty()).then(|| Instant::now() + REST);
+        complaints.extend(refused.iter().map(ToString::to_string));
+        if let Err(error) = self.snat.sync(&snat::local_backends(&desired)) {
+            complaints.insert(format!("the identity-SNAT chain is not in place: {:#}", anyhow::Error::from(error)));
+        }
+        let leaders = settled.leaders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
+        let commands = self.kernel.choose(leaders.map(|(vip, leader)| (*vip, leader.clone())).collect())?;
+        self.react(&commands);
+        settle::tell(&self.refused, &complaints);
+        self.refused = complaints;
+        if std::mem::take(&mut self.changed) {
+            for vip in desired.vips.keys().filter(|vip| self.kernel.leads(**vip)).copied().collect::<Vec<_>>() {
+                self.lead(vip);
+            }
+        }
+        if !self.ready && !self.attached.is_empty() {
+            self.ready = true;
+            let commands = self.kernel.beat()?;
+            self.react(&commands);
+            tracing::info!(
+                node = %self.options.node,
+                vips = desired.vips.len(),
+                services = desired.services.len(),
+                "ready"
+            );
+        }
+        Ok(())
+    }
+
+    fn desired(
+        &self,
+        links: &Links,
+        settled: &Settled,
+        neighbors: &Neighbors,
+        complaints: &mut BTreeSet<String>,
+    ) -> Desired {
+        let mut vips = BTreeMap::new();
+        for vip in settled.leaders.keys() {
+            if let Some(owner) = links.owner(vip.0) {
+                complaints.insert(format!("VIP {vip} is refused: it is an address of this node's {}", owner.name));
+                continue;
+            }
+            let interfaces = self.interfaces(links, *vip);
+            vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan: 0, epoch: 0 });
+        }
+        let mut nodes = BTreeMap::new();
+        for (name, address) in &settled.nodes {
+            match self.node(name, *address, links, neighbors) {
+                Ok(node) => {
+                    nodes.insert(name.clone(), node);
+                }
+                Err(reason) => {
+                    complaints.insert(format!("Node {name} gets no packets: {reason}"));
+                }
+            }
+        }
+        let services = settled.services.iter().filter(|(claim, _)| vips.contains_key(&claim.vip));
+        let services = services.map(|(claim, service)| (*claim, service.clone())).collect();
+        Desired { local: self.options.node.clone(), nodes, vips, services }
+    }
+
+    /// The interfaces whose subnet holds the VIP; all of them where none does.
+    fn interfaces(&self, links: &Links, vip: Vip) -> u32 {
+        let holds = |ifindex: u32| links.get(ifindex).is_some_and(|interface| interface.subnet(vip.0).is_some());
+        let bits = |(_, attached): (&u32, &Attached)| attached.bit;
+        let holding = self.attached.iter().filter(|(ifindex, _)| holds(**ifindex)).map(bits).fold(0, |a, b| a | b);
+        if holding == 0 { self.attached.iter().map(bits).fold(0, |a, b| a | b) } else { holding }
+    }
+
+    /// How a node is reached, or why it is not.
+    fn node(
+        &self,
+        name: &NodeName,
+        address: Option<IpAddr>,
+        links: &Links,
+        neighbors: &Neighbors,
+    ) -> Result<DesiredNode, String> {
+        let mtu = |ifindex| links.get(ifindex).map_or(0, |interface| interface.mtu);
+        if *name == self.options.node {
+            let first = self.attached.first_key_value();
+            let (ifindex, mac) = first.map_or((0, None), |(ifindex, attached)| (*ifindex, Some(attached.mac)));
+            return Ok(DesiredNode { mac, ifindex, mtu: mtu(ifindex), attached: true });
+        }
+        let address = address.ok_or("it has no IPv4 InternalIP")?;
+        match neighbors.get(&address) {
+            Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
+                let mac = neighbor.mac();
+                Ok(DesiredNode { mac, ifindex: *ifindex, mtu: mtu(*ifindex), attached: mac.is_some() })
+            }
+            // Just asked for: nothing is wrong yet.
+            None => Ok(DesiredNode { mac: None, ifindex: 0, mtu: 0, attached: false }),
+            Some(other) => Err(format!("its address {address} is {other}")),
+        }
+    }
+
+    /// Announces what was gained, forgets what was lost, and tells both.
+    fn react(&mut self, commands: &[Command]) {
+        for command in commands {
+            match command {
+                Command::Lead(vip) => {
+                    self.lead(*vip);
+                    tracing::info!(%vip, "leading");
+                }
+                Command::Follow(vip) => {
+                    self.announcer.lost(*vip);
+                    tracing::info!(%vip, "no longer leading");
+                }
+                Command::Extend(_) => {}
+            }
+        }
+    }
+
+    fn lead(&mut self, vip: Vip) {
+        let bits = self.kernel.observed().vips().get(&vip.0.into()).map_or(0, |value| value.interfaces);
+        for (ifindex, attached) in &self.attached {
+            if attached.bit & bits != 0 {
+                self.announcer.gained(vip, *ifindex, attached.mac, Instant::now());
+            }
+        }
+    }
+
+    /// Sends what is due. A frame that cannot be sent now is one of a burst.
+    fn announce(&mut self) {
+        for frame in self.announcer.due(Instant::now()) {
+            if let Err(error) = self.sender.send(&frame) {
+                tracing::warn!(%error, "an announcement was not sent");
+            }
+        }
+    }
+}

@@ -1,1 +1,185 @@
-//! To come.
+//! Identity SNAT: replies keep their source when conntrack loses their flow.
+//!
+//! A reply of a local backend is told from other traffic by its source address and port (the `REVERSE` map). Conntrack
+//! may lose the flow while it lives: an idle UDP flow, a flush. The backend's next packet then looks like the first of
+//! a connection of its own, the CNI's MASQUERADE rules give it the node's address and another port, and the client gets
+//! it from a stranger. So an own nat chain, just before theirs, "translates" such packets to the source that they have:
+//! conntrack then has its answer, and no later nat chain is asked.
+//!
+//! ```text
+//! table ip vipmux {
+//!     set backends { type ipv4_addr . inet_proto . inet_service }
+//!     chain postrouting {
+//!         type nat hook postrouting priority 99; policy accept;
+//!         meta l4proto udp ip saddr . ip protocol . th sport @backends counter snat to ip saddr
+//!         meta l4proto tcp tcp flags & (syn | ack) != syn ip saddr . ip protocol . th sport @backends counter snat to ip saddr
+//!     }
+//! }
+//! ```
+//!
+//! A bare SYN opens a connection of the backend's own, which is to be masqueraded as ever.
+
+mod ruleset;
+mod transaction;
+
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{IpAddr, Ipv4Addr},
+};
+
+use self::transaction::Socket;
+use crate::{
+    model::Protocol,
+    plan::{Desired, DesiredBackend},
+};
+
+/// An endpoint on this node, for one protocol.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LocalBackend {
+    /// The endpoint's address.
+    pub address: Ipv4Addr,
+    /// The protocol that it is reached by; [`Protocol::Sctp`] is not balanced yet and meets no rule.
+    pub protocol: Protocol,
+    /// The endpoint's port.
+    pub port: u16,
+}
+
+/// The endpoints on this node; draining ones too, since they keep their flows. IPv4 alone, as the data plane.
+pub fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
+    let on_this_node = |backend: &&DesiredBackend| backend.node == desired.local;
+    let services = desired.services.iter();
+    services
+        .flat_map(|(claim, service)| {
+            service.backends.iter().filter(on_this_node).filter_map(|backend| match backend.address {
+                IpAddr::V4(address) => Some(LocalBackend { address, protocol: claim.protocol, port: backend.port }),
+                IpAddr::V6(_) => None,
+            })
+        })
+        .collect()
+}
+
+/// The chain could not be brought into the kernel, or out of it.
+#[derive(Debug, thiserror::Error)]
+pub enum SnatError {
+    /// No netfilter netlink socket.
+    #[error("could not open a netfilter netlink socket")]
+    Open(#[source] io::Error),
+    /// Sending or receiving failed.
+    #[error("could not {operation} over netlink")]
+    Exchange {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel refused a message; nothing of its transaction was done.
+    #[error("the kernel refused to {operation} (table ip {table}; it needs CAP_NET_ADMIN and nf_tables with nat)", table = ruleset::TABLE)]
+    Refused {
+        /// What was tried.
+        operation: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel did not say whether it was done.
+    #[error("the kernel did not answer whether it could {operation}")]
+    Unanswered {
+        /// What was tried.
+        operation: &'static str,
+    },
+    /// An answer that could not be read.
+    #[error("the kernel's answer to {operation} makes no sense: {reason}")]
+    Malformed {
+        /// What was tried.
+        operation: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// What [`IdentitySnat::sync`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Synced {
+    /// Nothing was to be done.
+    Unchanged,
+    /// Elements were added and removed, so many of each.
+    Updated {
+        /// Backends that came.
+        added: usize,
+        /// Backends that went.
+        removed: usize,
+    },
+    /// The whole table was made, or made anew.
+    Replaced,
+}
+
+/// The chain in the network namespace of the thread that called [`Self::open`].
+///
+/// All calls are synchronous and short (one system call each way); a commit can wait for another nftables transaction,
+/// so call them where blocking is allowed. Each change is one nftables transaction: packets see the old rules or the
+/// new ones. Dropping this leaves the chain in place, for the agent's next start; [`Self::remove`] takes it away.
+#[derive(Debug)]
+pub struct IdentitySnat {
+    socket: Socket,
+    installed: Option<Installed>,
+}
+
+#[derive(Debug)]
+struct Installed {
+    /// The table's handle: another one, or none, tells that somebody flushed the ruleset.
+    handle: u64,
+    backends: BTreeSet<LocalBackend>,
+}
+
+impl IdentitySnat {
+    /// Opens the socket; changes nothing.
+    pub fn open() -> Result<Self, SnatError> {
+        Ok(Self { socket: Socket::open()?, installed: None })
+    }
+
+    /// Makes the chain hold exactly these backends. The first call replaces whatever an earlier agent left, in one
+    /// transaction; later ones cost what changed. Calling it again from time to time heals a flushed ruleset.
+    pub fn sync(&mut self, backends: &BTreeSet<LocalBackend>) -> Result<Synced, SnatError> {
+        if let Some(installed) = self.installed.take()
+            && ruleset::table_handle(&mut self.socket)? == Some(installed.handle)
+            && let Ok((installed, synced)) = self.update(installed, backends)
+        {
+            self.installed = Some(installed);
+            return Ok(synced);
+        }
+        ruleset::replace(&mut self.socket, backends)?;
+        let Some(handle) = ruleset::table_handle(&mut self.socket)? else {
+            return Err(SnatError::Unanswered { operation: "read the table back" });
+        };
+        self.installed = Some(Installed { handle, backends: backends.clone() });
+        Ok(Synced::Replaced)
+    }
+
+    /// Removes the table; one that is not there is no error.
+    pub fn remove(&mut self) -> Result<(), SnatError> {
+        self.installed = None;
+        ruleset::remove(&mut self.socket)
+    }
+
+    /// Adds and removes what differs. An error means that the kernel's elements are not what was believed.
+    fn update(
+        &mut self,
+        mut installed: Installed,
+        backends: &BTreeSet<LocalBackend>,
+    ) -> Result<(Installed, Synced), SnatError> {
+        let added: Vec<_> = backends.difference(&installed.backends).copied().collect();
+        let removed: Vec<_> = installed.backends.difference(backends).copied().collect();
+        if added.is_empty() && removed.is_empty() {
+            return Ok((installed, Synced::Unchanged));
+        }
+        ruleset::update(&mut self.socket, &added, &removed)?;
+        for backend in &removed {
+            installed.backends.remove(backend);
+        }
+        installed.backends.extend(&added);
+        Ok((installed, Synced::Updated { added: added.len(), removed: removed.len() }))
+    }
+}
+
+#[cfg(test)]
+mod tests;

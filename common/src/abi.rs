@@ -113,6 +113,8 @@ pub struct Config {
     pub abi: u32,
     /// The id that the next new VIP gets; ids are never used twice, so no stale flow can match.
     pub next_vip: u32,
+    /// The generation that the next backend or service slot gets that changes hands; never used twice either.
+    pub next_generation: u32,
     /// The kernel's `CONFIG_HZ`: jiffies per second.
     pub hz: u32,
     /// An idle TCP flow's life, in jiffies.
@@ -131,9 +133,12 @@ pub struct Interface {
     pub mac: Mac,
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached.
     pub bit: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// [`INTERFACE_GENERIC`].
+    pub flags: u32,
 }
+
+/// The program runs in generic mode there: the driver has no native XDP, or was told not to use it.
+pub const INTERFACE_GENERIC: u32 = 1;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;
@@ -457,7 +462,7 @@ counters! {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 24);
+    assert!(size_of::<Config>() == 28);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);

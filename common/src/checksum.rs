@@ -3,6 +3,7 @@
 
 /// Folds a sum of 16-bit words into 16 bits.
 #[inline(always)]
+#[allow(clippy::cast_possible_truncation, reason = "three foldings leave 17 bits at most, and the last one 16")]
 pub const fn fold(sum: u64) -> u16 {
     let sum = (sum & 0xffff_ffff) + (sum >> 32);
     let sum = (sum & 0xffff) + ((sum >> 16) & 0xffff) + (sum >> 32);

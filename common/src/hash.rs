@@ -45,6 +45,15 @@ pub const fn slot(hash: u32, length: u32) -> u32 {
     ((hash as u64 * length as u64) >> 32) as u32
 }
 
+/// Further slots that are tried where a flow's own slot holds a backend that cannot be taken ([`next`]).
+pub const PROBES: u32 = 16;
+
+/// The hash of the next probe.
+#[inline(always)]
+pub const fn next(hash: u32) -> u32 {
+    hash.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

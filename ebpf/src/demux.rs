@@ -14,9 +14,6 @@ use crate::{
     packet::{Frame, Ipv4},
 };
 
-/// Further slots that are tried for a backend on another node than the one the frame came from.
-const PROBES: u32 = 16;
-
 /// The walk of an IPv4 packet that is addressed to this interface's MAC.
 #[inline(always)]
 pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropReason> {
@@ -62,7 +59,7 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
 fn service(key: &FlowKey) -> Result<ServiceValue, DropReason> {
     let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
     // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
-    unsafe { SERVICES.get(&claim) }.copied().ok_or(DropReason::NoService)
+    unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService)
 }
 
 #[inline(always)]
@@ -103,8 +100,8 @@ fn choose(service: &ServiceValue, hash: u32, frame: &Frame, handed_over: bool) -
     }
     let came_back = NODES.get(first.backend.node).is_some_and(|node| node.mac == frame.source);
     let mut next = hash;
-    for _ in 0..PROBES {
-        next = next.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15);
+    for _ in 0..hash::PROBES {
+        next = hash::next(next);
         if let Some(target) = at(service.table, service.table_length, next)
             && is_fit(&target, frame, handed_over)
         {

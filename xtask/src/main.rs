@@ -1,2 +1,80 @@
-//! To come.
-fn main() {}
+//! vipmux's build, test, demo and lint commands: `cargo xtask help`.
+//!
+//! This binary is what installs the BPF toolchain, so it depends on no crate that needs one.
+
+mod bench;
+mod build;
+mod capabilities;
+mod demo;
+mod lint;
+mod setup;
+mod test;
+#[path = "../../agent/build/toolchain.rs"]
+mod toolchain;
+mod workspace;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+/// Builds, tests and shows vipmux. Each command first installs what it misses (as root), and says what.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", disable_version_flag = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install the BPF toolchain and what the tests need, and mount bpffs; does nothing when all is there
+    Setup,
+    /// Build every crate and the BPF programs
+    Build {
+        /// Build with optimisations
+        #[arg(long)]
+        release: bool,
+    },
+    /// Run the test suites, all of them unless some are named
+    Test {
+        /// The suites to run (the one against a real API server comes with the cluster support)
+        #[arg(value_name = "SUITE")]
+        suites: Vec<test::Suite>,
+    },
+    /// Run the main job in network namespaces: three nodes, one VIP, five Services; no cluster needed
+    Demo {
+        /// --hold leaves everything standing to play with; `-- --help` tells all
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        options: Vec<OsString>,
+    },
+    /// Measure the data plane: nanoseconds per packet over an empty program
+    Bench {
+        /// --json prints the figures for programs; `-- --help` tells all
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        options: Vec<OsString>,
+    },
+    /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
+    Lint {
+        /// The checks to run; all of them unless some are named
+        #[arg(value_name = "CHECK")]
+        checks: Vec<lint::Check>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().command {
+        Command::Setup => setup::run(),
+        Command::Build { release } => build::run(release),
+        Command::Test { suites } => test::run(&suites),
+        Command::Demo { options } => demo::run(&options),
+        Command::Bench { options } => bench::run(&options),
+        Command::Lint { checks } => lint::run(&checks),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

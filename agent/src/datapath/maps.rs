@@ -1,1 +1,323 @@
-//! To come.
+//! The pinned maps, typed.
+
+mod batch;
+#[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray},
+    util::nr_cpus,
+};
+use vipmux_common::abi::{
+    ABI_VERSION, Address, Backend, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node,
+    NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
+};
+
+use super::pins::Pins;
+
+/// `errno` of an operation that a map's type lacks (include/linux/errno.h; not in libc).
+const ENOTSUPP: i32 = 524;
+
+/// The maps could not be opened, read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum MapsError {
+    /// Nothing is pinned there.
+    #[error("vipmux is not loaded on this node (no maps under {})", path.display())]
+    NotLoaded {
+        /// The folder where the maps would be.
+        path: PathBuf,
+    },
+    /// The process lacks the right to open the pins.
+    #[error("no permission to open {}: root, or CAP_BPF and access to the pins, is needed", path.display())]
+    NoPermission {
+        /// The pin.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The maps were made by an agent with another layout.
+    #[error(
+        "the maps under {} have ABI version {found}, this vipmux has {ABI_VERSION}: use the vipmux that loaded them",
+        path.display()
+    )]
+    Abi {
+        /// The folder of the maps.
+        path: PathBuf,
+        /// The version in the maps.
+        found: u32,
+    },
+    /// A pin is missing, or is no map, or one of another type.
+    #[error("cannot open the map {}", path.display())]
+    Open {
+        /// The pin.
+        path: PathBuf,
+        /// What aya or the kernel said.
+        #[source]
+        source: MapError,
+    },
+    /// A map could not be read.
+    #[error("cannot read the map {map}")]
+    Read {
+        /// The map's name.
+        map: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: MapError,
+    },
+    /// A map could not be written.
+    #[error("cannot write the map {map}")]
+    Write {
+        /// The map's name.
+        map: &'static str,
+        /// What the kernel said.
+        #[source]
+        source: MapError,
+    },
+}
+
+macro_rules! maps {
+    ($($(#[$doc:meta])* $field:ident: $name:literal => $kind:ident<$($value:ty),+>,)*) => {
+        /// All maps of `ebpf/src/maps.rs`, opened for reading and writing. See [`vipmux_common::abi`] for the types.
+        pub struct Maps {
+            $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
+        }
+
+        impl Maps {
+            /// The maps' names, as in the BPF object and as pinned.
+            pub const NAMES: &[&str] = &[$($name),*];
+
+            fn open_all(pins: &Pins) -> Result<Self, MapsError> {
+                Ok(Self {
+                    $($field: {
+                        let path = pins.map($name);
+                        let map = Map::from_map_data(open(&path)?).and_then(TryInto::try_into);
+                        map.map_err(|source| MapsError::Open { path, source })?
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+maps! {
+    /// `CONFIG`: one element.
+    config: "CONFIG" => Array<Config>,
+    /// `FENCE`: one element.
+    fence: "FENCE" => Array<Fence>,
+    /// `INTERFACES`: by ifindex.
+    interfaces: "INTERFACES" => Array<Interface>,
+    /// `VIPS`.
+    vips: "VIPS" => HashMap<Address, VipValue>,
+    /// `SERVICES`.
+    services: "SERVICES" => HashMap<ServiceKey, ServiceValue>,
+    /// `SERVICE_STATES`: by slot.
+    service_states: "SERVICE_STATES" => Array<ServiceState>,
+    /// `SERVICE_NAMES`: by slot.
+    service_names: "SERVICE_NAMES" => Array<ServiceOwner>,
+    /// `TABLES`: backend indices.
+    tables: "TABLES" => Array<u32>,
+    /// `BACKENDS`.
+    backends: "BACKENDS" => Array<Backend>,
+    /// `NODES`.
+    nodes: "NODES" => Array<Node>,
+    /// `NODE_NAMES`: by the index of `NODES`.
+    node_names: "NODE_NAMES" => Array<NodeLabel>,
+    /// `PEERS`: to the index of `NODES`.
+    peers: "PEERS" => HashMap<Mac, u32>,
+    /// `FLOWS`: LRU.
+    flows: "FLOWS" => HashMap<FlowKey, FlowValue>,
+    /// `REVERSE`: LRU.
+    reverse: "REVERSE" => HashMap<ReverseKey, ReverseValue>,
+    /// `STATS`: by [`Stat`].
+    stats: "STATS" => PerCpuArray<Count>,
+    /// `DROPS`: by [`DropReason`].
+    drops: "DROPS" => PerCpuArray<Count>,
+    /// `SERVICE_STATS`: by slot.
+    service_stats: "SERVICE_STATS" => PerCpuArray<Count>,
+}
+
+fn open(path: &Path) -> Result<MapData, MapsError> {
+    MapData::from_pin(path).map_err(|source| match source {
+        MapError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::PermissionDenied => {
+            MapsError::NoPermission { path: path.into(), source: error.io_error }
+        }
+        source => MapsError::Open { path: path.into(), source },
+    })
+}
+
+/// Checks the ABI version, the first four bytes of `CONFIG[0]` in every layout, before any type is relied upon. 0 is
+/// what maps hold before their agent's first write.
+fn check_abi(pins: &Pins) -> Result<(), MapsError> {
+    let config = open(&pins.map("CONFIG"))?;
+    let read = |source| MapsError::Read { map: "CONFIG", source };
+    let size = config.info().map_err(read)?.value_size() as usize;
+    let bytes = batch::first_element(&config, size).map_err(|error| read(error.into()))?;
+    match bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)) {
+        Some(0 | ABI_VERSION) => Ok(()),
+        found => Err(MapsError::Abi { path: pins.maps(), found: found.unwrap_or_default() }),
+    }
+}
+
+impl Maps {
+    /// Opens the maps that are pinned below `pin_path` (see [`Pins`]).
+    pub fn open(pin_path: &Path) -> Result<Self, MapsError> {
+        let pins = Pins::new(pin_path);
+        let path = pins.maps();
+        match path.try_exists() {
+            Ok(true) => {}
+            Ok(false) => return Err(MapsError::NotLoaded { path }),
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(MapsError::NoPermission { path, source });
+            }
+            Err(error) => return Err(MapsError::Open { path, source: error.into() }),
+        }
+        check_abi(&pins)?;
+        Self::open_all(&pins)
+    }
+
+    /// `CONFIG[0]`; all zero if no agent wrote it yet.
+    pub fn read_config(&self) -> Result<Config, MapsError> {
+        self.config.get(&0, 0).map_err(|source| MapsError::Read { map: "CONFIG", source })
+    }
+
+    /// `FENCE[0]`.
+    pub fn read_fence(&self) -> Result<Fence, MapsError> {
+        self.fence.get(&0, 0).map_err(|source| MapsError::Read { map: "FENCE", source })
+    }
+
+    /// The interfaces that the program is attached to, by ifindex.
+    pub fn read_interfaces(&self) -> Result<BTreeMap<u32, Interface>, MapsError> {
+        used("INTERFACES", &self.interfaces, |interface| interface.bit != 0)
+    }
+
+    /// All VIPs.
+    pub fn read_vips(&self) -> Result<BTreeMap<Address, VipValue>, MapsError> {
+        all("VIPS", &self.vips)
+    }
+
+    /// All port claims.
+    pub fn read_services(&self) -> Result<BTreeMap<ServiceKey, ServiceValue>, MapsError> {
+        all("SERVICES", &self.services)
+    }
+
+    /// The slots in use, with their owners' generations.
+    pub fn read_service_states(&self) -> Result<BTreeMap<u32, ServiceState>, MapsError> {
+        used("SERVICE_STATES", &self.service_states, |state| state.generation != 0)
+    }
+
+    /// The slots that have an owner.
+    pub fn read_service_names(&self) -> Result<BTreeMap<u32, ServiceOwner>, MapsError> {
+        used("SERVICE_NAMES", &self.service_names, |owner| owner.name[0] != 0)
+    }
+
+    /// `length` slots of the arena from `first` on.
+    pub fn read_table(&self, first: u32, length: u32) -> Result<Vec<u32>, MapsError> {
+        batch::elements(&self.tables, first, length).map_err(reading("TABLES"))
+    }
+
+    /// The backends in use, by index.
+    pub fn read_backends(&self) -> Result<BTreeMap<u32, Backend>, MapsError> {
+        used("BACKENDS", &self.backends, |backend| backend.generation != 0)
+    }
+
+    /// The nodes that have a name, by index.
+    pub fn read_node_names(&self) -> Result<BTreeMap<u32, NodeLabel>, MapsError> {
+        used("NODE_NAMES", &self.node_names, |label| label.name[0] != 0)
+    }
+
+    /// The nodes that have a name, by index.
+    pub fn read_nodes(&self) -> Result<BTreeMap<u32, (NodeLabel, Node)>, MapsError> {
+        let names = self.read_node_names()?;
+        let count = names.keys().next_back().map_or(0, |last| last + 1);
+        let nodes = batch::elements(&self.nodes, 0, count).map_err(reading("NODES"))?;
+        Ok(names.into_iter().filter_map(|(i, name)| Some((i, (name, *nodes.get(i as usize)?)))).collect())
+    }
+
+    /// All MACs, to the index of their node.
+    pub fn read_peers(&self) -> Result<BTreeMap<Mac, u32>, MapsError> {
+        all("PEERS", &self.peers)
+    }
+
+    /// At most `limit` flow records, in no order.
+    pub fn read_flows(&self, limit: usize) -> Result<Vec<(FlowKey, FlowValue)>, MapsError> {
+        batch::entries(&self.flows, limit).map_err(reading("FLOWS"))
+    }
+
+    /// At most `limit` reverse-flow records, in no order.
+    pub fn read_reverse(&self, limit: usize) -> Result<Vec<(ReverseKey, ReverseValue)>, MapsError> {
+        batch::entries(&self.reverse, limit).map_err(reading("REVERSE"))
+    }
+
+    /// What happened, summed over the CPUs.
+    pub fn read_stats(&self) -> Result<Vec<(Stat, Count)>, MapsError> {
+        let counts = sums("STATS", &self.stats, self.stats.len())?;
+        Ok(Stat::ALL.iter().copied().zip(counts).collect())
+    }
+
+    /// What was dropped, summed over the CPUs.
+    pub fn read_drops(&self) -> Result<Vec<(DropReason, Count)>, MapsError> {
+        let counts = sums("DROPS", &self.drops, self.drops.len())?;
+        Ok(DropReason::ALL.iter().copied().zip(counts).collect())
+    }
+
+    /// The counts of the first `slots` slots, summed over the CPUs.
+    pub fn read_service_stats(&self, slots: u32) -> Result<Vec<Count>, MapsError> {
+        sums("SERVICE_STATS", &self.service_stats, slots)
+    }
+
+    /// Writes `backends` to the arena from slot `first` on, each slot atomically.
+    pub fn write_table(&mut self, first: u32, backends: &[u32]) -> Result<(), MapsError> {
+        batch::write(&mut self.tables, first, backends)
+            .map_err(|error| MapsError::Write { map: "TABLES", source: error.into() })
+    }
+}
+
+fn reading(map: &'static str) -> impl Fn(io::Error) -> MapsError {
+    move |error| MapsError::Read { map, source: error.into() }
+}
+
+fn all<K: aya::Pod + Ord, V: aya::Pod>(
+    name: &'static str,
+    map: &HashMap<MapData, K, V>,
+) -> Result<BTreeMap<K, V>, MapsError> {
+    Ok(batch::entries(map, usize::MAX).map_err(reading(name))?.into_iter().collect())
+}
+
+fn used<V: aya::Pod>(
+    name: &'static str,
+    map: &Array<MapData, V>,
+    used: impl Fn(&V) -> bool,
+) -> Result<BTreeMap<u32, V>, MapsError> {
+    let values = batch::elements(map, 0, map.len()).map_err(reading(name))?;
+    Ok((0..).zip(values).filter(|(_, value)| used(value)).collect())
+}
+
+fn sums(name: &'static str, map: &PerCpuArray<MapData, Count>, count: u32) -> Result<Vec<Count>, MapsError> {
+    let cpus = nr_cpus().map_err(|(_, error)| reading(name)(error))?;
+    match batch::per_cpu::<Count>(map.map(), cpus, 0, count) {
+        Ok(values) => Ok(values.chunks(cpus).map(sum).collect()),
+        // Before Linux 5.13.
+        Err(error) if error.raw_os_error() == Some(ENOTSUPP) => (0..count.min(map.len()))
+            .map(|i| map.get(&i, 0).map(|values| sum(&values)))
+            .collect::<Result<_, _>>()
+            .map_err(|source| MapsError::Read { map: name, source }),
+        Err(error) => Err(reading(name)(error)),
+    }
+}
+
+fn sum(counts: &[Count]) -> Count {
+    counts.iter().fold(Count::default(), |sum, count| Count {
+        packets: sum.packets.wrapping_add(count.packets),
+        bytes: sum.bytes.wrapping_add(count.bytes),
+        flows: sum.flows.wrapping_add(count.flows),
+    })
+}

@@ -53,7 +53,7 @@ pub(super) fn state(services: u32) -> Result<State> {
         nodes: (0..=NODES).map(node).collect::<Result<_>>()?,
         ..State::default()
     };
-    state.interfaces[IFINDEX] = Interface { mac: AbiMac::new(SELF_MAC), bit: 1, reserved: 0 };
+    state.interfaces[IFINDEX] = Interface { mac: AbiMac::new(SELF_MAC), bit: 1, flags: 0 };
     for (id, vip) in [(1, REMOTE), (2, LOCAL)] {
         let value = VipValue { id, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 1 };
         state.vips.insert(Address::from(vip), value);

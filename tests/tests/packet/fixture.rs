@@ -250,6 +250,7 @@ pub(crate) fn state() -> State {
         config: abi::Config {
             abi: abi::ABI_VERSION,
             next_vip: 5,
+            next_generation: 1_000,
             hz: 250,
             tcp_idle: LIVES[0],
             udp_idle: LIVES[1],
@@ -262,7 +263,7 @@ pub(crate) fn state() -> State {
         nodes: nodes(),
         ..State::default()
     };
-    state.interfaces[IFINDEX] = abi::Interface { mac: abi::Mac::new(SELF_MAC), bit: 1, reserved: 0 };
+    state.interfaces[IFINDEX] = abi::Interface { mac: abi::Mac::new(SELF_MAC), bit: 1, flags: 0 };
     for (vip, flags, interfaces, vlan) in
         [(VIP, VIP_LEADING, 1, 0), (FOLLOWED, 0, 1, 0), (ELSEWHERE, VIP_LEADING, 2, 0), (TAGGED, VIP_LEADING, 1, VLAN)]
     {

@@ -1,0 +1,135 @@
+//! Small clusters for tests.
+
+use std::sync::Arc;
+
+use k8s_openapi::{
+    api::core::v1::{self as api, ServicePort, ServiceSpec},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+
+use super::*;
+use crate::{
+    model::{Options, ingest::object},
+    source::Objects,
+};
+
+/// A cluster in the making, and who holds what in it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Cluster {
+    pub(super) objects: Objects,
+    pub(super) holders: Holders,
+}
+
+pub(super) fn name(text: &str) -> ServiceName {
+    let (namespace, name) = text.split_once('/').unwrap();
+    ServiceName { namespace: namespace.to_owned(), name: name.to_owned() }
+}
+
+pub(super) fn vip(text: &str) -> Vip {
+    Vip(text.parse().unwrap())
+}
+
+impl Cluster {
+    /// A cluster with a pool `lan`.
+    pub(super) fn new(addresses: &[&str]) -> Self {
+        Self::default().pool("lan", &serde_json::json!({ "addresses": addresses }))
+    }
+
+    pub(super) fn pool(mut self, name: &str, spec: &serde_json::Value) -> Self {
+        let pool = object(serde_json::json!({ "spec": spec }));
+        self.objects.address_pools.insert(name.to_owned(), pool);
+        self
+    }
+
+    pub(super) fn node(mut self, name: &str, address: &str) -> Self {
+        let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}});
+        self.objects.nodes.insert(crate::model::NodeName(name.to_owned()), object(node));
+        self
+    }
+
+    /// A Service with ports such as `80/TCP` and annotations.
+    pub(super) fn service(mut self, service: &str, ports: &[&str], annotations: &[(&str, &str)]) -> Self {
+        let port = |text: &&str| {
+            let port: Port = text.parse().unwrap();
+            ServicePort {
+                name: Some(format!("{}-{}", port.protocol, port.number).to_lowercase()),
+                port: port.number.into(),
+                protocol: Some(port.protocol.to_string()),
+                ..ServicePort::default()
+            }
+        };
+        let annotations = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let object = api::Service {
+            metadata: ObjectMeta { annotations: Some(annotations), ..ObjectMeta::default() },
+            spec: Some(ServiceSpec {
+                type_: Some("LoadBalancer".to_owned()),
+                ports: Some(ports.iter().map(port).collect()),
+                ..ServiceSpec::default()
+            }),
+            status: None,
+        };
+        self.objects.services.insert(name(service), object.into());
+        self
+    }
+
+    pub(super) fn object(&mut self, service: &str) -> &mut api::Service {
+        Arc::make_mut(self.objects.services.get_mut(&name(service)).unwrap())
+    }
+
+    /// Changes the Service's `spec`.
+    pub(super) fn spec(mut self, service: &str, change: impl FnOnce(&mut ServiceSpec)) -> Self {
+        change(self.object(service).spec.as_mut().unwrap());
+        self
+    }
+
+    /// Says when the Service was created, in years AD.
+    pub(super) fn created(mut self, service: &str, year: u16) -> Self {
+        let time = serde_json::from_value(format!("{year}-01-01T00:00:00Z").into()).unwrap();
+        self.object(service).metadata.creation_timestamp = Some(time);
+        self
+    }
+
+    pub(super) fn without(mut self, service: &str) -> Self {
+        self.objects.services.remove(&name(service)).unwrap();
+        self
+    }
+
+    pub(super) fn model(&self) -> Model {
+        Model::ingest(&self.objects, &Options::default())
+    }
+
+    pub(super) fn allocate(&self) -> Allocation {
+        allocate(&self.model(), &self.holders)
+    }
+
+    /// The same cluster, its present allocation being held.
+    pub(super) fn settled(mut self) -> Self {
+        self.holders = self.allocate().holders();
+        self
+    }
+
+    /// `service=address,...` or `service:Reason`, in order of names.
+    pub(super) fn outcome(&self) -> String {
+        let allocation = self.allocate();
+        let mut all: BTreeMap<String, String> = BTreeMap::new();
+        for (name, assignment) in &allocation.assignments {
+            let addresses: Vec<_> = assignment.addresses.iter().map(ToString::to_string).collect();
+            let short = |address: &String| address.trim_start_matches("192.0.2.").to_owned();
+            all.insert(name.to_string(), format!("={}", addresses.iter().map(short).collect::<Vec<_>>().join(",")));
+        }
+        for (name, refusal) in &allocation.refusals {
+            all.insert(name.to_string(), format!(":{}", refusal.reason));
+        }
+        all.iter().map(|(name, what)| format!("{name}{what}")).collect::<Vec<_>>().join(" ")
+    }
+
+    pub(super) fn message(&self, service: &str) -> String {
+        let allocation = self.allocate();
+        let refused = allocation.refusals.get(&name(service)).map(|refusal| refusal.message.clone());
+        refused.unwrap_or_else(|| allocation.assignments[&name(service)].message.clone())
+    }
+
+    pub(super) fn warnings(&self, service: &str) -> Vec<String> {
+        self.allocate().assignments[&name(service)].warnings.clone()
+    }
+}

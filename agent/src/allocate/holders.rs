@@ -1,0 +1,51 @@
+//! Who holds what: the memory of an allocation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::{Model, ServiceName, Vip, name::Port, request::SharingKey, service::Service};
+
+/// Who holds which addresses, from `assignments.yaml` or from the Services' statuses.
+pub type Holders = BTreeMap<ServiceName, Held>;
+
+/// What a Service holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// The addresses.
+    pub addresses: BTreeSet<Vip>,
+    /// On which terms; a status does not tell.
+    pub terms: Option<Terms>,
+}
+
+/// What a Service looked like when it got its addresses: tells who changed, where two holders clash (rule 9).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Its ports.
+    pub ports: BTreeSet<Port>,
+    /// Its sharing key.
+    pub sharing_key: Option<SharingKey>,
+}
+
+impl Held {
+    /// Whether the Service's key is another now, as far as is known.
+    pub(super) fn key_changed(&self, service: &Service) -> bool {
+        self.terms.as_ref().is_some_and(|terms| terms.sharing_key != service.request.sharing.key)
+    }
+
+    /// Whether the Service claims ports that it did not claim before, as far as is known.
+    pub(super) fn ports_added(&self, service: &Service) -> bool {
+        self.terms.as_ref().is_some_and(|terms| !service.claims().all(|port| terms.ports.contains(&port)))
+    }
+}
+
+/// Adds what the Services' statuses show, where the holders say nothing. A status can come from anywhere, so only
+/// addresses that are in a pool count.
+pub fn with_statuses(mut holders: Holders, model: &Model) -> Holders {
+    for (name, service) in &model.services {
+        let in_a_pool = |vip: &&Vip| model.pools.iter().any(|pool| pool.contains(**vip));
+        let addresses: BTreeSet<Vip> = service.status.iter().filter(in_a_pool).copied().collect();
+        if !addresses.is_empty() && !holders.contains_key(name) {
+            holders.insert(name.clone(), Held { addresses, terms: None });
+        }
+    }
+    holders
+}

@@ -1,0 +1,165 @@
+//! What holds for every cluster.
+
+use proptest::{collection, option, prelude::*, sample::select};
+
+use super::fixture::{Cluster, name};
+use super::*;
+
+/// What can differ between Services.
+#[derive(Clone, Debug)]
+struct Shape {
+    namespace: &'static str,
+    ports: BTreeSet<&'static str>,
+    key: Option<(&'static str, &'static str)>,
+    consent: bool,
+    address: Option<&'static str>,
+    created: Option<u16>,
+    pool: Option<&'static str>,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    let ports = collection::btree_set(select(vec!["80/TCP", "443/TCP", "53/TCP", "53/UDP", "53/SCTP"]), 1..3);
+    let keys = vec![
+        ("vipmux.io/sharing-key", "x"),
+        ("vipmux.io/sharing-key", "y"),
+        ("metallb.io/allow-shared-ip", "x"),
+        ("metallb.universe.tf/allow-shared-ip", "y"),
+    ];
+    let addresses = vec!["192.0.2.10", "192.0.2.11", "192.0.2.20", "192.0.2.10,192.0.2.12", "192.0.2.99"];
+    (
+        select(vec!["a", "b", "c"]),
+        ports,
+        option::of(select(keys)),
+        any::<bool>(),
+        option::weighted(0.3, select(addresses)),
+        option::of(2001_u16..2004),
+        option::weighted(0.2, select(vec!["lan", "manual", "team", "gone"])),
+    )
+        .prop_map(|(namespace, ports, key, consent, address, created, pool)| Shape {
+            namespace,
+            ports,
+            key,
+            consent,
+            address,
+            created,
+            pool,
+        })
+}
+
+fn add(cluster: Cluster, index: usize, shape: &Shape) -> Cluster {
+    let service = format!("{}/s{index}", shape.namespace);
+    let consent = shape.consent.then_some(("vipmux.io/sharing-namespaces", "a,b"));
+    let address = shape.address.map(|address| ("vipmux.io/addresses", address));
+    let pool = shape.pool.map(|pool| ("vipmux.io/pool", pool));
+    let annotations: Vec<_> = shape.key.into_iter().chain(consent).chain(address).chain(pool).collect();
+    let ports: Vec<_> = shape.ports.iter().copied().collect();
+    let cluster = cluster.service(&service, &ports, &annotations);
+    match shape.created {
+        Some(year) => cluster.created(&service, year),
+        None => cluster,
+    }
+}
+
+fn empty() -> Cluster {
+    Cluster::new(&["192.0.2.10-192.0.2.13"])
+        .pool("manual", &serde_json::json!({"addresses": ["192.0.2.20/31"], "autoAssign": false}))
+        .pool(
+            "team",
+            &serde_json::json!({
+                "addresses": ["192.0.2.30/31"], "serviceAllocation": {"priority": 1, "namespaces": ["a"]},
+            }),
+        )
+        .node("n1", "192.0.2.12")
+}
+
+fn cluster(shapes: &[Shape]) -> Cluster {
+    shapes.iter().enumerate().fold(empty(), |cluster, (index, shape)| add(cluster, index, shape))
+}
+
+fn shapes() -> impl Strategy<Value = Vec<Shape>> {
+    collection::vec(shape(), 1..16)
+}
+
+/// A cluster that has a past: some Services were other Services when they got their addresses.
+fn history() -> impl Strategy<Value = Cluster> {
+    (shapes(), shapes()).prop_map(|(before, after)| {
+        let holders = cluster(&before).allocate().holders();
+        Cluster { holders, ..cluster(&after) }
+    })
+}
+
+/// Rules 1, 4 and 14, checked without the allocator's own books.
+fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError> {
+    let model = cluster.model();
+    let mut claims = BTreeMap::new();
+    for (name, assignment) in &allocation.assignments {
+        prop_assert!(!assignment.addresses.is_empty());
+        prop_assert!(!allocation.refusals.contains_key(name));
+        let asked = &model.services[name].request.addresses;
+        prop_assert!(asked.is_empty() || *asked == assignment.addresses);
+        for vip in &assignment.addresses {
+            prop_assert!(!model.reserved.contains_key(&vip.0), "{vip} is reserved");
+            for port in &assignment.ports {
+                prop_assert_eq!(claims.insert((*vip, *port), name), None, "a second owner of {} on {}", port, vip);
+            }
+        }
+    }
+    for (vip, names) in allocation.vips() {
+        for (a, b) in names.iter().flat_map(|a| names.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b) {
+            let may =
+                model.services[a].party().may_share(model.services[b].party(), crate::model::pool::PoolSharing::Any);
+            prop_assert_eq!(may, Ok(()), "{} and {} on {}", a, b, vip);
+        }
+    }
+    prop_assert_eq!(
+        allocation.assignments.len() + allocation.refusals.len(),
+        model.services.len() + model.refused.len()
+    );
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn a_claim_never_has_two_owners_and_sharers_may_share(cluster in history()) {
+        check(&cluster, &cluster.allocate())?;
+    }
+
+    #[test]
+    fn replay_with_the_result_as_holders_is_identical(cluster in history()) {
+        let first = cluster.allocate();
+        prop_assert_eq!(&Cluster { holders: first.holders(), ..cluster }.allocate(), &first);
+    }
+
+    #[test]
+    fn the_order_of_the_input_is_irrelevant(
+        (shapes, order) in shapes().prop_flat_map(|shapes| {
+            let order: Vec<usize> = (0..shapes.len()).collect();
+            (Just(shapes), Just(order).prop_shuffle())
+        })
+    ) {
+        let shuffled = order.iter().fold(empty(), |cluster, &index| add(cluster, index, &shapes[index]));
+        prop_assert_eq!(shuffled.allocate(), cluster(&shapes).allocate());
+    }
+
+    #[test]
+    fn adding_a_service_moves_nobody(cluster in history(), newcomer in shape()) {
+        let settled = cluster.settled();
+        let before = settled.allocate();
+        let after = add(settled, 99, &newcomer).allocate();
+        for (name, assignment) in &before.assignments {
+            prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(name).map(|a| &a.addresses));
+        }
+    }
+
+    #[test]
+    fn removing_a_service_moves_nobody_else(cluster in history(), gone in any::<prop::sample::Index>()) {
+        let settled = cluster.settled();
+        let before = settled.allocate();
+        let names: Vec<String> = settled.objects.services.keys().map(ToString::to_string).collect();
+        let gone = gone.get(&names).clone();
+        let after = settled.without(&gone).allocate();
+        for (service, assignment) in before.assignments.iter().filter(|(service, _)| **service != name(&gone)) {
+            prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(service).map(|a| &a.addresses));
+        }
+    }
+}

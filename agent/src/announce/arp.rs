@@ -1,0 +1,72 @@
+//! Gratuitous ARP frames.
+
+use std::net::Ipv4Addr;
+
+use pnet::{
+    packet::{
+        arp::{ArpHardwareTypes, ArpOperation, ArpOperations, MutableArpPacket},
+        ethernet::{EtherTypes, MutableEthernetPacket},
+    },
+    util::MacAddr,
+};
+use vipmux_common::abi::Mac;
+
+const ETHERNET: usize = 14;
+const ARP: usize = 28;
+
+/// `vip` is at `mac`, in the two forms there are: hosts differ in which one they heed. Both are broadcast, with `vip` as
+/// sender and target (RFC 5227, 3; RFC 5944, 4.6).
+pub(super) fn announcement(vip: Ipv4Addr, mac: Mac) -> impl Iterator<Item = Vec<u8>> {
+    let mac = MacAddr::from(mac.bytes());
+    // The target's MAC means nothing in a request, so it is zero (RFC 5227, 1.1); in a reply it is the sender's.
+    [(ArpOperations::Request, MacAddr::zero()), (ArpOperations::Reply, mac)]
+        .into_iter()
+        .filter_map(move |(operation, target)| frame(vip, mac, operation, target))
+}
+
+/// `None` is never seen: the buffer has the size that the packet views ask for.
+fn frame(vip: Ipv4Addr, mac: MacAddr, operation: ArpOperation, target: MacAddr) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; ETHERNET + ARP];
+    let (head, body) = bytes.split_at_mut(ETHERNET);
+    let mut ethernet = MutableEthernetPacket::new(head)?;
+    ethernet.set_destination(MacAddr::broadcast());
+    ethernet.set_source(mac);
+    ethernet.set_ethertype(EtherTypes::Arp);
+    let mut arp = MutableArpPacket::new(body)?;
+    arp.set_hardware_type(ArpHardwareTypes::Ethernet);
+    arp.set_protocol_type(EtherTypes::Ipv4);
+    arp.set_hw_addr_len(6);
+    arp.set_proto_addr_len(4);
+    arp.set_operation(operation);
+    arp.set_sender_hw_addr(mac);
+    arp.set_sender_proto_addr(vip);
+    arp.set_target_hw_addr(target);
+    arp.set_target_proto_addr(vip);
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn request_and_reply_are_laid_out_as_rfc_826_says() {
+        let frames: Vec<_> =
+            announcement(Ipv4Addr::new(192, 0, 2, 1), Mac::new([2, 0, 0x5e, 0x10, 0x20, 0x30])).collect();
+        #[rustfmt::skip]
+        let request = [
+            0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0x5e, 0x10, 0x20, 0x30, 0x08, 0x06,
+            0, 1, 0x08, 0, 6, 4, 0, 1,
+            2, 0, 0x5e, 0x10, 0x20, 0x30, 192, 0, 2, 1,
+            0, 0, 0, 0, 0, 0, 192, 0, 2, 1,
+        ];
+        #[rustfmt::skip]
+        let reply = [
+            0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0x5e, 0x10, 0x20, 0x30, 0x08, 0x06,
+            0, 1, 0x08, 0, 6, 4, 0, 2,
+            2, 0, 0x5e, 0x10, 0x20, 0x30, 192, 0, 2, 1,
+            2, 0, 0x5e, 0x10, 0x20, 0x30, 192, 0, 2, 1,
+        ];
+        assert_eq!(frames, [request.to_vec(), reply.to_vec()]);
+    }
+}

@@ -1,0 +1,127 @@
+use std::{num::NonZeroU32, time::Duration};
+
+use super::*;
+
+const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 1]);
+
+fn vip(n: u8) -> Vip {
+    Vip([192, 0, 2, n].into())
+}
+
+/// The last byte of the VIP that each frame is about.
+fn about(frames: &[Frame]) -> Vec<u8> {
+    frames.iter().map(|frame| frame.bytes[41]).collect()
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Runs the announcer until it rests: (milliseconds since `start`, the VIPs announced).
+fn run(announcer: &mut Announcer, start: Instant) -> Vec<(u128, Vec<u8>)> {
+    let mut rounds = Vec::new();
+    while let Some(next) = announcer.next() {
+        let frames = announcer.due(next);
+        assert!(!frames.is_empty(), "woken for nothing at {:?}", next - start);
+        rounds.push(((next - start).as_millis(), about(&frames)));
+    }
+    rounds
+}
+
+#[test]
+fn a_gained_vip_is_announced_at_once_and_at_growing_intervals() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    let rounds = run(&mut announcer, start);
+    assert_eq!(rounds, [0, 1000, 3000, 7000, 15_000].map(|at| (at, vec![1, 1])));
+}
+
+#[test]
+fn each_frame_is_handed_out_once() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    assert_eq!(announcer.due(start).len(), 2);
+    assert_eq!(announcer.due(start), []);
+    assert_eq!(announcer.due(start + ms(999)), []);
+}
+
+#[test]
+fn first_rounds_are_not_paced_and_repeats_are_in_turns() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    (1..=6).for_each(|n| announcer.gained(vip(n), 7, MAC, start));
+    let rounds = run(&mut announcer, start);
+    assert_eq!(rounds[0], (0, vec![1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]));
+    let second: Vec<_> = (1..=6).map(|n| (800 + 200 * u128::from(n), vec![n, n])).collect();
+    assert_eq!(rounds[1..7], second);
+    for pair in rounds[1..].windows(2) {
+        assert!(pair[1].0 - pair[0].0 >= 200, "two frames cost 200 ms at 10 frames/s: {pair:?}");
+    }
+    assert_eq!(rounds.len(), 1 + 6 * 4);
+}
+
+#[test]
+fn a_late_call_does_not_catch_up_in_a_burst() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    (1..=6).for_each(|n| announcer.gained(vip(n), 7, MAC, start));
+    announcer.due(start);
+    let late = start + ms(60_000);
+    assert_eq!(about(&announcer.due(late)), [1, 1]);
+    assert_eq!(announcer.next(), Some(late + ms(200)));
+}
+
+#[test]
+fn interfaces_are_paced_apart() {
+    let pacing = Pacing::new(Schedule::default(), NonZeroU32::MIN);
+    let (mut announcer, start) = (Announcer::new(pacing), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    announcer.gained(vip(1), 8, MAC, start);
+    announcer.due(start);
+    let frames = announcer.due(start + ms(1000));
+    assert_eq!(frames.iter().map(|frame| frame.ifindex).collect::<Vec<_>>(), [7, 7, 8, 8]);
+    assert_eq!(announcer.next(), Some(start + ms(3000)));
+}
+
+#[test]
+fn a_lost_vip_falls_silent() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    announcer.gained(vip(2), 7, MAC, start);
+    announcer.lost(vip(2));
+    assert_eq!(about(&announcer.due(start)), [1, 1]);
+    announcer.lost(vip(1));
+    assert_eq!(announcer.next(), None);
+    assert_eq!(announcer.due(start + ms(60_000)), []);
+}
+
+#[test]
+fn a_vip_that_comes_back_starts_over() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    announcer.due(start);
+    let back = start + ms(500);
+    announcer.gained(vip(1), 7, MAC, back);
+    let rounds = run(&mut announcer, back);
+    assert_eq!(rounds.iter().map(|round| round.0).collect::<Vec<_>>(), [0, 1000, 3000, 7000, 15_000]);
+}
+
+#[test]
+fn carrier_up_announces_what_is_held_there() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    announcer.gained(vip(2), 8, MAC, start);
+    run(&mut announcer, start);
+    let up = start + ms(100_000);
+    announcer.again(7, up);
+    assert_eq!(announcer.next(), Some(up));
+    assert_eq!(about(&announcer.due(up)), [1, 1]);
+    announcer.removed(7);
+    assert_eq!(announcer.next(), None);
+}
+
+#[test]
+fn an_ipv6_vip_is_not_announced() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(Vip("2001:db8::1".parse().unwrap()), 7, MAC, start);
+    assert_eq!(announcer.due(start), []);
+    assert_eq!(announcer.next(), None);
+}

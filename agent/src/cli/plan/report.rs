@@ -1,0 +1,214 @@
+//! What a plan shows. The JSON form is stable: fields are added, never changed, and `version` rises when that is broken.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use k8s_openapi::api::core::v1 as api;
+use serde::Serialize;
+
+use crate::{
+    allocate::Allocation,
+    cli::table::{Cell, Colour, Table, Tone},
+    election::rendezvous,
+    model::{
+        Model, NodeName, Protocol, ServiceName, Vip,
+        name::Port,
+        reason::{Note, Reason},
+    },
+    source::{Objects, manifests::Problem},
+};
+
+/// A plan.
+#[derive(Debug, Serialize)]
+pub(super) struct Report<'a> {
+    /// Of this form.
+    version: u32,
+    /// Every Service of the input.
+    services: Vec<ServiceRow<'a>>,
+    /// Every address that is assigned.
+    vips: Vec<VipRow>,
+    /// Every pool, best first.
+    pools: Vec<PoolRow<'a>>,
+    /// What was left out without stopping anyone.
+    notes: &'a [Note],
+    /// Documents that could not be used.
+    problems: &'a [Problem],
+}
+
+#[derive(Debug, Serialize)]
+struct ServiceRow<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    state: State,
+    addresses: Vec<Vip>,
+    ports: Vec<PortRow>,
+    reason: Reason,
+    message: &'a str,
+    warnings: &'a [String],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum State {
+    Allocated,
+    Pending,
+    Ignored,
+}
+
+#[derive(Debug, Serialize)]
+struct PortRow {
+    port: u16,
+    protocol: Protocol,
+}
+
+#[derive(Debug, Serialize)]
+struct VipRow {
+    address: Vip,
+    services: Vec<String>,
+    leader: Option<NodeName>,
+}
+
+#[derive(Debug, Serialize)]
+struct PoolRow<'a> {
+    name: &'a str,
+    /// IPv4 addresses that it can give.
+    capacity: u64,
+    /// How many of them are assigned.
+    used: u64,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
+        let eligible = rendezvous::eligible(&model.nodes);
+        let vips = allocation.vips();
+        let mut used: BTreeMap<&str, u64> = BTreeMap::new();
+        for pool in vips.keys().filter_map(|vip| model.pools.iter().find(|pool| pool.contains(*vip))) {
+            *used.entry(&pool.name).or_default() += 1;
+        }
+        let vip_row = |(address, names): (&Vip, &std::collections::BTreeSet<&ServiceName>)| VipRow {
+            address: *address,
+            services: names.iter().map(ToString::to_string).collect(),
+            leader: rendezvous::leader(*address, eligible.iter().copied()).cloned(),
+        };
+        let pools = model.pools.iter().map(|pool| PoolRow {
+            name: &pool.name,
+            capacity: pool.capacity_v4(),
+            used: used.get(pool.name.as_str()).copied().unwrap_or(0),
+        });
+        let services =
+            objects.services.iter().filter_map(|(name, object)| service_row(model, allocation, name, object));
+        Self {
+            version: 1,
+            services: services.collect(),
+            vips: vips.iter().map(vip_row).collect(),
+            pools: pools.collect(),
+            notes: &model.notes,
+            problems: &objects.problems,
+        }
+    }
+
+    /// Tables on `out`, warnings and problems on `err`.
+    pub(super) fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()> {
+        for problem in self.problems {
+            writeln!(err, "error: {problem}")?;
+        }
+        for note in self.notes {
+            writeln!(err, "warning: {}: {}", note.object, note.message)?;
+        }
+        for row in &self.services {
+            for warning in row.warnings {
+                writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
+            }
+        }
+        self.service_table().print_with(out, colour)?;
+        let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
+        if unseen > 0 {
+            writeln!(out, "(not shown: {unseen} of other types)")?;
+        }
+        if !self.vips.is_empty() {
+            writeln!(out)?;
+            self.vip_table().print_with(out, colour)?;
+        }
+        Ok(())
+    }
+
+    fn service_table(&self) -> Table {
+        let mut table = Table::new(&["SERVICE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE"]);
+        for row in self.services.iter().filter(|row| row.is_shown()) {
+            let (state, tone) = match row.state {
+                State::Allocated if row.warnings.is_empty() => ("allocated", Tone::Good),
+                State::Allocated => ("allocated", Tone::Warn),
+                State::Pending => ("pending", Tone::Bad),
+                State::Ignored => ("ignored", Tone::Plain),
+            };
+            let ports = row.ports.iter().map(|row| Port { number: row.port, protocol: row.protocol });
+            table.row([
+                Cell::from(format!("{}/{}", row.namespace, row.name)),
+                Cell::toned(state, tone),
+                Cell::from(joined(&row.addresses)),
+                Cell::from(joined(ports)),
+                Cell::toned(row.reason.to_string(), tone),
+                Cell::from(row.message),
+            ]);
+        }
+        table
+    }
+
+    fn vip_table(&self) -> Table {
+        let mut table = Table::new(&["VIP", "LEADER", "SERVICES"]);
+        for row in &self.vips {
+            let leader = row.leader.as_ref().map_or("", |leader| &leader.0);
+            table.row([row.address.to_string(), leader.to_owned(), joined(&row.services)]);
+        }
+        table
+    }
+}
+
+impl ServiceRow<'_> {
+    /// A cluster's many internal Services would bury the others.
+    fn is_shown(&self) -> bool {
+        self.reason != Reason::NotLoadBalancer
+    }
+}
+
+fn service_row<'a>(
+    model: &'a Model,
+    allocation: &'a Allocation,
+    name: &'a ServiceName,
+    object: &api::Service,
+) -> Option<ServiceRow<'a>> {
+    let row = |state, reason, message| ServiceRow {
+        namespace: &name.namespace,
+        name: &name.name,
+        state,
+        addresses: Vec::new(),
+        ports: ports(object),
+        reason,
+        message,
+        warnings: &[],
+    };
+    if let Some(given) = allocation.assignments.get(name) {
+        let addresses = given.addresses.iter().copied().collect();
+        let allocated = row(State::Allocated, given.reason, given.message.as_str());
+        return Some(ServiceRow { addresses, warnings: &given.warnings, ..allocated });
+    }
+    let refused = allocation.refusals.get(name).map(|refusal| (State::Pending, refusal));
+    let ignored = model.ignored.get(name).map(|refusal| (State::Ignored, refusal));
+    refused.or(ignored).map(|(state, refusal)| row(state, refusal.reason, refusal.message.as_str()))
+}
+
+/// The ports as written, as far as they are ports: of Services that were refused over them, too.
+fn ports(object: &api::Service) -> Vec<PortRow> {
+    let listed = object.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
+    let row = |entry: &api::ServicePort| {
+        let protocol = entry.protocol.as_deref().map_or(Some(Protocol::default()), |text| text.parse().ok())?;
+        Some(PortRow { port: u16::try_from(entry.port).ok()?, protocol })
+    };
+    listed.filter_map(row).collect()
+}
+
+fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
+}

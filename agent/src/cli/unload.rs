@@ -1,0 +1,148 @@
+//! `vipmux unload`.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+};
+
+use clap::Args;
+use nix::time::{ClockId, clock_gettime};
+
+use super::table::quiet_pipe;
+use crate::{
+    datapath::{
+        pins::{DEFAULT_PIN_PATH, EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+        unload::{UnloadError, Unloaded, unload},
+    },
+    inspect::names,
+    snat::{IdentitySnat, SnatError},
+};
+
+/// Stop answering for this node's VIPs, detach the programs and remove every trace of vipmux from the kernel: pins,
+/// maps and the nftables table of this network namespace
+#[derive(Clone, Debug, Args)]
+pub struct Unload {
+    /// Where everything is pinned
+    #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH")]
+    pin_path: PathBuf,
+}
+
+/// The kernel was not, or not wholly, cleared of vipmux.
+#[derive(Debug, thiserror::Error)]
+pub enum UnloadCommandError {
+    /// Something could not be taken out of the kernel.
+    #[error(transparent)]
+    Unload(#[from] UnloadError),
+    /// The nftables table could not be removed.
+    #[error("cannot remove vipmux's nftables table")]
+    Snat(#[from] SnatError),
+    /// The system's clocks could not be read.
+    #[error("cannot read the clock")]
+    Clock(#[from] nix::Error),
+    /// The output could not be written.
+    #[error("cannot write the output")]
+    Output(#[source] io::Error),
+}
+
+impl Unload {
+    /// Unloads, and says on standard output what it did.
+    pub fn run(&self) -> Result<(), UnloadCommandError> {
+        self.write(&mut io::stdout().lock())
+    }
+
+    fn write(&self, out: &mut impl Write) -> Result<(), UnloadCommandError> {
+        let pins = Pins::new(&self.pin_path);
+        let boottime = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+        let now = std::time::Duration::from(boottime).as_nanos();
+        let done = unload(&pins, u64::try_from(now).unwrap_or(u64::MAX))?;
+        let told = quiet_pipe(tell(&pins, done.as_ref(), out));
+        // Also where nothing is pinned: the table may be all that is left.
+        IdentitySnat::open()?.remove()?;
+        told.map_err(UnloadCommandError::Output)
+    }
+}
+
+fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Result<()> {
+    let root = pins.root().display();
+    let Some(done) = done else {
+        return writeln!(out, "nothing to unload: vipmux is not loaded on this node (no {root})");
+    };
+    if let Some(error) = &done.unreadable {
+        writeln!(out, "warning: leadership was not given up before detaching: {error}")?;
+    }
+    if done.relinquished != 0 {
+        writeln!(out, "stopped answering for {} VIPs", done.relinquished)?;
+    }
+    for link in &done.detached {
+        match link {
+            Some((LinkKind::Xdp, ifindex)) => {
+                writeln!(out, "detached {XDP_PROGRAM} from {}", names::interface(*ifindex))?;
+            }
+            Some((LinkKind::Egress, ifindex)) => {
+                writeln!(out, "detached {EGRESS_PROGRAM} from {}", names::interface(*ifindex))?;
+            }
+            None => writeln!(out, "detached a link of another name")?,
+        }
+    }
+    writeln!(out, "removed {} programs, {} maps and {root}", done.programs, done.maps)?;
+    if done.agent_seen {
+        writeln!(
+            out,
+            "warning: an agent was running on this node a moment ago; if it still is, it works on maps that nothing \
+             reads any more: stop it"
+        )?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, net::Ipv4Addr};
+
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+    use crate::{
+        datapath::maps::fixture::mounted,
+        model::Protocol,
+        snat::{LocalBackend, Synced},
+    };
+
+    fn told(done: Option<&Unloaded>) -> String {
+        let mut out = Vec::new();
+        tell(&Pins::new("/p"), done, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn each_thing_that_went_is_told() {
+        let detached = vec![Some((LinkKind::Xdp, 1)), Some((LinkKind::Egress, u32::MAX)), None];
+        let done = Unloaded { relinquished: 3, detached, programs: 2, maps: 17, ..Unloaded::default() };
+        assert_eq!(
+            told(Some(&done)),
+            "stopped answering for 3 VIPs\ndetached vipmux_xdp from lo\ndetached vipmux_egress from if4294967295\n\
+             detached a link of another name\nremoved 2 programs, 17 maps and /p\n"
+        );
+    }
+
+    #[test]
+    fn the_nftables_table_goes_too_even_where_nothing_is_pinned() {
+        let Some(pins) = mounted() else { return };
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        let backend = LocalBackend { address: Ipv4Addr::new(10, 0, 0, 1), protocol: Protocol::Tcp, port: 80 };
+        let (backends, mut snat) = (BTreeSet::from([backend]), IdentitySnat::open().unwrap());
+        snat.sync(&backends).unwrap();
+        assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
+        let mut out = Vec::new();
+        Unload { pin_path: pins.root().into() }.write(&mut out).unwrap();
+        assert!(out.starts_with(b"nothing to unload"));
+        assert_eq!(snat.sync(&backends).unwrap(), Synced::Replaced, "it was gone");
+    }
+
+    #[test]
+    fn a_node_without_vipmux_and_one_with_a_running_agent_are_told_so() {
+        assert_eq!(told(None), "nothing to unload: vipmux is not loaded on this node (no /p)\n");
+        let done = Unloaded { agent_seen: true, ..Unloaded::default() };
+        assert!(told(Some(&done)).contains("warning: an agent was running on this node a moment ago"));
+    }
+}

@@ -1,0 +1,87 @@
+//! Executing [`Step`]s, and what else the agent writes.
+
+use aya::maps::{HashMap, MapData, MapError};
+use nix::time::{ClockId, clock_getres};
+use vipmux_common::abi::{ABI_VERSION, Config, Fence, Interface, NodeLabel, ServiceOwner, VipValue};
+
+use super::maps::{Maps, MapsError};
+use crate::plan::Step;
+
+/// An idle TCP flow's life: 2 hours and 4 minutes (RFC 5382, REQ-5).
+const TCP_IDLE_SECONDS: u32 = 7_440;
+/// An idle UDP flow's life: 5 minutes (RFC 4787, REQ-5).
+const UDP_IDLE_SECONDS: u32 = 300;
+/// How long the last segments of a closed connection are still translated.
+const CLOSED_LINGER_SECONDS: u32 = 5;
+
+/// The configuration of new maps. Jiffies per second are read off the coarse clock's resolution, which is one tick.
+pub fn new_config() -> Config {
+    let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |tick| tick.tv_nsec());
+    let hz = u32::try_from(1_000_000_000_i64.checked_div(resolution).unwrap_or_default()).unwrap_or(0).max(1);
+    Config {
+        abi: ABI_VERSION,
+        next_vip: 1,
+        next_generation: 1,
+        hz,
+        tcp_idle: TCP_IDLE_SECONDS * hz,
+        udp_idle: UDP_IDLE_SECONDS * hz,
+        closed_linger: CLOSED_LINGER_SECONDS * hz,
+    }
+}
+
+/// Writes or removes an element of a hash map; one that is gone already is no error.
+fn put<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>, key: &K, value: Option<&V>) -> Result<(), MapError> {
+    match value {
+        Some(value) => map.insert(key, value, 0),
+        None => match map.remove(key) {
+            Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        },
+    }
+}
+
+impl Maps {
+    /// Executes one step.
+    pub fn apply(&mut self, step: &Step) -> Result<(), MapsError> {
+        let (map, result) = match step {
+            Step::Table(first, slots) => return self.write_table(*first, slots),
+            Step::Config(value) => ("CONFIG", self.config.set(0, value, 0)),
+            Step::NodeName(index, name) => {
+                let label = NodeLabel::new(name.as_ref().map_or("", |name| &name.0));
+                ("NODE_NAMES", self.node_names.set(*index, label, 0))
+            }
+            Step::Node(index, value) => ("NODES", self.nodes.set(*index, value, 0)),
+            Step::Peer(mac, node) => ("PEERS", put(&mut self.peers, mac, node.as_ref())),
+            Step::Backend(index, value) => ("BACKENDS", self.backends.set(*index, value, 0)),
+            Step::ServiceName(slot, name) => {
+                let owner = name
+                    .as_ref()
+                    .map_or(ServiceOwner::new("", ""), |name| ServiceOwner::new(&name.namespace, &name.name));
+                ("SERVICE_NAMES", self.service_names.set(*slot, owner, 0))
+            }
+            Step::ServiceState(slot, value) => ("SERVICE_STATES", self.service_states.set(*slot, value, 0)),
+            Step::Service(key, value) => ("SERVICES", put(&mut self.services, key, value.as_ref())),
+            Step::Vip(address, value) => ("VIPS", put(&mut self.vips, address, value.as_ref())),
+        };
+        result.map_err(|source| MapsError::Write { map, source })
+    }
+
+    /// Pushes the fence's deadline: `CLOCK_BOOTTIME`, nanoseconds.
+    pub fn write_deadline(&mut self, deadline: u64) -> Result<(), MapsError> {
+        self.fence.set(0, Fence { deadline }, 0).map_err(|source| MapsError::Write { map: "FENCE", source })
+    }
+
+    /// Tells the programs about an interface; all zero: it is not ours any more.
+    pub fn write_interface(&mut self, ifindex: u32, value: Interface) -> Result<(), MapsError> {
+        self.interfaces.set(ifindex, value, 0).map_err(|source| MapsError::Write { map: "INTERFACES", source })
+    }
+
+    /// One VIP, as the programs have it now.
+    pub fn read_vip(&self, address: &vipmux_common::abi::Address) -> Result<Option<VipValue>, MapsError> {
+        match self.vips.get(address, 0) {
+            Ok(value) => Ok(Some(value)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(MapsError::Read { map: "VIPS", source }),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+use std::{collections::BTreeSet, error::Error as _};
+
+use aya::maps::PerCpuValues;
+
+use super::{fixture::Fixture, *};
+
+#[test]
+fn every_declared_map_is_opened_and_every_pin_is_a_declared_map() {
+    let Some(fixture) = Fixture::new() else { return };
+    let pinned: BTreeSet<_> = std::fs::read_dir(fixture.pins.maps())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let object = aya_names();
+    assert_eq!(object, Maps::NAMES.iter().map(ToString::to_string).collect());
+    assert_eq!(pinned, object);
+}
+
+/// The maps that the object declares.
+fn aya_names() -> BTreeSet<String> {
+    let ebpf = aya::EbpfLoader::new().load(crate::datapath::OBJECT).unwrap();
+    ebpf.maps().map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn a_node_without_vipmux_is_told_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Maps::open(folder.path()).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        format!("vipmux is not loaded on this node (no maps under {}/maps)", folder.path().display())
+    );
+}
+
+#[test]
+fn maps_of_another_abi_version_are_refused_with_both_versions() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    fixture.maps.config.set(0, Config { abi: 77, ..Config::default() }, 0).unwrap();
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert!(matches!(error, MapsError::Abi { found: 77, .. }), "{error}");
+    assert!(error.to_string().contains(&format!("version 77, this vipmux has {ABI_VERSION}")), "{error}");
+}
+
+#[test]
+fn a_missing_map_is_named() {
+    let Some(fixture) = Fixture::new() else { return };
+    let path = fixture.pins.map("NODES");
+    std::fs::remove_file(&path).unwrap();
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert_eq!(error.to_string(), format!("cannot open the map {}", path.display()));
+    assert!(error.source().is_some());
+}
+
+#[test]
+fn arrays_are_read_and_written_across_batches() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let table: Vec<u32> = (0..10_000).map(|i| i * 3).collect();
+    maps.write_table(5_000, &table).unwrap();
+    assert_eq!(maps.read_table(5_000, 10_000).unwrap(), table);
+    assert_eq!(maps.read_table(4_999, 2).unwrap(), [0, 0]);
+    assert_eq!(maps.read_table(5_001, 1).unwrap(), [3]);
+    assert_eq!(maps.read_table(16_383, 2).unwrap(), [0], "the array ends");
+    assert!(maps.read_table(0, 0).unwrap().is_empty());
+    assert!(maps.write_table(16_383, &[1, 2]).is_err());
+
+    for index in [0, 4_095, 4_096, 9_999] {
+        maps.backends.set(index, Backend { generation: index + 1, ..Backend::default() }, 0).unwrap();
+    }
+    let found: Vec<u32> = maps.read_backends().unwrap().into_keys().collect();
+    assert_eq!(found, [0, 4_095, 4_096, 9_999]);
+}
+
+#[test]
+fn hash_maps_are_read_across_batches_and_up_to_a_limit() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    assert_eq!(maps.read_flows(10).unwrap(), []);
+    for vip in 0..10_000 {
+        maps.flows
+            .insert(FlowKey { vip, ..FlowKey::default() }, FlowValue { tag: vip, ..Default::default() }, 0)
+            .unwrap();
+    }
+    let flows = maps.read_flows(usize::MAX).unwrap();
+    let keys: BTreeSet<_> = flows.iter().map(|(key, _)| *key).collect();
+    assert_eq!((flows.len(), keys.len()), (10_000, 10_000));
+    assert!(flows.iter().all(|(key, value)| key.vip == value.tag));
+    assert_eq!(maps.read_flows(7).unwrap().len(), 7);
+}
+
+#[test]
+fn counts_are_summed_over_the_cpus() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let cpus = nr_cpus().unwrap() as u64;
+    let counts: Vec<_> = (1..=cpus).map(|i| Count { packets: i, bytes: 100 * i, flows: 0 }).collect();
+    let counts = PerCpuValues::try_from(counts).unwrap();
+    fixture.maps.drops.set(DropReason::NoService as u32, counts, 0).unwrap();
+    let total = cpus * (cpus + 1) / 2;
+    for (reason, count) in fixture.maps.read_drops().unwrap() {
+        let packets = if reason == DropReason::NoService { total } else { 0 };
+        assert_eq!((count.packets, count.bytes), (packets, 100 * packets), "{}", reason.name());
+    }
+}
+
+#[test]
+fn a_user_without_rights_is_told_what_it_takes() {
+    let Some(fixture) = Fixture::new() else { return };
+    let nobody = 65_534;
+    // SAFETY: plain integers. The bare system call changes this thread alone, and the test's thread ends with it.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) }, 0);
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert!(matches!(error, MapsError::NoPermission { .. }), "{error}");
+    assert!(error.to_string().starts_with("no permission to open /sys/fs/bpf/vipmux/maps"), "{error}");
+}

@@ -1,0 +1,108 @@
+//! Where the programs, maps and links are pinned, so that they outlive the agent.
+
+use std::path::{Path, PathBuf};
+
+/// Where everything is pinned unless the configuration says otherwise; on a bpffs.
+pub const DEFAULT_PIN_PATH: &str = "/sys/fs/bpf/vipmux";
+
+/// The program on each announcing interface.
+pub const XDP_PROGRAM: &str = "vipmux_xdp";
+/// The program on each uplink's way out.
+pub const EGRESS_PROGRAM: &str = "vipmux_egress";
+
+/// What a pinned link attaches, as its pin's name says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkKind {
+    /// [`XDP_PROGRAM`].
+    Xdp,
+    /// [`EGRESS_PROGRAM`].
+    Egress,
+}
+
+impl LinkKind {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Self::Xdp => "xdp-",
+            Self::Egress => "egress-",
+        }
+    }
+}
+
+/// The layout below one pin path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    /// The layout below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The pin path itself.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder of the maps.
+    pub fn maps(&self) -> PathBuf {
+        self.root.join("maps")
+    }
+
+    /// The map `name`.
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    /// The folder of the programs.
+    pub fn programs(&self) -> PathBuf {
+        self.root.join("programs")
+    }
+
+    /// The program `name`: [`XDP_PROGRAM`] or [`EGRESS_PROGRAM`].
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.programs().join(name)
+    }
+
+    /// The folder of the links.
+    pub fn links(&self) -> PathBuf {
+        self.root.join("links")
+    }
+
+    /// The link of a program to the interface `ifindex`.
+    pub fn link(&self, kind: LinkKind, ifindex: u32) -> PathBuf {
+        self.links().join(format!("{}{ifindex}", kind.prefix()))
+    }
+
+    /// What a pin in [`Pins::links`] attaches, and the ifindex it is attached to; `None` if it is not one of ours.
+    pub fn parse_link(name: &str) -> Option<(LinkKind, u32)> {
+        [LinkKind::Xdp, LinkKind::Egress]
+            .into_iter()
+            .find_map(|kind| Some((kind, name.strip_prefix(kind.prefix())?.parse().ok()?)))
+    }
+}
+
+impl Default for Pins {
+    fn default() -> Self {
+        Self::new(DEFAULT_PIN_PATH)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_links_pin_tells_what_it_attaches_where() {
+        let pins = Pins::new("/p");
+        for (kind, path) in [(LinkKind::Xdp, "/p/links/xdp-7"), (LinkKind::Egress, "/p/links/egress-7")] {
+            assert_eq!(pins.link(kind, 7), Path::new(path));
+            let name = path.rsplit('/').next().unwrap();
+            assert_eq!(Pins::parse_link(name), Some((kind, 7)));
+        }
+        for other in ["xdp-", "xdp-eth0", "tc-7", "", "xdp-4294967296"] {
+            assert_eq!(Pins::parse_link(other), None, "{other}");
+        }
+    }
+}

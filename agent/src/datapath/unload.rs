@@ -1,0 +1,262 @@
+//! Taking everything out of the kernel again.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+use vipmux_common::abi::VIP_LEADING;
+
+use super::{
+    maps::{Maps, MapsError},
+    pins::{LinkKind, Pins},
+    syscall::{Command, bpf},
+};
+
+/// `BPF_EXIST` of include/uapi/linux/bpf.h: replace an entry, but make none.
+const EXIST: u64 = 2;
+
+/// Something could not be taken out of the kernel.
+#[derive(Debug, thiserror::Error)]
+pub enum UnloadError {
+    /// The pin path is something else's folder: nothing in it is touched.
+    #[error("{} is not on a bpffs, so it is no pin path of vipmux", path.display())]
+    NotBpffs {
+        /// The pin path.
+        path: PathBuf,
+    },
+    /// A step failed.
+    #[error("cannot {operation} {}", path.display())]
+    Step {
+        /// What was tried.
+        operation: &'static str,
+        /// The pin or folder.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// What was taken out.
+#[derive(Debug, Default)]
+pub struct Unloaded {
+    /// VIPs that this node led, and no longer answers for.
+    pub relinquished: usize,
+    /// Why the leading flags could not be cleared; the programs were detached all the same.
+    pub unreadable: Option<MapsError>,
+    /// Programs that were detached, and the ifindex of the interface. `None` for a link with a foreign name.
+    pub detached: Vec<Option<(LinkKind, u32)>>,
+    /// Programs whose pins went.
+    pub programs: usize,
+    /// Maps whose pins went.
+    pub maps: usize,
+    /// The fence's deadline was ahead: an agent is running, or was a moment ago.
+    pub agent_seen: bool,
+}
+
+fn step<T>(operation: &'static str, path: &Path, result: io::Result<T>) -> Result<T, UnloadError> {
+    result.map_err(|source| UnloadError::Step { operation, path: path.into(), source })
+}
+
+/// `BPF_OBJ_GET`'s part of `union bpf_attr`.
+#[repr(C)]
+struct Pathname {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// `BPF_LINK_DETACH`'s part of `union bpf_attr`.
+#[repr(C)]
+struct Link {
+    fd: u32,
+}
+
+/// Detaches the pinned link. Removing its pin would do so too, but only some time after, and not at all while another
+/// process has it open.
+fn detach(path: &Path) -> io::Result<()> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    let mut attributes = Pathname { path: name.as_ptr() as u64, fd: 0, flags: 0 };
+    // SAFETY: the path is a string with its zero, live during the call.
+    let fd = unsafe { bpf(Command::ObjectGet, &mut attributes) }?;
+    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+    let link = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut attributes = Link { fd: link.as_raw_fd().cast_unsigned() };
+    // SAFETY: there are no pointers in it.
+    unsafe { bpf(Command::LinkDetach, &mut attributes) }?;
+    Ok(())
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>, UnloadError> {
+    let listed = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listed => listed.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect()),
+    };
+    step("list", folder, listed)
+}
+
+/// Removes a folder of pins, and them; how many there were.
+fn remove(folder: &Path) -> Result<usize, UnloadError> {
+    let pins = entries(folder)?;
+    for pin in &pins {
+        step("remove", pin, fs::remove_file(pin))?;
+    }
+    remove_folder(folder)?;
+    Ok(pins.len())
+}
+
+fn remove_folder(folder: &Path) -> Result<(), UnloadError> {
+    match fs::remove_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => step("remove", folder, result),
+    }
+}
+
+/// Clears all leading flags, so that this node answers for no VIP; how many it led.
+fn relinquish(maps: &mut Maps) -> Result<usize, MapsError> {
+    let mut led = 0;
+    for (address, mut vip) in maps.read_vips()? {
+        if vip.flags & VIP_LEADING != 0 {
+            vip.flags &= !VIP_LEADING;
+            let written = maps.vips.insert(address, vip, EXIST);
+            written.map_err(|source| MapsError::Write { map: "VIPS", source })?;
+            led += 1;
+        }
+    }
+    Ok(led)
+}
+
+/// Stops answering, detaches the programs, and removes every pin below the pin path, in this order. `None`: nothing was
+/// there. `now`: nanoseconds of `CLOCK_BOOTTIME`.
+pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
+    let root = pins.root();
+    if !step("look at", root, root.try_exists())? {
+        return Ok(None);
+    }
+    if step("look at", root, statfs(root).map_err(io::Error::from))?.filesystem_type() != BPF_FS_MAGIC {
+        return Err(UnloadError::NotBpffs { path: root.into() });
+    }
+    let mut done = Unloaded::default();
+    match Maps::open(root).and_then(|mut maps| Ok((maps.read_fence()?.deadline, relinquish(&mut maps)?))) {
+        Ok((deadline, led)) => (done.agent_seen, done.relinquished) = (deadline > now, led),
+        Err(MapsError::NotLoaded { .. }) => {}
+        // Maps of another version, or half of them: what is attached goes all the same.
+        Err(error) => done.unreadable = Some(error),
+    }
+    for link in entries(&pins.links())? {
+        step("detach", &link, detach(&link))?;
+        done.detached.push(link.file_name().and_then(|name| Pins::parse_link(name.to_str()?)));
+    }
+    remove(&pins.links())?;
+    done.programs = remove(&pins.programs())?;
+    done.maps = remove(&pins.maps())?;
+    remove_folder(root)?;
+    Ok(Some(done))
+}
+
+#[cfg(test)]
+mod tests {
+    use aya::programs::{
+        SchedClassifier, TcAttachType, Xdp, XdpMode,
+        links::{FdLink, PinnedLink},
+        tc::SchedClassifierLink,
+        xdp::XdpLink,
+    };
+    use nix::sched::{CloneFlags, unshare};
+    use vipmux_common::abi::{Address, Config, Fence, VIP_YIELDED, VipValue};
+
+    use super::*;
+    use crate::datapath::{
+        maps::fixture::{Fixture, mounted},
+        pins::{EGRESS_PROGRAM, XDP_PROGRAM},
+    };
+
+    /// The loopback of the test's own network namespace.
+    const LOOPBACK: u32 = 1;
+
+    fn attach(fixture: &mut Fixture) {
+        let pins = &fixture.pins;
+        let xdp: &mut Xdp = fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+        xdp.load().unwrap();
+        xdp.pin(pins.program(XDP_PROGRAM)).unwrap();
+        let id = xdp.attach("lo", XdpMode::Skb).unwrap();
+        let link: XdpLink = xdp.take_link(id).unwrap();
+        FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Xdp, LOOPBACK)).unwrap();
+
+        let egress: &mut SchedClassifier = fixture.ebpf.program_mut(EGRESS_PROGRAM).unwrap().try_into().unwrap();
+        egress.load().unwrap();
+        egress.pin(pins.program(EGRESS_PROGRAM)).unwrap();
+        let id = egress.attach("lo", TcAttachType::Egress).unwrap();
+        let link: SchedClassifierLink = egress.take_link(id).unwrap();
+        FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Egress, LOOPBACK)).unwrap();
+    }
+
+    fn attached(fixture: &mut Fixture) -> (bool, usize) {
+        let xdp: &mut Xdp = fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+        // An interface has one generic XDP program at most.
+        let free = xdp.attach("lo", XdpMode::Skb).map(|id| xdp.detach(id).unwrap()).is_ok();
+        (!free, SchedClassifier::query_tcx("lo", TcAttachType::Egress).unwrap().1.len())
+    }
+
+    #[test]
+    fn nothing_is_left_even_where_an_agent_holds_the_links() {
+        let Some(mut fixture) = Fixture::new() else { return };
+        unshare(CloneFlags::CLONE_NEWNET).unwrap();
+        attach(&mut fixture);
+        let held = PinnedLink::from_pin(fixture.pins.link(LinkKind::Xdp, LOOPBACK)).unwrap();
+        let vip = |id, flags| (Address::v4(id), VipValue { id, flags, epoch: 9, ..VipValue::default() });
+        for (address, value) in [vip(1, VIP_LEADING), vip(2, VIP_YIELDED)] {
+            fixture.maps.vips.insert(address, value, 0).unwrap();
+        }
+        fixture.maps.fence.set(0, Fence { deadline: 1000 }, 0).unwrap();
+        assert_eq!(attached(&mut fixture), (true, 1));
+
+        let done = unload(&fixture.pins, 999).unwrap().unwrap();
+
+        assert_eq!(attached(&mut fixture), (false, 0));
+        assert!(!fixture.pins.root().exists());
+        let mut detached = done.detached;
+        detached.sort_unstable();
+        assert_eq!(detached, [Some((LinkKind::Xdp, LOOPBACK)), Some((LinkKind::Egress, LOOPBACK))]);
+        assert_eq!((done.programs, done.maps, done.relinquished), (2, Maps::NAMES.len(), 1));
+        assert!(done.agent_seen && done.unreadable.is_none());
+        assert_eq!(fixture.maps.read_vips().unwrap().into_iter().collect::<Vec<_>>(), [vip(1, 0), vip(2, VIP_YIELDED)]);
+        assert!(unload(&fixture.pins, 999).unwrap().is_none(), "a second time, there is nothing");
+        drop(held);
+    }
+
+    #[test]
+    fn maps_of_another_version_do_not_keep_the_rest_from_going() {
+        let Some(mut fixture) = Fixture::new() else { return };
+        fixture.maps.config.set(0, Config { abi: 77, ..Config::default() }, 0).unwrap();
+        let done = unload(&fixture.pins, 0).unwrap().unwrap();
+        assert!(matches!(done.unreadable, Some(MapsError::Abi { found: 77, .. })));
+        assert!(!done.agent_seen && !fixture.pins.root().exists());
+    }
+
+    #[test]
+    fn what_is_left_of_a_half_done_unload_goes() {
+        let Some(pins) = mounted() else { return };
+        fs::create_dir_all(pins.programs()).unwrap();
+        let done = unload(&pins, 0).unwrap().unwrap();
+        assert!((done.programs, done.maps) == (0, 0) && done.unreadable.is_none() && !pins.root().exists());
+    }
+
+    #[test]
+    fn a_folder_that_is_not_on_a_bpffs_is_not_touched() {
+        let folder = tempfile::tempdir().unwrap();
+        let pins = Pins::new(folder.path());
+        fs::create_dir(pins.maps()).unwrap();
+        fs::write(pins.map("VIPS"), "").unwrap();
+        assert!(matches!(unload(&pins, 0), Err(UnloadError::NotBpffs { .. })));
+        assert!(pins.map("VIPS").exists());
+    }
+}

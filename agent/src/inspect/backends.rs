@@ -1,0 +1,113 @@
+//! `inspect backends`.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+};
+
+use serde::Serialize;
+use vipmux_common::abi::{BACKEND_LOCAL, BACKEND_READY};
+
+use super::{
+    Report,
+    names::{Claim, Names},
+    services::Tables,
+};
+use crate::{
+    cli::table::{Cell, Colour, Table, Tone},
+    datapath::maps::{Maps, MapsError},
+};
+
+/// Claims of a backend that its row names.
+const NAMED: usize = 3;
+
+/// A backend.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BackendView {
+    /// Its index in `BACKENDS`.
+    pub index: u32,
+    /// The endpoint's address.
+    pub address: IpAddr,
+    /// The endpoint's port.
+    pub port: u16,
+    /// The node it is on; `None`: the node went.
+    pub node: Option<String>,
+    /// It is on this node.
+    pub local: bool,
+    /// It takes new flows; otherwise it drains.
+    pub ready: bool,
+    /// The index's generation.
+    pub generation: u32,
+    /// The port claims whose table holds it: what new flows can reach it by.
+    pub used_by: Vec<Claim>,
+}
+
+/// All backends, by index.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Backends {
+    /// The backends.
+    pub backends: Vec<BackendView>,
+}
+
+fn users(maps: &Maps, names: &Names) -> Result<BTreeMap<u32, Vec<Claim>>, MapsError> {
+    let mut tables = Tables::new(maps);
+    let mut users: BTreeMap<u32, Vec<Claim>> = BTreeMap::new();
+    for (key, value) in maps.read_services()? {
+        for backend in tables.all(&value)?.iter() {
+            users.entry(*backend).or_default().push(names.claim(&key, &value));
+        }
+    }
+    for claims in users.values_mut() {
+        claims.sort();
+    }
+    Ok(users)
+}
+
+impl Backends {
+    /// Reads them.
+    pub fn read(maps: &Maps) -> Result<Self, MapsError> {
+        let names = Names::read(maps)?;
+        let mut users = users(maps, &names)?;
+        let backends = maps.read_backends()?.into_iter().map(|(index, backend)| BackendView {
+            index,
+            address: backend.address.into(),
+            port: u16::from_be(backend.port),
+            node: names.nodes.get(&backend.node).cloned(),
+            local: backend.flags & BACKEND_LOCAL != 0,
+            ready: backend.flags & BACKEND_READY != 0,
+            generation: backend.generation,
+            used_by: users.remove(&index).unwrap_or_default(),
+        });
+        Ok(Self { backends: backends.collect() })
+    }
+}
+
+fn used_by(claims: &[Claim]) -> String {
+    let mut labels: Vec<String> = claims.iter().take(NAMED).map(Claim::label).collect();
+    if claims.len() > NAMED {
+        labels.push(format!("+{}", claims.len() - NAMED));
+    }
+    labels.join(",")
+}
+
+impl Report for Backends {
+    const KIND: &'static str = "backends";
+
+    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+        let mut table =
+            Table::new(&["INDEX", "ADDRESS", "NODE", "LOCAL", "STATE", "USED BY"]).right_aligned(&["INDEX"]);
+        for backend in &self.backends {
+            let ready = Cell::toned("ready", Tone::Good);
+            table.row([
+                backend.index.to_string().into(),
+                SocketAddr::new(backend.address, backend.port).to_string().into(),
+                backend.node.as_deref().unwrap_or("?").into(),
+                if backend.local { "yes" } else { "no" }.into(),
+                if backend.ready { ready } else { Cell::toned("draining", Tone::Warn) },
+                used_by(&backend.used_by).into(),
+            ]);
+        }
+        table.print_with(out, colour)
+    }
+}

@@ -1,0 +1,94 @@
+//! The two clocks that the programs stamp with.
+
+use std::time::Duration;
+
+use nix::time::{ClockId, clock_gettime};
+
+/// How long before its first wrap of 32 bits the kernel starts `jiffies`: `INITIAL_JIFFIES` of include/linux/jiffies.h.
+const SECONDS_TO_WRAP: u64 = 300;
+
+/// One moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Clock {
+    boottime: Duration,
+    jiffies: u64,
+    hz: u32,
+}
+
+impl Clock {
+    /// Now. `hz`: [`vipmux_common::abi::Config::hz`].
+    pub fn now(hz: u32) -> nix::Result<Self> {
+        let boottime = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+        let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+        Ok(Self::at(boottime.into(), monotonic.into(), hz))
+    }
+
+    /// The moment at which both clocks show these times.
+    ///
+    /// `jiffies_64` counts the ticks of `CLOCK_MONOTONIC`, but for those before the kernel's timer ran: the value made
+    /// up here is ahead of it by some tenths of a second.
+    pub fn at(boottime: Duration, monotonic: Duration, hz: u32) -> Self {
+        let hz64 = u64::from(hz);
+        let ticks = monotonic.as_secs() * hz64 + u64::from(monotonic.subsec_nanos()) * hz64 / 1_000_000_000;
+        let first = (1 << 32) - u64::from(u32::MAX).min(SECONDS_TO_WRAP * hz64);
+        Self { boottime, jiffies: first + ticks, hz }
+    }
+
+    /// Ticks since `seen`, a value of `jiffies_64`; 0 for one ahead of this clock.
+    pub fn ticks_since(&self, seen: u64) -> u64 {
+        self.jiffies.saturating_sub(seen)
+    }
+
+    /// Time since `seen`, a value of `jiffies_64`; zero if the tick's length is not known.
+    pub fn since(&self, seen: u64) -> Duration {
+        self.duration(self.ticks_since(seen))
+    }
+
+    /// How long `ticks` take; zero if the tick's length is not known.
+    pub fn duration(&self, ticks: u64) -> Duration {
+        ticks.saturating_mul(1000).checked_div(u64::from(self.hz)).map_or(Duration::ZERO, Duration::from_millis)
+    }
+
+    /// From now to `deadline`, nanoseconds of `CLOCK_BOOTTIME`; `Err`: since it passed.
+    pub fn until(&self, deadline: u64) -> Result<Duration, Duration> {
+        let deadline = Duration::from_nanos(deadline);
+        let left = deadline.saturating_sub(self.boottime);
+        if left.is_zero() { Err(self.boottime.saturating_sub(deadline)) } else { Ok(left) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jiffies_start_five_minutes_before_they_wrap() {
+        let clock = Clock::at(Duration::ZERO, Duration::from_millis(2_500), 250);
+        assert_eq!(clock.jiffies, 4_294_967_296 - 75_000 + 625);
+        assert_eq!(clock.since(clock.jiffies - 500), Duration::from_secs(2));
+        assert_eq!(clock.since(clock.jiffies + 60), Duration::ZERO, "a stamp of this very moment");
+        assert_eq!(Clock::at(Duration::ZERO, Duration::ZERO, 0).since(0), Duration::ZERO, "no agent wrote HZ yet");
+    }
+
+    #[test]
+    fn a_deadline_is_ahead_or_behind() {
+        let clock = Clock::at(Duration::from_secs(10), Duration::ZERO, 100);
+        assert_eq!(clock.until(10_200_000_000), Ok(Duration::from_millis(200)));
+        assert_eq!(clock.until(10_000_000_000), Err(Duration::ZERO));
+        assert_eq!(clock.until(7_000_000_000), Err(Duration::from_secs(3)));
+    }
+
+    #[test]
+    fn this_clock_is_ahead_of_the_kernels_by_less_than_two_seconds() {
+        // Readable by root alone.
+        let Ok(timers) = std::fs::read_to_string("/proc/timer_list") else { return };
+        let jiffies =
+            timers.lines().filter_map(|line| line.strip_prefix("jiffies: ")?.trim().parse::<u64>().ok()).max();
+        let Some(jiffies) = jiffies else { return };
+        let close = [100, 250, 300, 1000].into_iter().any(|hz| {
+            let ahead = Clock::now(hz).unwrap().jiffies.checked_sub(jiffies);
+            ahead.is_some_and(|ahead| ahead < 2 * u64::from(hz))
+        });
+        assert!(close, "the kernel shows {jiffies}");
+    }
+}

@@ -1,0 +1,215 @@
+//! `inspect flows`.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    net::{IpAddr, SocketAddr},
+};
+
+use aya::maps::MapError;
+use serde::Serialize;
+use vipmux_common::abi::{
+    BACKEND_LOCAL, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, ReverseKey, ServiceState,
+};
+
+use super::{
+    Report,
+    clock::Clock,
+    freshness::{self, Stale},
+    names::{self, Names},
+};
+use crate::{
+    cli::table::{Cell, Colour, Table, Tone},
+    datapath::maps::{Maps, MapsError},
+};
+
+/// Where a flow's packets go.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FlowBackend {
+    /// The endpoint's address.
+    pub address: IpAddr,
+    /// The endpoint's port.
+    pub port: u16,
+    /// The node it is on; `None`: the node went.
+    pub node: Option<String>,
+    /// It is on this node.
+    pub local: bool,
+}
+
+/// A flow's connection, as far as the client's side and resets tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Neither of the following; always so for UDP.
+    Open,
+    /// The client sent FIN.
+    ClientFin,
+    /// Either side sent RST.
+    Reset,
+}
+
+/// A flow record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FlowView {
+    /// The client's address.
+    pub client: IpAddr,
+    /// The client's port.
+    pub client_port: u16,
+    /// `None`: the VIP went.
+    pub vip: Option<IpAddr>,
+    /// The Service's port.
+    pub vip_port: u16,
+    /// `TCP`, `UDP`, or a number.
+    pub protocol: String,
+    /// `None`: the backend's index was given away or freed.
+    pub backend: Option<FlowBackend>,
+    /// Milliseconds since the client's last packet, give or take half a second.
+    pub age_ms: u64,
+    /// How far the connection is.
+    pub phase: Phase,
+    /// Why the record decides nothing any more; `None`: it decides.
+    pub stale: Option<Stale>,
+    /// Whether replies are turned back into the VIP's here; `None` where the backend is on another node.
+    pub replies: Option<bool>,
+}
+
+/// Flow records, the youngest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Flows {
+    /// How many were asked for at most.
+    pub limit: usize,
+    /// There are more: which ones are shown is by chance.
+    pub truncated: bool,
+    /// The records.
+    pub flows: Vec<FlowView>,
+}
+
+struct Reader<'maps> {
+    maps: &'maps Maps,
+    clock: &'maps Clock,
+    config: Config,
+    names: Names,
+    backends: BTreeMap<u32, Backend>,
+    states: BTreeMap<u32, ServiceState>,
+}
+
+impl Reader<'_> {
+    fn replies(&self, key: &FlowKey, backend: &Backend) -> Result<bool, MapsError> {
+        let key = ReverseKey {
+            backend: backend.address,
+            client: key.client,
+            backend_port: backend.port,
+            client_port: key.client_port,
+            protocol: key.protocol,
+        };
+        match self.maps.reverse.get(&key, 0) {
+            Ok(reverse) => Ok(freshness::translates((&key, &reverse), &self.config, self.clock)),
+            Err(MapError::KeyNotFound) => Ok(false),
+            Err(source) => Err(MapsError::Read { map: "REVERSE", source }),
+        }
+    }
+
+    fn view(&self, key: &FlowKey, flow: &FlowValue) -> Result<FlowView, MapsError> {
+        let backend = self.backends.get(&flow.backend);
+        let stale = freshness::stale((key, flow), backend, self.states.get(&flow.slot), &self.config, self.clock);
+        let backend = backend.filter(|backend| backend.generation == flow.backend_generation);
+        let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
+        let local = backend.filter(|backend| is_local(backend));
+        let flag = |flag| flow.flags & flag != 0;
+        Ok(FlowView {
+            client: key.client.into(),
+            client_port: u16::from_be(key.client_port),
+            vip: self.names.vips.get(&key.vip).copied(),
+            vip_port: u16::from_be(key.vip_port),
+            protocol: names::protocol(key.protocol),
+            backend: backend.map(|backend| FlowBackend {
+                address: backend.address.into(),
+                port: u16::from_be(backend.port),
+                node: self.names.nodes.get(&backend.node).cloned(),
+                local: is_local(backend),
+            }),
+            age_ms: u64::try_from(self.clock.since(flow.seen).as_millis()).unwrap_or(u64::MAX),
+            phase: match (flag(FLOW_RESET), flag(FLOW_CLIENT_FIN)) {
+                (true, _) => Phase::Reset,
+                (false, true) => Phase::ClientFin,
+                (false, false) => Phase::Open,
+            },
+            stale,
+            replies: local.map(|backend| self.replies(key, backend)).transpose()?,
+        })
+    }
+}
+
+impl Flows {
+    /// Reads at most `limit`.
+    pub fn read(maps: &Maps, clock: &Clock, limit: usize) -> Result<Self, MapsError> {
+        // First, so that what the records refer to is at least as new as they are.
+        let mut records = maps.read_flows(limit.saturating_add(1))?;
+        let truncated = records.len() > limit;
+        records.truncate(limit);
+        let reader = Reader {
+            maps,
+            clock,
+            config: maps.read_config()?,
+            names: Names::read(maps)?,
+            backends: maps.read_backends()?,
+            states: maps.read_service_states()?,
+        };
+        records.sort_by_key(|(key, flow)| (std::cmp::Reverse(flow.seen), *key));
+        let flows: Result<_, _> = records.iter().map(|(key, flow)| reader.view(key, flow)).collect();
+        Ok(Self { limit, truncated, flows: flows? })
+    }
+}
+
+fn age(milliseconds: u64) -> String {
+    let seconds = milliseconds / 1000;
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7200 => format!("{}m", seconds / 60),
+        _ => format!("{}h", seconds / 3600),
+    }
+}
+
+fn row(flow: &FlowView) -> [Cell; 9] {
+    let backend = flow.backend.as_ref();
+    let vip =
+        flow.vip.map_or_else(|| format!("?:{}", flow.vip_port), |vip| SocketAddr::new(vip, flow.vip_port).to_string());
+    let phase = match flow.phase {
+        Phase::Open => "open",
+        Phase::ClientFin => "client fin",
+        Phase::Reset => "reset",
+    };
+    let replies = match flow.replies {
+        None => Cell::from(""),
+        Some(true) => "translated".into(),
+        Some(false) => Cell::toned("no record", Tone::Warn),
+    };
+    [
+        SocketAddr::new(flow.client, flow.client_port).to_string().into(),
+        vip.into(),
+        flow.protocol.as_str().into(),
+        backend.map_or_else(String::new, |b| SocketAddr::new(b.address, b.port).to_string()).into(),
+        backend.map_or("", |backend| backend.node.as_deref().unwrap_or("?")).into(),
+        age(flow.age_ms).into(),
+        phase.into(),
+        flow.stale.map_or(Cell::toned("valid", Tone::Good), |stale| Cell::toned(format!("stale: {stale}"), Tone::Warn)),
+        replies,
+    ]
+}
+
+impl Report for Flows {
+    const KIND: &'static str = "flows";
+
+    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+        let header = ["CLIENT", "SERVICE", "PROTO", "BACKEND", "NODE", "AGE", "STATE", "RECORD", "REPLIES"];
+        let mut table = Table::new(&header).right_aligned(&["AGE"]);
+        for flow in &self.flows {
+            table.row(row(flow));
+        }
+        table.print_with(out, colour)?;
+        if self.truncated {
+            writeln!(out, "(cut after {} flows; --limit shows more)", self.limit)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! Whether a flow record still decides, by the rules of the XDP program (`ebpf/src/flow.rs`).
+
+use std::fmt;
+
+use serde::Serialize;
+use vipmux_common::{
+    abi::{
+        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, ReverseKey,
+        ReverseValue, ServiceState,
+    },
+    hash,
+};
+
+use super::clock::Clock;
+use crate::model::Protocol;
+
+/// Why a flow record decides nothing (any more): the next packet is balanced anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Stale {
+    /// The element was given to another flow while it was read.
+    Recycled,
+    /// The backend went, or its index is another's now.
+    BackendGone,
+    /// The claim is another Service's now, or nobody's.
+    OwnerChanged,
+    /// No packet of the client for longer than the protocol's idle timeout.
+    Idle,
+}
+
+impl fmt::Display for Stale {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Recycled => "recycled",
+            Self::BackendGone => "backend gone",
+            Self::OwnerChanged => "owner changed",
+            Self::Idle => "idle",
+        })
+    }
+}
+
+/// Why a new connection (a SYN) does not keep a record's backend, though its other packets do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reopened {
+    /// The client sent FIN, or either side RST.
+    Closed,
+    /// The backend takes no new flows.
+    Draining,
+}
+
+impl fmt::Display for Reopened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Closed => "the connection is closed",
+            Self::Draining => "its backend takes no new flows",
+        })
+    }
+}
+
+fn is_idle(config: &Config, protocol: u32, seen: u64, clock: &Clock) -> bool {
+    let tcp = protocol == u32::from(Protocol::Tcp.number());
+    clock.ticks_since(seen) > u64::from(if tcp { config.tcp_idle } else { config.udp_idle })
+}
+
+/// Why the record decides nothing; `None`: it decides.
+pub fn stale(
+    (key, flow): (&FlowKey, &FlowValue),
+    backend: Option<&Backend>,
+    state: Option<&ServiceState>,
+    config: &Config,
+    clock: &Clock,
+) -> Option<Stale> {
+    if state.is_none_or(|state| state.generation != flow.slot_generation) {
+        Some(Stale::OwnerChanged)
+    } else if backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
+        Some(Stale::BackendGone)
+    } else if flow.tag != hash::flow(key) {
+        Some(Stale::Recycled)
+    } else {
+        is_idle(config, key.protocol, flow.seen, clock).then_some(Stale::Idle)
+    }
+}
+
+/// Why a SYN would not keep the record's backend.
+pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
+    if flow.flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 {
+        Some(Reopened::Closed)
+    } else {
+        (backend.flags & BACKEND_READY == 0).then_some(Reopened::Draining)
+    }
+}
+
+/// Whether both sides, or an RST, closed the connection.
+pub fn is_closed(reverse: &ReverseValue) -> bool {
+    const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+    reverse.flags & FLOW_RESET != 0 || reverse.flags & BOTH == BOTH
+}
+
+/// Whether a reverse record is of its key, and still turns replies back into the VIP's.
+pub fn translates((key, reverse): (&ReverseKey, &ReverseValue), config: &Config, clock: &Clock) -> bool {
+    let lives = if is_closed(reverse) {
+        clock.ticks_since(reverse.seen) <= u64::from(config.closed_linger)
+    } else {
+        !is_idle(config, key.protocol, reverse.seen, clock)
+    };
+    lives && reverse.tag == hash::reverse(key)
+}

@@ -1,0 +1,101 @@
+//! Single entries of the maps, as the XDP program looks them up.
+
+use aya::maps::MapError;
+use vipmux_common::abi::{
+    Address, Backend, Config, FlowKey, FlowValue, Interface, Node, ReverseKey, ReverseValue, ServiceKey, ServiceState,
+    ServiceValue, VipValue,
+};
+
+use crate::{
+    datapath::maps::{Maps, MapsError},
+    model::ServiceName,
+};
+
+/// What the walk reads: the maps, or a test's model of them. `None`: no such entry, or an index out of bounds.
+pub trait Entries {
+    /// `CONFIG[0]`.
+    fn config(&self) -> Result<Config, MapsError>;
+    /// The interfaces with a bit, by ifindex.
+    fn interfaces(&self) -> Result<Vec<(u32, Interface)>, MapsError>;
+    /// `VIPS`.
+    fn vip(&self, address: &Address) -> Result<Option<VipValue>, MapsError>;
+    /// `SERVICES`.
+    fn service(&self, key: &ServiceKey) -> Result<Option<ServiceValue>, MapsError>;
+    /// `SERVICE_STATES`.
+    fn service_state(&self, slot: u32) -> Result<Option<ServiceState>, MapsError>;
+    /// `SERVICE_NAMES`; `None`: the slot is free.
+    fn owner(&self, slot: u32) -> Result<Option<ServiceName>, MapsError>;
+    /// `TABLES`.
+    fn table_slot(&self, slot: u32) -> Result<Option<u32>, MapsError>;
+    /// `BACKENDS`.
+    fn backend(&self, index: u32) -> Result<Option<Backend>, MapsError>;
+    /// `NODES`.
+    fn node(&self, index: u32) -> Result<Option<Node>, MapsError>;
+    /// `NODE_NAMES`; `None`: the index is free.
+    fn node_name(&self, index: u32) -> Result<Option<String>, MapsError>;
+    /// `FLOWS`.
+    fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError>;
+    /// `REVERSE`.
+    fn reverse(&self, key: &ReverseKey) -> Result<Option<ReverseValue>, MapsError>;
+}
+
+fn entry<V>(map: &'static str, found: Result<V, MapError>) -> Result<Option<V>, MapsError> {
+    match found {
+        Ok(value) => Ok(Some(value)),
+        Err(MapError::KeyNotFound | MapError::OutOfBounds { .. }) => Ok(None),
+        Err(source) => Err(MapsError::Read { map, source }),
+    }
+}
+
+impl Entries for Maps {
+    fn config(&self) -> Result<Config, MapsError> {
+        self.read_config()
+    }
+
+    fn interfaces(&self) -> Result<Vec<(u32, Interface)>, MapsError> {
+        Ok(self.read_interfaces()?.into_iter().collect())
+    }
+
+    fn vip(&self, address: &Address) -> Result<Option<VipValue>, MapsError> {
+        entry("VIPS", self.vips.get(address, 0))
+    }
+
+    fn service(&self, key: &ServiceKey) -> Result<Option<ServiceValue>, MapsError> {
+        entry("SERVICES", self.services.get(key, 0))
+    }
+
+    fn service_state(&self, slot: u32) -> Result<Option<ServiceState>, MapsError> {
+        entry("SERVICE_STATES", self.service_states.get(&slot, 0))
+    }
+
+    fn owner(&self, slot: u32) -> Result<Option<ServiceName>, MapsError> {
+        let owner = entry("SERVICE_NAMES", self.service_names.get(&slot, 0))?;
+        let owner = owner.map(|owner| owner.parts()).filter(|(_, name)| !name.is_empty());
+        Ok(owner.map(|(namespace, name)| ServiceName { namespace, name }))
+    }
+
+    fn table_slot(&self, slot: u32) -> Result<Option<u32>, MapsError> {
+        entry("TABLES", self.tables.get(&slot, 0))
+    }
+
+    fn backend(&self, index: u32) -> Result<Option<Backend>, MapsError> {
+        entry("BACKENDS", self.backends.get(&index, 0))
+    }
+
+    fn node(&self, index: u32) -> Result<Option<Node>, MapsError> {
+        entry("NODES", self.nodes.get(&index, 0))
+    }
+
+    fn node_name(&self, index: u32) -> Result<Option<String>, MapsError> {
+        let label = entry("NODE_NAMES", self.node_names.get(&index, 0))?;
+        Ok(label.map(|label| label.to_string()).filter(|name| !name.is_empty()))
+    }
+
+    fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError> {
+        entry("FLOWS", self.flows.get(key, 0))
+    }
+
+    fn reverse(&self, key: &ReverseKey) -> Result<Option<ReverseValue>, MapsError> {
+        entry("REVERSE", self.reverse.get(key, 0))
+    }
+}

@@ -1,0 +1,325 @@
+//! The XDP program's decisions about a TCP or UDP packet, told step by step: `ebpf/src/demux.rs` and `flow.rs` in
+//! words. A test runs both on the same maps.
+
+use std::net::{IpAddr, SocketAddr};
+
+use vipmux_common::{
+    abi::{
+        BACKEND_LOCAL, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node, ReverseKey,
+        ServiceKey, ServiceValue, VipValue,
+    },
+    hash,
+};
+
+use super::{Endpoint, Entries, Lookup, Outcome, Step};
+use crate::{
+    datapath::maps::MapsError,
+    inspect::{clock::Clock, freshness, names},
+    model::{Protocol, ServiceName},
+};
+
+/// Whose source MAC the frame carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// A client's, a router's: no node's.
+    Client,
+    /// A node's hand-over MAC: another node balanced the frame already.
+    Peer,
+    /// This one, a node's ordinary MAC for instance.
+    Mac(Mac),
+}
+
+/// A packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// The client.
+    pub client: SocketAddr,
+    /// The destination.
+    pub vip: SocketAddr,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// A TCP connection's first segment; otherwise one of an established connection.
+    pub syn: bool,
+    /// The frame's source.
+    pub source: Source,
+    /// The interface it comes in by; `None`: one that the VIP is announced on.
+    pub ifindex: Option<u32>,
+    /// Its 802.1Q VLAN, 0 for untagged; `None`: the VIP's.
+    pub vlan: Option<u32>,
+}
+
+/// What would happen to the packet.
+pub fn walk(entries: &impl Entries, clock: &Clock, request: &Request) -> Result<Lookup, MapsError> {
+    let mut walk = Walk { entries, clock, request, config: entries.config()?, steps: Vec::new() };
+    let outcome = match walk.outcome()? {
+        Ok(outcome) => outcome,
+        Err(reason) => reason.into(),
+    };
+    let (client, vip, protocol) = (request.client, request.vip, request.protocol.to_string());
+    Ok(Lookup { client, vip, protocol, steps: walk.steps, outcome })
+}
+
+struct Walk<'a, E> {
+    entries: &'a E,
+    clock: &'a Clock,
+    request: &'a Request,
+    config: Config,
+    steps: Vec<Step>,
+}
+
+/// A backend that a packet may go to.
+#[derive(Clone, Copy)]
+struct Target {
+    index: u32,
+    backend: Backend,
+}
+
+impl Target {
+    fn is_local(&self) -> bool {
+        self.backend.flags & BACKEND_LOCAL != 0
+    }
+}
+
+/// A map's error; else a drop, or what was found.
+type Found<T> = Result<Result<T, DropReason>, MapsError>;
+
+impl<E: Entries> Walk<'_, E> {
+    fn note(&mut self, step: &'static str, finding: impl Into<String>) {
+        self.steps.push(Step { step, finding: finding.into() });
+    }
+
+    fn outcome(&mut self) -> Found<Outcome> {
+        let Some((vip, interface)) = self.vip()? else { return Ok(Ok(Outcome::Passed)) };
+        let key = FlowKey {
+            client: self.request.client.ip().into(),
+            vip: vip.id,
+            client_port: self.request.client.port().to_be(),
+            vip_port: self.request.vip.port().to_be(),
+            protocol: self.request.protocol.number().into(),
+            ..FlowKey::default()
+        };
+        let target = match self.recorded(&key)? {
+            Some(target) => target,
+            None => match self.balanced(&key)? {
+                Ok(target) => target,
+                Err(reason) => return Ok(Err(reason)),
+            },
+        };
+        if target.is_local() { self.deliver(&key, &target) } else { self.hand_over(&target, interface) }
+    }
+
+    /// The VIP, and the interface that the frame comes in by; `None`: not ours.
+    fn vip(&mut self) -> Result<Option<(VipValue, Interface)>, MapsError> {
+        let address = self.request.vip.ip();
+        let (IpAddr::V4(_), Some(vip)) = (address, self.entries.vip(&address.into())?) else {
+            let why = if address.is_ipv4() { "is not a VIP" } else { "is IPv6, which is not balanced" };
+            self.note("vip", format!("{address} {why}"));
+            return Ok(None);
+        };
+        let announced: Vec<_> = self.entries.interfaces()?;
+        let announced: Vec<_> = announced.into_iter().filter(|(_, it)| it.bit & vip.interfaces != 0).collect();
+        let entered = match self.request.ifindex {
+            None => announced.first(),
+            Some(ifindex) => announced.iter().find(|(announced, _)| *announced == ifindex),
+        };
+        let on = announced.iter().map(|(ifindex, _)| names::interface(*ifindex)).collect::<Vec<_>>().join(",");
+        let on = if on.is_empty() { "no interface".to_owned() } else { on };
+        let vlan = if vip.vlan == 0 { String::new() } else { format!(" VLAN {}", vip.vlan) };
+        let Some(&(_, interface)) = entered.filter(|_| self.request.vlan.is_none_or(|vlan| vlan == vip.vlan)) else {
+            self.note("vip", format!("{address} is announced on {on}{vlan}, not where the frame comes in"));
+            return Ok(None);
+        };
+        self.note("vip", format!("{address} is announced on {on}{vlan}"));
+        Ok(Some((vip, interface)))
+    }
+
+    fn target(&self, index: u32) -> Result<Option<Target>, MapsError> {
+        Ok(self.entries.backend(index)?.map(|backend| Target { index, backend }))
+    }
+
+    fn endpoint(&self, target: &Target) -> Result<Endpoint, MapsError> {
+        Ok(Endpoint {
+            index: target.index,
+            address: target.backend.address.into(),
+            port: u16::from_be(target.backend.port),
+            node: self.entries.node_name(target.backend.node)?,
+        })
+    }
+
+    fn is_handed_over(&self) -> bool {
+        match self.request.source {
+            Source::Client => false,
+            Source::Peer => true,
+            Source::Mac(mac) => mac.is_handover(),
+        }
+    }
+
+    fn attached(&self, target: &Target) -> Result<Option<Node>, MapsError> {
+        Ok(self.entries.node(target.backend.node)?.filter(|node| node.flags & NODE_ATTACHED != 0))
+    }
+
+    fn came_from(&self, node: &Node) -> bool {
+        matches!(self.request.source, Source::Mac(mac) if mac == node.mac)
+    }
+
+    /// A handed-over frame goes to a local backend alone, and none back to where it came from.
+    fn is_fit(&self, target: &Target) -> Result<bool, MapsError> {
+        let elsewhere = || Ok(self.attached(target)?.is_some_and(|node| !self.came_from(&node)));
+        if target.is_local() {
+            Ok(true)
+        } else if self.is_handed_over() {
+            Ok(false)
+        } else {
+            elsewhere()
+        }
+    }
+
+    /// The backend of a flow record that decides.
+    fn recorded(&mut self, key: &FlowKey) -> Result<Option<Target>, MapsError> {
+        let Some(flow) = self.entries.flow(key)? else {
+            self.note("flow", "no record");
+            return Ok(None);
+        };
+        let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
+        let backend = target.as_ref().map(|target| &target.backend);
+        if let Some(why) = freshness::stale((key, &flow), backend, state.as_ref(), &self.config, self.clock) {
+            self.note("flow", format!("a stale record: {why}"));
+            return Ok(None);
+        }
+        let Some(target) = target else { return Ok(None) };
+        let record = format!("a record of backend {}, {} s old", target.index, self.clock.since(flow.seen).as_secs());
+        match freshness::reopened(&flow, &target.backend) {
+            Some(why) if self.request.syn => {
+                self.note("flow", format!("{record}, not for a new connection: {why}"));
+                return Ok(None);
+            }
+            Some(why) if self.request.protocol == Protocol::Tcp => {
+                self.note("flow", format!("{record}; a SYN would not keep it: {why}"));
+            }
+            _ => self.note("flow", record),
+        }
+        if self.is_fit(&target)? {
+            return Ok(Some(target));
+        }
+        self.note("flow", "the recorded backend is out of this frame's reach: balanced anew");
+        Ok(None)
+    }
+
+    fn at(&self, table: u32, length: u32, hash: u32) -> Result<Option<(u32, Target)>, MapsError> {
+        let slot = hash::slot(hash, length);
+        let Some(index) = self.entries.table_slot(table.wrapping_add(slot))? else { return Ok(None) };
+        Ok(self.target(index)?.map(|target| (slot, target)))
+    }
+
+    fn owner(&self, slot: u32) -> Result<String, MapsError> {
+        let owner: Option<ServiceName> = self.entries.owner(slot)?;
+        Ok(owner.map_or_else(|| format!("an unnamed Service (slot {slot})"), |owner| owner.to_string()))
+    }
+
+    fn balanced(&mut self, key: &FlowKey) -> Found<Target> {
+        let (port, protocol) = (self.request.vip.port(), self.request.protocol);
+        let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: protocol.number(), padding: 0 };
+        let Some(service) = self.entries.service(&claim)? else {
+            self.note("service", format!("none claims port {port}/{protocol}"));
+            return Ok(Err(DropReason::NoService));
+        };
+        let owner = self.owner(service.slot)?;
+        self.note("service", format!("{owner} claims port {port}/{protocol}"));
+        let chosen = self.choose(&service, hash::flow(key))?;
+        if let Err(reason) = chosen {
+            let why = match reason {
+                DropReason::NotLocal => "a peer handed the frame over, and no ready backend is on this node",
+                DropReason::Hairpin => "the backends that were tried are on the node that the frame came from",
+                DropReason::NodeUnreachable => "the nodes of the backends that were tried are not attached",
+                _ => "no ready backend",
+            };
+            self.note("table", why);
+        }
+        Ok(chosen)
+    }
+
+    fn choose(&mut self, service: &ServiceValue, flow: u32) -> Found<Target> {
+        if service.table_length == 0 {
+            return Ok(Err(DropReason::NoBackend));
+        }
+        let Some((slot, first)) = self.at(service.table, service.table_length, flow)? else {
+            return Ok(Err(DropReason::NoBackend));
+        };
+        if self.is_fit(&first)? {
+            self.note("table", format!("slot {slot} of {}: backend {}", service.table_length, first.index));
+            return Ok(Ok(first));
+        }
+        if service.local_length != 0 {
+            let Some((slot, local)) = self.at(service.local_table, service.local_length, flow)? else {
+                return Ok(Err(DropReason::NoBackend));
+            };
+            let unfit = format!("backend {} is out of this frame's reach", first.index);
+            let length = service.local_length;
+            self.note("table", format!("{unfit}; slot {slot} of {length} of the local table: backend {}", local.index));
+            return Ok(Ok(local));
+        }
+        if self.is_handed_over() {
+            return Ok(Err(DropReason::NotLocal));
+        }
+        self.probe(service, flow, &first)
+    }
+
+    fn probe(&mut self, service: &ServiceValue, flow: u32, first: &Target) -> Found<Target> {
+        let mut next = flow;
+        for probe in 1..=hash::PROBES {
+            next = hash::next(next);
+            if let Some((slot, target)) = self.at(service.table, service.table_length, next)?
+                && self.is_fit(&target)?
+            {
+                let (unfit, index) = (first.index, target.index);
+                self.note(
+                    "table",
+                    format!("backend {unfit} is out of reach; probe {probe}, slot {slot}: backend {index}"),
+                );
+                return Ok(Ok(target));
+            }
+        }
+        let came_back = self.entries.node(first.backend.node)?.is_some_and(|node| self.came_from(&node));
+        Ok(Err(if came_back { DropReason::Hairpin } else { DropReason::NodeUnreachable }))
+    }
+
+    fn deliver(&mut self, key: &FlowKey, target: &Target) -> Found<Outcome> {
+        let backend = self.endpoint(target)?;
+        self.note("backend", format!("{} is {}", target.index, backend.text()));
+        let key = ReverseKey {
+            backend: target.backend.address,
+            client: key.client,
+            backend_port: target.backend.port,
+            client_port: key.client_port,
+            protocol: key.protocol,
+        };
+        if let Some(reverse) = self.entries.reverse(&key)? {
+            let vip = SocketAddr::new(reverse.vip.into(), u16::from_be(reverse.vip_port));
+            let other = vip != self.request.vip && !freshness::is_closed(&reverse);
+            if other && freshness::translates((&key, &reverse), &self.config, self.clock) {
+                self.note(
+                    "reverse",
+                    format!("the backend's replies to this client's port belong to a live flow to {vip}"),
+                );
+                return Ok(Err(DropReason::TupleCollision));
+            }
+        }
+        Ok(Ok(Outcome::Delivered { backend }))
+    }
+
+    fn hand_over(&mut self, target: &Target, entered: Interface) -> Found<Outcome> {
+        let backend = self.endpoint(target)?;
+        self.note("backend", format!("{} is {}", target.index, backend.text()));
+        let Some(node) = self.attached(target)? else {
+            self.note("node", "its program is not attached, or its MAC not resolved");
+            return Ok(Err(DropReason::NodeUnreachable));
+        };
+        self.note("node", format!("its program is attached, its MAC {}; a TTL of 1 would end here", node.mac));
+        Ok(Ok(Outcome::HandedOver {
+            backend,
+            mac: node.mac.to_string(),
+            source_mac: entered.mac.handover().to_string(),
+            interface: names::interface(node.ifindex),
+        }))
+    }
+}

@@ -1,0 +1,93 @@
+//! Names for the numbers in the maps.
+
+use std::{collections::BTreeMap, net::IpAddr};
+
+use serde::Serialize;
+use vipmux_common::abi::{ServiceKey, ServiceValue};
+
+use crate::{
+    datapath::maps::{Maps, MapsError},
+    model::{Protocol, ServiceName},
+};
+
+/// An interface's name in this network namespace, or `if` and its index.
+pub fn interface(ifindex: u32) -> String {
+    nix::net::if_::if_indextoname(ifindex)
+        .ok()
+        .and_then(|name| name.into_string().ok())
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| format!("if{ifindex}"))
+}
+
+/// A protocol's name, or its IANA number.
+pub fn protocol(number: u32) -> String {
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .into_iter()
+        .find(|known| u32::from(known.number()) == number)
+        .map_or_else(|| number.to_string(), |known| known.to_string())
+}
+
+/// A port claim and who owns it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Claim {
+    /// `None`: the VIP's entry went while the maps were read.
+    pub vip: Option<IpAddr>,
+    /// The Service port.
+    pub port: u16,
+    /// `TCP`, `UDP`, `SCTP`, or a number.
+    pub protocol: String,
+    /// The Service's namespace; empty: unknown.
+    pub namespace: String,
+    /// The Service's name; empty: unknown.
+    pub name: String,
+}
+
+impl Claim {
+    /// `shop/web:80/TCP`.
+    pub fn label(&self) -> String {
+        format!("{}/{}:{}/{}", self.namespace, self.name, self.port, self.protocol)
+    }
+}
+
+/// The VIPs by id, the owners by slot, the nodes by index.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// [`vipmux_common::abi::VipValue::id`] to address.
+    pub vips: BTreeMap<u32, IpAddr>,
+    /// Slot to owner.
+    pub owners: BTreeMap<u32, ServiceName>,
+    /// Index in `NODES` to the Node's name.
+    pub nodes: BTreeMap<u32, String>,
+}
+
+impl Names {
+    /// Reads them all.
+    pub fn read(maps: &Maps) -> Result<Self, MapsError> {
+        let owners = maps.read_service_names()?.into_iter().map(|(slot, owner)| {
+            let (namespace, name) = owner.parts();
+            (slot, ServiceName { namespace, name })
+        });
+        Ok(Self {
+            vips: maps.read_vips()?.into_iter().map(|(address, vip)| (vip.id, address.into())).collect(),
+            owners: owners.collect(),
+            nodes: maps.read_node_names()?.into_iter().map(|(index, label)| (index, label.to_string())).collect(),
+        })
+    }
+
+    /// The claim of an entry of `SERVICES`.
+    pub fn claim(&self, key: &ServiceKey, value: &ServiceValue) -> Claim {
+        let owner = self.owners.get(&value.slot);
+        Claim {
+            vip: self.vips.get(&key.vip).copied(),
+            port: u16::from_be(key.port),
+            protocol: protocol(key.protocol.into()),
+            namespace: owner.map(|owner| owner.namespace.clone()).unwrap_or_default(),
+            name: owner.map(|owner| owner.name.clone()).unwrap_or_default(),
+        }
+    }
+}
+
+/// An address for a table, `?` for one that went meanwhile.
+pub fn address(address: Option<IpAddr>) -> String {
+    address.map_or_else(|| "?".to_owned(), |address| address.to_string())
+}

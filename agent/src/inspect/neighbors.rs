@@ -1,0 +1,104 @@
+//! `inspect neighbors`.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+};
+
+use serde::Serialize;
+use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel};
+
+use super::{Report, names};
+use crate::{
+    cli::table::{Cell, Colour, Table, Tone},
+    datapath::maps::{Maps, MapsError},
+};
+
+/// A node, as it is reached from this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct NeighborView {
+    /// Its index in `NODES`.
+    pub index: u32,
+    /// The Node's name.
+    pub node: String,
+    /// Its MAC on the segment; `None`: not resolved.
+    pub mac: Option<String>,
+    /// The MAC that frames handed over by it carry; `None`: not resolved.
+    pub handover_mac: Option<String>,
+    /// All MACs that count as its own when it announces a VIP.
+    pub peer_macs: Vec<String>,
+    /// The interface of this node that leads to it; `None`: not known.
+    pub interface: Option<String>,
+    /// That interface's MTU, bytes.
+    pub mtu: u32,
+    /// Its program is attached: frames may be handed over to it.
+    pub attached: bool,
+    /// It is this node.
+    #[serde(rename = "self")]
+    pub is_self: bool,
+}
+
+/// All nodes, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Neighbors {
+    /// The nodes.
+    pub neighbors: Vec<NeighborView>,
+}
+
+fn resolved(mac: Mac) -> Option<String> {
+    (mac != Mac::default()).then(|| mac.to_string())
+}
+
+impl Neighbors {
+    /// Reads them.
+    pub fn read(maps: &Maps) -> Result<Self, MapsError> {
+        let mut peers: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for (mac, node) in maps.read_peers()? {
+            peers.entry(node).or_default().push(mac.to_string());
+        }
+        for macs in peers.values_mut() {
+            macs.sort();
+        }
+        let view = |(index, (label, node)): (u32, (NodeLabel, Node))| NeighborView {
+            index,
+            node: label.to_string(),
+            mac: resolved(node.mac),
+            handover_mac: resolved(node.handover),
+            peer_macs: peers.remove(&index).unwrap_or_default(),
+            interface: (node.ifindex != 0).then(|| names::interface(node.ifindex)),
+            mtu: node.mtu,
+            attached: node.flags & NODE_ATTACHED != 0,
+            is_self: node.flags & NODE_SELF != 0,
+        };
+        let mut neighbors: Vec<_> = maps.read_nodes()?.into_iter().map(view).collect();
+        neighbors.sort_by(|a, b| a.node.cmp(&b.node));
+        Ok(Self { neighbors })
+    }
+}
+
+impl Report for Neighbors {
+    const KIND: &'static str = "neighbors";
+
+    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+        let header = ["NODE", "MAC", "HAND-OVER MAC", "INTERFACE", "MTU", "STATE"];
+        let mut table = Table::new(&header).right_aligned(&["MTU"]);
+        for neighbor in &self.neighbors {
+            let state = match (neighbor.is_self, neighbor.mac.is_some(), neighbor.attached) {
+                (true, ..) => Cell::from("this node"),
+                (_, false, _) => Cell::toned("not resolved", Tone::Bad),
+                (_, _, false) => Cell::toned("not attached", Tone::Bad),
+                _ => Cell::toned("attached", Tone::Good),
+            };
+            let mtu = if neighbor.mtu == 0 { String::new() } else { neighbor.mtu.to_string() };
+            table.row([
+                neighbor.node.as_str().into(),
+                neighbor.mac.as_deref().unwrap_or_default().into(),
+                neighbor.handover_mac.as_deref().unwrap_or_default().into(),
+                neighbor.interface.as_deref().unwrap_or_default().into(),
+                mtu.into(),
+                state,
+            ]);
+        }
+        table.print_with(out, colour)
+    }
+}

@@ -1,0 +1,66 @@
+//! `inspect stats`.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use vipmux_common::abi::{Count, DropReason, Stat};
+
+use super::Report;
+use crate::{
+    cli::table::{Cell, Colour, Table, Tone},
+    datapath::maps::{Maps, MapsError},
+};
+
+/// One counter, summed over the CPUs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Counter {
+    /// [`Stat::name`] or [`DropReason::name`].
+    pub name: &'static str,
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes, from the Ethernet header on.
+    pub bytes: u64,
+}
+
+/// What happened, and what was dropped, since the maps were made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    /// What happened.
+    pub stats: Vec<Counter>,
+    /// What was dropped, by reason.
+    pub drops: Vec<Counter>,
+}
+
+fn counters<T: Copy>(counts: Vec<(T, Count)>, name: impl Fn(T) -> &'static str, all: bool) -> Vec<Counter> {
+    let counted = counts.into_iter().filter(|(_, count)| all || count.packets != 0);
+    counted.map(|(what, count)| Counter { name: name(what), packets: count.packets, bytes: count.bytes }).collect()
+}
+
+impl Stats {
+    /// Reads them: those that are not zero, or `all`.
+    pub fn read(maps: &Maps, all: bool) -> Result<Self, MapsError> {
+        Ok(Self {
+            stats: counters(maps.read_stats()?, Stat::name, all),
+            drops: counters(maps.read_drops()?, DropReason::name, all),
+        })
+    }
+}
+
+impl Report for Stats {
+    const KIND: &'static str = "stats";
+
+    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+        let mut table = Table::new(&["COUNTER", "PACKETS", "BYTES"]).right_aligned(&["PACKETS", "BYTES"]);
+        for counter in &self.stats {
+            table.row([counter.name.to_owned(), counter.packets.to_string(), counter.bytes.to_string()]);
+        }
+        for counter in &self.drops {
+            table.row([
+                Cell::toned(format!("drop:{}", counter.name), Tone::Warn),
+                counter.packets.to_string().into(),
+                counter.bytes.to_string().into(),
+            ]);
+        }
+        table.print_with(out, colour)
+    }
+}

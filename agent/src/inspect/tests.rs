@@ -1,0 +1,258 @@
+//! The views on real maps, and `lookup` against the real program.
+
+mod cluster;
+mod program;
+
+use std::time::Duration;
+
+use aya::programs::{Xdp, XdpMode, links::FdLink};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+
+use self::cluster::{Cluster, HZ, clock};
+use super::{
+    Format, Report,
+    backends::Backends,
+    flows::Flows,
+    lookup,
+    neighbors::Neighbors,
+    objects::{MapList, Programs},
+    services::Services,
+    stats::Stats,
+    vips::Vips,
+    write,
+};
+use crate::{
+    cli::table::Colour,
+    datapath::pins::{LinkKind, XDP_PROGRAM},
+    model::Protocol,
+};
+
+fn text(report: &impl Report) -> String {
+    let mut out = Vec::new();
+    write(report, Format::Table(Colour::Never), &mut out).unwrap();
+    String::from_utf8(out).unwrap()
+}
+
+fn json(report: &impl Report) -> Value {
+    let mut out = Vec::new();
+    write(report, Format::Json, &mut out).unwrap();
+    assert_eq!(out.iter().position(|byte| *byte == b'\n'), Some(out.len() - 1), "one line");
+    let mut pretty = Vec::new();
+    write(report, Format::PrettyJson, &mut pretty).unwrap();
+    let value: Value = serde_json::from_slice(&out).unwrap();
+    assert_eq!(value, serde_json::from_slice::<Value>(&pretty).unwrap());
+    value
+}
+
+#[test]
+fn vips_show_the_leader_and_the_fence() {
+    let Some(cluster) = Cluster::new() else { return };
+    let vips = Vips::read(&cluster.maps(), &clock()).unwrap();
+    assert_eq!(
+        text(&vips),
+        "\
+VIP         LEADER     FENCE        INTERFACES  VLAN  EPOCH  SERVICES
+192.0.2.10  this node  250 ms left  lo          -         3         6
+192.0.2.11  yielded    -            lo          7         5         1
+"
+    );
+    assert_eq!(
+        json(&vips),
+        json!({
+            "version": 1, "kind": "vips",
+            "fence": {"standing": "open", "deadline_ns": 1_000_250_000_000_u64, "left_ms": 250, "lapsed_ms": null},
+            "vips": [
+                {"address": "192.0.2.10", "id": 1, "leading": true, "yielded": false, "answering": true, "epoch": 3,
+                 "interfaces": ["lo"], "vlan": 0, "services": 6},
+                {"address": "192.0.2.11", "id": 2, "leading": false, "yielded": true, "answering": false, "epoch": 5,
+                 "interfaces": ["lo"], "vlan": 7, "services": 1},
+            ],
+        })
+    );
+}
+
+#[test]
+fn a_leader_past_its_fence_is_not_answering() {
+    let Some(cluster) = Cluster::new() else { return };
+    let later = super::clock::Clock::at(Duration::from_secs(1003), Duration::from_secs(1003), HZ);
+    let vips = Vips::read(&cluster.maps(), &later).unwrap();
+    assert!(text(&vips).contains("192.0.2.10  this node  lapsed 2750 ms ago"), "{}", text(&vips));
+    assert!(vips.vips[0].leading && !vips.vips[0].answering);
+}
+
+#[test]
+fn services_show_their_backends_and_traffic() {
+    let Some(cluster) = Cluster::new() else { return };
+    let services = Services::read(&cluster.maps()).unwrap();
+    assert_eq!(
+        text(&services),
+        "\
+VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS
+192.0.2.10  53/UDP    dns/dns         1      0        0      0      0
+192.0.2.10  80/TCP    shop/web        2      1       10   1000      3
+192.0.2.10  81/TCP    shop/admin      1      1        0      0      0
+192.0.2.10  90/TCP    shop/many       3      0        0      0      0
+192.0.2.10  443/TCP   shop/tls        0      0        0      0      0
+192.0.2.10  8080/TCP  shop/far        1      0        0      0      0
+192.0.2.11  80/TCP    shop/vlan       1      1        0      0      0
+"
+    );
+    let web = &json(&services)["services"][1];
+    assert_eq!(
+        *web,
+        json!({"vip": "192.0.2.10", "port": 80, "protocol": "TCP", "namespace": "shop", "name": "web", "slot": 0,
+               "table_length": 251, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3})
+    );
+}
+
+#[test]
+fn backends_show_where_they_are_and_whom_they_serve() {
+    let Some(cluster) = Cluster::new() else { return };
+    let backends = Backends::read(&cluster.maps()).unwrap();
+    assert_eq!(
+        text(&backends),
+        "\
+INDEX  ADDRESS        NODE    LOCAL  STATE     USED BY
+    0  10.0.0.1:8080  node-a  yes    ready     shop/web:80/TCP,shop/admin:81/TCP,shop/vlan:80/TCP
+    1  10.0.1.1:8080  node-b  no     ready     dns/dns:53/UDP,shop/web:80/TCP,shop/many:90/TCP
+    2  10.0.2.1:8080  node-c  no     ready     shop/far:8080/TCP
+    3  10.0.0.2:8080  node-a  yes    draining  -
+    4  10.0.1.2:8080  node-b  no     ready     shop/many:90/TCP
+    5  10.0.3.1:8080  node-d  no     ready     shop/many:90/TCP
+"
+    );
+    let draining = &json(&backends)["backends"][3];
+    assert_eq!(
+        *draining,
+        json!({"index": 3, "address": "10.0.0.2", "port": 8080, "node": "node-a", "local": true, "ready": false,
+               "generation": 13, "used_by": []})
+    );
+}
+
+#[test]
+fn flows_tell_valid_records_from_stale_ones_and_why() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    cluster.record_flows();
+    let flows = Flows::read(&cluster.maps(), &clock(), 1000).unwrap();
+    assert_eq!(
+        text(&flows),
+        "\
+CLIENT             SERVICE        PROTO  BACKEND        NODE    AGE  STATE       RECORD                REPLIES
+198.51.100.7:1000  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   0s  open        valid                 translated
+198.51.100.7:1001  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   1s  client fin  valid                 no record
+198.51.100.7:1002  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   2s  reset       valid                 -
+198.51.100.7:1003  192.0.2.10:80  TCP    -              -        3s  open        stale: backend gone   -
+198.51.100.7:1004  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   4s  open        stale: owner changed  -
+198.51.100.7:1005  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   5s  open        stale: recycled       -
+198.51.100.7:1006  ?:80           TCP    10.0.1.1:8080  node-b   6m  open        stale: idle           -
+"
+    );
+    let json = json(&flows);
+    assert_eq!((&json["limit"], &json["truncated"]), (&json!(1000), &json!(false)));
+    assert_eq!(
+        json["flows"][1],
+        json!({"client": "198.51.100.7", "client_port": 1001, "vip": "192.0.2.10", "vip_port": 80, "protocol": "TCP",
+               "backend": {"address": "10.0.0.1", "port": 8080, "node": "node-a", "local": true},
+               "age_ms": 1000, "phase": "client_fin", "stale": null, "replies": false})
+    );
+    assert_eq!(json["flows"][4]["stale"], json!("owner_changed"));
+}
+
+#[test]
+fn more_flows_than_the_limit_are_cut_and_that_is_said() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    cluster.record_flows();
+    let flows = Flows::read(&cluster.maps(), &clock(), 3).unwrap();
+    assert_eq!((flows.flows.len(), flows.truncated), (3, true));
+    assert!(text(&flows).ends_with("\n(cut after 3 flows; --limit shows more)\n"));
+    assert!(!Flows::read(&cluster.maps(), &clock(), 7).unwrap().truncated);
+}
+
+#[test]
+fn neighbors_show_how_nodes_are_reached() {
+    let Some(cluster) = Cluster::new() else { return };
+    let neighbors = Neighbors::read(&cluster.maps()).unwrap();
+    assert_eq!(
+        text(&neighbors),
+        "\
+NODE    MAC                HAND-OVER MAC      INTERFACE   MTU  STATE
+node-a  02:00:00:00:00:0a  0e:76:6d:00:00:0a  lo         1500  this node
+node-b  02:00:00:00:00:0b  0e:76:6d:00:00:0b  lo         1500  attached
+node-c  -                  -                  -             -  not resolved
+node-d  02:00:00:00:00:0d  0e:76:6d:00:00:0d  lo         1500  attached
+"
+    );
+    assert_eq!(
+        json(&neighbors)["neighbors"][1],
+        json!({"index": 1, "node": "node-b", "mac": "02:00:00:00:00:0b", "handover_mac": "0e:76:6d:00:00:0b",
+               "peer_macs": ["02:00:00:00:00:0b"], "interface": "lo", "mtu": 1500, "attached": true, "self": false})
+    );
+}
+
+#[test]
+fn stats_leave_out_zeros_unless_all_are_wanted() {
+    let Some(cluster) = Cluster::new() else { return };
+    let stats = Stats::read(&cluster.maps(), false).unwrap();
+    assert_eq!(
+        text(&stats),
+        "\
+COUNTER          PACKETS  BYTES
+local                  4    400
+drop:no_service        2    120
+"
+    );
+    let all = Stats::read(&cluster.maps(), true).unwrap();
+    assert_eq!(all.stats.len(), vipmux_common::abi::Stat::ALL.len());
+    assert_eq!(all.drops.len(), vipmux_common::abi::DropReason::ALL.len());
+    assert_eq!(json(&stats)["drops"], json!([{"name": "no_service", "packets": 2, "bytes": 120}]));
+}
+
+#[test]
+fn all_maps_are_listed_with_their_sizes() {
+    let Some(cluster) = Cluster::new() else { return };
+    let maps = MapList::read(&cluster.fixture.pins).unwrap();
+    let vips = maps.maps.iter().find(|map| map.name == "VIPS").unwrap();
+    assert_eq!((vips.key_bytes, vips.value_bytes, vips.max_entries), (16, 24, 64));
+    assert!(text(&maps).starts_with("MAP"));
+}
+
+#[test]
+fn programs_are_listed_with_where_they_are_attached() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    let pins = cluster.fixture.pins.clone();
+    unshare(CloneFlags::CLONE_NEWNET).unwrap();
+    let xdp: &mut Xdp = cluster.fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+    xdp.load().unwrap();
+    xdp.pin(pins.program(XDP_PROGRAM)).unwrap();
+    let link = xdp.attach("lo", XdpMode::Skb).and_then(|id| xdp.take_link(id)).unwrap();
+    FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Xdp, 1)).unwrap();
+    let info = xdp.info().unwrap();
+    let programs = Programs::read(&pins, &cluster.maps()).unwrap();
+    let [program] = programs.programs.as_slice() else { panic!("one is pinned: {programs:?}") };
+    assert_eq!((program.name, program.id), (XDP_PROGRAM, info.id()));
+    assert_eq!(json(&programs)["programs"][0]["attached"], json!([{"interface": "lo", "generic": true}]));
+    assert!(text(&programs).ends_with("  lo (generic)\n"), "{}", text(&programs));
+}
+
+#[test]
+fn a_lookup_tells_each_step_and_the_verdict() {
+    let Some(cluster) = Cluster::new() else { return };
+    let answer = lookup::walk(&cluster.maps(), &clock(), &cluster::request(4000, 53, Protocol::Udp)).unwrap();
+    assert_eq!(
+        text(&answer),
+        "\
+STEP     FINDING
+vip      192.0.2.10 is announced on lo
+flow     no record
+service  dns/dns claims port 53/UDP
+table    slot 221 of 251: backend 1
+backend  1 is 10.0.1.1:8080 on node-b
+node     its program is attached, its MAC 02:00:00:00:00:0b; a TTL of 1 would end here
+verdict  handed over for 10.0.1.1:8080 on node-b: 0e:76:6d:00:00:0a to 02:00:00:00:00:0b by lo
+"
+    );
+    let json = json(&answer);
+    assert_eq!(json["outcome"]["verdict"], json!("handed_over"));
+    assert_eq!(json["client"], json!("198.51.100.7:4000"));
+}

@@ -1,0 +1,222 @@
+//! A small cluster in real maps: this node (node-a), two that are attached (node-b, node-d) and one that is not (node-c).
+
+use std::time::Duration;
+
+use aya::{maps::PerCpuValues, util::nr_cpus};
+use vipmux_common::{
+    abi::{
+        ABI_VERSION, Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason, FLOW_CLIENT_FIN,
+        FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node,
+        NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VIP_LEADING,
+        VIP_YIELDED, VipValue,
+    },
+    hash,
+};
+
+use crate::{
+    datapath::maps::{Maps, fixture::Fixture},
+    inspect::{
+        clock::Clock,
+        lookup::{Request, Source},
+    },
+    model::Protocol,
+};
+
+pub(super) const HZ: u32 = 250;
+/// Five minutes.
+pub(super) const IDLE: u32 = 300 * HZ;
+/// The first jiffy, and those of a thousand seconds.
+const NOW: u64 = (1 << 32) - 300 * HZ as u64 + 1000 * HZ as u64;
+const LENGTH: u32 = 251;
+
+/// A thousand seconds after boot.
+pub(super) fn clock() -> Clock {
+    Clock::at(Duration::from_secs(1000), Duration::from_secs(1000), HZ)
+}
+
+pub(super) fn mac(node: u8) -> Mac {
+    Mac::new([2, 0, 0, 0, 0, node])
+}
+
+fn address(text: &str) -> Address {
+    text.parse::<std::net::IpAddr>().unwrap().into()
+}
+
+/// A packet of the usual client to the first VIP.
+pub(super) fn request(client_port: u16, port: u16, protocol: Protocol) -> Request {
+    Request {
+        client: ([198, 51, 100, 7], client_port).into(),
+        vip: ([192, 0, 2, 10], port).into(),
+        protocol,
+        syn: false,
+        source: Source::Client,
+        ifindex: None,
+        vlan: None,
+    }
+}
+
+pub(super) struct Cluster {
+    pub(super) fixture: Fixture,
+    tables: u32,
+}
+
+impl Cluster {
+    pub(super) fn new() -> Option<Self> {
+        let mut cluster = Self { fixture: Fixture::new()?, tables: 0 };
+        cluster.place();
+        cluster.nodes();
+        cluster.backends();
+        for (slot, (claim, owner, backends, local)) in (0..).zip([
+            ((1, 80, Protocol::Tcp), ("shop", "web"), &[0, 1][..], &[0][..]),
+            ((1, 53, Protocol::Udp), ("dns", "dns"), &[1], &[]),
+            ((1, 443, Protocol::Tcp), ("shop", "tls"), &[], &[]),
+            ((1, 8080, Protocol::Tcp), ("shop", "far"), &[2], &[]),
+            ((1, 81, Protocol::Tcp), ("shop", "admin"), &[0], &[0]),
+            ((1, 90, Protocol::Tcp), ("shop", "many"), &[1, 4, 1, 4, 5], &[]),
+            ((2, 80, Protocol::Tcp), ("shop", "vlan"), &[0], &[0]),
+        ]) {
+            cluster.service(slot, claim, owner, backends, local);
+        }
+        cluster.counts();
+        Some(cluster)
+    }
+
+    /// The maps, opened anew as a command does.
+    pub(super) fn maps(&self) -> Maps {
+        Maps::open(self.fixture.pins.root()).unwrap()
+    }
+
+    fn place(&mut self) {
+        let maps = &mut self.fixture.maps;
+        let config = Config {
+            abi: ABI_VERSION,
+            hz: HZ,
+            tcp_idle: IDLE,
+            udp_idle: IDLE,
+            closed_linger: 10 * HZ,
+            ..Config::default()
+        };
+        maps.config.set(0, config, 0).unwrap();
+        maps.fence.set(0, Fence { deadline: 1_000_250_000_000 }, 0).unwrap();
+        // The loopback: what BPF_PROG_TEST_RUN lets frames come in by.
+        maps.interfaces.set(1, Interface { mac: mac(10), bit: 1, flags: INTERFACE_GENERIC }, 0).unwrap();
+        let leading = VipValue { id: 1, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 3 };
+        maps.vips.insert(address("192.0.2.10"), leading, 0).unwrap();
+        let yielded = VipValue { id: 2, flags: VIP_YIELDED, interfaces: 1, vlan: 7, epoch: 5 };
+        maps.vips.insert(address("192.0.2.11"), yielded, 0).unwrap();
+    }
+
+    fn nodes(&mut self) {
+        let maps = &mut self.fixture.maps;
+        for (index, name) in (0..).zip(["node-a", "node-b", "node-c", "node-d"]) {
+            maps.node_names.set(index, NodeLabel::new(name), 0).unwrap();
+            if name == "node-c" {
+                continue;
+            }
+            let mac = mac(10 + u8::try_from(index).unwrap());
+            let flags = if index == 0 { NODE_ATTACHED | NODE_SELF } else { NODE_ATTACHED };
+            let node = Node { mac, handover: mac.handover(), ifindex: 1, mtu: 1500, flags, reserved: 0 };
+            maps.nodes.set(index, node, 0).unwrap();
+            maps.peers.insert(mac, index, 0).unwrap();
+        }
+    }
+
+    fn backends(&mut self) {
+        let ready = BACKEND_READY;
+        for (index, (ip, node, flags)) in (0..).zip([
+            ("10.0.0.1", 0, ready | BACKEND_LOCAL),
+            ("10.0.1.1", 1, ready),
+            ("10.0.2.1", 2, ready),
+            ("10.0.0.2", 0, BACKEND_LOCAL),
+            ("10.0.1.2", 1, ready),
+            ("10.0.3.1", 3, ready),
+        ]) {
+            let (address, port) = (address(ip), 8080_u16.to_be());
+            let backend = Backend { address, port, flags, node, generation: 10 + index, reserved: 0 };
+            self.fixture.maps.backends.set(index, backend, 0).unwrap();
+        }
+    }
+
+    fn table(&mut self, backends: &[u32]) -> (u32, u32) {
+        if backends.is_empty() {
+            return (0, 0);
+        }
+        let first = self.tables;
+        self.tables += LENGTH;
+        let slots: Vec<u32> = backends.iter().copied().cycle().take(LENGTH as usize).collect();
+        self.fixture.maps.write_table(first, &slots).unwrap();
+        (first, LENGTH)
+    }
+
+    fn service(
+        &mut self,
+        slot: u32,
+        (vip, port, protocol): (u32, u16, Protocol),
+        (namespace, name): (&str, &str),
+        backends: &[u32],
+        local: &[u32],
+    ) {
+        let ((table, table_length), (local_table, local_length)) = (self.table(backends), self.table(local));
+        let generation = 100 + slot;
+        let value =
+            ServiceValue { slot, generation, table, table_length, local_table, local_length, ..Default::default() };
+        let maps = &mut self.fixture.maps;
+        maps.service_names.set(slot, ServiceOwner::new(namespace, name), 0).unwrap();
+        maps.service_states.set(slot, ServiceState { generation, flags: 0 }, 0).unwrap();
+        let key = ServiceKey { vip, port: port.to_be(), protocol: protocol.number(), padding: 0 };
+        maps.services.insert(key, value, 0).unwrap();
+    }
+
+    fn counts(&mut self) {
+        let on_the_first_cpu = |packets, bytes, flows| {
+            let mut counts = vec![Count::default(); nr_cpus().unwrap()];
+            counts[0] = Count { packets, bytes, flows };
+            PerCpuValues::try_from(counts).unwrap()
+        };
+        let maps = &mut self.fixture.maps;
+        maps.service_stats.set(0, on_the_first_cpu(10, 1000, 3), 0).unwrap();
+        maps.stats.set(Stat::Local as u32, on_the_first_cpu(4, 400, 0), 0).unwrap();
+        maps.drops.set(DropReason::NoService as u32, on_the_first_cpu(2, 120, 0), 0).unwrap();
+    }
+
+    /// A record for each way in which one can stand; client port 1000 and up, a second between them.
+    pub(super) fn record_flows(&mut self) {
+        let valid = |backend: u32| FlowValue {
+            backend,
+            backend_generation: 10 + backend,
+            slot_generation: 100,
+            ..FlowValue::default()
+        };
+        for (i, mut flow) in (0_u16..).zip([
+            valid(0),
+            FlowValue { flags: FLOW_CLIENT_FIN, ..valid(0) },
+            FlowValue { flags: FLOW_CLIENT_FIN | FLOW_RESET, ..valid(1) },
+            FlowValue { backend_generation: 9, ..valid(1) },
+            FlowValue { slot_generation: 99, ..valid(1) },
+            FlowValue { tag: 1, ..valid(1) },
+            valid(1),
+        ]) {
+            let key = FlowKey {
+                client: address("198.51.100.7"),
+                vip: if i == 6 { 9 } else { 1 },
+                client_port: (1000 + i).to_be(),
+                vip_port: 80_u16.to_be(),
+                protocol: 6,
+                ..FlowKey::default()
+            };
+            flow.tag ^= hash::flow(&key);
+            flow.seen = NOW - u64::from(i) * u64::from(HZ) - if i == 6 { u64::from(IDLE) + 60 * 250 } else { 0 };
+            self.fixture.maps.flows.insert(key, flow, 0).unwrap();
+        }
+        let key = ReverseKey {
+            backend: address("10.0.0.1"),
+            client: address("198.51.100.7"),
+            backend_port: 8080_u16.to_be(),
+            client_port: 1000_u16.to_be(),
+            protocol: 6,
+        };
+        let (vip, vip_port) = (address("192.0.2.10"), 80_u16.to_be());
+        let reverse = ReverseValue { tag: hash::reverse(&key), vip, vip_port, seen: NOW, ..ReverseValue::default() };
+        self.fixture.maps.reverse.insert(key, reverse, 0).unwrap();
+    }
+}

@@ -1,0 +1,171 @@
+//! `lookup` says what the XDP program does: both are asked about the same packets on the same maps.
+
+use std::net::IpAddr;
+
+use aya::programs::{TestRun as _, TestRunOptions, Xdp};
+use vipmux_common::abi::{BACKEND_READY, Backend, DropReason, Mac, Node, ServiceState};
+
+use super::cluster::{Cluster, HZ, IDLE, mac, request};
+use crate::{
+    datapath::{maps::Maps, pins::XDP_PROGRAM},
+    inspect::{
+        clock::Clock,
+        lookup::{Outcome, Request, Source, walk},
+    },
+    model::Protocol,
+};
+
+const XDP_DROP: u32 = 1;
+const XDP_PASS: u32 = 2;
+const XDP_TX: u32 = 3;
+
+fn frame(request: &Request) -> Vec<u8> {
+    let source = match request.source {
+        Source::Client => mac(99),
+        Source::Peer => mac(99).handover(),
+        Source::Mac(mac) => mac,
+    };
+    let (IpAddr::V4(client), IpAddr::V4(vip)) = (request.client.ip(), request.vip.ip()) else { panic!("IPv4 alone") };
+    let length: u8 = if request.protocol == Protocol::Tcp { 40 } else { 28 };
+    let mut frame = [&mac(10).bytes()[..], &source.bytes(), &[8, 0]].concat();
+    frame.extend([0x45, 0, 0, length, 0, 0, 0, 0, 64, request.protocol.number(), 0, 0]);
+    frame.extend(client.octets());
+    frame.extend(vip.octets());
+    frame.extend(request.client.port().to_be_bytes());
+    frame.extend(request.vip.port().to_be_bytes());
+    if request.protocol == Protocol::Tcp {
+        frame.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, if request.syn { 0x02 } else { 0x10 }, 0, 1, 0, 0, 0, 0]);
+    } else {
+        frame.extend([0, 8, 0, 0]);
+    }
+    frame
+}
+
+fn drops(maps: &Maps) -> Vec<u64> {
+    maps.read_drops().unwrap().iter().map(|(_, count)| count.packets).collect()
+}
+
+/// What the program did, in the words of [`told`].
+fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
+    let frame = frame(request);
+    let (mut out, before) = (vec![0; frame.len()], drops(maps));
+    let options =
+        TestRunOptions { data_in: Some(&frame), data_out: Some(&mut out), repeat: 1, ..TestRunOptions::default() };
+    let action = program.test_run(options).unwrap().return_value;
+    let after = drops(maps);
+    let counted: Vec<_> =
+        DropReason::ALL.iter().filter(|reason| after[**reason as usize] != before[**reason as usize]).collect();
+    let destination = |frame: &[u8]| {
+        format!(
+            "{}.{}.{}.{}:{}",
+            frame[30],
+            frame[31],
+            frame[32],
+            frame[33],
+            u16::from_be_bytes([frame[36], frame[37]])
+        )
+    };
+    match action {
+        XDP_PASS if out == frame => "passed".to_owned(),
+        XDP_PASS => format!("delivered to {}", destination(&out)),
+        XDP_TX => {
+            let mac = |at: usize| Mac::new(out[at..at + 6].try_into().unwrap());
+            format!("handed over from {} to {}", mac(6), mac(0))
+        }
+        XDP_DROP => format!("dropped: {}", counted.iter().map(|reason| reason.name()).collect::<String>()),
+        other => format!("action {other}"),
+    }
+}
+
+fn told(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Passed => "passed".to_owned(),
+        Outcome::Delivered { backend } => format!("delivered to {}:{}", backend.address, backend.port),
+        Outcome::HandedOver { mac, source_mac, .. } => format!("handed over from {source_mac} to {mac}"),
+        Outcome::Dropped { reason } => format!("dropped: {reason}"),
+    }
+}
+
+fn requests() -> Vec<Request> {
+    let mut requests = Vec::new();
+    for source in [Source::Client, Source::Peer, Source::Mac(mac(11))] {
+        for syn in [true, false] {
+            for (port, protocol) in
+                [(80, Protocol::Tcp), (81, Protocol::Tcp), (90, Protocol::Tcp), (443, Protocol::Tcp)]
+                    .into_iter()
+                    .chain([(8080, Protocol::Tcp), (9999, Protocol::Tcp), (53, Protocol::Udp), (80, Protocol::Udp)])
+            {
+                let packets = (0..8).map(|i| Request { syn, source, ..request(5000 + i, port, protocol) });
+                requests.extend(packets);
+            }
+        }
+    }
+    // On another VLAN, and to no VIP.
+    requests.push(Request { vip: ([192, 0, 2, 11], 80).into(), vlan: Some(0), ..requests[0] });
+    requests.push(Request { vip: ([192, 0, 2, 12], 80).into(), ..requests[0] });
+    requests
+}
+
+/// Asks both about all packets; which verdicts there were.
+fn compare(program: &Xdp, maps: &Maps, when: &str) -> Vec<String> {
+    let clock = Clock::now(HZ).unwrap();
+    let mut seen = Vec::new();
+    for request in requests() {
+        let lookup = walk(maps, &clock, &request).unwrap();
+        let told = told(&lookup.outcome);
+        assert_eq!(done(program, maps, &request), told, "{when}: {request:?}: {:#?}", lookup.steps);
+        seen.push(told);
+    }
+    seen
+}
+
+/// Makes all records idle.
+fn age(maps: &mut Maps) {
+    let long_ago = 2 * u64::from(IDLE);
+    for (key, mut flow) in maps.read_flows(usize::MAX).unwrap() {
+        flow.seen -= long_ago;
+        maps.flows.insert(key, flow, 0).unwrap();
+    }
+    for (key, mut reverse) in maps.read_reverse(usize::MAX).unwrap() {
+        reverse.seen -= long_ago;
+        maps.reverse.insert(key, reverse, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_lookup_says_what_the_program_does() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    let maps = cluster.maps();
+    let program: &mut Xdp = cluster.fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
+    program.load().unwrap();
+
+    let mut seen = compare(program, &maps, "first packets");
+    seen.extend(compare(program, &maps, "with flow records"));
+    let written = &mut cluster.fixture.maps;
+    let change = |maps: &mut Maps, index, change: fn(&mut Backend)| {
+        let mut backend = maps.backends.get(&index, 0).unwrap();
+        change(&mut backend);
+        maps.backends.set(index, backend, 0).unwrap();
+    };
+    change(written, 0, |backend| backend.flags &= !BACKEND_READY);
+    seen.extend(compare(program, &maps, "with a draining backend"));
+    change(written, 1, |backend| backend.generation += 50);
+    seen.extend(compare(program, &maps, "with another backend in an index"));
+    written.service_states.set(5, ServiceState { generation: 900, flags: 0 }, 0).unwrap();
+    seen.extend(compare(program, &maps, "with another owner in a slot"));
+    age(written);
+    written.nodes.set(3, Node::default(), 0).unwrap();
+    seen.extend(compare(program, &maps, "with idle records and a node gone"));
+
+    for verdict in ["passed", "delivered to 10.0.0.1:8080", "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0b"]
+        .into_iter()
+        .chain([
+            "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0d",
+            "dropped: no_service",
+            "dropped: no_backend",
+        ])
+        .chain(["dropped: not_local", "dropped: hairpin", "dropped: node_unreachable", "dropped: tuple_collision"])
+    {
+        assert!(seen.iter().any(|seen| seen == verdict), "no packet was {verdict}");
+    }
+}

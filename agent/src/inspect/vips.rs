@@ -1,0 +1,185 @@
+//! `inspect vips`.
+
+use std::{
+    io::{self, Write},
+    net::IpAddr,
+    time::Duration,
+};
+
+use serde::Serialize;
+use vipmux_common::abi::{Address, Fence, VIP_LEADING, VIP_YIELDED, VipValue};
+
+use super::{Report, clock::Clock, names};
+use crate::{
+    cli::table::{Cell, Colour, Table, Tone},
+    datapath::maps::{Maps, MapsError},
+};
+
+/// How long after its deadline the fence counts as abandoned: the programs then leave the VIPs' ARP to the stack.
+const ABANDONED: Duration = Duration::from_mins(10);
+
+/// The fence as it stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// The deadline is ahead: ARP and NDP are answered.
+    Open,
+    /// It passed: nothing is answered.
+    Lapsed,
+    /// It passed ten minutes ago: nothing is answered, and nothing kept from the stack.
+    Abandoned,
+    /// No agent ever set it.
+    NeverSet,
+}
+
+/// The fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FenceView {
+    /// Whether ARP and NDP are answered.
+    pub standing: Standing,
+    /// The deadline, nanoseconds of `CLOCK_BOOTTIME`.
+    pub deadline_ns: u64,
+    /// Milliseconds until it lapses.
+    pub left_ms: Option<u64>,
+    /// Milliseconds since it lapsed.
+    pub lapsed_ms: Option<u64>,
+}
+
+/// A VIP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct VipView {
+    /// The address.
+    pub address: IpAddr,
+    /// Its id in this node's maps.
+    pub id: u32,
+    /// This node leads it.
+    pub leading: bool,
+    /// A peer's announcement took it from this node.
+    pub yielded: bool,
+    /// This node answers ARP and NDP for it: leads it, before the fence's deadline.
+    pub answering: bool,
+    /// The epoch of its leadership.
+    pub epoch: u64,
+    /// The interfaces it is announced on, by name.
+    pub interfaces: Vec<String>,
+    /// The 802.1Q VLAN it is announced on; 0 for untagged.
+    pub vlan: u32,
+    /// Port claims on it.
+    pub services: usize,
+}
+
+/// All VIPs, in address order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Vips {
+    /// The fence of this node.
+    pub fence: FenceView,
+    /// The VIPs.
+    pub vips: Vec<VipView>,
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl FenceView {
+    fn new(fence: Fence, clock: &Clock) -> Self {
+        let (standing, left_ms, lapsed_ms) = match clock.until(fence.deadline) {
+            _ if fence.deadline == 0 => (Standing::NeverSet, None, None),
+            Ok(left) => (Standing::Open, Some(millis(left)), None),
+            Err(since) if since < ABANDONED => (Standing::Lapsed, None, Some(millis(since))),
+            Err(since) => (Standing::Abandoned, None, Some(millis(since))),
+        };
+        Self { standing, deadline_ns: fence.deadline, left_ms, lapsed_ms }
+    }
+
+    fn text(&self) -> String {
+        match (self.standing, self.left_ms, self.lapsed_ms) {
+            (_, Some(left), _) => format!("{left} ms left"),
+            (_, _, Some(since)) if since < 10_000 => format!("lapsed {since} ms ago"),
+            (_, _, Some(since)) => format!("lapsed {} s ago", since / 1000),
+            (_, None, None) => "never set".to_owned(),
+        }
+    }
+}
+
+impl Vips {
+    /// Reads them.
+    pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
+        let fence = FenceView::new(maps.read_fence()?, clock);
+        let interfaces = maps.read_interfaces()?;
+        let services = maps.read_services()?;
+        let view = |(address, vip): (Address, VipValue)| {
+            let leading = vip.flags & VIP_LEADING != 0;
+            let announced = interfaces.iter().filter(|(_, interface)| interface.bit & vip.interfaces != 0);
+            VipView {
+                address: IpAddr::from(address),
+                id: vip.id,
+                leading,
+                yielded: vip.flags & VIP_YIELDED != 0,
+                answering: leading && fence.standing == Standing::Open,
+                epoch: vip.epoch,
+                interfaces: announced.map(|(ifindex, _)| names::interface(*ifindex)).collect(),
+                vlan: vip.vlan,
+                services: services.keys().filter(|key| key.vip == vip.id).count(),
+            }
+        };
+        let mut vips: Vec<_> = maps.read_vips()?.into_iter().map(view).collect();
+        vips.sort_by_key(|vip| vip.address);
+        Ok(Self { fence, vips })
+    }
+}
+
+fn leader(vip: &VipView) -> Cell {
+    match (vip.leading, vip.yielded) {
+        (true, _) => Cell::toned("this node", if vip.answering { Tone::Good } else { Tone::Bad }),
+        (false, true) => Cell::toned("yielded", Tone::Warn),
+        (false, false) => Cell::from("elsewhere"),
+    }
+}
+
+impl Report for Vips {
+    const KIND: &'static str = "vips";
+
+    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+        let header = ["VIP", "LEADER", "FENCE", "INTERFACES", "VLAN", "EPOCH", "SERVICES"];
+        let mut table = Table::new(&header).right_aligned(&["EPOCH", "SERVICES"]);
+        for vip in &self.vips {
+            let vlan = if vip.vlan == 0 { String::new() } else { vip.vlan.to_string() };
+            let fence = match (vip.leading, vip.answering) {
+                (true, true) => Cell::from(self.fence.text()),
+                (true, false) => Cell::toned(self.fence.text(), Tone::Bad),
+                (false, _) => Cell::from(""),
+            };
+            table.row([
+                vip.address.to_string().into(),
+                leader(vip),
+                fence,
+                vip.interfaces.join(",").into(),
+                vlan.into(),
+                vip.epoch.to_string().into(),
+                vip.services.to_string().into(),
+            ]);
+        }
+        table.print_with(out, colour)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fence_is_open_until_its_deadline_and_abandoned_ten_minutes_later() {
+        let clock = Clock::at(Duration::from_secs(1000), Duration::ZERO, 250);
+        for (deadline, standing, text) in [
+            (0, Standing::NeverSet, "never set"),
+            (1_000_200_000_000, Standing::Open, "200 ms left"),
+            (1_000_000_000_000, Standing::Lapsed, "lapsed 0 ms ago"),
+            (988_000_000_000, Standing::Lapsed, "lapsed 12 s ago"),
+            (400_000_000_000, Standing::Abandoned, "lapsed 600 s ago"),
+        ] {
+            let fence = FenceView::new(Fence { deadline }, &clock);
+            assert_eq!((fence.standing, fence.text().as_str()), (standing, text));
+        }
+    }
+}

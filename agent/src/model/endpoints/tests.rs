@@ -1,0 +1,153 @@
+//! Rule 13, and the conditions of 5-kubernetes.
+
+use super::*;
+use crate::{
+    model::{Options, Vip, ingest::object},
+    source::Objects,
+};
+
+/// A Service `shop/web` (ports `http` 80/TCP and `dns` 53/UDP), nodes `n1` (192.0.2.1) and `n2` (192.0.2.2), and slices.
+fn model(slices: &[serde_json::Value]) -> Model {
+    let mut objects = Objects::default();
+    let service = serde_json::json!({"spec": {"type": "LoadBalancer", "ports": [
+        {"name": "http", "port": 80, "targetPort": 1}, {"name": "dns", "port": 53, "protocol": "UDP"},
+    ]}});
+    objects.services.insert(web(), object(service));
+    for (name, address) in [("n1", "192.0.2.1"), ("n2", "192.0.2.2")] {
+        let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}});
+        objects.nodes.insert(NodeName(name.into()), object(node));
+    }
+    for (i, slice) in slices.iter().enumerate() {
+        let mut slice = slice.clone();
+        slice["metadata"] = serde_json::json!({"name": format!("web-{i}"), "labels": {(SERVICE_LABEL): "web"}});
+        if slice["addressType"].is_null() {
+            slice["addressType"] = "IPv4".into();
+        }
+        let key = ("shop".to_owned(), format!("web-{i}"));
+        objects.endpoint_slices.insert(key, object(slice));
+    }
+    Model::ingest(&objects, &Options::default())
+}
+
+fn web() -> ServiceName {
+    ServiceName { namespace: "shop".into(), name: "web".into() }
+}
+
+fn slice(port: u16, endpoints: &serde_json::Value) -> serde_json::Value {
+    serde_json::json!({"ports": [{"name": "http", "port": port}], "endpoints": endpoints})
+}
+
+/// `address:port@node`, with a `-` behind those that take no new flows.
+fn http(model: &Model) -> Vec<String> {
+    let backends = model.endpoints.backends(&web(), "http", Protocol::Tcp, true);
+    let shown = |b: &DesiredBackend| format!("{}:{}@{}{}", b.address, b.port, b.node, if b.ready { "" } else { "-" });
+    backends.iter().map(shown).collect()
+}
+
+fn pod(address: &str, conditions: &serde_json::Value) -> serde_json::Value {
+    serde_json::json!({"addresses": [address], "nodeName": "n1", "conditions": conditions})
+}
+
+#[test]
+fn the_port_is_found_by_name_and_protocol_and_slices_may_differ_in_its_number() {
+    let no = serde_json::json!({});
+    let mut other = slice(9000, &serde_json::json!([pod("10.0.0.3", &no)]));
+    other["ports"] = serde_json::json!([
+        {"name": "http", "port": 9000, "protocol": "UDP"}, {"name": "dns", "port": 5353, "protocol": "UDP"}, {"name": "all"},
+    ]);
+    let model = model(&[
+        slice(8080, &serde_json::json!([pod("10.0.0.1", &no)])),
+        slice(8081, &serde_json::json!([pod("10.0.0.2", &no)])),
+        other,
+    ]);
+    assert_eq!(http(&model), ["10.0.0.1:8080@n1", "10.0.0.2:8081@n1"]);
+    let dns = model.endpoints.backends(&web(), "dns", Protocol::Udp, true);
+    assert_eq!(dns.iter().map(|backend| backend.port).collect::<Vec<_>>(), [5353]);
+}
+
+#[test]
+fn conditions_decide_who_takes_new_flows() {
+    let endpoint = |address, ready: Option<bool>, serving: Option<bool>, terminating: Option<bool>| {
+        pod(address, &serde_json::json!({"ready": ready, "serving": serving, "terminating": terminating}))
+    };
+    let unset = endpoint("10.0.0.1", None, None, None);
+    let draining = endpoint("10.0.0.2", Some(false), Some(true), Some(true));
+    let stopping = endpoint("10.0.0.3", Some(false), Some(false), Some(true));
+    let unready = endpoint("10.0.0.4", Some(false), None, None);
+    let published = endpoint("10.0.0.5", Some(true), Some(false), Some(true));
+    for (endpoints, expected) in [
+        (vec![&unset], vec!["10.0.0.1:80@n1"]),
+        (vec![&unset, &draining, &stopping], vec!["10.0.0.1:80@n1", "10.0.0.2:80@n1-", "10.0.0.3:80@n1-"]),
+        (vec![&draining, &stopping, &unready], vec!["10.0.0.2:80@n1", "10.0.0.3:80@n1-", "10.0.0.4:80@n1-"]),
+        (vec![&published, &draining], vec!["10.0.0.2:80@n1-", "10.0.0.5:80@n1"]),
+        (vec![&unready], vec!["10.0.0.4:80@n1-"]),
+    ] {
+        assert_eq!(http(&model(&[slice(80, &serde_json::json!(endpoints))])), expected);
+    }
+}
+
+#[test]
+fn an_endpoint_in_two_slices_counts_once_and_by_its_better_report() {
+    let unready = slice(80, &serde_json::json!([pod("10.0.0.1", &serde_json::json!({"ready": false}))]));
+    let ready = slice(80, &serde_json::json!([pod("10.0.0.1", &serde_json::json!({"ready": true}))]));
+    assert_eq!(http(&model(&[unready.clone(), ready.clone()])), ["10.0.0.1:80@n1"]);
+    assert_eq!(http(&model(&[ready, unready])), ["10.0.0.1:80@n1"]);
+}
+
+#[test]
+fn host_network_endpoints_are_on_the_node_whose_address_they_have() {
+    let model = model(&[slice(80, &serde_json::json!([{"addresses": ["192.0.2.2"]}]))]);
+    assert_eq!(http(&model), ["192.0.2.2:80@n2"]);
+    assert_eq!(model.notes, []);
+}
+
+#[test]
+fn endpoints_on_no_known_node_or_without_a_host_address_are_left_out_and_noted() {
+    let model = model(&[slice(
+        80,
+        &serde_json::json!([
+            {"addresses": ["10.0.0.1"], "nodeName": "n9"},
+            {"addresses": ["10.0.0.2"]},
+            {"addresses": ["127.0.0.1"], "nodeName": "n1"},
+            {"addresses": ["10.0.0.3"], "nodeName": "n2"},
+        ]),
+    )]);
+    assert_eq!(http(&model), ["10.0.0.3:80@n2"]);
+    let note = Note::new(
+        "EndpointSlice shop/web-0",
+        "endpoints of shop/web left out: 10.0.0.1 is on node \"n9\", which is not known (and 2 more)",
+    );
+    assert_eq!(model.notes, [note]);
+}
+
+#[test]
+fn a_drain_counts_only_against_endpoints_that_can_be_reached() {
+    let lost = serde_json::json!({"addresses": ["10.0.0.1"], "nodeName": "n9"});
+    let draining = pod("10.0.0.2", &serde_json::json!({"ready": false, "serving": true, "terminating": true}));
+    assert_eq!(http(&model(&[slice(80, &serde_json::json!([lost, draining]))])), ["10.0.0.2:80@n1"]);
+}
+
+#[test]
+fn fqdn_slices_are_skipped_and_families_are_kept_apart() {
+    let mut fqdn = slice(80, &serde_json::json!([{"addresses": ["web.example.org"], "nodeName": "n1"}]));
+    fqdn["addressType"] = "FQDN".into();
+    let mut v6 = slice(80, &serde_json::json!([pod("2001:db8::1", &serde_json::json!({}))]));
+    v6["addressType"] = "IPv6".into();
+    let model = model(&[fqdn, v6]);
+    assert_eq!(http(&model), Vec::<String>::new());
+    assert_eq!(model.endpoints.backends(&web(), "http", Protocol::Tcp, false).len(), 1);
+    assert!(model.notes[0].message.contains("FQDN"));
+}
+
+#[test]
+fn equal_sets_of_backends_are_one() {
+    let mut both = slice(80, &serde_json::json!([pod("10.0.0.1", &serde_json::json!({}))]));
+    both["ports"] = serde_json::json!([{"name": "http", "port": 80}, {"name": "dns", "port": 80, "protocol": "UDP"}]);
+    let model = model(&[both]);
+    let claim = |protocol, port| PortClaim { vip: Vip([192, 0, 2, 10].into()), protocol, port };
+    let (http, dns, stray) = (claim(Protocol::Tcp, 80), claim(Protocol::Udp, 53), claim(Protocol::Tcp, 81));
+    let desired = desired_services(&model, &[(http, web()), (dns, web()), (stray, web())].into());
+    assert_eq!(desired.len(), 2);
+    assert!(Arc::ptr_eq(&desired[&http].backends, &desired[&dns].backends));
+    assert_eq!(desired[&http].owner, web());
+}

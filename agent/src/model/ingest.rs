@@ -1,0 +1,253 @@
+//! From the API's objects to what the rest works with.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use k8s_openapi::api::core::v1 as api;
+
+use crate::{
+    model::{
+        NodeName, ServiceName,
+        endpoints::{Endpoints, Places, SERVICE_LABEL},
+        node::Node,
+        pool::Pool,
+        reason::{Note, Reason, Refusal, quoted},
+        selector::Labels,
+        service::Service,
+    },
+    source::Objects,
+};
+
+/// The label that every Namespace has, whether or not there is an object that says so.
+const NAMESPACE_LABEL: &str = "kubernetes.io/metadata.name";
+
+/// What is configured about what is ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Services with this `loadBalancerClass` are ours.
+    pub load_balancer_class: String,
+    /// Services without a `loadBalancerClass` are ours too (rule 12).
+    pub unset_class_is_ours: bool,
+    /// Addresses that are never assigned, and what they are: gateways of the Nodes (rule 14). Nodes' own addresses and
+    /// the API server's need not be listed.
+    pub reserved: BTreeMap<IpAddr, String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            load_balancer_class: "vipmux.io/vipmux".to_owned(),
+            unset_class_is_ours: true,
+            reserved: BTreeMap::new(),
+        }
+    }
+}
+
+/// A cluster, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Model {
+    /// Services that want an address from us.
+    pub services: BTreeMap<ServiceName, Service>,
+    /// Services that want one and cannot be understood.
+    pub refused: BTreeMap<ServiceName, Refusal>,
+    /// Services that are not ours.
+    pub ignored: BTreeMap<ServiceName, Refusal>,
+    /// Nodes.
+    pub nodes: BTreeMap<NodeName, Node>,
+    /// Pools, best first (rule 6).
+    pub pools: Vec<Pool>,
+    /// Labels of namespaces.
+    pub namespaces: BTreeMap<String, Labels>,
+    /// Addresses that are never assigned, and what they are.
+    pub reserved: BTreeMap<IpAddr, String>,
+    /// Endpoints of `services`.
+    pub endpoints: Endpoints,
+    /// What was left out, and why.
+    pub notes: Vec<Note>,
+}
+
+impl Model {
+    /// Reads the objects. What cannot be used is refused or noted, each by itself; nothing stops the rest.
+    pub fn ingest(objects: &Objects, options: &Options) -> Self {
+        let mut model = Self { reserved: options.reserved.clone(), ..Self::default() };
+        model.add_nodes(objects);
+        model.add_pools(objects);
+        model.add_services(objects, options);
+        model.add_endpoints(objects);
+        model
+    }
+
+    fn add_nodes(&mut self, objects: &Objects) {
+        for (name, node) in &objects.nodes {
+            let node = Node::ingest(name, node);
+            let what = |address| (address, format!("an address of node {name}"));
+            self.reserved.extend(node.addresses.iter().copied().map(what));
+            self.nodes.insert(name.clone(), node);
+        }
+        for (namespace, object) in &objects.namespaces {
+            let mut labels = object.metadata.labels.clone().unwrap_or_default();
+            labels.insert(NAMESPACE_LABEL.to_owned(), namespace.clone());
+            self.namespaces.insert(namespace.clone(), labels);
+        }
+    }
+
+    fn add_pools(&mut self, objects: &Objects) {
+        let notes = &mut self.notes;
+        self.pools = objects.address_pools.iter().map(|(name, pool)| Pool::ingest(name, pool, notes)).collect();
+        self.pools.sort_by(|a, b| a.rank().cmp(&b.rank()));
+        let mut ranges: Vec<_> =
+            self.pools.iter().flat_map(|pool| pool.ranges().iter().map(move |r| (*r, pool))).collect();
+        ranges.sort_by_key(|(range, _)| *range);
+        for pair in ranges.windows(2) {
+            let [(low, pool), (high, other)] = pair else { continue };
+            if high.first() <= low.last() {
+                let message =
+                    format!("{low} overlaps {high} of {}: one address counts as the better pool's", other.name);
+                self.notes.push(Note::new(format!("IPAddressPool {}", pool.name), message));
+            }
+        }
+    }
+
+    fn add_services(&mut self, objects: &Objects, options: &Options) {
+        for (name, service) in &objects.services {
+            if let Some(refusal) = not_ours(service, options) {
+                self.ignored.insert(name.clone(), refusal);
+                continue;
+            }
+            match Service::ingest(name, service) {
+                Ok(service) => drop(self.services.insert(name.clone(), service)),
+                Err(refusal) => drop(self.refused.insert(name.clone(), refusal)),
+            }
+        }
+        let namespaces: BTreeSet<&String> = self.services.keys().map(|name| &name.namespace).collect();
+        for namespace in namespaces {
+            let implied = || [(NAMESPACE_LABEL.to_owned(), namespace.clone())].into();
+            self.namespaces.entry(namespace.clone()).or_insert_with(implied);
+        }
+    }
+
+    fn add_endpoints(&mut self, objects: &Objects) {
+        let places = Places::new(&self.nodes);
+        let mut endpoints = Endpoints::default();
+        for ((namespace, _), slice) in &objects.endpoint_slices {
+            let Some(name) = slice.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_LABEL)) else {
+                continue;
+            };
+            if (namespace.as_str(), name.as_str()) == ("default", "kubernetes") {
+                let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
+                let parsed = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
+                let what = |address: IpAddr| (address.to_canonical(), "the API server's address".to_owned());
+                self.reserved.extend(parsed.map(what));
+            }
+            let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
+            if self.services.contains_key(&service) {
+                endpoints.add(&service, slice, &places, &mut self.notes);
+            }
+        }
+        self.endpoints = endpoints;
+    }
+}
+
+/// Rule 12.
+fn not_ours(service: &api::Service, options: &Options) -> Option<Refusal> {
+    let spec = service.spec.as_ref();
+    if spec.and_then(|spec| spec.type_.as_deref()) != Some("LoadBalancer") {
+        return Some(Refusal::new(Reason::NotLoadBalancer, "spec.type is not LoadBalancer"));
+    }
+    match spec.and_then(|spec| spec.load_balancer_class.as_deref()) {
+        Some(class) if class == options.load_balancer_class => None,
+        Some(class) => {
+            let ours = quoted(&options.load_balancer_class);
+            let message = format!("spec.loadBalancerClass is {}, ours is {ours}", quoted(class));
+            Some(Refusal::new(Reason::OtherClass, message))
+        }
+        None if options.unset_class_is_ours => None,
+        None => Some(Refusal::new(Reason::OtherClass, "spec.loadBalancerClass is not set")),
+    }
+}
+
+/// An object from JSON, as [`Objects`] holds it.
+#[cfg(test)]
+pub(crate) fn object<T: serde::de::DeserializeOwned>(json: serde_json::Value) -> std::sync::Arc<T> {
+    std::sync::Arc::new(serde_json::from_value(json).unwrap())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(services: &[(&str, serde_json::Value)], options: &Options) -> Model {
+        let mut objects = Objects::default();
+        for (name, spec) in services {
+            let name = ServiceName { namespace: "shop".into(), name: (*name).into() };
+            let service = object(serde_json::json!({ "spec": spec }));
+            objects.services.insert(name, service);
+        }
+        Model::ingest(&objects, options)
+    }
+
+    fn reasons(model: &Model) -> Vec<(&str, Reason)> {
+        model.ignored.iter().map(|(name, refusal)| (name.name.as_str(), refusal.reason)).collect()
+    }
+
+    #[test]
+    fn only_our_class_is_ours() {
+        let ports = serde_json::json!([{"port": 80}]);
+        let services = [
+            ("cluster", serde_json::json!({"type": "ClusterIP", "ports": ports})),
+            (
+                "other",
+                serde_json::json!({"type": "LoadBalancer", "loadBalancerClass": "example.org/lb", "ports": ports}),
+            ),
+            (
+                "ours",
+                serde_json::json!({"type": "LoadBalancer", "loadBalancerClass": "vipmux.io/vipmux", "ports": ports}),
+            ),
+            ("unset", serde_json::json!({"type": "LoadBalancer", "ports": ports})),
+        ];
+        let by_default = model(&services, &Options::default());
+        assert_eq!(reasons(&by_default), [("cluster", Reason::NotLoadBalancer), ("other", Reason::OtherClass)]);
+        let strict = model(&services, &Options { unset_class_is_ours: false, ..Options::default() });
+        assert_eq!(strict.services.keys().map(|name| name.name.as_str()).collect::<Vec<_>>(), ["ours"]);
+    }
+
+    #[test]
+    fn a_service_that_cannot_be_understood_stops_no_other() {
+        let services = [
+            ("bad", serde_json::json!({"type": "LoadBalancer", "ports": []})),
+            ("good", serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 80}]})),
+        ];
+        let model = model(&services, &Options::default());
+        assert_eq!((model.services.len(), model.refused.len()), (1, 1));
+    }
+
+    #[test]
+    fn addresses_of_nodes_and_of_the_api_server_are_reserved() {
+        let mut objects = Objects::default();
+        let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
+        objects.nodes.insert(NodeName("n1".into()), object(node));
+        let slice = serde_json::json!({
+            "metadata": {"labels": {(SERVICE_LABEL): "kubernetes"}}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["192.0.2.7"]}],
+        });
+        let key = ("default".to_owned(), "kubernetes".to_owned());
+        objects.endpoint_slices.insert(key, object(slice));
+        let model = Model::ingest(&objects, &Options::default());
+        let reserved: Vec<_> = model.reserved.iter().map(|(address, what)| format!("{address} {what}")).collect();
+        assert_eq!(reserved, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
+    }
+
+    #[test]
+    fn overlapping_pools_are_noted() {
+        let mut objects = Objects::default();
+        for (name, range) in [("a", "192.0.2.0/28"), ("b", "192.0.2.8-192.0.2.20"), ("c", "192.0.2.32/28")] {
+            let pool = serde_json::json!({"spec": {"addresses": [range]}});
+            objects.address_pools.insert(name.to_owned(), object(pool));
+        }
+        let notes = Model::ingest(&objects, &Options::default()).notes;
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].message.contains("192.0.2.8-192.0.2.20 of b"), "{}", notes[0].message);
+    }
+}

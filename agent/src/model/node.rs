@@ -1,0 +1,85 @@
+//! Nodes, as far as addresses and leading go.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use k8s_openapi::api::core::v1 as api;
+
+use crate::model::NodeName;
+
+/// Keeps a node out of leading, not out of serving.
+pub const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+/// A Node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name.
+    pub name: NodeName,
+    /// Its InternalIPs.
+    pub internal: BTreeSet<IpAddr>,
+    /// All its addresses: InternalIPs and ExternalIPs. None of them is ever a VIP.
+    pub addresses: BTreeSet<IpAddr>,
+    /// It has [`EXCLUDE_LABEL`], whatever the value.
+    pub excluded: bool,
+    /// It is cordoned (`spec.unschedulable`).
+    pub cordoned: bool,
+    /// Its condition `NetworkUnavailable` is `True`.
+    pub network_unavailable: bool,
+}
+
+impl Node {
+    /// From the API's form. Addresses that do not parse are left out: Hostname entries are no addresses at all.
+    pub fn ingest(name: &NodeName, node: &api::Node) -> Self {
+        let status = node.status.as_ref();
+        let listed = || status.iter().flat_map(|status| status.addresses.iter().flatten());
+        let of = |kinds: &[&str]| -> BTreeSet<IpAddr> {
+            listed()
+                .filter(|entry| kinds.contains(&entry.type_.as_str()))
+                .filter_map(|entry| entry.address.parse::<IpAddr>().ok())
+                .map(|address| address.to_canonical())
+                .collect()
+        };
+        let mut conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
+        Self {
+            name: name.clone(),
+            internal: of(&["InternalIP"]),
+            addresses: of(&["InternalIP", "ExternalIP"]),
+            excluded: node.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(EXCLUDE_LABEL)),
+            cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false),
+            network_unavailable: conditions
+                .any(|condition| condition.type_ == "NetworkUnavailable" && condition.status == "True"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_matters_of_a_node_is_read() {
+        let node = serde_json::from_value(serde_json::json!({
+            "metadata": {"labels": {(EXCLUDE_LABEL): ""}},
+            "spec": {"unschedulable": true},
+            "status": {
+                "addresses": [
+                    {"type": "InternalIP", "address": "192.0.2.1"},
+                    {"type": "ExternalIP", "address": "198.51.100.1"},
+                    {"type": "Hostname", "address": "192.0.2.77"},
+                    {"type": "InternalIP", "address": "nonsense"},
+                ],
+                "conditions": [{"type": "NetworkUnavailable", "status": "True"}],
+            },
+        }))
+        .unwrap();
+        let node = Node::ingest(&NodeName("n1".into()), &node);
+        assert_eq!(node.internal, [IpAddr::from([192, 0, 2, 1])].into());
+        assert_eq!(node.addresses, [IpAddr::from([192, 0, 2, 1]), IpAddr::from([198, 51, 100, 1])].into());
+        assert!(node.excluded && node.cordoned && node.network_unavailable);
+    }
+
+    #[test]
+    fn a_bare_node_may_lead() {
+        let node = Node::ingest(&NodeName("n1".into()), &api::Node::default());
+        assert!(!node.excluded && !node.cordoned && !node.network_unavailable && node.addresses.is_empty());
+    }
+}

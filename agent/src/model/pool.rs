@@ -1,0 +1,300 @@
+//! Pools: which addresses there are, and for whom.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    model::{
+        Vip,
+        range::AddressRange,
+        reason::Note,
+        selector::{Labels, Selector},
+    },
+    source::manifests::{IpAddressPool, ServiceAllocation},
+};
+
+/// More entries in `spec.addresses` than this are refused: a pool is written by people.
+const MAX_RANGES: usize = 4096;
+
+/// How a pool narrows or widens who may share (rule 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PoolSharing {
+    /// By key, and by address in the dialects that have it.
+    #[default]
+    Any,
+    /// As `Any`, within one namespace.
+    SameNamespace,
+    /// By key only.
+    KeyOnly,
+    /// As `Any`, and plain Services share by address too.
+    ByAddress,
+    /// Nobody shares.
+    None,
+}
+
+/// What becomes of a Service whose claim clashes within its group (rule 8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnConflict {
+    /// It gets another address, which joins the group.
+    #[default]
+    Spill,
+    /// It waits.
+    Pending,
+}
+
+/// A pool of addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pool {
+    /// Its name.
+    pub name: String,
+    /// Lower goes first; `None` goes last.
+    pub priority: Option<u32>,
+    /// Whether Services that name neither pool nor address may get one from here.
+    pub auto_assign: bool,
+    /// Leave out IPv4 addresses that end in .0 or .255.
+    pub avoid_buggy: bool,
+    /// Who may share addresses of this pool.
+    pub sharing: PoolSharing,
+    /// What becomes of a clash within a group.
+    pub on_conflict: OnConflict,
+    /// Ascending, without overlap.
+    ranges: Vec<AddressRange>,
+    audience: Audience,
+}
+
+/// Which Services a pool serves: its namespace is listed or selected (or neither is asked for), and its labels are
+/// selected (or no selector is given).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Audience {
+    namespaces: Option<BTreeSet<String>>,
+    namespace_selectors: Vec<Selector>,
+    service_selectors: Option<Vec<Selector>>,
+}
+
+impl Audience {
+    fn new(allocation: &ServiceAllocation, mut bad: impl FnMut(String)) -> Self {
+        let mut selectors = |field: &str, list: &[_]| -> Vec<Selector> {
+            let parsed = list.iter().map(Selector::new).enumerate();
+            // A selector that is not understood selects nothing: a pool is never opened to more than was meant.
+            parsed
+                .filter_map(|(i, selector)| {
+                    selector.map_err(|error| bad(format!("spec.serviceAllocation.{field}[{i}]: {error}"))).ok()
+                })
+                .collect()
+        };
+        let any_namespace = allocation.namespaces.is_empty() && allocation.namespace_selectors.is_empty();
+        Self {
+            namespaces: (!any_namespace).then(|| allocation.namespaces.iter().cloned().collect()),
+            namespace_selectors: selectors("namespaceSelectors", &allocation.namespace_selectors),
+            service_selectors: (!allocation.service_selectors.is_empty())
+                .then(|| selectors("serviceSelectors", &allocation.service_selectors)),
+        }
+    }
+}
+
+impl Pool {
+    /// From MetalLB's form. Entries that are malformed are left out and noted; the rest of the pool stays usable.
+    pub fn ingest(name: &str, pool: &IpAddressPool, notes: &mut Vec<Note>) -> Self {
+        let object = format!("IPAddressPool {name}");
+        let mut note = |message: String| notes.push(Note::new(object.clone(), format!("{message}; left out")));
+        let spec = &pool.spec;
+        let mut ranges = Vec::new();
+        for (i, text) in spec.addresses.iter().enumerate().take(MAX_RANGES) {
+            match text.parse::<AddressRange>() {
+                Ok(range) => ranges.push(range),
+                Err(error) => note(format!("spec.addresses[{i}]: {error}")),
+            }
+        }
+        if spec.addresses.len() > MAX_RANGES {
+            note(format!("spec.addresses: more than {MAX_RANGES} entries, the others are"));
+        }
+        let allocation = spec.service_allocation.as_ref();
+        let priority = allocation.and_then(|allocation| allocation.priority).unwrap_or(0);
+        if priority < 0 {
+            note(format!("spec.serviceAllocation.priority: {priority} is less than 0"));
+        }
+        Self {
+            name: name.to_owned(),
+            priority: u32::try_from(priority).ok().filter(|priority| *priority > 0),
+            auto_assign: spec.auto_assign.unwrap_or(true),
+            avoid_buggy: spec.avoid_buggy_ips.unwrap_or(false),
+            sharing: PoolSharing::default(),
+            on_conflict: OnConflict::default(),
+            ranges: merge(ranges),
+            audience: allocation.map(|allocation| Audience::new(allocation, note)).unwrap_or_default(),
+        }
+    }
+
+    /// Where the pool stands among pools: by priority, those without one last, then by name (rule 6).
+    pub fn rank(&self) -> (u32, &str) {
+        (self.priority.unwrap_or(u32::MAX), &self.name)
+    }
+
+    /// Whether it serves Services of this namespace with these labels.
+    pub fn serves(&self, namespace: &str, namespace_labels: &Labels, service_labels: &Labels) -> bool {
+        let Audience { namespaces, namespace_selectors, service_selectors } = &self.audience;
+        let namespace_fits = namespaces.as_ref().is_none_or(|listed| {
+            listed.contains(namespace) || namespace_selectors.iter().any(|selector| selector.matches(namespace_labels))
+        });
+        let any_matches = |list: &Vec<Selector>| list.iter().any(|selector| selector.matches(service_labels));
+        namespace_fits && service_selectors.as_ref().is_none_or(any_matches)
+    }
+
+    /// Whether the address is in the pool and not avoided.
+    pub fn contains(&self, vip: Vip) -> bool {
+        let number = vip.number();
+        let after = self.ranges.partition_point(|range| range.first() <= number);
+        let inside = self.ranges[..after].last().is_some_and(|range| range.contains(number));
+        inside && !(self.avoid_buggy && is_buggy(number))
+    }
+
+    /// The lowest IPv4 address of the pool that is not below this one.
+    pub fn next_v4(&self, from: Vip) -> Option<Vip> {
+        let mut number = from.number();
+        let after = self.ranges.partition_point(|range| range.last() < number);
+        for range in self.ranges[after..].iter().filter(|range| range.is_v4()) {
+            number = number.max(range.first());
+            while self.avoid_buggy && is_buggy(number) {
+                number += 1;
+            }
+            if range.contains(number) {
+                return Some(Vip::from_number(number));
+            }
+        }
+        None
+    }
+
+    /// The pool's lowest IPv4 address.
+    pub fn first_v4(&self) -> Option<Vip> {
+        self.next_v4(Vip([0, 0, 0, 0].into()))
+    }
+
+    /// How many IPv4 addresses it has to give.
+    pub fn capacity_v4(&self) -> u64 {
+        let v4 = self.ranges.iter().filter(|range| range.is_v4());
+        let count = v4.map(|range| {
+            let buggy = if self.avoid_buggy { buggy_up_to(range.last()) - buggy_up_to(range.first() - 1) } else { 0 };
+            range.last() - range.first() + 1 - buggy
+        });
+        u64::try_from(count.sum::<u128>()).unwrap_or(u64::MAX)
+    }
+
+    /// Its ranges, ascending, without overlap.
+    pub fn ranges(&self) -> &[AddressRange] {
+        &self.ranges
+    }
+}
+
+/// Whether this is an IPv4 address that ends in .0 or .255.
+const fn is_buggy(number: u128) -> bool {
+    number >> 32 == 0xffff && matches!(number & 0xff, 0 | 255)
+}
+
+/// How many of the IPv4 addresses up to this one, included, end in .0 or .255.
+const fn buggy_up_to(number: u128) -> u128 {
+    let (whole, rest) = ((number & 0xffff_ffff) / 256, number & 0xff);
+    whole * 2 + if rest == 255 { 2 } else { 1 }
+}
+
+fn merge(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
+    ranges.sort_unstable();
+    let mut merged: Vec<AddressRange> = Vec::with_capacity(ranges.len());
+    for range in ranges {
+        match merged.last_mut().and_then(|last| Some((last.merged(range)?, last))) {
+            Some((both, last)) => *last = both,
+            None => merged.push(range),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(spec: serde_json::Value) -> (Pool, Vec<Note>) {
+        let spec = serde_json::from_value(spec).unwrap();
+        let mut notes = Vec::new();
+        (Pool::ingest("lan", &IpAddressPool { spec, ..Default::default() }, &mut notes), notes)
+    }
+
+    fn vip(text: &str) -> Vip {
+        Vip(text.parse().unwrap())
+    }
+
+    #[test]
+    fn a_pool_gives_its_addresses_in_order_across_its_ranges() {
+        let (pool, notes) = pool(
+            serde_json::json!({"addresses": ["192.0.2.8/31", "192.0.2.1-192.0.2.2", "192.0.2.2/32", "2001:db8::/64"]}),
+        );
+        assert_eq!(notes, []);
+        let mut all = Vec::new();
+        let mut next = pool.first_v4();
+        while let Some(vip) = next {
+            all.push(vip.to_string());
+            next = pool.next_v4(Vip::from_number(vip.number() + 1));
+        }
+        assert_eq!(all, ["192.0.2.1", "192.0.2.2", "192.0.2.8", "192.0.2.9"]);
+        assert_eq!(pool.capacity_v4(), 4);
+        assert!(
+            pool.contains(vip("192.0.2.8")) && !pool.contains(vip("192.0.2.3")) && pool.contains(vip("2001:db8::1"))
+        );
+    }
+
+    #[test]
+    fn avoided_addresses_are_neither_given_nor_counted() {
+        let (pool, _) = pool(serde_json::json!({"addresses": ["192.0.2.254-192.0.4.1"], "avoidBuggyIPs": true}));
+        assert_eq!(pool.capacity_v4(), 1 + 254 + 1);
+        assert_eq!(pool.next_v4(vip("192.0.2.255")), Some(vip("192.0.3.1")));
+        assert_eq!(pool.next_v4(vip("192.0.3.255")), Some(vip("192.0.4.1")));
+        assert!(!pool.contains(vip("192.0.3.0")));
+    }
+
+    #[test]
+    fn a_range_of_avoided_addresses_alone_gives_none() {
+        let (pool, _) = pool(serde_json::json!({"addresses": ["192.0.2.255-192.0.3.0"], "avoidBuggyIPs": true}));
+        assert_eq!((pool.first_v4(), pool.capacity_v4()), (None, 0));
+    }
+
+    #[test]
+    fn a_malformed_entry_is_noted_and_the_rest_is_used() {
+        let (pool, notes) = pool(serde_json::json!({"addresses": ["192.0.2.0/40", "192.0.2.1/32"]}));
+        assert_eq!(pool.capacity_v4(), 1);
+        assert_eq!(notes.len(), 1);
+        assert!(notes[0].message.starts_with("spec.addresses[0]: \"192.0.2.0/40\" is neither"), "{}", notes[0].message);
+    }
+
+    #[test]
+    fn priority_zero_goes_last() {
+        let priority = |value: i32| {
+            pool(serde_json::json!({"addresses": [], "serviceAllocation": {"priority": value}})).0.priority
+        };
+        assert_eq!((priority(0), priority(7), priority(-1)), (None, Some(7), None));
+    }
+
+    #[test]
+    fn a_pool_serves_whom_it_lists_or_selects() {
+        let labels = |key: &str, value: &str| -> Labels { [(key.to_owned(), value.to_owned())].into() };
+        let (pool, _) = pool(serde_json::json!({"addresses": [], "serviceAllocation": {
+            "namespaces": ["shop"],
+            "namespaceSelectors": [{"matchLabels": {"team": "a"}}],
+            "serviceSelectors": [{"matchLabels": {"tier": "front"}}],
+        }}));
+        let (none, front) = (Labels::new(), labels("tier", "front"));
+        assert!(pool.serves("shop", &none, &front));
+        assert!(pool.serves("other", &labels("team", "a"), &front));
+        assert!(!pool.serves("other", &none, &front));
+        assert!(!pool.serves("shop", &none, &none));
+    }
+
+    #[test]
+    fn a_selector_that_is_not_understood_opens_the_pool_to_nobody() {
+        let bad = serde_json::json!([{"matchExpressions": [{"key": "a", "operator": "Gt"}]}]);
+        let (pool, notes) = pool(serde_json::json!({"addresses": [], "serviceAllocation": {"serviceSelectors": bad}}));
+        assert!(!pool.serves("shop", &Labels::new(), &Labels::new()));
+        assert_eq!(notes.len(), 1);
+    }
+}

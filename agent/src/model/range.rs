@@ -1,0 +1,224 @@
+//! Ranges of addresses, as pools list them.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    str::FromStr,
+};
+
+use crate::model::{Vip, reason::quoted};
+
+impl Vip {
+    /// The address as a number; IPv4 in its mapped form (`::ffff:0:0/96`, RFC 4291 section 2.5.5.2), so that both
+    /// families are one order.
+    pub const fn number(self) -> u128 {
+        match self.0 {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(v6) => v6.to_bits(),
+        }
+    }
+
+    /// The address with this [`Vip::number`].
+    pub const fn from_number(number: u128) -> Self {
+        Self(Ipv6Addr::from_bits(number).to_canonical())
+    }
+}
+
+/// Addresses from the first to the last, both included, of one family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AddressRange {
+    /// [`Vip::number`] of the lowest.
+    first: u128,
+    /// [`Vip::number`] of the highest.
+    last: u128,
+}
+
+/// A range that no pool can have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RangeError {
+    /// Neither a CIDR nor a range.
+    #[error("{} is neither a CIDR (192.0.2.0/28) nor a range (192.0.2.1-192.0.2.9)", quoted(.0))]
+    Syntax(String),
+    /// The ends are of two families.
+    #[error("the range {} mixes IPv4 and IPv6", quoted(.0))]
+    Mixed(String),
+    /// The last address is before the first.
+    #[error("the range {} ends before it begins", quoted(.0))]
+    Reversed(String),
+    /// It holds addresses that can never be a VIP.
+    #[error("{} holds addresses that are no host's ({why})", quoted(.text))]
+    NotUnicast {
+        /// As written.
+        text: String,
+        /// Which addresses.
+        why: &'static str,
+    },
+}
+
+/// IPv4 blocks that no VIP can be in: RFC 1122 section 3.2.1.3, RFC 5771, RFC 1112 section 4.
+const NOT_UNICAST: [(Ipv4Addr, Ipv4Addr, &str); 3] = [
+    (Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(0, 255, 255, 255), "0.0.0.0/8, this network"),
+    (Ipv4Addr::new(127, 0, 0, 0), Ipv4Addr::new(127, 255, 255, 255), "127.0.0.0/8, loopback"),
+    (Ipv4Addr::new(224, 0, 0, 0), Ipv4Addr::BROADCAST, "224.0.0.0/3, multicast and reserved"),
+];
+
+/// IPv6 blocks that no VIP can be in (RFC 4291).
+const NOT_UNICAST_V6: [(Ipv6Addr, u32, &str); 2] = [
+    (Ipv6Addr::UNSPECIFIED, 127, "::/127, unspecified and loopback"),
+    (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, "ff00::/8, multicast"),
+];
+
+impl AddressRange {
+    /// The address alone; `Err` with the block's name where it can never be a VIP.
+    pub fn single(address: IpAddr) -> Result<Self, &'static str> {
+        let number = Vip(address).number();
+        Self { first: number, last: number }.unicast()
+    }
+
+    /// The lowest address' [`Vip::number`].
+    pub const fn first(self) -> u128 {
+        self.first
+    }
+
+    /// The highest address' [`Vip::number`].
+    pub const fn last(self) -> u128 {
+        self.last
+    }
+
+    /// Whether the address is in it.
+    pub const fn contains(self, number: u128) -> bool {
+        self.first <= number && number <= self.last
+    }
+
+    /// Whether these are IPv4 addresses.
+    pub const fn is_v4(self) -> bool {
+        self.first >> 32 == 0xffff
+    }
+
+    /// Both as one, where they meet or overlap.
+    pub fn merged(self, other: Self) -> Option<Self> {
+        let meet = self.is_v4() == other.is_v4()
+            && self.first <= other.last.saturating_add(1)
+            && other.first <= self.last.saturating_add(1);
+        meet.then(|| Self { first: self.first.min(other.first), last: self.last.max(other.last) })
+    }
+
+    fn unicast(self) -> Result<Self, &'static str> {
+        let overlaps = |first: u128, last: u128| self.first <= last && first <= self.last;
+        let v4 = NOT_UNICAST
+            .iter()
+            .find(|(first, last, _)| overlaps(first.to_ipv6_mapped().to_bits(), last.to_ipv6_mapped().to_bits()));
+        let v6 = NOT_UNICAST_V6.iter().find(|(base, length, _)| {
+            let first = base.to_bits();
+            overlaps(first, first | u128::MAX >> *length)
+        });
+        match v4.map(|block| block.2).or(v6.map(|block| block.2)) {
+            Some(why) => Err(why),
+            None => Ok(self),
+        }
+    }
+}
+
+/// A CIDR's first and last address; bits beyond the prefix are ignored, as MetalLB does.
+fn cidr(address: &str, length: &str) -> Option<(IpAddr, IpAddr)> {
+    let address: IpAddr = address.trim().parse().ok()?;
+    // `u8::from_str` takes a sign.
+    let length: u32 = length.bytes().all(|byte| byte.is_ascii_digit()).then(|| length.parse().ok())??;
+    Some(match address {
+        IpAddr::V4(v4) => {
+            let hosts = u32::MAX.checked_shr(length).unwrap_or(0);
+            (length <= 32).then_some(())?;
+            (Ipv4Addr::from_bits(v4.to_bits() & !hosts).into(), Ipv4Addr::from_bits(v4.to_bits() | hosts).into())
+        }
+        IpAddr::V6(v6) => {
+            let hosts = u128::MAX.checked_shr(length).unwrap_or(0);
+            (length <= 128).then_some(())?;
+            (Ipv6Addr::from_bits(v6.to_bits() & !hosts).into(), Ipv6Addr::from_bits(v6.to_bits() | hosts).into())
+        }
+    })
+}
+
+impl FromStr for AddressRange {
+    type Err = RangeError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let trimmed = text.trim();
+        let ends = if let Some((address, length)) = trimmed.split_once('/') {
+            cidr(address, length)
+        } else {
+            trimmed
+                .split_once('-')
+                .and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)))
+        };
+        let (first, last) = ends.ok_or_else(|| RangeError::Syntax(text.to_owned()))?;
+        if first.is_ipv4() != last.is_ipv4() {
+            return Err(RangeError::Mixed(text.to_owned()));
+        }
+        let range = Self { first: Vip(first).number(), last: Vip(last).number() };
+        if range.last < range.first {
+            return Err(RangeError::Reversed(text.to_owned()));
+        }
+        range.unicast().map_err(|why| RangeError::NotUnicast { text: text.to_owned(), why })
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", Vip::from_number(self.first), Vip::from_number(self.last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_and_cidrs_have_both_ends() {
+        for (text, shown) in [
+            ("192.0.2.0/28", "192.0.2.0-192.0.2.15"),
+            ("192.0.2.9/32", "192.0.2.9-192.0.2.9"),
+            ("192.0.2.10/30", "192.0.2.8-192.0.2.11"),
+            (" 192.0.2.1 - 192.0.2.9 ", "192.0.2.1-192.0.2.9"),
+            ("2001:db8::/126", "2001:db8::-2001:db8::3"),
+            ("2001:db8::1-2001:db8::ff", "2001:db8::1-2001:db8::ff"),
+        ] {
+            assert_eq!(text.parse::<AddressRange>().unwrap().to_string(), shown, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_range_is_refused_with_its_text() {
+        for text in
+            ["", "x", "192.0.2.1", "192.0.2.0/33", "192.0.2.0/+4", "2001:db8::/129", "192.0.2.0/", "1-2", "1.2.3.4/-1"]
+        {
+            assert_eq!(text.parse::<AddressRange>(), Err(RangeError::Syntax(text.to_owned())), "{text}");
+        }
+        let parse = |text: &str| text.parse::<AddressRange>().unwrap_err().to_string();
+        assert_eq!(parse("192.0.2.9-192.0.2.1"), "the range \"192.0.2.9-192.0.2.1\" ends before it begins");
+        assert_eq!(parse("192.0.2.9-2001:db8::"), "the range \"192.0.2.9-2001:db8::\" mixes IPv4 and IPv6");
+    }
+
+    #[test]
+    fn addresses_that_are_no_hosts_are_refused() {
+        for text in ["0.0.0.0/0", "127.0.0.1/32", "223.0.0.0-225.0.0.0", "255.255.255.255/32", "::/0", "ff02::1/128"] {
+            assert!(matches!(text.parse::<AddressRange>(), Err(RangeError::NotUnicast { .. })), "{text}");
+        }
+        assert!(AddressRange::single([192, 0, 2, 1].into()).is_ok());
+        assert!(AddressRange::single([224, 0, 0, 1].into()).is_err());
+    }
+
+    #[test]
+    fn neighbours_merge_and_families_do_not() {
+        let range = |text: &str| text.parse::<AddressRange>().unwrap();
+        assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.2/31")), Some(range("192.0.2.0/30")));
+        assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.3/32")), None);
+    }
+
+    #[test]
+    fn a_vip_is_its_number_again() {
+        for text in ["192.0.2.1", "2001:db8::1"] {
+            let vip = Vip(text.parse().unwrap());
+            assert_eq!(Vip::from_number(vip.number()), vip);
+        }
+    }
+}

@@ -1,0 +1,106 @@
+//! Why a Service got what it got, or did not: machine-readable names and sentences.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// Why a Service is in the state that it is in; the names are stable, Events and metrics carry them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub enum Reason {
+    /// It has its address to itself.
+    Allocated,
+    /// It shares its address.
+    Shared,
+    /// Another Service holds one of its port claims (rule 1).
+    PortConflict,
+    /// The address is held by a Service that it may not share with (rule 4).
+    SharingMismatch,
+    /// No free address is left in the pools that it may use.
+    PoolExhausted,
+    /// No pool gives addresses to this Service, or the pool that it names does not exist.
+    NoPool,
+    /// The pool that it names, or that has the address it asks for, does not serve it.
+    PoolNotAllowed,
+    /// It asks for an address that is in no pool, or not in the pool that it names.
+    AddressNotInPool,
+    /// It asks for an address that is never assigned: a Node's, a gateway's, the API server's (rule 14).
+    AddressReserved,
+    /// Two dialects, or an annotation and a field, contradict each other.
+    AmbiguousRequest,
+    /// An annotation's value is malformed.
+    InvalidAnnotation,
+    /// A field of the Service is malformed.
+    InvalidService,
+    /// It needs an address family that is not served.
+    UnsupportedFamily,
+    /// Its `loadBalancerClass` is another's (rule 12).
+    OtherClass,
+    /// It is not of type LoadBalancer.
+    NotLoadBalancer,
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The derived name is the stable name: one spelling for people, Events and JSON.
+        f.pad(&format!("{self:?}"))
+    }
+}
+
+/// A Service gets nothing, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Refusal {
+    /// For machines.
+    pub reason: Reason,
+    /// For people: names the cause and the other party.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal.
+    pub fn new(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, message: message.into() }
+    }
+}
+
+/// Something that its owner should know and that stops nobody else: a bad range in a pool, an endpoint on no Node.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Note {
+    /// The object, as `Kind namespace/name` or `Kind name`.
+    pub object: String,
+    /// What is wrong with it, and what was done about it.
+    pub message: String,
+}
+
+impl Note {
+    /// A note.
+    pub fn new(object: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { object: object.into(), message: message.into() }
+    }
+}
+
+/// A value from a manifest as it is quoted in messages: escaped, and cut where it is long.
+pub fn quoted(value: &str) -> String {
+    /// Characters; enough for every well-formed value.
+    const SHOWN: usize = 80;
+    match value.char_indices().nth(SHOWN) {
+        Some((cut, _)) => format!("{:?}...", &value[..cut]),
+        None => format!("{value:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_has_one_spelling() {
+        assert_eq!(Reason::PortConflict.to_string(), "PortConflict");
+        assert_eq!(serde_json::to_string(&Reason::PortConflict).unwrap(), "\"PortConflict\"");
+    }
+
+    #[test]
+    fn a_quoted_value_is_escaped_and_bounded() {
+        assert_eq!(quoted("a\nb"), "\"a\\nb\"");
+        assert_eq!(quoted(&"ä".repeat(1_000)).chars().count(), 85);
+    }
+}

@@ -1,0 +1,233 @@
+//! Services of type LoadBalancer.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
+
+use crate::model::{
+    Protocol, ServiceName, Vip, dialects,
+    name::{Port, is_label},
+    reason::{Reason, Refusal, quoted},
+    request::{Party, Request},
+    selector::Labels,
+};
+
+/// Most ports of one Service. Kubernetes has no limit of its own but the object's size.
+const MAX_PORTS: usize = 1024;
+
+/// A Service of type LoadBalancer that is ours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    /// Its name.
+    pub name: ServiceName,
+    /// `metadata.creationTimestamp`; bare manifests have none.
+    pub created: Option<Timestamp>,
+    /// `metadata.uid`; bare manifests have none.
+    pub uid: Option<String>,
+    /// Its labels.
+    pub labels: Labels,
+    /// Its ports, each with its name (empty for a single unnamed one).
+    pub ports: BTreeMap<Port, String>,
+    /// The address families it wants.
+    pub families: Families,
+    /// What it asks for.
+    pub request: Request,
+    /// The addresses that its status shows.
+    pub status: BTreeSet<Vip>,
+}
+
+/// `ipFamilies` and `ipFamilyPolicy`, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Families {
+    /// IPv4 alone.
+    V4,
+    /// IPv6 alone.
+    V6,
+    /// Both if there are both (`PreferDualStack`).
+    PreferDual,
+    /// Both or nothing (`RequireDualStack`).
+    RequireDual,
+}
+
+impl Service {
+    /// From the API's form. The caller has made sure that it is of type LoadBalancer.
+    pub fn ingest(name: &ServiceName, service: &api::Service) -> Result<Self, Refusal> {
+        if !is_label(&name.namespace) || !is_label(&name.name) {
+            return Err(invalid("metadata", "namespace and name must be RFC 1123 labels of at most 63 bytes"));
+        }
+        let (no_spec, no_annotations) = Default::default();
+        let (metadata, spec) = (&service.metadata, service.spec.as_ref().unwrap_or(&no_spec));
+        let annotations = metadata.annotations.as_ref().unwrap_or(&no_annotations);
+        Ok(Self {
+            name: name.clone(),
+            created: metadata.creation_timestamp.as_ref().map(|time| time.0),
+            uid: metadata.uid.clone().filter(|uid| !uid.is_empty()),
+            labels: metadata.labels.clone().unwrap_or_default(),
+            ports: ports(spec.ports.as_deref().unwrap_or_default())?,
+            families: families(spec)?,
+            request: dialects::request(annotations, spec.load_balancer_ip.as_deref())?,
+            status: status(service),
+        })
+    }
+
+    /// Its port claims, without the address.
+    pub fn claims(&self) -> impl Iterator<Item = Port> {
+        self.ports.keys().copied()
+    }
+
+    /// Its side of the question who may share.
+    pub fn party(&self) -> Party<'_> {
+        Party { namespace: &self.name.namespace, sharing: &self.request.sharing }
+    }
+
+    /// Who goes first among Services that hold alike (rule 7): the older; one without a time or UID was never created on
+    /// a server and goes after those that were.
+    pub fn seniority(&self) -> impl Ord {
+        (self.created.is_none(), self.created, self.uid.is_none(), self.uid.as_deref(), &self.name)
+    }
+}
+
+fn invalid(field: &str, message: impl AsRef<str>) -> Refusal {
+    Refusal::new(Reason::InvalidService, format!("{field}: {}", message.as_ref()))
+}
+
+fn ports(listed: &[api::ServicePort]) -> Result<BTreeMap<Port, String>, Refusal> {
+    if listed.is_empty() || listed.len() > MAX_PORTS {
+        return Err(invalid(
+            "spec.ports",
+            format!("1 to {MAX_PORTS} ports are needed, and there are {}", listed.len()),
+        ));
+    }
+    let mut ports = BTreeMap::new();
+    let mut names = BTreeSet::new();
+    for (i, entry) in listed.iter().enumerate() {
+        let field = format!("spec.ports[{i}]");
+        let protocol: Protocol = match &entry.protocol {
+            None => Protocol::default(),
+            Some(text) => text.parse().map_err(|error| invalid(&field, format!("{error}")))?,
+        };
+        let number = u16::try_from(entry.port).ok().filter(|number| *number != 0);
+        let number = number.ok_or_else(|| invalid(&field, format!("port {} is not within 1 to 65535", entry.port)))?;
+        let name = entry.name.clone().unwrap_or_default();
+        if name.is_empty() && listed.len() > 1 {
+            return Err(invalid(&field, "a name is needed where there are several ports"));
+        }
+        if !names.insert(name.clone()) {
+            return Err(invalid(&field, format!("the name {} is used twice", quoted(&name))));
+        }
+        let port = Port { number, protocol };
+        if ports.insert(port, name).is_some() {
+            return Err(invalid(&field, format!("{port} is listed twice")));
+        }
+    }
+    Ok(ports)
+}
+
+fn families(spec: &api::ServiceSpec) -> Result<Families, Refusal> {
+    let first = spec.ip_families.iter().flatten().next().map_or("IPv4", String::as_str);
+    let single = match first {
+        "IPv4" => Families::V4,
+        "IPv6" => Families::V6,
+        other => return Err(invalid("spec.ipFamilies", format!("{} is neither IPv4 nor IPv6", quoted(other)))),
+    };
+    match spec.ip_family_policy.as_deref() {
+        None | Some("SingleStack") => Ok(single),
+        Some("PreferDualStack") => Ok(Families::PreferDual),
+        Some("RequireDualStack") => Ok(Families::RequireDual),
+        Some(other) => {
+            let allowed = "SingleStack, PreferDualStack or RequireDualStack";
+            Err(invalid("spec.ipFamilyPolicy", format!("{} is not {allowed}", quoted(other))))
+        }
+    }
+}
+
+/// Hostnames and what does not parse are other controllers' business.
+fn status(service: &api::Service) -> BTreeSet<Vip> {
+    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
+    let ingress = balancer.iter().flat_map(|balancer| balancer.ingress.iter().flatten());
+    ingress.filter_map(|entry| Some(Vip(entry.ip.as_ref()?.parse().ok()?))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ingest(spec: &serde_json::Value) -> Result<Service, Refusal> {
+        let name = ServiceName { namespace: "shop".into(), name: "web".into() };
+        Service::ingest(&name, &serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap())
+    }
+
+    #[test]
+    fn a_missing_protocol_is_tcp_and_protocols_mix() {
+        let service = ingest(&serde_json::json!({"ports": [
+            {"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53},
+        ]}))
+        .unwrap();
+        assert_eq!(service.claims().map(|port| port.to_string()).collect::<Vec<_>>(), ["53/TCP", "53/UDP"]);
+        assert_eq!(service.ports.values().collect::<Vec<_>>(), ["dns-tcp", "dns"]);
+    }
+
+    #[test]
+    fn malformed_ports_are_refused_with_their_field() {
+        for (ports, message) in [
+            (serde_json::json!([]), "spec.ports: 1 to 1024 ports are needed, and there are 0"),
+            (serde_json::json!([{"port": 0}]), "spec.ports[0]: port 0 is not within 1 to 65535"),
+            (serde_json::json!([{"port": 70000}]), "spec.ports[0]: port 70000 is not within 1 to 65535"),
+            (
+                serde_json::json!([{"port": 1, "protocol": "QUIC"}]),
+                "spec.ports[0]: unknown protocol \"QUIC\": TCP, UDP and SCTP are known",
+            ),
+            (
+                serde_json::json!([{"port": 1, "name": "a"}, {"port": 2}]),
+                "spec.ports[1]: a name is needed where there are several ports",
+            ),
+            (
+                serde_json::json!([{"port": 1, "name": "a"}, {"port": 2, "name": "a"}]),
+                "spec.ports[1]: the name \"a\" is used twice",
+            ),
+            (
+                serde_json::json!([{"port": 1, "name": "a"}, {"port": 1, "name": "b"}]),
+                "spec.ports[1]: 1/TCP is listed twice",
+            ),
+        ] {
+            let refusal = ingest(&serde_json::json!({ "ports": ports })).unwrap_err();
+            assert_eq!(refusal, Refusal::new(Reason::InvalidService, message));
+        }
+    }
+
+    #[test]
+    fn families_follow_the_policy() {
+        for (families, policy, expected) in [
+            (serde_json::json!(null), None, Families::V4),
+            (serde_json::json!(["IPv6"]), None, Families::V6),
+            (serde_json::json!(["IPv6", "IPv4"]), Some("SingleStack"), Families::V6),
+            (serde_json::json!(["IPv4"]), Some("PreferDualStack"), Families::PreferDual),
+            (serde_json::json!(null), Some("RequireDualStack"), Families::RequireDual),
+        ] {
+            let spec = serde_json::json!({"ports": [{"port": 1}], "ipFamilies": families, "ipFamilyPolicy": policy});
+            assert_eq!(ingest(&spec).unwrap().families, expected);
+        }
+        assert!(ingest(&serde_json::json!({"ports": [{"port": 1}], "ipFamilies": ["IPv5"]})).is_err());
+        assert!(ingest(&serde_json::json!({"ports": [{"port": 1}], "ipFamilyPolicy": "x"})).is_err());
+    }
+
+    #[test]
+    fn the_older_goes_first_and_those_without_a_time_last() {
+        let service = |created: Option<&str>, uid: Option<&str>, name: &str| {
+            let name = ServiceName { namespace: "shop".into(), name: name.into() };
+            let json = serde_json::json!({
+                "metadata": {"creationTimestamp": created, "uid": uid},
+                "spec": {"ports": [{"port": 1}]},
+            });
+            Service::ingest(&name, &serde_json::from_value(json).unwrap()).unwrap()
+        };
+        let order = [
+            service(Some("2024-01-01T00:00:00Z"), Some("z"), "z"),
+            service(Some("2025-01-01T00:00:00Z"), Some("a"), "z"),
+            service(Some("2025-01-01T00:00:00Z"), Some("b"), "a"),
+            service(None, None, "a"),
+            service(None, None, "b"),
+        ];
+        assert!(order.windows(2).all(|pair| pair[0].seniority() < pair[1].seniority()));
+    }
+}

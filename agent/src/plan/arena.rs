@@ -1,0 +1,266 @@
+//! The arena of Maglev tables: which ranges packets read, which rest, and where there is room.
+
+use std::{
+    collections::{BTreeMap, VecDeque, btree_map},
+    sync::Arc,
+    time::Duration,
+};
+
+use crate::plan::{CapacityMap, REST, Shortage};
+
+/// Slots `offset..offset + length` of `TABLES`. A length of 0 is no table at all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Range {
+    pub(super) offset: u32,
+    pub(super) length: u32,
+}
+
+impl Range {
+    fn end(self) -> u32 {
+        self.offset.saturating_add(self.length)
+    }
+}
+
+/// The backend indices in a table, ascending, each once.
+pub(super) type Members = Arc<[u32]>;
+
+/// The distinct values in a table.
+pub(super) fn members(table: &[u32]) -> Members {
+    let mut members = table.to_vec();
+    members.sort_unstable();
+    members.dedup();
+    members.into()
+}
+
+#[derive(Clone, Debug)]
+struct Holding {
+    members: Members,
+    /// The table is the one that these members have, so that others with the same may share it.
+    sound: bool,
+    /// Service revisions that refer to it, each twice if both of its tables do.
+    users: u32,
+    /// When it was written or its last user went.
+    idle_since: Duration,
+}
+
+/// The mirror of `TABLES`.
+#[derive(Clone, Debug)]
+pub(super) struct Arena {
+    capacity: u32,
+    ranges: BTreeMap<Range, Holding>,
+    by_members: BTreeMap<Members, Range>,
+    /// What came to rest, in the order of the time.
+    resting: VecDeque<(Duration, Range)>,
+}
+
+impl Arena {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self { capacity, ranges: BTreeMap::new(), by_members: BTreeMap::new(), resting: VecDeque::new() }
+    }
+
+    /// A table was written. `sound`: as hashing builds it from its members.
+    pub(super) fn insert(&mut self, range: Range, members: Members, sound: bool, now: Duration) {
+        self.forget_rested(now);
+        self.ranges.insert(range, Holding { members, sound, users: 0, idle_since: now });
+        self.resting.push_back((now, range));
+    }
+
+    /// A service revision refers to the range from now on.
+    pub(super) fn acquire(&mut self, range: Range) {
+        if range.length == 0 {
+            return;
+        }
+        let unknown = || Holding { members: Arc::new([]), sound: false, users: 0, idle_since: Duration::ZERO };
+        let holding = self.ranges.entry(range).or_insert_with(unknown);
+        holding.users += 1;
+        if holding.sound {
+            self.by_members.entry(Arc::clone(&holding.members)).or_insert(range);
+        }
+    }
+
+    /// A service revision that referred to the range is gone.
+    pub(super) fn release(&mut self, range: Range, now: Duration) {
+        self.forget_rested(now);
+        let Some(holding) = self.ranges.get_mut(&range) else { return };
+        holding.users = holding.users.saturating_sub(1);
+        if holding.users == 0 {
+            holding.idle_since = now;
+            self.resting.push_back((now, range));
+            if let btree_map::Entry::Occupied(entry) = self.by_members.entry(Arc::clone(&holding.members))
+                && *entry.get() == range
+            {
+                entry.remove();
+            }
+        }
+    }
+
+    fn forget_rested(&mut self, now: Duration) {
+        while let Some((since, range)) = self.resting.pop_front_if(|(since, _)| now >= *since + REST) {
+            if self.ranges.get(&range).is_some_and(|holding| holding.users == 0 && holding.idle_since == since) {
+                self.ranges.remove(&range);
+            }
+        }
+    }
+
+    /// The range in use that holds the table of exactly these members; the empty one for none.
+    pub(super) fn find(&self, members: &Members) -> Option<Range> {
+        if members.is_empty() {
+            return Some(Range::default());
+        }
+        self.by_members.get(members).copied()
+    }
+
+    /// Whether this range, in use, holds the table of exactly these members.
+    pub(super) fn holds(&self, range: Range, members: &Members) -> bool {
+        let holding = self.ranges.get(&range).filter(|holding| holding.users > 0 && holding.sound);
+        holding.map_or(range.length == 0 && members.is_empty(), |holding| holding.members == *members)
+    }
+
+    /// The backends in a table, as far as they are known.
+    pub(super) fn members(&self, range: Range) -> &[u32] {
+        self.ranges.get(&range).map_or(&[], |holding| &holding.members)
+    }
+
+    /// What is neither referred to nor resting at `now`.
+    pub(super) fn room(&self, now: Duration) -> Room {
+        let mut gaps = Vec::new();
+        let mut end = 0;
+        let held = self.ranges.iter().filter(|(_, holding)| holding.users > 0 || now < holding.idle_since + REST);
+        for (range, _) in held {
+            gaps.push(end..range.offset.min(self.capacity));
+            end = end.max(range.end());
+        }
+        gaps.push(end..self.capacity);
+        gaps.retain(|gap| !gap.is_empty());
+        Room { capacity: self.capacity, gaps, first: BTreeMap::new() }
+    }
+}
+
+/// The free parts of an arena, handed out first fit.
+pub(super) struct Room {
+    capacity: u32,
+    gaps: Vec<std::ops::Range<u32>>,
+    /// For each length, the first gap that may still hold one: gaps only shrink, so it never moves back.
+    first: BTreeMap<u32, usize>,
+}
+
+impl Room {
+    /// A range for each length, or nothing.
+    pub(super) fn take_all(&mut self, lengths: &[u32]) -> Result<Vec<Range>, Shortage> {
+        let mut taken: Vec<(usize, Range)> = Vec::new();
+        for &length in lengths {
+            if let Some(range) = self.take(length) {
+                taken.push(range);
+                continue;
+            }
+            for (gap, range) in taken.into_iter().rev() {
+                self.gaps[gap].start = range.offset;
+            }
+            // The gaps that were passed over for want of what is given back are looked at again.
+            self.first.clear();
+            let free = self.gaps.iter().map(std::ops::Range::len).sum::<usize>();
+            return Err(Shortage {
+                map: CapacityMap::Tables,
+                capacity: self.capacity,
+                free: u32::try_from(free).unwrap_or(u32::MAX),
+                needed: lengths.iter().sum(),
+            });
+        }
+        Ok(taken.into_iter().map(|(_, range)| range).collect())
+    }
+
+    fn take(&mut self, length: u32) -> Option<(usize, Range)> {
+        let first = self.first.entry(length).or_default();
+        while let Some(gap) = self.gaps.get_mut(*first) {
+            if gap.len() >= length as usize {
+                let range = Range { offset: gap.start, length };
+                gap.start = range.end();
+                return Some((*first, range));
+            }
+            *first += 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn range(offset: u32, length: u32) -> Range {
+        Range { offset, length }
+    }
+
+    fn used(arena: &mut Arena, range: Range) {
+        arena.insert(range, [range.offset].into(), true, NOW);
+        arena.acquire(range);
+    }
+
+    fn taken(arena: &Arena, lengths: &[u32], now: Duration) -> Option<Vec<Range>> {
+        arena.room(now).take_all(lengths).ok()
+    }
+
+    #[test]
+    fn the_first_gap_that_fits_is_taken() {
+        let mut arena = Arena::new(100);
+        for range in [range(10, 10), range(25, 5)] {
+            used(&mut arena, range);
+        }
+        assert_eq!(taken(&arena, &[6, 5, 4, 7], NOW), Some(vec![range(0, 6), range(20, 5), range(6, 4), range(30, 7)]));
+    }
+
+    #[test]
+    fn neighbouring_ranges_that_have_rested_become_one_gap() {
+        let mut arena = Arena::new(30);
+        for range in [range(0, 10), range(10, 10), range(20, 10)] {
+            used(&mut arena, range);
+        }
+        arena.release(range(0, 10), NOW);
+        arena.release(range(10, 10), NOW);
+        assert_eq!(taken(&arena, &[1], NOW + REST / 2), None);
+        assert_eq!(taken(&arena, &[20], NOW + REST), Some(vec![range(0, 20)]));
+    }
+
+    #[test]
+    fn a_range_that_nobody_came_to_use_is_free_after_a_rest() {
+        let mut arena = Arena::new(10);
+        arena.insert(range(0, 10), [1].into(), true, NOW);
+        assert_eq!(taken(&arena, &[10], NOW), None);
+        assert_eq!(taken(&arena, &[10], NOW + REST), Some(vec![range(0, 10)]));
+    }
+
+    #[test]
+    fn a_shortage_takes_nothing_and_says_how_much_there_is() {
+        let mut arena = Arena::new(20);
+        used(&mut arena, range(5, 10));
+        let mut room = arena.room(NOW);
+        let shortage = Shortage { map: CapacityMap::Tables, capacity: 20, free: 10, needed: 11 };
+        assert_eq!(room.take_all(&[5, 6]), Err(shortage));
+        assert_eq!(room.take_all(&[5, 5]), Ok(vec![range(0, 5), range(15, 5)]));
+    }
+
+    #[test]
+    fn ranges_are_shared_as_long_as_they_are_used() {
+        let mut arena = Arena::new(20);
+        let members: Members = [5].into();
+        arena.insert(range(5, 10), Arc::clone(&members), true, NOW);
+        assert_eq!(arena.find(&members), None);
+        arena.acquire(range(5, 10));
+        arena.acquire(range(5, 10));
+        arena.release(range(5, 10), NOW);
+        assert_eq!(arena.find(&members), Some(range(5, 10)));
+        arena.release(range(5, 10), NOW);
+        assert_eq!(arena.find(&members), None);
+    }
+
+    #[test]
+    fn overlapping_ranges_of_a_damaged_map_are_never_handed_out() {
+        let mut arena = Arena::new(40);
+        for range in [range(0, 20), range(5, 5), range(15, 10)] {
+            used(&mut arena, range);
+        }
+        assert_eq!(taken(&arena, &[15], NOW), Some(vec![range(25, 15)]));
+    }
+}

@@ -1,0 +1,88 @@
+//! From a set of endpoints to indices of `BACKENDS`.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use vipmux_common::abi;
+
+use crate::{
+    hashing::{Endpoint, LONGEST},
+    model::NodeName,
+    plan::{DesiredBackend, arena::Members},
+};
+
+/// The endpoints of a Service port.
+pub(super) type Set = Arc<BTreeSet<DesiredBackend>>;
+
+/// A backend within one node: address, port (wire), the node's index.
+pub(super) type Identity = (abi::Address, u16, u32);
+
+pub(super) fn identity(backend: &abi::Backend) -> Identity {
+    (backend.address, backend.port, backend.node)
+}
+
+/// Tells sets apart without looking into them.
+pub(super) fn pointer(set: &Set) -> usize {
+    Arc::as_ptr(set).addr()
+}
+
+/// The endpoints of a set, by what they are for.
+pub(super) struct Roles {
+    /// In the table over all backends.
+    all: Vec<Identity>,
+    /// In the table over this node's own.
+    local: Vec<Identity>,
+    /// In no table, for their established flows.
+    draining: Vec<Identity>,
+}
+
+impl Roles {
+    /// `node`: the index of a node; endpoints of one that has none are left out.
+    pub(super) fn new(set: &Set, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
+        let (mut ready, mut draining) = (Vec::new(), Vec::new());
+        for backend in set.iter() {
+            if let Some(node) = node(&backend.node) {
+                let identity = (backend.address.into(), backend.port.to_be(), node);
+                if backend.ready { &mut ready } else { &mut draining }.push(identity);
+            }
+        }
+        // In the order, and as few, as hashing takes them: all nodes must agree. The sort is stable, so of one endpoint
+        // on two nodes the first by the node's name stays.
+        let endpoint = |(address, port, _): &Identity| Endpoint::new(*address, *port);
+        ready.sort_by_cached_key(endpoint);
+        ready.dedup_by_key(|identity| endpoint(identity));
+        let own = ready.iter().copied().filter(|(_, _, node)| Some(*node) == local);
+        let own: Vec<_> = own.take(LONGEST as usize).collect();
+        let excess = ready.split_off(ready.len().min(LONGEST as usize));
+        draining.extend(excess);
+        Self { all: ready, local: own, draining }
+    }
+
+    /// Those that need an index.
+    pub(super) fn in_tables(&self) -> impl Iterator<Item = Identity> {
+        self.all.iter().chain(&self.local).copied()
+    }
+
+    pub(super) fn draining(&self) -> impl Iterator<Item = Identity> {
+        self.draining.iter().copied()
+    }
+
+    /// `index`: the index of a backend. Those that have none are left out.
+    pub(super) fn resolve(&self, index: impl Fn(&Identity) -> Option<u32>) -> Resolution {
+        let members = |identities: &[Identity]| {
+            let mut indices: Vec<_> = identities.iter().filter_map(&index).collect();
+            indices.sort_unstable();
+            indices.dedup();
+            Members::from(indices)
+        };
+        let draining = members(&self.draining);
+        Resolution { all: members(&self.all), local: members(&self.local), draining }
+    }
+}
+
+/// The indices of a set's endpoints.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Resolution {
+    pub(super) all: Members,
+    pub(super) local: Members,
+    pub(super) draining: Members,
+}

@@ -1,0 +1,284 @@
+//! The mirror of the kernel's maps.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use vipmux_common::abi::{self, Mac, capacity};
+
+use crate::{
+    hashing::{self, Endpoint},
+    model::{NodeName, ServiceName},
+    plan::{
+        Desired, Step,
+        arena::{self, Arena, Members, Range},
+        endpoints::{Identity, identity},
+        pool::Pool,
+        settled::Settled,
+    },
+};
+
+/// How many entries each map has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacities {
+    /// `VIPS`.
+    pub vips: u32,
+    /// `SERVICES`, `SERVICE_STATES` and `SERVICE_NAMES`.
+    pub services: u32,
+    /// `TABLES`, slots.
+    pub tables: u32,
+    /// `BACKENDS`.
+    pub backends: u32,
+    /// `NODES` and `NODE_NAMES`.
+    pub nodes: u32,
+    /// `PEERS`.
+    pub peers: u32,
+}
+
+impl Default for Capacities {
+    /// As the BPF object has them ([`abi::capacity`]).
+    fn default() -> Self {
+        Self {
+            vips: capacity::VIPS,
+            services: capacity::SERVICES,
+            tables: capacity::TABLES,
+            backends: capacity::BACKENDS,
+            nodes: capacity::NODES,
+            peers: capacity::PEERS,
+        }
+    }
+}
+
+/// What was read from the kernel's maps. Of the arrays, entries that are all zero may be left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entries {
+    /// `CONFIG[0]`.
+    pub config: abi::Config,
+    /// `VIPS`.
+    pub vips: BTreeMap<abi::Address, abi::VipValue>,
+    /// `SERVICES`.
+    pub services: BTreeMap<abi::ServiceKey, abi::ServiceValue>,
+    /// `SERVICE_STATES`.
+    pub service_states: BTreeMap<u32, abi::ServiceState>,
+    /// `SERVICE_NAMES`.
+    pub service_names: BTreeMap<u32, ServiceName>,
+    /// `BACKENDS`.
+    pub backends: BTreeMap<u32, abi::Backend>,
+    /// `TABLES`: what the ranges of [`Entries::table_ranges`] hold, by offset and length.
+    pub tables: BTreeMap<(u32, u32), Vec<u32>>,
+    /// `NODES`.
+    pub nodes: BTreeMap<u32, abi::Node>,
+    /// `NODE_NAMES`.
+    pub node_names: BTreeMap<u32, NodeName>,
+    /// `PEERS`.
+    pub peers: BTreeMap<Mac, u32>,
+}
+
+impl Entries {
+    /// Which ranges (offset and length) of `TABLES` to read: those that [`Self::services`] refers to.
+    pub fn table_ranges(&self) -> BTreeSet<(u32, u32)> {
+        let ranges = self.services.values().flat_map(ranges).filter(|range| range.length > 0);
+        ranges.map(|range| (range.offset, range.length)).collect()
+    }
+}
+
+/// `SERVICE_STATES` and `SERVICE_NAMES` at one index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Slot {
+    pub(super) state: abi::ServiceState,
+    pub(super) name: Option<ServiceName>,
+    /// Entries of `SERVICES` that refer to it.
+    pub(super) users: u32,
+}
+
+/// `NODES` and `NODE_NAMES` at one index.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeEntry {
+    pub(super) node: abi::Node,
+    pub(super) name: Option<NodeName>,
+}
+
+/// The maps as the agent last read or wrote them.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    pub(super) capacities: Capacities,
+    pub(super) config: abi::Config,
+    pub(super) vips: BTreeMap<abi::Address, abi::VipValue>,
+    pub(super) services: BTreeMap<abi::ServiceKey, abi::ServiceValue>,
+    pub(super) slots: Pool<Slot>,
+    pub(super) backends: Pool<abi::Backend>,
+    pub(super) backend_indices: BTreeMap<Identity, u32>,
+    pub(super) tables: Arena,
+    pub(super) nodes: Pool<NodeEntry>,
+    pub(super) node_indices: BTreeMap<NodeName, u32>,
+    pub(super) peers: BTreeMap<Mac, u32>,
+    /// The highest generation ever seen here.
+    pub(super) newest_generation: u32,
+    pub(super) settled: Settled,
+}
+
+impl Observed {
+    /// The mirror of new maps, of which only `CONFIG` has been written.
+    pub fn empty(capacities: Capacities, config: abi::Config) -> Self {
+        Self {
+            capacities,
+            config,
+            vips: BTreeMap::new(),
+            services: BTreeMap::new(),
+            slots: Pool::new(capacities.services),
+            backends: Pool::new(capacities.backends),
+            backend_indices: BTreeMap::new(),
+            tables: Arena::new(capacities.tables),
+            nodes: Pool::new(capacities.nodes),
+            node_indices: BTreeMap::new(),
+            peers: BTreeMap::new(),
+            newest_generation: 0,
+            settled: Settled::default(),
+        }
+    }
+
+    /// The mirror of maps that another agent left behind. Whatever they hold, plans from here repair it.
+    pub fn from_entries(capacities: Capacities, entries: Entries) -> Self {
+        let start = Duration::ZERO;
+        let mut observed = Self::empty(capacities, entries.config);
+        observed.vips = entries.vips;
+        observed.peers = entries.peers;
+        for (index, node) in entries.nodes {
+            observed.nodes.edit(index, start, |entry| entry.node = node);
+        }
+        for (index, name) in entries.node_names {
+            observed.rename_node(index, Some(name), start);
+        }
+        for (index, backend) in entries.backends {
+            observed.set_backend(index, backend, start);
+        }
+        for (index, state) in entries.service_states {
+            observed.set_service_state(index, state, start);
+        }
+        for (index, name) in entries.service_names {
+            observed.slots.edit(index, start, |slot| slot.name = Some(name));
+        }
+        for ((offset, length), table) in entries.tables {
+            let members = arena::members(&table);
+            let sound = observed.table(&members).as_ref() == Some(&table);
+            observed.tables.insert(Range { offset, length }, members, sound, start);
+        }
+        for (key, value) in entries.services {
+            observed.set_service(key, Some(value), start);
+        }
+        observed
+    }
+
+    /// Tells the mirror that a step has been executed, at the monotonic time `now`: not before the time of its plan.
+    pub fn record(&mut self, step: &Step, now: Duration) {
+        match step {
+            Step::Config(config) => self.config = *config,
+            Step::NodeName(index, name) => self.rename_node(*index, name.clone(), now),
+            Step::Node(index, node) => self.nodes.edit(*index, now, |entry| entry.node = *node),
+            Step::Peer(mac, index) => put(&mut self.peers, *mac, *index),
+            Step::Backend(index, backend) => self.set_backend(*index, *backend, now),
+            Step::Table(offset, table) => {
+                let length = u32::try_from(table.len()).unwrap_or(u32::MAX);
+                self.tables.insert(Range { offset: *offset, length }, arena::members(table), true, now);
+            }
+            Step::ServiceName(index, name) => self.slots.edit(*index, now, |slot| slot.name.clone_from(name)),
+            Step::ServiceState(index, state) => self.set_service_state(*index, *state, now),
+            Step::Service(key, value) => self.set_service(*key, *value, now),
+            Step::Vip(address, value) => put(&mut self.vips, *address, *value),
+        }
+    }
+
+    /// Tells the mirror what `VIPS` holds now for an address: a program may have cleared [`abi::VIP_LEADING`] and set
+    /// [`abi::VIP_YIELDED`]. The next plan writes what is desired, so change that first if the yielding is to stand.
+    /// A VIP that the mirror does not have is gone from the kernel too: nothing happens.
+    pub fn refresh_vip(&mut self, address: abi::Address, value: abi::VipValue) {
+        if let Some(known) = self.vips.get_mut(&address) {
+            *known = value;
+        }
+    }
+
+    /// Tells the mirror that all steps of a plan for `desired` have been executed. Not needed for plans to be right, but
+    /// the endpoint sets that the next `desired` shares with this one, by pointer, then cost hardly anything.
+    pub fn settle(&mut self, desired: &Desired) {
+        self.settled = Settled::new(desired, self);
+    }
+
+    /// `VIPS`, by address.
+    pub fn vips(&self) -> &BTreeMap<abi::Address, abi::VipValue> {
+        &self.vips
+    }
+
+    /// `CONFIG[0]`.
+    pub fn config(&self) -> &abi::Config {
+        &self.config
+    }
+
+    fn rename_node(&mut self, index: u32, name: Option<NodeName>, now: Duration) {
+        if let Some(old) = self.nodes.get(index).and_then(|entry| entry.name.as_ref())
+            && self.node_indices.get(old) == Some(&index)
+        {
+            self.node_indices.remove(old);
+        }
+        if let Some(name) = &name {
+            self.node_indices.entry(name.clone()).or_insert(index);
+        }
+        self.nodes.edit(index, now, |entry| entry.name = name);
+    }
+
+    fn set_backend(&mut self, index: u32, backend: abi::Backend, now: Duration) {
+        if let Some(old) = self.backends.get(index).map(identity)
+            && self.backend_indices.get(&old) == Some(&index)
+        {
+            self.backend_indices.remove(&old);
+        }
+        if backend.generation != 0 {
+            self.backend_indices.entry(identity(&backend)).or_insert(index);
+        }
+        self.newest_generation = self.newest_generation.max(backend.generation);
+        self.backends.edit(index, now, |entry| *entry = backend);
+    }
+
+    fn set_service_state(&mut self, index: u32, state: abi::ServiceState, now: Duration) {
+        self.newest_generation = self.newest_generation.max(state.generation);
+        self.slots.edit(index, now, |slot| slot.state = state);
+    }
+
+    fn set_service(&mut self, key: abi::ServiceKey, value: Option<abi::ServiceValue>, now: Duration) {
+        // First the new one's: what both refer to must not come to rest in between.
+        if let Some(new) = &value {
+            self.slots.edit(new.slot, now, |slot| slot.users += 1);
+            ranges(new).for_each(|range| self.tables.acquire(range));
+        }
+        let old = self.services.get(&key).copied();
+        put(&mut self.services, key, value);
+        if let Some(old) = &old {
+            self.slots.edit(old.slot, now, |slot| slot.users = slot.users.saturating_sub(1));
+            ranges(old).for_each(|range| self.tables.release(range, now));
+        }
+    }
+
+    /// The table that these backends have; `None` if one of them is not there.
+    fn table(&self, members: &Members) -> Option<Vec<u32>> {
+        let endpoint = |&index: &u32| {
+            let backend = self.backends.get(index).filter(|backend| backend.generation != 0)?;
+            Some((Endpoint::new(backend.address, backend.port), index))
+        };
+        let endpoints: Option<Vec<_>> = members.iter().map(endpoint).collect();
+        Some(hashing::table(endpoints?))
+    }
+}
+
+/// The tables of a service revision: over all backends, and over this node's own.
+pub(super) fn ranges(value: &abi::ServiceValue) -> impl Iterator<Item = Range> + use<> {
+    let all = Range { offset: value.table, length: value.table_length };
+    let local = Range { offset: value.local_table, length: value.local_length };
+    [all, local].into_iter()
+}
+
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+}

@@ -1,0 +1,171 @@
+//! The indices of an array map: which are taken, which are free, and which rest.
+
+use std::time::Duration;
+
+use crate::plan::REST;
+
+#[derive(Clone, Debug)]
+enum Place<T> {
+    Free,
+    /// Given up at this time.
+    Resting(Duration),
+    Taken(T),
+}
+
+/// The mirror of an array map. `T::default()` is what a free index holds.
+#[derive(Clone, Debug)]
+pub(super) struct Pool<T> {
+    capacity: u32,
+    /// As long as the highest index that was ever taken.
+    places: Vec<Place<T>>,
+}
+
+impl<T: Clone + Default + PartialEq> Pool<T> {
+    pub(super) fn new(capacity: u32) -> Self {
+        Self { capacity, places: Vec::new() }
+    }
+
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
+    pub(super) fn get(&self, index: u32) -> Option<&T> {
+        match self.places.get(index as usize) {
+            Some(Place::Taken(entry)) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// Taken indices and what they hold, ascending.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        (0..).zip(&self.places).filter_map(|(index, place)| match place {
+            Place::Taken(entry) => Some((index, entry)),
+            _ => None,
+        })
+    }
+
+    /// Changes what an index holds. One that comes to hold the default is given up, and rests from `now` on. An index
+    /// beyond the capacity is not there.
+    pub(super) fn edit(&mut self, index: u32, now: Duration, change: impl FnOnce(&mut T)) {
+        if index >= self.capacity {
+            return;
+        }
+        let mut entry = self.get(index).cloned().unwrap_or_default();
+        change(&mut entry);
+        let place = if entry != T::default() {
+            Place::Taken(entry)
+        } else if self.get(index).is_some() {
+            Place::Resting(now)
+        } else {
+            return;
+        };
+        if self.places.len() <= index as usize {
+            self.places.resize(index as usize + 1, Place::Free);
+        }
+        self.places[index as usize] = place;
+    }
+
+    fn is_vacant(&self, index: u32, now: Duration) -> bool {
+        match self.places.get(index as usize) {
+            None | Some(Place::Free) => true,
+            Some(Place::Resting(since)) => now >= *since + REST,
+            Some(Place::Taken(_)) => false,
+        }
+    }
+
+    pub(super) fn vacancies(&self, now: Duration) -> Vacancies<'_, T> {
+        Vacancies { pool: self, now, next: 0 }
+    }
+}
+
+/// Hands out the free indices of a pool that have rested, ascending.
+pub(super) struct Vacancies<'a, T> {
+    pool: &'a Pool<T>,
+    now: Duration,
+    next: u32,
+}
+
+impl<T: Clone + Default + PartialEq> Vacancies<'_, T> {
+    /// The next free index, without taking it.
+    pub(super) fn peek(&mut self) -> Option<u32> {
+        while self.next < self.pool.capacity {
+            if self.pool.is_vacant(self.next, self.now) {
+                return Some(self.next);
+            }
+            self.next += 1;
+        }
+        None
+    }
+
+    pub(super) fn take(&mut self) -> Option<u32> {
+        let index = self.peek()?;
+        self.next = index + 1;
+        Some(index)
+    }
+
+    /// So many indices, or how many there are.
+    pub(super) fn take_all(&mut self, count: usize) -> Result<Vec<u32>, u32> {
+        let mark = self.mark();
+        let indices: Vec<_> = std::iter::from_fn(|| self.take()).take(count).collect();
+        if indices.len() < count {
+            self.reset(mark);
+            return Err(u32::try_from(indices.len()).unwrap_or(u32::MAX));
+        }
+        Ok(indices)
+    }
+
+    /// Where it stands, to [`Self::reset`] to.
+    pub(super) fn mark(&self) -> u32 {
+        self.next
+    }
+
+    /// Gives back everything that was taken since the mark.
+    pub(super) fn reset(&mut self, mark: u32) {
+        self.next = mark;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(100);
+
+    fn vacancies(pool: &Pool<u32>, now: Duration) -> Vec<u32> {
+        let mut vacancies = pool.vacancies(now);
+        std::iter::from_fn(|| vacancies.take()).collect()
+    }
+
+    #[test]
+    fn an_index_that_was_given_up_rests() {
+        let mut pool = Pool::new(4);
+        pool.edit(1, NOW, |entry| *entry = 7);
+        assert_eq!(vacancies(&pool, NOW), [0, 2, 3]);
+        pool.edit(1, NOW, |entry| *entry = 0);
+        assert_eq!(vacancies(&pool, NOW + REST / 2), [0, 2, 3]);
+        assert_eq!(vacancies(&pool, NOW + REST), [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn clearing_a_free_index_does_not_make_it_rest() {
+        let mut pool = Pool::new(2);
+        pool.edit(0, NOW, |entry| *entry = 0);
+        assert_eq!(vacancies(&pool, NOW), [0, 1]);
+    }
+
+    #[test]
+    fn indices_beyond_the_capacity_are_not_there() {
+        let mut pool = Pool::new(2);
+        pool.edit(2, NOW, |entry| *entry = 7);
+        assert_eq!(pool.get(2), None);
+    }
+
+    #[test]
+    fn all_or_none_are_taken() {
+        let pool = Pool::<u32>::new(3);
+        let mut vacancies = pool.vacancies(NOW);
+        assert_eq!(vacancies.take_all(4), Err(3));
+        assert_eq!(vacancies.take_all(3), Ok(vec![0, 1, 2]));
+        assert_eq!(vacancies.take(), None);
+    }
+}

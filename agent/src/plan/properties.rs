@@ -1,0 +1,246 @@
+//! Whatever is desired, whenever an agent dies: no packet sees a mixture.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use proptest::{collection, prelude::*};
+use vipmux_common::abi::{Config, Mac};
+
+use crate::{
+    model::{NodeName, PortClaim, Protocol, ServiceName, Vip},
+    plan::{
+        Capacities, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Observed, Plan, Subject, plan,
+        simulation::{Answer, Flow, Kernel, Table, expected},
+    },
+};
+
+const HASHES: [u32; 5] = [0, 0x3333_3333, 0x8000_0000, 0xd00d_f00d, u32::MAX];
+
+const AMPLE: Capacities = Capacities { vips: 8, services: 64, tables: 40_000, backends: 256, nodes: 8, peers: 8 };
+
+/// How an attempt to reach a desired state goes.
+#[derive(Clone, Copy, Debug)]
+enum Course {
+    Done,
+    /// So many percent of the steps are executed. Then one fails, or the agent dies.
+    Fails(usize),
+    Dies(usize),
+}
+
+#[derive(Clone, Debug)]
+struct Episode {
+    desired: Desired,
+    course: Course,
+    pause: Duration,
+}
+
+fn vip(n: u8) -> Vip {
+    Vip(IpAddr::from([192, 0, 2, n]))
+}
+
+fn claims() -> impl Iterator<Item = PortClaim> {
+    let claims = (1..=2).flat_map(|n| [(vip(n), 80), (vip(n), 443)]);
+    let with_protocol = |(vip, port)| [Protocol::Tcp, Protocol::Udp].map(|protocol| PortClaim { vip, protocol, port });
+    claims.flat_map(with_protocol)
+}
+
+fn node(n: u8) -> NodeName {
+    NodeName(format!("node-{n}"))
+}
+
+prop_compose! {
+    fn backend()(host in 1..=9u8, moved in 0..20u8, alternate in any::<bool>(), ready in 0..4u8) -> DesiredBackend {
+        // As a rule an address is on one node; now and then it is seen on another.
+        let on = if moved == 0 { (host + 1) % 3 } else { host % 3 };
+        DesiredBackend {
+            address: Ipv4Addr::new(10, 0, on, host).into(),
+            port: if alternate { 8081 } else { 8080 },
+            node: node(if moved == 1 { (on + 1) % 3 } else { on }),
+            ready: ready > 0,
+        }
+    }
+}
+
+fn set() -> impl Strategy<Value = Arc<BTreeSet<DesiredBackend>>> {
+    prop_oneof![
+        1 => Just(Arc::default()),
+        8 => collection::btree_set(backend(), 1..6).prop_map(Arc::new),
+        2 => collection::btree_set(backend(), 10..16).prop_map(Arc::new),
+    ]
+}
+
+prop_compose! {
+    fn desired(sets: Vec<Arc<BTreeSet<DesiredBackend>>>)(
+        nodes in collection::btree_map(0..3u8, (any::<bool>(), 0..3u8), 1..=3),
+        vips in collection::btree_map(1..=2u8, (any::<bool>(), 0..2u64), 0..=2),
+        claimed in collection::vec(proptest::option::weighted(0.7, (0..3u8, any::<prop::sample::Index>())), claims().count()),
+    ) -> Desired {
+        let name = |n| ServiceName { namespace: "shop".into(), name: format!("web-{n}") };
+        let vips: BTreeMap<_, _> = vips.into_iter().map(|(n, (leading, epoch))| {
+            (vip(n), DesiredVip { leading, interfaces: 1, vlan: 0, epoch })
+        }).collect();
+        let services = claims().zip(claimed).filter_map(|(claim, claimed)| {
+            let (owner, set) = claimed.filter(|_| vips.contains_key(&claim.vip))?;
+            Some((claim, DesiredService { owner: name(owner), backends: Arc::clone(set.get(&sets)) }))
+        }).collect();
+        let nodes = nodes.into_iter().map(|(n, (attached, mac))| {
+            let mac = (mac > 0).then(|| Mac::new([2, 0, 0, 0, mac, n]));
+            (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, attached })
+        }).collect();
+        Desired { local: node(0), nodes, vips, services }
+    }
+}
+
+fn course() -> impl Strategy<Value = Course> {
+    prop_oneof![
+        3 => Just(Course::Done),
+        1 => (0..100usize).prop_map(Course::Fails),
+        1 => (0..100usize).prop_map(Course::Dies),
+    ]
+}
+
+fn story() -> impl Strategy<Value = Vec<Episode>> {
+    collection::vec(set(), 1..6).prop_flat_map(|sets| {
+        let pause = (0..2_500u64).prop_map(Duration::from_millis);
+        let episode = (desired(sets), course(), pause);
+        collection::vec(episode.prop_map(|(desired, course, pause)| Episode { desired, course, pause }), 1..6)
+    })
+}
+
+type Question = (PortClaim, u32, Table);
+
+fn questions() -> impl Iterator<Item = Question> {
+    let hashed = |claim| HASHES.into_iter().map(move |hash| (claim, hash));
+    claims().flat_map(hashed).flat_map(|(claim, hash)| [Table::All, Table::Local].map(|table| (claim, hash, table)))
+}
+
+struct World {
+    capacities: Capacities,
+    kernel: Kernel,
+    observed: Observed,
+    now: Duration,
+    /// Every flow that was ever recorded, and where it went.
+    flows: BTreeMap<Flow, Answer>,
+}
+
+impl World {
+    fn new(capacities: Capacities) -> Self {
+        let observed = Observed::empty(capacities, Config::default());
+        let now = Duration::from_secs(1000);
+        Self { capacities, kernel: Kernel::default(), observed, now, flows: BTreeMap::new() }
+    }
+
+    fn answers(&self) -> Vec<Answer> {
+        questions().map(|(claim, hash, table)| self.kernel.look_up(&claim, hash, table).0).collect()
+    }
+
+    fn live(&mut self, episode: &Episode) {
+        self.now += episode.pause;
+        let plan = plan(&episode.desired, &self.observed, self.now).unwrap();
+        let executed = match episode.course {
+            Course::Done => plan.steps.len(),
+            Course::Fails(percent) | Course::Dies(percent) => plan.steps.len() * percent / 100,
+        };
+        self.execute(&plan, executed, &episode.desired);
+        match episode.course {
+            Course::Done => self.observed.settle(&episode.desired),
+            Course::Fails(_) => {}
+            Course::Dies(_) => self.restart(),
+        }
+        if executed == plan.steps.len() {
+            self.check_arrival(&episode.desired, &plan);
+        }
+    }
+
+    fn restart(&mut self) {
+        self.observed = Observed::from_entries(self.capacities, self.kernel.entries());
+        self.kernel.forget_packets_in_flight();
+    }
+
+    fn execute(&mut self, plan: &Plan, count: usize, desired: &Desired) {
+        let before = self.answers();
+        let after: Vec<_> = questions().map(|(claim, hash, table)| expected(desired, &claim, hash, table)).collect();
+        for step in &plan.steps[..count] {
+            self.now += Duration::from_millis(1);
+            self.kernel.apply(step, &self.capacities, self.now);
+            self.observed.record(step, self.now);
+            for (i, (claim, hash, table)) in questions().enumerate() {
+                let (answer, flow) = self.kernel.look_up(&claim, hash, table);
+                let withdrawn = refuses(plan, &claim) && answer == Answer::NoService;
+                let right = withdrawn || answer == before[i] || answer == after[i];
+                assert!(right, "{claim}: {answer:?} is neither {:?} nor {:?} after {step:?}", before[i], after[i]);
+                if let Some(flow) = flow {
+                    let first = self.flows.entry(flow).or_insert_with(|| answer.clone());
+                    assert_eq!(*first, answer, "a record has two meanings after {step:?}");
+                }
+            }
+            for (flow, answer) in &self.flows {
+                let now = self.kernel.follow(flow);
+                assert!(now.as_ref().is_none_or(|now| now == answer), "a flow went astray after {step:?}");
+            }
+        }
+    }
+
+    fn check_arrival(&self, desired: &Desired, plan: &Plan) {
+        for (claim, hash, table) in questions().filter(|(claim, ..)| !refuses(plan, claim)) {
+            let answer = self.kernel.look_up(&claim, hash, table).0;
+            assert_eq!(answer, expected(desired, &claim, hash, table), "{claim}");
+        }
+        if plan.refused.is_empty() {
+            let again = super::plan(desired, &self.observed, self.now).unwrap();
+            assert_eq!(again, Plan::default(), "a second plan has something to do");
+            let restarted = Observed::from_entries(self.capacities, self.kernel.entries());
+            let again = super::plan(desired, &restarted, self.now).unwrap();
+            assert_eq!(again, Plan::default(), "a restarted agent has something to do");
+        }
+    }
+}
+
+fn refuses(plan: &Plan, claim: &PortClaim) -> bool {
+    plan.refused.iter().any(|refusal| match &refusal.subject {
+        Subject::Claim(refused) => refused == claim,
+        Subject::Vip(vip) => *vip == claim.vip,
+        Subject::Node(_) => false,
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
+
+    #[test]
+    fn packets_see_the_old_state_or_the_new_one(story in story()) {
+        let mut world = World::new(AMPLE);
+        for episode in &story {
+            world.live(episode);
+        }
+        let end = Episode { course: Course::Done, ..story[story.len() - 1].clone() };
+        world.live(&end);
+    }
+
+    #[test]
+    fn full_maps_disturb_nothing_that_is_served(
+        story in story(),
+        vips in 1..=2u32,
+        services in 1..8u32,
+        tables in 0..4_000u32,
+        backends in 1..24u32,
+    ) {
+        let mut world = World::new(Capacities { vips, services, tables, backends, ..AMPLE });
+        for episode in &story {
+            world.live(episode);
+        }
+        // Once everything has rested, what is still refused stays so, and nothing else is done about it.
+        let end = &story[story.len() - 1].desired;
+        for _ in 0..4 {
+            world.now += super::REST;
+            let plan = plan(end, &world.observed, world.now).unwrap();
+            world.execute(&plan, plan.steps.len(), end);
+        }
+        world.now += super::REST;
+        prop_assert_eq!(plan(end, &world.observed, world.now).unwrap().steps, []);
+    }
+}

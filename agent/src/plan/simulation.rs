@@ -1,0 +1,243 @@
+//! A kernel that holds the maps and looks packets up as the programs do, for the tests of the plans.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use vipmux_common::{abi, hash};
+
+use crate::{
+    hashing::{self, Endpoint},
+    model::{NodeName, PortClaim, ServiceName},
+    plan::{Capacities, Desired, DesiredBackend, Entries, REST, Step},
+};
+
+/// What becomes of a packet.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    NotVip,
+    NoService,
+    NoBackend(ServiceName),
+    To(ServiceName, Target),
+}
+
+/// A backend, as the whole cluster knows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) address: IpAddr,
+    pub(super) port: u16,
+    pub(super) node: NodeName,
+}
+
+/// Which of a Service's tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Table {
+    All,
+    Local,
+}
+
+/// What a flow's record holds: VIP id, slot and generation, backend and generation.
+pub(super) type Flow = (u32, (u32, u32), (u32, u32));
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kernel {
+    pub(super) entries: Entries,
+    arena: BTreeMap<u32, u32>,
+    /// When table slots, backend indices and Service slots were last of use to a packet.
+    table_left: BTreeMap<u32, Duration>,
+    backend_left: BTreeMap<u32, Duration>,
+    slot_left: BTreeMap<u32, Duration>,
+    generations: BTreeMap<(&'static str, u32), u32>,
+}
+
+impl Kernel {
+    /// Executes a step, and fails if a packet in flight could notice.
+    pub(super) fn apply(&mut self, step: &Step, capacities: &Capacities, now: Duration) {
+        match step.clone() {
+            Step::Config(config) => self.entries.config = config,
+            Step::NodeName(index, name) => put(&mut self.entries.node_names, index, name),
+            Step::Node(index, node) => {
+                put(&mut self.entries.nodes, index, (node != abi::Node::default()).then_some(node));
+            }
+            Step::Peer(mac, index) => put(&mut self.entries.peers, mac, index),
+            Step::Backend(index, backend) => self.set_backend(index, backend, now),
+            Step::Table(offset, table) => self.write_table(offset, &table, now),
+            Step::ServiceName(index, name) => put(&mut self.entries.service_names, index, name),
+            Step::ServiceState(index, state) => self.set_state(index, state, now),
+            Step::Service(key, value) => {
+                self.leave_tables(now);
+                put(&mut self.entries.services, key, value);
+            }
+            Step::Vip(address, value) => {
+                let id = self.entries.vips.get(&address).map(|value| value.id);
+                assert!(value.is_none_or(|value| id.is_none_or(|id| id == value.id)), "a VIP's id changed");
+                put(&mut self.entries.vips, address, value);
+            }
+        }
+        self.check_capacities(capacities);
+        self.check_references();
+    }
+
+    /// What a restarted agent reads.
+    pub(super) fn entries(&self) -> Entries {
+        let mut entries = self.entries.clone();
+        let read = |(offset, length)| (offset..offset + length).map(|slot| self.arena[&slot]).collect();
+        entries.tables = entries.table_ranges().into_iter().map(|range| (range, read(range))).collect();
+        entries
+    }
+
+    /// Time passes in which no packet is in flight: that of a restart.
+    pub(super) fn forget_packets_in_flight(&mut self) {
+        for left in [&mut self.table_left, &mut self.backend_left, &mut self.slot_left] {
+            left.clear();
+        }
+    }
+
+    fn set_backend(&mut self, index: u32, backend: abi::Backend, now: Duration) {
+        let old = self.entries.backends.get(&index).copied().unwrap_or_default();
+        if backend.generation == 0 {
+            assert_eq!(backend, abi::Backend::default());
+            self.backend_left.insert(index, now);
+        } else if old.generation == 0 {
+            check_rest(&self.backend_left, index, now);
+            self.check_generation(("backend", index), backend.generation);
+        } else {
+            let flags = old.flags;
+            assert_eq!(abi::Backend { flags, ..backend }, old, "a backend in use was overwritten");
+        }
+        put(&mut self.entries.backends, index, (backend.generation != 0).then_some(backend));
+    }
+
+    fn set_state(&mut self, index: u32, state: abi::ServiceState, now: Duration) {
+        if state.generation == 0 {
+            self.slot_left.insert(index, now);
+        } else {
+            check_rest(&self.slot_left, index, now);
+            assert!(!self.entries.service_states.contains_key(&index), "a slot in use was overwritten");
+            self.check_generation(("slot", index), state.generation);
+        }
+        put(&mut self.entries.service_states, index, (state.generation != 0).then_some(state));
+    }
+
+    fn check_generation(&mut self, index: (&'static str, u32), generation: u32) {
+        let before = self.generations.insert(index, generation).unwrap_or(0);
+        assert!(generation > before, "{index:?} came from generation {before} to {generation}");
+    }
+
+    fn write_table(&mut self, offset: u32, table: &[u32], now: Duration) {
+        for (slot, value) in (offset..).zip(table) {
+            let used = self.entries.services.values().flat_map(ranges).any(|range| range.contains(&slot));
+            assert!(!used, "slot {slot} of a table in use was overwritten");
+            check_rest(&self.table_left, slot, now);
+            self.arena.insert(slot, *value);
+        }
+    }
+
+    fn leave_tables(&mut self, now: Duration) {
+        for slot in self.entries.services.values().flat_map(ranges).flatten() {
+            self.table_left.insert(slot, now);
+        }
+    }
+
+    fn check_capacities(&self, capacities: &Capacities) {
+        let Entries { vips, services, service_states, backends, nodes, peers, .. } = &self.entries;
+        assert!(vips.len() <= capacities.vips as usize);
+        assert!(services.len() <= capacities.services as usize);
+        assert!(peers.len() <= capacities.peers as usize);
+        let below = |last: Option<&u32>, capacity| last.is_none_or(|last| *last < capacity);
+        assert!(below(service_states.keys().last(), capacities.services));
+        assert!(below(backends.keys().last(), capacities.backends));
+        assert!(below(nodes.keys().last(), capacities.nodes));
+        assert!(below(self.arena.keys().last(), capacities.tables));
+    }
+
+    /// Whatever a packet may follow leads to something that is there.
+    fn check_references(&self) {
+        for value in self.entries.services.values() {
+            let state = self.entries.service_states.get(&value.slot).copied().unwrap_or_default();
+            assert_eq!(state.generation, value.generation, "a revision of a stale slot");
+            assert!(self.entries.service_names.contains_key(&value.slot), "a revision without an owner");
+            let indices: BTreeSet<u32> = ranges(value).into_iter().flatten().map(|slot| self.arena[&slot]).collect();
+            for index in indices {
+                let backend = self.entries.backends.get(&index).expect("a table leads to a freed backend");
+                assert!(backend.flags & abi::BACKEND_READY != 0, "a table leads to a backend that takes no new flows");
+                assert!(self.entries.nodes.contains_key(&backend.node), "a backend on a freed node");
+                assert!(self.entries.node_names.contains_key(&backend.node), "a backend on a node without a name");
+            }
+        }
+    }
+
+    /// What becomes of a packet to this claim with this hash, and the flow that it leaves.
+    pub(super) fn look_up(&self, claim: &PortClaim, hash: u32, table: Table) -> (Answer, Option<Flow>) {
+        let Some(vip) = self.entries.vips.get(&claim.vip.0.into()) else { return (Answer::NotVip, None) };
+        let (port, protocol) = (claim.port.to_be(), claim.protocol.number());
+        let key = abi::ServiceKey { vip: vip.id, port, protocol, padding: 0 };
+        let Some(value) = self.entries.services.get(&key) else { return (Answer::NoService, None) };
+        let owner = self.entries.service_names[&value.slot].clone();
+        let range = ranges(value)[usize::from(table == Table::Local)].clone();
+        if range.is_empty() {
+            return (Answer::NoBackend(owner), None);
+        }
+        let length = range.end - range.start;
+        let index = self.arena[&(range.start + hash::slot(hash, length))];
+        let flow = (vip.id, (value.slot, value.generation), (index, self.entries.backends[&index].generation));
+        (Answer::To(owner, self.target(index)), Some(flow))
+    }
+
+    /// Where a recorded flow goes, if its record is valid.
+    pub(super) fn follow(&self, flow: &Flow) -> Option<Answer> {
+        let (_, (slot, slot_generation), (index, generation)) = *flow;
+        let valid = self.entries.service_states.get(&slot)?.generation == slot_generation
+            && self.entries.backends.get(&index)?.generation == generation;
+        let owner = || self.entries.service_names[&slot].clone();
+        valid.then(|| Answer::To(owner(), self.target(index)))
+    }
+
+    fn target(&self, index: u32) -> Target {
+        let backend = self.entries.backends[&index];
+        let node = self.entries.node_names[&backend.node].clone();
+        Target { address: backend.address.into(), port: u16::from_be(backend.port), node }
+    }
+}
+
+/// The answers that a desired state asks for, by claim, hash and table.
+pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: Table) -> Answer {
+    if !desired.vips.contains_key(&claim.vip) {
+        return Answer::NotVip;
+    }
+    let Some(service) = desired.services.get(claim) else { return Answer::NoService };
+    let mut eligible: BTreeMap<Endpoint, &DesiredBackend> = BTreeMap::new();
+    for backend in service.backends.iter().filter(|b| b.ready && desired.nodes.contains_key(&b.node)) {
+        eligible.entry(Endpoint::new(backend.address.into(), backend.port.to_be())).or_insert(backend);
+    }
+    if table == Table::Local {
+        eligible.retain(|_, backend| backend.node == desired.local);
+    }
+    let backends: Vec<_> = eligible.values().collect();
+    let slots = hashing::table(eligible.keys().copied().zip(0..));
+    let Some(length) = u32::try_from(slots.len()).ok().filter(|length| *length > 0) else {
+        return Answer::NoBackend(service.owner.clone());
+    };
+    let backend = backends[slots[hash::slot(hash, length) as usize] as usize];
+    let target = Target { address: backend.address, port: backend.port, node: backend.node.clone() };
+    Answer::To(service.owner.clone(), target)
+}
+
+fn ranges(value: &abi::ServiceValue) -> [std::ops::Range<u32>; 2] {
+    let range = |offset, length| offset..offset + length;
+    [range(value.table, value.table_length), range(value.local_table, value.local_length)]
+}
+
+fn check_rest(left: &BTreeMap<u32, Duration>, index: u32, now: Duration) {
+    let rested = left.get(&index).is_none_or(|left| now >= *left + REST);
+    assert!(rested, "index or slot {index} was used again before it had rested");
+}
+
+fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+    match value {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+}

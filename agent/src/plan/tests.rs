@@ -1,0 +1,411 @@
+//! Orders and particular cases.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use vipmux_common::abi::{self, Mac};
+
+use crate::{
+    model::{NodeName, PortClaim, Protocol, ServiceName, Vip},
+    plan::{
+        Capacities, CapacityMap, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Entries, Observed,
+        Plan, PlanError, REST, Refusal, Shortage, Step, Subject, plan, simulation::Kernel,
+    },
+};
+
+const VIP: &str = "192.0.2.1";
+
+fn vip(address: &str) -> Vip {
+    Vip(address.parse().unwrap())
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName(name.to_owned())
+}
+
+fn claim(vip: Vip, port: u16) -> PortClaim {
+    PortClaim { vip, protocol: Protocol::Tcp, port }
+}
+
+/// `10.0.0.last` on `node`; draining if it starts with a minus.
+fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
+    let backend = |(last, on): &(i16, &str)| DesiredBackend {
+        address: [10, 0, 0, u8::try_from(last.unsigned_abs()).unwrap()].into(),
+        port: 8080,
+        node: node(on),
+        ready: *last > 0,
+    };
+    Arc::new(list.iter().map(backend).collect())
+}
+
+fn desired() -> Desired {
+    let node_with_mac = |last, name| {
+        let mac = Some(Mac::new([2, 0, 0, 0, 0, last]));
+        (node(name), DesiredNode { mac, ifindex: 2, mtu: 1500, attached: true })
+    };
+    Desired {
+        local: node("a"),
+        nodes: [node_with_mac(1, "a"), node_with_mac(2, "b")].into(),
+        vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: 0, epoch: 1 })].into(),
+        services: [].into(),
+    }
+}
+
+impl Desired {
+    fn serve(mut self, port: u16, owner: &str, backends: &Arc<BTreeSet<DesiredBackend>>) -> Self {
+        let owner = ServiceName { namespace: "shop".to_owned(), name: owner.to_owned() };
+        self.services.insert(claim(vip(VIP), port), DesiredService { owner, backends: Arc::clone(backends) });
+        self
+    }
+}
+
+struct World {
+    capacities: Capacities,
+    kernel: Kernel,
+    observed: Observed,
+    now: Duration,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with_capacities(Capacities::default())
+    }
+
+    fn with_capacities(capacities: Capacities) -> Self {
+        let observed = Observed::empty(capacities, abi::Config::default());
+        Self { capacities, kernel: Kernel::default(), observed, now: Duration::from_secs(1000) }
+    }
+
+    fn plan(&self, desired: &Desired) -> Plan {
+        plan(desired, &self.observed, self.now).unwrap()
+    }
+
+    fn reach(&mut self, desired: &Desired) -> Plan {
+        let plan = self.plan(desired);
+        for step in &plan.steps {
+            self.kernel.apply(step, &self.capacities, self.now);
+            self.observed.record(step, self.now);
+        }
+        self.observed.settle(desired);
+        plan
+    }
+
+    fn restart(&mut self) {
+        self.restart_with(|_| {});
+    }
+
+    fn restart_with(&mut self, damage: impl FnOnce(&mut Entries)) {
+        damage(&mut self.kernel.entries);
+        self.observed = Observed::from_entries(self.capacities, self.kernel.entries());
+        self.kernel.forget_packets_in_flight();
+    }
+
+    fn service(&self, port: u16) -> abi::ServiceValue {
+        let vip = self.kernel.entries.vips[&vip(VIP).0.into()].id;
+        let key = abi::ServiceKey { vip, port: port.to_be(), protocol: 6, padding: 0 };
+        self.kernel.entries.services[&key]
+    }
+
+    fn backend(&self, last: u8) -> Option<(u32, abi::Backend)> {
+        let address = abi::Address::v4(u32::from_ne_bytes([10, 0, 0, last]));
+        let mut backends = self.kernel.entries.backends.iter();
+        backends.find(|(_, backend)| backend.address == address).map(|(index, backend)| (*index, *backend))
+    }
+}
+
+/// What each step writes to, with a minus where it takes something away.
+fn kinds(plan: &Plan) -> Vec<&'static str> {
+    let kind = |step: &Step| match step {
+        Step::Config(_) => "config",
+        Step::NodeName(_, None) => "-node name",
+        Step::NodeName(..) => "node name",
+        Step::Node(_, node) if *node == abi::Node::default() => "-node",
+        Step::Node(..) => "node",
+        Step::Peer(_, None) => "-peer",
+        Step::Peer(..) => "peer",
+        Step::Backend(_, backend) if backend.generation == 0 => "-backend",
+        Step::Backend(..) => "backend",
+        Step::Table(..) => "table",
+        Step::ServiceName(_, None) => "-service name",
+        Step::ServiceName(..) => "service name",
+        Step::ServiceState(_, state) if state.generation == 0 => "-service state",
+        Step::ServiceState(..) => "service state",
+        Step::Service(_, None) => "-service",
+        Step::Service(..) => "service",
+        Step::Vip(_, None) => "-vip",
+        Step::Vip(..) => "vip",
+    };
+    plan.steps.iter().map(kind).collect()
+}
+
+#[test]
+fn a_vip_appears_after_all_that_it_leads_to() {
+    let plan = World::new().reach(&desired().serve(80, "web", &backends(&[(1, "a"), (2, "b")])));
+    let nodes = ["node name", "node", "node name", "node", "peer"];
+    let services = ["backend", "backend", "table", "table", "service name", "service state", "service", "vip"];
+    assert_eq!(kinds(&plan), [&["config"], &nodes[..], &services[..]].concat());
+}
+
+#[test]
+fn a_vip_goes_before_all_that_it_leads_to() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(2, "b")])));
+    let mut nothing = desired();
+    nothing.vips.clear();
+    nothing.nodes.clear();
+    let plan = world.reach(&nothing);
+    let services = ["-peer", "-vip", "-service", "-service state", "-service name", "-backend"];
+    assert_eq!(kinds(&plan), [&services[..], &["-node", "-node name", "-node", "-node name"]].concat());
+}
+
+#[test]
+fn an_endpoint_more_costs_one_backend_one_table_and_one_switch() {
+    let mut world = World::new();
+    let others = desired().serve(443, "other", &backends(&[(7, "b")]));
+    world.reach(&others.clone().serve(80, "web", &backends(&[(1, "b")])));
+    let plan = world.reach(&others.serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
+    assert_eq!(kinds(&plan), ["config", "backend", "table", "service"]);
+}
+
+#[test]
+fn the_loss_of_leadership_comes_first() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b")])));
+    let mut next = desired().serve(80, "web", &backends(&[(1, "b")])).serve(443, "web", &backends(&[(2, "b")]));
+    next.vips.get_mut(&vip(VIP)).unwrap().leading = false;
+    assert_eq!(kinds(&world.reach(&next))[..2], ["config", "vip"]);
+}
+
+#[test]
+fn another_owner_gets_another_slot_and_generation() {
+    let mut world = World::new();
+    let set = backends(&[(1, "b")]);
+    world.reach(&desired().serve(80, "old", &set));
+    let before = world.service(80);
+    let plan = world.reach(&desired().serve(80, "new", &set));
+    let after = world.service(80);
+    assert_eq!(kinds(&plan)[1..], ["service name", "service state", "service", "-service state", "-service name"]);
+    assert_ne!(before.slot, after.slot);
+    assert!(after.generation > before.generation);
+    assert_eq!(before.table, after.table);
+}
+
+#[test]
+fn equal_sets_share_one_table() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "a")])));
+    let (service, local) = (world.service(80), world.service(80).local_table);
+    assert_eq!(service.table, local, "all backends are local");
+    world.restart();
+    // Equal in content, not by pointer.
+    let plan = world.reach(&desired().serve(80, "web", &backends(&[(1, "a")])).serve(81, "b", &backends(&[(1, "a")])));
+    assert!(!kinds(&plan).contains(&"table"));
+    assert_eq!(world.service(81).table, service.table);
+}
+
+#[test]
+fn a_draining_backend_stays_but_is_in_no_table() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
+    let (index, before) = world.backend(2).unwrap();
+    let plan = world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (-2, "b")])));
+    assert_eq!(kinds(&plan), ["table", "service", "backend"], "it takes new flows until no table leads to it");
+    assert_eq!(world.backend(2), Some((index, abi::Backend { flags: 0, ..before })));
+    let tables = world.kernel.entries().tables;
+    assert!(tables.values().flatten().all(|member| *member != index));
+}
+
+#[test]
+fn a_backend_that_was_never_ready_gets_no_index() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(-1, "b")])));
+    assert_eq!((world.backend(1), world.service(80).table_length), (None, 0));
+}
+
+#[test]
+fn a_backend_that_comes_back_has_another_generation() {
+    let mut world = World::new();
+    let with = desired().serve(80, "web", &backends(&[(1, "b")]));
+    world.reach(&with);
+    let (index, first) = world.backend(1).unwrap();
+    world.reach(&desired());
+    assert_eq!(world.backend(1), None);
+    world.restart();
+    world.reach(&with);
+    let (again, second) = world.backend(1).unwrap();
+    assert_eq!(again, index);
+    assert!(second.generation > first.generation, "even for an agent that never saw the first");
+}
+
+#[test]
+fn freed_indices_slots_and_ranges_rest() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b")])));
+    world.reach(&desired());
+    world.reach(&desired().serve(80, "web", &backends(&[(2, "b")])));
+    let service = world.service(80);
+    assert_eq!((service.slot, service.table, world.backend(2).unwrap().0), (1, 251, 1));
+    world.now += REST;
+    world.reach(&desired().serve(80, "other", &backends(&[(3, "b")])));
+    let service = world.service(80);
+    assert_eq!((service.slot, service.table, world.backend(3).unwrap().0), (0, 0, 0));
+}
+
+#[test]
+fn backends_on_unknown_nodes_are_left_out() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "elsewhere")])));
+    assert_eq!(world.backend(2), None);
+    assert_eq!(world.kernel.entries().tables.len(), 1);
+}
+
+#[test]
+fn this_node_is_no_peer_of_its_own() {
+    let mut world = World::new();
+    world.reach(&desired());
+    assert_eq!(world.kernel.entries.peers, [(Mac::new([2, 0, 0, 0, 0, 2]), 1)].into());
+    let flags: Vec<_> = world.kernel.entries.nodes.values().map(|node| node.flags).collect();
+    assert_eq!(flags, [abi::NODE_ATTACHED | abi::NODE_SELF, abi::NODE_ATTACHED]);
+}
+
+#[test]
+fn a_yielded_vip_is_led_again_only_if_it_is_desired() {
+    for leading in [true, false] {
+        let mut world = World::new();
+        world.reach(&desired());
+        let address = vip(VIP).0.into();
+        let led = world.kernel.entries.vips[&address];
+        world.observed.refresh_vip(address, abi::VipValue { flags: abi::VIP_YIELDED, ..led });
+        let mut next = desired();
+        next.vips.get_mut(&vip(VIP)).unwrap().leading = leading;
+        let flags = if leading { abi::VIP_LEADING } else { 0 };
+        assert_eq!(world.reach(&next).steps, [Step::Vip(address, Some(abi::VipValue { flags, ..led }))]);
+    }
+}
+
+#[test]
+fn a_vip_that_is_gone_is_not_brought_back_by_late_news() {
+    let mut world = World::new();
+    world.observed.refresh_vip(vip(VIP).0.into(), abi::VipValue::default());
+    assert!(world.observed.vips().is_empty());
+    let mut nothing = desired();
+    nothing.vips.clear();
+    assert!(!kinds(&world.reach(&nothing)).contains(&"-vip"));
+}
+
+#[test]
+fn vip_ids_are_never_used_twice() {
+    let mut world = World::new();
+    world.reach(&desired());
+    let mut nothing = desired();
+    nothing.vips.clear();
+    world.reach(&nothing);
+    world.restart();
+    world.reach(&desired());
+    assert_eq!(world.kernel.entries.vips[&vip(VIP).0.into()].id, 2);
+    assert_eq!(world.kernel.entries.config.next_vip, 3);
+}
+
+#[test]
+fn a_claim_needs_its_vip() {
+    let mut broken = desired().serve(80, "web", &backends(&[]));
+    broken.vips.clear();
+    let error = plan(&broken, &World::new().observed, Duration::ZERO).unwrap_err();
+    assert_eq!(error, PlanError::UnknownVip { claim: claim(vip(VIP), 80) });
+    assert_eq!(error.to_string(), "port 80/TCP on 192.0.2.1 is wanted, but not its VIP");
+}
+
+#[test]
+fn counters_never_wrap() {
+    let wanted = desired().serve(80, "web", &backends(&[(1, "b")]));
+    let with = |next_vip, next_generation| {
+        let config = abi::Config { next_vip, next_generation, ..Default::default() };
+        plan(&wanted, &Observed::empty(Capacities::default(), config), Duration::ZERO)
+    };
+    assert_eq!(with(u32::MAX, 1), Err(PlanError::VipIdsExhausted));
+    assert_eq!(with(1, u32::MAX), Err(PlanError::GenerationsExhausted));
+    assert!(with(u32::MAX - 1, u32::MAX - 1).is_ok());
+}
+
+#[test]
+fn a_full_map_is_told_and_what_was_served_goes_on() {
+    let capacities = Capacities { tables: 600, ..Capacities::default() };
+    let mut world = World::with_capacities(capacities);
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b")])).serve(81, "web", &backends(&[(2, "b")])));
+    let before = world.service(80);
+    let larger = desired().serve(80, "web", &backends(&[(1, "b"), (3, "b")])).serve(81, "web", &backends(&[(2, "b")]));
+    let plan = world.reach(&larger);
+    let shortage = Shortage { map: CapacityMap::Tables, capacity: 600, free: 98, needed: 251 };
+    assert_eq!(
+        plan,
+        Plan { steps: Vec::new(), refused: vec![Refusal { subject: Subject::Claim(claim(vip(VIP), 80)), shortage }] }
+    );
+    assert_eq!(shortage.to_string(), "the map TABLES lacks room: 251 needed, 98 free of 600");
+    assert_eq!(world.service(80), before);
+}
+
+#[test]
+fn one_who_is_served_comes_before_one_who_is_new() {
+    let mut world = World::with_capacities(Capacities { backends: 2, ..Capacities::default() });
+    world.reach(&desired().serve(443, "web", &backends(&[(1, "b")])));
+    let wanted = desired().serve(80, "new", &backends(&[(5, "b")])).serve(443, "web", &backends(&[(1, "b"), (2, "b")]));
+    let plan = world.reach(&wanted);
+    let subjects: Vec<_> = plan.refused.iter().map(|refusal| refusal.subject.clone()).collect();
+    assert_eq!(subjects, [Subject::Claim(claim(vip(VIP), 80))]);
+    assert!(world.backend(2).is_some());
+}
+
+#[test]
+fn a_claim_that_finds_no_room_leaves_it_all_to_others() {
+    let mut world = World::with_capacities(Capacities { tables: 300, backends: 13, ..Capacities::default() });
+    let many: Vec<_> = (1..=13).map(|last| (last, "b")).collect();
+    let plan = world.reach(&desired().serve(80, "large", &backends(&many)).serve(81, "small", &backends(&[(1, "b")])));
+    let refused: Vec<_> = plan.refused.iter().map(|refusal| (&refusal.subject, refusal.shortage.map)).collect();
+    assert_eq!(refused, [(&Subject::Claim(claim(vip(VIP), 80)), CapacityMap::Tables)]);
+    assert_eq!(world.service(81).table_length, 251);
+}
+
+#[test]
+fn two_claims_of_one_owner_never_share_a_slot() {
+    let set = backends(&[(1, "b")]);
+    let wanted = desired().serve(80, "web", &set).serve(81, "web", &set);
+    let mut world = World::new();
+    world.reach(&wanted);
+    world.restart_with(|entries| {
+        entries.services.values_mut().for_each(|value| (value.slot, value.generation) = (1, 1));
+    });
+    world.reach(&wanted);
+    assert_ne!(world.service(80).slot, world.service(81).slot);
+}
+
+#[test]
+fn damage_is_repaired() {
+    let wanted = desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])).serve(81, "b", &backends(&[(3, "b")]));
+    let damages: [fn(&mut Entries); 4] = [
+        |entries| *entries.service_names.get_mut(&0).unwrap() = entries.service_names[&1].clone(),
+        |entries| entries.services.values_mut().for_each(|value| (value.slot, value.generation) = (1, 1)),
+        |entries| entries.services.values_mut().for_each(|value| value.table = 0),
+        |entries| entries.config = abi::Config::default(),
+    ];
+    for damage in damages {
+        let mut world = World::new();
+        world.reach(&wanted);
+        let sound = world.kernel.clone();
+        world.restart_with(damage);
+        world.now += REST;
+        world.reach(&wanted);
+        assert_eq!(world.plan(&wanted), Plan::default());
+        assert_ne!(world.service(80).slot, world.service(81).slot);
+        assert_eq!(world.kernel.entries.backends, sound.entries.backends);
+    }
+}
+
+#[test]
+fn a_table_that_hashing_would_not_build_is_replaced() {
+    let wanted = desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")]));
+    let mut world = World::new();
+    world.reach(&wanted);
+    let mut entries = world.kernel.entries();
+    entries.tables.values_mut().for_each(|table| table.reverse());
+    world.observed = Observed::from_entries(world.capacities, entries);
+    assert_eq!(kinds(&world.plan(&wanted)), ["table", "service"]);
+}

@@ -1,0 +1,209 @@
+//! The data plane as the event loop sees it: the maps, their mirror, and the state machine that owns the leading flags.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use nix::{
+    errno::Errno,
+    time::{ClockId, clock_gettime},
+};
+use vipmux_common::abi::{Address, Stat, VIP_LEADING, VIP_YIELDED};
+
+use crate::{
+    datapath::{
+        apply::new_config,
+        load::{self, LoadError, Programs},
+        maps::{Maps, MapsError},
+        pins::Pins,
+    },
+    election::{Command, Election, HEARTBEAT, Input},
+    model::{NodeName, ServiceName, Vip},
+    plan::{self, Capacities, Desired, Entries, Observed, Plan, PlanError, Step},
+};
+
+/// The kernel could not be brought to the desired state.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// Programs could not be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A map could not be read or written.
+    #[error(transparent)]
+    Maps(#[from] MapsError),
+    /// There is no plan.
+    #[error("no plan leads to the desired state")]
+    Plan(#[from] PlanError),
+    /// The clock could not be read.
+    #[error("cannot read the clock")]
+    Clock(#[source] Errno),
+}
+
+/// The time since boot, sleep included: what the fence counts in.
+pub(super) fn boottime() -> Result<Duration, KernelError> {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(KernelError::Clock)
+}
+
+/// See the module.
+pub(super) struct Kernel {
+    /// The maps.
+    pub(super) maps: Maps,
+    /// The programs.
+    pub(super) programs: Programs,
+    observed: Observed,
+    election: Election,
+    /// At least one announcing interface has a carrier.
+    pub(super) carrier: bool,
+    beaten: Duration,
+    yields: u64,
+}
+
+impl Kernel {
+    /// Loads the programs, and reads what an earlier agent left in the maps.
+    pub(super) fn open(pins: Pins, flows: u32, local: NodeName) -> Result<Self, KernelError> {
+        let (programs, mut maps) = load::load(pins, flows)?;
+        if maps.read_config()?.abi == 0 {
+            maps.apply(&Step::Config(new_config()))?;
+        }
+        let observed = Observed::from_entries(Capacities::default(), entries(&maps)?);
+        let yields = yields(&maps)?;
+        let election = Election::new(local);
+        Ok(Self { maps, programs, observed, election, carrier: false, beaten: Duration::ZERO, yields })
+    }
+
+    /// The mirror.
+    pub(super) fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    /// Whether this node leads the VIP.
+    pub(super) fn leads(&self, vip: Vip) -> bool {
+        self.election.leads(vip)
+    }
+
+    /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile; what it did is
+    /// returned with what found no room.
+    pub(super) fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
+        let Plan { steps, refused } = plan::plan(desired, &self.observed, boottime()?)?;
+        let mut commands = Vec::new();
+        for step in &steps {
+            self.execute(step)?;
+            if boottime()?.saturating_sub(self.beaten) >= HEARTBEAT {
+                commands.extend(self.beat()?);
+            }
+        }
+        if refused.is_empty() {
+            self.observed.settle(desired);
+        }
+        if !steps.is_empty() {
+            self.align()?;
+        }
+        Ok((refused, commands))
+    }
+
+    fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
+        self.maps.apply(step)?;
+        self.observed.record(step, boottime()?);
+        Ok(())
+    }
+
+    /// Tells the state machine who was chosen, now that the maps are in sync.
+    pub(super) fn choose(&mut self, leaders: BTreeMap<Vip, Option<NodeName>>) -> Result<Vec<Command>, KernelError> {
+        self.decide(Input::Chosen(leaders))
+    }
+
+    /// One turn of the agent's loop: gathers evidence, and extends the fence.
+    pub(super) fn beat(&mut self) -> Result<Vec<Command>, KernelError> {
+        let asked = boottime()?;
+        self.beaten = asked;
+        let mut commands = self.notice_yields()?;
+        commands.extend(self.decide(Input::Tick { asked, carrier: self.carrier })?);
+        Ok(commands)
+    }
+
+    /// What the program gave up since the last beat.
+    fn notice_yields(&mut self) -> Result<Vec<Command>, KernelError> {
+        let yields = yields(&self.maps)?;
+        let mut commands = Vec::new();
+        if yields == self.yields {
+            return Ok(commands);
+        }
+        self.yields = yields;
+        for vip in self.election.leading() {
+            let address = Address::from(vip.0);
+            if let Some(value) = self.maps.read_vip(&address)?
+                && value.flags & VIP_LEADING == 0
+            {
+                self.observed.refresh_vip(address, value);
+                commands.extend(self.decide(Input::PeerAnnounced(vip))?);
+            }
+        }
+        Ok(commands)
+    }
+
+    fn decide(&mut self, input: Input) -> Result<Vec<Command>, KernelError> {
+        let commands = self.election.handle(input, boottime()?);
+        for command in &commands {
+            match *command {
+                Command::Follow(vip) => self.set_leading(vip, false)?,
+                Command::Lead(vip) => self.set_leading(vip, true)?,
+                Command::Extend(deadline) => {
+                    self.maps.write_deadline(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))?;
+                }
+            }
+        }
+        Ok(commands)
+    }
+
+    /// Flags that a plan made from an older view wrote are put right.
+    fn align(&mut self) -> Result<(), KernelError> {
+        let wrong: Vec<(Vip, bool)> = self
+            .observed
+            .vips()
+            .iter()
+            .map(|(address, value)| (Vip((*address).into()), value.flags & VIP_LEADING != 0))
+            .filter(|(vip, leading)| self.election.leads(*vip) != *leading)
+            .collect();
+        wrong.into_iter().try_for_each(|(vip, leading)| self.set_leading(vip, !leading))
+    }
+
+    /// A VIP that is not in the maps has no flag to set.
+    fn set_leading(&mut self, vip: Vip, leading: bool) -> Result<(), KernelError> {
+        let address = Address::from(vip.0);
+        let Some(mut value) = self.observed.vips().get(&address).copied() else { return Ok(()) };
+        let flags = if leading { value.flags & !VIP_YIELDED | VIP_LEADING } else { value.flags & !VIP_LEADING };
+        if flags == value.flags {
+            return Ok(());
+        }
+        value.flags = flags;
+        self.execute(&Step::Vip(address, Some(value)))
+    }
+}
+
+fn yields(maps: &Maps) -> Result<u64, MapsError> {
+    let stats = maps.read_stats()?;
+    Ok(stats.iter().find(|(stat, _)| *stat == Stat::Yielded).map_or(0, |(_, count)| count.packets))
+}
+
+/// Everything that a plan starts from.
+fn entries(maps: &Maps) -> Result<Entries, MapsError> {
+    let mut entries = Entries {
+        config: maps.read_config()?,
+        vips: maps.read_vips()?,
+        services: maps.read_services()?,
+        service_states: maps.read_service_states()?,
+        backends: maps.read_backends()?,
+        peers: maps.read_peers()?,
+        ..Entries::default()
+    };
+    for (slot, owner) in maps.read_service_names()? {
+        let (namespace, name) = owner.parts();
+        entries.service_names.insert(slot, ServiceName { namespace, name });
+    }
+    for (index, (label, node)) in maps.read_nodes()? {
+        entries.nodes.insert(index, node);
+        entries.node_names.insert(index, NodeName(label.to_string()));
+    }
+    for (offset, length) in entries.table_ranges() {
+        entries.tables.insert((offset, length), maps.read_table(offset, length)?);
+    }
+    Ok(entries)
+}

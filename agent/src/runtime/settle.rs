@@ -1,0 +1,130 @@
+//! From objects to what should be served: the pure stages in a row, on a thread of their own, so that 10,000 Services
+//! never keep the event loop from its heartbeat.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::IpAddr,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use tokio::{sync::watch, task::spawn_blocking, time::timeout};
+
+use crate::{
+    allocate::{
+        Allocation, allocate,
+        holders::{Holders, with_statuses},
+    },
+    assignments,
+    election::rendezvous,
+    model::{Model, NodeName, Options, PortClaim, ServiceName, Vip, endpoints::desired_services, reason::Refusal},
+    plan::DesiredService,
+    source::Objects,
+};
+
+/// What should be served, and by whom each VIP is led.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Settled {
+    /// Port claims.
+    pub(super) services: BTreeMap<PortClaim, DesiredService>,
+    /// VIPs, with their chosen leaders.
+    pub(super) leaders: BTreeMap<Vip, Option<NodeName>>,
+    /// Nodes' first InternalIPv4, if they have one.
+    pub(super) nodes: BTreeMap<NodeName, Option<IpAddr>>,
+    /// What could not be done as asked, with whom it is about: told once, when it is new.
+    pub(super) complaints: BTreeSet<String>,
+}
+
+/// How often the state file is looked at for what other agents wrote.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Settles each new snapshot, and again when another agent changed the state file `path`: all that share it end with the
+/// same view, whoever saw an edit first.
+///
+/// Runs until either channel's other end is gone. Cancel-safe: dropping it loses at most the snapshot in work.
+pub(super) async fn follow(
+    mut objects: watch::Receiver<Arc<Objects>>,
+    path: PathBuf,
+    settled: watch::Sender<Arc<Settled>>,
+) {
+    let path: Arc<Path> = path.into();
+    let mut holders = Holders::default();
+    loop {
+        // Taken before it is read: what changes from here on is looked at again, our own writing included.
+        let seen = stamp(&path);
+        let snapshot = Arc::clone(&objects.borrow_and_update());
+        let (file, held) = (Arc::clone(&path), holders.clone());
+        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &file, &held)).await else {
+            tracing::error!("settling a snapshot failed; the last good state stays in force");
+            return;
+        };
+        holders = next;
+        tell(&settled.borrow().complaints, &result.complaints);
+        settled.send_replace(Arc::new(result));
+        loop {
+            match timeout(LOOK, objects.changed()).await {
+                Ok(Ok(())) => break,
+                Ok(Err(_)) => return,
+                Err(_) if stamp(&path) != seen => break,
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+/// Tells one version of a file from another: its inode, which every writing replaces, and when it was modified.
+fn stamp(path: &Path) -> Option<(u64, SystemTime)> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.ino(), metadata.modified().ok()?))
+}
+
+/// Logs what is new and what is mended.
+pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
+    for complaint in after.difference(before) {
+        tracing::warn!("{complaint}");
+    }
+    for mended in before.difference(after) {
+        tracing::info!(was = mended, "mended");
+    }
+}
+
+/// One snapshot. `held` serves where the state file cannot be used: what is held never moves for that.
+fn settle(objects: &Objects, path: &Path, held: &Holders) -> (Holders, Settled) {
+    let model = Model::ingest(objects, &Options::default());
+    let mut complaints: BTreeSet<String> = objects.problems.iter().map(ToString::to_string).collect();
+    let allocate = |holders: &Holders| allocate(&model, &with_statuses(holders.clone(), &model));
+    let agreed = assignments::update(path, |holders| {
+        let allocation = allocate(holders);
+        (allocation.holders(), allocation)
+    });
+    let allocation = agreed.unwrap_or_else(|error| {
+        complaints.insert(format!("{:#}; addresses are held in memory only", anyhow::Error::from(error)));
+        allocate(held)
+    });
+    complaints.extend(refusals(&model, &allocation));
+    let eligible = rendezvous::eligible(&model.nodes);
+    let leader = |vip: Vip| (vip, rendezvous::leader(vip, eligible.iter().copied()).cloned());
+    let nodes =
+        model.nodes.values().map(|node| (node.name.clone(), node.internal.iter().copied().find(IpAddr::is_ipv4)));
+    let settled = Settled {
+        services: desired_services(&model, &allocation.claims()),
+        leaders: allocation.vips().into_keys().map(leader).collect(),
+        nodes: nodes.collect(),
+        complaints,
+    };
+    (allocation.holders(), settled)
+}
+
+fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
+    let one = |(name, refusal): (&ServiceName, &Refusal)| {
+        format!("Service {name} is not served: {} ({:?})", refusal.message, refusal.reason)
+    };
+    let notes = model.notes.iter().map(|note| format!("{}: {}", note.object, note.message));
+    let warnings = allocation.assignments.iter().flat_map(|(name, assignment)| {
+        assignment.warnings.iter().map(move |warning| format!("Service {name}: {warning}"))
+    });
+    model.refused.iter().map(one).chain(allocation.refusals.iter().map(one)).chain(notes).chain(warnings).collect()
+}

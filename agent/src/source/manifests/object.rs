@@ -1,0 +1,259 @@
+//! The kinds that are read, and an object of one of them.
+
+use std::{fmt, sync::Arc};
+
+use k8s_openapi::{
+    api::{
+        core::v1::{Namespace, Node, Service},
+        discovery::v1::EndpointSlice,
+    },
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::{
+    IpAddressPool,
+    field::FieldPath,
+    validate::{self, Flaw},
+};
+use crate::{
+    model::{NodeName, ServiceName},
+    source::Objects,
+};
+
+/// A kind that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Service,
+    EndpointSlice,
+    Node,
+    Namespace,
+    IpAddressPool,
+}
+
+impl Kind {
+    const ALL: [Self; 5] = [Self::Service, Self::EndpointSlice, Self::Node, Self::Namespace, Self::IpAddressPool];
+
+    /// The `kind`.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Service => "Service",
+            Self::EndpointSlice => "EndpointSlice",
+            Self::Node => "Node",
+            Self::Namespace => "Namespace",
+            Self::IpAddressPool => "IPAddressPool",
+        }
+    }
+
+    /// The one `apiVersion` that is read.
+    pub(super) const fn api_version(self) -> &'static str {
+        match self {
+            Self::Service | Self::Node | Self::Namespace => "v1",
+            Self::EndpointSlice => "discovery.k8s.io/v1",
+            Self::IpAddressPool => "metallb.io/v1beta1",
+        }
+    }
+
+    /// Whether an object's namespace is part of its identity. Pools are named across namespaces: MetalLB reads them from
+    /// its own alone.
+    const fn namespaced(self) -> bool {
+        matches!(self, Self::Service | Self::EndpointSlice)
+    }
+}
+
+/// What a document's `apiVersion` and `kind` say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// An object that is read.
+    Object(Kind),
+    /// A list; of one kind, or (`v1` List) of any.
+    List(Option<Kind>),
+    /// A kind, or the list of a kind, that is read, in a version that is not; with the version that is.
+    OtherVersion(Kind, &'static str),
+    /// Something else.
+    Foreign,
+}
+
+impl Class {
+    /// Of a document's `apiVersion` and `kind`.
+    pub(super) fn of(api_version: &str, kind: &str) -> Self {
+        if kind == "List" && api_version == "v1" {
+            return Self::List(None);
+        }
+        let item = kind.strip_suffix("List");
+        let Some(known) = Kind::ALL.into_iter().find(|known| [Some(kind), item].contains(&Some(known.name()))) else {
+            return Self::Foreign;
+        };
+        if api_version != known.api_version() {
+            return if foreign_group(api_version, known) {
+                Self::Foreign
+            } else {
+                Self::OtherVersion(known, known.api_version())
+            };
+        }
+        if kind == known.name() { Self::Object(known) } else { Self::List(Some(known)) }
+    }
+}
+
+/// Whether `api_version` is of a group that may well have a kind of this name of its own, as `serving.knative.dev` has a
+/// Service; Kubernetes' own groups have a name without a dot or under `k8s.io`.
+fn foreign_group(api_version: &str, kind: Kind) -> bool {
+    let group = |version: &'static str| version.rsplit_once('/').map_or("", |(group, _)| group);
+    let own = group(kind.api_version());
+    let other = api_version.rsplit_once('/').map_or("", |(group, _)| group);
+    other != own && other.contains('.') && !other.ends_with(".k8s.io")
+}
+
+/// What tells one object from another.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Identity {
+    kind: Kind,
+    /// Empty for kinds that are not told apart by it.
+    namespace: String,
+    name: String,
+}
+
+impl Identity {
+    /// Of an object of `kind` in whatever state, if its name can be read.
+    pub(super) fn of(kind: Kind, object: &Value) -> Option<Self> {
+        let metadata = object.get("metadata")?;
+        let name = metadata.get("name")?.as_str().filter(|name| !name.is_empty())?;
+        let namespace = metadata.get("namespace").and_then(Value::as_str);
+        Some(Self { kind, namespace: scope(kind, namespace), name: name.to_owned() })
+    }
+}
+
+impl fmt::Display for Identity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.name())?;
+        if self.namespace.is_empty() {
+            write!(f, " {}", self.name)
+        } else {
+            write!(f, " {}/{}", self.namespace, self.name)
+        }
+    }
+}
+
+/// The namespace in an identity: `default` where a namespaced object names none, as kubectl has it.
+fn scope(kind: Kind, namespace: Option<&str>) -> String {
+    if !kind.namespaced() {
+        return String::new();
+    }
+    namespace.filter(|namespace| !namespace.is_empty()).unwrap_or("default").to_owned()
+}
+
+/// An object, valid and with its namespace filled in.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Object {
+    Service(Arc<Service>),
+    EndpointSlice(Arc<EndpointSlice>),
+    Node(Arc<Node>),
+    Namespace(Arc<Namespace>),
+    IpAddressPool(Arc<IpAddressPool>),
+}
+
+impl Object {
+    /// Decodes and validates an object of `kind`; else says all that is wrong with it.
+    pub(super) fn decode(kind: Kind, value: Value) -> Result<(Identity, Self), Vec<Flaw>> {
+        match kind {
+            Kind::Service => decode(kind, value, |o: &mut Service| &mut o.metadata, validate::service, Self::Service),
+            Kind::EndpointSlice => decode(
+                kind,
+                value,
+                |o: &mut EndpointSlice| &mut o.metadata,
+                validate::endpoint_slice,
+                Self::EndpointSlice,
+            ),
+            Kind::Node => decode(kind, value, |o: &mut Node| &mut o.metadata, validate::node, Self::Node),
+            Kind::Namespace => {
+                decode(kind, value, |o: &mut Namespace| &mut o.metadata, validate::namespace, Self::Namespace)
+            }
+            Kind::IpAddressPool => {
+                decode(kind, value, |o: &mut IpAddressPool| &mut o.metadata, validate::pool, Self::IpAddressPool)
+            }
+        }
+    }
+
+    /// Puts this into `objects` as `identity`.
+    pub(super) fn put(&self, identity: &Identity, objects: &mut Objects) {
+        let Identity { namespace, name, .. } = identity.clone();
+        match self {
+            Self::Service(o) => drop(objects.services.insert(ServiceName { namespace, name }, Arc::clone(o))),
+            Self::EndpointSlice(o) => drop(objects.endpoint_slices.insert((namespace, name), Arc::clone(o))),
+            Self::Node(o) => drop(objects.nodes.insert(NodeName(name), Arc::clone(o))),
+            Self::Namespace(o) => drop(objects.namespaces.insert(name, Arc::clone(o))),
+            Self::IpAddressPool(o) => drop(objects.address_pools.insert(name, Arc::clone(o))),
+        }
+    }
+}
+
+impl Identity {
+    /// Takes what has this identity out of `objects`.
+    pub(super) fn take_from(&self, objects: &mut Objects) {
+        let Self { kind, namespace, name } = self.clone();
+        match kind {
+            Kind::Service => drop(objects.services.remove(&ServiceName { namespace, name })),
+            Kind::EndpointSlice => drop(objects.endpoint_slices.remove(&(namespace, name))),
+            Kind::Node => drop(objects.nodes.remove(&NodeName(name))),
+            Kind::Namespace => drop(objects.namespaces.remove(&name)),
+            Kind::IpAddressPool => drop(objects.address_pools.remove(&name)),
+        }
+    }
+}
+
+fn decode<T: DeserializeOwned>(
+    kind: Kind,
+    value: Value,
+    metadata: impl Fn(&mut T) -> &mut ObjectMeta,
+    validate: impl Fn(&T) -> Vec<Flaw>,
+    wrap: impl Fn(Arc<T>) -> Object,
+) -> Result<(Identity, Object), Vec<Flaw>> {
+    let mut object: T = serde_path_to_error::deserialize(value)
+        .map_err(|error| vec![Flaw::new(FieldPath::from(error.path()), error.inner().to_string())])?;
+    let flaws = validate(&object);
+    if !flaws.is_empty() {
+        return Err(flaws);
+    }
+    let metadata = metadata(&mut object);
+    // Who wrote which field when: often the larger half of what `kubectl get` prints, and read by nobody here.
+    metadata.managed_fields = None;
+    let name = metadata.name.clone().unwrap_or_default();
+    let identity = Identity { kind, namespace: scope(kind, metadata.namespace.as_deref()), name };
+    if kind.namespaced() {
+        metadata.namespace = Some(identity.namespace.clone());
+    }
+    Ok((identity, wrap(Arc::new(object))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_is_known_by_its_group_and_version() {
+        let table = [
+            ("v1", "Service", Class::Object(Kind::Service)),
+            ("v1", "ServiceList", Class::List(Some(Kind::Service))),
+            ("v1", "List", Class::List(None)),
+            ("discovery.k8s.io/v1", "EndpointSlice", Class::Object(Kind::EndpointSlice)),
+            ("discovery.k8s.io/v1", "EndpointSliceList", Class::List(Some(Kind::EndpointSlice))),
+            (
+                "discovery.k8s.io/v1beta1",
+                "EndpointSlice",
+                Class::OtherVersion(Kind::EndpointSlice, "discovery.k8s.io/v1"),
+            ),
+            ("v1", "EndpointSlice", Class::OtherVersion(Kind::EndpointSlice, "discovery.k8s.io/v1")),
+            ("apps/v1", "Service", Class::OtherVersion(Kind::Service, "v1")),
+            ("v2", "NodeList", Class::OtherVersion(Kind::Node, "v1")),
+            ("serving.knative.dev/v1", "Service", Class::Foreign),
+            ("metallb.io/v1beta1", "IPAddressPool", Class::Object(Kind::IpAddressPool)),
+            ("metallb.io/v1alpha1", "IPAddressPool", Class::OtherVersion(Kind::IpAddressPool, "metallb.io/v1beta1")),
+            ("apps/v1", "Deployment", Class::Foreign),
+            ("v1", "ConfigMapList", Class::Foreign),
+        ];
+        for (api_version, kind, class) in table {
+            assert_eq!(Class::of(api_version, kind), class, "{api_version} {kind}");
+        }
+    }
+}

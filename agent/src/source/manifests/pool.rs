@@ -1,0 +1,49 @@
+//! MetalLB's pools, as its custom resource has them.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
+use serde::{Deserialize, Serialize};
+
+/// `metallb.io/v1beta1` IPAddressPool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct IpAddressPool {
+    /// Standard object metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What the pool holds, and for whom.
+    pub spec: IpAddressPoolSpec,
+}
+
+/// `spec` of an [`IpAddressPool`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct IpAddressPoolSpec {
+    /// CIDRs (`192.0.2.0/28`) and ranges (`192.0.2.1-192.0.2.9`).
+    pub addresses: Vec<String>,
+    /// Whether Services that name neither pool nor address may get one from here; unset: true.
+    #[serde(default)]
+    pub auto_assign: Option<bool>,
+    /// Leave out addresses that end in .0 or .255.
+    #[serde(default, rename = "avoidBuggyIPs")]
+    pub avoid_buggy_ips: Option<bool>,
+    /// Which Services may use the pool.
+    #[serde(default)]
+    pub service_allocation: Option<ServiceAllocation>,
+}
+
+/// `spec.serviceAllocation` of an [`IpAddressPool`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceAllocation {
+    /// Lower goes first; 0 and unset go last.
+    #[serde(default)]
+    pub priority: Option<i32>,
+    /// Namespaces that may use the pool.
+    #[serde(default)]
+    pub namespaces: Vec<String>,
+    /// Selects further namespaces by their labels.
+    #[serde(default)]
+    pub namespace_selectors: Vec<LabelSelector>,
+    /// Selects Services by their labels.
+    #[serde(default)]
+    pub service_selectors: Vec<LabelSelector>,
+}

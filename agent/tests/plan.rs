@@ -1,0 +1,227 @@
+//! `vipmux plan`, from manifests to output and exit status.
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+const CLUSTER: &str = r"
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: lan, namespace: metallb-system}
+spec: {addresses: [192.0.2.10-192.0.2.11]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, annotations: {vipmux.io/sharing-key: edge}}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: shop, annotations: {vipmux.io/sharing-key: edge}}
+spec: {type: LoadBalancer, ports: [{name: udp, port: 53, protocol: UDP}, {name: tcp, port: 53}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: internal, namespace: shop}
+spec: {ports: [{port: 80}]}
+";
+
+const CLASHES: &str = r"
+apiVersion: v1
+kind: Service
+metadata:
+  name: rival
+  namespace: shop
+  creationTimestamp: 2023-01-01T00:00:00Z
+  annotations: {vipmux.io/sharing-key: edge, vipmux.io/addresses: 192.0.2.10}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: late
+  namespace: shop
+  creationTimestamp: 2024-01-01T00:00:00Z
+  annotations: {vipmux.io/addresses: 192.0.2.10}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: other, namespace: shop}
+spec: {type: LoadBalancer, loadBalancerClass: example.org/lb, ports: [{port: 80}]}
+";
+
+fn plan(directory: &Path, args: &[&str]) -> Result<Output> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vipmux"));
+    Ok(command.arg("plan").args(args).current_dir(directory).env_remove("NO_COLOR").output()?)
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn manifests(files: &[(&str, &str)]) -> Result<tempfile::TempDir> {
+    let directory = tempfile::tempdir()?;
+    for (name, text) in files {
+        fs::write(directory.path().join(name), text)?;
+    }
+    Ok(directory)
+}
+
+fn service<'a>(plan: &'a Value, name: &str) -> Result<&'a Value> {
+    let services = plan["services"].as_array().context("services")?;
+    services.iter().find(|service| service["name"] == name).with_context(|| name.to_owned())
+}
+
+#[test]
+fn the_table_says_who_gets_what_and_who_would_lead() -> Result<()> {
+    let directory = manifests(&[("cluster.yaml", CLUSTER)])?;
+    let output = plan(directory.path(), &["."])?;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(
+        text(&output.stdout),
+        "\
+SERVICE   STATE      ADDRESSES   PORTS          REASON  MESSAGE
+shop/dns  allocated  192.0.2.10  53/UDP,53/TCP  Shared  192.0.2.10 from pool lan, shared with shop/web
+shop/web  allocated  192.0.2.10  80/TCP         Shared  192.0.2.10 from pool lan, shared with shop/dns
+(not shown: 1 of other types)
+
+VIP         LEADER  SERVICES
+192.0.2.10  n1      shop/dns,shop/web
+"
+    );
+    Ok(())
+}
+
+#[test]
+fn json_has_the_documented_fields_and_yaml_is_the_same() -> Result<()> {
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("clashes.yaml", CLASHES)])?;
+    let output = plan(directory.path(), &["-o", "json", "cluster.yaml", "clashes.yaml"])?;
+    assert_eq!(output.status.code(), Some(2));
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(json["version"], 1);
+    // An explicit request goes first, and brings the group to 192.0.2.10; the clash spills.
+    let expected = serde_json::json!({
+        "namespace": "shop", "name": "web", "state": "allocated", "addresses": ["192.0.2.11"],
+        "ports": [{"port": 80, "protocol": "TCP"}], "reason": "Allocated", "message": "192.0.2.11 from pool lan",
+        "warnings": ["port 80/TCP on 192.0.2.10 is held by shop/rival, so the group has another address"],
+    });
+    assert_eq!(service(&json, "web")?, &expected);
+    let expected = serde_json::json!({
+        "namespace": "shop", "name": "late", "state": "pending", "addresses": [],
+        "ports": [{"port": 80, "protocol": "TCP"}], "reason": "PortConflict",
+        "message": "port 80/TCP on 192.0.2.10 is held by shop/rival", "warnings": [],
+    });
+    assert_eq!(service(&json, "late")?, &expected);
+    assert_eq!(service(&json, "other")?["state"], "ignored");
+    assert_eq!(service(&json, "other")?["reason"], "OtherClass");
+    assert_eq!(
+        json["vips"][0],
+        serde_json::json!({"address": "192.0.2.10", "services": ["shop/dns", "shop/rival"], "leader": "n1"})
+    );
+    let output = plan(directory.path(), &["-o", "yaml", "."])?;
+    assert_eq!(serde_saphyr::from_str::<Value>(&text(&output.stdout))?, json);
+    Ok(())
+}
+
+#[test]
+fn the_order_of_the_files_does_not_matter() -> Result<()> {
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("clashes.yaml", CLASHES)])?;
+    let forward = plan(directory.path(), &["-o", "json", "cluster.yaml", "clashes.yaml"])?;
+    let backward = plan(directory.path(), &["-o", "json", "clashes.yaml", "cluster.yaml"])?;
+    assert_eq!(text(&forward.stdout), text(&backward.stdout));
+    Ok(())
+}
+
+#[test]
+fn standard_input_can_be_a_list() -> Result<()> {
+    let items: Vec<Value> = serde_saphyr::from_str_multiple::<Value, _>(CLUSTER)?;
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": items}).to_string();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vipmux"))
+        .args(["plan", "-", "-o", "json"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    child.stdin.take().context("stdin")?.write_all(list.as_bytes())?;
+    let output = child.wait_with_output()?;
+    assert_eq!(output.status.code(), Some(0));
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(service(&json, "web")?["addresses"], serde_json::json!(["192.0.2.10"]));
+    Ok(())
+}
+
+#[test]
+fn the_state_file_says_who_holds_what() -> Result<()> {
+    let state = "version: 1\nservices: {shop/web: {addresses: [192.0.2.11]}}";
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("state", state), ("damaged", "version: 1\nservices: [")])?;
+    let output = plan(directory.path(), &["cluster.yaml", "-o", "json", "--state", "state"])?;
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(service(&json, "dns")?["addresses"], serde_json::json!(["192.0.2.11"]));
+    for (state, message) in [("damaged", "the assignments damaged are damaged: "), ("gone", "gone does not exist")] {
+        let output = plan(directory.path(), &["cluster.yaml", "--state", state])?;
+        assert_eq!(output.status.code(), Some(1));
+        assert!(
+            text(&output.stderr).starts_with(&format!("vipmux: cannot use --state: {message}")),
+            "{}",
+            text(&output.stderr)
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn unusable_input_has_status_1_and_the_rest_is_still_planned() -> Result<()> {
+    let bad =
+        "apiVersion: v1\nkind: Service\nmetadata: {name: bad}\nspec: {type: LoadBalancer, ports: [{port: many}]}\n";
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("bad.yaml", bad)])?;
+    let output = plan(directory.path(), &["."])?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).starts_with("error: ./bad.yaml:4"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("shop/web  allocated"));
+    for args in [&["gone.yaml"][..], &[], &["cluster.yaml", "--no-such-option"]] {
+        assert_eq!(plan(directory.path(), args)?.status.code(), Some(1), "{args:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_not_an_error() -> Result<()> {
+    let service = |i| {
+        format!(
+            "---\napiVersion: v1\nkind: Service\nmetadata: {{name: s{i}}}\nspec: {{type: LoadBalancer, ports: [{{port: 1}}]}}\n"
+        )
+    };
+    let many: String = (0..2_000).map(service).collect();
+    let directory = manifests(&[("many.yaml", &many)])?;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_vipmux"))
+        .args(["plan", "many.yaml"])
+        .current_dir(directory.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    drop(child.stdout.take());
+    let output = child.wait_with_output()?;
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(text(&output.stderr), "");
+    Ok(())
+}
+
+#[test]
+fn an_empty_directory_is_an_empty_plan() -> Result<()> {
+    let directory = manifests(&[])?;
+    let output = plan(directory.path(), &["."])?;
+    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
+    assert_eq!(text(&output.stdout), "SERVICE  STATE  ADDRESSES  PORTS  REASON  MESSAGE\n");
+    Ok(())
+}

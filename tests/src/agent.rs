@@ -1,0 +1,212 @@
+//! `vipmux` itself: agents on nodes, and its other commands.
+
+use std::{
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail};
+use serde_json::Value;
+
+use crate::{
+    cleanup::Folder,
+    lan::Node,
+    pod,
+    process::{self, Process},
+};
+
+/// Entries of each agent's flow tables: sized by the memory, those of several LANs would not fit into it.
+const FLOWS: &str = "16384";
+
+/// How an agent is started.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The manifests' folder.
+    pub manifests: PathBuf,
+    /// Where the agents keep the assignments; shared by all of them.
+    pub state: PathBuf,
+    /// The announcing interface.
+    pub interface: String,
+    /// `auto`, `native` or `generic`.
+    pub xdp_mode: &'static str,
+}
+
+impl Options {
+    /// Native XDP on eth0: the harness's switch is made for it, so a fallback would hide a failure.
+    pub fn new(manifests: &Path, state: &Path) -> Self {
+        Self {
+            manifests: manifests.to_owned(),
+            state: state.to_owned(),
+            interface: "eth0".to_owned(),
+            xdp_mode: "native",
+        }
+    }
+}
+
+/// An agent on a node, with its pins. Dropped, it is killed and its pins are removed.
+#[derive(Debug)]
+pub struct Agent {
+    node: String,
+    process: Process,
+    pins: Folder,
+    options: Options,
+}
+
+impl Agent {
+    /// Starts an agent on a node. [`Agent::wait_ready`] says when it works.
+    pub fn start(node: &Node, options: &Options) -> Result<Self> {
+        let pins = Folder::of_pins(&node.name);
+        let process = spawn(node, options, pins.path())?;
+        Ok(Self { node: node.name.clone(), process, pins, options: options.clone() })
+    }
+
+    /// Starts the agent again, with the same pins, after its end.
+    pub fn restart(&mut self, node: &Node) -> Result<()> {
+        self.process.kill()?;
+        self.process = spawn(node, &self.options, self.pins.path())?;
+        Ok(())
+    }
+
+    /// Waits until the agent says that it is ready: attached and in sync.
+    pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
+        self.process.wait_for_line("ready", timeout, says_ready).map(drop)
+    }
+
+    /// The agent's process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// The agent's process.
+    pub fn process_mut(&mut self) -> &mut Process {
+        &mut self.process
+    }
+
+    /// The node it runs on.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
+    /// Where it pins its maps, programs and links.
+    pub fn pins(&self) -> &Path {
+        self.pins.path()
+    }
+
+    /// `vipmux inspect WHAT`, as people see it.
+    pub fn inspect(&self, node: &Node, what: &[&str]) -> Result<String> {
+        process::run(self.command(node, "inspect", what)?)
+    }
+
+    /// `vipmux inspect WHAT -j`.
+    pub fn inspect_json(&self, node: &Node, what: &[&str]) -> Result<Value> {
+        let mut command = self.command(node, "inspect", what)?;
+        command.arg("-j");
+        serde_json::from_str(&process::run(command)?).context("vipmux inspect wrote no JSON")
+    }
+
+    /// `vipmux unload`.
+    pub fn unload(&self, node: &Node) -> Result<String> {
+        process::run(self.command(node, "unload", &[])?)
+    }
+
+    fn command(&self, node: &Node, name: &str, arguments: &[&str]) -> Result<Command> {
+        let mut command = node.namespace().command(binary()?)?;
+        command.arg(name).arg("--pin-path").arg(self.pins()).args(arguments);
+        Ok(command)
+    }
+}
+
+/// The agent's command line on a node.
+pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
+    let mut command = node.namespace().command(binary()?)?;
+    command
+        .args(["agent", "--node-name", &node.name, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
+        .args(["--flows", FLOWS])
+        .arg("--manifests")
+        .arg(&options.manifests)
+        .arg("--state-dir")
+        .arg(&options.state)
+        .arg("--pin-path")
+        .arg(pins);
+    Ok(command)
+}
+
+fn spawn(node: &Node, options: &Options, pins: &Path) -> Result<Process> {
+    Process::spawn(&format!("the agent on {}", node.name), command(node, options, pins)?)
+}
+
+/// The word by itself; `already` does not count.
+fn says_ready(line: &str) -> bool {
+    line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == "ready")
+}
+
+/// The agent's binary: `VIPMUX_BIN`, or the one that cargo built beside the running program.
+pub fn binary() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("VIPMUX_BIN") {
+        return Ok(path.into());
+    }
+    let path = pod::build_folder()?.join("vipmux");
+    if !path.exists() {
+        bail!(
+            "{} is missing: build it with `cargo build --package vipmux`, or name another by VIPMUX_BIN",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// What `vipmux plan -o json` says about a folder of manifests.
+#[derive(Clone, Debug)]
+pub struct Plan(Value);
+
+impl Plan {
+    /// Runs `vipmux plan`. That some Service gets nothing (exit status 2) is a result like any other.
+    pub fn of(manifests: &Path) -> Result<Self> {
+        let output = Command::new(binary()?).arg("plan").arg(manifests).args(["-o", "json"]).output()?;
+        if !matches!(output.status.code(), Some(0 | 2)) {
+            bail!("vipmux plan failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(Self(serde_json::from_slice(&output.stdout).context("vipmux plan wrote no JSON")?))
+    }
+
+    /// The first address of a Service, `namespace/name`.
+    pub fn address(&self, service: &str) -> Result<Ipv4Addr> {
+        let entry = self.service(service)?;
+        entry["addresses"][0]
+            .as_str()
+            .with_context(|| format!("{service} has no address: {entry}"))?
+            .parse()
+            .with_context(|| format!("the address of {service}"))
+    }
+
+    /// The node that leads an address.
+    pub fn leader(&self, vip: Ipv4Addr) -> Result<String> {
+        let vips = self.0["vips"].as_array().context("the plan has no vips")?;
+        let entry = vips.iter().find(|entry| entry["address"] == vip.to_string());
+        let leader = entry.and_then(|entry| entry["leader"].as_str());
+        leader.map(str::to_owned).with_context(|| format!("{vip} has no leader in {:?}", self.0["vips"]))
+    }
+
+    /// What it says of a Service.
+    pub fn service(&self, service: &str) -> Result<&Value> {
+        let all = self.0["services"].as_array().context("the plan has no services")?;
+        all.iter()
+            .find(|entry| service.split_once('/') == entry["namespace"].as_str().zip(entry["name"].as_str()))
+            .with_context(|| format!("{service} is not in the plan"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readiness_is_told_from_words_that_hold_it() {
+        assert!(says_ready(r#"{"level":"INFO","fields":{"message":"ready"}}"#));
+        assert!(says_ready("INFO vipmux: ready vips=1"));
+        assert!(!says_ready("the program is already attached"));
+        assert!(!says_ready("ready_backends=0"));
+    }
+}

@@ -1,0 +1,200 @@
+//! ARP (RFC 826) as a client on the LAN sees it: asking, and listening.
+
+use std::{
+    net::Ipv4Addr,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use pnet::{
+    datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender, NetworkInterface},
+    packet::{
+        Packet as _,
+        arp::{ArpHardwareTypes, ArpOperation, ArpOperations, ArpPacket, MutableArpPacket},
+        ethernet::{EtherTypes, EthernetPacket, MutableEthernetPacket},
+    },
+    util::MacAddr,
+};
+
+use crate::netns::Namespace;
+
+const ETHERNET_HEADER: usize = 14;
+const ARP_LENGTH: usize = 28;
+/// How often a listener looks up from the socket.
+const TICK: Duration = Duration::from_millis(10);
+
+/// An ARP frame on the wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// When it was read.
+    pub at: Instant,
+    /// Request or reply.
+    pub operation: ArpOperation,
+    /// The sender's MAC in the ARP body.
+    pub sender_mac: MacAddr,
+    /// The sender's address.
+    pub sender: Ipv4Addr,
+    /// The target's address.
+    pub target: Ipv4Addr,
+}
+
+/// Asks who has an address, from `source` on eth0, and returns all answers that come within `window`.
+pub fn answers(namespace: &Namespace, source: Ipv4Addr, target: Ipv4Addr, window: Duration) -> Result<Vec<MacAddr>> {
+    namespace.run(|| ask(source, target, window, usize::MAX))
+}
+
+/// Asks who has an address, from `source` on eth0, and returns the first answer, if one comes within `window`.
+pub fn first_answer(
+    namespace: &Namespace,
+    source: Ipv4Addr,
+    target: Ipv4Addr,
+    window: Duration,
+) -> Result<Option<MacAddr>> {
+    Ok(namespace.run(|| ask(source, target, window, 1))?.pop())
+}
+
+fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
+    let interface = eth0()?;
+    let (mut sender, mut receiver) = open(&interface)?;
+    let mac = interface.mac.context("eth0 has no MAC")?;
+    let frame = request(mac, source, target).context("cannot build an ARP request")?;
+    sender.send_to(&frame, None).context("the frame does not fit the buffer")??;
+    let start = Instant::now();
+    let mut found = Vec::new();
+    while start.elapsed() < window && found.len() < enough {
+        if let Some(seen) = receive(receiver.as_mut())?
+            && seen.operation == ArpOperations::Reply
+            && seen.sender == target
+            // An announcement may be a reply too, but to nobody.
+            && seen.target == source
+        {
+            found.push(seen.sender_mac);
+        }
+    }
+    Ok(found)
+}
+
+fn request(mac: MacAddr, source: Ipv4Addr, target: Ipv4Addr) -> Option<[u8; ETHERNET_HEADER + ARP_LENGTH]> {
+    let mut frame = [0; ETHERNET_HEADER + ARP_LENGTH];
+    let mut ethernet = MutableEthernetPacket::new(&mut frame)?;
+    ethernet.set_destination(MacAddr::broadcast());
+    ethernet.set_source(mac);
+    ethernet.set_ethertype(EtherTypes::Arp);
+    let mut arp = MutableArpPacket::new(&mut frame[ETHERNET_HEADER..])?;
+    arp.set_hardware_type(ArpHardwareTypes::Ethernet);
+    arp.set_protocol_type(EtherTypes::Ipv4);
+    arp.set_hw_addr_len(6);
+    arp.set_proto_addr_len(4);
+    arp.set_operation(ArpOperations::Request);
+    arp.set_sender_hw_addr(mac);
+    arp.set_sender_proto_addr(source);
+    arp.set_target_proto_addr(target);
+    Some(frame)
+}
+
+/// Listens to all ARP on a client's eth0 until it is stopped.
+#[derive(Debug)]
+pub struct Capture {
+    stop: Arc<AtomicBool>,
+    seen: Arc<Mutex<Vec<Seen>>>,
+    listener: Option<JoinHandle<Result<()>>>,
+}
+
+impl Capture {
+    /// Starts listening; on return the socket is open.
+    pub fn start(namespace: &Namespace) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (stopped, all) = (Arc::clone(&stop), Arc::clone(&seen));
+        let (opened, is_open) = mpsc::channel();
+        let listener = namespace.spawn(move || {
+            let (_sender, mut receiver) = open(&eth0()?)?;
+            let _ = opened.send(());
+            while !stopped.load(Ordering::Relaxed) {
+                if let Some(frame) = receive(receiver.as_mut())? {
+                    all.lock().unwrap_or_else(PoisonError::into_inner).push(frame);
+                }
+            }
+            Ok(())
+        })?;
+        let mut capture = Self { stop, seen, listener: Some(listener) };
+        if is_open.recv().is_err() {
+            capture.join()?;
+            bail!("the capture ended before it began");
+        }
+        Ok(capture)
+    }
+
+    /// What was seen so far.
+    pub fn seen(&self) -> Vec<Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The MACs in whose name an address was claimed, by replies and by announcements, in the order of the frames.
+    pub fn claims(&self, address: Ipv4Addr) -> Vec<MacAddr> {
+        self.seen().into_iter().filter(|seen| seen.sender == address).map(|seen| seen.sender_mac).collect()
+    }
+
+    /// Stops, and returns what was seen.
+    pub fn stop(mut self) -> Result<Vec<Seen>> {
+        self.join()?;
+        Ok(self.seen())
+    }
+
+    fn join(&mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.listener
+            .take()
+            .map_or(Ok(()), |listener| listener.join().unwrap_or_else(|_| Err(anyhow!("the capture panicked"))))
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let _ = self.join();
+    }
+}
+
+fn eth0() -> Result<NetworkInterface> {
+    datalink::interfaces().into_iter().find(|interface| interface.name == "eth0").context("no interface eth0")
+}
+
+fn open(interface: &NetworkInterface) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
+    let config = Config { read_timeout: Some(TICK), ..Config::default() };
+    match datalink::channel(interface, config).context("cannot open a packet socket")? {
+        Channel::Ethernet(sender, receiver) => Ok((sender, receiver)),
+        _ => bail!("no Ethernet channel on {}", interface.name),
+    }
+}
+
+/// The next ARP frame, or `None` if the next frame is another or none comes within a tick.
+fn receive(receiver: &mut dyn DataLinkReceiver) -> Result<Option<Seen>> {
+    match receiver.next() {
+        Ok(frame) => Ok(parse(frame)),
+        Err(error) if matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn parse(frame: &[u8]) -> Option<Seen> {
+    let ethernet = EthernetPacket::new(frame)?;
+    if ethernet.get_ethertype() != EtherTypes::Arp {
+        return None;
+    }
+    let arp = ArpPacket::new(ethernet.payload())?;
+    Some(Seen {
+        at: Instant::now(),
+        operation: arp.get_operation(),
+        sender_mac: arp.get_sender_hw_addr(),
+        sender: arp.get_sender_proto_addr(),
+        target: arp.get_target_proto_addr(),
+    })
+}

@@ -1,0 +1,186 @@
+//! A pod: real servers that say in each reply who they are and whom they see as the client.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use clap::Parser;
+use vipmux_tests::{
+    client::{HOLD, Kind, RELEASE},
+    dns,
+    identity::Answer,
+    pod::Listener,
+};
+
+/// A request is short; nothing longer is read.
+const MAX_REQUEST: u64 = 8192;
+/// How long a client may take for a request.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Parser)]
+struct Arguments {
+    /// The pod's name.
+    #[arg(long)]
+    name: String,
+    /// The pod's address.
+    #[arg(long)]
+    address: Ipv4Addr,
+    /// KIND:PORT:NAMESPACE/SERVICE, any number of times.
+    #[arg(long, required = true)]
+    listen: Vec<Listener>,
+}
+
+/// Holds replies back: a server that is asked to [`HOLD`] does so until any server of the pod is asked to [`RELEASE`].
+#[derive(Default)]
+struct Gate {
+    releases: Mutex<u64>,
+    changed: Condvar,
+}
+
+impl Gate {
+    fn pass(&self, request: &str) {
+        let mut releases = self.releases.lock().unwrap_or_else(PoisonError::into_inner);
+        if request == RELEASE {
+            *releases += 1;
+            self.changed.notify_all();
+        } else if request == HOLD {
+            let before = *releases;
+            let _ended = self.changed.wait_while(releases, |now| *now == before);
+        }
+    }
+}
+
+/// One server of the pod.
+struct Server {
+    pod: String,
+    address: Ipv4Addr,
+    service: String,
+    kind: Kind,
+    gate: Arc<Gate>,
+}
+
+impl Server {
+    fn answer(&self, client: SocketAddr) -> Answer {
+        Answer { service: self.service.clone(), pod: self.pod.clone(), client }
+    }
+}
+
+fn main() -> Result<()> {
+    let arguments = Arguments::parse();
+    let gate = Arc::new(Gate::default());
+    let mut servers = Vec::new();
+    for listener in arguments.listen {
+        let at = SocketAddr::new(IpAddr::V4(arguments.address), listener.port);
+        let server = Arc::new(Server {
+            pod: arguments.name.clone(),
+            address: arguments.address,
+            service: listener.service,
+            kind: listener.kind,
+            gate: Arc::clone(&gate),
+        });
+        servers.push(start(server, at).with_context(|| format!("cannot listen on {at}"))?);
+    }
+    println!("listening");
+    for server in servers {
+        // Servers end only by a failure, which ends the pod.
+        server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+    }
+    Ok(())
+}
+
+fn start(server: Arc<Server>, at: SocketAddr) -> Result<thread::JoinHandle<Result<()>>> {
+    let thread = thread::Builder::new().name(server.kind.to_string());
+    Ok(match server.kind {
+        Kind::Http | Kind::Echo | Kind::DnsTcp => {
+            let listener = TcpListener::bind(at)?;
+            thread.spawn(move || accept(&server, &listener))?
+        }
+        Kind::DnsUdp | Kind::UdpEcho => {
+            let socket = UdpSocket::bind(at)?;
+            thread.spawn(move || reply_to_datagrams(&server, &socket))?
+        }
+    })
+}
+
+fn accept(server: &Arc<Server>, listener: &TcpListener) -> Result<()> {
+    loop {
+        // A connection that is gone before it is accepted is the client's affair.
+        let Ok((stream, client)) = listener.accept() else { continue };
+        let server = Arc::clone(server);
+        thread::Builder::new().spawn(move || {
+            let outcome = match server.kind {
+                Kind::Http => http(&server, stream, client),
+                Kind::DnsTcp => dns_over_tcp(&server, stream, client),
+                _ => echo(&server, stream, client),
+            };
+            if let Err(error) = outcome {
+                eprintln!("{} from {client}: {error:#}", server.kind);
+            }
+        })?;
+    }
+}
+
+fn http(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    let mut left = MAX_REQUEST;
+    // The head ends with an empty line.
+    while !matches!(line.as_str(), "\r\n" | "\n") {
+        line.clear();
+        let read = reader.by_ref().take(left).read_line(&mut line)?;
+        left -= read as u64;
+        anyhow::ensure!(read > 0, "no whole request");
+    }
+    let body = format!("{}\n", server.answer(client));
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n";
+    Ok(write!(reader.into_inner(), "{head}Content-Length: {}\r\n\r\n{body}", body.len())?)
+}
+
+fn echo(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
+    stream.set_nodelay(true)?;
+    let mut reader = BufReader::new(stream);
+    let mut line = String::new();
+    while reader.by_ref().take(MAX_REQUEST).read_line(&mut line)? > 0 {
+        server.gate.pass(line.trim_end());
+        let reply = format!("{} line={}\n", server.answer(client), line.trim_end());
+        reader.get_mut().write_all(reply.as_bytes())?;
+        line.clear();
+    }
+    Ok(())
+}
+
+fn dns_over_tcp(server: &Server, mut stream: TcpStream, client: SocketAddr) -> Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut length = [0; 2];
+    stream.read_exact(&mut length)?;
+    let mut query = vec![0; usize::from(u16::from_be_bytes(length)).min(dns::MAX_MESSAGE)];
+    stream.read_exact(&mut query)?;
+    let answer = dns::answer(&query, server.address, &server.answer(client).to_string())
+        .context("not a query for an A record")?;
+    let length = u16::try_from(answer.len())?;
+    Ok(stream.write_all(&[&length.to_be_bytes(), answer.as_slice()].concat())?)
+}
+
+fn reply_to_datagrams(server: &Server, socket: &UdpSocket) -> Result<()> {
+    let mut datagram = [0; dns::MAX_MESSAGE];
+    loop {
+        // An ICMP error for an earlier reply shows up here, and concerns nobody else.
+        let Ok((length, client)) = socket.recv_from(&mut datagram) else { continue };
+        let text = server.answer(client).to_string();
+        let reply = if server.kind == Kind::DnsUdp {
+            dns::answer(&datagram[..length], server.address, &text)
+        } else {
+            server.gate.pass(&String::from_utf8_lossy(&datagram[..length]));
+            Some(text.into_bytes())
+        };
+        if let Some(reply) = reply {
+            let _ = socket.send_to(&reply, client);
+        }
+    }
+}

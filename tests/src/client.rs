@@ -1,0 +1,229 @@
+//! What a client asks of a Service, each time on a new connection; and [`Session`], a connection that stays.
+
+use std::{
+    fmt,
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    str::FromStr,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{dns, identity::Answer};
+
+/// Nothing longer is read.
+const MAX_REPLY: u64 = 16_384;
+/// The name that DNS requests ask for.
+pub const DNS_NAME: &str = "who.example";
+
+/// Asks an echo server to hold its reply back until another client says [`RELEASE`] to the same pod.
+pub const HOLD: &str = "hold";
+/// Makes the pod's servers send the replies that they hold back.
+pub const RELEASE: &str = "release";
+
+/// A protocol that a [`crate::pod`] serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// HTTP/1.1, one request a connection.
+    Http,
+    /// Lines over TCP, each answered with an identification and the line: like HTTPS in that the connection stays.
+    Echo,
+    /// DNS over UDP.
+    DnsUdp,
+    /// DNS over TCP (RFC 7766).
+    DnsTcp,
+    /// One datagram answered with another.
+    UdpEcho,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho];
+
+    /// Its name in arguments and in output.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Http => "http",
+            Self::Echo => "echo",
+            Self::DnsUdp => "dns-udp",
+            Self::DnsTcp => "dns-tcp",
+            Self::UdpEcho => "udp-echo",
+        }
+    }
+
+    /// Its transport.
+    pub const fn protocol(self) -> &'static str {
+        match self {
+            Self::Http | Self::Echo | Self::DnsTcp => "TCP",
+            Self::DnsUdp | Self::UdpEcho => "UDP",
+        }
+    }
+}
+
+impl FromStr for Kind {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let known = || Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|kind| kind.name() == name);
+        found.with_context(|| format!("{name:?} is none of {}", known()))
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A request to one address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// What is asked.
+    pub kind: Kind,
+    /// Whom.
+    pub server: SocketAddr,
+}
+
+impl Request {
+    /// A request of this kind to this address.
+    pub fn new(kind: Kind, address: Ipv4Addr, port: u16) -> Self {
+        Self { kind, server: SocketAddr::from((address, port)) }
+    }
+
+    /// Asks once, in the calling thread's network namespace. A connection attempt and a reply may take `timeout` each.
+    pub fn send(&self, timeout: Duration) -> Result<Answer> {
+        let asked = match self.kind {
+            Kind::Http => self.http(timeout),
+            Kind::Echo => Session::connect(self.server, timeout).and_then(|mut session| session.say("hello")),
+            Kind::DnsUdp => self.dns_over_udp(timeout),
+            Kind::DnsTcp => self.dns_over_tcp(timeout),
+            Kind::UdpEcho => self.udp_echo(timeout),
+        };
+        asked.with_context(|| format!("{} request to {}", self.kind, self.server))
+    }
+
+    fn http(&self, timeout: Duration) -> Result<Answer> {
+        let mut stream = connect(self.server, timeout)?;
+        write!(stream, "GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.server)?;
+        let mut reply = String::new();
+        stream.take(MAX_REPLY).read_to_string(&mut reply).context("no whole reply")?;
+        let (head, body) = reply.split_once("\r\n\r\n").context("no HTTP reply")?;
+        ensure!(head.starts_with("HTTP/1.1 200 "), "the reply is {head:?}");
+        body.parse()
+    }
+
+    fn dns_over_udp(&self, timeout: Duration) -> Result<Answer> {
+        let socket = udp_socket(self.server, timeout)?;
+        let id = socket.local_addr()?.port();
+        socket.send(&dns::query(id, DNS_NAME)?)?;
+        let mut reply = [0; dns::MAX_MESSAGE];
+        let length = socket.recv(&mut reply).context("no reply")?;
+        dns::parse(&reply[..length], id)?.1.parse()
+    }
+
+    fn dns_over_tcp(&self, timeout: Duration) -> Result<Answer> {
+        let mut stream = connect(self.server, timeout)?;
+        let id = stream.local_addr()?.port();
+        let query = dns::query(id, DNS_NAME)?;
+        let length = u16::try_from(query.len())?;
+        stream.write_all(&[&length.to_be_bytes(), query.as_slice()].concat())?;
+        let mut length = [0; 2];
+        stream.read_exact(&mut length).context("no reply")?;
+        let mut reply = vec![0; usize::from(u16::from_be_bytes(length)).min(dns::MAX_MESSAGE)];
+        stream.read_exact(&mut reply).context("no whole reply")?;
+        dns::parse(&reply, id)?.1.parse()
+    }
+
+    fn udp_echo(&self, timeout: Duration) -> Result<Answer> {
+        let datagrams = Datagrams::connect(self.server, timeout)?;
+        datagrams.send("hello")?;
+        datagrams.receive()
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind, self.server)
+    }
+}
+
+/// A connection to an echo server that stays.
+#[derive(Debug)]
+pub struct Session {
+    stream: BufReader<TcpStream>,
+}
+
+impl Session {
+    /// Connects, in the calling thread's network namespace; the connection is used from any thread. `timeout` also
+    /// limits each reply.
+    pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
+        Ok(Self { stream: BufReader::new(connect(server, timeout)?) })
+    }
+
+    /// Sends a line and waits for its echo.
+    pub fn say(&mut self, line: &str) -> Result<Answer> {
+        self.send(line)?;
+        self.receive(line)
+    }
+
+    /// Sends a line.
+    pub fn send(&mut self, line: &str) -> Result<()> {
+        Ok(self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?)
+    }
+
+    /// Waits for a line's echo.
+    pub fn receive(&mut self, line: &str) -> Result<Answer> {
+        let mut reply = String::new();
+        self.stream.by_ref().take(MAX_REPLY).read_line(&mut reply).context("no reply")?;
+        ensure!(reply.trim_end().ends_with(&format!("line={line}")), "{line:?} was answered with {reply:?}");
+        reply.parse()
+    }
+
+    /// The client's end.
+    pub fn local_address(&self) -> Result<SocketAddr> {
+        Ok(self.stream.get_ref().local_addr()?)
+    }
+}
+
+/// A socket to a UDP echo server that stays: it takes replies of that server's address and port alone.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: UdpSocket,
+}
+
+impl Datagrams {
+    /// Opens the socket, in the calling thread's network namespace. `timeout` limits the wait for each reply.
+    pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
+        Ok(Self { socket: udp_socket(server, timeout)? })
+    }
+
+    /// Sends a datagram.
+    pub fn send(&self, text: &str) -> Result<()> {
+        self.socket.send(text.as_bytes())?;
+        Ok(())
+    }
+
+    /// Waits for a reply.
+    pub fn receive(&self) -> Result<Answer> {
+        let mut reply = [0; 2048];
+        let length = self.socket.recv(&mut reply).context("no reply")?;
+        std::str::from_utf8(&reply[..length])?.parse()
+    }
+}
+
+fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
+    let stream = TcpStream::connect_timeout(&server, timeout).context("no connection")?;
+    stream.set_read_timeout(Some(timeout))?;
+    stream.set_write_timeout(Some(timeout))?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+fn udp_socket(server: SocketAddr, timeout: Duration) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(server)?;
+    socket.set_read_timeout(Some(timeout))?;
+    Ok(socket)
+}

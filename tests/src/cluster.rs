@@ -1,0 +1,120 @@
+//! A LAN with an agent on each node, all reading one folder of manifests.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::{
+    agent::{self, Agent, Plan},
+    arp,
+    cleanup::Folder,
+    client::Request,
+    identity::Answer,
+    lan::{Lan, Node},
+    manifests::{Endpoint, Manifests},
+    pod::{Listener, Pod},
+    wait,
+};
+
+/// For what takes milliseconds on an idle machine: starting an agent, applying a change.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+/// For one request that is tried again if it is not answered.
+const ATTEMPT: Duration = Duration::from_millis(500);
+/// For one ARP request that is tried again if it is not answered.
+const ARP_ATTEMPT: Duration = Duration::from_millis(200);
+
+/// The cluster; it is removed when dropped, processes first.
+#[derive(Debug)]
+pub struct Cluster {
+    /// Agents, in the order of the nodes.
+    pub agents: Vec<Agent>,
+    /// Pods, in the order in which they were added.
+    pub pods: Vec<Pod>,
+    /// What the agents read.
+    pub manifests: Manifests,
+    state: Folder,
+    /// The machines.
+    pub lan: Lan,
+}
+
+impl Cluster {
+    /// A cluster whose agents are not started yet.
+    pub fn new(lan: Lan, manifests: Manifests) -> Result<Self> {
+        Ok(Self { agents: Vec::new(), pods: Vec::new(), manifests, state: Folder::temporary("state")?, lan })
+    }
+
+    /// How the agents are started by default.
+    pub fn agent_options(&self) -> agent::Options {
+        agent::Options::new(self.manifests.path(), self.state.path())
+    }
+
+    /// Starts an agent on every node, and waits until all are ready.
+    pub fn start_agents(&mut self, options: &agent::Options) -> Result<()> {
+        self.agents = self.lan.nodes.iter().map(|node| Agent::start(node, options)).collect::<Result<_>>()?;
+        self.agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))
+    }
+
+    /// Adds a pod with its servers.
+    pub fn add_pod(&mut self, node: &str, name: &str, host: u8, listeners: &[Listener]) -> Result<&mut Pod> {
+        let mut pod = self.lan.node(node)?.add_pod(name, host)?;
+        pod.serve(listeners)?;
+        self.pods.push(pod);
+        self.pods.last_mut().context("the pod was just added")
+    }
+
+    /// A pod.
+    pub fn pod(&self, name: &str) -> Result<&Pod> {
+        self.pods.iter().find(|pod| pod.name == name).with_context(|| format!("no pod {name}"))
+    }
+
+    /// A pod as a ready endpoint.
+    pub fn endpoint(&self, pod: &str) -> Result<Endpoint> {
+        let pod = self.pod(pod)?;
+        Ok(Endpoint::new(pod.address, &pod.node))
+    }
+
+    /// The agent on a node.
+    pub fn agent(&self, node: &str) -> Result<&Agent> {
+        self.agents.iter().find(|agent| agent.node() == node).with_context(|| format!("no agent on {node}"))
+    }
+
+    /// The agent on a node.
+    pub fn agent_mut(&mut self, node: &str) -> Result<&mut Agent> {
+        self.agents.iter_mut().find(|agent| agent.node() == node).with_context(|| format!("no agent on {node}"))
+    }
+
+    /// The node that is to lead an address, by `vipmux plan`.
+    pub fn planned_leader(&self, vip: Ipv4Addr) -> Result<&Node> {
+        self.lan.node(&Plan::of(self.manifests.path())?.leader(vip)?)
+    }
+
+    /// The node that answers for an address on the LAN, waited for.
+    pub fn await_leader(&self, vip: Ipv4Addr) -> Result<&Node> {
+        let client = self.lan.client()?;
+        wait::until(&format!("an ARP reply for {vip}"), PATIENCE, || {
+            let answer = arp::first_answer(client.namespace(), client.address, vip, ARP_ATTEMPT)?;
+            let mac = answer.context("no answer")?;
+            self.lan.node_of(mac).with_context(|| format!("{mac} is no node's MAC"))
+        })
+    }
+
+    /// Asks from the first client, again until the Service answers; an answer of another is an error at once.
+    pub fn await_service(&self, request: Request, service: &str) -> Result<Answer> {
+        let answer = wait::until(&format!("{service} at {request}"), PATIENCE, || self.ask(request, ATTEMPT))
+            .with_context(|| self.last_outputs())?;
+        ensure!(answer.service == service, "{request} is for {service} and was answered by {answer}");
+        Ok(answer)
+    }
+
+    /// Asks once from the first client.
+    pub fn ask(&self, request: Request, timeout: Duration) -> Result<Answer> {
+        self.lan.client()?.namespace().run(|| request.send(timeout))
+    }
+
+    /// The agents' last words, for an error.
+    pub fn last_outputs(&self) -> String {
+        self.agents.iter().fold(String::new(), |text, agent| {
+            text + &format!("{}'s agent:\n{}", agent.node(), agent.process().last_output())
+        })
+    }
+}

@@ -1,0 +1,272 @@
+//! The LAN: a switch, nodes with their pods, and clients, each in its network namespace.
+//!
+//! ```text
+//!  client-1      client-N            192.0.2.101 ...
+//!     |             |
+//!  ===+======+======+======+===      switch: a bridge; its ports to the nodes run an XDP program that passes
+//!            |             |
+//!         node-1        node-N       192.0.2.11 ...; they forward
+//!          |   |           |
+//!       pod     pod       pod        10.244.NODE.X/32, routed veths
+//! ```
+
+use std::{collections::BTreeMap, net::Ipv4Addr};
+
+use anyhow::{Context as _, Result};
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{Xdp, XdpMode},
+};
+use pnet::util::MacAddr;
+
+use crate::{
+    cleanup,
+    links::{End, Links},
+    netns::Namespace,
+    offload,
+    pod::Pod,
+    privilege, process,
+};
+
+const BRIDGE: &str = "br0";
+const PREFIX_LENGTH: u8 = 24;
+static TESTING_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
+
+/// What a LAN has.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Nodes, at most 80.
+    pub nodes: u8,
+    /// Clients, at most 80.
+    pub clients: u8,
+    /// Nodes carry nftables rules like those of kube-proxy and of a CNI.
+    pub kubernetes_rules: bool,
+    /// `net.ipv4.conf.*.rp_filter` of the nodes: 0, 1 or 2.
+    pub reverse_path_filter: u8,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { nodes: 3, clients: 1, kubernetes_rules: false, reverse_path_filter: 0 }
+    }
+}
+
+/// The whole of it; removed when dropped.
+#[derive(Debug)]
+pub struct Lan {
+    /// Nodes, in the order of their names.
+    pub nodes: Vec<Node>,
+    /// Clients.
+    pub clients: Vec<Client>,
+    /// The passing programs on the switch's ports are attached as long as this lives.
+    switch_programs: Vec<Ebpf>,
+    switch: Namespace,
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Node {
+    /// Its name, as in the manifests: `node-1` and so on.
+    pub name: String,
+    /// Its address on the LAN.
+    pub address: Ipv4Addr,
+    /// The MAC of its eth0.
+    pub mac: MacAddr,
+    number: u8,
+    lan: String,
+    namespace: Namespace,
+}
+
+/// A client.
+#[derive(Debug)]
+pub struct Client {
+    /// Its address on the LAN.
+    pub address: Ipv4Addr,
+    /// The MAC of its eth0.
+    pub mac: MacAddr,
+    namespace: Namespace,
+}
+
+impl Lan {
+    /// Makes a LAN for a test; `None` where the test is to be skipped ([`privilege::is_root`]).
+    pub fn for_test(options: Options) -> Result<Option<Self>> {
+        privilege::is_root()?.then(|| Self::new(options)).transpose()
+    }
+
+    /// Makes a LAN.
+    pub fn new(options: Options) -> Result<Self> {
+        let name = format!("{}", cleanup::number());
+        let switch = Namespace::new(&format!("{name}-switch"))?;
+        switch.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
+        switch.links(|links| links.add_bridge(BRIDGE))?;
+        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch };
+        for number in 1..=options.nodes {
+            let node = Node::plug_in(&name, number, &lan.switch, options)?;
+            let port = node.name.clone();
+            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port))?);
+            lan.nodes.push(node);
+        }
+        for number in 1..=options.clients {
+            lan.clients.push(Client::plug_in(&name, number, &lan.switch)?);
+        }
+        lan.route_pods()?;
+        Ok(lan)
+    }
+
+    /// The node of a name.
+    pub fn node(&self, name: &str) -> Result<&Node> {
+        self.nodes.iter().find(|node| node.name == name).with_context(|| format!("no node {name}"))
+    }
+
+    /// The node that has this MAC on the LAN.
+    pub fn node_of(&self, mac: MacAddr) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.mac == mac)
+    }
+
+    /// The only client of most tests.
+    pub fn client(&self) -> Result<&Client> {
+        self.clients.first().context("the LAN has no client")
+    }
+
+    /// The switch's network namespace; its ports are named after the nodes and clients.
+    pub fn switch(&self) -> &Namespace {
+        &self.switch
+    }
+
+    /// Lets every node reach the other nodes' pods, as a CNI does.
+    fn route_pods(&self) -> Result<()> {
+        let networks: BTreeMap<_, _> = self.nodes.iter().map(|node| (node.number, node.address)).collect();
+        for node in &self.nodes {
+            node.namespace.links(|links| {
+                networks.iter().filter(|(number, _)| **number != node.number).try_for_each(|(number, address)| {
+                    links.add_route("eth0", (Ipv4Addr::new(10, 244, *number, 0), 24), Some(*address))
+                })
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Node {
+    fn plug_in(lan: &str, number: u8, switch: &Namespace, options: Options) -> Result<Self> {
+        let name = format!("node-{number}");
+        let namespace = Namespace::new(&format!("{lan}-{name}"))?;
+        let address = Ipv4Addr::new(192, 0, 2, 10 + number);
+        let mac = plug_in(&namespace, address, switch, &name)?;
+        let filter = options.reverse_path_filter.to_string();
+        let sysctls = [
+            ("net/ipv6/conf/all/disable_ipv6", "1"),
+            ("net/ipv4/ip_forward", "1"),
+            ("net/ipv4/conf/all/send_redirects", "0"),
+            ("net/ipv4/conf/default/send_redirects", "0"),
+            ("net/ipv4/conf/eth0/send_redirects", "0"),
+            ("net/ipv4/conf/all/rp_filter", filter.as_str()),
+            ("net/ipv4/conf/default/rp_filter", filter.as_str()),
+            ("net/ipv4/conf/eth0/rp_filter", filter.as_str()),
+        ];
+        for (key, value) in sysctls {
+            namespace.sysctl(key, value)?;
+        }
+        let node = Self { name, address, mac, number, lan: lan.to_owned(), namespace };
+        if options.kubernetes_rules {
+            node.add_kubernetes_rules()?;
+        }
+        Ok(node)
+    }
+
+    /// What kube-proxy (drop of INVALID, masquerading of marked packets) and a CNI (masquerading of what leaves the pods'
+    /// network) put on a node.
+    fn add_kubernetes_rules(&self) -> Result<()> {
+        self.nft(
+            "table ip kube-proxy {
+                chain filter-forward {
+                    type filter hook forward priority 0; policy accept;
+                    ct state invalid drop
+                }
+                chain nat-postrouting {
+                    type nat hook postrouting priority 100; policy accept;
+                    meta mark & 0x4000 == 0x4000 masquerade
+                }
+            }
+            table ip cni {
+                chain postrouting {
+                    type nat hook postrouting priority 100; policy accept;
+                    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade fully-random
+                }
+            }",
+        )
+        .map(drop)
+    }
+
+    /// Runs `nft` with these commands on the node and returns what it writes.
+    pub fn nft(&self, commands: &str) -> Result<String> {
+        let mut command = self.namespace.command("nft")?;
+        command.arg(commands);
+        process::run(command).context("nft comes with the package nftables")
+    }
+
+    /// Makes a pod at `10.244.NODE.host`; its servers are started by [`Pod::serve`].
+    pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
+        Pod::attach(&self.lan, self, name, self.pod_address(host))
+    }
+
+    /// An address in the node's pod network.
+    pub fn pod_address(&self, host: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 244, self.number, host)
+    }
+
+    /// The node's network namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+impl Client {
+    fn plug_in(lan: &str, number: u8, switch: &Namespace) -> Result<Self> {
+        let name = format!("client-{number}");
+        let namespace = Namespace::new(&format!("{lan}-{name}"))?;
+        namespace.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
+        let address = Ipv4Addr::new(192, 0, 2, 100 + number);
+        let mac = plug_in(&namespace, address, switch, &name)?;
+        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        Ok(Self { address, mac, namespace })
+    }
+
+    /// Routes a node's pod network to that node, for connections to pods past any Service.
+    pub fn route_pods_of(&self, node: &Node) -> Result<()> {
+        self.namespace.links(|links| links.add_route("eth0", (node.pod_address(0), 24), Some(node.address)))
+    }
+
+    /// The MAC that the client's kernel has for an address.
+    pub fn neighbour(&self, address: Ipv4Addr) -> Result<Option<MacAddr>> {
+        self.namespace.links(|links| links.neighbour(address))
+    }
+
+    /// The client's network namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+/// Connects a namespace's eth0, with this address, to the switch's port of this name; returns eth0's MAC.
+fn plug_in(namespace: &Namespace, address: Ipv4Addr, switch: &Namespace, port: &str) -> Result<MacAddr> {
+    let [a, b, c, d] = address.octets();
+    let mac = MacAddr(0x02, 0, a, b, c, d);
+    namespace.links(|links| {
+        links.add_veth(End { name: "eth0", mac: Some(mac) }, End::named(port), switch)?;
+        links.add_address("eth0", address, PREFIX_LENGTH)
+    })?;
+    switch.links(|links: &Links| links.add_port(BRIDGE, port))?;
+    Ok(mac)
+}
+
+/// A frame that native XDP sends back out of a veth is lost unless an XDP program runs on its peer.
+fn attach_pass(port: &str) -> Result<Ebpf> {
+    let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
+    let program: &mut Xdp = ebpf.program_mut("pass").context("no program `pass`")?.try_into()?;
+    program.load().context("cannot load the program `pass`")?;
+    program
+        .attach(port, XdpMode::Driver)
+        .with_context(|| format!("cannot attach `pass` to the switch's port {port}"))?;
+    Ok(ebpf)
+}

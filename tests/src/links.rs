@@ -1,0 +1,223 @@
+//! Links, addresses, routes and neighbours of one network namespace, by rtnetlink.
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    os::fd::AsRawFd as _,
+    pin::pin,
+};
+
+use anyhow::{Context as _, Result};
+use futures_util::TryStreamExt as _;
+use netlink_packet_route::{
+    AddressFamily,
+    link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, XdpAttached},
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+};
+use pnet::util::MacAddr;
+use rtnetlink::{Error, Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use tokio::runtime::{Builder, Runtime};
+
+use crate::netns::Namespace;
+
+/// A netlink socket in the network namespace of the thread that opened it.
+pub struct Links {
+    runtime: Runtime,
+    handle: Handle,
+}
+
+/// One end of a veth pair.
+#[derive(Clone, Copy, Debug)]
+pub struct End<'a> {
+    /// The interface's name.
+    pub name: &'a str,
+    /// Its MAC; random where `None`.
+    pub mac: Option<MacAddr>,
+}
+
+impl<'a> End<'a> {
+    /// With a random MAC.
+    pub fn named(name: &'a str) -> Self {
+        Self { name, mac: None }
+    }
+}
+
+impl Links {
+    /// Opens the socket.
+    pub fn open() -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let (connection, handle, _) = {
+            let _context = runtime.enter();
+            rtnetlink::new_connection().context("cannot open a netlink socket")?
+        };
+        runtime.spawn(connection);
+        Ok(Self { runtime, handle })
+    }
+
+    /// An interface's index.
+    pub fn index(&self, name: &str) -> Result<u32> {
+        Ok(self.get(name)?.0)
+    }
+
+    /// An interface's MAC.
+    pub fn mac(&self, name: &str) -> Result<MacAddr> {
+        Ok(self.get(name)?.1)
+    }
+
+    /// Whether an XDP program is attached to an interface.
+    pub fn has_xdp(&self, name: &str) -> Result<bool> {
+        let mut attributes = self.message(name)?.attributes.into_iter();
+        Ok(attributes.any(|attribute| match attribute {
+            LinkAttribute::Xdp(xdp) => {
+                xdp.iter().any(|part| matches!(part, LinkXdp::Attached(mode) if *mode != XdpAttached::None))
+            }
+            _ => false,
+        }))
+    }
+
+    fn message(&self, name: &str) -> Result<LinkMessage> {
+        let mut links = pin!(self.handle.link().get().match_name(name).execute());
+        self.runtime.block_on(links.try_next())?.with_context(|| format!("no interface {name}"))
+    }
+
+    fn get(&self, name: &str) -> Result<(u32, MacAddr)> {
+        let link = self.message(name)?;
+        let mac = link.attributes.iter().find_map(|attribute| match attribute {
+            LinkAttribute::Address(bytes) => <[u8; 6]>::try_from(bytes.as_slice()).ok(),
+            _ => None,
+        });
+        Ok((link.header.index, mac.unwrap_or_default().into()))
+    }
+
+    /// Makes a veth pair of which the other end is in `namespace`; both ends are up.
+    pub fn add_veth(&self, here: End<'_>, there: End<'_>, namespace: &Namespace) -> Result<()> {
+        let mut peer = LinkUnspec::new_with_name(there.name).setns_by_fd(namespace.file().as_raw_fd());
+        if let Some(mac) = there.mac {
+            peer = peer.address(mac.octets().to_vec());
+        }
+        let mut veth = LinkMessageBuilder::<LinkVeth>::new(here.name, there.name)
+            .set_info_data(InfoData::Veth(InfoVeth::Peer(peer.build())))
+            .up();
+        if let Some(mac) = here.mac {
+            veth = veth.address(mac.octets().to_vec());
+        }
+        self.runtime
+            .block_on(self.handle.link().add(veth.build()).execute())
+            .with_context(|| format!("cannot make the veth pair {} and {}", here.name, there.name))?;
+        // The kernel cannot set the peer up while it makes the pair.
+        namespace.links(|links| links.set_up(there.name))
+    }
+
+    /// Makes a bridge that behaves like a plain switch: it forwards at once, and floods multicast.
+    pub fn add_bridge(&self, name: &str) -> Result<()> {
+        let bridge = LinkBridge::new(name).forward_delay(0).mcast_snooping(false).build();
+        self.runtime
+            .block_on(self.handle.link().add(bridge).execute())
+            .with_context(|| format!("cannot make the bridge {name}"))
+    }
+
+    /// Makes an interface that only holds addresses, as kube-proxy in ipvs mode does: a dummy, or, where the kernel has
+    /// none, a bridge without ports.
+    pub fn add_holder(&self, name: &str) -> Result<()> {
+        let add = |message| self.runtime.block_on(self.handle.link().add(message).execute());
+        match add(LinkDummy::new(name).up().build()) {
+            Err(Error::NetlinkError(error)) if error.raw_code() == -libc::EOPNOTSUPP => {
+                add(LinkBridge::new(name).build())
+            }
+            result => result,
+        }
+        .with_context(|| format!("cannot make the interface {name}"))
+    }
+
+    /// Makes an interface a port of a bridge.
+    pub fn add_port(&self, bridge: &str, port: &str) -> Result<()> {
+        let bridge_index = self.index(bridge)?;
+        self.set(LinkUnspec::new_with_name(port).controller(bridge_index))
+            .with_context(|| format!("cannot make {port} a port of {bridge}"))
+    }
+
+    /// Sets an interface up.
+    pub fn set_up(&self, name: &str) -> Result<()> {
+        self.set(LinkUnspec::new_with_name(name).up()).with_context(|| format!("cannot set {name} up"))
+    }
+
+    fn set(&self, link: LinkMessageBuilder<LinkUnspec>) -> Result<()> {
+        Ok(self.runtime.block_on(self.handle.link().set(link.build()).execute())?)
+    }
+
+    /// Gives an interface an address.
+    pub fn add_address(&self, interface: &str, address: Ipv4Addr, prefix_length: u8) -> Result<()> {
+        let index = self.index(interface)?;
+        self.runtime
+            .block_on(self.handle.address().add(index, IpAddr::V4(address), prefix_length).execute())
+            .with_context(|| format!("cannot give {interface} the address {address}/{prefix_length}"))
+    }
+
+    /// Adds a route; without a gateway the destination is on the link.
+    pub fn add_route(
+        &self,
+        interface: &str,
+        (destination, prefix_length): (Ipv4Addr, u8),
+        gateway: Option<Ipv4Addr>,
+    ) -> Result<()> {
+        let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(destination, prefix_length)
+            .output_interface(self.index(interface)?);
+        if let Some(gateway) = gateway {
+            route = route.gateway(gateway);
+        } else {
+            route = route.scope(netlink_packet_route::route::RouteScope::Link);
+        }
+        self.runtime
+            .block_on(self.handle.route().add(route.build()).execute())
+            .with_context(|| format!("cannot add the route to {destination}/{prefix_length} on {interface}"))
+    }
+
+    /// Adds a permanent neighbour entry.
+    pub fn add_neighbour(&self, interface: &str, address: Ipv4Addr, mac: MacAddr) -> Result<()> {
+        let index = self.index(interface)?;
+        self.runtime
+            .block_on(
+                self.handle
+                    .neighbours()
+                    .add(index, IpAddr::V4(address))
+                    .link_layer_address(&mac.octets())
+                    .replace()
+                    .execute(),
+            )
+            .with_context(|| format!("cannot add the neighbour {address} on {interface}"))
+    }
+
+    /// The MAC that the kernel has for an address on the segment, if it has one.
+    pub fn neighbour(&self, address: Ipv4Addr) -> Result<Option<MacAddr>> {
+        Ok(self.find_neighbour(address)?.as_ref().and_then(neighbour_mac))
+    }
+
+    /// Makes the kernel forget an address, so that the next packet to it asks anew.
+    pub fn forget_neighbour(&self, address: Ipv4Addr) -> Result<()> {
+        let Some(message) = self.find_neighbour(address)? else { return Ok(()) };
+        self.runtime
+            .block_on(self.handle.neighbours().del(message).execute())
+            .with_context(|| format!("cannot delete the neighbour {address}"))
+    }
+
+    fn find_neighbour(&self, address: Ipv4Addr) -> Result<Option<NeighbourMessage>> {
+        let wanted = NeighbourAttribute::Destination(NeighbourAddress::Inet(address));
+        let mut all = pin!(self.handle.neighbours().get().set_address_family(AddressFamily::Inet).execute());
+        while let Some(message) = self.runtime.block_on(all.try_next())? {
+            if message.attributes.contains(&wanted) && message.header.state != NeighbourState::Noarp {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn neighbour_mac(message: &NeighbourMessage) -> Option<MacAddr> {
+    if matches!(message.header.state, NeighbourState::Failed | NeighbourState::Incomplete) {
+        return None;
+    }
+    message.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => Some(<[u8; 6]>::try_from(bytes.as_slice()).ok()?.into()),
+        _ => None,
+    })
+}

@@ -1,0 +1,172 @@
+//! Pods: a network namespace behind a node, and the `pod` program in it.
+
+use std::{fmt, net::Ipv4Addr, path::PathBuf, str::FromStr, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use pnet::util::MacAddr;
+
+use crate::{client::Kind, lan::Node, links::End, netns::Namespace, offload, process::Process};
+
+/// A port that a pod serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listener {
+    /// What is served.
+    pub kind: Kind,
+    /// The pod's port.
+    pub port: u16,
+    /// The Service, `namespace/name`.
+    pub service: String,
+}
+
+impl Listener {
+    /// A listener.
+    pub fn new(kind: Kind, port: u16, service: &str) -> Self {
+        Self { kind, port, service: service.to_owned() }
+    }
+}
+
+impl fmt::Display for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.kind, self.port, self.service)
+    }
+}
+
+impl FromStr for Listener {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut parts = text.splitn(3, ':');
+        let (Some(kind), Some(port), Some(service)) = (parts.next(), parts.next(), parts.next()) else {
+            bail!("{text:?} is not KIND:PORT:NAMESPACE/SERVICE");
+        };
+        Ok(Self { kind: kind.parse()?, port: port.parse()?, service: service.to_owned() })
+    }
+}
+
+/// The gateway of every pod, as Calico has it: the node's end of the veth.
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+const GATEWAY_MAC: MacAddr = MacAddr(0xee, 0xee, 0xee, 0xee, 0xee, 0xee);
+/// Starting a process on a busy machine.
+const START: Duration = Duration::from_secs(20);
+
+/// A pod; it ends when dropped.
+#[derive(Debug)]
+pub struct Pod {
+    /// Its name.
+    pub name: String,
+    /// The node it is on.
+    pub node: String,
+    /// Its address.
+    pub address: Ipv4Addr,
+    servers: Option<Process>,
+    listeners: Vec<Listener>,
+    namespace: Namespace,
+}
+
+impl Pod {
+    /// Makes the pod's network behind a node: a veth pair, a /32 on each side, the node as gateway.
+    pub(crate) fn attach(lan: &str, node: &Node, name: &str, address: Ipv4Addr) -> Result<Self> {
+        let namespace = Namespace::new(&format!("{lan}-{name}"))?;
+        let [.., third, fourth] = address.octets();
+        let mac = MacAddr(0x02, 0, 10, 244, third, fourth);
+        let port = format!("pod{third}-{fourth}");
+        node.namespace().links(|links| {
+            let here = End { name: &port, mac: Some(GATEWAY_MAC) };
+            links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
+            links.add_route(&port, (address, 32), None)?;
+            links.add_neighbour(&port, address, mac)
+        })?;
+        namespace.links(|links| {
+            links.add_address("eth0", address, 32)?;
+            links.add_route("eth0", (GATEWAY, 32), None)?;
+            links.add_neighbour("eth0", GATEWAY, GATEWAY_MAC)?;
+            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
+        })?;
+        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        Ok(Self {
+            name: name.to_owned(),
+            node: node.name.clone(),
+            address,
+            servers: None,
+            listeners: Vec::new(),
+            namespace,
+        })
+    }
+
+    /// Starts the pod's servers, and waits until they listen.
+    pub fn serve(&mut self, listeners: &[Listener]) -> Result<()> {
+        self.servers = Some(start(&self.namespace, &self.name, self.address, listeners)?);
+        self.listeners = listeners.to_vec();
+        Ok(())
+    }
+
+    /// What it serves.
+    pub fn listeners(&self) -> &[Listener] {
+        &self.listeners
+    }
+
+    /// Kills the servers, and with them all their connections. The network stays.
+    pub fn stop(&mut self) -> Result<()> {
+        self.servers.take().map_or(Ok(()), |mut servers| servers.kill())
+    }
+
+    /// The servers' process, while there is one.
+    pub fn process(&self) -> Option<&Process> {
+        self.servers.as_ref()
+    }
+
+    /// Its network namespace.
+    pub fn namespace(&self) -> &Namespace {
+        &self.namespace
+    }
+}
+
+/// Starts servers in a network namespace that has the address: a pod's, or a node's for a host-network pod.
+pub fn start(namespace: &Namespace, name: &str, address: Ipv4Addr, listeners: &[Listener]) -> Result<Process> {
+    let mut command = namespace.command(program("pod")?)?;
+    command.args(["--name", name, "--address", &address.to_string()]);
+    for listener in listeners {
+        command.args(["--listen", &listener.to_string()]);
+    }
+    let process = Process::spawn(name, command)?;
+    process.wait_for_line("listening", START, |line| line == "listening")?;
+    Ok(process)
+}
+
+/// A program of this package, built beside the running one.
+fn program(name: &str) -> Result<PathBuf> {
+    let folder = build_folder()?;
+    let path = folder.join(name);
+    if !path.exists() {
+        bail!("{} is missing: build it with `cargo build --package vipmux-tests --bins`", path.display());
+    }
+    Ok(path)
+}
+
+/// Where cargo puts this build's programs; test executables are one folder below.
+pub(crate) fn build_folder() -> Result<PathBuf> {
+    let executable = std::env::current_exe().context("cannot tell the running program's path")?;
+    let folder = executable.parent().context("the running program has no folder")?;
+    let above_deps = folder.ends_with("deps").then(|| folder.parent()).flatten();
+    Ok(above_deps.unwrap_or(folder).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listener_survives_its_text() {
+        for kind in Kind::ALL {
+            let listener = Listener::new(kind, 8080, "shop/web");
+            assert_eq!(listener.to_string().parse::<Listener>().unwrap(), listener);
+        }
+    }
+
+    #[test]
+    fn half_a_listener_is_refused() {
+        assert!("http:80".parse::<Listener>().is_err());
+        assert!("smtp:25:a/b".parse::<Listener>().is_err());
+        assert!("http:port:a/b".parse::<Listener>().is_err());
+    }
+}

@@ -1,0 +1,164 @@
+//! Manifests that change while traffic runs.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use vipmux_tests::{
+    client::{Kind, Request, Session},
+    cluster::{Cluster, PATIENCE},
+    lan::Options,
+    manifests::{Condition, Service, VIP},
+    pod::Listener,
+    traffic::Traffic,
+    wait,
+};
+
+use crate::services;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_millis(500);
+/// For requests that are often in vain.
+const IMPATIENCE: Duration = Duration::from_millis(200);
+const CHANGES: usize = 1_000;
+/// Services that change.
+const CHURNING: usize = 8;
+const PAUSE: Duration = Duration::from_millis(5);
+
+#[test]
+fn a_service_comes_and_goes_without_a_lost_request_on_others() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    cluster.add_pod("node-3", "metrics-1", 20, &[Listener::new(Kind::Http, 9100, "ops/metrics")])?;
+    let traffic = start_all(&cluster)?;
+    let metrics = Service::sharing("ops/metrics", 9100, "TCP", 9100).with([cluster.endpoint("metrics-1")?]);
+    let request = Request::new(Kind::Http, VIP, 9100);
+    for _ in 0..3 {
+        cluster.manifests.write_service(&metrics)?;
+        cluster.await_service(request, "ops/metrics")?;
+        cluster.manifests.remove_service(&metrics)?;
+        await_silence(&cluster, request)?;
+    }
+    stop_all(traffic)
+}
+
+#[test]
+fn a_malformed_file_changes_nothing_and_holds_up_nobody() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    cluster.add_pod("node-3", "metrics-1", 20, &[Listener::new(Kind::Http, 9100, "ops/metrics")])?;
+    let metrics = Service::sharing("ops/metrics", 9100, "TCP", 9100).with([cluster.endpoint("metrics-1")?]);
+    cluster.manifests.write_text("shop-web.yaml", "apiVersion: v1\nkind: Service\nspec: [not, a, spec]\n")?;
+    cluster.manifests.write_service(&metrics)?;
+    cluster.await_service(Request::new(Kind::Http, VIP, 9100), "ops/metrics")?;
+    for expected in services::expected() {
+        assert_eq!(cluster.ask(expected.request, TIMEOUT)?.service, expected.name);
+    }
+    for agent in &cluster.agents {
+        agent.process().wait_for_line("naming the malformed file", PATIENCE, |line| line.contains("shop-web.yaml"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    cluster.add_pod("node-3", "secure-2", 20, &[Listener::new(Kind::Echo, 8443, "shop/secure")])?;
+    let client = cluster.lan.client()?;
+    let mut session = client.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
+    assert_eq!(session.say("before")?.pod, "secure-1");
+    let mut draining = cluster.endpoint("secure-1")?;
+    draining.condition = Condition::Terminating;
+    let endpoints = [draining, cluster.endpoint("secure-2")?];
+    cluster.manifests.write_service(&Service::sharing("shop/secure", 443, "TCP", 8443).with(endpoints))?;
+    let request = Request::new(Kind::Echo, VIP, 443);
+    wait::until("the new pod gets ten connections in a row", PATIENCE, || {
+        for _ in 0..10 {
+            let answer = cluster.ask(request, TIMEOUT)?;
+            ensure!(answer.pod == "secure-2", "{answer}");
+        }
+        Ok(())
+    })?;
+    assert_eq!(session.say("after")?.pod, "secure-1");
+    Ok(())
+}
+
+/// Services come, go and change their pods a thousand times. The five that do not change lose no request, and whoever
+/// is reached at a changing Service's port is that Service.
+#[test]
+fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    // Each churning Service has a server of its own in a pod on every node.
+    for (node, number) in [("node-1", 1), ("node-2", 2), ("node-3", 3)] {
+        let listeners: Vec<_> =
+            (0..CHURNING).map(|service| Listener::new(Kind::Http, churn_port(service), &churn_name(service))).collect();
+        cluster.add_pod(node, &format!("churn-{number}"), 30, &listeners)?;
+    }
+    let steady = start_all(&cluster)?;
+    let client = cluster.lan.client()?;
+    let churning: Vec<_> = (0..CHURNING)
+        .map(|service| {
+            let request = Request::new(Kind::Http, VIP, churn_port(service));
+            Traffic::with_patience(client.namespace(), request, PAUSE, IMPATIENCE)
+        })
+        .collect::<Result<_>>()?;
+    for change in 0..CHANGES {
+        match churned(&cluster, change)? {
+            None => {
+                let (name, port) = (churn_name(change % CHURNING), churn_port(change % CHURNING));
+                cluster.manifests.remove_service(&Service::sharing(&name, port, "TCP", port))?;
+            }
+            Some(service) => {
+                cluster.manifests.write_service(&service)?;
+                // Now and then the agents are let follow, so that they go through many states and not the last alone.
+                if change % 50 == 0 {
+                    let request = Request::new(Kind::Http, VIP, service.port);
+                    cluster.await_service(request, &service.full_name())?;
+                }
+            }
+        }
+    }
+    for (service, traffic) in churning.into_iter().enumerate() {
+        let tally = traffic.stop()?;
+        tally.check_none_by_others(&churn_name(service))?;
+        ensure!(tally.answered > 0, "{} was never reached: {:?}", churn_name(service), tally.failures);
+    }
+    stop_all(steady)
+}
+
+fn churn_name(service: usize) -> String {
+    format!("churn/service-{service}")
+}
+
+fn churn_port(service: usize) -> u16 {
+    10_000 + u16::try_from(service).unwrap_or_default()
+}
+
+/// What a change makes of a Service: gone in every fifth round, otherwise on one to three of its pods.
+fn churned(cluster: &Cluster, change: usize) -> Result<Option<Service>> {
+    let (round, service) = (change / CHURNING, change % CHURNING);
+    if round % 5 == 4 {
+        return Ok(None);
+    }
+    let pods = ["churn-1", "churn-2", "churn-3"];
+    let endpoints = (0..=round % 3).map(|n| cluster.endpoint(pods[(n + round) % 3])).collect::<Result<Vec<_>>>()?;
+    let port = churn_port(service);
+    Ok(Some(Service::sharing(&churn_name(service), port, "TCP", port).with(endpoints)))
+}
+
+fn start_all(cluster: &Cluster) -> Result<Vec<Traffic>> {
+    let client = cluster.lan.client()?;
+    services::expected().iter().map(|expected| Traffic::start(client.namespace(), expected.request, PAUSE)).collect()
+}
+
+fn stop_all(traffic: Vec<Traffic>) -> Result<()> {
+    for (traffic, expected) in traffic.into_iter().zip(services::expected()) {
+        traffic.wait_for_more(5, PATIENCE)?;
+        traffic.stop()?.check_all_by(expected.name)?;
+    }
+    Ok(())
+}
+
+fn await_silence(cluster: &Cluster, request: Request) -> Result<()> {
+    wait::until("no more answers", PATIENCE, || {
+        ensure!(cluster.ask(request, SILENCE).is_err(), "{request} is answered");
+        Ok(())
+    })
+}

@@ -1,0 +1,120 @@
+//! The harness itself, without vipmux: what the network suite builds on.
+
+use std::{net::Ipv4Addr, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result};
+use vipmux_tests::{
+    arp,
+    client::{Kind, Request, Session},
+    conntrack,
+    lan::{Lan, Options},
+    pod::{self, Listener, Pod},
+    traffic::Traffic,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+fn serving_pod(lan: &Lan, node: usize, name: &str) -> Result<Pod> {
+    let mut pod = lan.nodes[node].add_pod(name, 10)?;
+    let listeners = Kind::ALL.into_iter().zip(8000..).map(|(kind, port)| Listener::new(kind, port, "shop/web"));
+    pod.serve(&listeners.collect::<Vec<_>>())?;
+    Ok(pod)
+}
+
+#[test]
+fn every_kind_of_server_names_itself_and_its_client() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { kubernetes_rules: true, reverse_path_filter: 1, ..Options::default() })?
+    else {
+        return Ok(());
+    };
+    let pod = serving_pod(&lan, 1, "web-1")?;
+    let client = lan.client()?;
+    client.route_pods_of(&lan.nodes[1])?;
+    for (kind, port) in Kind::ALL.into_iter().zip(8000..) {
+        let request = Request::new(kind, pod.address, port);
+        let answer = client.namespace().run(|| request.send(TIMEOUT))?;
+        assert_eq!((answer.service.as_str(), answer.pod.as_str()), ("shop/web", "web-1"), "{kind}");
+        assert_eq!(answer.client.ip(), client.address, "{kind}");
+    }
+    Ok(())
+}
+
+#[test]
+fn pods_reach_pods_on_other_nodes() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { clients: 0, nodes: 2, kubernetes_rules: true, ..Options::default() })?
+    else {
+        return Ok(());
+    };
+    let (one, two) = (serving_pod(&lan, 0, "web-1")?, serving_pod(&lan, 1, "web-2")?);
+    let answer = one.namespace().run(|| Request::new(Kind::Http, two.address, 8000).send(TIMEOUT))?;
+    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-2", one.address.into()));
+    Ok(())
+}
+
+#[test]
+fn an_arp_probe_sees_every_answer() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let vip = Ipv4Addr::new(192, 0, 2, 200);
+    let client = lan.client()?;
+    let ask = |window| arp::answers(client.namespace(), client.address, vip, window);
+    assert!(ask(Duration::from_millis(100))?.is_empty());
+
+    let capture = arp::Capture::start(client.namespace())?;
+    for node in &lan.nodes {
+        node.namespace().links(|links| {
+            links.add_holder("kube-ipvs0")?;
+            links.add_address("kube-ipvs0", vip, 32)
+        })?;
+    }
+    let mut answers = ask(Duration::from_secs(1))?;
+    answers.sort_unstable();
+    assert_eq!(answers, [lan.nodes[0].mac, lan.nodes[1].mac]);
+    assert_eq!(capture.claims(vip).len(), 2);
+
+    let server = pod::start(lan.nodes[0].namespace(), "web", vip, &[Listener::new(Kind::Http, 80, "shop/web")])?;
+    client.namespace().links(|links| links.add_neighbour("eth0", vip, lan.nodes[0].mac))?;
+    client.namespace().run(|| Request::new(Kind::Http, vip, 80).send(TIMEOUT))?;
+    assert_eq!(client.neighbour(vip)?, Some(lan.nodes[0].mac));
+    drop(server);
+    Ok(())
+}
+
+#[test]
+fn traffic_counts_answers_and_losses() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
+    let mut pod = serving_pod(&lan, 0, "web-1")?;
+    let client = lan.client()?;
+    client.route_pods_of(&lan.nodes[0])?;
+    let request = Request::new(Kind::Http, pod.address, 8000);
+    lan.nodes[0].namespace().run(conntrack::flush)?;
+    let mut session = client.namespace().run(|| Session::connect((pod.address, 8001).into(), TIMEOUT))?;
+    assert_eq!(session.say("one")?.client, session.local_address()?);
+
+    let traffic = Traffic::start(client.namespace(), request, Duration::from_millis(1))?;
+    traffic.wait_for_more(20, TIMEOUT)?;
+    traffic.stop()?.check_all_by("shop/web")?;
+
+    let traffic = Traffic::start(client.namespace(), request, Duration::from_millis(1))?;
+    traffic.wait_for_more(1, TIMEOUT)?;
+    pod.stop()?;
+    assert!(session.say("two").is_err());
+    traffic.wait_for_a_loss(TIMEOUT)?;
+    let tally = traffic.stop()?;
+    assert!(tally.lost > 0 && tally.check_all_by("shop/web").is_err(), "{tally:?}");
+    Ok(())
+}
+
+#[test]
+fn nothing_of_a_lan_remains() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
+    let pod = serving_pod(&lan, 0, "web-1")?;
+    let paths = [lan.switch(), lan.nodes[0].namespace(), lan.client()?.namespace(), pod.namespace()]
+        .map(|namespace| namespace.path().to_owned());
+    assert!(paths.iter().all(|path| path.exists()));
+    let process = pod.process().context("the pod has no process")?.id();
+    drop(pod);
+    drop(lan);
+    assert!(paths.iter().all(|path| !path.exists()));
+    assert!(!Path::new("/proc").join(process.to_string()).exists());
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! Exactly one node answers for the address, and one whose agent is not there stops by itself.
+
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use nix::sys::signal::Signal;
+use vipmux_tests::{
+    arp,
+    client::{Kind, Request, Session},
+    cluster::{Cluster, PATIENCE},
+    lan::Options,
+    manifests::VIP,
+    process::Process,
+    traffic::Traffic,
+    wait,
+};
+
+use crate::services;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// After its agent's last sign of life a node may answer for this long.
+const DEADLINE: Duration = Duration::from_millis(300);
+/// An answer, where there is one, comes within well under a millisecond; this leaves room for a busy machine.
+const WINDOW: Duration = Duration::from_millis(150);
+
+#[test]
+fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let planned = cluster.planned_leader(VIP)?;
+    assert_eq!(cluster.await_leader(VIP)?.name, planned.name);
+    assert_eq!(cluster.lan.client()?.neighbour(VIP)?, Some(planned.mac));
+    Ok(())
+}
+
+/// kube-proxy in ipvs mode puts every VIP on a dummy interface of every node, and with `arp_ignore` 0, the default,
+/// each node's kernel would answer.
+#[test]
+fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    for node in &cluster.lan.nodes {
+        node.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
+        node.namespace().links(|links| {
+            links.add_holder("kube-ipvs0")?;
+            links.add_address("kube-ipvs0", VIP, 32)
+        })?;
+    }
+    let leader = cluster.planned_leader(VIP)?;
+    let client = cluster.lan.client()?;
+    let capture = arp::Capture::start(client.namespace())?;
+    for _ in 0..5 {
+        assert_eq!(answers(&cluster, VIP)?, [leader.mac]);
+    }
+    // Traffic makes the nodes' kernels ask for the client, and they may not do so in the VIP's name.
+    for node in &cluster.lan.nodes {
+        node.namespace().links(|links| links.forget_neighbour(client.address))?;
+    }
+    services::await_all(&cluster)?;
+    let claims = capture.claims(VIP);
+    assert!(claims.len() >= 5 && claims.iter().all(|mac| *mac == leader.mac), "{claims:?}, leader {}", leader.mac);
+    Ok(())
+}
+
+#[test]
+fn a_stopped_agent_is_silent_after_the_deadline_and_answers_again_when_continued() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let agent = cluster.agent(&leader)?.process();
+    let mut session = connect(&cluster)?;
+    agent.signal(Signal::SIGSTOP)?;
+    wait_until_stopped(agent)?;
+    assert_silent(&cluster)?;
+    serves_who_knows_the_mac(&cluster, &mut session)?;
+
+    agent.signal(Signal::SIGCONT)?;
+    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+    assert_eq!(session.say("continued")?.service, "shop/secure");
+    Ok(())
+}
+
+#[test]
+fn a_killed_agents_node_is_silent_after_the_deadline_while_traffic_goes_on() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let mut session = connect(&cluster)?;
+    cluster.agent_mut(&leader)?.process_mut().kill()?;
+    assert_silent(&cluster)?;
+    serves_who_knows_the_mac(&cluster, &mut session)?;
+
+    let position = cluster.agents.iter().position(|agent| agent.node() == leader);
+    let node = cluster.lan.node(&leader)?;
+    let agent = &mut cluster.agents[position.unwrap_or_default()];
+    agent.restart(node)?;
+    agent.wait_ready(PATIENCE)?;
+    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+    assert_eq!(session.say("restarted")?.service, "shop/secure");
+    services::await_all(&cluster)
+}
+
+#[test]
+fn restarting_every_agent_loses_no_request() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    // The client knows the MAC for good: what is tested is the traffic, not the ARP.
+    let leader = cluster.await_leader(VIP)?.mac;
+    let client = cluster.lan.client()?;
+    client.namespace().links(|links| links.add_neighbour("eth0", VIP, leader))?;
+    let mut session = connect(&cluster)?;
+    let traffic: Vec<_> = services::expected()
+        .iter()
+        .map(|expected| Traffic::start(client.namespace(), expected.request, Duration::from_millis(5)))
+        .collect::<Result<_>>()?;
+    for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
+        agent.restart(node)?;
+        agent.wait_ready(PATIENCE)?;
+        assert_eq!(session.say(&node.name)?.service, "shop/secure");
+    }
+    for (traffic, expected) in traffic.into_iter().zip(services::expected()) {
+        traffic.wait_for_more(5, PATIENCE)?;
+        traffic.stop()?.check_all_by(expected.name)?;
+    }
+    Ok(())
+}
+
+fn connect(cluster: &Cluster) -> Result<Session> {
+    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
+    session.say("hello")?;
+    Ok(session)
+}
+
+fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<pnet::util::MacAddr>> {
+    let client = cluster.lan.client()?;
+    arp::answers(client.namespace(), client.address, address, WINDOW)
+}
+
+/// Lets the deadline pass, asking all along, and then asks some more: nobody answers.
+fn assert_silent(cluster: &Cluster) -> Result<()> {
+    let start = Instant::now();
+    while start.elapsed() <= DEADLINE {
+        answers(cluster, VIP)?;
+    }
+    for attempt in 1..=4 {
+        let answers = answers(cluster, VIP)?;
+        assert!(
+            answers.is_empty(),
+            "attempt {attempt}, {:?} after the last sign of life: {answers:?}",
+            start.elapsed()
+        );
+    }
+    Ok(())
+}
+
+/// An established connection goes on, and so do new ones of a client that knows the leader's MAC.
+fn serves_who_knows_the_mac(cluster: &Cluster, session: &mut Session) -> Result<()> {
+    for line in ["one", "two", "three"] {
+        assert_eq!(session.say(line)?.service, "shop/secure");
+    }
+    let answer = cluster.ask(Request::new(Kind::Http, VIP, 80), TIMEOUT)?;
+    assert_eq!(answer.service, "shop/web");
+    Ok(())
+}
+
+/// SIGSTOP takes effect when a thread next leaves the kernel: all of them have to be seen stopped.
+fn wait_until_stopped(process: &Process) -> Result<()> {
+    let tasks = format!("/proc/{}/task", process.id());
+    wait::until("the agent is stopped", PATIENCE, || {
+        for task in std::fs::read_dir(&tasks)? {
+            let status = std::fs::read_to_string(task?.path().join("status"))?;
+            let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
+            ensure!(state.contains('T'), "{state}");
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,12 @@
+//! Real agents, clients and servers in network namespaces.
+//!
+//! Each test owns its LAN; they run in parallel, as many as there are cores.
+
+mod changes;
+mod harness;
+mod leading;
+mod removal;
+mod replies;
+mod services;
+mod serving;
+mod starting;

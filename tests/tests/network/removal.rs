@@ -1,0 +1,81 @@
+//! What is seen and what remains when the agent is not there.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use vipmux_tests::{client::Request, lan::Options, manifests::VIP};
+
+use crate::services;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+#[test]
+fn inspect_tells_the_same_while_the_agent_is_down() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let views = [["services"].as_slice(), &["backends"], &["neighbors"]];
+    let node = cluster.lan.node(&leader)?;
+    let before: Vec<_> = views.iter().map(|view| cluster.agent(&leader)?.inspect(node, view)).collect::<Result<_>>()?;
+    for expected in services::expected() {
+        assert!(before[0].contains(expected.name), "no {} in:\n{}", expected.name, before[0]);
+    }
+    cluster.agent_mut(&leader)?.process_mut().kill()?;
+    let (agent, node) = (cluster.agent(&leader)?, cluster.lan.node(&leader)?);
+    for (view, before) in views.iter().zip(&before).skip(1) {
+        assert_eq!(agent.inspect(node, view)?, *before, "{view:?}");
+    }
+    for view in ["vips", "services", "backends", "flows", "neighbors", "stats"] {
+        assert!(!agent.inspect(node, &[view])?.is_empty(), "{view}");
+        assert!(agent.inspect_json(node, &[view])?.is_object(), "{view} -j");
+    }
+    let path = agent.inspect(node, &["lookup", "192.0.2.101:40000", "192.0.2.200:80", "tcp"])?;
+    assert!(path.contains("shop/web"), "{path}");
+    Ok(())
+}
+
+#[test]
+fn unload_leaves_no_trace() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    // On the backend's node there are all of them: links, maps and the nftables table.
+    let node = cluster.lan.node("node-1")?.name.clone();
+    cluster.agent_mut(&node)?.process_mut().kill()?;
+    let (agent, node) = (cluster.agent(&node)?, cluster.lan.node(&node)?);
+    assert!(node.namespace().links(|links| links.has_xdp("eth0"))?);
+    assert!(agent.pins().exists());
+    assert!(node.nft("list tables")?.contains("vipmux"));
+
+    agent.unload(node)?;
+    assert!(!node.namespace().links(|links| links.has_xdp("eth0"))?);
+    assert!(!agent.pins().exists());
+    assert!(!node.nft("list tables")?.contains("vipmux"));
+    let egress = node.namespace().run(egress_programs)?;
+    assert_eq!(egress, 0, "programs on the way out");
+    // A second time there is nothing to do, and that is no error.
+    agent.unload(node)?;
+    Ok(())
+}
+
+/// What passes it is left alone again: clients reach its pods, with their own addresses.
+#[test]
+fn an_unloaded_node_is_an_ordinary_one() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
+    cluster.agent_mut(&other)?.process_mut().kill()?;
+    cluster.agent(&other)?.unload(cluster.lan.node(&other)?)?;
+    let client = cluster.lan.client()?;
+    client.route_pods_of(cluster.lan.node(&other)?)?;
+    for pod in cluster.pods.iter().filter(|pod| pod.node == other) {
+        for listener in pod.listeners() {
+            let answer = cluster.ask(Request::new(listener.kind, pod.address, listener.port), TIMEOUT)?;
+            assert_eq!((&answer.pod, answer.client.ip()), (&pod.name, client.address.into()));
+        }
+    }
+    Ok(())
+}
+
+fn egress_programs() -> Result<usize> {
+    let (_, programs) = aya::programs::SchedClassifier::query_tcx("eth0", aya::programs::TcAttachType::Egress)
+        .context("cannot list the programs on eth0's way out")?;
+    Ok(programs.len())
+}

@@ -1,0 +1,152 @@
+//! A packet reaches the right Service, wherever its pods are, and its reply comes back.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use vipmux_tests::{
+    client::{Kind, Request, Session},
+    cluster::PATIENCE,
+    lan::Options,
+    manifests::{Condition, Endpoint, Service, VIP},
+    pod::{self, Listener},
+};
+
+use crate::services;
+
+/// For a request that is expected to be answered.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// For a request that nobody is expected to answer.
+const SILENCE: Duration = Duration::from_millis(700);
+/// With 40 new connections, the chance that one of two equal backends gets none is below 10^-11.
+const CONNECTIONS: usize = 40;
+
+#[test]
+fn each_port_reaches_its_own_service_which_sees_the_client() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    for expected in services::expected() {
+        let mut pods = BTreeSet::new();
+        for _ in 0..CONNECTIONS {
+            let answer = cluster.ask(expected.request, TIMEOUT)?;
+            assert_eq!(answer.service, expected.name);
+            assert_eq!(answer.client.ip(), client.address, "{}", expected.name);
+            pods.insert(answer.pod);
+        }
+        assert_eq!(pods.len(), expected.pods, "{} was answered by {pods:?}", expected.name);
+    }
+    Ok(())
+}
+
+#[test]
+fn generic_xdp_serves_as_well() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let options = vipmux_tests::agent::Options { xdp_mode: "generic", ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    services::await_all(&cluster)?;
+    for expected in services::expected() {
+        for _ in 0..CONNECTIONS {
+            assert_eq!(cluster.ask(expected.request, TIMEOUT)?.service, expected.name);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let client = cluster.lan.client()?;
+    for other in cluster.lan.nodes.iter().filter(|node| node.name != leader) {
+        client.namespace().links(|links| links.add_neighbour("eth0", VIP, other.mac))?;
+        for expected in services::expected() {
+            let answer = cluster.ask(expected.request, TIMEOUT).with_context(|| format!("by way of {}", other.name))?;
+            assert_eq!((answer.service.as_str(), answer.client.ip()), (expected.name, client.address.into()));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_port_that_no_service_claims_is_not_left_to_the_node() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.await_leader(VIP)?;
+    leader.namespace().links(|links| {
+        links.add_holder("kube-ipvs0")?;
+        links.add_address("kube-ipvs0", VIP, 32)
+    })?;
+    let listeners = [Listener::new(Kind::Http, 81, "host/sshd"), Listener::new(Kind::UdpEcho, 80, "host/udp")];
+    let _server = pod::start(leader.namespace(), "sshd", VIP, &listeners)?;
+    for request in [Request::new(Kind::Http, VIP, 81), Request::new(Kind::UdpEcho, VIP, 80)] {
+        assert!(cluster.ask(request, SILENCE).is_err(), "{request} was answered");
+    }
+    services::await_all(&cluster)
+}
+
+#[test]
+fn a_connection_to_a_pod_past_the_vip_is_left_alone() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    let node = cluster.lan.node("node-2")?;
+    client.route_pods_of(node)?;
+    let pod = cluster.endpoint("secure-1")?.address;
+    let connect = |server| client.namespace().run(|| Session::connect(server, TIMEOUT));
+    let mut direct = connect((pod, 8443).into())?;
+    let mut balanced = connect((VIP, 443).into())?;
+    for _ in 0..3 {
+        assert_eq!(direct.say("direct")?.client, direct.local_address()?);
+        assert_eq!(balanced.say("balanced")?.client, balanced.local_address()?);
+    }
+    Ok(())
+}
+
+#[test]
+fn segments_of_full_size_arrive_whole() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    let mut session = client.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
+    for length in [1, 1_400, 1_460, 1_461, 8_000] {
+        session.say(&"x".repeat(length)).with_context(|| format!("{length} bytes"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pod_in_its_nodes_network_is_a_backend_like_others() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let listeners = [Listener::new(Kind::Http, 9100, "ops/exporter")];
+    let nodes = &cluster.lan.nodes;
+    let servers: Vec<_> = nodes
+        .iter()
+        .map(|node| pod::start(node.namespace(), &format!("exporter-{}", node.name), node.address, &listeners))
+        .collect::<Result<_>>()?;
+    let endpoints = nodes.iter().map(|node| Endpoint::new(node.address, &node.name));
+    cluster.manifests.write_service(&Service::sharing("ops/exporter", 9100, "TCP", 9100).with(endpoints))?;
+    let request = Request::new(Kind::Http, VIP, 9100);
+    cluster.await_service(request, "ops/exporter")?;
+    let mut pods = BTreeSet::new();
+    for _ in 0..2 * CONNECTIONS {
+        let answer = cluster.ask(request, TIMEOUT)?;
+        assert_eq!(answer.client.ip(), cluster.lan.client()?.address);
+        pods.insert(answer.pod);
+    }
+    assert_eq!(pods.len(), servers.len(), "{pods:?}");
+    Ok(())
+}
+
+#[test]
+fn a_service_without_ready_backends_disturbs_nobody_and_comes_back() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let mut web = services::web(&cluster)?;
+    web.endpoints.iter_mut().for_each(|endpoint| endpoint.condition = Condition::NotReady);
+    cluster.manifests.write_service(&web)?;
+    let request = Request::new(Kind::Http, VIP, 80);
+    vipmux_tests::wait::until("shop/web without an answer", PATIENCE, || {
+        ensure!(cluster.ask(request, SILENCE).is_err(), "it is answered");
+        Ok(())
+    })?;
+    for expected in services::expected().into_iter().filter(|expected| expected.name != "shop/web") {
+        assert_eq!(cluster.ask(expected.request, TIMEOUT)?.service, expected.name);
+    }
+    cluster.manifests.write_service(&services::web(&cluster)?)?;
+    cluster.await_service(request, "shop/web").map(drop)
+}

@@ -1,0 +1,123 @@
+//! An agent that starts where something is missing.
+
+use std::{
+    fs,
+    net::Ipv4Addr,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    process::Command,
+};
+
+use anyhow::{Context as _, Result};
+use vipmux_tests::{
+    agent::{self, Agent},
+    cleanup::Folder,
+    client::{Kind, Request},
+    cluster::{Cluster, PATIENCE},
+    lan::{Lan, Options},
+    manifests::{Manifests, Service, VIP},
+    pod::Listener,
+    process::Process,
+};
+
+use crate::services;
+
+/// The address of another sharing group.
+const OTHER_VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 210);
+/// `nobody` on Debian.
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn an_agent_without_manifests_waits_for_them() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let full = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, Manifests::empty()?)?;
+    cluster.start_agents(&cluster.agent_options())?;
+    cluster.add_pod("node-2", "web-1", 10, &[Listener::new(Kind::Http, 8080, "shop/web")])?;
+    for file in ["nodes.yaml", "pool.yaml"] {
+        cluster.manifests.write_text(file, &fs::read_to_string(full.path().join(file))?)?;
+    }
+    let endpoint = cluster.endpoint("web-1")?;
+    cluster.manifests.write_service(&Service::sharing("shop/web", 80, "TCP", 8080).with([endpoint]))?;
+    cluster.await_service(Request::new(Kind::Http, VIP, 80), "shop/web").map(drop)
+}
+
+#[test]
+fn an_agent_without_privileges_says_what_is_missing() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    // Where cargo builds, nobody may not be allowed to look.
+    let folder = Folder::temporary("binary")?;
+    let binary = folder.path().join("vipmux");
+    fs::copy(agent::binary()?, &binary)?;
+    for path in [folder.path(), manifests.path(), &binary] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+    }
+    let mut command = Command::new(&binary);
+    command.args(["agent", "--node-name", "node-1", "--interface", "lo", "--manifests"]).arg(manifests.path());
+    command.arg("--state-dir").arg(folder.path()).arg("--pin-path").arg(Folder::of_pins("nobody").path());
+    command.uid(NOBODY).gid(NOBODY);
+    let mut process = Process::spawn("the agent", command)?;
+    let status = process.wait(PATIENCE)?;
+    let output = process.output();
+    assert!(!status.success(), "{output}");
+    assert!(output.contains("CAP_BPF") || output.contains("root"), "no word of what is missing: {output}");
+    assert!(!output.contains("panicked"), "{output}");
+    Ok(())
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_named() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let state = Folder::temporary("state")?;
+    let options = agent::Options { interface: "eth7".into(), ..agent::Options::new(manifests.path(), state.path()) };
+    let mut agent = Agent::start(&lan.nodes[0], &options)?;
+    let status = agent.process_mut().wait(PATIENCE)?;
+    let output = agent.process().output();
+    assert!(!status.success(), "{output}");
+    assert!(output.contains("eth7"), "no word of the interface: {output}");
+    assert!(!output.contains("panicked"), "{output}");
+    assert!(!lan.nodes[0].namespace().links(|links| links.has_xdp("eth0"))?);
+    Ok(())
+}
+
+#[test]
+fn an_address_that_an_interface_has_is_refused_and_the_others_are_served() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let mut other = services::web(&cluster)?;
+    other.name.1 = "other".to_owned();
+    other.address = Some(OTHER_VIP);
+    other.sharing_key = None;
+    cluster.manifests.write_service(&other)?;
+    let node = cluster.planned_leader(OTHER_VIP)?.name.clone();
+    cluster.lan.node(&node)?.namespace().links(|links| {
+        links.add_address("eth0", OTHER_VIP, 24)?;
+        links.add_holder("kube-ipvs0")?;
+        links.add_address("kube-ipvs0", VIP, 32)
+    })?;
+    cluster.start_agents(&cluster.agent_options())?;
+    services::await_all(&cluster)?;
+    let agent = cluster.agent(&node)?;
+    let line = agent.process().wait_for_line("refusing the address", PATIENCE, |line| {
+        line.contains(&OTHER_VIP.to_string()) && line.contains("eth0")
+    })?;
+    assert!(!line.contains("panicked"), "{line}");
+    let vips = agent.inspect_json(cluster.lan.node(&node)?, &["vips"])?.to_string();
+    assert!(vips.contains(&VIP.to_string()) && !vips.contains(&OTHER_VIP.to_string()), "{vips}");
+    Ok(())
+}
+
+#[test]
+fn the_demo_manifests_give_every_service_the_same_address() -> Result<()> {
+    let manifests = Manifests::empty()?;
+    for (file, text) in vipmux_tests::demo::MANIFESTS {
+        manifests.write_text(file, text)?;
+    }
+    let plan = agent::Plan::of(manifests.path())?;
+    let addresses: Vec<_> = vipmux_tests::demo::SERVICES
+        .iter()
+        .map(|service| plan.address(service.name).with_context(|| service.name))
+        .collect::<Result<_>>()?;
+    assert!(addresses.iter().all(|address| *address == addresses[0]), "{addresses:?}");
+    Ok(())
+}

@@ -1,0 +1,19 @@
+//! `cargo xtask bench`.
+
+use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
+
+use anyhow::{Context, Result};
+
+use crate::{capabilities, setup, workspace};
+
+/// Builds the bench with optimisations and becomes it; stdout is the bench's alone, for `--json`.
+pub(crate) fn run(options: &[OsString]) -> Result<()> {
+    capabilities::require("bench")?;
+    setup::packet_tests()?;
+    workspace::say("building the bench");
+    let package = ["build", "--release", "-p", "vipmux-tests", "--bin", "bench"];
+    workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;
+    let bench = workspace::target_folder()?.join("release/bench");
+    let error = Command::new(&bench).args(options).exec();
+    Err(error).with_context(|| format!("cannot run {}", bench.display()))
+}

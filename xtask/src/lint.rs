@@ -1,0 +1,166 @@
+//! `cargo xtask lint`: every check runs, whatever the others say, and the summary names those that failed.
+
+mod purity;
+
+use std::{process::Command, time::Instant};
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+
+use crate::{
+    setup::{self, LintTool},
+    workspace,
+};
+
+/// A check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Check {
+    /// rustfmt, for the workspace and for the BPF crate
+    Fmt,
+    /// The pure modules mention no I/O, clock, runtime, randomness or hash order
+    Purity,
+    /// Spelling
+    Typos,
+    /// Dependencies that nothing uses
+    Machete,
+    /// Licences, duplicates and sources of the dependencies
+    Deny,
+    /// clippy for the workspace
+    Clippy,
+    /// clippy for the BPF crate
+    ClippyBpf,
+    /// rustdoc, with warnings as errors
+    Docs,
+}
+
+/// Runs `checks` (all, if none is named); an error if one failed.
+pub(crate) fn run(checks: &[Check]) -> Result<()> {
+    let mut checks = if checks.is_empty() { Check::value_variants() } else { checks }.to_vec();
+    checks.sort_unstable();
+    checks.dedup();
+    prepare(&checks)?;
+    let mut rows = Vec::new();
+    for check in checks {
+        workspace::say(&format!("check {}", check.name()));
+        let start = Instant::now();
+        let result = check.run();
+        if let Err(error) = &result {
+            eprintln!("{error:#}");
+        }
+        rows.push((check, result, workspace::seconds(start.elapsed())));
+    }
+    summarise(&rows)
+}
+
+/// Installs what the checks need.
+fn prepare(checks: &[Check]) -> Result<()> {
+    setup::components()?;
+    let tools: Vec<_> = checks.iter().filter_map(|check| check.tool()).collect();
+    setup::lint_tools(&tools)?;
+    // clippy and rustdoc run the agent's build script, which builds the BPF programs.
+    if checks.contains(&Check::Clippy) || checks.contains(&Check::Docs) {
+        setup::bpf_toolchain()?;
+    }
+    Ok(())
+}
+
+impl Check {
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    const fn tool(self) -> Option<LintTool> {
+        match self {
+            Self::Deny => Some(LintTool::DENY),
+            Self::Machete => Some(LintTool::MACHETE),
+            Self::Typos => Some(LintTool::TYPOS),
+            Self::Fmt | Self::Purity | Self::Clippy | Self::ClippyBpf | Self::Docs => None,
+        }
+    }
+
+    fn run(self) -> Result<()> {
+        match self {
+            Self::Fmt => all([
+                workspace::cargo(["fmt", "--all", "--check"]),
+                workspace::cargo(["fmt", "--manifest-path", "ebpf/Cargo.toml", "--check"]),
+            ]),
+            Self::Purity => purity::check(&workspace::root()),
+            Self::Typos => all([LintTool::TYPOS.command()?]),
+            Self::Machete => {
+                let mut command = LintTool::MACHETE.command()?;
+                command.arg("--skip-target-dir");
+                all([command])
+            }
+            Self::Deny => all([deny(&[])?, deny(&["--manifest-path", "ebpf/Cargo.toml"])?]),
+            Self::Clippy => {
+                let mut command = workspace::cargo(["clippy", "--workspace", "--all-targets"]);
+                command.args(workspace::locked()).args(["--", "-D", "warnings"]);
+                all([command])
+            }
+            Self::ClippyBpf => all([clippy_bpf()?]),
+            Self::Docs => {
+                let mut command = workspace::cargo(["doc", "--workspace", "--no-deps"]);
+                command.args(workspace::locked()).env("RUSTDOCFLAGS", "-D warnings");
+                all([command])
+            }
+        }
+    }
+}
+
+/// Runs them all and fails if one did.
+fn all(commands: impl IntoIterator<Item = Command>) -> Result<()> {
+    let results: Vec<_> = commands.into_iter().map(|mut command| workspace::run(&mut command)).collect();
+    results.into_iter().collect()
+}
+
+/// cargo-deny without its advisories, whose database is not on crates.io.
+fn deny(options: &[&str]) -> Result<Command> {
+    let mut command = LintTool::DENY.command()?;
+    command.args(["--locked", "--config", "deny.toml", "--log-level", "warn"]).args(options);
+    command.args(["check", "--allow", "unmatched-skip", "bans", "licenses", "sources"]);
+    Ok(command)
+}
+
+/// clippy on the BPF crate, for the host: clippy belongs to the host's toolchain, which has no `core` for the BPF
+/// target, and aya-ebpf compiles for either. Aborting on panic spares the unwinder that the host would ask for.
+fn clippy_bpf() -> Result<Command> {
+    let mut command = workspace::cargo(["clippy", "--manifest-path", "ebpf/Cargo.toml", "--bins"]);
+    command.args(workspace::locked()).arg("--target-dir").arg(workspace::target_folder()?.join("ebpf-clippy"));
+    command.args(["--", "-D", "warnings"]).env("CARGO_PROFILE_DEV_PANIC", "abort");
+    // Inline assembly for BPF is behind a feature gate.
+    command.env("RUSTC_BOOTSTRAP", "1");
+    Ok(command)
+}
+
+fn summarise(rows: &[(Check, Result<()>, String)]) -> Result<()> {
+    workspace::say("lint summary");
+    for (check, result, time) in rows {
+        eprintln!("    {:<10} {time:>9}  {}", check.name(), if result.is_ok() { "passed" } else { "FAILED" });
+    }
+    let failed = rows.iter().filter(|(_, result, _)| result.is_err()).count();
+    if failed > 0 {
+        bail!("{failed} of {} checks failed", rows.len());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failed_check_fails_the_run() {
+        let row = |check, result| (check, result, "1 s".to_owned());
+        assert!(summarise(&[row(Check::Fmt, Ok(())), row(Check::Docs, Ok(()))]).is_ok());
+        assert!(summarise(&[row(Check::Fmt, Ok(())), row(Check::Docs, Err(anyhow::anyhow!("broken link")))]).is_err());
+    }
+
+    #[test]
+    fn every_command_runs_though_the_first_fails() {
+        let folder = std::env::temp_dir().join(format!("vipmux-xtask-{}", std::process::id()));
+        let mut make = Command::new("mkdir");
+        make.arg(&folder);
+        assert!(all([Command::new("false"), make]).is_err());
+        assert!(std::fs::remove_dir(&folder).is_ok());
+    }
+}

@@ -1,0 +1,102 @@
+//! `cargo xtask setup`, and what the other commands install before they start.
+//!
+//! Everything is installed in the open: what, why, and the installer's own output. Nothing is done, and nothing said,
+//! where all is there.
+
+mod apt;
+mod bpffs;
+mod linker;
+mod lint_tools;
+
+use std::{env, path::Path};
+
+use anyhow::{Result, bail};
+
+pub(crate) use lint_tools::{LintTool, components, lint_tools};
+
+use crate::{
+    toolchain::{self, Toolchain},
+    workspace,
+};
+
+/// Programs that the tests and the demo start, with the Debian package and the reason.
+const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
+    ("nft", "nftables", "the network tests put rules like kube-proxy's and a CNI's on their nodes"),
+    ("ip", "iproute2", "`cargo xtask demo --hold` is explored with it"),
+];
+
+/// Debian's compiler for BPF, with `core`'s sources.
+const DEBIAN_RUST: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
+
+/// What to do where Debian's packages are not to be had.
+const ALTERNATIVE: &str = "without Debian's packages, install a nightly (`rustup toolchain install nightly --component \
+                           rust-src`) and a bpf-linker for its LLVM";
+
+/// Installs all that building, the tests, the demo and the bench need.
+pub(crate) fn run() -> Result<()> {
+    network_tests()?;
+    workspace::say("all set: the BPF toolchain, the test programs and bpffs are there");
+    Ok(())
+}
+
+/// Makes sure that the BPF object can be built.
+pub(crate) fn bpf_toolchain() -> Result<()> {
+    if toolchain::detect().is_some() {
+        return Ok(());
+    }
+    let toolchain = match Toolchain::installed().into_iter().find(|toolchain| linker::can_be_built(toolchain.llvm)) {
+        Some(toolchain) => toolchain,
+        None => debian_rust()?,
+    };
+    linker::install(toolchain.llvm)?;
+    if toolchain::detect().is_none() {
+        bail!(
+            "the BPF toolchain is still not complete after installing a bpf-linker for LLVM {}; {ALTERNATIVE}",
+            toolchain.llvm
+        );
+    }
+    Ok(())
+}
+
+/// Makes sure that BPF programs can be loaded and pinned.
+pub(crate) fn packet_tests() -> Result<()> {
+    bpf_toolchain()?;
+    bpffs::mount()
+}
+
+/// Makes sure that the network tests and the demo find the programs that they start.
+pub(crate) fn network_tests() -> Result<()> {
+    packet_tests()?;
+    for (program, package, reason) in TEST_PROGRAMS {
+        if !on_path(program) {
+            apt::install(&[package.to_owned()], reason)?;
+        }
+    }
+    Ok(())
+}
+
+fn debian_rust() -> Result<Toolchain> {
+    let packages = DEBIAN_RUST.map(str::to_owned);
+    let reason = "a rustc with core's sources, for the BPF programs";
+    apt::install(&packages, reason).map_err(|error| error.context(ALTERNATIVE))?;
+    let Some(toolchain) = Toolchain::installed().into_iter().find(|toolchain| toolchain.bootstrap) else {
+        bail!("{} are installed, but /usr/bin/rustc has no sources of core; {ALTERNATIVE}", packages.join(", "));
+    };
+    if !linker::LLVM.contains(&toolchain.llvm) {
+        let (least, most) = (linker::LLVM.start(), linker::LLVM.end());
+        bail!(
+            "the archive's {} is built on LLVM {}, and bpf-linker wants {least} to {most}: add the distribution's \
+             updates and security suites to apt's sources, or, {ALTERNATIVE}",
+            packages[0],
+            toolchain.llvm
+        );
+    }
+    Ok(toolchain)
+}
+
+/// Whether a program is on the path, or where Debian keeps the administrator's.
+fn on_path(program: &str) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    folders.map(|folder| folder.join(program)).any(|candidate| Path::is_file(&candidate))
+}
