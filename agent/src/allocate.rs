@@ -133,11 +133,11 @@ fn others(placement: &Placement<'_>, service: &Service, vip: Vip) -> String {
     let Some(tenancy) = placement.occupancy.on(vip) else { return String::new() };
     let others = tenancy.tenants().len().saturating_sub(1);
     let named = tenancy.tenants().iter().filter(|name| ***name != service.name).take(NAMED);
-    let mut shown = named.map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    if others > NAMED {
-        shown += &format!(" and {} more", others - NAMED);
+    let named = named.map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    match others.saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named} and {more} more"),
     }
-    shown
 }
 
 /// Why the Service is not on a lower address of its group (rule 8).

@@ -39,6 +39,7 @@ use crate::{
     model::{
         ServiceName, Vip,
         name::{Port, is_label},
+        range::AddressRange,
         request::SharingKey,
     },
 };
@@ -200,6 +201,9 @@ fn held(name: &str, entry: Entry) -> Result<(ServiceName, Held), String> {
     if entry.addresses.is_empty() {
         return Err(format!("services: {name} holds no addresses"));
     }
+    for vip in &entry.addresses {
+        AddressRange::single(vip.0).map_err(|block| format!("services: {name} holds {vip}, which is in {block}"))?;
+    }
     // A Service has a port at least: without any, nothing is known of its terms.
     let known = !entry.ports.is_empty();
     let terms = known.then_some(Terms { ports: entry.ports, sharing_key: entry.sharing });
@@ -338,6 +342,7 @@ mod tests {
             "version: 1",
             "version: 1\nservices: {shop/a: {addresses: [nonsense]}}",
             "version: 1\nservices: {shop/a: {addresses: []}}",
+            "version: 1\nservices: {shop/a: {addresses: [127.0.0.1]}}",
             "version: 1\nservices: {a: {addresses: [192.0.2.1]}}",
             "version: 1\nservices: {shop/a: {addresses: [192.0.2.1], ports: [80]}}",
             "version: 1\nservices: {shop/a: {addresses: [192.0.2.1], prots: [80/TCP]}}",

@@ -231,7 +231,7 @@ mod tests {
     #[test]
     fn a_yielded_vip_is_taken_again_only_after_a_while() {
         let mut election = one_of_each();
-        let early = T + RETAKE - HEARTBEAT;
+        let early = T + RETAKE.saturating_sub(HEARTBEAT);
         assert_eq!(election.handle(tick(early), early), [Command::Extend(early + LEASE)]);
         let late = T + RETAKE;
         assert_eq!(election.handle(tick(late), late), [Command::Extend(late + LEASE), Command::Lead(vip(3))]);

@@ -59,7 +59,7 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
 fn service(key: &FlowKey) -> Result<ServiceValue, DropReason> {
     let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
     // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
-    unsafe { SERVICES.get(&claim) }.copied().ok_or(DropReason::NoService)
+    unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService)
 }
 
 #[inline(always)]

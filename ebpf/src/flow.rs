@@ -87,11 +87,18 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
     }
 }
 
-/// A flow's flags after a segment with these TCP flags from the side whose FIN is `fin`.
+/// A flow's flags after a segment with these TCP flags from the side whose FIN is `fin`. Only the client disproves an
+/// RST: what a backend had under way when the client's came would keep the flow alive otherwise.
 #[inline(always)]
 fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
     let flags = if tcp & FIN != 0 { flags | fin } else { flags };
-    if tcp & RST != 0 { flags | FLOW_RESET } else { flags & !FLOW_RESET }
+    if tcp & RST != 0 {
+        flags | FLOW_RESET
+    } else if fin == FLOW_CLIENT_FIN {
+        flags & !FLOW_RESET
+    } else {
+        flags
+    }
 }
 
 /// Records a new flow; whether it succeeded.

@@ -90,7 +90,7 @@ pub fn vipmux_egress(context: TcContext) -> i32 {
         None => TC_ACT_UNSPEC,
         Some(reason) => {
             count::drop(reason, u64::from(context.len()));
-            TC_ACT_SHOT as i32
+            TC_ACT_SHOT
         }
     }
 }

@@ -114,7 +114,9 @@ impl<'a> Placement<'a> {
         loop {
             waiting.retain(|service| self.refused.contains_key(&service.name));
             let placed_before = self.placed.len();
-            waiting.iter().for_each(|service| self.place(service));
+            for service in &waiting {
+                self.place(service);
+            }
             if self.placed.len() == placed_before {
                 return;
             }
@@ -200,17 +202,21 @@ impl<'a> Placement<'a> {
 
     /// The lowest of its group's addresses where the Service fits; else the first clash, where there is one.
     fn group_address(&self, service: &Service) -> Result<Vip, Option<(Vip, Refusal)>> {
-        let mut first_clash = None;
+        let mut first_clash: Option<(Vip, Refusal)> = None;
         for vip in self.occupancy.group(service) {
             let Some(tenancy) = self.occupancy.on(vip) else { continue };
-            let reserved = self.model.reserved.contains_key(&vip.0);
-            if reserved || self.may_have(vip, service).is_err() || self.mismatch(vip, tenancy, service).is_some() {
+            let clash = tenancy.clash(service);
+            // The cheap question first: a group whose members all clash has as many addresses as members.
+            if clash.is_some() && first_clash.is_some() {
                 continue;
             }
-            match tenancy.clash(service) {
+            if self.may_have(vip, service).is_err() || self.mismatch(vip, tenancy, service).is_some() {
+                continue;
+            }
+            match clash {
                 None => return Ok(vip),
-                Some((port, holder)) => first_clash.get_or_insert_with(|| (vip, conflict(vip, port, holder))),
-            };
+                Some((port, holder)) => first_clash = Some((vip, conflict(vip, port, holder))),
+            }
         }
         Err(first_clash)
     }

@@ -162,4 +162,17 @@ proptest! {
             prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(service).map(|a| &a.addresses));
         }
     }
+
+    #[test]
+    fn changing_a_service_moves_nobody_else(shapes in shapes(), index in any::<prop::sample::Index>(), other in shape()) {
+        let settled = cluster(&shapes).settled();
+        let before = settled.allocate();
+        let index = index.index(shapes.len());
+        let namespace = shapes[index].namespace;
+        let changed = name(&format!("{namespace}/s{index}"));
+        let after = add(settled, index, &Shape { namespace, ..other }).allocate();
+        for (service, assignment) in before.assignments.iter().filter(|(service, _)| **service != changed) {
+            prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(service).map(|a| &a.addresses));
+        }
+    }
 }

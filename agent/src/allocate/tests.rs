@@ -385,6 +385,21 @@ fn a_member_that_waited_joins_an_address_its_group_gets_later() {
 }
 
 #[test]
+fn a_refusal_names_what_holds_in_the_end() {
+    // When `u` is asked again, `a` is not on 192.0.2.2 yet, where it then has `u`'s port.
+    let cluster = Cluster::default()
+        .pool("full", &serde_json::json!({"addresses": ["192.0.2.1/32"]}))
+        .pool("manual", &serde_json::json!({"addresses": ["192.0.2.2/31"], "autoAssign": false}))
+        .service("shop/0", &["80/TCP"], &[])
+        .service("shop/a", &["80/TCP"], &[WEB])
+        .service("shop/b", &["443/TCP"], &[WEB, ("vipmux.io/pool", "manual")])
+        .service("shop/h", &["80/TCP"], &[("vipmux.io/addresses", "192.0.2.3")])
+        .service("shop/u", &["80/TCP"], &[("vipmux.io/addresses", "192.0.2.2,192.0.2.3")]);
+    assert_eq!(cluster.outcome(), "shop/0=1 shop/a=2 shop/b=2 shop/h=3 shop/u:PortConflict");
+    assert_eq!(cluster.message("shop/u"), "port 80/TCP on 192.0.2.2 is held by shop/a");
+}
+
+#[test]
 fn what_cannot_be_understood_is_refused_and_disturbs_nobody() {
     let cluster = lan()
         .service("shop/a", &["80/TCP"], &[("vipmux.io/addresses", "nonsense")])

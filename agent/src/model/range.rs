@@ -57,9 +57,9 @@ pub enum RangeError {
 
 /// IPv4 blocks that no VIP can be in: RFC 1122 section 3.2.1.3, RFC 5771, RFC 1112 section 4.
 const NOT_UNICAST: [(Ipv4Addr, Ipv4Addr, &str); 3] = [
-    (Ipv4Addr::new(0, 0, 0, 0), Ipv4Addr::new(0, 255, 255, 255), "0.0.0.0/8, this network"),
+    (Ipv4Addr::UNSPECIFIED, Ipv4Addr::new(0, 255, 255, 255), "0.0.0.0/8, this network"),
     (Ipv4Addr::new(127, 0, 0, 0), Ipv4Addr::new(127, 255, 255, 255), "127.0.0.0/8, loopback"),
-    (Ipv4Addr::new(224, 0, 0, 0), Ipv4Addr::new(255, 255, 255, 255), "224.0.0.0/3, multicast and reserved"),
+    (Ipv4Addr::new(224, 0, 0, 0), Ipv4Addr::BROADCAST, "224.0.0.0/3, multicast and reserved"),
 ];
 
 /// IPv6 blocks that no VIP can be in (RFC 4291).

@@ -152,14 +152,14 @@ fn status(service: &api::Service) -> BTreeSet<Vip> {
 mod tests {
     use super::*;
 
-    fn ingest(spec: serde_json::Value) -> Result<Service, Refusal> {
+    fn ingest(spec: &serde_json::Value) -> Result<Service, Refusal> {
         let name = ServiceName { namespace: "shop".into(), name: "web".into() };
         Service::ingest(&name, &serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap())
     }
 
     #[test]
     fn a_missing_protocol_is_tcp_and_protocols_mix() {
-        let service = ingest(serde_json::json!({"ports": [
+        let service = ingest(&serde_json::json!({"ports": [
             {"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53},
         ]}))
         .unwrap();
@@ -190,7 +190,7 @@ mod tests {
                 "spec.ports[1]: 1/TCP is listed twice",
             ),
         ] {
-            let refusal = ingest(serde_json::json!({ "ports": ports })).unwrap_err();
+            let refusal = ingest(&serde_json::json!({ "ports": ports })).unwrap_err();
             assert_eq!(refusal, Refusal::new(Reason::InvalidService, message));
         }
     }
@@ -205,10 +205,10 @@ mod tests {
             (serde_json::json!(null), Some("RequireDualStack"), Families::RequireDual),
         ] {
             let spec = serde_json::json!({"ports": [{"port": 1}], "ipFamilies": families, "ipFamilyPolicy": policy});
-            assert_eq!(ingest(spec).unwrap().families, expected);
+            assert_eq!(ingest(&spec).unwrap().families, expected);
         }
-        assert!(ingest(serde_json::json!({"ports": [{"port": 1}], "ipFamilies": ["IPv5"]})).is_err());
-        assert!(ingest(serde_json::json!({"ports": [{"port": 1}], "ipFamilyPolicy": "x"})).is_err());
+        assert!(ingest(&serde_json::json!({"ports": [{"port": 1}], "ipFamilies": ["IPv5"]})).is_err());
+        assert!(ingest(&serde_json::json!({"ports": [{"port": 1}], "ipFamilyPolicy": "x"})).is_err());
     }
 
     #[test]

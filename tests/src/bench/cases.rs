@@ -8,7 +8,7 @@ use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
-    workload::{self, LOCAL, OTHER, REMOTE},
+    workload::{self, CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE},
     wrapper::{Variation, Wrapper},
 };
 use crate::program::{self, Program, TESTING_OBJECT};
@@ -18,6 +18,17 @@ pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
 
 const PASS: u32 = 2;
 const TX: u32 = 3;
+
+/// Whether each packet, or none, is counted so.
+type Counted = &'static [(Stat, bool)];
+const PASSED: Counted = &[(Stat::Passed, true)];
+const HANDED_OVER: Counted = &[(Stat::HandedOver, true), (Stat::NewFlows, false)];
+const DELIVERED: Counted = &[(Stat::Local, true), (Stat::NewFlows, false)];
+const NEWLY_HANDED_OVER: Counted = &[(Stat::HandedOver, true), (Stat::NewFlows, true)];
+const NEWLY_DELIVERED: Counted = &[(Stat::Local, true), (Stat::NewFlows, true)];
+
+/// Services that the flows of cases named "few" go to, however many there are.
+const FEW: u32 = 5;
 
 /// Something to measure.
 pub(super) struct Case {
@@ -45,6 +56,7 @@ struct Spec {
     name: &'static str,
     services: Option<u32>,
     target: Target,
+    from: Ipv4Addr,
     to: Ipv4Addr,
     variation: Option<Variation>,
     base: Option<usize>,
@@ -52,8 +64,7 @@ struct Spec {
     prepare: u32,
     warm_up: u32,
     verdict: u32,
-    /// Whether each packet, or none, is counted so.
-    counted: &'static [(Stat, bool)],
+    counted: Counted,
 }
 
 impl Target {
@@ -78,8 +89,8 @@ impl Target {
 /// Adds a case once its maps are filled and it is seen to do what it should; its index.
 fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     const CHECKED: u32 = 10_000;
-    let Spec { name, services, target, to, variation, base, prepare, warm_up, verdict, counted } = spec;
-    let wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(to), variation)?;
+    let Spec { name, services, target, from, to, variation, base, prepare, warm_up, verdict, counted } = spec;
+    let wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(from, to), variation)?;
     wrapper.run(prepare.max(warm_up).max(1))?;
     let before = target.packets(counted)?;
     let sample = wrapper.run(CHECKED)?;
@@ -111,6 +122,7 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
         name,
         services: None,
         target,
+        from: CLIENT,
         to: REMOTE,
         variation,
         base,
@@ -121,26 +133,31 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
     }
 }
 
+/// What the data plane's cases cannot be cheaper than; the empty programs' indices for one flow and for many.
+fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
+    let programs = ["empty_tx", "hash_insert", "hash_lookup", "lru_insert", "lru_lookup"];
+    let object = testing(&programs, plan.flows * 2, plan.capacity)?;
+    let testing = |program| Target::Testing(Rc::clone(&object), program);
+    let spread = Variation { flows: plan.flows, services: 1 };
+    for insertion in ["hash_insert", "lru_insert"] {
+        let packet = workload::segment(CLIENT, REMOTE);
+        Wrapper::new(testing(insertion).xdp()?.fd()?, &packet, Some(spread))?.run(plan.flows)?;
+    }
+    let one = add(cases, floor("empty program, one flow", testing("empty_tx"), None, None))?;
+    let many = add(cases, floor("empty program, many flows", testing("empty_tx"), Some(spread), None))?;
+    let miss = floor("hash lookup, miss", testing("hash_lookup"), None, Some(one));
+    add(cases, Spec { from: OTHER_CLIENT, verdict: PASS, ..miss })?;
+    add(cases, floor("hash lookup, one flow", testing("hash_lookup"), None, Some(one)))?;
+    add(cases, floor("hash lookup, many flows", testing("hash_lookup"), Some(spread), Some(many)))?;
+    add(cases, floor("LRU lookup, one flow", testing("lru_lookup"), None, Some(one)))?;
+    add(cases, floor("LRU lookup, many flows", testing("lru_lookup"), Some(spread), Some(many)))?;
+    Ok((one, many))
+}
+
 /// Known flows, and what is not for a VIP.
 pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
-    let spread = Variation { flows: plan.flows, services: 1 };
-    let object = testing(&["empty_tx", "hash_lookup", "lru_lookup", "lru_insert"], plan.flows * 2, plan.capacity)?;
-    let testing = |program| Target::Testing(Rc::clone(&object), program);
-    let one = add(&mut cases, floor("empty program, one flow", testing("empty_tx"), None, None))?;
-    let many = add(&mut cases, floor("empty program, many flows", testing("empty_tx"), Some(spread), None))?;
-    add(&mut cases, Spec { verdict: PASS, ..floor("hash lookup, miss", testing("hash_lookup"), None, Some(one)) })?;
-    fill(&testing("lru_insert"), spread)?;
-    add(
-        &mut cases,
-        floor(
-            "LRU lookup, hit, one flow",
-            testing("lru_lookup"),
-            Some(Variation { flows: 1, services: 1 }),
-            Some(many),
-        ),
-    )?;
-    add(&mut cases, floor("LRU lookup, hit, many flows", testing("lru_lookup"), Some(spread), Some(many)))?;
+    let (one, many) = floors(&mut cases, plan)?;
     for &services in &plan.services {
         let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services)?, plan.capacity)?));
         let data = |name, to, variation: Option<Variation>, base| Spec {
@@ -149,31 +166,25 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
             warm_up: variation.map_or(1, |variation| variation.flows),
             ..floor(name, target.clone(), variation, Some(base))
         };
-        let spread = Some(Variation { flows: plan.flows, services: services / 2 });
-        let remote: &[_] = &[(Stat::HandedOver, true), (Stat::NewFlows, false)];
-        let local: &[_] = &[(Stat::Local, true), (Stat::NewFlows, false)];
-        add(
-            &mut cases,
-            Spec { verdict: PASS, counted: &[(Stat::Passed, true)], ..data("not for a VIP", OTHER, None, one) },
-        )?;
-        add(&mut cases, Spec { counted: remote, ..data("established, remote, one flow", REMOTE, None, one) })?;
-        add(&mut cases, Spec { counted: remote, ..data("established, remote, many flows", REMOTE, spread, many) })?;
-        add(
-            &mut cases,
-            Spec { verdict: PASS, counted: local, ..data("established, local, one flow", LOCAL, None, one) },
-        )?;
-        add(
-            &mut cases,
-            Spec { verdict: PASS, counted: local, ..data("established, local, many flows", LOCAL, spread, many) },
-        )?;
+        add(&mut cases, Spec { verdict: PASS, counted: PASSED, ..data("not for a VIP", OTHER, None, one) })?;
+        let few = Some(Variation { flows: plan.flows, services: FEW.min(services / 2) });
+        let all = Some(Variation { flows: plan.flows, services: services / 2 });
+        for (name, variation, from, base) in [
+            ("established, remote, one flow", None, CLIENT, one),
+            ("established, remote, many, few", few, OTHER_CLIENT, many),
+            ("established, remote, many, all", all, CLIENT, many),
+        ] {
+            add(&mut cases, Spec { counted: HANDED_OVER, from, ..data(name, REMOTE, variation, base) })?;
+        }
+        for (name, variation, from, base) in [
+            ("established, local, one flow", None, CLIENT, one),
+            ("established, local, many, few", few, OTHER_CLIENT, many),
+            ("established, local, many, all", all, CLIENT, many),
+        ] {
+            add(&mut cases, Spec { verdict: PASS, counted: DELIVERED, from, ..data(name, LOCAL, variation, base) })?;
+        }
     }
     Ok(cases)
-}
-
-/// Runs an insertion for each flow.
-fn fill(target: &Target, variation: Variation) -> Result<()> {
-    Wrapper::new(target.xdp()?.fd()?, &workload::segment(REMOTE), Some(variation))?.run(variation.flows)?;
-    Ok(())
 }
 
 /// Flows that no table knows, into tables that are full.
@@ -194,10 +205,8 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
             prepare: full,
             ..floor(name, target.clone(), Some(Variation { flows, services: services / 2 }), Some(empty))
         };
-        let remote = &[(Stat::HandedOver, true), (Stat::NewFlows, true)];
-        let local = &[(Stat::Local, true), (Stat::NewFlows, true)];
-        add(&mut cases, Spec { counted: remote, ..data("new flow, remote", REMOTE) })?;
-        add(&mut cases, Spec { verdict: PASS, counted: local, ..data("new flow, local", LOCAL) })?;
+        add(&mut cases, Spec { counted: NEWLY_HANDED_OVER, ..data("new flow, remote", REMOTE) })?;
+        add(&mut cases, Spec { verdict: PASS, counted: NEWLY_DELIVERED, ..data("new flow, local", LOCAL) })?;
     }
     Ok(cases)
 }

@@ -132,7 +132,10 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { cpu, kernel, repetitions, packets, flows, capacity, .. } = self;
         writeln!(f, "{cpu}, Linux {kernel}; {repetitions} interleaved repetitions of {packets} packets, CPU time;")?;
-        writeln!(f, "many flows: {flows}; flow and reverse-flow tables of {capacity} entries, full for new flows\n")?;
+        writeln!(
+            f,
+            "many: {flows} flows, to a few Services or to all; flow and reverse-flow tables of {capacity} entries, full for new flows\n"
+        )?;
         writeln!(
             f,
             "{:<34}{:>9}{:>9}{:>9}{:>9}{:>9}",

@@ -19,7 +19,9 @@ pub(super) const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub(super) const LOCAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// No VIP.
 pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
-const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+/// The first client; cases with flows of their own have clients of their own.
+pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
+pub(super) const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
 
 /// The first Service's port on either address; the others follow.
 const PORT: u16 = 20_000;
@@ -30,9 +32,9 @@ const NODES: u32 = 10;
 const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
 const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
 
-/// The client's segment to the first Service on an address.
-pub(super) fn segment(to: Ipv4Addr) -> Vec<u8> {
-    Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(CLIENT, to, Tcp::new(1024, PORT, ACK)))
+/// A client's segment to the first Service on an address.
+pub(super) fn segment(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(from, to, Tcp::new(1024, PORT, ACK)))
 }
 
 /// The maps' contents for so many Services, an even number up to what the ports allow.

@@ -116,6 +116,9 @@ fn of_closing_connections() -> Vec<Case> {
         restored("a closed connection is translated for a little longer", &segment(LOCAL, ACK, 77))
             .given(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS))
             .then(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS)),
+        restored("a backend's late packet does not undo the client's RST", &segment(LOCAL, ACK, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | FLOW_RESET))
+            .then(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | FLOW_RESET)),
         restored("a half-closed connection is translated as ever", &segment(LOCAL, ACK, 77))
             .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | FLOW_CLIENT_FIN))
             .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | FLOW_CLIENT_FIN)),
