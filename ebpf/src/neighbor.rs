@@ -5,7 +5,7 @@ use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat, VIP_LEADING,
 
 use crate::{
     Action, count,
-    maps::{FENCE, PEERS, VIPS},
+    maps::{CONFIG, FENCE, PEERS, VIPS},
     packet::{Frame, read, write},
 };
 
@@ -14,8 +14,7 @@ const ARP_LENGTH: usize = 28;
 const ETHERNET_IPV4: (u32, u16) = (u32::from_ne_bytes([0, 1, 8, 0]), u16::from_ne_bytes([6, 4]));
 const REQUEST: u16 = 1_u16.to_be();
 const REPLY: u16 = 2_u16.to_be();
-/// How long after the deadline the program stops minding VIPs: an agent that was removed swallows none for ever.
-const ABANDONED: u64 = 600_000_000_000;
+const NANOSECONDS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
@@ -31,7 +30,7 @@ fn standing() -> Standing {
     let now = unsafe { bpf_ktime_get_boot_ns() };
     if now < deadline {
         Standing::InTime
-    } else if now - deadline < ABANDONED {
+    } else if now - deadline < CONFIG.get(0).map_or(0, |config| u64::from(config.abandon_after)) * NANOSECONDS {
         Standing::Lapsed
     } else {
         Standing::Abandoned
