@@ -30,7 +30,7 @@ use self::{kernel::Kernel, settle::Settled};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{Announcer, SendError, Sender},
-    datapath::{load::Mode, maps::MapsError, pins::Pins},
+    datapath::{apply::Unclaimed, load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
     link::{Interface, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{NodeName, Vip},
@@ -60,6 +60,8 @@ pub struct Options {
     pub pin_path: PathBuf,
     /// How XDP programs run.
     pub mode: Mode,
+    /// What becomes of packets that no Service takes.
+    pub unclaimed: Unclaimed,
     /// Entries of each flow table; 0: by the memory.
     pub flows: u32,
 }
@@ -137,7 +139,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), sender));
     let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
-    let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone())?;
+    let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone(), options.unclaimed)?;
     let agent = Agent {
         kernel,
         announcer: Announcer::default(),

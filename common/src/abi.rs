@@ -126,7 +126,19 @@ pub struct Config {
     /// How long after the fence's deadline the programs stop minding VIPs, in seconds: an agent that was removed must not
     /// swallow them for ever.
     pub abandon_after: u32,
+    /// What becomes of packets that no Service or no backend takes: [`UNCLAIMED_REJECT`], [`UNCLAIMED_DROP`] or
+    /// [`UNCLAIMED_PASS`].
+    pub unclaimed: u32,
+    /// How many packets each CPU may answer in the VIPs' name, per second: TCP RSTs, ICMP errors, echo replies.
+    pub answers_per_second: u32,
 }
+
+/// Answered: TCP RST, ICMP port unreachable.
+pub const UNCLAIMED_REJECT: u32 = 0;
+/// Dropped without a word.
+pub const UNCLAIMED_DROP: u32 = 1;
+/// Passed to the node's own stack.
+pub const UNCLAIMED_PASS: u32 = 2;
 
 /// `INTERFACES[ifindex]`: an interface that this program is attached to; all zero otherwise.
 #[repr(C)]
@@ -361,6 +373,16 @@ pub struct ReverseValue {
     pub seen: u64,
 }
 
+/// Value of the per-CPU array `BUDGET`: a token bucket for answers.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Budget {
+    /// `jiffies_64` when it was filled last.
+    pub filled: u64,
+    /// Answers that are left, times [`Config::hz`].
+    pub left: u64,
+}
+
 /// `FENCE[0]`: until when ARP and NDP are answered.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -413,7 +435,7 @@ counters! {
         Malformed = "malformed",
         /// A protocol that is not balanced.
         Protocol = "protocol",
-        /// ICMP to a VIP.
+        /// ICMP to a VIP other than an echo request.
         Icmp = "icmp",
         /// A fragment.
         Fragment = "fragment",
@@ -457,6 +479,12 @@ counters! {
         NewFlows = "new_flows",
         /// Replies translated back.
         Replies = "replies",
+        /// Packets that no Service or no backend takes, answered by TCP RST or ICMP port unreachable.
+        Rejected = "rejected",
+        /// ICMP echo requests to a VIP, answered.
+        EchoAnswered = "echo_answered",
+        /// Answers that were not given, since [`Config::answers_per_second`] were.
+        AnswerLimited = "answer_limited",
         /// SYN-ACKs of direct connections to a backend: left alone.
         DirectReplies = "direct_replies",
     }
@@ -465,7 +493,7 @@ counters! {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 32);
+    assert!(size_of::<Config>() == 40);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
@@ -480,6 +508,7 @@ const _: () = {
     assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
     assert!(size_of::<ReverseValue>() == 40 && offset_of!(ReverseValue, vip) == 8);
     assert!(offset_of!(ReverseValue, seen) == 32 && offset_of!(ReverseValue, tag) == 0);
+    assert!(size_of::<Budget>() == 16);
     assert!(size_of::<Fence>() == 8);
     assert!(size_of::<Count>() == 24);
 };

@@ -11,7 +11,8 @@ use crate::{
     forward,
     maps::{NODES, SERVICES, TABLES, VIPS},
     nat, neighbor,
-    packet::{Frame, Ipv4},
+    packet::{Frame, ICMP, Ipv4},
+    reject,
 };
 
 /// The walk of an IPv4 packet that is addressed to this interface's MAC.
@@ -24,7 +25,11 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
     if !neighbor::is_announced(vip, frame, interface) {
         return Ok(Action::Pass);
     }
-    let segment = packet.segment(frame)?;
+    let transport = packet.transport(frame)?;
+    if transport.protocol == ICMP {
+        return reject::echo(frame, &packet, transport.at, interface);
+    }
+    let segment = transport.segment(frame)?;
     let key = segment.flow(packet.source, vip.id);
     let hash = hash::flow(&key);
     let now = flow::now();
@@ -50,7 +55,7 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
     if target.is_local() {
         nat::deliver(frame, &packet, &segment, &target, now)
     } else {
-        forward::hand_over(frame, &segment, interface, node(&target)?)
+        forward::hand_over(frame, &packet, interface, node(&target)?)
     }
 }
 

@@ -8,18 +8,18 @@ use vipmux_common::{
 
 use crate::{
     Action, count,
-    packet::{Frame, Segment, read, write},
+    packet::{Frame, Ipv4, read, write},
 };
 
 /// Sends the frame on, unchanged above layer 2 but for the TTL, with this node's hand-over MAC as its source.
 #[inline(always)]
 pub(crate) fn hand_over(
     frame: &Frame,
-    segment: &Segment,
+    packet: &Ipv4,
     interface: &Interface,
     node: &Node,
 ) -> Result<Action, DropReason> {
-    let at = segment.network;
+    let at = packet.at;
     // SAFETY: `Ipv4::parse` compared the fixed header with the end.
     unsafe {
         let ttl: u8 = read::<8, _>(at);

@@ -15,6 +15,7 @@ mod maps;
 mod nat;
 mod neighbor;
 mod packet;
+mod reject;
 
 use aya_ebpf::{
     bindings::{
@@ -48,7 +49,14 @@ enum Action {
 pub fn vipmux_xdp(context: XdpContext) -> u32 {
     let ifindex = context.ingress_ifindex() as u32;
     let Some(frame) = Frame::parse(&context) else { return XDP_PASS };
-    match INTERFACES.get(ifindex).map_or(Ok(Action::Pass), |interface| walk(&frame, interface)) {
+    let Some(interface) = INTERFACES.get(ifindex) else { return XDP_PASS };
+    let action = match walk(&frame, interface) {
+        Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => {
+            reject::unclaimed(&context, &frame, interface, reason)
+        }
+        action => action,
+    };
+    match action {
         Ok(Action::Pass) => {
             count::stat(Stat::Passed, frame.length());
             XDP_PASS

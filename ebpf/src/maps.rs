@@ -5,7 +5,7 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray},
 };
 use vipmux_common::abi::{
-    Address, Backend, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel,
+    Address, Backend, Budget, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel,
     ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
 };
 
@@ -39,6 +39,9 @@ pub(crate) static PEERS: HashMap<Mac, u32> = HashMap::with_max_entries(capacity:
 pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
 #[map]
 pub(crate) static REVERSE: LruHashMap<ReverseKey, ReverseValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
+/// Not pinned: each load of the programs begins with a full one.
+#[map]
+pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]

@@ -37,9 +37,9 @@ pub(crate) fn deliver(
     let address = backend.address.w3;
     let of_address = checksum::change(packet.destination, address);
     let change = of_address + checksum::change(u32::from(segment.destination_port), u32::from(backend.port));
-    // SAFETY: `Ipv4::parse` and `Ipv4::segment` compared these headers with the end.
+    // SAFETY: `Ipv4::parse` and `Transport::segment` compared these headers with the end.
     unsafe {
-        let at = segment.network;
+        let at = packet.at;
         write::<10, _>(at, checksum::update(read::<10, _>(at), of_address));
         write::<16, _>(at, address);
         let at = segment.transport;

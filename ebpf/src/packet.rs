@@ -13,7 +13,7 @@ const ETHERTYPE_VLAN: u16 = 0x8100_u16.to_be();
 
 pub(crate) const TCP: u32 = 6;
 pub(crate) const UDP: u32 = 17;
-const ICMP: u32 = 1;
+pub(crate) const ICMP: u32 = 1;
 
 pub(crate) const FIN: u8 = 0x01;
 pub(crate) const SYN: u8 = 0x02;
@@ -128,6 +128,9 @@ pub(crate) struct Frame {
     pub(crate) ethertype: u16,
     /// 802.1Q VLAN id, host order; 0 for untagged and for priority-tagged frames.
     pub(crate) vlan: u32,
+    is_tagged: bool,
+    /// 802.1Q tag control information, wire.
+    tag: u16,
     pub(crate) destination: Mac,
     pub(crate) source: Mac,
 }
@@ -148,19 +151,21 @@ impl Frame {
                 read::<12, u16>(start),
             )
         };
-        let (mut vlan, mut network) = (0, start + ETHERNET_LENGTH);
-        if ethertype == ETHERTYPE_VLAN {
+        let is_tagged = ethertype == ETHERTYPE_VLAN;
+        let (mut vlan, mut tag, mut network) = (0, 0, start + ETHERNET_LENGTH);
+        if is_tagged {
             network += VLAN_TAG_LENGTH;
             if network > end {
                 return None;
             }
             // SAFETY: compared with the end above.
             unsafe {
-                vlan = u32::from(u16::from_be(read::<14, _>(start)) & 0x0fff);
+                tag = read::<14, u16>(start);
+                vlan = u32::from(u16::from_be(tag) & 0x0fff);
                 ethertype = read::<16, _>(start);
             }
         }
-        Some(Self { start, end, network: pin(network), ethertype, vlan, destination, source })
+        Some(Self { start, end, network: pin(network), ethertype, vlan, is_tagged, tag, destination, source })
     }
 
     /// Length in bytes, from the Ethernet header on.
@@ -173,6 +178,30 @@ impl Frame {
     #[inline(always)]
     pub(crate) fn is_group(&self) -> bool {
         self.destination.head & u32::from_ne_bytes([1, 0, 0, 0]) != 0
+    }
+
+    /// Writes an Ethernet header, and a tag if this frame has one, to the start of a frame that has grown or shrunk.
+    #[inline(always)]
+    pub(crate) fn write_link(&self, context: &XdpContext, destination: Mac, source: Mac) -> Option<()> {
+        let (start, end) = (pin(context.data()), pin(context.data_end()));
+        if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
+            return None;
+        }
+        // SAFETY: compared with the end above.
+        unsafe {
+            write::<0, _>(start, destination.head);
+            write::<4, _>(start, destination.tail);
+            write::<6, _>(start, source.head);
+            write::<10, _>(start, source.tail);
+            if self.is_tagged {
+                write::<12, _>(start, ETHERTYPE_VLAN);
+                write::<14, _>(start, self.tag);
+                write::<16, _>(start, self.ethertype);
+            } else {
+                write::<12, _>(start, self.ethertype);
+            }
+        }
+        Some(())
     }
 
     #[inline(always)]
@@ -189,7 +218,7 @@ impl Frame {
 
 /// An IPv4 packet whose fixed header is in the frame; nothing else is known to be right yet.
 pub(crate) struct Ipv4 {
-    at: usize,
+    pub(crate) at: usize,
     pub(crate) source: u32,
     pub(crate) destination: u32,
 }
@@ -205,9 +234,9 @@ impl Ipv4 {
         unsafe { Some(Self { at, source: read::<12, _>(at), destination: read::<16, _>(at) }) }
     }
 
-    /// Checks the headers and takes what the walk needs of TCP or UDP.
+    /// Checks the header.
     #[inline(always)]
-    pub(crate) fn segment(&self, frame: &Frame) -> Result<Segment, DropReason> {
+    pub(crate) fn transport(&self, frame: &Frame) -> Result<Transport, DropReason> {
         let at = self.at;
         // SAFETY: `parse` compared the fixed header with the end.
         let (version_length, total, fragment, protocol) = unsafe {
@@ -219,45 +248,78 @@ impl Ipv4 {
             )
         };
         let header = usize::from(version_length & 0x0f) * 4;
-        if version_length >> 4 != 4 || header < IPV4_LENGTH || total > frame.end - at {
+        if version_length >> 4 != 4 || header < IPV4_LENGTH || total < header || total > frame.end - at {
             return Err(DropReason::Malformed);
         }
         if fragment & FRAGMENT != 0 {
             return Err(DropReason::Fragment);
         }
-        let transport = pin(at + header);
+        Ok(Transport { at: pin(at + header), protocol, length: total - header })
+    }
+}
+
+/// What follows the IPv4 header.
+pub(crate) struct Transport {
+    /// Where it begins.
+    pub(crate) at: usize,
+    pub(crate) protocol: u32,
+    /// Its length by the IPv4 header, bytes.
+    length: usize,
+}
+
+impl Transport {
+    /// Takes what the walk needs of TCP or UDP.
+    #[inline(always)]
+    pub(crate) fn segment(&self, frame: &Frame) -> Result<Segment, DropReason> {
+        let Self { at, protocol, length } = *self;
         let needed = match protocol {
             TCP => TCP_LENGTH,
             UDP => UDP_LENGTH,
-            ICMP => return Err(DropReason::Icmp),
             _ => return Err(DropReason::Protocol),
         };
-        if total < header + needed || transport + UDP_LENGTH > frame.end {
+        if length < needed || at + UDP_LENGTH > frame.end {
             return Err(DropReason::Malformed);
         }
         // SAFETY: eight bytes were compared with the end.
-        let (source_port, destination_port) = unsafe { (read::<0, _>(transport), read::<2, _>(transport)) };
-        let mut segment =
-            Segment { network: at, transport, protocol: UDP, source_port, destination_port, flags: 0, sequence: 0 };
+        let (source_port, destination_port) = unsafe { (read::<0, _>(at), read::<2, _>(at)) };
+        let mut segment = Segment {
+            transport: at,
+            protocol: UDP,
+            source_port,
+            destination_port,
+            flags: 0,
+            sequence: 0,
+            acknowledged: 0,
+        };
         if protocol == TCP {
-            if transport + TCP_LENGTH > frame.end {
+            if at + TCP_LENGTH > frame.end {
                 return Err(DropReason::Malformed);
             }
             segment.protocol = literal::<TCP>();
             // SAFETY: compared with the end above.
             unsafe {
-                segment.sequence = u32::from_be(read::<4, _>(transport));
-                segment.flags = read::<13, _>(transport);
+                segment.sequence = u32::from_be(read::<4, _>(at));
+                segment.acknowledged = u32::from_be(read::<8, _>(at));
+                segment.flags = read::<13, _>(at);
             }
         }
         Ok(segment)
+    }
+
+    /// Bytes of data in a TCP segment.
+    #[inline(always)]
+    pub(crate) fn data(&self, frame: &Frame) -> Option<u32> {
+        if self.at + TCP_LENGTH > frame.end {
+            return None;
+        }
+        // SAFETY: compared with the end above.
+        let header = usize::from(unsafe { read::<12, u8>(self.at) } >> 4) * 4;
+        Some(self.length.saturating_sub(header) as u32)
     }
 }
 
 /// A TCP segment or UDP datagram whose headers are in the frame.
 pub(crate) struct Segment {
-    /// Where the IPv4 header begins.
-    pub(crate) network: usize,
     /// Where the TCP or UDP header begins: 8 bytes may be touched, 20 for TCP.
     pub(crate) transport: usize,
     pub(crate) protocol: u32,
@@ -267,6 +329,8 @@ pub(crate) struct Segment {
     pub(crate) flags: u8,
     /// TCP's sequence number, host order.
     pub(crate) sequence: u32,
+    /// TCP's acknowledgement number, host order.
+    pub(crate) acknowledged: u32,
 }
 
 impl Segment {

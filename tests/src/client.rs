@@ -3,14 +3,22 @@
 use std::{
     fmt,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
+    os::fd::AsRawFd as _,
     str::FromStr,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
+use nix::sys::{
+    socket::{
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket,
+        sockopt::ReceiveTimeout,
+    },
+    time::{TimeVal, TimeValLike as _},
+};
 
-use crate::{dns, identity::Answer};
+use crate::{dns, frames::checksum, identity::Answer};
 
 /// Nothing longer is read.
 const MAX_REPLY: u64 = 16_384;
@@ -228,4 +236,31 @@ fn udp_socket(server: SocketAddr, timeout: Duration) -> Result<UdpSocket> {
     socket.connect(server)?;
     socket.set_read_timeout(Some(timeout))?;
     Ok(socket)
+}
+
+/// Sends one ICMP echo request (RFC 792) with `length` bytes of data, and waits for the reply to it.
+pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
+    const ECHO_REPLY: u8 = 0;
+    const ECHO_REQUEST: u8 = 8;
+    const HEADER: usize = 8;
+    let socket = socket(AddressFamily::Inet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Icmp)
+        .context("ICMP socket")?;
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::microseconds(i64::try_from(timeout.as_micros())?))?;
+    let identifier = u16::try_from(std::process::id() & 0xffff)?.to_be_bytes();
+    let mut request = vec![ECHO_REQUEST, 0, 0, 0, identifier[0], identifier[1], 0, 1];
+    request.extend((0..length).map(|i| i.to_le_bytes()[0]));
+    let sum = checksum(&request).to_be_bytes();
+    request[2..4].copy_from_slice(&sum);
+    sendto(socket.as_raw_fd(), &request, &SockaddrIn::from(SocketAddrV4::new(address, 0)), MsgFlags::empty())?;
+    let mut packet = vec![0; 65_536];
+    loop {
+        let received = recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty()).context("no echo reply")?;
+        // An IPv4 packet without options: the kernel gives raw sockets the whole of it.
+        let Some((header, message)) = packet[..received].split_at_checked(20) else { continue };
+        let is_reply = header[12..16] == address.octets() && message.first() == Some(&ECHO_REPLY);
+        if is_reply && message[4..] == request[4..] && message.len() == HEADER + length {
+            ensure!(checksum(message) == 0, "the echo reply's checksum is wrong");
+            return Ok(());
+        }
+    }
 }

@@ -70,7 +70,7 @@ impl Ethernet {
 }
 
 /// The Internet checksum of `bytes` (RFC 1071), host order: the plainest loop there is.
-fn checksum(bytes: &[u8]) -> u16 {
+pub fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for (index, &byte) in bytes.iter().enumerate() {
         sum += u32::from(byte) << if index % 2 == 0 { 8 } else { 0 };

@@ -21,6 +21,8 @@ mod flows;
 mod fuzz;
 #[path = "packet/handover.rs"]
 mod handover;
+#[path = "packet/reject.rs"]
+mod reject;
 #[path = "packet/replies.rs"]
 mod replies;
 #[path = "packet/requirement.rs"]
@@ -43,6 +45,13 @@ fn arp_is_answered_dropped_or_passed() {
 fn packets_to_a_vip_reach_a_backend_and_others_pass() {
     if requirement::root() {
         case::check(&demux::cases());
+    }
+}
+
+#[test]
+fn what_goes_nowhere_is_answered() {
+    if requirement::root() {
+        case::check(&reject::cases());
     }
 }
 
@@ -129,10 +138,11 @@ const WITHOUT_A_CASE: [DropReason; 1] = [DropReason::RecordFailed];
 
 #[test]
 fn every_drop_reason_has_a_case() {
-    let cases: Vec<Case> = [arp::cases(), demux::cases(), flows::cases(), handover::cases(), replies::cases()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let cases: Vec<Case> =
+        [arp::cases(), demux::cases(), flows::cases(), handover::cases(), reject::cases(), replies::cases()]
+            .into_iter()
+            .flatten()
+            .collect();
     let has_case = |reason: DropReason| cases.iter().any(|case| case.verdict == Verdict::Dropped(reason));
     for &reason in DropReason::ALL {
         let told = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
@@ -143,7 +153,10 @@ fn every_drop_reason_has_a_case() {
 #[test]
 fn cases_are_told_apart_by_name() {
     let mut names = std::collections::BTreeSet::new();
-    for case in [arp::cases(), demux::cases(), flows::cases(), handover::cases(), replies::cases()].iter().flatten() {
+    for case in [arp::cases(), demux::cases(), flows::cases(), handover::cases(), reject::cases(), replies::cases()]
+        .iter()
+        .flatten()
+    {
         assert!(names.insert((case.hook as u8, case.name)), "two cases are named {:?}", case.name);
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    datapath::{load::Mode, pins::DEFAULT_PIN_PATH},
+    datapath::{apply::Unclaimed, load::Mode, pins::DEFAULT_PIN_PATH},
     model::NodeName,
     runtime::{self, Options},
 };
@@ -36,6 +36,9 @@ pub struct Args {
     /// How XDP programs run.
     #[arg(long, value_enum, env = "VIPMUX_XDP_MODE", default_value_t)]
     xdp_mode: Mode,
+    /// What becomes of packets to a VIP that no Service or no backend takes.
+    #[arg(long, value_enum, env = "VIPMUX_UNCLAIMED", default_value_t)]
+    unclaimed: Unclaimed,
     /// Entries of each flow table (2 of them, about 170 and 180 bytes an entry); 0: by the machine's memory, between
     /// 16,384 and 1,048,576. Tables that are pinned already keep their size.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
@@ -52,6 +55,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         state_dir: args.state_dir,
         pin_path: args.pin_path,
         mode: args.xdp_mode,
+        unclaimed: args.unclaimed,
         flows: args.flows,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -2,7 +2,7 @@
 
 use aya::maps::{HashMap, MapData, MapError};
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{ABI_VERSION, Config, Fence, Interface, NodeLabel, ServiceOwner, VipValue};
+use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, NodeLabel, ServiceOwner, VipValue};
 
 use super::maps::{Maps, MapsError};
 use crate::plan::Step;
@@ -17,6 +17,31 @@ const CLOSED_LINGER_SECONDS: u32 = 5;
 /// How long after the fence's deadline the programs stop minding VIPs.
 const ABANDON_SECONDS: u32 = 600;
 
+/// Answers in the VIPs' name that each CPU may give in a second.
+const ANSWERS_PER_SECOND: u32 = 1_000;
+
+/// What becomes of packets to a VIP that no Service or no backend takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Unclaimed {
+    /// TCP RST, ICMP port unreachable; rate-limited.
+    #[default]
+    Reject,
+    /// Nothing is said.
+    Drop,
+    /// The node's own stack gets them: kube-proxy, or what listens there.
+    Pass,
+}
+
+impl From<Unclaimed> for u32 {
+    fn from(unclaimed: Unclaimed) -> Self {
+        match unclaimed {
+            Unclaimed::Reject => abi::UNCLAIMED_REJECT,
+            Unclaimed::Drop => abi::UNCLAIMED_DROP,
+            Unclaimed::Pass => abi::UNCLAIMED_PASS,
+        }
+    }
+}
+
 /// The configuration of new maps. Jiffies per second are read off the coarse clock's resolution, which is one tick.
 pub fn new_config() -> Config {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |tick| tick.tv_nsec());
@@ -30,6 +55,8 @@ pub fn new_config() -> Config {
         udp_idle: UDP_IDLE_SECONDS * hz,
         closed_linger: CLOSED_LINGER_SECONDS * hz,
         abandon_after: ABANDON_SECONDS,
+        unclaimed: abi::UNCLAIMED_REJECT,
+        answers_per_second: ANSWERS_PER_SECOND,
     }
 }
 
@@ -81,7 +108,7 @@ impl Maps {
     }
 
     /// One VIP, as the programs have it now.
-    pub fn read_vip(&self, address: &vipmux_common::abi::Address) -> Result<Option<VipValue>, MapsError> {
+    pub fn read_vip(&self, address: &abi::Address) -> Result<Option<VipValue>, MapsError> {
         match self.vips.get(address, 0) {
             Ok(value) => Ok(Some(value)),
             Err(MapError::KeyNotFound) => Ok(None),

@@ -62,6 +62,11 @@ pub enum Outcome {
         /// The interface it leaves by.
         interface: String,
     },
+    /// Answered by TCP RST or ICMP port unreachable, within the limit on answers, and counted.
+    Rejected {
+        /// The counter's name.
+        reason: &'static str,
+    },
     /// Dropped and counted.
     Dropped {
         /// The counter's name.
@@ -108,6 +113,7 @@ impl Outcome {
                 let text = format!("handed over for {}: {source_mac} to {mac} by {interface}", backend.text());
                 Cell::toned(text, Tone::Good)
             }
+            Self::Rejected { reason } => Cell::toned(format!("rejected: {reason}"), Tone::Bad),
             Self::Dropped { reason } => Cell::toned(format!("dropped: {reason}"), Tone::Bad),
         }
     }

@@ -10,7 +10,7 @@ use vipmux_common::abi::{Address, Stat, VIP_LEADING, VIP_YIELDED};
 
 use crate::{
     datapath::{
-        apply::new_config,
+        apply::{Unclaimed, new_config},
         load::{self, LoadError, Programs},
         maps::{Maps, MapsError},
         pins::Pins,
@@ -58,10 +58,13 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Loads the programs, and reads what an earlier agent left in the maps.
-    pub(super) fn open(pins: Pins, flows: u32, local: NodeName) -> Result<Self, KernelError> {
+    pub(super) fn open(pins: Pins, flows: u32, local: NodeName, unclaimed: Unclaimed) -> Result<Self, KernelError> {
         let (programs, mut maps) = load::load(pins, flows)?;
-        if maps.read_config()?.abi == 0 {
-            maps.apply(&Step::Config(new_config()))?;
+        let found = maps.read_config()?;
+        let mut config = if found.abi == 0 { new_config() } else { found };
+        config.unclaimed = unclaimed.into();
+        if config != found {
+            maps.apply(&Step::Config(config))?;
         }
         let observed = Observed::from_entries(Capacities::default(), entries(&maps)?);
         let yields = yields(&maps)?;

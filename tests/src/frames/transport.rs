@@ -28,6 +28,8 @@ pub struct Tcp {
     pub sequence: u32,
     /// Acknowledgement number.
     pub acknowledged: u32,
+    /// Window.
+    pub window: u16,
     /// Options, a multiple of four bytes up to forty.
     pub options: Vec<u8>,
     /// Data.
@@ -43,6 +45,7 @@ impl Tcp {
             flags,
             sequence: 0x1000_0000,
             acknowledged: 0,
+            window: 64_240,
             options: Vec::new(),
             data: Vec::new(),
         }
@@ -74,7 +77,8 @@ impl Tcp {
         bytes.extend(self.acknowledged.to_be_bytes());
         let offset = low_word((20 + self.options.len()) / 4) << 12;
         bytes.extend((offset | u16::from(self.flags)).to_be_bytes());
-        bytes.extend([0xfa, 0xf0, 0, 0, 0, 0]);
+        bytes.extend(self.window.to_be_bytes());
+        bytes.extend([0, 0, 0, 0]);
         bytes.extend(&self.options);
         bytes.extend(&self.data);
         let sum = checksum(&with_pseudo_header(source, destination, 6, &bytes)).to_be_bytes();

@@ -1,10 +1,15 @@
 //! A packet reaches the right Service, wherever its pods are, and its reply comes back.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::BTreeSet,
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use vipmux_tests::{
-    client::{Kind, Request, Session},
+    client::{self, Kind, Request, Session},
     cluster::PATIENCE,
     lan::Options,
     manifests::{Condition, Endpoint, Service, VIP},
@@ -80,6 +85,35 @@ fn a_port_that_no_service_claims_is_not_left_to_the_node() -> Result<()> {
         assert!(cluster.ask(request, SILENCE).is_err(), "{request} was answered");
     }
     services::await_all(&cluster)
+}
+
+#[test]
+fn a_port_that_no_service_claims_is_refused_at_once() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let refused = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        other => bail!("it was not refused: {other:?}"),
+    };
+    cluster.lan.client()?.namespace().run(|| {
+        let closed = SocketAddr::from((VIP, 81));
+        refused(TcpStream::connect_timeout(&closed, TIMEOUT).map(drop)).context("TCP")?;
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.connect(closed)?;
+        socket.send(b"a question")?;
+        refused(socket.recv(&mut [0; 64]).map(drop)).context("UDP")
+    })
+}
+
+#[test]
+fn a_vip_answers_echo_requests() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    cluster.lan.client()?.namespace().run(|| {
+        for length in [0, 56, 1_400] {
+            client::ping(VIP, length, TIMEOUT).with_context(|| format!("{length} bytes"))?;
+        }
+        Ok(())
+    })
 }
 
 #[test]

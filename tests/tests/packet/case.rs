@@ -25,6 +25,8 @@ pub(crate) enum Verdict {
 pub(crate) enum Counter {
     /// In `STATS`.
     Stat(Stat),
+    /// In `DROPS`, of a packet that was answered.
+    Drop(DropReason),
     /// In `SERVICE_STATS`, of this slot.
     Service(u32),
     /// In `SERVICE_STATS`, of this slot, which also counts a new flow.
@@ -136,6 +138,7 @@ impl Case {
         for counter in &self.counters {
             match *counter {
                 Counter::Stat(stat) => expected.stats[stat as usize] = one,
+                Counter::Drop(reason) => expected.drops[reason as usize] = one,
                 Counter::Service(slot) => expected.services[slot as usize] = one,
                 Counter::NewFlow(slot) => expected.services[slot as usize] = Count { flows: 1, ..one },
             }

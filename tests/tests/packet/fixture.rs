@@ -256,6 +256,8 @@ pub(crate) fn state() -> State {
             udp_idle: LIVES[1],
             closed_linger: LIVES[2],
             abandon_after: 600,
+            unclaimed: abi::UNCLAIMED_DROP,
+            answers_per_second: 1_000,
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use vipmux_common::{
     abi::{
         BACKEND_LOCAL, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node, ReverseKey,
-        ServiceKey, ServiceValue, VipValue,
+        ServiceKey, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VipValue,
     },
     hash,
 };
@@ -53,6 +53,7 @@ pub fn walk(entries: &impl Entries, clock: &Clock, request: &Request) -> Result<
     let mut walk = Walk { entries, clock, request, config: entries.config()?, steps: Vec::new() };
     let outcome = match walk.outcome()? {
         Ok(outcome) => outcome,
+        Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => walk.unclaimed(reason),
         Err(reason) => reason.into(),
     };
     let (client, vip, protocol) = (request.client, request.vip, request.protocol.to_string());
@@ -144,6 +145,14 @@ impl<E: Entries> Walk<'_, E> {
             port: u16::from_be(target.backend.port),
             node: self.entries.node_name(target.backend.node)?,
         })
+    }
+
+    fn unclaimed(&self, reason: DropReason) -> Outcome {
+        match self.config.unclaimed {
+            UNCLAIMED_PASS => Outcome::Passed,
+            UNCLAIMED_REJECT if !self.is_handed_over() => Outcome::Rejected { reason: reason.name() },
+            _ => reason.into(),
+        }
     }
 
     fn is_handed_over(&self) -> bool {

@@ -7,8 +7,8 @@ use vipmux_common::{
     abi::{
         ABI_VERSION, Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason, FLOW_CLIENT_FIN,
         FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node,
-        NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VIP_LEADING,
-        VIP_YIELDED, VipValue,
+        NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat,
+        UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
     },
     hash,
 };
@@ -95,6 +95,8 @@ impl Cluster {
             udp_idle: IDLE,
             closed_linger: 10 * HZ,
             abandon_after: 600,
+            unclaimed: UNCLAIMED_REJECT,
+            answers_per_second: 1_000,
             ..Config::default()
         };
         maps.config.set(0, config, 0).unwrap();

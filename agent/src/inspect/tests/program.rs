@@ -68,6 +68,9 @@ fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
     match action {
         XDP_PASS if out == frame => "passed".to_owned(),
         XDP_PASS => format!("delivered to {}", destination(&out)),
+        XDP_TX if !counted.is_empty() => {
+            format!("rejected: {}", counted.iter().map(|reason| reason.name()).collect::<String>())
+        }
         XDP_TX => {
             let mac = |at: usize| Mac::new(out[at..at + 6].try_into().unwrap());
             format!("handed over from {} to {}", mac(6), mac(0))
@@ -82,6 +85,7 @@ fn told(outcome: &Outcome) -> String {
         Outcome::Passed => "passed".to_owned(),
         Outcome::Delivered { backend } => format!("delivered to {}:{}", backend.address, backend.port),
         Outcome::HandedOver { mac, source_mac, .. } => format!("handed over from {source_mac} to {mac}"),
+        Outcome::Rejected { reason } => format!("rejected: {reason}"),
         Outcome::Dropped { reason } => format!("dropped: {reason}"),
     }
 }
@@ -161,6 +165,8 @@ fn a_lookup_says_what_the_program_does() {
         .into_iter()
         .chain([
             "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0d",
+            "rejected: no_service",
+            "rejected: no_backend",
             "dropped: no_service",
             "dropped: no_backend",
         ])
