@@ -48,16 +48,17 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) async fn follow(
     mut objects: watch::Receiver<Arc<Objects>>,
     path: PathBuf,
+    options: Options,
     settled: watch::Sender<Arc<Settled>>,
 ) {
-    let path: Arc<Path> = path.into();
+    let (path, options): (Arc<Path>, _) = (path.into(), Arc::new(options));
     let mut holders = Holders::default();
     loop {
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
         let seen = stamp(&path);
         let snapshot = Arc::clone(&objects.borrow_and_update());
-        let (file, held) = (Arc::clone(&path), holders.clone());
-        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &file, &held)).await else {
+        let (file, ours, held) = (Arc::clone(&path), Arc::clone(&options), holders.clone());
+        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &ours, &file, &held)).await else {
             tracing::error!("settling a snapshot failed; the last good state stays in force");
             return;
         };
@@ -92,8 +93,8 @@ pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
 }
 
 /// One snapshot. `held` serves where the state file cannot be used: what is held never moves for that.
-fn settle(objects: &Objects, path: &Path, held: &Holders) -> (Holders, Settled) {
-    let model = Model::ingest(objects, &Options::default());
+fn settle(objects: &Objects, options: &Options, path: &Path, held: &Holders) -> (Holders, Settled) {
+    let model = Model::ingest(objects, options);
     let mut complaints: BTreeSet<String> = objects.problems.iter().map(ToString::to_string).collect();
     let allocate = |holders: &Holders| allocate(&model, &with_statuses(holders.clone(), &model));
     let agreed = assignments::update(path, |holders| {
