@@ -100,12 +100,17 @@ impl Model {
         let mut ranges: Vec<_> =
             self.pools.iter().flat_map(|pool| pool.ranges().iter().map(move |r| (*r, pool))).collect();
         ranges.sort_by_key(|(range, _)| *range);
-        for pair in ranges.windows(2) {
-            let [(low, pool), (high, other)] = pair else { continue };
+        let mut ranges = ranges.into_iter();
+        // Of those so far the one that goes furthest: a wide one may overlap many.
+        let Some((mut low, mut pool)) = ranges.next() else { return };
+        for (high, other) in ranges {
             if high.first() <= low.last() {
                 let message =
                     format!("{low} overlaps {high} of {}: one address counts as the better pool's", other.name);
                 self.notes.push(Note::new(format!("IPAddressPool {}", pool.name), message));
+            }
+            if high.last() > low.last() {
+                (low, pool) = (high, other);
             }
         }
     }
@@ -249,5 +254,12 @@ mod tests {
         let notes = Model::ingest(&objects, &Options::default()).notes;
         assert_eq!(notes.len(), 1);
         assert!(notes[0].message.contains("192.0.2.8-192.0.2.20 of b"), "{}", notes[0].message);
+        for range in ["192.0.2.9-192.0.2.10", "192.0.2.18-192.0.2.19"] {
+            let pool = serde_json::json!({"spec": {"addresses": [range]}});
+            objects.address_pools.insert(format!("in-{range}"), object(pool));
+        }
+        let notes = Model::ingest(&objects, &Options::default()).notes;
+        let about = |name: &str| notes.iter().filter(|note| note.message.contains(name)).count();
+        assert_eq!((about("192.0.2.9-192.0.2.10"), about("192.0.2.18-192.0.2.19")), (1, 1), "a wide one overlaps many");
     }
 }
