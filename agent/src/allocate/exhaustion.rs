@@ -43,8 +43,8 @@ fn advice(placement: &Placement<'_>, service: &Service, full: &[&Pool]) -> Strin
         if sharing == PoolSharing::None || tenancy.clash(service).is_some() {
             continue;
         }
-        for (party, holder) in tenancy.parties() {
-            let Some(key) = &party.sharing.key else { continue };
+        for (theirs, holder) in tenancy.sharings() {
+            let Some(key) = &theirs.key else { continue };
             let adopted = Sharing { key: Some(key.clone()), by_address: ByAddress::Never };
             let party = Party { namespace: &service.name.namespace, sharing: &adopted };
             if tenancy.mismatch(party, sharing).is_none() {

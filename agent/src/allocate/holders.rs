@@ -2,7 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{Model, ServiceName, Vip, name::Port, request::SharingKey, service::Service};
+use crate::model::{
+    Model, ServiceName, Vip,
+    name::Port,
+    request::{ByAddress, Request, Sharing, SharingKey},
+    service::Service,
+};
 
 /// Who holds which addresses, from `assignments.yaml` or from the Services' statuses.
 pub type Holders = BTreeMap<ServiceName, Held>;
@@ -31,10 +36,28 @@ impl Held {
         self.terms.as_ref().is_some_and(|terms| terms.sharing_key != service.request.sharing.key)
     }
 
+    /// Whether the Service is in another group now, as far as is known: with the same key it can reach further, or less far,
+    /// and is in the same.
+    pub(super) fn regrouped(&self, service: &Service) -> bool {
+        let name = |key: &Option<SharingKey>| key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
+        self.terms.as_ref().is_some_and(|terms| name(&terms.sharing_key) != name(&service.request.sharing.key))
+    }
+
     /// Whether the Service claims ports that it did not claim before, as far as is known.
     pub(super) fn ports_added(&self, service: &Service) -> bool {
         self.terms.as_ref().is_some_and(|terms| !service.claims().all(|port| terms.ports.contains(&port)))
     }
+}
+
+/// Services with a [`fault`](Service::fault) that hold addresses, with the sharing key that they got them with.
+pub(super) fn restored(model: &Model, holders: &Holders) -> BTreeMap<ServiceName, Service> {
+    let restore = |service: &Service| {
+        let sharing_key = holders.get(&service.name)?.terms.as_ref().and_then(|terms| terms.sharing_key.clone());
+        let by_address = if sharing_key.is_some() { ByAddress::Never } else { ByAddress::Plain };
+        let request = Request { sharing: Sharing { key: sharing_key, by_address }, ..Request::default() };
+        Some((service.name.clone(), Service { request, ..service.clone() }))
+    };
+    model.services.values().filter(|service| service.fault.is_some()).filter_map(restore).collect()
 }
 
 /// Adds what the Services' statuses show, where the holders say nothing. A status can come from anywhere, so only

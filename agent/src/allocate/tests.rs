@@ -407,3 +407,59 @@ fn what_cannot_be_understood_is_refused_and_disturbs_nobody() {
         .service("shop/c", &["80/TCP"], &[]);
     assert_eq!(cluster.outcome(), "shop/a:InvalidAnnotation shop/b:AmbiguousRequest shop/c=10");
 }
+
+#[test]
+fn a_slip_of_the_pen_gives_no_address_to_another() {
+    let slip = ("vipmux.io/addresses", "192.0.2.1O");
+    let settled = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["443/TCP"], &[WEB]).settled();
+    let cluster =
+        settled.clone().service("shop/a", &["80/TCP"], &[API, slip]).service("shop/c", &["80/TCP"], &[TEN, WEB]);
+    let cluster = cluster.created("shop/c", 2001).settled();
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=10 shop/c:PortConflict");
+    let allocation = cluster.allocate();
+    let kept = &allocation.assignments[&name("shop/a")];
+    assert_eq!(kept.reason, Reason::InvalidAnnotation);
+    assert!(!kept.is_as_asked() && !allocation.is_complete());
+    assert!(
+        kept.warnings[0].starts_with("vipmux.io/addresses: \"192.0.2.1O\" is malformed"),
+        "the annotation is named: {}",
+        kept.warnings[0]
+    );
+    assert!(kept.warnings[0].ends_with("; it keeps what it holds until that is mended"), "{}", kept.warnings[0]);
+    let mended = cluster.without("shop/c").service("shop/a", &["80/TCP"], &[WEB]);
+    assert_eq!(mended.allocate(), settled.allocate());
+}
+
+#[test]
+fn a_slip_of_the_pen_costs_no_other_holder_its_address() {
+    // Statuses do not tell on which terms `a` and `b` came to share.
+    let held = Held { addresses: [vip("192.0.2.10")].into(), terms: None };
+    let mut cluster = lan().service("shop/a", &["80/TCP"], &[WEB, METALLB_WEB]).created("shop/a", 2001).service(
+        "shop/b",
+        &["443/TCP"],
+        &[WEB],
+    );
+    cluster.holders = [(name("shop/a"), held.clone()), (name("shop/b"), held)].into();
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=10");
+    let clash = cluster.service("shop/b", &["80/TCP"], &[WEB]);
+    assert_eq!(clash.outcome(), "shop/a:AmbiguousRequest shop/b=10");
+    assert_eq!(clash.node("n1", "192.0.2.10").outcome(), "shop/a:AmbiguousRequest shop/b=11");
+}
+
+#[test]
+fn rule_9_a_key_that_reaches_further_is_the_same_key() {
+    let cluster = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["80/TCP"], &[WEB]).settled();
+    let cluster = cluster.without("shop/a").service("shop/a", &["443/TCP"], &[WEB]).settled();
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=11");
+    let further = [WEB, ("vipmux.io/sharing-namespaces", "team")];
+    assert_eq!(cluster.service("shop/b", &["80/TCP"], &further).outcome(), "shop/a=10 shop/b=11");
+}
+
+#[test]
+fn keys_of_namespaces_that_let_nobody_in_are_groups_of_their_own() {
+    let cluster =
+        ["a/0", "b/0", "c/0"].iter().fold(lan(), |cluster, service| cluster.service(service, &["80/TCP"], &[WEB]));
+    let cluster = cluster.service("b/1", &["443/TCP"], &[WEB]).service("c/1", &["80/TCP"], &[WEB]);
+    assert_eq!(cluster.outcome(), "a/0=10 b/0=11 b/1=11 c/0=12 c/1:PoolExhausted");
+    assert!(cluster.message("c/1").starts_with("port 80/TCP on 192.0.2.12 is held by c/0; pool lan is full"));
+}
