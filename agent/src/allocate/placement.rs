@@ -196,7 +196,7 @@ impl<'a> Placement<'a> {
         let Some(first) = having.peek().map(|pool| &pool.name) else {
             let message = match self.pool_names(|_| true) {
                 names if names.is_empty() => format!("{vip} is in no pool: there are no pools"),
-                names => format!("{vip} is in no pool (there are {names})"),
+                names => format!("{vip} is in no pool (pools: {names})"),
             };
             return Err(Refusal::new(Reason::AddressNotInPool, message));
         };

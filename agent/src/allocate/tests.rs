@@ -118,7 +118,7 @@ fn rule_6_an_explicit_address_is_that_one_or_none() {
         .pool("dmz", &serde_json::json!({"addresses": ["192.0.2.200/32"]}));
     assert_eq!(cluster.outcome(), "shop/a=11 shop/b:PortConflict shop/c:AddressNotInPool shop/d:AddressNotInPool");
     assert_eq!(cluster.message("shop/b"), "port 80/TCP on 192.0.2.11 is held by shop/a");
-    assert_eq!(cluster.message("shop/c"), "192.0.2.99 is in no pool (there are dmz, lan)");
+    assert_eq!(cluster.message("shop/c"), "192.0.2.99 is in no pool (pools: dmz, lan)");
     assert_eq!(cluster.message("shop/d"), "192.0.2.10 is not in pool dmz");
 }
 

@@ -136,8 +136,10 @@ impl Model {
     fn add_endpoints(&mut self, objects: &Objects) {
         let places = Places::new(&self.nodes);
         let mut endpoints = Endpoints::default();
-        for ((namespace, _), slice) in &objects.endpoint_slices {
+        for ((namespace, slice_name), slice) in &objects.endpoint_slices {
             let Some(name) = slice.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_LABEL)) else {
+                let message = format!("it has no label {SERVICE_LABEL}, so its endpoints are no Service's");
+                self.notes.push(Note::new(format!("EndpointSlice {namespace}/{slice_name}"), message));
                 continue;
             };
             if (namespace.as_str(), name.as_str()) == ("default", "kubernetes") {
@@ -242,6 +244,16 @@ mod tests {
         let model = Model::ingest(&objects, &Options::default());
         let reserved: Vec<_> = model.reserved.iter().map(|(address, what)| format!("{address} {what}")).collect();
         assert_eq!(reserved, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
+    }
+
+    #[test]
+    fn a_slice_of_no_service_is_noted() {
+        let mut objects = Objects::default();
+        let slice = object(serde_json::json!({"addressType": "IPv4", "endpoints": []}));
+        objects.endpoint_slices.insert(("shop".to_owned(), "web-1".to_owned()), slice);
+        let notes = Model::ingest(&objects, &Options::default()).notes;
+        let message = "it has no label kubernetes.io/service-name, so its endpoints are no Service's";
+        assert_eq!(notes, [Note::new("EndpointSlice shop/web-1", message)]);
     }
 
     #[test]
