@@ -29,6 +29,8 @@ pub struct Allocation {
     pub assignments: BTreeMap<ServiceName, Assignment>,
     /// Services that wait.
     pub refusals: BTreeMap<ServiceName, Refusal>,
+    /// What is kept for Services that cannot be read now: nothing is served there, and nobody else gets it.
+    pub withheld: Holders,
 }
 
 /// What a Service got.
@@ -67,7 +69,8 @@ impl Allocation {
             addresses: a.addresses.clone(),
             terms: Some(Terms { ports: a.ports.clone(), sharing_key: a.sharing_key.clone() }),
         };
-        self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment))).collect()
+        let assigned = self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment)));
+        assigned.chain(self.withheld.clone()).collect()
     }
 
     /// The owner of each claim.
@@ -94,19 +97,23 @@ impl Allocation {
     }
 }
 
-/// Decides who gets what. `holders` are those of the last allocation; holders that the model does not know are ignored.
+/// Decides who gets what. `holders` are those of the last allocation; holders that the model does not know are
+/// ignored, if it is complete.
 pub fn allocate(model: &Model, holders: &Holders) -> Allocation {
-    let restored = holders::restored(model, holders);
+    let stand_ins = holders::stand_ins(model, holders);
     let mut placement = Placement::new(model);
-    placement.run(&restored, holders);
+    placement.run(&stand_ins, holders);
     let assignment = |(name, addresses): (&&ServiceName, &BTreeSet<Vip>)| {
-        let service = restored.get(*name).or_else(|| model.services.get(*name))?;
-        Some(((*name).clone(), explain(&placement, service, addresses)))
+        let service = model.services.get(*name)?;
+        Some(((*name).clone(), explain(&placement, stand_ins.get(*name).unwrap_or(service), addresses)))
     };
-    let refused = placement.refused.iter().map(|(name, refusal)| (*name, refusal)).chain(&model.refused);
+    let unread = |name: &ServiceName| !model.services.contains_key(name);
+    let refused = placement.refused.iter().map(|(name, refusal)| (*name, refusal)).filter(|(name, _)| !unread(name));
+    let withheld = placement.placed.keys().filter(|name| unread(name));
     Allocation {
         assignments: placement.placed.iter().filter_map(assignment).collect(),
-        refusals: refused.map(|(name, refusal)| (name.clone(), refusal.clone())).collect(),
+        refusals: refused.chain(&model.refused).map(|(name, refusal)| (name.clone(), refusal.clone())).collect(),
+        withheld: withheld.filter_map(|name| Some(((*name).clone(), holders.get(*name)?.clone()))).collect(),
     }
 }
 

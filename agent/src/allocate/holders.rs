@@ -5,8 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::{
     Model, ServiceName, Vip,
     name::Port,
+    reason::{Reason, Refusal},
     request::{ByAddress, Request, Sharing, SharingKey},
-    service::Service,
+    selector::Labels,
+    service::{Families, Service},
 };
 
 /// Who holds which addresses, from `assignments.yaml` or from the Services' statuses.
@@ -49,15 +51,38 @@ impl Held {
     }
 }
 
-/// Services with a [`fault`](Service::fault) that hold addresses, with the sharing key that they got them with.
-pub(super) fn restored(model: &Model, holders: &Holders) -> BTreeMap<ServiceName, Service> {
-    let restore = |service: &Service| {
-        let sharing_key = holders.get(&service.name)?.terms.as_ref().and_then(|terms| terms.sharing_key.clone());
-        let by_address = if sharing_key.is_some() { ByAddress::Never } else { ByAddress::Plain };
-        let request = Request { sharing: Sharing { key: sharing_key, by_address }, ..Request::default() };
-        Some((service.name.clone(), Service { request, ..service.clone() }))
+/// Who stands in for holders that cannot be understood now: Services with a [`fault`](Service::fault), those that are
+/// refused, and where the input is incomplete those that it does not have. Each with the sharing key that it got its
+/// addresses with, so that they are not given to others.
+pub(super) fn stand_ins(model: &Model, holders: &Holders) -> BTreeMap<ServiceName, Service> {
+    let stand_in = |(name, held): (&ServiceName, &Held)| {
+        let lost = || model.refused.contains_key(name) || model.incomplete && !model.ignored.contains_key(name);
+        let service = match model.services.get(name) {
+            Some(service) => service.fault.is_some().then(|| service.clone())?,
+            None => lost().then(|| unread(name, held))?,
+        };
+        let key = held.terms.as_ref().and_then(|terms| terms.sharing_key.clone());
+        let by_address = if key.is_some() { ByAddress::Never } else { ByAddress::Plain };
+        let request = Request { sharing: Sharing { key, by_address }, ..Request::default() };
+        Some((name.clone(), Service { request, ..service }))
     };
-    model.services.values().filter(|service| service.fault.is_some()).filter_map(restore).collect()
+    holders.iter().filter_map(stand_in).collect()
+}
+
+/// All that is known of a Service by what it holds.
+fn unread(name: &ServiceName, held: &Held) -> Service {
+    let ports = held.terms.iter().flat_map(|terms| &terms.ports);
+    Service {
+        name: name.clone(),
+        created: None,
+        uid: None,
+        labels: Labels::new(),
+        ports: ports.map(|port| (*port, String::new())).collect(),
+        families: Families::V4,
+        request: Request::default(),
+        fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
+        status: BTreeSet::new(),
+    }
 }
 
 /// Adds what the Services' statuses show, where the holders say nothing. A status can come from anywhere, so only

@@ -65,11 +65,10 @@ impl<'a> Placement<'a> {
 
     /// Places all Services: holders keep what they hold, then the others get theirs.
     ///
-    /// `restored` are the Services with a fault, as they were when they got what they hold.
-    pub(super) fn run(&mut self, restored: &'a BTreeMap<ServiceName, Service>, holders: &Holders) {
-        let services = self.model.services.values();
-        let mut services: Vec<&'a Service> =
-            services.map(|service| restored.get(&service.name).unwrap_or(service)).collect();
+    /// `stand_ins` are placed in place of the Services that have their names.
+    pub(super) fn run(&mut self, stand_ins: &'a BTreeMap<ServiceName, Service>, holders: &Holders) {
+        let understood = self.model.services.values().filter(|service| !stand_ins.contains_key(&service.name));
+        let mut services: Vec<&'a Service> = understood.chain(stand_ins.values()).collect();
         services.sort_by(|a, b| a.seniority().cmp(&b.seniority()));
         services.retain(|service| match servable(service) {
             Ok(()) => true,

@@ -463,3 +463,38 @@ fn keys_of_namespaces_that_let_nobody_in_are_groups_of_their_own() {
     assert_eq!(cluster.outcome(), "a/0=10 b/0=11 b/1=11 c/0=12 c/1:PoolExhausted");
     assert!(cluster.message("c/1").starts_with("port 80/TCP on 192.0.2.12 is held by c/0; pool lan is full"));
 }
+
+#[test]
+fn what_cannot_be_read_leaves_no_address_to_others() {
+    let settled = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["443/TCP"], &[WEB]).settled();
+    let newcomers =
+        |cluster: Cluster| cluster.service("shop/c", &["80/TCP"], &[WEB, TEN]).service("shop/d", &["80/TCP"], &[WEB]);
+    // Refused, or in a file that is broken just now.
+    let refused = newcomers(settled.clone()).spec("shop/a", |spec| spec.ports = None);
+    let mut unread = newcomers(settled.clone().without("shop/a"));
+    unread.objects.problems.push(crate::source::manifests::Problem {
+        file: "a.yaml".into(),
+        document: 1,
+        line: None,
+        field: String::new(),
+        message: String::new(),
+    });
+    for (cluster, own) in [(refused, "shop/a:InvalidService "), (unread, "")] {
+        let cluster = cluster.settled();
+        assert_eq!(cluster.outcome(), format!("{own}shop/b=10 shop/c:PortConflict shop/d=11"));
+        assert_eq!(cluster.message("shop/c"), "port 80/TCP on 192.0.2.10 is held by shop/a");
+        assert_eq!(cluster.allocate().holders(), cluster.holders);
+        let mut back = cluster.service("shop/a", &["80/TCP"], &[WEB]);
+        back.objects.problems.clear();
+        assert_eq!(back.outcome(), "shop/a=10 shop/b=10 shop/c:PortConflict shop/d=11");
+    }
+    let deleted = newcomers(settled.without("shop/a"));
+    assert_eq!(deleted.outcome(), "shop/b=10 shop/c=10 shop/d=11");
+}
+
+#[test]
+fn a_service_that_is_no_load_balancer_any_more_gives_its_address_back() {
+    let cluster = lan().service("shop/a", &["80/TCP"], &[]).settled();
+    let cluster = cluster.spec("shop/a", |spec| spec.type_ = Some("ClusterIP".to_owned()));
+    assert_eq!(cluster.service("shop/b", &["80/TCP"], &[]).outcome(), "shop/b=10");
+}

@@ -66,12 +66,15 @@ pub struct Model {
     pub endpoints: Endpoints,
     /// What was left out, and why.
     pub notes: Vec<Note>,
+    /// Some of the input could not be used: a Service that is not here may be there.
+    pub incomplete: bool,
 }
 
 impl Model {
     /// Reads the objects. What cannot be used is refused or noted, each by itself; nothing stops the rest.
     pub fn ingest(objects: &Objects, options: &Options) -> Self {
-        let mut model = Self { reserved: options.reserved.clone(), ..Self::default() };
+        let incomplete = !objects.problems.is_empty();
+        let mut model = Self { reserved: options.reserved.clone(), incomplete, ..Self::default() };
         model.add_nodes(objects);
         model.add_pools(objects);
         model.add_services(objects, options);

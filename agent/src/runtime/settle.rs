@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, mem,
     net::IpAddr,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -53,12 +53,15 @@ pub(super) async fn follow(
 ) {
     let (path, options): (Arc<Path>, _) = (path.into(), Arc::new(options));
     let mut holders = Holders::default();
+    let mut known = BTreeSet::new();
     loop {
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
         let seen = stamp(&path);
         let snapshot = Arc::clone(&objects.borrow_and_update());
+        let before = mem::replace(&mut known, snapshot.services.keys().cloned().collect());
+        let gone: BTreeSet<ServiceName> = before.difference(&known).cloned().collect();
         let (file, ours, held) = (Arc::clone(&path), Arc::clone(&options), holders.clone());
-        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &ours, &file, &held)).await else {
+        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &gone, &ours, &file, &held)).await else {
             tracing::error!("settling a snapshot failed; the last good state stays in force");
             return;
         };
@@ -92,11 +95,22 @@ pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
     }
 }
 
-/// One snapshot. `held` serves where the state file cannot be used: what is held never moves for that.
-fn settle(objects: &Objects, options: &Options, path: &Path, held: &Holders) -> (Holders, Settled) {
+/// One snapshot. `gone` are Services that were in the one before: what they hold is free, though there may be others in what
+/// cannot be read. `held` serves where the state file cannot be used: what is held never moves for that.
+fn settle(
+    objects: &Objects,
+    gone: &BTreeSet<ServiceName>,
+    options: &Options,
+    path: &Path,
+    held: &Holders,
+) -> (Holders, Settled) {
     let model = Model::ingest(objects, options);
     let mut complaints: BTreeSet<String> = objects.problems.iter().map(ToString::to_string).collect();
-    let allocate = |holders: &Holders| allocate(&model, &with_statuses(holders.clone(), &model));
+    let allocate = |holders: &Holders| {
+        let left = holders.iter().filter(|(name, _)| !gone.contains(name));
+        let left = left.map(|(name, held)| (name.clone(), held.clone())).collect();
+        allocate(&model, &with_statuses(left, &model))
+    };
     let agreed = assignments::update(path, |holders| {
         let allocation = allocate(holders);
         (allocation.holders(), allocation)
