@@ -1,6 +1,9 @@
 //! Services of type LoadBalancer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 
@@ -151,7 +154,8 @@ fn families(spec: &api::ServiceSpec) -> Result<Families, Refusal> {
 fn status(service: &api::Service) -> BTreeSet<Vip> {
     let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.iter().flat_map(|balancer| balancer.ingress.iter().flatten());
-    ingress.filter_map(|entry| Some(Vip(entry.ip.as_ref()?.parse().ok()?))).collect()
+    let address = |text: &str| Some(Vip(text.parse::<IpAddr>().ok()?.to_canonical()));
+    ingress.filter_map(|entry| address(entry.ip.as_deref()?)).collect()
 }
 
 #[cfg(test)]
