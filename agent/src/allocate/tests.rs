@@ -339,6 +339,13 @@ fn rule_11_a_full_pool_says_how_full_and_whether_a_key_would_help() {
     );
     let clash = full(&[WEB]).service("shop/b", &["80/TCP"], &[]);
     assert_eq!(clash.message("shop/b"), format!("{count}; no sharing key would let it fit"));
+    let many = (0..129).fold(Cluster::new(&["192.0.2.0/25"]), |cluster, i| {
+        cluster.service(&format!("shop/s{i:03}"), &["80/TCP"], &[])
+    });
+    assert_eq!(
+        many.message("shop/s128"),
+        "pool lan is full: all 128 addresses are in use; no sharing key would let it fit on the first 64 of them"
+    );
 }
 
 #[test]
