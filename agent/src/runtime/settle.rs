@@ -141,5 +141,76 @@ fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
     let warnings = allocation.assignments.iter().flat_map(|(name, assignment)| {
         assignment.warnings.iter().map(move |warning| format!("Service {name}: {warning}"))
     });
-    model.refused.iter().map(one).chain(allocation.refusals.iter().map(one)).chain(notes).chain(warnings).collect()
+    let withheld = allocation.withheld.iter().map(|(name, held)| {
+        let addresses: Vec<_> = held.addresses.iter().map(ToString::to_string).collect();
+        format!("Service {name} cannot be read: {} is kept for it, and nothing is served there", addresses.join(", "))
+    });
+    let refused = allocation.refusals.iter().map(one);
+    refused.chain(notes).chain(warnings).chain(withheld).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{model::ingest::object, source::manifests::Problem};
+
+    fn name(text: &str) -> ServiceName {
+        ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
+    }
+
+    fn objects(services: &[&str]) -> Objects {
+        let mut objects = Objects::default();
+        let pool = serde_json::json!({"spec": {"addresses": ["192.0.2.1-192.0.2.3"]}});
+        objects.address_pools.insert("lan".to_owned(), object(pool));
+        for service in services {
+            let spec = serde_json::json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
+            objects.services.insert(name(service), object(spec));
+        }
+        objects
+    }
+
+    /// The holders, as `service=address`.
+    fn held(holders: &Holders) -> Vec<String> {
+        let one = |(name, held): (&ServiceName, &crate::allocate::holders::Held)| {
+            format!("{}={}", name.name, held.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+        };
+        holders.iter().map(one).collect()
+    }
+
+    #[test]
+    fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        let settle = |objects: &Objects, gone: &[&str]| {
+            let gone = gone.iter().map(|gone| name(gone)).collect();
+            settle(objects, &gone, &Options::default(), &path, &Holders::new())
+        };
+        settle(&objects(&["a"]), &[]);
+        let mut broken = objects(&["b"]);
+        broken.problems.push(Problem {
+            file: "a.yaml".into(),
+            document: 1,
+            line: None,
+            field: String::new(),
+            message: "no YAML".to_owned(),
+        });
+        let (holders, settled) = settle(&broken, &[]);
+        assert_eq!(held(&holders), ["a=192.0.2.1", "b=192.0.2.2"]);
+        assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), held(&holders));
+        let told = "Service shop/a cannot be read: 192.0.2.1 is kept for it, and nothing is served there";
+        assert!(settled.complaints.contains(told), "{:?}", settled.complaints);
+        assert_eq!(settled.leaders.keys().map(ToString::to_string).collect::<Vec<_>>(), ["192.0.2.2"]);
+        let (holders, _) = settle(&broken, &["a"]);
+        assert_eq!(held(&holders), ["b=192.0.2.2"], "it was seen to be deleted");
+    }
+
+    #[test]
+    fn a_gateway_is_never_assigned() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        let gateway = ([192, 0, 2, 1].into(), "a gateway of the nodes".to_owned());
+        let options = Options { reserved: [gateway].into(), ..Options::default() };
+        let (holders, _) = settle(&objects(&["a"]), &BTreeSet::new(), &options, &path, &Holders::new());
+        assert_eq!(held(&holders), ["a=192.0.2.2"]);
+    }
 }
