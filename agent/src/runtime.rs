@@ -36,7 +36,7 @@ use crate::{
     model::{NodeName, Vip},
     plan::{Desired, DesiredNode, DesiredVip, REST},
     snat::{self, IdentitySnat, SnatError},
-    source::manifests::{self, WatchError},
+    source::manifests::{self, WatchError, WatchGuard},
 };
 
 /// Most interfaces that VIPs are announced on: a bit each.
@@ -127,7 +127,7 @@ impl From<MapsError> for AgentError {
 pub async fn run(options: Options) -> Result<(), AgentError> {
     privileges::check()?;
     let _lock = lock(&options)?;
-    let (objects, _watching) = manifests::watch(&options.manifests)?;
+    let (objects, manifests) = manifests::watch(&options.manifests)?;
     let monitor = Monitor::start().await?;
     let links = monitor.links();
     for name in &options.interfaces {
@@ -135,11 +135,13 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     }
     let (sender, settled) = watch::channel(Arc::default());
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
-    tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), sender));
+    tokio::spawn(settle::follow(objects, manifests.looked(), options.state_dir.join("assignments.yaml"), sender));
     let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
     let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone())?;
     let agent = Agent {
         kernel,
+        manifests,
+        awaited: 0,
         announcer: Announcer::default(),
         sender: Sender::open()?,
         snat: IdentitySnat::open()?,
@@ -186,6 +188,9 @@ struct Attached {
 struct Agent {
     options: Options,
     kernel: Kernel,
+    manifests: WatchGuard,
+    /// The look at the manifests that the next choice must rest on.
+    awaited: u64,
     announcer: Announcer,
     sender: Sender,
     snat: IdentitySnat,
@@ -206,6 +211,8 @@ impl Agent {
         let (mut links, mut neighbors) = (monitor.links(), monitor.neighbors());
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Nothing was read yet: that is not the same as nothing is wanted, and the maps may be full of what is in use.
+        let mut begun = false;
         loop {
             let announce = self.announcer.next().map(Into::into);
             let retry = self.retry.map(Into::into);
@@ -223,9 +230,9 @@ impl Agent {
                 }
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
-                Ok(()) = settled.changed() => {}
-                Ok(()) = links.changed() => {}
-                Ok(()) = neighbors.changed() => {}
+                Ok(()) = settled.changed() => begun = true,
+                Ok(()) = links.changed(), if begun => {}
+                Ok(()) = neighbors.changed(), if begun => {}
                 () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
             }
             let settled = Arc::clone(&settled.borrow_and_update());
@@ -338,9 +345,9 @@ impl Agent {
         if let Err(error) = self.snat.sync(&snat::local_backends(&desired)) {
             complaints.insert(format!("the identity-SNAT chain is not in place: {:#}", anyhow::Error::from(error)));
         }
-        let leaders = settled.leaders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
-        let commands = self.kernel.choose(leaders.map(|(vip, leader)| (*vip, leader.clone())).collect())?;
-        self.react(&commands);
+        if settled.look >= self.awaited {
+            self.choose(settled, &desired)?;
+        }
         settle::tell(&self.refused, &complaints);
         self.refused = complaints;
         if std::mem::take(&mut self.changed) {
@@ -358,6 +365,18 @@ impl Agent {
                 services = desired.services.len(),
                 "ready"
             );
+        }
+        Ok(())
+    }
+
+    /// Tells the election who was chosen. The first beat after it opens the fence, which lets announcements out.
+    fn choose(&mut self, settled: &Settled, desired: &Desired) -> Result<(), AgentError> {
+        let leaders = settled.leaders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
+        let commands = self.kernel.choose(leaders.map(|(vip, leader)| (*vip, leader.clone())).collect())?;
+        self.react(&commands);
+        if !commands.is_empty() {
+            let commands = self.kernel.beat()?;
+            self.react(&commands);
         }
         Ok(())
     }
@@ -441,6 +460,10 @@ impl Agent {
                     tracing::info!(%vip, "no longer leading");
                 }
                 Command::Extend(_) => {}
+                Command::Gather => {
+                    tracing::warn!("this agent was away for too long, or had no carrier: choosing leaders anew");
+                    self.awaited = self.manifests.look();
+                }
             }
         }
     }

@@ -148,6 +148,7 @@ impl Kernel {
                 Command::Extend(deadline) => {
                     self.maps.write_deadline(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))?;
                 }
+                Command::Gather => {}
             }
         }
         Ok(commands)
