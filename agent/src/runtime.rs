@@ -24,7 +24,7 @@ use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval, sleep_until},
 };
-use vipmux_common::abi::{self, INTERFACE_GENERIC, Mac};
+use vipmux_common::abi::{self, INTERFACE_GENERIC, Mac, NODE_ATTACHED};
 
 use self::{kernel::Kernel, settle::Settled};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
@@ -442,9 +442,25 @@ impl Agent {
                 Ok(DesiredNode { mac, ifindex: *ifindex, mtu: mtu(*ifindex), attached: mac.is_some() })
             }
             // Just asked for: nothing is wrong yet.
-            None => Ok(DesiredNode { mac: None, ifindex: 0, mtu: 0, attached: false }),
+            None => Ok(self.as_before(name, None, links)),
+            Some(Neighbor::Pending { ifindex }) => Ok(self.as_before(name, Some(*ifindex), links)),
             Some(other) => Err(format!("its address {address} is {other}")),
         }
+    }
+
+    /// A node while it is being resolved: as the maps have it, which an earlier agent may have filled. Otherwise each
+    /// start would send its flows to other backends.
+    fn as_before(&self, name: &NodeName, ifindex: Option<u32>, links: &Links) -> DesiredNode {
+        let usable = |node: &&abi::Node| {
+            ifindex.is_none_or(|ifindex| ifindex == node.ifindex)
+                && self.attached.contains_key(&node.ifindex)
+                && links.get(node.ifindex).is_some_and(|interface| interface.carrier)
+        };
+        let known = self.kernel.observed().node(name).filter(|node| node.mac != Mac::default()).filter(usable);
+        let ifindex = known.map(|node| node.ifindex).or(ifindex).unwrap_or_default();
+        let mtu = links.get(ifindex).map_or(0, |interface| interface.mtu);
+        let attached = known.is_some_and(|node| node.flags & NODE_ATTACHED != 0);
+        DesiredNode { mac: known.map(|node| node.mac), ifindex, mtu, attached }
     }
 
     /// Announces what was gained, forgets what was lost, and tells both.

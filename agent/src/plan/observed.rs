@@ -209,6 +209,11 @@ impl Observed {
         &self.vips
     }
 
+    /// `NODES`, by name.
+    pub fn node(&self, name: &NodeName) -> Option<&abi::Node> {
+        Some(&self.nodes.get(*self.node_indices.get(name)?)?.node)
+    }
+
     /// `CONFIG[0]`.
     pub fn config(&self) -> &abi::Config {
         &self.config
