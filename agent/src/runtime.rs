@@ -4,6 +4,7 @@
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
 //! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
 
+mod interfaces;
 mod kernel;
 mod privileges;
 mod settle;
@@ -24,18 +25,18 @@ use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval, sleep_until},
 };
-use vipmux_common::abi::{self, INTERFACE_GENERIC, Mac, NODE_ATTACHED};
+use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 
-use self::{kernel::Kernel, settle::Settled};
+use self::{interfaces::Attached, kernel::Kernel, settle::Settled};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{Announcer, SendError, Sender},
     datapath::{load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
-    link::{Interface, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
+    link::{InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{NodeName, Vip},
     plan::{Desired, DesiredNode, DesiredVip, REST},
-    snat::{self, IdentitySnat, SnatError},
+    snat::{self, SnatError},
     source::manifests::{self, WatchError, WatchGuard},
 };
 
@@ -144,7 +145,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         awaited: 0,
         announcer: Announcer::default(),
         sender: Sender::open()?,
-        snat: IdentitySnat::open()?,
+        snat: snat::Keeper::start()?,
         attached: BTreeMap::new(),
         ready: false,
         changed: false,
@@ -177,14 +178,6 @@ fn flows_by_memory() -> u32 {
     u32::try_from(flows).unwrap_or(u32::MAX).clamp(16_384, 1_048_576)
 }
 
-/// An interface with the programs attached.
-#[derive(Clone, Copy, Debug)]
-struct Attached {
-    bit: u32,
-    mac: Mac,
-    carrier: bool,
-}
-
 struct Agent {
     options: Options,
     kernel: Kernel,
@@ -193,7 +186,7 @@ struct Agent {
     awaited: u64,
     announcer: Announcer,
     sender: Sender,
-    snat: IdentitySnat,
+    snat: snat::Keeper,
     attached: BTreeMap<u32, Attached>,
     ready: bool,
     /// An interface or its MAC is new, so what is led must be announced there.
@@ -246,89 +239,6 @@ impl Agent {
         }
     }
 
-    /// Attaches the programs where they are not yet, and follows carriers and MACs. Once the agent is ready, an interface
-    /// that cannot be used is told and stops nothing.
-    fn attach(
-        &mut self,
-        links: &Links,
-        settled: &Settled,
-        complaints: &mut BTreeSet<String>,
-    ) -> Result<(), AgentError> {
-        self.kernel.carrier = false;
-        for interface in self.wanted(links, settled)? {
-            match self.attach_to(interface) {
-                Err(error) if self.ready => {
-                    complaints.insert(format!("{:#}", anyhow::Error::from(error)));
-                }
-                result => result?,
-            }
-        }
-        let gone: Vec<u32> = self.attached.keys().copied().filter(|ifindex| links.get(*ifindex).is_none()).collect();
-        for ifindex in gone {
-            self.attached.remove(&ifindex);
-            self.announcer.removed(ifindex);
-            self.kernel.maps.write_interface(ifindex, abi::Interface::default())?;
-            tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
-        }
-        if self.attached.is_empty() {
-            let node = &self.options.node;
-            complaints
-                .insert(format!("there is no interface to announce on yet: Node {node} shows no IPv4 InternalIP"));
-        }
-        Ok(())
-    }
-
-    fn attach_to(&mut self, interface: &Interface) -> Result<(), AgentError> {
-        let Some(mac) = interface.mac else { return Ok(()) };
-        let (name, ifindex, carrier) = (&interface.name, interface.ifindex, interface.carrier);
-        self.kernel.carrier |= carrier;
-        let before = self.attached.get(&ifindex).copied();
-        if before.is_some_and(|before| before.mac == mac) {
-            if let Some(attached) = self.attached.get_mut(&ifindex) {
-                attached.carrier = carrier;
-            }
-            if carrier && before.is_some_and(|before| !before.carrier) {
-                self.announcer.again(ifindex, Instant::now());
-            }
-            return Ok(());
-        }
-        let known = self.kernel.maps.read_interfaces()?;
-        let pinned = known.get(&ifindex);
-        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
-            return Err(AgentError::TooManyInterfaces(known.len() + 1));
-        };
-        let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
-        let generic =
-            self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
-        let flags = if generic { INTERFACE_GENERIC } else { 0 };
-        self.kernel.maps.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
-        self.attached.insert(ifindex, Attached { bit, mac, carrier });
-        self.changed = true;
-        tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");
-        Ok(())
-    }
-
-    /// The interfaces to announce on. One that was named must be there at the start, and may come back later.
-    fn wanted<'a>(&self, links: &'a Links, settled: &Settled) -> Result<Vec<&'a Interface>, AgentError> {
-        let wanted = if self.options.interfaces.is_empty() {
-            let Some(Some(address)) = settled.nodes.get(&self.options.node) else { return Ok(Vec::new()) };
-            match links.holding(&[*address]) {
-                Ok(found) => found,
-                Err(_) if self.ready => Vec::new(),
-                Err(error) => return Err(error.into()),
-            }
-        } else {
-            self.options.interfaces.iter().filter_map(|name| links.named(name).ok()).collect()
-        };
-        if wanted.len() > MOST_INTERFACES { Err(AgentError::TooManyInterfaces(wanted.len())) } else { Ok(wanted) }
-    }
-
-    fn free_bit(&self, known: &BTreeMap<u32, abi::Interface>) -> Option<u32> {
-        let mut used = known.values().fold(0, |bits, interface| bits | interface.bit);
-        used |= self.attached.values().fold(0, |bits, attached| bits | attached.bit);
-        (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
-    }
-
     /// Brings the kernel to what is settled, then tells the election who was chosen.
     fn update(
         &mut self,
@@ -342,9 +252,7 @@ impl Agent {
         self.react(&commands);
         self.retry = (!refused.is_empty()).then(|| Instant::now() + REST);
         complaints.extend(refused.iter().map(ToString::to_string));
-        if let Err(error) = self.snat.sync(&snat::local_backends(&desired)) {
-            complaints.insert(format!("the identity-SNAT chain is not in place: {:#}", anyhow::Error::from(error)));
-        }
+        self.snat.want(snat::local_backends(&desired));
         if settled.look >= self.awaited {
             self.choose(settled, &desired)?;
         }
@@ -411,14 +319,6 @@ impl Agent {
         let services = settled.services.iter().filter(|(claim, _)| vips.contains_key(&claim.vip));
         let services = services.map(|(claim, service)| (*claim, service.clone())).collect();
         Desired { local: self.options.node.clone(), nodes, vips, services }
-    }
-
-    /// The interfaces whose subnet holds the VIP; all of them where none does.
-    fn interfaces(&self, links: &Links, vip: Vip) -> u32 {
-        let holds = |ifindex: u32| links.get(ifindex).is_some_and(|interface| interface.subnet(vip.0).is_some());
-        let bits = |(_, attached): (&u32, &Attached)| attached.bit;
-        let holding = self.attached.iter().filter(|(ifindex, _)| holds(**ifindex)).map(bits).fold(0, |a, b| a | b);
-        if holding == 0 { self.attached.iter().map(bits).fold(0, |a, b| a | b) } else { holding }
     }
 
     /// How a node is reached, or why it is not.
@@ -495,10 +395,14 @@ impl Agent {
 
     /// Sends what is due. A frame that cannot be sent now is one of a burst.
     fn announce(&mut self) {
-        for frame in self.announcer.due(Instant::now()) {
-            if let Err(error) = self.sender.send(&frame) {
-                tracing::warn!(%error, "an announcement was not sent");
-            }
+        let frames = self.announcer.due(Instant::now());
+        let errors: Vec<_> = frames.iter().filter_map(|frame| self.sender.send(frame).err()).collect();
+        if let Some(error) = errors.first() {
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                failed = errors.len(),
+                "announcements were not sent"
+            );
         }
     }
 }

@@ -26,9 +26,16 @@ pub(super) struct Book {
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    Local { ifindex: u32 },
+    Local {
+        ifindex: u32,
+    },
     /// `silent`: the kernel gave up on it, and has heard nothing of it since.
-    OnLink { ifindex: u32, entry: Option<Entry>, asked: bool, silent: bool },
+    OnLink {
+        ifindex: u32,
+        entry: Option<Entry>,
+        asked: bool,
+        silent: bool,
+    },
     OffLink,
 }
 
