@@ -22,7 +22,7 @@ use crate::services;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// After its agent's last sign of life a node may answer for this long.
-const DEADLINE: Duration = Duration::from_millis(300);
+pub(crate) const DEADLINE: Duration = Duration::from_millis(300);
 /// An answer, where there is one, comes within well under a millisecond; this leaves room for a busy machine.
 const WINDOW: Duration = Duration::from_millis(150);
 
@@ -129,7 +129,7 @@ fn connect(cluster: &Cluster) -> Result<Session> {
     Ok(session)
 }
 
-fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<pnet::util::MacAddr>> {
+pub(crate) fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<pnet::util::MacAddr>> {
     let client = cluster.lan.client()?;
     arp::answers(client.namespace(), client.address, address, WINDOW)
 }
@@ -162,7 +162,7 @@ fn serves_who_knows_the_mac(cluster: &Cluster, session: &mut Session) -> Result<
 }
 
 /// SIGSTOP takes effect when a thread next leaves the kernel: all of them have to be seen stopped.
-fn wait_until_stopped(process: &Process) -> Result<()> {
+pub(crate) fn wait_until_stopped(process: &Process) -> Result<()> {
     let tasks = format!("/proc/{}/task", process.id());
     wait::until("the agent is stopped", PATIENCE, || {
         for task in std::fs::read_dir(&tasks)? {

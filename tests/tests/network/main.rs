@@ -5,6 +5,7 @@
 mod changes;
 mod harness;
 mod leading;
+mod recovering;
 mod removal;
 mod replies;
 mod services;

@@ -9,11 +9,11 @@ use vipmux_tests::{
 use crate::{
     case::{Case, Counter, Verdict},
     demux::ISN,
-    flows::seen_later,
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, LINGER, LOCAL, LOCAL_TOO, NEIGHBOR, SELF_MAC,
         Service, TCP_IDLE, UDP_IDLE, VLAN, WHILE,
     },
+    flows::seen_later,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
