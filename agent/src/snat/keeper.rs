@@ -62,9 +62,10 @@ async fn keep(mut snat: IdentitySnat, mut wanted: watch::Receiver<BTreeSet<Local
         snat = again;
         let now = result.err().map(|error| format!("{:#}", anyhow::Error::from(error)));
         if now != trouble {
-            match &now {
-                Some(error) => tracing::warn!("the identity-SNAT chain is not in place: {error}"),
-                None => tracing::info!("mended: the identity-SNAT chain is in place"),
+            if let Some(error) = &now {
+                tracing::warn!("the identity-SNAT chain is not in place: {error}");
+            } else {
+                tracing::info!("mended: the identity-SNAT chain is in place");
             }
             trouble = now;
         }
