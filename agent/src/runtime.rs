@@ -248,6 +248,7 @@ impl Agent {
         mut complaints: BTreeSet<String>,
     ) -> Result<(), AgentError> {
         let desired = self.desired(links, settled, neighbors, &mut complaints);
+        let before = self.kernel.announced();
         let (refused, commands) = self.kernel.sync(&desired)?;
         self.react(&commands);
         self.retry = (!refused.is_empty()).then(|| Instant::now() + REST);
@@ -258,8 +259,9 @@ impl Agent {
         }
         settle::tell(&self.refused, &complaints);
         self.refused = complaints;
-        if std::mem::take(&mut self.changed) {
-            for vip in desired.vips.keys().filter(|vip| self.kernel.leads(**vip)).copied().collect::<Vec<_>>() {
+        let anew = std::mem::take(&mut self.changed);
+        for (vip, bits) in self.kernel.announced() {
+            if anew || before.get(&vip) != Some(&bits) {
                 self.lead(vip);
             }
         }

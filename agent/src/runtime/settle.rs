@@ -80,19 +80,27 @@ pub(super) async fn follow(
     }
 }
 
+/// Lines of log of each kind at once.
+const MOST_LINES: usize = 100;
+
 /// Tells one version of a file from another: its inode, which every writing replaces, and when it was modified.
 fn stamp(path: &Path) -> Option<(u64, SystemTime)> {
     let metadata = fs::metadata(path).ok()?;
     Some((metadata.ino(), metadata.modified().ok()?))
 }
 
-/// Logs what is new and what is mended.
+/// Logs what is new and what is mended: of thousands at once, the first.
 pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
-    for complaint in after.difference(before) {
+    let (new, mended) = (after.difference(before), before.difference(after));
+    for complaint in new.clone().take(MOST_LINES) {
         tracing::warn!("{complaint}");
     }
-    for mended in before.difference(after) {
-        tracing::info!(was = mended, "mended");
+    for complaint in mended.clone().take(MOST_LINES) {
+        tracing::info!(was = complaint, "mended");
+    }
+    let untold = new.count().saturating_sub(MOST_LINES) + mended.count().saturating_sub(MOST_LINES);
+    if untold > 0 {
+        tracing::warn!(untold, "more was refused or mended; `vipmux plan` tells all");
     }
 }
 
