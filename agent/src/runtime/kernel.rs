@@ -88,7 +88,9 @@ impl Kernel {
     /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile; what it did is
     /// returned with what found no room.
     pub(super) fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
-        let Plan { steps, refused } = plan::plan(desired, &self.observed, boottime()?)?;
+        let now = boottime()?;
+        self.observed.forget_rested(now);
+        let Plan { steps, refused } = plan::plan(desired, &self.observed, now)?;
         let mut commands = Vec::new();
         for step in &steps {
             self.execute(step)?;
