@@ -23,16 +23,23 @@ pub(crate) fn now() -> u64 {
     unsafe { bpf_jiffies64() }
 }
 
-/// A backend, read once out of its array.
+/// A backend in its array, which the agent may free at any time.
 pub(crate) struct Target {
     pub(crate) index: u32,
+    /// [`Backend::generation`] as it was when the backend was looked up: what a record made now must name, so that it is
+    /// stale if the backend goes meanwhile. Never 0, which is what a free index has.
+    generation: u32,
     pub(crate) backend: &'static Backend,
 }
 
 impl Target {
+    /// `None` for a free index: a table that was replaced just now may still lead there.
     #[inline(always)]
     pub(crate) fn get(index: u32) -> Option<Self> {
-        BACKENDS.get(index).map(|backend| Self { index, backend })
+        let backend = BACKENDS.get(index)?;
+        // SAFETY: a map value, which stays in place for the whole run.
+        let generation = unsafe { ptr::read_volatile(&raw const backend.generation) };
+        (generation != 0).then_some(Self { index, generation, backend })
     }
 
     #[inline(always)]
@@ -41,10 +48,16 @@ impl Target {
     }
 }
 
+/// Jiffies since `seen`; none where another CPU wrote it after this one had read the clock.
+#[inline(always)]
+fn age(seen: u64, now: u64) -> u64 {
+    now.saturating_sub(seen)
+}
+
 #[inline(always)]
 fn is_idle(config: &Config, protocol: u32, seen: u64, now: u64) -> bool {
     let life = if protocol == TCP { config.tcp_idle } else { config.udp_idle };
-    now.wrapping_sub(seen) > u64::from(life)
+    age(seen, now) > u64::from(life)
 }
 
 /// The backend and service slot of a live record, which is refreshed.
@@ -57,7 +70,7 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
         let flow: FlowValue = ptr::read_volatile(record);
         let target = Target::get(flow.backend)?;
         let state = SERVICE_STATES.get(flow.slot)?;
-        if state.generation != flow.slot_generation || target.backend.generation != flow.backend_generation {
+        if state.generation != flow.slot_generation || target.generation != flow.backend_generation {
             return None;
         }
         if ptr::read_volatile(&raw const (*record).tag) != tag {
@@ -107,7 +120,7 @@ pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &Service
     let value = FlowValue {
         tag,
         backend: target.index,
-        backend_generation: target.backend.generation,
+        backend_generation: target.generation,
         slot: service.slot,
         slot_generation: service.generation,
         flags: 0,
@@ -127,7 +140,7 @@ fn is_closed(flags: u32) -> bool {
 #[inline(always)]
 fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
     if is_closed(value.flags) {
-        now.wrapping_sub(value.seen) <= u64::from(config.closed_linger)
+        age(value.seen, now) <= u64::from(config.closed_linger)
     } else {
         !is_idle(config, protocol, value.seen, now)
     }
