@@ -142,7 +142,7 @@ fn settings() -> Vec<Case> {
                 state.config.answers_per_second = 0;
             })
             .becomes(Verdict::Dropped(DropReason::NoService), &[Counter::Stat(Stat::AnswerLimited)]),
-        Case::ingress("an echo request beyond the budget", request(from_client(), &[1; 56], 64))
+        Case::ingress("an echo request beyond the budget", request(&from_client(), &[1; 56], 64))
             .given(|state| state.config.answers_per_second = 0)
             .becomes(Verdict::Dropped(DropReason::Icmp), &[Counter::Stat(Stat::AnswerLimited)]),
     ]
@@ -158,7 +158,7 @@ fn echo(kind: u8, data: &[u8]) -> Payload {
     sealed(message)
 }
 
-fn request(ethernet: Ethernet, data: &[u8], ttl: u8) -> Vec<u8> {
+fn request(ethernet: &Ethernet, data: &[u8], ttl: u8) -> Vec<u8> {
     ethernet.ipv4(&Ipv4::new(CLIENT, VIP, echo(8, data)).ttl(ttl))
 }
 
@@ -166,7 +166,7 @@ fn echoes() -> Vec<Case> {
     let request = |ethernet: Ethernet, data: &[u8], ttl| ethernet.ipv4(&Ipv4::new(CLIENT, VIP, echo(8, data)).ttl(ttl));
     let reply = |data: &[u8]| back().ipv4(&Ipv4::new(VIP, CLIENT, echo(0, data)));
     let answered = |name, data: &[u8], ttl| {
-        Case::ingress(name, request(from_client(), data, ttl))
+        Case::ingress(name, request(&from_client(), data, ttl))
             .becomes(Verdict::Transmitted(reply(data)), &[Counter::Stat(Stat::EchoAnswered)])
     };
     vec![
@@ -176,7 +176,7 @@ fn echoes() -> Vec<Case> {
         answered("an echo request at the end of its way", &[1; 56], 1),
         Case::ingress("an echo reply is not answered", from_client().ipv4(&Ipv4::new(CLIENT, VIP, echo(0, &[1; 56]))))
             .dropped(DropReason::Icmp),
-        Case::ingress("an echo request that a peer handed over", request(from_peer(), &[1; 56], 64))
+        Case::ingress("an echo request that a peer handed over", request(&from_peer(), &[1; 56], 64))
             .dropped(DropReason::Icmp),
         Case::ingress(
             "a cut echo request",

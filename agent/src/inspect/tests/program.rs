@@ -48,10 +48,13 @@ fn drops(maps: &Maps) -> Vec<u64> {
 /// What the program did, in the words of [`told`].
 fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
     let frame = frame(request);
-    let (mut out, before) = (vec![0; frame.len()], drops(maps));
+    // An answer can be longer than what it answers.
+    let (mut out, before) = (vec![0; frame.len() + 64], drops(maps));
     let options =
         TestRunOptions { data_in: Some(&frame), data_out: Some(&mut out), repeat: 1, ..TestRunOptions::default() };
-    let action = program.test_run(options).unwrap().return_value;
+    let result = program.test_run(options).unwrap();
+    let action = result.return_value;
+    out.truncate(result.data_size_out as usize);
     let after = drops(maps);
     let counted: Vec<_> =
         DropReason::ALL.iter().filter(|reason| after[**reason as usize] != before[**reason as usize]).collect();
