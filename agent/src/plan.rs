@@ -210,16 +210,19 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
     let vips = Vips::plan(desired, observed, &mut refused)?;
     let mut placements = Placements::new(observed, &nodes.indices, &desired.local, now)?;
     let services = Services::plan(desired, observed, &vips.ids, &mut placements, now, &mut refused)?;
+    let first = placements.generation();
     let backends = placements.finish();
     nodes.release(observed, &backends.nodes);
+    let next = match backends.generation.or(services.generation) {
+        Some(generation) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
+        None => first,
+    };
+    let next = nodes.turn(observed, &backends.unsettled, next)?;
 
     let config = abi::Config {
         next_vip: vips.next_id,
         // Used up by this plan, even if it fails in the middle.
-        next_generation: match backends.generation.or(services.generation) {
-            Some(generation) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
-            None => observed.config.next_generation,
-        },
+        next_generation: if next == first { observed.config.next_generation } else { next },
         ..observed.config
     };
     let mut steps = Vec::new();
@@ -237,8 +240,10 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         // A VIP appears after its Services.
         vips.announcements,
         // No table in use leads to these any more.
+        nodes.endings,
         backends.drained,
         backends.departures,
+        nodes.beginnings,
         nodes.departures,
     ];
     steps.extend(stages.into_iter().flatten());

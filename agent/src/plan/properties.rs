@@ -125,13 +125,16 @@ struct World {
     now: Duration,
     /// Every flow that was ever recorded, and where it went.
     flows: BTreeMap<Flow, Answer>,
+    /// Every node and epoch that a record of them may ever have got.
+    vouched: BTreeSet<(Flow, (u32, u32))>,
 }
 
 impl World {
     fn new(capacities: Capacities) -> Self {
         let observed = Observed::empty(capacities, Config::default());
         let now = Duration::from_secs(1000);
-        Self { capacities, kernel: Kernel::default(), observed, now, flows: BTreeMap::new() }
+        let (flows, vouched) = (BTreeMap::new(), BTreeSet::new());
+        Self { capacities, kernel: Kernel::default(), observed, now, flows, vouched }
     }
 
     fn answers(&self) -> Vec<Answer> {
@@ -181,7 +184,9 @@ impl World {
             for (flow, answer) in &self.flows {
                 let now = self.kernel.follow(flow);
                 assert!(now.as_ref().is_none_or(|now| now == answer), "a flow went astray after {step:?}");
+                self.vouched.extend(self.kernel.vouch(flow).map(|vouched| (*flow, vouched)));
             }
+            self.vouched.iter().for_each(|(flow, vouched)| self.kernel.check_vouched(flow, *vouched));
         }
     }
 
