@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use vipmux_common::{
     abi::{
-        BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node, ReverseKey,
-        ServiceKey, ServiceValue, VipValue,
+        BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node,
+        ReverseKey, ServiceKey, ServiceValue, VipValue,
     },
     hash,
 };
