@@ -3,8 +3,8 @@
 //! [`plan()`] compares [`Desired`] with [`Observed`], the mirror of the kernel's maps, and gives [`Step`]s. Whoever
 //! executes them tells the mirror of each with [`Observed::record`], so that after a failure in the middle the next plan
 //! starts from what the kernel really holds. What packets may read is never written to, except where any single write
-//! is safe (a backend's flags, a node's MACs, a VIP's flags): new tables, backends and Service slots go to free places,
-//! one write of `SERVICES` switches over, and old places rest for [`REST`] before they are used again.
+//! is safe (a backend's flags, a node's MACs and epoch, a VIP's flags): new tables, backends and Service slots go to free
+//! places, one write of `SERVICES` switches over, and old places rest for [`REST`] before they are used again.
 
 mod arena;
 mod backends;
@@ -232,6 +232,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         // What must stop comes first, and makes room in the hash maps: a VIP goes before its Services.
         vips.withdrawals,
         services.removals,
+        // Before any change of a backend that is there: one that takes new flows again may also have become local.
+        nodes.endings,
         backends.arrivals,
         backends.tables,
         services.new_slots,
@@ -240,7 +242,6 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         // A VIP appears after its Services.
         vips.announcements,
         // No table in use leads to these any more.
-        nodes.endings,
         backends.drained,
         backends.departures,
         nodes.beginnings,

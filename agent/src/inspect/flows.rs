@@ -114,8 +114,8 @@ impl Reader<'_> {
     fn view(&self, key: &FlowKey, flow: &FlowValue) -> Result<FlowView, MapsError> {
         let backend = self.backends.get(&flow.backend);
         let vouched = freshness::is_vouched(flow, self.nodes.get(&flow.node.into()).map(|(_, node)| node));
-        let state = self.states.get(&flow.slot);
-        let stale = freshness::stale((key, flow), vouched, backend, state, &self.config, self.clock);
+        let slot = self.states.get(&flow.slot);
+        let stale = freshness::stale((key, flow), vouched, backend, slot, &self.config, self.clock);
         let backend = backend.filter(|backend| backend.generation == flow.backend_generation);
         let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
         let local = backend.filter(|backend| is_local(backend));

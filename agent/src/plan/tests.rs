@@ -153,7 +153,7 @@ fn a_vip_goes_before_all_that_it_leads_to() {
     nothing.vips.clear();
     nothing.nodes.clear();
     let plan = world.reach(&nothing);
-    let services = ["-peer", "-vip", "-service", "-service state", "-service name", "node", "-backend"];
+    let services = ["-peer", "-vip", "-service", "node", "-service state", "-service name", "-backend"];
     assert_eq!(kinds(&plan), [&services[..], &["-node", "-node name", "-node", "-node name"]].concat());
 }
 
@@ -208,7 +208,7 @@ fn a_draining_backend_stays_but_is_in_no_table() {
     world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
     let (index, before) = world.backend(2).unwrap();
     let plan = world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (-2, "b")])));
-    let order = ["config", "table", "service", "node", "backend", "node"];
+    let order = ["config", "node", "table", "service", "backend", "node"];
     assert_eq!(kinds(&plan), order, "it takes new flows until no table leads to it");
     assert_eq!(world.backend(2), Some((index, abi::Backend { flags: 0, ..before })));
     let tables = world.kernel.entries().tables;
