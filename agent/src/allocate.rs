@@ -29,6 +29,8 @@ pub struct Allocation {
     pub assignments: BTreeMap<ServiceName, Assignment>,
     /// Services that wait.
     pub refusals: BTreeMap<ServiceName, Refusal>,
+    /// What is kept for Services that cannot be read now: nothing is served there, and nobody else gets it.
+    pub withheld: Holders,
 }
 
 /// What a Service got.
@@ -40,7 +42,7 @@ pub struct Assignment {
     pub ports: BTreeSet<Port>,
     /// Its sharing key.
     pub sharing_key: Option<SharingKey>,
-    /// [`Reason::Allocated`] or [`Reason::Shared`].
+    /// [`Reason::Allocated`] or [`Reason::Shared`]; or why it did not get what it asks for, and keeps what it had.
     pub reason: Reason,
     /// For people.
     pub message: String,
@@ -48,14 +50,27 @@ pub struct Assignment {
     pub warnings: Vec<String>,
 }
 
+impl Assignment {
+    /// Whether it is what the Service asks for.
+    pub fn is_as_asked(&self) -> bool {
+        matches!(self.reason, Reason::Allocated | Reason::Shared)
+    }
+}
+
 impl Allocation {
+    /// Whether all Services got what they ask for.
+    pub fn is_complete(&self) -> bool {
+        self.refusals.is_empty() && self.assignments.values().all(Assignment::is_as_asked)
+    }
+
     /// The same as holders, for the next allocation.
     pub fn holders(&self) -> Holders {
         let held = |a: &Assignment| Held {
             addresses: a.addresses.clone(),
             terms: Some(Terms { ports: a.ports.clone(), sharing_key: a.sharing_key.clone() }),
         };
-        self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment))).collect()
+        let assigned = self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment)));
+        assigned.chain(self.withheld.clone()).collect()
     }
 
     /// The owner of each claim.
@@ -82,18 +97,23 @@ impl Allocation {
     }
 }
 
-/// Decides who gets what. `holders` are those of the last allocation; holders that the model does not know are ignored.
+/// Decides who gets what. `holders` are those of the last allocation; holders that the model does not know are
+/// ignored, if it is complete.
 pub fn allocate(model: &Model, holders: &Holders) -> Allocation {
+    let stand_ins = holders::stand_ins(model, holders);
     let mut placement = Placement::new(model);
-    placement.run(holders);
+    placement.run(&stand_ins, holders);
     let assignment = |(name, addresses): (&&ServiceName, &BTreeSet<Vip>)| {
         let service = model.services.get(*name)?;
-        Some(((*name).clone(), explain(&placement, service, addresses)))
+        Some(((*name).clone(), explain(&placement, stand_ins.get(*name).unwrap_or(service), addresses)))
     };
-    let refused = placement.refused.iter().map(|(name, refusal)| (*name, refusal)).chain(&model.refused);
+    let unread = |name: &ServiceName| !model.services.contains_key(name);
+    let refused = placement.refused.iter().map(|(name, refusal)| (*name, refusal)).filter(|(name, _)| !unread(name));
+    let withheld = placement.placed.keys().filter(|name| unread(name));
     Allocation {
         assignments: placement.placed.iter().filter_map(assignment).collect(),
-        refusals: refused.map(|(name, refusal)| (name.clone(), refusal.clone())).collect(),
+        refusals: refused.chain(&model.refused).map(|(name, refusal)| (name.clone(), refusal.clone())).collect(),
+        withheld: withheld.filter_map(|name| Some(((*name).clone(), holders.get(*name)?.clone()))).collect(),
     }
 }
 
@@ -115,6 +135,10 @@ fn explain(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vi
             reason = Reason::Shared;
             parts.push(format!("{from}, shared with {others}"));
         }
+    }
+    if let Some(fault) = &service.fault {
+        reason = fault.reason;
+        warnings.push(format!("{}; it keeps what it holds until that is mended", fault.message));
     }
     Assignment {
         addresses: addresses.clone(),
@@ -145,9 +169,10 @@ fn split_group(placement: &Placement<'_>, service: &Service, addresses: &BTreeSe
     if !service.request.addresses.is_empty() {
         return None;
     }
-    let lower = placement.occupancy.group(service).take_while(|vip| addresses.first().is_some_and(|own| vip < own));
-    lower.map(|vip| (vip, placement.occupancy.on(vip))).find_map(|(vip, tenancy)| {
-        let (tenancy, (port, holder)) = (tenancy?, tenancy?.clash(service)?);
+    let mut lower =
+        placement.occupancy.group(service).take_while(|(vip, _)| addresses.first().is_some_and(|own| vip < own));
+    lower.find_map(|(vip, tenancy)| {
+        let (port, holder) = tenancy.clash(service)?;
         let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
         of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
     })

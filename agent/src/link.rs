@@ -9,6 +9,7 @@ mod monitor;
 mod neighbors;
 #[cfg(test)]
 pub(crate) mod netns;
+mod routes;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +25,7 @@ pub use self::{
     kernel::LinkError,
     monitor::Monitor,
     neighbors::{Neighbor, Neighbors, remove_neighbors},
+    routes::gateways,
 };
 
 /// kube-proxy's dummy interface in ipvs mode, which has every VIP.

@@ -32,8 +32,8 @@ use crate::{
     announce::{Announcer, SendError, Sender},
     datapath::{load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
-    link::{Interface, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
-    model::{NodeName, Vip},
+    link::{self, Interface, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
+    model::{self, NodeName, Vip},
     plan::{Desired, DesiredNode, DesiredVip, REST},
     snat::{self, IdentitySnat, SnatError},
     source::manifests::{self, WatchError},
@@ -134,8 +134,9 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         links.borrow().named(name)?;
     }
     let (sender, settled) = watch::channel(Arc::default());
+    let ours = model::Options { reserved: reserved().await?, ..model::Options::default() };
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
-    tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), sender));
+    tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), ours, sender));
     let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
     let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone())?;
     let agent = Agent {
@@ -154,6 +155,12 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     tracing::info!("stopping; programs and maps stay in place (`vipmux unload` removes them)");
     monitor.stop().await;
     Ok(())
+}
+
+/// Addresses that this node knows to be nobody's VIP (rule 14): its gateways, as they are when the agent starts.
+async fn reserved() -> Result<BTreeMap<IpAddr, String>, LinkError> {
+    let gateways = link::gateways().await?;
+    Ok(gateways.into_iter().map(|address| (address, "a gateway of the nodes".to_owned())).collect())
 }
 
 /// One agent per node name and state directory.

@@ -136,6 +136,33 @@ fn json_has_the_documented_fields_and_yaml_is_the_same() -> Result<()> {
 }
 
 #[test]
+fn a_service_that_keeps_its_address_by_grace_is_not_as_asked() -> Result<()> {
+    let slip = "\
+apiVersion: v1
+kind: Service
+metadata: {name: slip, namespace: shop, annotations: {vipmux.io/addresses: 192.0.2.1O}}
+spec: {type: LoadBalancer, ports: [{port: 80}]}
+";
+    let state = "version: 1\nservices: {shop/slip: {addresses: [192.0.2.10], ports: [80/TCP]}}";
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("slip.yaml", slip), ("state", state)])?;
+    let output = plan(directory.path(), &["cluster.yaml", "slip.yaml", "--state", "state"])?;
+    assert_eq!(output.status.code(), Some(2));
+    let kept = "shop/slip  allocated  192.0.2.10  80/TCP         InvalidAnnotation  192.0.2.10 from pool lan";
+    assert!(text(&output.stdout).contains(kept), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).starts_with("warning: shop/slip: vipmux.io/addresses: \"192.0.2.1O\" is malformed"));
+    Ok(())
+}
+
+#[test]
+fn that_nobody_would_lead_is_told() -> Result<()> {
+    let directory = manifests(&[("cluster.yaml", &CLUSTER.replace("kind: Node", "kind: Namespace"))])?;
+    let output = plan(directory.path(), &["."])?;
+    assert_eq!(output.status.code(), Some(0));
+    assert_eq!(text(&output.stderr), "warning: nobody would lead: there are no Nodes in the input\n");
+    Ok(())
+}
+
+#[test]
 fn the_order_of_the_files_does_not_matter() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("clashes.yaml", CLASHES)])?;
     let forward = plan(directory.path(), &["-o", "json", "cluster.yaml", "clashes.yaml"])?;

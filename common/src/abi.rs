@@ -124,6 +124,9 @@ pub struct Config {
     pub udp_idle: u32,
     /// How long a closed TCP flow is still translated, in jiffies.
     pub closed_linger: u32,
+    /// How long after the fence's deadline the programs stop minding VIPs, in seconds: an agent that was removed must not
+    /// swallow them for ever.
+    pub abandon_after: u32,
 }
 
 /// `INTERFACES[ifindex]`: an interface that this program is attached to; all zero otherwise.
@@ -473,7 +476,7 @@ counters! {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 28);
+    assert!(size_of::<Config>() == 32);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);

@@ -13,7 +13,7 @@ use vipmux_common::{
 
 use crate::{
     maps::{BACKENDS, CONFIG, FLOWS, NODES, REVERSE, SERVICE_STATES},
-    packet::{FIN, RST, Segment, TCP},
+    packet::{ACK, FIN, RST, SYN, Segment, TCP},
 };
 
 /// Now, in jiffies: far cheaper than any clock helper, and precise enough for timeouts.
@@ -248,9 +248,9 @@ pub(crate) enum Reply {
     Of(ReverseValue),
 }
 
-/// Finds a reply's record and refreshes it. `acknowledged` is a SYN-ACK's acknowledgement number, host order.
+/// Finds a reply's record and refreshes it. `tcp` is TCP's flags, `acknowledged` its acknowledgement number, host order.
 #[inline(always)]
-pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: Option<u32>, now: u64) -> Reply {
+pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> Reply {
     let Some(record) = REVERSE.get_ptr_mut(key) else { return Reply::Foreign };
     // SAFETY: a map value; as in `find`.
     let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
@@ -262,9 +262,7 @@ pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: Option<u32>, now: u
         let _ = REVERSE.remove(key);
         return Reply::Foreign;
     }
-    if let Some(acknowledged) = acknowledged
-        && (value.flags & FLOW_ISN == 0 || acknowledged != value.isn.wrapping_add(1))
-    {
+    if tcp & (SYN | ACK) == SYN | ACK && (value.flags & FLOW_ISN == 0 || acknowledged != value.isn.wrapping_add(1)) {
         let _ = REVERSE.remove(key);
         return Reply::Direct;
     }

@@ -22,14 +22,14 @@ pub(crate) fn hand_over(
     let at = segment.network;
     // SAFETY: `Ipv4::parse` compared the fixed header with the end.
     unsafe {
-        let ttl: u8 = read(at + 8);
+        let ttl: u8 = read::<8, _>(at);
         if ttl <= 1 {
             return Err(DropReason::TtlExceeded);
         }
-        let before: u16 = read(at + 8);
-        write(at + 8, ttl - 1);
-        let change = checksum::change(u32::from(before), u32::from(read::<u16>(at + 8)));
-        write(at + 10, checksum::update(read(at + 10), change));
+        let before: u16 = read::<8, _>(at);
+        write::<8, _>(at, ttl - 1);
+        let change = checksum::change(u32::from(before), u32::from(read::<8, u16>(at)));
+        write::<10, _>(at, checksum::update(read::<10, _>(at), change));
     }
     frame.write_macs(node.mac, interface.mac.handover());
     count::stat(Stat::HandedOver, frame.length());

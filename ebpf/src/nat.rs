@@ -12,7 +12,7 @@ use vipmux_common::{
 use crate::{
     Action, count,
     flow::{self, Reply},
-    packet::{ACK, Frame, Ipv4, SYN, Segment, TCP, UDP, pin, read, write},
+    packet::{Frame, Ipv4, Segment, TCP, UDP, pin, read, write},
 };
 
 /// Makes the backend the destination; the stack takes it from there, and sees an ordinary connection from the client.
@@ -39,18 +39,18 @@ pub(crate) fn deliver(
     // SAFETY: `Ipv4::parse` and `Ipv4::segment` compared these headers with the end.
     unsafe {
         let at = segment.network;
-        write(at + 10, checksum::update(read(at + 10), of_address));
-        write(at + 16, address);
+        write::<10, _>(at, checksum::update(read::<10, _>(at), of_address));
+        write::<16, _>(at, address);
         let at = segment.transport;
-        write(at + 2, backend.port);
+        write::<2, _>(at, backend.port);
         if segment.protocol == TCP {
-            write(at + 16, checksum::update(read(at + 16), change));
+            write::<16, _>(at, checksum::update(read::<16, _>(at), change));
         } else {
-            let field: u16 = read(at + 6);
+            let field: u16 = read::<6, _>(at);
             // RFC 768: zero means that there is none, so a computed zero is sent as all ones.
             if field != 0 {
                 let updated = checksum::update(field, change);
-                write(at + 6, if updated == 0 { 0xffff } else { updated });
+                write::<6, _>(at, if updated == 0 { 0xffff } else { updated });
             }
         }
     }
@@ -68,7 +68,8 @@ struct Outgoing {
     transport: usize,
     key: ReverseKey,
     flags: u8,
-    acknowledged: Option<u32>,
+    /// TCP's acknowledgement number, host order.
+    acknowledged: u32,
     first_fragment: bool,
 }
 
@@ -102,14 +103,14 @@ fn parse(context: &TcContext, network: usize) -> Option<Outgoing> {
     if context.data() + wanted as usize > context.data_end() {
         context.pull_data(wanted).ok()?;
     }
-    let (start, end) = (context.data(), context.data_end());
+    let (start, end) = (pin(context.data()), pin(context.data_end()));
     let at = pin(start + network);
     if at + 20 > end {
         return None;
     }
     // SAFETY: compared with the end above.
     let (version_length, fragment, protocol, source, destination) = unsafe {
-        (read::<u8>(at), read::<u16>(at + 6), u32::from(read::<u8>(at + 9)), read::<u32>(at + 12), read::<u32>(at + 16))
+        (read::<0, u8>(at), read::<6, u16>(at), u32::from(read::<9, u8>(at)), read::<12, u32>(at), read::<16, u32>(at))
     };
     let header = usize::from(version_length & 0x0f) * 4;
     if version_length >> 4 != 4 || header < 20 || fragment & FRAGMENT_OFFSET != 0 || protocol != TCP && protocol != UDP
@@ -121,7 +122,7 @@ fn parse(context: &TcContext, network: usize) -> Option<Outgoing> {
         return None;
     }
     // SAFETY: compared with the end above.
-    let (backend_port, client_port) = unsafe { (read(transport), read(transport + 2)) };
+    let (backend_port, client_port) = unsafe { (read::<0, _>(transport), read::<2, _>(transport)) };
     let key = ReverseKey {
         backend: Address::v4(source),
         client: Address::v4(destination),
@@ -129,17 +130,15 @@ fn parse(context: &TcContext, network: usize) -> Option<Outgoing> {
         client_port,
         protocol,
     };
-    let (mut flags, mut acknowledged) = (0, None);
+    let (mut flags, mut acknowledged) = (0, 0);
     if protocol == TCP {
         if transport + 20 > end {
             return None;
         }
         // SAFETY: compared with the end above.
         unsafe {
-            flags = read(transport + 13);
-            if flags & (SYN | ACK) == SYN | ACK {
-                acknowledged = Some(u32::from_be(read(transport + 8)));
-            }
+            acknowledged = u32::from_be(read::<8, _>(transport));
+            flags = read::<13, _>(transport);
         }
     }
     let first_fragment = fragment & MORE_FRAGMENTS != 0;

@@ -5,8 +5,8 @@ use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat, VIP_LEADING,
 
 use crate::{
     Action, count,
-    maps::{FENCE, PEERS, VIPS},
-    packet::{Frame, read, write},
+    maps::{CONFIG, FENCE, PEERS, VIPS},
+    packet::{Frame, pin, read, write},
 };
 
 const ARP_LENGTH: usize = 28;
@@ -14,8 +14,7 @@ const ARP_LENGTH: usize = 28;
 const ETHERNET_IPV4: (u32, u16) = (u32::from_ne_bytes([0, 1, 8, 0]), u16::from_ne_bytes([6, 4]));
 const REQUEST: u16 = 1_u16.to_be();
 const REPLY: u16 = 2_u16.to_be();
-/// How long after the deadline the program stops minding VIPs: an agent that was removed swallows none for ever.
-const ABANDONED: u64 = 600_000_000_000;
+const NANOSECONDS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
@@ -31,7 +30,7 @@ fn standing() -> Standing {
     let now = unsafe { bpf_ktime_get_boot_ns() };
     if now < deadline {
         Standing::InTime
-    } else if now - deadline < ABANDONED {
+    } else if now - deadline < CONFIG.get(0).map_or(0, |config| u64::from(config.abandon_after)) * NANOSECONDS {
         Standing::Lapsed
     } else {
         Standing::Abandoned
@@ -48,12 +47,12 @@ pub(crate) fn arp(frame: &Frame, interface: &Interface) -> Result<Action, DropRe
     // SAFETY: compared with the end above.
     let (kind, lengths, operation, sender, sender_ip, target_ip) = unsafe {
         (
-            read::<u32>(at),
-            read::<u16>(at + 4),
-            read::<u16>(at + 6),
-            Mac { head: read(at + 8), tail: read(at + 12), padding: 0 },
-            read::<u32>(at + 14),
-            read::<u32>(at + 24),
+            read::<0, u32>(at),
+            read::<4, u16>(at),
+            read::<6, u16>(at),
+            Mac { head: read::<8, _>(at), tail: read::<12, _>(at), padding: 0 },
+            read::<14, u32>(at),
+            read::<24, u32>(at),
         )
     };
     if (kind, lengths) != ETHERNET_IPV4 {
@@ -83,13 +82,13 @@ pub(crate) fn arp(frame: &Frame, interface: &Interface) -> Result<Action, DropRe
     frame.write_macs(frame.source, interface.mac);
     // SAFETY: compared with the end above.
     unsafe {
-        write(at + 6, REPLY);
-        write(at + 8, interface.mac.head);
-        write(at + 12, interface.mac.tail);
-        write(at + 14, target_ip);
-        write(at + 18, sender.head);
-        write(at + 22, sender.tail);
-        write(at + 24, sender_ip);
+        write::<6, _>(at, REPLY);
+        write::<8, _>(at, interface.mac.head);
+        write::<12, _>(at, interface.mac.tail);
+        write::<14, _>(at, target_ip);
+        write::<18, _>(at, sender.head);
+        write::<22, _>(at, sender.tail);
+        write::<24, _>(at, sender_ip);
     }
     count::stat(Stat::ArpAnswered, frame.length());
     Ok(Action::Transmit)
@@ -122,12 +121,12 @@ fn yield_to(vip: *mut VipValue, sender: Mac, frame: &Frame, interface: &Interfac
 /// has the VIP on a dummy interface sends such requests, and they would move clients.
 #[inline(always)]
 pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
-    let at = context.data() + network;
-    if at + ARP_LENGTH > context.data_end() {
+    let at = pin(context.data()) + network;
+    if at + ARP_LENGTH > pin(context.data_end()) {
         return true;
     }
     // SAFETY: compared with the end above.
-    let sender_ip: u32 = unsafe { read(at + 14) };
+    let sender_ip: u32 = unsafe { read::<14, _>(at) };
     let Some(vip) = VIPS.get_ptr(Address::v4(sender_ip)) else { return true };
     // SAFETY: a map value, which stays in place for the whole run.
     let leading = unsafe { (*vip).flags & VIP_LEADING != 0 };

@@ -28,34 +28,95 @@ const UDP_LENGTH: usize = 8;
 /// More fragments, and the fragment offset (RFC 791, 3.1).
 const FRAGMENT: u16 = 0x3fff_u16.to_be();
 
-/// Reads a `T` at `address`, which need not be aligned.
-///
-/// # Safety
-/// `address..address + size_of::<T>()` was compared with the packet's end.
-#[inline(always)]
-pub(crate) unsafe fn read<T: Copy>(address: usize) -> T {
-    // SAFETY: the caller's bounds check; the target allows misaligned access (see .cargo/config.toml).
-    unsafe { (address as *const T).read_unaligned() }
+/// A number that is loaded from and stored to a packet, as it lies there.
+pub(crate) trait Wire: Copy {
+    /// Loads it from `address + OFFSET`, which need not be aligned.
+    ///
+    /// # Safety
+    /// The place was compared with the packet's end, by this very `address`.
+    unsafe fn load<const OFFSET: usize>(address: usize) -> Self;
+
+    /// Stores it at `address + OFFSET`, which need not be aligned.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn store<const OFFSET: usize>(address: usize, value: Self);
 }
 
-/// Writes a `T` at `address`, which need not be aligned.
+// One instruction each. The compiler would copy bytes, since it may not assume that a misaligned access works; in a packet it
+// does, on every architecture that has `CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS`. (Allowing it everywhere, by
+// `allows-misaligned-mem-access`, makes stack accesses that the verifier refuses.)
+macro_rules! wire {
+    ($($type:ty: $name:literal,)*) => {
+        $(impl Wire for $type {
+            #[inline(always)]
+            unsafe fn load<const OFFSET: usize>(address: usize) -> Self {
+                let value: u64;
+                // SAFETY: the caller's bounds check.
+                unsafe {
+                    asm!(
+                        concat!("{} = *(", $name, " *)({} + {})"),
+                        out(reg) value, in(reg) address, const OFFSET,
+                        options(pure, readonly, nostack, preserves_flags),
+                    );
+                }
+                value as Self
+            }
+
+            #[inline(always)]
+            unsafe fn store<const OFFSET: usize>(address: usize, value: Self) {
+                // SAFETY: the caller's bounds check.
+                unsafe {
+                    asm!(
+                        concat!("*(", $name, " *)({} + {}) = {}"),
+                        in(reg) address, const OFFSET, in(reg) u64::from(value),
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+        })*
+    };
+}
+wire!(u8: "u8", u16: "u16", u32: "u32",);
+
+/// Loads what lies `OFFSET` bytes after `address`; see [`Wire::load`].
 ///
 /// # Safety
-/// As [`read`].
+/// As [`Wire::load`].
 #[inline(always)]
-pub(crate) unsafe fn write<T: Copy>(address: usize, value: T) {
-    // SAFETY: as in `read`.
-    unsafe { (address as *mut T).write_unaligned(value) }
+pub(crate) unsafe fn read<const OFFSET: usize, T: Wire>(address: usize) -> T {
+    // SAFETY: the caller's bounds check.
+    unsafe { T::load::<OFFSET>(address) }
+}
+
+/// Stores `OFFSET` bytes after `address`; see [`Wire::store`].
+///
+/// # Safety
+/// As [`Wire::load`].
+#[inline(always)]
+pub(crate) unsafe fn write<const OFFSET: usize, T: Wire>(address: usize, value: T) {
+    // SAFETY: the caller's bounds check.
+    unsafe { T::store::<OFFSET>(address, value) }
 }
 
 /// Keeps a packet pointer in one register, so that the verifier's bounds check holds for each use of it: the compiler
-/// would otherwise compute it again from its parts, and the verifier not recognise it.
+/// would otherwise compute it again from its parts, and the verifier not recognise it. Also the two that come from the
+/// context, which loads them as 32 bits: the compiler would spill no more than those, and the verifier refuse it.
 #[inline(always)]
 pub(crate) fn pin(mut address: usize) -> usize {
     // SAFETY: a register moved onto itself. (Without any instruction, its line information would collide with the next
     // one's, which the kernel refuses.)
     unsafe { asm!("{0} = {0}", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
     address
+}
+
+/// A number that the compiler does not know and the verifier does: what depends on it stays told apart on each path.
+#[inline(always)]
+fn literal<const NUMBER: u32>() -> u32 {
+    let number: u64;
+    // SAFETY: a register is set.
+    unsafe { asm!("{} = {}", out(reg) number, const NUMBER, options(pure, nomem, nostack, preserves_flags)) };
+    number as u32
 }
 
 /// Ethernet and at most one 802.1Q tag.
@@ -75,16 +136,16 @@ impl Frame {
     /// `None` where the frame is too short.
     #[inline(always)]
     pub(crate) fn parse(context: &XdpContext) -> Option<Self> {
-        let (start, end) = (context.data(), context.data_end());
+        let (start, end) = (pin(context.data()), pin(context.data_end()));
         if start + ETHERNET_LENGTH > end {
             return None;
         }
         // SAFETY: compared with the end above.
         let (destination, source, mut ethertype) = unsafe {
             (
-                Mac { head: read(start), tail: read(start + 4), padding: 0 },
-                Mac { head: read(start + 6), tail: read(start + 10), padding: 0 },
-                read::<u16>(start + 12),
+                Mac { head: read::<0, _>(start), tail: read::<4, _>(start), padding: 0 },
+                Mac { head: read::<6, _>(start), tail: read::<10, _>(start), padding: 0 },
+                read::<12, u16>(start),
             )
         };
         let (mut vlan, mut network) = (0, start + ETHERNET_LENGTH);
@@ -95,8 +156,8 @@ impl Frame {
             }
             // SAFETY: compared with the end above.
             unsafe {
-                vlan = u32::from(u16::from_be(read(start + 14)) & 0x0fff);
-                ethertype = read(start + 16);
+                vlan = u32::from(u16::from_be(read::<14, _>(start)) & 0x0fff);
+                ethertype = read::<16, _>(start);
             }
         }
         Some(Self { start, end, network: pin(network), ethertype, vlan, destination, source })
@@ -118,10 +179,10 @@ impl Frame {
     pub(crate) fn write_macs(&self, destination: Mac, source: Mac) {
         // SAFETY: `parse` compared the Ethernet header with the end.
         unsafe {
-            write(self.start, destination.head);
-            write(self.start + 4, destination.tail);
-            write(self.start + 6, source.head);
-            write(self.start + 10, source.tail);
+            write::<0, _>(self.start, destination.head);
+            write::<4, _>(self.start, destination.tail);
+            write::<6, _>(self.start, source.head);
+            write::<10, _>(self.start, source.tail);
         }
     }
 }
@@ -141,7 +202,7 @@ impl Ipv4 {
             return None;
         }
         // SAFETY: compared with the end above.
-        unsafe { Some(Self { at, source: read(at + 12), destination: read(at + 16) }) }
+        unsafe { Some(Self { at, source: read::<12, _>(at), destination: read::<16, _>(at) }) }
     }
 
     /// Checks the headers and takes what the walk needs of TCP or UDP.
@@ -150,7 +211,12 @@ impl Ipv4 {
         let at = self.at;
         // SAFETY: `parse` compared the fixed header with the end.
         let (version_length, total, fragment, protocol) = unsafe {
-            (read::<u8>(at), u16::from_be(read(at + 2)) as usize, read::<u16>(at + 6), u32::from(read::<u8>(at + 9)))
+            (
+                read::<0, u8>(at),
+                u16::from_be(read::<2, _>(at)) as usize,
+                read::<6, u16>(at),
+                u32::from(read::<9, u8>(at)),
+            )
         };
         let header = usize::from(version_length & 0x0f) * 4;
         if version_length >> 4 != 4 || header < IPV4_LENGTH || total > frame.end - at {
@@ -170,17 +236,18 @@ impl Ipv4 {
             return Err(DropReason::Malformed);
         }
         // SAFETY: eight bytes were compared with the end.
-        let (source_port, destination_port) = unsafe { (read(transport), read(transport + 2)) };
+        let (source_port, destination_port) = unsafe { (read::<0, _>(transport), read::<2, _>(transport)) };
         let mut segment =
-            Segment { network: at, transport, protocol, source_port, destination_port, flags: 0, sequence: 0 };
+            Segment { network: at, transport, protocol: UDP, source_port, destination_port, flags: 0, sequence: 0 };
         if protocol == TCP {
             if transport + TCP_LENGTH > frame.end {
                 return Err(DropReason::Malformed);
             }
+            segment.protocol = literal::<TCP>();
             // SAFETY: compared with the end above.
             unsafe {
-                segment.sequence = u32::from_be(read(transport + 4));
-                segment.flags = read(transport + 13);
+                segment.sequence = u32::from_be(read::<4, _>(transport));
+                segment.flags = read::<13, _>(transport);
             }
         }
         Ok(segment)

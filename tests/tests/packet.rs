@@ -40,16 +40,6 @@ fn arp_is_answered_dropped_or_passed() {
 }
 
 #[test]
-fn an_abandoned_program_leaves_vips_alone() {
-    if requirement::root() {
-        let Some(cases) = arp::abandoned() else {
-            return requirement::skip("the machine must have been up for eleven minutes");
-        };
-        case::check(&cases);
-    }
-}
-
-#[test]
 fn packets_to_a_vip_reach_a_backend_and_others_pass() {
     if requirement::root() {
         case::check(&demux::cases());

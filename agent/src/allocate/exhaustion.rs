@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// How many addresses are looked at for one that a sharing key would open: advice must not cost more than allocating.
-const LOOKED_AT: usize = 256;
+const LOOKED_AT: usize = 64;
 
 /// Says which pools are full, how many addresses they have, and whether a sharing key would have let the Service fit.
 pub(super) fn refusal(placement: &Placement<'_>, service: &Service, full: &[&Pool]) -> Refusal {
@@ -35,16 +35,16 @@ fn describe(placement: &Placement<'_>, pool: &Pool) -> String {
 
 fn advice(placement: &Placement<'_>, service: &Service, full: &[&Pool]) -> String {
     let ranges = full.iter().flat_map(|pool| pool.ranges());
-    let occupied = ranges
+    let mut occupied = ranges
         .flat_map(|range| placement.occupancy.between(Vip::from_number(range.first()), Vip::from_number(range.last())));
     let mut with_consent = None;
-    for (vip, tenancy) in occupied.take(LOOKED_AT) {
+    for (vip, tenancy) in occupied.by_ref().take(LOOKED_AT) {
         let sharing = placement.sharing_on(vip);
         if sharing == PoolSharing::None || tenancy.clash(service).is_some() {
             continue;
         }
-        for (party, holder) in tenancy.parties() {
-            let Some(key) = &party.sharing.key else { continue };
+        for (theirs, holder) in tenancy.sharings() {
+            let Some(key) = &theirs.key else { continue };
             let adopted = Sharing { key: Some(key.clone()), by_address: ByAddress::Never };
             let party = Party { namespace: &service.name.namespace, sharing: &adopted };
             if tenancy.mismatch(party, sharing).is_none() {
@@ -55,6 +55,9 @@ fn advice(placement: &Placement<'_>, service: &Service, full: &[&Pool]) -> Strin
     }
     match with_consent {
         Some((vip, holder)) => format!("with a sharing key in common with {holder} it would fit on {vip}"),
+        None if occupied.next().is_some() => {
+            format!("no sharing key would let it fit on the first {LOOKED_AT} of them")
+        }
         None => "no sharing key would let it fit".to_owned(),
     }
 }

@@ -2,7 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{Model, ServiceName, Vip, name::Port, request::SharingKey, service::Service};
+use crate::model::{
+    Model, ServiceName, Vip,
+    name::Port,
+    reason::{Reason, Refusal},
+    request::{ByAddress, Request, Sharing, SharingKey},
+    selector::Labels,
+    service::{Families, Service},
+};
 
 /// Who holds which addresses, from `assignments.yaml` or from the Services' statuses.
 pub type Holders = BTreeMap<ServiceName, Held>;
@@ -31,9 +38,50 @@ impl Held {
         self.terms.as_ref().is_some_and(|terms| terms.sharing_key != service.request.sharing.key)
     }
 
+    /// Whether the Service is in another group now, as far as is known: with the same key it can reach further, or less far,
+    /// and is in the same.
+    pub(super) fn regrouped(&self, service: &Service) -> bool {
+        let name = |key: &Option<SharingKey>| key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
+        self.terms.as_ref().is_some_and(|terms| name(&terms.sharing_key) != name(&service.request.sharing.key))
+    }
+
     /// Whether the Service claims ports that it did not claim before, as far as is known.
     pub(super) fn ports_added(&self, service: &Service) -> bool {
         self.terms.as_ref().is_some_and(|terms| !service.claims().all(|port| terms.ports.contains(&port)))
+    }
+}
+
+/// Who stands in for holders that cannot be understood now: Services with a [`fault`](Service::fault), those that are
+/// refused, and where the input is incomplete those that it does not have. Each with the sharing key that it got its
+/// addresses with, so that they are not given to others.
+pub(super) fn stand_ins(model: &Model, holders: &Holders) -> BTreeMap<ServiceName, Service> {
+    let stand_in = |(name, held): (&ServiceName, &Held)| {
+        let lost = || model.refused.contains_key(name) || model.incomplete && !model.ignored.contains_key(name);
+        let service = match model.services.get(name) {
+            Some(service) => service.fault.is_some().then(|| service.clone())?,
+            None => lost().then(|| unread(name, held))?,
+        };
+        let key = held.terms.as_ref().and_then(|terms| terms.sharing_key.clone());
+        let by_address = if key.is_some() { ByAddress::Never } else { ByAddress::Plain };
+        let request = Request { sharing: Sharing { key, by_address }, ..Request::default() };
+        Some((name.clone(), Service { request, ..service }))
+    };
+    holders.iter().filter_map(stand_in).collect()
+}
+
+/// All that is known of a Service by what it holds.
+fn unread(name: &ServiceName, held: &Held) -> Service {
+    let ports = held.terms.iter().flat_map(|terms| &terms.ports);
+    Service {
+        name: name.clone(),
+        created: None,
+        uid: None,
+        labels: Labels::new(),
+        ports: ports.map(|port| (*port, String::new())).collect(),
+        families: Families::V4,
+        request: Request::default(),
+        fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
+        status: BTreeSet::new(),
     }
 }
 

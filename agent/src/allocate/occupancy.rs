@@ -1,15 +1,24 @@
 //! Who is on which address while an allocation is made.
 
+mod group;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::model::{ServiceName, Vip, name::Port, pool::PoolSharing, request::Party, service::Service};
+use self::group::Group;
+use crate::model::{
+    ServiceName, Vip,
+    name::Port,
+    pool::PoolSharing,
+    request::{Mismatch, Party, Sharing},
+    service::Service,
+};
 
 /// Who is on which address.
 #[derive(Debug, Default)]
 pub(super) struct Occupancy<'a> {
     vips: BTreeMap<Vip, Tenancy<'a>>,
-    /// The addresses on which each key (of a dialect) is found.
-    groups: BTreeMap<(&'a str, &'a str), BTreeSet<Vip>>,
+    /// By key, and its dialect.
+    groups: BTreeMap<(&'a str, &'a str), Group<'a>>,
 }
 
 /// Who is on one address.
@@ -17,8 +26,9 @@ pub(super) struct Occupancy<'a> {
 pub(super) struct Tenancy<'a> {
     claims: BTreeMap<Port, &'a Service>,
     tenants: BTreeSet<&'a ServiceName>,
-    /// Tenants that say the same about sharing, with the first of them by name: large groups cost one question.
-    parties: BTreeMap<Party<'a>, &'a ServiceName>,
+    /// Tenants of one namespace that say the same about sharing, with the first of them by name: large groups cost one
+    /// question.
+    parties: BTreeMap<&'a Sharing, BTreeMap<&'a str, &'a ServiceName>>,
 }
 
 impl<'a> Tenancy<'a> {
@@ -27,9 +37,14 @@ impl<'a> Tenancy<'a> {
         &self.tenants
     }
 
-    /// What its tenants say about sharing, each with one who says so.
-    pub(super) fn parties(&self) -> &BTreeMap<Party<'a>, &'a ServiceName> {
-        &self.parties
+    /// What its tenants say about sharing, each with the first who says so in the first namespace where that is said.
+    pub(super) fn sharings(&self) -> impl Iterator<Item = (&'a Sharing, &'a ServiceName)> {
+        self.parties.iter().filter_map(|(sharing, namespaces)| Some((*sharing, *namespaces.first_key_value()?.1)))
+    }
+
+    /// Whether the Service's port is another's.
+    pub(super) fn has(&self, port: Port) -> bool {
+        self.claims.contains_key(&port)
     }
 
     /// The first of the Service's ports that another Service has.
@@ -38,8 +53,18 @@ impl<'a> Tenancy<'a> {
     }
 
     /// The first tenant that may not share with the party, and why.
-    pub(super) fn mismatch(&self, party: Party<'_>, pool: PoolSharing) -> Option<(&'a ServiceName, String)> {
-        self.parties.iter().find_map(|(other, name)| Some((*name, party.may_share(*other, pool).err()?)))
+    pub(super) fn mismatch<'m>(&self, party: Party<'m>, pool: PoolSharing) -> Option<(&'a ServiceName, Mismatch<'m>)>
+    where
+        'a: 'm,
+    {
+        self.parties.iter().find_map(|(sharing, namespaces)| {
+            // Where all namespaces get the same answer, one is asked.
+            let asked = if party.sharing.is_alike_everywhere(sharing, pool) { 1 } else { usize::MAX };
+            namespaces.iter().take(asked).find_map(|(namespace, name)| {
+                let other = Party { namespace, sharing };
+                Some((*name, party.may_share(other, pool).err()?))
+            })
+        })
     }
 }
 
@@ -54,12 +79,28 @@ impl<'a> Occupancy<'a> {
         self.vips.range(first..=last).map(|(vip, tenancy)| (*vip, tenancy))
     }
 
-    /// The addresses on which the Service's key is found, ascending.
-    pub(super) fn group<'s>(&'s self, service: &'s Service) -> impl Iterator<Item = Vip> + 's {
-        let key = service.request.sharing.key.as_ref();
-        let vips: Option<&'s BTreeSet<Vip>> =
-            key.and_then(|key| self.groups.get(&(key.dialect.as_str(), key.key.as_str())));
-        vips.into_iter().flatten().copied()
+    /// The addresses, ascending, of the Service's group: where it and a tenant with its key may reach each other.
+    pub(super) fn group<'s>(&'s self, service: &'s Service) -> impl Iterator<Item = (Vip, &'s Tenancy<'a>)> {
+        self.group_from(None, service)
+    }
+
+    /// The same from this address on.
+    pub(super) fn group_from<'s>(
+        &'s self,
+        from: Option<Vip>,
+        service: &'s Service,
+    ) -> impl Iterator<Item = (Vip, &'s Tenancy<'a>)> {
+        let group = key(service).and_then(|key| self.groups.get(&key));
+        let vips = group.into_iter().flat_map(move |group| group.reachable(from, service.party()));
+        vips.filter_map(|vip| Some((vip, self.vips.get(&vip)?)))
+    }
+
+    /// An address below which each of the group's has one of the Service's ports taken.
+    pub(super) fn taken_below(&mut self, service: &'a Service) -> Option<Vip> {
+        let group = self.groups.get_mut(&key(service)?)?;
+        let vips = &self.vips;
+        let taken = |port, vip| vips.get(&vip).is_some_and(|tenancy| tenancy.has(port));
+        service.claims().map(|port| group.taken_below(port, |vip| taken(port, vip))).max()
     }
 
     /// Puts the Service on the address. The caller has asked [`Tenancy::clash`] and [`Tenancy::mismatch`].
@@ -67,10 +108,15 @@ impl<'a> Occupancy<'a> {
         let tenancy = self.vips.entry(vip).or_default();
         tenancy.claims.extend(service.claims().map(|port| (port, service)));
         tenancy.tenants.insert(&service.name);
-        let first = tenancy.parties.entry(service.party()).or_insert(&service.name);
+        let Party { namespace, sharing } = service.party();
+        let first = tenancy.parties.entry(sharing).or_default().entry(namespace).or_insert(&service.name);
         *first = (&service.name).min(first);
-        if let Some(key) = &service.request.sharing.key {
-            self.groups.entry((&key.dialect, &key.key)).or_default().insert(vip);
+        if let (Some(key), Some(sharing_key)) = (key(service), &sharing.key) {
+            self.groups.entry(key).or_default().add(vip, namespace, &sharing_key.scope);
         }
     }
+}
+
+fn key(service: &Service) -> Option<(&str, &str)> {
+    service.request.sharing.key.as_ref().map(|key| (key.dialect.as_str(), key.key.as_str()))
 }

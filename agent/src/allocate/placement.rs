@@ -13,6 +13,7 @@ use crate::{
         name::Port,
         pool::{OnConflict, Pool, PoolSharing},
         reason::{Reason, Refusal, quoted},
+        request::Mismatch,
         selector::Labels,
         service::{Families, Service},
     },
@@ -40,6 +41,17 @@ enum Turn {
     Automatic,
 }
 
+/// How a holder differs from what it was.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Change {
+    /// Not at all, as far as is known.
+    None,
+    /// What it asks for cannot be understood any more.
+    Fault,
+    /// It has other ports or another key.
+    Deliberate,
+}
+
 impl<'a> Placement<'a> {
     pub(super) fn new(model: &'a Model) -> Self {
         Self {
@@ -52,8 +64,11 @@ impl<'a> Placement<'a> {
     }
 
     /// Places all Services: holders keep what they hold, then the others get theirs.
-    pub(super) fn run(&mut self, holders: &Holders) {
-        let mut services: Vec<&'a Service> = self.model.services.values().collect();
+    ///
+    /// `stand_ins` are placed in place of the Services that have their names.
+    pub(super) fn run(&mut self, stand_ins: &'a BTreeMap<ServiceName, Service>, holders: &Holders) {
+        let understood = self.model.services.values().filter(|service| !stand_ins.contains_key(&service.name));
+        let mut services: Vec<&'a Service> = understood.chain(stand_ins.values()).collect();
         services.sort_by(|a, b| a.seniority().cmp(&b.seniority()));
         services.retain(|service| match servable(service) {
             Ok(()) => true,
@@ -64,6 +79,13 @@ impl<'a> Placement<'a> {
         });
         self.keep(&services, holders);
         services.retain(|service| !self.placed.contains_key(&service.name));
+        services.retain(|service| match &service.fault {
+            None => true,
+            Some(fault) => {
+                self.refused.insert(&service.name, fault.clone());
+                false
+            }
+        });
         services.sort_by_key(|service| turn(service, holders.get(&service.name)));
         for service in &services {
             self.place(service);
@@ -71,14 +93,19 @@ impl<'a> Placement<'a> {
         self.retry(&services);
     }
 
-    /// Rule 9. Those that changed come after those that did not, so that a change never costs another Service its address.
+    /// Rule 9. Those that changed come after those that did not, so that a change never costs another Service its address;
+    /// among them those with a fault go first, since they are to stay.
     fn keep(&mut self, by_seniority: &[&'a Service], holders: &Holders) {
         let mut holding: Vec<(&'a Service, &Held)> =
             by_seniority.iter().filter_map(|service| Some((*service, holders.get(&service.name)?))).collect();
-        holding.sort_by_key(|(service, held)| held.key_changed(service) || held.ports_added(service));
+        holding.sort_by_key(|(service, held)| match &service.fault {
+            Some(_) => Change::Fault,
+            None if held.key_changed(service) || held.ports_added(service) => Change::Deliberate,
+            None => Change::None,
+        });
         for (service, held) in holding {
             let moved =
-                held.key_changed(service) && service.request.addresses.is_empty() && self.join_group(service).is_ok();
+                held.regrouped(service) && service.request.addresses.is_empty() && self.join_group(service).is_ok();
             if !moved {
                 self.keep_held(service, held);
             }
@@ -88,14 +115,19 @@ impl<'a> Placement<'a> {
     fn keep_held(&mut self, service: &'a Service, held: &Held) {
         let wanted = &service.request.addresses;
         let named = service.request.pool.as_deref().and_then(|name| self.pool(name));
+        let assignable = |vip: Vip| vip.0.is_ipv4() && !self.model.reserved.contains_key(&vip.0);
         let keeps = |vip: Vip| {
             let pool_has_it = named.is_none_or(|pool| pool.contains(vip)) || !wanted.is_empty();
-            vip.0.is_ipv4()
-                && pool_has_it
-                && !self.model.reserved.contains_key(&vip.0)
-                && self.fits(vip, service).is_ok()
+            assignable(vip) && pool_has_it && self.fits(vip, service).is_ok()
         };
-        let kept: BTreeSet<Vip> = if wanted.is_empty() {
+        // Where it is not known on which terms a Service with a fault got its address, it shares it with whoever is there.
+        let stays = |vip: Vip| match (self.occupancy.on(vip), &held.terms) {
+            (Some(tenancy), None) => assignable(vip) && tenancy.clash(service).is_none(),
+            _ => keeps(vip),
+        };
+        let kept: BTreeSet<Vip> = if service.fault.is_some() {
+            held.addresses.iter().copied().filter(|vip| stays(*vip)).collect()
+        } else if wanted.is_empty() {
             held.addresses.iter().copied().find(|vip| keeps(*vip)).into_iter().collect()
         } else if *wanted == held.addresses && wanted.iter().all(|vip| keeps(*vip)) {
             wanted.clone()
@@ -163,7 +195,7 @@ impl<'a> Placement<'a> {
         let Some(first) = having.peek().map(|pool| &pool.name) else {
             let message = match self.pool_names(|_| true) {
                 names if names.is_empty() => format!("{vip} is in no pool: there are no pools"),
-                names => format!("{vip} is in no pool (there are {names})"),
+                names => format!("{vip} is in no pool (pools: {names})"),
             };
             return Err(Refusal::new(Reason::AddressNotInPool, message));
         };
@@ -201,21 +233,24 @@ impl<'a> Placement<'a> {
     }
 
     /// The lowest of its group's addresses where the Service fits; else the first clash, where there is one.
-    fn group_address(&self, service: &Service) -> Result<Vip, Option<(Vip, Refusal)>> {
-        let mut first_clash: Option<(Vip, Refusal)> = None;
-        for vip in self.occupancy.group(service) {
-            let Some(tenancy) = self.occupancy.on(vip) else { continue };
-            let clash = tenancy.clash(service);
-            // The cheap question first: a group whose members all clash has as many addresses as members.
-            if clash.is_some() && first_clash.is_some() {
+    fn group_address(&mut self, service: &'a Service) -> Result<Vip, Option<(Vip, Refusal)>> {
+        // A group whose members all clash has as many addresses as members: only the first of those is worth a look.
+        let taken_below = self.occupancy.taken_below(service);
+        let is_taken = |vip: Vip| taken_below.is_some_and(|limit| vip < limit);
+        let usable =
+            |vip, tenancy| self.may_have(vip, service).is_ok() && self.mismatch(vip, tenancy, service).is_none();
+        let clash =
+            |vip, tenancy: &Tenancy<'a>| tenancy.clash(service).map(|(port, by)| (vip, conflict(vip, port, by)));
+        let taken = self.occupancy.group(service).take_while(|(vip, _)| is_taken(*vip));
+        let mut first_clash =
+            taken.filter(|(vip, tenancy)| usable(*vip, tenancy)).find_map(|(vip, tenancy)| clash(vip, tenancy));
+        for (vip, tenancy) in self.occupancy.group_from(taken_below, service) {
+            if tenancy.clash(service).is_some() && first_clash.is_some() || !usable(vip, tenancy) {
                 continue;
             }
-            if self.may_have(vip, service).is_err() || self.mismatch(vip, tenancy, service).is_some() {
-                continue;
-            }
-            match clash {
+            match clash(vip, tenancy) {
                 None => return Ok(vip),
-                Some((port, holder)) => first_clash = Some((vip, conflict(vip, port, holder))),
+                found => first_clash = found,
             }
         }
         Err(first_clash)
@@ -275,12 +310,15 @@ impl<'a> Placement<'a> {
         }
     }
 
-    pub(super) fn mismatch(
+    pub(super) fn mismatch<'m>(
         &self,
         vip: Vip,
         tenancy: &Tenancy<'a>,
-        service: &Service,
-    ) -> Option<(&'a ServiceName, String)> {
+        service: &'m Service,
+    ) -> Option<(&'a ServiceName, Mismatch<'m>)>
+    where
+        'a: 'm,
+    {
         tenancy.mismatch(service.party(), self.sharing_on(vip))
     }
 

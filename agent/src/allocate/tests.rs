@@ -1,5 +1,8 @@
 //! A table per rule. Addresses are 192.0.2.x, written as `x` in outcomes.
 
+mod faults;
+mod scale;
+
 use super::fixture::{Cluster, name, vip};
 use super::*;
 use crate::model::pool::{OnConflict, PoolSharing};
@@ -118,7 +121,7 @@ fn rule_6_an_explicit_address_is_that_one_or_none() {
         .pool("dmz", &serde_json::json!({"addresses": ["192.0.2.200/32"]}));
     assert_eq!(cluster.outcome(), "shop/a=11 shop/b:PortConflict shop/c:AddressNotInPool shop/d:AddressNotInPool");
     assert_eq!(cluster.message("shop/b"), "port 80/TCP on 192.0.2.11 is held by shop/a");
-    assert_eq!(cluster.message("shop/c"), "192.0.2.99 is in no pool (there are dmz, lan)");
+    assert_eq!(cluster.message("shop/c"), "192.0.2.99 is in no pool (pools: dmz, lan)");
     assert_eq!(cluster.message("shop/d"), "192.0.2.10 is not in pool dmz");
 }
 
@@ -336,6 +339,13 @@ fn rule_11_a_full_pool_says_how_full_and_whether_a_key_would_help() {
     );
     let clash = full(&[WEB]).service("shop/b", &["80/TCP"], &[]);
     assert_eq!(clash.message("shop/b"), format!("{count}; no sharing key would let it fit"));
+    let many = (0..129).fold(Cluster::new(&["192.0.2.0/25"]), |cluster, i| {
+        cluster.service(&format!("shop/s{i:03}"), &["80/TCP"], &[])
+    });
+    assert_eq!(
+        many.message("shop/s128"),
+        "pool lan is full: all 128 addresses are in use; no sharing key would let it fit on the first 64 of them"
+    );
 }
 
 #[test]
@@ -361,7 +371,7 @@ fn rule_14_addresses_of_nodes_are_never_assigned() {
 #[test]
 fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
     let mut cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]);
-    for (service, address) in [("shop/a", "192.0.2.12"), ("shop/b", "198.51.100.1")] {
+    for (service, address) in [("shop/a", "::ffff:192.0.2.12"), ("shop/b", "198.51.100.1")] {
         let status = serde_json::json!({"loadBalancer": {"ingress": [{"ip": address}, {"hostname": "x"}]}});
         cluster.object(service).status = serde_json::from_value(status).unwrap();
     }
@@ -400,10 +410,19 @@ fn a_refusal_names_what_holds_in_the_end() {
 }
 
 #[test]
-fn what_cannot_be_understood_is_refused_and_disturbs_nobody() {
-    let cluster = lan()
-        .service("shop/a", &["80/TCP"], &[("vipmux.io/addresses", "nonsense")])
-        .service("shop/b", &["80/TCP"], &[WEB, METALLB_WEB])
-        .service("shop/c", &["80/TCP"], &[]);
-    assert_eq!(cluster.outcome(), "shop/a:InvalidAnnotation shop/b:AmbiguousRequest shop/c=10");
+fn rule_9_a_key_that_reaches_further_is_the_same_key() {
+    let cluster = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["80/TCP"], &[WEB]).settled();
+    let cluster = cluster.without("shop/a").service("shop/a", &["443/TCP"], &[WEB]).settled();
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=11");
+    let further = [WEB, ("vipmux.io/sharing-namespaces", "team")];
+    assert_eq!(cluster.service("shop/b", &["80/TCP"], &further).outcome(), "shop/a=10 shop/b=11");
+}
+
+#[test]
+fn keys_of_namespaces_that_let_nobody_in_are_groups_of_their_own() {
+    let cluster =
+        ["a/0", "b/0", "c/0"].iter().fold(lan(), |cluster, service| cluster.service(service, &["80/TCP"], &[WEB]));
+    let cluster = cluster.service("b/1", &["443/TCP"], &[WEB]).service("c/1", &["80/TCP"], &[WEB]);
+    assert_eq!(cluster.outcome(), "a/0=10 b/0=11 b/1=11 c/0=12 c/1:PoolExhausted");
+    assert!(cluster.message("c/1").starts_with("port 80/TCP on 192.0.2.12 is held by c/0; pool lan is full"));
 }

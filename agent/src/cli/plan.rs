@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> Result<ExitCode, PlanError> {
     let allocation = allocate(&model, &holders::with_statuses(held, &model));
     let report = Report::new(&objects, &model, &allocation);
     quiet_pipe(print(&report, args.output, &mut io::stdout().lock())).map_err(PlanError::Write)?;
-    Ok(match (objects.problems.is_empty(), allocation.refusals.is_empty()) {
+    Ok(match (objects.problems.is_empty(), allocation.is_complete()) {
         (false, _) => ExitCode::from(1),
         (true, false) => ExitCode::from(2),
         (true, true) => ExitCode::SUCCESS,

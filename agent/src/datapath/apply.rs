@@ -14,6 +14,9 @@ const UDP_IDLE_SECONDS: u32 = 300;
 /// How long the last segments of a closed connection are still translated.
 const CLOSED_LINGER_SECONDS: u32 = 5;
 
+/// How long after the fence's deadline the programs stop minding VIPs.
+const ABANDON_SECONDS: u32 = 600;
+
 /// The configuration of new maps. Jiffies per second are read off the coarse clock's resolution, which is one tick.
 pub fn new_config() -> Config {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |tick| tick.tv_nsec());
@@ -26,6 +29,7 @@ pub fn new_config() -> Config {
         tcp_idle: TCP_IDLE_SECONDS * hz,
         udp_idle: UDP_IDLE_SECONDS * hz,
         closed_linger: CLOSED_LINGER_SECONDS * hz,
+        abandon_after: ABANDON_SECONDS,
     }
 }
 

@@ -7,16 +7,13 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{Address, Fence, VIP_LEADING, VIP_YIELDED, VipValue};
+use vipmux_common::abi::{Address, Config, Fence, VIP_LEADING, VIP_YIELDED, VipValue};
 
 use super::{Report, clock::Clock, names};
 use crate::{
     cli::table::{Cell, Colour, Table, Tone},
     datapath::maps::{Maps, MapsError},
 };
-
-/// How long after its deadline the fence counts as abandoned: the programs then leave the VIPs' ARP to the stack.
-const ABANDONED: Duration = Duration::from_mins(10);
 
 /// The fence as it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -82,11 +79,12 @@ fn millis(duration: Duration) -> u64 {
 }
 
 impl FenceView {
-    fn new(fence: Fence, clock: &Clock) -> Self {
+    fn new(fence: Fence, config: &Config, clock: &Clock) -> Self {
+        let patience = Duration::from_secs(config.abandon_after.into());
         let (standing, left_ms, lapsed_ms) = match clock.until(fence.deadline) {
             _ if fence.deadline == 0 => (Standing::NeverSet, None, None),
             Ok(left) => (Standing::Open, Some(millis(left)), None),
-            Err(since) if since < ABANDONED => (Standing::Lapsed, None, Some(millis(since))),
+            Err(since) if since < patience => (Standing::Lapsed, None, Some(millis(since))),
             Err(since) => (Standing::Abandoned, None, Some(millis(since))),
         };
         Self { standing, deadline_ns: fence.deadline, left_ms, lapsed_ms }
@@ -105,7 +103,7 @@ impl FenceView {
 impl Vips {
     /// Reads them.
     pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
-        let fence = FenceView::new(maps.read_fence()?, clock);
+        let fence = FenceView::new(maps.read_fence()?, &maps.read_config()?, clock);
         let interfaces = maps.read_interfaces()?;
         let services = maps.read_services()?;
         let view = |(address, vip): (Address, VipValue)| {
@@ -171,6 +169,7 @@ mod tests {
     #[test]
     fn the_fence_is_open_until_its_deadline_and_abandoned_ten_minutes_later() {
         let clock = Clock::at(Duration::from_secs(1000), Duration::ZERO, 250);
+        let config = Config { abandon_after: 600, ..Config::default() };
         for (deadline, standing, text) in [
             (0, Standing::NeverSet, "never set"),
             (1_000_200_000_000, Standing::Open, "200 ms left"),
@@ -178,7 +177,7 @@ mod tests {
             (988_000_000_000, Standing::Lapsed, "lapsed 12 s ago"),
             (400_000_000_000, Standing::Abandoned, "lapsed 600 s ago"),
         ] {
-            let fence = FenceView::new(Fence { deadline }, &clock);
+            let fence = FenceView::new(Fence { deadline }, &config, &clock);
             assert_eq!((fence.standing, fence.text().as_str()), (standing, text));
         }
     }

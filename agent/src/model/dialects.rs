@@ -80,7 +80,7 @@ pub fn request(annotations: &Annotations, field: Option<&str>) -> Result<Request
     Ok(Request {
         addresses: agreed(found.addresses, addresses_shown)?.unwrap_or_default(),
         pool: agreed(found.pools, |pool| quoted(pool))?,
-        sharing: Sharing { key: agreed(found.keys, |key| quoted(&key.key))?, by_address },
+        sharing: Sharing { key: agreed(found.keys, SharingKey::shown)?, by_address },
         never_spills: found.never_spills,
     })
 }

@@ -66,12 +66,15 @@ pub struct Model {
     pub endpoints: Endpoints,
     /// What was left out, and why.
     pub notes: Vec<Note>,
+    /// Some of the input could not be used: a Service that is not here may be there.
+    pub incomplete: bool,
 }
 
 impl Model {
     /// Reads the objects. What cannot be used is refused or noted, each by itself; nothing stops the rest.
     pub fn ingest(objects: &Objects, options: &Options) -> Self {
-        let mut model = Self { reserved: options.reserved.clone(), ..Self::default() };
+        let incomplete = !objects.problems.is_empty();
+        let mut model = Self { reserved: options.reserved.clone(), incomplete, ..Self::default() };
         model.add_nodes(objects);
         model.add_pools(objects);
         model.add_services(objects, options);
@@ -100,12 +103,17 @@ impl Model {
         let mut ranges: Vec<_> =
             self.pools.iter().flat_map(|pool| pool.ranges().iter().map(move |r| (*r, pool))).collect();
         ranges.sort_by_key(|(range, _)| *range);
-        for pair in ranges.windows(2) {
-            let [(low, pool), (high, other)] = pair else { continue };
+        let mut ranges = ranges.into_iter();
+        // Of those so far the one that goes furthest: a wide one may overlap many.
+        let Some((mut low, mut pool)) = ranges.next() else { return };
+        for (high, other) in ranges {
             if high.first() <= low.last() {
                 let message =
                     format!("{low} overlaps {high} of {}: one address counts as the better pool's", other.name);
                 self.notes.push(Note::new(format!("IPAddressPool {}", pool.name), message));
+            }
+            if high.last() > low.last() {
+                (low, pool) = (high, other);
             }
         }
     }
@@ -131,8 +139,10 @@ impl Model {
     fn add_endpoints(&mut self, objects: &Objects) {
         let places = Places::new(&self.nodes);
         let mut endpoints = Endpoints::default();
-        for ((namespace, _), slice) in &objects.endpoint_slices {
+        for ((namespace, slice_name), slice) in &objects.endpoint_slices {
             let Some(name) = slice.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_LABEL)) else {
+                let message = format!("it has no label {SERVICE_LABEL}, so its endpoints are no Service's");
+                self.notes.push(Note::new(format!("EndpointSlice {namespace}/{slice_name}"), message));
                 continue;
             };
             if (namespace.as_str(), name.as_str()) == ("default", "kubernetes") {
@@ -240,6 +250,16 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_of_no_service_is_noted() {
+        let mut objects = Objects::default();
+        let slice = object(serde_json::json!({"addressType": "IPv4", "endpoints": []}));
+        objects.endpoint_slices.insert(("shop".to_owned(), "web-1".to_owned()), slice);
+        let notes = Model::ingest(&objects, &Options::default()).notes;
+        let message = "it has no label kubernetes.io/service-name, so its endpoints are no Service's";
+        assert_eq!(notes, [Note::new("EndpointSlice shop/web-1", message)]);
+    }
+
+    #[test]
     fn overlapping_pools_are_noted() {
         let mut objects = Objects::default();
         for (name, range) in [("a", "192.0.2.0/28"), ("b", "192.0.2.8-192.0.2.20"), ("c", "192.0.2.32/28")] {
@@ -249,5 +269,12 @@ mod tests {
         let notes = Model::ingest(&objects, &Options::default()).notes;
         assert_eq!(notes.len(), 1);
         assert!(notes[0].message.contains("192.0.2.8-192.0.2.20 of b"), "{}", notes[0].message);
+        for range in ["192.0.2.9-192.0.2.10", "192.0.2.18-192.0.2.19"] {
+            let pool = serde_json::json!({"spec": {"addresses": [range]}});
+            objects.address_pools.insert(format!("in-{range}"), object(pool));
+        }
+        let notes = Model::ingest(&objects, &Options::default()).notes;
+        let about = |name: &str| notes.iter().filter(|note| note.message.contains(name)).count();
+        assert_eq!((about("192.0.2.9-192.0.2.10"), about("192.0.2.18-192.0.2.19")), (1, 1), "a wide one overlaps many");
     }
 }

@@ -90,14 +90,35 @@ pub struct Party<'a> {
     pub sharing: &'a Sharing,
 }
 
-impl Party<'_> {
+/// Why two Services may not share an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Mismatch<'a> {
+    /// [`PoolSharing::None`].
+    #[error("the pool lets nobody share")]
+    PoolForbids,
+    /// [`PoolSharing::SameNamespace`].
+    #[error("the pool lets Services of one namespace share only")]
+    PoolOneNamespace,
+    /// Neither has a key.
+    #[error("neither has a sharing key")]
+    NoKeys,
+    /// One of them has a key.
+    #[error("only one of them has a sharing key ({})", .0.shown())]
+    OneKey(&'a SharingKey),
+    /// Their keys differ; the lower one first.
+    #[error("their sharing keys differ ({} and {})", .0.shown(), .1.shown())]
+    KeysDiffer(&'a SharingKey, &'a SharingKey),
+    /// Their keys do not reach each other's namespace; the lower one first.
+    #[error("namespaces {0} and {1} do not both let the other share")]
+    NotMutual(&'a str, &'a str),
+}
+
+impl<'a> Party<'a> {
     /// Whether the two may share an address of a pool with this setting (rule 4); `Err` says why not. Symmetric.
-    pub fn may_share(self, other: Self, pool: PoolSharing) -> Result<(), String> {
+    pub fn may_share(self, other: Self, pool: PoolSharing) -> Result<(), Mismatch<'a>> {
         match pool {
-            PoolSharing::None => return Err("the pool lets nobody share".to_owned()),
-            PoolSharing::SameNamespace if self.namespace != other.namespace => {
-                return Err("the pool lets Services of one namespace share only".to_owned());
-            }
+            PoolSharing::None => return Err(Mismatch::PoolForbids),
+            PoolSharing::SameNamespace if self.namespace != other.namespace => return Err(Mismatch::PoolOneNamespace),
             _ => {}
         }
         let by_address = match (self.sharing.by_address, other.sharing.by_address) {
@@ -108,23 +129,29 @@ impl Party<'_> {
         if by_address { Ok(()) } else { self.by_key(other) }
     }
 
-    fn by_key(self, other: Self) -> Result<(), String> {
+    fn by_key(self, other: Self) -> Result<(), Mismatch<'a>> {
         match (&self.sharing.key, &other.sharing.key) {
-            (None, None) => Err("neither has a sharing key".to_owned()),
-            (Some(mine), None) => Err(format!("only one of them has a sharing key ({})", mine.shown())),
-            (None, Some(theirs)) => Err(format!("only one of them has a sharing key ({})", theirs.shown())),
+            (None, None) => Err(Mismatch::NoKeys),
+            (Some(only), None) | (None, Some(only)) => Err(Mismatch::OneKey(only)),
             (Some(mine), Some(theirs)) if (&mine.dialect, &mine.key) != (&theirs.dialect, &theirs.key) => {
                 let (low, high) = if mine <= theirs { (mine, theirs) } else { (theirs, mine) };
-                Err(format!("their sharing keys differ ({} and {})", low.shown(), high.shown()))
+                Err(Mismatch::KeysDiffer(low, high))
             }
             (Some(mine), Some(theirs)) => {
                 let mutual = self.namespace == other.namespace
                     || mine.scope.reaches(other.namespace) && theirs.scope.reaches(self.namespace);
                 let (low, high) = (self.namespace.min(other.namespace), self.namespace.max(other.namespace));
-                let why = || format!("namespaces {low} and {high} do not both let the other share");
-                if mutual { Ok(()) } else { Err(why()) }
+                if mutual { Ok(()) } else { Err(Mismatch::NotMutual(low, high)) }
             }
         }
+    }
+}
+
+impl Sharing {
+    /// Whether one who says this gets the same answer from all who say the other, in whatever namespaces they are.
+    pub fn is_alike_everywhere(&self, other: &Self, pool: PoolSharing) -> bool {
+        let cluster_wide = |sharing: &Self| sharing.key.as_ref().is_none_or(|key| key.scope == Scope::Cluster);
+        pool != PoolSharing::SameNamespace && cluster_wide(self) && cluster_wide(other)
     }
 }
 

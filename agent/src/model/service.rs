@@ -1,6 +1,9 @@
 //! Services of type LoadBalancer.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 
@@ -30,8 +33,11 @@ pub struct Service {
     pub ports: BTreeMap<Port, String>,
     /// The address families it wants.
     pub families: Families,
-    /// What it asks for.
+    /// What it asks for; nothing in particular where that cannot be understood.
     pub request: Request,
+    /// Why what it asks for cannot be understood. Such a Service gets nothing new, and keeps what it holds: a slip of the
+    /// pen in an annotation must not give its address to another.
+    pub fault: Option<Refusal>,
     /// The addresses that its status shows.
     pub status: BTreeSet<Vip>,
 }
@@ -58,6 +64,8 @@ impl Service {
         let (no_spec, no_annotations) = Default::default();
         let (metadata, spec) = (&service.metadata, service.spec.as_ref().unwrap_or(&no_spec));
         let annotations = metadata.annotations.as_ref().unwrap_or(&no_annotations);
+        let asked = dialects::request(annotations, spec.load_balancer_ip.as_deref());
+        let (request, fault) = asked.map_or_else(|fault| (Request::default(), Some(fault)), |request| (request, None));
         Ok(Self {
             name: name.clone(),
             created: metadata.creation_timestamp.as_ref().map(|time| time.0),
@@ -65,7 +73,8 @@ impl Service {
             labels: metadata.labels.clone().unwrap_or_default(),
             ports: ports(spec.ports.as_deref().unwrap_or_default())?,
             families: families(spec)?,
-            request: dialects::request(annotations, spec.load_balancer_ip.as_deref())?,
+            request,
+            fault,
             status: status(service),
         })
     }
@@ -145,7 +154,8 @@ fn families(spec: &api::ServiceSpec) -> Result<Families, Refusal> {
 fn status(service: &api::Service) -> BTreeSet<Vip> {
     let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
     let ingress = balancer.iter().flat_map(|balancer| balancer.ingress.iter().flatten());
-    ingress.filter_map(|entry| Some(Vip(entry.ip.as_ref()?.parse().ok()?))).collect()
+    let address = |text: &str| Some(Vip(text.parse::<IpAddr>().ok()?.to_canonical()));
+    ingress.filter_map(|entry| address(entry.ip.as_deref()?)).collect()
 }
 
 #[cfg(test)]

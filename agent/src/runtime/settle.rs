@@ -3,7 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs, mem,
     net::IpAddr,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
@@ -48,16 +48,20 @@ const LOOK: Duration = Duration::from_secs(1);
 pub(super) async fn follow(
     mut objects: watch::Receiver<Arc<Objects>>,
     path: PathBuf,
+    options: Options,
     settled: watch::Sender<Arc<Settled>>,
 ) {
-    let path: Arc<Path> = path.into();
+    let (path, options): (Arc<Path>, _) = (path.into(), Arc::new(options));
     let mut holders = Holders::default();
+    let mut known = BTreeSet::new();
     loop {
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
         let seen = stamp(&path);
         let snapshot = Arc::clone(&objects.borrow_and_update());
-        let (file, held) = (Arc::clone(&path), holders.clone());
-        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &file, &held)).await else {
+        let before = mem::replace(&mut known, snapshot.services.keys().cloned().collect());
+        let gone: BTreeSet<ServiceName> = before.difference(&known).cloned().collect();
+        let (file, ours, held) = (Arc::clone(&path), Arc::clone(&options), holders.clone());
+        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &gone, &ours, &file, &held)).await else {
             tracing::error!("settling a snapshot failed; the last good state stays in force");
             return;
         };
@@ -91,11 +95,22 @@ pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
     }
 }
 
-/// One snapshot. `held` serves where the state file cannot be used: what is held never moves for that.
-fn settle(objects: &Objects, path: &Path, held: &Holders) -> (Holders, Settled) {
-    let model = Model::ingest(objects, &Options::default());
+/// One snapshot. `gone` are Services that were in the one before: what they hold is free, though there may be others in what
+/// cannot be read. `held` serves where the state file cannot be used: what is held never moves for that.
+fn settle(
+    objects: &Objects,
+    gone: &BTreeSet<ServiceName>,
+    options: &Options,
+    path: &Path,
+    held: &Holders,
+) -> (Holders, Settled) {
+    let model = Model::ingest(objects, options);
     let mut complaints: BTreeSet<String> = objects.problems.iter().map(ToString::to_string).collect();
-    let allocate = |holders: &Holders| allocate(&model, &with_statuses(holders.clone(), &model));
+    let allocate = |holders: &Holders| {
+        let left = holders.iter().filter(|(name, _)| !gone.contains(name));
+        let left = left.map(|(name, held)| (name.clone(), held.clone())).collect();
+        allocate(&model, &with_statuses(left, &model))
+    };
     let agreed = assignments::update(path, |holders| {
         let allocation = allocate(holders);
         (allocation.holders(), allocation)
@@ -126,5 +141,76 @@ fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
     let warnings = allocation.assignments.iter().flat_map(|(name, assignment)| {
         assignment.warnings.iter().map(move |warning| format!("Service {name}: {warning}"))
     });
-    model.refused.iter().map(one).chain(allocation.refusals.iter().map(one)).chain(notes).chain(warnings).collect()
+    let withheld = allocation.withheld.iter().map(|(name, held)| {
+        let addresses: Vec<_> = held.addresses.iter().map(ToString::to_string).collect();
+        format!("Service {name} cannot be read: {} is kept for it, and nothing is served there", addresses.join(", "))
+    });
+    let refused = allocation.refusals.iter().map(one);
+    refused.chain(notes).chain(warnings).chain(withheld).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{model::ingest::object, source::manifests::Problem};
+
+    fn name(text: &str) -> ServiceName {
+        ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
+    }
+
+    fn objects(services: &[&str]) -> Objects {
+        let mut objects = Objects::default();
+        let pool = serde_json::json!({"spec": {"addresses": ["192.0.2.1-192.0.2.3"]}});
+        objects.address_pools.insert("lan".to_owned(), object(pool));
+        for service in services {
+            let spec = serde_json::json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
+            objects.services.insert(name(service), object(spec));
+        }
+        objects
+    }
+
+    /// The holders, as `service=address`.
+    fn held(holders: &Holders) -> Vec<String> {
+        let one = |(name, held): (&ServiceName, &crate::allocate::holders::Held)| {
+            format!("{}={}", name.name, held.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+        };
+        holders.iter().map(one).collect()
+    }
+
+    #[test]
+    fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        let settle = |objects: &Objects, gone: &[&str]| {
+            let gone = gone.iter().map(|gone| name(gone)).collect();
+            settle(objects, &gone, &Options::default(), &path, &Holders::new())
+        };
+        settle(&objects(&["a"]), &[]);
+        let mut broken = objects(&["b"]);
+        broken.problems.push(Problem {
+            file: "a.yaml".into(),
+            document: 1,
+            line: None,
+            field: String::new(),
+            message: "no YAML".to_owned(),
+        });
+        let (holders, settled) = settle(&broken, &[]);
+        assert_eq!(held(&holders), ["a=192.0.2.1", "b=192.0.2.2"]);
+        assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), held(&holders));
+        let told = "Service shop/a cannot be read: 192.0.2.1 is kept for it, and nothing is served there";
+        assert!(settled.complaints.contains(told), "{:?}", settled.complaints);
+        assert_eq!(settled.leaders.keys().map(ToString::to_string).collect::<Vec<_>>(), ["192.0.2.2"]);
+        let (holders, _) = settle(&broken, &["a"]);
+        assert_eq!(held(&holders), ["b=192.0.2.2"], "it was seen to be deleted");
+    }
+
+    #[test]
+    fn a_gateway_is_never_assigned() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        let gateway = ([192, 0, 2, 1].into(), "a gateway of the nodes".to_owned());
+        let options = Options { reserved: [gateway].into(), ..Options::default() };
+        let (holders, _) = settle(&objects(&["a"]), &BTreeSet::new(), &options, &path, &Holders::new());
+        assert_eq!(held(&holders), ["a=192.0.2.2"]);
+    }
 }

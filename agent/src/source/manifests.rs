@@ -11,6 +11,7 @@
 mod documents;
 mod field;
 mod files;
+mod list;
 mod object;
 mod parallel;
 mod parse;

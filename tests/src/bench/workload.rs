@@ -47,6 +47,7 @@ pub(super) fn state(services: u32) -> Result<State> {
             tcp_idle: u32::MAX,
             udp_idle: u32::MAX,
             closed_linger: u32::MAX,
+            abandon_after: u32::MAX,
             ..Config::default()
         },
         interfaces: vec![Interface::default(); IFINDEX + 1],

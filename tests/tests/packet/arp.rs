@@ -12,7 +12,10 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [answered(), left_to_others(), fenced(), not_understood(), announced(), leaving()].into_iter().flatten().collect()
+    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), leaving()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn broadcast(source: Mac) -> Ethernet {
@@ -106,22 +109,21 @@ fn fenced() -> Vec<Case> {
     ]
 }
 
-/// How long after the deadline the programs leave VIPs alone, nanoseconds: ten minutes.
-const ABANDONED: u64 = 600_000_000_000;
-
-/// These need a machine that has been up for longer than [`ABANDONED`].
-pub(crate) fn abandoned() -> Option<Vec<Case>> {
-    boot_time().checked_sub(ABANDONED + 1_000_000_000)?;
+/// The deadline passed longer ago than the configuration has patience for.
+fn abandoned() -> Vec<Case> {
     let request = |target| broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, target));
     let own = |sender| broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, sender, NEIGHBOR));
-    let long_ago: fn(&mut vipmux_tests::program::State) = |state| state.fence.deadline = boot_time() - ABANDONED;
-    Some(vec![
+    let long_ago: fn(&mut vipmux_tests::program::State) = |state| {
+        state.config.abandon_after = 1;
+        state.fence.deadline = boot_time().saturating_sub(1_000_000_000);
+    };
+    vec![
         Case::ingress("an abandoned program passes requests for a VIP", request(VIP)).given(long_ago),
         Case::ingress("an abandoned program passes requests for a VIP led elsewhere", request(FOLLOWED))
             .given(long_ago),
         Case::egress("an abandoned program lets the node speak for a VIP", own(VIP)).given(long_ago),
         Case::egress("an abandoned program lets the node speak for a VIP led elsewhere", own(FOLLOWED)).given(long_ago),
-    ])
+    ]
 }
 
 fn not_understood() -> Vec<Case> {

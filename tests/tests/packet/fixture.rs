@@ -273,6 +273,7 @@ pub(crate) fn state() -> State {
             tcp_idle: LIVES[0],
             udp_idle: LIVES[1],
             closed_linger: LIVES[2],
+            abandon_after: 600,
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],

@@ -35,6 +35,9 @@ pub(super) struct Report<'a> {
     notes: &'a [Note],
     /// Documents that could not be used.
     problems: &'a [Problem],
+    /// How many Nodes there are.
+    #[serde(skip)]
+    nodes: usize,
 }
 
 #[derive(Debug, Serialize)]
@@ -106,6 +109,7 @@ impl<'a> Report<'a> {
             pools: pools.collect(),
             notes: &model.notes,
             problems: &objects.problems,
+            nodes: model.nodes.len(),
         }
     }
 
@@ -121,6 +125,11 @@ impl<'a> Report<'a> {
             for warning in row.warnings {
                 writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
             }
+        }
+        if !self.vips.is_empty() && self.vips.iter().all(|row| row.leader.is_none()) {
+            let why =
+                if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
+            writeln!(err, "warning: nobody would lead: {why}")?;
         }
         self.service_table().print_with(out, colour)?;
         let unseen = self.services.iter().filter(|row| !row.is_shown()).count();

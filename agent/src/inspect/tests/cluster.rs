@@ -94,6 +94,7 @@ impl Cluster {
             tcp_idle: IDLE,
             udp_idle: IDLE,
             closed_linger: 10 * HZ,
+            abandon_after: 600,
             ..Config::default()
         };
         maps.config.set(0, config, 0).unwrap();

@@ -7,15 +7,13 @@ use std::{
     thread,
 };
 
-/// Below this many items a thread costs more than it saves.
-const WORTHWHILE: usize = 32;
 /// Threads at most: beyond, the allocator is what is waited for.
 const THREADS_MAX: usize = 8;
 
-/// Applies `work` to each of `items`; the results are in the items' order.
-pub(super) fn map<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
+/// Applies `work` to each of `items`; the results are in the items' order. Each thread has at least `worthwhile` of them.
+pub(super) fn map<T: Sync, R: Send>(items: &[T], worthwhile: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let threads = processors.min(THREADS_MAX).min(items.len() / WORTHWHILE);
+    let threads = processors.min(THREADS_MAX).min(items.len() / worthwhile.max(1));
     if threads < 2 {
         return items.iter().map(work).collect();
     }
@@ -44,7 +42,7 @@ mod tests {
     #[test]
     fn results_are_in_the_order_of_the_items() {
         let items: Vec<usize> = (0..10_000).collect();
-        assert_eq!(map(&items, |item| item * 2), items.iter().map(|item| item * 2).collect::<Vec<_>>());
-        assert_eq!(map(&[] as &[usize], |item| *item), [] as [usize; 0]);
+        assert_eq!(map(&items, 32, |item| item * 2), items.iter().map(|item| item * 2).collect::<Vec<_>>());
+        assert_eq!(map(&[] as &[usize], 1, |item| *item), [] as [usize; 0]);
     }
 }

@@ -14,6 +14,7 @@ use super::{
     documents::{self, Document},
     field::{self, FieldPath},
     files::Text,
+    list,
     object::{Class, Identity, Kind, Object},
     parallel,
     validate::Flaw,
@@ -25,6 +26,9 @@ const LINES_MAX: usize = 1_000;
 const MALFORMED_MAX: usize = 1_000;
 /// YAML nodes of one document; 10,000 Services as `kubectl get -o yaml` prints them have a third of it.
 const NODES_MAX: usize = 8 << 20;
+
+/// Documents below which a thread costs more than it saves.
+const WORTHWHILE: usize = 32;
 
 /// Where an object stands.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -116,7 +120,7 @@ pub(super) fn all(texts: Vec<Text>) -> Vec<(Arc<Path>, Parsed)> {
         let documents = text.as_deref().map(documents::split).unwrap_or_default();
         work.extend(documents.into_iter().map(|document| (index, file, document)));
     }
-    let parsed = parallel::map(&work, |(index, file, it)| (*index, document(file, *it)));
+    let parsed = parallel::map(&work, WORTHWHILE, |(index, file, it)| (*index, document(file, *it)));
     let mut files: Vec<Parsed> = Vec::with_capacity(texts.len());
     files.resize_with(texts.len(), Parsed::default);
     for (index, parsed) in parsed {
@@ -153,7 +157,8 @@ fn tree(text: &str) -> Result<Value, serde_saphyr::Error> {
     {
         return Ok(value);
     }
-    serde_saphyr::from_str_with_options(text, options())
+    let read = |text: &str| serde_saphyr::from_str_with_options(text, options());
+    list::tree(text, read).map_or_else(|| read(text), Ok)
 }
 
 /// What grows with the input's size alone is bounded where it is read; what an alias can multiply is bounded here. Depth is
