@@ -15,8 +15,9 @@
 //! ```
 //!
 //! The fence: each [`Input::Tick`] extends the kernel's deadline to *the time its evidence was asked for* + [`LEASE`].
-//! A deadline that has passed is never simply extended: every VIP is given up first and taken anew, so that a woken
-//! agent cannot answer on stale beliefs.
+//! A deadline that has passed is never simply extended: every VIP is given up, and [`Command::Gather`] asks for a choice
+//! made on what is read from then on. Until it comes the deadline stands still, so that a woken agent cannot answer on
+//! stale beliefs; nor can one that has just started, on what the agent before it believed.
 
 pub mod rendezvous;
 
@@ -37,7 +38,8 @@ pub const RETAKE: Duration = Duration::from_secs(5);
 /// What happened. Times are `CLOCK_BOOTTIME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// The VIPs and their chosen leaders, and the maps are in sync with them.
+    /// The VIPs and their chosen leaders, and the maps are in sync with them. After a [`Command::Gather`], only a choice
+    /// made on evidence that is newer than it.
     Chosen(BTreeMap<Vip, Option<NodeName>>),
     /// The agent's loop turned.
     Tick {
@@ -59,6 +61,8 @@ pub enum Command {
     Lead(Vip),
     /// Push the fence's deadline to this time, `CLOCK_BOOTTIME`.
     Extend(Duration),
+    /// Read anew what the choice depends on, and choose again.
+    Gather,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,13 +77,16 @@ enum State {
 pub struct Election {
     local: NodeName,
     vips: BTreeMap<Vip, (Option<NodeName>, State)>,
+    /// The fence's, as last extended; `None` where it has passed, or was never extended by this agent.
     deadline: Option<Duration>,
+    /// A choice was made since the start and since the deadline last passed.
+    chosen: bool,
 }
 
 impl Election {
     /// A node that leads nothing yet.
     pub fn new(local: NodeName) -> Self {
-        Self { local, vips: BTreeMap::new(), deadline: None }
+        Self { local, vips: BTreeMap::new(), deadline: None, chosen: false }
     }
 
     /// The VIPs that this node leads.
@@ -103,6 +110,7 @@ impl Election {
     }
 
     fn choose(&mut self, chosen: BTreeMap<Vip, Option<NodeName>>) -> Vec<Command> {
+        self.chosen = true;
         let gone = self.vips.iter().filter(|(vip, (_, state))| *state == State::Leading && !chosen.contains_key(vip));
         let mut commands: Vec<_> = gone.map(|(vip, _)| Command::Follow(*vip)).collect();
         let mut next = BTreeMap::new();
@@ -132,23 +140,34 @@ impl Election {
         if !carrier {
             return commands;
         }
-        let lapsed = self.deadline.is_some_and(|deadline| now >= deadline);
-        let leading = self.leading();
-        if lapsed {
-            commands.extend(leading.iter().copied().map(Command::Follow));
+        if self.deadline.is_some_and(|deadline| now >= deadline) {
+            return self.lapse();
+        }
+        if !self.chosen {
+            return commands;
         }
         let deadline = asked + LEASE;
         self.deadline = Some(deadline);
         commands.push(Command::Extend(deadline));
-        if lapsed {
-            commands.extend(leading.into_iter().map(Command::Lead));
-        }
         for (vip, (_, state)) in &mut self.vips {
             if matches!(state, State::Yielded { since } if now.saturating_sub(*since) >= RETAKE) {
                 *state = State::Leading;
                 commands.push(Command::Lead(*vip));
             }
         }
+        commands
+    }
+
+    fn lapse(&mut self) -> Vec<Command> {
+        (self.deadline, self.chosen) = (None, false);
+        let mut commands = Vec::new();
+        for (vip, (_, state)) in &mut self.vips {
+            if *state == State::Leading {
+                *state = State::Following;
+                commands.push(Command::Follow(*vip));
+            }
+        }
+        commands.push(Command::Gather);
         commands
     }
 
@@ -238,12 +257,25 @@ mod tests {
     }
 
     #[test]
-    fn a_deadline_that_passed_is_not_extended_before_everything_is_given_up() {
+    fn a_deadline_that_passed_is_not_extended_before_a_new_choice() {
         let mut election = one_of_each();
         election.handle(tick(T), T);
         let woken = T + LEASE;
-        let commands = election.handle(tick(woken), woken);
-        assert_eq!(commands, [Command::Follow(vip(2)), Command::Extend(woken + LEASE), Command::Lead(vip(2))]);
+        assert_eq!(election.handle(tick(woken), woken), [Command::Follow(vip(2)), Command::Gather]);
+        assert!(election.leading().is_empty());
+        assert_eq!(election.handle(tick(woken + HEARTBEAT), woken + HEARTBEAT), [], "nothing is known yet");
+        let chosen = chosen([(1, Some("a")), (2, Some("b")), (3, Some("a"))]);
+        assert_eq!(election.handle(chosen, woken + HEARTBEAT), [Command::Lead(vip(1))], "the yielded one stays so");
+        let next = woken + 2 * HEARTBEAT;
+        assert_eq!(election.handle(tick(next), next), [Command::Extend(next + LEASE)]);
+    }
+
+    #[test]
+    fn before_the_first_choice_the_deadline_is_not_touched() {
+        let mut election = Election::new(node("a"));
+        assert_eq!(election.handle(tick(T), T), []);
+        election.handle(chosen([]), T);
+        assert_eq!(election.handle(tick(T), T), [Command::Extend(T + LEASE)]);
     }
 
     #[test]

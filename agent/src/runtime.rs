@@ -4,6 +4,7 @@
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
 //! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
 
+mod interfaces;
 mod kernel;
 mod privileges;
 mod settle;
@@ -24,19 +25,19 @@ use tokio::{
     sync::watch,
     time::{MissedTickBehavior, interval, sleep_until},
 };
-use vipmux_common::abi::{self, INTERFACE_GENERIC, Mac};
+use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 
-use self::{kernel::Kernel, settle::Settled};
+use self::{interfaces::Attached, kernel::Kernel, settle::Settled};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{Announcer, SendError, Sender},
     datapath::{load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
-    link::{self, Interface, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
+    link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{self, NodeName, Vip},
     plan::{Desired, DesiredNode, DesiredVip, REST},
-    snat::{self, IdentitySnat, SnatError},
-    source::manifests::{self, WatchError},
+    snat::{self, SnatError},
+    source::manifests::{self, WatchError, WatchGuard},
 };
 
 /// Most interfaces that VIPs are announced on: a bit each.
@@ -127,7 +128,7 @@ impl From<MapsError> for AgentError {
 pub async fn run(options: Options) -> Result<(), AgentError> {
     privileges::check()?;
     let _lock = lock(&options)?;
-    let (objects, _watching) = manifests::watch(&options.manifests)?;
+    let (objects, manifests) = manifests::watch(&options.manifests)?;
     let monitor = Monitor::start().await?;
     let links = monitor.links();
     for name in &options.interfaces {
@@ -136,14 +137,17 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let (sender, settled) = watch::channel(Arc::default());
     let ours = model::Options { reserved: reserved().await?, ..model::Options::default() };
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
-    tokio::spawn(settle::follow(objects, options.state_dir.join("assignments.yaml"), ours, sender));
+    let state = options.state_dir.join("assignments.yaml");
+    tokio::spawn(settle::follow(objects, manifests.looked(), state, ours, sender));
     let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
     let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone())?;
     let agent = Agent {
         kernel,
+        manifests,
+        awaited: 0,
         announcer: Announcer::default(),
         sender: Sender::open()?,
-        snat: IdentitySnat::open()?,
+        snat: snat::Keeper::start()?,
         attached: BTreeMap::new(),
         ready: false,
         changed: false,
@@ -182,20 +186,15 @@ fn flows_by_memory() -> u32 {
     u32::try_from(flows).unwrap_or(u32::MAX).clamp(16_384, 1_048_576)
 }
 
-/// An interface with the programs attached.
-#[derive(Clone, Copy, Debug)]
-struct Attached {
-    bit: u32,
-    mac: Mac,
-    carrier: bool,
-}
-
 struct Agent {
     options: Options,
     kernel: Kernel,
+    manifests: WatchGuard,
+    /// The look at the manifests that the next choice must rest on.
+    awaited: u64,
     announcer: Announcer,
     sender: Sender,
-    snat: IdentitySnat,
+    snat: snat::Keeper,
     attached: BTreeMap<u32, Attached>,
     ready: bool,
     /// An interface or its MAC is new, so what is led must be announced there.
@@ -213,6 +212,8 @@ impl Agent {
         let (mut links, mut neighbors) = (monitor.links(), monitor.neighbors());
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Nothing was read yet: that is not the same as nothing is wanted, and the maps may be full of what is in use.
+        let mut begun = false;
         loop {
             let announce = self.announcer.next().map(Into::into);
             let retry = self.retry.map(Into::into);
@@ -230,9 +231,9 @@ impl Agent {
                 }
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
-                Ok(()) = settled.changed() => {}
-                Ok(()) = links.changed() => {}
-                Ok(()) = neighbors.changed() => {}
+                Ok(()) = settled.changed() => begun = true,
+                Ok(()) = links.changed(), if begun => {}
+                Ok(()) = neighbors.changed(), if begun => {}
                 () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
             }
             let settled = Arc::clone(&settled.borrow_and_update());
@@ -246,89 +247,6 @@ impl Agent {
         }
     }
 
-    /// Attaches the programs where they are not yet, and follows carriers and MACs. Once the agent is ready, an interface
-    /// that cannot be used is told and stops nothing.
-    fn attach(
-        &mut self,
-        links: &Links,
-        settled: &Settled,
-        complaints: &mut BTreeSet<String>,
-    ) -> Result<(), AgentError> {
-        self.kernel.carrier = false;
-        for interface in self.wanted(links, settled)? {
-            match self.attach_to(interface) {
-                Err(error) if self.ready => {
-                    complaints.insert(format!("{:#}", anyhow::Error::from(error)));
-                }
-                result => result?,
-            }
-        }
-        let gone: Vec<u32> = self.attached.keys().copied().filter(|ifindex| links.get(*ifindex).is_none()).collect();
-        for ifindex in gone {
-            self.attached.remove(&ifindex);
-            self.announcer.removed(ifindex);
-            self.kernel.maps.write_interface(ifindex, abi::Interface::default())?;
-            tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
-        }
-        if self.attached.is_empty() {
-            let node = &self.options.node;
-            complaints
-                .insert(format!("there is no interface to announce on yet: Node {node} shows no IPv4 InternalIP"));
-        }
-        Ok(())
-    }
-
-    fn attach_to(&mut self, interface: &Interface) -> Result<(), AgentError> {
-        let Some(mac) = interface.mac else { return Ok(()) };
-        let (name, ifindex, carrier) = (&interface.name, interface.ifindex, interface.carrier);
-        self.kernel.carrier |= carrier;
-        let before = self.attached.get(&ifindex).copied();
-        if before.is_some_and(|before| before.mac == mac) {
-            if let Some(attached) = self.attached.get_mut(&ifindex) {
-                attached.carrier = carrier;
-            }
-            if carrier && before.is_some_and(|before| !before.carrier) {
-                self.announcer.again(ifindex, Instant::now());
-            }
-            return Ok(());
-        }
-        let known = self.kernel.maps.read_interfaces()?;
-        let pinned = known.get(&ifindex);
-        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
-            return Err(AgentError::TooManyInterfaces(known.len() + 1));
-        };
-        let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
-        let generic =
-            self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
-        let flags = if generic { INTERFACE_GENERIC } else { 0 };
-        self.kernel.maps.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
-        self.attached.insert(ifindex, Attached { bit, mac, carrier });
-        self.changed = true;
-        tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");
-        Ok(())
-    }
-
-    /// The interfaces to announce on. One that was named must be there at the start, and may come back later.
-    fn wanted<'a>(&self, links: &'a Links, settled: &Settled) -> Result<Vec<&'a Interface>, AgentError> {
-        let wanted = if self.options.interfaces.is_empty() {
-            let Some(Some(address)) = settled.nodes.get(&self.options.node) else { return Ok(Vec::new()) };
-            match links.holding(&[*address]) {
-                Ok(found) => found,
-                Err(_) if self.ready => Vec::new(),
-                Err(error) => return Err(error.into()),
-            }
-        } else {
-            self.options.interfaces.iter().filter_map(|name| links.named(name).ok()).collect()
-        };
-        if wanted.len() > MOST_INTERFACES { Err(AgentError::TooManyInterfaces(wanted.len())) } else { Ok(wanted) }
-    }
-
-    fn free_bit(&self, known: &BTreeMap<u32, abi::Interface>) -> Option<u32> {
-        let mut used = known.values().fold(0, |bits, interface| bits | interface.bit);
-        used |= self.attached.values().fold(0, |bits, attached| bits | attached.bit);
-        (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
-    }
-
     /// Brings the kernel to what is settled, then tells the election who was chosen.
     fn update(
         &mut self,
@@ -338,20 +256,20 @@ impl Agent {
         mut complaints: BTreeSet<String>,
     ) -> Result<(), AgentError> {
         let desired = self.desired(links, settled, neighbors, &mut complaints);
+        let before = self.kernel.announced();
         let (refused, commands) = self.kernel.sync(&desired)?;
         self.react(&commands);
         self.retry = (!refused.is_empty()).then(|| Instant::now() + REST);
         complaints.extend(refused.iter().map(ToString::to_string));
-        if let Err(error) = self.snat.sync(&snat::local_backends(&desired)) {
-            complaints.insert(format!("the identity-SNAT chain is not in place: {:#}", anyhow::Error::from(error)));
+        self.snat.want(snat::local_backends(&desired));
+        if settled.look >= self.awaited {
+            self.choose(settled, &desired)?;
         }
-        let leaders = settled.leaders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
-        let commands = self.kernel.choose(leaders.map(|(vip, leader)| (*vip, leader.clone())).collect())?;
-        self.react(&commands);
         settle::tell(&self.refused, &complaints);
         self.refused = complaints;
-        if std::mem::take(&mut self.changed) {
-            for vip in desired.vips.keys().filter(|vip| self.kernel.leads(**vip)).copied().collect::<Vec<_>>() {
+        let anew = std::mem::take(&mut self.changed);
+        for (vip, bits) in self.kernel.announced() {
+            if anew || before.get(&vip) != Some(&bits) {
                 self.lead(vip);
             }
         }
@@ -365,6 +283,18 @@ impl Agent {
                 services = desired.services.len(),
                 "ready"
             );
+        }
+        Ok(())
+    }
+
+    /// Tells the election who was chosen. The first beat after it opens the fence, which lets announcements out.
+    fn choose(&mut self, settled: &Settled, desired: &Desired) -> Result<(), AgentError> {
+        let leaders = settled.leaders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
+        let commands = self.kernel.choose(leaders.map(|(vip, leader)| (*vip, leader.clone())).collect())?;
+        self.react(&commands);
+        if !commands.is_empty() {
+            let commands = self.kernel.beat()?;
+            self.react(&commands);
         }
         Ok(())
     }
@@ -401,14 +331,6 @@ impl Agent {
         Desired { local: self.options.node.clone(), nodes, vips, services }
     }
 
-    /// The interfaces whose subnet holds the VIP; all of them where none does.
-    fn interfaces(&self, links: &Links, vip: Vip) -> u32 {
-        let holds = |ifindex: u32| links.get(ifindex).is_some_and(|interface| interface.subnet(vip.0).is_some());
-        let bits = |(_, attached): (&u32, &Attached)| attached.bit;
-        let holding = self.attached.iter().filter(|(ifindex, _)| holds(**ifindex)).map(bits).fold(0, |a, b| a | b);
-        if holding == 0 { self.attached.iter().map(bits).fold(0, |a, b| a | b) } else { holding }
-    }
-
     /// How a node is reached, or why it is not.
     fn node(
         &self,
@@ -430,9 +352,25 @@ impl Agent {
                 Ok(DesiredNode { mac, ifindex: *ifindex, mtu: mtu(*ifindex), attached: mac.is_some() })
             }
             // Just asked for: nothing is wrong yet.
-            None => Ok(DesiredNode { mac: None, ifindex: 0, mtu: 0, attached: false }),
+            None => Ok(self.as_before(name, None, links)),
+            Some(Neighbor::Pending { ifindex }) => Ok(self.as_before(name, Some(*ifindex), links)),
             Some(other) => Err(format!("its address {address} is {other}")),
         }
+    }
+
+    /// A node while it is being resolved: as the maps have it, which an earlier agent may have filled. Otherwise each
+    /// start would send its flows to other backends.
+    fn as_before(&self, name: &NodeName, ifindex: Option<u32>, links: &Links) -> DesiredNode {
+        let usable = |node: &&abi::Node| {
+            ifindex.is_none_or(|ifindex| ifindex == node.ifindex)
+                && self.attached.contains_key(&node.ifindex)
+                && links.get(node.ifindex).is_some_and(|interface| interface.carrier)
+        };
+        let known = self.kernel.observed().node(name).filter(|node| node.mac != Mac::default()).filter(usable);
+        let ifindex = known.map(|node| node.ifindex).or(ifindex).unwrap_or_default();
+        let mtu = links.get(ifindex).map_or(0, |interface| interface.mtu);
+        let attached = known.is_some_and(|node| node.flags & NODE_ATTACHED != 0);
+        DesiredNode { mac: known.map(|node| node.mac), ifindex, mtu, attached }
     }
 
     /// Announces what was gained, forgets what was lost, and tells both.
@@ -448,6 +386,10 @@ impl Agent {
                     tracing::info!(%vip, "no longer leading");
                 }
                 Command::Extend(_) => {}
+                Command::Gather => {
+                    tracing::warn!("this agent was away for too long, or had no carrier: choosing leaders anew");
+                    self.awaited = self.manifests.look();
+                }
             }
         }
     }
@@ -463,10 +405,14 @@ impl Agent {
 
     /// Sends what is due. A frame that cannot be sent now is one of a burst.
     fn announce(&mut self) {
-        for frame in self.announcer.due(Instant::now()) {
-            if let Err(error) = self.sender.send(&frame) {
-                tracing::warn!(%error, "an announcement was not sent");
-            }
+        let frames = self.announcer.due(Instant::now());
+        let errors: Vec<_> = frames.iter().filter_map(|frame| self.sender.send(frame).err()).collect();
+        if let Some(error) = errors.first() {
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                failed = errors.len(),
+                "announcements were not sent"
+            );
         }
     }
 }

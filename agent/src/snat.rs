@@ -19,6 +19,7 @@
 //!
 //! A bare SYN opens a connection of the backend's own, which is to be masqueraded as ever.
 
+mod keeper;
 mod ruleset;
 mod transaction;
 
@@ -28,6 +29,7 @@ use std::{
     net::{IpAddr, Ipv4Addr},
 };
 
+pub use self::keeper::Keeper;
 use self::transaction::Socket;
 use crate::{
     model::Protocol,

@@ -26,6 +26,8 @@ pub(crate) fn now() -> u64 {
 /// A backend that a packet may go to.
 pub(crate) struct Target {
     pub(crate) index: u32,
+    /// [`Backend::generation`] as it was when the backend was looked up: what a record made now must name, so that it is
+    /// stale if the backend goes meanwhile. Never 0, which is what a free index has.
     generation: u32,
     /// Its node's index.
     pub(crate) node: u32,
@@ -34,16 +36,34 @@ pub(crate) struct Target {
 }
 
 impl Target {
+    /// `None` for a free index: a table that was replaced just now may still lead there.
     #[inline(always)]
     pub(crate) fn get(index: u32) -> Option<Self> {
-        BACKENDS.get(index).map(|backend| Self::new(index, backend))
+        let backend = BACKENDS.get(index)?;
+        // SAFETY: a map value, which stays in place for the whole run.
+        let generation = unsafe { ptr::read_volatile(&raw const backend.generation) };
+        (generation != 0).then(|| Self::new(index, generation, backend))
     }
 
     #[inline(always)]
-    fn new(index: u32, backend: &'static Backend) -> Self {
+    fn new(index: u32, generation: u32, backend: &'static Backend) -> Self {
         let local = (backend.flags & BACKEND_LOCAL != 0).then_some(backend);
-        Self { index, generation: backend.generation, node: backend.node, local }
+        Self { index, generation, node: backend.node, local }
     }
+}
+
+/// Jiffies since `seen`; none where another CPU wrote it after this one had read the clock.
+#[inline(always)]
+fn age(seen: u64, now: u64) -> u64 {
+    now.saturating_sub(seen)
+}
+
+/// The same by the clock's low half. What seems to be nearly a whole wrap ago is ahead.
+#[inline(always)]
+fn age_low(seen: u32, now: u32) -> u64 {
+    const AHEAD: u32 = 1 << 16;
+    let age = now.wrapping_sub(seen);
+    if age > u32::MAX - AHEAD { 0 } else { u64::from(age) }
 }
 
 /// Whether a flow whose last packet is so many jiffies old has ended.
@@ -84,7 +104,7 @@ fn recorded(flow: &FlowValue) -> Option<Recorded> {
     let ready = flags & BACKEND_READY != 0;
     let vouched = ready && flags & BACKEND_LOCAL == 0 && epoch != 0;
     let epoch = if vouched { epoch } else { flow.epoch };
-    Some(Recorded { target: Target::new(flow.backend, backend), ready, epoch })
+    Some(Recorded { target: Target::new(flow.backend, flow.backend_generation, backend), ready, epoch })
 }
 
 /// The backend and service slot of a live record, which is refreshed.
@@ -105,7 +125,7 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
         }
         let config = CONFIG.get(0)?;
         let now = now as u32;
-        let idle = is_idle(config, segment.protocol, u64::from(now.wrapping_sub(flow.seen)));
+        let idle = is_idle(config, segment.protocol, age_low(flow.seen, now));
         let mut flags = u32::from(flow.flags);
         if segment.is_syn() {
             let closed = flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0;
@@ -173,7 +193,7 @@ fn is_closed(flags: u32) -> bool {
 /// Whether a reverse record still translates.
 #[inline(always)]
 fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
-    let age = now.wrapping_sub(value.seen);
+    let age = age(value.seen, now);
     if is_closed(value.flags) { age <= u64::from(config.closed_linger) } else { !is_idle(config, protocol, age) }
 }
 

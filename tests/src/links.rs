@@ -140,7 +140,7 @@ impl Links {
         self.set(LinkUnspec::new_with_name(name).up()).with_context(|| format!("cannot set {name} up"))
     }
 
-    /// Sets an interface down: its peer loses its carrier.
+    /// Sets an interface down; its peer, if it is a veth, has no carrier then.
     pub fn set_down(&self, name: &str) -> Result<()> {
         self.set(LinkUnspec::new_with_name(name).down()).with_context(|| format!("cannot set {name} down"))
     }

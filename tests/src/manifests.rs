@@ -9,7 +9,10 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-use crate::{cleanup::Folder, lan::Lan};
+use crate::{
+    cleanup::Folder,
+    lan::{Lan, Node},
+};
 
 /// The range of the pool that [`Manifests::for_lan`] writes.
 pub const POOL: &str = "192.0.2.200-192.0.2.219";
@@ -31,8 +34,7 @@ impl Manifests {
     /// A folder with a LAN's Nodes and an address pool.
     pub fn for_lan(lan: &Lan) -> Result<Self> {
         let manifests = Self::empty()?;
-        let nodes: Vec<_> = lan.nodes.iter().map(|node| node_document(&node.name, node.address)).collect();
-        manifests.write("nodes.yaml", &nodes)?;
+        manifests.write_nodes(lan, &[])?;
         manifests.write("pool.yaml", &[pool_document()])?;
         Ok(manifests)
     }
@@ -40,6 +42,12 @@ impl Manifests {
     /// Where they are.
     pub fn path(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Writes a LAN's Nodes; those that are cordoned lead nothing.
+    pub fn write_nodes(&self, lan: &Lan, cordoned: &[&str]) -> Result<()> {
+        let document = |node: &Node| node_document(&node.name, node.address, cordoned.contains(&node.name.as_str()));
+        self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
     /// Writes a Service with its EndpointSlice into a file of its own.
@@ -218,11 +226,12 @@ impl Service {
     }
 }
 
-fn node_document(name: &str, address: Ipv4Addr) -> Value {
+fn node_document(name: &str, address: Ipv4Addr, cordoned: bool) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": { "name": name },
+        "spec": { "unschedulable": cordoned },
         "status": {
             "addresses": [{ "type": "InternalIP", "address": address.to_string() }],
             "conditions": [{

@@ -1,7 +1,8 @@
 //! Loading the programs onto pinned maps, and attaching them.
 
 use std::{
-    fs, io,
+    fs::{self, File},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -14,6 +15,7 @@ use aya::{
     },
 };
 use nix::{
+    fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
@@ -43,6 +45,15 @@ pub enum LoadError {
         /// What was tried.
         operation: &'static str,
         /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// Two agents on one set of maps would give the same places to different Services.
+    #[error("another agent works with the pins in {}: stop it, or choose another pin path", path.display())]
+    Taken {
+        /// The pin path.
         path: PathBuf,
         /// What the system said.
         #[source]
@@ -112,12 +123,15 @@ pub enum Mode {
 pub struct Programs {
     ebpf: Ebpf,
     pins: Pins,
+    /// On the folder of the pins.
+    _lock: Flock<File>,
 }
 
 /// Loads the programs onto the maps that are pinned already, or onto new ones; attaches nothing yet. `flows` is the
 /// number of entries of each flow table, if it is made anew.
 pub fn load(pins: Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     ensure_bpffs(pins.root())?;
+    let lock = lock(pins.root())?;
     match Maps::open(pins.root()) {
         Err(MapsError::Abi { found, .. }) => {
             tracing::warn!(
@@ -145,7 +159,7 @@ pub fn load(pins: Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     let egress: &mut SchedClassifier = program(&mut ebpf, EGRESS_PROGRAM)?;
     egress.load().map_err(load_error(EGRESS_PROGRAM))?;
     let maps = Maps::open(pins.root())?;
-    let mut programs = Programs { ebpf, pins };
+    let mut programs = Programs { ebpf, pins, _lock: lock };
     programs.pin()?;
     Ok((programs, maps))
 }
@@ -176,6 +190,14 @@ fn ensure_bpffs(path: &Path) -> Result<(), LoadError> {
         Err(io::ErrorKind::NotFound.into())
     };
     mounted.map_err(|source| LoadError::Bpffs { path: path.into(), source })
+}
+
+/// One agent per pin path, whatever its node's name and state directory.
+fn lock(root: &Path) -> Result<Flock<File>, LoadError> {
+    fs::create_dir_all(root).map_err(pin_error("make", root))?;
+    let folder = File::open(root).map_err(pin_error("open", root))?;
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock)
+        .map_err(|(_, errno)| LoadError::Taken { path: root.into(), source: errno.into() })
 }
 
 /// Removes every pin in a folder.
@@ -228,6 +250,11 @@ impl Programs {
             self.attach_egress(name, &pin)?;
         }
         Ok(generic)
+    }
+
+    /// Removes the links of an interface that is gone: they attach nothing any more.
+    pub fn forget(&self, ifindex: u32) -> Result<(), LoadError> {
+        [LinkKind::Xdp, LinkKind::Egress].into_iter().try_for_each(|kind| remove_pin(&self.pins.link(kind, ifindex)))
     }
 
     /// Puts the program into the pinned link; not if there is none, or its interface is gone.

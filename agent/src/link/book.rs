@@ -26,8 +26,16 @@ pub(super) struct Book {
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    Local { ifindex: u32 },
-    OnLink { ifindex: u32, entry: Option<Entry>, asked: bool },
+    Local {
+        ifindex: u32,
+    },
+    /// `silent`: the kernel gave up on it, and has heard nothing of it since.
+    OnLink {
+        ifindex: u32,
+        entry: Option<Entry>,
+        asked: bool,
+        silent: bool,
+    },
     OffLink,
 }
 
@@ -36,7 +44,7 @@ impl Place {
         let own = links.iter().find(|link| link.addresses.iter().any(|&(own, _)| own == address));
         match (own, links.on_link(address, interfaces)) {
             (Some(link), _) => Self::Local { ifindex: link.ifindex },
-            (None, Some(ifindex)) => Self::OnLink { ifindex, entry: None, asked: false },
+            (None, Some(ifindex)) => Self::OnLink { ifindex, entry: None, asked: false, silent: false },
             (None, None) => Self::OffLink,
         }
     }
@@ -65,9 +73,10 @@ impl Place {
     fn neighbor(&self) -> Neighbor {
         match *self {
             Self::Local { ifindex } => Neighbor::Local { ifindex },
-            Self::OnLink { ifindex, entry, .. } => match entry.as_ref().and_then(Entry::valid) {
+            Self::OnLink { ifindex, entry, silent, .. } => match entry.as_ref().and_then(Entry::valid) {
                 Some(mac) => Neighbor::Resolved { ifindex, mac },
-                None => Neighbor::Unresolved { ifindex },
+                None if silent => Neighbor::Unresolved { ifindex },
+                None => Neighbor::Pending { ifindex },
             },
             Self::OffLink => Neighbor::OffLink,
         }
@@ -100,9 +109,10 @@ impl Book {
     pub(super) fn observe(&mut self, ifindex: u32, address: IpAddr, seen: Option<Entry>) -> bool {
         let Some(place) = self.places.get_mut(&address) else { return false };
         let before = place.neighbor();
-        if let Place::OnLink { ifindex: own, entry, asked } = place
+        if let Place::OnLink { ifindex: own, entry, asked, silent } = place
             && *own == ifindex
         {
+            *silent = seen.is_some_and(|seen| seen.has_failed() || *silent && seen.valid().is_none());
             *entry = seen;
             *asked &= seen.is_some();
         }
@@ -165,7 +175,7 @@ impl Book {
 
 impl Place {
     fn neglected(&self, address: IpAddr) -> Option<Command> {
-        let Self::OnLink { ifindex, entry, asked } = *self else { return None };
+        let Self::OnLink { ifindex, entry, asked, .. } = *self else { return None };
         let careless = |entry: Entry| entry.managed || entry.is_static() || (asked && entry.is_fresh());
         let command = Command::Keep { ifindex, address, new: entry.is_none() };
         (!entry.is_some_and(careless)).then_some(command)

@@ -39,7 +39,12 @@ pub enum Neighbor {
         /// Its MAC on that segment.
         mac: Mac,
     },
-    /// It is on that interface's subnet, and has not answered (yet, or any more).
+    /// It is on that interface's subnet, and the kernel is asking: nothing speaks against what was known before.
+    Pending {
+        /// The interface.
+        ifindex: u32,
+    },
+    /// It is on that interface's subnet, and does not answer.
     Unresolved {
         /// The interface.
         ifindex: u32,
@@ -52,7 +57,10 @@ impl Neighbor {
     /// The interface that leads to it.
     pub fn ifindex(self) -> Option<u32> {
         match self {
-            Self::Local { ifindex } | Self::Resolved { ifindex, .. } | Self::Unresolved { ifindex } => Some(ifindex),
+            Self::Local { ifindex }
+            | Self::Resolved { ifindex, .. }
+            | Self::Pending { ifindex }
+            | Self::Unresolved { ifindex } => Some(ifindex),
             Self::OffLink => None,
         }
     }
@@ -71,6 +79,7 @@ impl fmt::Display for Neighbor {
         match self {
             Self::Local { .. } => f.write_str("this node"),
             Self::Resolved { mac, .. } => mac.fmt(f),
+            Self::Pending { .. } => f.write_str("being resolved"),
             Self::Unresolved { .. } => f.write_str("does not answer ARP or NDP"),
             Self::OffLink => f.write_str("not on a subnet of the announcing interfaces (behind a router)"),
         }
@@ -116,6 +125,11 @@ impl Entry {
     pub(super) fn valid(&self) -> Option<Mac> {
         use NeighbourState::{Delay, Noarp, Permanent, Probe, Reachable, Stale};
         self.mac.filter(|_| matches!(self.state, Reachable | Stale | Delay | Probe | Permanent | Noarp))
+    }
+
+    /// The kernel asked for it in vain.
+    pub(super) fn has_failed(&self) -> bool {
+        self.state == NeighbourState::Failed
     }
 
     /// Somebody configured it, and it needs no care.

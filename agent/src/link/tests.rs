@@ -214,7 +214,7 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
         let expected = [
             Neighbor::Local { ifindex },
             Neighbor::Resolved { ifindex, mac },
-            Neighbor::Unresolved { ifindex },
+            Neighbor::Pending { ifindex },
             Neighbor::OffLink,
         ];
         assert_eq!(*neighbors, addresses.into_iter().zip(expected).collect());
@@ -252,6 +252,7 @@ fn a_node_that_comes_late_is_found() {
         let monitor = Monitor::start().await.unwrap();
         monitor.resolve([ifindex].into(), [late].into());
         let unresolved = Neighbor::Unresolved { ifindex };
+        until(monitor.neighbors(), |found| found.get(&late) == Some(&Neighbor::Pending { ifindex })).await;
         until(monitor.neighbors(), |found| found.get(&late) == Some(&unresolved)).await;
         // Until the kernel has given up: the case in which a plain entry would stay as it is.
         timeout(Duration::from_secs(20), async {

@@ -189,6 +189,11 @@ impl Observed {
         }
     }
 
+    /// Frees memory: forgets ranges that have rested at `now`. To be called between plans, never while one is executed.
+    pub fn forget_rested(&mut self, now: Duration) {
+        self.tables.forget_rested(now);
+    }
+
     /// Tells the mirror what `VIPS` holds now for an address: a program may have cleared [`abi::VIP_LEADING`] and set
     /// [`abi::VIP_YIELDED`]. The next plan writes what is desired, so change that first if the yielding is to stand.
     /// A VIP that the mirror does not have is gone from the kernel too: nothing happens.
@@ -207,6 +212,11 @@ impl Observed {
     /// `VIPS`, by address.
     pub fn vips(&self) -> &BTreeMap<abi::Address, abi::VipValue> {
         &self.vips
+    }
+
+    /// `NODES`, by name.
+    pub fn node(&self, name: &NodeName) -> Option<&abi::Node> {
+        Some(&self.nodes.get(*self.node_indices.get(name)?)?.node)
     }
 
     /// `CONFIG[0]`.

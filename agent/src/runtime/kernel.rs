@@ -79,10 +79,18 @@ impl Kernel {
         self.election.leads(vip)
     }
 
+    /// The VIPs that this node answers for, and the bits of the interfaces that it does so on.
+    pub(super) fn announced(&self) -> BTreeMap<Vip, u32> {
+        let led = self.observed.vips().iter().filter(|(_, value)| value.flags & VIP_LEADING != 0);
+        led.map(|(address, value)| (Vip((*address).into()), value.interfaces)).collect()
+    }
+
     /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile; what it did is
     /// returned with what found no room.
     pub(super) fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
-        let Plan { steps, refused } = plan::plan(desired, &self.observed, boottime()?)?;
+        let now = boottime()?;
+        self.observed.forget_rested(now);
+        let Plan { steps, refused } = plan::plan(desired, &self.observed, now)?;
         let mut commands = Vec::new();
         for step in &steps {
             self.execute(step)?;
@@ -148,6 +156,7 @@ impl Kernel {
                 Command::Extend(deadline) => {
                     self.maps.write_deadline(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))?;
                 }
+                Command::Gather => {}
             }
         }
         Ok(commands)

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::{sync::watch, task::spawn_blocking, time::timeout};
+use tokio::{select, sync::watch, task::spawn_blocking, time::sleep};
 
 use crate::{
     allocate::{
@@ -36,17 +36,21 @@ pub(super) struct Settled {
     pub(super) nodes: BTreeMap<NodeName, Option<IpAddr>>,
     /// What could not be done as asked, with whom it is about: told once, when it is new.
     pub(super) complaints: BTreeSet<String>,
+    /// The last look at the manifests that was asked for and that this rests on (see
+    /// [`WatchGuard::look`](crate::source::manifests::WatchGuard::look)).
+    pub(super) look: u64,
 }
 
 /// How often the state file is looked at for what other agents wrote.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Settles each new snapshot, and again when another agent changed the state file `path`: all that share it end with the
-/// same view, whoever saw an edit first.
+/// Settles each new snapshot, after each look that was asked for, and again when another agent changed the state file
+/// `path`: all that share it end with the same view, whoever saw an edit first.
 ///
-/// Runs until either channel's other end is gone. Cancel-safe: dropping it loses at most the snapshot in work.
+/// Runs until the objects' source is gone. Cancel-safe: dropping it loses at most the snapshot in work.
 pub(super) async fn follow(
     mut objects: watch::Receiver<Arc<Objects>>,
+    mut looked: watch::Receiver<u64>,
     path: PathBuf,
     options: Options,
     settled: watch::Sender<Arc<Settled>>,
@@ -57,27 +61,31 @@ pub(super) async fn follow(
     loop {
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
         let seen = stamp(&path);
+        // Before the snapshot, which is then at least as new.
+        let look = *looked.borrow_and_update();
         let snapshot = Arc::clone(&objects.borrow_and_update());
         let before = mem::replace(&mut known, snapshot.services.keys().cloned().collect());
         let gone: BTreeSet<ServiceName> = before.difference(&known).cloned().collect();
         let (file, ours, held) = (Arc::clone(&path), Arc::clone(&options), holders.clone());
-        let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &gone, &ours, &file, &held)).await else {
-            tracing::error!("settling a snapshot failed; the last good state stays in force");
-            return;
-        };
-        holders = next;
-        tell(&settled.borrow().complaints, &result.complaints);
-        settled.send_replace(Arc::new(result));
+        if let Ok((next, result)) = spawn_blocking(move || settle(&snapshot, &gone, &ours, &file, &held)).await {
+            holders = next;
+            tell(&settled.borrow().complaints, &result.complaints);
+            settled.send_replace(Arc::new(Settled { look, ..result }));
+        } else {
+            tracing::error!("settling a snapshot failed; the last good state stays in force until the next one");
+        }
         loop {
-            match timeout(LOOK, objects.changed()).await {
-                Ok(Ok(())) => break,
-                Ok(Err(_)) => return,
-                Err(_) if stamp(&path) != seen => break,
-                Err(_) => {}
+            select! {
+                changed = objects.changed() => if changed.is_ok() { break } else { return },
+                Ok(()) = looked.changed() => break,
+                () = sleep(LOOK) => if stamp(&path) != seen { break },
             }
         }
     }
 }
+
+/// Lines of log of each kind at once.
+const MOST_LINES: usize = 100;
 
 /// Tells one version of a file from another: its inode, which every writing replaces, and when it was modified.
 fn stamp(path: &Path) -> Option<(u64, SystemTime)> {
@@ -85,13 +93,18 @@ fn stamp(path: &Path) -> Option<(u64, SystemTime)> {
     Some((metadata.ino(), metadata.modified().ok()?))
 }
 
-/// Logs what is new and what is mended.
+/// Logs what is new and what is mended: of thousands at once, the first.
 pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
-    for complaint in after.difference(before) {
+    let (new, mended) = (after.difference(before), before.difference(after));
+    for complaint in new.clone().take(MOST_LINES) {
         tracing::warn!("{complaint}");
     }
-    for mended in before.difference(after) {
-        tracing::info!(was = mended, "mended");
+    for complaint in mended.clone().take(MOST_LINES) {
+        tracing::info!(was = complaint, "mended");
+    }
+    let untold = new.count().saturating_sub(MOST_LINES) + mended.count().saturating_sub(MOST_LINES);
+    if untold > 0 {
+        tracing::warn!(untold, "more was refused or mended; `vipmux plan` tells all");
     }
 }
 
@@ -129,6 +142,7 @@ fn settle(
         leaders: allocation.vips().into_keys().map(leader).collect(),
         nodes: nodes.collect(),
         complaints,
+        look: 0,
     };
     (allocation.holders(), settled)
 }

@@ -12,12 +12,12 @@ use vipmux_common::abi::{
     ServiceState, ServiceValue, VipValue,
 };
 
-/// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`; one that the
-/// programs touch later is read as `NOW`.
-pub const NOW: u64 = u64::MAX;
+/// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
+/// with a later time wrote `NOW + n`; one that the programs touch is read as `NOW`.
+pub const NOW: u64 = 1 << 62;
 
 /// [`NOW`] for the records that have but the low half of the clock.
-pub const NOW_LOW: u32 = u32::MAX;
+pub const NOW_LOW: u32 = 1 << 30;
 
 /// The contents of all maps but the counters and those that no program reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl State {
 
 /// The time of the clock that started at `origin` for a time relative to [`NOW`], and back.
 fn absolute(origin: u64, relative: u64) -> u64 {
-    origin.saturating_sub(NOW - relative)
+    (origin + relative.saturating_sub(NOW)).saturating_sub(NOW.saturating_sub(relative))
 }
 
 fn relative(origin: u64, absolute: u64) -> u64 {
@@ -90,7 +90,7 @@ fn low(time: u64) -> u32 {
 
 /// The same by the low halves, which may wrap in between.
 fn absolute_low(origin: u64, relative: u32) -> u32 {
-    low(origin).wrapping_sub(NOW_LOW - relative)
+    low(origin).wrapping_add(relative.wrapping_sub(NOW_LOW))
 }
 
 fn relative_low(origin: u64, absolute: u32) -> u32 {

@@ -24,7 +24,9 @@ use crate::services;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// After its agent's last sign of life a node may answer for this long.
-const DEADLINE: Duration = Duration::from_millis(300);
+pub(crate) const DEADLINE: Duration = Duration::from_millis(300);
+/// Far longer than a change of the leader takes, and shorter than a yielded address is left to nobody.
+const SILENCE: Duration = Duration::from_secs(2);
 /// An answer, where there is one, comes within well under a millisecond; this leaves room for a busy machine.
 const WINDOW: Duration = Duration::from_millis(150);
 
@@ -98,6 +100,44 @@ fn a_killed_agents_node_is_silent_after_the_deadline_while_traffic_goes_on() -> 
     agent.wait_ready(PATIENCE)?;
     assert_eq!(cluster.await_leader(VIP)?.name, leader);
     assert_eq!(session.say("restarted")?.service, "shop/secure");
+    services::await_all(&cluster)
+}
+
+#[test]
+fn an_edit_of_the_nodes_moves_the_address_without_a_long_silence() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let first = cluster.planned_leader(VIP)?.name.clone();
+    for cordoned in [[first.as_str()].as_slice(), &[], &[first.as_str()], &[]] {
+        cluster.manifests.write_nodes(&cluster.lan, cordoned)?;
+        let leader = cluster.planned_leader(VIP)?.mac;
+        let (mut heard, mut silence, mut in_a_row) = (Instant::now(), Duration::ZERO, 0);
+        while in_a_row < 10 && silence < SILENCE {
+            let client = cluster.lan.client()?;
+            let answer = arp::first_answer(client.namespace(), client.address, VIP, WINDOW)?;
+            silence = silence.max(heard.elapsed());
+            if let Some(mac) = answer {
+                heard = Instant::now();
+                in_a_row = if mac == leader { in_a_row + 1 } else { 0 };
+            }
+        }
+        assert!(silence < SILENCE, "nobody answered for {silence:?}");
+        assert_eq!(answers(&cluster, VIP)?, [leader]);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_leader_whose_cable_was_out_answers_again() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let agent = cluster.agent(&leader)?.process();
+    let mut session = connect(&cluster)?;
+    cluster.lan.switch().links(|links| links.set_down(&leader))?;
+    assert_silent(&cluster)?;
+    cluster.lan.switch().links(|links| links.set_up(&leader))?;
+    agent.wait_for_line("choosing anew", PATIENCE, |line| line.contains("choosing leaders anew"))?;
+    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+    assert_eq!(session.say("plugged in")?.service, "shop/secure");
     services::await_all(&cluster)
 }
 
@@ -190,7 +230,7 @@ fn connect(cluster: &Cluster) -> Result<Session> {
     Ok(session)
 }
 
-fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<MacAddr>> {
+pub(crate) fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<MacAddr>> {
     let client = cluster.lan.client()?;
     arp::answers(client.namespace(), client.address, address, WINDOW)
 }
@@ -223,7 +263,7 @@ fn serves_who_knows_the_mac(cluster: &Cluster, session: &mut Session) -> Result<
 }
 
 /// SIGSTOP takes effect when a thread next leaves the kernel: all of them have to be seen stopped.
-fn wait_until_stopped(process: &Process) -> Result<()> {
+pub(crate) fn wait_until_stopped(process: &Process) -> Result<()> {
     let tasks = format!("/proc/{}/task", process.id());
     wait::until("the agent is stopped", PATIENCE, || {
         for task in std::fs::read_dir(&tasks)? {

@@ -6,6 +6,7 @@ mod changes;
 mod demo;
 mod harness;
 mod leading;
+mod recovering;
 mod removal;
 mod replies;
 mod services;

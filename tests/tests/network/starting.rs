@@ -66,6 +66,20 @@ fn an_agent_without_privileges_says_what_is_missing() -> Result<()> {
 }
 
 #[test]
+fn a_second_agent_on_the_same_pins_is_refused() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let (state, other_state) = (Folder::temporary("state")?, Folder::temporary("other-state")?);
+    let first = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), state.path()))?;
+    first.wait_ready(PATIENCE)?;
+    let options = agent::Options::new(manifests.path(), other_state.path());
+    let mut second = Process::spawn("another agent", agent::command(&lan.nodes[0], &options, first.pins())?)?;
+    assert!(!second.wait(PATIENCE)?.success(), "{}", second.output());
+    assert!(second.output().contains("another agent works with the pins"), "{}", second.output());
+    Ok(())
+}
+
+#[test]
 fn an_interface_that_is_not_there_is_named() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let manifests = Manifests::for_lan(&lan)?;

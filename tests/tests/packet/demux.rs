@@ -328,6 +328,12 @@ fn another_choice() -> Vec<Case> {
         Case::ingress("a backend that is known no more", lost())
             .given(|state| LOST.set(state, &[Endpoint { index: 99, ..UNREACHABLE }], &[]))
             .dropped(DropReason::NoBackend),
+        Case::ingress("a backend that went just now", from_client().ipv4(&syn(HTTPS)))
+            .given(|state| {
+                *REMOTE.of(state) = abi::Backend::default();
+                state.nodes[0].flags |= NODE_ATTACHED;
+            })
+            .dropped(DropReason::NoBackend),
         Case::ingress("a reachable node is chosen instead", from_client().ipv4(&syn(SPREAD)))
             .given(|state| state.nodes[1].flags &= !NODE_ATTACHED)
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))

@@ -1,11 +1,11 @@
 //! Flow records: which packets keep their backend, and which choose anew.
 
 use vipmux_common::abi::{
-    BACKEND_READY, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, NODE_ATTACHED, Stat,
+    BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, NODE_ATTACHED, Stat,
 };
 use vipmux_tests::{
     frames::{ACK, FIN, Ipv4, RST, SYN, Tcp},
-    program::{NOW_LOW, State},
+    program::{NOW, NOW_LOW, State},
 };
 
 use crate::{
@@ -212,12 +212,24 @@ fn of_closing_connections() -> Vec<Case> {
     ]
 }
 
+/// Another CPU took a packet of the same flow, and the clock went on, after this one had read it.
+pub(crate) fn seen_later(state: &mut State) {
+    state.flows.values_mut().for_each(|flow| flow.seen = NOW_LOW + u32::try_from(WHILE).unwrap());
+    state.reverse.values_mut().for_each(|reverse| reverse.seen = NOW + WHILE);
+}
+
 fn aged() -> Vec<Case> {
     let udp = |name, count: Vec<Counter>| {
         Case::ingress(name, from_client().ipv4(&datagram(SYSLOG)))
             .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &count)
     };
     vec![
+        stays("a connection that another CPU has seen later is not idle", &segment(HTTP))
+            .given(|state| {
+                connection(state, 0);
+                seen_later(state);
+            })
+            .then(|state| refreshed(state, 0)),
         stays("a quiet connection that is not idle yet", &segment(HTTP))
             .given(|state| HTTP.record(state, LOCAL_TOO, TCP_IDLE - WHILE, 0))
             .then(|state| {
@@ -244,6 +256,12 @@ fn stale() -> Vec<Case> {
             .given(|state| {
                 HTTP.record(state, LOCAL_TOO, WHILE, 0);
                 LOCAL_TOO.of(state).generation += 1;
+            })
+            .then(picked_up),
+        moves("the backend went while the flow was recorded", &segment(HTTP))
+            .given(|state| {
+                *LOCAL_TOO.of(state) = Backend::default();
+                HTTP.record(state, LOCAL_TOO, WHILE, 0);
             })
             .then(picked_up),
         moves("the backend's index is beyond all", &segment(HTTP))

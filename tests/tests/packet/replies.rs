@@ -13,6 +13,7 @@ use crate::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, LINGER, LOCAL, LOCAL_TOO, NEIGHBOR, SELF_MAC,
         Service, TCP_IDLE, UDP_IDLE, VLAN, WHILE,
     },
+    flows::seen_later,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -163,6 +164,16 @@ fn expired() -> Vec<Case> {
         left_alone("nor is a reset one", &segment(LOCAL, ACK, 77))
             .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | FLOW_RESET))
             .then(forgotten),
+        restored("a connection that another CPU has seen later", &segment(LOCAL, ACK, 77)).given(|state| {
+            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+            seen_later(state);
+        }),
+        restored("nor does that make a closed connection an old one", &segment(LOCAL, ACK, 77))
+            .given(|state| {
+                HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN | BOTH_FINS);
+                seen_later(state);
+            })
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | BOTH_FINS)),
         udp.given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE + WHILE, 0, 0)).then(forgotten),
         answered("a flow of datagrams that is not idle yet", &datagram(b"slow"))
             .given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE - WHILE, 0, 0)),

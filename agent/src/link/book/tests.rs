@@ -54,8 +54,30 @@ fn only_states_that_the_kernel_sends_in_have_a_mac() {
         [(Reachable, true), (Stale, true), (Probe, true), (Permanent, true), (Incomplete, false), (Failed, false)]
     {
         let mut book = book();
-        assert_eq!(book.observe(ETH0, PEER, Some(entry(state))), resolved, "{state:?}");
+        book.observe(ETH0, PEER, Some(entry(state)));
         assert_eq!(book.neighbors()[&PEER].mac().is_some(), resolved, "{state:?}");
+    }
+}
+
+#[test]
+fn a_neighbour_is_pending_until_the_kernel_gives_up() {
+    let (pending, silent) = (Neighbor::Pending { ifindex: ETH0 }, Neighbor::Unresolved { ifindex: ETH0 });
+    let resolved = Neighbor::Resolved { ifindex: ETH0, mac: MAC };
+    let mut book = book();
+    for (seen, expected) in [
+        (None, pending),
+        (Some(Incomplete), pending),
+        (Some(Failed), silent),
+        // It tries again now and then, which says nothing of the neighbour.
+        (Some(Incomplete), silent),
+        (Some(Reachable), resolved),
+        (Some(Stale), resolved),
+        (Some(Incomplete), pending),
+        (Some(Failed), silent),
+        (None, pending),
+    ] {
+        book.observe(ETH0, PEER, seen.map(entry));
+        assert_eq!(book.neighbors()[&PEER], expected, "{seen:?}");
     }
 }
 
@@ -127,7 +149,7 @@ fn an_address_follows_its_subnet_to_another_interface() {
     let moved = links(&[(ETH0, "198.51.100.1"), (ETH1, "192.0.2.3")]);
     let commands = book.place(&wanted(&["192.0.2.2"]), &moved);
     assert_eq!(commands, [Command::Delete { ifindex: ETH0, address: PEER }]);
-    assert_eq!(book.neighbors()[&PEER], Neighbor::Unresolved { ifindex: ETH1 });
+    assert_eq!(book.neighbors()[&PEER], Neighbor::Pending { ifindex: ETH1 });
     book.place(&wanted(&["192.0.2.2"]), &links(&[(ETH1, "192.0.2.2")]));
     assert_eq!(book.neighbors()[&PEER], Neighbor::Local { ifindex: ETH1 });
     book.place(&wanted(&["192.0.2.2"]), &links(&[]));

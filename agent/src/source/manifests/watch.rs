@@ -64,11 +64,27 @@ pub enum WatchError {
 /// Ends the following when dropped, soon but without waiting for it; the receiver's `changed` then fails.
 #[derive(Debug)]
 #[must_use = "the directory is followed until this is dropped"]
-pub struct WatchGuard(Arc<Queue>);
+pub struct WatchGuard {
+    queue: Arc<Queue>,
+    looked: Receiver<u64>,
+}
+
+impl WatchGuard {
+    /// Asks for a look at the whole directory, without waiting for it; its number.
+    pub fn look(&self) -> u64 {
+        self.queue.ask()
+    }
+
+    /// The number of the last look that was [asked](Self::look) for and is done: a snapshot taken after it holds what
+    /// was in the directory when it was asked for. 0 before the first.
+    pub fn looked(&self) -> Receiver<u64> {
+        self.looked.clone()
+    }
+}
 
 impl Drop for WatchGuard {
     fn drop(&mut self) {
-        self.0.stop();
+        self.queue.stop();
     }
 }
 
@@ -110,11 +126,12 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
     follower.adopt(tree, Scope::All);
     let (sender, receiver) = channel(Arc::new(follower.store.snapshot(None)));
     report(&[], &receiver.borrow().problems);
+    let (looks, looked) = channel(0);
     thread::Builder::new()
         .name("manifests".to_owned())
-        .spawn(move || follower.run(&sender))
+        .spawn(move || follower.run(&sender, &looks))
         .map_err(|source| WatchError::Thread { path: path(), source })?;
-    Ok((receiver, WatchGuard(queue)))
+    Ok((receiver, WatchGuard { queue, looked }))
 }
 
 /// What a path asks for.
@@ -140,9 +157,9 @@ struct Follower {
 }
 
 impl Follower {
-    fn run(mut self, sender: &Sender<Arc<Objects>>) {
+    fn run(mut self, sender: &Sender<Arc<Objects>>, looks: &Sender<u64>) {
         let mut spare = None;
-        while let Some(due) = self.queue.wait(if self.missing { SEARCH } else { PATROL }) {
+        while let Some((due, asked)) = self.queue.wait(if self.missing { SEARCH } else { PATROL }) {
             let started = Instant::now();
             if self.follow(due) {
                 let objects = Arc::new(self.store.snapshot(spare.take().and_then(Arc::into_inner)));
@@ -151,6 +168,7 @@ impl Follower {
                 report(&before.problems, &sender.borrow().problems);
                 spare = Some(before);
             }
+            looks.send_if_modified(|looked| mem::replace(looked, asked) != asked);
         }
     }
 

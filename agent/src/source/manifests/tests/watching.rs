@@ -65,6 +65,24 @@ async fn a_file_that_comes_changes_and_goes_is_followed() {
 }
 
 #[tokio::test]
+async fn a_look_that_was_asked_for_finds_what_was_there_by_then() {
+    let followed = Followed::with(&[("a.yaml", service("a", 1))]);
+    let mut looked = followed.guard.looked();
+    assert_eq!(*looked.borrow(), 0);
+    for port in 2..20 {
+        followed.write(".a.yaml", &service("a", port));
+        fs::rename(followed.path(".a.yaml"), followed.path("a.yaml")).unwrap();
+        let look = followed.guard.look();
+        let done = tokio::time::timeout(PATIENCE, looked.wait_for(|looked| *looked >= look));
+        assert_eq!(*done.await.unwrap().unwrap(), look);
+        assert_eq!(port_of(&followed.objects.borrow(), "a"), Some(i32::from(port)));
+    }
+    // Also where it finds nothing new.
+    let look = followed.guard.look();
+    tokio::time::timeout(PATIENCE, looked.wait_for(|looked| *looked >= look)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_file_that_is_renamed_into_place_is_followed() {
     let mut followed = Followed::with(&[("a.yaml", service("a", 1))]);
     for port in 2..20 {

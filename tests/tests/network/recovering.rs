@@ -1,0 +1,143 @@
+//! Agents that come back know little at first, and what they knew may be wrong by then.
+
+use std::{
+    fs::{self, OpenOptions},
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::{
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
+use vipmux_tests::{
+    arp,
+    client::{Kind, Request, Session},
+    cluster::{Cluster, PATIENCE},
+    lan::Options,
+    manifests::{Service, VIP},
+    pod::Listener,
+    traffic::Traffic,
+    wait,
+};
+
+use crate::{
+    leading::{DEADLINE, answers, wait_until_stopped},
+    services,
+};
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(5);
+/// The Service with a pod on the leading node and one on another.
+const PAIR: u16 = 9443;
+
+#[test]
+fn an_agent_that_was_away_does_not_take_an_address_back_from_its_new_leader() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let old = cluster.planned_leader(VIP)?.name.clone();
+    let agent = cluster.agent(&old)?.process();
+    agent.signal(Signal::SIGSTOP)?;
+    wait_until_stopped(agent)?;
+    let stopped = Instant::now();
+    cluster.manifests.write_nodes(&cluster.lan, &[&old])?;
+    let new = cluster.planned_leader(VIP)?;
+    assert_ne!(new.name, old);
+    while stopped.elapsed() <= DEADLINE {
+        answers(&cluster, VIP)?;
+    }
+    assert_eq!(cluster.await_leader(VIP)?.name, new.name);
+
+    let capture = arp::Capture::start(cluster.lan.client()?.namespace())?;
+    agent.signal(Signal::SIGCONT)?;
+    agent.wait_for_line("choosing anew", PATIENCE, |line| line.contains("choosing leaders anew"))?;
+    for _ in 0..8 {
+        assert_eq!(answers(&cluster, VIP)?, [new.mac]);
+    }
+    let claims = capture.claims(VIP);
+    assert!(claims.iter().all(|mac| *mac == new.mac), "{claims:?}, leader {}", new.mac);
+    Ok(())
+}
+
+/// Reading takes long on a large cluster, and interfaces come and go all the time.
+#[test]
+fn an_agent_that_has_not_read_anything_yet_leaves_the_maps_alone() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let (leader, traffic) = traffic_through_the_leader(&cluster)?;
+    let state = cluster.agent_options().state;
+    let (assignments, aside, pipe) =
+        (state.join("assignments.yaml"), state.join("assignments.aside"), state.join("assignments.pipe"));
+    fs::rename(&assignments, &aside)?;
+    // Whoever reads it waits for a writer.
+    mkfifo(&assignments, Mode::S_IRUSR | Mode::S_IWUSR)?;
+
+    let node = cluster.lan.node(&leader)?;
+    let agent = cluster.agents.iter_mut().find(|agent| agent.node() == leader).context("no agent on the leader")?;
+    let program = agent.pins().join("programs/vipmux_xdp");
+    let before = fs::metadata(&program)?.ino();
+    agent.restart(node)?;
+    await_another(&program, before)?;
+    for number in 0..10 {
+        node.namespace().links(|links| links.add_holder(&format!("extra{number}")))?;
+        traffic.wait_for_more(5, PATIENCE)?;
+    }
+
+    fs::rename(&assignments, &pipe)?;
+    fs::rename(&aside, &assignments)?;
+    OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&pipe).context("nobody was reading")?;
+    agent.wait_ready(PATIENCE)?;
+    traffic.wait_for_more(5, PATIENCE)?;
+    traffic.stop()?.check_all_by("shop/web")
+}
+
+#[test]
+fn a_restarted_agent_sends_no_flow_elsewhere_while_it_finds_its_neighbours() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
+    for (node, pod) in [(&leader, "near"), (&other, "far")] {
+        cluster.add_pod(node, pod, 40, &[Listener::new(Kind::Echo, PAIR, "shop/pair")])?;
+    }
+    let endpoints = [cluster.endpoint("near")?, cluster.endpoint("far")?];
+    cluster.manifests.write_service(&Service::sharing("shop/pair", PAIR, "TCP", PAIR).with(endpoints))?;
+    cluster.await_service(Request::new(Kind::Echo, VIP, PAIR), "shop/pair")?;
+    let mut session = wait::until("a connection to the far pod", PATIENCE, || {
+        let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, PAIR).into(), TIMEOUT))?;
+        ensure!(session.say("hello")?.pod == "far", "it went to the near one");
+        Ok(session)
+    })?;
+
+    let (node, far) = (cluster.lan.node(&leader)?, cluster.lan.node(&other)?);
+    cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, node.mac))?;
+    let agent = cluster.agents.iter_mut().find(|agent| agent.node() == leader).context("no agent on the leader")?;
+    agent.process_mut().kill()?;
+    far.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "8")?;
+    node.namespace().links(|links| links.forget_neighbour(far.address))?;
+    agent.restart(node)?;
+    agent.wait_ready(PATIENCE)?;
+    for line in ["one", "two", "three"] {
+        assert_eq!(session.say(line)?.pod, "far");
+    }
+    far.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
+    assert_eq!(session.say("four")?.pod, "far");
+    Ok(())
+}
+
+/// Requests by a client that knows the leader's MAC for good.
+fn traffic_through_the_leader(cluster: &Cluster) -> Result<(String, Traffic)> {
+    let leader = cluster.await_leader(VIP)?;
+    let client = cluster.lan.client()?;
+    client.namespace().links(|links| links.add_neighbour("eth0", VIP, leader.mac))?;
+    let traffic = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
+    traffic.wait_for_more(5, PATIENCE)?;
+    Ok((leader.name.clone(), traffic))
+}
+
+/// Waits until a pin is another than the one of this inode.
+fn await_another(pin: &Path, before: u64) -> Result<()> {
+    wait::until("the program pinned anew", PATIENCE, || {
+        ensure!(fs::metadata(pin)?.ino() != before, "it is the old one");
+        Ok(())
+    })
+}
