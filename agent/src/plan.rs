@@ -3,8 +3,8 @@
 //! [`plan()`] compares [`Desired`] with [`Observed`], the mirror of the kernel's maps, and gives [`Step`]s. Whoever
 //! executes them tells the mirror of each with [`Observed::record`], so that after a failure in the middle the next plan
 //! starts from what the kernel really holds. What packets may read is never written to, except where any single write
-//! is safe (a backend's flags, a node's MACs, a VIP's flags): new tables, backends and Service slots go to free places,
-//! one write of `SERVICES` switches over, and old places rest for [`REST`] before they are used again.
+//! is safe (a backend's flags, a node's MACs and epoch, a VIP's flags): new tables, backends and Service slots go to free
+//! places, one write of `SERVICES` switches over, and old places rest for [`REST`] before they are used again.
 
 mod arena;
 mod backends;
@@ -210,16 +210,19 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
     let vips = Vips::plan(desired, observed, &mut refused)?;
     let mut placements = Placements::new(observed, &nodes.indices, &desired.local, now)?;
     let services = Services::plan(desired, observed, &vips.ids, &mut placements, now, &mut refused)?;
+    let first = placements.generation();
     let backends = placements.finish();
     nodes.release(observed, &backends.nodes);
+    let next = match backends.generation.or(services.generation) {
+        Some(generation) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
+        None => first,
+    };
+    let next = nodes.turn(observed, &backends.unsettled, next)?;
 
     let config = abi::Config {
         next_vip: vips.next_id,
         // Used up by this plan, even if it fails in the middle.
-        next_generation: match backends.generation.or(services.generation) {
-            Some(generation) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
-            None => observed.config.next_generation,
-        },
+        next_generation: if next == first { observed.config.next_generation } else { next },
         ..observed.config
     };
     let mut steps = Vec::new();
@@ -229,6 +232,8 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         // What must stop comes first, and makes room in the hash maps: a VIP goes before its Services.
         vips.withdrawals,
         services.removals,
+        // Before any change of a backend that is there: one that takes new flows again may also have become local.
+        nodes.endings,
         backends.arrivals,
         backends.tables,
         services.new_slots,
@@ -239,6 +244,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         // No table in use leads to these any more.
         backends.drained,
         backends.departures,
+        nodes.beginnings,
         nodes.departures,
     ];
     steps.extend(stages.into_iter().flatten());

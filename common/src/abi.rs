@@ -9,7 +9,7 @@ use core::mem::{align_of, offset_of, size_of};
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes. Part of the pin path, so
 /// that programs of different layouts never share a map.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// The first three bytes of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). A frame with
 /// such a source was balanced by another node.
@@ -113,7 +113,8 @@ pub struct Config {
     pub abi: u32,
     /// The id that the next new VIP gets; ids are never used twice, so no stale flow can match.
     pub next_vip: u32,
-    /// The generation that the next backend or service slot gets that changes hands; never used twice either.
+    /// The generation that the next backend or service slot gets that changes hands, and the next [`Node::epoch`]; never
+    /// used twice either.
     pub next_generation: u32,
     /// The kernel's `CONFIG_HZ`: jiffies per second.
     pub hz: u32,
@@ -274,8 +275,10 @@ pub struct Node {
     pub mtu: u32,
     /// [`NODE_ATTACHED`], [`NODE_SELF`].
     pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Changes with every backend of this node that goes, stops taking new flows or becomes local, so that a flow record
+    /// of the same epoch needs no look at its backend. From the generations, and never another node's. 0 while such a
+    /// change is under way: no record of any epoch is right, and none gets one.
+    pub epoch: u32,
 }
 
 /// `NODE_NAMES[index]`: the Node's name (RFC 1123 subdomain, at most 253 bytes), zero-terminated. For people and for a
@@ -305,7 +308,7 @@ pub struct FlowKey {
     pub reserved: u32,
 }
 
-/// The client sent FIN.
+/// The client sent FIN. This one and [`FLOW_RESET`] are the flags of [`FlowValue`], all four those of [`ReverseValue`].
 pub const FLOW_CLIENT_FIN: u32 = 1;
 /// The backend sent FIN.
 pub const FLOW_BACKEND_FIN: u32 = 2;
@@ -331,10 +334,18 @@ pub struct FlowValue {
     pub slot: u32,
     /// [`ServiceState::generation`] when the flow was recorded.
     pub slot_generation: u32,
+    /// The [`Node::epoch`] in which the backend was found on that other node, taking new flows. While it lasts, the
+    /// record leads there without a look at `BACKENDS`, which for many backends is not in the CPU's caches. Otherwise
+    /// the generations decide. 0: not found so yet; always so of a local backend, whose entry delivery reads anyway.
+    pub epoch: u32,
+    /// [`Backend::node`]: it is the same for a backend's whole generation.
+    pub node: u16,
     /// [`FLOW_CLIENT_FIN`], [`FLOW_RESET`].
-    pub flags: u32,
-    /// `jiffies_64` of the client's last packet.
-    pub seen: u64,
+    pub flags: u16,
+    /// Low half of `jiffies_64` at the client's last packet. It wraps (after 49 days at 1000 Hz, 198 at 250): times are
+    /// compared by wrapping subtraction, and a record that lies untouched for a whole wrap is once more as good as new.
+    /// That does no harm: the generations still hold.
+    pub seen: u32,
 }
 
 /// Key of `REVERSE`: a reply's source and destination.
@@ -501,10 +512,13 @@ const _: () = {
     assert!(size_of::<ServiceState>() == 8);
     assert!(size_of::<ServiceOwner>() == 128 && align_of::<ServiceOwner>() == 1);
     assert!(size_of::<Backend>() == 32 && offset_of!(Backend, node) == 20);
-    assert!(size_of::<Node>() == 32 && offset_of!(Node, ifindex) == 16);
+    assert!(size_of::<Node>() == 32 && offset_of!(Node, ifindex) == 16 && offset_of!(Node, epoch) == 28);
     assert!(size_of::<NodeLabel>() == 256);
     assert!(size_of::<FlowKey>() == 32 && offset_of!(FlowKey, protocol) == 24);
-    assert!(size_of::<FlowValue>() == 32 && offset_of!(FlowValue, tag) == 0 && offset_of!(FlowValue, seen) == 24);
+    assert!(size_of::<FlowValue>() == 32 && offset_of!(FlowValue, tag) == 0 && offset_of!(FlowValue, epoch) == 20);
+    assert!(offset_of!(FlowValue, flags) == 26 && offset_of!(FlowValue, seen) == 28);
+    // A node's index fits into a flow record.
+    assert!(capacity::NODES <= 1 << 16);
     assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
     assert!(size_of::<ReverseValue>() == 40 && offset_of!(ReverseValue, vip) == 8);
     assert!(offset_of!(ReverseValue, seen) == 32 && offset_of!(ReverseValue, tag) == 0);

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::abi::{
-    Address, Backend, Config, Count, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel, ReverseKey,
+    Address, Backend, Budget, Config, Count, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel, ReverseKey,
     ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
 };
 
@@ -19,6 +19,7 @@ macro_rules! pod {
 pod!(
     Address,
     Backend,
+    Budget,
     Config,
     Count,
     Fence,

@@ -52,10 +52,9 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
         }
     };
     count::service(slot, frame.length(), new);
-    if target.is_local() {
-        nat::deliver(frame, &packet, &segment, &target, now)
-    } else {
-        forward::hand_over(frame, &packet, interface, node(&target)?)
+    match target.local {
+        Some(backend) => nat::deliver(frame, &packet, &segment, backend, now),
+        None => forward::hand_over(frame, &packet, interface, node(&target)?),
     }
 }
 
@@ -69,7 +68,7 @@ fn service(key: &FlowKey) -> Result<ServiceValue, DropReason> {
 
 #[inline(always)]
 fn node(target: &Target) -> Result<&'static Node, DropReason> {
-    match NODES.get(target.backend.node) {
+    match NODES.get(target.node) {
         Some(node) if node.flags & NODE_ATTACHED != 0 => Ok(node),
         _ => Err(DropReason::NodeUnreachable),
     }
@@ -78,7 +77,7 @@ fn node(target: &Target) -> Result<&'static Node, DropReason> {
 /// Whether a frame may go to this backend: a handed-over one only to a local one, and none back to where it came from.
 #[inline(always)]
 fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool {
-    target.is_local() || !handed_over && node(target).is_ok_and(|node| node.mac != frame.source)
+    target.local.is_some() || !handed_over && node(target).is_ok_and(|node| node.mac != frame.source)
 }
 
 #[inline(always)]
@@ -103,7 +102,7 @@ fn choose(service: &ServiceValue, hash: u32, frame: &Frame, handed_over: bool) -
     if handed_over {
         return Err(DropReason::NotLocal);
     }
-    let came_back = NODES.get(first.backend.node).is_some_and(|node| node.mac == frame.source);
+    let came_back = NODES.get(first.node).is_some_and(|node| node.mac == frame.source);
     let mut next = hash;
     for _ in 0..hash::PROBES {
         next = hash::next(next);

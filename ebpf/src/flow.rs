@@ -12,7 +12,7 @@ use vipmux_common::{
 };
 
 use crate::{
-    maps::{BACKENDS, CONFIG, FLOWS, REVERSE, SERVICE_STATES},
+    maps::{BACKENDS, CONFIG, FLOWS, NODES, REVERSE, SERVICE_STATES},
     packet::{ACK, FIN, RST, SYN, Segment, TCP},
 };
 
@@ -23,13 +23,16 @@ pub(crate) fn now() -> u64 {
     unsafe { bpf_jiffies64() }
 }
 
-/// A backend in its array, which the agent may free at any time.
+/// A backend that a packet may go to.
 pub(crate) struct Target {
     pub(crate) index: u32,
     /// [`Backend::generation`] as it was when the backend was looked up: what a record made now must name, so that it is
     /// stale if the backend goes meanwhile. Never 0, which is what a free index has.
     generation: u32,
-    pub(crate) backend: &'static Backend,
+    /// Its node's index.
+    pub(crate) node: u32,
+    /// Its entry, if it is on this node.
+    pub(crate) local: Option<&'static Backend>,
 }
 
 impl Target {
@@ -39,12 +42,13 @@ impl Target {
         let backend = BACKENDS.get(index)?;
         // SAFETY: a map value, which stays in place for the whole run.
         let generation = unsafe { ptr::read_volatile(&raw const backend.generation) };
-        (generation != 0).then_some(Self { index, generation, backend })
+        (generation != 0).then(|| Self::new(index, generation, backend))
     }
 
     #[inline(always)]
-    pub(crate) fn is_local(&self) -> bool {
-        self.backend.flags & BACKEND_LOCAL != 0
+    fn new(index: u32, generation: u32, backend: &'static Backend) -> Self {
+        let local = (backend.flags & BACKEND_LOCAL != 0).then_some(backend);
+        Self { index, generation, node: backend.node, local }
     }
 }
 
@@ -54,10 +58,53 @@ fn age(seen: u64, now: u64) -> u64 {
     now.saturating_sub(seen)
 }
 
+/// The same by the clock's low half. What seems to be nearly a whole wrap ago is ahead.
 #[inline(always)]
-fn is_idle(config: &Config, protocol: u32, seen: u64, now: u64) -> bool {
+fn age_low(seen: u32, now: u32) -> u64 {
+    const AHEAD: u32 = 1 << 16;
+    let age = now.wrapping_sub(seen);
+    if age > u32::MAX - AHEAD { 0 } else { u64::from(age) }
+}
+
+/// Whether a flow whose last packet is so many jiffies old has ended.
+#[inline(always)]
+fn is_idle(config: &Config, protocol: u32, age: u64) -> bool {
     let life = if protocol == TCP { config.tcp_idle } else { config.udp_idle };
-    age(seen, now) > u64::from(life)
+    age > u64::from(life)
+}
+
+/// What a flow record leads to.
+struct Recorded {
+    target: Target,
+    ready: bool,
+    /// What the record's epoch is to be.
+    epoch: u32,
+}
+
+/// The backend of a record, if it is still that of the record. Its node's epoch vouches for that, or the backend's own
+/// entry, which then may give the record the node's epoch.
+///
+/// The epoch must be read before the entry: whoever changes an entry so that it matters first sets the epoch to zero
+/// and then to one that never was, so that whatever was read before, an epoch that goes with it never comes again.
+#[inline(always)]
+fn recorded(flow: &FlowValue) -> Option<Recorded> {
+    let node = u32::from(flow.node);
+    // SAFETY: a map value.
+    let epoch = unsafe { ptr::read_volatile(&raw const NODES.get(node)?.epoch) };
+    if epoch != 0 && epoch == flow.epoch {
+        let target = Target { index: flow.backend, generation: flow.backend_generation, node, local: None };
+        return Some(Recorded { target, ready: true, epoch });
+    }
+    let backend = BACKENDS.get(flow.backend)?;
+    // SAFETY: a map value.
+    let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
+    if backend.generation != flow.backend_generation {
+        return None;
+    }
+    let ready = flags & BACKEND_READY != 0;
+    let vouched = ready && flags & BACKEND_LOCAL == 0 && epoch != 0;
+    let epoch = if vouched { epoch } else { flow.epoch };
+    Some(Recorded { target: Target::new(flow.backend, flow.backend_generation, backend), ready, epoch })
 }
 
 /// The backend and service slot of a live record, which is refreshed.
@@ -65,23 +112,24 @@ fn is_idle(config: &Config, protocol: u32, seen: u64, now: u64) -> bool {
 pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Option<(Target, u32)> {
     let record = FLOWS.get_ptr_mut(key)?;
     // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells; the few words
-    // written below do no harm to another flow.
+    // written below do no harm to another flow: an epoch is one node's alone, so it vouches for no backend of another.
     unsafe {
         let flow: FlowValue = ptr::read_volatile(record);
-        let target = Target::get(flow.backend)?;
         let state = SERVICE_STATES.get(flow.slot)?;
-        if state.generation != flow.slot_generation || target.generation != flow.backend_generation {
+        if state.generation != flow.slot_generation {
             return None;
         }
+        let Recorded { target, ready, epoch } = recorded(&flow)?;
         if ptr::read_volatile(&raw const (*record).tag) != tag {
             return None;
         }
         let config = CONFIG.get(0)?;
-        let idle = is_idle(config, segment.protocol, flow.seen, now);
-        let mut flags = flow.flags;
+        let now = now as u32;
+        let idle = is_idle(config, segment.protocol, age_low(flow.seen, now));
+        let mut flags = u32::from(flow.flags);
         if segment.is_syn() {
             let closed = flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0;
-            if closed || idle || target.backend.flags & BACKEND_READY == 0 {
+            if closed || idle || !ready {
                 return None;
             }
         } else {
@@ -90,8 +138,11 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
             }
             flags = after(flags, segment.flags, FLOW_CLIENT_FIN);
         }
-        if flags != flow.flags {
-            ptr::write_volatile(&raw mut (*record).flags, flags);
+        if flags != u32::from(flow.flags) {
+            ptr::write_volatile(&raw mut (*record).flags, flags as u16);
+        }
+        if epoch != flow.epoch {
+            ptr::write_volatile(&raw mut (*record).epoch, epoch);
         }
         if now != flow.seen {
             ptr::write_volatile(&raw mut (*record).seen, now);
@@ -114,7 +165,8 @@ fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
     }
 }
 
-/// Records a new flow; whether it succeeded.
+/// Records a new flow; whether it succeeded. Without an epoch: the node's was not read before the backend's entry, so
+/// the flow's next packet looks at both.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &ServiceValue, now: u64) -> bool {
     let value = FlowValue {
@@ -123,8 +175,10 @@ pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &Service
         backend_generation: target.generation,
         slot: service.slot,
         slot_generation: service.generation,
+        epoch: 0,
+        node: target.node as u16,
         flags: 0,
-        seen: now,
+        seen: now as u32,
     };
     FLOWS.insert(key, value, 0).is_ok()
 }
@@ -139,11 +193,8 @@ fn is_closed(flags: u32) -> bool {
 /// Whether a reverse record still translates.
 #[inline(always)]
 fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
-    if is_closed(value.flags) {
-        age(value.seen, now) <= u64::from(config.closed_linger)
-    } else {
-        !is_idle(config, protocol, value.seen, now)
-    }
+    let age = age(value.seen, now);
+    if is_closed(value.flags) { age <= u64::from(config.closed_linger) } else { !is_idle(config, protocol, age) }
 }
 
 /// Makes or refreshes the record by which the backend's replies find their way back to `flow`'s VIP.

@@ -39,7 +39,6 @@ pub(crate) static PEERS: HashMap<Mac, u32> = HashMap::with_max_entries(capacity:
 pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
 #[map]
 pub(crate) static REVERSE: LruHashMap<ReverseKey, ReverseValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
-/// Not pinned: each load of the programs begins with a full one.
 #[map]
 pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(1, 0);
 #[map]

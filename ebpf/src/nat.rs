@@ -5,13 +5,13 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use vipmux_common::{
-    abi::{Address, DropReason, ReverseKey, Stat},
+    abi::{Address, Backend, DropReason, ReverseKey, Stat},
     checksum,
 };
 
 use crate::{
     Action, count,
-    flow::{self, Reply, Target},
+    flow::{self, Reply},
     packet::{Frame, Ipv4, Segment, TCP, UDP, pin, read, write},
 };
 
@@ -21,10 +21,9 @@ pub(crate) fn deliver(
     frame: &Frame,
     packet: &Ipv4,
     segment: &Segment,
-    target: &Target,
+    backend: &Backend,
     now: u64,
 ) -> Result<Action, DropReason> {
-    let backend = target.backend;
     let key = ReverseKey {
         backend: backend.address,
         client: Address::v4(packet.source),

@@ -101,8 +101,17 @@ pub fn lru_insert(context: XdpContext) -> u32 {
     if FLOOR_LRU.insert(key, VALUE, 0).is_ok() { XDP_TX } else { XDP_PASS }
 }
 
-const VALUE: FlowValue =
-    FlowValue { tag: 0, backend: 0, backend_generation: 0, slot: 0, slot_generation: 0, flags: 0, seen: 0 };
+const VALUE: FlowValue = FlowValue {
+    tag: 0,
+    backend: 0,
+    backend_generation: 0,
+    slot: 0,
+    slot_generation: 0,
+    epoch: 0,
+    node: 0,
+    flags: 0,
+    seen: 0,
+};
 
 /// The frame's start, where it has at least so many bytes.
 #[inline(always)]

@@ -11,7 +11,7 @@ use aya::{
 };
 
 pub use counters::Counters;
-pub use state::{NOW, State};
+pub use state::{NOW, NOW_LOW, State};
 
 /// The programs for tests and the bench (`ebpf/src/testing.rs`).
 pub static TESTING_OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));

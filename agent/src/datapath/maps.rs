@@ -17,7 +17,7 @@ use aya::{
     util::nr_cpus,
 };
 use vipmux_common::abi::{
-    ABI_VERSION, Address, Backend, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node,
+    ABI_VERSION, Address, Backend, Budget, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node,
     NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
 };
 
@@ -137,6 +137,8 @@ maps! {
     flows: "FLOWS" => HashMap<FlowKey, FlowValue>,
     /// `REVERSE`: LRU.
     reverse: "REVERSE" => HashMap<ReverseKey, ReverseValue>,
+    /// `BUDGET`: one element.
+    budget: "BUDGET" => PerCpuArray<Budget>,
     /// `STATS`: by [`Stat`].
     stats: "STATS" => PerCpuArray<Count>,
     /// `DROPS`: by [`DropReason`].

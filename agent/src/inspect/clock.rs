@@ -34,6 +34,15 @@ impl Clock {
         Self { boottime, jiffies: first + ticks, hz }
     }
 
+    /// The last time at which the low half of `jiffies_64` was `seen`; one that is hardly ahead of this clock, if it is.
+    pub fn full(&self, seen: u32) -> u64 {
+        const WRAP: u64 = 1 << 32;
+        let (low, seen) = (self.jiffies % WRAP, u64::from(seen));
+        let ahead = (WRAP + seen - low) % WRAP;
+        let hardly = 2 * u64::from(self.hz);
+        if ahead <= hardly { self.jiffies + ahead } else { (self.jiffies + ahead).saturating_sub(WRAP) }
+    }
+
     /// Ticks since `seen`, a value of `jiffies_64`; 0 for one ahead of this clock.
     pub fn ticks_since(&self, seen: u64) -> u64 {
         self.jiffies.saturating_sub(seen)
@@ -68,6 +77,18 @@ mod tests {
         assert_eq!(clock.since(clock.jiffies - 500), Duration::from_secs(2));
         assert_eq!(clock.since(clock.jiffies + 60), Duration::ZERO, "a stamp of this very moment");
         assert_eq!(Clock::at(Duration::ZERO, Duration::ZERO, 0).since(0), Duration::ZERO, "no agent wrote HZ yet");
+    }
+
+    #[test]
+    fn a_low_half_is_of_the_last_wrap() {
+        let clock = Clock::at(Duration::ZERO, Duration::from_secs(400), 250);
+        assert_eq!(clock.jiffies, (1 << 32) + 25_000);
+        for age in [0, 1, 25_000, 25_001, 1 << 31, (1 << 32) - 1_000] {
+            let seen = clock.jiffies - age;
+            let low = u32::try_from(seen % (1 << 32)).unwrap();
+            assert_eq!(clock.full(low), seen, "{age} ticks ago");
+        }
+        assert_eq!(clock.full(25_060), clock.jiffies + 60, "a stamp of this very moment");
     }
 
     #[test]

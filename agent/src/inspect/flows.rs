@@ -9,7 +9,8 @@ use std::{
 use aya::maps::MapError;
 use serde::Serialize;
 use vipmux_common::abi::{
-    BACKEND_LOCAL, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, ReverseKey, ServiceState,
+    BACKEND_LOCAL, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, Node, NodeLabel, ReverseKey,
+    ServiceState,
 };
 
 use super::{
@@ -90,6 +91,7 @@ struct Reader<'maps> {
     config: Config,
     names: Names,
     backends: BTreeMap<u32, Backend>,
+    nodes: BTreeMap<u32, (NodeLabel, Node)>,
     states: BTreeMap<u32, ServiceState>,
 }
 
@@ -111,11 +113,13 @@ impl Reader<'_> {
 
     fn view(&self, key: &FlowKey, flow: &FlowValue) -> Result<FlowView, MapsError> {
         let backend = self.backends.get(&flow.backend);
-        let stale = freshness::stale((key, flow), backend, self.states.get(&flow.slot), &self.config, self.clock);
+        let vouched = freshness::is_vouched(flow, self.nodes.get(&flow.node.into()).map(|(_, node)| node));
+        let slot = self.states.get(&flow.slot);
+        let stale = freshness::stale((key, flow), vouched, backend, slot, &self.config, self.clock);
         let backend = backend.filter(|backend| backend.generation == flow.backend_generation);
         let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
         let local = backend.filter(|backend| is_local(backend));
-        let flag = |flag| flow.flags & flag != 0;
+        let flag = |flag| u32::from(flow.flags) & flag != 0;
         Ok(FlowView {
             client: key.client.into(),
             client_port: u16::from_be(key.client_port),
@@ -128,7 +132,7 @@ impl Reader<'_> {
                 node: self.names.nodes.get(&backend.node).cloned(),
                 local: is_local(backend),
             }),
-            age_ms: u64::try_from(self.clock.since(flow.seen).as_millis()).unwrap_or(u64::MAX),
+            age_ms: u64::try_from(self.clock.since(self.clock.full(flow.seen)).as_millis()).unwrap_or(u64::MAX),
             phase: match (flag(FLOW_RESET), flag(FLOW_CLIENT_FIN)) {
                 (true, _) => Phase::Reset,
                 (false, true) => Phase::ClientFin,
@@ -153,9 +157,10 @@ impl Flows {
             config: maps.read_config()?,
             names: Names::read(maps)?,
             backends: maps.read_backends()?,
+            nodes: maps.read_nodes()?,
             states: maps.read_service_states()?,
         };
-        records.sort_by_key(|(key, flow)| (std::cmp::Reverse(flow.seen), *key));
+        records.sort_by_key(|(key, flow)| (std::cmp::Reverse(clock.full(flow.seen)), *key));
         let flows: Result<_, _> = records.iter().map(|(key, flow)| reader.view(key, flow)).collect();
         Ok(Self { limit, truncated, flows: flows? })
     }

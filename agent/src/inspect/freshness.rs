@@ -5,8 +5,8 @@ use std::fmt;
 use serde::Serialize;
 use vipmux_common::{
     abi::{
-        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, ReverseKey,
-        ReverseValue, ServiceState,
+        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, Node,
+        ReverseKey, ReverseValue, ServiceState,
     },
     hash,
 };
@@ -62,9 +62,15 @@ fn is_idle(config: &Config, protocol: u32, seen: u64, clock: &Clock) -> bool {
     clock.ticks_since(seen) > u64::from(if tcp { config.tcp_idle } else { config.udp_idle })
 }
 
-/// Why the record decides nothing; `None`: it decides.
+/// Whether the epoch of the record's node vouches for its backend: the program does not ask further then.
+pub fn is_vouched(flow: &FlowValue, node: Option<&Node>) -> bool {
+    node.is_some_and(|node| node.epoch != 0 && node.epoch == flow.epoch)
+}
+
+/// Why the record decides nothing; `None`: it decides. `vouched`: [`is_vouched`].
 pub fn stale(
     (key, flow): (&FlowKey, &FlowValue),
+    vouched: bool,
     backend: Option<&Backend>,
     state: Option<&ServiceState>,
     config: &Config,
@@ -72,18 +78,18 @@ pub fn stale(
 ) -> Option<Stale> {
     if state.is_none_or(|state| state.generation != flow.slot_generation) {
         Some(Stale::OwnerChanged)
-    } else if backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
+    } else if !vouched && backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
         Some(Stale::BackendGone)
     } else if flow.tag != hash::flow(key) {
         Some(Stale::Recycled)
     } else {
-        is_idle(config, key.protocol, flow.seen, clock).then_some(Stale::Idle)
+        is_idle(config, key.protocol, clock.full(flow.seen), clock).then_some(Stale::Idle)
     }
 }
 
 /// Why a SYN would not keep the record's backend.
 pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
-    if flow.flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 {
+    if u32::from(flow.flags) & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 {
         Some(Reopened::Closed)
     } else {
         (backend.flags & BACKEND_READY == 0).then_some(Reopened::Draining)

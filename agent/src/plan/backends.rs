@@ -218,12 +218,14 @@ impl<'a> Placements<'a> {
             drained: Vec::new(),
             departures: Vec::new(),
             nodes: BTreeSet::new(),
+            unsettled: BTreeSet::new(),
             generation: (!self.new_backends.is_empty()).then_some(self.generation),
         };
         for (index, entry) in self.observed.backends.iter() {
             let want = self.wants.get(index as usize).copied().unwrap_or_default();
             if want == Want::default() {
                 backends.departures.push(Step::Backend(index, abi::Backend::default()));
+                backends.unsettled.extend(is_vouched_for(entry.flags).then_some(entry.node));
                 continue;
             }
             backends.nodes.insert(entry.node);
@@ -232,10 +234,17 @@ impl<'a> Placements<'a> {
             if flags != entry.flags {
                 let stage = if ready { &mut backends.arrivals } else { &mut backends.drained };
                 stage.push(Step::Backend(index, abi::Backend { flags, ..*entry }));
+                let unsettled = is_vouched_for(entry.flags) && !is_vouched_for(flags);
+                backends.unsettled.extend(unsettled.then_some(entry.node));
             }
         }
         backends
     }
+}
+
+/// Whether flow records get an epoch for a backend with these flags ([`abi::FlowValue::epoch`]).
+fn is_vouched_for(flags: u16) -> bool {
+    flags & (abi::BACKEND_READY | abi::BACKEND_LOCAL) == abi::BACKEND_READY
 }
 
 /// The steps for `BACKENDS` and `TABLES`.
@@ -248,6 +257,8 @@ pub(super) struct Backends {
     pub(super) departures: Vec<Step>,
     /// The nodes of those that stay.
     pub(super) nodes: BTreeSet<u32>,
+    /// The nodes of those that flow records' epochs vouch for, and shall not any more.
+    pub(super) unsettled: BTreeSet<u32>,
     /// The generation of the new ones, if there are any.
     pub(super) generation: Option<u32>,
 }

@@ -113,7 +113,7 @@ pub struct Observed {
     pub(super) nodes: Pool<NodeEntry>,
     pub(super) node_indices: BTreeMap<NodeName, u32>,
     pub(super) peers: BTreeMap<Mac, u32>,
-    /// The highest generation ever seen here.
+    /// The highest generation or epoch ever seen here.
     pub(super) newest_generation: u32,
     pub(super) settled: Settled,
 }
@@ -145,7 +145,7 @@ impl Observed {
         observed.vips = entries.vips;
         observed.peers = entries.peers;
         for (index, node) in entries.nodes {
-            observed.nodes.edit(index, start, |entry| entry.node = node);
+            observed.set_node(index, node, start);
         }
         for (index, name) in entries.node_names {
             observed.rename_node(index, Some(name), start);
@@ -175,7 +175,7 @@ impl Observed {
         match step {
             Step::Config(config) => self.config = *config,
             Step::NodeName(index, name) => self.rename_node(*index, name.clone(), now),
-            Step::Node(index, node) => self.nodes.edit(*index, now, |entry| entry.node = *node),
+            Step::Node(index, node) => self.set_node(*index, *node, now),
             Step::Peer(mac, index) => put(&mut self.peers, *mac, *index),
             Step::Backend(index, backend) => self.set_backend(*index, *backend, now),
             Step::Table(offset, table) => {
@@ -234,6 +234,11 @@ impl Observed {
             self.node_indices.entry(name.clone()).or_insert(index);
         }
         self.nodes.edit(index, now, |entry| entry.name = name);
+    }
+
+    fn set_node(&mut self, index: u32, node: abi::Node, now: Duration) {
+        self.newest_generation = self.newest_generation.max(node.epoch);
+        self.nodes.edit(index, now, |entry| entry.node = node);
     }
 
     fn set_backend(&mut self, index: u32, backend: abi::Backend, now: Duration) {

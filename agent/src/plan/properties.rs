@@ -103,12 +103,30 @@ fn course() -> impl Strategy<Value = Course> {
     ]
 }
 
+/// The same, but that the endpoints on a host take no new flows.
+fn drained(desired: &Desired, host: u8) -> Desired {
+    let mut drained = desired.clone();
+    for service in drained.services.values_mut() {
+        let backends = service.backends.iter().map(|backend| {
+            let hit = matches!(backend.address, IpAddr::V4(address) if address.octets()[3] == host);
+            DesiredBackend { ready: backend.ready && !hit, ..backend.clone() }
+        });
+        service.backends = Arc::new(backends.collect());
+    }
+    drained
+}
+
 fn story() -> impl Strategy<Value = Vec<Episode>> {
-    collection::vec(set(), 1..6).prop_flat_map(|sets| {
+    let stories = collection::vec(set(), 1..6).prop_flat_map(|sets| {
         let pause = (0..2_500u64).prop_map(Duration::from_millis);
-        let episode = (desired(sets), course(), pause);
-        collection::vec(episode.prop_map(|(desired, course, pause)| Episode { desired, course, pause }), 1..6)
-    })
+        let drain = proptest::option::of((1..=9u8, course()));
+        let episodes = (desired(sets), course(), pause, drain).prop_map(|(desired, course, pause, drain)| {
+            let next = drain.map(|(host, course)| Episode { desired: drained(&desired, host), course, pause });
+            [Some(Episode { desired, course, pause }), next]
+        });
+        collection::vec(episodes, 1..6)
+    });
+    stories.prop_map(|story| story.into_iter().flatten().flatten().collect())
 }
 
 type Question = (PortClaim, u32, Table);
@@ -125,13 +143,16 @@ struct World {
     now: Duration,
     /// Every flow that was ever recorded, and where it went.
     flows: BTreeMap<Flow, Answer>,
+    /// Every node and epoch that a record of them may ever have got.
+    vouched: BTreeSet<(Flow, (u32, u32))>,
 }
 
 impl World {
     fn new(capacities: Capacities) -> Self {
         let observed = Observed::empty(capacities, Config::default());
         let now = Duration::from_secs(1000);
-        Self { capacities, kernel: Kernel::default(), observed, now, flows: BTreeMap::new() }
+        let (flows, vouched) = (BTreeMap::new(), BTreeSet::new());
+        Self { capacities, kernel: Kernel::default(), observed, now, flows, vouched }
     }
 
     fn answers(&self) -> Vec<Answer> {
@@ -181,7 +202,9 @@ impl World {
             for (flow, answer) in &self.flows {
                 let now = self.kernel.follow(flow);
                 assert!(now.as_ref().is_none_or(|now| now == answer), "a flow went astray after {step:?}");
+                self.vouched.extend(self.kernel.vouch(flow).map(|vouched| (*flow, vouched)));
             }
+            self.vouched.iter().for_each(|(flow, vouched)| self.kernel.check_vouched(flow, *vouched));
         }
     }
 

@@ -50,6 +50,7 @@ pub(super) struct Kernel {
     backend_left: BTreeMap<u32, Duration>,
     slot_left: BTreeMap<u32, Duration>,
     generations: BTreeMap<(&'static str, u32), u32>,
+    newest_epoch: u32,
 }
 
 impl Kernel {
@@ -58,9 +59,7 @@ impl Kernel {
         match step.clone() {
             Step::Config(config) => self.entries.config = config,
             Step::NodeName(index, name) => put(&mut self.entries.node_names, index, name),
-            Step::Node(index, node) => {
-                put(&mut self.entries.nodes, index, (node != abi::Node::default()).then_some(node));
-            }
+            Step::Node(index, node) => self.set_node(index, node),
             Step::Peer(mac, index) => put(&mut self.entries.peers, mac, index),
             Step::Backend(index, backend) => self.set_backend(index, backend, now),
             Step::Table(offset, table) => self.write_table(offset, &table, now),
@@ -93,6 +92,15 @@ impl Kernel {
         for left in [&mut self.table_left, &mut self.backend_left, &mut self.slot_left] {
             left.clear();
         }
+    }
+
+    fn set_node(&mut self, index: u32, node: abi::Node) {
+        let old = self.entries.nodes.get(&index).map_or(0, |node| node.epoch);
+        if node.epoch != 0 && node.epoch != old {
+            assert!(node.epoch > self.newest_epoch, "epoch {} was there before", node.epoch);
+            self.newest_epoch = node.epoch;
+        }
+        put(&mut self.entries.nodes, index, (node != abi::Node::default()).then_some(node));
     }
 
     fn set_backend(&mut self, index: u32, backend: abi::Backend, now: Duration) {
@@ -195,6 +203,26 @@ impl Kernel {
         valid.then(|| Answer::To(owner(), self.target(index)))
     }
 
+    /// What else a recorded flow's record may hold after a packet now: the backend's node, and its epoch.
+    pub(super) fn vouch(&self, flow: &Flow) -> Option<(u32, u32)> {
+        self.follow(flow)?;
+        let backend = self.entries.backends[&flow.2.0];
+        let epoch = self.entries.nodes.get(&backend.node)?.epoch;
+        (is_vouched_for(&backend) && epoch != 0).then_some((backend.node, epoch))
+    }
+
+    /// Fails if a record with an epoch leads elsewhere than one without.
+    pub(super) fn check_vouched(&self, flow: &Flow, (node, epoch): (u32, u32)) {
+        let (_, (slot, slot_generation), (index, generation)) = *flow;
+        let owned = self.entries.service_states.get(&slot).is_some_and(|state| state.generation == slot_generation);
+        if owned && self.entries.nodes.get(&node).is_some_and(|node| node.epoch == epoch) {
+            let same = |backend: &abi::Backend| {
+                backend.generation == generation && backend.node == node && is_vouched_for(backend)
+            };
+            assert!(self.entries.backends.get(&index).is_some_and(same), "an epoch vouches for another backend");
+        }
+    }
+
     fn target(&self, index: u32) -> Target {
         let backend = self.entries.backends[&index];
         let node = self.entries.node_names[&backend.node].clone();
@@ -228,6 +256,11 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
 fn ranges(value: &abi::ServiceValue) -> [std::ops::Range<u32>; 2] {
     let range = |offset, length| offset..offset + length;
     [range(value.table, value.table_length), range(value.local_table, value.local_length)]
+}
+
+/// As in `ebpf/src/flow.rs`.
+fn is_vouched_for(backend: &abi::Backend) -> bool {
+    backend.flags & abi::BACKEND_READY != 0 && backend.flags & abi::BACKEND_LOCAL == 0
 }
 
 fn check_rest(left: &BTreeMap<u32, Duration>, index: u32, now: Duration) {

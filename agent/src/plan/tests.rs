@@ -142,7 +142,7 @@ fn a_vip_appears_after_all_that_it_leads_to() {
     let plan = World::new().reach(&desired().serve(80, "web", &backends(&[(1, "a"), (2, "b")])));
     let nodes = ["node name", "node", "node name", "node", "peer"];
     let services = ["backend", "backend", "table", "table", "service name", "service state", "service", "vip"];
-    assert_eq!(kinds(&plan), [&["config"], &nodes[..], &services[..]].concat());
+    assert_eq!(kinds(&plan), [&["config"], &nodes[..], &services[..], &["node", "node"]].concat());
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn a_vip_goes_before_all_that_it_leads_to() {
     nothing.vips.clear();
     nothing.nodes.clear();
     let plan = world.reach(&nothing);
-    let services = ["-peer", "-vip", "-service", "-service state", "-service name", "-backend"];
+    let services = ["-peer", "-vip", "-service", "node", "-service state", "-service name", "-backend"];
     assert_eq!(kinds(&plan), [&services[..], &["-node", "-node name", "-node", "-node name"]].concat());
 }
 
@@ -208,10 +208,58 @@ fn a_draining_backend_stays_but_is_in_no_table() {
     world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
     let (index, before) = world.backend(2).unwrap();
     let plan = world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (-2, "b")])));
-    assert_eq!(kinds(&plan), ["table", "service", "backend"], "it takes new flows until no table leads to it");
+    let order = ["config", "node", "table", "service", "backend", "node"];
+    assert_eq!(kinds(&plan), order, "it takes new flows until no table leads to it");
     assert_eq!(world.backend(2), Some((index, abi::Backend { flags: 0, ..before })));
     let tables = world.kernel.entries().tables;
     assert!(tables.values().flatten().all(|member| *member != index));
+}
+
+impl World {
+    fn epochs(&self) -> Vec<u32> {
+        self.kernel.entries.nodes.values().map(|node| node.epoch).collect()
+    }
+}
+
+#[test]
+fn every_node_has_an_epoch_of_its_own() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b")])));
+    let epochs = world.epochs();
+    assert!(epochs[0] != 0 && epochs[1] != 0 && epochs[0] != epochs[1], "{epochs:?}");
+    world.restart();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b"), (3, "a")])));
+    assert_eq!(world.epochs(), epochs, "arrivals change nothing for the flows that are");
+}
+
+#[test]
+fn a_backend_that_goes_or_drains_ends_the_epoch_of_its_node_alone() {
+    for less in [backends(&[(1, "b"), (-2, "b")]), backends(&[(1, "b")])] {
+        let mut world = World::new();
+        world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
+        let before = world.epochs();
+        world.reach(&desired().serve(80, "web", &less));
+        let after = world.epochs();
+        assert_eq!(before[0], after[0]);
+        assert!(after[1] > before[1]);
+    }
+}
+
+#[test]
+fn an_agent_that_dies_while_backends_change_leaves_no_epoch_behind() {
+    let mut world = World::new();
+    world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
+    let before = world.epochs();
+    let less = desired().serve(80, "web", &backends(&[(1, "b")]));
+    let plan = world.plan(&less);
+    let gone = plan.steps.iter().position(|step| matches!(step, Step::Backend(..))).unwrap();
+    for step in &plan.steps[..=gone] {
+        world.kernel.apply(step, &world.capacities, world.now);
+    }
+    assert_eq!(world.epochs()[1], 0);
+    world.restart();
+    assert_eq!(kinds(&world.reach(&less)), ["config", "node"]);
+    assert!(world.epochs()[1] > before[1]);
 }
 
 #[test]
@@ -323,7 +371,9 @@ fn counters_never_wrap() {
     };
     assert_eq!(with(u32::MAX, 1), Err(PlanError::VipIdsExhausted));
     assert_eq!(with(1, u32::MAX), Err(PlanError::GenerationsExhausted));
-    assert!(with(u32::MAX - 1, u32::MAX - 1).is_ok());
+    // One for what is new, one for each of two nodes.
+    assert_eq!(with(1, u32::MAX - 2), Err(PlanError::GenerationsExhausted));
+    assert!(with(u32::MAX - 1, u32::MAX - 3).is_ok());
 }
 
 #[test]

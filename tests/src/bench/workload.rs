@@ -71,7 +71,8 @@ pub(super) fn state(services: u32) -> Result<State> {
 fn node(index: u32) -> Result<Node> {
     let mac = AbiMac::new([2, 0, 0, 0, 0, u8::try_from(index + 1)?]);
     let flags = if index == 0 { NODE_SELF } else { NODE_ATTACHED };
-    Ok(Node { mac, handover: mac.handover(), ifindex: u32::try_from(IFINDEX)?, mtu: 1500, flags, reserved: 0 })
+    let (handover, ifindex) = (mac.handover(), u32::try_from(IFINDEX)?);
+    Ok(Node { mac, handover, ifindex, mtu: 1500, flags, epoch: 1 + index })
 }
 
 /// One more Service, with backends and a table of its own.

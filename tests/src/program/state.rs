@@ -16,6 +16,9 @@ use vipmux_common::abi::{
 /// with a later time wrote `NOW + n`; one that the programs touch is read as `NOW`.
 pub const NOW: u64 = 1 << 62;
 
+/// [`NOW`] for the records that have but the low half of the clock.
+pub const NOW_LOW: u32 = 1 << 30;
+
 /// The contents of all maps but the counters and those that no program reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
@@ -39,7 +42,7 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// `PEERS`.
     pub peers: BTreeMap<Mac, u32>,
-    /// `FLOWS`; times are relative to [`NOW`].
+    /// `FLOWS`; times are relative to [`NOW_LOW`].
     pub flows: BTreeMap<FlowKey, FlowValue>,
     /// `REVERSE`; times are relative to [`NOW`].
     pub reverse: BTreeMap<ReverseKey, ReverseValue>,
@@ -79,6 +82,22 @@ fn relative(origin: u64, absolute: u64) -> u64 {
     NOW - origin.saturating_sub(absolute)
 }
 
+/// The low half of a time.
+fn low(time: u64) -> u32 {
+    let [b0, b1, b2, b3, ..] = time.to_le_bytes();
+    u32::from_le_bytes([b0, b1, b2, b3])
+}
+
+/// The same by the low halves, which may wrap in between.
+fn absolute_low(origin: u64, relative: u32) -> u32 {
+    low(origin).wrapping_add(relative.wrapping_sub(NOW_LOW))
+}
+
+fn relative_low(origin: u64, absolute: u32) -> u32 {
+    let age = low(origin).wrapping_sub(absolute).cast_signed();
+    NOW_LOW - u32::try_from(age).unwrap_or(0)
+}
+
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_array(ebpf, "CONFIG", &[state.config])?;
     write_array(ebpf, "FENCE", &[state.fence])?;
@@ -90,9 +109,10 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_hash(ebpf, "PEERS", state.peers.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "SERVICES", state.services.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "VIPS", state.vips.iter().map(|(key, value)| (*key, *value)))?;
-    let seen = |at| absolute(origin, at);
+    let seen = |at| absolute_low(origin, at);
     let flows = state.flows.iter().map(|(key, value)| (*key, FlowValue { seen: seen(value.seen), ..*value }));
     write_hash(ebpf, "FLOWS", flows)?;
+    let seen = |at| absolute(origin, at);
     let reverse = state.reverse.iter().map(|(key, value)| (*key, ReverseValue { seen: seen(value.seen), ..*value }));
     write_hash(ebpf, "REVERSE", reverse)
 }
@@ -112,7 +132,9 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         peers: read_hash(ebpf, "PEERS")?,
         flows: read_hash(ebpf, "FLOWS")?
             .into_iter()
-            .map(|(key, value): (FlowKey, FlowValue)| (key, FlowValue { seen: seen(value.seen), ..value }))
+            .map(|(key, value): (FlowKey, FlowValue)| {
+                (key, FlowValue { seen: relative_low(origin, value.seen), ..value })
+            })
             .collect(),
         reverse: read_hash(ebpf, "REVERSE")?
             .into_iter()

@@ -8,7 +8,7 @@ use vipmux_common::{
 };
 use vipmux_tests::{
     frames::{Ethernet, Mac},
-    program::{IFINDEX, NOW, State},
+    program::{IFINDEX, NOW, NOW_LOW, State},
 };
 
 pub(crate) const TCP: u32 = 6;
@@ -185,7 +185,7 @@ impl Service {
         state.service_states[self.slot as usize] = abi::ServiceState { generation, flags: 0 };
     }
 
-    /// Records the client's flow to it, seen `age` jiffies ago.
+    /// Records the client's flow to it, seen `age` jiffies ago, without an epoch: as after its first packet.
     pub(crate) fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         let key = self.flow();
         let value = abi::FlowValue {
@@ -194,10 +194,24 @@ impl Service {
             backend_generation: state.backends[backend.index as usize].generation,
             slot: self.slot,
             slot_generation: state.service_states[self.slot as usize].generation,
-            flags,
-            seen: NOW - age,
+            epoch: 0,
+            node: backend.node.try_into().unwrap(),
+            flags: flags.try_into().unwrap(),
+            seen: NOW_LOW - u32::try_from(age).unwrap(),
         };
         state.flows.insert(key, value);
+    }
+
+    /// Records the client's flow to it, and that its node's epoch vouches for the backend.
+    pub(crate) fn record_vouched(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
+        self.record(state, backend, age, flags);
+        let epoch = backend.node_of(state).epoch;
+        assert_ne!(epoch, 0);
+        self.record_of(state).epoch = epoch;
+    }
+
+    pub(crate) fn record_of(self, state: &mut State) -> &mut abi::FlowValue {
+        state.flows.get_mut(&self.flow()).unwrap()
     }
 
     /// Records by what the backend's replies to the client find back to it, seen `age` jiffies ago.
@@ -230,6 +244,10 @@ impl Service {
 impl Endpoint {
     pub(crate) fn of(self, state: &mut State) -> &mut abi::Backend {
         &mut state.backends[self.index as usize]
+    }
+
+    pub(crate) fn node_of(self, state: &mut State) -> &mut abi::Node {
+        &mut state.nodes[self.node as usize]
     }
 }
 
@@ -283,15 +301,15 @@ pub(crate) fn state() -> State {
 }
 
 fn nodes() -> Vec<abi::Node> {
-    let node = |mac, ifindex, flags| {
+    let node = |mac, ifindex, flags, epoch| {
         let mac = abi::Mac::new(mac);
-        abi::Node { mac, handover: mac.handover(), ifindex, mtu: 1500, flags, reserved: 0 }
+        abi::Node { mac, handover: mac.handover(), ifindex, mtu: 1500, flags, epoch }
     };
     let here = u32::try_from(IFINDEX).unwrap();
     vec![
-        node(SELF_MAC, here, NODE_SELF),
-        node(PEER_MAC, here, NODE_ATTACHED),
-        node(FAR_MAC, FAR_IFINDEX, NODE_ATTACHED),
+        node(SELF_MAC, here, NODE_SELF, 200),
+        node(PEER_MAC, here, NODE_ATTACHED, 201),
+        node(FAR_MAC, FAR_IFINDEX, NODE_ATTACHED, 202),
         abi::Node::default(),
     ]
 }

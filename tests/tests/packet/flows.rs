@@ -5,7 +5,7 @@ use vipmux_common::abi::{
 };
 use vipmux_tests::{
     frames::{ACK, FIN, Ipv4, RST, SYN, Tcp},
-    program::{NOW, State},
+    program::{NOW, NOW_LOW, State},
 };
 
 use crate::{
@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [kept(), of_closing_connections(), aged(), stale(), syns(), halves(), renewed(), collisions()]
+    [kept(), vouched(), of_closing_connections(), aged(), stale(), syns(), halves(), renewed(), collisions()]
         .into_iter()
         .flatten()
         .collect()
@@ -76,17 +76,17 @@ fn kept() -> Vec<Case> {
     };
     vec![
         remote("an established flow to another node", HTTPS, &segment(HTTPS))
-            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
-            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+            .given(|state| HTTPS.record_vouched(state, REMOTE, WHILE, 0))
+            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
         remote("an established flow of datagrams to another node", SYSLOG, &datagram(SYSLOG))
-            .given(|state| SYSLOG.record(state, REMOTE, WHILE, 0))
-            .then(|state| SYSLOG.record(state, REMOTE, 0, 0)),
+            .given(|state| SYSLOG.record_vouched(state, REMOTE, WHILE, 0))
+            .then(|state| SYSLOG.record_vouched(state, REMOTE, 0, 0)),
         remote("a flow to another node outlives its Service's tables", HTTPS, &segment(HTTPS))
             .given(|state| {
                 HTTPS.record(state, REMOTE, WHILE, 0);
                 HTTPS.set(state, &[], &[]);
             })
-            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
         stays("an established flow to a local backend", &segment(HTTP))
             .given(|state| connection(state, 0))
             .then(|state| refreshed(state, 0)),
@@ -111,6 +111,80 @@ fn kept() -> Vec<Case> {
                 DNS_UDP.record(state, DNS, 0, 0);
                 DNS_UDP.remember(state, DNS, 0, 0, 0);
             }),
+    ]
+}
+
+/// Records whose node's epoch vouches for their backend, or did.
+fn vouched() -> Vec<Case> {
+    let to_peer = |name, packet: &Ipv4| {
+        Case::ingress(name, from_client().ipv4(packet))
+            .becomes(Verdict::Transmitted(handed(packet, PEER_MAC)), &known_flow(SPREAD, Stat::HandedOver))
+    };
+    let to_far = |name, packet: &Ipv4, count: fn(Service, Stat) -> Vec<Counter>| {
+        Case::ingress(name, from_client().ipv4(packet))
+            .becomes(Verdict::Redirected(handed(packet, FAR_MAC)), &count(SPREAD, Stat::HandedOver))
+    };
+    vec![
+        to_peer("an epoch vouches for a backend whose entry is another's", &segment(SPREAD))
+            .given(|state| {
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+                *REMOTE.of(state) = *LOCAL.of(state);
+            })
+            .then(|state| SPREAD.record_of(state).seen = NOW_LOW),
+        to_peer("an epoch vouches for a SYN's backend too", &syn(SPREAD))
+            .given(|state| {
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+                REMOTE.of(state).flags = 0;
+            })
+            .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
+        to_peer("a record of an ended epoch gets the new one, if its backend is still there", &segment(SPREAD))
+            .given(|state| {
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+                REMOTE.node_of(state).epoch = 300;
+            })
+            .then(|state| SPREAD.record_vouched(state, REMOTE, 0, 0)),
+        to_peer("a record gets no epoch while backends change", &segment(SPREAD))
+            .given(|state| {
+                SPREAD.record(state, REMOTE, WHILE, 0);
+                REMOTE.node_of(state).epoch = 0;
+            })
+            .then(|state| SPREAD.record(state, REMOTE, 0, 0)),
+        to_peer("a draining backend's record gets no epoch", &segment(SPREAD))
+            .given(|state| {
+                SPREAD.record(state, REMOTE, WHILE, 0);
+                REMOTE.of(state).flags = 0;
+            })
+            .then(|state| SPREAD.record(state, REMOTE, 0, 0)),
+        to_far("a record of an ended epoch whose backend went chooses anew", &segment(SPREAD), new_flow)
+            .given(|state| {
+                SPREAD.set(state, &[FAR], &[]);
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+                REMOTE.node_of(state).epoch = 300;
+                REMOTE.of(state).generation += 1;
+            })
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+        to_far("no epoch vouches for a backend while backends change", &segment(SPREAD), new_flow)
+            .given(|state| {
+                SPREAD.set(state, &[FAR], &[]);
+                SPREAD.record(state, REMOTE, WHILE, 0);
+                REMOTE.node_of(state).epoch = 0;
+                REMOTE.of(state).generation += 1;
+            })
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+        to_far("no epoch vouches for a Service that lost its slot", &segment(SPREAD), new_flow)
+            .given(|state| {
+                SPREAD.set(state, &[FAR], &[]);
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+                SPREAD.record_of(state).slot_generation -= 1;
+            })
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+        to_far("an epoch does not vouch for another flow's element", &segment(SPREAD), new_flow)
+            .given(|state| {
+                SPREAD.set(state, &[FAR], &[]);
+                SPREAD.record_vouched(state, REMOTE, WHILE, 0);
+                SPREAD.record_of(state).tag ^= 1;
+            })
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
     ]
 }
 
@@ -140,7 +214,7 @@ fn of_closing_connections() -> Vec<Case> {
 
 /// Another CPU took a packet of the same flow, and the clock went on, after this one had read it.
 pub(crate) fn seen_later(state: &mut State) {
-    state.flows.values_mut().for_each(|flow| flow.seen = NOW + WHILE);
+    state.flows.values_mut().for_each(|flow| flow.seen = NOW_LOW + u32::try_from(WHILE).unwrap());
     state.reverse.values_mut().for_each(|reverse| reverse.seen = NOW + WHILE);
 }
 
@@ -148,7 +222,6 @@ fn aged() -> Vec<Case> {
     let udp = |name, count: Vec<Counter>| {
         Case::ingress(name, from_client().ipv4(&datagram(SYSLOG)))
             .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &count)
-            .then(|state| SYSLOG.record(state, REMOTE, 0, 0))
     };
     vec![
         stays("a connection that another CPU has seen later is not idle", &segment(HTTP))
@@ -167,9 +240,11 @@ fn aged() -> Vec<Case> {
             .given(|state| HTTP.record(state, LOCAL_TOO, TCP_IDLE + WHILE, 0))
             .then(picked_up),
         udp("a quiet flow of datagrams that is not idle yet", known_flow(SYSLOG, Stat::HandedOver))
-            .given(|state| SYSLOG.record(state, REMOTE, UDP_IDLE - WHILE, 0)),
+            .given(|state| SYSLOG.record(state, REMOTE, UDP_IDLE - WHILE, 0))
+            .then(|state| SYSLOG.record_vouched(state, REMOTE, 0, 0)),
         udp("an idle flow of datagrams chooses anew", new_flow(SYSLOG, Stat::HandedOver))
-            .given(|state| SYSLOG.record(state, FAR, UDP_IDLE + WHILE, 0)),
+            .given(|state| SYSLOG.record_vouched(state, FAR, UDP_IDLE + WHILE, 0))
+            .then(|state| SYSLOG.record(state, REMOTE, 0, 0)),
     ]
 }
 

@@ -91,7 +91,7 @@ fn refused() -> Vec<Case> {
         dropped("nor to another interface", &syn(REDIRECTED), DropReason::NotLocal),
         dropped("nor by a flow record", &segment(HTTPS), DropReason::NotLocal)
             .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
-            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
         dropped("a handed-over packet to an unclaimed port", &syn(unclaimed), DropReason::NoService),
         dropped("a handed-over packet to a Service without backends", &syn(EMPTY), DropReason::NoBackend),
         Case::ingress("a handed-over packet for another address passes", from_peer().ipv4(&neighbor)),

@@ -163,7 +163,6 @@ fn request(ethernet: &Ethernet, data: &[u8], ttl: u8) -> Vec<u8> {
 }
 
 fn echoes() -> Vec<Case> {
-    let request = |ethernet: Ethernet, data: &[u8], ttl| ethernet.ipv4(&Ipv4::new(CLIENT, VIP, echo(8, data)).ttl(ttl));
     let reply = |data: &[u8]| back().ipv4(&Ipv4::new(VIP, CLIENT, echo(0, data)));
     let answered = |name, data: &[u8], ttl| {
         Case::ingress(name, request(&from_client(), data, ttl))

@@ -5,8 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use vipmux_common::{
     abi::{
-        BACKEND_LOCAL, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node, ReverseKey,
-        ServiceKey, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VipValue,
+        BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node,
+        ReverseKey, ServiceKey, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VipValue,
     },
     hash,
 };
@@ -190,13 +190,19 @@ impl<E: Entries> Walk<'_, E> {
             return Ok(None);
         };
         let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
+        let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into())?.as_ref());
         let backend = target.as_ref().map(|target| &target.backend);
-        if let Some(why) = freshness::stale((key, &flow), backend, state.as_ref(), &self.config, self.clock) {
+        if let Some(why) = freshness::stale((key, &flow), vouched, backend, state.as_ref(), &self.config, self.clock) {
             self.note("flow", format!("a stale record: {why}"));
             return Ok(None);
         }
-        let Some(target) = target else { return Ok(None) };
-        let record = format!("a record of backend {}, {} s old", target.index, self.clock.since(flow.seen).as_secs());
+        let Some(mut target) = target else { return Ok(None) };
+        if vouched {
+            // What such a record says of its backend, whatever the backend's entry does.
+            target.backend = Backend { flags: BACKEND_READY, node: flow.node.into(), ..target.backend };
+        }
+        let age = self.clock.since(self.clock.full(flow.seen));
+        let record = format!("a record of backend {}, {} s old", target.index, age.as_secs());
         match freshness::reopened(&flow, &target.backend) {
             Some(why) if self.request.syn => {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));

@@ -118,7 +118,7 @@ impl Cluster {
             }
             let mac = mac(10 + u8::try_from(index).unwrap());
             let flags = if index == 0 { NODE_ATTACHED | NODE_SELF } else { NODE_ATTACHED };
-            let node = Node { mac, handover: mac.handover(), ifindex: 1, mtu: 1500, flags, reserved: 0 };
+            let node = Node { mac, handover: mac.handover(), ifindex: 1, mtu: 1500, flags, epoch: 70 + index };
             maps.nodes.set(index, node, 0).unwrap();
             maps.peers.insert(mac, index, 0).unwrap();
         }
@@ -190,10 +190,11 @@ impl Cluster {
             slot_generation: 100,
             ..FlowValue::default()
         };
+        let flags = |flags| u16::try_from(flags).unwrap();
         for (i, mut flow) in (0_u16..).zip([
             valid(0),
-            FlowValue { flags: FLOW_CLIENT_FIN, ..valid(0) },
-            FlowValue { flags: FLOW_CLIENT_FIN | FLOW_RESET, ..valid(1) },
+            FlowValue { flags: flags(FLOW_CLIENT_FIN), ..valid(0) },
+            FlowValue { flags: flags(FLOW_CLIENT_FIN | FLOW_RESET), ..valid(1) },
             FlowValue { backend_generation: 9, ..valid(1) },
             FlowValue { slot_generation: 99, ..valid(1) },
             FlowValue { tag: 1, ..valid(1) },
@@ -208,7 +209,8 @@ impl Cluster {
                 ..FlowKey::default()
             };
             flow.tag ^= hash::flow(&key);
-            flow.seen = NOW - u64::from(i) * u64::from(HZ) - if i == 6 { u64::from(IDLE) + 60 * 250 } else { 0 };
+            let age = u32::from(i) * HZ + if i == 6 { IDLE + 60 * HZ } else { 0 };
+            flow.seen = u32::try_from(NOW % (1 << 32)).unwrap().wrapping_sub(age);
             self.fixture.maps.flows.insert(key, flow, 0).unwrap();
         }
         let key = ReverseKey {

@@ -128,13 +128,13 @@ fn compare(program: &Xdp, maps: &Maps, when: &str) -> Vec<String> {
 
 /// Makes all records idle.
 fn age(maps: &mut Maps) {
-    let long_ago = 2 * u64::from(IDLE);
+    let long_ago = 2 * IDLE;
     for (key, mut flow) in maps.read_flows(usize::MAX).unwrap() {
-        flow.seen -= long_ago;
+        flow.seen = flow.seen.wrapping_sub(long_ago);
         maps.flows.insert(key, flow, 0).unwrap();
     }
     for (key, mut reverse) in maps.read_reverse(usize::MAX).unwrap() {
-        reverse.seen -= long_ago;
+        reverse.seen -= u64::from(long_ago);
         maps.reverse.insert(key, reverse, 0).unwrap();
     }
 }
@@ -157,6 +157,9 @@ fn a_lookup_says_what_the_program_does() {
     change(written, 0, |backend| backend.flags &= !BACKEND_READY);
     seen.extend(compare(program, &maps, "with a draining backend"));
     change(written, 1, |backend| backend.generation += 50);
+    seen.extend(compare(program, &maps, "with another backend in an index that an epoch vouches for"));
+    let node = written.nodes.get(&1, 0).unwrap();
+    written.nodes.set(1, Node { epoch: 90, ..node }, 0).unwrap();
     seen.extend(compare(program, &maps, "with another backend in an index"));
     written.service_states.set(5, ServiceState { generation: 900, flags: 0 }, 0).unwrap();
     seen.extend(compare(program, &maps, "with another owner in a slot"));
