@@ -9,7 +9,7 @@ use core::mem::{align_of, offset_of, size_of};
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes. Part of the pin path, so
 /// that programs of different layouts never share a map.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// The first three bytes of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). A frame with
 /// such a source was balanced by another node.
@@ -33,6 +33,8 @@ pub mod capacity {
     pub const PEERS: u32 = 16_384;
     /// Flow and reverse-flow records; the agent sizes them from the memory, up to 1 M.
     pub const FLOWS: u32 = 16_384;
+    /// Fragmented datagrams whose later fragments are awaited, in each direction.
+    pub const FRAGMENTS: u32 = 8_192;
 }
 
 /// An IPv6 address, or an IPv4 address in its IPv4-mapped form (RFC 4291, 2.5.5.2): 16 wire bytes.
@@ -127,6 +129,8 @@ pub struct Config {
     /// How long after the fence's deadline the programs stop minding VIPs, in seconds: an agent that was removed must not
     /// swallow them for ever.
     pub abandon_after: u32,
+    /// How long later fragments follow their first one, in jiffies.
+    pub fragment_life: u32,
     /// What becomes of packets that no Service or no backend takes: [`UNCLAIMED_REJECT`], [`UNCLAIMED_DROP`] or
     /// [`UNCLAIMED_PASS`].
     pub unclaimed: u32,
@@ -384,6 +388,50 @@ pub struct ReverseValue {
     pub seen: u64,
 }
 
+/// Key of `FRAGMENTS` and `EGRESS_FRAGMENTS`: what the fragments of one datagram share (RFC 791, 3.2).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FragmentKey {
+    /// The source.
+    pub source: Address,
+    /// The destination.
+    pub destination: Address,
+    /// The identification: IPv4's 16 bits, wire, as a number.
+    pub id: u32,
+    /// IANA protocol number.
+    pub protocol: u32,
+}
+
+/// `FRAGMENTS[FragmentKey]`: where the first fragment went. `tag` as in [`FlowValue`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FragmentValue {
+    /// [`crate::hash::fragment`] of the key.
+    pub tag: u32,
+    /// Index into `BACKENDS`.
+    pub backend: u32,
+    /// [`Backend::generation`] then.
+    pub backend_generation: u32,
+    /// [`ServiceValue::slot`].
+    pub slot: u32,
+    /// `jiffies_64` then.
+    pub seen: u64,
+}
+
+/// `EGRESS_FRAGMENTS[FragmentKey]`: what the first fragment's source became. `tag` as in [`FlowValue`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EgressFragmentValue {
+    /// [`crate::hash::fragment`] of the key.
+    pub tag: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The VIP.
+    pub vip: Address,
+    /// `jiffies_64` then.
+    pub seen: u64,
+}
+
 /// Value of the per-CPU array `BUDGET`: a token bucket for answers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -448,7 +496,7 @@ counters! {
         Protocol = "protocol",
         /// ICMP to a VIP other than an echo request.
         Icmp = "icmp",
-        /// A fragment.
+        /// A fragment whose datagram's first fragment was not seen, or too long ago; or one of ICMP.
         Fragment = "fragment",
         /// No Service claims this port.
         NoService = "no_service",
@@ -504,7 +552,7 @@ counters! {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 40);
+    assert!(size_of::<Config>() == 44);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
@@ -522,6 +570,9 @@ const _: () = {
     assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
     assert!(size_of::<ReverseValue>() == 40 && offset_of!(ReverseValue, vip) == 8);
     assert!(offset_of!(ReverseValue, seen) == 32 && offset_of!(ReverseValue, tag) == 0);
+    assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
+    assert!(size_of::<FragmentValue>() == 24 && offset_of!(FragmentValue, tag) == 0);
+    assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);
     assert!(size_of::<Budget>() == 16);
     assert!(size_of::<Fence>() == 8);
     assert!(size_of::<Count>() == 24);

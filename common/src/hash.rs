@@ -3,7 +3,7 @@
 //! [`flow`] picks the backend, so every node and every version in a cluster must compute the same: its result is part
 //! of the protocol between the nodes, and the test vectors below hold it still.
 
-use crate::abi::{FlowKey, ReverseKey};
+use crate::abi::{FlowKey, FragmentKey, ReverseKey};
 
 /// Two odd 64-bit constants with about as many ones as zeros (from splitmix64).
 const K0: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -37,6 +37,14 @@ pub const fn reverse(key: &ReverseKey) -> u32 {
     let state = mix(K0, pair(key.client.w0 ^ key.backend.w0, key.client.w1 ^ key.backend.w1));
     let state = mix(state, pair(key.client.w2 ^ key.backend.w2, key.client.w3));
     (mix(mix(state, pair(key.backend.w3, 0)), ports) >> 32) as u32
+}
+
+/// The hash of a fragmented datagram: only a tag, local to one node.
+#[inline(always)]
+pub const fn fragment(key: &FragmentKey) -> u32 {
+    let state = mix(K0, pair(key.source.w0 ^ key.destination.w0, key.source.w1 ^ key.destination.w1));
+    let state = mix(state, pair(key.source.w2 ^ key.destination.w2, key.source.w3));
+    (mix(mix(state, pair(key.destination.w3, key.id)), pair(key.protocol, 0)) >> 32) as u32
 }
 
 /// The slot of a table of `length` slots that a hash falls into: evenly, without a division.

@@ -6,8 +6,9 @@ use std::{
 };
 
 use crate::abi::{
-    Address, Backend, Budget, Config, Count, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel, ReverseKey,
-    ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
+    Address, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
+    FragmentValue, Interface, Mac, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState,
+    ServiceValue, VipValue,
 };
 
 macro_rules! pod {
@@ -22,9 +23,12 @@ pod!(
     Budget,
     Config,
     Count,
+    EgressFragmentValue,
     Fence,
     FlowKey,
     FlowValue,
+    FragmentKey,
+    FragmentValue,
     Interface,
     Mac,
     Node,

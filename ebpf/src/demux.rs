@@ -1,35 +1,41 @@
 //! From (VIP, protocol, port) to a backend.
 
 use vipmux_common::{
-    abi::{Address, DropReason, FlowKey, Interface, NODE_ATTACHED, Node, ServiceKey, ServiceValue, Stat},
+    abi::{Address, DropReason, FlowKey, FragmentKey, Interface, NODE_ATTACHED, Node, ServiceKey, ServiceValue, Stat},
     hash,
 };
 
 use crate::{
     Action, count,
     flow::{self, Target},
-    forward,
+    forward, fragment,
     maps::{NODES, SERVICES, TABLES, VIPS},
     nat, neighbor,
-    packet::{Frame, ICMP, Ipv4},
+    packet::{Frame, ICMP, Ipv4, Part},
     reject,
 };
 
 /// The walk of an IPv4 packet that is addressed to this interface's MAC.
 #[inline(always)]
 pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropReason> {
-    let Some(packet) = Ipv4::parse(frame) else { return Ok(Action::Pass) };
+    let Some(packet) = Ipv4::parse(frame.network, frame.end) else { return Ok(Action::Pass) };
     let Some(vip) = VIPS.get_ptr(Address::v4(packet.destination)) else { return Ok(Action::Pass) };
     // SAFETY: a map value, which stays in place for the whole run.
     let vip = unsafe { &*vip };
     if !neighbor::is_announced(vip, frame, interface) {
         return Ok(Action::Pass);
     }
-    let transport = packet.transport(frame)?;
-    if transport.protocol == ICMP {
-        return reject::echo(frame, &packet, transport.at, interface);
+    let transport = packet.transport(Some(frame.end - packet.at))?;
+    if transport.part == Part::Later {
+        return later(frame, interface, &packet, &packet.fragment(&transport));
     }
-    let segment = transport.segment(frame)?;
+    if transport.protocol == ICMP {
+        return match transport.part {
+            Part::Whole => reject::echo(frame, &packet, transport.at, interface),
+            _ => Err(DropReason::Fragment),
+        };
+    }
+    let segment = transport.segment(frame.end)?;
     let key = segment.flow(packet.source, vip.id);
     let hash = hash::flow(&key);
     let now = flow::now();
@@ -52,9 +58,30 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
         }
     };
     count::service(slot, frame.length(), new);
+    if transport.part == Part::First && !fragment::record(&packet.fragment(&transport), &target, slot, now) {
+        return Err(DropReason::RecordFailed);
+    }
     match target.local {
         Some(backend) => nat::deliver(frame, &packet, &segment, backend, now),
         None => forward::hand_over(frame, &packet, interface, node(&target)?),
+    }
+}
+
+/// A fragment without ports goes where the first one of its datagram went.
+#[inline(always)]
+fn later(frame: &Frame, interface: &Interface, packet: &Ipv4, key: &FragmentKey) -> Result<Action, DropReason> {
+    let (target, slot) = fragment::find(key).ok_or(DropReason::Fragment)?;
+    let handed_over = frame.source.is_handover();
+    if handed_over {
+        count::stat(Stat::FromPeer, frame.length());
+    }
+    if !is_fit(&target, frame, handed_over) {
+        return Err(if handed_over { DropReason::NotLocal } else { DropReason::Hairpin });
+    }
+    count::service(slot, frame.length(), false);
+    match target.local {
+        Some(backend) => Ok(nat::deliver_later(frame, packet, backend)),
+        None => forward::hand_over(frame, packet, interface, node(&target)?),
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct Target {
     pub(crate) index: u32,
     /// [`Backend::generation`] as it was when the backend was looked up: what a record made now must name, so that it is
     /// stale if the backend goes meanwhile. Never 0, which is what a free index has.
-    generation: u32,
+    pub(crate) generation: u32,
     /// Its node's index.
     pub(crate) node: u32,
     /// Its entry, if it is on this node.
@@ -54,7 +54,7 @@ impl Target {
 
 /// Jiffies since `seen`; none where another CPU wrote it after this one had read the clock.
 #[inline(always)]
-fn age(seen: u64, now: u64) -> u64 {
+pub(crate) fn age(seen: u64, now: u64) -> u64 {
     now.saturating_sub(seen)
 }
 

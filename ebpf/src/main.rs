@@ -11,6 +11,7 @@ mod count;
 mod demux;
 mod flow;
 mod forward;
+mod fragment;
 mod maps;
 mod nat;
 mod neighbor;

@@ -5,8 +5,9 @@ use aya_ebpf::{
     maps::{Array, HashMap, LruHashMap, PerCpuArray},
 };
 use vipmux_common::abi::{
-    Address, Backend, Budget, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node, NodeLabel,
-    ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
+    Address, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
+    FragmentValue, Interface, Mac, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState,
+    ServiceValue, Stat, VipValue, capacity,
 };
 
 #[map]
@@ -39,6 +40,12 @@ pub(crate) static PEERS: HashMap<Mac, u32> = HashMap::with_max_entries(capacity:
 pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
 #[map]
 pub(crate) static REVERSE: LruHashMap<ReverseKey, ReverseValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
+#[map]
+pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
+    LruHashMap::with_max_entries(capacity::FRAGMENTS, 0);
+#[map]
+pub(crate) static EGRESS_FRAGMENTS: LruHashMap<FragmentKey, EgressFragmentValue> =
+    LruHashMap::with_max_entries(capacity::FRAGMENTS, 0);
 #[map]
 pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(1, 0);
 #[map]

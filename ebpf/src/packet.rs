@@ -5,7 +5,7 @@
 use core::arch::asm;
 
 use aya_ebpf::programs::XdpContext;
-use vipmux_common::abi::{Address, DropReason, FlowKey, Mac};
+use vipmux_common::abi::{Address, DropReason, FlowKey, FragmentKey, Mac};
 
 pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800_u16.to_be();
 pub(crate) const ETHERTYPE_ARP: u16 = 0x0806_u16.to_be();
@@ -27,6 +27,8 @@ const TCP_LENGTH: usize = 20;
 const UDP_LENGTH: usize = 8;
 /// More fragments, and the fragment offset (RFC 791, 3.1).
 const FRAGMENT: u16 = 0x3fff_u16.to_be();
+/// The fragment offset alone.
+const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
 
 /// A number that is loaded from and stored to a packet, as it lies there.
 pub(crate) trait Wire: Copy {
@@ -225,18 +227,18 @@ pub(crate) struct Ipv4 {
 
 impl Ipv4 {
     #[inline(always)]
-    pub(crate) fn parse(frame: &Frame) -> Option<Self> {
-        let at = frame.network;
-        if at + IPV4_LENGTH > frame.end {
+    pub(crate) fn parse(at: usize, end: usize) -> Option<Self> {
+        if at + IPV4_LENGTH > end {
             return None;
         }
         // SAFETY: compared with the end above.
         unsafe { Some(Self { at, source: read::<12, _>(at), destination: read::<16, _>(at) }) }
     }
 
-    /// Checks the header.
+    /// Checks the header of a packet of which `available` bytes are there. `None`: it is this node's own, still to be
+    /// segmented, and its length is not looked at; one that does not fit 16 bits is zero (iph_totlen in include/net/ip.h).
     #[inline(always)]
-    pub(crate) fn transport(&self, frame: &Frame) -> Result<Transport, DropReason> {
+    pub(crate) fn transport(&self, available: Option<usize>) -> Result<Transport, DropReason> {
         let at = self.at;
         // SAFETY: `parse` compared the fixed header with the end.
         let (version_length, total, fragment, protocol) = unsafe {
@@ -248,14 +250,42 @@ impl Ipv4 {
             )
         };
         let header = usize::from(version_length & 0x0f) * 4;
-        if version_length >> 4 != 4 || header < IPV4_LENGTH || total < header || total > frame.end - at {
+        let total = if available.is_none() { usize::from(u16::MAX) } else { total };
+        let is_cut = available.is_some_and(|available| total > available);
+        if version_length >> 4 != 4 || header < IPV4_LENGTH || total < header || is_cut {
             return Err(DropReason::Malformed);
         }
-        if fragment & FRAGMENT != 0 {
-            return Err(DropReason::Fragment);
-        }
-        Ok(Transport { at: pin(at + header), protocol, length: total - header })
+        let part = if fragment & FRAGMENT == 0 {
+            Part::Whole
+        } else if fragment & FRAGMENT_OFFSET == 0 {
+            Part::First
+        } else {
+            Part::Later
+        };
+        Ok(Transport { at: pin(at + header), protocol, length: total - header, part })
     }
+
+    /// What the fragments of this packet's datagram share.
+    #[inline(always)]
+    pub(crate) fn fragment(&self, transport: &Transport) -> FragmentKey {
+        FragmentKey {
+            source: Address::v4(self.source),
+            destination: Address::v4(self.destination),
+            // SAFETY: `parse` compared the fixed header with the end.
+            id: u32::from(unsafe { read::<4, u16>(self.at) }),
+            protocol: transport.protocol,
+        }
+    }
+}
+
+/// How much of a datagram a packet has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Part {
+    Whole,
+    /// A fragment, with the beginning of what the datagram carries.
+    First,
+    /// A fragment without ports.
+    Later,
 }
 
 /// What follows the IPv4 header.
@@ -265,19 +295,20 @@ pub(crate) struct Transport {
     pub(crate) protocol: u32,
     /// Its length by the IPv4 header, bytes.
     length: usize,
+    pub(crate) part: Part,
 }
 
 impl Transport {
     /// Takes what the walk needs of TCP or UDP.
     #[inline(always)]
-    pub(crate) fn segment(&self, frame: &Frame) -> Result<Segment, DropReason> {
-        let Self { at, protocol, length } = *self;
+    pub(crate) fn segment(&self, end: usize) -> Result<Segment, DropReason> {
+        let Self { at, protocol, length, .. } = *self;
         let needed = match protocol {
             TCP => TCP_LENGTH,
             UDP => UDP_LENGTH,
             _ => return Err(DropReason::Protocol),
         };
-        if length < needed || at + UDP_LENGTH > frame.end {
+        if length < needed || at + UDP_LENGTH > end {
             return Err(DropReason::Malformed);
         }
         // SAFETY: eight bytes were compared with the end.
@@ -292,7 +323,7 @@ impl Transport {
             acknowledged: 0,
         };
         if protocol == TCP {
-            if at + TCP_LENGTH > frame.end {
+            if at + TCP_LENGTH > end {
                 return Err(DropReason::Malformed);
             }
             segment.protocol = literal::<TCP>();
@@ -308,8 +339,8 @@ impl Transport {
 
     /// Bytes of data in a TCP segment.
     #[inline(always)]
-    pub(crate) fn data(&self, frame: &Frame) -> Option<u32> {
-        if self.at + TCP_LENGTH > frame.end {
+    pub(crate) fn data(&self, end: usize) -> Option<u32> {
+        if self.at + TCP_LENGTH > end {
             return None;
         }
         // SAFETY: compared with the end above.

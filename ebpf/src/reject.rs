@@ -45,16 +45,16 @@ pub(crate) fn unclaimed(
     if config.unclaimed != UNCLAIMED_REJECT || frame.source.is_handover() {
         return Err(reason);
     }
-    let packet = Ipv4::parse(frame).ok_or(reason)?;
-    let transport = packet.transport(frame).map_err(|_| reason)?;
-    let segment = transport.segment(frame).map_err(|_| reason)?;
+    let packet = Ipv4::parse(frame.network, frame.end).ok_or(reason)?;
+    let transport = packet.transport(Some(frame.end - packet.at)).map_err(|_| reason)?;
+    let segment = transport.segment(frame.end).map_err(|_| reason)?;
     let is_rst = segment.flags & RST != 0;
     if is_rst || !is_host(packet.source) || !take(config, frame.length()) {
         return Err(reason);
     }
     let macs = (frame.source, interface.mac);
     let answer = if segment.protocol == TCP {
-        let data = transport.data(frame).ok_or(reason)?;
+        let data = transport.data(frame.end).ok_or(reason)?;
         reset(context, frame, &packet, &segment, data, macs)
     } else {
         unreachable(context, frame, &packet, &segment, macs)

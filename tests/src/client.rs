@@ -217,9 +217,22 @@ impl Datagrams {
 
     /// Waits for a reply.
     pub fn receive(&self) -> Result<Answer> {
-        let mut reply = [0; 2048];
+        self.reply()?.parse()
+    }
+
+    /// Says something, and waits for the reply, which must hold all of it.
+    pub fn say(&self, text: &str) -> Result<Answer> {
+        self.send(text)?;
+        let reply = self.reply()?;
+        ensure!(reply.ends_with(&format!(" said={text}")), "{} bytes came back otherwise", text.len());
+        reply.parse()
+    }
+
+    fn reply(&self) -> Result<String> {
+        let mut reply = vec![0; usize::from(u16::MAX)];
         let length = self.socket.recv(&mut reply).context("no reply")?;
-        std::str::from_utf8(&reply[..length])?.parse()
+        reply.truncate(length);
+        Ok(String::from_utf8(reply)?)
     }
 }
 

@@ -17,6 +17,8 @@ mod demux;
 mod fixture;
 #[path = "packet/flows.rs"]
 mod flows;
+#[path = "packet/fragments.rs"]
+mod fragments;
 #[path = "packet/fuzz.rs"]
 mod fuzz;
 #[path = "packet/handover.rs"]
@@ -45,6 +47,13 @@ fn arp_is_answered_dropped_or_passed() {
 fn packets_to_a_vip_reach_a_backend_and_others_pass() {
     if requirement::root() {
         case::check(&demux::cases());
+    }
+}
+
+#[test]
+fn fragments_follow_the_first_one() {
+    if requirement::root() {
+        case::check(&fragments::cases());
     }
 }
 
@@ -132,17 +141,24 @@ fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
     }
 }
 
-/// A reason that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds
-/// no element to recycle.
-const WITHOUT_A_CASE: [DropReason; 1] = [DropReason::RecordFailed];
+/// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no
+/// element to recycle, and the rewriting of a packet only when it finds no memory.
+const WITHOUT_A_CASE: [DropReason; 2] = [DropReason::RecordFailed, DropReason::ReplyFailed];
 
 #[test]
 fn every_drop_reason_has_a_case() {
-    let cases: Vec<Case> =
-        [arp::cases(), demux::cases(), flows::cases(), handover::cases(), reject::cases(), replies::cases()]
-            .into_iter()
-            .flatten()
-            .collect();
+    let cases: Vec<Case> = [
+        arp::cases(),
+        demux::cases(),
+        flows::cases(),
+        fragments::cases(),
+        handover::cases(),
+        reject::cases(),
+        replies::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let has_case = |reason: DropReason| cases.iter().any(|case| case.verdict == Verdict::Dropped(reason));
     for &reason in DropReason::ALL {
         let told = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
@@ -153,9 +169,17 @@ fn every_drop_reason_has_a_case() {
 #[test]
 fn cases_are_told_apart_by_name() {
     let mut names = std::collections::BTreeSet::new();
-    for case in [arp::cases(), demux::cases(), flows::cases(), handover::cases(), reject::cases(), replies::cases()]
-        .iter()
-        .flatten()
+    for case in [
+        arp::cases(),
+        demux::cases(),
+        flows::cases(),
+        fragments::cases(),
+        handover::cases(),
+        reject::cases(),
+        replies::cases(),
+    ]
+    .iter()
+    .flatten()
     {
         assert!(names.insert((case.hook as u8, case.name)), "two cases are named {:?}", case.name);
     }

@@ -17,6 +17,9 @@ const CLOSED_LINGER_SECONDS: u32 = 5;
 /// How long after the fence's deadline the programs stop minding VIPs.
 const ABANDON_SECONDS: u32 = 600;
 
+/// How long later fragments follow their first one: as long as Linux waits for a datagram's fragments
+/// (net.ipv4.ipfrag_time).
+const FRAGMENT_LIFE_SECONDS: u32 = 30;
 /// Answers in the VIPs' name that each CPU may give in a second.
 const ANSWERS_PER_SECOND: u32 = 1_000;
 
@@ -55,6 +58,7 @@ pub fn new_config() -> Config {
         udp_idle: UDP_IDLE_SECONDS * hz,
         closed_linger: CLOSED_LINGER_SECONDS * hz,
         abandon_after: ABANDON_SECONDS,
+        fragment_life: FRAGMENT_LIFE_SECONDS * hz,
         unclaimed: abi::UNCLAIMED_REJECT,
         answers_per_second: ANSWERS_PER_SECOND,
     }

@@ -17,8 +17,9 @@ use aya::{
     util::nr_cpus,
 };
 use vipmux_common::abi::{
-    ABI_VERSION, Address, Backend, Budget, Config, Count, DropReason, Fence, FlowKey, FlowValue, Interface, Mac, Node,
-    NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
+    ABI_VERSION, Address, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence, FlowKey, FlowValue,
+    FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner,
+    ServiceState, ServiceValue, Stat, VipValue,
 };
 
 use super::pins::Pins;
@@ -137,6 +138,10 @@ maps! {
     flows: "FLOWS" => HashMap<FlowKey, FlowValue>,
     /// `REVERSE`: LRU.
     reverse: "REVERSE" => HashMap<ReverseKey, ReverseValue>,
+    /// `FRAGMENTS`: LRU.
+    fragments: "FRAGMENTS" => HashMap<FragmentKey, FragmentValue>,
+    /// `EGRESS_FRAGMENTS`: LRU.
+    egress_fragments: "EGRESS_FRAGMENTS" => HashMap<FragmentKey, EgressFragmentValue>,
     /// `BUDGET`: one element.
     budget: "BUDGET" => PerCpuArray<Budget>,
     /// `STATS`: by [`Stat`].

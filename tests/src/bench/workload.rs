@@ -48,6 +48,7 @@ pub(super) fn state(services: u32) -> Result<State> {
             udp_idle: u32::MAX,
             closed_linger: u32::MAX,
             abandon_after: u32::MAX,
+            fragment_life: u32::MAX,
             unclaimed: vipmux_common::abi::UNCLAIMED_DROP,
             answers_per_second: 0,
             ..Config::default()

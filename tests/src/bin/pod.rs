@@ -175,7 +175,7 @@ fn dns_over_tcp(server: &Server, mut stream: TcpStream, client: SocketAddr) -> R
 }
 
 fn reply_to_datagrams(server: &Server, socket: &UdpSocket) -> Result<()> {
-    let mut datagram = [0; dns::MAX_MESSAGE];
+    let mut datagram = vec![0; usize::from(u16::MAX)];
     loop {
         // An ICMP error for an earlier reply shows up here, and concerns nobody else.
         let Ok((length, client)) = socket.recv_from(&mut datagram) else { continue };
@@ -183,8 +183,9 @@ fn reply_to_datagrams(server: &Server, socket: &UdpSocket) -> Result<()> {
         let reply = if server.kind == Kind::DnsUdp {
             dns::answer(&datagram[..length], server.address, &text)
         } else {
-            server.gate.pass(&String::from_utf8_lossy(&datagram[..length]));
-            Some(text.into_bytes())
+            let said = String::from_utf8_lossy(&datagram[..length]);
+            server.gate.pass(&said);
+            Some(format!("{text} said={said}").into_bytes())
         };
         if let Some(reply) = reply {
             let _ = socket.send_to(&reply, client);

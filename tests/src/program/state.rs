@@ -8,8 +8,8 @@ use aya::{
     maps::{Array, HashMap, Map, MapError},
 };
 use vipmux_common::abi::{
-    Address, Backend, Config, Fence, FlowKey, FlowValue, Interface, Mac, Node, ReverseKey, ReverseValue, ServiceKey,
-    ServiceState, ServiceValue, VipValue,
+    Address, Backend, Config, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface,
+    Mac, Node, ReverseKey, ReverseValue, ServiceKey, ServiceState, ServiceValue, VipValue,
 };
 
 /// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
@@ -46,6 +46,10 @@ pub struct State {
     pub flows: BTreeMap<FlowKey, FlowValue>,
     /// `REVERSE`; times are relative to [`NOW`].
     pub reverse: BTreeMap<ReverseKey, ReverseValue>,
+    /// `FRAGMENTS`; times are relative to [`NOW`].
+    pub fragments: BTreeMap<FragmentKey, FragmentValue>,
+    /// `EGRESS_FRAGMENTS`; times are relative to [`NOW`].
+    pub egress_fragments: BTreeMap<FragmentKey, EgressFragmentValue>,
 }
 
 impl State {
@@ -65,7 +69,7 @@ impl State {
             ("NODE_NAMES", self.nodes.len()),
             ("PEERS", self.peers.len() + 8),
         ];
-        let mut capacities = vec![("FLOWS", flows), ("REVERSE", flows)];
+        let mut capacities = ["FLOWS", "REVERSE", "FRAGMENTS", "EGRESS_FRAGMENTS"].map(|name| (name, flows)).to_vec();
         for (name, entries) in sizes {
             capacities.push((name, u32::try_from(entries)?.max(1)));
         }
@@ -114,7 +118,15 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_hash(ebpf, "FLOWS", flows)?;
     let seen = |at| absolute(origin, at);
     let reverse = state.reverse.iter().map(|(key, value)| (*key, ReverseValue { seen: seen(value.seen), ..*value }));
-    write_hash(ebpf, "REVERSE", reverse)
+    write_hash(ebpf, "REVERSE", reverse)?;
+    let fragments =
+        state.fragments.iter().map(|(key, value)| (*key, FragmentValue { seen: seen(value.seen), ..*value }));
+    write_hash(ebpf, "FRAGMENTS", fragments)?;
+    let fragments = state
+        .egress_fragments
+        .iter()
+        .map(|(key, value)| (*key, EgressFragmentValue { seen: seen(value.seen), ..*value }));
+    write_hash(ebpf, "EGRESS_FRAGMENTS", fragments)
 }
 
 pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
@@ -139,6 +151,16 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         reverse: read_hash(ebpf, "REVERSE")?
             .into_iter()
             .map(|(key, value): (ReverseKey, ReverseValue)| (key, ReverseValue { seen: seen(value.seen), ..value }))
+            .collect(),
+        fragments: read_hash(ebpf, "FRAGMENTS")?
+            .into_iter()
+            .map(|(key, value): (FragmentKey, FragmentValue)| (key, FragmentValue { seen: seen(value.seen), ..value }))
+            .collect(),
+        egress_fragments: read_hash(ebpf, "EGRESS_FRAGMENTS")?
+            .into_iter()
+            .map(|(key, value): (FragmentKey, EgressFragmentValue)| {
+                (key, EgressFragmentValue { seen: seen(value.seen), ..value })
+            })
             .collect(),
     })
 }

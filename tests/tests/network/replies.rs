@@ -1,8 +1,8 @@
 //! Replies come from the VIP, whatever the node's own rules and its connection tracking make of them.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
     cluster::Cluster,
@@ -61,6 +61,33 @@ fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Resul
         forget_connections_and_release(&cluster, "syslog-1", 5141)?;
         assert_eq!(datagrams.receive()?.service, "ops/syslog");
     }
+    Ok(())
+}
+
+#[test]
+fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
+    /// With 16 flows, the chance that one of three equal backends gets none is below 1 in 200; any of them will do.
+    const FLOWS: usize = 16;
+    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let mut endpoints = Vec::new();
+    for node in ["node-1", "node-2", "node-3"] {
+        let pod = format!("bulk-{node}");
+        cluster.add_pod(node, &pod, 50, &[Listener::new(Kind::UdpEcho, 5140, "ops/bulk")])?;
+        endpoints.push(cluster.endpoint(&pod)?);
+    }
+    cluster.manifests.write_service(&Service::sharing("ops/bulk", 515, "UDP", 5140).with(endpoints))?;
+    cluster.await_service(Request::new(Kind::UdpEcho, VIP, 515), "ops/bulk")?;
+    let text = "0123456789".repeat(3_000);
+    let mut pods = BTreeSet::new();
+    for _ in 0..FLOWS {
+        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 515).into(), TIMEOUT))?;
+        for length in [1_000, 1_473, 3_000, 30_000] {
+            let answer = datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+            assert_eq!(answer.service, "ops/bulk");
+            pods.insert(answer.pod);
+        }
+    }
+    ensure!(pods.len() > 1, "all went to {pods:?}");
     Ok(())
 }
 

@@ -121,9 +121,8 @@ fn not_balanced() -> Vec<Case> {
         Case::ingress("ICMP to a VIP is dropped", other(1)).dropped(DropReason::Icmp),
         Case::ingress("SCTP to a VIP is dropped", other(132)).dropped(DropReason::Protocol),
         Case::ingress("GRE to a VIP is dropped", other(47)).dropped(DropReason::Protocol),
-        Case::ingress("a first fragment is dropped", fragment(0x2000)).dropped(DropReason::Fragment),
-        Case::ingress("a middle fragment is dropped", fragment(0x2001)).dropped(DropReason::Fragment),
-        Case::ingress("a last fragment is dropped", fragment(0x1fff)).dropped(DropReason::Fragment),
+        Case::ingress("a middle fragment without its first is dropped", fragment(0x2001)).dropped(DropReason::Fragment),
+        Case::ingress("a last fragment without its first is dropped", fragment(0x1fff)).dropped(DropReason::Fragment),
         Case::ingress(
             "a fragment of another protocol is a fragment",
             from_client().ipv4(&Ipv4 { payload: Payload::Other(1, vec![8; 24]), ..syn(HTTP) }.fragment(0x00b9)),

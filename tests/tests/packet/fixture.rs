@@ -117,11 +117,12 @@ pub(crate) const FLOWS: u32 = 1024;
 /// Slots of the arena for each Service: half for the table over all backends, half for the local one.
 const RANGE: u32 = 32;
 
-/// An idle TCP flow's life, an idle UDP flow's, and a closed one's, in jiffies.
-const LIVES: [u32; 3] = [400_000, 100_000, 20_000];
+/// An idle TCP flow's life, an idle UDP flow's, a closed one's, and a first fragment's, in jiffies.
+const LIVES: [u32; 4] = [400_000, 100_000, 20_000, 30_000];
 pub(crate) const TCP_IDLE: u64 = LIVES[0] as u64;
 pub(crate) const UDP_IDLE: u64 = LIVES[1] as u64;
 pub(crate) const LINGER: u64 = LIVES[2] as u64;
+pub(crate) const FRAGMENT_LIFE: u64 = LIVES[3] as u64;
 /// Longer than a case takes by far.
 pub(crate) const WHILE: u64 = 10_000;
 
@@ -274,6 +275,7 @@ pub(crate) fn state() -> State {
             udp_idle: LIVES[1],
             closed_linger: LIVES[2],
             abandon_after: 600,
+            fragment_life: LIVES[3],
             unclaimed: abi::UNCLAIMED_DROP,
             answers_per_second: 1_000,
         },

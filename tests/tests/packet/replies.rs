@@ -1,6 +1,6 @@
 //! The way back: what backends send, turned back into the VIP's.
 
-use vipmux_common::abi::{DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, Stat};
+use vipmux_common::abi::{FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, Stat};
 use vipmux_tests::{
     frames::{ACK, ETHERTYPE_IPV4, Ethernet, FIN, Ipv4, PSH, Payload, RST, SYN, Tcp, Udp},
     program::State,
@@ -203,9 +203,6 @@ fn foreign() -> Vec<Case> {
         }),
         Case::egress("a frame that is tagged already", out().tagged(VLAN).ipv4(&reply))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN)),
-        left_alone("a first fragment of a reply is dropped", &fragment(0x2000))
-            .dropped(DropReason::ReplyFailed)
-            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
         Case::egress("a first fragment of another packet leaves", out().ipv4(&fragment(0x2000))),
     ]
 }

@@ -95,6 +95,7 @@ impl Cluster {
             udp_idle: IDLE,
             closed_linger: 10 * HZ,
             abandon_after: 600,
+            fragment_life: 30 * HZ,
             unclaimed: UNCLAIMED_REJECT,
             answers_per_second: 1_000,
             ..Config::default()
