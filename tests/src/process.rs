@@ -19,6 +19,8 @@ use crate::{cleanup::Guard, wait};
 
 /// Lines of output that are kept.
 const KEPT_LINES: usize = 20_000;
+/// How long the output of a process that has ended is waited for.
+const LAST_WORDS: Duration = Duration::from_secs(5);
 /// Lines of output that an error shows.
 const SHOWN_LINES: usize = 30;
 
@@ -118,12 +120,16 @@ impl Process {
             .with_context(|| format!("cannot send {signal} to {}", self.label))
     }
 
-    /// Waits for its end.
+    /// Waits for its end, and for the end of its output.
     pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let label = self.label.clone();
-        wait::until(&format!("the end of {label}"), timeout, || {
+        let status = wait::until(&format!("the end of {label}"), timeout, || {
             self.poll()?.with_context(|| format!("{label} is running; its last output:\n{}", self.last_output()))
-        })
+        })?;
+        // What it has written may still be on its way. A child of its own could hold the pipes open for ever.
+        let is_open = |output: &mut Output| output.open_pipes > 0;
+        drop(self.log.changed.wait_timeout_while(self.log.lock(), LAST_WORDS, is_open));
+        Ok(status)
     }
 
     /// Kills it with SIGKILL and waits for its end.

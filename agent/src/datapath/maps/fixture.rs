@@ -42,7 +42,9 @@ pub(crate) fn mounted() -> Option<Pins> {
         return None;
     }
     unshare(CloneFlags::CLONE_NEWNS).unwrap();
-    mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+    // In a chroot, the root need not be a mount point.
+    let private = |at| mount(None::<&str>, at, None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>);
+    private("/").or_else(|_| private("/sys")).unwrap();
     mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
     Some(Pins::new(Path::new(BPFFS).join("vipmux")))
 }
