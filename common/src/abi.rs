@@ -494,7 +494,7 @@ counters! {
         Malformed = "malformed",
         /// A protocol that is not balanced.
         Protocol = "protocol",
-        /// ICMP to a VIP other than an echo request.
+        /// ICMP to a VIP that is neither an echo request nor an error about one of its flows.
         Icmp = "icmp",
         /// A fragment whose datagram's first fragment was not seen, or too long ago; or one of ICMP.
         Fragment = "fragment",

@@ -9,6 +9,7 @@ use crate::{
     Action, count,
     flow::{self, Target},
     forward, fragment,
+    icmp::{self, Embedded},
     maps::{NODES, SERVICES, TABLES, VIPS},
     nat, neighbor,
     packet::{Frame, ICMP, Ipv4, Part},
@@ -30,8 +31,9 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
         return later(frame, interface, &packet, &packet.fragment(&transport));
     }
     if transport.protocol == ICMP {
-        return match transport.part {
-            Part::Whole => reject::echo(frame, &packet, transport.at, interface),
+        return match (transport.part, Embedded::parse(transport.at, frame.end)) {
+            (Part::Whole, Some(embedded)) => error(frame, interface, &packet, vip.id, transport.at, &embedded),
+            (Part::Whole, None) => reject::echo(frame, &packet, transport.at, interface),
             _ => Err(DropReason::Fragment),
         };
     }
@@ -64,6 +66,32 @@ pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropR
     match target.local {
         Some(backend) => nat::deliver(frame, &packet, &segment, backend, now),
         None => forward::hand_over(frame, &packet, interface, node(&target)?),
+    }
+}
+
+/// An ICMP error about a reply goes where the flow goes.
+#[inline(always)]
+fn error(
+    frame: &Frame,
+    interface: &Interface,
+    packet: &Ipv4,
+    vip: u32,
+    at: usize,
+    embedded: &Embedded,
+) -> Result<Action, DropReason> {
+    let key = embedded.flow(vip, packet.destination).ok_or(DropReason::Icmp)?;
+    let hash = hash::flow(&key);
+    let handed_over = frame.source.is_handover();
+    if handed_over {
+        count::stat(Stat::FromPeer, frame.length());
+    }
+    let target = match flow::look(&key, hash).filter(|target| is_fit(target, frame, handed_over)) {
+        Some(target) => target,
+        None => choose(&service(&key).map_err(|_| DropReason::Icmp)?, hash, frame, handed_over)?,
+    };
+    match target.local {
+        Some(backend) => Ok(icmp::deliver(frame, packet, at, embedded, backend)),
+        None => forward::hand_over(frame, packet, interface, node(&target)?),
     }
 }
 

@@ -151,6 +151,20 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
     }
 }
 
+/// The backend of a record, which is left as it is: for what is about the flow, but not of it.
+#[inline(always)]
+pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<Target> {
+    let record = FLOWS.get_ptr(key)?;
+    // SAFETY: as in `find`.
+    unsafe {
+        let flow: FlowValue = ptr::read_volatile(record);
+        let state = SERVICE_STATES.get(flow.slot)?;
+        let target = recorded(&flow)?.target;
+        (state.generation == flow.slot_generation && ptr::read_volatile(&raw const (*record).tag) == tag)
+            .then_some(target)
+    }
+}
+
 /// A flow's flags after a segment with these TCP flags from the side whose FIN is `fin`. Only the client disproves an
 /// RST: what a backend had under way when the client's came would keep the flow alive otherwise.
 #[inline(always)]
@@ -266,6 +280,15 @@ pub(crate) enum Reply {
     Direct,
     /// Of this flow.
     Of(ReverseValue),
+}
+
+/// A live record of replies, which is left as it is: for what is about the flow, but not of it.
+#[inline(always)]
+pub(crate) fn find_reply(key: &ReverseKey, now: u64) -> Option<ReverseValue> {
+    let record = REVERSE.get_ptr(key)?;
+    // SAFETY: as in `find`.
+    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+    (tag == hash::reverse(key) && is_live(CONFIG.get(0)?, key.protocol, &value, now)).then_some(value)
 }
 
 /// Finds a reply's record and refreshes it. `tcp` is TCP's flags, `acknowledged` its acknowledgement number, host order.

@@ -12,6 +12,7 @@ mod demux;
 mod flow;
 mod forward;
 mod fragment;
+mod icmp;
 mod maps;
 mod nat;
 mod neighbor;

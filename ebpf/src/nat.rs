@@ -13,7 +13,8 @@ use crate::{
     Action, count,
     flow::{self, Reply},
     fragment,
-    packet::{Frame, Ipv4, Part, Segment, TCP, pin, read, write},
+    icmp::{self, Embedded},
+    packet::{Frame, ICMP, Ipv4, Part, Segment, TCP, pin, read, write},
 };
 
 /// Makes the backend the destination; the stack takes it from there, and sees an ordinary connection from the client.
@@ -65,7 +66,7 @@ pub(crate) fn deliver_later(frame: &Frame, packet: &Ipv4, backend: &Backend) -> 
 
 /// Writes the destination address; what that means to a checksum over it.
 #[inline(always)]
-fn set_destination(packet: &Ipv4, address: u32) -> u64 {
+pub(crate) fn set_destination(packet: &Ipv4, address: u32) -> u64 {
     let change = checksum::change(packet.destination, address);
     let at = packet.at;
     // SAFETY: `Ipv4::parse` compared the fixed header with the end.
@@ -87,6 +88,14 @@ pub(crate) fn restore(context: &TcContext, network: usize) -> Result<bool, DropR
     let Ok(transport) = packet.transport(None) else { return Ok(false) };
     if transport.part == Part::Later {
         return restore_later(context, network, &packet.fragment(&transport));
+    }
+    if transport.protocol == ICMP {
+        return match Embedded::parse(transport.at, end) {
+            Some(embedded) if transport.part == Part::Whole => {
+                icmp::restore(context, network, transport.at - start, packet.source, &embedded)
+            }
+            _ => Ok(false),
+        };
     }
     let Ok(segment) = transport.segment(end) else { return Ok(false) };
     let key = ReverseKey {
@@ -150,7 +159,7 @@ fn rewrite(
 }
 
 #[inline(always)]
-fn set_source(context: &TcContext, network: usize, from: u32, to: u32) -> Result<(), i64> {
+pub(crate) fn set_source(context: &TcContext, network: usize, from: u32, to: u32) -> Result<(), i64> {
     context.l3_csum_replace(network + 10, u64::from(from), u64::from(to), 4)?;
     context.store(network + 12, &to, 0)
 }

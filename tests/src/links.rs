@@ -12,6 +12,7 @@ use netlink_packet_route::{
     AddressFamily,
     link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, XdpAttached},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+    route::{RouteAttribute, RouteMetric, RouteScope},
 };
 use pnet::util::MacAddr;
 use rtnetlink::{Error, Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
@@ -170,11 +171,24 @@ impl Links {
         if let Some(gateway) = gateway {
             route = route.gateway(gateway);
         } else {
-            route = route.scope(netlink_packet_route::route::RouteScope::Link);
+            route = route.scope(RouteScope::Link);
         }
         self.runtime
             .block_on(self.handle.route().add(route.build()).execute())
             .with_context(|| format!("cannot add the route to {destination}/{prefix_length} on {interface}"))
+    }
+
+    /// Gives the on-link route to an address an MTU, as if a narrower link were behind it.
+    pub fn narrow_route(&self, interface: &str, address: Ipv4Addr, mtu: u32) -> Result<()> {
+        let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .destination_prefix(address, 32)
+            .output_interface(self.index(interface)?)
+            .scope(RouteScope::Link)
+            .build();
+        route.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)]));
+        self.runtime
+            .block_on(self.handle.route().add(route).replace().execute())
+            .with_context(|| format!("cannot narrow the route to {address} on {interface}"))
     }
 
     /// Adds a permanent neighbour entry.

@@ -63,13 +63,19 @@ pub struct Pod {
     namespace: Namespace,
 }
 
+/// The node's end of a pod's veth pair.
+fn port(address: Ipv4Addr) -> String {
+    let [.., third, fourth] = address.octets();
+    format!("pod{third}-{fourth}")
+}
+
 impl Pod {
     /// Makes the pod's network behind a node: a veth pair, a /32 on each side, the node as gateway.
     pub(crate) fn attach(lan: &str, node: &Node, name: &str, address: Ipv4Addr) -> Result<Self> {
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();
         let mac = MacAddr(0x02, 0, 10, 244, third, fourth);
-        let port = format!("pod{third}-{fourth}");
+        let port = port(address);
         node.namespace().links(|links| {
             let here = End { name: &port, mac: Some(GATEWAY_MAC) };
             links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
@@ -91,6 +97,11 @@ impl Pod {
             listeners: Vec::new(),
             namespace,
         })
+    }
+
+    /// Makes the way to it from its node as narrow as this.
+    pub fn narrow(&self, node: &Node, mtu: u32) -> Result<()> {
+        node.namespace().links(|links| links.narrow_route(&port(self.address), self.address, mtu))
     }
 
     /// Starts the pod's servers, and waits until they listen.

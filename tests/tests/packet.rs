@@ -23,6 +23,8 @@ mod fragments;
 mod fuzz;
 #[path = "packet/handover.rs"]
 mod handover;
+#[path = "packet/icmp.rs"]
+mod icmp;
 #[path = "packet/reject.rs"]
 mod reject;
 #[path = "packet/replies.rs"]
@@ -54,6 +56,13 @@ fn packets_to_a_vip_reach_a_backend_and_others_pass() {
 fn fragments_follow_the_first_one() {
     if requirement::root() {
         case::check(&fragments::cases());
+    }
+}
+
+#[test]
+fn icmp_errors_follow_the_flow() {
+    if requirement::root() {
+        case::check(&icmp::cases());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Replies come from the VIP, whatever the node's own rules and its connection tracking make of them.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
@@ -10,6 +10,7 @@ use vipmux_tests::{
     lan::Options,
     manifests::{Service, VIP},
     pod::Listener,
+    wait,
 };
 
 use crate::services;
@@ -89,6 +90,53 @@ fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
     }
     ensure!(pods.len() > 1, "all went to {pods:?}");
     Ok(())
+}
+
+/// The node tells the client that its segments are too big for the pod's link, in the VIP's name: without that they would
+/// be lost for ever.
+#[test]
+fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
+    let Some(cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let pod = cluster.pod("secure-1")?;
+    pod.narrow(cluster.lan.node(&pod.node)?, 1_300)?;
+    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
+    for length in [100, 1_400, 8_000] {
+        session.say(&"x".repeat(length)).with_context(|| format!("{length} bytes"))?;
+    }
+    Ok(())
+}
+
+/// The client has closed its socket when the reply comes, and its kernel says so to the VIP.
+#[test]
+fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
+    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let listeners = [Listener::new(Kind::UdpEcho, 5140, "ops/syslog"), Listener::new(Kind::Echo, 5141, "ops/control")];
+    cluster.add_pod("node-3", "syslog-1", 40, &listeners)?;
+    let endpoint = cluster.endpoint("syslog-1")?;
+    cluster.manifests.write_service(&Service::sharing("ops/syslog", 514, "UDP", 5140).with([endpoint]))?;
+    cluster.await_service(Request::new(Kind::UdpEcho, VIP, 514), "ops/syslog")?;
+    let pod = cluster.pod("syslog-1")?;
+    let before = pod.namespace().run(unreachables_received)?;
+    cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 514).into(), TIMEOUT)?.send(HOLD))?;
+    let mut control = pod.namespace().run(|| Session::connect((pod.address, 5141).into(), TIMEOUT))?;
+    control.say(HELD)?;
+    control.say(RELEASE)?;
+    wait::until("the ICMP error at the pod", TIMEOUT, || {
+        let received = pod.namespace().run(unreachables_received)?;
+        ensure!(received > before, "{received} were received, as before");
+        Ok(())
+    })
+}
+
+/// ICMP destination unreachable messages that the calling thread's network namespace took in: `InDestUnreachs` of
+/// `/proc/net/snmp`.
+fn unreachables_received() -> Result<u64> {
+    let snmp = fs::read_to_string("/proc/thread-self/net/snmp")?;
+    let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Icmp: "));
+    let (names, values) = lines.next().zip(lines.next()).context("no ICMP counters")?;
+    let mut pairs = names.split(' ').zip(values.split(' '));
+    let (_, value) = pairs.find(|(name, _)| *name == "InDestUnreachs").context("no InDestUnreachs")?;
+    Ok(value.parse()?)
 }
 
 /// Lets a pod that holds a reply back send it as the first packet that its node sees of a connection. The pod is told

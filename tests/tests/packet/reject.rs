@@ -97,7 +97,8 @@ fn unreachable(frame: &[u8], link: usize) -> Payload {
     sealed(message)
 }
 
-fn sealed(mut message: Vec<u8>) -> Payload {
+/// An ICMP message with its checksum.
+pub(crate) fn sealed(mut message: Vec<u8>) -> Payload {
     let sum = checksum(&message).to_be_bytes();
     message[2..4].copy_from_slice(&sum);
     Payload::Other(1, message)

@@ -1,0 +1,139 @@
+//! ICMP errors about packets of a flow follow the flow, and are translated as it is.
+
+use std::net::Ipv4Addr;
+
+use vipmux_common::abi::{DropReason, FLOW_ISN, Stat};
+use vipmux_tests::frames::{ACK, Ethernet, Ipv4, Payload, Tcp, Udp, checksum};
+
+use crate::{
+    case::{Case, Counter, Verdict},
+    demux::{ISN, handed},
+    fixture::{
+        CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, EMPTY, Endpoint, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED, NEIGHBOR,
+        PEER_MAC, REMOTE, SELF_MAC, Service, UDP_IDLE, VIP, WHILE, from_client, from_peer,
+    },
+    reject::sealed,
+};
+
+pub(crate) fn cases() -> Vec<Case> {
+    [to_backends(), refused(), from_backends()].into_iter().flatten().collect()
+}
+
+/// A router on the way to the client.
+const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+const FRAGMENTATION_NEEDED: [u8; 8] = [3, 4, 0, 0, 0, 0, 0x05, 0x14];
+const PORT_UNREACHABLE: [u8; 8] = [3, 3, 0, 0, 0, 0, 0, 0];
+
+/// An error about a packet: its IPv4 header and the eight bytes after it.
+fn about(header: [u8; 8], packet: &[u8]) -> Payload {
+    sealed([&header, &packet[..28]].concat())
+}
+
+/// A reply as it left, by its first bytes.
+fn reply(service: Service) -> Vec<u8> {
+    Ipv4::tcp(service.vip, CLIENT, Tcp::new(service.port, CLIENT_PORT, ACK)).bytes()
+}
+
+/// The packet with another address and port, at these offsets, and nothing else but the header's checksum changed.
+fn moved(mut packet: Vec<u8>, address: (usize, Ipv4Addr), port: (usize, u16)) -> Vec<u8> {
+    packet[address.0..address.0 + 4].copy_from_slice(&address.1.octets());
+    packet[port.0..port.0 + 2].copy_from_slice(&port.1.to_be_bytes());
+    packet[10..12].fill(0);
+    let sum = checksum(&packet[..20]).to_be_bytes();
+    packet[10..12].copy_from_slice(&sum);
+    packet
+}
+
+fn from(packet: Vec<u8>, endpoint: Endpoint) -> Vec<u8> {
+    moved(packet, (12, endpoint.address), (20, endpoint.port))
+}
+
+fn to_vip(payload: Payload) -> Ipv4 {
+    Ipv4::new(ROUTER, VIP, payload)
+}
+
+fn to_backend(endpoint: Endpoint, payload: Payload) -> Ipv4 {
+    Ipv4::new(ROUTER, endpoint.address, payload)
+}
+
+fn to_backends() -> Vec<Case> {
+    let too_big = |service| to_vip(about(FRAGMENTATION_NEEDED, &reply(service)));
+    let told = |service, endpoint| to_backend(endpoint, about(FRAGMENTATION_NEEDED, &from(reply(service), endpoint)));
+    let answer = Ipv4::udp(VIP, CLIENT, Udp::new(DNS_UDP.port, CLIENT_PORT, b"answer")).bytes();
+    let local = [Counter::Stat(Stat::Local)];
+    vec![
+        Case::ingress("an error about a flow's reply reaches its backend", from_client().ipv4(&too_big(HTTP)))
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
+            .becomes(Verdict::Passed(from_client().ipv4(&told(HTTP, LOCAL_TOO))), &local),
+        Case::ingress("without a record it goes by the table", from_client().ipv4(&too_big(HTTP)))
+            .becomes(Verdict::Passed(from_client().ipv4(&told(HTTP, LOCAL))), &local),
+        Case::ingress("an error about a datagram", from_client().ipv4(&to_vip(about(PORT_UNREACHABLE, &answer))))
+            .given(|state| DNS_UDP.record(state, DNS, WHILE, 0))
+            .becomes(
+                Verdict::Passed(
+                    from_client().ipv4(&to_backend(DNS, about(PORT_UNREACHABLE, &from(answer.clone(), DNS)))),
+                ),
+                &local,
+            ),
+        Case::ingress("an error about a reply from another node is handed over", from_client().ipv4(&too_big(HTTPS)))
+            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
+            .becomes(Verdict::Transmitted(handed(&too_big(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),
+        Case::ingress("a peer's hand-over is delivered", from_peer().ipv4(&too_big(MIXED))).becomes(
+            Verdict::Passed(from_peer().ipv4(&told(MIXED, LOCAL))),
+            &[Counter::Stat(Stat::Local), Counter::Stat(Stat::FromPeer)],
+        ),
+    ]
+}
+
+fn refused() -> Vec<Case> {
+    let dropped = |name, payload| Case::ingress(name, from_client().ipv4(&to_vip(payload))).dropped(DropReason::Icmp);
+    let edited = |edit: fn(&mut [u8])| {
+        let mut packet = reply(HTTP);
+        edit(&mut packet);
+        about(FRAGMENTATION_NEEDED, &packet)
+    };
+    let foreign = Ipv4::tcp(NEIGHBOR, CLIENT, Tcp::new(80, CLIENT_PORT, ACK)).bytes();
+    let closed = Ipv4::tcp(VIP, CLIENT, Tcp::new(81, CLIENT_PORT, ACK)).bytes();
+    vec![
+        dropped("an error about another address's packet", about(FRAGMENTATION_NEEDED, &foreign)),
+        dropped("an error about a port that no Service claims", about(FRAGMENTATION_NEEDED, &closed)),
+        dropped("a redirect", about([5, 1, 0, 0, 192, 0, 2, 1], &reply(HTTP))),
+        dropped("an error about a packet with options", edited(|packet| packet[0] = 0x46)),
+        dropped("an error about a later fragment", edited(|packet| packet[7] = 1)),
+        dropped("an error about ICMP", edited(|packet| packet[9] = 1)),
+        dropped("an error cut short", sealed([&FRAGMENTATION_NEEDED[..], &reply(HTTP)[..27]].concat())),
+        Case::ingress(
+            "an error about a Service without backends",
+            from_client().ipv4(&to_vip(about(FRAGMENTATION_NEEDED, &reply(EMPTY)))),
+        )
+        .dropped(DropReason::NoBackend),
+        Case::ingress(
+            "a peer's hand-over about a backend elsewhere",
+            from_peer().ipv4(&to_vip(about(FRAGMENTATION_NEEDED, &reply(HTTPS)))),
+        )
+        .becomes(Verdict::Dropped(DropReason::NotLocal), &[Counter::Stat(Stat::FromPeer)]),
+    ]
+}
+
+fn from_backends() -> Vec<Case> {
+    let out = || Ethernet::new(SELF_MAC, CLIENT_MAC);
+    let asked = Ipv4::udp(CLIENT, DNS.address, Udp::new(CLIENT_PORT, DNS.port, b"question")).bytes();
+    let as_sent = moved(asked.clone(), (16, VIP), (22, DNS_UDP.port));
+    let segment = Ipv4::tcp(CLIENT, LOCAL.address, Tcp::new(CLIENT_PORT, LOCAL.port, ACK)).bytes();
+    let segment_as_sent = moved(segment.clone(), (16, VIP), (22, HTTP.port));
+    let error = |source, header, packet: &[u8]| out().ipv4(&Ipv4::new(source, CLIENT, about(header, packet)));
+    let restored = [Counter::Stat(Stat::Replies)];
+    vec![
+        Case::egress("a backend's error is the VIP's", error(DNS.address, PORT_UNREACHABLE, &asked))
+            .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
+            .becomes(Verdict::Passed(error(VIP, PORT_UNREACHABLE, &as_sent)), &restored),
+        Case::egress("a node's error on the way to a backend", error(NEIGHBOR, FRAGMENTATION_NEEDED, &segment))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
+            .becomes(Verdict::Passed(error(NEIGHBOR, FRAGMENTATION_NEEDED, &segment_as_sent)), &restored),
+        Case::egress("an error about no flow of ours leaves", error(DNS.address, PORT_UNREACHABLE, &asked)),
+        Case::egress("an error about an idle flow leaves", error(DNS.address, PORT_UNREACHABLE, &asked))
+            .given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE + WHILE, 0, 0)),
+        Case::egress("an echo reply leaves", error(DNS.address, [0; 8], &asked))
+            .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0)),
+    ]
+}
