@@ -1,5 +1,7 @@
 //! ICMP errors (RFC 792) about packets of a flow: they follow the flow, in both directions, and what they embed is
 //! translated as the flow is. Path MTU discovery (RFC 1191) depends on it.
+//!
+//! The embedded TCP or UDP checksum is left as it is: nobody verifies it, and TCP's is not even among the eight bytes.
 
 use aya_ebpf::programs::TcContext;
 use vipmux_common::{

@@ -211,6 +211,21 @@ impl Links {
         Ok(self.find_neighbour(address)?.as_ref().and_then(neighbour_mac))
     }
 
+    /// Addresses whose neighbour entries a program other than the kernel and `ip` made, by their `NDA_PROTOCOL`.
+    pub fn managed_neighbours(&self) -> Result<Vec<Ipv4Addr>> {
+        let mut all = pin!(self.handle.neighbours().get().set_address_family(AddressFamily::Inet).execute());
+        let mut found = Vec::new();
+        while let Some(message) = self.runtime.block_on(all.try_next())? {
+            let is_marked =
+                message.attributes.iter().any(|attribute| matches!(attribute, NeighbourAttribute::Protocol(_)));
+            found.extend(message.attributes.iter().find_map(|attribute| match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) if is_marked => Some(*address),
+                _ => None,
+            }));
+        }
+        Ok(found)
+    }
+
     /// Makes the kernel forget an address, so that the next packet to it asks anew.
     pub fn forget_neighbour(&self, address: Ipv4Addr) -> Result<()> {
         let Some(message) = self.find_neighbour(address)? else { return Ok(()) };

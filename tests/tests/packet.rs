@@ -38,116 +38,98 @@ use vipmux_common::abi::DropReason;
 
 use crate::case::{Case, Verdict};
 
+/// Runs a test where the kernel lets us.
+fn as_root(test: fn()) {
+    if requirement::root() {
+        test();
+    }
+}
+
+/// Checks a table of cases, where the kernel lets us.
+fn check(cases: fn() -> Vec<Case>) {
+    if requirement::root() {
+        case::check(&cases());
+    }
+}
+
 #[test]
 fn arp_is_answered_dropped_or_passed() {
-    if requirement::root() {
-        case::check(&arp::cases());
-    }
+    check(arp::cases);
 }
 
 #[test]
 fn packets_to_a_vip_reach_a_backend_and_others_pass() {
-    if requirement::root() {
-        case::check(&demux::cases());
-    }
+    check(demux::cases);
 }
 
 #[test]
 fn fragments_follow_the_first_one() {
-    if requirement::root() {
-        case::check(&fragments::cases());
-    }
+    check(fragments::cases);
 }
 
 #[test]
 fn icmp_errors_follow_the_flow() {
-    if requirement::root() {
-        case::check(&icmp::cases());
-    }
+    check(icmp::cases);
 }
 
 #[test]
 fn what_goes_nowhere_is_answered() {
-    if requirement::root() {
-        case::check(&reject::cases());
-    }
+    check(reject::cases);
 }
 
 #[test]
 fn flows_keep_their_backend_or_choose_anew() {
-    if requirement::root() {
-        case::check(&flows::cases());
-    }
+    check(flows::cases);
 }
 
 #[test]
 fn handed_over_frames_end_here() {
-    if requirement::root() {
-        case::check(&handover::cases());
-    }
+    check(handover::cases);
 }
 
 #[test]
 fn replies_come_from_the_vip() {
-    if requirement::root() {
-        case::check(&replies::cases());
-    }
+    check(replies::cases);
 }
 
 #[test]
 fn conversation_with_a_local_backend() {
-    if requirement::root() {
-        conversation::with_a_local_backend();
-    }
+    as_root(conversation::with_a_local_backend);
 }
 
 #[test]
 fn conversation_across_two_nodes() {
-    if requirement::root() {
-        conversation::across_two_nodes();
-    }
+    as_root(conversation::across_two_nodes);
 }
 
 #[test]
 fn no_frame_goes_in_circles() {
-    if requirement::root() {
-        conversation::that_would_go_in_circles();
-    }
+    as_root(conversation::that_would_go_in_circles);
 }
 
 #[test]
 fn cut_frames_pass_untouched_or_are_dropped() {
-    if requirement::root() {
-        truncation::cut_frames_pass_untouched_or_are_dropped();
-    }
+    as_root(truncation::cut_frames_pass_untouched_or_are_dropped);
 }
 
 #[test]
 fn short_packets_are_dropped_until_their_headers_are_whole() {
-    if requirement::root() {
-        truncation::short_packets_are_dropped_until_their_headers_are_whole();
-    }
+    as_root(truncation::short_packets_are_dropped_until_their_headers_are_whole);
 }
 
 #[test]
 fn cut_replies_leave_untouched() {
-    if requirement::root() {
-        truncation::cut_replies_leave_untouched();
-    }
+    as_root(truncation::cut_replies_leave_untouched);
 }
 
 #[test]
 fn any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes() {
-    if requirement::root() {
-        fuzz::any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes();
-    }
+    as_root(fuzz::any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes);
 }
 
 #[test]
 fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
-    if requirement::root() {
-        fuzz::any_frame_may_leave_unless_it_speaks_for_a_vip();
-    }
+    as_root(fuzz::any_frame_may_leave_unless_it_speaks_for_a_vip);
 }
 
 /// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no

@@ -15,11 +15,12 @@ use crate::{
         unload::{UnloadError, Unloaded, unload},
     },
     inspect::names,
+    link::{LinkError, remove_neighbors},
     snat::{IdentitySnat, SnatError},
 };
 
 /// Stop answering for this node's VIPs, detach the programs and remove every trace of vipmux from the kernel: pins,
-/// maps and the nftables table of this network namespace
+/// maps, and in this network namespace the nftables table and neighbour entries
 #[derive(Clone, Debug, Args)]
 pub struct Unload {
     /// Where everything is pinned
@@ -36,6 +37,12 @@ pub enum UnloadCommandError {
     /// The nftables table could not be removed.
     #[error("cannot remove vipmux's nftables table")]
     Snat(#[from] SnatError),
+    /// The neighbour entries could not be removed.
+    #[error("cannot remove vipmux's neighbour entries")]
+    Neighbors(#[from] LinkError),
+    /// The asynchronous runtime cannot be started.
+    #[error("cannot start the asynchronous runtime")]
+    Runtime(#[source] io::Error),
     /// The system's clocks could not be read.
     #[error("cannot read the clock")]
     Clock(#[from] nix::Error),
@@ -56,8 +63,10 @@ impl Unload {
         let now = std::time::Duration::from(boottime).as_nanos();
         let done = unload(&pins, u64::try_from(now).unwrap_or(u64::MAX))?;
         let told = quiet_pipe(tell(&pins, done.as_ref(), out));
-        // Also where nothing is pinned: the table may be all that is left.
+        // Also where nothing is pinned: these may be all that is left.
         IdentitySnat::open()?.remove()?;
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        runtime.map_err(UnloadCommandError::Runtime)?.block_on(remove_neighbors())?;
         told.map_err(UnloadCommandError::Output)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use vipmux_tests::{client::Request, lan::Options, manifests::VIP};
+use vipmux_tests::{client::Request, lan::Options, links::Links, manifests::VIP};
 
 use crate::services;
 
@@ -43,8 +43,10 @@ fn unload_leaves_no_trace() -> Result<()> {
     assert!(node.namespace().links(|links| links.has_xdp("eth0"))?);
     assert!(agent.pins().exists());
     assert!(node.nft("list tables")?.contains("vipmux"));
+    assert!(!node.namespace().links(Links::managed_neighbours)?.is_empty());
 
     agent.unload(node)?;
+    assert!(node.namespace().links(Links::managed_neighbours)?.is_empty());
     assert!(!node.namespace().links(|links| links.has_xdp("eth0"))?);
     assert!(!agent.pins().exists());
     assert!(!node.nft("list tables")?.contains("vipmux"));

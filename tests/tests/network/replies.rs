@@ -50,12 +50,7 @@ fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() ->
 
 #[test]
 fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Result<()> {
-    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(()) };
-    let listeners = [Listener::new(Kind::UdpEcho, 5140, "ops/syslog"), Listener::new(Kind::Echo, 5141, "ops/control")];
-    cluster.add_pod("node-3", "syslog-1", 40, &listeners)?;
-    let endpoint = cluster.endpoint("syslog-1")?;
-    cluster.manifests.write_service(&Service::sharing("ops/syslog", 514, "UDP", 5140).with([endpoint]))?;
-    cluster.await_service(Request::new(Kind::UdpEcho, VIP, 514), "ops/syslog")?;
+    let Some(cluster) = with_syslog()? else { return Ok(()) };
     let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 514).into(), TIMEOUT))?;
     for _ in 0..3 {
         datagrams.send(HOLD)?;
@@ -109,12 +104,7 @@ fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
 /// The client has closed its socket when the reply comes, and its kernel says so to the VIP.
 #[test]
 fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
-    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(()) };
-    let listeners = [Listener::new(Kind::UdpEcho, 5140, "ops/syslog"), Listener::new(Kind::Echo, 5141, "ops/control")];
-    cluster.add_pod("node-3", "syslog-1", 40, &listeners)?;
-    let endpoint = cluster.endpoint("syslog-1")?;
-    cluster.manifests.write_service(&Service::sharing("ops/syslog", 514, "UDP", 5140).with([endpoint]))?;
-    cluster.await_service(Request::new(Kind::UdpEcho, VIP, 514), "ops/syslog")?;
+    let Some(cluster) = with_syslog()? else { return Ok(()) };
     let pod = cluster.pod("syslog-1")?;
     let before = pod.namespace().run(unreachables_received)?;
     cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 514).into(), TIMEOUT)?.send(HOLD))?;
@@ -137,6 +127,17 @@ fn unreachables_received() -> Result<u64> {
     let mut pairs = names.split(' ').zip(values.split(' '));
     let (_, value) = pairs.find(|(name, _)| *name == "InDestUnreachs").context("no InDestUnreachs")?;
     Ok(value.parse()?)
+}
+
+/// The demo's Services and one more: `ops/syslog` on 514/UDP, whose one pod holds a reply back if it is asked to.
+fn with_syslog() -> Result<Option<Cluster>> {
+    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(None) };
+    let listeners = [Listener::new(Kind::UdpEcho, 5140, "ops/syslog"), Listener::new(Kind::Echo, 5141, "ops/control")];
+    cluster.add_pod("node-3", "syslog-1", 40, &listeners)?;
+    let endpoint = cluster.endpoint("syslog-1")?;
+    cluster.manifests.write_service(&Service::sharing("ops/syslog", 514, "UDP", 5140).with([endpoint]))?;
+    cluster.await_service(Request::new(Kind::UdpEcho, VIP, 514), "ops/syslog")?;
+    Ok(Some(cluster))
 }
 
 /// Lets a pod that holds a reply back send it as the first packet that its node sees of a connection. The pod is told
