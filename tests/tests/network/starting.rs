@@ -80,6 +80,46 @@ fn a_second_agent_on_the_same_pins_is_refused() -> Result<()> {
 }
 
 #[test]
+fn an_interface_that_has_another_xdp_program_is_refused() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let (state, other_state) = (Folder::temporary("state")?, Folder::temporary("other-state")?);
+    let first = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), state.path()))?;
+    first.wait_ready(PATIENCE)?;
+    let mut second = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), other_state.path()))?;
+    let status = second.process_mut().wait(PATIENCE)?;
+    let output = second.process().output();
+    assert!(!status.success(), "{output}");
+    assert!(output.contains("eth0 already has an XDP program that is not vipmux's"), "{output}");
+    Ok(())
+}
+
+/// A bridge's driver has no native XDP.
+#[test]
+fn where_the_driver_has_no_native_xdp_the_agent_falls_back_to_generic_and_says_so() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let node = &lan.nodes[0];
+    node.namespace().links(|links| {
+        links.add_bridge("br-lan")?;
+        links.set_up("br-lan")
+    })?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let state = Folder::temporary("state")?;
+    let start = |xdp_mode| {
+        let options = agent::Options::new(manifests.path(), state.path());
+        Agent::start(node, &agent::Options { interface: "br-lan".into(), xdp_mode, ..options })
+    };
+    let mut native = start("native")?;
+    assert!(!native.process_mut().wait(PATIENCE)?.success(), "{}", native.process().output());
+    let auto = start("auto")?;
+    auto.wait_ready(PATIENCE)?;
+    let output = auto.process().output();
+    assert!(output.contains("no native XDP here") && output.contains(r#""mode":"generic""#), "{output}");
+    assert!(node.namespace().links(|links| links.has_xdp("br-lan"))?);
+    Ok(())
+}
+
+#[test]
 fn an_interface_that_is_not_there_is_named() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let manifests = Manifests::for_lan(&lan)?;
