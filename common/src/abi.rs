@@ -23,7 +23,7 @@ pub mod capacity {
     pub const VIPS: u32 = 16_384;
     /// Port claims, so the sum over all Services of their ports on each VIP; also of the arrays indexed by slot.
     pub const SERVICES: u32 = 32_768;
-    /// Slots of the arena of Maglev tables: 32 MiB.
+    /// Slots of the arena of Maglev tables: 64 MiB, since the kernel gives each element of an array eight bytes at least.
     pub const TABLES: u32 = 8_388_608;
     /// Backends: distinct (address, port, node).
     pub const BACKENDS: u32 = 262_144;
