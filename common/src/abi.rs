@@ -5,7 +5,11 @@
 //! verifier wants that of the merged stores that build them on the stack. Fields named *wire* hold the bytes as they are in a packet
 //! (network byte order, loaded natively); all others are numbers in the host's byte order.
 
+mod counters;
+
 use core::mem::{align_of, offset_of, size_of};
+
+pub use counters::{DropReason, Stat};
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes. Part of the pin path, so
 /// that programs of different layouts never share a map.
@@ -460,93 +464,6 @@ pub struct Count {
     pub bytes: u64,
     /// New flows (`SERVICE_STATS` only).
     pub flows: u64,
-}
-
-macro_rules! counters {
-    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
-        $(#[$doc])*
-        #[repr(u32)]
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum $name { $($(#[$variant_doc])* $variant),* }
-
-        impl $name {
-            /// All of them, in the order of their indices.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The name that `inspect` and the metrics show.
-            pub const fn name(self) -> &'static str {
-                match self { $(Self::$variant => $text),* }
-            }
-        }
-    };
-}
-
-counters! {
-    /// Why a packet was dropped: the index of its counter in `DROPS`.
-    DropReason {
-        /// An ARP request for a VIP that this node does not lead; its leader answers.
-        ArpNotLeading = "arp_not_leading",
-        /// An ARP request for a VIP that this node leads, after the fence's deadline.
-        ArpFenced = "arp_fenced",
-        /// The node's own stack tried to send ARP in the name of a VIP that it does not lead.
-        ArpEgress = "arp_egress",
-        /// A truncated or contradictory header of a packet to a VIP.
-        Malformed = "malformed",
-        /// A protocol that is not balanced.
-        Protocol = "protocol",
-        /// ICMP to a VIP that is neither an echo request nor an error about one of its flows.
-        Icmp = "icmp",
-        /// A fragment whose datagram's first fragment was not seen, or too long ago; or one of ICMP.
-        Fragment = "fragment",
-        /// No Service claims this port.
-        NoService = "no_service",
-        /// The Service has no ready backend.
-        NoBackend = "no_backend",
-        /// A handed-over frame, and this node has no backend for it.
-        NotLocal = "not_local",
-        /// The backend's node is not resolved or not attached.
-        NodeUnreachable = "node_unreachable",
-        /// The only backends are on the node that the frame came from.
-        Hairpin = "hairpin",
-        /// TTL of 1 or less at the hand-over.
-        TtlExceeded = "ttl_exceeded",
-        /// Two live flows of one client to two VIP ports meet at one backend port.
-        TupleCollision = "tuple_collision",
-        /// A flow or reverse-flow record could not be written.
-        RecordFailed = "record_failed",
-        /// A reply that should be translated could not be.
-        ReplyFailed = "reply_failed",
-    }
-}
-
-counters! {
-    /// What happened: the index of its counter in `STATS`.
-    Stat {
-        /// Passed untouched: not for a VIP.
-        Passed = "passed",
-        /// ARP requests answered.
-        ArpAnswered = "arp_answered",
-        /// A peer's announcement took a VIP from this node.
-        Yielded = "yielded",
-        /// Delivered to a backend on this node.
-        Local = "local",
-        /// Handed over to the backend's node.
-        HandedOver = "handed_over",
-        /// Frames from a hand-over MAC.
-        FromPeer = "from_peer",
-        /// Flow records made.
-        NewFlows = "new_flows",
-        /// Replies translated back.
-        Replies = "replies",
-        /// Packets that no Service or no backend takes, answered by TCP RST or ICMP port unreachable.
-        Rejected = "rejected",
-        /// ICMP echo requests to a VIP, answered.
-        EchoAnswered = "echo_answered",
-        /// Answers that were not given, since [`Config::answers_per_second`] were.
-        AnswerLimited = "answer_limited",
-        /// SYN-ACKs of direct connections to a backend: left alone.
-        DirectReplies = "direct_replies",
-    }
 }
 
 const _: () = {

@@ -132,24 +132,28 @@ fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
     as_root(fuzz::any_frame_may_leave_unless_it_speaks_for_a_vip);
 }
 
+/// Every table.
+fn all_cases() -> Vec<Case> {
+    let tables = [
+        arp::cases,
+        demux::cases,
+        flows::cases,
+        fragments::cases,
+        handover::cases,
+        icmp::cases,
+        reject::cases,
+        replies::cases,
+    ];
+    tables.into_iter().flat_map(|cases: fn() -> Vec<Case>| cases()).collect()
+}
+
 /// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no
 /// element to recycle, and the rewriting of a packet only when it finds no memory.
 const WITHOUT_A_CASE: [DropReason; 2] = [DropReason::RecordFailed, DropReason::ReplyFailed];
 
 #[test]
 fn every_drop_reason_has_a_case() {
-    let cases: Vec<Case> = [
-        arp::cases(),
-        demux::cases(),
-        flows::cases(),
-        fragments::cases(),
-        handover::cases(),
-        reject::cases(),
-        replies::cases(),
-    ]
-    .into_iter()
-    .flatten()
-    .collect();
+    let cases = all_cases();
     let has_case = |reason: DropReason| cases.iter().any(|case| case.verdict == Verdict::Dropped(reason));
     for &reason in DropReason::ALL {
         let told = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
@@ -160,18 +164,7 @@ fn every_drop_reason_has_a_case() {
 #[test]
 fn cases_are_told_apart_by_name() {
     let mut names = std::collections::BTreeSet::new();
-    for case in [
-        arp::cases(),
-        demux::cases(),
-        flows::cases(),
-        fragments::cases(),
-        handover::cases(),
-        reject::cases(),
-        replies::cases(),
-    ]
-    .iter()
-    .flatten()
-    {
+    for case in all_cases() {
         assert!(names.insert((case.hook as u8, case.name)), "two cases are named {:?}", case.name);
     }
 }
