@@ -63,9 +63,6 @@ impl Place {
             Self::OnLink { ifindex, entry: Some(entry), .. } if entry.ours => {
                 Some(Command::Delete { ifindex, address })
             }
-            Self::OnLink { ifindex, entry: Some(entry), .. } if entry.managed => {
-                Some(Command::Release { ifindex, address })
-            }
             _ => None,
         }
     }
@@ -151,7 +148,7 @@ impl Book {
     pub(super) fn hurry(&self) -> Vec<Command> {
         let silent = |(&address, place): (&IpAddr, &Place)| match *place {
             Place::OnLink { ifindex, entry: Some(entry), .. } if entry.valid().is_none() => {
-                Some(Command::Keep { ifindex, address, new: false })
+                Some(Command::Keep { ifindex, address })
             }
             _ => None,
         };
@@ -177,7 +174,7 @@ impl Place {
     fn neglected(&self, address: IpAddr) -> Option<Command> {
         let Self::OnLink { ifindex, entry, asked, .. } = *self else { return None };
         let careless = |entry: Entry| entry.managed || entry.is_static() || (asked && entry.is_fresh());
-        let command = Command::Keep { ifindex, address, new: entry.is_none() };
+        let command = Command::Keep { ifindex, address };
         (!entry.is_some_and(careless)).then_some(command)
     }
 }

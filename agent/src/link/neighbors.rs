@@ -4,7 +4,9 @@
 //! include/uapi/linux/neighbour.h), which the kernel probes for as long as it is there. Older kernels ignore that flag;
 //! there the entry is *used* (`NTF_USE`) again whenever it gets stale.
 //!
-//! Entries that were not there before carry [`ORIGIN`], so that they are known for our own, also after a restart.
+//! Each carries [`ORIGIN`], so that it is known for our own, also after a restart and by `unload`: the kernel takes that
+//! mark for an entry that it had before, too (`neigh_add` in net/core/neighbour.c). At the end they are deleted, which
+//! costs the kernel one question when it next sends there.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -147,28 +149,23 @@ impl Entry {
 /// What is to be asked of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    /// Resolve, and keep resolved; `new`: there is no entry yet.
-    Keep { ifindex: u32, address: IpAddr, new: bool },
+    /// Resolve, and keep resolved.
+    Keep { ifindex: u32, address: IpAddr },
     /// Our entry goes.
     Delete { ifindex: u32, address: IpAddr },
-    /// An entry that was there before us is no longer managed.
-    Release { ifindex: u32, address: IpAddr },
 }
 
 /// Carries out a command.
 pub(super) async fn execute(handle: &Handle, command: Command) -> Result<(), LinkError> {
     match command {
-        Command::Keep { ifindex, address, new } => {
-            let mut request = used(handle, ifindex, address);
+        Command::Keep { ifindex, address } => {
+            // No state: an entry keeps the one it has, and a missing one is made.
+            let request = handle.neighbours().add(ifindex, address).state(NeighbourState::None);
+            let mut request = request.flags(NeighbourFlags::Use).replace();
             let attributes = &mut request.message_mut().attributes;
             attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
-            if new {
-                attributes.push(NeighbourAttribute::Protocol(ORIGIN));
-            }
+            attributes.push(NeighbourAttribute::Protocol(ORIGIN));
             request.execute().await.map_err(LinkError::request("have a neighbour resolved"))
-        }
-        Command::Release { ifindex, address } => {
-            used(handle, ifindex, address).execute().await.map_err(LinkError::request("release a neighbour entry"))
         }
         Command::Delete { ifindex, address } => {
             let mut message = NeighbourMessage::default();
@@ -184,12 +181,6 @@ pub(super) async fn execute(handle: &Handle, command: Command) -> Result<(), Lin
     }
 }
 
-/// A request that keeps an entry's state, makes one that is missing, and takes the managed flag off.
-fn used(handle: &Handle, ifindex: u32, address: IpAddr) -> rtnetlink::NeighbourAddRequest {
-    let request = handle.neighbours().add(ifindex, address);
-    request.state(NeighbourState::None).flags(NeighbourFlags::Use).replace()
-}
-
 /// All entries that the kernel has.
 pub(super) async fn entries(handle: &Handle) -> Result<Vec<(u32, IpAddr, Entry)>, LinkError> {
     let mut found = Vec::new();
@@ -200,8 +191,7 @@ pub(super) async fn entries(handle: &Handle) -> Result<Vec<(u32, IpAddr, Entry)>
     Ok(found)
 }
 
-/// Removes every neighbour entry that an agent made and left behind; how many there were. Those that were there before
-/// it, and are managed since, only the agent itself knows ([`super::Monitor::stop`]).
+/// Removes every neighbour entry that an agent kept and left behind; how many there were.
 pub async fn remove_neighbors() -> Result<usize, LinkError> {
     let handle = kernel::connect()?;
     let ours: Vec<_> = entries(&handle).await?.into_iter().filter(|(_, _, entry)| entry.ours).collect();

@@ -268,7 +268,7 @@ fn a_node_that_comes_late_is_found() {
 }
 
 #[test]
-fn entries_of_others_are_given_back_as_they_were() {
+fn an_entry_that_the_kernel_had_is_known_for_our_own_and_a_static_one_is_left_alone() {
     let Some([node, _peer]) = wire() else { return };
     let (ifindex, _) = eth0(&node);
     let fixed: IpAddr = "192.0.2.3".parse().unwrap();
@@ -282,11 +282,11 @@ fn entries_of_others_are_given_back_as_they_were() {
         let found = until(monitor.neighbors(), |found| mac(found, PEER).is_some()).await;
         assert_eq!(mac(&found, fixed), Some(Mac::new([2, 0, 0, 0, 0, 3])));
         let entry = kernel_entry(&handle, PEER).await.unwrap();
-        assert!(entry.managed && !entry.ours, "{entry:?}");
+        assert!(entry.managed && entry.ours, "{entry:?}");
         monitor.stop().await;
-        let entry = kernel_entry(&handle, PEER).await.unwrap();
-        assert!(!entry.managed && !entry.ours, "{entry:?}");
-        assert_eq!(kernel_entry(&handle, fixed).await.unwrap().state, NeighbourState::Permanent);
+        assert_eq!(kernel_entry(&handle, PEER).await, None);
+        let entry = kernel_entry(&handle, fixed).await.unwrap();
+        assert!(entry.state == NeighbourState::Permanent && !entry.managed && !entry.ours, "{entry:?}");
     });
 }
 

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result};
-use vipmux_tests::{client::Request, lan::Options, links::Links, manifests::VIP};
+use anyhow::{Context as _, Result, ensure};
+use vipmux_tests::{client::Request, cluster::PATIENCE, lan::Options, links::Links, manifests::VIP, wait};
 
 use crate::services;
 
@@ -38,12 +38,16 @@ fn unload_leaves_no_trace() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     // On the backend's node there are all of them: links, maps and the nftables table.
     let node = cluster.lan.node("node-1")?.name.clone();
+    wait::until("neighbours that the agent keeps", PATIENCE, || {
+        let kept = cluster.lan.node(&node)?.namespace().links(Links::managed_neighbours)?;
+        ensure!(kept.len() == 2, "{kept:?}");
+        Ok(())
+    })?;
     cluster.agent_mut(&node)?.process_mut().kill()?;
     let (agent, node) = (cluster.agent(&node)?, cluster.lan.node(&node)?);
     assert!(node.namespace().links(|links| links.has_xdp("eth0"))?);
     assert!(agent.pins().exists());
     assert!(node.nft("list tables")?.contains("vipmux"));
-    assert!(!node.namespace().links(Links::managed_neighbours)?.is_empty());
 
     agent.unload(node)?;
     assert!(node.namespace().links(Links::managed_neighbours)?.is_empty());

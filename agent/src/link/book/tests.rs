@@ -45,8 +45,7 @@ fn book() -> Book {
 }
 
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
-const KEEP_NEW: Command = Command::Keep { ifindex: ETH0, address: PEER, new: true };
-const KEEP: Command = Command::Keep { ifindex: ETH0, address: PEER, new: false };
+const KEEP: Command = Command::Keep { ifindex: ETH0, address: PEER };
 
 #[test]
 fn only_states_that_the_kernel_sends_in_have_a_mac() {
@@ -96,12 +95,12 @@ fn a_change_is_told_only_where_it_is_seen() {
 fn a_missing_entry_is_asked_for_until_it_is_there() {
     let mut book = book();
     assert!(book.is_incomplete());
-    assert_eq!(book.care(), [KEEP_NEW]);
+    assert_eq!(book.care(), [KEEP]);
     assert!(book.needs_care(), "the request may have been refused");
     book.observe(ETH0, PEER, Some(Entry { managed: true, ours: true, ..entry(Incomplete) }));
     assert!(!book.needs_care());
     book.observe(ETH0, PEER, None);
-    assert_eq!(book.care(), [KEEP_NEW], "somebody removed it");
+    assert_eq!(book.care(), [KEEP], "somebody removed it");
 }
 
 #[test]
@@ -129,7 +128,8 @@ fn what_is_no_longer_wanted_is_given_back() {
     let (managed, gone) = (Entry { managed: true, ..entry(Reachable) }, links(&[(ETH0, "192.0.2.1")]));
     for (entry, command) in [
         (Entry { ours: true, ..managed }, Some(Command::Delete { ifindex: ETH0, address: PEER })),
-        (managed, Some(Command::Release { ifindex: ETH0, address: PEER })),
+        // Another program's.
+        (managed, None),
         (entry(Reachable), None),
     ] {
         let mut book = book();
