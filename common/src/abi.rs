@@ -13,7 +13,7 @@ pub use counters::{DropReason, Stat};
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes. Part of the pin path, so
 /// that programs of different layouts never share a map.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// The first three bytes of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). A frame with
 /// such a source was balanced by another node.
@@ -39,6 +39,10 @@ pub mod capacity {
     pub const FLOWS: u32 = 16_384;
     /// Fragmented datagrams whose later fragments are awaited, in each direction.
     pub const FRAGMENTS: u32 = 8_192;
+    /// Clients that Services with session affinity remember.
+    pub const AFFINITY: u32 = 65_536;
+    /// Prefixes that Services with source ranges allow, over all Services.
+    pub const SOURCE_RANGES: u32 = 65_536;
 }
 
 /// An IPv6 address, or an IPv4 address in its IPv4-mapped form (RFC 4291, 2.5.5.2): 16 wire bytes.
@@ -140,6 +144,8 @@ pub struct Config {
     pub unclaimed: u32,
     /// How many packets each CPU may answer in the VIPs' name, per second: TCP RSTs, ICMP errors, echo replies.
     pub answers_per_second: u32,
+    /// How many flows each CPU may record, per second, so that a flood of new ones cannot wash out the live ones.
+    pub records_per_second: u32,
 }
 
 /// Answered: TCP RST, ICMP port unreachable.
@@ -157,17 +163,22 @@ pub struct Interface {
     pub mac: Mac,
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached.
     pub bit: u32,
-    /// [`INTERFACE_GENERIC`].
+    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`].
     pub flags: u32,
 }
 
 /// The program runs in generic mode there: the driver has no native XDP, or was told not to use it.
 pub const INTERFACE_GENERIC: u32 = 1;
+/// Frames from local senders come in there, whose TCP and UDP checksums may be partial: of the pseudo-header alone, the
+/// rest being left to a NIC that is never reached (`CHECKSUM_PARTIAL` in include/linux/skbuff.h). So veth, tap, virtio.
+pub const INTERFACE_PARTIAL: u32 = 2;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;
 /// Set by the program, together with clearing [`VIP_LEADING`], when a peer announced the VIP.
 pub const VIP_YIELDED: u32 = 2;
+/// A Service has every port of a protocol: where no claim names a packet's port, that with port 0 takes it.
+pub const VIP_ALL_PORTS: u32 = 4;
 
 /// `VIPS[Address]`.
 #[repr(C)]
@@ -175,7 +186,7 @@ pub const VIP_YIELDED: u32 = 2;
 pub struct VipValue {
     /// The VIP's id in [`ServiceKey`] and [`FlowKey`]; never used twice in the life of the maps.
     pub id: u32,
-    /// [`VIP_LEADING`], [`VIP_YIELDED`].
+    /// [`VIP_LEADING`], [`VIP_YIELDED`], [`VIP_ALL_PORTS`].
     pub flags: u32,
     /// The interfaces it is announced on, a bit each ([`Interface::bit`]).
     pub interfaces: u32,
@@ -191,7 +202,7 @@ pub struct VipValue {
 pub struct ServiceKey {
     /// [`VipValue::id`].
     pub vip: u32,
-    /// Service port, wire.
+    /// Service port, wire; 0: every port that no other claim names ([`VIP_ALL_PORTS`]).
     pub port: u16,
     /// IANA protocol number: 6, 17 or 132.
     pub protocol: u8,
@@ -215,11 +226,18 @@ pub struct ServiceValue {
     pub local_table: u32,
     /// Its length; 0: no ready backend on this node.
     pub local_length: u32,
-    /// Zero for now: affinity, source ranges and timeouts widen it.
+    /// [`SERVICE_KERNEL`].
     pub flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Session affinity by the client's address: how long a client without packets is remembered, in jiffies. 0: none.
+    pub affinity: u32,
 }
+
+/// Packets are left to the node's own stack, so to kube-proxy: the Service's endpoints cannot be reached by a hand-over,
+/// or the user wants it so. In [`ServiceValue::flags`].
+pub const SERVICE_KERNEL: u32 = 1;
+/// Backends get packets with the VIP as their destination, and answer in its name: nothing is translated. In
+/// [`ServiceState::flags`].
+pub const SERVICE_DIRECT: u32 = 2;
 
 /// `SERVICE_STATES[slot]`: read on a flow hit, instead of a second hash lookup.
 #[repr(C)]
@@ -227,8 +245,59 @@ pub struct ServiceValue {
 pub struct ServiceState {
     /// Changes when the claim's owner changes or goes; flows of other generations are stale. 0: the slot is free.
     pub generation: u32,
-    /// Zero for now.
+    /// [`SERVICE_DIRECT`].
     pub flags: u32,
+    /// An idle flow's life, in jiffies; 0: [`Config`]'s for the protocol.
+    pub idle: u32,
+    /// [`Range::set`] of the addresses that clients may have; 0: any. Every packet is held to it.
+    pub ranges: u32,
+}
+
+/// Key of the LPM trie `SOURCE_RANGES`, after the length of the prefix (`struct bpf_lpm_trie_key_u8` in
+/// include/uapi/linux/bpf.h): 32 bits for the set and those of the address, 96 more for an IPv4-mapped one. The value
+/// is 1.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Range {
+    /// A set of prefixes: one of the generations ([`Config::next_generation`]), so never used twice. Sets are never
+    /// changed, only replaced.
+    pub set: u32,
+    /// [`Address::w0`] of the prefix; the four words are no [`Address`], since that would be aligned.
+    pub w0: u32,
+    /// [`Address::w1`].
+    pub w1: u32,
+    /// [`Address::w2`].
+    pub w2: u32,
+    /// [`Address::w3`].
+    pub w3: u32,
+}
+
+/// Key of `AFFINITY`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AffinityKey {
+    /// The client.
+    pub client: Address,
+    /// [`ServiceValue::slot`].
+    pub slot: u32,
+    /// [`ServiceState::generation`] of the slot.
+    pub generation: u32,
+}
+
+/// `AFFINITY[AffinityKey]`: the backend of a client's flows. `tag` as in [`FlowValue`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AffinityValue {
+    /// [`crate::hash::affinity`] of the key.
+    pub tag: u32,
+    /// Index into `BACKENDS`.
+    pub backend: u32,
+    /// [`Backend::generation`] then.
+    pub backend_generation: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// `jiffies_64` of the client's last new flow.
+    pub seen: u64,
 }
 
 /// `SERVICE_NAMES[slot]`: who owns the claim, for people and for a restarted agent. Not read by programs.
@@ -252,7 +321,7 @@ pub const BACKEND_LOCAL: u16 = 2;
 pub struct Backend {
     /// The endpoint's address.
     pub address: Address,
-    /// The endpoint's port, wire.
+    /// The endpoint's port, wire; 0: the port that the client asked for.
     pub port: u16,
     /// [`BACKEND_READY`], [`BACKEND_LOCAL`].
     pub flags: u16,
@@ -390,9 +459,13 @@ pub struct ReverseValue {
     pub flags: u32,
     /// `jiffies_64` of the last packet of either side; frozen once the flow is closed.
     pub seen: u64,
+    /// [`ServiceState::idle`] when the client's last packet came.
+    pub idle: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
-/// Key of `FRAGMENTS` and `EGRESS_FRAGMENTS`: what the fragments of one datagram share (RFC 791, 3.2).
+/// Key of `FRAGMENTS` and `EGRESS_FRAGMENTS`: what the fragments of one datagram share (RFC 791, 3.2; RFC 8200, 4.5).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FragmentKey {
@@ -400,11 +473,14 @@ pub struct FragmentKey {
     pub source: Address,
     /// The destination.
     pub destination: Address,
-    /// The identification: IPv4's 16 bits, wire, as a number.
+    /// The identification, wire: IPv4's 16 bits as a number, or IPv6's 32.
     pub id: u32,
-    /// IANA protocol number.
+    /// IANA protocol number; 0 for IPv6, whose fragments are told apart without it.
     pub protocol: u32,
 }
+
+/// In place of a backend's index in [`FragmentValue::backend`]: the first fragment went to the node's own stack.
+pub const FRAGMENT_KERNEL: u32 = u32::MAX;
 
 /// `FRAGMENTS[FragmentKey]`: where the first fragment went. `tag` as in [`FlowValue`].
 #[repr(C)]
@@ -412,7 +488,7 @@ pub struct FragmentKey {
 pub struct FragmentValue {
     /// [`crate::hash::fragment`] of the key.
     pub tag: u32,
-    /// Index into `BACKENDS`.
+    /// Index into `BACKENDS`, or [`FRAGMENT_KERNEL`].
     pub backend: u32,
     /// [`Backend::generation`] then.
     pub backend_generation: u32,
@@ -436,13 +512,20 @@ pub struct EgressFragmentValue {
     pub seen: u64,
 }
 
-/// Value of the per-CPU array `BUDGET`: a token bucket for answers.
+/// Index into `BUDGET`: answers, [`Config::answers_per_second`].
+pub const BUDGET_ANSWERS: u32 = 0;
+/// Index into `BUDGET`: flow records, [`Config::records_per_second`].
+pub const BUDGET_RECORDS: u32 = 1;
+/// Elements of `BUDGET`.
+pub const BUDGETS: u32 = 2;
+
+/// Value of the per-CPU array `BUDGET`: a token bucket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
     /// `jiffies_64` when it was filled last.
     pub filled: u64,
-    /// Answers that are left, times [`Config::hz`].
+    /// What is left, times [`Config::hz`].
     pub left: u64,
 }
 
@@ -469,12 +552,15 @@ pub struct Count {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 44);
+    assert!(size_of::<Config>() == 48);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
     assert!(size_of::<ServiceValue>() == 32 && offset_of!(ServiceValue, local_table) == 16);
-    assert!(size_of::<ServiceState>() == 8);
+    assert!(size_of::<ServiceState>() == 16);
+    assert!(size_of::<Range>() == 20 && offset_of!(Range, w0) == 4);
+    assert!(size_of::<AffinityKey>() == 24 && offset_of!(AffinityKey, slot) == 16);
+    assert!(size_of::<AffinityValue>() == 24 && offset_of!(AffinityValue, tag) == 0);
     assert!(size_of::<ServiceOwner>() == 128 && align_of::<ServiceOwner>() == 1);
     assert!(size_of::<Backend>() == 32 && offset_of!(Backend, node) == 20);
     assert!(size_of::<Node>() == 32 && offset_of!(Node, ifindex) == 16 && offset_of!(Node, epoch) == 28);
@@ -485,8 +571,12 @@ const _: () = {
     // A node's index fits into a flow record.
     assert!(capacity::NODES <= 1 << 16);
     assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
-    assert!(size_of::<ReverseValue>() == 40 && offset_of!(ReverseValue, vip) == 8);
-    assert!(offset_of!(ReverseValue, seen) == 32 && offset_of!(ReverseValue, tag) == 0);
+    assert!(size_of::<ReverseValue>() == 48 && offset_of!(ReverseValue, vip) == 8);
+    assert!(
+        offset_of!(ReverseValue, seen) == 32
+            && offset_of!(ReverseValue, idle) == 40
+            && offset_of!(ReverseValue, tag) == 0
+    );
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
     assert!(size_of::<FragmentValue>() == 24 && offset_of!(FragmentValue, tag) == 0);
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);

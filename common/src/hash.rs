@@ -3,7 +3,7 @@
 //! [`flow`] picks the backend, so every node and every version in a cluster must compute the same: its result is part
 //! of the protocol between the nodes, and the test vectors below hold it still.
 
-use crate::abi::{FlowKey, FragmentKey, ReverseKey};
+use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, ReverseKey};
 
 /// Two odd 64-bit constants with about as many ones as zeros (from splitmix64).
 const K0: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -28,6 +28,20 @@ pub const fn flow(key: &FlowKey) -> u32 {
     let state = mix(K0, pair(u32::from_le(key.client.w0), u32::from_le(key.client.w1)));
     let state = mix(state, pair(u32::from_le(key.client.w2), u32::from_le(key.client.w3)));
     (mix(mix(state, ports), K0) >> 32) as u32
+}
+
+/// The hash that picks the backend of a Service with session affinity: of the client's address alone. Protocol between
+/// the nodes, as [`flow`].
+#[inline(always)]
+pub const fn client(address: &Address) -> u32 {
+    let state = mix(K0, pair(u32::from_le(address.w0), u32::from_le(address.w1)));
+    (mix(mix(state, pair(u32::from_le(address.w2), u32::from_le(address.w3))), K0) >> 32) as u32
+}
+
+/// The hash of a client that is remembered: only a tag, local to one node.
+#[inline(always)]
+pub const fn affinity(key: &AffinityKey) -> u32 {
+    client(&key.client) ^ key.slot ^ key.generation.rotate_left(16)
 }
 
 /// The hash of a reverse flow: only a tag, local to one node.
@@ -83,6 +97,8 @@ mod tests {
             flow(&key([192, 0, 2, 1], 40_000, 80, 17)),
             flow(&FlowKey::default()),
         ];
+        let address = Address::v4(u32::from_ne_bytes([192, 0, 2, 1]));
+        assert_eq!([client(&address), client(&Address::default())], [25_399_806, 2_500_015_005]);
         assert_eq!(hashes, [4_157_142_029, 3_178_966_719, 1_533_810_797, 2_043_408_497]);
     }
 

@@ -6,9 +6,9 @@ use std::{
 };
 
 use crate::abi::{
-    Address, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
-    FragmentValue, Interface, Mac, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState,
-    ServiceValue, VipValue,
+    Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
+    FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
+    ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
 };
 
 macro_rules! pod {
@@ -19,6 +19,8 @@ macro_rules! pod {
 }
 pod!(
     Address,
+    AffinityKey,
+    AffinityValue,
     Backend,
     Budget,
     Config,
@@ -33,6 +35,7 @@ pod!(
     Mac,
     Node,
     NodeLabel,
+    Range,
     ReverseKey,
     ReverseValue,
     ServiceKey,

@@ -253,6 +253,8 @@ pub(crate) fn remember(
         padding: 0,
         flags: if syn { FLOW_ISN } else { after(0, segment.flags, FLOW_CLIENT_FIN) },
         seen: now,
+        idle: 0,
+        reserved: 0,
     };
     REVERSE.insert(key, value, 0).map_err(|_| DropReason::RecordFailed)
 }

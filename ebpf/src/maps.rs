@@ -2,12 +2,12 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, LruHashMap, PerCpuArray},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
 };
 use vipmux_common::abi::{
-    Address, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
-    FragmentValue, Interface, Mac, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState,
-    ServiceValue, Stat, VipValue, capacity,
+    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence,
+    FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
+    ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
 };
 
 #[map]
@@ -47,7 +47,12 @@ pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
 pub(crate) static EGRESS_FRAGMENTS: LruHashMap<FragmentKey, EgressFragmentValue> =
     LruHashMap::with_max_entries(capacity::FRAGMENTS, 0);
 #[map]
-pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(1, 0);
+pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue> =
+    LruHashMap::with_max_entries(capacity::AFFINITY, 0);
+#[map]
+pub(crate) static SOURCE_RANGES: LpmTrie<Range, u32> = LpmTrie::with_max_entries(capacity::SOURCE_RANGES, 0);
+#[map]
+pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(BUDGETS, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]

@@ -22,6 +22,8 @@ const ABANDON_SECONDS: u32 = 600;
 const FRAGMENT_LIFE_SECONDS: u32 = 30;
 /// Answers in the VIPs' name that each CPU may give in a second.
 const ANSWERS_PER_SECOND: u32 = 1_000;
+/// Flows that each CPU may record, per second.
+const RECORDS_PER_SECOND: u32 = 20_000;
 
 /// What becomes of packets to a VIP that no Service or no backend takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -61,6 +63,7 @@ pub fn new_config() -> Config {
         fragment_life: FRAGMENT_LIFE_SECONDS * hz,
         unclaimed: abi::UNCLAIMED_REJECT,
         answers_per_second: ANSWERS_PER_SECOND,
+        records_per_second: RECORDS_PER_SECOND,
     }
 }
 

@@ -13,13 +13,13 @@ use std::{
 };
 
 use aya::{
-    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray},
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, lpm_trie::LpmTrie},
     util::nr_cpus,
 };
 use vipmux_common::abi::{
-    ABI_VERSION, Address, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence, FlowKey, FlowValue,
-    FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner,
-    ServiceState, ServiceValue, Stat, VipValue,
+    ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason, EgressFragmentValue,
+    Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey,
+    ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
 };
 
 use super::pins::Pins;
@@ -142,7 +142,11 @@ maps! {
     fragments: "FRAGMENTS" => HashMap<FragmentKey, FragmentValue>,
     /// `EGRESS_FRAGMENTS`: LRU.
     egress_fragments: "EGRESS_FRAGMENTS" => HashMap<FragmentKey, EgressFragmentValue>,
-    /// `BUDGET`: one element.
+    /// `AFFINITY`: LRU.
+    affinity: "AFFINITY" => HashMap<AffinityKey, AffinityValue>,
+    /// `SOURCE_RANGES`.
+    source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
+    /// `BUDGET`: by `BUDGET_ANSWERS`, `BUDGET_RECORDS`.
     budget: "BUDGET" => PerCpuArray<Budget>,
     /// `STATS`: by [`Stat`].
     stats: "STATS" => PerCpuArray<Count>,

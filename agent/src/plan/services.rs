@@ -124,7 +124,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             slot.users == 1
                 && slot.name.as_ref() == Some(owner)
                 && value.generation != 0
-                && slot.state == ServiceState { generation: value.generation, flags: 0 }
+                && slot.state == ServiceState { generation: value.generation, ..Default::default() }
         })
     }
 
@@ -147,7 +147,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         if own.is_none() {
             self.vacancies.take();
             self.new_slots.push(Step::ServiceName(slot, Some(service.owner.clone())));
-            self.new_slots.push(Step::ServiceState(slot, ServiceState { generation, flags: 0 }));
+            self.new_slots.push(Step::ServiceState(slot, ServiceState { generation, ..Default::default() }));
         }
         Ok(ServiceValue {
             slot,
@@ -157,7 +157,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             local_table: placement.local.offset,
             local_length: placement.local.length,
             flags: 0,
-            reserved: 0,
+            affinity: 0,
         })
     }
 

@@ -28,6 +28,12 @@ counters! {
         ArpFenced = "arp_fenced",
         /// The node's own stack tried to send ARP in the name of a VIP that it does not lead.
         ArpEgress = "arp_egress",
+        /// A Neighbor Solicitation for a VIP that this node does not lead; its leader answers.
+        NdpNotLeading = "ndp_not_leading",
+        /// A Neighbor Solicitation for a VIP that this node leads, after the fence's deadline.
+        NdpFenced = "ndp_fenced",
+        /// The node's own stack tried to send Neighbor Discovery in the name of a VIP that it does not lead.
+        NdpEgress = "ndp_egress",
         /// A truncated or contradictory header of a packet to a VIP.
         Malformed = "malformed",
         /// A protocol that is not balanced.
@@ -36,6 +42,10 @@ counters! {
         Icmp = "icmp",
         /// A fragment whose datagram's first fragment was not seen, or too long ago; or one of ICMP.
         Fragment = "fragment",
+        /// The client's address is in none of the Service's source ranges.
+        SourceRange = "source_range",
+        /// A new flow beyond [`super::Config::records_per_second`], on the node that was to deliver it.
+        RecordLimited = "record_limited",
         /// No Service claims this port.
         NoService = "no_service",
         /// The Service has no ready backend.
@@ -64,16 +74,24 @@ counters! {
         Passed = "passed",
         /// ARP requests answered.
         ArpAnswered = "arp_answered",
+        /// Neighbor Solicitations answered.
+        NdpAnswered = "ndp_answered",
         /// A peer's announcement took a VIP from this node.
         Yielded = "yielded",
         /// Delivered to a backend on this node.
         Local = "local",
         /// Handed over to the backend's node.
         HandedOver = "handed_over",
+        /// Delivered to a backend on this node as they came, with the VIP as their destination.
+        Direct = "direct",
+        /// Left to the node's own stack, by the Service's configuration.
+        Kernel = "kernel",
         /// Frames from a hand-over MAC.
         FromPeer = "from_peer",
         /// Flow records made.
         NewFlows = "new_flows",
+        /// New flows that were handed over without a record, beyond [`super::Config::records_per_second`].
+        Unrecorded = "unrecorded",
         /// Replies translated back.
         Replies = "replies",
         /// Packets that no Service or no backend takes, answered by TCP RST or ICMP port unreachable.

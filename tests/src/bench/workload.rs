@@ -51,6 +51,7 @@ pub(super) fn state(services: u32) -> Result<State> {
             fragment_life: u32::MAX,
             unclaimed: vipmux_common::abi::UNCLAIMED_DROP,
             answers_per_second: 0,
+            records_per_second: u32::MAX,
             ..Config::default()
         },
         interfaces: vec![Interface::default(); IFINDEX + 1],
@@ -93,7 +94,7 @@ fn add(state: &mut State, vip: u32, number: u32) -> Result<()> {
         });
     }
     state.tables.extend((0..TABLE).map(|slot| first + slot % ENDPOINTS));
-    state.service_states.push(ServiceState { generation: 1, flags: 0 });
+    state.service_states.push(ServiceState { generation: 1, ..Default::default() });
     let key = ServiceKey { vip, port: (PORT + u16::try_from(number)?).to_be(), protocol: 6, padding: 0 };
     let value = ServiceValue {
         slot,

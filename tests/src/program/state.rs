@@ -1,15 +1,19 @@
 //! Everything that the programs' maps hold, as plain values.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result};
 use aya::{
     Ebpf, Pod,
-    maps::{Array, HashMap, Map, MapError},
+    maps::{
+        Array, HashMap, Map, MapError,
+        lpm_trie::{Key, LpmTrie},
+    },
 };
 use vipmux_common::abi::{
-    Address, Backend, Config, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface,
-    Mac, Node, ReverseKey, ReverseValue, ServiceKey, ServiceState, ServiceValue, VipValue,
+    Address, AffinityKey, AffinityValue, Backend, Config, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
+    FragmentValue, Interface, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey, ServiceState, ServiceValue,
+    VipValue,
 };
 
 /// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
@@ -50,6 +54,10 @@ pub struct State {
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
     /// `EGRESS_FRAGMENTS`; times are relative to [`NOW`].
     pub egress_fragments: BTreeMap<FragmentKey, EgressFragmentValue>,
+    /// `AFFINITY`; times are relative to [`NOW`].
+    pub affinity: BTreeMap<AffinityKey, AffinityValue>,
+    /// `SOURCE_RANGES`: the bits that count and the prefix.
+    pub source_ranges: BTreeSet<(u32, Range)>,
 }
 
 impl State {
@@ -69,7 +77,8 @@ impl State {
             ("NODE_NAMES", self.nodes.len()),
             ("PEERS", self.peers.len() + 8),
         ];
-        let mut capacities = ["FLOWS", "REVERSE", "FRAGMENTS", "EGRESS_FRAGMENTS"].map(|name| (name, flows)).to_vec();
+        let mut capacities =
+            ["FLOWS", "REVERSE", "FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY"].map(|name| (name, flows)).to_vec();
         for (name, entries) in sizes {
             capacities.push((name, u32::try_from(entries)?.max(1)));
         }
@@ -126,7 +135,10 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
         .egress_fragments
         .iter()
         .map(|(key, value)| (*key, EgressFragmentValue { seen: seen(value.seen), ..*value }));
-    write_hash(ebpf, "EGRESS_FRAGMENTS", fragments)
+    write_hash(ebpf, "EGRESS_FRAGMENTS", fragments)?;
+    let affinity = state.affinity.iter().map(|(key, value)| (*key, AffinityValue { seen: seen(value.seen), ..*value }));
+    write_hash(ebpf, "AFFINITY", affinity)?;
+    write_ranges(ebpf, &state.source_ranges)
 }
 
 pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
@@ -162,6 +174,11 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
                 (key, EgressFragmentValue { seen: seen(value.seen), ..value })
             })
             .collect(),
+        affinity: read_hash(ebpf, "AFFINITY")?
+            .into_iter()
+            .map(|(key, value): (AffinityKey, AffinityValue)| (key, AffinityValue { seen: seen(value.seen), ..value }))
+            .collect(),
+        source_ranges: read_ranges(ebpf)?,
     })
 }
 
@@ -206,4 +223,23 @@ fn write_hash<K: Pod + Ord, V: Pod>(ebpf: &mut Ebpf, name: &str, wanted: impl It
 fn read_hash<K: Pod + Ord, V: Pod>(ebpf: &Ebpf, name: &str) -> Result<BTreeMap<K, V>> {
     let hash: HashMap<_, K, V> = map(ebpf, name)?.try_into()?;
     Ok(hash.iter().collect::<Result<_, MapError>>()?)
+}
+
+fn read_ranges(ebpf: &Ebpf) -> Result<BTreeSet<(u32, Range)>> {
+    let trie: LpmTrie<_, Range, u32> = map(ebpf, "SOURCE_RANGES")?.try_into()?;
+    let keys = trie.keys().collect::<Result<Vec<_>, MapError>>()?;
+    Ok(keys.iter().map(|key| (key.prefix_len(), key.data())).collect())
+}
+
+/// Leaves exactly these prefixes in the trie.
+fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> {
+    let present = read_ranges(ebpf)?;
+    let mut trie: LpmTrie<_, Range, u32> = map_mut(ebpf, "SOURCE_RANGES")?.try_into()?;
+    for (bits, range) in present.difference(wanted) {
+        trie.remove(&Key::new(*bits, *range)).context("removing from SOURCE_RANGES")?;
+    }
+    for (bits, range) in wanted.difference(&present) {
+        trie.insert(&Key::new(*bits, *range), 1, 0).context("writing SOURCE_RANGES")?;
+    }
+    Ok(())
 }

@@ -183,7 +183,7 @@ impl Service {
             ..Default::default()
         };
         state.services.insert(self.key(), value);
-        state.service_states[self.slot as usize] = abi::ServiceState { generation, flags: 0 };
+        state.service_states[self.slot as usize] = abi::ServiceState { generation, ..Default::default() };
     }
 
     /// Records the client's flow to it, seen `age` jiffies ago, without an epoch: as after its first packet.
@@ -226,6 +226,8 @@ impl Service {
             padding: 0,
             flags,
             seen: NOW - age,
+            idle: 0,
+            reserved: 0,
         };
         state.reverse.insert(key, value);
     }
@@ -278,6 +280,7 @@ pub(crate) fn state() -> State {
             fragment_life: LIVES[3],
             unclaimed: abi::UNCLAIMED_DROP,
             answers_per_second: 1_000,
+            records_per_second: 1_000,
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],

@@ -98,6 +98,7 @@ impl Cluster {
             fragment_life: 30 * HZ,
             unclaimed: UNCLAIMED_REJECT,
             answers_per_second: 1_000,
+            records_per_second: 20_000,
             ..Config::default()
         };
         maps.config.set(0, config, 0).unwrap();
@@ -166,7 +167,7 @@ impl Cluster {
             ServiceValue { slot, generation, table, table_length, local_table, local_length, ..Default::default() };
         let maps = &mut self.fixture.maps;
         maps.service_names.set(slot, ServiceOwner::new(namespace, name), 0).unwrap();
-        maps.service_states.set(slot, ServiceState { generation, flags: 0 }, 0).unwrap();
+        maps.service_states.set(slot, ServiceState { generation, ..Default::default() }, 0).unwrap();
         let key = ServiceKey { vip, port: port.to_be(), protocol: protocol.number(), padding: 0 };
         maps.services.insert(key, value, 0).unwrap();
     }

@@ -161,7 +161,7 @@ fn a_lookup_says_what_the_program_does() {
     let node = written.nodes.get(&1, 0).unwrap();
     written.nodes.set(1, Node { epoch: 90, ..node }, 0).unwrap();
     seen.extend(compare(program, &maps, "with another backend in an index"));
-    written.service_states.set(5, ServiceState { generation: 900, flags: 0 }, 0).unwrap();
+    written.service_states.set(5, ServiceState { generation: 900, ..Default::default() }, 0).unwrap();
     seen.extend(compare(program, &maps, "with another owner in a slot"));
     age(written);
     written.nodes.set(3, Node::default(), 0).unwrap();
