@@ -494,6 +494,10 @@ pub struct FragmentValue {
     pub backend_generation: u32,
     /// [`ServiceValue::slot`].
     pub slot: u32,
+    /// 1: the Service is [`SERVICE_DIRECT`].
+    pub direct: u32,
+    /// Zero.
+    pub reserved: u32,
     /// `jiffies_64` then.
     pub seen: u64,
 }
@@ -527,6 +531,16 @@ pub struct Budget {
     pub filled: u64,
     /// What is left, times [`Config::hz`].
     pub left: u64,
+}
+
+/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than [`Config::abandon_after`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lapse {
+    /// `jiffies_64` when the clock was asked last.
+    pub checked: u64,
+    /// 1: it has.
+    pub abandoned: u64,
 }
 
 /// `FENCE[0]`: until when ARP and NDP are answered.
@@ -578,9 +592,10 @@ const _: () = {
             && offset_of!(ReverseValue, tag) == 0
     );
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
-    assert!(size_of::<FragmentValue>() == 24 && offset_of!(FragmentValue, tag) == 0);
+    assert!(size_of::<FragmentValue>() == 32 && offset_of!(FragmentValue, tag) == 0);
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);
     assert!(size_of::<Budget>() == 16);
+    assert!(size_of::<Lapse>() == 16);
     assert!(size_of::<Fence>() == 8);
     assert!(size_of::<Count>() == 24);
 };

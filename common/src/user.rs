@@ -7,7 +7,7 @@ use std::{
 
 use crate::abi::{
     Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
+    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
     ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
 };
 
@@ -32,6 +32,7 @@ pod!(
     FragmentKey,
     FragmentValue,
     Interface,
+    Lapse,
     Mac,
     Node,
     NodeLabel,

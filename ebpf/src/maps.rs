@@ -6,7 +6,7 @@ use aya_ebpf::{
 };
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence,
-    FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
+    FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
     ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
 };
 
@@ -53,6 +53,8 @@ pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue> =
 pub(crate) static SOURCE_RANGES: LpmTrie<Range, u32> = LpmTrie::with_max_entries(capacity::SOURCE_RANGES, 0);
 #[map]
 pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(BUDGETS, 0);
+#[map]
+pub(crate) static LAPSE: PerCpuArray<Lapse> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]

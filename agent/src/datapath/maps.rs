@@ -18,7 +18,7 @@ use aya::{
 };
 use vipmux_common::abi::{
     ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason, EgressFragmentValue,
-    Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey,
+    Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey,
     ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
 };
 
@@ -148,6 +148,8 @@ maps! {
     source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
     /// `BUDGET`: by `BUDGET_ANSWERS`, `BUDGET_RECORDS`.
     budget: "BUDGET" => PerCpuArray<Budget>,
+    /// `LAPSE`: one element.
+    lapse: "LAPSE" => PerCpuArray<Lapse>,
     /// `STATS`: by [`Stat`].
     stats: "STATS" => PerCpuArray<Count>,
     /// `DROPS`: by [`DropReason`].
