@@ -7,7 +7,7 @@ use std::{
 
 use crate::abi::{
     Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
+    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue, Scratch,
     ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
 };
 
@@ -39,6 +39,7 @@ pod!(
     Range,
     ReverseKey,
     ReverseValue,
+    Scratch,
     ServiceKey,
     ServiceOwner,
     ServiceState,

@@ -1,34 +1,154 @@
 //! The walk of a packet to a VIP: to a backend, to its node, or to an answer.
+//!
+//! It has three parts, each in a program of its own: the verifier then has three small problems instead of their
+//! product, and each has a stack. [`established`] knows flows with a record, which are nearly all packets; [`new`] makes
+//! records; [`odd`] takes the rest.
 
 use vipmux_common::{
-    abi::{DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, SERVICE_DIRECT, SERVICE_KERNEL, Stat, VipValue},
+    abi::{
+        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VipValue, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+    },
     hash,
 };
 
 use crate::{
-    budget, count,
+    budget, client, count,
     flow::{self, Found},
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
-    maps::VIPS,
+    maps::{SCRATCH, VIPS},
     nat, neighbor,
-    packet::{FIRST, LATER, Packet},
-    reject, service,
+    packet::{FIRST, LATER, Packet, Transport},
+    reject,
+    segment::Segment,
+    service,
     verdict::{Outcome, Verdict},
 };
 
-/// The walk of an IP packet that is addressed to this interface's MAC.
+/// The VIP that a packet is for, if it is announced here.
 #[inline(always)]
-pub(crate) fn receive<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
-    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let Some(vip) = VIPS.get_ptr(&packet.destination) else { return Ok(Verdict::PASS) };
+fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<&'static VipValue> {
+    let vip = VIPS.get_ptr(&packet.destination)?;
     // SAFETY: a map value, which stays in place for the whole run.
     let vip = unsafe { &*vip };
+    neighbor::is_announced(vip, frame, interface).then_some(vip)
+}
+
+/// The walk of an IP packet that is addressed to this interface's MAC.
+#[inline(always)]
+pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
+    let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let now = flow::now();
-    if !neighbor::is_announced(vip, frame, interface) || neighbor::is_abandoned(now) {
+    if neighbor::is_abandoned(now) {
         return Ok(Verdict::PASS);
     }
+    let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
+    let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
+    let key = segment.flow(packet.source, vip.id);
+    let handed_over = frame.source.is_handover();
+    let is_new = Scratch { known: KNOWN_NEW, vip: vip.id, vip_flags: vip.flags, reserved: 0 };
+    let Some(found) = flow::find(&key, hash::flow(&key), &segment, now) else { return tell(is_new, Verdict::NEW) };
+    if !service::is_fit(&found.target, frame, handed_over) {
+        return tell(is_new, Verdict::NEW);
+    }
+    if handed_over {
+        count::stat(Stat::FromPeer, frame.length());
+    }
+    if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+        return Err(DropReason::SourceRange.into());
+    }
+    count::service(found.slot, frame.length(), false);
+    send(frame, interface, &packet, &transport, &segment, &found, now)
+}
+
+/// Tells the program that is called next what is known.
+#[inline(always)]
+fn tell(scratch: Scratch, next: Verdict) -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // SAFETY: a per-CPU value, which is read by the program that this one calls, in the same run.
+    unsafe { *told = scratch };
+    Ok(next)
+}
+
+/// The walk of an IP packet that is addressed to this interface's MAC, where [`established`] does not know its flow.
+#[inline(always)]
+pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
+    let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
+    let is_new = scratch.known == KNOWN_NEW;
+    let (id, flags) = if is_new {
+        (scratch.vip, scratch.vip_flags)
+    } else {
+        let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+        (vip.id, vip.flags)
+    };
+    let transport = packet.transport(frame, Some(frame.available()))?;
+    if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
+        return tell(Scratch::default(), Verdict::ODD);
+    }
+    let segment = transport.segment(frame.end)?;
+    let handed_over = frame.source.is_handover();
+    if handed_over {
+        count::stat(Stat::FromPeer, frame.length());
+    }
+    let key = segment.flow(packet.source, id);
+    let (tag, now) = (hash::flow(&key), flow::now());
+    let recorded = if is_new { None } else { flow::find(&key, tag, &segment, now) };
+    let (found, new) = match recorded {
+        Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
+        _ => {
+            let service = service::find(&key, flags)?;
+            let state = service::state(&service).ok_or(DropReason::NoService)?;
+            if state.ranges != 0 && !client::is_allowed(state.ranges, &packet.source) {
+                return Err(DropReason::SourceRange.into());
+            }
+            if service.flags & SERVICE_KERNEL != 0 {
+                return kernel(&packet, &transport, now);
+            }
+            let target = service::pick(&key, tag, &service, frame, handed_over)?;
+            let recorded = budget::record(now) && flow::record(&key, tag, &target, &service, now);
+            let (flags, idle) = (state.flags, state.idle);
+            (Found { target, slot: service.slot, flags, idle, ranges: 0, recorded }, recorded)
+        }
+    };
+    if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+        return Err(DropReason::SourceRange.into());
+    }
+    if new {
+        count::stat(Stat::NewFlows, frame.length());
+    }
+    count::service(found.slot, frame.length(), new);
+    if transport.fragment & FIRST != 0 && !fragment::record(&packet, &transport, &found, now) {
+        return Err(DropReason::RecordFailed.into());
+    }
+    send(frame, interface, &packet, &transport, &segment, &found, now)
+}
+
+/// A packet that no Service or no backend takes goes on to the program that answers it.
+#[inline(always)]
+pub(crate) fn claimed(outcome: Outcome) -> Verdict {
+    let verdict = Verdict::of(outcome);
+    let known = match verdict {
+        Verdict::NO_SERVICE => KNOWN_NO_SERVICE,
+        Verdict::NO_BACKEND => KNOWN_NO_BACKEND,
+        verdict => return verdict,
+    };
+    Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::ODD))
+}
+
+/// What is left of the packets to a VIP: without ports, or without a backend.
+#[inline(always)]
+pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+    let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
+    match scratch.known {
+        KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
+        KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
+        _ => {}
+    }
+    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
+    let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let transport = packet.transport(frame, Some(frame.available()))?;
     let handed_over = frame.source.is_handover();
     if handed_over {
@@ -37,66 +157,44 @@ pub(crate) fn receive<const V6: bool>(frame: &Frame, interface: &Interface) -> O
     if transport.fragment & LATER != 0 {
         return later(frame, interface, &packet, &packet.fragment(&transport), handed_over);
     }
-    if transport.protocol == Packet::<V6>::ICMP {
-        if transport.fragment != 0 {
-            return Err(DropReason::Fragment.into());
-        }
-        return match Embedded::<V6>::parse(transport.at, frame.end) {
-            Some(embedded) => error(frame, interface, &packet, vip, transport.at, &embedded, handed_over),
-            None => reject::echo(frame, &packet, transport.at, interface),
-        };
+    if transport.fragment != 0 {
+        return Err(DropReason::Fragment.into());
     }
-    let segment = transport.segment(frame.end)?;
-    let key = segment.flow(packet.source, vip.id);
-    let tag = hash::flow(&key);
+    match Embedded::<V6>::parse(transport.at, frame.end) {
+        Some(embedded) => error(frame, interface, &packet, (vip.id, vip.flags), transport.at, &embedded),
+        None => reject::echo(frame, &packet, transport.at, interface),
+    }
+}
 
-    let (found, new) = match flow::find(&key, tag, &segment, now) {
-        Some(found) if service::is_fit(&found.target, frame, handed_over) => {
-            if found.ranges != 0 && !service::allows(found.ranges, &packet.source) {
-                return Err(DropReason::SourceRange.into());
-            }
-            (found, false)
-        }
-        _ => {
-            let service = service::find(&key, vip)?;
-            if service.flags & SERVICE_KERNEL != 0 {
-                if transport.fragment & FIRST != 0 && !fragment::record_kernel(&packet.fragment(&transport), now) {
-                    return Err(DropReason::RecordFailed.into());
-                }
-                return Ok(Verdict::KERNEL);
-            }
-            let state = service::state(&service).ok_or(DropReason::NoService)?;
-            if state.ranges != 0 && !service::allows(state.ranges, &packet.source) {
-                return Err(DropReason::SourceRange.into());
-            }
-            let target = service::pick(&key, tag, &service, frame, handed_over, now)?;
-            let new = budget::record(now);
-            if new && flow::record(&key, tag, &target, &service, now) {
-                count::stat(Stat::NewFlows, frame.length());
-            }
-            let found = Found {
-                target,
-                slot: service.slot,
-                flags: state.flags,
-                idle: state.idle,
-                ranges: 0,
-                recorded: new,
-            };
-            (found, new)
-        }
-    };
-    count::service(found.slot, frame.length(), new);
-    if transport.fragment & FIRST != 0 && !fragment::record(&packet.fragment(&transport), &found, now) {
+/// To the node's own stack, and all later fragments too.
+#[inline(always)]
+fn kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> Outcome {
+    if transport.fragment & FIRST != 0 && !fragment::record_kernel(packet, transport, now) {
         return Err(DropReason::RecordFailed.into());
     }
+    Ok(Verdict::KERNEL)
+}
+
+/// To the backend that was found.
+#[inline(always)]
+fn send<const V6: bool>(
+    frame: &Frame,
+    interface: &Interface,
+    packet: &Packet<V6>,
+    transport: &Transport,
+    segment: &Segment,
+    found: &Found,
+    now: u64,
+) -> Outcome {
     match found.target.local {
         Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
-        Some(backend) => nat::deliver(frame, interface, &packet, &transport, &segment, backend, &found, now),
+        Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend, found, now),
         None => {
+            let node = service::node(&found.target)?;
             if !found.recorded {
                 count::stat(Stat::Unrecorded, frame.length());
             }
-            forward::hand_over_segment(frame, &packet, &transport, &segment, interface, service::node(&found.target)?)
+            forward::hand_over_segment(frame, packet, transport, segment, interface, node)
         }
     }
 }
@@ -107,27 +205,27 @@ fn error<const V6: bool>(
     frame: &Frame,
     interface: &Interface,
     packet: &Packet<V6>,
-    vip: &VipValue,
+    (id, flags): (u32, u32),
     at: usize,
     embedded: &Embedded<V6>,
-    handed_over: bool,
 ) -> Outcome {
-    let key = embedded.flow(vip.id, &packet.destination).ok_or(DropReason::Icmp)?;
+    let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
     let tag = hash::flow(&key);
-    let (target, flags) = match flow::look(&key, tag) {
-        Some((target, flags)) if service::is_fit(&target, frame, handed_over) => (target, flags),
+    let handed_over = frame.source.is_handover();
+    let (target, state) = match flow::look(&key, tag) {
+        Some((target, state)) if service::is_fit(&target, frame, handed_over) => (target, state),
         _ => {
-            let service = service::find(&key, vip).map_err(|_| DropReason::Icmp)?;
+            let service = service::find(&key, flags).map_err(|_| DropReason::Icmp)?;
             if service.flags & SERVICE_KERNEL != 0 {
                 return Ok(Verdict::KERNEL);
             }
             let hash = if service.affinity == 0 { tag } else { hash::client(&key.client) };
-            let flags = service::state(&service).map_or(0, |state| state.flags);
-            (service::choose(&service, hash, frame, handed_over)?, flags)
+            let state = service::state(&service).map_or(0, |state| state.flags);
+            (service::choose(&service, hash, frame, handed_over)?, state)
         }
     };
     match target.local {
-        Some(_) if flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
+        Some(_) if state & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(icmp::deliver(frame, packet, at, embedded, backend)),
         None => forward::hand_over(frame, packet, interface, service::node(&target)?),
     }

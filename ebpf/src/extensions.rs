@@ -60,6 +60,16 @@ impl Walk for TcContext {
     }
 }
 
+/// Refuses to walk.
+pub(crate) struct NoExtensions;
+
+impl Walk for NoExtensions {
+    #[inline(always)]
+    fn extensions(&self, _at: usize, _next: u32) -> Result<Found, DropReason> {
+        Err(DropReason::Malformed)
+    }
+}
+
 #[inline(always)]
 pub(crate) fn is_extension(next: u32) -> bool {
     matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)

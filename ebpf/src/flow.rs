@@ -8,7 +8,7 @@ use vipmux_common::abi::{
 };
 
 use crate::{
-    maps::{BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES},
+    maps::{BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES, Workspace},
     packet::UDP,
     segment::{FIN, RST, Segment},
 };
@@ -195,16 +195,15 @@ pub(crate) fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
 /// the flow's next packet looks at both.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &ServiceValue, now: u64) -> bool {
-    let value = FlowValue {
-        tag,
-        backend: target.index,
-        backend_generation: target.generation,
-        slot: service.slot,
-        slot_generation: service.generation,
-        epoch: 0,
-        node: target.node as u16,
-        flags: 0,
-        seen: now as u32,
-    };
-    FLOWS.insert(key, value, 0).is_ok()
+    let Some(Workspace { flow: value, .. }) = Workspace::get() else { return false };
+    value.tag = tag;
+    value.backend = target.index;
+    value.backend_generation = target.generation;
+    value.slot = service.slot;
+    value.slot_generation = service.generation;
+    value.epoch = 0;
+    value.node = target.node as u16;
+    value.flags = 0;
+    value.seen = now as u32;
+    FLOWS.insert(key, &*value, 0).is_ok()
 }

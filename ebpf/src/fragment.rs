@@ -9,7 +9,8 @@ use vipmux_common::{
 
 use crate::{
     flow::{self, Found, Target},
-    maps::{CONFIG, EGRESS_FRAGMENTS, FRAGMENTS},
+    maps::{CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
+    packet::{Packet, Transport},
 };
 
 /// Whether a first fragment seen at `seen` still leads the later ones.
@@ -21,33 +22,36 @@ fn is_alive(seen: u64) -> bool {
 
 /// Records where a datagram's first fragment goes; whether it succeeded.
 #[inline(always)]
-pub(crate) fn record(key: &FragmentKey, found: &Found, now: u64) -> bool {
-    let value = FragmentValue {
-        tag: hash::fragment(key),
-        backend: found.target.index,
-        backend_generation: found.target.generation,
-        slot: found.slot,
-        direct: u32::from(found.flags & SERVICE_DIRECT != 0),
-        reserved: 0,
-        seen: now,
-    };
-    FRAGMENTS.insert(key, value, 0).is_ok()
+pub(crate) fn record<const V6: bool>(packet: &Packet<V6>, transport: &Transport, found: &Found, now: u64) -> bool {
+    let Found { target, slot, flags, .. } = found;
+    let direct = u32::from(flags & SERVICE_DIRECT != 0);
+    write(packet, transport, (target.index, target.generation), (*slot, direct), now)
 }
 
 /// Records that a datagram's first fragment is left to the node's own stack; whether it succeeded.
 #[inline(always)]
-pub(crate) fn record_kernel(key: &FragmentKey, now: u64) -> bool {
-    let tag = hash::fragment(key);
-    let value = FragmentValue {
-        tag,
-        backend: FRAGMENT_KERNEL,
-        backend_generation: 0,
-        slot: 0,
-        direct: 0,
-        reserved: 0,
-        seen: now,
-    };
-    FRAGMENTS.insert(key, value, 0).is_ok()
+pub(crate) fn record_kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> bool {
+    write(packet, transport, (FRAGMENT_KERNEL, 0), (0, 0), now)
+}
+
+#[inline(always)]
+fn write<const V6: bool>(
+    packet: &Packet<V6>,
+    transport: &Transport,
+    (backend, generation): (u32, u32),
+    (slot, direct): (u32, u32),
+    now: u64,
+) -> bool {
+    let Some(Workspace { fragment_key: key, fragment: value, .. }) = Workspace::get() else { return false };
+    packet.fragment_into(transport, key);
+    value.tag = hash::fragment(key);
+    value.backend = backend;
+    value.backend_generation = generation;
+    value.slot = slot;
+    value.direct = direct;
+    value.reserved = 0;
+    value.seen = now;
+    FRAGMENTS.insert(&*key, &*value, 0).is_ok()
 }
 
 /// Where the first fragment went.

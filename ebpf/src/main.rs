@@ -9,6 +9,7 @@
 
 mod arp;
 mod budget;
+mod client;
 mod count;
 mod demux;
 mod extensions;
@@ -21,7 +22,6 @@ mod maps;
 mod nat;
 mod ndp;
 mod neighbor;
-mod outline;
 mod packet;
 mod partial;
 mod reject;
@@ -40,18 +40,18 @@ use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use vipmux_common::abi::DropReason;
+use vipmux_common::abi::{CALL_NEW, CALL_ODD, DropReason, Interface};
 
 use crate::{
     frame::{
         ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH,
     },
-    maps::INTERFACES,
+    maps::{CALLS, CALLS_FRAGMENTED, INTERFACES},
     verdict::Verdict,
     wire::{pin, read},
 };
 
-/// Answers ARP and Neighbor Discovery for VIPs, and steers their packets to backends.
+/// Answers ARP for VIPs, and steers their packets to backends.
 #[xdp]
 pub fn vipmux_xdp(context: XdpContext) -> u32 {
     run::<false>(&context)
@@ -63,21 +63,112 @@ pub fn vipmux_xdp_frags(context: XdpContext) -> u32 {
     run::<true>(&context)
 }
 
-/// Flooded, mirrored and bridged frames are for others: only what is addressed to this very interface is looked at.
+/// Called for IPv4 packets whose flow [`vipmux_xdp`] does not know.
+#[xdp]
+pub fn vipmux_new_ipv4(context: XdpContext) -> u32 {
+    run_new::<false, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_new_ipv4_frags(context: XdpContext) -> u32 {
+    run_new::<false, true>(&context)
+}
+
+/// Called for IPv4 packets that belong to no flow.
+#[xdp]
+pub fn vipmux_odd_ipv4(context: XdpContext) -> u32 {
+    run_odd::<false, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_odd_ipv4_frags(context: XdpContext) -> u32 {
+    run_odd::<false, true>(&context)
+}
+
+/// Called for IPv6 packets whose flow [`vipmux_xdp`] does not know.
+#[xdp]
+pub fn vipmux_new_ipv6(context: XdpContext) -> u32 {
+    run_new::<true, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_new_ipv6_frags(context: XdpContext) -> u32 {
+    run_new::<true, true>(&context)
+}
+
+/// Called for IPv6 packets that belong to no flow, Neighbor Discovery among them.
+#[xdp]
+pub fn vipmux_odd_ipv6(context: XdpContext) -> u32 {
+    run_odd::<true, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
+    run_odd::<true, true>(&context)
+}
+
+/// Flooded, mirrored and bridged frames are for others: only what is addressed to this very interface is looked at, and
+/// questions for addresses.
 #[inline(always)]
 fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
-    let Some(frame) = Frame::parse(context.ctx, FRAGMENTED) else { return XDP_PASS };
-    let ifindex = context.ingress_ifindex() as u32;
-    let Some(interface) = INTERFACES.get(ifindex) else { return XDP_PASS };
+    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
     let length = frame.length();
     let own = frame.destination == interface.mac;
-    let verdict = match frame.ethertype {
-        ETHERTYPE_IPV4 if own => outline::claimed::<false>(&frame, demux::receive::<false>(&frame, interface)),
-        ETHERTYPE_IPV6 if own || frame.is_group() => outline::ipv6(&frame),
-        ETHERTYPE_ARP if own || frame.is_group() => Verdict::of(arp::receive(&frame, interface)),
-        _ => Verdict::PASS,
+    let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
+    let outcome = match frame.ethertype {
+        ETHERTYPE_IPV4 if own => demux::established::<false>(&frame, interface),
+        ETHERTYPE_IPV6 if ndp::may_concern(&frame, own) => Ok(Verdict::ODD),
+        ETHERTYPE_IPV6 if own => demux::established::<true>(&frame, interface),
+        ETHERTYPE_ARP if own || frame.is_group() => arp::receive(&frame, interface),
+        _ => Ok(Verdict::PASS),
     };
-    verdict.act(ifindex, length)
+    match Verdict::of(outcome) {
+        Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(is_v6)),
+        Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(is_v6)),
+        verdict => verdict.act(ifindex, length),
+    }
+}
+
+#[inline(always)]
+fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let length = frame.length();
+    match demux::claimed(demux::new::<V6>(&frame, interface)) {
+        Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(V6)),
+        verdict => verdict.act(ifindex, length),
+    }
+}
+
+#[inline(always)]
+fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let length = frame.length();
+    let outcome = if V6 && ndp::may_concern(&frame, frame.destination == interface.mac) {
+        ndp::receive(&frame, interface)
+    } else {
+        demux::odd::<V6>(&frame, interface)
+    };
+    Verdict::of(outcome).act(ifindex, length)
+}
+
+/// Goes on in another program.
+#[inline(always)]
+fn call<const FRAGMENTED: bool>(context: &XdpContext, index: u32) -> u32 {
+    let calls = if FRAGMENTED { &CALLS_FRAGMENTED } else { &CALLS };
+    // SAFETY: it does not return but for an empty element; the agent fills them before it attaches these programs.
+    unsafe { calls.tail_call(context, index) };
+    XDP_PASS
+}
+
+#[inline(always)]
+fn enter<const FRAGMENTED: bool>(context: &XdpContext) -> Option<(Frame, u32, &'static Interface)> {
+    let frame = Frame::parse(context.ctx, FRAGMENTED)?;
+    let ifindex = context.ingress_ifindex() as u32;
+    Some((frame, ifindex, INTERFACES.get(ifindex)?))
 }
 
 /// Turns backends' replies back into the VIP's, and keeps the stack from speaking ARP and Neighbor Discovery for VIPs led

@@ -69,10 +69,10 @@ fn parse(at: usize, end: usize) -> Option<Message> {
     }
 }
 
-/// Whether this IPv6 frame is a solicitation or an advertisement.
+/// Whether this IPv6 frame is a solicitation or an advertisement; if it is not for this very interface, a flooded one.
 #[inline(always)]
-pub(crate) fn is_about_neighbors(frame: &Frame) -> bool {
-    parse(frame.network, frame.end).is_some()
+pub(crate) fn may_concern(frame: &Frame, own: bool) -> bool {
+    (own || frame.is_group()) && parse(frame.network, frame.end).is_some()
 }
 
 /// Answers or drops Neighbor Discovery about a VIP; also a flooded packet. `Pass`: it is not about one.

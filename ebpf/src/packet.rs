@@ -8,7 +8,7 @@ use vipmux_common::{
 };
 
 use crate::{
-    extensions::{self, Walk},
+    extensions::{self, NoExtensions, Walk},
     wire::{pin, read, write},
 };
 
@@ -92,6 +92,13 @@ impl<const V6: bool> Packet<V6> {
         if V6 { self.transport_v6(walk, available) } else { self.transport_v4(available) }
     }
 
+    /// The transport of a packet that is whole and has no extension headers.
+    #[inline(always)]
+    pub(crate) fn whole(&self, available: usize) -> Option<Transport> {
+        let transport = self.transport(&NoExtensions, Some(available)).ok()?;
+        (transport.fragment == 0).then_some(transport)
+    }
+
     #[inline(always)]
     fn transport_v4(&self, available: Option<usize>) -> Result<Transport, DropReason> {
         let at = self.at;
@@ -154,6 +161,15 @@ impl<const V6: bool> Packet<V6> {
     pub(crate) fn fragment(&self, transport: &Transport) -> FragmentKey {
         let protocol = if V6 { 0 } else { transport.protocol };
         FragmentKey { source: self.source, destination: self.destination, id: transport.id, protocol }
+    }
+
+    /// The same, written to a place of its own.
+    #[inline(always)]
+    pub(crate) fn fragment_into(&self, transport: &Transport, key: &mut FragmentKey) {
+        key.source = self.source;
+        key.destination = self.destination;
+        key.id = transport.id;
+        key.protocol = if V6 { 0 } else { transport.protocol };
     }
 
     /// The sum of the pseudo-header that checksums cover (RFC 9293, 3.1; RFC 8200, 8.1).

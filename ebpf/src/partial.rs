@@ -4,6 +4,8 @@
 //! Such frames come in only where [`INTERFACE_PARTIAL`] says so. Delivered, they stay partial, since the kernel knows
 //! what they are. Sent out by XDP in native mode, that knowledge is lost, so the checksum is completed first.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::{
     bindings::xdp_md,
     helpers::{bpf_csum_diff, bpf_xdp_load_bytes},
@@ -22,8 +24,8 @@ use crate::{
 
 /// The most that is summed, bytes: a jumbo frame. What is longer is still to be segmented, and so partial.
 const MOST: usize = 9_216;
-/// What is copied at a time out of a frame in several buffers, bytes.
-const CHUNK: usize = 64;
+/// What is summed at a time, bytes.
+const BLOCK: usize = 32;
 
 /// Whether a segment's checksum is partial.
 #[inline(always)]
@@ -97,68 +99,112 @@ fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transpor
     if sum != UNKNOWN && checksum::fold(sum + pseudo) == 0xffff { FINAL } else { sum }
 }
 
-/// Sums bytes of the frame as 16-bit words. A function of its own to the verifier.
+/// Sums bytes of the frame as 16-bit words. A function of its own to the verifier, as what it calls at the end is: where
+/// the loop ended is nothing that it has to follow.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn partial_sum(context: *mut xdp_md, offset: u32, length: u32) -> u64 {
-    let (start, end) = frame::bounds(context);
-    let mut at = pin(start + (offset as usize & 0x3fff));
-    let mut left = length as usize;
-    if left > MOST {
+    if length as usize > MOST {
         return UNKNOWN;
     }
+    let (start, end) = frame::bounds(context);
+    let mut at = pin(start + (offset as usize & 0x3fff));
+    let blocks = length / BLOCK as u32;
     let mut sum = 0_u64;
-    for _ in 0..MOST / 8 {
-        if left < 8 || at + 8 > end {
+    for block in 0..(MOST / BLOCK) as u32 {
+        if block >= blocks || at + BLOCK > end {
             break;
         }
         // SAFETY: compared with the end above.
-        sum += unsafe { u64::from(read::<0, u32>(at)) + u64::from(read::<4, u32>(at)) };
-        at = pin(at + 8);
-        left -= 8;
+        sum += unsafe {
+            u64::from(read::<0, u32>(at))
+                + u64::from(read::<4, u32>(at))
+                + u64::from(read::<8, u32>(at))
+                + u64::from(read::<12, u32>(at))
+                + u64::from(read::<16, u32>(at))
+                + u64::from(read::<20, u32>(at))
+                + u64::from(read::<24, u32>(at))
+                + u64::from(read::<28, u32>(at))
+        };
+        at = pin(at + BLOCK);
     }
-    for _ in 0..4 {
-        if left < 2 || at + 2 > end {
+    let rest = partial_sum_rest(context, offset + blocks * BLOCK as u32, length % BLOCK as u32);
+    if rest == UNKNOWN { UNKNOWN } else { sum + rest }
+}
+
+/// Sums less than a block.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn partial_sum_rest(context: *mut xdp_md, offset: u32, length: u32) -> u64 {
+    let (start, end) = frame::bounds(context);
+    let mut at = pin(start + (offset as usize & 0x7fff));
+    let mut sum = 0_u64;
+    for word in 0..(BLOCK / 2) as u32 {
+        if word >= length / 2 {
             break;
+        }
+        if at + 2 > end {
+            return UNKNOWN;
         }
         // SAFETY: compared with the end above.
         sum += u64::from(unsafe { read::<0, u16>(at) });
         at = pin(at + 2);
-        left -= 2;
     }
-    if left == 1 && at < end {
-        // SAFETY: compared with the end above.
-        sum += u64::from(u16::from_ne_bytes([unsafe { read::<0, u8>(at) }, 0]));
-        left = 0;
+    if length % 2 == 0 {
+        return sum;
     }
-    if left == 0 { sum } else { UNKNOWN }
+    if at + 1 > end {
+        return UNKNOWN;
+    }
+    // SAFETY: compared with the end above.
+    sum + u64::from(u16::from_ne_bytes([unsafe { read::<0, u8>(at) }, 0]))
 }
 
-/// The same for a frame in several buffers, out of which bytes are copied.
+/// [`partial_sum`] for a frame in several buffers, out of which bytes are copied.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn partial_sum_buffers(context: *mut xdp_md, offset: u32, length: u32) -> u64 {
     if length as usize > MOST {
         return UNKNOWN;
     }
-    let (mut at, mut left, mut sum) = (offset, length, 0_u64);
-    for _ in 0..MOST.div_ceil(CHUNK) {
-        if left == 0 {
+    let blocks = length / BLOCK as u32;
+    let mut sum = 0_u64;
+    for block in 0..(MOST / BLOCK) as u32 {
+        if block >= blocks {
             break;
         }
-        let mut chunk = [0_u64; CHUNK / 8];
-        let bytes = left.min(CHUNK as u32);
-        if bytes == 0 || bytes > CHUNK as u32 {
+        let part = partial_sum_copy(context, offset + block * BLOCK as u32, BLOCK as u32);
+        if part == UNKNOWN {
             return UNKNOWN;
         }
-        // SAFETY: the chunk has room for that many bytes.
-        if unsafe { bpf_xdp_load_bytes(context, at, chunk.as_mut_ptr().cast(), bytes) } != 0 {
-            return UNKNOWN;
-        }
-        // SAFETY: the chunk lies on the stack; what was not copied is zero.
-        sum += unsafe { bpf_csum_diff(core::ptr::null_mut(), 0, chunk.as_mut_ptr().cast(), CHUNK as u32, 0) } as u64;
-        at += bytes;
-        left -= bytes;
+        sum += part;
     }
-    if left == 0 { sum } else { UNKNOWN }
+    let left = length % BLOCK as u32;
+    if left == 0 {
+        return sum;
+    }
+    let rest = partial_sum_copy(context, offset + blocks * BLOCK as u32, left);
+    if rest == UNKNOWN { UNKNOWN } else { sum + rest }
+}
+
+/// Copies a block, or less, and sums it.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn partial_sum_copy(context: *mut xdp_md, offset: u32, length: u32) -> u64 {
+    if length == 0 || length > BLOCK as u32 {
+        return UNKNOWN;
+    }
+    let mut block = MaybeUninit::<[u64; BLOCK / 8]>::uninit();
+    let words = block.as_mut_ptr().cast::<u64>();
+    for index in 0..BLOCK / 8 {
+        // SAFETY: within the block. Volatile, or the compiler would call a function that is a loop over bytes.
+        unsafe { words.add(index).write_volatile(0) };
+    }
+    // SAFETY: the block has room for that many bytes; what is not copied is zero.
+    unsafe {
+        if bpf_xdp_load_bytes(context, offset, words.cast(), length) != 0 {
+            return UNKNOWN;
+        }
+        bpf_csum_diff(core::ptr::null_mut(), 0, words.cast(), BLOCK as u32, 0) as u64 & 0xffff_ffff
+    }
 }

@@ -30,35 +30,40 @@ const HOPS: u8 = 64;
 
 /// What becomes of a packet that no Service or no backend takes.
 #[inline(always)]
-pub(crate) fn unclaimed<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    reason: DropReason,
-) -> Outcome {
-    let config = CONFIG.get(0).ok_or(reason)?;
+pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, reason: DropReason) -> Verdict {
+    let drop = Verdict::drop(reason);
+    let Some(config) = CONFIG.get(0) else { return drop };
     if config.unclaimed == UNCLAIMED_PASS {
-        return Ok(Verdict::PASS);
+        return Verdict::PASS;
     }
     if config.unclaimed != UNCLAIMED_REJECT || frame.source.is_handover() {
-        return Err(reason.into());
+        return drop;
     }
     let length = frame.length();
-    let packet = Packet::<V6>::parse(frame.network, frame.end).ok_or(reason)?;
-    let transport = packet.transport(frame, Some(frame.available())).map_err(|_| reason)?;
-    let segment = transport.segment(frame.end).map_err(|_| reason)?;
-    if segment.flags & RST != 0 || !is_host::<V6>(&packet.source) || !allowed(length) {
-        return Err(reason.into());
+    match answer::<V6>(frame, interface, length) {
+        Some(verdict) => {
+            count::drop(reason as u32, length);
+            count::stat(Stat::Rejected, length);
+            verdict
+        }
+        None => drop,
     }
-    let answer = if segment.protocol == TCP {
-        let data = transport.data(frame.end).ok_or(reason)?;
+}
+
+#[inline(always)]
+fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> Option<Verdict> {
+    let packet = Packet::<V6>::parse(frame.network, frame.end)?;
+    let transport = packet.transport(frame, Some(frame.available())).ok()?;
+    let segment = transport.segment(frame.end).ok()?;
+    if segment.flags & RST != 0 || !is_host::<V6>(&packet.source) || !allowed(length) {
+        return None;
+    }
+    if segment.protocol == TCP {
+        let data = transport.data(frame.end)?;
         reset(frame, interface, &packet, &segment, data)
     } else {
         unreachable(frame, interface, &packet, &segment)
-    };
-    let action = answer.ok_or(reason)?;
-    count::drop(reason as u32, length);
-    count::stat(Stat::Rejected, length);
-    Ok(action)
+    }
 }
 
 /// Answers an echo request (RFC 792; RFC 4443, 4.2) in place.

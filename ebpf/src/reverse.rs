@@ -11,7 +11,7 @@ use vipmux_common::{
 
 use crate::{
     flow::{after, age, is_idle},
-    maps::{CONFIG, REVERSE},
+    maps::{CONFIG, REVERSE, Workspace},
     segment::{ACK, SYN, Segment},
 };
 
@@ -73,18 +73,17 @@ pub(crate) fn remember(
     if !may_insert {
         return Err(DropReason::RecordLimited);
     }
-    let value = ReverseValue {
-        tag,
-        isn: segment.sequence,
-        vip: *vip,
-        vip_port: segment.destination_port,
-        padding: 0,
-        flags: if syn { FLOW_ISN } else { after(0, segment.flags, FLOW_CLIENT_FIN) },
-        seen: now,
-        idle,
-        reserved: 0,
-    };
-    REVERSE.insert(key, value, 0).map_err(|_| DropReason::RecordFailed)
+    let Workspace { reverse: value, .. } = Workspace::get().ok_or(DropReason::RecordFailed)?;
+    value.tag = tag;
+    value.isn = segment.sequence;
+    value.vip = *vip;
+    value.vip_port = segment.destination_port;
+    value.padding = 0;
+    value.flags = if syn { FLOW_ISN } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
+    value.seen = now;
+    value.idle = idle;
+    value.reserved = 0;
+    REVERSE.insert(key, &*value, 0).map_err(|_| DropReason::RecordFailed)
 }
 
 /// Takes one more segment into account. `seen` stands still once the connection is closed, so that it ends.

@@ -1,30 +1,28 @@
 //! From (VIP, protocol, port) to a Service, and from there to a backend for a new flow.
 
-use core::ptr;
-
 use vipmux_common::{
     abi::{
-        Address, AffinityKey, AffinityValue, BACKEND_READY, DropReason, FlowKey, NODE_ATTACHED, Node, Range, ServiceKey,
-        ServiceState, ServiceValue, VIP_ALL_PORTS, VipValue,
+        DropReason, FlowKey, NODE_ATTACHED, Node, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS,
     },
     hash,
 };
 
 use crate::{
-    flow::{self, Target},
+    client,
+    flow::Target,
     frame::Frame,
-    maps::{AFFINITY, BACKENDS, NODES, SERVICE_STATES, SERVICES, SOURCE_RANGES, TABLES},
+    maps::{NODES, SERVICE_STATES, SERVICES, TABLES},
 };
 
-/// A copy of the Service port's revision: the element itself may be replaced at any time.
+/// A copy of the Service port's revision, by the flags of its VIP: the element itself may be replaced at any time.
 #[inline(always)]
-pub(crate) fn find(key: &FlowKey, vip: &VipValue) -> Result<ServiceValue, DropReason> {
+pub(crate) fn find(key: &FlowKey, vip_flags: u32) -> Result<ServiceValue, DropReason> {
     let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
     // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
     if let Some(service) = unsafe { SERVICES.get(claim) } {
         return Ok(*service);
     }
-    if vip.flags & VIP_ALL_PORTS != 0 {
+    if vip_flags & VIP_ALL_PORTS != 0 {
         claim.port = 0;
         // SAFETY: as above.
         return unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService);
@@ -36,22 +34,6 @@ pub(crate) fn find(key: &FlowKey, vip: &VipValue) -> Result<ServiceValue, DropRe
 #[inline(always)]
 pub(crate) fn state(service: &ServiceValue) -> Option<&'static ServiceState> {
     SERVICE_STATES.get(service.slot)
-}
-
-/// The key as the kernel has it: the length of the prefix, and the prefix.
-#[repr(C, align(8))]
-struct Longest {
-    bits: u32,
-    range: Range,
-}
-
-/// Whether a client's address is in one of the prefixes of that set.
-#[inline(always)]
-pub(crate) fn allows(set: u32, client: &Address) -> bool {
-    let range = Range { set, w0: client.w0, w1: client.w1, w2: client.w2, w3: client.w3 };
-    let key = Longest { bits: 32 + 128, range };
-    // SAFETY: aya's key has the same fields in the same order without padding between them.
-    SOURCE_RANGES.get(unsafe { &*ptr::from_ref(&key).cast::<aya_ebpf::maps::lpm_trie::Key<Range>>() }).is_some()
 }
 
 /// The node, if frames may be handed over to it.
@@ -78,45 +60,18 @@ pub(crate) fn pick(
     service: &ServiceValue,
     frame: &Frame,
     handed_over: bool,
-    now: u64,
 ) -> Result<Target, DropReason> {
     if service.affinity == 0 {
         return choose(service, tag, frame, handed_over);
     }
-    let client = AffinityKey { client: key.client, slot: service.slot, generation: service.generation };
-    if let Some(target) = remembered(&client, service, now)
+    if let Some(target) = client::remembered(&key.client, service)
         && is_fit(&target, frame, handed_over)
     {
         return Ok(target);
     }
     let target = choose(service, hash::client(&key.client), frame, handed_over)?;
-    let value = AffinityValue {
-        tag: hash::affinity(&client),
-        backend: target.index,
-        backend_generation: target.generation,
-        reserved: 0,
-        seen: now,
-    };
-    // Where there is no room, the table decides the next time too.
-    let _ = AFFINITY.insert(&client, value, 0);
+    client::remember(&key.client, service, &target);
     Ok(target)
-}
-
-/// The backend that the client's last flow went to, refreshed, if it takes new ones.
-#[inline(always)]
-fn remembered(client: &AffinityKey, service: &ServiceValue, now: u64) -> Option<Target> {
-    let record = AFFINITY.get_ptr_mut(client)?;
-    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells.
-    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
-    let ready = BACKENDS.get(value.backend)?.flags & BACKEND_READY != 0;
-    let target = Target::get(value.backend)?;
-    let alive = flow::age(value.seen, now) <= u64::from(service.affinity);
-    if !ready || !alive || tag != hash::affinity(client) || target.generation != value.backend_generation {
-        return None;
-    }
-    // SAFETY: as above; a time does no harm to another client's record.
-    unsafe { ptr::write_volatile(&raw mut (*record).seen, now) };
-    Some(target)
 }
 
 /// The table's backend for a new flow, or the next best where it cannot be taken.

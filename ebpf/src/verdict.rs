@@ -24,8 +24,15 @@ impl Verdict {
     pub(crate) const DIRECT: Self = Self(3);
     /// An answer: out where it came in.
     pub(crate) const TRANSMIT: Self = Self(4);
-    const FORWARD: u64 = 5;
-    const DROP: u64 = 6;
+    /// For the program for new flows.
+    pub(crate) const NEW: Self = Self(5);
+    /// For the program for all else.
+    pub(crate) const ODD: Self = Self(6);
+    const FORWARD: u64 = 7;
+    const DROP: u64 = 8;
+
+    pub(crate) const NO_SERVICE: Self = Self::drop(DropReason::NoService);
+    pub(crate) const NO_BACKEND: Self = Self::drop(DropReason::NoBackend);
 
     /// To another node, through this interface.
     #[inline(always)]
