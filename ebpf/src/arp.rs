@@ -7,8 +7,8 @@ use crate::{
     count,
     frame::Frame,
     neighbor::{self, Reasons},
-    wire::{pin, read, write},
     verdict::{Outcome, Verdict},
+    wire::{pin, read, write},
 };
 
 const LENGTH: usize = 28;
@@ -56,7 +56,7 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
         write::<22, _>(at, sender.tail);
         write::<24, _>(at, sender_ip);
     }
-    count::stat(Stat::ArpAnswered, frame.length());
+    count::stat(Stat::ArpAnswered, frame.length);
     Ok(Verdict::TRANSMIT)
 }
 

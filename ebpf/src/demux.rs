@@ -6,7 +6,8 @@
 
 use vipmux_common::{
     abi::{
-        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VipValue, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VipValue,
     },
     hash,
 };
@@ -54,12 +55,12 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return tell(is_new, Verdict::NEW);
     }
     if handed_over {
-        count::stat(Stat::FromPeer, frame.length());
+        count::stat(Stat::FromPeer, frame.length);
     }
     if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
         return Err(DropReason::SourceRange.into());
     }
-    count::service(found.slot, frame.length(), false);
+    count::service(found.slot, frame.length, false);
     send(frame, interface, &packet, &transport, &segment, &found, now)
 }
 
@@ -91,7 +92,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let segment = transport.segment(frame.end)?;
     let handed_over = frame.source.is_handover();
     if handed_over {
-        count::stat(Stat::FromPeer, frame.length());
+        count::stat(Stat::FromPeer, frame.length);
     }
     let key = segment.flow(packet.source, id);
     let (tag, now) = (hash::flow(&key), flow::now());
@@ -117,9 +118,9 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return Err(DropReason::SourceRange.into());
     }
     if new {
-        count::stat(Stat::NewFlows, frame.length());
+        count::stat(Stat::NewFlows, frame.length);
     }
-    count::service(found.slot, frame.length(), new);
+    count::service(found.slot, frame.length, new);
     if transport.fragment & FIRST != 0 && !fragment::record(&packet, &transport, &found, now) {
         return Err(DropReason::RecordFailed.into());
     }
@@ -152,7 +153,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let transport = packet.transport(frame, Some(frame.available()))?;
     let handed_over = frame.source.is_handover();
     if handed_over {
-        count::stat(Stat::FromPeer, frame.length());
+        count::stat(Stat::FromPeer, frame.length);
     }
     if transport.fragment & LATER != 0 {
         return later(frame, interface, &packet, &packet.fragment(&transport), handed_over);
@@ -192,7 +193,7 @@ fn send<const V6: bool>(
         None => {
             let node = service::node(&found.target)?;
             if !found.recorded {
-                count::stat(Stat::Unrecorded, frame.length());
+                count::stat(Stat::Unrecorded, frame.length);
             }
             forward::hand_over_segment(frame, packet, transport, segment, interface, node)
         }
@@ -249,7 +250,7 @@ fn later<const V6: bool>(
         let reason = if handed_over { DropReason::NotLocal } else { DropReason::Hairpin };
         return Err(reason.into());
     }
-    count::service(value.slot, frame.length(), false);
+    count::service(value.slot, frame.length, false);
     match target.local {
         Some(_) if value.direct != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(nat::deliver_later(frame, packet, backend)),

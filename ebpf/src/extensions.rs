@@ -137,10 +137,5 @@ fn decode(found: u64) -> Result<Found, DropReason> {
     if fragment == MALFORMED as u32 {
         return Err(DropReason::Malformed);
     }
-    Ok(Found {
-        length: (found >> 16) as usize & REACH,
-        next: found as u32 & 0xff,
-        fragment,
-        id: (found >> 32) as u32,
-    })
+    Ok(Found { length: (found >> 16) as usize & REACH, next: found as u32 & 0xff, fragment, id: (found >> 32) as u32 })
 }

@@ -29,7 +29,7 @@ pub(crate) fn hand_over<const V6: bool>(
     }
     packet.set_hops(hops - 1);
     frame.write_macs(node.mac, interface.mac.handover());
-    count::stat(Stat::HandedOver, frame.length());
+    count::stat(Stat::HandedOver, frame.length);
     Ok(Verdict::forward(node.ifindex))
 }
 

@@ -49,6 +49,8 @@ pub(crate) struct Frame {
     tag: u16,
     pub(crate) destination: Mac,
     pub(crate) source: Mac,
+    /// Length in bytes, from the Ethernet header on.
+    pub(crate) length: u64,
     /// Whether the program was loaded for frames in several buffers.
     pub(crate) fragmented: bool,
 }
@@ -75,6 +77,12 @@ impl Frame {
         // Without a branch, so that the verifier has one case of all that follows and not two.
         let mask = mask_if_equal(outer, ETHERTYPE_VLAN);
         let link = ETHERNET_LENGTH + (mask as usize & VLAN_TAG_LENGTH);
+        let length = if fragmented {
+            // SAFETY: the context is valid for the whole run. The helper is there where such programs can be loaded.
+            unsafe { bpf_xdp_get_buff_len(context) }
+        } else {
+            (end - start) as u64
+        };
         Some(Self {
             context,
             start,
@@ -87,25 +95,15 @@ impl Frame {
             tag,
             destination,
             source,
+            length,
             fragmented,
         })
-    }
-
-    /// Length in bytes, from the Ethernet header on.
-    #[inline(always)]
-    pub(crate) fn length(&self) -> u64 {
-        if self.fragmented {
-            // SAFETY: the context is valid for the whole run. The helper is there where such programs can be loaded.
-            unsafe { bpf_xdp_get_buff_len(self.context) }
-        } else {
-            (self.end - self.start) as u64
-        }
     }
 
     /// Bytes of the network layer.
     #[inline(always)]
     pub(crate) fn available(&self) -> usize {
-        if self.fragmented { self.length() as usize - self.link } else { self.end - self.network }
+        if self.fragmented { self.length as usize - self.link } else { self.end - self.network }
     }
 
     /// Whether the destination is a group address (IEEE 802, I/G bit), broadcast included.

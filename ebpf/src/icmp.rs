@@ -13,8 +13,8 @@ use crate::{
     frame::Frame,
     nat,
     packet::{Packet, SCTP, TCP, UDP, address, write_address},
-    wire::{read, write},
     verdict::Verdict,
+    wire::{read, write},
 };
 
 /// The ICMP header.
@@ -144,7 +144,6 @@ pub(crate) fn deliver<const V6: bool>(
         };
         write::<2, u16>(at, checksum::update(read::<2, _>(at), change));
     }
-    count::stat(Stat::Local, frame.length());
+    count::stat(Stat::Local, frame.length);
     Verdict::DELIVER
 }
-

@@ -33,19 +33,14 @@ mod verdict;
 mod wire;
 
 use aya_ebpf::{
-    bindings::{
-        TC_ACT_SHOT, TC_ACT_UNSPEC,
-        xdp_action::XDP_PASS,
-    },
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action::XDP_PASS},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
 use vipmux_common::abi::{CALL_NEW, CALL_ODD, DropReason, Interface};
 
 use crate::{
-    frame::{
-        ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH,
-    },
+    frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH},
     maps::{CALLS, CALLS_FRAGMENTED, INTERFACES},
     verdict::Verdict,
     wire::{pin, read},
@@ -116,7 +111,7 @@ pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
 #[inline(always)]
 fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
-    let length = frame.length();
+    let length = frame.length;
     let own = frame.destination == interface.mac;
     let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
     let outcome = match frame.ethertype {
@@ -136,7 +131,7 @@ fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
 #[inline(always)]
 fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
-    let length = frame.length();
+    let length = frame.length;
     match demux::claimed(demux::new::<V6>(&frame, interface)) {
         Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(V6)),
         verdict => verdict.act(ifindex, length),
@@ -146,7 +141,7 @@ fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
 #[inline(always)]
 fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
-    let length = frame.length();
+    let length = frame.length;
     let outcome = if V6 && ndp::may_concern(&frame, frame.destination == interface.mac) {
         ndp::receive(&frame, interface)
     } else {

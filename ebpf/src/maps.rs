@@ -5,9 +5,10 @@ use aya_ebpf::{
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
 };
 use vipmux_common::abi::{
-    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence,
-    FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, CALLS as CALL_COUNT, Range, ReverseKey,
-    ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
+    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
+    EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel,
+    Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
+    capacity,
 };
 
 #[map]

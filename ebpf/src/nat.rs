@@ -12,8 +12,8 @@ use crate::{
     packet::{Packet, SCTP, TCP, Transport},
     partial, reverse,
     segment::Segment,
-    wire::{read, write},
     verdict::{Outcome, Verdict},
+    wire::{read, write},
 };
 
 /// The port that a backend listens on: its own, or the one that the client asked for.
@@ -64,7 +64,7 @@ pub(crate) fn deliver<const V6: bool>(
             }
         }
     }
-    count::stat(Stat::Local, frame.length());
+    count::stat(Stat::Local, frame.length);
     Ok(Verdict::DELIVER)
 }
 
@@ -79,6 +79,6 @@ fn update(field: u16, change: u64, of_address: u64, is_partial: bool) -> u16 {
 #[inline(always)]
 pub(crate) fn deliver_later<const V6: bool>(frame: &Frame, packet: &Packet<V6>, backend: &Backend) -> Verdict {
     packet.set_destination(&backend.address);
-    count::stat(Stat::Local, frame.length());
+    count::stat(Stat::Local, frame.length);
     Verdict::DELIVER
 }

@@ -13,8 +13,8 @@ use crate::{
     frame::Frame,
     neighbor::{self, Reasons},
     packet::{Packet, address, write_address},
-    wire::{pin, read, write},
     verdict::{Outcome, Verdict},
+    wire::{pin, read, write},
 };
 
 const IPV6: usize = Packet::<true>::LENGTH;
@@ -91,7 +91,7 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     {
         return Ok(Verdict::PASS);
     }
-    let length = frame.length();
+    let length = frame.length;
     let answer = advertise(frame, interface, &message).ok_or(DropReason::Malformed)?;
     count::stat(Stat::NdpAnswered, length);
     Ok(answer)

@@ -1,9 +1,7 @@
 //! Who answers for a VIP's address on the link: what ARP and Neighbor Discovery share.
 
 use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
-use vipmux_common::abi::{
-    Address, DropReason, Interface, Mac, Stat, VIP_LEADING, VIP_YIELDED, VipValue,
-};
+use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat, VIP_LEADING, VIP_YIELDED, VipValue};
 
 use crate::{
     count,
@@ -95,7 +93,7 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
         let announced = is_announced(&*vip, frame, interface);
         if (*vip).flags & VIP_LEADING != 0 && announced && sender != interface.mac && PEERS.get_ptr(sender).is_some() {
             (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;
-            count::stat(Stat::Yielded, frame.length());
+            count::stat(Stat::Yielded, frame.length);
         }
     }
     true

@@ -90,12 +90,11 @@ fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transpor
         return FINAL;
     }
     let offset = (at - frame.start) as u32;
-    let sum =
-        if frame.fragmented {
-            partial_sum_buffers(frame.context, offset, length)
-        } else {
-            partial_sum(frame.context, offset, length)
-        };
+    let sum = if frame.fragmented {
+        partial_sum_buffers(frame.context, offset, length)
+    } else {
+        partial_sum(frame.context, offset, length)
+    };
     if sum != UNKNOWN && checksum::fold(sum + pseudo) == 0xffff { FINAL } else { sum }
 }
 

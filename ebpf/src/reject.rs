@@ -15,8 +15,8 @@ use crate::{
     maps::CONFIG,
     packet::{Packet, TCP, write_address},
     segment::{ACK, FIN, RST, SYN, Segment},
-    wire::{read, write},
     verdict::{Outcome, Verdict},
+    wire::{read, write},
 };
 
 /// A TCP header without options.
@@ -39,7 +39,7 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
     if config.unclaimed != UNCLAIMED_REJECT || frame.source.is_handover() {
         return drop;
     }
-    let length = frame.length();
+    let length = frame.length;
     match answer::<V6>(frame, interface, length) {
         Some(verdict) => {
             count::drop(reason as u32, length);
@@ -82,7 +82,7 @@ pub(crate) fn echo<const V6: bool>(
     // SAFETY: compared with the end above.
     let kind: u16 = unsafe { read::<0, _>(transport) };
     let is_asked = kind == request && !frame.source.is_handover() && is_host::<V6>(&packet.source);
-    if !is_asked || !allowed(frame.length()) {
+    if !is_asked || !allowed(frame.length) {
         return Err(DropReason::Icmp.into());
     }
     // SAFETY: compared with the end above.
@@ -94,7 +94,7 @@ pub(crate) fn echo<const V6: bool>(
     packet.set_hops(HOPS);
     packet.swap_addresses();
     frame.write_macs(frame.source, interface.mac);
-    count::stat(Stat::EchoAnswered, frame.length());
+    count::stat(Stat::EchoAnswered, frame.length);
     Ok(Verdict::TRANSMIT)
 }
 
@@ -208,8 +208,7 @@ fn unreachable<const V6: bool>(
         write::<2, u16>(at, 0);
         write::<4, u32>(at, 0);
         let sum = bpf_csum_diff(core::ptr::null_mut(), 0, at as *mut u32, length as u32, 0) as u64;
-        let pseudo =
-            if V6 { Packet::<V6>::pseudo(vip, client, Packet::<V6>::ICMP, length as u32) } else { 0 };
+        let pseudo = if V6 { Packet::<V6>::pseudo(vip, client, Packet::<V6>::ICMP, length as u32) } else { 0 };
         write::<2, _>(at, !checksum::fold(sum + pseudo));
     }
     Some(Verdict::TRANSMIT)
@@ -218,7 +217,7 @@ fn unreachable<const V6: bool>(
 /// Makes the frame `length` bytes long, if it is longer.
 #[inline(always)]
 fn shrink(frame: &Frame, length: usize) -> Option<()> {
-    let present = frame.length() as usize;
+    let present = frame.length as usize;
     if present <= length {
         return Some(());
     }

@@ -26,7 +26,11 @@ fn is_closed(flags: u32) -> bool {
 #[inline(always)]
 fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
     let age = age(value.seen, now);
-    if is_closed(value.flags) { age <= u64::from(config.closed_linger) } else { !is_idle(config, protocol, value.idle, age) }
+    if is_closed(value.flags) {
+        age <= u64::from(config.closed_linger)
+    } else {
+        !is_idle(config, protocol, value.idle, age)
+    }
 }
 
 /// Makes or refreshes the record by which the backend's replies find their way back to the VIP. `may_insert`: whether

@@ -1,9 +1,7 @@
 //! From (VIP, protocol, port) to a Service, and from there to a backend for a new flow.
 
 use vipmux_common::{
-    abi::{
-        DropReason, FlowKey, NODE_ATTACHED, Node, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS,
-    },
+    abi::{DropReason, FlowKey, NODE_ATTACHED, Node, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS},
     hash,
 };
 

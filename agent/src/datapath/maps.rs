@@ -96,6 +96,9 @@ macro_rules! maps {
             /// The maps' names, as in the BPF object and as pinned.
             pub const NAMES: &[&str] = &[$($name),*];
 
+            /// Those that hold programs: pinned as well, since the kernel empties them when no process has them open.
+            pub const PROGRAM_ARRAYS: &[&str] = &["CALLS", "CALLS_FRAGMENTED"];
+
             fn open_all(pins: &Pins) -> Result<Self, MapsError> {
                 Ok(Self {
                     $($field: {
