@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::{
     holders::{Held, Holders, Terms},
+    occupancy::Part,
     placement::{Placement, conflict},
 };
 use crate::model::{
@@ -169,12 +170,14 @@ fn split_group(placement: &Placement<'_>, service: &Service, addresses: &BTreeSe
     if !service.request.addresses.is_empty() {
         return None;
     }
-    let mut lower =
-        placement.occupancy.group(service).take_while(|(vip, _)| addresses.first().is_some_and(|own| vip < own));
-    lower.find_map(|(vip, tenancy)| {
-        let (port, holder) = tenancy.clash(service)?;
-        let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
-        of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
+    addresses.iter().find_map(|own| {
+        let group = placement.occupancy.group(Part::Of(own.family()), service);
+        let mut lower = group.take_while(|(vip, _)| vip < own);
+        lower.find_map(|(vip, tenancy)| {
+            let (port, holder) = tenancy.clash(service)?;
+            let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
+            of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
+        })
     })
 }
 

@@ -243,7 +243,7 @@ impl Agent {
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
             let mut complaints = BTreeSet::new();
             self.attach(&links, &settled, &mut complaints)?;
-            let wanted = settled.nodes.values().flatten().copied().collect();
+            let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
             monitor.resolve(self.attached.keys().copied().collect(), wanted);
             self.update(&links, &settled, &neighbors, complaints)?;
         }
@@ -318,8 +318,9 @@ impl Agent {
             vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan: 0, epoch: 0 });
         }
         let mut nodes = BTreeMap::new();
-        for (name, address) in &settled.nodes {
-            match self.node(name, *address, links, neighbors) {
+        for (name, addresses) in &settled.nodes {
+            // A hand-over is a matter of MACs: one address tells it, whatever the packet's family is.
+            match self.node(name, addresses.first().copied(), links, neighbors) {
                 Ok(node) => {
                     nodes.insert(name.clone(), node);
                 }
@@ -347,7 +348,7 @@ impl Agent {
             let (ifindex, mac) = first.map_or((0, None), |(ifindex, attached)| (*ifindex, Some(attached.mac)));
             return Ok(DesiredNode { mac, ifindex, mtu: mtu(ifindex), attached: true });
         }
-        let address = address.ok_or("it has no IPv4 InternalIP")?;
+        let address = address.ok_or("it has no InternalIP")?;
         match neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
                 let mac = neighbor.mac();

@@ -21,7 +21,7 @@ pub(super) struct Group<'a> {
     /// The same by whom a member there lets share.
     by_consent: BTreeMap<Consent<'a>, BTreeSet<Vip>>,
     /// For ports that clashed: below this address each of the group's has the port taken. Ports are only ever taken while
-    /// an allocation is made, so this goes back only where an address joins the group below it.
+    /// an allocation is made, so this goes back only where an address joins the group below it, or another partner a pair.
     taken_below: BTreeMap<Port, Vip>,
 }
 
@@ -48,9 +48,14 @@ impl<'a> Group<'a> {
             self.by_consent.entry(consent).or_default().insert(vip);
         }
         if self.vips.insert(vip) {
-            for limit in self.taken_below.values_mut() {
-                *limit = vip.min(*limit);
-            }
+            self.reopen(vip);
+        }
+    }
+
+    /// Notes that a port which was taken on the address may be so no more.
+    pub(super) fn reopen(&mut self, vip: Vip) {
+        for limit in self.taken_below.values_mut() {
+            *limit = vip.min(*limit);
         }
     }
 
