@@ -91,8 +91,13 @@ impl<'a> Occupancy<'a> {
     }
 
     /// The addresses of the other family that a tenant holds together with this one.
-    pub(super) fn partners(&self, vip: Vip) -> impl Iterator<Item = Vip> + Clone {
+    pub(super) fn partners(&self, vip: Vip) -> impl Iterator<Item = Vip> {
         self.partners.get(&vip).into_iter().flatten().copied()
+    }
+
+    /// Whether there are any.
+    pub(super) fn has_partners(&self, vip: Vip) -> bool {
+        self.partners.contains_key(&vip)
     }
 
     /// The addresses, ascending, of the Service's group: where it and a tenant with its key may reach each other.
@@ -126,6 +131,14 @@ impl<'a> Occupancy<'a> {
         let beside = |port, vip: &Vip| partners.get(vip).into_iter().flatten().all(|partner| has(port, partner));
         let taken = |port, vip: &Vip| has(port, vip) || part == Part::Pairs && beside(port, vip);
         service.claims().map(|port| group.taken_below(port, |vip| taken(port, &vip))).max()
+    }
+
+    /// An address below which each of the group's has [partners](Self::partners).
+    pub(super) fn paired_below(&mut self, family: Family, service: &'a Service) -> Option<Vip> {
+        let (dialect, key) = key(service)?;
+        let group = self.groups.get_mut(&(dialect, key, Part::Of(family)))?;
+        let partners = &self.partners;
+        Some(group.paired_below(|vip| partners.contains_key(&vip)))
     }
 
     /// Puts the Service on the address. The caller has asked [`Tenancy::clash`] and [`Tenancy::mismatch`].

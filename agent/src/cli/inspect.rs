@@ -80,7 +80,7 @@ enum What {
 /// A packet
 #[derive(Clone, Debug, Args)]
 struct LookupArgs {
-    /// The client's address and port
+    /// The client's address and port, such as 198.51.100.7:4000 or [2001:db8:f::7]:4000
     #[arg(value_name = "CLIENT:PORT")]
     client: SocketAddr,
     /// The VIP and the Service's port
@@ -237,6 +237,8 @@ mod tests {
         ] {
             assert!(request(bad).is_err(), "{bad}");
         }
+        let v6 = request("[2001:db8:f::7]:4000 [2001:db8::10]:80").unwrap();
+        assert_eq!((v6.client.to_string(), v6.vip.port()), ("[2001:db8:f::7]:4000".to_owned(), 80));
         let Ok(What::Lookup(mixed)) = parse("lookup [2001:db8::1]:1 192.0.2.10:80").map(|inspect| inspect.what) else {
             panic!("both are addresses")
         };

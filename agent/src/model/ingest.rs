@@ -13,7 +13,7 @@ use crate::{
         endpoints::{Endpoints, Places, SERVICE_LABEL},
         node::Node,
         pool::Pool,
-        range::is_anycast,
+        range::{SUBNET_ANYCAST, is_anycast},
         reason::{Note, Reason, Refusal, quoted},
         selector::Labels,
         service::Service,
@@ -85,7 +85,7 @@ impl Model {
 
     /// What the address is, if it is never assigned (rule 14).
     pub fn reservation(&self, vip: Vip) -> Option<&str> {
-        let anycast = is_anycast(vip.number()).then_some("a subnet's router anycast address (RFC 4291)");
+        let anycast = is_anycast(vip.number()).then_some(SUBNET_ANYCAST);
         self.reserved.get(&vip.0).map(String::as_str).or(anycast)
     }
 

@@ -24,10 +24,20 @@ impl Vip {
     }
 }
 
+/// What a [subnet-router anycast address](subnet_anycast) is called where it is refused.
+pub const SUBNET_ANYCAST: &str = "a subnet's router anycast address (RFC 4291)";
+
 /// Whether this is the [`Vip::number`] of a subnet-router anycast address (RFC 4291, 2.6.1): its prefix, and zeros. Prefixes
 /// are of 64 bits (2.5.4); those of other lengths are seen on the interfaces alone.
 pub(super) const fn is_anycast(number: u128) -> bool {
     !is_v4(number) && number.trailing_zeros() >= 64
+}
+
+/// The subnet-router anycast address of the subnet that the address is in (RFC 4291, 2.6.1), whatever the prefix' length in
+/// bits; `None`: it has none (RFC 6164, 5.1).
+pub fn subnet_anycast(address: Ipv6Addr, prefix: u8) -> Option<Ipv6Addr> {
+    let hosts = u128::MAX.checked_shr(prefix.into()).unwrap_or(0);
+    (prefix < 127).then(|| Ipv6Addr::from_bits(address.to_bits() & !hosts))
 }
 
 /// How many of the numbers up to this one, included, are [anycast addresses](is_anycast).
@@ -248,6 +258,9 @@ mod tests {
     fn the_subnet_routers_anycast_address_is_told() {
         let anycast = |text: &str| is_anycast(Vip(text.parse().unwrap()).number());
         assert!(anycast("2001:db8::") && anycast("2001:db8:0:1::"));
+        let of = |prefix| subnet_anycast("2001:db8::1:17".parse().unwrap(), prefix).map(|address| address.to_string());
+        assert_eq!(of(112).as_deref(), Some("2001:db8::1:0"));
+        assert_eq!((of(64).as_deref(), of(127), of(128)), (Some("2001:db8::"), None, None));
         assert!(!anycast("2001:db8::1") && !anycast("2001:db8:0:0:1::") && !anycast("192.0.0.0"));
     }
 

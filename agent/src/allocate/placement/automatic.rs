@@ -44,10 +44,13 @@ enum Partner {
 }
 
 /// Why a Service gets no pair of addresses.
-struct Denial {
-    refusal: Refusal,
+enum Denial<'a> {
     /// It clashes within its group, and is to wait for that to end.
-    waits: bool,
+    Waits(Refusal),
+    /// No pool serves it.
+    NoPool(Refusal),
+    /// None of these pools has one. It may have clashed within its group before.
+    Full(Vec<Spare<'a>>, Option<Clash>),
 }
 
 impl<'a> Placement<'a> {
@@ -55,12 +58,16 @@ impl<'a> Placement<'a> {
     pub(super) fn automatic(&mut self, service: &'a Service) -> Result<BTreeSet<Vip>, Refusal> {
         match service.families {
             Families::Single(family) => self.one(family, service),
-            Families::RequireDual => self.pair(service).map_err(|denial| denial.refusal),
+            Families::RequireDual => self.pair(service).map_err(|denial| match denial {
+                Denial::Waits(refusal) | Denial::NoPool(refusal) => refusal,
+                Denial::Full(spares, clash) => self.exhausted(service, &Family::ALL, &spares, clash),
+            }),
             Families::PreferDual(first) => match self.pair(service) {
-                Err(denial) if !denial.waits => {
+                Ok(pair) => Ok(pair),
+                Err(Denial::Waits(refusal) | Denial::NoPool(refusal)) => Err(refusal),
+                Err(Denial::Full(..)) => {
                     self.one(first, service).or_else(|refusal| self.one(first.other(), service).map_err(|_| refusal))
                 }
-                result => result.map_err(|denial| denial.refusal),
             },
         }
     }
@@ -86,7 +93,8 @@ impl<'a> Placement<'a> {
     pub(super) fn completed(&mut self, service: &'a Service) -> Option<BTreeSet<Vip>> {
         let half = self.halves.get(&service.name).copied().filter(|vip| self.fits(*vip, service).is_ok());
         let vip = half.or_else(|| self.placed.get(&service.name)?.first().copied())?;
-        let partner = match self.partner(vip, service) {
+        let lone = self.lone(vip.family().other(), service);
+        let partner = match self.partner(vip, lone, service) {
             Partner::At(partner) => partner,
             Partner::Clashes(clash) if self.must_wait(service, &clash) => return None,
             // It stays where it is, so the clash moves its other half alone.
@@ -112,21 +120,18 @@ impl<'a> Placement<'a> {
     }
 
     /// One address of each family: a pair of its group's, else two from one pool.
-    fn pair(&mut self, service: &'a Service) -> Result<BTreeSet<Vip>, Denial> {
+    fn pair(&mut self, service: &'a Service) -> Result<BTreeSet<Vip>, Denial<'a>> {
         let spares = self.spares(service);
         let clash = match self.group_pair(service, spares.as_deref().unwrap_or_default()) {
             Ok(pair) => return Ok(pair),
             Err(clash) => clash,
         };
         if let Some(clash) = clash.as_ref().filter(|clash| self.must_wait(service, clash)) {
-            return Err(Denial { refusal: clash.1.clone(), waits: true });
+            return Err(Denial::Waits(clash.1.clone()));
         }
-        let spares = spares.map_err(|refusal| Denial { refusal, waits: false })?;
+        let spares = spares.map_err(Denial::NoPool)?;
         let both = spares.iter().find_map(|spare| Some([spare.v4?, spare.v6?].into()));
-        both.ok_or_else(|| {
-            let refusal = self.exhausted(service, &Family::ALL, &spares, clash);
-            Denial { refusal, waits: false }
-        })
+        both.ok_or(Denial::Full(spares, clash))
     }
 
     fn exhausted(&self, service: &Service, families: &[Family], spares: &[Spare<'a>], clash: Option<Clash>) -> Refusal {
@@ -173,21 +178,23 @@ impl<'a> Placement<'a> {
         let taken_below = self.occupancy.taken_below(Part::Pairs, service);
         let mut first_clash = self.first_clash_below(Part::Pairs, taken_below, service);
         for (vip, tenancy) in self.occupancy.group_from(Part::Pairs, taken_below, service) {
-            match self.join_with_partner(vip, tenancy, service) {
+            match self.join_with_partner(vip, tenancy, None, service) {
                 Some(Partner::At(partner)) => return Ok([vip, partner].into()),
                 Some(Partner::Clashes(clash)) => first_clash = first_clash.or(Some(clash)),
                 Some(Partner::None) | None => {}
             }
         }
         let mut half = None;
-        for part in Family::ALL.map(Part::Of) {
+        for family in Family::ALL {
+            let (part, lone) = (Part::Of(family), self.lone(family.other(), service));
             let taken_below = self.occupancy.taken_below(part, service);
             first_clash = first_clash.or_else(|| self.first_clash_below(part, taken_below, service));
-            for (vip, tenancy) in self.occupancy.group_from(part, taken_below, service) {
-                if self.occupancy.partners(vip).next().is_some() {
+            let from = taken_below.max(self.occupancy.paired_below(family, service));
+            for (vip, tenancy) in self.occupancy.group_from(part, from, service) {
+                if self.occupancy.has_partners(vip) {
                     continue;
                 }
-                match self.join_with_partner(vip, tenancy, service) {
+                match self.join_with_partner(vip, tenancy, lone, service) {
                     Some(Partner::At(partner)) => return Ok([vip, partner].into()),
                     Some(Partner::Clashes(clash)) => first_clash = first_clash.or(Some(clash)),
                     Some(Partner::None) => half = half.or_else(|| Some([vip, spare_beside(spares, vip)?].into())),
@@ -199,23 +206,31 @@ impl<'a> Placement<'a> {
     }
 
     /// What goes with an address of its group, if the Service may be on that; otherwise the clash there.
-    fn join_with_partner(&self, vip: Vip, tenancy: &Tenancy<'a>, service: &Service) -> Option<Partner> {
-        let partner = || clash(vip, tenancy, service).map_or_else(|| self.partner(vip, service), Partner::Clashes);
+    fn join_with_partner(
+        &self,
+        vip: Vip,
+        tenancy: &Tenancy<'a>,
+        lone: Option<Vip>,
+        service: &Service,
+    ) -> Option<Partner> {
+        let partner =
+            || clash(vip, tenancy, service).map_or_else(|| self.partner(vip, lone, service), Partner::Clashes);
         self.may_join(vip, tenancy, service).then(partner)
     }
 
+    /// The lowest address of this family in the Service's group that is nobody's partner.
+    fn lone(&mut self, family: Family, service: &'a Service) -> Option<Vip> {
+        let from = self.occupancy.paired_below(family, service);
+        let mut group = self.occupancy.group_from(Part::Of(family), from, service).map(|(vip, _)| vip);
+        group.find(|vip| !self.occupancy.has_partners(*vip))
+    }
+
     /// What goes with an address of the Service's own or of its group's: what others hold together with it; where nobody
-    /// does, the lowest of the group's in the other family that is nobody's partner either.
-    fn partner(&self, vip: Vip, service: &Service) -> Partner {
-        let has_partner = |vip: Vip| self.occupancy.partners(vip).next().is_some();
-        let lone = || {
-            let other = self.occupancy.group(Part::Of(vip.family().other()), service);
-            other.map(|(other, _)| other).find(|other| !has_partner(*other))
-        };
-        let partners: Vec<Vip> =
-            if has_partner(vip) { self.occupancy.partners(vip).collect() } else { lone().into_iter().collect() };
+    /// does, the group's [lone](Self::lone) one of the other family.
+    fn partner(&self, vip: Vip, lone: Option<Vip>, service: &Service) -> Partner {
+        let lone = lone.filter(|_| !self.occupancy.has_partners(vip));
         let mut first_clash = None;
-        for partner in partners {
+        for partner in self.occupancy.partners(vip).chain(lone) {
             let Some(tenancy) = self.occupancy.on(partner) else { continue };
             if !self.may_join(partner, tenancy, service) {
                 continue;
