@@ -248,10 +248,14 @@ impl<'a> Placement<'a> {
         self.may_have(vip, service).is_ok() && self.mismatch(vip, tenancy, service).is_none()
     }
 
+    /// The first clash among the group's addresses that are all [taken](super::Occupancy::taken_below).
     fn first_clash_below(&self, part: Part, limit: Option<Vip>, service: &Service) -> Option<Clash> {
-        let taken = self.occupancy.group(part, service).take_while(|(vip, _)| limit.is_some_and(|limit| *vip < limit));
-        let mut taken = taken.filter(|(vip, tenancy)| self.may_join(*vip, tenancy, service));
-        taken.find_map(|(vip, tenancy)| clash(vip, tenancy, service))
+        let group = self.occupancy.group(part, service);
+        let mut taken = group.take_while(|(vip, _)| limit.is_some_and(|limit| *vip < limit));
+        taken.find_map(|(vip, tenancy)| match self.join_with_partner(vip, tenancy, None, service)? {
+            Partner::Clashes(clash) => Some(clash),
+            Partner::At(_) | Partner::None => None,
+        })
     }
 
     /// The pools that may give the Service an address, best first.
