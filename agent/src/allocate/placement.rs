@@ -81,13 +81,6 @@ impl<'a> Placement<'a> {
         let understood = self.model.services.values().filter(|service| !stand_ins.contains_key(&service.name));
         let mut services: Vec<&'a Service> = understood.chain(stand_ins.values()).collect();
         services.sort_by(|a, b| a.seniority().cmp(&b.seniority()));
-        services.retain(|service| match families_agree(service) {
-            Ok(()) => true,
-            Err(refusal) => {
-                self.refused.insert(&service.name, refusal);
-                false
-            }
-        });
         self.keep(&services, holders);
         services.retain(|service| self.is_waiting(service));
         services.retain(|service| match &service.fault {
@@ -144,16 +137,10 @@ impl<'a> Placement<'a> {
         } else {
             BTreeSet::new()
         };
+        let needs_both = service.families == Families::RequireDual && wanted.is_empty() && service.fault.is_none();
         match kept.first() {
             None => {}
-            Some(vip)
-                if service.fault.is_none()
-                    && wanted.is_empty()
-                    && service.families == Families::RequireDual
-                    && kept.len() == 1 =>
-            {
-                self.halves.insert(&service.name, *vip);
-            }
+            Some(vip) if needs_both && kept.len() == 1 => drop(self.halves.insert(&service.name, *vip)),
             Some(_) => self.settle(service, kept),
         }
     }
@@ -334,28 +321,4 @@ fn kept_by_family(families: Families, held: &BTreeSet<Vip>, fits: impl Fn(Vip) -
         };
     }
     kept
-}
-
-/// Whether the addresses that a Service asks for are of the families that it wants (rule 10).
-fn families_agree(service: &Service) -> Result<(), Refusal> {
-    let asked = &service.request.addresses;
-    let refuse = |message: String| Err(Refusal::new(Reason::UnsupportedFamily, message));
-    match service.families {
-        Families::Single(family) => match asked.iter().find(|vip| vip.family() != family) {
-            Some(vip) => {
-                refuse(format!("it asks for {vip}, and spec.ipFamilies and spec.ipFamilyPolicy say {family} alone"))
-            }
-            None => Ok(()),
-        },
-        Families::PreferDual(_) => Ok(()),
-        Families::RequireDual => {
-            let missing = |family: &&Family| !asked.is_empty() && asked.iter().all(|vip| vip.family() != **family);
-            match Family::ALL.iter().find(missing) {
-                Some(family) => refuse(format!(
-                    "RequireDualStack cannot be met: no {family} address is among those that it asks for"
-                )),
-                None => Ok(()),
-            }
-        }
-    }
 }

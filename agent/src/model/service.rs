@@ -64,6 +64,28 @@ impl Families {
         };
         iter::once(first).chain(second)
     }
+
+    /// Whether the addresses that are asked for, if there are any, are of these families.
+    fn agree_with(self, request: &Request) -> Result<(), Refusal> {
+        let asked = &request.addresses;
+        let refuse = |message: String| Err(Refusal::new(Reason::UnsupportedFamily, message));
+        let missing = |family: &Family| asked.iter().all(|vip| vip.family() != *family);
+        match self {
+            Self::Single(family) => match asked.iter().find(|vip| vip.family() != family) {
+                Some(vip) => {
+                    refuse(format!("it asks for {vip}, and spec.ipFamilies and spec.ipFamilyPolicy say {family} alone"))
+                }
+                None => Ok(()),
+            },
+            Self::RequireDual if !asked.is_empty() => match Family::ALL.into_iter().find(missing) {
+                Some(family) => refuse(format!(
+                    "RequireDualStack cannot be met: no {family} address is among those that it asks for"
+                )),
+                None => Ok(()),
+            },
+            Self::PreferDual(_) | Self::RequireDual => Ok(()),
+        }
+    }
 }
 
 impl Service {
@@ -76,6 +98,8 @@ impl Service {
         let (metadata, spec) = (&service.metadata, service.spec.as_ref().unwrap_or(&no_spec));
         let annotations = metadata.annotations.as_ref().unwrap_or(&no_annotations);
         let asked = dialects::request(annotations, spec.load_balancer_ip.as_deref());
+        let families = families(spec, asked.as_ref().ok())?;
+        let asked = asked.and_then(|request| families.agree_with(&request).map(|()| request));
         let (request, fault) = asked.map_or_else(|fault| (Request::default(), Some(fault)), |request| (request, None));
         Ok(Self {
             name: name.clone(),
@@ -83,7 +107,7 @@ impl Service {
             uid: metadata.uid.clone().filter(|uid| !uid.is_empty()),
             labels: metadata.labels.clone().unwrap_or_default(),
             ports: ports(spec.ports.as_deref().unwrap_or_default())?,
-            families: families(spec, &request)?,
+            families,
             request,
             fault,
             status: status(service),
@@ -145,7 +169,7 @@ fn ports(listed: &[api::ServicePort]) -> Result<BTreeMap<Port, String>, Refusal>
 
 /// As the API server fills in what is left out: one family alone unless two are listed, which are then required. Where no
 /// family is listed, the addresses that it asks for tell; else it is IPv4.
-fn families(spec: &api::ServiceSpec, request: &Request) -> Result<Families, Refusal> {
+fn families(spec: &api::ServiceSpec, request: Option<&Request>) -> Result<Families, Refusal> {
     let listed = spec.ip_families.as_deref().unwrap_or_default();
     let family = |(i, text): (usize, &String)| match text.as_str() {
         "IPv4" => Ok(Family::V4),
@@ -153,7 +177,8 @@ fn families(spec: &api::ServiceSpec, request: &Request) -> Result<Families, Refu
         other => Err(invalid(&format!("spec.ipFamilies[{i}]"), format!("{} is neither IPv4 nor IPv6", quoted(other)))),
     };
     let listed: Vec<Family> = listed.iter().enumerate().map(family).collect::<Result<_, _>>()?;
-    let asked: BTreeSet<Family> = request.addresses.iter().map(|vip| vip.family()).collect();
+    let asked: BTreeSet<Family> =
+        request.iter().flat_map(|request| &request.addresses).map(|vip| vip.family()).collect();
     let dual = match listed.as_slice() {
         [] => asked.len() > 1,
         [_] => false,

@@ -209,6 +209,11 @@ fn explicit_addresses_must_be_of_the_families_that_are_wanted() {
         let found = ask(addresses, families, of);
         assert!(found.starts_with(outcome), "{addresses}: {found}");
     }
+    let settled = dual().service("shop/a", &["80/TCP"], &[TEN]).settled();
+    let both = ("vipmux.io/addresses", "192.0.2.10,2001:db8::10");
+    let slip = settled.service("shop/a", &["80/TCP"], &[both]).spec("shop/a", policy(&["IPv4"], "SingleStack"));
+    assert_eq!(slip.outcome(), "shop/a=10", "what it holds is not taken from it");
+    assert_eq!(slip.allocate().assignments[&name("shop/a")].reason, Reason::UnsupportedFamily);
     let field = dual().service("shop/a", &["80/TCP"], &[]).spec("shop/a", |spec| {
         spec.load_balancer_ip = Some("2001:db8::12".to_owned());
     });

@@ -1,4 +1,4 @@
-//! The XDP program's decisions about a TCP or UDP packet, told step by step: `ebpf/src/demux.rs` and `flow.rs` in
+//! The XDP program's decisions about a TCP, UDP or SCTP packet, told step by step: `ebpf/src/demux.rs` and `flow.rs` in
 //! words. A test runs both on the same maps.
 
 use std::net::SocketAddr;
@@ -36,9 +36,9 @@ pub struct Request {
     pub client: SocketAddr,
     /// The destination.
     pub vip: SocketAddr,
-    /// TCP or UDP.
+    /// TCP, UDP or SCTP.
     pub protocol: Protocol,
-    /// A TCP connection's first segment; otherwise one of an established connection.
+    /// A TCP connection's first segment, or an SCTP association's INIT; otherwise one of an established connection.
     pub syn: bool,
     /// The frame's source.
     pub source: Source,
@@ -207,8 +207,9 @@ impl<E: Entries> Walk<'_, E> {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));
                 return Ok(None);
             }
-            Some(why) if self.request.protocol == Protocol::Tcp => {
-                self.note("flow", format!("{record}; a SYN would not keep it: {why}"));
+            Some(why) if self.request.protocol != Protocol::Udp => {
+                let opening = if self.request.protocol == Protocol::Tcp { "a SYN" } else { "an INIT" };
+                self.note("flow", format!("{record}; {opening} would not keep it: {why}"));
             }
             _ => self.note("flow", record),
         }

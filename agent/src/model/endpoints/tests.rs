@@ -140,6 +140,24 @@ fn fqdn_slices_are_skipped_and_families_are_kept_apart() {
 }
 
 #[test]
+fn a_vip_gets_the_backends_of_its_own_family() {
+    let v4 = slice(80, &serde_json::json!([pod("10.0.0.1", &serde_json::json!({}))]));
+    let mut v6 = slice(8080, &serde_json::json!([pod("2001:db8::1", &serde_json::json!({"ready": false}))]));
+    v6["addressType"] = "IPv6".into();
+    let model = model(&[v4, v6]);
+    let claim = |vip: &str| PortClaim { vip: Vip(vip.parse().unwrap()), protocol: Protocol::Tcp, port: 80 };
+    let (v4, v6) = (claim("192.0.2.10"), claim("2001:db8::10"));
+    let desired = desired_services(&model, &[(v4, web()), (v6, web())].into());
+    let shown = |claim| {
+        let of_claim: Vec<_> =
+            desired[claim].backends.iter().map(|b| (b.address.to_string(), b.port, b.ready)).collect();
+        of_claim
+    };
+    assert_eq!(shown(&v4), [("10.0.0.1".to_owned(), 80, true)]);
+    assert_eq!(shown(&v6), [("2001:db8::1".to_owned(), 8080, false)], "IPv4's ready one does not make it wait");
+}
+
+#[test]
 fn equal_sets_of_backends_are_one() {
     let mut both = slice(80, &serde_json::json!([pod("10.0.0.1", &serde_json::json!({}))]));
     both["ports"] = serde_json::json!([{"name": "http", "port": 80}, {"name": "dns", "port": 80, "protocol": "UDP"}]);
