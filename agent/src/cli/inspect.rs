@@ -80,7 +80,7 @@ enum What {
 /// A packet
 #[derive(Clone, Debug, Args)]
 struct LookupArgs {
-    /// The client's address and port, such as 198.51.100.7:4000 or [2001:db8:f::7]:4000
+    /// The client's address and port; an IPv6 address in brackets
     #[arg(value_name = "CLIENT:PORT")]
     client: SocketAddr,
     /// The VIP and the Service's port
