@@ -34,7 +34,10 @@ use crate::{
     datapath::{apply::Unclaimed, load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
-    model::{self, NodeName, Vip},
+    model::{
+        self, NodeName, Vip,
+        range::{SUBNET_ANYCAST, subnet_anycast},
+    },
     plan::{Desired, DesiredNode, DesiredVip, REST},
     snat::{self, SnatError},
     source::manifests::{self, WatchError, WatchGuard},
@@ -137,7 +140,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         links.borrow().named(name)?;
     }
     let (sender, settled) = watch::channel(Arc::default());
-    let ours = model::Options { reserved: reserved().await?, ..model::Options::default() };
+    let reserved = reserved(&links.borrow().clone()).await?;
+    let ours = model::Options { reserved, ..model::Options::default() };
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     let state = options.state_dir.join("assignments.yaml");
     tokio::spawn(settle::follow(objects, manifests.looked(), state, ours, sender));
@@ -163,10 +167,15 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Addresses that this node knows to be nobody's VIP (rule 14): its gateways, as they are when the agent starts.
-async fn reserved() -> Result<BTreeMap<IpAddr, String>, LinkError> {
-    let gateways = link::gateways().await?;
-    Ok(gateways.into_iter().map(|address| (address, "a gateway of the nodes".to_owned())).collect())
+/// Addresses that this node knows to be nobody's VIP (rule 14), as they are when the agent starts: its gateways, and what
+/// every router of its subnets answers to.
+async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> {
+    let gateways = link::gateways().await?.into_iter().map(|address| (address, "a gateway of the nodes".to_owned()));
+    let anycast = links.iter().flat_map(|interface| &interface.addresses).filter_map(|&(own, prefix)| match own {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(own) => Some((subnet_anycast(own, prefix)?.into(), SUBNET_ANYCAST.to_owned())),
+    });
+    Ok(anycast.chain(gateways).collect())
 }
 
 /// One agent per node name and state directory.
@@ -243,7 +252,7 @@ impl Agent {
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
             let mut complaints = BTreeSet::new();
             self.attach(&links, &settled, &mut complaints)?;
-            let wanted = settled.nodes.values().flatten().copied().collect();
+            let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
             monitor.resolve(self.attached.keys().copied().collect(), wanted);
             self.update(&links, &settled, &neighbors, complaints)?;
         }
@@ -318,8 +327,9 @@ impl Agent {
             vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan: 0, epoch: 0 });
         }
         let mut nodes = BTreeMap::new();
-        for (name, address) in &settled.nodes {
-            match self.node(name, *address, links, neighbors) {
+        for (name, addresses) in &settled.nodes {
+            // A hand-over is a matter of MACs: one address tells it, whatever the packet's family is.
+            match self.node(name, addresses.first().copied(), links, neighbors) {
                 Ok(node) => {
                     nodes.insert(name.clone(), node);
                 }
@@ -347,7 +357,7 @@ impl Agent {
             let (ifindex, mac) = first.map_or((0, None), |(ifindex, attached)| (*ifindex, Some(attached.mac)));
             return Ok(DesiredNode { mac, ifindex, mtu: mtu(ifindex), attached: true });
         }
-        let address = address.ok_or("it has no IPv4 InternalIP")?;
+        let address = address.ok_or("it has no InternalIP")?;
         match neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
                 let mac = neighbor.mac();
