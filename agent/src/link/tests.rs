@@ -132,8 +132,6 @@ fn wire() -> Option<[Namespace; 2]> {
     let [node, peer] = Namespace::new()?;
     node.veth("eth0", &peer, "eth0");
     for (namespace, host) in [(&node, 1), (&peer, 2)] {
-        // Usable at once, without the search for duplicates.
-        namespace.sysctl("ipv6/conf/eth0/accept_dad", "0");
         namespace.address("eth0", &format!("192.0.2.{host}"), 24);
         namespace.address("eth0", &format!("2001:db8::{host}"), 64);
         namespace.ready("eth0");

@@ -17,9 +17,6 @@ use super::Group;
 /// Solicitations for IPv6 VIPs may not reach this node.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GroupError {
-    /// No socket.
-    #[error("cannot open a {family} socket for the multicast groups of IPv6 VIPs")]
-    Open { family: &'static str, source: io::Error },
     /// The network card was not told.
     #[error(
         "{interface} cannot be told to take frames to the multicast groups of IPv6 VIPs ({count} of them): neighbours may not \
@@ -44,6 +41,7 @@ pub(super) enum GroupError {
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     held: BTreeMap<Group, Held>,
+    /// A packet socket.
     filter: Option<OwnedFd>,
     reporters: Vec<Reporter>,
 }
@@ -63,43 +61,30 @@ struct Reporter {
     full: bool,
 }
 
-/// The first error on each interface, and how many there were.
-type Failures = BTreeMap<u32, (usize, io::Error)>;
-
 impl Groups {
     /// Leaves and joins what differs, and tries again what failed before. What went wrong, once for each interface.
     pub(super) fn sync(&mut self, wanted: &BTreeSet<Group>) -> Vec<GroupError> {
         let gone: Vec<_> = self.held.keys().filter(|group| !wanted.contains(group)).copied().collect();
-        gone.into_iter().for_each(|group| self.leave(group));
-        let (mut filters, mut reports) = (Failures::new(), Failures::new());
-        let note = |failures: &mut Failures, group: Group, error| {
-            failures.entry(group.ifindex).or_insert((0, error)).0 += 1;
-        };
-        let mut errors = Vec::new();
-        match self.filter() {
-            Ok(()) => {
-                for &group in wanted {
-                    if let Err(error) = self.take(group) {
-                        note(&mut filters, group, error);
-                    }
-                }
-            }
-            Err(source) => errors.push(GroupError::Open { family: "packet", source }),
+        for group in gone {
+            self.leave(group);
         }
-        for &group in wanted {
-            if let Err(error) = self.report(group) {
-                note(&mut reports, group, error);
-            }
-        }
+        let filters = failures(wanted, |group| self.take(group));
+        let mut reports = failures(wanted, |group| self.report(group));
         let interfaces: BTreeSet<u32> = wanted.iter().map(|group| group.ifindex).collect();
-        let disabled = interfaces.into_iter().filter(|&ifindex| is_disabled(&name(ifindex)));
-        for ifindex in disabled {
-            reports.remove(&ifindex);
-            errors.push(GroupError::Disabled { interface: name(ifindex) });
-        }
-        let filter = |(ifindex, (count, source))| GroupError::Filter { interface: name(ifindex), count, source };
-        let report = |(ifindex, (count, source))| GroupError::Report { interface: name(ifindex), count, source };
-        errors.into_iter().chain(filters.into_iter().map(filter)).chain(reports.into_iter().map(report)).collect()
+        let disabled: Vec<_> = interfaces.into_iter().filter(|&ifindex| is_disabled(ifindex)).collect();
+        reports.retain(|ifindex, _| !disabled.contains(ifindex));
+        let filters = filters.into_iter().map(|(ifindex, (count, source))| GroupError::Filter {
+            interface: name(ifindex),
+            count,
+            source,
+        });
+        let reports = reports.into_iter().map(|(ifindex, (count, source))| GroupError::Report {
+            interface: name(ifindex),
+            count,
+            source,
+        });
+        let disabled = disabled.into_iter().map(|ifindex| GroupError::Disabled { interface: name(ifindex) });
+        filters.chain(reports).chain(disabled).collect()
     }
 
     /// Also where the interface is gone, and the kernel's side of the membership with it.
@@ -114,16 +99,13 @@ impl Groups {
         }
     }
 
-    fn filter(&mut self) -> io::Result<()> {
-        if self.filter.is_none() {
-            // Its protocol is 0, so it receives nothing.
-            self.filter = Some(socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?);
-        }
-        Ok(())
-    }
-
     fn take(&mut self, group: Group) -> io::Result<()> {
-        let Some(filter) = &self.filter else { return Ok(()) };
+        let filter = match self.filter.take() {
+            Some(filter) => filter,
+            // Its protocol is 0, so it receives nothing.
+            None => socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?,
+        };
+        let filter = self.filter.insert(filter);
         let held = self.held.entry(group).or_default();
         if !held.filtered {
             change(filter, libc::PACKET_ADD_MEMBERSHIP, group)?;
@@ -164,19 +146,34 @@ impl Groups {
     }
 }
 
+/// The first error on each interface, and how many there were.
+fn failures(
+    groups: &BTreeSet<Group>,
+    mut attempt: impl FnMut(Group) -> io::Result<()>,
+) -> BTreeMap<u32, (usize, io::Error)> {
+    let mut failures = BTreeMap::new();
+    for &group in groups {
+        if let Err(error) = attempt(group) {
+            failures.entry(group.ifindex).or_insert((0, error)).0 += 1;
+        }
+    }
+    failures
+}
+
 fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
 }
 
-/// An interface's name, for messages and sysctls; its index where it is gone.
+/// An interface's name; its index where it is gone.
 fn name(ifindex: u32) -> String {
-    if_indextoname(ifindex).map_or_else(|_| format!("interface {ifindex}"), |name| name.to_string_lossy().into_owned())
+    if_indextoname(ifindex).map_or_else(|_| ifindex.to_string(), |name| name.to_string_lossy().into_owned())
 }
 
-/// Also where the kernel has no IPv6 at all.
-fn is_disabled(interface: &str) -> bool {
-    let setting = fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6"));
-    setting.map_or(true, |setting| setting.trim() != "0")
+/// Also where the kernel has no IPv6 at all; not of an interface that is gone.
+fn is_disabled(ifindex: u32) -> bool {
+    let Ok(name) = if_indextoname(ifindex) else { return false };
+    let setting = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", name.to_string_lossy());
+    fs::read_to_string(setting).map_or(true, |setting| setting.trim() != "0")
 }
 
 /// Adds or drops a membership by MAC (packet(7)).

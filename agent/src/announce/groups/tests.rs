@@ -16,10 +16,6 @@ fn group(text: &str, ifindex: u32) -> Group {
     Group::of(text.parse().unwrap(), ifindex)
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Whether the kernel reports the group, and whether the network card takes it.
 fn kernel_has(groups: &[Group]) -> (bool, bool) {
     let read = |file| fs::read_to_string(format!("/proc/thread-self/net/{file}")).unwrap_or_default();
@@ -28,8 +24,8 @@ fn kernel_has(groups: &[Group]) -> (bool, bool) {
         let words: BTreeSet<_> = text.split_ascii_whitespace().collect();
         groups.iter().all(|group| words.contains(name(*group).as_str()))
     };
-    let reported = has("igmp6", &|group| hex(&group.address.octets()));
-    (reported, has("dev_mcast", &|group| hex(&group.mac())))
+    let reported = has("igmp6", &|group| format!("{:032x}", group.address.to_bits()));
+    (reported, has("dev_mcast", &|group| format!("3333{:08x}", group.address.to_bits() & 0xffff_ffff)))
 }
 
 /// The example of RFC 4291, 2.7.1.
