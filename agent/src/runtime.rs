@@ -30,7 +30,10 @@ use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 use self::{interfaces::Attached, kernel::Kernel, settle::Settled};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
-    announce::{Announcer, SendError, Sender},
+    announce::{
+        Announcer, SendError, Sender,
+        groups::{self, Group},
+    },
     datapath::{apply::Unclaimed, load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
@@ -154,6 +157,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         announcer: Announcer::default(),
         sender: Sender::open()?,
         snat: snat::Keeper::start()?,
+        groups: groups::Keeper::start(),
         attached: BTreeMap::new(),
         ready: false,
         changed: false,
@@ -206,6 +210,7 @@ struct Agent {
     announcer: Announcer,
     sender: Sender,
     snat: snat::Keeper,
+    groups: groups::Keeper,
     attached: BTreeMap<u32, Attached>,
     ready: bool,
     /// An interface or its MAC is new, so what is led must be announced there.
@@ -273,6 +278,7 @@ impl Agent {
         self.retry = (!refused.is_empty()).then(|| Instant::now() + REST);
         complaints.extend(refused.iter().map(ToString::to_string));
         self.snat.want(snat::local_backends(&desired));
+        self.groups.want(self.solicited(&desired));
         if settled.look >= self.awaited {
             self.choose(settled, &desired)?;
         }
@@ -341,6 +347,18 @@ impl Agent {
         let services = settled.services.iter().filter(|(claim, _)| vips.contains_key(&claim.vip));
         let services = services.map(|(claim, service)| (*claim, service.clone())).collect();
         Desired { local: self.options.node.clone(), nodes, vips, services }
+    }
+
+    /// The groups in which neighbours ask for the VIPs: of all, since any may be led next.
+    fn solicited(&self, desired: &Desired) -> BTreeSet<Group> {
+        let mut groups = BTreeSet::new();
+        for (vip, wanted) in &desired.vips {
+            if let IpAddr::V6(address) = vip.0 {
+                let outlets = self.attached.iter().filter(|(_, attached)| attached.bit & wanted.interfaces != 0);
+                groups.extend(outlets.map(|(ifindex, _)| Group::of(address, *ifindex)));
+            }
+        }
+        groups
     }
 
     /// How a node is reached, or why it is not.
