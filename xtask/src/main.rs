@@ -8,9 +8,11 @@ mod capabilities;
 mod demo;
 mod lint;
 mod setup;
+mod summary;
 mod test;
 #[path = "../../agent/build/toolchain.rs"]
 mod toolchain;
+mod vm;
 mod workspace;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -53,6 +55,15 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
+    /// Run the packet suite and a part of the network suite on other kernels, in QEMU (no KVM needed)
+    Vm {
+        /// The kernels to run on; all of them unless some are named
+        #[arg(value_name = "KERNEL")]
+        kernels: Vec<vm::Kernel>,
+        /// Look for newer packages of the kernels that are there already
+        #[arg(long)]
+        update: bool,
+    },
     /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
     Lint {
         /// The checks to run; all of them unless some are named
@@ -68,6 +79,7 @@ fn main() -> ExitCode {
         Command::Test { suites } => test::run(&suites),
         Command::Demo { options } => demo::run(&options),
         Command::Bench { options } => bench::run(&options),
+        Command::Vm { kernels, update } => vm::run(&kernels, update),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {
