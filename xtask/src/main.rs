@@ -6,6 +6,7 @@ mod bench;
 mod build;
 mod capabilities;
 mod demo;
+mod fuzz;
 mod lint;
 mod setup;
 mod summary;
@@ -64,6 +65,12 @@ enum Command {
         #[arg(long)]
         update: bool,
     },
+    /// Send arbitrary frames through the BPF programs, in the kernel, by libFuzzer
+    Fuzz {
+        /// How long
+        #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+        seconds: u32,
+    },
     /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
     Lint {
         /// The checks to run; all of them unless some are named
@@ -80,6 +87,7 @@ fn main() -> ExitCode {
         Command::Demo { options } => demo::run(&options),
         Command::Bench { options } => bench::run(&options),
         Command::Vm { kernels, update } => vm::run(&kernels, update),
+        Command::Fuzz { seconds } => fuzz::run(seconds),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

@@ -85,6 +85,11 @@ pub(crate) fn guests() -> Result<()> {
     programs(&VM_PROGRAMS)
 }
 
+/// Makes sure that libFuzzer can be built.
+pub(crate) fn cpp_compiler() -> Result<()> {
+    programs(&[("c++", "g++", "libFuzzer is C++")])
+}
+
 fn programs(wanted: &[(&str, &str, &str)]) -> Result<()> {
     for (program, package, reason) in wanted {
         if !on_path(program) {
