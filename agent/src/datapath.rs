@@ -5,6 +5,7 @@ pub mod load;
 pub mod maps;
 pub mod pins;
 mod syscall;
+mod transition;
 pub mod unload;
 pub mod xdp;
 

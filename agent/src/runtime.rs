@@ -34,7 +34,7 @@ use crate::{
         Announcer, SendError, Sender,
         groups::{self, Group},
     },
-    datapath::{apply::Unclaimed, load::Mode, maps::MapsError, pins::Pins},
+    datapath::{apply::Unclaimed, load::Mode, maps::{MapsError, flow_entries}, pins::Pins},
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{
@@ -69,7 +69,7 @@ pub struct Options {
     pub mode: Mode,
     /// What becomes of packets that no Service takes.
     pub unclaimed: Unclaimed,
-    /// Entries of each flow table; 0: by the memory.
+    /// Entries of each flow table; 0: as many as there are, or by the memory.
     pub flows: u32,
 }
 
@@ -148,8 +148,12 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     let state = options.state_dir.join("assignments.yaml");
     tokio::spawn(settle::follow(objects, manifests.looked(), state, ours, sender));
-    let flows = if options.flows == 0 { flows_by_memory() } else { options.flows };
-    let kernel = Kernel::open(Pins::new(&options.pin_path), flows, options.node.clone(), options.unclaimed)?;
+    let pins = Pins::new(&options.pin_path);
+    let flows = match options.flows {
+        0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
+        flows => flows,
+    };
+    let kernel = Kernel::open(pins, flows, options.node.clone(), options.unclaimed)?;
     let agent = Agent {
         kernel,
         manifests,

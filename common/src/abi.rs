@@ -11,9 +11,14 @@ use core::mem::{align_of, offset_of, size_of};
 
 pub use counters::{DropReason, Stat};
 
-/// Changes whenever a type in this module, a map's type or the meaning of a value changes. Part of the pin path, so
-/// that programs of different layouts never share a map.
+/// Changes whenever a type in this module, a map's type or the meaning of a value changes.
 pub const ABI_VERSION: u32 = 4;
+
+/// The versions whose maps an agent carries over to its own, older ones and newer ones: they only add to each other. In
+/// such a family, maps come, and values grow at their ends, where zero stands for what was before ([`Config`]: the
+/// default for zero); nothing else changes its place, its size or its meaning. Of the arrays of counters, which begin
+/// anew with another size, indices may move with it. What cannot be done so begins the next family, at the next hundred.
+pub const COMPATIBLE: core::ops::Range<u32> = 3..100;
 
 /// The first three bytes of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). A frame with
 /// such a source was balanced by another node.

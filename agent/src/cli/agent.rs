@@ -39,8 +39,8 @@ pub struct Args {
     /// What becomes of packets to a VIP that no Service or no backend takes.
     #[arg(long, value_enum, env = "VIPMUX_UNCLAIMED", default_value_t)]
     unclaimed: Unclaimed,
-    /// Entries of each flow table (two of them, 128 and 144 bytes an entry); 0: by the machine's memory, between
-    /// 16,384 and 1,048,576. Tables that are pinned already keep their size.
+    /// Entries of each flow table (two of them, 128 and 144 bytes an entry); 0: as the pinned
+    /// ones, or by the machine's memory, between 16,384 and 1,048,576. Pinned tables of another size are carried over.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
     flows: u32,
 }

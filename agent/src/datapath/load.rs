@@ -19,12 +19,12 @@ use nix::{
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
-use vipmux_common::abi::ABI_VERSION;
 
 use super::{
     OBJECT,
     maps::{Maps, MapsError},
     pins::{EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+    transition::Transition,
     xdp::{Buffers, XdpError, load_xdp},
 };
 
@@ -63,6 +63,9 @@ pub enum LoadError {
     /// The object was refused.
     #[error("the kernel refused the BPF object")]
     Object(#[source] EbpfError),
+    /// The object could not be read.
+    #[error("cannot read the BPF object")]
+    Parse(#[source] aya_obj::ParseError),
     /// The object lacks a program.
     #[error("the BPF object has no program {0}")]
     NoProgram(&'static str),
@@ -133,40 +136,39 @@ pub struct Programs {
     _lock: Flock<File>,
 }
 
-/// Loads the programs onto the maps that are pinned already, or onto new ones; attaches nothing yet. `flows` is the
-/// number of entries of each flow table, if it is made anew.
+/// The maps whose size is configured.
+pub(super) const FLOW_TABLES: [&str; 2] = ["FLOWS", "REVERSE"];
+
+/// Loads the programs onto the maps that are pinned already, or onto new ones; attaches them nowhere yet. Pinned maps of
+/// another layout or size are carried over to new ones, and the pinned links to the new programs with them. `flows` is
+/// the number of entries of each flow table.
 pub fn load(pins: Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     ensure_bpffs(pins.root())?;
     let lock = lock(pins.root())?;
-    match Maps::open(pins.root()) {
-        Err(MapsError::Abi { found, .. }) => {
-            tracing::warn!(
-                found,
-                expected = ABI_VERSION,
-                "the pinned maps have another layout: starting with new ones"
-            );
-            remove_pins(&pins.maps())?;
-        }
-        Err(error @ MapsError::NoPermission { .. }) => return Err(error.into()),
-        Ok(_) | Err(_) => {}
-    }
-    for folder in [pins.maps(), pins.programs(), pins.links()] {
+    let mut transition = Transition::begin(&pins, flows)?;
+    let maps = transition.folder(&pins);
+    for folder in [maps.clone(), pins.programs(), pins.links()] {
         fs::create_dir_all(&folder).map_err(pin_error("make", &folder))?;
     }
     let mut loader = EbpfLoader::new();
     for name in Maps::NAMES.iter().chain(Maps::PROGRAM_ARRAYS) {
-        loader.map_pin_path(name, pins.map(name));
+        loader.map_pin_path(name, maps.join(name));
     }
-    loader.map_max_entries("FLOWS", flows).map_max_entries("REVERSE", flows);
+    for name in FLOW_TABLES {
+        loader.map_max_entries(name, flows);
+    }
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     let load_error = |program| move |source| LoadError::Program { program, source };
     let buffers = Buffers::here();
     load_xdp(&mut ebpf, buffers)?;
     let egress: &mut SchedClassifier = program(&mut ebpf, EGRESS_PROGRAM)?;
     egress.load().map_err(load_error(EGRESS_PROGRAM))?;
+    // Not before the kernel has accepted the programs.
+    transition.fill(&pins)?;
     let maps = Maps::open(pins.root())?;
-    let mut programs = Programs { ebpf, pins, xdp: buffers.entry(), _lock: lock };
+    let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };
     programs.pin()?;
+    transition.finish(&pins, || programs.take_over())?;
     Ok((programs, maps))
 }
 
@@ -206,15 +208,6 @@ fn lock(root: &Path) -> Result<Flock<File>, LoadError> {
         .map_err(|(_, errno)| LoadError::Taken { path: root.into(), source: errno.into() })
 }
 
-/// Removes every pin in a folder.
-fn remove_pins(folder: &Path) -> Result<(), LoadError> {
-    for entry in fs::read_dir(folder).map_err(pin_error("read", folder))? {
-        let path = entry.map_err(pin_error("read", folder))?.path();
-        fs::remove_file(&path).map_err(pin_error("remove", &path))?;
-    }
-    Ok(())
-}
-
 /// Removes a pin that may not be there.
 fn remove_pin(path: &Path) -> Result<(), LoadError> {
     match fs::remove_file(path) {
@@ -233,6 +226,20 @@ impl Programs {
             program.pin(&path).map_err(|error| pin_error("pin", &path)(io::Error::other(error)))?;
         }
         Ok(())
+    }
+
+    /// Puts the programs into every pinned link. One that takes none attaches nothing any more, and is replaced when the
+    /// programs are attached there.
+    fn take_over(&mut self) {
+        let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
+        let names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
+        for (kind, ifindex) in names {
+            let pin = self.pins.link(kind, ifindex);
+            match kind {
+                LinkKind::Xdp => self.adopt::<Xdp>(self.xdp, &pin),
+                LinkKind::Egress => self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin),
+            };
+        }
     }
 
     /// Attaches both programs to an interface: replaces the programs of a pinned link in place, so that no packet

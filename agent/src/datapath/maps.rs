@@ -3,6 +3,7 @@
 mod batch;
 #[cfg(test)]
 pub(crate) mod fixture;
+pub(super) mod raw;
 #[cfg(test)]
 mod tests;
 
@@ -13,7 +14,7 @@ use std::{
 };
 
 use aya::{
-    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, PerCpuArray, lpm_trie::LpmTrie},
+    maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray, lpm_trie::LpmTrie},
     util::nr_cpus,
 };
 use vipmux_common::abi::{
@@ -170,17 +171,19 @@ fn open(path: &Path) -> Result<MapData, MapsError> {
     })
 }
 
-/// Checks the ABI version, the first four bytes of `CONFIG[0]` in every layout, before any type is relied upon. 0 is
-/// what maps hold before their agent's first write.
-fn check_abi(pins: &Pins) -> Result<(), MapsError> {
+/// The ABI version of the pinned maps, the first four bytes of `CONFIG[0]` in every layout. 0 is what maps hold before
+/// their agent's first write.
+pub(super) fn version(pins: &Pins) -> Result<u32, MapsError> {
     let config = open(&pins.map("CONFIG"))?;
     let read = |source| MapsError::Read { map: "CONFIG", source };
     let size = config.info().map_err(read)?.value_size() as usize;
-    let bytes = batch::first_element(&config, size).map_err(|error| read(error.into()))?;
-    match bytes.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes)) {
-        Some(0 | ABI_VERSION) => Ok(()),
-        found => Err(MapsError::Abi { path: pins.maps(), found: found.unwrap_or_default() }),
-    }
+    let bytes = batch::element_bytes(&config, size, 1).map_err(|error| read(error.into()))?;
+    Ok(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
+}
+
+/// The number of entries of each of the pinned flow tables.
+pub fn flow_entries(pins: &Pins) -> Option<u32> {
+    MapInfo::from_pin(pins.map("FLOWS")).ok().map(|info| info.max_entries())
 }
 
 impl Maps {
@@ -196,8 +199,19 @@ impl Maps {
             }
             Err(error) => return Err(MapsError::Open { path, source: error.into() }),
         }
-        check_abi(&pins)?;
-        Self::open_all(&pins)
+        // Before any type is relied upon.
+        match version(&pins)? {
+            0 | ABI_VERSION => Self::open_all(&pins),
+            found => Err(MapsError::Abi { path, found }),
+        }
+    }
+
+    /// Writes `CONFIG[0]` of the maps in a folder.
+    pub(super) fn write_config(folder: &Path, config: &Config) -> Result<(), MapsError> {
+        let path = folder.join("CONFIG");
+        let map = Map::from_map_data(open(&path)?).and_then(Array::<_, Config>::try_from);
+        let mut map = map.map_err(|source| MapsError::Open { path, source })?;
+        map.set(0, config, 0).map_err(|source| MapsError::Write { map: "CONFIG", source })
     }
 
     /// `CONFIG[0]`; all zero if no agent wrote it yet.

@@ -50,6 +50,16 @@ impl Pins {
         self.root.join("maps")
     }
 
+    /// The folder in which an agent with another layout fills its maps.
+    pub fn next_maps(&self) -> PathBuf {
+        self.root.join("maps-next")
+    }
+
+    /// The folder of the maps that it leaves, until it has left them.
+    pub fn old_maps(&self) -> PathBuf {
+        self.root.join("maps-old")
+    }
+
     /// The map `name`.
     pub fn map(&self, name: &str) -> PathBuf {
         self.maps().join(name)

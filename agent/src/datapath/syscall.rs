@@ -5,6 +5,10 @@ use std::io;
 /// `bpf_cmd` of include/uapi/linux/bpf.h.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
+    MapLookup = 1,
+    MapUpdate = 2,
+    MapDelete = 3,
+    MapNextKey = 4,
     ObjectGet = 7,
     MapLookupBatch = 24,
     MapUpdateBatch = 26,

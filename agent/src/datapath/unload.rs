@@ -158,6 +158,9 @@ pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
     remove(&pins.links())?;
     done.programs = remove(&pins.programs())?;
     done.maps = remove(&pins.maps())?;
+    // What an agent left that ended while it carried the maps over.
+    remove(&pins.next_maps())?;
+    remove(&pins.old_maps())?;
     remove_folder(root)?;
     Ok(Some(done))
 }

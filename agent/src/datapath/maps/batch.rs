@@ -36,7 +36,9 @@ struct Attributes {
 /// A walk over a map: the keys and values so far, and where to go on.
 struct Walk<'map, K, V> {
     fd: BorrowedFd<'map>,
-    /// Values of one key: the number of possible CPUs for a per-CPU map, else 1.
+    /// `K`s of one key: 1, or its bytes.
+    key_width: usize,
+    /// `V`s of one key: the number of possible CPUs for a per-CPU map, its bytes, or 1.
     width: usize,
     /// What the kernel calls the batch: an array's last index read, a hash map's next bucket.
     position: Option<u32>,
@@ -46,14 +48,19 @@ struct Walk<'map, K, V> {
 }
 
 impl<'map, K: Pod, V: Pod> Walk<'map, K, V> {
-    /// `K` and `V` must have the sizes of the map's keys and values, and `width` be as described.
-    fn new(map: &'map MapData, width: usize, position: Option<u32>) -> Self {
-        Self { fd: map.fd().as_fd(), width, position, ended: false, keys: Vec::new(), values: Vec::new() }
+    /// So many `K` and `V` must have the sizes of the map's keys and values.
+    fn new(map: &'map MapData, key_width: usize, width: usize, position: Option<u32>) -> Self {
+        Self { fd: map.fd().as_fd(), key_width, width, position, ended: false, keys: Vec::new(), values: Vec::new() }
+    }
+
+    /// How many keys were read.
+    fn read(&self) -> usize {
+        self.keys.len() / self.key_width
     }
 
     /// Reads up to `count` more elements.
     fn advance(&mut self, count: usize) -> io::Result<()> {
-        self.keys.reserve(count);
+        self.keys.reserve(count * self.key_width);
         self.values.reserve(count * self.width);
         let mut next = 0u32;
         let mut attributes = Attributes {
@@ -65,8 +72,8 @@ impl<'map, K: Pod, V: Pod> Walk<'map, K, V> {
             map_fd: self.fd.as_raw_fd().cast_unsigned(),
             ..Attributes::default()
         };
-        // SAFETY: the kernel writes at most `count` keys and `count * width` values, for which there is room, and
-        // both batch positions are four bytes, for arrays (their key) and for hash maps (a bucket) alike.
+        // SAFETY: the kernel writes at most `count` keys and their values, for which there is room, and both batch
+        // positions are four bytes, for arrays (their key) and for hash maps (a bucket) alike.
         let result = unsafe { bpf(Command::MapLookupBatch, &mut attributes) };
         match result {
             Ok(_) => {}
@@ -74,10 +81,10 @@ impl<'map, K: Pod, V: Pod> Walk<'map, K, V> {
             Err(error) => return Err(error),
         }
         let read = (attributes.count as usize).min(count);
-        // SAFETY: there is room for `count` keys and `count * width` values, the kernel initialised the first `read`
-        // (times `width`) of them, it reports them in `count` also with ENOENT, and any bytes make a `Pod`.
+        // SAFETY: there is room for `count` keys and their values, the kernel initialised the first `read` of them, it
+        // reports them in `count` also with ENOENT, and any bytes make a `Pod`.
         unsafe {
-            self.keys.set_len(self.keys.len() + read);
+            self.keys.set_len(self.keys.len() + read * self.key_width);
             self.values.set_len(self.values.len() + read * self.width);
         }
         self.position = Some(next);
@@ -87,10 +94,10 @@ impl<'map, K: Pod, V: Pod> Walk<'map, K, V> {
 
 /// `count` elements of an array from index `first` on, each of `width` values; fewer where the array ends.
 fn array<V: Pod>(map: &MapData, width: usize, first: u32, count: u32) -> io::Result<Vec<V>> {
-    let mut walk = Walk::<u32, V>::new(map, width, first.checked_sub(1));
+    let mut walk = Walk::<u32, V>::new(map, 1, width, first.checked_sub(1));
     let count = count as usize;
-    while !walk.ended && walk.keys.len() < count {
-        walk.advance(CHUNK.min(count - walk.keys.len()))?;
+    while !walk.ended && walk.read() < count {
+        walk.advance(CHUNK.min(count - walk.read()))?;
     }
     Ok(walk.values)
 }
@@ -100,9 +107,15 @@ pub(super) fn elements<V: Pod>(map: &impl IterableMap<u32, V>, first: u32, count
     array(map.map(), 1, first, count)
 }
 
-/// The bytes of the first element of an array whose values have `size` bytes.
-pub(super) fn first_element(map: &MapData, size: usize) -> io::Result<Vec<u8>> {
-    array(map, size, 0, 1)
+/// The bytes of `count` elements of an array from the first one on, whose values have `size` bytes.
+pub(super) fn element_bytes(map: &MapData, size: usize, count: u32) -> io::Result<Vec<u8>> {
+    array(map, size, 0, count)
+}
+
+/// The bytes of all keys and of all values of a hash map, whose keys and values have so many. As [`entries`].
+pub(super) fn entry_bytes(map: &MapData, key_size: usize, size: usize) -> io::Result<(Vec<u8>, Vec<u8>)> {
+    let walk = hash(Walk::<u8, u8>::new(map, key_size, size, None), usize::MAX)?;
+    Ok((walk.keys, walk.values))
 }
 
 /// As [`elements`], of a per-CPU array: `cpus` values for each index, `cpus` being the number of possible CPUs.
@@ -114,34 +127,73 @@ pub(super) fn per_cpu<V: Pod>(map: &MapData, cpus: usize, first: u32, count: u32
 
 /// The entries of a hash map, at most `limit`, in no order. Entries that come or go meanwhile may be in or not.
 pub(super) fn entries<K: Pod, V: Pod>(map: &impl IterableMap<K, V>, limit: usize) -> io::Result<Vec<(K, V)>> {
-    let mut walk = Walk::<K, V>::new(map.map(), 1, None);
+    let mut walk = hash(Walk::<K, V>::new(map.map(), 1, 1, None), limit)?;
+    walk.keys.truncate(limit);
+    Ok(walk.keys.into_iter().zip(walk.values).collect())
+}
+
+/// Walks over a hash map, until `limit` keys or more were read.
+fn hash<K: Pod, V: Pod>(mut walk: Walk<'_, K, V>, limit: usize) -> io::Result<Walk<'_, K, V>> {
     let mut chunk = CHUNK;
-    while !walk.ended && walk.keys.len() < limit {
+    while !walk.ended && walk.read() < limit {
         match walk.advance(chunk) {
             // A bucket with more entries than the batch holds.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => chunk *= 2,
             other => other?,
         }
     }
-    walk.keys.truncate(limit);
-    Ok(walk.keys.into_iter().zip(walk.values).collect())
+    Ok(walk)
 }
 
 /// Writes `values` to an array from index `first` on. Each element is written atomically, the range is not.
 pub(super) fn write<V: Pod>(map: &mut impl IterableMap<u32, V>, first: u32, values: &[V]) -> io::Result<()> {
-    let fd = map.map().fd().as_fd().as_raw_fd().cast_unsigned();
     let mut indices = first..=u32::MAX;
     for values in values.chunks(CHUNK) {
         let keys: Vec<u32> = indices.by_ref().take(values.len()).collect();
-        let mut attributes = Attributes {
-            keys: keys.as_ptr() as u64,
-            values: values.as_ptr() as u64,
-            count: u32::try_from(keys.len()).map_err(|_| io::ErrorKind::InvalidInput)?,
-            map_fd: fd,
-            ..Attributes::default()
-        };
-        // SAFETY: the kernel reads `count` keys and values, and there are no fewer of either.
-        unsafe { bpf(Command::MapUpdateBatch, &mut attributes) }?;
+        // SAFETY: there are as many keys as values, of the map's sizes.
+        unsafe { update(map.map(), keys.as_ptr().cast(), values.as_ptr().cast(), keys.len()) }.map_err(|(_, e)| e)?;
     }
     Ok(())
+}
+
+/// Writes entries whose keys and values have so many bytes; how many found no room. Only an LRU map may refuse some,
+/// when all that it could give up is in use.
+pub(super) fn write_bytes(map: &MapData, (keys, key_size): (&[u8], usize), (values, size): (&[u8], usize)) -> io::Result<usize> {
+    let mut refused = 0;
+    for (keys, values) in keys.chunks(key_size * CHUNK).zip(values.chunks(size * CHUNK)) {
+        let count = (keys.len() / key_size).min(values.len() / size);
+        let mut done = 0;
+        while done < count {
+            let (keys, values) = (&keys[done * key_size..], &values[done * size..]);
+            // SAFETY: so many keys and values are left in the chunks, of the map's sizes.
+            match unsafe { update(map, keys.as_ptr(), values.as_ptr(), count - done) } {
+                Ok(()) => done = count,
+                Err((written, error)) if error.raw_os_error() == Some(libc::ENOMEM) => {
+                    refused += 1;
+                    done += written + 1;
+                }
+                Err((_, error)) => return Err(error),
+            }
+        }
+    }
+    Ok(refused)
+}
+
+/// Writes `count` entries; an error comes with how many were written before it.
+///
+/// # Safety
+/// `keys` and `values` point to so many of the map's keys and values.
+unsafe fn update(map: &MapData, keys: *const u8, values: *const u8, count: usize) -> Result<(), (usize, io::Error)> {
+    let mut attributes = Attributes {
+        keys: keys as u64,
+        values: values as u64,
+        count: u32::try_from(count).map_err(|_| (0, io::ErrorKind::InvalidInput.into()))?,
+        map_fd: map.fd().as_fd().as_raw_fd().cast_unsigned(),
+        ..Attributes::default()
+    };
+    // SAFETY: the kernel reads `count` keys and values, and the caller has no fewer of either.
+    match unsafe { bpf(Command::MapUpdateBatch, &mut attributes) } {
+        Ok(_) => Ok(()),
+        Err(error) => Err(((attributes.count as usize).min(count), error)),
+    }
 }
