@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Entries of each agent's flow tables: sized by the memory, those of several LANs would not fit into it.
-const FLOWS: &str = "16384";
+const FLOWS: u32 = 16_384;
 
 /// How an agent is started.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub struct Options {
     pub interface: String,
     /// `auto`, `native` or `generic`.
     pub xdp_mode: &'static str,
+    /// Entries of each flow table.
+    pub flows: u32,
 }
 
 impl Options {
@@ -41,6 +43,7 @@ impl Options {
             state: state.to_owned(),
             interface: "eth0".to_owned(),
             xdp_mode: "native",
+            flows: FLOWS,
         }
     }
 }
@@ -67,6 +70,11 @@ impl Agent {
         self.process.kill()?;
         self.process = spawn(node, &self.options, self.pins.path())?;
         Ok(())
+    }
+
+    /// How it is started the next time.
+    pub fn options_mut(&mut self) -> &mut Options {
+        &mut self.options
     }
 
     /// Waits until the agent says that it is ready: attached and in sync.
@@ -123,7 +131,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
     let mut command = node.namespace().command(binary()?)?;
     command
         .args(["agent", "--node-name", &node.name, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
-        .args(["--flows", FLOWS])
+        .args(["--flows", &options.flows.to_string()])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

@@ -1,0 +1,80 @@
+//! Agents that make their maps anew lose nothing by it.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use vipmux_tests::{
+    client::{Kind, Request, Session},
+    cluster::{Cluster, PATIENCE},
+    lan::Options,
+    manifests::{Service, VIP},
+    pod::Listener,
+    traffic::Traffic,
+};
+
+use crate::services;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
+/// A Service with pods on two nodes.
+const PAIR: u16 = 9443;
+/// Connections that stay.
+const SESSIONS: usize = 12;
+
+/// Another size is another layout as far as the transition goes; what differs between layouts is told by unit tests.
+#[test]
+fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let client = cluster.lan.client()?;
+    // The switch and the client stay on this node, whoever answers while the agent starts.
+    client.namespace().links(|links| links.add_neighbour("eth0", VIP, cluster.lan.node(&leader)?.mac))?;
+    let mut sessions = sessions(&mut cluster, &leader)?;
+    let client = cluster.lan.client()?;
+    let requests = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
+    let datagrams = Traffic::start(client.namespace(), Request::new(Kind::DnsUdp, VIP, 53), PAUSE)?;
+    requests.wait_for_more(5, PATIENCE)?;
+
+    for flows in [32_768, 16_384, 65_536] {
+        for node in &cluster.lan.nodes {
+            let agent = cluster.agents.iter_mut().find(|agent| agent.node() == node.name).context("no agent")?;
+            agent.process_mut().kill()?;
+            agent.options_mut().flows = flows;
+            agent.restart(node)?;
+            agent.wait_ready(PATIENCE)?;
+            agent.process().wait_for_line("carried over", PATIENCE, |line| line.contains("were carried over"))?;
+            for table in ["FLOWS", "REVERSE"] {
+                ensure!(entries(agent.inspect_json(node, &["maps"])?, table) == Some(flows.into()), "{table}");
+            }
+        }
+        for (session, pod) in &mut sessions {
+            ensure!(session.say("still there?")?.pod == *pod, "it went elsewhere");
+        }
+        requests.wait_for_more(10, PATIENCE)?;
+        datagrams.wait_for_more(10, PATIENCE)?;
+    }
+    requests.stop()?.check_all_by("shop/web")?;
+    datagrams.stop()?.check_all_by("infra/dns-udp")
+}
+
+/// Connections to a Service with pods on the leader and on another node, and the pod of each.
+fn sessions(cluster: &mut Cluster, leader: &str) -> Result<Vec<(Session, String)>> {
+    let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
+    for (node, pod) in [(leader, "near"), (&other, "far")] {
+        cluster.add_pod(node, pod, 40, &[Listener::new(Kind::Echo, PAIR, "shop/pair")])?;
+    }
+    let endpoints = [cluster.endpoint("near")?, cluster.endpoint("far")?];
+    cluster.manifests.write_service(&Service::sharing("shop/pair", PAIR, "TCP", PAIR).with(endpoints))?;
+    cluster.await_service(Request::new(Kind::Echo, VIP, PAIR), "shop/pair")?;
+    let namespace = cluster.lan.client()?.namespace();
+    let connect = |_| {
+        let mut session = namespace.run(|| Session::connect((VIP, PAIR).into(), TIMEOUT))?;
+        let pod = session.say("hello")?.pod;
+        Ok((session, pod))
+    };
+    (0..SESSIONS).map(connect).collect()
+}
+
+fn entries(maps: serde_json::Value, name: &str) -> Option<u64> {
+    maps["maps"].as_array()?.iter().find(|map| map["name"] == name)?["max_entries"].as_u64()
+}
