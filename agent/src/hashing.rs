@@ -4,6 +4,8 @@
 //! Every node and every version in a cluster must build the same table from the same endpoints, or a new leader would
 //! tear connections: this is part of the protocol between the nodes, and the test vectors below hold it still.
 
+use std::hash::Hasher as _;
+
 use twox_hash::XxHash64;
 use vipmux_common::abi;
 
@@ -67,6 +69,13 @@ impl Preference {
         self.slot = (slot + self.skip) % length;
         slot as usize
     }
+}
+
+/// Tells a table from another one; local to one node.
+pub fn digest(table: &[u32]) -> u64 {
+    let mut hasher = XxHash64::with_seed(0);
+    table.iter().for_each(|slot| hasher.write_u32(*slot));
+    hasher.finish()
 }
 
 /// The table of these backends: each slot holds the value that came with an endpoint. The order of the input does not

@@ -8,6 +8,7 @@
 
 mod arena;
 mod backends;
+mod differences;
 mod endpoints;
 mod nodes;
 mod observed;
@@ -26,6 +27,7 @@ use std::{
 
 use vipmux_common::abi::{self, Mac};
 
+pub use self::differences::{Difference, Found};
 pub use self::observed::{Capacities, Entries, Observed};
 use self::{backends::Placements, nodes::Nodes, services::Services, vips::Vips};
 use crate::model::{NodeName, PortClaim, ServiceName, Vip};

@@ -37,6 +37,8 @@ struct Holding {
     members: Members,
     /// The table is the one that these members have, so that others with the same may share it.
     sound: bool,
+    /// Of what was read or written there ([`hashing::digest`]).
+    digest: u64,
     /// Service revisions that refer to it, each twice if both of its tables do.
     users: u32,
     /// When it was written or its last user went.
@@ -60,8 +62,31 @@ impl Arena {
 
     /// A table was written. `sound`: as hashing builds it from its members.
     pub(super) fn insert(&mut self, range: Range, members: Members, sound: bool, now: Duration) {
-        self.ranges.insert(range, Holding { members, sound, users: 0, idle_since: now });
+        self.ranges.insert(range, Holding { members, sound, digest: 0, users: 0, idle_since: now });
         self.resting.push_back((now, range));
+    }
+
+    /// The digest of what was inserted.
+    pub(super) fn seal(&mut self, range: Range, digest: u64) {
+        if let Some(holding) = self.ranges.get_mut(&range) {
+            holding.digest = digest;
+        }
+    }
+
+    /// The ranges in use, with their digests; but for those that are to be replaced anyway.
+    pub(super) fn digests(&self) -> impl Iterator<Item = (Range, u64)> {
+        let used = self.ranges.iter().filter(|(_, holding)| holding.users > 0 && holding.sound);
+        used.map(|(range, holding)| (*range, holding.digest))
+    }
+
+    /// The range does not hold what was written there: nobody new is led to it.
+    pub(super) fn damage(&mut self, range: Range) {
+        if let Some(holding) = self.ranges.get_mut(&range) {
+            holding.sound = false;
+            if self.by_members.get(&holding.members) == Some(&range) {
+                self.by_members.remove(&holding.members);
+            }
+        }
     }
 
     /// A service revision refers to the range from now on.
@@ -69,7 +94,7 @@ impl Arena {
         if range.length == 0 {
             return;
         }
-        let unknown = || Holding { members: Arc::new([]), sound: false, users: 0, idle_since: Duration::ZERO };
+        let unknown = || Holding { members: Arc::new([]), sound: false, digest: 0, users: 0, idle_since: Duration::ZERO };
         let holding = self.ranges.entry(range).or_insert_with(unknown);
         holding.users += 1;
         if holding.sound {

@@ -163,6 +163,7 @@ impl Observed {
             let members = arena::members(&table);
             let sound = observed.table(&members).as_ref() == Some(&table);
             observed.tables.insert(Range { offset, length }, members, sound, start);
+            observed.tables.seal(Range { offset, length }, hashing::digest(&table));
         }
         for (key, value) in entries.services {
             observed.set_service(key, Some(value), start);
@@ -180,7 +181,9 @@ impl Observed {
             Step::Backend(index, backend) => self.set_backend(*index, *backend, now),
             Step::Table(offset, table) => {
                 let length = u32::try_from(table.len()).unwrap_or(u32::MAX);
-                self.tables.insert(Range { offset: *offset, length }, arena::members(table), true, now);
+                let range = Range { offset: *offset, length };
+                self.tables.insert(range, arena::members(table), true, now);
+                self.tables.seal(range, hashing::digest(table));
             }
             Step::ServiceName(index, name) => self.slots.edit(*index, now, |slot| slot.name.clone_from(name)),
             Step::ServiceState(index, state) => self.set_service_state(*index, *state, now),

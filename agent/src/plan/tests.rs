@@ -27,7 +27,7 @@ fn claim(vip: Vip, port: u16) -> PortClaim {
 }
 
 /// `10.0.0.last` on `node`; draining if it starts with a minus.
-fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
+pub(super) fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
     let backend = |(last, on): &(i16, &str)| DesiredBackend {
         address: [10, 0, 0, u8::try_from(last.unsigned_abs()).unwrap()].into(),
         port: 8080,
@@ -37,7 +37,7 @@ fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
     Arc::new(list.iter().map(backend).collect())
 }
 
-fn desired() -> Desired {
+pub(super) fn desired() -> Desired {
     let node_with_mac = |last, name| {
         let mac = Some(Mac::new([2, 0, 0, 0, 0, last]));
         (node(name), DesiredNode { mac, ifindex: 2, mtu: 1500, attached: true })
@@ -51,7 +51,7 @@ fn desired() -> Desired {
 }
 
 impl Desired {
-    fn serve(mut self, port: u16, owner: &str, backends: &Arc<BTreeSet<DesiredBackend>>) -> Self {
+    pub(super) fn serve(mut self, port: u16, owner: &str, backends: &Arc<BTreeSet<DesiredBackend>>) -> Self {
         let owner = ServiceName { namespace: "shop".to_owned(), name: owner.to_owned() };
         self.services.insert(claim(vip(VIP), port), DesiredService { owner, backends: Arc::clone(backends) });
         self

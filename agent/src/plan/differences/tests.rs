@@ -1,0 +1,180 @@
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use vipmux_common::abi::{self, Mac};
+
+use super::*;
+use crate::{
+    hashing,
+    plan::{
+        Capacities, Desired, Entries, Plan, REST, plan,
+        tests::{backends, desired},
+    },
+};
+
+/// The maps, whatever is done to them.
+#[derive(Clone, Debug, Default)]
+struct Maps {
+    entries: Entries,
+    arena: BTreeMap<u32, u32>,
+}
+
+fn put<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>, free: Option<V>) {
+    match value.filter(|value| Some(value) != free.as_ref()) {
+        Some(value) => map.insert(key, value),
+        None => map.remove(&key),
+    };
+}
+
+impl Maps {
+    fn apply(&mut self, step: Step) {
+        let entries = &mut self.entries;
+        match step {
+            Step::Config(config) => entries.config = config,
+            Step::NodeName(index, name) => put(&mut entries.node_names, index, name, None),
+            Step::Node(index, node) => put(&mut entries.nodes, index, Some(node), Some(abi::Node::default())),
+            Step::Peer(mac, index) => put(&mut entries.peers, mac, index, None),
+            Step::Backend(index, backend) => {
+                put(&mut entries.backends, index, Some(backend), Some(abi::Backend::default()));
+            }
+            Step::Table(offset, table) => self.arena.extend((offset..).zip(table.iter().copied())),
+            Step::ServiceName(index, name) => put(&mut entries.service_names, index, name, None),
+            Step::ServiceState(index, state) => {
+                put(&mut entries.service_states, index, Some(state), Some(abi::ServiceState::default()));
+            }
+            Step::Service(key, value) => put(&mut entries.services, key, value, None),
+            Step::Vip(address, value) => put(&mut entries.vips, address, value, None),
+            #[allow(unreachable_patterns, reason = "steps that come with other maps")]
+            other => panic!("{other:?} is not simulated"),
+        }
+    }
+
+    fn read(&self) -> Entries {
+        let mut entries = self.entries.clone();
+        let slots = |(offset, length)| (offset..offset + length).map(|slot| *self.arena.get(&slot).unwrap_or(&0));
+        entries.tables = entries.table_ranges().into_iter().map(|range| (range, slots(range).collect())).collect();
+        entries
+    }
+
+    fn found(&self) -> Found {
+        let Entries { config, vips, services, service_states, service_names, backends, tables, .. } = self.read();
+        let Entries { nodes, node_names, peers, .. } = self.read();
+        let tables = tables.into_iter().map(|(range, table)| (range, hashing::digest(&table))).collect();
+        Found { config, vips, services, service_states, service_names, backends, tables, nodes, node_names, peers }
+    }
+}
+
+fn wanted() -> Desired {
+    let pair = backends(&[(1, "a"), (2, "b"), (-3, "b")]);
+    desired().serve(80, "web", &pair).serve(443, "secure", &pair).serve(8080, "admin", &backends(&[(1, "a"), (9, "a")]))
+}
+
+fn execute(plan: Plan, maps: &mut Maps, observed: &mut Observed, now: Duration) {
+    assert_eq!(plan.refused, []);
+    for step in plan.steps {
+        observed.record(&step, now);
+        maps.apply(step);
+    }
+}
+
+fn in_sync() -> (Maps, Observed, Duration) {
+    let now = Duration::from_secs(1000);
+    let (mut maps, mut observed) = (Maps::default(), Observed::empty(Capacities::default(), abi::Config::default()));
+    execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
+    observed.settle(&wanted());
+    (maps, observed, now + 2 * REST)
+}
+
+/// Something done to the maps behind the agent's back.
+type Harm = (&'static str, Arc<dyn Fn(&mut Maps)>);
+
+/// Each way to harm each entry of a map: it goes, it becomes another, one comes that nobody wants.
+fn harms_of<K: Ord + Copy + 'static, V: Clone + 'static>(
+    name: &'static str,
+    map: impl Fn(&mut Entries) -> &mut BTreeMap<K, V> + Clone + 'static,
+    stranger: K,
+    change: impl Fn(&mut V) + Clone + 'static,
+) -> Vec<Harm> {
+    let (mut maps, ..) = in_sync();
+    let keys: Vec<K> = map(&mut maps.entries).keys().copied().collect();
+    assert!(!keys.is_empty(), "{name}");
+    let mut harms: Vec<Harm> = Vec::new();
+    for key in keys {
+        let (taken, changed, copied) = (map.clone(), map.clone(), map.clone());
+        let change = change.clone();
+        harms.push((name, Arc::new(move |maps| drop(taken(&mut maps.entries).remove(&key)))));
+        harms.push((name, Arc::new(move |maps| changed(&mut maps.entries).get_mut(&key).into_iter().for_each(&change))));
+        harms.push((
+            name,
+            Arc::new(move |maps| {
+                let map = copied(&mut maps.entries);
+                let value = map[&key].clone();
+                map.insert(stranger, value);
+            }),
+        ));
+    }
+    harms
+}
+
+fn harms() -> Vec<Harm> {
+    let address: abi::Address = std::net::Ipv4Addr::new(192, 0, 2, 99).into();
+    let key = abi::ServiceKey { vip: 1, port: 7, protocol: 6, padding: 0 };
+    let mut harms = Vec::new();
+    harms.extend(harms_of("VIPS", |e| &mut e.vips, address, |vip| vip.interfaces = 8));
+    harms.extend(harms_of("SERVICES", |e| &mut e.services, key, |service| service.table_length = 7));
+    harms.extend(harms_of("SERVICE_STATES", |e| &mut e.service_states, 50, |state| state.generation += 1));
+    harms.extend(harms_of("SERVICE_NAMES", |e| &mut e.service_names, 50, |name| name.name.push('x')));
+    harms.extend(harms_of("BACKENDS", |e| &mut e.backends, 50, |backend| backend.port = 9));
+    harms.extend(harms_of("BACKENDS", |e| &mut e.backends, 50, |backend| backend.flags ^= abi::BACKEND_READY));
+    harms.extend(harms_of("BACKENDS", |e| &mut e.backends, 50, |backend| backend.generation += 5));
+    harms.extend(harms_of("NODES", |e| &mut e.nodes, 50, |node| node.mac = Mac::new([1; 6])));
+    harms.extend(harms_of("NODE_NAMES", |e| &mut e.node_names, 50, |name| name.0.push('x')));
+    harms.extend(harms_of("PEERS", |e| &mut e.peers, Mac::new([3; 6]), |index| *index += 1));
+    harms.push(("TABLES", Arc::new(|maps| *maps.arena.get_mut(&3).unwrap() += 1)));
+    harms
+}
+
+#[test]
+fn maps_that_nobody_touched_show_no_difference() {
+    let (maps, observed, _) = in_sync();
+    assert_eq!(observed.differences(&maps.found()), []);
+}
+
+#[test]
+fn whatever_is_done_to_an_entry_shows_and_is_put_right_by_the_next_plan() {
+    for (map, harm) in harms() {
+        let (mut maps, mut observed, now) = in_sync();
+        harm(&mut maps);
+        let differences = observed.differences(&maps.found());
+        assert!(differences.iter().any(|difference| difference.map == map), "{map}: {differences:?}");
+        differences.iter().for_each(|difference| observed.correct(difference, now));
+        execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
+        observed.settle(&wanted());
+
+        assert_eq!(observed.differences(&maps.found()), [], "{map}");
+        let restarted = Observed::from_entries(Capacities::default(), maps.read());
+        assert_eq!(plan(&wanted(), &restarted, now).unwrap(), Plan::default(), "{map}: a restart finds more to do");
+        let services = maps.entries.services.len();
+        assert_eq!((services, maps.entries.vips.len(), maps.entries.node_names.len()), (3, 1, 2), "{map}");
+    }
+}
+
+#[test]
+fn a_vip_that_a_program_yielded_is_no_difference() {
+    let (mut maps, observed, _) = in_sync();
+    let vip = maps.entries.vips.values_mut().next().unwrap();
+    vip.flags = vip.flags & !abi::VIP_LEADING | abi::VIP_YIELDED;
+    assert_eq!(observed.differences(&maps.found()), []);
+    maps.entries.vips.values_mut().next().unwrap().flags = 0;
+    assert_eq!(observed.differences(&maps.found()).len(), 1, "a flag that nobody cleared by yielding");
+}
+
+#[test]
+fn the_configuration_is_told_and_left_to_be_written_again() {
+    let (mut maps, mut observed, now) = in_sync();
+    maps.entries.config.tcp_idle = 77;
+    let differences = observed.differences(&maps.found());
+    assert_eq!(differences.iter().map(|difference| difference.map).collect::<Vec<_>>(), ["CONFIG"]);
+    let before = *observed.config();
+    observed.correct(&differences[0], now);
+    assert_eq!(*observed.config(), before);
+}
