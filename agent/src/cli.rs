@@ -22,7 +22,7 @@ pub struct Cli {
 enum Command {
     /// Run the agent: the DaemonSet's main process, or one per node by hand
     Agent(agent::Args),
-    /// Show what the kernel holds, from the pinned maps alone; works while the agent is down
+    /// Show what the kernel holds, from the pinned maps alone; all but `diff` work while the agent is down
     Inspect(inspect::Inspect),
     /// Show who would get which address and port from manifests, and why; changes nothing
     Plan(plan::Args),
@@ -52,7 +52,7 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
             Command::Agent(args) => agent::run(args)?,
-            Command::Inspect(inspect) => inspect.run()?,
+            Command::Inspect(inspect) => return Ok(inspect.run()?),
             Command::Plan(args) => return Ok(plan::run(&args)?),
             Command::Unload(unload) => unload.run()?,
         }

@@ -3,6 +3,7 @@
 pub mod apply;
 pub mod load;
 pub mod maps;
+pub mod pinned;
 pub mod pins;
 mod syscall;
 mod transition;

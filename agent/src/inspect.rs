@@ -1,10 +1,12 @@
-//! What the kernel holds, read from the pinned maps alone: it works while the agent is down.
+//! What the kernel holds, read from the pinned maps alone: it works while the agent is down. But for [`diff`], which
+//! asks the agent.
 //!
 //! Each submodule reads one view into a [`Report`], which is shown as a table or as JSON. A view is not a snapshot: the
 //! maps change while they are read, so an entry that refers to one that went meanwhile is shown as such, never an error.
 
 pub mod backends;
 pub mod clock;
+pub mod diff;
 pub mod flows;
 pub mod freshness;
 pub mod lookup;
@@ -25,7 +27,7 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{cli::table::Colour, datapath::maps::MapsError};
+use crate::{cli::table::Colour, control::AskError, datapath::maps::MapsError};
 
 /// The JSON's version: changes when a field goes or changes its meaning, not when one is added.
 pub const VERSION: u32 = 1;
@@ -59,6 +61,9 @@ pub enum InspectError {
         /// The VIP.
         vip: IpAddr,
     },
+    /// The agent could not be asked.
+    #[error(transparent)]
+    Ask(#[from] AskError),
     /// The view could not be made into JSON.
     #[error("cannot make JSON")]
     Json(#[source] serde_json::Error),

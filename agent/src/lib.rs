@@ -10,6 +10,7 @@ pub mod allocate;
 pub mod announce;
 pub mod assignments;
 pub mod cli;
+pub mod control;
 pub mod datapath;
 pub mod election;
 pub mod hashing;

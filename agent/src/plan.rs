@@ -27,7 +27,7 @@ use std::{
 
 use vipmux_common::abi::{self, Mac};
 
-pub use self::differences::{Difference, Found};
+pub use self::differences::Difference;
 pub use self::observed::{Capacities, Entries, Observed};
 use self::{backends::Placements, nodes::Nodes, services::Services, vips::Vips};
 use crate::model::{NodeName, PortClaim, ServiceName, Vip};

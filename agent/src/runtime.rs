@@ -4,6 +4,7 @@
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
 //! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
 
+mod check;
 mod interfaces;
 mod kernel;
 mod privileges;
@@ -16,24 +17,25 @@ use std::{
     net::IpAddr,
     path::PathBuf,
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nix::fcntl::{Flock, FlockArg};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{mpsc, watch},
     time::{MissedTickBehavior, interval, sleep_until},
 };
 use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 
-use self::{interfaces::Attached, kernel::Kernel, settle::Settled};
+use self::{check::Checks, interfaces::Attached, kernel::Kernel, settle::Settled};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{
         Announcer, SendError, Sender,
         groups::{self, Group},
     },
+    control::{self, ListenError, Query},
     datapath::{apply::Unclaimed, load::Mode, maps::{MapsError, flow_entries}, pins::Pins},
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
@@ -71,6 +73,10 @@ pub struct Options {
     pub unclaimed: Unclaimed,
     /// Entries of each flow table; 0: as many as there are, or by the memory.
     pub flows: u32,
+    /// How often the kernel's state is checked and repaired; zero: never.
+    pub self_check: Duration,
+    /// Where to listen for questions.
+    pub socket: PathBuf,
 }
 
 /// The agent cannot start, or cannot go on.
@@ -114,6 +120,9 @@ pub enum AgentError {
     /// The announcement socket cannot be opened.
     #[error(transparent)]
     Announce(#[from] SendError),
+    /// Nobody can ask it anything.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// The SNAT chain's socket cannot be opened.
     #[error(transparent)]
     Snat(#[from] SnatError),
@@ -154,6 +163,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         flows => flows,
     };
     let kernel = Kernel::open(pins, flows, options.node.clone(), options.unclaimed)?;
+    let queries = control::listen(&options.socket)?;
     let agent = Agent {
         kernel,
         manifests,
@@ -163,13 +173,14 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         snat: snat::Keeper::start()?,
         groups: groups::Keeper::start(),
         attached: BTreeMap::new(),
+        linked: BTreeSet::new(),
         ready: false,
         changed: false,
         refused: BTreeSet::new(),
         retry: None,
         options,
     };
-    agent.turn(&monitor, settled).await?;
+    agent.turn(&monitor, settled, queries).await?;
     tracing::info!("stopping; programs and maps stay in place (`vipmux unload` removes them)");
     monitor.stop().await;
     Ok(())
@@ -216,6 +227,8 @@ struct Agent {
     snat: snat::Keeper,
     groups: groups::Keeper,
     attached: BTreeMap<u32, Attached>,
+    /// Where the programs were attached when the links were last taken note of.
+    linked: BTreeSet<u32>,
     ready: bool,
     /// An interface or its MAC is new, so what is led must be announced there.
     changed: bool,
@@ -226,7 +239,12 @@ struct Agent {
 }
 
 impl Agent {
-    async fn turn(mut self, monitor: &Monitor, mut settled: watch::Receiver<Arc<Settled>>) -> Result<(), AgentError> {
+    async fn turn(
+        mut self,
+        monitor: &Monitor,
+        mut settled: watch::Receiver<Arc<Settled>>,
+        mut queries: mpsc::Receiver<Query>,
+    ) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
         let (mut links, mut neighbors) = (monitor.links(), monitor.neighbors());
@@ -234,7 +252,9 @@ impl Agent {
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Nothing was read yet: that is not the same as nothing is wanted, and the maps may be full of what is in use.
         let mut begun = false;
+        let mut checks = Checks::new(self.options.self_check);
         loop {
+            let check = checks.next().filter(|_| self.ready).map(Into::into);
             let announce = self.announcer.next().map(Into::into);
             let retry = self.retry.map(Into::into);
             let now = tokio::time::Instant::now();
@@ -255,12 +275,25 @@ impl Agent {
                 Ok(()) = links.changed(), if begun => {}
                 Ok(()) = neighbors.changed(), if begun => {}
                 () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
+                reading = checks.read() => if !self.checked(&mut checks, reading)? { continue },
+                Some(query) = queries.recv(), if self.ready => {
+                    checks.ask(query, &self.kernel);
+                    continue;
+                }
+                () = sleep_until(check.unwrap_or(now)), if check.is_some() => {
+                    checks.begin(&self.kernel);
+                    continue;
+                }
             }
             let settled = Arc::clone(&settled.borrow_and_update());
             let links = Arc::clone(&links.borrow_and_update());
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
             let mut complaints = BTreeSet::new();
             self.attach(&links, &settled, &mut complaints)?;
+            if !self.attached.keys().eq(&self.linked) {
+                self.linked = self.attached.keys().copied().collect();
+                self.kernel.note_links()?;
+            }
             let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
             monitor.resolve(self.attached.keys().copied().collect(), wanted);
             self.update(&links, &settled, &neighbors, complaints)?;

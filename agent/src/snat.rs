@@ -163,6 +163,11 @@ impl IdentitySnat {
         Ok(Synced::Replaced)
     }
 
+    /// Whether the table is there.
+    pub fn is_there(&mut self) -> Result<bool, SnatError> {
+        Ok(ruleset::table_handle(&mut self.socket)?.is_some())
+    }
+
     /// Removes the table; one that is not there is no error.
     pub fn remove(&mut self) -> Result<(), SnatError> {
         self.installed = None;

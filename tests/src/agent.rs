@@ -33,6 +33,8 @@ pub struct Options {
     pub xdp_mode: &'static str,
     /// Entries of each flow table.
     pub flows: u32,
+    /// How often it checks the kernel's state.
+    pub self_check: &'static str,
 }
 
 impl Options {
@@ -44,7 +46,13 @@ impl Options {
             interface: "eth0".to_owned(),
             xdp_mode: "native",
             flows: FLOWS,
+            self_check: "30s",
         }
+    }
+
+    /// Where the agent on a node listens.
+    fn socket(&self, node: &str) -> PathBuf {
+        self.state.join(format!("{node}.sock"))
     }
 }
 
@@ -114,6 +122,17 @@ impl Agent {
         serde_json::from_str(&process::run(command)?).context("vipmux inspect wrote no JSON")
     }
 
+    /// `vipmux inspect diff -j`: its exit status, and what it says if it is no error.
+    pub fn diff(&self, node: &Node) -> Result<(i32, Value)> {
+        let mut command = self.command(node, "inspect", &["diff", "-j", "--socket"])?;
+        let output = command.arg(self.options.socket(&self.node)).output()?;
+        let code = output.status.code().context("vipmux inspect diff was killed")?;
+        if !matches!(code, 0 | 2) {
+            return Ok((code, Value::String(String::from_utf8_lossy(&output.stderr).into_owned())));
+        }
+        Ok((code, serde_json::from_slice(&output.stdout).context("vipmux inspect diff wrote no JSON")?))
+    }
+
     /// `vipmux unload`.
     pub fn unload(&self, node: &Node) -> Result<String> {
         process::run(self.command(node, "unload", &[])?)
@@ -131,7 +150,9 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
     let mut command = node.namespace().command(binary()?)?;
     command
         .args(["agent", "--node-name", &node.name, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
-        .args(["--flows", &options.flows.to_string()])
+        .args(["--flows", &options.flows.to_string(), "--self-check", options.self_check])
+        .arg("--socket")
+        .arg(options.socket(&node.name))
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

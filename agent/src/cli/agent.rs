@@ -3,11 +3,13 @@
 use std::{
     io::{self, IsTerminal as _},
     path::PathBuf,
+    time::Duration,
 };
 
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    control::DEFAULT_SOCKET,
     datapath::{apply::Unclaimed, load::Mode, pins::DEFAULT_PIN_PATH},
     model::NodeName,
     runtime::{self, Options},
@@ -43,6 +45,23 @@ pub struct Args {
     /// ones, or by the machine's memory, between 16,384 and 1,048,576. Pinned tables of another size are carried over.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
     flows: u32,
+    /// How often what the kernel holds is compared with what it should hold, and repaired: so many seconds, or `5m`; 0:
+    /// never.
+    #[arg(long, value_name = "TIME", env = "VIPMUX_SELF_CHECK", default_value = "30s", value_parser = time)]
+    self_check: Duration,
+    /// Where the agent listens for `vipmux inspect diff`.
+    #[arg(long, value_name = "PATH", env = "VIPMUX_SOCKET", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
+}
+
+/// Whole seconds, `s` or none behind, or minutes, `m` behind.
+fn time(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix('m') {
+        Some(minutes) => (minutes, 60),
+        None => (text.strip_suffix('s').unwrap_or(text), 1),
+    };
+    let seconds = number.parse::<u32>().map_err(|_| format!("{text:?} is no time like 30s or 5m"))?;
+    Ok(Duration::from_secs(u64::from(seconds) * unit))
 }
 
 /// Runs the agent until it is told to stop.
@@ -57,6 +76,8 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         mode: args.xdp_mode,
         unclaimed: args.unclaimed,
         flows: args.flows,
+        self_check: args.self_check,
+        socket: args.socket,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -74,5 +95,20 @@ fn log() {
         builder.with_target(false).init();
     } else {
         builder.json().flatten_event(true).init();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_seconds_or_minutes() {
+        for (text, seconds) in [("0", 0), ("30", 30), ("30s", 30), ("5m", 300)] {
+            assert_eq!(time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "s", "-1", "1h", "1.5s", "5000000000"] {
+            assert!(time(text).is_err(), "{text}");
+        }
     }
 }

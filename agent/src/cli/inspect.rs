@@ -4,6 +4,7 @@ use std::{
     io::{self, BufWriter, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
+    process::ExitCode,
 };
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -11,6 +12,7 @@ use vipmux_common::abi::Mac;
 
 use super::table::Colour;
 use crate::{
+    control::{DEFAULT_SOCKET, Diff},
     datapath::{
         maps::Maps,
         pins::{DEFAULT_PIN_PATH, Pins},
@@ -31,7 +33,10 @@ use crate::{
     model::Protocol,
 };
 
-/// Show what the kernel holds, from the pinned maps alone; works while the agent is down
+/// The exit status of `diff` if something differs.
+const DIFFERS: u8 = 2;
+
+/// Show what the kernel holds, from the pinned maps alone; all but `diff` work while the agent is down
 #[derive(Clone, Debug, Args)]
 pub struct Inspect {
     /// Where the maps are pinned
@@ -71,6 +76,12 @@ enum What {
     },
     /// What would happen to a packet, step by step
     Lookup(LookupArgs),
+    /// What the kernel holds otherwise than the agent wants it; exit status 2 if there is anything
+    Diff {
+        /// Where the agent listens
+        #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VIPMUX_SOCKET")]
+        socket: PathBuf,
+    },
     /// The maps themselves
     Maps,
     /// The programs themselves, and where they are attached
@@ -149,12 +160,21 @@ impl LookupArgs {
 
 impl Inspect {
     /// Reads the maps and writes to standard output; a reader who has read enough is no error.
-    pub fn run(&self) -> Result<(), InspectError> {
-        let mut out = BufWriter::new(io::stdout().lock());
-        let written = self.write(&mut out, Colour::of_stdout()).and_then(|()| Ok(out.flush()?));
-        match written {
-            Err(InspectError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            other => other,
+    pub fn run(&self) -> Result<ExitCode, InspectError> {
+        let (mut out, colour) = (BufWriter::new(io::stdout().lock()), Colour::of_stdout());
+        let mut code = ExitCode::SUCCESS;
+        let written = if let What::Diff { socket } = &self.what {
+            let diff = Diff::read(socket)?;
+            if !diff.is_empty() {
+                code = ExitCode::from(DIFFERS);
+            }
+            write(&diff, self.format(colour), &mut out)
+        } else {
+            self.write(&mut out, colour)
+        };
+        match written.and_then(|()| Ok(out.flush()?)) {
+            Err(InspectError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
+            other => other.map(|()| code),
         }
     }
 
@@ -180,6 +200,7 @@ impl Inspect {
             What::Neighbors => write(&Neighbors::read(&maps)?, format, out),
             What::Stats { all } => write(&Stats::read(&maps, *all)?, format, out),
             What::Lookup(packet) => write(&lookup::walk(&maps, &clock, &packet.request()?)?, format, out),
+            What::Diff { socket } => write(&Diff::read(socket)?, format, out),
             What::Maps => write(&MapList::read(&Pins::new(pin_path))?, format, out),
             What::Prog => write(&Programs::read(&Pins::new(pin_path), &maps)?, format, out),
         }

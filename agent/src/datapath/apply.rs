@@ -110,7 +110,7 @@ impl Maps {
     }
 
     /// Tells the programs about an interface; all zero: it is not ours any more.
-    pub fn write_interface(&mut self, ifindex: u32, value: Interface) -> Result<(), MapsError> {
+    pub fn set_interface(&mut self, ifindex: u32, value: Interface) -> Result<(), MapsError> {
         self.interfaces.set(ifindex, value, 0).map_err(|source| MapsError::Write { map: "INTERFACES", source })
     }
 

@@ -217,8 +217,8 @@ fn remove_pin(path: &Path) -> Result<(), LoadError> {
 }
 
 impl Programs {
-    /// Pins the programs in place of those of an earlier agent.
-    fn pin(&mut self) -> Result<(), LoadError> {
+    /// Pins the programs in place of whatever is pinned there.
+    pub fn pin(&mut self) -> Result<(), LoadError> {
         for (pinned, name) in [(XDP_PROGRAM, self.xdp), (EGRESS_PROGRAM, EGRESS_PROGRAM)] {
             let path = self.pins.program(pinned);
             remove_pin(&path)?;

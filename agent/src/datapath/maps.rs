@@ -264,6 +264,11 @@ impl Maps {
         used("NODE_NAMES", &self.node_names, |label| label.name[0] != 0)
     }
 
+    /// The nodes in use, with a name or without, by index.
+    pub fn read_node_entries(&self) -> Result<BTreeMap<u32, Node>, MapsError> {
+        used("NODES", &self.nodes, |node| *node != Node::default())
+    }
+
     /// The nodes that have a name, by index.
     pub fn read_nodes(&self) -> Result<BTreeMap<u32, (NodeLabel, Node)>, MapsError> {
         let names = self.read_node_names()?;

@@ -10,6 +10,7 @@ pub(super) enum Command {
     MapDelete = 3,
     MapNextKey = 4,
     ObjectGet = 7,
+    ObjectInfo = 15,
     MapLookupBatch = 24,
     MapUpdateBatch = 26,
     LinkDetach = 34,

@@ -1,12 +1,8 @@
 //! Taking everything out of the kernel again.
 
 use std::{
-    ffi::CString,
     fs, io,
-    os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
-        unix::ffi::OsStrExt as _,
-    },
+    os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
@@ -15,6 +11,7 @@ use vipmux_common::abi::VIP_LEADING;
 
 use super::{
     maps::{Maps, MapsError},
+    pinned,
     pins::{LinkKind, Pins},
     syscall::{Command, bpf},
 };
@@ -65,14 +62,6 @@ fn step<T>(operation: &'static str, path: &Path, result: io::Result<T>) -> Resul
     result.map_err(|source| UnloadError::Step { operation, path: path.into(), source })
 }
 
-/// `BPF_OBJ_GET`'s part of `union bpf_attr`.
-#[repr(C)]
-struct Pathname {
-    path: u64,
-    fd: u32,
-    flags: u32,
-}
-
 /// `BPF_LINK_DETACH`'s part of `union bpf_attr`.
 #[repr(C)]
 struct Link {
@@ -82,13 +71,7 @@ struct Link {
 /// Detaches the pinned link. Removing its pin would do so too, but only some time after, and not at all while another
 /// process has it open.
 fn detach(path: &Path) -> io::Result<()> {
-    let name = CString::new(path.as_os_str().as_bytes())?;
-    let mut attributes = Pathname { path: name.as_ptr() as u64, fd: 0, flags: 0 };
-    // SAFETY: the path is a string with its zero, live during the call.
-    let fd = unsafe { bpf(Command::ObjectGet, &mut attributes) }?;
-    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
-    let link = unsafe { OwnedFd::from_raw_fd(fd) };
+    let link = pinned::get(path)?;
     let mut attributes = Link { fd: link.as_raw_fd().cast_unsigned() };
     // SAFETY: there are no pointers in it.
     unsafe { bpf(Command::LinkDetach, &mut attributes) }?;

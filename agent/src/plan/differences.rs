@@ -5,35 +5,9 @@ use std::{collections::BTreeMap, fmt::Debug, net::IpAddr};
 use vipmux_common::abi;
 
 use crate::{
-    model::{NodeName, ServiceName},
-    plan::{Observed, Step, arena::Range},
+    hashing,
+    plan::{Entries, Observed, Step, arena::Range},
 };
-
-/// What was read from the maps to compare it with the mirror. Of the arrays, entries that are all zero may be left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
-    /// `CONFIG[0]`.
-    pub config: abi::Config,
-    /// `VIPS`.
-    pub vips: BTreeMap<abi::Address, abi::VipValue>,
-    /// `SERVICES`.
-    pub services: BTreeMap<abi::ServiceKey, abi::ServiceValue>,
-    /// `SERVICE_STATES`.
-    pub service_states: BTreeMap<u32, abi::ServiceState>,
-    /// `SERVICE_NAMES`.
-    pub service_names: BTreeMap<u32, ServiceName>,
-    /// `BACKENDS`.
-    pub backends: BTreeMap<u32, abi::Backend>,
-    /// Of the ranges (offset and length) of `TABLES` that `services` refers to, the digests of what they hold
-    /// ([`digest`](crate::hashing::digest)).
-    pub tables: BTreeMap<(u32, u32), u64>,
-    /// `NODES`, also those without a name.
-    pub nodes: BTreeMap<u32, abi::Node>,
-    /// `NODE_NAMES`.
-    pub node_names: BTreeMap<u32, NodeName>,
-    /// `PEERS`.
-    pub peers: BTreeMap<abi::Mac, u32>,
-}
 
 /// An entry that the kernel holds otherwise than the mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +37,7 @@ enum Truth {
 impl Observed {
     /// What the kernel holds otherwise than this mirror. What programs write by themselves is none: that a VIP was
     /// yielded is noticed elsewhere.
-    pub fn differences(&self, found: &Found) -> Vec<Difference> {
+    pub fn differences(&self, found: &Entries) -> Vec<Difference> {
         let mut all = Differences::default();
         if self.config != found.config {
             all.add("CONFIG", &0, Some(&self.config), Some(&found.config), Truth::Config);
@@ -90,7 +64,7 @@ impl Observed {
         all.0
     }
 
-    fn compare_nodes(&self, found: &Found, all: &mut Differences) {
+    fn compare_nodes(&self, found: &Entries, all: &mut Differences) {
         let named = self.nodes.iter().filter_map(|(index, entry)| Some((index, entry.name.as_ref()?)));
         all.compare("NODE_NAMES", named, &found.node_names, |index, found| Step::NodeName(*index, found.cloned()));
         let nodes = self.nodes.iter().map(|(index, entry)| (index, &entry.node));
@@ -102,7 +76,7 @@ impl Observed {
         all.compare("PEERS", peers, &found.peers, |mac, found| Step::Peer(*mac, found.copied()));
     }
 
-    fn compare_services(&self, found: &Found, all: &mut Differences) {
+    fn compare_services(&self, found: &Entries, all: &mut Differences) {
         let named = self.slots.iter().filter_map(|(index, slot)| Some((index, slot.name.as_ref()?)));
         all.compare("SERVICE_NAMES", named, &found.service_names, |index, found| {
             Step::ServiceName(*index, found.cloned())
@@ -114,9 +88,10 @@ impl Observed {
         });
         for (range, wanted) in self.tables.digests() {
             // One that is missing was referred to by an entry of `SERVICES` that differs.
-            if let Some(found) = found.tables.get(&(range.offset, range.length)).filter(|found| **found != wanted) {
+            let found = found.tables.get(&(range.offset, range.length)).map(|table| hashing::digest(table));
+            if let Some(found) = found.filter(|found| *found != wanted) {
                 let slots = format!("{}..{}", range.offset, range.offset + range.length);
-                let [wanted, found] = [wanted, *found].map(|digest| format!("digest {digest:016x}"));
+                let [wanted, found] = [wanted, found].map(|digest| format!("digest {digest:016x}"));
                 all.add("TABLES", &slots, Some(&wanted), Some(&found), Truth::Damaged(range));
             }
         }

@@ -63,7 +63,7 @@ impl Agent {
         for ifindex in known.into_iter().filter(|ifindex| links.get(*ifindex).is_none()) {
             self.attached.remove(&ifindex);
             self.announcer.removed(ifindex);
-            self.kernel.maps.write_interface(ifindex, abi::Interface::default())?;
+            self.kernel.write_interface(ifindex, abi::Interface::default())?;
             self.kernel.programs.forget(ifindex).map_err(KernelError::from)?;
             tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
         }
@@ -92,7 +92,7 @@ impl Agent {
         let generic =
             self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
         let flags = if generic { INTERFACE_GENERIC } else { 0 };
-        self.kernel.maps.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
+        self.kernel.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
         self.attached.insert(ifindex, Attached { bit, mac, carrier });
         self.changed = true;
         tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");

@@ -6,18 +6,19 @@ use nix::{
     errno::Errno,
     time::{ClockId, clock_gettime},
 };
-use vipmux_common::abi::{Address, Stat, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, Address, Stat, VIP_LEADING, VIP_YIELDED};
 
 use crate::{
     datapath::{
         apply::{Unclaimed, new_config},
         load::{self, LoadError, Programs},
         maps::{Maps, MapsError},
+        pinned::{Pinned, PinnedError},
         pins::Pins,
     },
     election::{Command, Election, HEARTBEAT, Input},
     model::{NodeName, ServiceName, Vip},
-    plan::{self, Capacities, Desired, Entries, Observed, Plan, PlanError, Step},
+    plan::{self, Capacities, Desired, Difference, Entries, Observed, Plan, PlanError, Step},
 };
 
 /// The kernel could not be brought to the desired state.
@@ -32,6 +33,9 @@ pub enum KernelError {
     /// There is no plan.
     #[error("no plan leads to the desired state")]
     Plan(#[from] PlanError),
+    /// What is pinned could not be read or put back.
+    #[error(transparent)]
+    Pinned(#[from] PinnedError),
     /// The clock could not be read.
     #[error("cannot read the clock")]
     Clock(#[source] Errno),
@@ -54,12 +58,19 @@ pub(super) struct Kernel {
     pub(super) carrier: bool,
     beaten: Duration,
     yields: u64,
+    /// `INTERFACES`, as last written.
+    interfaces: BTreeMap<u32, abi::Interface>,
+    /// What was pinned at the start; the links, as they were attached last.
+    pinned: Pinned,
+    pins: Pins,
+    /// Changes with everything that was written to the maps.
+    writes: u64,
 }
 
 impl Kernel {
     /// Loads the programs, and reads what an earlier agent left in the maps.
     pub(super) fn open(pins: Pins, flows: u32, local: NodeName, unclaimed: Unclaimed) -> Result<Self, KernelError> {
-        let (programs, mut maps) = load::load(pins, flows)?;
+        let (programs, mut maps) = load::load(pins.clone(), flows)?;
         let found = maps.read_config()?;
         let mut config = if found.abi == 0 { new_config() } else { found };
         config.unclaimed = unclaimed.into();
@@ -69,7 +80,59 @@ impl Kernel {
         let observed = Observed::from_entries(Capacities::default(), entries(&maps)?);
         let yields = yields(&maps)?;
         let election = Election::new(local);
-        Ok(Self { maps, programs, observed, election, carrier: false, beaten: Duration::ZERO, yields })
+        let (interfaces, pinned) = (maps.read_interfaces()?, Pinned::read(&pins)?);
+        let (carrier, beaten, writes) = (false, Duration::ZERO, 0);
+        Ok(Self { maps, programs, observed, election, carrier, beaten, yields, interfaces, pinned, pins, writes })
+    }
+
+    /// Tells the programs about an interface; all zero: it is not ours any more.
+    pub(super) fn write_interface(&mut self, ifindex: u32, value: abi::Interface) -> Result<(), MapsError> {
+        self.writes += 1;
+        self.maps.set_interface(ifindex, value)?;
+        if value == abi::Interface::default() {
+            self.interfaces.remove(&ifindex);
+        } else {
+            self.interfaces.insert(ifindex, value);
+        }
+        Ok(())
+    }
+
+    /// `INTERFACES`, as last written.
+    pub(super) fn interfaces(&self) -> &BTreeMap<u32, abi::Interface> {
+        &self.interfaces
+    }
+
+    /// Where and what is pinned.
+    pub(super) fn pinned(&self) -> (Pins, Pinned) {
+        (self.pins.clone(), self.pinned.clone())
+    }
+
+    /// A number that changes with everything that is written to the maps.
+    pub(super) fn writes(&self) -> u64 {
+        self.writes
+    }
+
+    /// Takes over what the kernel holds, so that the next plan puts it right.
+    pub(super) fn correct(&mut self, difference: &Difference) -> Result<(), KernelError> {
+        self.writes += 1;
+        if difference.map == "CONFIG" {
+            let config = *self.observed.config();
+            return self.execute(&Step::Config(config));
+        }
+        self.observed.correct(difference, boottime()?);
+        Ok(())
+    }
+
+    /// Pins a map again.
+    pub(super) fn restore_map(&self, name: &str, id: u32) -> Result<(), KernelError> {
+        Ok(Pinned::restore_map(&self.pins, name, id)?)
+    }
+
+    /// The links are now as they are to be.
+    pub(super) fn note_links(&mut self) -> Result<(), KernelError> {
+        self.writes += 1;
+        self.pinned.links = Pinned::read_links(&self.pins)?;
+        Ok(())
     }
 
     /// The mirror.
@@ -111,6 +174,7 @@ impl Kernel {
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
+        self.writes += 1;
         self.maps.apply(step)?;
         self.observed.record(step, boottime()?);
         Ok(())
@@ -143,6 +207,7 @@ impl Kernel {
             if let Some(value) = self.maps.read_vip(&address)?
                 && value.flags & VIP_LEADING == 0
             {
+                self.writes += 1;
                 self.observed.refresh_vip(address, value);
                 commands.extend(self.decide(Input::PeerAnnounced(vip))?);
             }
@@ -196,23 +261,22 @@ fn yields(maps: &Maps) -> Result<u64, MapsError> {
 }
 
 /// Everything that a plan starts from.
-fn entries(maps: &Maps) -> Result<Entries, MapsError> {
+pub(super) fn entries(maps: &Maps) -> Result<Entries, MapsError> {
+    let names = maps.read_node_names()?;
     let mut entries = Entries {
         config: maps.read_config()?,
         vips: maps.read_vips()?,
         services: maps.read_services()?,
         service_states: maps.read_service_states()?,
         backends: maps.read_backends()?,
+        nodes: maps.read_node_entries()?,
+        node_names: names.into_iter().map(|(index, label)| (index, NodeName(label.to_string()))).collect(),
         peers: maps.read_peers()?,
         ..Entries::default()
     };
     for (slot, owner) in maps.read_service_names()? {
         let (namespace, name) = owner.parts();
         entries.service_names.insert(slot, ServiceName { namespace, name });
-    }
-    for (index, (label, node)) in maps.read_nodes()? {
-        entries.nodes.insert(index, node);
-        entries.node_names.insert(index, NodeName(label.to_string()));
     }
     for (offset, length) in entries.table_ranges() {
         entries.tables.insert((offset, length), maps.read_table(offset, length)?);

@@ -1,0 +1,86 @@
+use std::io::{Read as _, Write as _};
+
+use super::*;
+
+fn diff() -> Diff {
+    let difference = Difference::new("VIPS", "192.0.2.1", Some("here".to_owned()), None);
+    Diff { differences: vec![difference], refused: vec!["too much".to_owned()] }
+}
+
+/// Runs `asking` beside an agent that answers everything with [`diff`].
+fn beside_an_agent<T: Send + 'static>(asking: impl FnOnce(&Path) -> T + Send + 'static) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.block_on(async {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run/agent.sock");
+        let mut queries = listen(&path).unwrap();
+        tokio::spawn(async move {
+            while let Some(query) = queries.recv().await {
+                query.answer(Answer::Diff(diff()));
+            }
+        });
+        tokio::task::spawn_blocking(move || asking(&path)).await.unwrap()
+    })
+}
+
+fn raw(path: &Path, request: &[u8]) -> String {
+    let mut stream = StdStream::connect(path).unwrap();
+    stream.write_all(request).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_request_is_answered_over_a_socket_for_root_alone() {
+    let (answer, mode) = beside_an_agent(|path| {
+        (ask(path, Command::Diff), fs::metadata(path).unwrap().permissions().mode())
+    });
+    assert_eq!(answer.unwrap(), Answer::Diff(diff()));
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_told_so() {
+    for (request, told) in [
+        (r#"{"version":2,"command":"diff"}"#, "version 2 are not understood"),
+        (r#"{"version":1,"command":"dance"}"#, "makes no sense"),
+        ("", "makes no sense"),
+    ] {
+        let answer = beside_an_agent(move |path| raw(path, format!("{request}\n").as_bytes()));
+        assert!(answer.starts_with(r#"{"version":1,"error":""#) && answer.contains(told), "{request}: {answer}");
+    }
+}
+
+#[test]
+fn a_request_without_an_end_is_cut_off() {
+    let endless = vec![b' '; usize::try_from(LONGEST_REQUEST).unwrap()];
+    let answer = beside_an_agent(move |path| raw(path, &endless));
+    assert!(answer.contains("makes no sense"), "{answer}");
+}
+
+#[test]
+fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
+    let taken = beside_an_agent(|path| listen(path).map(drop));
+    assert!(matches!(taken, Err(ListenError::Taken { .. })));
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async { listen(&path).map(drop) }).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "precious").unwrap();
+    let refused = runtime.block_on(async { listen(&path).map(drop) });
+    assert!(matches!(refused, Err(ListenError::Refused { .. })));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+#[test]
+fn where_no_agent_is_the_error_says_what_to_do() {
+    let error = ask(Path::new("/nonexistent/agent.sock"), Command::Diff).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no agent listens on /nonexistent/agent.sock: start it, or name its socket by --socket; the other views do \
+         without"
+    );
+}

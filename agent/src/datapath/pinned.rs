@@ -1,0 +1,156 @@
+//! What is pinned, by the kernel's ids: to tell whether it still is what the agent pinned.
+
+use std::{
+    collections::BTreeMap,
+    ffi::CString,
+    fs, io,
+    os::{
+        fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::{Path, PathBuf},
+};
+
+use aya::maps::MapData;
+
+use super::{
+    maps::Maps,
+    pins::{LinkKind, Pins},
+    syscall::{Command, bpf},
+};
+
+/// What is pinned could not be read, or put back.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation} {}", path.display())]
+pub struct PinnedError {
+    operation: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+/// What a pinned link attaches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its id.
+    pub id: u32,
+    /// The program's id.
+    pub program: u32,
+    /// The interface; 0: detached.
+    pub ifindex: u32,
+}
+
+/// What is pinned below one pin path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pinned {
+    /// Maps' ids.
+    pub maps: BTreeMap<String, u32>,
+    /// Programs' ids.
+    pub programs: BTreeMap<String, u32>,
+    /// Links.
+    pub links: BTreeMap<(LinkKind, u32), Link>,
+}
+
+/// `BPF_OBJ_GET`'s part of `union bpf_attr`.
+#[repr(C)]
+struct Pathname {
+    path: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// `BPF_OBJ_GET_INFO_BY_FD`'s part of `union bpf_attr`.
+#[repr(C)]
+struct Info {
+    fd: u32,
+    length: u32,
+    info: u64,
+}
+
+/// `struct bpf_map_info` and `struct bpf_prog_info` begin with type and id.
+const OBJECT_WORDS: usize = 2;
+/// `struct bpf_link_info`: type, id, program's id, a gap, and of XDP and tcx links the ifindex.
+const LINK_WORDS: usize = 5;
+
+/// Opens the pinned object.
+pub(super) fn get(path: &Path) -> io::Result<OwnedFd> {
+    let name = CString::new(path.as_os_str().as_bytes())?;
+    let mut attributes = Pathname { path: name.as_ptr() as u64, fd: 0, flags: 0 };
+    // SAFETY: the path is a string with its zero, live during the call.
+    let fd = unsafe { bpf(Command::ObjectGet, &mut attributes) }?;
+    let fd = RawFd::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The first words of what the kernel tells about an object.
+fn info<const WORDS: usize>(path: &Path) -> io::Result<[u32; WORDS]> {
+    let object = get(path)?;
+    let mut words = [0; WORDS];
+    let mut attributes = Info {
+        fd: object.as_raw_fd().cast_unsigned(),
+        length: u32::try_from(size_of_val(&words)).map_err(io::Error::other)?,
+        info: words.as_mut_ptr() as u64,
+    };
+    // SAFETY: the kernel writes no more than `length` bytes.
+    unsafe { bpf(Command::ObjectInfo, &mut attributes) }?;
+    Ok(words)
+}
+
+/// The files in a folder; none where there is no folder.
+fn names(folder: &Path) -> Result<Vec<String>, PinnedError> {
+    let failed = |source| PinnedError { operation: "list", path: folder.into(), source };
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(failed)?,
+    };
+    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
+}
+
+/// The ids of the objects pinned in a folder.
+fn ids(folder: &Path) -> Result<BTreeMap<String, u32>, PinnedError> {
+    let id = |name: String| {
+        let path = folder.join(&name);
+        match info::<OBJECT_WORDS>(&path) {
+            Ok([_, id]) => Ok((name, id)),
+            Err(source) => Err(PinnedError { operation: "look at", path, source }),
+        }
+    };
+    names(folder)?.into_iter().map(id).collect()
+}
+
+impl Pinned {
+    /// Reads it.
+    pub fn read(pins: &Pins) -> Result<Self, PinnedError> {
+        Ok(Self { maps: ids(&pins.maps())?, programs: ids(&pins.programs())?, links: Self::read_links(pins)? })
+    }
+
+    /// Reads the links.
+    pub fn read_links(pins: &Pins) -> Result<BTreeMap<(LinkKind, u32), Link>, PinnedError> {
+        let mut links = BTreeMap::new();
+        for (kind, ifindex) in names(&pins.links())?.iter().filter_map(|name| Pins::parse_link(name)) {
+            let path = pins.link(kind, ifindex);
+            let [_, id, program, _, ifindex_now] = info::<LINK_WORDS>(&path)
+                .map_err(|source| PinnedError { operation: "look at", path, source })?;
+            links.insert((kind, ifindex), Link { id, program, ifindex: ifindex_now });
+        }
+        Ok(links)
+    }
+
+    /// Pins a map again, which programs or an agent still hold, in place of whatever is there.
+    pub fn restore_map(pins: &Pins, name: &str, id: u32) -> Result<(), PinnedError> {
+        let path = pins.map(name);
+        let failed = |source| PinnedError { operation: "pin again", path: path.clone(), source };
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let map = MapData::from_id(id).map_err(|error| failed(io::Error::other(error)))?;
+        map.pin(&path).map_err(|error| failed(io::Error::other(error)))
+    }
+
+    /// Whether all maps are pinned as they were.
+    pub fn has_maps_of(&self, other: &Self) -> bool {
+        Maps::NAMES.iter().all(|name| self.maps.get(*name).is_some_and(|id| other.maps.get(*name) == Some(id)))
+    }
+}

@@ -1,0 +1,180 @@
+//! What somebody else does to the kernel's state is seen and put right.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use vipmux::datapath::maps::Maps;
+use vipmux_common::abi::{Backend, Config, Interface, Node, ServiceState};
+use vipmux_tests::{
+    client::{Kind, Request},
+    cluster::{Cluster, PATIENCE},
+    lan::{self, Options},
+    manifests::VIP,
+    process,
+    traffic::Traffic,
+    wait,
+};
+
+use crate::services;
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// The five Services, with agents that check the kernel's state so often; and the leader.
+fn served(self_check: &'static str) -> Result<Option<(Cluster, String)>> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(None) };
+    let mut options = cluster.agent_options();
+    options.self_check = self_check;
+    cluster.start_agents(&options)?;
+    services::await_all(&cluster)?;
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    Ok(Some((cluster, leader)))
+}
+
+fn on<'a>(cluster: &'a Cluster, name: &str) -> Result<(&'a vipmux_tests::agent::Agent, &'a lan::Node)> {
+    Ok((cluster.agent(name)?, cluster.lan.node(name)?))
+}
+
+/// What differs, as `what` of each difference.
+fn differing(diff: &Value) -> Vec<&str> {
+    diff["differences"].as_array().into_iter().flatten().filter_map(|difference| difference["what"].as_str()).collect()
+}
+
+fn await_no_difference(cluster: &Cluster, name: &str) -> Result<()> {
+    let (agent, node) = on(cluster, name)?;
+    wait::until("nothing that differs", PATIENCE, || {
+        let (code, diff) = agent.diff(node)?;
+        ensure!(code == 0, "{diff}");
+        Ok(())
+    })
+}
+
+/// One thing done to one map, by its name.
+fn harm(pins: &Path, map: &str) -> Result<()> {
+    let mut maps = Maps::open(pins)?;
+    let missing = || format!("{map} is empty");
+    match map {
+        "VIPS" => maps.vips.remove(&VIP.into())?,
+        "SERVICES" => {
+            let key = *maps.read_services()?.keys().next().with_context(missing)?;
+            maps.services.remove(&key)?;
+        }
+        "SERVICE_STATES" => {
+            let slot = *maps.read_service_states()?.keys().next().with_context(missing)?;
+            maps.service_states.set(slot, ServiceState::default(), 0)?;
+        }
+        "TABLES" => {
+            let services = maps.read_services()?;
+            let service = services.values().find(|service| service.table_length > 0).with_context(missing)?;
+            maps.write_table(service.table, &vec![9; service.table_length as usize])?;
+        }
+        "BACKENDS" => {
+            let index = *maps.read_backends()?.keys().next().with_context(missing)?;
+            maps.backends.set(index, Backend::default(), 0)?;
+        }
+        "NODES" => {
+            for index in maps.read_nodes()?.into_keys() {
+                maps.nodes.set(index, Node::default(), 0)?;
+            }
+        }
+        "PEERS" => {
+            let mac = *maps.read_peers()?.keys().next().with_context(missing)?;
+            maps.peers.remove(&mac)?;
+        }
+        "INTERFACES" => {
+            let ifindex = *maps.read_interfaces()?.keys().next().with_context(missing)?;
+            maps.interfaces.set(ifindex, Interface::default(), 0)?;
+        }
+        "CONFIG" => {
+            let config = maps.read_config()?;
+            maps.config.set(0, Config { tcp_idle: 1, udp_idle: 1, ..config }, 0)?;
+        }
+        other => anyhow::bail!("no way to harm {other}"),
+    }
+    Ok(())
+}
+
+#[test]
+fn what_somebody_does_to_the_maps_shows_in_the_diff() -> Result<()> {
+    let Some((cluster, leader)) = served("0")? else { return Ok(()) };
+    let (agent, node) = on(&cluster, &leader)?;
+    await_no_difference(&cluster, &leader)?;
+    let maps = ["VIPS", "SERVICES", "SERVICE_STATES", "TABLES", "BACKENDS", "NODES", "PEERS", "INTERFACES", "CONFIG"];
+    for map in maps {
+        harm(agent.pins(), map)?;
+        let (code, diff) = agent.diff(node)?;
+        ensure!(code == 2 && differing(&diff).contains(&map), "{map}: {code}, {diff}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_somebody_does_to_the_maps_is_put_right() -> Result<()> {
+    let Some((cluster, leader)) = served("1s")? else { return Ok(()) };
+    let (agent, _) = on(&cluster, &leader)?;
+    for map in ["VIPS", "SERVICES", "SERVICE_STATES", "TABLES", "BACKENDS", "NODES", "PEERS", "INTERFACES", "CONFIG"] {
+        harm(agent.pins(), map)?;
+        agent.process().wait_for_line("a repair", PATIENCE, |line| {
+            line.contains("repairing") && line.contains(&format!("\"what\":\"{map}\""))
+        })?;
+        await_no_difference(&cluster, &leader)?;
+        services::await_all(&cluster).with_context(|| format!("after {map} was harmed"))?;
+    }
+    ensure!(Maps::open(agent.pins())?.read_config()?.tcp_idle > 1, "the configuration stayed as it was harmed");
+    Ok(())
+}
+
+#[test]
+fn programs_that_somebody_took_off_come_back_and_so_do_pins_and_the_nat_chain() -> Result<()> {
+    let Some((cluster, leader)) = served("1s")? else { return Ok(()) };
+    let (agent, node) = on(&cluster, &leader)?;
+    let pins = agent.pins();
+    let links: Vec<_> = fs::read_dir(pins.join("links"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
+    ensure!(links.len() == 2, "{links:?}");
+    for pin in links.iter().cloned().chain([pins.join("maps/REVERSE"), pins.join("programs/vipmux_xdp")]) {
+        fs::remove_file(&pin)?;
+        wait::until("the pin again", PATIENCE, || pin.exists().then_some(()).context("it is missing"))?;
+        await_no_difference(&cluster, &leader)?;
+        services::await_all(&cluster)?;
+    }
+    let mut command = node.namespace().command("nft")?;
+    command.args(["delete", "table", "ip", "vipmux"]);
+    process::run(command)?;
+    wait::until("the NAT chain again", PATIENCE, || {
+        let mut command = node.namespace().command("nft")?;
+        command.args(["list", "table", "ip", "vipmux"]);
+        process::run(command)
+    })?;
+    await_no_difference(&cluster, &leader)
+}
+
+/// It reads beside the event loop, and writes nothing where nothing is wrong.
+#[test]
+fn checks_disturb_no_traffic_and_repair_nothing_that_is_right() -> Result<()> {
+    let Some((cluster, leader)) = served("1s")? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    let requests = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
+    let (agent, node) = on(&cluster, &leader)?;
+    for _ in 0..20 {
+        requests.wait_for_more(20, PATIENCE)?;
+        let (code, diff) = agent.diff(node)?;
+        ensure!(code == 0, "{diff}");
+    }
+    requests.stop()?.check_all_by("shop/web")?;
+    for agent in &cluster.agents {
+        let output = agent.process().output();
+        ensure!(!output.contains("repairing") && !output.contains("cannot be checked"), "{output}");
+    }
+    Ok(())
+}
+
+#[test]
+fn who_asks_an_agent_that_is_not_there_is_told_what_to_do() -> Result<()> {
+    let Some((mut cluster, leader)) = served("0")? else { return Ok(()) };
+    cluster.agent_mut(&leader)?.process_mut().kill()?;
+    let (agent, node) = on(&cluster, &leader)?;
+    let (code, said) = agent.diff(node)?;
+    let said = said.as_str().context("it wrote JSON")?;
+    ensure!(code == 1 && said.contains("no agent listens on") && said.contains("--socket"), "{code}: {said}");
+    Ok(())
+}
