@@ -246,7 +246,8 @@ async fn answer(line: &[u8], queries: &mpsc::Sender<Query>) -> Answer {
 pub fn ask(path: &Path, command: Command) -> Result<Answer, AskError> {
     let stream = StdStream::connect(path).map_err(|source| AskError::NoAgent { path: path.into(), source })?;
     let text = exchange(&stream, command).map_err(|source| AskError::Broken { path: path.into(), source })?;
-    let reply: Reply = serde_json::from_slice(&text).map_err(|source| AskError::Malformed { path: path.into(), source })?;
+    let reply: Reply =
+        serde_json::from_slice(&text).map_err(|source| AskError::Malformed { path: path.into(), source })?;
     match reply.answer {
         Answer::Error(error) => Err(AskError::Failed(error)),
         answer => Ok(answer),

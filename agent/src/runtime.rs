@@ -36,7 +36,12 @@ use crate::{
         groups::{self, Group},
     },
     control::{self, ListenError, Query},
-    datapath::{apply::Unclaimed, load::Mode, maps::{MapsError, flow_entries}, pins::Pins},
+    datapath::{
+        apply::Unclaimed,
+        load::Mode,
+        maps::{MapsError, flow_entries},
+        pins::Pins,
+    },
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{

@@ -499,12 +499,12 @@ pub struct FragmentValue {
     pub backend_generation: u32,
     /// [`ServiceValue::slot`].
     pub slot: u32,
+    /// `jiffies_64` then.
+    pub seen: u64,
     /// 1: the Service is [`SERVICE_DIRECT`].
     pub direct: u32,
     /// Zero.
     pub reserved: u32,
-    /// `jiffies_64` then.
-    pub seen: u64,
 }
 
 /// `EGRESS_FRAGMENTS[FragmentKey]`: what the first fragment's source became. `tag` as in [`FlowValue`].
@@ -626,7 +626,7 @@ const _: () = {
             && offset_of!(ReverseValue, tag) == 0
     );
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
-    assert!(size_of::<FragmentValue>() == 32 && offset_of!(FragmentValue, tag) == 0);
+    assert!(size_of::<FragmentValue>() == 32 && offset_of!(FragmentValue, seen) == 16);
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);
     assert!(size_of::<Budget>() == 16);
     assert!(size_of::<Lapse>() == 16 && size_of::<Scratch>() == 16);

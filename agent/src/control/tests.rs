@@ -33,9 +33,8 @@ fn raw(path: &Path, request: &[u8]) -> String {
 
 #[test]
 fn a_request_is_answered_over_a_socket_for_root_alone() {
-    let (answer, mode) = beside_an_agent(|path| {
-        (ask(path, Command::Diff), fs::metadata(path).unwrap().permissions().mode())
-    });
+    let (answer, mode) =
+        beside_an_agent(|path| (ask(path, Command::Diff), fs::metadata(path).unwrap().permissions().mode()));
     assert_eq!(answer.unwrap(), Answer::Diff(diff()));
     assert_eq!(mode & 0o777, 0o600);
 }

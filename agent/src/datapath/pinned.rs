@@ -130,8 +130,8 @@ impl Pinned {
         let mut links = BTreeMap::new();
         for (kind, ifindex) in names(&pins.links())?.iter().filter_map(|name| Pins::parse_link(name)) {
             let path = pins.link(kind, ifindex);
-            let [_, id, program, _, ifindex_now] = info::<LINK_WORDS>(&path)
-                .map_err(|source| PinnedError { operation: "look at", path, source })?;
+            let [_, id, program, _, ifindex_now] =
+                info::<LINK_WORDS>(&path).map_err(|source| PinnedError { operation: "look at", path, source })?;
             links.insert((kind, ifindex), Link { id, program, ifindex: ifindex_now });
         }
         Ok(links)

@@ -68,7 +68,11 @@ impl Transition {
             transition.unfinished = false;
         }
         if found != 0 && !abi::COMPATIBLE.contains(&found) {
-            tracing::warn!(found, expected = ABI_VERSION, "the pinned maps are of another family: starting with new ones");
+            tracing::warn!(
+                found,
+                expected = ABI_VERSION,
+                "the pinned maps are of another family: starting with new ones"
+            );
         }
         if !abi::COMPATIBLE.contains(&found) {
             remove_folder(&pins.maps())?;
@@ -90,8 +94,12 @@ impl Transition {
         let next = pins.next_maps();
         fs::create_dir_all(&next).map_err(|source| pin_error("make", &next, source))?;
         for name in Maps::NAMES.iter().filter(|name| **name != CONFIG && !self.changed.contains(name)) {
-            if exists(&pins.map(name))? {
-                RawMap::open(&pins.maps(), name)?.pin(&next.join(name))?;
+            if !exists(&pins.map(name))? {
+                continue;
+            }
+            let map = RawMap::open(&pins.maps(), name)?;
+            if !map.layout().holds_programs() {
+                map.pin(&next.join(name))?;
             }
         }
         Ok(())

@@ -94,7 +94,8 @@ impl Arena {
         if range.length == 0 {
             return;
         }
-        let unknown = || Holding { members: Arc::new([]), sound: false, digest: 0, users: 0, idle_since: Duration::ZERO };
+        let unknown =
+            || Holding { members: Arc::new([]), sound: false, digest: 0, users: 0, idle_since: Duration::ZERO };
         let holding = self.ranges.entry(range).or_insert_with(unknown);
         holding.users += 1;
         if holding.sound {

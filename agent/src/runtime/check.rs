@@ -207,7 +207,8 @@ impl Agent {
         }
         if !reading.snat {
             let wanted = Some("the identity-SNAT chain".to_owned());
-            let difference = Difference { what: "nftables".to_owned(), entry: "vipmux".to_owned(), wanted, found: None };
+            let difference =
+                Difference { what: "nftables".to_owned(), entry: "vipmux".to_owned(), wanted, found: None };
             found.push((difference, Finding::Snat));
         }
         found
@@ -266,8 +267,7 @@ impl Kernel {
         differing
             .map(|ifindex| {
                 let (wanted, found) = (wanted.get(&ifindex), found.get(&ifindex));
-                let difference =
-                    Difference::new("INTERFACES", &ifindex.to_string(), wanted.map(text), found.map(text));
+                let difference = Difference::new("INTERFACES", &ifindex.to_string(), wanted.map(text), found.map(text));
                 (difference, Finding::Interface(ifindex, wanted.copied().unwrap_or_default()))
             })
             .collect()

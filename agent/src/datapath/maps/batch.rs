@@ -158,7 +158,11 @@ pub(super) fn write<V: Pod>(map: &mut impl IterableMap<u32, V>, first: u32, valu
 
 /// Writes entries whose keys and values have so many bytes; how many found no room. Only an LRU map may refuse some,
 /// when all that it could give up is in use.
-pub(super) fn write_bytes(map: &MapData, (keys, key_size): (&[u8], usize), (values, size): (&[u8], usize)) -> io::Result<usize> {
+pub(super) fn write_bytes(
+    map: &MapData,
+    (keys, key_size): (&[u8], usize),
+    (values, size): (&[u8], usize),
+) -> io::Result<usize> {
     let mut refused = 0;
     for (keys, values) in keys.chunks(key_size * CHUNK).zip(values.chunks(size * CHUNK)) {
         let count = (keys.len() / key_size).min(values.len() / size);

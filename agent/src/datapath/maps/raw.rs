@@ -14,6 +14,7 @@ use crate::datapath::syscall::{Command, bpf};
 /// `enum bpf_map_type` of include/uapi/linux/bpf.h, as far as entries are carried over.
 const HASH: u32 = 1;
 const ARRAY: u32 = 2;
+const PROG_ARRAY: u32 = 3;
 const LRU_HASH: u32 = 9;
 const LPM_TRIE: u32 = 11;
 
@@ -63,6 +64,11 @@ impl Layout {
             max_entries: info.max_entries(),
             flags: info.map_flags(),
         })
+    }
+
+    /// Whether it holds programs: each set of programs has its own.
+    pub(in crate::datapath) fn holds_programs(&self) -> bool {
+        self.kind == PROG_ARRAY
     }
 
     /// Whether the programs write to it while no agent runs, and entries come and go.
@@ -184,7 +190,8 @@ impl RawMap {
         let written = match self.layout.kind {
             ARRAY => {
                 let last = self.layout.max_entries.to_ne_bytes();
-                let inside = |key: &[u8]| u32::from_ne_bytes(*key.first_chunk().unwrap_or(&last)) < self.layout.max_entries;
+                let inside =
+                    |key: &[u8]| u32::from_ne_bytes(*key.first_chunk().unwrap_or(&last)) < self.layout.max_entries;
                 // Ascending, so those that lie in it come first.
                 let count = entries.iter().take_while(|(key, _)| inside(key)).count();
                 let (keys, values) = (&keys.0[..count * keys.1], &values.0[..count * values.1]);

@@ -1,7 +1,9 @@
 use std::net::Ipv4Addr;
 
 use aya::maps::MapData;
-use vipmux_common::abi::{Address, Fence, FlowKey, FlowValue, ReverseKey, ReverseValue, ServiceKey, VIP_LEADING, VipValue};
+use vipmux_common::abi::{
+    Address, Fence, FlowKey, FlowValue, ReverseKey, ReverseValue, ServiceKey, VIP_LEADING, VipValue,
+};
 
 use super::*;
 use crate::datapath::{load::load, maps::fixture::mounted};
@@ -10,8 +12,8 @@ use crate::datapath::{load::load, maps::fixture::mounted};
 const FLOWS: u32 = 4096;
 
 /// What was otherwise in version 3: the sizes of values, and maps that were not there.
-const VERSION_3: [(&str, u32); 3] = [("CONFIG", 44), ("SERVICE_STATES", 8), ("REVERSE", 40)];
-const NEW_IN_4: [&str; 2] = ["AFFINITY", "SOURCE_RANGES"];
+const VERSION_3: [(&str, u32); 4] = [("CONFIG", 44), ("SERVICE_STATES", 8), ("REVERSE", 40), ("FRAGMENTS", 24)];
+const NEW_IN_4: [&str; 3] = ["AFFINITY", "SOURCE_RANGES", "LAPSE"];
 
 /// Makes and pins the maps as the agents of version 3 had them.
 fn make_version_3(pins: &Pins) {
@@ -148,7 +150,7 @@ fn what_the_old_programs_did_meanwhile_is_carried_over_too() {
     let mut transition = Transition::begin(&pins, FLOWS).unwrap();
     let next = transition.folder(&pins);
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in ["CONFIG", "SERVICE_STATES", "REVERSE"] {
+    for name in ["CONFIG", "SERVICE_STATES", "REVERSE", "FRAGMENTS"] {
         let mut map = object.maps[name].clone();
         map.set_max_entries(if name == "REVERSE" { FLOWS } else { map.max_entries() });
         MapData::create(map, name, None).unwrap().pin(next.join(name)).unwrap();
@@ -169,8 +171,7 @@ fn what_the_old_programs_did_meanwhile_is_carried_over_too() {
     };
     transition.finish(&pins, || [3, 7].into_iter().for_each(by_new_programs)).unwrap();
 
-    let found: BTreeMap<_, _> =
-        new.entries().unwrap().iter().map(|(key, value)| (key[34], value[4])).collect();
+    let found: BTreeMap<_, _> = new.entries().unwrap().iter().map(|(key, value)| (key[34], value[4])).collect();
     assert_eq!(found, BTreeMap::from([(2, 20), (3, 99), (4, 1), (5, 1), (6, 60), (7, 99)]));
     assert!(!old.exists());
 }
@@ -213,7 +214,11 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
 fn maps_of_another_family_are_left_for_new_ones() {
     let Some(pins) = mounted() else { return };
     for version in [2, abi::COMPATIBLE.end] {
-        make(&pins_with_folder(&pins), "CONFIG", Layout { kind: 2, key_size: 4, value_size: 8, max_entries: 1, flags: 0 });
+        make(
+            &pins_with_folder(&pins),
+            "CONFIG",
+            Layout { kind: 2, key_size: 4, value_size: 8, max_entries: 1, flags: 0 },
+        );
         put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[version, 0]));
         let (_programs, maps) = load(pins.clone(), FLOWS).unwrap();
         assert_eq!(maps.read_config().unwrap(), abi::Config::default());

@@ -3,11 +3,9 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use vipmux_common::abi::{self, Mac};
 
 use super::*;
-use crate::{
-    plan::{
-        Capacities, Desired, Entries, Plan, REST, plan,
-        tests::{backends, desired},
-    },
+use crate::plan::{
+    Capacities, Desired, Entries, Plan, REST, plan,
+    tests::{backends, desired},
 };
 
 /// The maps, whatever is done to them.
@@ -94,7 +92,8 @@ fn harms_of<K: Ord + Copy + 'static, V: Clone + 'static>(
         let (taken, changed, copied) = (map.clone(), map.clone(), map.clone());
         let change = change.clone();
         harms.push((name, Arc::new(move |maps| drop(taken(&mut maps.entries).remove(&key)))));
-        harms.push((name, Arc::new(move |maps| changed(&mut maps.entries).get_mut(&key).into_iter().for_each(&change))));
+        harms
+            .push((name, Arc::new(move |maps| changed(&mut maps.entries).get_mut(&key).into_iter().for_each(&change))));
         harms.push((
             name,
             Arc::new(move |maps| {
