@@ -6,7 +6,7 @@ use nix::{
     errno::Errno,
     time::{ClockId, clock_gettime},
 };
-use vipmux_common::abi::{self, Address, Stat, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, Address, Config, Stat, VIP_LEADING, VIP_YIELDED};
 
 use crate::{
     datapath::{
@@ -72,8 +72,10 @@ impl Kernel {
     pub(super) fn open(pins: Pins, flows: u32, local: NodeName, unclaimed: Unclaimed) -> Result<Self, KernelError> {
         let (programs, mut maps) = load::load(pins.clone(), flows)?;
         let found = maps.read_config()?;
-        let mut config = if found.abi == 0 { new_config() } else { found };
-        config.unclaimed = unclaimed.into();
+        // All but the ids is this agent's to say, whatever the one before it said.
+        let ids = if found.abi == 0 { new_config() } else { found };
+        let Config { next_vip, next_generation, .. } = ids;
+        let config = Config { next_vip, next_generation, unclaimed: unclaimed.into(), ..new_config() };
         if config != found {
             maps.apply(&Step::Config(config))?;
         }

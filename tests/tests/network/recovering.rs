@@ -12,13 +12,15 @@ use nix::{
     sys::{signal::Signal, stat::Mode},
     unistd::mkfifo,
 };
+use vipmux::datapath::maps::Maps;
+use vipmux_common::abi::Config;
 use vipmux_tests::{
     arp,
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE},
     lan::Options,
     manifests::{Service, VIP},
-    pod::Listener,
+    pod::{self, Listener},
     traffic::Traffic,
     wait,
 };
@@ -121,6 +123,43 @@ fn a_restarted_agent_sends_no_flow_elsewhere_while_it_finds_its_neighbours() -> 
     }
     far.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
     assert_eq!(session.say("four")?.pod, "far");
+    Ok(())
+}
+
+/// An agent that was removed without `vipmux unload` must not swallow its VIPs for ever.
+#[test]
+fn a_node_whose_agent_is_long_gone_leaves_the_vip_to_its_own_stack_until_an_agent_is_back() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let (leader, traffic) = traffic_through_the_leader(&cluster)?;
+    let node = cluster.lan.node(&leader)?;
+    node.namespace().links(|links| {
+        links.add_holder("kube-ipvs0")?;
+        links.add_address("kube-ipvs0", VIP, 32)
+    })?;
+    let own = pod::start(node.namespace(), "own", VIP, &[Listener::new(Kind::Http, 80, "node/own")])?;
+    traffic.wait_for_more(5, PATIENCE)?;
+    traffic.stop()?.check_all_by("shop/web")?;
+
+    let request = Request::new(Kind::Http, VIP, 80);
+    let answered_by = |cluster: &Cluster, service: &str| {
+        wait::until(&format!("an answer by {service}"), PATIENCE, || {
+            let answer = cluster.ask(request, TIMEOUT)?;
+            ensure!(answer.service == service, "it was {answer}");
+            Ok(())
+        })
+    };
+    cluster.agent_mut(&leader)?.process_mut().kill()?;
+    let mut maps = Maps::open(cluster.agent(&leader)?.pins())?;
+    let config = maps.read_config()?;
+    maps.config.set(0, Config { abandon_after: 1, ..config }, 0)?;
+    answered_by(&cluster, "node/own")?;
+
+    let agent = cluster.agents.iter_mut().find(|agent| agent.node() == leader).context("no agent on the leader")?;
+    agent.restart(cluster.lan.node(&leader)?)?;
+    agent.wait_ready(PATIENCE)?;
+    answered_by(&cluster, "shop/web")?;
+    ensure!(maps.read_config()? == config, "the agent left the configuration of somebody else in place");
+    drop(own);
     Ok(())
 }
 
