@@ -250,7 +250,7 @@ pub fn ask(path: &Path, command: Command) -> Result<Answer, AskError> {
         serde_json::from_slice(&text).map_err(|source| AskError::Malformed { path: path.into(), source })?;
     match reply.answer {
         Answer::Error(error) => Err(AskError::Failed(error)),
-        answer => Ok(answer),
+        answer @ Answer::Diff(_) => Ok(answer),
     }
 }
 

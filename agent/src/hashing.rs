@@ -74,7 +74,9 @@ impl Preference {
 /// Tells a table from another one; local to one node.
 pub fn digest(table: &[u32]) -> u64 {
     let mut hasher = XxHash64::with_seed(0);
-    table.iter().for_each(|slot| hasher.write_u32(*slot));
+    for slot in table {
+        hasher.write_u32(*slot);
+    }
     hasher.finish()
 }
 

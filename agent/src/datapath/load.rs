@@ -142,11 +142,11 @@ pub(super) const FLOW_TABLES: [&str; 2] = ["FLOWS", "REVERSE"];
 /// Loads the programs onto the maps that are pinned already, or onto new ones; attaches them nowhere yet. Pinned maps of
 /// another layout or size are carried over to new ones, and the pinned links to the new programs with them. `flows` is
 /// the number of entries of each flow table.
-pub fn load(pins: Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
+pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     ensure_bpffs(pins.root())?;
     let lock = lock(pins.root())?;
-    let mut transition = Transition::begin(&pins, flows)?;
-    let maps = transition.folder(&pins);
+    let mut transition = Transition::begin(pins, flows)?;
+    let maps = transition.folder(pins);
     for folder in [maps.clone(), pins.programs(), pins.links()] {
         fs::create_dir_all(&folder).map_err(pin_error("make", &folder))?;
     }
@@ -164,11 +164,11 @@ pub fn load(pins: Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     let egress: &mut SchedClassifier = program(&mut ebpf, EGRESS_PROGRAM)?;
     egress.load().map_err(load_error(EGRESS_PROGRAM))?;
     // Not before the kernel has accepted the programs.
-    transition.fill(&pins)?;
+    transition.fill(pins)?;
     let maps = Maps::open(pins.root())?;
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };
     programs.pin()?;
-    transition.finish(&pins, || programs.take_over())?;
+    transition.finish(pins, || programs.take_over())?;
     Ok((programs, maps))
 }
 

@@ -64,7 +64,7 @@ struct Pathname {
 struct Info {
     fd: u32,
     length: u32,
-    info: u64,
+    to: u64,
 }
 
 /// `struct bpf_map_info` and `struct bpf_prog_info` begin with type and id.
@@ -90,7 +90,7 @@ fn info<const WORDS: usize>(path: &Path) -> io::Result<[u32; WORDS]> {
     let mut attributes = Info {
         fd: object.as_raw_fd().cast_unsigned(),
         length: u32::try_from(size_of_val(&words)).map_err(io::Error::other)?,
-        info: words.as_mut_ptr() as u64,
+        to: words.as_mut_ptr() as u64,
     };
     // SAFETY: the kernel writes no more than `length` bytes.
     unsafe { bpf(Command::ObjectInfo, &mut attributes) }?;

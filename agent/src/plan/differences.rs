@@ -9,6 +9,9 @@ use crate::{
     plan::{Entries, Observed, Step, arena::Range},
 };
 
+/// The flags of a VIP that a program changes when it yields it.
+const LEADERSHIP: u32 = abi::VIP_LEADING | abi::VIP_YIELDED;
+
 /// An entry that the kernel holds otherwise than the mirror.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
@@ -49,7 +52,6 @@ impl Observed {
         });
         self.compare_services(found, &mut all);
         let yielded = |found: &abi::VipValue| found.flags & abi::VIP_YIELDED != 0;
-        const LEADERSHIP: u32 = abi::VIP_LEADING | abi::VIP_YIELDED;
         for (address, wanted, found) in pairs(self.vips.iter().map(|(key, value)| (*key, value)), &found.vips) {
             let same = wanted.zip(found).is_some_and(|(wanted, found)| {
                 let mask = if yielded(found) { !LEADERSHIP } else { u32::MAX };

@@ -139,9 +139,10 @@ impl Checks {
 
     fn tell(&mut self, trouble: Option<String>) {
         if trouble != self.trouble {
-            match &trouble {
-                Some(error) => tracing::warn!("the kernel's state cannot be checked: {error}"),
-                None => tracing::info!("mended: the kernel's state can be checked"),
+            if let Some(error) = &trouble {
+                tracing::warn!("the kernel's state cannot be checked: {error}");
+            } else {
+                tracing::info!("mended: the kernel's state can be checked");
             }
             self.trouble = trouble;
         }

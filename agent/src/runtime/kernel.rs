@@ -70,7 +70,7 @@ pub(super) struct Kernel {
 impl Kernel {
     /// Loads the programs, and reads what an earlier agent left in the maps.
     pub(super) fn open(pins: Pins, flows: u32, local: NodeName, unclaimed: Unclaimed) -> Result<Self, KernelError> {
-        let (programs, mut maps) = load::load(pins.clone(), flows)?;
+        let (programs, mut maps) = load::load(&pins, flows)?;
         let found = maps.read_config()?;
         // All but the ids is this agent's to say, whatever the one before it said.
         let ids = if found.abi == 0 { new_config() } else { found };

@@ -44,7 +44,7 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
             agent.wait_ready(PATIENCE)?;
             agent.process().wait_for_line("carried over", PATIENCE, |line| line.contains("were carried over"))?;
             for table in ["FLOWS", "REVERSE"] {
-                ensure!(entries(agent.inspect_json(node, &["maps"])?, table) == Some(flows.into()), "{table}");
+                ensure!(entries(&agent.inspect_json(node, &["maps"])?, table) == Some(flows.into()), "{table}");
             }
         }
         for (session, pod) in &mut sessions {
@@ -75,6 +75,6 @@ fn sessions(cluster: &mut Cluster, leader: &str) -> Result<Vec<(Session, String)
     (0..SESSIONS).map(connect).collect()
 }
 
-fn entries(maps: serde_json::Value, name: &str) -> Option<u64> {
+fn entries(maps: &serde_json::Value, name: &str) -> Option<u64> {
     maps["maps"].as_array()?.iter().find(|map| map["name"] == name)?["max_entries"].as_u64()
 }

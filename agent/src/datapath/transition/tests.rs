@@ -96,7 +96,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     put(&maps, "TABLES", &words(&[250]), &words(&[3]));
     let vips = RawMap::open(&maps, "VIPS").unwrap().id();
 
-    let (_programs, maps) = load(pins.clone(), FLOWS).unwrap();
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
 
     let config = maps.read_config().unwrap();
     assert_eq!((config.abi, config.next_vip, config.next_generation), (ABI_VERSION, 41, 77));
@@ -117,7 +117,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
 #[test]
 fn flow_tables_of_another_size_keep_their_records_and_the_rest_stays() {
     let Some(pins) = mounted() else { return };
-    let (programs, mut maps) = load(pins.clone(), FLOWS).unwrap();
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
     maps.config.set(0, new_config(), 0).unwrap();
     let flows: BTreeMap<_, _> = (0..500).map(|port| flow(&mut maps, port)).collect();
     maps.reverse.insert(reverse_key(1), reverse_4(2), 0).unwrap();
@@ -125,7 +125,7 @@ fn flow_tables_of_another_size_keep_their_records_and_the_rest_stays() {
     let before = ["SERVICES", "TABLES", "FRAGMENTS"].map(id);
     drop(programs);
 
-    let (programs, maps) = load(pins.clone(), 2 * FLOWS).unwrap();
+    let (programs, maps) = load(&pins, 2 * FLOWS).unwrap();
     assert_eq!(crate::datapath::maps::flow_entries(&pins), Some(2 * FLOWS));
     assert_eq!(maps.read_flows(usize::MAX).unwrap().into_iter().collect::<BTreeMap<_, _>>(), flows);
     assert_eq!(maps.read_reverse(9).unwrap(), [(reverse_key(1), reverse_4(2))]);
@@ -133,7 +133,7 @@ fn flow_tables_of_another_size_keep_their_records_and_the_rest_stays() {
     let flow_table = id("FLOWS");
     drop(programs);
 
-    drop(load(pins.clone(), 2 * FLOWS).unwrap());
+    drop(load(&pins, 2 * FLOWS).unwrap());
     assert_eq!(id("FLOWS"), flow_table, "the same size is no change");
 }
 
@@ -179,7 +179,7 @@ fn what_the_old_programs_did_meanwhile_is_carried_over_too() {
 #[test]
 fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     let Some(pins) = mounted() else { return };
-    let (programs, mut maps) = load(pins.clone(), FLOWS).unwrap();
+    let (programs, mut maps) = load(&pins, FLOWS).unwrap();
     maps.config.set(0, new_config(), 0).unwrap();
     let flows: BTreeMap<_, _> = (0..9).map(|port| flow(&mut maps, port)).collect();
     drop(programs);
@@ -189,7 +189,7 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     let transition = Transition::begin(&pins, 2 * FLOWS).unwrap();
     assert!(pins.next_maps().exists());
     drop(transition);
-    let (programs, maps) = load(pins.clone(), FLOWS).unwrap();
+    let (programs, maps) = load(&pins, FLOWS).unwrap();
     assert_eq!(read(&maps), flows);
     assert!(!pins.next_maps().exists());
     drop((programs, maps));
@@ -205,7 +205,7 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     // A record that the old programs made.
     let key: Vec<u8> = words(&[wire(2).as_slice(), &[5, 77, 6, 0]].concat());
     put(&pins.old_maps(), "FLOWS", &key, &words(&[1, 3, 0, 9, 0, 0, 0, 0]));
-    let (_programs, maps) = load(pins.clone(), FLOWS).unwrap();
+    let (_programs, maps) = load(&pins, FLOWS).unwrap();
     assert_eq!(read(&maps).len(), flows.len() + 1);
     assert!(!pins.next_maps().exists() && !pins.old_maps().exists());
 }
@@ -220,7 +220,7 @@ fn maps_of_another_family_are_left_for_new_ones() {
             Layout { kind: 2, key_size: 4, value_size: 8, max_entries: 1, flags: 0 },
         );
         put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[version, 0]));
-        let (_programs, maps) = load(pins.clone(), FLOWS).unwrap();
+        let (_programs, maps) = load(&pins, FLOWS).unwrap();
         assert_eq!(maps.read_config().unwrap(), abi::Config::default());
         drop(maps);
         fs::remove_dir_all(pins.maps()).unwrap_or_else(|_| remove_folder(&pins.maps()).unwrap());

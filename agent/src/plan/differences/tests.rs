@@ -15,8 +15,8 @@ struct Maps {
     arena: BTreeMap<u32, u32>,
 }
 
-fn put<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>, free: Option<V>) {
-    match value.filter(|value| Some(value) != free.as_ref()) {
+fn put<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>, free: Option<&V>) {
+    match value.filter(|value| Some(value) != free) {
         Some(value) => map.insert(key, value),
         None => map.remove(&key),
     };
@@ -28,15 +28,15 @@ impl Maps {
         match step {
             Step::Config(config) => entries.config = config,
             Step::NodeName(index, name) => put(&mut entries.node_names, index, name, None),
-            Step::Node(index, node) => put(&mut entries.nodes, index, Some(node), Some(abi::Node::default())),
+            Step::Node(index, node) => put(&mut entries.nodes, index, Some(node), Some(&abi::Node::default())),
             Step::Peer(mac, index) => put(&mut entries.peers, mac, index, None),
             Step::Backend(index, backend) => {
-                put(&mut entries.backends, index, Some(backend), Some(abi::Backend::default()));
+                put(&mut entries.backends, index, Some(backend), Some(&abi::Backend::default()));
             }
             Step::Table(offset, table) => self.arena.extend((offset..).zip(table.iter().copied())),
             Step::ServiceName(index, name) => put(&mut entries.service_names, index, name, None),
             Step::ServiceState(index, state) => {
-                put(&mut entries.service_states, index, Some(state), Some(abi::ServiceState::default()));
+                put(&mut entries.service_states, index, Some(state), Some(&abi::ServiceState::default()));
             }
             Step::Service(key, value) => put(&mut entries.services, key, value, None),
             Step::Vip(address, value) => put(&mut entries.vips, address, value, None),
@@ -137,7 +137,9 @@ fn whatever_is_done_to_an_entry_shows_and_is_put_right_by_the_next_plan() {
         harm(&mut maps);
         let differences = observed.differences(&maps.read());
         assert!(differences.iter().any(|difference| difference.map == map), "{map}: {differences:?}");
-        differences.iter().for_each(|difference| observed.correct(difference, now));
+        for difference in &differences {
+            observed.correct(difference, now);
+        }
         execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
         observed.settle(&wanted());
 
