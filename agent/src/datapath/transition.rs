@@ -89,17 +89,13 @@ impl Transition {
         if self.anew { pins.next_maps() } else { pins.maps() }
     }
 
-    /// Pins what is alike in the new folder too.
+    /// Pins what is alike in the new folder too; but for the programs' arrays, which go with their programs.
     fn share(&self, pins: &Pins) -> Result<(), LoadError> {
         let next = pins.next_maps();
         fs::create_dir_all(&next).map_err(|source| pin_error("make", &next, source))?;
         for name in Maps::NAMES.iter().filter(|name| **name != CONFIG && !self.changed.contains(name)) {
-            if !exists(&pins.map(name))? {
-                continue;
-            }
-            let map = RawMap::open(&pins.maps(), name)?;
-            if !map.layout().holds_programs() {
-                map.pin(&next.join(name))?;
+            if exists(&pins.map(name))? {
+                RawMap::open(&pins.maps(), name)?.pin(&next.join(name))?;
             }
         }
         Ok(())

@@ -138,11 +138,11 @@ fn programs_that_somebody_took_off_come_back_and_so_do_pins_and_the_nat_chain() 
         services::await_all(&cluster)?;
     }
     let mut command = node.namespace().command("nft")?;
-    command.args(["delete", "table", "ip", "vipmux"]);
+    command.args(["delete", "table", "inet", "vipmux"]);
     process::run(command)?;
     wait::until("the NAT chain again", PATIENCE, || {
         let mut command = node.namespace().command("nft")?;
-        command.args(["list", "table", "ip", "vipmux"]);
+        command.args(["list", "table", "inet", "vipmux"]);
         process::run(command)
     })?;
     await_no_difference(&cluster, &leader)

@@ -14,7 +14,6 @@ use crate::datapath::syscall::{Command, bpf};
 /// `enum bpf_map_type` of include/uapi/linux/bpf.h, as far as entries are carried over.
 const HASH: u32 = 1;
 const ARRAY: u32 = 2;
-const PROG_ARRAY: u32 = 3;
 const LRU_HASH: u32 = 9;
 const LPM_TRIE: u32 = 11;
 
@@ -64,11 +63,6 @@ impl Layout {
             max_entries: info.max_entries(),
             flags: info.map_flags(),
         })
-    }
-
-    /// Whether it holds programs: each set of programs has its own.
-    pub(in crate::datapath) fn holds_programs(&self) -> bool {
-        self.kind == PROG_ARRAY
     }
 
     /// Whether the programs write to it while no agent runs, and entries come and go.
