@@ -18,7 +18,7 @@ use nix::sys::{
     time::{TimeVal, TimeValLike as _},
 };
 
-use crate::{dns, frames::checksum, identity::Answer};
+use crate::{dns, frames::checksum, identity::Answer, transfer};
 
 /// Nothing longer is read.
 const MAX_REPLY: u64 = 16_384;
@@ -45,11 +45,13 @@ pub enum Kind {
     DnsTcp,
     /// One datagram answered with another.
     UdpEcho,
+    /// A [`transfer`] over TCP.
+    Bulk,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho];
+    pub const ALL: [Self; 6] = [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho, Self::Bulk];
 
     /// Its name in arguments and in output.
     pub const fn name(self) -> &'static str {
@@ -59,13 +61,14 @@ impl Kind {
             Self::DnsUdp => "dns-udp",
             Self::DnsTcp => "dns-tcp",
             Self::UdpEcho => "udp-echo",
+            Self::Bulk => "bulk",
         }
     }
 
     /// Its transport.
     pub const fn protocol(self) -> &'static str {
         match self {
-            Self::Http | Self::Echo | Self::DnsTcp => "TCP",
+            Self::Http | Self::Echo | Self::DnsTcp | Self::Bulk => "TCP",
             Self::DnsUdp | Self::UdpEcho => "UDP",
         }
     }
@@ -110,6 +113,7 @@ impl Request {
             Kind::DnsUdp => self.dns_over_udp(timeout),
             Kind::DnsTcp => self.dns_over_tcp(timeout),
             Kind::UdpEcho => self.udp_echo(timeout),
+            Kind::Bulk => transfer::once(self.server, timeout),
         };
         asked.with_context(|| format!("{} request to {}", self.kind, self.server))
     }

@@ -30,6 +30,8 @@ use crate::{
 
 const BRIDGE: &str = "br0";
 const PREFIX_LENGTH: u8 = 24;
+/// Ethernet's.
+const ORDINARY_MTU: u32 = 1_500;
 static TESTING_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
 
 /// What a LAN has.
@@ -43,11 +45,31 @@ pub struct Options {
     pub kubernetes_rules: bool,
     /// `net.ipv4.conf.*.rp_filter` of the nodes: 0, 1 or 2.
     pub reverse_path_filter: u8,
+    /// Clients and pods leave checksums and segmentation to their interfaces, as Linux does by default; where not, their
+    /// packets are those of a wire.
+    pub offloads: bool,
+    /// The MTU of everything.
+    pub mtu: u32,
+}
+
+impl Options {
+    /// Three nodes and a client, nothing that is hostile.
+    pub const DEFAULT: Self = Self {
+        nodes: 3,
+        clients: 1,
+        kubernetes_rules: false,
+        reverse_path_filter: 0,
+        offloads: false,
+        mtu: ORDINARY_MTU,
+    };
+    /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict reverse path filter that
+    /// distributions set.
+    pub const HOSTILE: Self = Self { kubernetes_rules: true, reverse_path_filter: 1, ..Self::DEFAULT };
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { nodes: 3, clients: 1, kubernetes_rules: false, reverse_path_filter: 0 }
+        Self::DEFAULT
     }
 }
 
@@ -74,6 +96,7 @@ pub struct Node {
     pub mac: MacAddr,
     number: u8,
     lan: String,
+    options: Options,
     namespace: Namespace,
 }
 
@@ -103,11 +126,11 @@ impl Lan {
         for number in 1..=options.nodes {
             let node = Node::plug_in(&name, number, &lan.switch, options)?;
             let port = node.name.clone();
-            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port))?);
+            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port, options.mtu))?);
             lan.nodes.push(node);
         }
         for number in 1..=options.clients {
-            lan.clients.push(Client::plug_in(&name, number, &lan.switch)?);
+            lan.clients.push(Client::plug_in(&name, number, &lan.switch, options)?);
         }
         lan.route_pods()?;
         Ok(lan)
@@ -152,7 +175,7 @@ impl Node {
         let name = format!("node-{number}");
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 10 + number);
-        let mac = plug_in(&namespace, address, switch, &name)?;
+        let mac = plug_in(&namespace, address, switch, &name, options.mtu)?;
         let filter = options.reverse_path_filter.to_string();
         let sysctls = [
             ("net/ipv6/conf/all/disable_ipv6", "1"),
@@ -167,7 +190,7 @@ impl Node {
         for (key, value) in sysctls {
             namespace.sysctl(key, value)?;
         }
-        let node = Self { name, address, mac, number, lan: lan.to_owned(), namespace };
+        let node = Self { name, address, mac, number, lan: lan.to_owned(), options, namespace };
         if options.kubernetes_rules {
             node.add_kubernetes_rules()?;
         }
@@ -207,7 +230,7 @@ impl Node {
 
     /// Makes a pod at `10.244.NODE.host`; its servers are started by [`Pod::serve`].
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
-        Pod::attach(&self.lan, self, name, self.pod_address(host))
+        Pod::attach(&self.lan, self, name, self.pod_address(host), self.options)
     }
 
     /// An address in the node's pod network.
@@ -222,13 +245,15 @@ impl Node {
 }
 
 impl Client {
-    fn plug_in(lan: &str, number: u8, switch: &Namespace) -> Result<Self> {
+    fn plug_in(lan: &str, number: u8, switch: &Namespace, options: Options) -> Result<Self> {
         let name = format!("client-{number}");
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         namespace.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         let address = Ipv4Addr::new(192, 0, 2, 100 + number);
-        let mac = plug_in(&namespace, address, switch, &name)?;
-        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        let mac = plug_in(&namespace, address, switch, &name, options.mtu)?;
+        if !options.offloads {
+            namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        }
         Ok(Self { address, mac, namespace })
     }
 
@@ -249,24 +274,30 @@ impl Client {
 }
 
 /// Connects a namespace's eth0, with this address, to the switch's port of this name; returns eth0's MAC.
-fn plug_in(namespace: &Namespace, address: Ipv4Addr, switch: &Namespace, port: &str) -> Result<MacAddr> {
+fn plug_in(namespace: &Namespace, address: Ipv4Addr, switch: &Namespace, port: &str, mtu: u32) -> Result<MacAddr> {
     let [a, b, c, d] = address.octets();
     let mac = MacAddr(0x02, 0, a, b, c, d);
     namespace.links(|links| {
         links.add_veth(End { name: "eth0", mac: Some(mac) }, End::named(port), switch)?;
+        links.set_mtu("eth0", mtu)?;
         links.add_address("eth0", address, PREFIX_LENGTH)
     })?;
-    switch.links(|links: &Links| links.add_port(BRIDGE, port))?;
+    switch.links(|links: &Links| {
+        links.set_mtu(port, mtu)?;
+        links.add_port(BRIDGE, port)
+    })?;
     Ok(mac)
 }
 
 /// A frame that native XDP sends back out of a veth is lost unless an XDP program runs on its peer.
-fn attach_pass(port: &str) -> Result<Ebpf> {
+fn attach_pass(port: &str, mtu: u32) -> Result<Ebpf> {
+    // Frames in several buffers take Linux 5.18, so only they ask for it.
+    let name = if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" };
     let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
-    let program: &mut Xdp = ebpf.program_mut("pass").context("no program `pass`")?.try_into()?;
-    program.load().context("cannot load the program `pass`")?;
+    let program: &mut Xdp = ebpf.program_mut(name).with_context(|| format!("no program `{name}`"))?.try_into()?;
+    program.load().with_context(|| format!("cannot load the program `{name}`"))?;
     program
         .attach(port, XdpMode::Driver)
-        .with_context(|| format!("cannot attach `pass` to the switch's port {port}"))?;
+        .with_context(|| format!("cannot attach `{name}` to the switch's port {port}"))?;
     Ok(ebpf)
 }

@@ -27,4 +27,5 @@ pub mod privilege;
 pub mod process;
 pub mod program;
 pub mod traffic;
+pub mod transfer;
 pub mod wait;

@@ -5,7 +5,14 @@ use std::{fmt, net::Ipv4Addr, path::PathBuf, str::FromStr, time::Duration};
 use anyhow::{Context as _, Result, bail};
 use pnet::util::MacAddr;
 
-use crate::{client::Kind, lan::Node, links::End, netns::Namespace, offload, process::Process};
+use crate::{
+    client::Kind,
+    lan::{Node, Options},
+    links::End,
+    netns::Namespace,
+    offload,
+    process::Process,
+};
 
 /// A port that a pod serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,7 +78,7 @@ fn port(address: Ipv4Addr) -> String {
 
 impl Pod {
     /// Makes the pod's network behind a node: a veth pair, a /32 on each side, the node as gateway.
-    pub(crate) fn attach(lan: &str, node: &Node, name: &str, address: Ipv4Addr) -> Result<Self> {
+    pub(crate) fn attach(lan: &str, node: &Node, name: &str, address: Ipv4Addr, options: Options) -> Result<Self> {
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();
         let mac = MacAddr(0x02, 0, 10, 244, third, fourth);
@@ -79,16 +86,20 @@ impl Pod {
         node.namespace().links(|links| {
             let here = End { name: &port, mac: Some(GATEWAY_MAC) };
             links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
+            links.set_mtu(&port, options.mtu)?;
             links.add_route(&port, (address, 32), None)?;
             links.add_neighbour(&port, address, mac)
         })?;
         namespace.links(|links| {
+            links.set_mtu("eth0", options.mtu)?;
             links.add_address("eth0", address, 32)?;
             links.add_route("eth0", (GATEWAY, 32), None)?;
             links.add_neighbour("eth0", GATEWAY, GATEWAY_MAC)?;
             links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
         })?;
-        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        if !options.offloads {
+            namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        }
         Ok(Self {
             name: name.to_owned(),
             node: node.name.clone(),

@@ -15,6 +15,7 @@ use vipmux_tests::{
     dns,
     identity::Answer,
     pod::Listener,
+    transfer,
 };
 
 /// A request is short; nothing longer is read.
@@ -103,7 +104,7 @@ fn main() -> Result<()> {
 fn start(server: Arc<Server>, at: SocketAddr) -> Result<thread::JoinHandle<Result<()>>> {
     let thread = thread::Builder::new().name(server.kind.to_string());
     Ok(match server.kind {
-        Kind::Http | Kind::Echo | Kind::DnsTcp => {
+        Kind::Http | Kind::Echo | Kind::DnsTcp | Kind::Bulk => {
             let listener = TcpListener::bind(at)?;
             thread.spawn(move || accept(&server, &listener))?
         }
@@ -123,6 +124,7 @@ fn accept(server: &Arc<Server>, listener: &TcpListener) -> Result<()> {
             let outcome = match server.kind {
                 Kind::Http => http(&server, stream, client),
                 Kind::DnsTcp => dns_over_tcp(&server, stream, client),
+                Kind::Bulk => transfer::serve(stream, &server.answer(client)),
                 _ => echo(&server, stream, client),
             };
             if let Err(error) = outcome {

@@ -12,3 +12,4 @@ mod replies;
 mod services;
 mod serving;
 mod starting;
+mod transfers;
