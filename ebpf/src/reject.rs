@@ -14,7 +14,7 @@ use vipmux_common::{
 
 use crate::{
     Action, count, flow,
-    maps::{BUDGET, CONFIG},
+    maps::{BUDGET, CONFIG, PEERS},
     packet::{ACK, FIN, Frame, Ipv4, RST, SYN, Segment, TCP, read, write},
 };
 
@@ -39,11 +39,15 @@ pub(crate) fn unclaimed(
     reason: DropReason,
 ) -> Result<Action, DropReason> {
     let config = CONFIG.get(0).ok_or(reason)?;
-    if config.unclaimed == UNCLAIMED_PASS {
-        return Ok(Action::Pass);
-    }
-    if config.unclaimed != UNCLAIMED_REJECT || frame.source.is_handover() {
+    if frame.source.is_handover() {
         return Err(reason);
+    }
+    match config.unclaimed {
+        UNCLAIMED_REJECT => {}
+        // A peer's stack that does not have the address has forwarded the packet, and so would this one's, for ever.
+        UNCLAIMED_PASS if is_peer(frame.source.head, frame.source.tail) => {}
+        UNCLAIMED_PASS => return Ok(Action::Pass),
+        _ => return Err(reason),
     }
     let packet = Ipv4::parse(frame.network, frame.end).ok_or(reason)?;
     let transport = packet.transport(Some(frame.end - packet.at)).map_err(|_| reason)?;
@@ -63,6 +67,12 @@ pub(crate) fn unclaimed(
     count::drop(reason, frame.length());
     count::stat(Stat::Rejected, frame.length());
     Ok(action)
+}
+
+/// Whether a node has this MAC. Not inlined: it is rarely asked, and its key would take the stack of all else.
+#[inline(never)]
+fn is_peer(head: u32, tail: u16) -> bool {
+    PEERS.get_ptr(Mac { head, tail, padding: 0 }).is_some()
 }
 
 /// Answers an echo request (RFC 792) in place.
