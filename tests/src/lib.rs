@@ -29,3 +29,4 @@ pub mod program;
 pub mod traffic;
 pub mod transfer;
 pub mod wait;
+pub mod wire;

@@ -3,6 +3,7 @@
 //! Each test owns its LAN; they run in parallel, as many as there are cores.
 
 mod changes;
+mod closed;
 mod demo;
 mod harness;
 mod leading;
