@@ -3,17 +3,18 @@
 use std::{
     fmt,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
+    net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     str::FromStr,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::{
     socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket,
-        sockopt::ReceiveTimeout,
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, bind, connect as connect_socket, recv,
+        sendto, setsockopt, socket,
+        sockopt::{Linger, ReceiveTimeout, ReuseAddr, SendTimeout},
     },
     time::{TimeVal, TimeValLike as _},
 };
@@ -174,6 +175,35 @@ impl Session {
     /// limits each reply.
     pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { stream: BufReader::new(connect(server, timeout)?) })
+    }
+
+    /// The same from this port of the client, also where an earlier connection from it is remembered.
+    pub fn connect_from(port: u16, server: SocketAddr, timeout: Duration) -> Result<Self> {
+        let SocketAddr::V4(server) = server else { bail!("{server} is not IPv4") };
+        let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        setsockopt(&socket, ReuseAddr, &true)?;
+        let limit = TimeVal::microseconds(i64::try_from(timeout.as_micros())?);
+        setsockopt(&socket, SendTimeout, &limit)?;
+        setsockopt(&socket, ReceiveTimeout, &limit)?;
+        let local = SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, port);
+        bind(socket.as_raw_fd(), &SockaddrIn::from(local)).with_context(|| format!("cannot bind port {port}"))?;
+        // The send timeout also limits this (socket(7)).
+        connect_socket(socket.as_raw_fd(), &SockaddrIn::from(server)).context("no connection")?;
+        Ok(Self { stream: BufReader::new(TcpStream::from(socket)) })
+    }
+
+    /// Closes the connection, and waits until the server has closed it, too.
+    pub fn close(mut self) -> Result<()> {
+        self.stream.get_ref().shutdown(Shutdown::Write)?;
+        let rest = self.stream.read_to_end(&mut Vec::new()).context("the server did not close")?;
+        ensure!(rest == 0, "{rest} bytes came after the last reply");
+        Ok(())
+    }
+
+    /// Breaks the connection off by a RST.
+    pub fn reset(self) -> Result<()> {
+        let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+        Ok(setsockopt(self.stream.get_ref(), Linger, &at_once)?)
     }
 
     /// Sends a line and waits for its echo.

@@ -19,7 +19,7 @@ use vipmux_tests::{
 use crate::services;
 
 /// For what is not answered at all; shorter than it takes TCP to send its SYN again.
-const TIMEOUT: Duration = Duration::from_millis(200);
+const TIMEOUT: Duration = Duration::from_millis(100);
 /// A port of no Service.
 const CLOSED: u16 = 81;
 /// A Service's port, for a while without backends.

@@ -5,6 +5,7 @@
 mod changes;
 mod closed;
 mod demo;
+mod direct;
 mod harness;
 mod leading;
 mod recovering;
