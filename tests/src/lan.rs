@@ -83,6 +83,7 @@ pub struct Lan {
     /// The passing programs on the switch's ports are attached as long as this lives.
     switch_programs: Vec<Ebpf>,
     switch: Namespace,
+    options: Options,
 }
 
 /// A node.
@@ -122,7 +123,7 @@ impl Lan {
         let switch = Namespace::new(&format!("{name}-switch"))?;
         switch.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         switch.links(|links| links.add_bridge(BRIDGE))?;
-        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch };
+        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch, options };
         for number in 1..=options.nodes {
             let node = Node::plug_in(&name, number, &lan.switch, options)?;
             let port = node.name.clone();
@@ -149,6 +150,11 @@ impl Lan {
     /// The only client of most tests.
     pub fn client(&self) -> Result<&Client> {
         self.clients.first().context("the LAN has no client")
+    }
+
+    /// The MTU of everything.
+    pub fn mtu(&self) -> u32 {
+        self.options.mtu
     }
 
     /// The switch's network namespace; its ports are named after the nodes and clients.
@@ -274,7 +280,13 @@ impl Client {
 }
 
 /// Connects a namespace's eth0, with this address, to the switch's port of this name; returns eth0's MAC.
-fn plug_in(namespace: &Namespace, address: Ipv4Addr, switch: &Namespace, port: &str, mtu: u32) -> Result<MacAddr> {
+pub(crate) fn plug_in(
+    namespace: &Namespace,
+    address: Ipv4Addr,
+    switch: &Namespace,
+    port: &str,
+    mtu: u32,
+) -> Result<MacAddr> {
     let [a, b, c, d] = address.octets();
     let mac = MacAddr(0x02, 0, a, b, c, d);
     namespace.links(|links| {

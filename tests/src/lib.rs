@@ -26,6 +26,7 @@ pub mod pod;
 pub mod privilege;
 pub mod process;
 pub mod program;
+pub mod router;
 pub mod traffic;
 pub mod transfer;
 pub mod wait;

@@ -8,6 +8,7 @@ mod demo;
 mod direct;
 mod harness;
 mod leading;
+mod paths;
 mod recovering;
 mod removal;
 mod replies;

@@ -118,7 +118,7 @@ fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
 
 /// ICMP destination unreachable messages that the calling thread's network namespace took in: `InDestUnreachs` of
 /// `/proc/net/snmp`.
-fn unreachables_received() -> Result<u64> {
+pub(crate) fn unreachables_received() -> Result<u64> {
     let snmp = fs::read_to_string("/proc/thread-self/net/snmp")?;
     let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Icmp: "));
     let (names, values) = lines.next().zip(lines.next()).context("no ICMP counters")?;

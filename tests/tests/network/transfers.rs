@@ -29,9 +29,10 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub(crate) const NEAR: u16 = 7001;
 /// Port of the Service whose pod is on another.
 pub(crate) const FAR: u16 = 7002;
-/// Ports of Services with both pods.
+/// Port of a Service with both pods, TCP.
 const WEB: u16 = 80;
-const UDP: u16 = 514;
+/// Port of a Service with both pods, UDP.
+pub(crate) const UDP: u16 = 514;
 
 #[test]
 fn a_hundred_megabytes_arrive_whole_in_native_mode_as_from_a_wire() -> Result<()> {
