@@ -19,7 +19,7 @@ use nix::sys::{
     time::{TimeVal, TimeValLike as _},
 };
 
-use crate::{dns, frames::checksum, identity::Answer, transfer};
+use crate::{dns, frames::checksum, identity::Answer, sctp, transfer};
 
 /// Nothing longer is read.
 const MAX_REPLY: u64 = 16_384;
@@ -48,11 +48,14 @@ pub enum Kind {
     UdpEcho,
     /// A [`transfer`] over TCP.
     Bulk,
+    /// Lines over SCTP, as [`Kind::Echo`] has them.
+    Sctp,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho, Self::Bulk];
+    pub const ALL: [Self; 7] =
+        [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho, Self::Bulk, Self::Sctp];
 
     /// Its name in arguments and in output.
     pub const fn name(self) -> &'static str {
@@ -63,6 +66,7 @@ impl Kind {
             Self::DnsTcp => "dns-tcp",
             Self::UdpEcho => "udp-echo",
             Self::Bulk => "bulk",
+            Self::Sctp => "sctp",
         }
     }
 
@@ -71,6 +75,7 @@ impl Kind {
         match self {
             Self::Http | Self::Echo | Self::DnsTcp | Self::Bulk => "TCP",
             Self::DnsUdp | Self::UdpEcho => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }
@@ -114,6 +119,7 @@ impl Request {
             Kind::DnsUdp => self.dns_over_udp(timeout),
             Kind::DnsTcp => self.dns_over_tcp(timeout),
             Kind::UdpEcho => self.udp_echo(timeout),
+            Kind::Sctp => Session::associate(self.server, timeout).and_then(|mut session| session.say("hello")),
             Kind::Bulk => transfer::once(self.server, timeout),
         };
         asked.with_context(|| format!("{} request to {}", self.kind, self.server))
@@ -177,7 +183,12 @@ impl Session {
         Ok(Self { stream: BufReader::new(connect(server, timeout)?) })
     }
 
-    /// The same from this port of the client, also where an earlier connection from it is remembered.
+    /// The same over SCTP.
+    pub fn associate(server: SocketAddr, timeout: Duration) -> Result<Self> {
+        Ok(Self { stream: BufReader::new(sctp::connect(server, timeout)?) })
+    }
+
+    /// The same as [`Session::connect`] from this port of the client, also where an earlier connection from it is remembered.
     pub fn connect_from(port: u16, server: SocketAddr, timeout: Duration) -> Result<Self> {
         let SocketAddr::V4(server) = server else { bail!("{server} is not IPv4") };
         let socket = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;

@@ -27,6 +27,7 @@ pub mod privilege;
 pub mod process;
 pub mod program;
 pub mod router;
+pub mod sctp;
 pub mod traffic;
 pub mod transfer;
 pub mod wait;

@@ -15,7 +15,7 @@ use vipmux_tests::{
     dns,
     identity::Answer,
     pod::Listener,
-    transfer,
+    sctp, transfer,
 };
 
 /// A request is short; nothing longer is read.
@@ -108,6 +108,10 @@ fn start(server: Arc<Server>, at: SocketAddr) -> Result<thread::JoinHandle<Resul
             let listener = TcpListener::bind(at)?;
             thread.spawn(move || accept(&server, &listener))?
         }
+        Kind::Sctp => {
+            let listener = sctp::bound(at)?;
+            thread.spawn(move || accept(&server, &listener))?
+        }
         Kind::DnsUdp | Kind::UdpEcho => {
             let socket = UdpSocket::bind(at)?;
             thread.spawn(move || reply_to_datagrams(&server, &socket))?
@@ -152,7 +156,9 @@ fn http(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
 }
 
 fn echo(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
-    stream.set_nodelay(true)?;
+    if server.kind != Kind::Sctp {
+        stream.set_nodelay(true)?;
+    }
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     while reader.by_ref().take(MAX_REQUEST).read_line(&mut line)? > 0 {

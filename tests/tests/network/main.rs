@@ -12,6 +12,7 @@ mod paths;
 mod recovering;
 mod removal;
 mod replies;
+mod sctp;
 mod services;
 mod serving;
 mod starting;
