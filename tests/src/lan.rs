@@ -25,7 +25,7 @@ use crate::{
     netns::Namespace,
     offload,
     pod::Pod,
-    privilege, process,
+    privilege,
 };
 
 const BRIDGE: &str = "br0";
@@ -229,9 +229,7 @@ impl Node {
 
     /// Runs `nft` with these commands on the node and returns what it writes.
     pub fn nft(&self, commands: &str) -> Result<String> {
-        let mut command = self.namespace.command("nft")?;
-        command.arg(commands);
-        process::run(command).context("nft comes with the package nftables")
+        self.namespace.nft(commands)
     }
 
     /// Makes a pod at `10.244.NODE.host`; its servers are started by [`Pod::serve`].

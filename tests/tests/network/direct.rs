@@ -19,21 +19,23 @@ enum End {
     Closed,
     /// By a RST.
     Reset,
+    /// Without a word, as a client does that loses its power: the pod still has the connection.
+    Abandoned,
 }
 
 #[test]
 fn a_port_that_was_used_through_the_vip_reaches_the_pod_directly() -> Result<()> {
-    alternate(&[Way::Vip, Way::Pod])
+    alternate(&[Way::Vip, Way::Pod], &[End::Closed, End::Reset, End::Abandoned])
 }
 
 #[test]
 fn a_port_that_was_used_to_the_pod_directly_reaches_it_through_the_vip() -> Result<()> {
-    alternate(&[Way::Pod, Way::Vip])
+    alternate(&[Way::Pod, Way::Vip], &[End::Closed, End::Reset, End::Abandoned])
 }
 
 #[test]
 fn a_port_that_goes_to_and_fro_between_the_vip_and_the_pod_always_reaches_it() -> Result<()> {
-    alternate(&[Way::Vip, Way::Pod, Way::Vip, Way::Vip, Way::Pod, Way::Pod, Way::Vip])
+    alternate(&[Way::Vip, Way::Pod, Way::Vip, Way::Vip, Way::Pod, Way::Pod, Way::Vip], &[End::Closed, End::Reset])
 }
 
 /// How the pod is reached.
@@ -43,8 +45,8 @@ enum Way {
     Pod,
 }
 
-/// Takes these ways one after the other from one port, by the pod's own node and by another, for both kinds of end.
-fn alternate(ways: &[Way]) -> Result<()> {
+/// Takes these ways one after the other from one port, by the pod's own node and by another, for each of these ends.
+fn alternate(ways: &[Way], ends: &[End]) -> Result<()> {
     let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
     let own = cluster.lan.node(&cluster.pod("secure-1")?.node)?;
     let other = cluster.lan.nodes.iter().find(|node| node.name != own.name).context("no other node")?;
@@ -52,10 +54,10 @@ fn alternate(ways: &[Way]) -> Result<()> {
     let mut port = FIRST_PORT;
     for node in [own, other] {
         cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, node.mac))?;
-        for end in [End::Closed, End::Reset] {
+        for end in ends {
             port += 1;
             for (step, way) in ways.iter().enumerate() {
-                reach(&cluster, *way, port, end)
+                reach(&cluster, *way, port, *end)
                     .with_context(|| format!("step {step} of {ways:?}, {end:?}, by way of {}", node.name))?;
             }
         }
@@ -78,5 +80,12 @@ fn reach(cluster: &Cluster, way: Way, port: u16, end: End) -> Result<()> {
     match end {
         End::Closed => session.close(),
         End::Reset => session.reset(),
+        End::Abandoned => {
+            client.namespace().nft(
+                "table ip mute { chain output { type filter hook output priority 0; tcp flags & rst == rst drop; }; }",
+            )?;
+            session.reset()?;
+            client.namespace().nft("delete table ip mute").map(drop)
+        }
     }
 }

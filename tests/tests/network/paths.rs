@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use vipmux_tests::{
     client::Datagrams,
     cluster::{Cluster, PATIENCE},
@@ -10,18 +10,16 @@ use vipmux_tests::{
     manifests::VIP,
     netns::Namespace,
     router::Router,
-    transfer::Transfer,
     wait,
 };
 
 use crate::{
     replies::unreachables_received,
-    transfers::{FAR, NEAR, UDP, finish, served},
+    transfers::{FAR, NEAR, UDP, served, transfer},
 };
 
 /// Bytes.
 const TRANSFER: u64 = 10_000_000;
-const LONG: Duration = Duration::from_secs(60);
 const ATTEMPT: Duration = Duration::from_millis(500);
 const NARROW: u32 = 1_300;
 const NARROWER: u32 = 1_200;
@@ -38,7 +36,7 @@ fn a_router_with_narrow_links_passes_transfers_both_ways() -> Result<()> {
     for (port, pod) in [(NEAR, "near"), (FAR, "far")] {
         let (client, pod) = (router.client(), cluster.pod(pod)?.namespace());
         let before = (told(client)?, told(pod)?);
-        transfer(client, port)?;
+        transfer(client, port, TRANSFER)?;
         let after = (told(client)?, told(pod)?);
         ensure!(after.0 > before.0, "the client of port {port} was told nothing by ICMP");
         ensure!(after.1 > before.1, "the pod of port {port} was told nothing by ICMP");
@@ -52,7 +50,7 @@ fn a_router_with_narrow_links_passes_transfers_both_ways() -> Result<()> {
 fn a_pod_behind_a_narrow_link_gets_a_transfer_whole() -> Result<()> {
     let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
     narrow_pods(&cluster)?;
-    [NEAR, FAR].into_iter().try_for_each(|port| transfer(cluster.lan.client()?.namespace(), port))
+    [NEAR, FAR].into_iter().try_for_each(|port| transfer(cluster.lan.client()?.namespace(), port, TRANSFER))
 }
 
 /// The first one is lost, and the client told why; it sends the next ones in fragments.
@@ -81,17 +79,11 @@ fn jumbo(xdp_mode: &'static str) -> Result<()> {
     let Some(cluster) = served(Options { mtu: JUMBO, ..Options::HOSTILE }, xdp_mode)? else { return Ok(()) };
     let client = cluster.lan.client()?.namespace();
     say(client, 8_000)?;
-    [NEAR, FAR].into_iter().try_for_each(|port| transfer(client, port))
+    [NEAR, FAR].into_iter().try_for_each(|port| transfer(client, port, TRANSFER))
 }
 
 fn narrow_pods(cluster: &Cluster) -> Result<()> {
     cluster.pods.iter().try_for_each(|pod| pod.narrow(cluster.lan.node(&pod.node)?, NARROW))
-}
-
-fn transfer(client: &Namespace, port: u16) -> Result<()> {
-    let mut transfer = Transfer::start(client, (VIP, port).into(), Duration::ZERO)?;
-    transfer.wait_for_more(TRANSFER, LONG).with_context(|| format!("port {port}"))?;
-    finish(transfer, port)
 }
 
 /// Sends datagrams of this length from some ports, each until one is answered.

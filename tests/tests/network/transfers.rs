@@ -5,20 +5,25 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use vipmux_tests::{
-    client::{Kind, Request},
+    client::{Datagrams, Kind, Request},
     cluster::{Cluster, PATIENCE},
     conntrack,
     lan::{Lan, Options},
-    manifests::{Manifests, Service, VIP},
-    pod::Listener,
+    manifests::{Endpoint, Manifests, Service, VIP},
+    netns::Namespace,
+    pod::{self, Listener},
     traffic::Traffic,
     transfer::Transfer,
+    wait,
 };
 
 /// The whole of a long transfer, in bytes.
 const WHOLE: u64 = 100_000_000;
 /// A part of it.
 const PART: u64 = 5_000_000;
+/// With 16 flows, the chance that one of two equal backends gets none is below 1 in 10,000; any of them will do.
+const FLOWS: usize = 16;
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// A long transfer on a busy machine.
 const LONG: Duration = Duration::from_secs(120);
 /// Between the chunks of transfers that are to leave room for other traffic.
@@ -58,9 +63,39 @@ fn a_hundred_megabytes_arrive_whole_in_generic_mode_with_offloads() -> Result<()
 fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
     let Some(cluster) = served(options, xdp_mode)? else { return Ok(()) };
     for port in [NEAR, FAR] {
-        let mut transfer = start(&cluster, port, Duration::ZERO)?;
-        transfer.wait_for_more(WHOLE, LONG).with_context(|| format!("port {port}"))?;
-        finish(transfer, port)?;
+        transfer(cluster.lan.client()?.namespace(), port, WHOLE)?;
+    }
+    let text = "0123456789".repeat(3_000);
+    for _ in 0..FLOWS {
+        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, UDP).into(), TIMEOUT))?;
+        for length in [0, 1_000, 1_473, 30_000] {
+            datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What leaves such a pod is of the node's own stack, and so is who gets what has come.
+#[test]
+fn a_transfer_to_a_pod_in_its_nodes_network_arrives_whole_with_offloads() -> Result<()> {
+    const PORT: u16 = 7003;
+    let options = Options { offloads: true, ..Options::HOSTILE };
+    let Some(cluster) = served(options, "generic")? else { return Ok(()) };
+    let client = cluster.lan.client()?.namespace();
+    for name in ["near", "far"] {
+        let node = cluster.lan.node(&cluster.pod(name)?.node)?;
+        let listeners = [Listener::new(Kind::Bulk, PORT, "bulk/host")];
+        let _server = pod::start(node.namespace(), name, node.address, &listeners)?;
+        let endpoint = Endpoint::new(node.address, &node.name);
+        cluster.manifests.write_service(&Service::sharing("bulk/host", PORT, "TCP", PORT).with([endpoint]))?;
+        wait::until("the pod in its node's network", PATIENCE, || {
+            let answer = cluster.ask(Request::new(Kind::Bulk, VIP, PORT), TIMEOUT)?;
+            ensure!(answer.pod == name, "{answer}");
+            Ok(())
+        })?;
+        let mut transfer = Transfer::start(client, (VIP, PORT).into(), Duration::ZERO)?;
+        transfer.wait_for_more(PART, LONG)?;
+        transfer.finish()?;
     }
     Ok(())
 }
@@ -252,7 +287,14 @@ fn start_requests(cluster: &Cluster, kind: Kind, port: u16) -> Result<Traffic> {
     Traffic::start(cluster.lan.client()?.namespace(), Request::new(kind, VIP, port), PAUSE)
 }
 
-pub(crate) fn finish(transfer: Transfer, port: u16) -> Result<()> {
+/// Sends so many bytes and gets them back.
+pub(crate) fn transfer(client: &Namespace, port: u16, bytes: u64) -> Result<()> {
+    let mut transfer = Transfer::start(client, (VIP, port).into(), Duration::ZERO)?;
+    transfer.wait_for_more(bytes, LONG).with_context(|| format!("port {port}"))?;
+    finish(transfer, port)
+}
+
+fn finish(transfer: Transfer, port: u16) -> Result<()> {
     let answer = transfer.finish().with_context(|| format!("port {port}"))?;
     let expected = if port == NEAR { "near" } else { "far" };
     ensure!(answer.pod == expected, "port {port} was served by {answer}");
