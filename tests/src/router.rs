@@ -29,7 +29,7 @@ const BEYOND: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 51, 100, 0), 24);
 pub struct Router {
     /// The client's address.
     pub address: Ipv4Addr,
-    router: Namespace,
+    namespace: Namespace,
     client: Namespace,
 }
 
@@ -54,12 +54,12 @@ impl Router {
         for node in &lan.nodes {
             node.namespace().links(|links| links.add_route("eth0", BEYOND, Some(ON_THE_LAN)))?;
         }
-        Ok(Self { address, router, client })
+        Ok(Self { address, namespace: router, client })
     }
 
     /// Makes the way to an address on the LAN, and the one to the client, as narrow as these MTUs.
     pub fn narrow(&self, address: Ipv4Addr, to_the_address: u32, to_the_client: u32) -> Result<()> {
-        self.router.links(|links| {
+        self.namespace.links(|links| {
             links.narrow_route("eth0", address, to_the_address)?;
             links.narrow_route("eth1", self.address, to_the_client)
         })

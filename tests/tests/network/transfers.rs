@@ -25,7 +25,7 @@ const PART: u64 = 5_000_000;
 const FLOWS: usize = 16;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// A long transfer on a busy machine.
-const LONG: Duration = Duration::from_secs(120);
+const LONG: Duration = Duration::from_mins(2);
 /// Between the chunks of transfers that are to leave room for other traffic.
 const EASY: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_millis(10);
