@@ -5,7 +5,7 @@
 //!  192.0.2.90         198.51.100.1     198.51.100.10
 //! ```
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
@@ -19,6 +19,7 @@ use crate::{
 
 /// The router's address on the LAN.
 const ON_THE_LAN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 90);
+const ON_THE_LAN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xb, 1);
 /// The router's address for the client.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 /// The network behind the router.
@@ -40,7 +41,7 @@ impl Router {
         let router = Namespace::new(&format!("{name}-router"))?;
         let client = Namespace::new(&format!("{name}-beyond"))?;
         let address = Ipv4Addr::new(198, 51, 100, 10);
-        plug_in(&router, ON_THE_LAN, lan.switch(), "router", lan.mtu())?;
+        plug_in(&router, (ON_THE_LAN, ON_THE_LAN_V6), lan.switch(), "router", lan.mtu())?;
         router.links(|links| {
             links.add_veth(End::named("eth1"), End::named("eth0"), &client)?;
             links.add_address("eth1", GATEWAY, BEYOND.1)

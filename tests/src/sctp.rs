@@ -2,18 +2,18 @@
 
 use std::{
     io::{self, Write as _},
-    net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream},
+    net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, OwnedFd},
     thread,
     time::Duration,
 };
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use nix::{
     errno::Errno,
     sys::{
         socket::{
-            AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrIn, bind, connect as connect_socket,
+            AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect as connect_socket,
             listen, setsockopt, socket,
             sockopt::{ReceiveTimeout, SendTimeout},
         },
@@ -26,7 +26,7 @@ const BACKLOG: i32 = 16;
 
 /// Whether the kernel has SCTP.
 pub fn is_supported() -> Result<bool> {
-    match open() {
+    match open(AddressFamily::Inet) {
         Ok(_) => Ok(true),
         Err(Errno::EPROTONOSUPPORT | Errno::ESOCKTNOSUPPORT) => Ok(false),
         Err(error) => Err(error).context("cannot open an SCTP socket"),
@@ -48,30 +48,27 @@ pub fn is_available() -> Result<bool> {
 
 /// Connects, in the calling thread's network namespace; `timeout` limits that, and every write and read.
 pub fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
-    let socket = open().context("cannot open an SCTP socket")?;
+    let socket = open(family(server)).context("cannot open an SCTP socket")?;
     let limit = TimeVal::microseconds(i64::try_from(timeout.as_micros())?);
     setsockopt(&socket, SendTimeout, &limit)?;
     setsockopt(&socket, ReceiveTimeout, &limit)?;
     // The send timeout also limits this (socket(7)).
-    connect_socket(socket.as_raw_fd(), &address(server)?).context("no association")?;
+    connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(server)).context("no association")?;
     Ok(socket.into())
 }
 
 /// Listens, in the calling thread's network namespace.
 pub fn bound(at: SocketAddr) -> Result<TcpListener> {
-    let socket = open().context("cannot open an SCTP socket")?;
-    bind(socket.as_raw_fd(), &address(at)?)?;
+    let socket = open(family(at)).context("cannot open an SCTP socket")?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(at))?;
     listen(&socket, Backlog::new(BACKLOG)?)?;
     Ok(socket.into())
 }
 
-fn open() -> nix::Result<OwnedFd> {
-    socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)
+fn open(family: AddressFamily) -> nix::Result<OwnedFd> {
+    socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)
 }
 
-fn address(address: SocketAddr) -> Result<SockaddrIn> {
-    match address {
-        SocketAddr::V4(address) => Ok(SockaddrIn::from(SocketAddrV4::new(*address.ip(), address.port()))),
-        SocketAddr::V6(_) => bail!("{address} is not IPv4"),
-    }
+fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }

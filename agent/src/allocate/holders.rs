@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
-    Model, ServiceName, Vip,
+    Family, Model, ServiceName, Vip,
     name::Port,
     reason::{Reason, Refusal},
     request::{ByAddress, Request, Sharing, SharingKey},
@@ -78,7 +78,7 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
         uid: None,
         labels: Labels::new(),
         ports: ports.map(|port| (*port, String::new())).collect(),
-        families: Families::V4,
+        families: Families::Single(Family::V4),
         request: Request::default(),
         fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
         status: BTreeSet::new(),

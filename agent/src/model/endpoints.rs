@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -10,7 +10,7 @@ use k8s_openapi::api::discovery::v1 as api;
 
 use crate::{
     model::{
-        Model, NodeName, PortClaim, Protocol, ServiceName,
+        Family, Model, NodeName, PortClaim, Protocol, ServiceName,
         name::Port,
         node::Node,
         range::AddressRange,
@@ -141,17 +141,37 @@ impl Endpoints {
         }
     }
 
+    /// Leaves out the endpoints of an SCTP port that are on another port, and says so: the checksum covers the ports
+    /// (CRC32c, RFC 9260, 6.8), and cannot be brought up to date where the packet is translated.
+    pub(super) fn keep_untranslated(&mut self, service: &ServiceName, port_name: &str, port: Port) -> Option<String> {
+        let of_port = self.0.get_mut(service)?.get_mut(&(port_name.to_owned(), port.protocol))?;
+        let all = of_port.len();
+        let (address, other) = *of_port.keys().find(|(_, number)| *number != port.number)?;
+        of_port.retain(|(_, number), _| *number == port.number);
+        let left_out = all - of_port.len();
+        let what = match of_port.len() {
+            0 => format!("port {port} is not served: its endpoints are"),
+            _ => format!("{left_out} of {all} endpoints of port {port} are not used: they are"),
+        };
+        Some(format!(
+            "{what} on another port ({} for instance), and SCTP's checksum covers the ports, so that they cannot be \
+             translated; let targetPort be {} too",
+            SocketAddr::new(address, other),
+            port.number
+        ))
+    }
+
     /// The backends of a Service port in one address family.
     pub fn backends(
         &self,
         service: &ServiceName,
         port_name: &str,
         protocol: Protocol,
-        v4: bool,
+        family: Family,
     ) -> BTreeSet<DesiredBackend> {
         let of_service = self.0.get(service);
         let of_port = of_service.and_then(|ports| ports.get(&(port_name.to_owned(), protocol)));
-        let endpoints = || of_port.into_iter().flatten().filter(|((address, _), _)| address.is_ipv4() == v4);
+        let endpoints = || of_port.into_iter().flatten().filter(|((address, _), _)| Family::of(*address) == family);
         let any_ready = endpoints().any(|(_, endpoint)| endpoint.condition == Condition::Ready);
         let least = if any_ready { Condition::Ready } else { Condition::Draining };
         endpoints()
@@ -194,7 +214,7 @@ pub fn desired_services(
     for (claim, owner) in claims {
         let port = Port { number: claim.port, protocol: claim.protocol };
         let Some(port_name) = model.services.get(owner).and_then(|service| service.ports.get(&port)) else { continue };
-        let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.0.is_ipv4());
+        let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.family());
         let backends = if let Some(equal) = sets.get(&backends) {
             Arc::clone(equal)
         } else {

@@ -7,6 +7,7 @@ mod closed;
 mod demo;
 mod direct;
 mod harness;
+mod ipv6;
 mod leading;
 mod paths;
 mod recovering;

@@ -140,7 +140,7 @@ fn with_syslog() -> Result<Option<Cluster>> {
 
 /// Lets a pod that holds a reply back send it as the first packet that its node sees of a connection. The pod is told
 /// from within, so that no packet of that passes the node.
-fn forget_connections_and_release(cluster: &Cluster, pod: &str, control: u16) -> Result<()> {
+pub(crate) fn forget_connections_and_release(cluster: &Cluster, pod: &str, control: u16) -> Result<()> {
     let pod = cluster.pod(pod)?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address, control).into(), TIMEOUT))?;
     control.say(HELD)?;
