@@ -81,6 +81,11 @@ impl Program {
         &self.ebpf
     }
 
+    /// The XDP program for interfaces.
+    pub fn xdp(&self) -> Result<&Xdp> {
+        xdp(&self.ebpf, self.buffers.entry())
+    }
+
     /// Makes the maps hold `state` and nothing else. Counters are left as they are.
     pub fn install(&mut self, state: &State) -> Result<()> {
         self.origin = self.jiffies()?;
@@ -102,7 +107,7 @@ impl Program {
         let mut out = vec![0; frame.len() + SPARE];
         let options = TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..Default::default() };
         let result = match hook {
-            Hook::Ingress => xdp(&self.ebpf, self.buffers.entry())?.test_run(options)?,
+            Hook::Ingress => self.xdp()?.test_run(options)?,
             Hook::Egress => {
                 let program: &SchedClassifier =
                     self.ebpf.program("vipmux_egress").context("no program vipmux_egress")?.try_into()?;
