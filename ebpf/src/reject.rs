@@ -12,7 +12,7 @@ use vipmux_common::{
 use crate::{
     budget, count,
     frame::Frame,
-    maps::CONFIG,
+    maps::{CONFIG, PEERS},
     packet::{Packet, TCP, write_address},
     segment::{ACK, FIN, RST, SYN, Segment},
     verdict::{Outcome, Verdict},
@@ -33,11 +33,15 @@ const HOPS: u8 = 64;
 pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, reason: DropReason) -> Verdict {
     let drop = Verdict::drop(reason);
     let Some(config) = CONFIG.get(0) else { return drop };
-    if config.unclaimed == UNCLAIMED_PASS {
-        return Verdict::PASS;
-    }
-    if config.unclaimed != UNCLAIMED_REJECT || frame.source.is_handover() {
+    if frame.source.is_handover() {
         return drop;
+    }
+    match config.unclaimed {
+        UNCLAIMED_REJECT => {}
+        // A peer's stack that does not have the address has forwarded the packet, and so would this one's, for ever.
+        UNCLAIMED_PASS if PEERS.get_ptr(frame.source).is_some() => {}
+        UNCLAIMED_PASS => return Verdict::PASS,
+        _ => return drop,
     }
     let length = frame.length;
     match answer::<V6>(frame, interface, length) {

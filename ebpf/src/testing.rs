@@ -38,6 +38,12 @@ pub fn pass(_context: XdpContext) -> u32 {
     XDP_PASS
 }
 
+/// The same where frames are longer than a page.
+#[xdp(frags)]
+pub fn pass_jumbo(_context: XdpContext) -> u32 {
+    XDP_PASS
+}
+
 /// Writes the time by which flow records age, `jiffies_64`, over the frame's first eight bytes.
 #[xdp]
 pub fn clock(context: XdpContext) -> u32 {

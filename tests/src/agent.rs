@@ -35,6 +35,8 @@ pub struct Options {
     pub flows: u32,
     /// How often it checks the kernel's state.
     pub self_check: &'static str,
+    /// `reject`, `drop` or `pass`.
+    pub unclaimed: &'static str,
 }
 
 impl Options {
@@ -47,6 +49,7 @@ impl Options {
             xdp_mode: "native",
             flows: FLOWS,
             self_check: "30s",
+            unclaimed: "reject",
         }
     }
 
@@ -153,6 +156,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
         .args(["--flows", &options.flows.to_string(), "--self-check", options.self_check])
         .arg("--socket")
         .arg(options.socket(&node.name))
+        .args(["--unclaimed", options.unclaimed])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     str::FromStr,
     time::Duration,
@@ -12,13 +12,14 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::{
     socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, recv, recvfrom, sendto,
-        setsockopt, socket, sockopt::ReceiveTimeout,
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind,
+        connect as connect_socket, recv, recvfrom, sendto, setsockopt, socket,
+        sockopt::{Linger, ReceiveTimeout, ReuseAddr, SendTimeout},
     },
     time::{TimeVal, TimeValLike as _},
 };
 
-use crate::{dns, frames::checksum, identity::Answer};
+use crate::{dns, frames::checksum, identity::Answer, sctp, transfer};
 
 /// Nothing longer is read.
 const MAX_REPLY: u64 = 16_384;
@@ -45,11 +46,16 @@ pub enum Kind {
     DnsTcp,
     /// One datagram answered with another.
     UdpEcho,
+    /// A [`transfer`] over TCP.
+    Bulk,
+    /// Lines over SCTP, as [`Kind::Echo`] has them.
+    Sctp,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho];
+    pub const ALL: [Self; 7] =
+        [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho, Self::Bulk, Self::Sctp];
 
     /// Its name in arguments and in output.
     pub const fn name(self) -> &'static str {
@@ -59,14 +65,17 @@ impl Kind {
             Self::DnsUdp => "dns-udp",
             Self::DnsTcp => "dns-tcp",
             Self::UdpEcho => "udp-echo",
+            Self::Bulk => "bulk",
+            Self::Sctp => "sctp",
         }
     }
 
     /// Its transport.
     pub const fn protocol(self) -> &'static str {
         match self {
-            Self::Http | Self::Echo | Self::DnsTcp => "TCP",
+            Self::Http | Self::Echo | Self::DnsTcp | Self::Bulk => "TCP",
             Self::DnsUdp | Self::UdpEcho => "UDP",
+            Self::Sctp => "SCTP",
         }
     }
 }
@@ -110,6 +119,8 @@ impl Request {
             Kind::DnsUdp => self.dns_over_udp(timeout),
             Kind::DnsTcp => self.dns_over_tcp(timeout),
             Kind::UdpEcho => self.udp_echo(timeout),
+            Kind::Sctp => Session::associate(self.server, timeout).and_then(|mut session| session.say("hello")),
+            Kind::Bulk => transfer::once(self.server, timeout),
         };
         asked.with_context(|| format!("{} request to {}", self.kind, self.server))
     }
@@ -170,6 +181,43 @@ impl Session {
     /// limits each reply.
     pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { stream: BufReader::new(connect(server, timeout)?) })
+    }
+
+    /// The same over SCTP.
+    pub fn associate(server: SocketAddr, timeout: Duration) -> Result<Self> {
+        Ok(Self { stream: BufReader::new(sctp::connect(server, timeout)?) })
+    }
+
+    /// The same as [`Session::connect`] from this port of the client, also where an earlier connection from it is remembered.
+    pub fn connect_from(port: u16, server: SocketAddr, timeout: Duration) -> Result<Self> {
+        let (family, any) = match server {
+            SocketAddr::V4(_) => (AddressFamily::Inet, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+            SocketAddr::V6(_) => (AddressFamily::Inet6, IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+        };
+        let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+        setsockopt(&socket, ReuseAddr, &true)?;
+        let limit = TimeVal::microseconds(i64::try_from(timeout.as_micros())?);
+        setsockopt(&socket, SendTimeout, &limit)?;
+        setsockopt(&socket, ReceiveTimeout, &limit)?;
+        let local = SockaddrStorage::from(SocketAddr::new(any, port));
+        bind(socket.as_raw_fd(), &local).with_context(|| format!("cannot bind port {port}"))?;
+        // The send timeout also limits this (socket(7)).
+        connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(server)).context("no connection")?;
+        Ok(Self { stream: BufReader::new(TcpStream::from(socket)) })
+    }
+
+    /// Closes the connection, and waits until the server has closed it, too.
+    pub fn close(mut self) -> Result<()> {
+        self.stream.get_ref().shutdown(Shutdown::Write)?;
+        let rest = self.stream.read_to_end(&mut Vec::new()).context("the server did not close")?;
+        ensure!(rest == 0, "{rest} bytes came after the last reply");
+        Ok(())
+    }
+
+    /// Breaks the connection off by a RST.
+    pub fn reset(self) -> Result<()> {
+        let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
+        Ok(setsockopt(self.stream.get_ref(), Linger, &at_once)?)
     }
 
     /// Sends a line and waits for its echo.

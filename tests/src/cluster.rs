@@ -55,6 +55,13 @@ impl Cluster {
         self.agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))
     }
 
+    /// Starts an agent on every node but one, and waits until all are ready.
+    pub fn start_agents_but(&mut self, node: &str, options: &agent::Options) -> Result<()> {
+        let nodes = self.lan.nodes.iter().filter(|other| other.name != node);
+        self.agents = nodes.map(|node| Agent::start(node, options)).collect::<Result<_>>()?;
+        self.agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))
+    }
+
     /// Adds a pod with its servers.
     pub fn add_pod(&mut self, node: &str, name: &str, host: u8, listeners: &[Listener]) -> Result<&mut Pod> {
         let mut pod = self.lan.node(node)?.add_pod(name, host)?;

@@ -25,10 +25,12 @@ use crate::{
     netns::Namespace,
     offload,
     pod::Pod,
-    privilege, process,
+    privilege,
 };
 
 const BRIDGE: &str = "br0";
+/// Ethernet's.
+const ORDINARY_MTU: u32 = 1_500;
 /// Of the LAN's network: IPv4 and IPv6.
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Of a node's pods' network likewise.
@@ -46,11 +48,31 @@ pub struct Options {
     pub kubernetes_rules: bool,
     /// `net.ipv4.conf.*.rp_filter` of the nodes: 0, 1 or 2.
     pub reverse_path_filter: u8,
+    /// Clients and pods leave checksums and segmentation to their interfaces, as Linux does by default; where not, their
+    /// packets are those of a wire.
+    pub offloads: bool,
+    /// The MTU of everything.
+    pub mtu: u32,
+}
+
+impl Options {
+    /// Three nodes and a client, nothing that is hostile.
+    pub const DEFAULT: Self = Self {
+        nodes: 3,
+        clients: 1,
+        kubernetes_rules: false,
+        reverse_path_filter: 0,
+        offloads: false,
+        mtu: ORDINARY_MTU,
+    };
+    /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict reverse path filter that
+    /// distributions set.
+    pub const HOSTILE: Self = Self { kubernetes_rules: true, reverse_path_filter: 1, ..Self::DEFAULT };
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { nodes: 3, clients: 1, kubernetes_rules: false, reverse_path_filter: 0 }
+        Self::DEFAULT
     }
 }
 
@@ -64,6 +86,7 @@ pub struct Lan {
     /// The passing programs on the switch's ports are attached as long as this lives.
     switch_programs: Vec<Ebpf>,
     switch: Namespace,
+    options: Options,
 }
 
 /// A node.
@@ -79,6 +102,7 @@ pub struct Node {
     pub mac: MacAddr,
     number: u8,
     lan: String,
+    options: Options,
     namespace: Namespace,
 }
 
@@ -106,15 +130,15 @@ impl Lan {
         let switch = Namespace::new(&format!("{name}-switch"))?;
         switch.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         switch.links(|links| links.add_bridge(BRIDGE))?;
-        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch };
+        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch, options };
         for number in 1..=options.nodes {
             let node = Node::plug_in(&name, number, &lan.switch, options)?;
             let port = node.name.clone();
-            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port))?);
+            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port, options.mtu))?);
             lan.nodes.push(node);
         }
         for number in 1..=options.clients {
-            lan.clients.push(Client::plug_in(&name, number, &lan.switch)?);
+            lan.clients.push(Client::plug_in(&name, number, &lan.switch, options)?);
         }
         lan.route_pods()?;
         Ok(lan)
@@ -133,6 +157,11 @@ impl Lan {
     /// The only client of most tests.
     pub fn client(&self) -> Result<&Client> {
         self.clients.first().context("the LAN has no client")
+    }
+
+    /// The MTU of everything.
+    pub fn mtu(&self) -> u32 {
+        self.options.mtu
     }
 
     /// The switch's network namespace; its ports are named after the nodes and clients.
@@ -161,7 +190,7 @@ impl Node {
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 10 + number);
         let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xa, number.into());
-        let mac = plug_in(&namespace, (address, address_v6), switch, &name)?;
+        let mac = plug_in(&namespace, (address, address_v6), switch, &name, options.mtu)?;
         let filter = options.reverse_path_filter.to_string();
         let sysctls = [
             ("net/ipv4/ip_forward", "1"),
@@ -176,7 +205,7 @@ impl Node {
         for (key, value) in sysctls {
             namespace.sysctl(key, value)?;
         }
-        let node = Self { name, address, address_v6, mac, number, lan: lan.to_owned(), namespace };
+        let node = Self { name, address, address_v6, mac, number, lan: lan.to_owned(), options, namespace };
         if options.kubernetes_rules {
             node.add_kubernetes_rules()?;
         }
@@ -212,14 +241,12 @@ impl Node {
 
     /// Runs `nft` with these commands on the node and returns what it writes.
     pub fn nft(&self, commands: &str) -> Result<String> {
-        let mut command = self.namespace.command("nft")?;
-        command.arg(commands);
-        process::run(command).context("nft comes with the package nftables")
+        self.namespace.nft(commands)
     }
 
     /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`; its servers are started by [`Pod::serve`].
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
-        Pod::attach(&self.lan, self, name, host)
+        Pod::attach(&self.lan, self, name, host, self.options)
     }
 
     /// An address in the node's pod network.
@@ -239,13 +266,15 @@ impl Node {
 }
 
 impl Client {
-    fn plug_in(lan: &str, number: u8, switch: &Namespace) -> Result<Self> {
+    fn plug_in(lan: &str, number: u8, switch: &Namespace, options: Options) -> Result<Self> {
         let name = format!("client-{number}");
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 100 + number);
         let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xc, number.into());
-        let mac = plug_in(&namespace, (address, address_v6), switch, &name)?;
-        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        let mac = plug_in(&namespace, (address, address_v6), switch, &name, options.mtu)?;
+        if !options.offloads {
+            namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        }
         Ok(Self { address, address_v6, mac, namespace })
     }
 
@@ -266,11 +295,12 @@ impl Client {
 }
 
 /// Connects a namespace's eth0, with these addresses, to the switch's port of this name; returns eth0's MAC.
-fn plug_in(
+pub(crate) fn plug_in(
     namespace: &Namespace,
     (address, address_v6): (Ipv4Addr, Ipv6Addr),
     switch: &Namespace,
     port: &str,
+    mtu: u32,
 ) -> Result<MacAddr> {
     let [a, b, c, d] = address.octets();
     let mac = MacAddr(0x02, 0, a, b, c, d);
@@ -279,20 +309,26 @@ fn plug_in(
     namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
     namespace.links(|links| {
         links.add_veth(End { name: "eth0", mac: Some(mac) }, End::named(port), switch)?;
+        links.set_mtu("eth0", mtu)?;
         links.add_address("eth0", address, PREFIX_LENGTHS.0)?;
         links.add_address("eth0", address_v6, PREFIX_LENGTHS.1)
     })?;
-    switch.links(|links: &Links| links.add_port(BRIDGE, port))?;
+    switch.links(|links: &Links| {
+        links.set_mtu(port, mtu)?;
+        links.add_port(BRIDGE, port)
+    })?;
     Ok(mac)
 }
 
 /// A frame that native XDP sends back out of a veth is lost unless an XDP program runs on its peer.
-fn attach_pass(port: &str) -> Result<Ebpf> {
+fn attach_pass(port: &str, mtu: u32) -> Result<Ebpf> {
+    // Frames in several buffers take Linux 5.18, so only they ask for it.
+    let name = if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" };
     let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
-    let program: &mut Xdp = ebpf.program_mut("pass").context("no program `pass`")?.try_into()?;
-    program.load().context("cannot load the program `pass`")?;
+    let program: &mut Xdp = ebpf.program_mut(name).with_context(|| format!("no program `{name}`"))?.try_into()?;
+    program.load().with_context(|| format!("cannot load the program `{name}`"))?;
     program
         .attach(port, XdpMode::Driver)
-        .with_context(|| format!("cannot attach `pass` to the switch's port {port}"))?;
+        .with_context(|| format!("cannot attach `{name}` to the switch's port {port}"))?;
     Ok(ebpf)
 }

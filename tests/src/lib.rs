@@ -1,7 +1,8 @@
 //! A small LAN of network namespaces with nodes, pods and clients, for vipmux's network suite, its demo and its bench.
 //!
-//! [`lan`] makes the topology out of [`netns`], [`links`] and [`offload`]; [`pod`] and [`agent`] run processes in it;
-//! [`client`], [`traffic`], [`arp`] and [`ndp`] are what a client on the LAN sees; [`manifests`] writes what the agents read.
+//! [`lan`] makes the topology out of [`netns`], [`links`] and [`offload`], and [`router`] extends it; [`pod`] and
+//! [`agent`] run processes in it; [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`] are what a client on the LAN
+//! sees, and [`wire`] what passes a port; [`manifests`] writes what the agents read.
 //! Whatever is made on the machine is known to [`cleanup`], which removes it in every case.
 //!
 //! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
@@ -27,5 +28,9 @@ pub mod pod;
 pub mod privilege;
 pub mod process;
 pub mod program;
+pub mod router;
+pub mod sctp;
 pub mod traffic;
+pub mod transfer;
 pub mod wait;
+pub mod wire;

@@ -142,6 +142,11 @@ impl Links {
         self.set(LinkUnspec::new_with_name(name).down()).with_context(|| format!("cannot set {name} down"))
     }
 
+    /// Sets an interface's MTU.
+    pub fn set_mtu(&self, name: &str, mtu: u32) -> Result<()> {
+        self.set(LinkUnspec::new_with_name(name).mtu(mtu)).with_context(|| format!("cannot set {name}'s MTU to {mtu}"))
+    }
+
     fn set(&self, link: LinkMessageBuilder<LinkUnspec>) -> Result<()> {
         Ok(self.runtime.block_on(self.handle.link().set(link.build()).execute())?)
     }

@@ -19,6 +19,7 @@ use nix::{
 use crate::{
     cleanup::{self, Guard, Leftover},
     links::Links,
+    process,
 };
 
 /// A network namespace, bound to a file under `/run/netns` so that `ip netns` and `nsenter` find it.
@@ -113,6 +114,13 @@ impl Namespace {
         // touch memory that another thread may have left in an odd state.
         unsafe { command.pre_exec(enter) };
         Ok(command)
+    }
+
+    /// Runs `nft` with these commands in the namespace and returns what it writes.
+    pub fn nft(&self, commands: &str) -> Result<String> {
+        let mut command = self.command("nft")?;
+        command.arg(commands);
+        process::run(command).context("nft comes with the package nftables")
     }
 
     fn enter(&self) -> Result<()> {

@@ -11,7 +11,14 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use pnet::util::MacAddr;
 
-use crate::{client::Kind, lan::Node, links::End, netns::Namespace, offload, process::Process};
+use crate::{
+    client::Kind,
+    lan::{Node, Options},
+    links::End,
+    netns::Namespace,
+    offload,
+    process::Process,
+};
 
 /// A port that a pod serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,7 +87,7 @@ fn port(address: Ipv4Addr) -> String {
 
 impl Pod {
     /// Makes the pod's network behind a node: a veth pair, a /32 and a /128 on each side, the node as gateway.
-    pub(crate) fn attach(lan: &str, node: &Node, name: &str, host: u8) -> Result<Self> {
+    pub(crate) fn attach(lan: &str, node: &Node, name: &str, host: u8, options: Options) -> Result<Self> {
         let (address, address_v6) = (node.pod_address(host), node.pod_address_v6(host));
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();
@@ -89,12 +96,14 @@ impl Pod {
         node.namespace().links(|links| {
             let here = End { name: &port, mac: Some(GATEWAY_MAC) };
             links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
+            links.set_mtu(&port, options.mtu)?;
             links.add_route(&port, (address, 32), None)?;
             links.add_neighbour(&port, address, mac)?;
             links.add_route(&port, (address_v6, 128), None)?;
             links.add_neighbour(&port, address_v6, mac)
         })?;
         namespace.links(|links| {
+            links.set_mtu("eth0", options.mtu)?;
             links.add_address("eth0", address, 32)?;
             links.add_route("eth0", (GATEWAY, 32), None)?;
             links.add_neighbour("eth0", GATEWAY, GATEWAY_MAC)?;
@@ -103,7 +112,9 @@ impl Pod {
             links.add_neighbour("eth0", GATEWAY_V6, GATEWAY_MAC)?;
             links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
         })?;
-        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        if !options.offloads {
+            namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        }
         Ok(Self {
             name: name.to_owned(),
             node: node.name.clone(),

@@ -33,7 +33,8 @@ pub enum Unclaimed {
     Reject,
     /// Nothing is said.
     Drop,
-    /// The node's own stack gets them: kube-proxy, or what listens there.
+    /// The node's own stack gets them: kube-proxy, or what listens there. Those that another node sends on are rejected,
+    /// so that none goes from node to node.
     Pass,
 }
 

@@ -15,6 +15,7 @@ use vipmux_tests::{
     dns,
     identity::Answer,
     pod::Listener,
+    sctp, transfer,
 };
 
 /// A request is short; nothing longer is read.
@@ -110,8 +111,12 @@ fn main() -> Result<()> {
 fn start(server: Arc<Server>, at: SocketAddr) -> Result<thread::JoinHandle<Result<()>>> {
     let thread = thread::Builder::new().name(server.kind.to_string());
     Ok(match server.kind {
-        Kind::Http | Kind::Echo | Kind::DnsTcp => {
+        Kind::Http | Kind::Echo | Kind::DnsTcp | Kind::Bulk => {
             let listener = TcpListener::bind(at)?;
+            thread.spawn(move || accept(&server, &listener))?
+        }
+        Kind::Sctp => {
+            let listener = sctp::bound(at)?;
             thread.spawn(move || accept(&server, &listener))?
         }
         Kind::DnsUdp | Kind::UdpEcho => {
@@ -130,6 +135,7 @@ fn accept(server: &Arc<Server>, listener: &TcpListener) -> Result<()> {
             let outcome = match server.kind {
                 Kind::Http => http(&server, stream, client),
                 Kind::DnsTcp => dns_over_tcp(&server, stream, client),
+                Kind::Bulk => transfer::serve(stream, &server.answer(client)),
                 _ => echo(&server, stream, client),
             };
             if let Err(error) = outcome {
@@ -157,7 +163,9 @@ fn http(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
 }
 
 fn echo(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
-    stream.set_nodelay(true)?;
+    if server.kind != Kind::Sctp {
+        stream.set_nodelay(true)?;
+    }
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     while reader.by_ref().take(MAX_REQUEST).read_line(&mut line)? > 0 {

@@ -23,10 +23,7 @@ use vipmux_tests::{
     wait,
 };
 
-use crate::{
-    leading::wait_until_stopped,
-    replies::{HOSTILE, forget_connections_and_release},
-};
+use crate::{leading::wait_until_stopped, replies::forget_connections_and_release};
 
 /// For a request that is expected to be answered.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -236,7 +233,7 @@ fn a_vip_answers_echo_requests() -> Result<()> {
 
 #[test]
 fn every_service_answers_in_spite_of_masquerading() -> Result<()> {
-    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     for (request, service, _) in requests() {
         for _ in 0..10 {
             assert_eq!(cluster.ask(request, TIMEOUT)?.service, service);
@@ -247,7 +244,7 @@ fn every_service_answers_in_spite_of_masquerading() -> Result<()> {
 
 #[test]
 fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() -> Result<()> {
-    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP_V6, 443).into(), TIMEOUT))?;
     for _ in 0..3 {
         session.send(HOLD)?;
@@ -259,7 +256,7 @@ fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() ->
 
 #[test]
 fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Result<()> {
-    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 514).into(), TIMEOUT))?;
     for _ in 0..3 {
         datagrams.send(HOLD)?;
@@ -273,7 +270,7 @@ fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Resul
 fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
     /// With 16 flows, the chance that all go to one of three equal backends is below 1 in 10 million.
     const FLOWS: usize = 16;
-    let Some(mut cluster) = served(HOSTILE)? else { return Ok(()) };
+    let Some(mut cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let mut endpoints = Vec::new();
     for node in ["node-1", "node-2", "node-3"] {
         let pod = format!("bulk-{node}");
@@ -300,7 +297,7 @@ fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
 /// The node tells the client by packet too big, in the VIP's name; IPv6 knows no fragmentation on the way.
 #[test]
 fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
-    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let pod = cluster.pod("secure-1")?;
     pod.narrow(cluster.lan.node(&pod.node)?, 1_300)?;
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP_V6, 443).into(), TIMEOUT))?;
@@ -313,7 +310,7 @@ fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
 /// The client has closed its socket when the reply comes, and its kernel says so to the VIP.
 #[test]
 fn an_icmpv6_error_about_a_reply_reaches_the_pod() -> Result<()> {
-    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let pod = cluster.pod("syslog-1")?;
     let before = pod.namespace().run(unreachables_received)?;
     cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 514).into(), TIMEOUT)?.send(HOLD))?;

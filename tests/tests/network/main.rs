@@ -4,14 +4,19 @@
 
 mod changes;
 mod checking;
+mod closed;
 mod demo;
+mod direct;
 mod harness;
 mod ipv6;
 mod leading;
+mod paths;
 mod recovering;
 mod removal;
 mod replies;
+mod sctp;
 mod services;
 mod serving;
 mod starting;
+mod transfers;
 mod upgrading;

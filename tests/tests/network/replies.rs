@@ -16,12 +16,10 @@ use vipmux_tests::{
 use crate::services;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// Rules like those of kube-proxy and of a CNI, and the strict reverse path filter that distributions set.
-pub(crate) const HOSTILE: Options = Options { nodes: 3, clients: 1, kubernetes_rules: true, reverse_path_filter: 1 };
 
 #[test]
 fn every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter() -> Result<()> {
-    let Some(cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
     for expected in services::expected() {
         for _ in 0..10 {
             let answer = cluster.ask(expected.request, TIMEOUT)?;
@@ -38,7 +36,7 @@ fn every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter
 /// pod's own, to be masqueraded.
 #[test]
 fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() -> Result<()> {
-    let Some(cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
     for _ in 0..3 {
         session.send(HOLD)?;
@@ -64,7 +62,7 @@ fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Resul
 fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
     /// With 16 flows, the chance that one of three equal backends gets none is below 1 in 200; any of them will do.
     const FLOWS: usize = 16;
-    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let Some(mut cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
     let mut endpoints = Vec::new();
     for node in ["node-1", "node-2", "node-3"] {
         let pod = format!("bulk-{node}");
@@ -91,7 +89,7 @@ fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
 /// be lost for ever.
 #[test]
 fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
-    let Some(cluster) = services::served(HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
     let pod = cluster.pod("secure-1")?;
     pod.narrow(cluster.lan.node(&pod.node)?, 1_300)?;
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
@@ -120,7 +118,7 @@ fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
 
 /// ICMP destination unreachable messages that the calling thread's network namespace took in: `InDestUnreachs` of
 /// `/proc/net/snmp`.
-fn unreachables_received() -> Result<u64> {
+pub(crate) fn unreachables_received() -> Result<u64> {
     let snmp = fs::read_to_string("/proc/thread-self/net/snmp")?;
     let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Icmp: "));
     let (names, values) = lines.next().zip(lines.next()).context("no ICMP counters")?;
@@ -131,7 +129,7 @@ fn unreachables_received() -> Result<u64> {
 
 /// The demo's Services and one more: `ops/syslog` on 514/UDP, whose one pod holds a reply back if it is asked to.
 fn with_syslog() -> Result<Option<Cluster>> {
-    let Some(mut cluster) = services::served(HOSTILE)? else { return Ok(None) };
+    let Some(mut cluster) = services::served(Options::HOSTILE)? else { return Ok(None) };
     let listeners = [Listener::new(Kind::UdpEcho, 5140, "ops/syslog"), Listener::new(Kind::Echo, 5141, "ops/control")];
     cluster.add_pod("node-3", "syslog-1", 40, &listeners)?;
     let endpoint = cluster.endpoint("syslog-1")?;

@@ -10,7 +10,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, syn},
     fixture::{
-        CLIENT, CLIENT_MAC, CLIENT_PORT, EMPTY, SELF_MAC, SYSLOG, Service, TAGGED, VIP, VLAN, from_client, from_peer,
+        CLIENT, CLIENT_MAC, CLIENT_PORT, EMPTY, PEER_MAC, SELF_MAC, SYSLOG, Service, TAGGED, VIP, VLAN, from_client,
+        from_peer,
     },
 };
 
@@ -126,14 +127,24 @@ fn unreachables() -> Vec<Case> {
 }
 
 fn settings() -> Vec<Case> {
+    let closed_syn = Ipv4::tcp(CLIENT, VIP, closed(SYN));
     let frame = || from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(SYN)));
+    let sent_on = Ethernet::new(PEER_MAC, SELF_MAC);
+    let rst = Tcp { window: 0, ..Tcp::new(CLOSED, CLIENT_PORT, RST | ACK).numbers(0, ISN.wrapping_add(1)) };
+    let refused = Ethernet::new(SELF_MAC, PEER_MAC).ipv4(&Ipv4 { identification: 0, ..Ipv4::tcp(VIP, CLIENT, rst) });
     vec![
         Case::ingress("where it is configured so, unclaimed packets pass", frame())
             .given(|state| state.config.unclaimed = UNCLAIMED_PASS),
+        Case::ingress("where they pass, one that a peer's stack has sent on does not", sent_on.ipv4(&closed_syn))
+            .given(|state| state.config.unclaimed = UNCLAIMED_PASS)
+            .becomes(Verdict::Transmitted(refused), &counted(DropReason::NoService)),
+        Case::ingress("where they pass, one that a peer has handed over does not", from_peer().ipv4(&closed_syn))
+            .given(|state| state.config.unclaimed = UNCLAIMED_PASS)
+            .becomes(Verdict::Dropped(DropReason::NoService), &[Counter::Stat(Stat::FromPeer)]),
         Case::ingress("a served port is not rejected", from_client().ipv4(&datagram(SYSLOG)))
             .given(rejecting)
             .becomes(
-                Verdict::Transmitted(crate::demux::handed(&datagram(SYSLOG), crate::fixture::PEER_MAC)),
+                Verdict::Transmitted(crate::demux::handed(&datagram(SYSLOG), PEER_MAC)),
                 &crate::demux::new_flow(SYSLOG, Stat::HandedOver),
             )
             .then(|state| recorded(state, SYSLOG)),

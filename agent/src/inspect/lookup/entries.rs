@@ -2,8 +2,8 @@
 
 use aya::maps::MapError;
 use vipmux_common::abi::{
-    Address, Backend, Config, FlowKey, FlowValue, Interface, Node, ReverseKey, ReverseValue, ServiceKey, ServiceState,
-    ServiceValue, VipValue,
+    Address, Backend, Config, FlowKey, FlowValue, Interface, Mac, Node, ReverseKey, ReverseValue, ServiceKey,
+    ServiceState, ServiceValue, VipValue,
 };
 
 use crate::{
@@ -33,6 +33,8 @@ pub trait Entries {
     fn node(&self, index: u32) -> Result<Option<Node>, MapsError>;
     /// `NODE_NAMES`; `None`: the index is free.
     fn node_name(&self, index: u32) -> Result<Option<String>, MapsError>;
+    /// Whether `PEERS` has it.
+    fn is_peer(&self, mac: &Mac) -> Result<bool, MapsError>;
     /// `FLOWS`.
     fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError>;
     /// `REVERSE`.
@@ -89,6 +91,10 @@ impl Entries for Maps {
     fn node_name(&self, index: u32) -> Result<Option<String>, MapsError> {
         let label = entry("NODE_NAMES", self.node_names.get(&index, 0))?;
         Ok(label.map(|label| label.to_string()).filter(|name| !name.is_empty()))
+    }
+
+    fn is_peer(&self, mac: &Mac) -> Result<bool, MapsError> {
+        Ok(entry("PEERS", self.peers.get(mac, 0))?.is_some())
     }
 
     fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError> {

@@ -53,7 +53,7 @@ pub fn walk(entries: &impl Entries, clock: &Clock, request: &Request) -> Result<
     let mut walk = Walk { entries, clock, request, config: entries.config()?, steps: Vec::new() };
     let outcome = match walk.outcome()? {
         Ok(outcome) => outcome,
-        Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => walk.unclaimed(reason),
+        Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => walk.unclaimed(reason)?,
         Err(reason) => reason.into(),
     };
     let (client, vip, protocol) = (request.client, request.vip, request.protocol.to_string());
@@ -146,12 +146,17 @@ impl<E: Entries> Walk<'_, E> {
         })
     }
 
-    fn unclaimed(&self, reason: DropReason) -> Outcome {
-        match self.config.unclaimed {
-            UNCLAIMED_PASS => Outcome::Passed,
-            UNCLAIMED_REJECT if !self.is_handed_over() => Outcome::Rejected { reason: reason.name() },
+    fn unclaimed(&self, reason: DropReason) -> Result<Outcome, MapsError> {
+        let sent_on = match self.request.source {
+            Source::Mac(mac) => self.entries.is_peer(&mac)?,
+            Source::Client | Source::Peer => false,
+        };
+        Ok(match self.config.unclaimed {
+            _ if self.is_handed_over() => reason.into(),
+            UNCLAIMED_PASS if !sent_on => Outcome::Passed,
+            UNCLAIMED_PASS | UNCLAIMED_REJECT => Outcome::Rejected { reason: reason.name() },
             _ => reason.into(),
-        }
+        })
     }
 
     fn is_handed_over(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use aya::programs::{TestRun as _, TestRunOptions, Xdp};
-use vipmux_common::abi::{BACKEND_READY, Backend, DropReason, Mac, Node, ServiceState};
+use vipmux_common::abi::{BACKEND_READY, Backend, Config, DropReason, Mac, Node, ServiceState, UNCLAIMED_PASS};
 
 use super::cluster::{Cluster, HZ, IDLE, mac, request};
 use crate::{
@@ -166,6 +166,9 @@ fn a_lookup_says_what_the_program_does() {
     age(written);
     written.nodes.set(3, Node::default(), 0).unwrap();
     seen.extend(compare(program, &maps, "with idle records and a node gone"));
+    let config = written.config.get(&0, 0).unwrap();
+    written.config.set(0, Config { unclaimed: UNCLAIMED_PASS, ..config }, 0).unwrap();
+    seen.extend(compare(program, &maps, "with the stack for what is unclaimed"));
 
     for verdict in ["passed", "delivered to 10.0.0.1:8080", "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0b"]
         .into_iter()

@@ -1,0 +1,73 @@
+//! A router on the LAN with a client behind it.
+//!
+//! ```text
+//!  LAN ---- eth0 router eth1 ---- eth0 client
+//!  192.0.2.90         198.51.100.1     198.51.100.10
+//! ```
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use anyhow::Result;
+
+use crate::{
+    cleanup,
+    lan::{Lan, plug_in},
+    links::End,
+    netns::Namespace,
+    offload,
+};
+
+/// The router's address on the LAN.
+const ON_THE_LAN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 90);
+const ON_THE_LAN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xb, 1);
+/// The router's address for the client.
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
+/// The network behind the router.
+const BEYOND: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 51, 100, 0), 24);
+
+/// The router and the client; removed when dropped.
+#[derive(Debug)]
+pub struct Router {
+    /// The client's address.
+    pub address: Ipv4Addr,
+    namespace: Namespace,
+    client: Namespace,
+}
+
+impl Router {
+    /// Plugs a router into a LAN, and tells the nodes of it.
+    pub fn plug_in(lan: &Lan) -> Result<Self> {
+        let name = cleanup::number();
+        let router = Namespace::new(&format!("{name}-router"))?;
+        let client = Namespace::new(&format!("{name}-beyond"))?;
+        let address = Ipv4Addr::new(198, 51, 100, 10);
+        plug_in(&router, (ON_THE_LAN, ON_THE_LAN_V6), lan.switch(), "router", lan.mtu())?;
+        router.links(|links| {
+            links.add_veth(End::named("eth1"), End::named("eth0"), &client)?;
+            links.add_address("eth1", GATEWAY, BEYOND.1)
+        })?;
+        router.sysctl("net/ipv4/ip_forward", "1")?;
+        client.links(|links| {
+            links.add_address("eth0", address, BEYOND.1)?;
+            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
+        })?;
+        client.run(|| offload::disable_tx_checksum("eth0"))?;
+        for node in &lan.nodes {
+            node.namespace().links(|links| links.add_route("eth0", BEYOND, Some(ON_THE_LAN)))?;
+        }
+        Ok(Self { address, namespace: router, client })
+    }
+
+    /// Makes the way to an address on the LAN, and the one to the client, as narrow as these MTUs.
+    pub fn narrow(&self, address: Ipv4Addr, to_the_address: u32, to_the_client: u32) -> Result<()> {
+        self.namespace.links(|links| {
+            links.narrow_route("eth0", address, to_the_address)?;
+            links.narrow_route("eth1", self.address, to_the_client)
+        })
+    }
+
+    /// The client's network namespace.
+    pub fn client(&self) -> &Namespace {
+        &self.client
+    }
+}

@@ -1,0 +1,74 @@
+//! SCTP sockets of the one-to-one style (RFC 6458, section 4), which are used like those of TCP.
+
+use std::{
+    io::{self, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::fd::{AsRawFd as _, OwnedFd},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, connect as connect_socket,
+            listen, setsockopt, socket,
+            sockopt::{ReceiveTimeout, SendTimeout},
+        },
+        time::{TimeVal, TimeValLike as _},
+    },
+};
+
+/// Connections that may wait to be accepted.
+const BACKLOG: i32 = 16;
+
+/// Whether the kernel has SCTP.
+pub fn is_supported() -> Result<bool> {
+    match open(AddressFamily::Inet) {
+        Ok(_) => Ok(true),
+        Err(Errno::EPROTONOSUPPORT | Errno::ESOCKTNOSUPPORT) => Ok(false),
+        Err(error) => Err(error).context("cannot open an SCTP socket"),
+    }
+}
+
+/// The same for a test that is skipped where not, which is said by its name. With `CI=true`, too: only another kernel
+/// helps, and the packet suite has SCTP on every one.
+pub fn is_available() -> Result<bool> {
+    let supported = is_supported()?;
+    if !supported {
+        let thread = thread::current();
+        let test = thread.name().unwrap_or("a network test");
+        // Not by `eprintln`, whose text the test harness keeps to itself where a test passes.
+        writeln!(io::stderr(), "skipped: {test}: this kernel has no SCTP, run it on one with the module sctp")?;
+    }
+    Ok(supported)
+}
+
+/// Connects, in the calling thread's network namespace; `timeout` limits that, and every write and read.
+pub fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
+    let socket = open(family(server)).context("cannot open an SCTP socket")?;
+    let limit = TimeVal::microseconds(i64::try_from(timeout.as_micros())?);
+    setsockopt(&socket, SendTimeout, &limit)?;
+    setsockopt(&socket, ReceiveTimeout, &limit)?;
+    // The send timeout also limits this (socket(7)).
+    connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(server)).context("no association")?;
+    Ok(socket.into())
+}
+
+/// Listens, in the calling thread's network namespace.
+pub fn bound(at: SocketAddr) -> Result<TcpListener> {
+    let socket = open(family(at)).context("cannot open an SCTP socket")?;
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(at))?;
+    listen(&socket, Backlog::new(BACKLOG)?)?;
+    Ok(socket.into())
+}
+
+fn open(family: AddressFamily) -> nix::Result<OwnedFd> {
+    socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, SockProtocol::Sctp)
+}
+
+fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+}

@@ -1,0 +1,68 @@
+//! SCTP through a VIP. Its checksum covers the ports, so a Service's is that of its pods.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use anyhow::{Result, ensure};
+use vipmux_tests::{
+    client::{Kind, Request, Session},
+    cluster::Cluster,
+    conntrack,
+    lan::Options,
+    manifests::{Service, VIP},
+    pod::Listener,
+    sctp,
+};
+
+use crate::services;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// S1AP's.
+const PORT: u16 = 36_412;
+/// With 40 associations, the chance that one of two equal backends gets none is below 10^-11.
+const ASSOCIATIONS: usize = 40;
+
+#[test]
+fn associations_reach_every_pod_which_sees_the_client() -> Result<()> {
+    let Some(cluster) = with_sctp()? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    let mut pods = BTreeSet::new();
+    for _ in 0..ASSOCIATIONS {
+        let mut session = client.namespace().run(|| Session::associate((VIP, PORT).into(), TIMEOUT))?;
+        for length in [1, 1_000, 4_000] {
+            let answer = session.say(&"x".repeat(length))?;
+            assert_eq!((answer.service.as_str(), answer.client), ("core/mme", session.local_address()?));
+            pods.insert(answer.pod);
+        }
+    }
+    ensure!(pods.len() == 2, "{pods:?}");
+    Ok(())
+}
+
+#[test]
+fn an_association_goes_on_when_every_node_forgets_its_connections() -> Result<()> {
+    let Some(cluster) = with_sctp()? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    let mut session = client.namespace().run(|| Session::associate((VIP, PORT).into(), TIMEOUT))?;
+    for line in ["one", "two", "three"] {
+        assert_eq!(session.say(line)?.service, "core/mme");
+        cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
+    }
+    assert_eq!(session.say("four")?.service, "core/mme");
+    Ok(())
+}
+
+/// The five Services and `core/mme`, which has pods on two nodes; `None` if the test is to be skipped.
+fn with_sctp() -> Result<Option<Cluster>> {
+    if !sctp::is_available()? {
+        return Ok(None);
+    }
+    let Some(mut cluster) = services::served(Options::HOSTILE)? else { return Ok(None) };
+    let mut endpoints = Vec::new();
+    for (node, pod) in [("node-1", "mme-1"), ("node-2", "mme-2")] {
+        cluster.add_pod(node, pod, 50, &[Listener::new(Kind::Sctp, PORT, "core/mme")])?;
+        endpoints.push(cluster.endpoint(pod)?);
+    }
+    cluster.manifests.write_service(&Service::sharing("core/mme", PORT, "SCTP", PORT).with(endpoints))?;
+    cluster.await_service(Request::new(Kind::Sctp, VIP, PORT), "core/mme")?;
+    Ok(Some(cluster))
+}

@@ -1,0 +1,302 @@
+//! Long transfers, checked by their hash, through whatever happens to the nodes meanwhile.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use vipmux_tests::{
+    client::{Datagrams, Kind, Request},
+    cluster::{Cluster, PATIENCE},
+    conntrack,
+    lan::{Lan, Options},
+    manifests::{Endpoint, Manifests, Service, VIP},
+    netns::Namespace,
+    pod::{self, Listener},
+    traffic::Traffic,
+    transfer::Transfer,
+    wait,
+};
+
+/// The whole of a long transfer, in bytes.
+const WHOLE: u64 = 100_000_000;
+/// A part of it.
+const PART: u64 = 5_000_000;
+/// With 16 flows, the chance that one of two equal backends gets none is below 1 in 10,000; any of them will do.
+const FLOWS: usize = 16;
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// A long transfer on a busy machine.
+const LONG: Duration = Duration::from_mins(2);
+/// Between the chunks of transfers that are to leave room for other traffic.
+const EASY: Duration = Duration::from_millis(2);
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Port of the Service whose pod is on the leading node.
+pub(crate) const NEAR: u16 = 7001;
+/// Port of the Service whose pod is on another.
+pub(crate) const FAR: u16 = 7002;
+/// Port of a Service with both pods, TCP.
+const WEB: u16 = 80;
+/// Port of a Service with both pods, UDP.
+pub(crate) const UDP: u16 = 514;
+
+#[test]
+fn a_hundred_megabytes_arrive_whole_in_native_mode_as_from_a_wire() -> Result<()> {
+    both_ways("native", Options::HOSTILE)
+}
+
+#[test]
+fn a_hundred_megabytes_arrive_whole_in_generic_mode_as_from_a_wire() -> Result<()> {
+    both_ways("generic", Options::HOSTILE)
+}
+
+#[test]
+fn a_hundred_megabytes_arrive_whole_in_native_mode_with_offloads() -> Result<()> {
+    both_ways("native", Options { offloads: true, ..Options::HOSTILE })
+}
+
+#[test]
+fn a_hundred_megabytes_arrive_whole_in_generic_mode_with_offloads() -> Result<()> {
+    both_ways("generic", Options { offloads: true, ..Options::HOSTILE })
+}
+
+/// To a pod on the leading node and to one on another, there and back.
+fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
+    let Some(cluster) = served(options, xdp_mode)? else { return Ok(()) };
+    for port in [NEAR, FAR] {
+        transfer(cluster.lan.client()?.namespace(), port, WHOLE)?;
+    }
+    let text = "0123456789".repeat(3_000);
+    for _ in 0..FLOWS {
+        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, UDP).into(), TIMEOUT))?;
+        for length in [0, 1_000, 1_473, 30_000] {
+            datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+        }
+    }
+    Ok(())
+}
+
+/// What leaves such a pod is of the node's own stack, and so is who gets what has come.
+#[test]
+fn a_transfer_to_a_pod_in_its_nodes_network_arrives_whole_with_offloads() -> Result<()> {
+    const PORT: u16 = 7003;
+    let options = Options { offloads: true, ..Options::HOSTILE };
+    let Some(cluster) = served(options, "generic")? else { return Ok(()) };
+    let client = cluster.lan.client()?.namespace();
+    for name in ["near", "far"] {
+        let node = cluster.lan.node(&cluster.pod(name)?.node)?;
+        let listeners = [Listener::new(Kind::Bulk, PORT, "bulk/host")];
+        let _server = pod::start(node.namespace(), name, node.address, &listeners)?;
+        let endpoint = Endpoint::new(node.address, &node.name);
+        cluster.manifests.write_service(&Service::sharing("bulk/host", PORT, "TCP", PORT).with([endpoint]))?;
+        wait::until("the pod in its node's network", PATIENCE, || {
+            let answer = cluster.ask(Request::new(Kind::Bulk, VIP, PORT), TIMEOUT)?;
+            ensure!(answer.pod == name, "{answer}");
+            Ok(())
+        })?;
+        let mut transfer = Transfer::start(client, (VIP, PORT).into(), Duration::ZERO)?;
+        transfer.wait_for_more(PART, LONG)?;
+        transfer.finish()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_transfer_goes_on_when_every_node_forgets_its_connections() -> Result<()> {
+    let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
+    let mut transfers = start_both(&cluster, Duration::ZERO)?;
+    for _ in 0..5 {
+        for (_, transfer) in &mut transfers {
+            transfer.wait_for_more(PART, LONG)?;
+        }
+        cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
+    }
+    for (port, mut transfer) in transfers {
+        transfer.wait_for_more(PART, LONG)?;
+        finish(transfer, port)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn killing_every_agent_in_turn_loses_no_datagram_no_request_and_no_transfer() -> Result<()> {
+    restarting(Signal::SIGKILL)
+}
+
+#[test]
+fn stopping_every_agent_in_turn_loses_no_datagram_no_request_and_no_transfer() -> Result<()> {
+    restarting(Signal::SIGTERM)
+}
+
+fn restarting(signal: Signal) -> Result<()> {
+    let Some(mut cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
+    // The client knows the MAC for good: what is tested is the traffic, not the ARP.
+    let leader = cluster.await_leader(VIP)?.mac;
+    cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, leader))?;
+    let mut transfers = start_both(&cluster, EASY)?;
+    let requests = [start_requests(&cluster, Kind::Http, WEB)?, start_requests(&cluster, Kind::UdpEcho, UDP)?];
+    for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
+        agent.process().signal(signal)?;
+        agent.process_mut().wait(PATIENCE)?;
+        for traffic in &requests {
+            traffic.wait_for_more(5, PATIENCE)?;
+        }
+        agent.restart(node)?;
+        agent.wait_ready(PATIENCE)?;
+        for (_, transfer) in &mut transfers {
+            transfer.wait_for_more(PART / 5, LONG)?;
+        }
+    }
+    let [web, udp] = requests;
+    web.stop()?.check_all_by("bulk/web")?;
+    udp.stop()?.check_all_by("bulk/udp")?;
+    transfers.into_iter().try_for_each(|(port, transfer)| finish(transfer, port))
+}
+
+/// The third node has a pod of a Service of its own with one on the leader, and no agent, ever.
+#[test]
+fn a_node_that_never_had_the_program_is_left_out_and_the_others_serve() -> Result<()> {
+    let Some(mut cluster) = prepared(Options::HOSTILE)? else { return Ok(()) };
+    let third = third(&cluster)?;
+    let service = with_third(&mut cluster, &third)?;
+    cluster.start_agents_but(&third, &cluster.agent_options())?;
+    await_served(&cluster)?;
+    cluster.manifests.write_service(&service)?;
+    cluster.await_service(Request::new(Kind::Http, VIP, service.port), "bulk/third")?;
+    serves_without(&cluster, service.port, &third)
+}
+
+#[test]
+fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
+    let Some(mut cluster) = prepared(Options::HOSTILE)? else { return Ok(()) };
+    let third = third(&cluster)?;
+    let service = with_third(&mut cluster, &third)?;
+    cluster.manifests.write_service(&service)?;
+    cluster.start_agents(&cluster.agent_options())?;
+    await_served(&cluster)?;
+    cluster.await_service(Request::new(Kind::Http, VIP, service.port), "bulk/third")?;
+    let mut transfers = start_both(&cluster, EASY)?;
+    let requests = [start_requests(&cluster, Kind::Http, WEB)?, start_requests(&cluster, Kind::UdpEcho, UDP)?];
+    cluster.agent_mut(&third)?.process_mut().kill()?;
+    cluster.agent(&third)?.unload(cluster.lan.node(&third)?)?;
+
+    serves_without(&cluster, service.port, &third)?;
+    for (_, transfer) in &mut transfers {
+        transfer.wait_for_more(PART, LONG)?;
+    }
+    let [web, udp] = requests;
+    web.stop()?.check_all_by("bulk/web")?;
+    udp.stop()?.check_all_by("bulk/udp")?;
+    transfers.into_iter().try_for_each(|(port, transfer)| finish(transfer, port))
+}
+
+/// A hundred new connections, none of which is lost or gets to a pod on the node without the program.
+fn serves_without(cluster: &Cluster, port: u16, node: &str) -> Result<()> {
+    let traffic = start_requests(cluster, Kind::Http, port)?;
+    traffic.wait_for_more(100, PATIENCE)?;
+    let tally = traffic.stop()?;
+    tally.check_all_by("bulk/third")?;
+    for (_, pod) in tally.by_pod.keys() {
+        ensure!(cluster.pod(pod)?.node != node, "{:?}", tally.by_pod);
+    }
+    Ok(())
+}
+
+/// The node that neither leads nor has a pod yet.
+fn third(cluster: &Cluster) -> Result<String> {
+    let is_other = |name: &str| cluster.pods.iter().all(|pod| pod.node != name);
+    let node = cluster.lan.nodes.iter().find(|node| is_other(&node.name)).context("no third node")?;
+    Ok(node.name.clone())
+}
+
+/// A Service with a pod on the far node and one on the third.
+fn with_third(cluster: &mut Cluster, third: &str) -> Result<Service> {
+    const PORT: u16 = 8088;
+    let far = cluster.pod("far")?.node.clone();
+    for (node, pod) in [(far.as_str(), "third-1"), (third, "third-2")] {
+        cluster.add_pod(node, pod, 61, &[Listener::new(Kind::Http, PORT, "bulk/third")])?;
+    }
+    let endpoints = [cluster.endpoint("third-1")?, cluster.endpoint("third-2")?];
+    Ok(Service::sharing("bulk/third", PORT, "TCP", PORT).with(endpoints))
+}
+
+/// A cluster with a pod on the leading node and one on another, each with a bulk Service of its own, and both with those
+/// of [`WEB`] and [`UDP`]. The agents are not started yet.
+pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
+    const BULK: u16 = 7000;
+    const HTTP: u16 = 7080;
+    const ECHO: u16 = 7514;
+    let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    let services = |endpoints: [_; 2]| {
+        let [near, far] = endpoints.clone();
+        [
+            Service::sharing("bulk/near", NEAR, "TCP", BULK).with([near]),
+            Service::sharing("bulk/far", FAR, "TCP", BULK).with([far]),
+            Service::sharing("bulk/web", WEB, "TCP", HTTP).with(endpoints.clone()),
+            Service::sharing("bulk/udp", UDP, "UDP", ECHO).with(endpoints),
+        ]
+    };
+    // Who leads is known once there is an address to lead.
+    cluster.manifests.write_service(&Service::sharing("bulk/near", NEAR, "TCP", BULK))?;
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
+    for (node, pod) in [(&leader, "near"), (&other, "far")] {
+        let listeners = [
+            Listener::new(Kind::Bulk, BULK, &format!("bulk/{pod}")),
+            Listener::new(Kind::Http, HTTP, "bulk/web"),
+            Listener::new(Kind::UdpEcho, ECHO, "bulk/udp"),
+        ];
+        cluster.add_pod(node, pod, 60, &listeners)?;
+    }
+    let services = services([cluster.endpoint("near")?, cluster.endpoint("far")?]);
+    services.iter().try_for_each(|service| cluster.manifests.write_service(service))?;
+    Ok(Some(cluster))
+}
+
+/// The same with agents, served.
+pub(crate) fn served(options: Options, xdp_mode: &'static str) -> Result<Option<Cluster>> {
+    let Some(mut cluster) = prepared(options)? else { return Ok(None) };
+    let options = vipmux_tests::agent::Options { xdp_mode, ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    await_served(&cluster)?;
+    Ok(Some(cluster))
+}
+
+fn await_served(cluster: &Cluster) -> Result<()> {
+    let requests = [
+        (Kind::Bulk, NEAR, "bulk/near"),
+        (Kind::Bulk, FAR, "bulk/far"),
+        (Kind::Http, WEB, "bulk/web"),
+        (Kind::UdpEcho, UDP, "bulk/udp"),
+    ];
+    requests
+        .into_iter()
+        .try_for_each(|(kind, port, service)| cluster.await_service(Request::new(kind, VIP, port), service).map(drop))
+}
+
+fn start(cluster: &Cluster, port: u16, pause: Duration) -> Result<Transfer> {
+    Transfer::start(cluster.lan.client()?.namespace(), (VIP, port).into(), pause)
+}
+
+fn start_both(cluster: &Cluster, pause: Duration) -> Result<[(u16, Transfer); 2]> {
+    Ok([(NEAR, start(cluster, NEAR, pause)?), (FAR, start(cluster, FAR, pause)?)])
+}
+
+fn start_requests(cluster: &Cluster, kind: Kind, port: u16) -> Result<Traffic> {
+    Traffic::start(cluster.lan.client()?.namespace(), Request::new(kind, VIP, port), PAUSE)
+}
+
+/// Sends so many bytes and gets them back.
+pub(crate) fn transfer(client: &Namespace, port: u16, bytes: u64) -> Result<()> {
+    let mut transfer = Transfer::start(client, (VIP, port).into(), Duration::ZERO)?;
+    transfer.wait_for_more(bytes, LONG).with_context(|| format!("port {port}"))?;
+    finish(transfer, port)
+}
+
+fn finish(transfer: Transfer, port: u16) -> Result<()> {
+    let answer = transfer.finish().with_context(|| format!("port {port}"))?;
+    let expected = if port == NEAR { "near" } else { "far" };
+    ensure!(answer.pod == expected, "port {port} was served by {answer}");
+    Ok(())
+}
