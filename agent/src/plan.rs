@@ -28,7 +28,7 @@ use vipmux_common::abi::{self, Mac};
 
 pub use self::observed::{Capacities, Entries, Observed};
 use self::{backends::Placements, nodes::Nodes, services::Services, vips::Vips};
-use crate::model::{NodeName, PortClaim, ServiceName, Vip};
+use crate::model::{NodeName, PortClaim, ServiceName, Vip, prefix::Prefix};
 
 /// How long a place in a map stays unused after packets stopped being led to it: far longer than a program runs, so
 /// that no packet in flight finds another's entry there. Within one agent's life; a restart takes longer than a packet.
@@ -80,6 +80,23 @@ pub struct DesiredService {
     pub owner: ServiceName,
     /// Its endpoints for this port; shared between Services where equal, so that comparing is cheap.
     pub backends: Arc<BTreeSet<DesiredBackend>>,
+    /// How its packets are treated.
+    pub treatment: Treatment,
+}
+
+/// How a Service port's packets are treated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Treatment {
+    /// The addresses that clients may have, all of the VIP's family; `None`: any. Shared where equal.
+    pub sources: Option<Arc<BTreeSet<Prefix>>>,
+    /// For how long a client without packets is remembered, seconds; `None`: no session affinity.
+    pub affinity: Option<u32>,
+    /// An idle flow's life, seconds; `None`: the default for the protocol.
+    pub idle: Option<u32>,
+    /// Backends get packets with the VIP as their destination.
+    pub direct: bool,
+    /// Packets are left to the node's own stack.
+    pub kernel: bool,
 }
 
 /// An endpoint of a Service port.

@@ -152,8 +152,8 @@ impl Model {
                 self.reserved.extend(parsed.map(what));
             }
             let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
-            if self.services.contains_key(&service) {
-                endpoints.add(&service, slice, &places, &mut self.notes);
+            if let Some(service) = self.services.get(&service) {
+                endpoints.add(service, slice, &places, &mut self.notes);
             }
         }
         self.endpoints = endpoints;
