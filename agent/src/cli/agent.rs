@@ -10,6 +10,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     datapath::{apply::Unclaimed, load::Mode, pins::DEFAULT_PIN_PATH},
     model::NodeName,
+    plan::Unreachable,
     runtime::{self, Options},
 };
 
@@ -39,6 +40,9 @@ pub struct Args {
     /// What becomes of packets to a VIP that no Service or no backend takes.
     #[arg(long, value_enum, env = "VIPMUX_UNCLAIMED", default_value_t)]
     unclaimed: Unclaimed,
+    /// What becomes of a Service port all of whose endpoints are on no known node, or on nodes off the segment.
+    #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS", default_value_t)]
+    unreachable_endpoints: Unreachable,
     /// Entries of each flow table (two of them, 128 and 144 bytes an entry); 0: by the machine's memory, between
     /// 16,384 and 1,048,576. Tables that are pinned already keep their size.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
@@ -56,6 +60,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         pin_path: args.pin_path,
         mode: args.xdp_mode,
         unclaimed: args.unclaimed,
+        unreachable: args.unreachable_endpoints,
         flows: args.flows,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -132,13 +132,7 @@ impl Endpoints {
         }
     }
 
-    fn add_endpoint(
-        &mut self,
-        service: &ServiceName,
-        ports: &[(String, Port)],
-        address: IpAddr,
-        endpoint: &Endpoint,
-    ) {
+    fn add_endpoint(&mut self, service: &ServiceName, ports: &[(String, Port)], address: IpAddr, endpoint: &Endpoint) {
         if !self.0.contains_key(service) {
             self.0.insert(service.clone(), BTreeMap::new());
         }

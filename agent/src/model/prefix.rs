@@ -17,6 +17,11 @@ pub struct Prefix {
 pub struct NotAPrefix(pub String);
 
 impl Prefix {
+    /// The addresses that have the same first `length` bits as this one; `None`: it has fewer.
+    pub fn new(address: IpAddr, length: u8) -> Option<Self> {
+        Some(Self { address: truncated(address, length)?, length })
+    }
+
     /// The lowest of its addresses: all bits behind the length are zero.
     pub const fn address(self) -> IpAddr {
         self.address
@@ -58,10 +63,8 @@ impl FromStr for Prefix {
             let (address, length) = (address.parse::<IpAddr>().ok()?, length.parse::<u8>().ok().filter(|_| digits)?);
             match (address.to_canonical(), length.checked_sub(96)) {
                 // IPv4 in its mapped form.
-                (IpAddr::V4(mapped), Some(length)) if address.is_ipv6() => {
-                    Some(Self { address: truncated(mapped.into(), length)?, length })
-                }
-                _ => Some(Self { address: truncated(address, length)?, length }),
+                (IpAddr::V4(mapped), Some(length)) if address.is_ipv6() => Self::new(mapped.into(), length),
+                _ => Self::new(address, length),
             }
         };
         parse().ok_or_else(|| NotAPrefix(text.to_owned()))

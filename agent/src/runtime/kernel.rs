@@ -16,7 +16,7 @@ use crate::{
         pins::Pins,
     },
     election::{Command, Election, HEARTBEAT, Input},
-    model::{NodeName, ServiceName, Vip},
+    model::{NodeName, PortClaim, ServiceName, Vip},
     plan::{self, Capacities, Desired, Entries, Observed, Plan, PlanError, Step},
 };
 
@@ -42,6 +42,18 @@ pub(super) fn boottime() -> Result<Duration, KernelError> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(KernelError::Clock)
 }
 
+/// How the maps were brought to what is desired.
+pub(super) struct Synced {
+    /// What found no room.
+    pub(super) refused: Vec<plan::Refusal>,
+    /// Claims none of whose endpoints can be reached.
+    pub(super) unreachable: Vec<PortClaim>,
+    /// Something is left to be removed after [`REST`](plan::REST).
+    pub(super) leftovers: bool,
+    /// What the heart did meanwhile.
+    pub(super) commands: Vec<Command>,
+}
+
 /// See the module.
 pub(super) struct Kernel {
     /// The maps.
@@ -63,6 +75,7 @@ impl Kernel {
         let found = maps.read_config()?;
         let mut config = if found.abi == 0 { new_config() } else { found };
         config.unclaimed = unclaimed.into();
+        config.records_per_second = maps.records_per_second()?;
         if config != found {
             maps.apply(&Step::Config(config))?;
         }
@@ -88,12 +101,11 @@ impl Kernel {
         led.map(|(address, value)| (Vip((*address).into()), value.interfaces)).collect()
     }
 
-    /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile; what it did is
-    /// returned with what found no room.
-    pub(super) fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
+    /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile.
+    pub(super) fn sync(&mut self, desired: &Desired) -> Result<Synced, KernelError> {
         let now = boottime()?;
         self.observed.forget_rested(now);
-        let Plan { steps, refused } = plan::plan(desired, &self.observed, now)?;
+        let Plan { steps, refused, unreachable } = plan::plan(desired, &self.observed, now)?;
         let mut commands = Vec::new();
         for step in &steps {
             self.execute(step)?;
@@ -107,7 +119,8 @@ impl Kernel {
         if !steps.is_empty() {
             self.align()?;
         }
-        Ok((refused, commands))
+        let leftovers = self.observed.has_leftovers();
+        Ok(Synced { refused, unreachable, leftovers, commands })
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -204,6 +217,7 @@ fn entries(maps: &Maps) -> Result<Entries, MapsError> {
         service_states: maps.read_service_states()?,
         backends: maps.read_backends()?,
         peers: maps.read_peers()?,
+        source_ranges: maps.read_source_ranges()?,
         ..Entries::default()
     };
     for (slot, owner) in maps.read_service_names()? {
