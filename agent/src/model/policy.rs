@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn source_ranges_of_the_field_go_before_the_annotation() {
         let list = serde_json::json!({"loadBalancerSourceRanges": [" 192.0.2.7/24 ", "2001:db8::/32"]});
-        let sources = |listed: &[(&str, &str)], spec| shown(read(listed, spec).unwrap().sources);
+        let sources = |listed: &[(&str, &str)], spec: &serde_json::Value| shown(read(listed, spec).unwrap().sources);
         let annotation = [(SOURCE_RANGES, "10.0.0.0/8, 172.16.0.0/12")];
         assert_eq!(sources(&annotation, &list).unwrap(), "192.0.2.0/24 2001:db8::/32");
         assert_eq!(sources(&annotation, &nothing()).unwrap(), "10.0.0.0/8 172.16.0.0/12");
