@@ -1,5 +1,6 @@
 //! A table per rule. Addresses are 192.0.2.x, written as `x` in outcomes.
 
+mod all_ports;
 mod faults;
 mod scale;
 
