@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -108,7 +108,7 @@ impl Endpoints {
         if slice.address_type == "FQDN" {
             left_out.push("address type FQDN is not supported".to_owned());
         } else {
-            let ports = ports(slice, service, &mut left_out);
+            let ports = ports(slice, service);
             for endpoint in slice.endpoints.iter().flatten() {
                 let address = match address(endpoint) {
                     Ok(address) => address,
@@ -147,6 +147,27 @@ impl Endpoints {
         }
     }
 
+    /// Leaves out the endpoints of a port that are on another port, and says so: packets to it cannot be translated.
+    pub(super) fn keep_untranslated(
+        &mut self,
+        service: &ServiceName,
+        port_name: &str,
+        port: Port,
+        because: &str,
+    ) -> Option<String> {
+        let of_port = self.0.get_mut(service)?.get_mut(&(port_name.to_owned(), port.protocol))?;
+        let all = of_port.len();
+        let (address, other) = *of_port.keys().find(|(_, number)| *number != port.number)?;
+        of_port.retain(|(_, number), _| *number == port.number);
+        let left_out = all - of_port.len();
+        let what = match of_port.len() {
+            0 => format!("port {port} is not served: its endpoints are"),
+            _ => format!("{left_out} of {all} endpoints of port {port} are not used: they are"),
+        };
+        let (other, own) = (SocketAddr::new(address, other), port.number);
+        Some(format!("{what} on another port ({other} for instance), and {because}; let targetPort be {own} too"))
+    }
+
     /// The backends of a Service port in one address family. Those on nodes that are not known are among them only where
     /// no other takes new flows: whoever serves the port must know that it has endpoints after all.
     pub fn backends(
@@ -181,8 +202,8 @@ impl Endpoints {
 }
 
 /// A slice's ports. One without a number means "every port" and belongs to no Service port. A Service that has every
-/// port of its address has every port of its endpoints. Where nothing is translated, the numbers must be equal.
-fn ports(slice: &api::EndpointSlice, service: &Service, left_out: &mut Vec<String>) -> Vec<(String, Port)> {
+/// port of its address has every port of its endpoints.
+fn ports(slice: &api::EndpointSlice, service: &Service) -> Vec<(String, Port)> {
     if service.policy.all_ports {
         return Port::every().map(|port| (String::new(), port)).collect();
     }
@@ -191,19 +212,7 @@ fn ports(slice: &api::EndpointSlice, service: &Service, left_out: &mut Vec<Strin
         let protocol = port.protocol.as_deref().map_or(Some(Protocol::default()), |text| text.parse().ok())?;
         Some((port.name.clone().unwrap_or_default(), Port { number, protocol }))
     };
-    let mut ports: Vec<_> = slice.ports.iter().flatten().filter_map(usable).collect();
-    if service.policy.direct {
-        ports.retain(|(name, port)| match service.port_named(name, port.protocol) {
-            Some(wanted) if wanted != *port => {
-                left_out.push(format!(
-                    "port {port} is not the Service's {wanted}, and direct server return does not translate it"
-                ));
-                false
-            }
-            _ => true,
-        });
-    }
-    ports
+    slice.ports.iter().flatten().filter_map(usable).collect()
 }
 
 /// An endpoint's address. Its addresses are interchangeable by definition; as kube-proxy, we take the first.

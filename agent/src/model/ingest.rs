@@ -156,6 +156,13 @@ impl Model {
                 endpoints.add(service, slice, &places, &mut self.notes);
             }
         }
+        for service in self.services.values().filter(|service| service.policy.direct) {
+            for (port, port_name) in &service.ports {
+                let because = "direct server return translates nothing";
+                let left_out = endpoints.keep_untranslated(&service.name, port_name, *port, because);
+                self.notes.extend(left_out.map(|message| Note::new(format!("Service {}", service.name), message)));
+            }
+        }
         self.endpoints = endpoints;
     }
 }

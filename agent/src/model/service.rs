@@ -95,12 +95,6 @@ impl Service {
         self.ports.keys().copied()
     }
 
-    /// Its port with this name and protocol.
-    pub fn port_named(&self, name: &str, protocol: Protocol) -> Option<Port> {
-        let mut ports = self.ports.iter().filter(|(port, _)| port.protocol == protocol);
-        ports.find(|(_, own)| *own == name).map(|(port, _)| *port)
-    }
-
     /// Its side of the question who may share.
     pub fn party(&self) -> Party<'_> {
         Party { namespace: &self.name.namespace, sharing: &self.request.sharing }

@@ -171,12 +171,12 @@ fn direct_server_return_takes_only_endpoints_with_the_services_own_port() {
     ];
     let model = annotated(&serde_json::json!({"vipmux.io/direct-server-return": "true"}), &slices);
     assert_eq!(http(&model), ["10.0.0.2:80@n1"]);
-    let note = Note::new(
-        "EndpointSlice shop/web-0",
-        "endpoints of shop/web left out: port 8080/TCP is not the Service's 80/TCP, and direct server return does not \
-         translate it",
-    );
-    assert_eq!(model.notes, [note]);
+    let message = "1 of 2 endpoints of port 80/TCP are not used: they are on another port (10.0.0.1:8080 for instance), and \
+                   direct server return translates nothing; let targetPort be 80 too";
+    assert_eq!(model.notes, [Note::new("Service shop/web", message)]);
+    let model = annotated(&serde_json::json!({"vipmux.io/direct-server-return": "true"}), &slices[..1]);
+    assert!(http(&model).is_empty());
+    assert!(model.notes[0].message.starts_with("port 80/TCP is not served: its endpoints are on another port"));
 }
 
 #[test]
