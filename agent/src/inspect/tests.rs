@@ -2,6 +2,7 @@
 
 mod cluster;
 mod program;
+mod treatment;
 
 use std::time::Duration;
 
@@ -84,25 +85,26 @@ fn a_leader_past_its_fence_is_not_answering() {
 #[test]
 fn services_show_their_backends_and_traffic() {
     let Some(cluster) = Cluster::new() else { return };
-    let services = Services::read(&cluster.maps()).unwrap();
+    let services = Services::read(&cluster.maps(), &clock()).unwrap();
     assert_eq!(
         text(&services),
         "\
-VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS
-192.0.2.10  53/UDP    dns/dns         1      0        0      0      0
-192.0.2.10  80/TCP    shop/web        2      1       10   1000      3
-192.0.2.10  81/TCP    shop/admin      1      1        0      0      0
-192.0.2.10  90/TCP    shop/many       3      0        0      0      0
-192.0.2.10  443/TCP   shop/tls        0      0        0      0      0
-192.0.2.10  8080/TCP  shop/far        1      0        0      0      0
-192.0.2.11  80/TCP    shop/vlan       1      1        0      0      0
+VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS  PARTICULARS
+192.0.2.10  53/UDP    dns/dns         1      0        0      0      0  -
+192.0.2.10  80/TCP    shop/web        2      1       10   1000      3  -
+192.0.2.10  81/TCP    shop/admin      1      1        0      0      0  -
+192.0.2.10  90/TCP    shop/many       3      0        0      0      0  -
+192.0.2.10  443/TCP   shop/tls        0      0        0      0      0  -
+192.0.2.10  8080/TCP  shop/far        1      0        0      0      0  -
+192.0.2.11  80/TCP    shop/vlan       1      1        0      0      0  -
 "
     );
     let web = &json(&services)["services"][1];
     assert_eq!(
         *web,
         json!({"vip": "192.0.2.10", "port": 80, "protocol": "TCP", "namespace": "shop", "name": "web", "slot": 0,
-               "table_length": 251, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3})
+               "table_length": 251, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3, "kernel": false,
+               "direct": false, "affinity_s": null, "idle_s": null, "source_ranges": null})
     );
 }
 
