@@ -146,7 +146,10 @@ impl Report for Services {
     fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
         let numbers = ["READY", "LOCAL", "PACKETS", "BYTES", "FLOWS"];
         let header = ["VIP", "PORT", "SERVICE", "READY", "LOCAL", "PACKETS", "BYTES", "FLOWS", "PARTICULARS"];
-        let mut table = Table::new(&header).right_aligned(&numbers);
+        // Where there are none, the last column is left out.
+        let plain = self.services.iter().all(|service| service.particulars().is_empty());
+        let header = &header[..header.len() - usize::from(plain)];
+        let mut table = Table::new(header).right_aligned(&numbers);
         for service in &self.services {
             let claim = &service.claim;
             let unserved = service.ready == 0 && !service.kernel;

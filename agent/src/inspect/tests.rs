@@ -89,14 +89,14 @@ fn services_show_their_backends_and_traffic() {
     assert_eq!(
         text(&services),
         "\
-VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS  PARTICULARS
-192.0.2.10  53/UDP    dns/dns         1      0        0      0      0  -
-192.0.2.10  80/TCP    shop/web        2      1       10   1000      3  -
-192.0.2.10  81/TCP    shop/admin      1      1        0      0      0  -
-192.0.2.10  90/TCP    shop/many       3      0        0      0      0  -
-192.0.2.10  443/TCP   shop/tls        0      0        0      0      0  -
-192.0.2.10  8080/TCP  shop/far        1      0        0      0      0  -
-192.0.2.11  80/TCP    shop/vlan       1      1        0      0      0  -
+VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS
+192.0.2.10  53/UDP    dns/dns         1      0        0      0      0
+192.0.2.10  80/TCP    shop/web        2      1       10   1000      3
+192.0.2.10  81/TCP    shop/admin      1      1        0      0      0
+192.0.2.10  90/TCP    shop/many       3      0        0      0      0
+192.0.2.10  443/TCP   shop/tls        0      0        0      0      0
+192.0.2.10  8080/TCP  shop/far        1      0        0      0      0
+192.0.2.11  80/TCP    shop/vlan       1      1        0      0      0
 "
     );
     let web = &json(&services)["services"][1];

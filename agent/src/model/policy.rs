@@ -24,20 +24,22 @@ const SCTP_IDLE: &str = "vipmux.io/sctp-idle-timeout";
 const AZURE_ALL_PORTS: &str = "service.beta.kubernetes.io/azure-load-balancer-enable-high-availability-ports";
 const AZURE_TCP_IDLE: &str = "service.beta.kubernetes.io/azure-load-balancer-tcp-idle-timeout";
 
-/// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is left out, and the most that it can be (`core/v1`).
-const AFFINITY_SECONDS: u32 = 10_800;
-const MAX_AFFINITY_SECONDS: u32 = 86_400;
+/// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is left out, and what it can be (`core/v1`).
+const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
+pub(crate) const AFFINITY_SECONDS: std::ops::RangeInclusive<u32> = 1..=86_400;
 /// Least and most of an idle timeout, seconds.
 const IDLE_SECONDS: std::ops::RangeInclusive<u32> = 10..=86_400;
 /// The same of Azure's, minutes.
 const AZURE_IDLE_MINUTES: std::ops::RangeInclusive<u32> = 4..=30;
 
 /// How a Service's packets are treated.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Policy {
     /// The addresses that clients may have; `None`: any.
+    #[serde(rename = "source_ranges")]
     pub sources: Option<BTreeSet<Prefix>>,
     /// For how long a client without packets is remembered, seconds; `None`: no session affinity.
+    #[serde(rename = "affinity_s")]
     pub affinity: Option<u32>,
     /// It has every port of its address, of every protocol, whatever its ports say.
     pub all_ports: bool,
@@ -59,6 +61,24 @@ pub struct IdleTimeouts {
 }
 
 impl Policy {
+    /// What is not as with most Services, in a word each.
+    pub fn particulars(&self, idle: IdleTimeouts) -> Vec<String> {
+        let seconds = |name: &str, seconds: Option<u32>| seconds.map(|seconds| format!("{name}={seconds}s"));
+        [
+            self.kernel.then(|| "kernel".to_owned()),
+            self.direct.then(|| "direct".to_owned()),
+            self.all_ports.then(|| "all-ports".to_owned()),
+            seconds("affinity", self.affinity),
+            seconds("tcp-idle", idle.tcp),
+            seconds("udp-idle", idle.udp),
+            seconds("sctp-idle", idle.sctp),
+            self.sources.as_ref().map(|sources| format!("ranges={}", sources.len())),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
+    }
+
     /// As annotations and fields say. What cannot be understood refuses the whole Service: nobody can tell whom it
     /// meant to keep out.
     pub fn read(annotations: &Annotations, spec: &api::ServiceSpec) -> Result<Self, Refusal> {
@@ -181,11 +201,14 @@ fn affinity(spec: &api::ServiceSpec) -> Result<Option<u32>, Refusal> {
         Some(other) => return refuse(format!("spec.sessionAffinity: {} is neither None nor ClientIP", quoted(other))),
     }
     let config = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
-    let Some(seconds) = config.and_then(|config| config.timeout_seconds) else { return Ok(Some(AFFINITY_SECONDS)) };
-    match u32::try_from(seconds).ok().filter(|seconds| (1..=MAX_AFFINITY_SECONDS).contains(seconds)) {
+    let Some(seconds) = config.and_then(|config| config.timeout_seconds) else {
+        return Ok(Some(DEFAULT_AFFINITY_SECONDS));
+    };
+    match u32::try_from(seconds).ok().filter(|seconds| AFFINITY_SECONDS.contains(seconds)) {
         Some(seconds) => Ok(Some(seconds)),
         None => refuse(format!(
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: {seconds} is not within 1 to {MAX_AFFINITY_SECONDS}"
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds: {seconds} is not within 1 to {}",
+            AFFINITY_SECONDS.end()
         )),
     }
 }

@@ -238,7 +238,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
 
     fn finish(self) -> Result<Services, PlanError> {
         let gone = self.observed.services.keys().filter(|key| !self.keys.contains(key));
-        let (mut superseded, mut gone): (Vec<_>, Vec<_>) = gone.partition(|key| self.is_superseded(key));
+        let (mut superseded, mut gone): (Vec<_>, Vec<_>) = gone.partition(|key| self.is_superseded(**key));
         // They stay until others have their ports, if there is room for both.
         let arrivals = self.keys.iter().filter(|key| !self.observed.services.contains_key(key)).count();
         let at_once = (self.observed.services.len() + arrivals).saturating_sub(gone.len());
@@ -269,11 +269,11 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     }
 
     /// Whether another claim has the ports of this one, which goes.
-    fn is_superseded(&self, key: &ServiceKey) -> bool {
+    fn is_superseded(&self, key: ServiceKey) -> bool {
         if key.port != 0 {
-            return self.keys.contains(&ServiceKey { port: 0, ..*key });
+            return self.keys.contains(&ServiceKey { port: 0, ..key });
         }
-        let others = self.keys.range(key..=&ServiceKey { port: u16::MAX, ..*key });
+        let others = self.keys.range(key..=ServiceKey { port: u16::MAX, protocol: u8::MAX, ..key });
         others.into_iter().any(|other| other.protocol == key.protocol)
     }
 }

@@ -351,8 +351,8 @@ pub(super) fn expected_terms(desired: &Desired, claim: &PortClaim) -> Option<[Te
     let lets_in = |client: &IpAddr| {
         treatment.sources.as_ref().is_none_or(|sources| sources.iter().any(|prefix| prefix.contains(*client)))
     };
-    let let_in = CLIENTS.into_iter().filter(lets_in).collect();
-    let state = Terms::State(owner.clone(), jiffies(treatment.idle), treatment.direct, let_in);
+    let clients = CLIENTS.into_iter().filter(lets_in).collect();
+    let state = Terms::State(owner.clone(), jiffies(treatment.idle), treatment.direct, clients);
     Some([Terms::Revision(owner.clone(), jiffies(treatment.affinity)), state])
 }
 

@@ -52,7 +52,7 @@ struct Set {
 /// The mirror of `SOURCE_RANGES`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sets {
-    sets: BTreeMap<u32, Set>,
+    by_id: BTreeMap<u32, Set>,
     /// Those that have users.
     by_prefixes: BTreeMap<Arc<Sources>, u32>,
     /// Those that have none, and since when.
@@ -71,14 +71,14 @@ impl Sets {
             let changed = if present { self.strays.insert(*key) } else { self.strays.remove(key) };
             return self.count(changed, present);
         };
-        let entry = self.sets.entry(set).or_insert_with(|| {
+        let entry = self.by_id.entry(set).or_insert_with(|| {
             self.idle.insert(set, now);
             Set::default()
         });
         let prefixes = Arc::make_mut(&mut entry.prefixes);
         let changed = if present { prefixes.insert(prefix) } else { prefixes.remove(&prefix) };
         if prefixes.is_empty() && entry.users == 0 {
-            self.sets.remove(&set);
+            self.by_id.remove(&set);
             self.idle.remove(&set);
         }
         self.count(changed, present);
@@ -92,7 +92,7 @@ impl Sets {
     /// A slot's state refers to the set from now on.
     pub(super) fn acquire(&mut self, set: u32) {
         if set != 0 {
-            let entry = self.sets.entry(set).or_default();
+            let entry = self.by_id.entry(set).or_default();
             entry.users += 1;
             self.idle.remove(&set);
             self.by_prefixes.entry(Arc::clone(&entry.prefixes)).or_insert(set);
@@ -101,7 +101,7 @@ impl Sets {
 
     /// A slot's state that referred to the set is gone.
     pub(super) fn release(&mut self, set: u32, now: Duration) {
-        let Some(entry) = self.sets.get_mut(&set) else { return };
+        let Some(entry) = self.by_id.get_mut(&set) else { return };
         entry.users = entry.users.saturating_sub(1);
         if entry.users > 0 {
             return;
@@ -112,7 +112,7 @@ impl Sets {
             known.remove();
         }
         if entry.prefixes.is_empty() {
-            self.sets.remove(&set);
+            self.by_id.remove(&set);
         } else {
             self.idle.insert(set, now);
         }
@@ -126,13 +126,13 @@ impl Sets {
     /// What nothing refers to any more, and has rested.
     fn leftovers(&self, now: Duration) -> Vec<Step> {
         let rested = self.idle.iter().filter(|(_, since)| now >= **since + REST);
-        let sets = rested.filter_map(|(id, _)| Some((*id, self.sets.get(id)?)));
+        let sets = rested.filter_map(|(id, _)| Some((*id, self.by_id.get(id)?)));
         let keys = sets.flat_map(|(id, set)| set.prefixes.iter().map(move |prefix| key(id, *prefix)));
         keys.chain(self.strays.iter().copied()).map(|key| Step::SourceRange(key, false)).collect()
     }
 
     fn holds(&self, set: u32, wanted: &Sources) -> bool {
-        self.sets.get(&set).map_or(wanted.is_empty(), |set| *set.prefixes == *wanted)
+        self.by_id.get(&set).map_or(wanted.is_empty(), |set| *set.prefixes == *wanted)
     }
 }
 

@@ -388,7 +388,7 @@ fn counters_never_wrap() {
     // One for what is new, one for each of two nodes.
     assert_eq!(with(1, u32::MAX - 2), Err(PlanError::GenerationsExhausted));
     assert!(with(u32::MAX - 1, u32::MAX - 3).is_ok());
-    let restricted = wanted.treat(80, |it| it.sources = treatment::sources(&["192.0.2.0/24"]));
+    let restricted = wanted.treat(80, |it| it.sources = Some(treatment::sources(&["192.0.2.0/24"])));
     let config = abi::Config { next_vip: 1, next_generation: u32::MAX - 1, ..Default::default() };
     let observed = Observed::empty(Capacities::default(), config);
     assert_eq!(plan(&restricted, &observed, Duration::ZERO), Err(PlanError::GenerationsExhausted));

@@ -10,7 +10,7 @@ fn one_with_every_port_has_its_address_to_itself() {
     for all in [ALL, (azure, "true")] {
         let cluster = lan().service("shop/a", &["80/TCP"], &[WEB, all]).service("shop/b", &["443/UDP"], &[WEB]);
         assert_eq!(cluster.outcome(), "shop/a=10 shop/b=11");
-        let ports: Vec<_> = cluster.allocate().claims().into_iter().map(|(claim, _)| claim.to_string()).collect();
+        let ports: Vec<_> = cluster.allocate().claims().into_keys().map(|claim| claim.to_string()).collect();
         let every = ["TCP", "UDP", "SCTP"].map(|protocol| format!("every {protocol} port on 192.0.2.10"));
         assert_eq!(ports[..3], every);
     }

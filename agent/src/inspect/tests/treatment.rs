@@ -105,7 +105,6 @@ fn a_lookup_says_which_backend_a_client_is_remembered_with() {
 fn a_lookup_finds_the_service_that_has_every_port_and_keeps_the_port_asked_for() {
     let Some(mut cluster) = Cluster::new() else { return };
     let address = std::net::IpAddr::from([192, 0, 2, 10]).into();
-    cluster.revision(81, |_| {});
     let key = |port: u16| ServiceKey { vip: 1, port: port.to_be(), protocol: 6, padding: 0 };
     let maps = &mut cluster.fixture.maps;
     let admin = maps.services.get(&key(81), 0).unwrap();

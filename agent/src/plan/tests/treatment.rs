@@ -6,8 +6,8 @@ use crate::{
     plan::{Unreachable, simulation::Table},
 };
 
-pub(super) fn sources(list: &[&str]) -> Option<Arc<BTreeSet<Prefix>>> {
-    Some(Arc::new(list.iter().map(|prefix| prefix.parse().unwrap()).collect()))
+pub(super) fn sources(list: &[&str]) -> Arc<BTreeSet<Prefix>> {
+    Arc::new(list.iter().map(|prefix| prefix.parse().unwrap()).collect())
 }
 
 impl World {
@@ -26,7 +26,7 @@ fn a_set_of_source_ranges_is_written_before_it_is_used_and_removed_after_it_has_
     let set = backends(&[(1, "b")]);
     let with = |list: &[&str]| {
         let sources = sources(list);
-        desired().serve(80, "web", &set).treat(80, |it| it.sources = sources)
+        desired().serve(80, "web", &set).treat(80, |it| it.sources = Some(sources))
     };
     world.reach(&desired().serve(80, "web", &set));
     let plan = world.reach(&with(&["203.0.113.0/24", "198.51.100.0/24"]));
@@ -51,13 +51,13 @@ fn equal_lists_of_source_ranges_share_one_set_and_a_restarted_agent_finds_it() {
     let two = |list: &[&str]| {
         let (a, b) = (sources(list), sources(list));
         let both = desired().serve(80, "web", &set).serve(81, "other", &set);
-        both.treat(80, |it| it.sources = a).treat(81, |it| it.sources = b)
+        both.treat(80, |it| it.sources = Some(a)).treat(81, |it| it.sources = Some(b))
     };
     world.reach(&two(&["203.0.113.0/24"]));
     assert_eq!((world.ranges(), world.state(80).ranges), (1, world.state(81).ranges));
     let third = |world: &mut World| {
         let sources = sources(&["203.0.113.0/24"]);
-        world.reach(&two(&["203.0.113.0/24"]).serve(82, "third", &set).treat(82, |it| it.sources = sources))
+        world.reach(&two(&["203.0.113.0/24"]).serve(82, "third", &set).treat(82, |it| it.sources = Some(sources)))
     };
     world.restart();
     assert!(!kinds(&third(&mut world)).contains(&"source range"));
@@ -74,7 +74,7 @@ fn a_list_that_finds_no_room_never_leaves_its_claim_open() {
     let set = backends(&[(1, "b")]);
     let with = |list: &[&str]| {
         let sources = sources(list);
-        desired().serve(80, "web", &set).serve(81, "other", &set).treat(80, |it| it.sources = sources)
+        desired().serve(80, "web", &set).serve(81, "other", &set).treat(80, |it| it.sources = Some(sources))
     };
     let long = ["192.0.2.0/24", "198.51.100.0/24", "203.0.113.0/24"];
     world.reach(&desired().serve(80, "web", &set).serve(81, "other", &set));
@@ -97,7 +97,7 @@ fn a_claim_whose_endpoints_find_no_room_is_held_to_its_source_ranges_all_the_sam
     let before = world.service(80);
     let list = sources(&["192.0.2.0/24"]);
     let plan =
-        world.reach(&others.serve(80, "web", &backends(&[(1, "b"), (3, "b")])).treat(80, |it| it.sources = list));
+        world.reach(&others.serve(80, "web", &backends(&[(1, "b"), (3, "b")])).treat(80, |it| it.sources = Some(list)));
     assert_eq!((plan.refused.len(), kinds(&plan)), (1, vec!["config", "source range", "service state"]));
     assert_eq!(world.service(80), before);
 }
