@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue};
+use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS};
 
 use crate::{
     model::{PortClaim, ServiceName, Vip},
@@ -91,6 +91,8 @@ struct Draft<'a, 'p, 'b> {
     placements: &'p mut Placements<'b>,
     sources: sources::Placement<'a>,
     vacancies: Vacancies<'a, Slot>,
+    /// The ids of the VIPs that have [`VIP_ALL_PORTS`] now.
+    all_ports: BTreeSet<u32>,
     /// Entries of `SERVICES` that there are to be.
     keys: BTreeSet<ServiceKey>,
     /// Their slots.
@@ -105,7 +107,9 @@ struct Draft<'a, 'p, 'b> {
 impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     fn new(observed: &'a Observed, placements: &'p mut Placements<'b>, now: Duration) -> Self {
         let capacity = observed.capacities.source_ranges;
+        let all_ports = observed.vips.values().filter(|vip| vip.flags & VIP_ALL_PORTS != 0);
         Self {
+            all_ports: all_ports.map(|vip| vip.id).collect(),
             observed,
             sources: sources::Placement::new(&observed.sources, capacity, placements.generation(), now),
             placements,
@@ -140,7 +144,8 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
                 (value.slot, Ok(()))
             }
             Err(shortage) => {
-                let Some(own) = own.filter(|own| self.is_restricted(own, service)) else { return Err(shortage) };
+                let kept = own.filter(|own| self.is_met(key) && self.is_restricted(own, service));
+                let Some(own) = kept else { return Err(shortage) };
                 self.placements.keep(own);
                 (own.slot, Err(shortage))
             }
@@ -268,8 +273,17 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         })
     }
 
+    /// Whether packets meet the claim's entry. That of every port may be there without its VIP's flag, if an agent died:
+    /// what is left of it must not come to be met.
+    fn is_met(&self, key: ServiceKey) -> bool {
+        key.port != 0 || self.all_ports.contains(&key.vip)
+    }
+
     /// Whether another claim has the ports of this one, which goes.
     fn is_superseded(&self, key: ServiceKey) -> bool {
+        if !self.is_met(key) {
+            return false;
+        }
         if key.port != 0 {
             return self.keys.contains(&ServiceKey { port: 0, ..key });
         }
