@@ -8,10 +8,14 @@ pub mod holders;
 mod occupancy;
 mod placement;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    iter,
+};
 
 use self::{
     holders::{Held, Holders, Terms},
+    occupancy::Part,
     placement::{Placement, conflict},
 };
 use crate::model::{
@@ -164,17 +168,23 @@ fn others(placement: &Placement<'_>, service: &Service, vip: Vip) -> String {
     }
 }
 
-/// Why the Service is not on a lower address of its group (rule 8).
+/// Why the Service is not on lower addresses of its group (rule 8).
 fn split_group(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vip>) -> Option<String> {
     if !service.request.addresses.is_empty() {
         return None;
     }
-    let mut lower =
-        placement.occupancy.group(service).take_while(|(vip, _)| addresses.first().is_some_and(|own| vip < own));
-    lower.find_map(|(vip, tenancy)| {
-        let (port, holder) = tenancy.clash(service)?;
-        let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
-        of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
+    // Lower pairs are where most of those who hold two did not fit.
+    let pair = addresses.first().filter(|_| addresses.len() > 1).map(|v4| (Part::Pairs, v4));
+    let each = addresses.iter().map(|own| (Part::Of(own.family()), own));
+    pair.into_iter().chain(each).find_map(|(part, own)| {
+        let lower = placement.occupancy.group(part, service).map(|(vip, _)| vip).take_while(|vip| vip < own);
+        let partners = |vip| placement.occupancy.partners(vip).filter(|_| part == Part::Pairs);
+        lower.flat_map(|vip| iter::once(vip).chain(partners(vip))).find_map(|vip| {
+            let tenancy = placement.occupancy.on(vip)?;
+            let (port, holder) = tenancy.clash(service)?;
+            let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
+            of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
+        })
     })
 }
 

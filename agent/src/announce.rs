@@ -1,4 +1,4 @@
-//! Telling the LAN where a VIP is now: gratuitous ARP.
+//! Telling the LAN where a VIP is now: gratuitous ARP, unsolicited neighbour advertisements.
 //!
 //! [`Announcer`] is pure: it is told which VIPs this node gained and lost, and says which frames to send and when to ask
 //! again. [`Sender`] puts the frames on the wire. A frame whose VIP this node does not lead is dropped by the node's own
@@ -13,9 +13,11 @@
 //!     +---------------------------------------------- settled
 //! ```
 //!
-//! Unsolicited neighbour advertisements are not sent yet: an IPv6 VIP is remembered and never announced.
+//! [`groups`] has the frames delivered to this node by which neighbours ask for IPv6 VIPs.
 
 mod arp;
+pub mod groups;
+mod ndp;
 mod schedule;
 mod sender;
 
@@ -162,8 +164,11 @@ impl Outlet {
 
     fn round(&mut self, vip: Vip, ifindex: u32, pacing: &Pacing, frames: &mut Vec<Frame>) {
         let Some(burst) = self.held.get_mut(&vip) else { return };
-        let IpAddr::V4(address) = vip.0 else { return };
-        frames.extend(arp::announcement(address, burst.mac).map(|bytes| Frame { ifindex, bytes }));
+        let frame = |bytes| Frame { ifindex, bytes };
+        match vip.0 {
+            IpAddr::V4(address) => frames.extend(arp::announcement(address, burst.mac).map(frame)),
+            IpAddr::V6(address) => frames.push(frame(ndp::announcement(address, burst.mac))),
+        }
         burst.sent += 1;
         burst.due = pacing.schedule().repeat(burst.start, burst.sent);
         self.waiting.extend(burst.due.map(|due| (due, vip)));

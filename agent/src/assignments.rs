@@ -8,7 +8,7 @@
 //! version: 1
 //! services:
 //!   shop/web:                    # namespace/name
-//!     addresses: [192.0.2.10]    # what it holds
+//!     addresses: [192.0.2.10, "2001:db8::10"] # what it holds
 //!     ports: [80/TCP, 443/TCP]   # what it claimed then; tells who changed, where two Services clash
 //!     sharing:                   # its sharing key then; left out where it has none
 //!       dialect: vipmux
@@ -292,13 +292,16 @@ mod tests {
         let (_directory, path) = file();
         assert!(load(&path).unwrap().is_none());
         let namespaces = Scope::Namespaces(["a".to_owned(), "b".to_owned()].into());
-        let unknown = Held { addresses: [Vip("2001:db8::1".parse().unwrap())].into(), terms: None };
+        let parse = |text: &str| Vip(text.parse().unwrap());
+        let unknown = Held { addresses: [parse("2001:db8::1")].into(), terms: None };
         let holders: Holders = [
             (name("a"), holding(1, None)),
             (name("b"), holding(2, Some(Scope::default()))),
             (name("c"), holding(3, Some(Scope::Cluster))),
             (name("d"), holding(4, Some(namespaces))),
             (name("e"), unknown),
+            // Colons at either end, as YAML has them for mappings.
+            (name("f"), Held { addresses: ["2001:db8:0:0:1::", "::1:2", "192.0.2.5"].map(parse).into(), terms: None }),
         ]
         .into();
         set(&path, &holders);
@@ -315,7 +318,7 @@ mod tests {
         fs::write(&path, text).unwrap();
         let held = load(&path).unwrap().unwrap()[&name("web")].clone();
         let terms = held.terms.unwrap();
-        assert_eq!((held.addresses.len(), terms.ports.len()), (1, 2));
+        assert_eq!((held.addresses.len(), terms.ports.len()), (2, 2));
         assert_eq!(terms.sharing_key.unwrap().scope, Scope::Cluster);
     }
 

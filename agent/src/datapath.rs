@@ -6,6 +6,7 @@ pub mod maps;
 pub mod pins;
 mod syscall;
 pub mod unload;
+pub mod xdp;
 
 use aya::include_bytes_aligned;
 

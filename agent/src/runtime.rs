@@ -34,11 +34,17 @@ use self::{
 };
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
-    announce::{Announcer, SendError, Sender},
+    announce::{
+        Announcer, SendError, Sender,
+        groups::{self, Group},
+    },
     datapath::{apply::Unclaimed, load::Mode, maps::MapsError, pins::Pins},
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
-    model::{self, NodeName, PortClaim, Vip},
+    model::{
+        self, NodeName, PortClaim, Vip,
+        range::{SUBNET_ANYCAST, subnet_anycast},
+    },
     plan::{Desired, DesiredNode, DesiredVip, REST, Unreachable},
     snat::{self, SnatError},
     source::manifests::{self, WatchError, WatchGuard},
@@ -143,7 +149,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         links.borrow().named(name)?;
     }
     let (sender, settled) = watch::channel(Arc::default());
-    let ours = model::Options { reserved: reserved().await?, ..model::Options::default() };
+    let reserved = reserved(&links.borrow().clone()).await?;
+    let ours = model::Options { reserved, ..model::Options::default() };
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     let state = options.state_dir.join("assignments.yaml");
     tokio::spawn(settle::follow(objects, manifests.looked(), state, ours, sender));
@@ -156,6 +163,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         announcer: Announcer::default(),
         sender: Sender::open()?,
         snat: snat::Keeper::start()?,
+        groups: groups::Keeper::start(),
         attached: BTreeMap::new(),
         ready: false,
         changed: false,
@@ -169,10 +177,15 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     Ok(())
 }
 
-/// Addresses that this node knows to be nobody's VIP (rule 14): its gateways, as they are when the agent starts.
-async fn reserved() -> Result<BTreeMap<IpAddr, String>, LinkError> {
-    let gateways = link::gateways().await?;
-    Ok(gateways.into_iter().map(|address| (address, "a gateway of the nodes".to_owned())).collect())
+/// Addresses that this node knows to be nobody's VIP (rule 14), as they are when the agent starts: its gateways, and what
+/// every router of its subnets answers to.
+async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> {
+    let gateways = link::gateways().await?.into_iter().map(|address| (address, "a gateway of the nodes".to_owned()));
+    let anycast = links.iter().flat_map(|interface| &interface.addresses).filter_map(|&(own, prefix)| match own {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(own) => Some((subnet_anycast(own, prefix)?.into(), SUBNET_ANYCAST.to_owned())),
+    });
+    Ok(anycast.chain(gateways).collect())
 }
 
 /// One agent per node name and state directory.
@@ -203,6 +216,7 @@ struct Agent {
     announcer: Announcer,
     sender: Sender,
     snat: snat::Keeper,
+    groups: groups::Keeper,
     attached: BTreeMap<u32, Attached>,
     ready: bool,
     /// An interface or its MAC is new, so what is led must be announced there.
@@ -249,7 +263,7 @@ impl Agent {
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
             let mut complaints = BTreeSet::new();
             self.attach(&links, &settled, &mut complaints)?;
-            let wanted = settled.nodes.values().flatten().copied().collect();
+            let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
             monitor.resolve(self.attached.keys().copied().collect(), wanted);
             self.update(&links, &settled, &neighbors, complaints)?;
         }
@@ -271,6 +285,7 @@ impl Agent {
         complaints.extend(refused.iter().map(ToString::to_string));
         complaints.extend(unreachable.iter().map(|claim| self.lost(claim)));
         self.snat.want(snat::local_backends(&desired));
+        self.groups.want(self.solicited(&desired));
         if settled.look >= self.awaited {
             self.choose(settled, &desired)?;
         }
@@ -325,8 +340,9 @@ impl Agent {
             vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan: 0, epoch: 0 });
         }
         let mut nodes = BTreeMap::new();
-        for (name, address) in &settled.nodes {
-            match self.node(name, *address, links, neighbors) {
+        for (name, addresses) in &settled.nodes {
+            // A hand-over is a matter of MACs: one address tells it, whatever the packet's family is.
+            match self.node(name, addresses.first().copied(), links, neighbors) {
                 Ok(node) => {
                     nodes.insert(name.clone(), node);
                 }
@@ -352,6 +368,18 @@ impl Agent {
         format!("{claim}: none of its endpoints is on a node that frames can be handed over to, so {what}")
     }
 
+    /// The groups in which neighbours ask for the VIPs: of all, since any may be led next.
+    fn solicited(&self, desired: &Desired) -> BTreeSet<Group> {
+        let mut groups = BTreeSet::new();
+        for (vip, wanted) in &desired.vips {
+            if let IpAddr::V6(address) = vip.0 {
+                let outlets = self.attached.iter().filter(|(_, attached)| attached.bit & wanted.interfaces != 0);
+                groups.extend(outlets.map(|(ifindex, _)| Group::of(address, *ifindex)));
+            }
+        }
+        groups
+    }
+
     /// How a node is reached, or why it is not.
     fn node(
         &self,
@@ -366,7 +394,7 @@ impl Agent {
             let (ifindex, mac) = first.map_or((0, None), |(ifindex, attached)| (*ifindex, Some(attached.mac)));
             return Ok(DesiredNode { mac, ifindex, mtu: mtu(ifindex), attached: true });
         }
-        let address = address.ok_or("it has no IPv4 InternalIP")?;
+        let address = address.ok_or("it has no InternalIP")?;
         match neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
                 let mac = neighbor.mac();

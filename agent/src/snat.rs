@@ -7,27 +7,32 @@
 //! conntrack then has its answer, and no later nat chain is asked.
 //!
 //! ```text
-//! table ip vipmux {
-//!     set backends { type ipv4_addr . inet_proto . inet_service }
+//! table inet vipmux {
+//!     set backends4 { type ipv4_addr . inet_proto . inet_service }
+//!     set addresses4 { type ipv4_addr . inet_proto }
+//!     set backends6 { type ipv6_addr . inet_proto . inet_service }
+//!     set addresses6 { type ipv6_addr . inet_proto }
 //!     chain postrouting {
 //!         type nat hook postrouting priority 99; policy accept;
-//!         meta l4proto udp ip saddr . ip protocol . th sport @backends counter snat to ip saddr
-//!         meta l4proto tcp tcp flags & (syn | ack) != syn ip saddr . ip protocol . th sport @backends counter snat to ip saddr
+//!         tcp flags & (syn | ack) == syn return
+//!         meta l4proto sctp @th,96,8 1 return
+//!         meta nfproto ipv4 ip saddr . meta l4proto . th sport @backends4 counter snat ip to ip saddr
+//!         meta nfproto ipv4 ip saddr . meta l4proto @addresses4 counter snat ip to ip saddr
+//!         meta nfproto ipv6 ip6 saddr . meta l4proto . th sport @backends6 counter snat ip6 to ip6 saddr
+//!         meta nfproto ipv6 ip6 saddr . meta l4proto @addresses6 counter snat ip6 to ip6 saddr
 //!     }
 //! }
 //! ```
 //!
-//! A bare SYN opens a connection of the backend's own, which is to be masqueraded as ever.
+//! A bare SYN, and an INIT (the type of the first chunk), open a connection of the backend's own, which is to be
+//! masqueraded as ever. One table of the family `inet` (nat there is as old as Linux 5.2) rather than one each of `ip` and
+//! `ip6`: it is made, healed and removed in one transaction.
 
 mod keeper;
 mod ruleset;
 mod transaction;
 
-use std::{
-    collections::BTreeSet,
-    io,
-    net::{IpAddr, Ipv4Addr},
-};
+use std::{collections::BTreeSet, io, net::IpAddr};
 
 pub use self::keeper::Keeper;
 use self::transaction::Socket;
@@ -40,14 +45,14 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LocalBackend {
     /// The endpoint's address.
-    pub address: Ipv4Addr,
-    /// The protocol that it is reached by; [`Protocol::Sctp`] is not balanced yet and meets no rule.
+    pub address: IpAddr,
+    /// The protocol that it is reached by.
     pub protocol: Protocol,
-    /// The endpoint's port.
+    /// The endpoint's port; 0: every port.
     pub port: u16,
 }
 
-/// The endpoints on this node; draining ones too, since they keep their flows. IPv4 alone, as the data plane.
+/// The endpoints on this node; draining ones too, since they keep their flows.
 pub fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
     let on_this_node = |backend: &&DesiredBackend| backend.node == desired.local;
     // Nothing is translated of the others' replies, or not here.
@@ -55,9 +60,10 @@ pub fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
     let services = desired.services.iter().filter(|(_, service)| translated(service));
     services
         .flat_map(|(claim, service)| {
-            service.backends.iter().filter(on_this_node).filter_map(|backend| match backend.address {
-                IpAddr::V4(address) => Some(LocalBackend { address, protocol: claim.protocol, port: backend.port }),
-                IpAddr::V6(_) => None,
+            service.backends.iter().filter(on_this_node).map(|backend| LocalBackend {
+                address: backend.address,
+                protocol: claim.protocol,
+                port: backend.port,
             })
         })
         .collect()
@@ -78,7 +84,7 @@ pub enum SnatError {
         source: io::Error,
     },
     /// The kernel refused a message; nothing of its transaction was done.
-    #[error("the kernel refused to {operation} (table ip {table}; it needs CAP_NET_ADMIN and nf_tables with nat)", table = ruleset::TABLE)]
+    #[error("the kernel refused to {operation} (table inet {table}; it needs CAP_NET_ADMIN and nf_tables with nat)", table = ruleset::TABLE)]
     Refused {
         /// What was tried.
         operation: &'static str,

@@ -135,6 +135,56 @@ fn json_has_the_documented_fields_and_yaml_is_the_same() -> Result<()> {
     Ok(())
 }
 
+const DUAL: &str = r#"
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: lan, namespace: metallb-system}
+spec: {addresses: [192.0.2.10-192.0.2.11, "2001:db8::10/124"]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: n1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}, {type: InternalIP, address: "2001:db8::1"}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop, annotations: {vipmux.io/sharing-key: edge}}
+spec: {type: LoadBalancer, ipFamilyPolicy: RequireDualStack, ports: [{port: 80}]}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: dns, namespace: shop, annotations: {vipmux.io/sharing-key: edge}}
+spec: {type: LoadBalancer, ipFamilies: [IPv6], ports: [{port: 53, protocol: UDP}]}
+"#;
+
+#[test]
+fn a_dual_stack_service_shows_both_addresses() -> Result<()> {
+    let state = "version: 1\nservices: {shop/web: {addresses: [192.0.2.11]}}";
+    let directory = manifests(&[("cluster.yaml", DUAL), ("state", state)])?;
+    let output = plan(directory.path(), &["cluster.yaml", "--state", "state"])?;
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(
+        text(&output.stdout),
+        "\
+SERVICE   STATE      ADDRESSES                PORTS   REASON  MESSAGE
+shop/dns  allocated  2001:db8::10             53/UDP  Shared  2001:db8::10 from pool lan, shared with shop/web
+shop/web  allocated  192.0.2.11,2001:db8::10  80/TCP  Shared  192.0.2.11 from pool lan; 2001:db8::10 from pool lan, shared with shop/dns
+
+VIP           LEADER  SERVICES
+192.0.2.11    n1      shop/web
+2001:db8::10  n1      shop/dns,shop/web
+"
+    );
+    let output = plan(directory.path(), &["-o", "json", "cluster.yaml"])?;
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(service(&json, "web")?["addresses"], serde_json::json!(["192.0.2.10", "2001:db8::10"]));
+    let pool = serde_json::json!({"name": "lan", "capacity": 2, "used": 1, "ipv6_capacity": 16, "ipv6_used": 1});
+    assert_eq!(json["pools"][0], pool);
+    let output = plan(directory.path(), &["-o", "yaml", "cluster.yaml"])?;
+    assert_eq!(serde_saphyr::from_str::<Value>(&text(&output.stdout))?, json);
+    Ok(())
+}
+
 #[test]
 fn what_is_particular_about_a_services_packets_is_shown() -> Result<()> {
     let guarded = "\

@@ -494,6 +494,10 @@ pub struct FragmentValue {
     pub backend_generation: u32,
     /// [`ServiceValue::slot`].
     pub slot: u32,
+    /// 1: the Service is [`SERVICE_DIRECT`].
+    pub direct: u32,
+    /// Zero.
+    pub reserved: u32,
     /// `jiffies_64` then.
     pub seen: u64,
 }
@@ -528,6 +532,45 @@ pub struct Budget {
     /// What is left, times [`Config::hz`].
     pub left: u64,
 }
+
+/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than [`Config::abandon_after`].
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lapse {
+    /// `jiffies_64` when the clock was asked last.
+    pub checked: u64,
+    /// 1: it has.
+    pub abandoned: u64,
+}
+
+/// Value of the per-CPU array `SCRATCH`: what an XDP program tells the one that it calls by a tail call. Means nothing
+/// between packets.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Scratch {
+    /// What is known already: 0 nothing, or one of the `KNOWN_` numbers.
+    pub known: u32,
+    /// [`VipValue::id`], where it is [`KNOWN_NEW`].
+    pub vip: u32,
+    /// [`VipValue::flags`], where it is [`KNOWN_NEW`].
+    pub vip_flags: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The packet is a TCP, UDP or SCTP one to a VIP, whole, and its flow has no record.
+pub const KNOWN_NEW: u32 = 1;
+/// No Service claims the packet's port.
+pub const KNOWN_NO_SERVICE: u32 = 2;
+/// The Service that the packet is for has no backend.
+pub const KNOWN_NO_BACKEND: u32 = 3;
+
+/// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
+pub const CALL_NEW: u32 = 0;
+/// Index into the program arrays: all that is neither a flow's nor begins one, IPv4. One more: IPv6.
+pub const CALL_ODD: u32 = 2;
+/// Elements of the program arrays.
+pub const CALLS: u32 = 4;
 
 /// `FENCE[0]`: until when ARP and NDP are answered.
 #[repr(C)]
@@ -578,9 +621,10 @@ const _: () = {
             && offset_of!(ReverseValue, tag) == 0
     );
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
-    assert!(size_of::<FragmentValue>() == 24 && offset_of!(FragmentValue, tag) == 0);
+    assert!(size_of::<FragmentValue>() == 32 && offset_of!(FragmentValue, tag) == 0);
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);
     assert!(size_of::<Budget>() == 16);
+    assert!(size_of::<Lapse>() == 16 && size_of::<Scratch>() == 16);
     assert!(size_of::<Fence>() == 8);
     assert!(size_of::<Count>() == 24);
 };

@@ -7,8 +7,8 @@ use std::{
 
 use crate::abi::{
     Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
-    ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
+    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
+    Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
 };
 
 macro_rules! pod {
@@ -32,12 +32,14 @@ pod!(
     FragmentKey,
     FragmentValue,
     Interface,
+    Lapse,
     Mac,
     Node,
     NodeLabel,
     Range,
     ReverseKey,
     ReverseValue,
+    Scratch,
     ServiceKey,
     ServiceOwner,
     ServiceState,

@@ -1,7 +1,7 @@
 //! Counters.
 
 use aya_ebpf::maps::PerCpuArray;
-use vipmux_common::abi::{Count, DropReason, Stat};
+use vipmux_common::abi::{Count, Stat};
 
 use crate::maps::{DROPS, SERVICE_STATS, STATS};
 
@@ -23,9 +23,10 @@ pub(crate) fn stat(stat: Stat, bytes: u64) {
     add(&STATS, stat as u32, bytes, 0);
 }
 
+/// `reason`: a [`vipmux_common::abi::DropReason`], as a number.
 #[inline(always)]
-pub(crate) fn drop(reason: DropReason, bytes: u64) {
-    add(&DROPS, reason as u32, bytes, 0);
+pub(crate) fn drop(reason: u32, bytes: u64) {
+    add(&DROPS, reason, bytes, 0);
 }
 
 #[inline(always)]

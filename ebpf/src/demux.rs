@@ -1,171 +1,259 @@
-//! From (VIP, protocol, port) to a backend.
+//! The walk of a packet to a VIP: to a backend, to its node, or to an answer.
+//!
+//! It has three parts, each in a program of its own: the verifier then has three small problems instead of their
+//! product, and each has a stack. [`established`] knows flows with a record, which are nearly all packets; [`new`] makes
+//! records; [`odd`] takes the rest.
 
 use vipmux_common::{
-    abi::{Address, DropReason, FlowKey, FragmentKey, Interface, NODE_ATTACHED, Node, ServiceKey, ServiceValue, Stat},
+    abi::{
+        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VipValue,
+    },
     hash,
 };
 
 use crate::{
-    Action, count,
-    flow::{self, Target},
+    budget, client, count,
+    flow::{self, Found},
     forward, fragment,
+    frame::Frame,
     icmp::{self, Embedded},
-    maps::{NODES, SERVICES, TABLES, VIPS},
+    maps::{SCRATCH, VIPS},
     nat, neighbor,
-    packet::{Frame, ICMP, Ipv4, Part},
+    packet::{FIRST, LATER, Packet, Transport},
     reject,
+    segment::Segment,
+    service,
+    verdict::{Outcome, Verdict},
 };
 
-/// The walk of an IPv4 packet that is addressed to this interface's MAC.
+/// The VIP that a packet is for, if it is announced here.
 #[inline(always)]
-pub(crate) fn ipv4(frame: &Frame, interface: &Interface) -> Result<Action, DropReason> {
-    let Some(packet) = Ipv4::parse(frame.network, frame.end) else { return Ok(Action::Pass) };
-    let Some(vip) = VIPS.get_ptr(Address::v4(packet.destination)) else { return Ok(Action::Pass) };
+fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<&'static VipValue> {
+    let vip = VIPS.get_ptr(&packet.destination)?;
     // SAFETY: a map value, which stays in place for the whole run.
     let vip = unsafe { &*vip };
-    if !neighbor::is_announced(vip, frame, interface) {
-        return Ok(Action::Pass);
+    neighbor::is_announced(vip, frame, interface).then_some(vip)
+}
+
+/// The walk of an IP packet that is addressed to this interface's MAC.
+#[inline(always)]
+pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
+    let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let now = flow::now();
+    if neighbor::is_abandoned(now) {
+        return Ok(Verdict::PASS);
     }
-    let transport = packet.transport(Some(frame.end - packet.at))?;
-    if transport.part == Part::Later {
-        return later(frame, interface, &packet, &packet.fragment(&transport));
+    let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
+    let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
+    let key = segment.flow(packet.source, vip.id);
+    let handed_over = frame.source.is_handover();
+    let is_new = Scratch { known: KNOWN_NEW, vip: vip.id, vip_flags: vip.flags, reserved: 0 };
+    let Some(found) = flow::find(&key, hash::flow(&key), &segment, now) else { return tell(is_new, Verdict::NEW) };
+    if !service::is_fit(&found.target, frame, handed_over) {
+        return tell(is_new, Verdict::NEW);
     }
-    if transport.protocol == ICMP {
-        return match (transport.part, Embedded::parse(transport.at, frame.end)) {
-            (Part::Whole, Some(embedded)) => error(frame, interface, &packet, vip.id, transport.at, &embedded),
-            (Part::Whole, None) => reject::echo(frame, &packet, transport.at, interface),
-            _ => Err(DropReason::Fragment),
-        };
+    if handed_over {
+        count::stat(Stat::FromPeer, frame.length);
+    }
+    if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+        return Err(DropReason::SourceRange.into());
+    }
+    count::service(found.slot, frame.length, false);
+    send(frame, interface, &packet, &transport, &segment, &found, now)
+}
+
+/// Tells the program that is called next what is known.
+#[inline(always)]
+fn tell(scratch: Scratch, next: Verdict) -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // SAFETY: a per-CPU value, which is read by the program that this one calls, in the same run.
+    unsafe { *told = scratch };
+    Ok(next)
+}
+
+/// The walk of an IP packet that is addressed to this interface's MAC, where [`established`] does not know its flow.
+#[inline(always)]
+pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
+    let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
+    let is_new = scratch.known == KNOWN_NEW;
+    let (id, flags) = if is_new {
+        (scratch.vip, scratch.vip_flags)
+    } else {
+        let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+        (vip.id, vip.flags)
+    };
+    let transport = packet.transport(frame, Some(frame.available()))?;
+    if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
+        return tell(Scratch::default(), Verdict::ODD);
     }
     let segment = transport.segment(frame.end)?;
-    let key = segment.flow(packet.source, vip.id);
-    let hash = hash::flow(&key);
-    let now = flow::now();
     let handed_over = frame.source.is_handover();
     if handed_over {
-        count::stat(Stat::FromPeer, frame.length());
+        count::stat(Stat::FromPeer, frame.length);
     }
-
-    let found = flow::find(&key, hash, &segment, now).filter(|(target, _)| is_fit(target, frame, handed_over));
-    let (target, slot, new) = match found {
-        Some((target, slot)) => (target, slot, false),
-        None => {
-            let service = service(&key)?;
-            let target = choose(&service, hash, frame, handed_over)?;
-            let new = flow::record(&key, hash, &target, &service, now);
-            if new {
-                count::stat(Stat::NewFlows, frame.length());
+    let key = segment.flow(packet.source, id);
+    let (tag, now) = (hash::flow(&key), flow::now());
+    let recorded = if is_new { None } else { flow::find(&key, tag, &segment, now) };
+    let (found, new) = match recorded {
+        Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
+        _ => {
+            let service = service::find(&key, flags)?;
+            let state = service::state(&service).ok_or(DropReason::NoService)?;
+            if state.ranges != 0 && !client::is_allowed(state.ranges, &packet.source) {
+                return Err(DropReason::SourceRange.into());
             }
-            (target, service.slot, new)
+            if service.flags & SERVICE_KERNEL != 0 {
+                return kernel(&packet, &transport, now);
+            }
+            let target = service::pick(&key, tag, &service, frame, handed_over)?;
+            let recorded = budget::record(now) && flow::record(&key, tag, &target, &service, now);
+            let (flags, idle) = (state.flags, state.idle);
+            (Found { target, slot: service.slot, flags, idle, ranges: 0, recorded }, recorded)
         }
     };
-    count::service(slot, frame.length(), new);
-    if transport.part == Part::First && !fragment::record(&packet.fragment(&transport), &target, slot, now) {
-        return Err(DropReason::RecordFailed);
+    if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+        return Err(DropReason::SourceRange.into());
     }
-    match target.local {
-        Some(backend) => nat::deliver(frame, &packet, &segment, backend, now),
-        None => forward::hand_over(frame, &packet, interface, node(&target)?),
+    if new {
+        count::stat(Stat::NewFlows, frame.length);
+    }
+    count::service(found.slot, frame.length, new);
+    if transport.fragment & FIRST != 0 && !fragment::record(&packet, &transport, &found, now) {
+        return Err(DropReason::RecordFailed.into());
+    }
+    send(frame, interface, &packet, &transport, &segment, &found, now)
+}
+
+/// A packet that no Service or no backend takes goes on to the program that answers it.
+#[inline(always)]
+pub(crate) fn claimed(outcome: Outcome) -> Verdict {
+    let verdict = Verdict::of(outcome);
+    let known = match verdict {
+        Verdict::NO_SERVICE => KNOWN_NO_SERVICE,
+        Verdict::NO_BACKEND => KNOWN_NO_BACKEND,
+        verdict => return verdict,
+    };
+    Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::ODD))
+}
+
+/// What is left of the packets to a VIP: without ports, or without a backend.
+#[inline(always)]
+pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
+    let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
+    match scratch.known {
+        KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
+        KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
+        _ => {}
+    }
+    let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
+    let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let transport = packet.transport(frame, Some(frame.available()))?;
+    let handed_over = frame.source.is_handover();
+    if handed_over {
+        count::stat(Stat::FromPeer, frame.length);
+    }
+    if transport.fragment & LATER != 0 {
+        return later(frame, interface, &packet, &packet.fragment(&transport), handed_over);
+    }
+    if transport.fragment != 0 {
+        return Err(DropReason::Fragment.into());
+    }
+    match Embedded::<V6>::parse(transport.at, frame.end) {
+        Some(embedded) => error(frame, interface, &packet, (vip.id, vip.flags), transport.at, &embedded),
+        None => reject::echo(frame, &packet, transport.at, interface),
+    }
+}
+
+/// To the node's own stack, and all later fragments too.
+#[inline(always)]
+fn kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> Outcome {
+    if transport.fragment & FIRST != 0 && !fragment::record_kernel(packet, transport, now) {
+        return Err(DropReason::RecordFailed.into());
+    }
+    Ok(Verdict::KERNEL)
+}
+
+/// To the backend that was found.
+#[inline(always)]
+fn send<const V6: bool>(
+    frame: &Frame,
+    interface: &Interface,
+    packet: &Packet<V6>,
+    transport: &Transport,
+    segment: &Segment,
+    found: &Found,
+    now: u64,
+) -> Outcome {
+    match found.target.local {
+        Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
+        Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend, found, now),
+        None => {
+            let node = service::node(&found.target)?;
+            if !found.recorded {
+                count::stat(Stat::Unrecorded, frame.length);
+            }
+            forward::hand_over_segment(frame, packet, transport, segment, interface, node)
+        }
     }
 }
 
 /// An ICMP error about a reply goes where the flow goes.
 #[inline(always)]
-fn error(
+fn error<const V6: bool>(
     frame: &Frame,
     interface: &Interface,
-    packet: &Ipv4,
-    vip: u32,
+    packet: &Packet<V6>,
+    (id, flags): (u32, u32),
     at: usize,
-    embedded: &Embedded,
-) -> Result<Action, DropReason> {
-    let key = embedded.flow(vip, packet.destination).ok_or(DropReason::Icmp)?;
-    let hash = hash::flow(&key);
+    embedded: &Embedded<V6>,
+) -> Outcome {
+    let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
+    let tag = hash::flow(&key);
     let handed_over = frame.source.is_handover();
-    if handed_over {
-        count::stat(Stat::FromPeer, frame.length());
-    }
-    let target = match flow::look(&key, hash).filter(|target| is_fit(target, frame, handed_over)) {
-        Some(target) => target,
-        None => choose(&service(&key).map_err(|_| DropReason::Icmp)?, hash, frame, handed_over)?,
+    let (target, state) = match flow::look(&key, tag) {
+        Some((target, state)) if service::is_fit(&target, frame, handed_over) => (target, state),
+        _ => {
+            let service = service::find(&key, flags).map_err(|_| DropReason::Icmp)?;
+            if service.flags & SERVICE_KERNEL != 0 {
+                return Ok(Verdict::KERNEL);
+            }
+            let hash = if service.affinity == 0 { tag } else { hash::client(&key.client) };
+            let state = service::state(&service).map_or(0, |state| state.flags);
+            (service::choose(&service, hash, frame, handed_over)?, state)
+        }
     };
     match target.local {
+        Some(_) if state & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(icmp::deliver(frame, packet, at, embedded, backend)),
-        None => forward::hand_over(frame, packet, interface, node(&target)?),
+        None => forward::hand_over(frame, packet, interface, service::node(&target)?),
     }
 }
 
 /// A fragment without ports goes where the first one of its datagram went.
 #[inline(always)]
-fn later(frame: &Frame, interface: &Interface, packet: &Ipv4, key: &FragmentKey) -> Result<Action, DropReason> {
-    let (target, slot) = fragment::find(key).ok_or(DropReason::Fragment)?;
-    let handed_over = frame.source.is_handover();
-    if handed_over {
-        count::stat(Stat::FromPeer, frame.length());
+fn later<const V6: bool>(
+    frame: &Frame,
+    interface: &Interface,
+    packet: &Packet<V6>,
+    key: &FragmentKey,
+    handed_over: bool,
+) -> Outcome {
+    let value = fragment::find(key).ok_or(DropReason::Fragment)?;
+    if value.backend == FRAGMENT_KERNEL {
+        return Ok(Verdict::KERNEL);
     }
-    if !is_fit(&target, frame, handed_over) {
-        return Err(if handed_over { DropReason::NotLocal } else { DropReason::Hairpin });
+    let target = fragment::target(&value).ok_or(DropReason::Fragment)?;
+    if !service::is_fit(&target, frame, handed_over) {
+        let reason = if handed_over { DropReason::NotLocal } else { DropReason::Hairpin };
+        return Err(reason.into());
     }
-    count::service(slot, frame.length(), false);
+    count::service(value.slot, frame.length, false);
     match target.local {
+        Some(_) if value.direct != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(nat::deliver_later(frame, packet, backend)),
-        None => forward::hand_over(frame, packet, interface, node(&target)?),
+        None => forward::hand_over(frame, packet, interface, service::node(&target)?),
     }
-}
-
-/// A copy of the Service port's revision: the element itself may be replaced at any time.
-#[inline(always)]
-fn service(key: &FlowKey) -> Result<ServiceValue, DropReason> {
-    let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
-    // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
-    unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService)
-}
-
-#[inline(always)]
-fn node(target: &Target) -> Result<&'static Node, DropReason> {
-    match NODES.get(target.node) {
-        Some(node) if node.flags & NODE_ATTACHED != 0 => Ok(node),
-        _ => Err(DropReason::NodeUnreachable),
-    }
-}
-
-/// Whether a frame may go to this backend: a handed-over one only to a local one, and none back to where it came from.
-#[inline(always)]
-fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool {
-    target.local.is_some() || !handed_over && node(target).is_ok_and(|node| node.mac != frame.source)
-}
-
-#[inline(always)]
-fn at(table: u32, length: u32, hash: u32) -> Option<Target> {
-    let index = TABLES.get(table.wrapping_add(hash::slot(hash, length)))?;
-    Target::get(*index)
-}
-
-/// The table's backend for a new flow, or the next best where it cannot be taken.
-#[inline(always)]
-fn choose(service: &ServiceValue, hash: u32, frame: &Frame, handed_over: bool) -> Result<Target, DropReason> {
-    if service.table_length == 0 {
-        return Err(DropReason::NoBackend);
-    }
-    let first = at(service.table, service.table_length, hash).ok_or(DropReason::NoBackend)?;
-    if is_fit(&first, frame, handed_over) {
-        return Ok(first);
-    }
-    if service.local_length != 0 {
-        return at(service.local_table, service.local_length, hash).ok_or(DropReason::NoBackend);
-    }
-    if handed_over {
-        return Err(DropReason::NotLocal);
-    }
-    let came_back = NODES.get(first.node).is_some_and(|node| node.mac == frame.source);
-    let mut next = hash;
-    for _ in 0..hash::PROBES {
-        next = hash::next(next);
-        if let Some(target) = at(service.table, service.table_length, next)
-            && is_fit(&target, frame, handed_over)
-        {
-            return Ok(target);
-        }
-    }
-    Err(if came_back { DropReason::Hairpin } else { DropReason::NodeUnreachable })
 }

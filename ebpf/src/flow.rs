@@ -1,19 +1,16 @@
-//! Flow records: which backend a client's packets go to, and what its replies are turned back into.
+//! Flow records: which backend a client's packets go to.
 
 use core::ptr;
 
 use aya_ebpf::helpers::bpf_jiffies64;
-use vipmux_common::{
-    abi::{
-        BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN,
-        FLOW_RESET, FlowKey, FlowValue, ReverseKey, ReverseValue, ServiceValue,
-    },
-    hash,
+use vipmux_common::abi::{
+    BACKEND_LOCAL, BACKEND_READY, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, ServiceValue,
 };
 
 use crate::{
-    maps::{BACKENDS, CONFIG, FLOWS, NODES, REVERSE, SERVICE_STATES},
-    packet::{ACK, FIN, RST, SYN, Segment, TCP},
+    maps::{BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES, Workspace},
+    packet::UDP,
+    segment::{FIN, RST, Segment},
 };
 
 /// Now, in jiffies: far cheaper than any clock helper, and precise enough for timeouts.
@@ -66,11 +63,11 @@ fn age_low(seen: u32, now: u32) -> u64 {
     if age > u32::MAX - AHEAD { 0 } else { u64::from(age) }
 }
 
-/// Whether a flow whose last packet is so many jiffies old has ended.
+/// Whether a flow whose last packet is so many jiffies old has ended. `idle`: the Service's own limit, or zero.
 #[inline(always)]
-fn is_idle(config: &Config, protocol: u32, age: u64) -> bool {
-    let life = if protocol == TCP { config.tcp_idle } else { config.udp_idle };
-    age > u64::from(life)
+pub(crate) fn is_idle(config: &Config, protocol: u32, idle: u32, age: u64) -> bool {
+    let common = if protocol == UDP { config.udp_idle } else { config.tcp_idle };
+    age > u64::from(if idle == 0 { common } else { idle })
 }
 
 /// What a flow record leads to.
@@ -107,9 +104,23 @@ fn recorded(flow: &FlowValue) -> Option<Recorded> {
     Some(Recorded { target: Target::new(flow.backend, flow.backend_generation, backend), ready, epoch })
 }
 
-/// The backend and service slot of a live record, which is refreshed.
+/// Where a packet goes, and what its Service's state says.
+pub(crate) struct Found {
+    pub(crate) target: Target,
+    pub(crate) slot: u32,
+    /// [`vipmux_common::abi::ServiceState::flags`].
+    pub(crate) flags: u32,
+    /// [`vipmux_common::abi::ServiceState::idle`].
+    pub(crate) idle: u32,
+    /// [`vipmux_common::abi::ServiceState::ranges`].
+    pub(crate) ranges: u32,
+    /// Whether there is a flow record.
+    pub(crate) recorded: bool,
+}
+
+/// What a live record says; it is refreshed.
 #[inline(always)]
-pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Option<(Target, u32)> {
+pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Option<Found> {
     let record = FLOWS.get_ptr_mut(key)?;
     // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells; the few words
     // written below do no harm to another flow: an epoch is one node's alone, so it vouches for no backend of another.
@@ -125,7 +136,7 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
         }
         let config = CONFIG.get(0)?;
         let now = now as u32;
-        let idle = is_idle(config, segment.protocol, age_low(flow.seen, now));
+        let idle = is_idle(config, segment.protocol, state.idle, age_low(flow.seen, now));
         let mut flags = u32::from(flow.flags);
         if segment.is_syn() {
             let closed = flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0;
@@ -147,13 +158,14 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
         if now != flow.seen {
             ptr::write_volatile(&raw mut (*record).seen, now);
         }
-        Some((target, flow.slot))
+        let (flags, idle, ranges) = (state.flags, state.idle, state.ranges);
+        Some(Found { target, slot: flow.slot, flags, idle, ranges, recorded: true })
     }
 }
 
-/// The backend of a record, which is left as it is: for what is about the flow, but not of it.
+/// The backend of a record and its Service's flags. It is left as it is: for what is about the flow, but not of it.
 #[inline(always)]
-pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<Target> {
+pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<(Target, u32)> {
     let record = FLOWS.get_ptr(key)?;
     // SAFETY: as in `find`.
     unsafe {
@@ -161,14 +173,14 @@ pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<Target> {
         let state = SERVICE_STATES.get(flow.slot)?;
         let target = recorded(&flow)?.target;
         (state.generation == flow.slot_generation && ptr::read_volatile(&raw const (*record).tag) == tag)
-            .then_some(target)
+            .then_some((target, state.flags))
     }
 }
 
 /// A flow's flags after a segment with these TCP flags from the side whose FIN is `fin`. Only the client disproves an
 /// RST: what a backend had under way when the client's came would keep the flow alive otherwise.
 #[inline(always)]
-fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
+pub(crate) fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
     let flags = if tcp & FIN != 0 { flags | fin } else { flags };
     if tcp & RST != 0 {
         flags | FLOW_RESET
@@ -183,134 +195,15 @@ fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
 /// the flow's next packet looks at both.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &ServiceValue, now: u64) -> bool {
-    let value = FlowValue {
-        tag,
-        backend: target.index,
-        backend_generation: target.generation,
-        slot: service.slot,
-        slot_generation: service.generation,
-        epoch: 0,
-        node: target.node as u16,
-        flags: 0,
-        seen: now as u32,
-    };
-    FLOWS.insert(key, value, 0).is_ok()
-}
-
-/// Whether a reverse record's connection is over, by its flags.
-#[inline(always)]
-fn is_closed(flags: u32) -> bool {
-    const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
-    flags & FLOW_RESET != 0 || flags & BOTH == BOTH
-}
-
-/// Whether a reverse record still translates.
-#[inline(always)]
-fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
-    let age = age(value.seen, now);
-    if is_closed(value.flags) { age <= u64::from(config.closed_linger) } else { !is_idle(config, protocol, age) }
-}
-
-/// Makes or refreshes the record by which the backend's replies find their way back to `flow`'s VIP.
-#[inline(always)]
-pub(crate) fn remember(
-    key: &ReverseKey,
-    vip: vipmux_common::abi::Address,
-    segment: &Segment,
-    now: u64,
-) -> Result<(), DropReason> {
-    let tag = hash::reverse(key);
-    let config = CONFIG.get(0).ok_or(DropReason::RecordFailed)?;
-    let syn = segment.is_syn();
-    if let Some(record) = REVERSE.get_ptr_mut(key) {
-        // SAFETY: a map value; as in `find`.
-        let (value, current) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
-        let same = value.vip == vip && value.vip_port == segment.destination_port;
-        if current == tag {
-            if !same && !is_closed(value.flags) && is_live(config, key.protocol, &value, now) {
-                return Err(DropReason::TupleCollision);
-            }
-            if same && !syn {
-                refresh(record, &value, segment.flags, FLOW_CLIENT_FIN, now);
-                return Ok(());
-            }
-            if same {
-                // SAFETY: as above.
-                unsafe {
-                    ptr::write_volatile(&raw mut (*record).isn, segment.sequence);
-                    ptr::write_volatile(&raw mut (*record).flags, FLOW_ISN);
-                    ptr::write_volatile(&raw mut (*record).seen, now);
-                }
-                return Ok(());
-            }
-        }
-    }
-    let value = ReverseValue {
-        tag,
-        isn: segment.sequence,
-        vip,
-        vip_port: segment.destination_port,
-        padding: 0,
-        flags: if syn { FLOW_ISN } else { after(0, segment.flags, FLOW_CLIENT_FIN) },
-        seen: now,
-        idle: 0,
-        reserved: 0,
-    };
-    REVERSE.insert(key, value, 0).map_err(|_| DropReason::RecordFailed)
-}
-
-/// Takes one more segment into account. `seen` stands still once the connection is closed, so that it ends.
-#[inline(always)]
-fn refresh(record: *mut ReverseValue, value: &ReverseValue, tcp: u8, fin: u32, now: u64) {
-    let flags = after(value.flags, tcp, fin);
-    // SAFETY: a map value; as in `find`.
-    unsafe {
-        if flags != value.flags {
-            ptr::write_volatile(&raw mut (*record).flags, flags);
-        }
-        if now != value.seen && !(is_closed(value.flags) && is_closed(flags)) {
-            ptr::write_volatile(&raw mut (*record).seen, now);
-        }
-    }
-}
-
-/// What a reply is to be turned into.
-pub(crate) enum Reply {
-    /// Not of a flow through a VIP.
-    Foreign,
-    /// A SYN-ACK of a connection that the client made to the backend itself.
-    Direct,
-    /// Of this flow.
-    Of(ReverseValue),
-}
-
-/// A live record of replies, which is left as it is: for what is about the flow, but not of it.
-#[inline(always)]
-pub(crate) fn find_reply(key: &ReverseKey, now: u64) -> Option<ReverseValue> {
-    let record = REVERSE.get_ptr(key)?;
-    // SAFETY: as in `find`.
-    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
-    (tag == hash::reverse(key) && is_live(CONFIG.get(0)?, key.protocol, &value, now)).then_some(value)
-}
-
-/// Finds a reply's record and refreshes it. `tcp` is TCP's flags, `acknowledged` its acknowledgement number, host order.
-#[inline(always)]
-pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> Reply {
-    let Some(record) = REVERSE.get_ptr_mut(key) else { return Reply::Foreign };
-    // SAFETY: a map value; as in `find`.
-    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
-    let Some(config) = CONFIG.get(0) else { return Reply::Foreign };
-    if tag != hash::reverse(key) {
-        return Reply::Foreign;
-    }
-    if !is_live(config, key.protocol, &value, now) {
-        let _ = REVERSE.remove(key);
-        return Reply::Foreign;
-    }
-    if tcp & (SYN | ACK) == SYN | ACK && (value.flags & FLOW_ISN == 0 || acknowledged != value.isn.wrapping_add(1)) {
-        let _ = REVERSE.remove(key);
-        return Reply::Direct;
-    }
-    refresh(record, &value, tcp, FLOW_BACKEND_FIN, now);
-    Reply::Of(value)
+    let Some(Workspace { flow: value, .. }) = Workspace::get() else { return false };
+    value.tag = tag;
+    value.backend = target.index;
+    value.backend_generation = target.generation;
+    value.slot = service.slot;
+    value.slot_generation = service.generation;
+    value.epoch = 0;
+    value.node = target.node as u16;
+    value.flags = 0;
+    value.seen = now as u32;
+    FLOWS.insert(key, &*value, 0).is_ok()
 }

@@ -1,39 +1,50 @@
 //! Hand-over to the backend's node, on layer 2.
 
-use aya_ebpf::{bindings::xdp_action::XDP_REDIRECT, helpers::bpf_redirect};
-use vipmux_common::{
-    abi::{DropReason, Interface, Node, Stat},
-    checksum,
+use aya_ebpf::{
+    bindings::xdp_action::{XDP_ABORTED, XDP_REDIRECT},
+    helpers::bpf_redirect,
 };
+use vipmux_common::abi::{DropReason, Interface, Node, Stat};
 
 use crate::{
-    Action, count,
-    packet::{Frame, Ipv4, read, write},
+    count,
+    frame::Frame,
+    packet::{Packet, Transport},
+    partial,
+    segment::Segment,
+    verdict::{Outcome, Verdict},
 };
 
 /// Sends the frame on, unchanged above layer 2 but for the TTL, with this node's hand-over MAC as its source.
 #[inline(always)]
-pub(crate) fn hand_over(
+pub(crate) fn hand_over<const V6: bool>(
     frame: &Frame,
-    packet: &Ipv4,
+    packet: &Packet<V6>,
     interface: &Interface,
     node: &Node,
-) -> Result<Action, DropReason> {
-    let at = packet.at;
-    // SAFETY: `Ipv4::parse` compared the fixed header with the end.
-    unsafe {
-        let ttl: u8 = read::<8, _>(at);
-        if ttl <= 1 {
-            return Err(DropReason::TtlExceeded);
-        }
-        let before: u16 = read::<8, _>(at);
-        write::<8, _>(at, ttl - 1);
-        let change = checksum::change(u32::from(before), u32::from(read::<8, u16>(at)));
-        write::<10, _>(at, checksum::update(read::<10, _>(at), change));
+) -> Outcome {
+    let hops = packet.hops();
+    if hops <= 1 {
+        return Err(DropReason::TtlExceeded.into());
     }
+    packet.set_hops(hops - 1);
     frame.write_macs(node.mac, interface.mac.handover());
-    count::stat(Stat::HandedOver, frame.length());
-    Ok(Action::Forward(node.ifindex))
+    count::stat(Stat::HandedOver, frame.length);
+    Ok(Verdict::forward(node.ifindex))
+}
+
+/// The same for a packet with a checksum of its own, which may have to be completed.
+#[inline(always)]
+pub(crate) fn hand_over_segment<const V6: bool>(
+    frame: &Frame,
+    packet: &Packet<V6>,
+    transport: &Transport,
+    segment: &Segment,
+    interface: &Interface,
+    node: &Node,
+) -> Outcome {
+    partial::complete(frame, interface, packet, transport, segment);
+    hand_over(frame, packet, interface, node)
 }
 
 /// Out of another interface than the frame came in by.
@@ -41,5 +52,5 @@ pub(crate) fn hand_over(
 pub(crate) fn redirect(ifindex: u32) -> u32 {
     // SAFETY: a helper with plain arguments; its result is XDP_REDIRECT or XDP_ABORTED.
     let action = unsafe { bpf_redirect(ifindex, 0) };
-    if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { aya_ebpf::bindings::xdp_action::XDP_ABORTED }
+    if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { XDP_ABORTED }
 }

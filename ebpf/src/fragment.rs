@@ -3,13 +3,14 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Address, EgressFragmentValue, FragmentKey, FragmentValue},
+    abi::{Address, EgressFragmentValue, FRAGMENT_KERNEL, FragmentKey, FragmentValue, SERVICE_DIRECT},
     hash,
 };
 
 use crate::{
-    flow::{self, Target},
-    maps::{CONFIG, EGRESS_FRAGMENTS, FRAGMENTS},
+    flow::{self, Found, Target},
+    maps::{CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
+    packet::{Packet, Transport},
 };
 
 /// Whether a first fragment seen at `seen` still leads the later ones.
@@ -21,26 +22,51 @@ fn is_alive(seen: u64) -> bool {
 
 /// Records where a datagram's first fragment goes; whether it succeeded.
 #[inline(always)]
-pub(crate) fn record(key: &FragmentKey, target: &Target, slot: u32, now: u64) -> bool {
-    let value = FragmentValue {
-        tag: hash::fragment(key),
-        backend: target.index,
-        backend_generation: target.generation,
-        slot,
-        seen: now,
-    };
-    FRAGMENTS.insert(key, value, 0).is_ok()
+pub(crate) fn record<const V6: bool>(packet: &Packet<V6>, transport: &Transport, found: &Found, now: u64) -> bool {
+    let Found { target, slot, flags, .. } = found;
+    let direct = u32::from(flags & SERVICE_DIRECT != 0);
+    write(packet, transport, (target.index, target.generation), (*slot, direct), now)
 }
 
-/// Where the first fragment went, and its Service's slot.
+/// Records that a datagram's first fragment is left to the node's own stack; whether it succeeded.
 #[inline(always)]
-pub(crate) fn find(key: &FragmentKey) -> Option<(Target, u32)> {
+pub(crate) fn record_kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> bool {
+    write(packet, transport, (FRAGMENT_KERNEL, 0), (0, 0), now)
+}
+
+#[inline(always)]
+fn write<const V6: bool>(
+    packet: &Packet<V6>,
+    transport: &Transport,
+    (backend, generation): (u32, u32),
+    (slot, direct): (u32, u32),
+    now: u64,
+) -> bool {
+    let Some(Workspace { fragment_key: key, fragment: value, .. }) = Workspace::get() else { return false };
+    packet.fragment_into(transport, key);
+    value.tag = hash::fragment(key);
+    value.backend = backend;
+    value.backend_generation = generation;
+    value.slot = slot;
+    value.direct = direct;
+    value.reserved = 0;
+    value.seen = now;
+    FRAGMENTS.insert(&*key, &*value, 0).is_ok()
+}
+
+/// Where the first fragment went.
+#[inline(always)]
+pub(crate) fn find(key: &FragmentKey) -> Option<FragmentValue> {
     let record = FRAGMENTS.get_ptr(key)?;
     // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells.
     let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
-    let target = Target::get(value.backend)?;
-    let fits = tag == hash::fragment(key) && target.generation == value.backend_generation && is_alive(value.seen);
-    fits.then_some((target, value.slot))
+    (tag == hash::fragment(key) && is_alive(value.seen)).then_some(value)
+}
+
+/// The backend that the first fragment went to, if it is still there.
+#[inline(always)]
+pub(crate) fn target(value: &FragmentValue) -> Option<Target> {
+    Target::get(value.backend).filter(|target| target.generation == value.backend_generation)
 }
 
 /// Records what the source of a reply's first fragment becomes; whether it succeeded.

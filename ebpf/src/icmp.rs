@@ -1,76 +1,99 @@
-//! ICMP errors (RFC 792) about packets of a flow: they follow the flow, in both directions, and what they embed is
-//! translated as the flow is. Path MTU discovery (RFC 1191) depends on it.
+//! ICMP and ICMPv6 errors (RFC 792, RFC 4443) about packets of a flow: they follow the flow, in both directions, and
+//! what they embed is translated as the flow is. Path MTU discovery (RFC 1191, RFC 8201) depends on it.
 //!
 //! The embedded TCP or UDP checksum is left as it is: nobody verifies it, and TCP's is not even among the eight bytes.
 
-use aya_ebpf::programs::TcContext;
 use vipmux_common::{
-    abi::{Address, Backend, DropReason, FlowKey, ReverseKey, ReverseValue, Stat},
+    abi::{Address, Backend, FlowKey, ReverseKey, Stat},
     checksum,
 };
 
 use crate::{
-    Action, count, flow, nat,
-    packet::{Frame, Ipv4, TCP, UDP, read, write},
+    count,
+    frame::Frame,
+    nat,
+    packet::{Packet, SCTP, TCP, UDP, address, write_address},
+    verdict::Verdict,
+    wire::{read, write},
 };
 
-const DESTINATION_UNREACHABLE: u8 = 3;
-const TIME_EXCEEDED: u8 = 11;
-const PARAMETER_PROBLEM: u8 = 12;
-/// The ICMP header, and of the packet it is about the IPv4 header (without options) and eight bytes.
-const LENGTH: usize = 8 + 20 + 8;
-/// From the ICMP header on: the embedded packet's checksum, source, destination and ports.
-const CHECKSUM: usize = 8 + 10;
-const SOURCE: usize = 8 + 12;
-const DESTINATION: usize = 8 + 16;
-const SOURCE_PORT: usize = 8 + 20;
-const DESTINATION_PORT: usize = 8 + 22;
+/// The ICMP header.
+pub(crate) const HEADER: usize = 8;
+const IPV4_ENDS: usize = HEADER + 20;
+const IPV6_ENDS: usize = HEADER + 40;
+/// From the ICMP header on: the embedded IPv4 header's checksum.
+pub(crate) const CHECKSUM: usize = HEADER + 10;
 /// The fragment offset (RFC 791, 3.1).
 const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
 
-/// What an ICMP error is about.
-pub(crate) struct Embedded {
-    protocol: u32,
-    checksum: u16,
-    source: u32,
-    destination: u32,
-    source_port: u16,
-    destination_port: u16,
+/// What an ICMP error is about: a packet without IPv4 options or IPv6 extension headers.
+pub(crate) struct Embedded<const V6: bool> {
+    pub(crate) protocol: u32,
+    /// The IPv4 header's checksum.
+    pub(crate) checksum: u16,
+    pub(crate) source: Address,
+    pub(crate) destination: Address,
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
 }
 
-impl Embedded {
-    /// Of the ICMP message at `at`; `None` where it is no error about TCP or UDP, or not understood.
+/// From the ICMP header on: where the embedded destination address and ports are.
+pub(crate) struct Places<const V6: bool>;
+
+impl<const V6: bool> Places<V6> {
+    pub(crate) const DESTINATION: usize = HEADER + if V6 { 24 } else { 16 };
+    pub(crate) const PORTS: usize = if V6 { IPV6_ENDS } else { IPV4_ENDS };
+}
+
+impl<const V6: bool> Embedded<V6> {
+    /// Of the ICMP message at `at`; `None` where it is no error about TCP, UDP or SCTP, or not understood.
     #[inline(always)]
     pub(crate) fn parse(at: usize, end: usize) -> Option<Self> {
-        if at + LENGTH > end {
-            return None;
-        }
-        // SAFETY: compared with the end above.
-        let (kind, header, fragment, protocol) =
-            unsafe { (read::<0, u8>(at), read::<8, u8>(at), read::<14, u16>(at), u32::from(read::<17, u8>(at))) };
-        let is_error = matches!(kind, DESTINATION_UNREACHABLE | TIME_EXCEEDED | PARAMETER_PROBLEM);
-        let is_known = header == 0x45 && fragment & FRAGMENT_OFFSET == 0 && (protocol == TCP || protocol == UDP);
-        if !is_error || !is_known {
+        if at + Places::<V6>::PORTS + 8 > end {
             return None;
         }
         // SAFETY: compared with the end above.
         unsafe {
-            Some(Self {
-                protocol,
-                checksum: read::<CHECKSUM, _>(at),
-                source: read::<SOURCE, _>(at),
-                destination: read::<DESTINATION, _>(at),
-                source_port: read::<SOURCE_PORT, _>(at),
-                destination_port: read::<DESTINATION_PORT, _>(at),
+            let kind: u8 = read::<0, _>(at);
+            let first: u8 = read::<8, _>(at);
+            let (is_error, is_plain, protocol) = if V6 {
+                // Destination unreachable, packet too big, time exceeded, parameter problem.
+                (matches!(kind, 1..=4), first >> 4 == 6, u32::from(read::<14, u8>(at)))
+            } else {
+                // The same, without packet too big, which is a code of the first.
+                let plain = first == 0x45 && read::<14, u16>(at) & FRAGMENT_OFFSET == 0;
+                (matches!(kind, 3 | 11 | 12), plain, u32::from(read::<17, u8>(at)))
+            };
+            if !is_error || !is_plain || !matches!(protocol, TCP | UDP | SCTP) {
+                return None;
+            }
+            Some(if V6 {
+                Self {
+                    protocol,
+                    checksum: 0,
+                    source: address!(at, 16),
+                    destination: address!(at, 32),
+                    source_port: read::<IPV6_ENDS, _>(at),
+                    destination_port: read::<{ IPV6_ENDS + 2 }, _>(at),
+                }
+            } else {
+                Self {
+                    protocol,
+                    checksum: read::<CHECKSUM, _>(at),
+                    source: Address::v4(read::<20, _>(at)),
+                    destination: Address::v4(read::<24, _>(at)),
+                    source_port: read::<IPV4_ENDS, _>(at),
+                    destination_port: read::<{ IPV4_ENDS + 2 }, _>(at),
+                }
             })
         }
     }
 
     /// The client's flow to the VIP of this id whose reply this is about; `None`: it is not from that VIP.
     #[inline(always)]
-    pub(crate) fn flow(&self, vip: u32, address: u32) -> Option<FlowKey> {
-        (self.source == address).then_some(FlowKey {
-            client: Address::v4(self.destination),
+    pub(crate) fn flow(&self, vip: u32, address: &Address) -> Option<FlowKey> {
+        (self.source == *address).then_some(FlowKey {
+            client: self.destination,
             vip,
             client_port: self.destination_port,
             vip_port: self.source_port,
@@ -81,10 +104,10 @@ impl Embedded {
 
     /// The replies of the flow that this is about a packet of, on its way to the backend.
     #[inline(always)]
-    fn reverse(&self) -> ReverseKey {
+    pub(crate) fn reverse(&self) -> ReverseKey {
         ReverseKey {
-            backend: Address::v4(self.destination),
-            client: Address::v4(self.source),
+            backend: self.destination,
+            client: self.source,
             backend_port: self.destination_port,
             client_port: self.source_port,
             protocol: self.protocol,
@@ -94,54 +117,33 @@ impl Embedded {
 
 /// Delivers an error about a reply: the backend sees it about what it sent itself.
 #[inline(always)]
-pub(crate) fn deliver(frame: &Frame, packet: &Ipv4, at: usize, embedded: &Embedded, backend: &Backend) -> Action {
-    let (address, port) = (backend.address.w3, backend.port);
-    let of_address = checksum::change(embedded.source, address);
-    let header = checksum::update(embedded.checksum, of_address);
-    let change = of_address
-        + checksum::change(u32::from(embedded.checksum), u32::from(header))
-        + checksum::change(u32::from(embedded.source_port), u32::from(port));
+pub(crate) fn deliver<const V6: bool>(
+    frame: &Frame,
+    packet: &Packet<V6>,
+    at: usize,
+    embedded: &Embedded<V6>,
+    backend: &Backend,
+) -> Verdict {
+    let (address, port) = (&backend.address, nat::port(backend, embedded.source_port));
+    let of_address = Packet::<V6>::change(&embedded.source, address);
+    let of_port = checksum::change(u32::from(embedded.source_port), u32::from(port));
+    // ICMPv6's checksum covers the addresses of the packet itself too (RFC 4443, 2.3).
+    let of_destination = packet.set_destination(address);
     // SAFETY: `Embedded::parse` compared all of this with the end.
     unsafe {
-        write::<CHECKSUM, _>(at, header);
-        write::<SOURCE, _>(at, address);
-        write::<SOURCE_PORT, _>(at, port);
+        let change = if V6 {
+            write_address::<{ HEADER + 8 }>(at, address);
+            write::<IPV6_ENDS, _>(at, port);
+            of_address + of_port + of_destination
+        } else {
+            let header = checksum::update(embedded.checksum, of_address);
+            write::<CHECKSUM, _>(at, header);
+            write::<20, _>(at, address.w3);
+            write::<IPV4_ENDS, _>(at, port);
+            of_address + of_port + checksum::change(u32::from(embedded.checksum), u32::from(header))
+        };
         write::<2, u16>(at, checksum::update(read::<2, _>(at), change));
     }
-    nat::set_destination(packet, address);
-    count::stat(Stat::Local, frame.length());
-    Action::Deliver
-}
-
-/// Turns an error of a local backend or of this node, about a packet of a client, into one about the packet that the
-/// client sent. `Ok(false)`: not about a flow of ours, left alone.
-#[inline(always)]
-pub(crate) fn restore(
-    context: &TcContext,
-    network: usize,
-    icmp: usize,
-    source: u32,
-    embedded: &Embedded,
-) -> Result<bool, DropReason> {
-    let key = embedded.reverse();
-    let Some(reply) = flow::find_reply(&key, flow::now()) else { return Ok(false) };
-    rewrite(context, icmp, embedded, &reply).map_err(|_| DropReason::ReplyFailed)?;
-    if source == embedded.destination {
-        nat::set_source(context, network, source, reply.vip.w3).map_err(|_| DropReason::ReplyFailed)?;
-    }
-    count::stat(Stat::Replies, u64::from(context.len()));
-    Ok(true)
-}
-
-#[inline(always)]
-fn rewrite(context: &TcContext, icmp: usize, embedded: &Embedded, reply: &ReverseValue) -> Result<(), i64> {
-    let (backend, vip) = (embedded.destination, reply.vip.w3);
-    let (port, vip_port) = (embedded.destination_port, reply.vip_port);
-    let header = checksum::update(embedded.checksum, checksum::change(backend, vip));
-    context.l4_csum_replace(icmp + 2, u64::from(backend), u64::from(vip), 4)?;
-    context.l4_csum_replace(icmp + 2, u64::from(embedded.checksum), u64::from(header), 2)?;
-    context.l4_csum_replace(icmp + 2, u64::from(port), u64::from(vip_port), 2)?;
-    context.store(icmp + CHECKSUM, &header, 0)?;
-    context.store(icmp + DESTINATION, &vip, 0)?;
-    context.store(icmp + DESTINATION_PORT, &vip_port, 0)
+    count::stat(Stat::Local, frame.length);
+    Verdict::DELIVER
 }

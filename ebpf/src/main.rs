@@ -1,105 +1,208 @@
 //! vipmux's BPF programs: `vipmux_xdp` on each announcing interface, and `vipmux_egress` on each uplink.
 //!
-//! Frame -> [`packet`] -> ARP: [`neighbor`]; IPv4: [`demux`] -> [`flow`] -> local: [`nat`], elsewhere: [`forward`].
-//! Reply -> [`nat`].
+//! [`frame`] -> ARP: [`arp`]; Neighbor Discovery: [`ndp`]; IP: [`packet`] -> [`demux`] -> [`flow`] or [`service`] ->
+//! local: [`nat`], elsewhere: [`forward`]. Reply -> [`restore`].
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
+mod arp;
+mod budget;
+mod client;
 mod count;
 mod demux;
+mod extensions;
 mod flow;
 mod forward;
 mod fragment;
+mod frame;
 mod icmp;
 mod maps;
 mod nat;
+mod ndp;
 mod neighbor;
 mod packet;
+mod partial;
 mod reject;
+mod restore;
+mod reverse;
+mod segment;
+mod service;
+mod verdict;
+mod wire;
 
 use aya_ebpf::{
-    bindings::{
-        TC_ACT_SHOT, TC_ACT_UNSPEC,
-        xdp_action::{XDP_DROP, XDP_PASS, XDP_TX},
-    },
+    bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC, xdp_action::XDP_PASS},
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use vipmux_common::abi::{DropReason, Interface, Stat};
+use vipmux_common::abi::{CALL_NEW, CALL_ODD, DropReason, Interface};
 
 use crate::{
-    maps::INTERFACES,
-    packet::{ETHERTYPE_ARP, ETHERTYPE_IPV4, Frame},
+    frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH},
+    maps::{CALLS, CALLS_FRAGMENTED, INTERFACES},
+    verdict::Verdict,
+    wire::{pin, read},
 };
 
-/// What becomes of a frame that is not dropped.
-enum Action {
-    /// Not ours: to the stack, untouched.
-    Pass,
-    /// To the stack, with a local backend as its destination.
-    Deliver,
-    /// An answer: out where it came in.
-    Transmit,
-    /// To another node, through this interface.
-    Forward(u32),
-}
-
-/// Answers ARP for VIPs and steers their packets to backends.
+/// Answers ARP for VIPs, and steers their packets to backends.
 #[xdp]
 pub fn vipmux_xdp(context: XdpContext) -> u32 {
-    let ifindex = context.ingress_ifindex() as u32;
-    let Some(frame) = Frame::parse(&context) else { return XDP_PASS };
-    let Some(interface) = INTERFACES.get(ifindex) else { return XDP_PASS };
-    let action = match walk(&frame, interface) {
-        Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => {
-            reject::unclaimed(&context, &frame, interface, reason)
-        }
-        action => action,
-    };
-    match action {
-        Ok(Action::Pass) => {
-            count::stat(Stat::Passed, frame.length());
-            XDP_PASS
-        }
-        Ok(Action::Deliver) => XDP_PASS,
-        Ok(Action::Transmit) => XDP_TX,
-        Ok(Action::Forward(out)) if out == ifindex => XDP_TX,
-        Ok(Action::Forward(out)) => forward::redirect(out),
-        Err(reason) => {
-            count::drop(reason, frame.length());
-            XDP_DROP
-        }
-    }
+    run::<false>(&context)
 }
 
-/// Flooded, mirrored and bridged frames are for others: only what is addressed to this very interface is looked at.
+/// The same for frames in several buffers: where the MTU is larger than a page has room for.
+#[xdp(frags)]
+pub fn vipmux_xdp_frags(context: XdpContext) -> u32 {
+    run::<true>(&context)
+}
+
+/// Called for IPv4 packets whose flow [`vipmux_xdp`] does not know.
+#[xdp]
+pub fn vipmux_new_ipv4(context: XdpContext) -> u32 {
+    run_new::<false, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_new_ipv4_frags(context: XdpContext) -> u32 {
+    run_new::<false, true>(&context)
+}
+
+/// Called for IPv4 packets that belong to no flow.
+#[xdp]
+pub fn vipmux_odd_ipv4(context: XdpContext) -> u32 {
+    run_odd::<false, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_odd_ipv4_frags(context: XdpContext) -> u32 {
+    run_odd::<false, true>(&context)
+}
+
+/// Called for IPv6 packets whose flow [`vipmux_xdp`] does not know.
+#[xdp]
+pub fn vipmux_new_ipv6(context: XdpContext) -> u32 {
+    run_new::<true, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_new_ipv6_frags(context: XdpContext) -> u32 {
+    run_new::<true, true>(&context)
+}
+
+/// Called for IPv6 packets that belong to no flow, Neighbor Discovery among them.
+#[xdp]
+pub fn vipmux_odd_ipv6(context: XdpContext) -> u32 {
+    run_odd::<true, false>(&context)
+}
+
+/// The same for frames in several buffers.
+#[xdp(frags)]
+pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
+    run_odd::<true, true>(&context)
+}
+
+/// Flooded, mirrored and bridged frames are for others: only what is addressed to this very interface is looked at, and
+/// questions for addresses.
 #[inline(always)]
-fn walk(frame: &Frame, interface: &Interface) -> Result<Action, DropReason> {
+fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let length = frame.length;
     let own = frame.destination == interface.mac;
-    match frame.ethertype {
-        ETHERTYPE_IPV4 if own => demux::ipv4(frame, interface),
-        ETHERTYPE_ARP if own || frame.is_group() => neighbor::arp(frame, interface),
-        _ => Ok(Action::Pass),
+    let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
+    let outcome = match frame.ethertype {
+        ETHERTYPE_IPV4 if own => demux::established::<false>(&frame, interface),
+        ETHERTYPE_IPV6 if ndp::may_concern(&frame, own) => Ok(Verdict::ODD),
+        ETHERTYPE_IPV6 if own => demux::established::<true>(&frame, interface),
+        ETHERTYPE_ARP if own || frame.is_group() => arp::receive(&frame, interface),
+        _ => Ok(Verdict::PASS),
+    };
+    match Verdict::of(outcome) {
+        Verdict::NEW => call::<FRAGMENTED>(context, CALL_NEW + u32::from(is_v6)),
+        Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(is_v6)),
+        verdict => verdict.act(ifindex, length),
     }
 }
 
-/// Turns backends' replies back into the VIP's, and keeps the stack from speaking ARP for VIPs led elsewhere.
+#[inline(always)]
+fn run_new<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let length = frame.length;
+    match demux::claimed(demux::new::<V6>(&frame, interface)) {
+        Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(V6)),
+        verdict => verdict.act(ifindex, length),
+    }
+}
+
+#[inline(always)]
+fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
+    let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
+    let length = frame.length;
+    let outcome = if V6 && ndp::may_concern(&frame, frame.destination == interface.mac) {
+        ndp::receive(&frame, interface)
+    } else {
+        demux::odd::<V6>(&frame, interface)
+    };
+    Verdict::of(outcome).act(ifindex, length)
+}
+
+/// Goes on in another program.
+#[inline(always)]
+fn call<const FRAGMENTED: bool>(context: &XdpContext, index: u32) -> u32 {
+    let calls = if FRAGMENTED { &CALLS_FRAGMENTED } else { &CALLS };
+    // SAFETY: it does not return but for an empty element; the agent fills them before it attaches these programs.
+    unsafe { calls.tail_call(context, index) };
+    XDP_PASS
+}
+
+#[inline(always)]
+fn enter<const FRAGMENTED: bool>(context: &XdpContext) -> Option<(Frame, u32, &'static Interface)> {
+    let frame = Frame::parse(context.ctx, FRAGMENTED)?;
+    let ifindex = context.ingress_ifindex() as u32;
+    Some((frame, ifindex, INTERFACES.get(ifindex)?))
+}
+
+/// Turns backends' replies back into the VIP's, and keeps the stack from speaking ARP and Neighbor Discovery for VIPs led
+/// elsewhere.
 #[classifier]
 pub fn vipmux_egress(context: TcContext) -> i32 {
-    const NETWORK: usize = 14;
     // SAFETY: the context is valid for the whole run.
-    let protocol = unsafe { (*context.skb.skb).protocol } as u16;
+    let mut protocol = unsafe { (*context.skb.skb).protocol } as u16;
+    let mut network = ETHERNET_LENGTH;
+    if protocol == ETHERTYPE_VLAN {
+        // A tag in the frame itself: of a VLAN interface on a device that cannot add tags.
+        let start = pin(context.data());
+        network += VLAN_TAG_LENGTH;
+        if start + network > pin(context.data_end()) {
+            return TC_ACT_UNSPEC;
+        }
+        // SAFETY: compared with the end above.
+        protocol = unsafe { read::<16, _>(start) };
+    }
     let dropped = match protocol {
-        ETHERTYPE_IPV4 => nat::restore(&context, NETWORK).err(),
-        ETHERTYPE_ARP if !neighbor::may_leave(&context, NETWORK) => Some(DropReason::ArpEgress),
+        ETHERTYPE_IPV4 => {
+            restore::pull(&context, network);
+            restore::restore::<false>(&context, network).err()
+        }
+        ETHERTYPE_IPV6 => {
+            restore::pull(&context, network);
+            if ndp::may_leave(&context, network) {
+                restore::restore::<true>(&context, network).err()
+            } else {
+                Some(DropReason::NdpEgress)
+            }
+        }
+        ETHERTYPE_ARP if !arp::may_leave(&context, network) => Some(DropReason::ArpEgress),
         _ => None,
     };
     match dropped {
         None => TC_ACT_UNSPEC,
         Some(reason) => {
-            count::drop(reason, u64::from(context.len()));
+            count::drop(reason as u32, u64::from(context.len()));
             TC_ACT_SHOT
         }
     }

@@ -2,12 +2,13 @@
 
 use aya_ebpf::{
     macros::map,
-    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray},
+    maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
 };
 use vipmux_common::abi::{
-    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, Count, DropReason, EgressFragmentValue, Fence,
-    FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
-    ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue, capacity,
+    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
+    EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel,
+    Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
+    capacity,
 };
 
 #[map]
@@ -53,9 +54,40 @@ pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue> =
 pub(crate) static SOURCE_RANGES: LpmTrie<Range, u32> = LpmTrie::with_max_entries(capacity::SOURCE_RANGES, 0);
 #[map]
 pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(BUDGETS, 0);
+/// Programs that the one on the interface calls for the rarer packets.
+#[map]
+pub(crate) static CALLS: ProgramArray = ProgramArray::with_max_entries(CALL_COUNT, 0);
+/// The same for frames in several buffers: the kernel lets the two kinds of programs call none but their own.
+#[map]
+pub(crate) static CALLS_FRAGMENTED: ProgramArray = ProgramArray::with_max_entries(CALL_COUNT, 0);
+#[map]
+pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
+/// Values on their way into maps, which the stack has no room for. Means nothing between them.
+#[map]
+pub(crate) static WORKSPACE: PerCpuArray<Workspace> = PerCpuArray::with_max_entries(1, 0);
+#[map]
+pub(crate) static LAPSE: PerCpuArray<Lapse> = PerCpuArray::with_max_entries(1, 0);
 #[map]
 pub(crate) static STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(Stat::ALL.len() as u32, 0);
 #[map]
 pub(crate) static DROPS: PerCpuArray<Count> = PerCpuArray::with_max_entries(DropReason::ALL.len() as u32, 0);
 #[map]
 pub(crate) static SERVICE_STATS: PerCpuArray<Count> = PerCpuArray::with_max_entries(capacity::SERVICES, 0);
+
+/// See [`WORKSPACE`]. Programs on one CPU do not interrupt each other.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct Workspace {
+    pub(crate) flow: FlowValue,
+    pub(crate) reverse: ReverseValue,
+    pub(crate) fragment_key: FragmentKey,
+    pub(crate) fragment: FragmentValue,
+}
+
+impl Workspace {
+    #[inline(always)]
+    pub(crate) fn get() -> Option<&'static mut Self> {
+        // SAFETY: a per-CPU value, and each use ends before the next begins.
+        WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
+    }
+}

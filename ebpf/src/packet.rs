@@ -1,250 +1,113 @@
-//! The frame under the program's eyes: Ethernet, one 802.1Q tag, IPv4, TCP and UDP.
+//! IPv4 (RFC 791) and IPv6 (RFC 8200): one code for both, made twice by the compiler.
 //!
 //! Wire fields are read as they lie, so they are in network byte order unless a name says otherwise.
 
-use core::arch::asm;
+use vipmux_common::{
+    abi::{Address, DropReason, FragmentKey},
+    checksum,
+};
 
-use aya_ebpf::programs::XdpContext;
-use vipmux_common::abi::{Address, DropReason, FlowKey, FragmentKey, Mac};
-
-pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800_u16.to_be();
-pub(crate) const ETHERTYPE_ARP: u16 = 0x0806_u16.to_be();
-const ETHERTYPE_VLAN: u16 = 0x8100_u16.to_be();
+use crate::{
+    extensions::{self, NoExtensions, Walk},
+    wire::{pin, read, write},
+};
 
 pub(crate) const TCP: u32 = 6;
 pub(crate) const UDP: u32 = 17;
-pub(crate) const ICMP: u32 = 1;
+pub(crate) const SCTP: u32 = 132;
 
-pub(crate) const FIN: u8 = 0x01;
-pub(crate) const SYN: u8 = 0x02;
-pub(crate) const RST: u8 = 0x04;
-pub(crate) const ACK: u8 = 0x10;
-
-const ETHERNET_LENGTH: usize = 14;
-const VLAN_TAG_LENGTH: usize = 4;
 const IPV4_LENGTH: usize = 20;
-const TCP_LENGTH: usize = 20;
-const UDP_LENGTH: usize = 8;
-/// More fragments, and the fragment offset (RFC 791, 3.1).
-const FRAGMENT: u16 = 0x3fff_u16.to_be();
-/// The fragment offset alone.
+const IPV6_LENGTH: usize = 40;
+/// The fragment offset (RFC 791, 3.1).
 const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
 
-/// A number that is loaded from and stored to a packet, as it lies there.
-pub(crate) trait Wire: Copy {
-    /// Loads it from `address + OFFSET`, which need not be aligned.
-    ///
-    /// # Safety
-    /// The place was compared with the packet's end, by this very `address`.
-    unsafe fn load<const OFFSET: usize>(address: usize) -> Self;
-
-    /// Stores it at `address + OFFSET`, which need not be aligned.
-    ///
-    /// # Safety
-    /// As [`Self::load`].
-    unsafe fn store<const OFFSET: usize>(address: usize, value: Self);
+/// A packet whose fixed header is in the frame; nothing else is known to be right yet.
+pub(crate) struct Packet<const V6: bool> {
+    pub(crate) at: usize,
+    pub(crate) source: Address,
+    pub(crate) destination: Address,
 }
 
-// One instruction each. The compiler would copy bytes, since it may not assume that a misaligned access works; in a packet it
-// does, on every architecture that has `CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS`. (Allowing it everywhere, by
-// `allows-misaligned-mem-access`, makes stack accesses that the verifier refuses.)
-macro_rules! wire {
-    ($($type:ty: $name:literal,)*) => {
-        $(impl Wire for $type {
-            #[inline(always)]
-            unsafe fn load<const OFFSET: usize>(address: usize) -> Self {
-                let value: u64;
-                // SAFETY: the caller's bounds check.
-                unsafe {
-                    asm!(
-                        concat!("{} = *(", $name, " *)({} + {})"),
-                        out(reg) value, in(reg) address, const OFFSET,
-                        options(pure, readonly, nostack, preserves_flags),
-                    );
-                }
-                value as Self
-            }
+/// What follows the IP header and IPv6's extension headers.
+pub(crate) struct Transport {
+    /// Where it begins.
+    pub(crate) at: usize,
+    pub(crate) protocol: u32,
+    /// Its length by the IP header, bytes.
+    pub(crate) length: usize,
+    /// [`FIRST`], [`LATER`]; 0 for a whole datagram.
+    pub(crate) fragment: u32,
+    /// The identification that fragments share, wire.
+    id: u32,
+}
 
-            #[inline(always)]
-            unsafe fn store<const OFFSET: usize>(address: usize, value: Self) {
-                // SAFETY: the caller's bounds check.
-                unsafe {
-                    asm!(
-                        concat!("*(", $name, " *)({} + {}) = {}"),
-                        in(reg) address, const OFFSET, in(reg) u64::from(value),
-                        options(nostack, preserves_flags),
-                    );
-                }
-            }
-        })*
+/// Of a datagram in fragments: its first bytes, with the ports.
+pub(crate) const FIRST: u32 = 1;
+/// Of a datagram in fragments: others.
+pub(crate) const LATER: u32 = 2;
+
+/// Loads an IPv6 address `OFFSET` bytes after `address`.
+///
+/// # Safety
+/// As [`crate::wire::Wire::load`].
+macro_rules! address {
+    ($at:expr, $offset:literal) => {
+        Address {
+            w0: read::<$offset, _>($at),
+            w1: read::<{ $offset + 4 }, _>($at),
+            w2: read::<{ $offset + 8 }, _>($at),
+            w3: read::<{ $offset + 12 }, _>($at),
+        }
     };
 }
-wire!(u8: "u8", u16: "u16", u32: "u32",);
+pub(crate) use address;
 
-/// Loads what lies `OFFSET` bytes after `address`; see [`Wire::load`].
-///
-/// # Safety
-/// As [`Wire::load`].
-#[inline(always)]
-pub(crate) unsafe fn read<const OFFSET: usize, T: Wire>(address: usize) -> T {
-    // SAFETY: the caller's bounds check.
-    unsafe { T::load::<OFFSET>(address) }
-}
+impl<const V6: bool> Packet<V6> {
+    /// The fixed header's length, bytes.
+    pub(crate) const LENGTH: usize = if V6 { IPV6_LENGTH } else { IPV4_LENGTH };
+    /// ICMP's number, or ICMPv6's.
+    pub(crate) const ICMP: u32 = if V6 { 58 } else { 1 };
 
-/// Stores `OFFSET` bytes after `address`; see [`Wire::store`].
-///
-/// # Safety
-/// As [`Wire::load`].
-#[inline(always)]
-pub(crate) unsafe fn write<const OFFSET: usize, T: Wire>(address: usize, value: T) {
-    // SAFETY: the caller's bounds check.
-    unsafe { T::store::<OFFSET>(address, value) }
-}
-
-/// Keeps a packet pointer in one register, so that the verifier's bounds check holds for each use of it: the compiler
-/// would otherwise compute it again from its parts, and the verifier not recognise it. Also the two that come from the
-/// context, which loads them as 32 bits: the compiler would spill no more than those, and the verifier refuse it.
-#[inline(always)]
-pub(crate) fn pin(mut address: usize) -> usize {
-    // SAFETY: a register moved onto itself. (Without any instruction, its line information would collide with the next
-    // one's, which the kernel refuses.)
-    unsafe { asm!("{0} = {0}", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
-    address
-}
-
-/// A number that the compiler does not know and the verifier does: what depends on it stays told apart on each path.
-#[inline(always)]
-fn literal<const NUMBER: u32>() -> u32 {
-    let number: u64;
-    // SAFETY: a register is set.
-    unsafe { asm!("{} = {}", out(reg) number, const NUMBER, options(pure, nomem, nostack, preserves_flags)) };
-    number as u32
-}
-
-/// Ethernet and at most one 802.1Q tag.
-pub(crate) struct Frame {
-    pub(crate) start: usize,
-    pub(crate) end: usize,
-    /// Where the network layer begins.
-    pub(crate) network: usize,
-    pub(crate) ethertype: u16,
-    /// 802.1Q VLAN id, host order; 0 for untagged and for priority-tagged frames.
-    pub(crate) vlan: u32,
-    is_tagged: bool,
-    /// 802.1Q tag control information, wire.
-    tag: u16,
-    pub(crate) destination: Mac,
-    pub(crate) source: Mac,
-}
-
-impl Frame {
-    /// `None` where the frame is too short.
-    #[inline(always)]
-    pub(crate) fn parse(context: &XdpContext) -> Option<Self> {
-        let (start, end) = (pin(context.data()), pin(context.data_end()));
-        if start + ETHERNET_LENGTH > end {
-            return None;
-        }
-        // SAFETY: compared with the end above.
-        let (destination, source, mut ethertype) = unsafe {
-            (
-                Mac { head: read::<0, _>(start), tail: read::<4, _>(start), padding: 0 },
-                Mac { head: read::<6, _>(start), tail: read::<10, _>(start), padding: 0 },
-                read::<12, u16>(start),
-            )
-        };
-        let is_tagged = ethertype == ETHERTYPE_VLAN;
-        let (mut vlan, mut tag, mut network) = (0, 0, start + ETHERNET_LENGTH);
-        if is_tagged {
-            network += VLAN_TAG_LENGTH;
-            if network > end {
-                return None;
-            }
-            // SAFETY: compared with the end above.
-            unsafe {
-                tag = read::<14, u16>(start);
-                vlan = u32::from(u16::from_be(tag) & 0x0fff);
-                ethertype = read::<16, _>(start);
-            }
-        }
-        Some(Self { start, end, network: pin(network), ethertype, vlan, is_tagged, tag, destination, source })
-    }
-
-    /// Length in bytes, from the Ethernet header on.
-    #[inline(always)]
-    pub(crate) fn length(&self) -> u64 {
-        (self.end - self.start) as u64
-    }
-
-    /// Whether the destination is a group address (IEEE 802, I/G bit), broadcast included.
-    #[inline(always)]
-    pub(crate) fn is_group(&self) -> bool {
-        self.destination.head & u32::from_ne_bytes([1, 0, 0, 0]) != 0
-    }
-
-    /// Writes an Ethernet header, and a tag if this frame has one, to the start of a frame that has grown or shrunk.
-    #[inline(always)]
-    pub(crate) fn write_link(&self, context: &XdpContext, destination: Mac, source: Mac) -> Option<()> {
-        let (start, end) = (pin(context.data()), pin(context.data_end()));
-        if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
-            return None;
-        }
-        // SAFETY: compared with the end above.
-        unsafe {
-            write::<0, _>(start, destination.head);
-            write::<4, _>(start, destination.tail);
-            write::<6, _>(start, source.head);
-            write::<10, _>(start, source.tail);
-            if self.is_tagged {
-                write::<12, _>(start, ETHERTYPE_VLAN);
-                write::<14, _>(start, self.tag);
-                write::<16, _>(start, self.ethertype);
-            } else {
-                write::<12, _>(start, self.ethertype);
-            }
-        }
-        Some(())
-    }
-
-    #[inline(always)]
-    pub(crate) fn write_macs(&self, destination: Mac, source: Mac) {
-        // SAFETY: `parse` compared the Ethernet header with the end.
-        unsafe {
-            write::<0, _>(self.start, destination.head);
-            write::<4, _>(self.start, destination.tail);
-            write::<6, _>(self.start, source.head);
-            write::<10, _>(self.start, source.tail);
-        }
-    }
-}
-
-/// An IPv4 packet whose fixed header is in the frame; nothing else is known to be right yet.
-pub(crate) struct Ipv4 {
-    pub(crate) at: usize,
-    pub(crate) source: u32,
-    pub(crate) destination: u32,
-}
-
-impl Ipv4 {
     #[inline(always)]
     pub(crate) fn parse(at: usize, end: usize) -> Option<Self> {
-        if at + IPV4_LENGTH > end {
+        if at + Self::LENGTH > end {
             return None;
         }
         // SAFETY: compared with the end above.
-        unsafe { Some(Self { at, source: read::<12, _>(at), destination: read::<16, _>(at) }) }
+        let (source, destination) = unsafe {
+            if V6 {
+                (address!(at, 8), address!(at, 24))
+            } else {
+                (Address::v4(read::<12, _>(at)), Address::v4(read::<16, _>(at)))
+            }
+        };
+        Some(Self { at, source, destination })
     }
 
-    /// Checks the header of a packet of which `available` bytes are there. `None`: it is this node's own, still to be
-    /// segmented, and its length is not looked at; one that does not fit 16 bits is zero (iph_totlen in include/net/ip.h).
+    /// Checks the headers of a packet of which `available` bytes are there. `None`: it is this node's own, still to be
+    /// segmented, and its length is not looked at; one that does not fit 16 bits is zero (iph_totlen in
+    /// include/net/ip.h).
     #[inline(always)]
-    pub(crate) fn transport(&self, available: Option<usize>) -> Result<Transport, DropReason> {
+    pub(crate) fn transport<W: Walk>(&self, walk: &W, available: Option<usize>) -> Result<Transport, DropReason> {
+        if V6 { self.transport_v6(walk, available) } else { self.transport_v4(available) }
+    }
+
+    /// The transport of a packet that is whole and has no extension headers.
+    #[inline(always)]
+    pub(crate) fn whole(&self, available: usize) -> Option<Transport> {
+        let transport = self.transport(&NoExtensions, Some(available)).ok()?;
+        (transport.fragment == 0).then_some(transport)
+    }
+
+    #[inline(always)]
+    fn transport_v4(&self, available: Option<usize>) -> Result<Transport, DropReason> {
         let at = self.at;
         // SAFETY: `parse` compared the fixed header with the end.
-        let (version_length, total, fragment, protocol) = unsafe {
+        let (version_length, total, id, fragment, protocol) = unsafe {
             (
                 read::<0, u8>(at),
                 u16::from_be(read::<2, _>(at)) as usize,
+                u32::from(read::<4, u16>(at)),
                 read::<6, u16>(at),
                 u32::from(read::<9, u8>(at)),
             )
@@ -255,131 +118,158 @@ impl Ipv4 {
         if version_length >> 4 != 4 || header < IPV4_LENGTH || total < header || is_cut {
             return Err(DropReason::Malformed);
         }
-        let part = if fragment & FRAGMENT == 0 {
-            Part::Whole
-        } else if fragment & FRAGMENT_OFFSET == 0 {
-            Part::First
+        let fragment = if fragment & FRAGMENT_OFFSET != 0 {
+            LATER
         } else {
-            Part::Later
+            // More fragments, without a branch.
+            u32::from(u16::from_be(fragment)) >> 13 & FIRST
         };
-        Ok(Transport { at: pin(at + header), protocol, length: total - header, part })
+        Ok(Transport { at: pin(at + header), protocol, length: total - header, fragment, id })
+    }
+
+    #[inline(always)]
+    fn transport_v6<W: Walk>(&self, walk: &W, available: Option<usize>) -> Result<Transport, DropReason> {
+        let at = self.at;
+        // SAFETY: `parse` compared the fixed header with the end.
+        let (version, length, next) =
+            unsafe { (read::<0, u8>(at) >> 4, u16::from_be(read::<4, _>(at)) as usize, u32::from(read::<6, u8>(at))) };
+        let length = if available.is_none() { usize::from(u16::MAX) } else { length };
+        let is_cut = available.is_some_and(|available| length + IPV6_LENGTH > available);
+        if version != 6 || is_cut {
+            return Err(DropReason::Malformed);
+        }
+        let at = at + IPV6_LENGTH;
+        if !extensions::is_extension(next) {
+            return Ok(Transport { at: pin(at), protocol: next, length, fragment: 0, id: 0 });
+        }
+        let found = walk.extensions(at, next)?;
+        if found.length > length {
+            return Err(DropReason::Malformed);
+        }
+        let length = length - found.length;
+        Ok(Transport {
+            at: pin(at + found.length),
+            protocol: found.next,
+            length,
+            fragment: found.fragment,
+            id: found.id,
+        })
     }
 
     /// What the fragments of this packet's datagram share.
     #[inline(always)]
     pub(crate) fn fragment(&self, transport: &Transport) -> FragmentKey {
-        FragmentKey {
-            source: Address::v4(self.source),
-            destination: Address::v4(self.destination),
-            // SAFETY: `parse` compared the fixed header with the end.
-            id: u32::from(unsafe { read::<4, u16>(self.at) }),
-            protocol: transport.protocol,
+        let protocol = if V6 { 0 } else { transport.protocol };
+        FragmentKey { source: self.source, destination: self.destination, id: transport.id, protocol }
+    }
+
+    /// The same, written to a place of its own.
+    #[inline(always)]
+    pub(crate) fn fragment_into(&self, transport: &Transport, key: &mut FragmentKey) {
+        key.source = self.source;
+        key.destination = self.destination;
+        key.id = transport.id;
+        key.protocol = if V6 { 0 } else { transport.protocol };
+    }
+
+    /// The sum of the pseudo-header that checksums cover (RFC 9293, 3.1; RFC 8200, 8.1).
+    #[inline(always)]
+    pub(crate) fn pseudo(source: &Address, destination: &Address, protocol: u32, length: u32) -> u64 {
+        let sum = |address: &Address| {
+            let last = u64::from(address.w3);
+            if V6 { u64::from(address.w0) + u64::from(address.w1) + u64::from(address.w2) + last } else { last }
+        };
+        // The length is 16 bits in a frame; in IPv6's 32 bits the upper half is zero.
+        sum(source) + sum(destination) + u64::from((protocol as u16).to_be()) + u64::from((length as u16).to_be())
+    }
+
+    /// What a change of address means to a checksum over it.
+    #[inline(always)]
+    pub(crate) fn change(from: &Address, to: &Address) -> u64 {
+        let last = checksum::change(from.w3, to.w3);
+        if V6 {
+            checksum::change(from.w0, to.w0)
+                + checksum::change(from.w1, to.w1)
+                + checksum::change(from.w2, to.w2)
+                + last
+        } else {
+            last
         }
     }
-}
 
-/// How much of a datagram a packet has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Part {
-    Whole,
-    /// A fragment, with the beginning of what the datagram carries.
-    First,
-    /// A fragment without ports.
-    Later,
-}
-
-/// What follows the IPv4 header.
-pub(crate) struct Transport {
-    /// Where it begins.
-    pub(crate) at: usize,
-    pub(crate) protocol: u32,
-    /// Its length by the IPv4 header, bytes.
-    length: usize,
-    pub(crate) part: Part,
-}
-
-impl Transport {
-    /// Takes what the walk needs of TCP or UDP.
+    /// Writes the destination address; what that means to a checksum over it.
     #[inline(always)]
-    pub(crate) fn segment(&self, end: usize) -> Result<Segment, DropReason> {
-        let Self { at, protocol, length, .. } = *self;
-        let needed = match protocol {
-            TCP => TCP_LENGTH,
-            UDP => UDP_LENGTH,
-            _ => return Err(DropReason::Protocol),
-        };
-        if length < needed || at + UDP_LENGTH > end {
-            return Err(DropReason::Malformed);
-        }
-        // SAFETY: eight bytes were compared with the end.
-        let (source_port, destination_port) = unsafe { (read::<0, _>(at), read::<2, _>(at)) };
-        let mut segment = Segment {
-            transport: at,
-            protocol: UDP,
-            source_port,
-            destination_port,
-            flags: 0,
-            sequence: 0,
-            acknowledged: 0,
-        };
-        if protocol == TCP {
-            if at + TCP_LENGTH > end {
-                return Err(DropReason::Malformed);
-            }
-            segment.protocol = literal::<TCP>();
-            // SAFETY: compared with the end above.
-            unsafe {
-                segment.sequence = u32::from_be(read::<4, _>(at));
-                segment.acknowledged = u32::from_be(read::<8, _>(at));
-                segment.flags = read::<13, _>(at);
+    pub(crate) fn set_destination(&self, address: &Address) -> u64 {
+        let change = Self::change(&self.destination, address);
+        let at = self.at;
+        // SAFETY: `parse` compared the fixed header with the end.
+        unsafe {
+            if V6 {
+                write::<24, _>(at, address.w0);
+                write::<28, _>(at, address.w1);
+                write::<32, _>(at, address.w2);
+                write::<36, _>(at, address.w3);
+            } else {
+                write::<10, _>(at, checksum::update(read::<10, _>(at), change));
+                write::<16, _>(at, address.w3);
             }
         }
-        Ok(segment)
+        change
     }
 
-    /// Bytes of data in a TCP segment.
+    /// Swaps source and destination, which no checksum sees.
     #[inline(always)]
-    pub(crate) fn data(&self, end: usize) -> Option<u32> {
-        if self.at + TCP_LENGTH > end {
-            return None;
+    pub(crate) fn swap_addresses(&self) {
+        let (at, source, destination) = (self.at, &self.destination, &self.source);
+        // SAFETY: `parse` compared the fixed header with the end.
+        unsafe {
+            if V6 {
+                write_address::<8>(at, source);
+                write_address::<24>(at, destination);
+            } else {
+                write::<12, _>(at, source.w3);
+                write::<16, _>(at, destination.w3);
+            }
         }
-        // SAFETY: compared with the end above.
-        let header = usize::from(unsafe { read::<12, u8>(self.at) } >> 4) * 4;
-        Some(self.length.saturating_sub(header) as u32)
+    }
+
+    /// The TTL, or the hop limit.
+    #[inline(always)]
+    pub(crate) fn hops(&self) -> u8 {
+        // SAFETY: `parse` compared the fixed header with the end.
+        unsafe { if V6 { read::<7, _>(self.at) } else { read::<8, _>(self.at) } }
+    }
+
+    /// Writes the TTL, or the hop limit.
+    #[inline(always)]
+    pub(crate) fn set_hops(&self, hops: u8) {
+        let at = self.at;
+        // SAFETY: `parse` compared the fixed header with the end.
+        unsafe {
+            if V6 {
+                write::<7, _>(at, hops);
+            } else {
+                let before: u16 = read::<8, _>(at);
+                write::<8, _>(at, hops);
+                let change = checksum::change(u32::from(before), u32::from(read::<8, u16>(at)));
+                write::<10, _>(at, checksum::update(read::<10, _>(at), change));
+            }
+        }
     }
 }
 
-/// A TCP segment or UDP datagram whose headers are in the frame.
-pub(crate) struct Segment {
-    /// Where the TCP or UDP header begins: 8 bytes may be touched, 20 for TCP.
-    pub(crate) transport: usize,
-    pub(crate) protocol: u32,
-    pub(crate) source_port: u16,
-    pub(crate) destination_port: u16,
-    /// TCP's flags; 0 for UDP.
-    pub(crate) flags: u8,
-    /// TCP's sequence number, host order.
-    pub(crate) sequence: u32,
-    /// TCP's acknowledgement number, host order.
-    pub(crate) acknowledged: u32,
-}
-
-impl Segment {
-    /// A connection's first segment.
-    #[inline(always)]
-    pub(crate) fn is_syn(&self) -> bool {
-        self.flags & (SYN | ACK) == SYN
-    }
-
-    #[inline(always)]
-    pub(crate) fn flow(&self, client: u32, vip: u32) -> FlowKey {
-        FlowKey {
-            client: Address::v4(client),
-            vip,
-            client_port: self.source_port,
-            vip_port: self.destination_port,
-            protocol: self.protocol,
-            reserved: 0,
-        }
+/// Stores an IPv6 address `OFFSET` bytes after `at`.
+///
+/// # Safety
+/// As [`crate::wire::Wire::load`].
+#[inline(always)]
+pub(crate) unsafe fn write_address<const OFFSET: usize>(at: usize, address: &Address) {
+    let at = at + OFFSET;
+    // SAFETY: the caller's bounds check.
+    unsafe {
+        write::<0, _>(at, address.w0);
+        write::<4, _>(at, address.w1);
+        write::<8, _>(at, address.w2);
+        write::<12, _>(at, address.w3);
     }
 }

@@ -3,258 +3,259 @@
 //! All are rate-limited, since a stranger can ask for any number of them, from any address. None is given to a peer's
 //! hand-over (its node has answered, or will), to a fragment, or to an address that is no host's.
 
-use aya_ebpf::{
-    helpers::{bpf_csum_diff, bpf_xdp_adjust_head, bpf_xdp_adjust_tail},
-    programs::XdpContext,
-};
+use aya_ebpf::helpers::{bpf_csum_diff, bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use vipmux_common::{
-    abi::{Budget, Config, DropReason, Interface, Mac, Stat, UNCLAIMED_PASS, UNCLAIMED_REJECT},
+    abi::{Address, DropReason, Interface, Stat, UNCLAIMED_PASS, UNCLAIMED_REJECT},
     checksum,
 };
 
 use crate::{
-    Action, count, flow,
-    maps::{BUDGET, CONFIG},
-    packet::{ACK, FIN, Frame, Ipv4, RST, SYN, Segment, TCP, read, write},
+    budget, count,
+    frame::Frame,
+    maps::CONFIG,
+    packet::{Packet, TCP, write_address},
+    segment::{ACK, FIN, RST, SYN, Segment},
+    verdict::{Outcome, Verdict},
+    wire::{read, write},
 };
 
-/// An IPv4 header without options, and a TCP header without options.
-const IPV4: usize = 20;
+/// A TCP header without options.
 const TCP_HEADER: usize = 20;
-/// An ICMP header, and as much of the offending packet: its IPv4 header and eight bytes (RFC 792).
 const ICMP_HEADER: usize = 8;
-const EMBEDDED: usize = IPV4 + 8;
+/// Of the offending packet's transport header, what every receiver needs (RFC 792); more would make it an amplifier.
+const EMBEDDED: usize = 8;
 /// Shorter Ethernet frames are padded by the sender; without the frame check sequence.
 const SHORTEST_FRAME: usize = 60;
-/// Seconds' worth of answers that a quiet CPU saves up.
-const BURST: u64 = 1;
-const TTL: u8 = 64;
+const HOPS: u8 = 64;
 
 /// What becomes of a packet that no Service or no backend takes.
 #[inline(always)]
-pub(crate) fn unclaimed(
-    context: &XdpContext,
-    frame: &Frame,
-    interface: &Interface,
-    reason: DropReason,
-) -> Result<Action, DropReason> {
-    let config = CONFIG.get(0).ok_or(reason)?;
+pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, reason: DropReason) -> Verdict {
+    let drop = Verdict::drop(reason);
+    let Some(config) = CONFIG.get(0) else { return drop };
     if config.unclaimed == UNCLAIMED_PASS {
-        return Ok(Action::Pass);
+        return Verdict::PASS;
     }
     if config.unclaimed != UNCLAIMED_REJECT || frame.source.is_handover() {
-        return Err(reason);
+        return drop;
     }
-    let packet = Ipv4::parse(frame.network, frame.end).ok_or(reason)?;
-    let transport = packet.transport(Some(frame.end - packet.at)).map_err(|_| reason)?;
-    let segment = transport.segment(frame.end).map_err(|_| reason)?;
-    let is_rst = segment.flags & RST != 0;
-    if is_rst || !is_host(packet.source) || !take(config, frame.length()) {
-        return Err(reason);
+    let length = frame.length;
+    match answer::<V6>(frame, interface, length) {
+        Some(verdict) => {
+            count::drop(reason as u32, length);
+            count::stat(Stat::Rejected, length);
+            verdict
+        }
+        None => drop,
     }
-    let macs = (frame.source, interface.mac);
-    let answer = if segment.protocol == TCP {
-        let data = transport.data(frame.end).ok_or(reason)?;
-        reset(context, frame, &packet, &segment, data, macs)
-    } else {
-        unreachable(context, frame, &packet, &segment, macs)
-    };
-    let action = answer.ok_or(reason)?;
-    count::drop(reason, frame.length());
-    count::stat(Stat::Rejected, frame.length());
-    Ok(action)
 }
 
-/// Answers an echo request (RFC 792) in place.
 #[inline(always)]
-pub(crate) fn echo(
+fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> Option<Verdict> {
+    let packet = Packet::<V6>::parse(frame.network, frame.end)?;
+    let transport = packet.transport(frame, Some(frame.available())).ok()?;
+    let segment = transport.segment(frame.end).ok()?;
+    if segment.flags & RST != 0 || !is_host::<V6>(&packet.source) || !allowed(length) {
+        return None;
+    }
+    if segment.protocol == TCP {
+        let data = transport.data(frame.end)?;
+        reset(frame, interface, &packet, &segment, data)
+    } else {
+        unreachable(frame, interface, &packet, &segment)
+    }
+}
+
+/// Answers an echo request (RFC 792; RFC 4443, 4.2) in place.
+#[inline(always)]
+pub(crate) fn echo<const V6: bool>(
     frame: &Frame,
-    packet: &Ipv4,
+    packet: &Packet<V6>,
     transport: usize,
     interface: &Interface,
-) -> Result<Action, DropReason> {
-    const REQUEST: u16 = u16::from_ne_bytes([8, 0]);
-    const REPLY: u16 = 0;
+) -> Outcome {
+    let (request, reply) = if V6 { ([128, 0], [129, 0]) } else { ([8, 0], [0, 0]) };
+    let (request, reply) = (u16::from_ne_bytes(request), u16::from_ne_bytes(reply));
     if transport + ICMP_HEADER > frame.end {
-        return Err(DropReason::Malformed);
+        return Err(DropReason::Malformed.into());
     }
     // SAFETY: compared with the end above.
     let kind: u16 = unsafe { read::<0, _>(transport) };
-    let config = CONFIG.get(0).ok_or(DropReason::Icmp)?;
-    if kind != REQUEST || frame.source.is_handover() || !is_host(packet.source) || !take(config, frame.length()) {
-        return Err(DropReason::Icmp);
+    let is_asked = kind == request && !frame.source.is_handover() && is_host::<V6>(&packet.source);
+    if !is_asked || !allowed(frame.length) {
+        return Err(DropReason::Icmp.into());
     }
-    let at = packet.at;
-    // SAFETY: compared with the end above, and by `Ipv4::parse`.
+    // SAFETY: compared with the end above.
     unsafe {
-        write::<0, _>(transport, REPLY);
-        let change = checksum::change(u32::from(REQUEST), u32::from(REPLY));
+        write::<0, _>(transport, reply);
+        let change = checksum::change(u32::from(request), u32::from(reply));
         write::<2, u16>(transport, checksum::update(read::<2, _>(transport), change));
-        let before: u16 = read::<8, _>(at);
-        write::<8, _>(at, TTL);
-        let change = checksum::change(u32::from(before), u32::from(read::<8, u16>(at)));
-        write::<10, u16>(at, checksum::update(read::<10, _>(at), change));
-        write::<12, _>(at, packet.destination);
-        write::<16, _>(at, packet.source);
     }
+    packet.set_hops(HOPS);
+    packet.swap_addresses();
     frame.write_macs(frame.source, interface.mac);
-    count::stat(Stat::EchoAnswered, frame.length());
-    Ok(Action::Transmit)
+    count::stat(Stat::EchoAnswered, frame.length);
+    Ok(Verdict::TRANSMIT)
 }
 
-/// Whether an IPv4 address can be one host's: not "this network", loopback, multicast, reserved or broadcast.
+/// Whether an address can be one host's: not "this network" or the unspecified address, loopback, multicast, reserved or
+/// broadcast.
 #[inline(always)]
-fn is_host(address: u32) -> bool {
-    let first = address.to_ne_bytes()[0];
-    first != 0 && first != 127 && first < 224
+fn is_host<const V6: bool>(address: &Address) -> bool {
+    if V6 {
+        let is_low = address.w0 == 0 && address.w1 == 0 && address.w2 == 0 && u32::from_be(address.w3) <= 1;
+        !is_low && address.w0.to_ne_bytes()[0] != 0xff
+    } else {
+        let first = address.w3.to_ne_bytes()[0];
+        first != 0 && first != 127 && first < 224
+    }
 }
 
 /// Takes one answer from this CPU's budget, if there is one left.
 #[inline(always)]
-fn take(config: &Config, length: u64) -> bool {
-    let Some(budget) = BUDGET.get_ptr_mut(0) else { return false };
-    let (rate, hz) = (u64::from(config.answers_per_second), u64::from(config.hz));
-    let now = flow::now();
-    // SAFETY: a per-CPU value; an interleaved run on this CPU costs at most an answer.
-    unsafe {
-        let Budget { filled, left } = *budget;
-        let most = rate * hz * BURST;
-        // Bounded, so that the product cannot overflow.
-        let since = now.wrapping_sub(filled).min(hz * BURST);
-        let left = (left + since * rate).min(most);
-        (*budget).filled = now;
-        if left < hz {
-            (*budget).left = left;
-            count::stat(Stat::AnswerLimited, length);
-            return false;
-        }
-        (*budget).left = left - hz;
+fn allowed(length: u64) -> bool {
+    let allowed = budget::answer();
+    if !allowed {
+        count::stat(Stat::AnswerLimited, length);
     }
-    true
+    allowed
 }
 
 /// RFC 9293, 3.10.7.1: a RST that the sender's window accepts.
 #[inline(always)]
-fn reset(
-    context: &XdpContext,
+fn reset<const V6: bool>(
     frame: &Frame,
-    packet: &Ipv4,
+    interface: &Interface,
+    packet: &Packet<V6>,
     segment: &Segment,
     data: u32,
-    (client_mac, own_mac): (Mac, Mac),
-) -> Option<Action> {
+) -> Option<Verdict> {
     let (sequence, acknowledgement, flags) = if segment.flags & ACK != 0 {
         (segment.acknowledged, 0, RST)
     } else {
         let control = u32::from(segment.flags & SYN != 0) + u32::from(segment.flags & FIN != 0);
         (0, segment.sequence.wrapping_add(data).wrapping_add(control), RST | ACK)
     };
-    let (client, vip) = (packet.source, packet.destination);
+    let (client, vip) = (&packet.source, &packet.destination);
     let (client_port, vip_port) = (segment.source_port, segment.destination_port);
-    shrink(context, frame, (frame.network - frame.start + IPV4 + TCP_HEADER).max(SHORTEST_FRAME))?;
-    let frame = Frame::parse(context)?;
+    let length = Packet::<V6>::LENGTH + TCP_HEADER;
+    shrink(frame, (frame.link + length).max(SHORTEST_FRAME))?;
+    let client_mac = frame.source;
+    let frame = Frame::parse(frame.context, frame.fragmented)?;
     let at = frame.network;
-    if at + IPV4 + TCP_HEADER > frame.end {
+    if at + length > frame.end {
         return None;
     }
+    let ports = u32::from(vip_port) | u32::from(client_port) << 16;
+    let control = u16::from_ne_bytes([5 << 4, flags]);
+    let sum = Packet::<V6>::pseudo(vip, client, TCP, TCP_HEADER as u32)
+        + u64::from(ports)
+        + u64::from(sequence.to_be())
+        + u64::from(acknowledgement.to_be())
+        + u64::from(control);
     // SAFETY: compared with the end above.
     unsafe {
-        header(at, vip, client, 6, IPV4 + TCP_HEADER);
-        write::<20, _>(at, vip_port);
-        write::<22, _>(at, client_port);
-        write::<24, _>(at, sequence.to_be());
-        write::<28, _>(at, acknowledgement.to_be());
-        write::<32, _>(at, u16::from_ne_bytes([5 << 4, flags]));
-        write::<34, u16>(at, 0);
-        write::<36, u32>(at, 0);
-        let pseudo = u64::from(vip) + u64::from(client) + u64::from((6 + TCP_HEADER as u32).to_be() >> 16);
-        let sum = pseudo
-            + u64::from(read::<20, u32>(at))
-            + u64::from(read::<24, u32>(at))
-            + u64::from(read::<28, u32>(at))
-            + u64::from(read::<32, u32>(at));
-        write::<36, u16>(at, !checksum::fold(sum));
+        header::<V6>(at, vip, client, TCP as u8, TCP_HEADER);
+        let at = at + Packet::<V6>::LENGTH;
+        write::<0, _>(at, vip_port);
+        write::<2, _>(at, client_port);
+        write::<4, _>(at, sequence.to_be());
+        write::<8, _>(at, acknowledgement.to_be());
+        write::<12, _>(at, control);
+        write::<14, u16>(at, 0);
+        write::<16, u16>(at, !checksum::fold(sum));
+        write::<18, u16>(at, 0);
     }
-    frame.write_macs(client_mac, own_mac);
-    Some(Action::Transmit)
+    frame.write_macs(client_mac, interface.mac);
+    Some(Verdict::TRANSMIT)
 }
 
-/// RFC 1122, 3.2.2.1: destination unreachable, port unreachable, with the offending packet's first bytes.
+/// RFC 1122, 3.2.2.1, and RFC 4443, 3.1: destination unreachable, port unreachable, with the offending packet's first
+/// bytes.
 #[inline(always)]
-fn unreachable(
-    context: &XdpContext,
+fn unreachable<const V6: bool>(
     frame: &Frame,
-    packet: &Ipv4,
+    interface: &Interface,
+    packet: &Packet<V6>,
     segment: &Segment,
-    (client_mac, own_mac): (Mac, Mac),
-) -> Option<Action> {
-    const PORT_UNREACHABLE: u16 = u16::from_ne_bytes([3, 3]);
-    const GROWTH: usize = IPV4 + ICMP_HEADER;
-    // With options, more than `EMBEDDED` bytes would have to be told.
-    if segment.transport != packet.at + IPV4 {
+) -> Option<Verdict> {
+    let embedded = Packet::<V6>::LENGTH + EMBEDDED;
+    let growth = Packet::<V6>::LENGTH + ICMP_HEADER;
+    // With options or extension headers, more would have to be told.
+    if segment.transport != packet.at + Packet::<V6>::LENGTH {
         return None;
     }
-    let (client, vip) = (packet.source, packet.destination);
-    let link = frame.network - frame.start;
-    shrink(context, frame, link + EMBEDDED)?;
+    let (client, vip, client_mac) = (&packet.source, &packet.destination, frame.source);
+    shrink(frame, frame.link + embedded)?;
     // SAFETY: the context is valid for the whole run.
-    if unsafe { bpf_xdp_adjust_head(context.ctx, -(GROWTH as i32)) } != 0 {
+    if unsafe { bpf_xdp_adjust_head(frame.context, -(growth as i32)) } != 0 {
         return None;
     }
     // Where the Ethernet header was, there is the packet now.
-    frame.write_link(context, client_mac, own_mac)?;
-    let frame = Frame::parse(context)?;
+    frame.write_link(client_mac, interface.mac)?;
+    let frame = Frame::parse(frame.context, frame.fragmented)?;
     let at = frame.network;
-    if at + GROWTH + EMBEDDED > frame.end {
+    if at + growth + embedded > frame.end {
         return None;
     }
+    let kind = u16::from_ne_bytes(if V6 { [1, 4] } else { [3, 3] });
+    let length = ICMP_HEADER + embedded;
     // SAFETY: compared with the end above.
     unsafe {
-        header(at, vip, client, 1, GROWTH + EMBEDDED);
-        write::<20, _>(at, PORT_UNREACHABLE);
-        write::<22, u16>(at, 0);
-        write::<24, u32>(at, 0);
-        let message = (at + IPV4) as *mut u32;
-        let sum = bpf_csum_diff(core::ptr::null_mut(), 0, message, (ICMP_HEADER + EMBEDDED) as u32, 0);
-        write::<22, u16>(at, !checksum::fold(sum as u64));
+        header::<V6>(at, vip, client, Packet::<V6>::ICMP as u8, length);
+        let at = at + Packet::<V6>::LENGTH;
+        write::<0, _>(at, kind);
+        write::<2, u16>(at, 0);
+        write::<4, u32>(at, 0);
+        let sum = bpf_csum_diff(core::ptr::null_mut(), 0, at as *mut u32, length as u32, 0) as u64;
+        let pseudo = if V6 { Packet::<V6>::pseudo(vip, client, Packet::<V6>::ICMP, length as u32) } else { 0 };
+        write::<2, _>(at, !checksum::fold(sum + pseudo));
     }
-    Some(Action::Transmit)
+    Some(Verdict::TRANSMIT)
 }
 
 /// Makes the frame `length` bytes long, if it is longer.
 #[inline(always)]
-fn shrink(context: &XdpContext, frame: &Frame, length: usize) -> Option<()> {
-    let present = frame.end - frame.start;
+fn shrink(frame: &Frame, length: usize) -> Option<()> {
+    let present = frame.length as usize;
     if present <= length {
         return Some(());
     }
     // SAFETY: the context is valid for the whole run.
-    let result = unsafe { bpf_xdp_adjust_tail(context.ctx, length as i32 - present as i32) };
+    let result = unsafe { bpf_xdp_adjust_tail(frame.context, length as i32 - present as i32) };
     (result == 0).then_some(())
 }
 
-/// Writes an IPv4 header without options.
+/// Writes an IPv4 header without options, or an IPv6 header, before `length` bytes of `protocol`.
 ///
 /// # Safety
-/// 20 bytes from `at` on were compared with the packet's end.
+/// It was compared with the packet's end.
 #[inline(always)]
-unsafe fn header(at: usize, source: u32, destination: u32, protocol: u8, total: usize) {
+unsafe fn header<const V6: bool>(at: usize, source: &Address, destination: &Address, protocol: u8, length: usize) {
     const DONT_FRAGMENT: u16 = 0x4000_u16.to_be();
     // SAFETY: the caller's bounds check.
     unsafe {
+        if V6 {
+            write::<0, _>(at, u32::from_ne_bytes([0x60, 0, 0, 0]));
+            write::<4, _>(at, (length as u16).to_be());
+            write::<6, _>(at, u16::from_ne_bytes([protocol, HOPS]));
+            write_address::<8>(at, source);
+            write_address::<24>(at, destination);
+            return;
+        }
         write::<0, u16>(at, u16::from_ne_bytes([0x45, 0]));
-        write::<2, u16>(at, (total as u16).to_be());
+        write::<2, u16>(at, ((Packet::<V6>::LENGTH + length) as u16).to_be());
         write::<4, u16>(at, 0);
         write::<6, u16>(at, DONT_FRAGMENT);
-        write::<8, u16>(at, u16::from_ne_bytes([TTL, protocol]));
+        write::<8, u16>(at, u16::from_ne_bytes([HOPS, protocol]));
         write::<10, u16>(at, 0);
-        write::<12, u32>(at, source);
-        write::<16, u32>(at, destination);
+        write::<12, u32>(at, source.w3);
+        write::<16, u32>(at, destination.w3);
         let sum = u64::from(read::<0, u32>(at))
             + u64::from(read::<4, u32>(at))
             + u64::from(read::<8, u32>(at))
-            + u64::from(source)
-            + u64::from(destination);
+            + u64::from(source.w3)
+            + u64::from(destination.w3);
         write::<10, u16>(at, !checksum::fold(sum));
     }
 }

@@ -1,4 +1,5 @@
-//! BPF programs for tests and the bench.
+//! BPF programs for tests and the bench. Those of the bench are for frames in several buffers, since the kernel lets
+//! programs call none but their own kind.
 #![no_std]
 #![no_main]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -48,7 +49,7 @@ pub fn clock(context: XdpContext) -> u32 {
 
 /// A test run gives each iteration what the last one left. This puts the packet back and goes on to the program under
 /// test.
-#[xdp]
+#[xdp(frags)]
 pub fn restore(context: XdpContext) -> u32 {
     if put_back(&context).is_some() {
         // SAFETY: the context is valid; the call does not return but for an empty slot.
@@ -58,7 +59,7 @@ pub fn restore(context: XdpContext) -> u32 {
 }
 
 /// The same with another flow each time: another client address or port, and a Service picked by it.
-#[xdp]
+#[xdp(frags)]
 pub fn restore_flow(context: XdpContext) -> u32 {
     if put_back(&context).and_then(|(at, template)| next_flow(at, template)).is_some() {
         // SAFETY: as above.
@@ -68,34 +69,34 @@ pub fn restore_flow(context: XdpContext) -> u32 {
 }
 
 /// What all other figures are compared with.
-#[xdp]
+#[xdp(frags)]
 pub fn empty_tx(_context: XdpContext) -> u32 {
     XDP_TX
 }
 
 /// One lookup in a hash map.
-#[xdp]
+#[xdp(frags)]
 pub fn hash_lookup(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
     if FLOOR_HASH.get_ptr(key).is_some() { XDP_TX } else { XDP_PASS }
 }
 
 /// One lookup in an LRU hash map.
-#[xdp]
+#[xdp(frags)]
 pub fn lru_lookup(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
     if FLOOR_LRU.get_ptr(key).is_some() { XDP_TX } else { XDP_PASS }
 }
 
 /// One insertion into a hash map.
-#[xdp]
+#[xdp(frags)]
 pub fn hash_insert(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
     if FLOOR_HASH.insert(key, VALUE, 0).is_ok() { XDP_TX } else { XDP_PASS }
 }
 
 /// One insertion into an LRU hash map.
-#[xdp]
+#[xdp(frags)]
 pub fn lru_insert(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
     if FLOOR_LRU.insert(key, VALUE, 0).is_ok() { XDP_TX } else { XDP_PASS }

@@ -1,7 +1,7 @@
 //! `vipmux` itself: agents on nodes, and its other commands.
 
 use std::{
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -182,7 +182,8 @@ impl Plan {
     }
 
     /// The node that leads an address.
-    pub fn leader(&self, vip: Ipv4Addr) -> Result<String> {
+    pub fn leader(&self, vip: impl Into<IpAddr>) -> Result<String> {
+        let vip = vip.into();
         let vips = self.0["vips"].as_array().context("the plan has no vips")?;
         let entry = vips.iter().find(|entry| entry["address"] == vip.to_string());
         let leader = entry.and_then(|entry| entry["leader"].as_str());

@@ -168,11 +168,11 @@ impl Drop for Capture {
     }
 }
 
-fn eth0() -> Result<NetworkInterface> {
+pub(crate) fn eth0() -> Result<NetworkInterface> {
     datalink::interfaces().into_iter().find(|interface| interface.name == "eth0").context("no interface eth0")
 }
 
-fn open(interface: &NetworkInterface) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
+pub(crate) fn open(interface: &NetworkInterface) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
     let config = Config { read_timeout: Some(TICK), ..Config::default() };
     match datalink::channel(interface, config).context("cannot open a packet socket")? {
         Channel::Ethernet(sender, receiver) => Ok((sender, receiver)),
@@ -182,8 +182,13 @@ fn open(interface: &NetworkInterface) -> Result<(Box<dyn DataLinkSender>, Box<dy
 
 /// The next ARP frame, or `None` if the next frame is another or none comes within a tick.
 fn receive(receiver: &mut dyn DataLinkReceiver) -> Result<Option<Seen>> {
+    Ok(next_frame(receiver)?.and_then(parse))
+}
+
+/// The next frame, or `None` if none comes within a tick.
+pub(crate) fn next_frame(receiver: &mut dyn DataLinkReceiver) -> Result<Option<&[u8]>> {
     match receiver.next() {
-        Ok(frame) => Ok(parse(frame)),
+        Ok(frame) => Ok(Some(frame)),
         Err(error) if matches!(error.kind(), std::io::ErrorKind::TimedOut | std::io::ErrorKind::Interrupted) => {
             Ok(None)
         }

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     str::FromStr,
     time::Duration,
@@ -12,8 +12,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::{
     socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, setsockopt, socket,
-        sockopt::ReceiveTimeout,
+        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, recv, recvfrom, sendto,
+        setsockopt, socket, sockopt::ReceiveTimeout,
     },
     time::{TimeVal, TimeValLike as _},
 };
@@ -98,8 +98,8 @@ pub struct Request {
 
 impl Request {
     /// A request of this kind to this address.
-    pub fn new(kind: Kind, address: Ipv4Addr, port: u16) -> Self {
-        Self { kind, server: SocketAddr::from((address, port)) }
+    pub fn new(kind: Kind, address: impl Into<IpAddr>, port: u16) -> Self {
+        Self { kind, server: SocketAddr::new(address.into(), port) }
     }
 
     /// Asks once, in the calling thread's network namespace. A connection attempt and a reply may take `timeout` each.
@@ -245,7 +245,8 @@ fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
 }
 
 fn udp_socket(server: SocketAddr, timeout: Duration) -> Result<UdpSocket> {
-    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = UdpSocket::bind((any, 0))?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(timeout))?;
     Ok(socket)
@@ -273,6 +274,29 @@ pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
         let is_reply = header[12..16] == address.octets() && message.first() == Some(&ECHO_REPLY);
         if is_reply && message[4..] == request[4..] && message.len() == HEADER + length {
             ensure!(checksum(message) == 0, "the echo reply's checksum is wrong");
+            return Ok(());
+        }
+    }
+}
+
+/// Sends one ICMPv6 echo request (RFC 4443, 4.1) with `length` bytes of data, and waits for the reply to it. The kernel sees
+/// to checksums in both directions.
+pub fn ping_v6(address: Ipv6Addr, length: usize, timeout: Duration) -> Result<()> {
+    const ECHO_REPLY: u8 = 129;
+    const ECHO_REQUEST: u8 = 128;
+    let socket = socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)
+        .context("ICMPv6 socket")?;
+    setsockopt(&socket, ReceiveTimeout, &TimeVal::microseconds(i64::try_from(timeout.as_micros())?))?;
+    let identifier = u16::try_from(std::process::id() & 0xffff)?.to_be_bytes();
+    let mut request = vec![ECHO_REQUEST, 0, 0, 0, identifier[0], identifier[1], 0, 1];
+    request.extend((0..length).map(|i| i.to_le_bytes()[0]));
+    let to = SocketAddrV6::new(address, 0, 0, 0);
+    sendto(socket.as_raw_fd(), &request, &SockaddrIn6::from(to), MsgFlags::empty())?;
+    let mut message = vec![0; 65_536];
+    loop {
+        let (received, from) = recvfrom::<SockaddrIn6>(socket.as_raw_fd(), &mut message).context("no echo reply")?;
+        let is_reply = message[0] == ECHO_REPLY && from.is_some_and(|from| from.ip() == address);
+        if is_reply && received == request.len() && message[4..received] == request[4..] {
             return Ok(());
         }
     }

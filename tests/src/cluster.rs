@@ -1,6 +1,6 @@
 //! A LAN with an agent on each node, all reading one folder of manifests.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -12,6 +12,7 @@ use crate::{
     identity::Answer,
     lan::{Lan, Node},
     manifests::{Endpoint, Manifests},
+    ndp,
     pod::{Listener, Pod},
     wait,
 };
@@ -20,8 +21,8 @@ use crate::{
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// For one request that is tried again if it is not answered.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// For one ARP request that is tried again if it is not answered.
-const ARP_ATTEMPT: Duration = Duration::from_millis(200);
+/// For one ARP request or neighbour solicitation that is tried again if it is not answered.
+const ASK_ATTEMPT: Duration = Duration::from_millis(200);
 
 /// The cluster; it is removed when dropped, processes first.
 #[derive(Debug)]
@@ -73,6 +74,12 @@ impl Cluster {
         Ok(Endpoint::new(pod.address, &pod.node))
     }
 
+    /// A pod as a ready endpoint with its IPv6 address.
+    pub fn endpoint_v6(&self, pod: &str) -> Result<Endpoint> {
+        let pod = self.pod(pod)?;
+        Ok(Endpoint::new(pod.address_v6, &pod.node))
+    }
+
     /// The agent on a node.
     pub fn agent(&self, node: &str) -> Result<&Agent> {
         self.agents.iter().find(|agent| agent.node() == node).with_context(|| format!("no agent on {node}"))
@@ -84,15 +91,18 @@ impl Cluster {
     }
 
     /// The node that is to lead an address, by `vipmux plan`.
-    pub fn planned_leader(&self, vip: Ipv4Addr) -> Result<&Node> {
+    pub fn planned_leader(&self, vip: impl Into<IpAddr>) -> Result<&Node> {
         self.lan.node(&Plan::of(self.manifests.path())?.leader(vip)?)
     }
 
     /// The node that answers for an address on the LAN, waited for.
-    pub fn await_leader(&self, vip: Ipv4Addr) -> Result<&Node> {
-        let client = self.lan.client()?;
-        wait::until(&format!("an ARP reply for {vip}"), PATIENCE, || {
-            let answer = arp::first_answer(client.namespace(), client.address, vip, ARP_ATTEMPT)?;
+    pub fn await_leader(&self, vip: impl Into<IpAddr>) -> Result<&Node> {
+        let (client, vip) = (self.lan.client()?, vip.into());
+        wait::until(&format!("somebody who answers for {vip}"), PATIENCE, || {
+            let answer = match vip {
+                IpAddr::V4(vip) => arp::first_answer(client.namespace(), client.address, vip, ASK_ATTEMPT)?,
+                IpAddr::V6(vip) => ndp::first_answer(client.namespace(), client.address_v6, vip, ASK_ATTEMPT)?,
+            };
             let mac = answer.context("no answer")?;
             self.lan.node_of(mac).with_context(|| format!("{mac} is no node's MAC"))
         })

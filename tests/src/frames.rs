@@ -1,14 +1,25 @@
 //! Frames for tests, built field by field with checksums summed from scratch: independent of the code under test, whose
 //! incremental updates must come to the same bytes.
 //!
-//! Ethernet with 802.1Q tags, ARP, IPv4 with options, TCP and UDP. No IPv6, no ICMP contents.
+//! Ethernet with 802.1Q tags, ARP, IPv4 with options, IPv6 with extension headers, TCP, UDP, SCTP, ICMPv6 and its
+//! neighbour discovery. No contents of IPv4's ICMP.
 
 mod arp;
+mod icmpv6;
 mod ipv4;
+mod ipv6;
+mod ndp;
+mod payload;
+mod sctp;
 mod transport;
 
 pub use arp::Arp;
-pub use ipv4::{Ipv4, Payload};
+pub use icmpv6::Icmpv6;
+pub use ipv4::Ipv4;
+pub use ipv6::{Extension, Ipv6};
+pub use ndp::{NA_OVERRIDE, NA_ROUTER, NA_SOLICITED, Ndp, multicast_mac, solicited_node};
+pub use payload::Payload;
+pub use sctp::{Chunk, Sctp, crc32c};
 pub use transport::{ACK, FIN, PSH, RST, SYN, Tcp, Udp, UdpChecksum};
 
 /// A MAC address in wire order.
@@ -18,6 +29,8 @@ pub type Mac = [u8; 6];
 pub const BROADCAST: Mac = [0xff; 6];
 /// IPv4's Ethertype.
 pub const ETHERTYPE_IPV4: u16 = 0x0800;
+/// IPv6's Ethertype.
+pub const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// ARP's Ethertype.
 pub const ETHERTYPE_ARP: u16 = 0x0806;
 /// The Ethertype of an 802.1Q tag.
@@ -67,6 +80,11 @@ impl Ethernet {
     pub fn ipv4(&self, packet: &Ipv4) -> Vec<u8> {
         self.frame(ETHERTYPE_IPV4, &packet.bytes())
     }
+
+    /// A frame with an IPv6 packet.
+    pub fn ipv6(&self, packet: &Ipv6) -> Vec<u8> {
+        self.frame(ETHERTYPE_IPV6, &packet.bytes())
+    }
 }
 
 /// The Internet checksum of `bytes` (RFC 1071), host order: the plainest loop there is.
@@ -77,6 +95,12 @@ pub fn checksum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !u16::try_from(sum).unwrap_or(u16::MAX)
+}
+
+/// The low 16 bits, as a length field holds them.
+fn low_word(number: usize) -> u16 {
+    let bytes = number.to_le_bytes();
+    u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
 //! The LAN: a switch, nodes with their pods, and clients, each in its network namespace.
 //!
 //! ```text
-//!  client-1      client-N            192.0.2.101 ...
+//!  client-1      client-N            192.0.2.101, 2001:db8::c:1 ...
 //!     |             |
 //!  ===+======+======+======+===      switch: a bridge; its ports to the nodes run an XDP program that passes
 //!            |             |
-//!         node-1        node-N       192.0.2.11 ...; they forward
+//!         node-1        node-N       192.0.2.11, 2001:db8::a:1 ...; they forward
 //!          |   |           |
-//!       pod     pod       pod        10.244.NODE.X/32, routed veths
+//!       pod     pod       pod        10.244.NODE.X/32, 2001:db8:244:NODE::X/128, routed veths
 //! ```
 
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
 use aya::{
@@ -29,7 +29,10 @@ use crate::{
 };
 
 const BRIDGE: &str = "br0";
-const PREFIX_LENGTH: u8 = 24;
+/// Of the LAN's network: IPv4 and IPv6.
+const PREFIX_LENGTHS: (u8, u8) = (24, 64);
+/// Of a node's pods' network likewise.
+const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
 static TESTING_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
 
 /// What a LAN has.
@@ -70,6 +73,8 @@ pub struct Node {
     pub name: String,
     /// Its address on the LAN.
     pub address: Ipv4Addr,
+    /// Its IPv6 address there.
+    pub address_v6: Ipv6Addr,
     /// The MAC of its eth0.
     pub mac: MacAddr,
     number: u8,
@@ -82,6 +87,8 @@ pub struct Node {
 pub struct Client {
     /// Its address on the LAN.
     pub address: Ipv4Addr,
+    /// Its IPv6 address there.
+    pub address_v6: Ipv6Addr,
     /// The MAC of its eth0.
     pub mac: MacAddr,
     namespace: Namespace,
@@ -135,16 +142,17 @@ impl Lan {
 
     /// Lets every node reach the other nodes' pods, as a CNI does.
     fn route_pods(&self) -> Result<()> {
-        let networks: BTreeMap<_, _> = self.nodes.iter().map(|node| (node.number, node.address)).collect();
         for node in &self.nodes {
-            node.namespace.links(|links| {
-                networks.iter().filter(|(number, _)| **number != node.number).try_for_each(|(number, address)| {
-                    links.add_route("eth0", (Ipv4Addr::new(10, 244, *number, 0), 24), Some(*address))
-                })
-            })?;
+            let others = self.nodes.iter().filter(|other| other.number != node.number);
+            node.namespace.links(|links| others.into_iter().try_for_each(|other| route_pods_of(links, other)))?;
         }
         Ok(())
     }
+}
+
+fn route_pods_of(links: &Links, node: &Node) -> Result<()> {
+    links.add_route("eth0", (node.pod_address(0), POD_PREFIX_LENGTHS.0), Some(node.address))?;
+    links.add_route("eth0", (node.pod_address_v6(0), POD_PREFIX_LENGTHS.1), Some(node.address_v6))
 }
 
 impl Node {
@@ -152,11 +160,12 @@ impl Node {
         let name = format!("node-{number}");
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 10 + number);
-        let mac = plug_in(&namespace, address, switch, &name)?;
+        let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xa, number.into());
+        let mac = plug_in(&namespace, (address, address_v6), switch, &name)?;
         let filter = options.reverse_path_filter.to_string();
         let sysctls = [
-            ("net/ipv6/conf/all/disable_ipv6", "1"),
             ("net/ipv4/ip_forward", "1"),
+            ("net/ipv6/conf/all/forwarding", "1"),
             ("net/ipv4/conf/all/send_redirects", "0"),
             ("net/ipv4/conf/default/send_redirects", "0"),
             ("net/ipv4/conf/eth0/send_redirects", "0"),
@@ -167,7 +176,7 @@ impl Node {
         for (key, value) in sysctls {
             namespace.sysctl(key, value)?;
         }
-        let node = Self { name, address, mac, number, lan: lan.to_owned(), namespace };
+        let node = Self { name, address, address_v6, mac, number, lan: lan.to_owned(), namespace };
         if options.kubernetes_rules {
             node.add_kubernetes_rules()?;
         }
@@ -177,25 +186,28 @@ impl Node {
     /// What kube-proxy (drop of INVALID, masquerading of marked packets) and a CNI (masquerading of what leaves the pods'
     /// network) put on a node.
     fn add_kubernetes_rules(&self) -> Result<()> {
-        self.nft(
-            "table ip kube-proxy {
-                chain filter-forward {
-                    type filter hook forward priority 0; policy accept;
-                    ct state invalid drop
-                }
-                chain nat-postrouting {
-                    type nat hook postrouting priority 100; policy accept;
-                    meta mark & 0x4000 == 0x4000 masquerade
-                }
-            }
-            table ip cni {
-                chain postrouting {
-                    type nat hook postrouting priority 100; policy accept;
-                    ip saddr 10.244.0.0/16 ip daddr != 10.244.0.0/16 masquerade fully-random
-                }
-            }",
-        )
-        .map(drop)
+        let networks = [("ip", "10.244.0.0/16"), ("ip6", "2001:db8:244::/48")];
+        networks.into_iter().try_for_each(|(family, pods)| {
+            self.nft(&format!(
+                "table {family} kube-proxy {{
+                    chain filter-forward {{
+                        type filter hook forward priority 0; policy accept;
+                        ct state invalid drop
+                    }}
+                    chain nat-postrouting {{
+                        type nat hook postrouting priority 100; policy accept;
+                        meta mark & 0x4000 == 0x4000 masquerade
+                    }}
+                }}
+                table {family} cni {{
+                    chain postrouting {{
+                        type nat hook postrouting priority 100; policy accept;
+                        {family} saddr {pods} {family} daddr != {pods} masquerade fully-random
+                    }}
+                }}"
+            ))
+            .map(drop)
+        })
     }
 
     /// Runs `nft` with these commands on the node and returns what it writes.
@@ -205,14 +217,19 @@ impl Node {
         process::run(command).context("nft comes with the package nftables")
     }
 
-    /// Makes a pod at `10.244.NODE.host`; its servers are started by [`Pod::serve`].
+    /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`; its servers are started by [`Pod::serve`].
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
-        Pod::attach(&self.lan, self, name, self.pod_address(host))
+        Pod::attach(&self.lan, self, name, host)
     }
 
     /// An address in the node's pod network.
     pub fn pod_address(&self, host: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 244, self.number, host)
+    }
+
+    /// An IPv6 address in the node's pod network.
+    pub fn pod_address_v6(&self, host: u8) -> Ipv6Addr {
+        Ipv6Addr::new(0x2001, 0xdb8, 0x244, self.number.into(), 0, 0, 0, host.into())
     }
 
     /// The node's network namespace.
@@ -225,20 +242,20 @@ impl Client {
     fn plug_in(lan: &str, number: u8, switch: &Namespace) -> Result<Self> {
         let name = format!("client-{number}");
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
-        namespace.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         let address = Ipv4Addr::new(192, 0, 2, 100 + number);
-        let mac = plug_in(&namespace, address, switch, &name)?;
+        let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xc, number.into());
+        let mac = plug_in(&namespace, (address, address_v6), switch, &name)?;
         namespace.run(|| offload::disable_tx_checksum("eth0"))?;
-        Ok(Self { address, mac, namespace })
+        Ok(Self { address, address_v6, mac, namespace })
     }
 
     /// Routes a node's pod network to that node, for connections to pods past any Service.
     pub fn route_pods_of(&self, node: &Node) -> Result<()> {
-        self.namespace.links(|links| links.add_route("eth0", (node.pod_address(0), 24), Some(node.address)))
+        self.namespace.links(|links| route_pods_of(links, node))
     }
 
     /// The MAC that the client's kernel has for an address.
-    pub fn neighbour(&self, address: Ipv4Addr) -> Result<Option<MacAddr>> {
+    pub fn neighbour(&self, address: impl Into<IpAddr> + Send) -> Result<Option<MacAddr>> {
         self.namespace.links(|links| links.neighbour(address))
     }
 
@@ -248,13 +265,22 @@ impl Client {
     }
 }
 
-/// Connects a namespace's eth0, with this address, to the switch's port of this name; returns eth0's MAC.
-fn plug_in(namespace: &Namespace, address: Ipv4Addr, switch: &Namespace, port: &str) -> Result<MacAddr> {
+/// Connects a namespace's eth0, with these addresses, to the switch's port of this name; returns eth0's MAC.
+fn plug_in(
+    namespace: &Namespace,
+    (address, address_v6): (Ipv4Addr, Ipv6Addr),
+    switch: &Namespace,
+    port: &str,
+) -> Result<MacAddr> {
     let [a, b, c, d] = address.octets();
     let mac = MacAddr(0x02, 0, a, b, c, d);
+    // For eth0, which is not made yet: its link-local address is usable at once, and nobody looks for routers.
+    namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+    namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
     namespace.links(|links| {
         links.add_veth(End { name: "eth0", mac: Some(mac) }, End::named(port), switch)?;
-        links.add_address("eth0", address, PREFIX_LENGTH)
+        links.add_address("eth0", address, PREFIX_LENGTHS.0)?;
+        links.add_address("eth0", address_v6, PREFIX_LENGTHS.1)
     })?;
     switch.links(|links: &Links| links.add_port(BRIDGE, port))?;
     Ok(mac)

@@ -1,7 +1,7 @@
 //! A small LAN of network namespaces with nodes, pods and clients, for vipmux's network suite, its demo and its bench.
 //!
 //! [`lan`] makes the topology out of [`netns`], [`links`] and [`offload`]; [`pod`] and [`agent`] run processes in it;
-//! [`client`], [`traffic`] and [`arp`] are what a client on the LAN sees; [`manifests`] writes what the agents read.
+//! [`client`], [`traffic`], [`arp`] and [`ndp`] are what a client on the LAN sees; [`manifests`] writes what the agents read.
 //! Whatever is made on the machine is known to [`cleanup`], which removes it in every case.
 //!
 //! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
@@ -20,6 +20,7 @@ pub mod identity;
 pub mod lan;
 pub mod links;
 pub mod manifests;
+pub mod ndp;
 pub mod netns;
 pub mod offload;
 pub mod pod;

@@ -1,15 +1,11 @@
 //! Links, addresses, routes and neighbours of one network namespace, by rtnetlink.
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    os::fd::AsRawFd as _,
-    pin::pin,
-};
+use std::{net::IpAddr, os::fd::AsRawFd as _, pin::pin};
 
 use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use netlink_packet_route::{
-    AddressFamily,
+    address::AddressHeaderFlags,
     link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, XdpAttached},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
     route::{RouteAttribute, RouteMetric, RouteScope},
@@ -150,41 +146,46 @@ impl Links {
         Ok(self.runtime.block_on(self.handle.link().set(link.build()).execute())?)
     }
 
-    /// Gives an interface an address.
-    pub fn add_address(&self, interface: &str, address: Ipv4Addr, prefix_length: u8) -> Result<()> {
-        let index = self.index(interface)?;
+    /// Gives an interface an address, which is usable at once: no search for duplicates.
+    pub fn add_address(&self, interface: &str, address: impl Into<IpAddr>, prefix_length: u8) -> Result<()> {
+        let address = address.into();
+        let mut request = self.handle.address().add(self.index(interface)?, address, prefix_length);
+        if address.is_ipv6() {
+            request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+        }
         self.runtime
-            .block_on(self.handle.address().add(index, IpAddr::V4(address), prefix_length).execute())
+            .block_on(request.execute())
             .with_context(|| format!("cannot give {interface} the address {address}/{prefix_length}"))
     }
 
     /// Adds a route; without a gateway the destination is on the link.
-    pub fn add_route(
+    pub fn add_route<A: Into<IpAddr>>(
         &self,
         interface: &str,
-        (destination, prefix_length): (Ipv4Addr, u8),
-        gateway: Option<Ipv4Addr>,
+        (destination, prefix_length): (A, u8),
+        gateway: Option<A>,
     ) -> Result<()> {
-        let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(destination, prefix_length)
-            .output_interface(self.index(interface)?);
-        if let Some(gateway) = gateway {
-            route = route.gateway(gateway);
-        } else {
-            route = route.scope(RouteScope::Link);
-        }
+        let destination = destination.into();
+        let route = self.route(interface, destination, prefix_length)?;
+        let route = match gateway {
+            Some(gateway) => route.gateway(gateway.into())?,
+            None => route.scope(RouteScope::Link),
+        };
         self.runtime
             .block_on(self.handle.route().add(route.build()).execute())
             .with_context(|| format!("cannot add the route to {destination}/{prefix_length} on {interface}"))
     }
 
+    fn route(&self, interface: &str, destination: IpAddr, prefix_length: u8) -> Result<RouteMessageBuilder<IpAddr>> {
+        let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix_length)?;
+        Ok(route.output_interface(self.index(interface)?))
+    }
+
     /// Gives the on-link route to an address an MTU, as if a narrower link were behind it.
-    pub fn narrow_route(&self, interface: &str, address: Ipv4Addr, mtu: u32) -> Result<()> {
-        let mut route = RouteMessageBuilder::<Ipv4Addr>::new()
-            .destination_prefix(address, 32)
-            .output_interface(self.index(interface)?)
-            .scope(RouteScope::Link)
-            .build();
+    pub fn narrow_route(&self, interface: &str, address: impl Into<IpAddr>, mtu: u32) -> Result<()> {
+        let address = address.into();
+        let host = if address.is_ipv4() { 32 } else { 128 };
+        let mut route = self.route(interface, address, host)?.scope(RouteScope::Link).build();
         route.attributes.push(RouteAttribute::Metrics(vec![RouteMetric::Mtu(mtu)]));
         self.runtime
             .block_on(self.handle.route().add(route).replace().execute())
@@ -192,34 +193,34 @@ impl Links {
     }
 
     /// Adds a permanent neighbour entry.
-    pub fn add_neighbour(&self, interface: &str, address: Ipv4Addr, mac: MacAddr) -> Result<()> {
-        let index = self.index(interface)?;
+    pub fn add_neighbour(&self, interface: &str, address: impl Into<IpAddr>, mac: MacAddr) -> Result<()> {
+        let (index, address) = (self.index(interface)?, address.into());
         self.runtime
             .block_on(
-                self.handle
-                    .neighbours()
-                    .add(index, IpAddr::V4(address))
-                    .link_layer_address(&mac.octets())
-                    .replace()
-                    .execute(),
+                self.handle.neighbours().add(index, address).link_layer_address(&mac.octets()).replace().execute(),
             )
             .with_context(|| format!("cannot add the neighbour {address} on {interface}"))
     }
 
     /// The MAC that the kernel has for an address on the segment, if it has one.
-    pub fn neighbour(&self, address: Ipv4Addr) -> Result<Option<MacAddr>> {
-        Ok(self.find_neighbour(address)?.as_ref().and_then(neighbour_mac))
+    pub fn neighbour(&self, address: impl Into<IpAddr>) -> Result<Option<MacAddr>> {
+        Ok(self.find_neighbour(address.into())?.as_ref().and_then(neighbour_mac))
     }
 
     /// Addresses whose neighbour entries a program other than the kernel and `ip` made, by their `NDA_PROTOCOL`.
-    pub fn managed_neighbours(&self) -> Result<Vec<Ipv4Addr>> {
-        let mut all = pin!(self.handle.neighbours().get().set_address_family(AddressFamily::Inet).execute());
+    pub fn managed_neighbours(&self) -> Result<Vec<IpAddr>> {
+        let mut all = pin!(self.handle.neighbours().get().execute());
         let mut found = Vec::new();
         while let Some(message) = self.runtime.block_on(all.try_next())? {
             let is_marked =
                 message.attributes.iter().any(|attribute| matches!(attribute, NeighbourAttribute::Protocol(_)));
             found.extend(message.attributes.iter().find_map(|attribute| match attribute {
-                NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) if is_marked => Some(*address),
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(address)) if is_marked => {
+                    Some(IpAddr::V4(*address))
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(address)) if is_marked => {
+                    Some(IpAddr::V6(*address))
+                }
                 _ => None,
             }));
         }
@@ -227,16 +228,20 @@ impl Links {
     }
 
     /// Makes the kernel forget an address, so that the next packet to it asks anew.
-    pub fn forget_neighbour(&self, address: Ipv4Addr) -> Result<()> {
+    pub fn forget_neighbour(&self, address: impl Into<IpAddr>) -> Result<()> {
+        let address = address.into();
         let Some(message) = self.find_neighbour(address)? else { return Ok(()) };
         self.runtime
             .block_on(self.handle.neighbours().del(message).execute())
             .with_context(|| format!("cannot delete the neighbour {address}"))
     }
 
-    fn find_neighbour(&self, address: Ipv4Addr) -> Result<Option<NeighbourMessage>> {
-        let wanted = NeighbourAttribute::Destination(NeighbourAddress::Inet(address));
-        let mut all = pin!(self.handle.neighbours().get().set_address_family(AddressFamily::Inet).execute());
+    fn find_neighbour(&self, address: IpAddr) -> Result<Option<NeighbourMessage>> {
+        let wanted = NeighbourAttribute::Destination(match address {
+            IpAddr::V4(address) => NeighbourAddress::Inet(address),
+            IpAddr::V6(address) => NeighbourAddress::Inet6(address),
+        });
+        let mut all = pin!(self.handle.neighbours().get().execute());
         while let Some(message) = self.runtime.block_on(all.try_next())? {
             if message.attributes.contains(&wanted) && message.header.state != NeighbourState::Noarp {
                 return Ok(Some(message));

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
 };
 
@@ -18,6 +18,10 @@ use crate::{
 pub const POOL: &str = "192.0.2.200-192.0.2.219";
 /// The pool's first address.
 pub const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
+/// The IPv6 range of the pool that [`Manifests::for_dual_stack_lan`] writes.
+pub const POOL_V6: &str = "2001:db8::200-2001:db8::213";
+/// Its first address.
+pub const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x200);
 
 /// The folder; removed when dropped.
 #[derive(Debug)]
@@ -35,7 +39,14 @@ impl Manifests {
     pub fn for_lan(lan: &Lan) -> Result<Self> {
         let manifests = Self::empty()?;
         manifests.write_nodes(lan, &[])?;
-        manifests.write("pool.yaml", &[pool_document()])?;
+        manifests.write("pool.yaml", &[pool_document(&[POOL])])?;
+        Ok(manifests)
+    }
+
+    /// The same with addresses of both families in the pool.
+    pub fn for_dual_stack_lan(lan: &Lan) -> Result<Self> {
+        let manifests = Self::for_lan(lan)?;
+        manifests.write("pool.yaml", &[pool_document(&[POOL, POOL_V6])])?;
         Ok(manifests)
     }
 
@@ -46,7 +57,7 @@ impl Manifests {
 
     /// Writes a LAN's Nodes; those that are cordoned lead nothing.
     pub fn write_nodes(&self, lan: &Lan, cordoned: &[&str]) -> Result<()> {
-        let document = |node: &Node| node_document(&node.name, node.address, cordoned.contains(&node.name.as_str()));
+        let document = |node: &Node| node_document(node, cordoned.contains(&node.name.as_str()));
         self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
@@ -104,6 +115,8 @@ pub struct Service {
     pub local: bool,
     /// The address it asks for.
     pub address: Option<Ipv4Addr>,
+    /// The IPv6 address it asks for: beside the other in dual stack, or alone.
+    pub address_v6: Option<Ipv6Addr>,
     /// The key of its sharing group, in MetalLB's dialect.
     pub sharing_key: Option<String>,
 }
@@ -112,7 +125,7 @@ pub struct Service {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Its address.
-    pub address: Ipv4Addr,
+    pub address: IpAddr,
     /// Its node.
     pub node: String,
     /// Whether it takes connections.
@@ -132,8 +145,8 @@ pub enum Condition {
 
 impl Endpoint {
     /// A ready endpoint.
-    pub fn new(address: Ipv4Addr, node: &str) -> Self {
-        Self { address, node: node.to_owned(), condition: Condition::Ready }
+    pub fn new(address: impl Into<IpAddr>, node: &str) -> Self {
+        Self { address: address.into(), node: node.to_owned(), condition: Condition::Ready }
     }
 }
 
@@ -149,8 +162,19 @@ impl Service {
             endpoints: Vec::new(),
             local: false,
             address: Some(VIP),
+            address_v6: None,
             sharing_key: Some("lan".to_owned()),
         }
+    }
+
+    /// The same in dual stack, on [`VIP_V6`] too.
+    pub fn dual_stack(self) -> Self {
+        Self { address_v6: Some(VIP_V6), ..self }
+    }
+
+    /// The same with IPv6 alone, on [`VIP_V6`].
+    pub fn ipv6(self) -> Self {
+        Self { address: None, ..self.dual_stack() }
     }
 
     /// With these endpoints.
@@ -168,18 +192,20 @@ impl Service {
         format!("{}-{}.yaml", self.name.0, self.name.1)
     }
 
-    /// The Service and its EndpointSlice.
-    pub fn documents(&self) -> [Value; 2] {
+    /// The Service and its EndpointSlices, one for each family that it has endpoints of.
+    pub fn documents(&self) -> Vec<Value> {
         let (namespace, name) = &self.name;
         let mut annotations = json!({});
         if let Some(key) = &self.sharing_key {
             annotations["metallb.io/allow-shared-ip"] = json!(key);
         }
-        if let Some(address) = self.address {
-            annotations["metallb.io/loadBalancerIPs"] = json!(address.to_string());
+        let addresses = [self.address.map(IpAddr::V4), self.address_v6.map(IpAddr::V6)];
+        let addresses: Vec<_> = addresses.into_iter().flatten().map(|address| address.to_string()).collect();
+        if !addresses.is_empty() {
+            annotations["metallb.io/loadBalancerIPs"] = json!(addresses.join(","));
         }
         let policy = if self.local { "Local" } else { "Cluster" };
-        let service = json!({
+        let mut service = json!({
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": { "namespace": namespace, "name": name, "annotations": annotations },
@@ -190,14 +216,28 @@ impl Service {
                 "ports": [{ "name": "main", "port": self.port, "protocol": self.protocol }],
             },
         });
-        [service, self.endpoint_slice()]
+        if self.address_v6.is_some() {
+            let (families, policy) = match self.address {
+                Some(_) => (json!(["IPv4", "IPv6"]), "RequireDualStack"),
+                None => (json!(["IPv6"]), "SingleStack"),
+            };
+            service["spec"]["ipFamilies"] = families;
+            service["spec"]["ipFamilyPolicy"] = json!(policy);
+        }
+        let v6 = self.endpoints.iter().any(|endpoint| endpoint.address.is_ipv6());
+        let v4 = !v6 || self.endpoints.iter().any(|endpoint| endpoint.address.is_ipv4());
+        let mut documents = vec![service];
+        documents.extend(v4.then(|| self.endpoint_slice("IPv4", 1)));
+        documents.extend(v6.then(|| self.endpoint_slice("IPv6", 2)));
+        documents
     }
 
-    fn endpoint_slice(&self) -> Value {
+    fn endpoint_slice(&self, family: &str, number: u8) -> Value {
         let (namespace, name) = &self.name;
         let endpoints: Vec<_> = self
             .endpoints
             .iter()
+            .filter(|endpoint| endpoint.address.is_ipv6() == (family == "IPv6"))
             .map(|endpoint| {
                 let conditions = match endpoint.condition {
                     Condition::Ready => json!({ "ready": true, "serving": true, "terminating": false }),
@@ -216,24 +256,27 @@ impl Service {
             "kind": "EndpointSlice",
             "metadata": {
                 "namespace": namespace,
-                "name": format!("{name}-1"),
+                "name": format!("{name}-{number}"),
                 "labels": { "kubernetes.io/service-name": name },
             },
-            "addressType": "IPv4",
+            "addressType": family,
             "ports": [{ "name": "main", "port": self.target_port, "protocol": self.protocol }],
             "endpoints": endpoints,
         })
     }
 }
 
-fn node_document(name: &str, address: Ipv4Addr, cordoned: bool) -> Value {
+fn node_document(node: &Node, cordoned: bool) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Node",
-        "metadata": { "name": name },
+        "metadata": { "name": node.name },
         "spec": { "unschedulable": cordoned },
         "status": {
-            "addresses": [{ "type": "InternalIP", "address": address.to_string() }],
+            "addresses": [
+                { "type": "InternalIP", "address": node.address.to_string() },
+                { "type": "InternalIP", "address": node.address_v6.to_string() },
+            ],
             "conditions": [{
                 "type": "Ready",
                 "status": "True",
@@ -246,11 +289,11 @@ fn node_document(name: &str, address: Ipv4Addr, cordoned: bool) -> Value {
     })
 }
 
-fn pool_document() -> Value {
+fn pool_document(ranges: &[&str]) -> Value {
     json!({
         "apiVersion": "metallb.io/v1beta1",
         "kind": "IPAddressPool",
         "metadata": { "namespace": "metallb-system", "name": "lan" },
-        "spec": { "addresses": [POOL] },
+        "spec": { "addresses": ranges },
     })
 }

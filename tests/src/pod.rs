@@ -1,6 +1,12 @@
 //! Pods: a network namespace behind a node, and the `pod` program in it.
 
-use std::{fmt, net::Ipv4Addr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, bail};
 use pnet::util::MacAddr;
@@ -45,6 +51,7 @@ impl FromStr for Listener {
 
 /// The gateway of every pod, as Calico has it: the node's end of the veth.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
+const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const GATEWAY_MAC: MacAddr = MacAddr(0xee, 0xee, 0xee, 0xee, 0xee, 0xee);
 /// Starting a process on a busy machine.
 const START: Duration = Duration::from_secs(20);
@@ -58,6 +65,8 @@ pub struct Pod {
     pub node: String,
     /// Its address.
     pub address: Ipv4Addr,
+    /// Its IPv6 address.
+    pub address_v6: Ipv6Addr,
     servers: Option<Process>,
     listeners: Vec<Listener>,
     namespace: Namespace,
@@ -70,8 +79,9 @@ fn port(address: Ipv4Addr) -> String {
 }
 
 impl Pod {
-    /// Makes the pod's network behind a node: a veth pair, a /32 on each side, the node as gateway.
-    pub(crate) fn attach(lan: &str, node: &Node, name: &str, address: Ipv4Addr) -> Result<Self> {
+    /// Makes the pod's network behind a node: a veth pair, a /32 and a /128 on each side, the node as gateway.
+    pub(crate) fn attach(lan: &str, node: &Node, name: &str, host: u8) -> Result<Self> {
+        let (address, address_v6) = (node.pod_address(host), node.pod_address_v6(host));
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();
         let mac = MacAddr(0x02, 0, 10, 244, third, fourth);
@@ -80,19 +90,25 @@ impl Pod {
             let here = End { name: &port, mac: Some(GATEWAY_MAC) };
             links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
             links.add_route(&port, (address, 32), None)?;
-            links.add_neighbour(&port, address, mac)
+            links.add_neighbour(&port, address, mac)?;
+            links.add_route(&port, (address_v6, 128), None)?;
+            links.add_neighbour(&port, address_v6, mac)
         })?;
         namespace.links(|links| {
             links.add_address("eth0", address, 32)?;
             links.add_route("eth0", (GATEWAY, 32), None)?;
             links.add_neighbour("eth0", GATEWAY, GATEWAY_MAC)?;
-            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
+            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))?;
+            links.add_address("eth0", address_v6, 128)?;
+            links.add_neighbour("eth0", GATEWAY_V6, GATEWAY_MAC)?;
+            links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
         })?;
         namespace.run(|| offload::disable_tx_checksum("eth0"))?;
         Ok(Self {
             name: name.to_owned(),
             node: node.name.clone(),
             address,
+            address_v6,
             servers: None,
             listeners: Vec::new(),
             namespace,
@@ -101,12 +117,16 @@ impl Pod {
 
     /// Makes the way to it from its node as narrow as this.
     pub fn narrow(&self, node: &Node, mtu: u32) -> Result<()> {
-        node.namespace().links(|links| links.narrow_route(&port(self.address), self.address, mtu))
+        node.namespace().links(|links| {
+            links.narrow_route(&port(self.address), self.address, mtu)?;
+            links.narrow_route(&port(self.address), self.address_v6, mtu)
+        })
     }
 
     /// Starts the pod's servers, and waits until they listen.
     pub fn serve(&mut self, listeners: &[Listener]) -> Result<()> {
-        self.servers = Some(start(&self.namespace, &self.name, self.address, listeners)?);
+        self.servers =
+            Some(start_at(&self.namespace, &self.name, &[self.address.into(), self.address_v6.into()], listeners)?);
         self.listeners = listeners.to_vec();
         Ok(())
     }
@@ -133,9 +153,16 @@ impl Pod {
 }
 
 /// Starts servers in a network namespace that has the address: a pod's, or a node's for a host-network pod.
-pub fn start(namespace: &Namespace, name: &str, address: Ipv4Addr, listeners: &[Listener]) -> Result<Process> {
+pub fn start(namespace: &Namespace, name: &str, address: impl Into<IpAddr>, listeners: &[Listener]) -> Result<Process> {
+    start_at(namespace, name, &[address.into()], listeners)
+}
+
+fn start_at(namespace: &Namespace, name: &str, addresses: &[IpAddr], listeners: &[Listener]) -> Result<Process> {
     let mut command = namespace.command(program("pod")?)?;
-    command.args(["--name", name, "--address", &address.to_string()]);
+    command.args(["--name", name]);
+    for address in addresses {
+        command.args(["--address", &address.to_string()]);
+    }
     for listener in listeners {
         command.args(["--listen", &listener.to_string()]);
     }

@@ -10,6 +10,8 @@ use aya::{
     programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp},
 };
 
+use vipmux::datapath::xdp::{Buffers, load_xdp};
+
 pub use counters::Counters;
 pub use state::{NOW, NOW_LOW, State};
 
@@ -25,7 +27,7 @@ const SPARE: usize = 256;
 /// Which program is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
-    /// `vipmux_xdp`, on a frame from the wire.
+    /// The XDP program for interfaces, on a frame from the wire.
     Ingress,
     /// `vipmux_egress`, on a frame that the stack sends.
     Egress,
@@ -45,6 +47,7 @@ pub struct Outcome {
 pub struct Program {
     ebpf: Ebpf,
     testing: Ebpf,
+    buffers: Buffers,
     /// `jiffies_64` at the last [`Self::install`]: what [`NOW`] stands for.
     origin: u64,
 }
@@ -52,18 +55,23 @@ pub struct Program {
 impl Program {
     /// Loads the programs with maps just large enough for `state`, and `flows` entries in the LRU maps, and installs it.
     pub fn load(state: &State, flows: u32) -> Result<Self> {
+        Self::load_for(state, flows, Buffers::here())
+    }
+
+    /// The same with the XDP programs of that kind.
+    pub fn load_for(state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         for (name, entries) in state.capacities(flows)? {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader.load(vipmux::datapath::OBJECT).context("loading the data plane's object")?;
-        xdp_mut(&mut ebpf, "vipmux_xdp")?.load()?;
+        load_xdp(&mut ebpf, buffers)?;
         let egress: &mut SchedClassifier =
             ebpf.program_mut("vipmux_egress").context("no program vipmux_egress")?.try_into()?;
         egress.load()?;
         let mut testing = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
         xdp_mut(&mut testing, "clock")?.load()?;
-        let mut program = Self { ebpf, testing, origin: 0 };
+        let mut program = Self { ebpf, testing, buffers, origin: 0 };
         program.install(state)?;
         Ok(program)
     }
@@ -71,6 +79,11 @@ impl Program {
     /// The data plane's object.
     pub fn ebpf(&self) -> &Ebpf {
         &self.ebpf
+    }
+
+    /// The XDP program for interfaces.
+    pub fn xdp(&self) -> Result<&Xdp> {
+        xdp(&self.ebpf, self.buffers.entry())
     }
 
     /// Makes the maps hold `state` and nothing else. Counters are left as they are.
@@ -94,7 +107,7 @@ impl Program {
         let mut out = vec![0; frame.len() + SPARE];
         let options = TestRunOptions { data_in: Some(frame), data_out: Some(&mut out), ..Default::default() };
         let result = match hook {
-            Hook::Ingress => xdp(&self.ebpf, "vipmux_xdp")?.test_run(options)?,
+            Hook::Ingress => self.xdp()?.test_run(options)?,
             Hook::Egress => {
                 let program: &SchedClassifier =
                     self.ebpf.program("vipmux_egress").context("no program vipmux_egress")?.try_into()?;

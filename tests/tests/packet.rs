@@ -25,6 +25,8 @@ mod fuzz;
 mod handover;
 #[path = "packet/icmp.rs"]
 mod icmp;
+#[path = "packet/property.rs"]
+mod property;
 #[path = "packet/reject.rs"]
 mod reject;
 #[path = "packet/replies.rs"]

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use clap::ValueEnum;
 
 use crate::{
+    fuzz,
     setup::{self, LintTool},
     workspace,
 };
@@ -15,7 +16,7 @@ use crate::{
 /// A check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Check {
-    /// rustfmt, for the workspace and for the BPF crate
+    /// rustfmt, for the workspace, the BPF crate and the fuzz target
     Fmt,
     /// The pure modules mention no I/O, clock, runtime, randomness or hash order
     Purity,
@@ -29,6 +30,8 @@ pub(crate) enum Check {
     Clippy,
     /// clippy for the BPF crate
     ClippyBpf,
+    /// clippy for the fuzz target
+    ClippyFuzz,
     /// rustdoc, with warnings as errors
     Docs,
 }
@@ -58,8 +61,11 @@ fn prepare(checks: &[Check]) -> Result<()> {
     let tools: Vec<_> = checks.iter().filter_map(|check| check.tool()).collect();
     setup::lint_tools(&tools)?;
     // clippy and rustdoc run the agent's build script, which builds the BPF programs.
-    if checks.contains(&Check::Clippy) || checks.contains(&Check::Docs) {
+    if [Check::Clippy, Check::ClippyFuzz, Check::Docs].iter().any(|check| checks.contains(check)) {
         setup::bpf_toolchain()?;
+    }
+    if checks.contains(&Check::ClippyFuzz) {
+        setup::cpp_compiler()?;
     }
     Ok(())
 }
@@ -74,7 +80,7 @@ impl Check {
             Self::Deny => Some(LintTool::DENY),
             Self::Machete => Some(LintTool::MACHETE),
             Self::Typos => Some(LintTool::TYPOS),
-            Self::Fmt | Self::Purity | Self::Clippy | Self::ClippyBpf | Self::Docs => None,
+            Self::Fmt | Self::Purity | Self::Clippy | Self::ClippyBpf | Self::ClippyFuzz | Self::Docs => None,
         }
     }
 
@@ -83,6 +89,7 @@ impl Check {
             Self::Fmt => all([
                 workspace::cargo(["fmt", "--all", "--check"]),
                 workspace::cargo(["fmt", "--manifest-path", "ebpf/Cargo.toml", "--check"]),
+                workspace::cargo(["fmt", "--manifest-path", fuzz::MANIFEST, "--check"]),
             ]),
             Self::Purity => purity::check(&workspace::root()),
             Self::Typos => all([LintTool::TYPOS.command()?]),
@@ -91,9 +98,19 @@ impl Check {
                 command.arg("--skip-target-dir");
                 all([command])
             }
-            Self::Deny => all([deny(&[])?, deny(&["--manifest-path", "ebpf/Cargo.toml"])?]),
+            Self::Deny => all([
+                deny(&[])?,
+                deny(&["--manifest-path", "ebpf/Cargo.toml"])?,
+                deny(&["--manifest-path", fuzz::MANIFEST])?,
+            ]),
             Self::Clippy => {
                 let mut command = workspace::cargo(["clippy", "--workspace", "--all-targets"]);
+                command.args(workspace::locked()).args(["--", "-D", "warnings"]);
+                all([command])
+            }
+            Self::ClippyFuzz => {
+                let mut command = workspace::cargo(["clippy", "--manifest-path", fuzz::MANIFEST, "--bins"]);
+                command.arg("--target-dir").arg(workspace::target_folder()?);
                 command.args(workspace::locked()).args(["--", "-D", "warnings"]);
                 all([command])
             }

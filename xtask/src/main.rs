@@ -6,11 +6,14 @@ mod bench;
 mod build;
 mod capabilities;
 mod demo;
+mod fuzz;
 mod lint;
 mod setup;
+mod summary;
 mod test;
 #[path = "../../agent/build/toolchain.rs"]
 mod toolchain;
+mod vm;
 mod workspace;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -53,6 +56,21 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
+    /// Run the packet suite and a part of the network suite on other kernels, in QEMU (no KVM needed)
+    Vm {
+        /// The kernels to run on; all of them unless some are named
+        #[arg(value_name = "KERNEL")]
+        kernels: Vec<vm::Kernel>,
+        /// Look for newer packages of the kernels that are there already
+        #[arg(long)]
+        update: bool,
+    },
+    /// Send arbitrary frames through the BPF programs, in the kernel, by libFuzzer
+    Fuzz {
+        /// How long
+        #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
+        seconds: u32,
+    },
     /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
     Lint {
         /// The checks to run; all of them unless some are named
@@ -68,6 +86,8 @@ fn main() -> ExitCode {
         Command::Test { suites } => test::run(&suites),
         Command::Demo { options } => demo::run(&options),
         Command::Bench { options } => bench::run(&options),
+        Command::Vm { kernels, update } => vm::run(&kernels, update),
+        Command::Fuzz { seconds } => fuzz::run(seconds),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

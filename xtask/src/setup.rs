@@ -8,7 +8,7 @@ mod bpffs;
 mod linker;
 mod lint_tools;
 
-use std::{env, path::Path};
+use std::{env, path::PathBuf};
 
 use anyhow::{Result, bail};
 
@@ -23,6 +23,14 @@ use crate::{
 const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
     ("nft", "nftables", "the network tests put rules like kube-proxy's and a CNI's on their nodes"),
     ("ip", "iproute2", "`cargo xtask demo --hold` is explored with it"),
+];
+
+/// Programs that `cargo xtask vm` needs besides.
+const VM_PROGRAMS: [(&str, &str, &str); 4] = [
+    ("qemu-system-x86_64", "qemu-system-x86", "other kernels run in it"),
+    ("busybox", "busybox-static", "the shell of the guests"),
+    ("cpio", "cpio", "the guests' files are packed with it"),
+    ("depmod", "kmod", "the guests load their kernel's modules with it"),
 ];
 
 /// Debian's compiler for BPF, with `core`'s sources.
@@ -67,9 +75,25 @@ pub(crate) fn packet_tests() -> Result<()> {
 /// Makes sure that the network tests and the demo find the programs that they start.
 pub(crate) fn network_tests() -> Result<()> {
     packet_tests()?;
-    for (program, package, reason) in TEST_PROGRAMS {
+    programs(&TEST_PROGRAMS)
+}
+
+/// Makes sure that guests with other kernels can be made and started.
+pub(crate) fn guests() -> Result<()> {
+    bpf_toolchain()?;
+    programs(&TEST_PROGRAMS)?;
+    programs(&VM_PROGRAMS)
+}
+
+/// Makes sure that libFuzzer can be built.
+pub(crate) fn cpp_compiler() -> Result<()> {
+    programs(&[("c++", "g++", "libFuzzer is C++")])
+}
+
+fn programs(wanted: &[(&str, &str, &str)]) -> Result<()> {
+    for (program, package, reason) in wanted {
         if !on_path(program) {
-            apt::install(&[package.to_owned()], reason)?;
+            apt::install(&[(*package).to_owned()], reason)?;
         }
     }
     Ok(())
@@ -94,9 +118,13 @@ fn debian_rust() -> Result<Toolchain> {
     Ok(toolchain)
 }
 
-/// Whether a program is on the path, or where Debian keeps the administrator's.
 fn on_path(program: &str) -> bool {
+    find_program(program).is_some()
+}
+
+/// A program on the path, or where Debian keeps the administrator's.
+pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
-    folders.map(|folder| folder.join(program)).any(|candidate| Path::is_file(&candidate))
+    folders.map(|folder| folder.join(program)).find(|candidate| candidate.is_file())
 }

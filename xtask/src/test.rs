@@ -2,10 +2,14 @@
 
 use std::{process::Command, time::Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{capabilities, setup, workspace};
+use crate::{
+    capabilities, setup,
+    summary::{self, Outcome},
+    workspace,
+};
 
 /// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -18,14 +22,6 @@ pub(crate) enum Suite {
     Network,
 }
 
-/// How a suite ended.
-enum Outcome {
-    Passed,
-    Failed(anyhow::Error),
-    /// It cannot run here; what to do about it.
-    Skipped(String),
-}
-
 /// Runs `suites` (all, if none is named) and fails if one failed; with `CI=true` also if one was skipped.
 pub(crate) fn run(suites: &[Suite]) -> Result<()> {
     let mut suites = if suites.is_empty() { Suite::value_variants() } else { suites }.to_vec();
@@ -36,9 +32,9 @@ pub(crate) fn run(suites: &[Suite]) -> Result<()> {
     for suite in suites {
         let start = Instant::now();
         let outcome = suite.run();
-        rows.push((suite, outcome, workspace::seconds(start.elapsed())));
+        rows.push((suite.name().to_owned(), outcome, workspace::seconds(start.elapsed())));
     }
-    summarise(&rows, workspace::in_ci())
+    summary::tell("test", &rows, workspace::in_ci())
 }
 
 impl Suite {
@@ -112,53 +108,5 @@ impl Suite {
                 vec![agent, suite]
             }
         }
-    }
-}
-
-/// Prints one line per suite; an error if the run as a whole did not pass.
-fn summarise(rows: &[(Suite, Outcome, String)], ci: bool) -> Result<()> {
-    workspace::say("test summary");
-    let (mut failed, mut skipped) = (0, 0);
-    for (suite, outcome, time) in rows {
-        let text = match outcome {
-            Outcome::Passed => "passed".to_owned(),
-            Outcome::Failed(error) => {
-                failed += 1;
-                format!("FAILED   {error:#}")
-            }
-            Outcome::Skipped(remedy) => {
-                skipped += 1;
-                format!("skipped  {remedy}")
-            }
-        };
-        eprintln!("    {:<8} {time:>9}  {text}", suite.name());
-    }
-    if failed > 0 {
-        bail!("{failed} of {} suites failed", rows.len());
-    }
-    if ci && skipped > 0 {
-        bail!("{skipped} of {} suites could not run, and CI=true asks for all of them", rows.len());
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_skipped_suite_fails_the_run_in_ci_alone() {
-        let rows = [
-            (Suite::Pure, Outcome::Passed, "1 s".to_owned()),
-            (Suite::Network, Outcome::Skipped("no root".to_owned()), "0 s".to_owned()),
-        ];
-        assert!(summarise(&rows, false).is_ok());
-        assert!(summarise(&rows, true).is_err());
-    }
-
-    #[test]
-    fn a_failed_suite_fails_the_run() {
-        let rows = [(Suite::Pure, Outcome::Failed(anyhow::anyhow!("it broke")), "1 s".to_owned())];
-        assert!(summarise(&rows, false).is_err());
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     allocate::placement::Placement,
     model::{
-        Vip,
+        Family, Vip,
         pool::{Pool, PoolSharing},
         reason::{Reason, Refusal},
         request::{ByAddress, Party, Sharing},
@@ -15,32 +15,45 @@ use crate::{
 const LOOKED_AT: usize = 64;
 
 /// Says which pools are full, how many addresses they have, and whether a sharing key would have let the Service fit.
-pub(super) fn refusal(placement: &Placement<'_>, service: &Service, full: &[&Pool]) -> Refusal {
-    let pools: Vec<String> = full.iter().map(|pool| describe(placement, pool)).collect();
-    let message = format!("{}; {}", pools.join("; "), advice(placement, service, full));
+///
+/// It wants an address of each of `families`, and each of the pools lacks those that are named beside it.
+pub(super) fn refusal(
+    placement: &Placement<'_>,
+    service: &Service,
+    families: &[Family],
+    full: &[(&Pool, Vec<Family>)],
+) -> Refusal {
+    let lacks = full.iter().flat_map(|(pool, lacking)| lacking.iter().map(move |family| (*pool, *family)));
+    let lacks: Vec<String> = lacks.map(|(pool, family)| describe(placement, pool, family)).collect();
+    let both = if families.len() > 1 { "an address of each family is needed, from one pool: " } else { "" };
+    let message = format!("{both}{}; {}", lacks.join("; "), advice(placement, service, families, full));
     Refusal::new(Reason::PoolExhausted, message)
 }
 
-fn describe(placement: &Placement<'_>, pool: &Pool) -> String {
+fn describe(placement: &Placement<'_>, pool: &Pool, family: Family) -> String {
     let name = &pool.name;
-    let reserved = placement.model.reserved.keys().filter(|address| pool.contains(Vip(**address))).count();
+    let is_reserved = |vip: Vip| vip.family() == family && pool.contains(vip);
+    let reserved = placement.model.reserved.keys().filter(|address| is_reserved(Vip(**address))).count();
     let note =
         if reserved == 0 { String::new() } else { format!(" ({reserved} of them reserved for nodes and the like)") };
-    match pool.capacity_v4() {
-        0 => format!("pool {name} has no IPv4 addresses"),
-        1 => format!("pool {name} is full: its one address is in use{note}"),
-        capacity => format!("pool {name} is full: all {capacity} addresses are in use{note}"),
+    match pool.capacity(family) {
+        0 => format!("pool {name} has no {family} addresses"),
+        1 => format!("pool {name} is full: its one {family} address is in use{note}"),
+        capacity => format!("pool {name} is full: all {capacity} {family} addresses are in use{note}"),
     }
 }
 
-fn advice(placement: &Placement<'_>, service: &Service, full: &[&Pool]) -> String {
-    let ranges = full.iter().flat_map(|pool| pool.ranges());
+fn advice(placement: &Placement<'_>, service: &Service, families: &[Family], full: &[(&Pool, Vec<Family>)]) -> String {
+    let first = families.first().copied();
+    let ranges = full.iter().flat_map(|(pool, _)| pool.ranges()).filter(|range| Some(range.family()) == first);
     let mut occupied = ranges
         .flat_map(|range| placement.occupancy.between(Vip::from_number(range.first()), Vip::from_number(range.last())));
+    let has_room = |vip: Vip| placement.occupancy.on(vip).is_some_and(|tenancy| tenancy.clash(service).is_none());
     let mut with_consent = None;
     for (vip, tenancy) in occupied.by_ref().take(LOOKED_AT) {
         let sharing = placement.sharing_on(vip);
-        if sharing == PoolSharing::None || tenancy.clash(service).is_some() {
+        let pairs = families.len() == 1 || placement.occupancy.partners(vip).any(has_room);
+        if sharing == PoolSharing::None || !has_room(vip) || !pairs {
             continue;
         }
         for (theirs, holder) in tenancy.sharings() {

@@ -114,7 +114,10 @@ impl Cluster {
         let mut all: BTreeMap<String, String> = BTreeMap::new();
         for (name, assignment) in &allocation.assignments {
             let addresses: Vec<_> = assignment.addresses.iter().map(ToString::to_string).collect();
-            let short = |address: &String| address.trim_start_matches("192.0.2.").to_owned();
+            let short = |address: &String| {
+                let of_ours = address.strip_prefix("192.0.2.").or_else(|| address.strip_prefix("2001:db8"));
+                of_ours.unwrap_or(address).to_owned()
+            };
             all.insert(name.to_string(), format!("={}", addresses.iter().map(short).collect::<Vec<_>>().join(",")));
         }
         for (name, refusal) in &allocation.refusals {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
-    Model, ServiceName, Vip,
+    Family, Model, ServiceName, Vip,
     name::Port,
     policy::{IdleTimeouts, Policy},
     reason::{Reason, Refusal},
@@ -79,7 +79,7 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
         uid: None,
         labels: Labels::new(),
         ports: ports.map(|port| (*port, String::new())).collect(),
-        families: Families::V4,
+        families: Families::Single(Family::V4),
         policy: Policy::default(),
         idle: IdleTimeouts::default(),
         request: Request::default(),

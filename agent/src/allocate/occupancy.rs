@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::group::Group;
 use crate::model::{
-    ServiceName, Vip,
+    Family, ServiceName, Vip,
     name::Port,
     pool::PoolSharing,
     request::{Mismatch, Party, Sharing},
@@ -18,7 +18,18 @@ use crate::model::{
 pub(super) struct Occupancy<'a> {
     vips: BTreeMap<Vip, Tenancy<'a>>,
     /// By key, and its dialect.
-    groups: BTreeMap<(&'a str, &'a str), Group<'a>>,
+    groups: BTreeMap<(&'a str, &'a str, Part), Group<'a>>,
+    /// For each address of one family those of the other that a Service holds together with it, and nothing else.
+    partners: BTreeMap<Vip, BTreeSet<Vip>>,
+}
+
+/// Some of a group's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Part {
+    /// Those of one family.
+    Of(Family),
+    /// The IPv4 addresses that have [partners](Occupancy::partners).
+    Pairs,
 }
 
 /// Who is on one address.
@@ -86,28 +97,55 @@ impl<'a> Occupancy<'a> {
         self.vips.range(first..=last).map(|(vip, tenancy)| (*vip, tenancy))
     }
 
+    /// The addresses of the other family that a tenant holds together with this one.
+    pub(super) fn partners(&self, vip: Vip) -> impl Iterator<Item = Vip> {
+        self.partners.get(&vip).into_iter().flatten().copied()
+    }
+
+    /// Whether there are any.
+    pub(super) fn has_partners(&self, vip: Vip) -> bool {
+        self.partners.contains_key(&vip)
+    }
+
     /// The addresses, ascending, of the Service's group: where it and a tenant with its key may reach each other.
-    pub(super) fn group<'s>(&'s self, service: &'s Service) -> impl Iterator<Item = (Vip, &'s Tenancy<'a>)> {
-        self.group_from(None, service)
+    pub(super) fn group<'s>(
+        &'s self,
+        part: Part,
+        service: &'s Service,
+    ) -> impl Iterator<Item = (Vip, &'s Tenancy<'a>)> {
+        self.group_from(part, None, service)
     }
 
     /// The same from this address on.
     pub(super) fn group_from<'s>(
         &'s self,
+        part: Part,
         from: Option<Vip>,
         service: &'s Service,
     ) -> impl Iterator<Item = (Vip, &'s Tenancy<'a>)> {
-        let group = key(service).and_then(|key| self.groups.get(&key));
+        let group = key(service).and_then(|(dialect, key)| self.groups.get(&(dialect, key, part)));
         let vips = group.into_iter().flat_map(move |group| group.reachable(from, service.party()));
         vips.filter_map(|vip| Some((vip, self.vips.get(&vip)?)))
     }
 
-    /// An address below which each of the group's has one of the Service's ports taken.
-    pub(super) fn taken_below(&mut self, service: &'a Service) -> Option<Vip> {
-        let group = self.groups.get_mut(&key(service)?)?;
-        let vips = &self.vips;
-        let taken = |port, vip| vips.get(&vip).is_some_and(|tenancy| tenancy.has(port));
-        service.claims().map(|port| group.taken_below(port, |vip| taken(port, vip))).max()
+    /// An address below which each of the group's has one of the Service's ports taken; that of a pair on either of the
+    /// two.
+    pub(super) fn taken_below(&mut self, part: Part, service: &'a Service) -> Option<Vip> {
+        let (dialect, key) = key(service)?;
+        let group = self.groups.get_mut(&(dialect, key, part))?;
+        let (vips, partners) = (&self.vips, &self.partners);
+        let has = |port, vip: &Vip| vips.get(vip).is_some_and(|tenancy| tenancy.has(port));
+        let beside = |port, vip: &Vip| partners.get(vip).into_iter().flatten().all(|partner| has(port, partner));
+        let taken = |port, vip: &Vip| has(port, vip) || part == Part::Pairs && beside(port, vip);
+        service.claims().map(|port| group.taken_below(port, |vip| taken(port, &vip))).max()
+    }
+
+    /// An address below which each of the group's has [partners](Self::partners).
+    pub(super) fn paired_below(&mut self, family: Family, service: &'a Service) -> Option<Vip> {
+        let (dialect, key) = key(service)?;
+        let group = self.groups.get_mut(&(dialect, key, Part::Of(family)))?;
+        let partners = &self.partners;
+        Some(group.paired_below(|vip| partners.contains_key(&vip)))
     }
 
     /// Puts the Service on the address. The caller has asked [`Tenancy::clash`] and [`Tenancy::mismatch`].
@@ -118,8 +156,25 @@ impl<'a> Occupancy<'a> {
         let Party { namespace, sharing } = service.party();
         let first = tenancy.parties.entry(sharing).or_default().entry(namespace).or_insert(&service.name);
         *first = (&service.name).min(first);
-        if let (Some(key), Some(sharing_key)) = (key(service), &sharing.key) {
-            self.groups.entry(key).or_default().add(vip, namespace, &sharing_key.scope);
+        self.join(Part::Of(vip.family()), vip, service);
+    }
+
+    /// Notes that the Service, which is on both addresses, holds these two and no more.
+    pub(super) fn pair(&mut self, v4: Vip, v6: Vip, service: &'a Service) {
+        self.join(Part::Pairs, v4, service);
+        self.partners.entry(v6).or_default().insert(v4);
+        if self.partners.entry(v4).or_default().insert(v6)
+            && let Some((dialect, key)) = key(service)
+            && let Some(group) = self.groups.get_mut(&(dialect, key, Part::Pairs))
+        {
+            group.reopen(v4);
+        }
+    }
+
+    fn join(&mut self, part: Part, vip: Vip, service: &'a Service) {
+        if let (Some((dialect, key)), Some(sharing_key)) = (key(service), &service.request.sharing.key) {
+            let group = self.groups.entry((dialect, key, part)).or_default();
+            group.add(vip, &service.name.namespace, &sharing_key.scope);
         }
     }
 }

@@ -1,17 +1,18 @@
 //! Giving each Service its addresses, one after the other.
 
+mod automatic;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{
     allocate::{
-        exhaustion,
         holders::{Held, Holders},
         occupancy::{Occupancy, Tenancy},
     },
     model::{
-        Model, PortClaim, ServiceName, Vip,
+        Family, Model, PortClaim, ServiceName, Vip,
         name::Port,
-        pool::{OnConflict, Pool, PoolSharing},
+        pool::{Pool, PoolSharing},
         reason::{Reason, Refusal, quoted},
         request::Mismatch,
         selector::Labels,
@@ -25,15 +26,19 @@ pub(super) struct Placement<'a> {
     pub(super) occupancy: Occupancy<'a>,
     pub(super) placed: BTreeMap<&'a ServiceName, BTreeSet<Vip>>,
     pub(super) refused: BTreeMap<&'a ServiceName, Refusal>,
-    /// For each pool, the address below which none is free; `None`: the pool is full. Addresses are only ever taken
-    /// while an allocation is made, so this never goes back.
-    free_from: Vec<Option<Vip>>,
+    /// What Services hold that need an address of the other family beside it, and are served with both or not at all.
+    halves: BTreeMap<&'a ServiceName, Vip>,
+    /// For each pool and family the address below which none is free; not there: the pool is full. Addresses are only
+    /// ever taken while an allocation is made, so this never goes back.
+    free_from: BTreeMap<(usize, Family), Vip>,
+    /// How often a Service got addresses.
+    settled: usize,
 }
 
 /// Which Services go first among those that are placed anew (rule 7).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Turn {
-    /// It asks for an address that it holds, and for others too.
+    /// It asks for an address that it holds, and for others too; or needs one of the other family beside it.
     Extends,
     /// It asks for an address.
     Explicit,
@@ -54,12 +59,18 @@ enum Change {
 
 impl<'a> Placement<'a> {
     pub(super) fn new(model: &'a Model) -> Self {
+        let pools = model.pools.iter().enumerate();
+        let free_from = pools
+            .flat_map(|(i, pool)| Family::ALL.map(|family| ((i, family), pool.first(family))))
+            .filter_map(|(key, vip)| Some((key, vip?)));
         Self {
             model,
             occupancy: Occupancy::default(),
             placed: BTreeMap::new(),
             refused: BTreeMap::new(),
-            free_from: model.pools.iter().map(Pool::first_v4).collect(),
+            halves: BTreeMap::new(),
+            free_from: free_from.collect(),
+            settled: 0,
         }
     }
 
@@ -70,15 +81,8 @@ impl<'a> Placement<'a> {
         let understood = self.model.services.values().filter(|service| !stand_ins.contains_key(&service.name));
         let mut services: Vec<&'a Service> = understood.chain(stand_ins.values()).collect();
         services.sort_by(|a, b| a.seniority().cmp(&b.seniority()));
-        services.retain(|service| match servable(service) {
-            Ok(()) => true,
-            Err(refusal) => {
-                self.refused.insert(&service.name, refusal);
-                false
-            }
-        });
         self.keep(&services, holders);
-        services.retain(|service| !self.placed.contains_key(&service.name));
+        services.retain(|service| self.is_waiting(service));
         services.retain(|service| match &service.fault {
             None => true,
             Some(fault) => {
@@ -86,7 +90,7 @@ impl<'a> Placement<'a> {
                 false
             }
         });
-        services.sort_by_key(|service| turn(service, holders.get(&service.name)));
+        services.sort_by_key(|service| self.turn(service, holders.get(&service.name)));
         for service in &services {
             self.place(service);
         }
@@ -115,28 +119,38 @@ impl<'a> Placement<'a> {
     fn keep_held(&mut self, service: &'a Service, held: &Held) {
         let wanted = &service.request.addresses;
         let named = service.request.pool.as_deref().and_then(|name| self.pool(name));
-        let assignable = |vip: Vip| vip.0.is_ipv4() && !self.model.reserved.contains_key(&vip.0);
-        let keeps = |vip: Vip| {
-            let pool_has_it = named.is_none_or(|pool| pool.contains(vip)) || !wanted.is_empty();
-            assignable(vip) && pool_has_it && self.fits(vip, service).is_ok()
-        };
+        let assignable = |vip: Vip| self.model.reservation(vip).is_none();
+        let may_stay = |vip: &Vip| assignable(*vip) && named.is_none_or(|pool| pool.contains(*vip));
+        let fits = |vip: Vip| self.fits(vip, service).is_ok();
         // Where it is not known on which terms a Service with a fault got its address, it shares it with whoever is there.
         let stays = |vip: Vip| match (self.occupancy.on(vip), &held.terms) {
             (Some(tenancy), None) => assignable(vip) && tenancy.clash(service).is_none(),
-            _ => keeps(vip),
+            _ => assignable(vip) && fits(vip),
         };
         let kept: BTreeSet<Vip> = if service.fault.is_some() {
             held.addresses.iter().copied().filter(|vip| stays(*vip)).collect()
         } else if wanted.is_empty() {
-            held.addresses.iter().copied().find(|vip| keeps(*vip)).into_iter().collect()
-        } else if *wanted == held.addresses && wanted.iter().all(|vip| keeps(*vip)) {
+            let held = held.addresses.iter().filter(|vip| may_stay(vip)).copied();
+            kept_by_family(service.families, &held.collect(), fits)
+        } else if *wanted == held.addresses && wanted.iter().all(|vip| assignable(*vip) && fits(*vip)) {
             wanted.clone()
         } else {
             BTreeSet::new()
         };
-        if !kept.is_empty() {
-            self.settle(service, kept);
+        let needs_both = service.families == Families::RequireDual && wanted.is_empty() && service.fault.is_none();
+        match kept.first() {
+            None => {}
+            Some(vip) if needs_both && kept.len() == 1 => drop(self.halves.insert(&service.name, *vip)),
+            Some(_) => self.settle(service, kept),
         }
+    }
+
+    /// Whether the Service could get more than it has.
+    fn is_waiting(&self, service: &Service) -> bool {
+        let has_both =
+            |given: &BTreeSet<Vip>| Family::ALL.iter().all(|family| given.iter().any(|vip| vip.family() == *family));
+        let wants_both = matches!(service.families, Families::PreferDual(_)) && service.request.addresses.is_empty();
+        self.placed.get(&service.name).is_none_or(|given| wants_both && service.fault.is_none() && !has_both(given))
     }
 
     /// Asks again for those that wait, until nothing changes: a Service whose group got an address after its own turn may
@@ -144,20 +158,34 @@ impl<'a> Placement<'a> {
     fn retry(&mut self, services: &[&'a Service]) {
         let mut waiting: Vec<&'a Service> = services.to_vec();
         loop {
-            waiting.retain(|service| self.refused.contains_key(&service.name));
-            let placed_before = self.placed.len();
+            waiting.retain(|service| self.is_waiting(service));
+            let settled_before = self.settled;
             for service in &waiting {
                 self.place(service);
             }
-            if self.placed.len() == placed_before {
+            if self.settled == settled_before {
                 return;
             }
         }
     }
 
+    fn turn(&self, service: &Service, held: Option<&Held>) -> Turn {
+        let wanted = &service.request.addresses;
+        match held {
+            _ if self.halves.contains_key(&service.name) => Turn::Extends,
+            _ if wanted.is_empty() => Turn::Automatic,
+            Some(held) if !wanted.is_disjoint(&held.addresses) => Turn::Extends,
+            _ => Turn::Explicit,
+        }
+    }
+
     fn place(&mut self, service: &'a Service) {
-        let outcome =
-            if service.request.addresses.is_empty() { self.automatic(service) } else { self.explicit(service) };
+        let outcome = match self.completed(service) {
+            Some(both) => Ok(both),
+            None if self.placed.contains_key(&service.name) => return,
+            None if service.request.addresses.is_empty() => self.automatic(service),
+            None => self.explicit(service),
+        };
         match outcome {
             Ok(addresses) => self.settle(service, addresses),
             Err(refusal) => drop(self.refused.insert(&service.name, refusal)),
@@ -168,6 +196,11 @@ impl<'a> Placement<'a> {
         for vip in &addresses {
             self.occupancy.occupy(*vip, service);
         }
+        let two = addresses.first().zip(addresses.last()).filter(|_| addresses.len() == 2);
+        if let Some((v4, v6)) = two.filter(|(first, last)| first.family() != last.family()) {
+            self.occupancy.pair(*v4, *v6, service);
+        }
+        self.settled += 1;
         self.refused.remove(&service.name);
         self.placed.insert(&service.name, addresses);
     }
@@ -175,7 +208,7 @@ impl<'a> Placement<'a> {
     /// Rule 6, for a Service that names its addresses: those or none.
     fn explicit(&self, service: &Service) -> Result<BTreeSet<Vip>, Refusal> {
         for vip in &service.request.addresses {
-            if let Some(what) = self.model.reserved.get(&vip.0) {
+            if let Some(what) = self.model.reservation(*vip) {
                 return Err(Refusal::new(Reason::AddressReserved, format!("{vip} is {what} and is never assigned")));
             }
             self.may_have(*vip, service)?;
@@ -204,95 +237,6 @@ impl<'a> Placement<'a> {
         }
         let message = format!("pool {first}, which has {vip}, does not serve this Service (spec.serviceAllocation)");
         Err(Refusal::new(Reason::PoolNotAllowed, message))
-    }
-
-    /// Rule 6, for a Service that names no address: its group's, else a free one.
-    fn automatic(&mut self, service: &'a Service) -> Result<BTreeSet<Vip>, Refusal> {
-        let clash = match self.group_address(service) {
-            Ok(vip) => return Ok([vip].into()),
-            Err(clash) => clash,
-        };
-        if let Some((vip, refusal)) = &clash {
-            let waits = self.pool_of(*vip).is_some_and(|pool| pool.on_conflict == OnConflict::Pending);
-            if waits || service.request.never_spills {
-                return Err(refusal.clone());
-            }
-        }
-        let pools = self.usable_pools(service)?;
-        for &index in &pools {
-            if let Some(vip) = self.lowest_free(index) {
-                return Ok([vip].into());
-            }
-        }
-        let full: Vec<&Pool> = pools.iter().filter_map(|&index| self.model.pools.get(index)).collect();
-        let mut refusal = exhaustion::refusal(self, service, &full);
-        if let Some((_, clash)) = clash {
-            refusal.message = format!("{}; {}", clash.message, refusal.message);
-        }
-        Err(refusal)
-    }
-
-    /// The lowest of its group's addresses where the Service fits; else the first clash, where there is one.
-    fn group_address(&mut self, service: &'a Service) -> Result<Vip, Option<(Vip, Refusal)>> {
-        // A group whose members all clash has as many addresses as members: only the first of those is worth a look.
-        let taken_below = self.occupancy.taken_below(service);
-        let is_taken = |vip: Vip| taken_below.is_some_and(|limit| vip < limit);
-        let usable =
-            |vip, tenancy| self.may_have(vip, service).is_ok() && self.mismatch(vip, tenancy, service).is_none();
-        let clash =
-            |vip, tenancy: &Tenancy<'a>| tenancy.clash(service).map(|(port, by)| (vip, conflict(vip, port, by)));
-        let taken = self.occupancy.group(service).take_while(|(vip, _)| is_taken(*vip));
-        let mut first_clash =
-            taken.filter(|(vip, tenancy)| usable(*vip, tenancy)).find_map(|(vip, tenancy)| clash(vip, tenancy));
-        for (vip, tenancy) in self.occupancy.group_from(taken_below, service) {
-            if tenancy.clash(service).is_some() && first_clash.is_some() || !usable(vip, tenancy) {
-                continue;
-            }
-            match clash(vip, tenancy) {
-                None => return Ok(vip),
-                found => first_clash = found,
-            }
-        }
-        Err(first_clash)
-    }
-
-    fn join_group(&mut self, service: &'a Service) -> Result<(), ()> {
-        let vip = self.group_address(service).map_err(drop)?;
-        self.settle(service, [vip].into());
-        Ok(())
-    }
-
-    /// Indices of the pools that may give the Service an address, best first.
-    fn usable_pools(&self, service: &Service) -> Result<Vec<usize>, Refusal> {
-        if let Some(name) = &service.request.pool {
-            self.named_pool(name, service)?;
-        }
-        let usable = |pool: &Pool| match &service.request.pool {
-            Some(name) => pool.name == *name,
-            None => pool.auto_assign && self.serves(pool, service),
-        };
-        let pools: Vec<usize> =
-            self.model.pools.iter().enumerate().filter(|(_, p)| usable(p)).map(|(i, _)| i).collect();
-        if !pools.is_empty() {
-            return Ok(pools);
-        }
-        let message = match (self.pool_names(|pool| !pool.auto_assign), self.pool_names(|pool| pool.auto_assign)) {
-            (manual, auto) if manual.is_empty() && auto.is_empty() => "there are no pools".to_owned(),
-            (manual, auto) if auto.is_empty() => format!("pools must be named (autoAssign is off): {manual}"),
-            (_, auto) => format!("no pool serves this Service (spec.serviceAllocation): {auto}"),
-        };
-        Err(Refusal::new(Reason::NoPool, message))
-    }
-
-    fn lowest_free(&mut self, index: usize) -> Option<Vip> {
-        let (pool, free_from) = (self.model.pools.get(index)?, self.free_from.get_mut(index)?);
-        while let Some(vip) = *free_from {
-            if self.occupancy.on(vip).is_none() && !self.model.reserved.contains_key(&vip.0) {
-                return Some(vip);
-            }
-            *free_from = pool.next_v4(Vip::from_number(vip.number().saturating_add(1)));
-        }
-        None
     }
 
     /// Rules 1 and 4 for one address.
@@ -362,27 +306,19 @@ pub(super) fn conflict(vip: Vip, port: Port, holder: &Service) -> Refusal {
     Refusal::new(Reason::PortConflict, format!("{claim} is held by {}", holder.name))
 }
 
-fn turn(service: &Service, held: Option<&Held>) -> Turn {
-    let wanted = &service.request.addresses;
-    match held {
-        _ if wanted.is_empty() => Turn::Automatic,
-        Some(held) if !wanted.is_disjoint(&held.addresses) => Turn::Extends,
-        _ => Turn::Explicit,
-    }
-}
-
-/// Rule 10, as far as it goes: IPv6 addresses are not served yet.
-fn servable(service: &Service) -> Result<(), Refusal> {
-    let refuse = |message: String| Err(Refusal::new(Reason::UnsupportedFamily, message));
-    match service.families {
-        Families::V6 => return refuse("it wants IPv6 alone, and IPv6 is not served yet".to_owned()),
-        Families::RequireDual => {
-            return refuse("RequireDualStack cannot be met: IPv6 is not served yet".to_owned());
+/// Of what a Service holds, one of each family that it wants; nothing where one of them does not fit any more, since a clash
+/// in one family moves the Service in both.
+fn kept_by_family(families: Families, held: &BTreeSet<Vip>, fits: impl Fn(Vip) -> bool) -> BTreeSet<Vip> {
+    let mut kept = BTreeSet::new();
+    for family in families.wanted() {
+        let mut of_family = held.iter().copied().filter(|vip| vip.family() == family).peekable();
+        if of_family.peek().is_none() {
+            continue;
         }
-        Families::V4 | Families::PreferDual => {}
+        match of_family.find(|vip| fits(*vip)) {
+            Some(vip) => kept.insert(vip),
+            None => return BTreeSet::new(),
+        };
     }
-    match service.request.addresses.iter().find(|vip| !vip.0.is_ipv4()) {
-        Some(vip) => refuse(format!("it asks for {vip}, and IPv6 is not served yet")),
-        None => Ok(()),
-    }
+    kept
 }

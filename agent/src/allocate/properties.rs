@@ -4,6 +4,7 @@ use proptest::{collection, option, prelude::*, sample::select};
 
 use super::fixture::{Cluster, name};
 use super::*;
+use crate::model::{Family, service::Families};
 
 /// What can differ between Services.
 #[derive(Clone, Debug)]
@@ -16,6 +17,7 @@ struct Shape {
     created: Option<u16>,
     pool: Option<&'static str>,
     all_ports: bool,
+    families: (&'static [&'static str], Option<&'static str>),
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
@@ -26,7 +28,26 @@ fn shape() -> impl Strategy<Value = Shape> {
         ("metallb.io/allow-shared-ip", "x"),
         ("metallb.universe.tf/allow-shared-ip", "y"),
     ];
-    let addresses = vec!["192.0.2.10", "192.0.2.11", "192.0.2.20", "192.0.2.10,192.0.2.12", "192.0.2.99", "slip"];
+    let addresses = vec![
+        "192.0.2.10",
+        "192.0.2.11",
+        "192.0.2.20",
+        "192.0.2.10,192.0.2.12",
+        "192.0.2.99",
+        "slip",
+        "2001:db8::10",
+        "2001:db8::11",
+        "192.0.2.11,2001:db8::10",
+        "192.0.2.10,2001:db8::10,2001:db8::11",
+        "192.0.2.20,2001:db8::20",
+    ];
+    let families: Vec<(&[&str], _)> = vec![
+        (&[], None),
+        (&["IPv6"], None),
+        (&[], Some("PreferDualStack")),
+        (&["IPv6"], Some("PreferDualStack")),
+        (&[], Some("RequireDualStack")),
+    ];
     (
         select(vec!["a", "b", "c"]),
         ports,
@@ -35,9 +56,10 @@ fn shape() -> impl Strategy<Value = Shape> {
         option::weighted(0.3, select(addresses)),
         option::of(2001_u16..2004),
         option::weighted(0.2, select(vec!["lan", "manual", "team", "gone"])),
+        select(families),
         prop::bool::weighted(0.1),
     )
-        .prop_map(|(namespace, ports, key, consent, address, created, pool, all_ports)| Shape {
+        .prop_map(|(namespace, ports, key, consent, address, created, pool, families, all_ports)| Shape {
             namespace,
             ports,
             key,
@@ -46,6 +68,7 @@ fn shape() -> impl Strategy<Value = Shape> {
             created,
             pool,
             all_ports,
+            families,
         })
 }
 
@@ -58,7 +81,11 @@ fn add(cluster: Cluster, index: usize, shape: &Shape) -> Cluster {
     let annotations: Vec<_> =
         shape.key.into_iter().chain(consent).chain(address).chain(pool).chain(all_ports).collect();
     let ports: Vec<_> = shape.ports.iter().copied().collect();
-    let cluster = cluster.service(&service, &ports, &annotations);
+    let (families, policy) = shape.families;
+    let cluster = cluster.service(&service, &ports, &annotations).spec(&service, |spec| {
+        spec.ip_families = (!families.is_empty()).then(|| families.iter().map(|&family| family.to_owned()).collect());
+        spec.ip_family_policy = policy.map(str::to_owned);
+    });
     match shape.created {
         Some(year) => cluster.created(&service, year),
         None => cluster,
@@ -66,15 +93,17 @@ fn add(cluster: Cluster, index: usize, shape: &Shape) -> Cluster {
 }
 
 fn empty() -> Cluster {
-    Cluster::new(&["192.0.2.10-192.0.2.13"])
-        .pool("manual", &serde_json::json!({"addresses": ["192.0.2.20/31"], "autoAssign": false}))
+    Cluster::new(&["192.0.2.10-192.0.2.13", "2001:db8::10-2001:db8::13"])
+        .pool("manual", &serde_json::json!({"addresses": ["192.0.2.20/31", "2001:db8::20/128"], "autoAssign": false}))
         .pool(
             "team",
             &serde_json::json!({
                 "addresses": ["192.0.2.30/31"], "serviceAllocation": {"priority": 1, "namespaces": ["a"]},
             }),
         )
+        .pool("v6", &serde_json::json!({"addresses": ["2001:db8:0:1::/127"]}))
         .node("n1", "192.0.2.12")
+        .node("n2", "2001:db8::11")
 }
 
 fn cluster(shapes: &[Shape]) -> Cluster {
@@ -93,7 +122,40 @@ fn history() -> impl Strategy<Value = Cluster> {
     })
 }
 
-/// Rules 1, 4 and 14, checked without the allocator's own books.
+/// Rule 10. One with a fault keeps what it has.
+fn check_families(service: &Service, addresses: &BTreeSet<Vip>) -> Result<(), TestCaseError> {
+    if service.fault.is_some() {
+        return Ok(());
+    }
+    let of = |family| addresses.iter().filter(|vip| vip.family() == family).count();
+    let counts = Family::ALL.map(of);
+    let fits = match (service.families, service.request.addresses.is_empty()) {
+        (Families::Single(family), true) => of(family) == 1 && addresses.len() == 1,
+        (Families::Single(family), false) => of(family) == addresses.len(),
+        (Families::PreferDual(_), true) => counts.iter().all(|count| *count <= 1),
+        (Families::PreferDual(_), false) => true,
+        (Families::RequireDual, true) => counts == [1, 1],
+        (Families::RequireDual, false) => counts.iter().all(|count| *count >= 1),
+    };
+    prop_assert!(fits, "{:?} got {:?}", service.families, addresses);
+    Ok(())
+}
+
+/// Whether everyone but `other` has what it had, and perhaps an address of the other family beside it.
+fn check_nobody_moved(
+    before: &Allocation,
+    after: &Allocation,
+    other: Option<&ServiceName>,
+) -> Result<(), TestCaseError> {
+    for (name, assignment) in before.assignments.iter().filter(|(name, _)| Some(*name) != other) {
+        let now = after.assignments.get(name).map(|assignment| &assignment.addresses);
+        let stays = now.is_some_and(|now| assignment.addresses.is_subset(now));
+        prop_assert!(stays, "{name} had {:?} and has {now:?}", assignment.addresses);
+    }
+    Ok(())
+}
+
+/// Rules 1, 4, 10 and 14, checked without the allocator's own books.
 fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError> {
     let model = cluster.model();
     let mut claims = BTreeMap::new();
@@ -102,8 +164,9 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
         prop_assert!(!allocation.refusals.contains_key(name));
         let asked = &model.services[name].request.addresses;
         prop_assert!(asked.is_empty() || *asked == assignment.addresses);
+        check_families(&model.services[name], &assignment.addresses)?;
         for vip in &assignment.addresses {
-            prop_assert!(!model.reserved.contains_key(&vip.0), "{vip} is reserved");
+            prop_assert!(model.reservation(*vip).is_none(), "{vip} is reserved");
             for port in &assignment.ports {
                 prop_assert_eq!(claims.insert((*vip, *port), name), None, "a second owner of {} on {}", port, vip);
             }
@@ -156,9 +219,7 @@ proptest! {
         let settled = cluster.settled();
         let before = settled.allocate();
         let after = add(settled, 99, &newcomer).allocate();
-        for (name, assignment) in &before.assignments {
-            prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(name).map(|a| &a.addresses));
-        }
+        check_nobody_moved(&before, &after, None)?;
     }
 
     #[test]
@@ -168,9 +229,7 @@ proptest! {
         let names: Vec<String> = settled.objects.services.keys().map(ToString::to_string).collect();
         let gone = gone.get(&names).clone();
         let after = settled.without(&gone).allocate();
-        for (service, assignment) in before.assignments.iter().filter(|(service, _)| **service != name(&gone)) {
-            prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(service).map(|a| &a.addresses));
-        }
+        check_nobody_moved(&before, &after, Some(&name(&gone)))?;
     }
 
     #[test]
@@ -181,8 +240,6 @@ proptest! {
         let namespace = shapes[index].namespace;
         let changed = name(&format!("{namespace}/s{index}"));
         let after = add(settled, index, &Shape { namespace, ..other }).allocate();
-        for (service, assignment) in before.assignments.iter().filter(|(service, _)| **service != changed) {
-            prop_assert_eq!(Some(&assignment.addresses), after.assignments.get(service).map(|a| &a.addresses));
-        }
+        check_nobody_moved(&before, &after, Some(&changed))?;
     }
 }

@@ -1,6 +1,7 @@
-//! A table per rule. Addresses are 192.0.2.x, written as `x` in outcomes.
+//! A table per rule. Addresses are 192.0.2.x and 2001:db8::x, written as `x` and `::x` in outcomes.
 
 mod all_ports;
+mod families;
 mod faults;
 mod scale;
 
@@ -299,28 +300,6 @@ fn rule_9_two_holders_of_one_claim_are_settled_by_age() {
 }
 
 #[test]
-fn rule_10_without_ipv6_only_those_that_can_do_without_it_are_served() {
-    let families = |families: &'static [&'static str], policy: &'static str| {
-        move |spec: &mut k8s_openapi::api::core::v1::ServiceSpec| {
-            spec.ip_families = Some(families.iter().map(|&family| family.to_owned()).collect());
-            spec.ip_family_policy = Some(policy.to_owned());
-        }
-    };
-    let cluster = lan()
-        .service("shop/prefer", &["80/TCP"], &[])
-        .spec("shop/prefer", families(&["IPv6", "IPv4"], "PreferDualStack"))
-        .service("shop/require", &["80/TCP"], &[])
-        .spec("shop/require", families(&["IPv4", "IPv6"], "RequireDualStack"))
-        .service("shop/v6", &["80/TCP"], &[])
-        .spec("shop/v6", families(&["IPv6"], "SingleStack"))
-        .service("shop/v6-address", &["80/TCP"], &[("vipmux.io/addresses", "2001:db8::1")]);
-    assert_eq!(
-        cluster.outcome(),
-        "shop/prefer=10 shop/require:UnsupportedFamily shop/v6:UnsupportedFamily shop/v6-address:UnsupportedFamily"
-    );
-}
-
-#[test]
 fn rule_11_a_full_pool_says_how_full_and_whether_a_key_would_help() {
     let full = |key: &[(&str, &str)]| {
         Cluster::new(&["192.0.2.10/31"]).node("n1", "192.0.2.11").service("shop/a", &["80/TCP"], key).service(
@@ -329,7 +308,7 @@ fn rule_11_a_full_pool_says_how_full_and_whether_a_key_would_help() {
             &[],
         )
     };
-    let count = "pool lan is full: all 2 addresses are in use (1 of them reserved for nodes and the like)";
+    let count = "pool lan is full: all 2 IPv4 addresses are in use (1 of them reserved for nodes and the like)";
     assert_eq!(
         full(&[WEB]).message("shop/b"),
         format!("{count}; with the sharing key \"web\" of vipmux it would fit on 192.0.2.10, beside shop/a")
@@ -345,7 +324,7 @@ fn rule_11_a_full_pool_says_how_full_and_whether_a_key_would_help() {
     });
     assert_eq!(
         many.message("shop/s128"),
-        "pool lan is full: all 128 addresses are in use; no sharing key would let it fit on the first 64 of them"
+        "pool lan is full: all 128 IPv4 addresses are in use; no sharing key would let it fit on the first 64 of them"
     );
 }
 

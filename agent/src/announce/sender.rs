@@ -62,11 +62,16 @@ impl Sender {
     }
 }
 
+/// The frame's Ethertype, in network byte order; 0 for a frame that has none.
+fn ethertype(frame: &Frame) -> u16 {
+    frame.bytes.get(12..14).and_then(|bytes| bytes.try_into().ok()).map_or(0, u16::from_ne_bytes)
+}
+
 fn send_to(socket: &OwnedFd, frame: &Frame) -> io::Result<usize> {
     let invalid = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let address = libc::sockaddr_ll {
         sll_family: u16::try_from(libc::AF_PACKET).map_err(invalid)?,
-        sll_protocol: u16::try_from(libc::ETH_P_ARP).map_err(invalid)?.to_be(),
+        sll_protocol: ethertype(frame),
         sll_ifindex: i32::try_from(frame.ifindex).map_err(invalid)?,
         sll_hatype: 0,
         sll_pkttype: 0,

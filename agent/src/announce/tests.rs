@@ -119,9 +119,14 @@ fn carrier_up_announces_what_is_held_there() {
 }
 
 #[test]
-fn an_ipv6_vip_is_not_announced() {
+fn an_ipv6_vip_has_the_same_burst_at_one_frame_a_round() {
     let (mut announcer, start) = (Announcer::default(), Instant::now());
-    announcer.gained(Vip("2001:db8::1".parse().unwrap()), 7, MAC, start);
-    assert_eq!(announcer.due(start), []);
-    assert_eq!(announcer.next(), None);
+    let vip = "2001:db8::1".parse().unwrap();
+    announcer.gained(Vip(IpAddr::V6(vip)), 7, MAC, start);
+    let mut rounds = Vec::new();
+    while let Some(next) = announcer.next() {
+        assert_eq!(announcer.due(next), [Frame { ifindex: 7, bytes: ndp::announcement(vip, MAC) }]);
+        rounds.push((next - start).as_secs());
+    }
+    assert_eq!(rounds, [0, 1, 3, 7, 15]);
 }

@@ -80,7 +80,7 @@ enum What {
 /// A packet
 #[derive(Clone, Debug, Args)]
 struct LookupArgs {
-    /// The client's address and port
+    /// The client's address and port; an IPv6 address in brackets
     #[arg(value_name = "CLIENT:PORT")]
     client: SocketAddr,
     /// The VIP and the Service's port
@@ -89,7 +89,7 @@ struct LookupArgs {
     /// The protocol
     #[arg(value_enum, ignore_case = true, default_value_t = Balanced::Tcp)]
     protocol: Balanced,
-    /// The first packet of a TCP connection, rather than one of an established connection
+    /// The first packet of a TCP connection or SCTP association, rather than one of an established one
     #[arg(long)]
     syn: bool,
     /// A frame that another node handed over
@@ -111,6 +111,7 @@ struct LookupArgs {
 enum Balanced {
     Tcp,
     Udp,
+    Sctp,
 }
 
 fn parse_mac(text: &str) -> Result<Mac, BadMac> {
@@ -132,6 +133,7 @@ impl LookupArgs {
             protocol: match self.protocol {
                 Balanced::Tcp => Protocol::Tcp,
                 Balanced::Udp => Protocol::Udp,
+                Balanced::Sctp => Protocol::Sctp,
             },
             syn: self.syn,
             source: match self.source_mac {
@@ -230,13 +232,15 @@ mod tests {
         assert_eq!((node.source, node.syn), (Source::Mac(Mac::new([2, 0, 0, 0, 0, 11])), true));
         for bad in [
             "198.51.100.7 192.0.2.10:80",
-            "198.51.100.7:1 192.0.2.10:80 sctp",
+            "198.51.100.7:1 192.0.2.10:80 icmp",
             "198.51.100.7:1 192.0.2.10:80 --vlan 4095",
             "198.51.100.7:1 192.0.2.10:80 --interface no-such-if0",
             "198.51.100.7:1 192.0.2.10:80 --from-peer --source-mac 02:00:00:00:00:0b",
         ] {
             assert!(request(bad).is_err(), "{bad}");
         }
+        let v6 = request("[2001:db8:f::7]:4000 [2001:db8::10]:80 sctp").unwrap();
+        assert_eq!((v6.client.to_string().as_str(), v6.protocol), ("[2001:db8:f::7]:4000", Protocol::Sctp));
         let Ok(What::Lookup(mixed)) = parse("lookup [2001:db8::1]:1 192.0.2.10:80").map(|inspect| inspect.what) else {
             panic!("both are addresses")
         };

@@ -106,7 +106,7 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, net::Ipv4Addr};
+    use std::collections::BTreeSet;
 
     use nix::sched::{CloneFlags, unshare};
 
@@ -138,7 +138,7 @@ mod tests {
     fn the_nftables_table_goes_too_even_where_nothing_is_pinned() {
         let Some(pins) = mounted() else { return };
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        let backend = LocalBackend { address: Ipv4Addr::new(10, 0, 0, 1), protocol: Protocol::Tcp, port: 80 };
+        let backend = LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: 80 };
         let (backends, mut snat) = (BTreeSet::from([backend]), IdentitySnat::open().unwrap());
         snat.sync(&backends).unwrap();
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);

@@ -25,6 +25,7 @@ use super::{
     OBJECT,
     maps::{Maps, MapsError},
     pins::{EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+    xdp::{Buffers, XdpError, load_xdp},
 };
 
 /// The programs could not be loaded, pinned or attached.
@@ -74,6 +75,9 @@ pub enum LoadError {
         #[source]
         source: ProgramError,
     },
+    /// An XDP program was refused.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
     /// Another XDP program is there.
     #[error("{interface} already has an XDP program that is not vipmux's: remove it, or choose another interface")]
     Occupied {
@@ -123,6 +127,8 @@ pub enum Mode {
 pub struct Programs {
     ebpf: Ebpf,
     pins: Pins,
+    /// The XDP program for the interfaces, by its name in the object.
+    xdp: &'static str,
     /// On the folder of the pins.
     _lock: Flock<File>,
 }
@@ -148,18 +154,18 @@ pub fn load(pins: Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         fs::create_dir_all(&folder).map_err(pin_error("make", &folder))?;
     }
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES {
+    for name in Maps::NAMES.iter().chain(Maps::PROGRAM_ARRAYS) {
         loader.map_pin_path(name, pins.map(name));
     }
     loader.map_max_entries("FLOWS", flows).map_max_entries("REVERSE", flows);
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     let load_error = |program| move |source| LoadError::Program { program, source };
-    let xdp: &mut Xdp = program(&mut ebpf, XDP_PROGRAM)?;
-    xdp.load().map_err(load_error(XDP_PROGRAM))?;
+    let buffers = Buffers::here();
+    load_xdp(&mut ebpf, buffers)?;
     let egress: &mut SchedClassifier = program(&mut ebpf, EGRESS_PROGRAM)?;
     egress.load().map_err(load_error(EGRESS_PROGRAM))?;
     let maps = Maps::open(pins.root())?;
-    let mut programs = Programs { ebpf, pins, _lock: lock };
+    let mut programs = Programs { ebpf, pins, xdp: buffers.entry(), _lock: lock };
     programs.pin()?;
     Ok((programs, maps))
 }
@@ -220,8 +226,8 @@ fn remove_pin(path: &Path) -> Result<(), LoadError> {
 impl Programs {
     /// Pins the programs in place of those of an earlier agent.
     fn pin(&mut self) -> Result<(), LoadError> {
-        for name in [XDP_PROGRAM, EGRESS_PROGRAM] {
-            let path = self.pins.program(name);
+        for (pinned, name) in [(XDP_PROGRAM, self.xdp), (EGRESS_PROGRAM, EGRESS_PROGRAM)] {
+            let path = self.pins.program(pinned);
             remove_pin(&path)?;
             let program = self.ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;
             program.pin(&path).map_err(|error| pin_error("pin", &path)(io::Error::other(error)))?;
@@ -238,7 +244,7 @@ impl Programs {
             (_, None) | (Mode::Native, Some(true)) | (Mode::Generic, Some(false)) => None,
             (_, generic) => generic,
         };
-        let generic = if let Some(generic) = keep.filter(|_| self.adopt::<Xdp>(XDP_PROGRAM, &pin)) {
+        let generic = if let Some(generic) = keep.filter(|_| self.adopt::<Xdp>(self.xdp, &pin)) {
             generic
         } else {
             remove_pin(&pin)?;
@@ -275,7 +281,7 @@ impl Programs {
 
     fn attach_xdp(&mut self, interface: &str, ifindex: u32, mode: Mode) -> Result<bool, LoadError> {
         let pin = self.pins.link(LinkKind::Xdp, ifindex);
-        let program: &mut Xdp = program(&mut self.ebpf, XDP_PROGRAM)?;
+        let program: &mut Xdp = program(&mut self.ebpf, self.xdp)?;
         let attached = match mode {
             Mode::Native => program.attach_to_if_index(ifindex, XdpMode::Driver).map(|link| (link, false)),
             Mode::Generic => program.attach_to_if_index(ifindex, XdpMode::Skb).map(|link| (link, true)),

@@ -18,7 +18,7 @@ use aya::{
 };
 use vipmux_common::abi::{
     ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason, EgressFragmentValue,
-    Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Mac, Node, NodeLabel, Range, ReverseKey,
+    Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey,
     ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
 };
 
@@ -96,6 +96,9 @@ macro_rules! maps {
             /// The maps' names, as in the BPF object and as pinned.
             pub const NAMES: &[&str] = &[$($name),*];
 
+            /// Those that hold programs: pinned as well, since the kernel empties them when no process has them open.
+            pub const PROGRAM_ARRAYS: &[&str] = &["CALLS", "CALLS_FRAGMENTED"];
+
             fn open_all(pins: &Pins) -> Result<Self, MapsError> {
                 Ok(Self {
                     $($field: {
@@ -148,6 +151,8 @@ maps! {
     source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
     /// `BUDGET`: by `BUDGET_ANSWERS`, `BUDGET_RECORDS`.
     budget: "BUDGET" => PerCpuArray<Budget>,
+    /// `LAPSE`: one element.
+    lapse: "LAPSE" => PerCpuArray<Lapse>,
     /// `STATS`: by [`Stat`].
     stats: "STATS" => PerCpuArray<Count>,
     /// `DROPS`: by [`DropReason`].

@@ -85,7 +85,7 @@ pub struct Lookup {
     pub client: SocketAddr,
     /// The VIP and the Service's port.
     pub vip: SocketAddr,
-    /// `TCP` or `UDP`.
+    /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// The decisions, in their order.
     pub steps: Vec<Step>,

@@ -1,6 +1,7 @@
 //! The views on real maps, and `lookup` against the real program.
 
 mod cluster;
+mod ipv6;
 mod program;
 mod treatment;
 

@@ -1,9 +1,20 @@
 //! Network namespaces for tests: made by the test, gone with it.
 
-use std::{env, fs, fs::File, future::Future, net::IpAddr, os::fd::AsRawFd, thread, time::Duration};
+use std::{
+    env, fs,
+    fs::File,
+    future::Future,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    os::fd::AsRawFd,
+    thread,
+    time::Duration,
+};
 
 use futures_util::TryStreamExt;
-use netlink_packet_route::link::{LinkAttribute, State};
+use netlink_packet_route::{
+    address::AddressHeaderFlags,
+    link::{LinkAttribute, State},
+};
 use nix::{
     sched::{CloneFlags, setns, unshare},
     unistd::geteuid,
@@ -106,19 +117,23 @@ impl Namespace {
         });
     }
 
-    /// Gives an interface an address.
+    /// Gives an interface an address, which is usable at once: no search for duplicates.
     pub(crate) fn address(&self, name: &str, address: &str, prefix: u8) {
         self.run(async |handle| {
             let index = index(&handle, name).await;
-            handle.address().add(index, address.parse().unwrap(), prefix).execute().await.unwrap();
+            let mut request = handle.address().add(index, address.parse().unwrap(), prefix);
+            request.message_mut().header.flags |= AddressHeaderFlags::Nodad;
+            request.execute().await.unwrap();
         });
     }
 
     /// The default route.
     pub(crate) fn default_via(&self, gateway: &str) {
         self.run(async |handle| {
-            let IpAddr::V4(gateway) = gateway.parse().unwrap() else { panic!("IPv4 only") };
-            let route = RouteMessageBuilder::<std::net::Ipv4Addr>::new().gateway(gateway).build();
+            let route = match gateway.parse().unwrap() {
+                IpAddr::V4(gateway) => RouteMessageBuilder::<Ipv4Addr>::new().gateway(gateway).build(),
+                IpAddr::V6(gateway) => RouteMessageBuilder::<Ipv6Addr>::new().gateway(gateway).build(),
+            };
             handle.route().add(route).execute().await.unwrap();
         });
     }

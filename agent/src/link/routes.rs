@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use futures_util::TryStreamExt;
@@ -11,14 +11,17 @@ use rtnetlink::RouteMessageBuilder;
 
 use super::{LinkError, kernel};
 
-/// The gateways of all IPv4 routes, in every table of the calling thread's network namespace: the default ones and other
-/// next hops, those of multipath routes too. Those that have IPv6 addresses (RFC 5549) are among them.
+/// The gateways of all routes of both families, in every table of the calling thread's network namespace: the default ones
+/// and other next hops, those of multipath routes too. IPv4 routes may have gateways with IPv6 addresses (RFC 5549).
 pub async fn gateways() -> Result<BTreeSet<IpAddr>, LinkError> {
     let handle = kernel::connect()?;
-    let mut routes = handle.route().get(RouteMessageBuilder::<Ipv4Addr>::new().build()).execute();
     let mut found = BTreeSet::new();
-    while let Some(route) = routes.try_next().await.map_err(LinkError::request("list routes"))? {
-        collect(&route.attributes, &mut found);
+    let families = [RouteMessageBuilder::<Ipv4Addr>::new().build(), RouteMessageBuilder::<Ipv6Addr>::new().build()];
+    for family in families {
+        let mut routes = handle.route().get(family).execute();
+        while let Some(route) = routes.try_next().await.map_err(LinkError::request("list routes"))? {
+            collect(&route.attributes, &mut found);
+        }
     }
     Ok(found)
 }
@@ -52,6 +55,7 @@ mod tests {
         node.veth("eth0", &lan, "lan0");
         assert_eq!(node.run(async |_| gateways().await.unwrap()), BTreeSet::new(), "no gateway, no route");
         node.address("eth0", "192.0.2.1", 24);
+        node.address("eth0", "2001:db8::1", 64);
         node.default_via("192.0.2.254");
         node.run(async |handle| {
             let route =
@@ -59,11 +63,21 @@ mod tests {
             let hop = |address: [u8; 4]| RouteNextHopBuilder::new_ipv4().via(IpAddr::from(address)).unwrap().build();
             let single = route([198, 51, 100, 0]).gateway([192, 0, 2, 253].into()).table_id(100);
             let multiple = route([203, 0, 113, 0]).multipath(vec![hop([192, 0, 2, 251]), hop([192, 0, 2, 252])]);
-            for route in [single.build(), multiple.build()] {
+            let v6 = |network: u16| {
+                RouteMessageBuilder::<Ipv6Addr>::new()
+                    .destination_prefix(Ipv6Addr::new(0x2001, 0xdb8, network, 0, 0, 0, 0, 0), 48)
+            };
+            let router = |last| Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last);
+            let v6_hop = |last| RouteNextHopBuilder::new_ipv6().via(router(last).into()).unwrap().build();
+            let v6_single = v6(1).gateway(router(0xfd)).table_id(100);
+            let v6_multiple = v6(2).multipath(vec![v6_hop(0xfb), v6_hop(0xfc)]);
+            for route in [single.build(), multiple.build(), v6_single.build(), v6_multiple.build()] {
                 handle.route().add(route).execute().await.unwrap();
             }
         });
-        let expected = [251, 252, 253, 254].map(|last| IpAddr::from([192, 0, 2, last]));
-        assert_eq!(node.run(async |_| gateways().await.unwrap()), expected.into());
+        let expected = ["192.0.2.251", "192.0.2.252", "192.0.2.253", "192.0.2.254"];
+        let v6_expected = ["2001:db8::fb", "2001:db8::fc", "2001:db8::fd"];
+        let expected = expected.into_iter().chain(v6_expected).map(|address| address.parse::<IpAddr>().unwrap());
+        assert_eq!(node.run(async |_| gateways().await.unwrap()), expected.collect());
     }
 }

@@ -127,13 +127,13 @@ async fn until<T: fmt::Debug>(mut value: watch::Receiver<Arc<T>>, condition: imp
     outcome.unwrap_or_else(|_| panic!("it never came to that; last: {:?}", value.borrow()))
 }
 
-/// Two nodes on one wire: 192.0.2.1 and 192.0.2.2, on "eth0" both, ready to send.
+/// Two nodes on one wire: 192.0.2.1 and 192.0.2.2, 2001:db8::1 and 2001:db8::2, on "eth0" both, ready to send.
 fn wire() -> Option<[Namespace; 2]> {
     let [node, peer] = Namespace::new()?;
     node.veth("eth0", &peer, "eth0");
-    node.address("eth0", "192.0.2.1", 24);
-    peer.address("eth0", "192.0.2.2", 24);
-    for namespace in [&node, &peer] {
+    for (namespace, host) in [(&node, 1), (&peer, 2)] {
+        namespace.address("eth0", &format!("192.0.2.{host}"), 24);
+        namespace.address("eth0", &format!("2001:db8::{host}"), 64);
         namespace.ready("eth0");
     }
     Some([node, peer])
@@ -148,6 +148,7 @@ fn eth0(namespace: &Namespace) -> (u32, Mac) {
 }
 
 const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 2));
+const PEER_V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
 
 async fn kernel_entry(handle: &rtnetlink::Handle, address: IpAddr) -> Option<neighbors::Entry> {
     let entries = neighbors::entries(handle).await.unwrap();
@@ -208,20 +209,28 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
     let ((ifindex, _), (_, mac)) = (eth0(&node), eth0(&peer));
     node.run(async |handle| {
         let monitor = Monitor::start().await.unwrap();
-        let addresses = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.7"].map(|text| text.parse().unwrap());
-        monitor.resolve([ifindex].into(), addresses.into());
-        let neighbors = until(monitor.neighbors(), |found| found.get(&PEER).is_some_and(|n| n.mac().is_some())).await;
+        let v4 = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.7"];
+        let v6 = ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::7"];
+        let addresses: Vec<IpAddr> = v4.into_iter().chain(v6).map(|text| text.parse().unwrap()).collect();
+        monitor.resolve([ifindex].into(), addresses.iter().copied().collect());
+        let resolved = |found: &Neighbors, address| found.get(address).is_some_and(|n: &Neighbor| n.mac().is_some());
+        let both = |found: &Arc<Neighbors>| resolved(found, &PEER) && resolved(found, &PEER_V6);
+        let neighbors = until(monitor.neighbors(), both).await;
         let expected = [
             Neighbor::Local { ifindex },
             Neighbor::Resolved { ifindex, mac },
             Neighbor::Pending { ifindex },
             Neighbor::OffLink,
         ];
-        assert_eq!(*neighbors, addresses.into_iter().zip(expected).collect());
-        let entry = kernel_entry(&handle, PEER).await.unwrap();
-        assert!(entry.managed && entry.ours, "{entry:?}");
+        assert_eq!(*neighbors, addresses.into_iter().zip(expected.into_iter().cycle()).collect());
+        for peer in [PEER, PEER_V6] {
+            let entry = kernel_entry(&handle, peer).await.unwrap();
+            assert!(entry.managed && entry.ours, "{entry:?}");
+        }
         monitor.stop().await;
-        assert_eq!(kernel_entry(&handle, PEER).await, None, "it was made by the monitor");
+        for peer in [PEER, PEER_V6] {
+            assert_eq!(kernel_entry(&handle, peer).await, None, "it was made by the monitor");
+        }
     });
 }
 
@@ -331,25 +340,27 @@ fn nothing_is_missed_when_the_kernel_drops_notifications() {
 }
 
 #[test]
-fn a_gratuitous_arp_moves_a_peers_neighbour_entry() {
+fn an_announcement_moves_a_peers_neighbour_entry() {
     let Some([node, peer]) = wire() else { return };
     let ((ifindex, mac), (peer_index, _)) = (eth0(&node), eth0(&peer));
-    let vip: IpAddr = "192.0.2.50".parse().unwrap();
     assert_eq!(peer.enter(|| if_nametoindex("eth0").unwrap()), peer_index);
     peer.run(async |handle| {
-        let old = handle.neighbours().add(peer_index, vip).link_layer_address(&[2, 0, 0, 0, 0, 0x63]);
-        old.state(NeighbourState::Stale).execute().await.unwrap();
         let monitor = Monitor::start().await.unwrap();
-        monitor.resolve([peer_index].into(), [vip].into());
-        let at = |mac: Mac| move |found: &Arc<Neighbors>| found.get(&vip).is_some_and(|n| n.mac() == Some(mac));
-        until(monitor.neighbors(), at(Mac::new([2, 0, 0, 0, 0, 0x63]))).await;
-        node.enter(|| {
-            let (sender, mut announcer, now) =
-                (Sender::open().unwrap(), Announcer::default(), std::time::Instant::now());
-            announcer.gained(Vip(vip), ifindex, mac, now);
-            announcer.due(now).iter().for_each(|frame| sender.send(frame).unwrap());
-        });
-        until(monitor.neighbors(), at(mac)).await;
+        for vip in ["192.0.2.50", "2001:db8::50"] {
+            let vip: IpAddr = vip.parse().unwrap();
+            let old = handle.neighbours().add(peer_index, vip).link_layer_address(&[2, 0, 0, 0, 0, 0x63]);
+            old.state(NeighbourState::Stale).execute().await.unwrap();
+            monitor.resolve([peer_index].into(), [vip].into());
+            let at = |mac: Mac| move |found: &Arc<Neighbors>| found.get(&vip).is_some_and(|n| n.mac() == Some(mac));
+            until(monitor.neighbors(), at(Mac::new([2, 0, 0, 0, 0, 0x63]))).await;
+            node.enter(|| {
+                let (sender, mut announcer, now) =
+                    (Sender::open().unwrap(), Announcer::default(), std::time::Instant::now());
+                announcer.gained(Vip(vip), ifindex, mac, now);
+                announcer.due(now).iter().for_each(|frame| sender.send(frame).unwrap());
+            });
+            until(monitor.neighbors(), at(mac)).await;
+        }
         monitor.stop().await;
     });
 }

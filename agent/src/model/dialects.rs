@@ -8,7 +8,7 @@ mod vipmux;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::model::{
-    Vip, name,
+    Family, Vip, name,
     range::AddressRange,
     reason::{Reason, Refusal, quoted},
     request::{ByAddress, Request, Scope, Sharing, SharingKey},
@@ -147,8 +147,8 @@ impl Dialect {
     fn addresses(&self, annotation: &'static str, text: &str) -> Result<BTreeSet<Vip>, Refusal> {
         let list: Result<BTreeSet<Vip>, _> = text.split(',').map(|item| address(annotation, item)).collect();
         let list = list?;
-        let v4 = list.iter().filter(|vip| vip.0.is_ipv4()).count();
-        if v4.max(list.len() - v4) > self.max_per_family {
+        let count = |family| list.iter().filter(|vip| vip.family() == family).count();
+        if Family::ALL.map(count).iter().any(|count| *count > self.max_per_family) {
             let allowed = format!("at most {} of each address family", self.max_per_family);
             return Err(invalid(annotation, text, &allowed));
         }
@@ -157,7 +157,7 @@ impl Dialect {
 }
 
 fn address(source: &'static str, text: &str) -> Result<Vip, Refusal> {
-    let allowed = "IP addresses, separated by commas, such as 192.0.2.10";
+    let allowed = "IP addresses, separated by commas, such as 192.0.2.10,2001:db8::10";
     let parsed = text.trim().parse::<std::net::IpAddr>().map_err(|_| invalid(source, text, allowed))?.to_canonical();
     match AddressRange::single(parsed) {
         Ok(_) => Ok(Vip(parsed)),

@@ -10,7 +10,7 @@ use k8s_openapi::api::discovery::v1 as api;
 
 use crate::{
     model::{
-        Model, NodeName, PortClaim, Protocol, ServiceName,
+        Family, Model, NodeName, PortClaim, Protocol, ServiceName,
         name::Port,
         node::Node,
         prefix::Prefix,
@@ -175,12 +175,13 @@ impl Endpoints {
         service: &ServiceName,
         port_name: &str,
         protocol: Protocol,
-        v4: bool,
+        family: Family,
     ) -> BTreeSet<DesiredBackend> {
         let of_service = self.0.get(service);
         let of_port = of_service.and_then(|ports| ports.get(&(port_name.to_owned(), protocol)));
         let endpoints = |known| {
-            let of_family = of_port.into_iter().flatten().filter(move |((address, _), _)| address.is_ipv4() == v4);
+            let of_family =
+                of_port.into_iter().flatten().filter(move |((address, _), _)| Family::of(*address) == family);
             of_family.filter(move |(_, endpoint)| endpoint.known == known)
         };
         let backends = |known| {
@@ -236,10 +237,10 @@ pub fn desired_services(
         let port = Port { number: claim.port, protocol: claim.protocol };
         let Some(service) = model.services.get(owner) else { continue };
         let Some(port_name) = service.ports.get(&port) else { continue };
-        let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.0.is_ipv4());
+        let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.family());
         let backends = shared(&mut sets, backends);
         let treatment = Treatment {
-            sources: service.policy.sources_of(claim.vip.0.is_ipv4()).map(|list| shared(&mut sources, list)),
+            sources: service.policy.sources_of(claim.vip.family()).map(|list| shared(&mut sources, list)),
             affinity: service.policy.affinity,
             idle: service.idle.of(claim.protocol),
             direct: service.policy.direct,

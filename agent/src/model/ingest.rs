@@ -9,10 +9,11 @@ use k8s_openapi::api::core::v1 as api;
 
 use crate::{
     model::{
-        NodeName, ServiceName,
+        NodeName, Protocol, ServiceName, Vip,
         endpoints::{Endpoints, Places, SERVICE_LABEL},
         node::Node,
         pool::Pool,
+        range::{SUBNET_ANYCAST, is_anycast},
         reason::{Note, Reason, Refusal, quoted},
         selector::Labels,
         service::Service,
@@ -80,6 +81,12 @@ impl Model {
         model.add_services(objects, options);
         model.add_endpoints(objects);
         model
+    }
+
+    /// What the address is, if it is never assigned (rule 14).
+    pub fn reservation(&self, vip: Vip) -> Option<&str> {
+        let anycast = is_anycast(vip.number()).then_some(SUBNET_ANYCAST);
+        self.reserved.get(&vip.0).map(String::as_str).or(anycast)
     }
 
     fn add_nodes(&mut self, objects: &Objects) {
@@ -156,9 +163,14 @@ impl Model {
                 endpoints.add(service, slice, &places, &mut self.notes);
             }
         }
-        for service in self.services.values().filter(|service| service.policy.direct) {
+        for service in self.services.values() {
             for (port, port_name) in &service.ports {
-                let because = "direct server return translates nothing";
+                let because = match port.protocol {
+                    _ if service.policy.direct => "direct server return translates nothing",
+                    // CRC32c (RFC 9260, 6.8), which cannot be brought up to date where a packet is translated.
+                    Protocol::Sctp => "SCTP's checksum covers the ports, so that they cannot be translated",
+                    Protocol::Tcp | Protocol::Udp => continue,
+                };
                 let left_out = endpoints.keep_untranslated(&service.name, port_name, *port, because);
                 self.notes.extend(left_out.map(|message| Note::new(format!("Service {}", service.name), message)));
             }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as api;
 
-use crate::model::NodeName;
+use crate::model::{Family, NodeName};
 
 /// Keeps a node out of leading, not out of serving.
 pub const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -51,6 +51,14 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Its first InternalIP of each family, IPv4 first: any of them leads to its MAC.
+    pub fn reached_by(&self) -> impl Iterator<Item = IpAddr> {
+        let first = |family| self.internal.iter().copied().find(|address| Family::of(*address) == family);
+        Family::ALL.into_iter().filter_map(first)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +83,20 @@ mod tests {
         assert_eq!(node.internal, [IpAddr::from([192, 0, 2, 1])].into());
         assert_eq!(node.addresses, [IpAddr::from([192, 0, 2, 1]), IpAddr::from([198, 51, 100, 1])].into());
         assert!(node.excluded && node.cordoned && node.network_unavailable);
+    }
+
+    #[test]
+    fn a_node_is_reached_by_one_address_of_each_family() {
+        let reached_by = |addresses: &[&str]| {
+            let list: Vec<_> =
+                addresses.iter().map(|it| serde_json::json!({"type": "InternalIP", "address": it})).collect();
+            let node = serde_json::from_value(serde_json::json!({"status": {"addresses": list}})).unwrap();
+            let node = Node::ingest(&NodeName("n1".into()), &node);
+            node.reached_by().map(|address| address.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(reached_by(&["2001:db8::1", "192.0.2.2", "192.0.2.1"]), ["192.0.2.1", "2001:db8::1"]);
+        assert_eq!(reached_by(&["2001:db8::1"]), ["2001:db8::1"]);
+        assert_eq!(reached_by(&[]), [""; 0]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use k8s_openapi::api::core::v1 as api;
 use serde::Serialize;
 
 use crate::model::{
-    Protocol,
+    Family, Protocol,
     dialects::{Annotations, agreed, invalid, spelling},
     prefix::Prefix,
     reason::{Reason, Refusal, quoted},
@@ -105,9 +105,9 @@ impl Policy {
 
     /// The source ranges for clients of one family; `None`: all of them. A list that has ranges of the other family
     /// alone lets none of this one in.
-    pub fn sources_of(&self, v4: bool) -> Option<BTreeSet<Prefix>> {
+    pub fn sources_of(&self, family: Family) -> Option<BTreeSet<Prefix>> {
         let of_family: BTreeSet<Prefix> =
-            self.sources.iter().flatten().filter(|p| p.is_ipv4() == v4).copied().collect();
+            self.sources.iter().flatten().filter(|prefix| Family::of(prefix.address()) == family).copied().collect();
         let open = self.sources.is_none() || of_family.iter().any(|prefix| prefix.length() == 0);
         (!open).then_some(of_family)
     }
@@ -268,15 +268,15 @@ mod tests {
 
     #[test]
     fn a_list_with_one_family_alone_lets_nobody_of_the_other_in() {
-        let of = |ranges: &[&str], v4| {
+        let of = |ranges: &[&str], family| {
             let spec = serde_json::json!({ "loadBalancerSourceRanges": ranges });
-            shown(read(&[], &spec).unwrap().sources_of(v4))
+            shown(read(&[], &spec).unwrap().sources_of(family))
         };
-        assert_eq!(of(&["2001:db8::/32"], true).as_deref(), Some(""));
-        assert_eq!(of(&["2001:db8::/32"], false).as_deref(), Some("2001:db8::/32"));
-        assert_eq!(of(&["::/0", "10.0.0.0/8"], true).as_deref(), Some("10.0.0.0/8"));
-        assert_eq!(of(&["::/0", "10.0.0.0/8"], false), None, "all of a family is no restriction of it");
-        assert_eq!(of(&[], true), None);
+        assert_eq!(of(&["2001:db8::/32"], Family::V4).as_deref(), Some(""));
+        assert_eq!(of(&["2001:db8::/32"], Family::V6).as_deref(), Some("2001:db8::/32"));
+        assert_eq!(of(&["::/0", "10.0.0.0/8"], Family::V4).as_deref(), Some("10.0.0.0/8"));
+        assert_eq!(of(&["::/0", "10.0.0.0/8"], Family::V6), None, "all of a family is no restriction of it");
+        assert_eq!(of(&[], Family::V4), None);
     }
 
     #[test]

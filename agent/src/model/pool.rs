@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     model::{
-        Vip,
-        range::AddressRange,
+        Family, Vip,
+        range::{AddressRange, anycasts_up_to, is_anycast},
         reason::Note,
         selector::{Labels, Selector},
     },
@@ -54,7 +54,7 @@ pub struct Pool {
     pub priority: Option<u32>,
     /// Whether Services that name neither pool nor address may get one from here.
     pub auto_assign: bool,
-    /// Leave out IPv4 addresses that end in .0 or .255.
+    /// Leave out IPv4 addresses that end in .0 or .255 (no IPv6 ones: nothing takes those for a subnet's broadcast).
     pub avoid_buggy: bool,
     /// Who may share addresses of this pool.
     pub sharing: PoolSharing,
@@ -148,16 +148,30 @@ impl Pool {
         let number = vip.number();
         let after = self.ranges.partition_point(|range| range.first() <= number);
         let inside = self.ranges[..after].last().is_some_and(|range| range.contains(number));
-        inside && !(self.avoid_buggy && is_buggy(number))
+        inside && !self.avoids(number)
     }
 
-    /// The lowest IPv4 address of the pool that is not below this one.
-    pub fn next_v4(&self, from: Vip) -> Option<Vip> {
-        let mut number = from.number();
+    /// Whether the address is left out though a range has it.
+    const fn avoids(&self, number: u128) -> bool {
+        is_anycast(number) || self.avoid_buggy && is_buggy(number)
+    }
+
+    /// The pool's lowest address of a family.
+    pub fn first(&self, family: Family) -> Option<Vip> {
+        self.lowest(family, 0)
+    }
+
+    /// The pool's next address of the same family.
+    pub fn next(&self, after: Vip) -> Option<Vip> {
+        self.lowest(after.family(), after.number().checked_add(1)?)
+    }
+
+    fn lowest(&self, family: Family, from: u128) -> Option<Vip> {
+        let mut number = from;
         let after = self.ranges.partition_point(|range| range.last() < number);
-        for range in self.ranges[after..].iter().filter(|range| range.is_v4()) {
+        for range in self.ranges[after..].iter().filter(|range| range.family() == family) {
             number = number.max(range.first());
-            while self.avoid_buggy && is_buggy(number) {
+            while self.avoids(number) {
                 number += 1;
             }
             if range.contains(number) {
@@ -167,19 +181,18 @@ impl Pool {
         None
     }
 
-    /// The pool's lowest IPv4 address.
-    pub fn first_v4(&self) -> Option<Vip> {
-        self.next_v4(Vip([0, 0, 0, 0].into()))
-    }
-
-    /// How many IPv4 addresses it has to give.
-    pub fn capacity_v4(&self) -> u64 {
-        let v4 = self.ranges.iter().filter(|range| range.is_v4());
-        let count = v4.map(|range| {
-            let buggy = if self.avoid_buggy { buggy_up_to(range.last()) - buggy_up_to(range.first() - 1) } else { 0 };
-            range.last() - range.first() + 1 - buggy
+    /// How many addresses of a family it has to give; [`u64::MAX`] where there are more than that.
+    pub fn capacity(&self, family: Family) -> u64 {
+        let count = self.ranges.iter().filter(|range| range.family() == family).map(|range| {
+            let avoided = |number| match family {
+                Family::V4 if self.avoid_buggy => buggy_up_to(number),
+                Family::V4 => 0,
+                Family::V6 => anycasts_up_to(number),
+            };
+            // No range begins at number 0.
+            range.last() - range.first() + 1 - (avoided(range.last()) - avoided(range.first() - 1))
         });
-        u64::try_from(count.sum::<u128>()).unwrap_or(u64::MAX)
+        u64::try_from(count.fold(0, u128::saturating_add)).unwrap_or(u64::MAX)
     }
 
     /// Its ranges, ascending, without overlap.
@@ -228,41 +241,62 @@ mod tests {
     #[test]
     fn a_pool_gives_its_addresses_in_order_across_its_ranges() {
         let (pool, notes) = pool(
-            serde_json::json!({"addresses": ["192.0.2.8/31", "192.0.2.1-192.0.2.2", "192.0.2.2/32", "2001:db8::/64"]}),
+            serde_json::json!({"addresses": ["192.0.2.8/31", "192.0.2.1-192.0.2.2", "192.0.2.2/32", "2001:db8:0:1::1/128", "2001:db8::/126"]}),
         );
         assert_eq!(notes, []);
-        let mut all = Vec::new();
-        let mut next = pool.first_v4();
-        while let Some(vip) = next {
-            all.push(vip.to_string());
-            next = pool.next_v4(Vip::from_number(vip.number() + 1));
-        }
-        assert_eq!(all, ["192.0.2.1", "192.0.2.2", "192.0.2.8", "192.0.2.9"]);
-        assert_eq!(pool.capacity_v4(), 4);
+        assert_eq!(all(&pool, Family::V4), ["192.0.2.1", "192.0.2.2", "192.0.2.8", "192.0.2.9"]);
+        assert_eq!(all(&pool, Family::V6), ["2001:db8::1", "2001:db8::2", "2001:db8::3", "2001:db8:0:1::1"]);
+        assert_eq!((pool.capacity(Family::V4), pool.capacity(Family::V6)), (4, 4));
         assert!(
             pool.contains(vip("192.0.2.8")) && !pool.contains(vip("192.0.2.3")) && pool.contains(vip("2001:db8::1"))
         );
     }
 
+    fn all(pool: &Pool, family: Family) -> Vec<String> {
+        let all = std::iter::successors(pool.first(family), |vip| pool.next(*vip));
+        all.map(|vip| vip.to_string()).collect()
+    }
+
+    #[test]
+    fn a_subnet_routers_anycast_address_is_neither_given_nor_counted() {
+        let (lan, _) = pool(serde_json::json!({"addresses": ["2001:db8::/126", "2001:db8:0:1::/128"]}));
+        assert_eq!(all(&lan, Family::V6), ["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
+        assert_eq!(lan.capacity(Family::V6), 3);
+        assert!(!lan.contains(vip("2001:db8::")) && !lan.contains(vip("2001:db8:0:1::")));
+        let (wide, _) = pool(serde_json::json!({"addresses": ["2001:db8::/64", "2001:db8:1::/48"]}));
+        assert_eq!(wide.capacity(Family::V6), u64::MAX);
+        let (across, _) = pool(serde_json::json!({"addresses": ["2001:db8::ffff:ffff:ffff:ffff-2001:db8:0:1::1"]}));
+        assert_eq!(all(&across, Family::V6), ["2001:db8::ffff:ffff:ffff:ffff", "2001:db8:0:1::1"]);
+        assert_eq!(across.capacity(Family::V6), 2);
+    }
+
     #[test]
     fn avoided_addresses_are_neither_given_nor_counted() {
         let (pool, _) = pool(serde_json::json!({"addresses": ["192.0.2.254-192.0.4.1"], "avoidBuggyIPs": true}));
-        assert_eq!(pool.capacity_v4(), 1 + 254 + 1);
-        assert_eq!(pool.next_v4(vip("192.0.2.255")), Some(vip("192.0.3.1")));
-        assert_eq!(pool.next_v4(vip("192.0.3.255")), Some(vip("192.0.4.1")));
+        assert_eq!(pool.capacity(Family::V4), 1 + 254 + 1);
+        assert_eq!(pool.next(vip("192.0.2.254")), Some(vip("192.0.3.1")));
+        assert_eq!(pool.next(vip("192.0.3.254")), Some(vip("192.0.4.1")));
         assert!(!pool.contains(vip("192.0.3.0")));
+    }
+
+    #[test]
+    fn what_is_buggy_in_ipv4_is_not_in_ipv6() {
+        let spec = serde_json::json!({"addresses": ["2001:db8::fe-2001:db8::100"], "avoidBuggyIPs": true});
+        let (pool, _) = pool(spec);
+        assert_eq!(all(&pool, Family::V6), ["2001:db8::fe", "2001:db8::ff", "2001:db8::100"]);
+        assert_eq!(pool.capacity(Family::V6), 3);
     }
 
     #[test]
     fn a_range_of_avoided_addresses_alone_gives_none() {
         let (pool, _) = pool(serde_json::json!({"addresses": ["192.0.2.255-192.0.3.0"], "avoidBuggyIPs": true}));
-        assert_eq!((pool.first_v4(), pool.capacity_v4()), (None, 0));
+        assert_eq!((pool.first(Family::V4), pool.capacity(Family::V4)), (None, 0));
     }
 
     #[test]
     fn a_malformed_entry_is_noted_and_the_rest_is_used() {
         let (pool, notes) = pool(serde_json::json!({"addresses": ["192.0.2.0/40", "192.0.2.1/32"]}));
-        assert_eq!(pool.capacity_v4(), 1);
+        assert_eq!(pool.capacity(Family::V4), 1);
         assert_eq!(notes.len(), 1);
         assert!(notes[0].message.starts_with("spec.addresses[0]: \"192.0.2.0/40\" is neither"), "{}", notes[0].message);
     }

@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
 };
 
-use crate::model::{Vip, reason::quoted};
+use crate::model::{Family, Vip, reason::quoted};
 
 impl Vip {
     /// The address as a number; IPv4 in its mapped form (`::ffff:0:0/96`, RFC 4291 section 2.5.5.2), so that both
@@ -24,6 +24,31 @@ impl Vip {
     }
 }
 
+/// What a [subnet-router anycast address](subnet_anycast) is called where it is refused.
+pub const SUBNET_ANYCAST: &str = "a subnet's router anycast address (RFC 4291)";
+
+/// Whether this is the [`Vip::number`] of a subnet-router anycast address (RFC 4291, 2.6.1): its prefix, and zeros. Prefixes
+/// are of 64 bits (2.5.4); those of other lengths are seen on the interfaces alone.
+pub(super) const fn is_anycast(number: u128) -> bool {
+    !is_v4(number) && number.trailing_zeros() >= 64
+}
+
+/// The subnet-router anycast address of the subnet that the address is in (RFC 4291, 2.6.1), whatever the prefix' length in
+/// bits; `None`: it has none (RFC 6164, 5.1).
+pub fn subnet_anycast(address: Ipv6Addr, prefix: u8) -> Option<Ipv6Addr> {
+    let hosts = u128::MAX.checked_shr(prefix.into()).unwrap_or(0);
+    (prefix < 127).then(|| Ipv6Addr::from_bits(address.to_bits() & !hosts))
+}
+
+/// How many of the numbers up to this one, included, are [anycast addresses](is_anycast).
+pub(super) const fn anycasts_up_to(number: u128) -> u128 {
+    number >> 64
+}
+
+const fn is_v4(number: u128) -> bool {
+    number >> 32 == 0xffff
+}
+
 /// Addresses from the first to the last, both included, of one family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AddressRange {
@@ -37,7 +62,9 @@ pub struct AddressRange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// Neither a CIDR nor a range.
-    #[error("{} is neither a CIDR (192.0.2.0/28) nor a range (192.0.2.1-192.0.2.9)", quoted(.0))]
+    #[error(
+        "{} is neither a CIDR (192.0.2.0/28, 2001:db8::/64) nor a range (192.0.2.1-192.0.2.9)", quoted(.0)
+    )]
     Syntax(String),
     /// The ends are of two families.
     #[error("the range {} mixes IPv4 and IPv6", quoted(.0))]
@@ -63,8 +90,9 @@ const NOT_UNICAST: [(Ipv4Addr, Ipv4Addr, &str); 3] = [
 ];
 
 /// IPv6 blocks that no VIP can be in (RFC 4291).
-const NOT_UNICAST_V6: [(Ipv6Addr, u32, &str); 2] = [
+const NOT_UNICAST_V6: [(Ipv6Addr, u32, &str); 3] = [
     (Ipv6Addr::UNSPECIFIED, 127, "::/127, unspecified and loopback"),
+    (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10, "fe80::/10, link-local"),
     (Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8, "ff00::/8, multicast"),
 ];
 
@@ -90,14 +118,14 @@ impl AddressRange {
         self.first <= number && number <= self.last
     }
 
-    /// Whether these are IPv4 addresses.
-    pub const fn is_v4(self) -> bool {
-        self.first >> 32 == 0xffff
+    /// The addresses' family.
+    pub const fn family(self) -> Family {
+        if is_v4(self.first) { Family::V4 } else { Family::V6 }
     }
 
     /// Both as one, where they meet or overlap.
     pub fn merged(self, other: Self) -> Option<Self> {
-        let meet = self.is_v4() == other.is_v4()
+        let meet = self.family() == other.family()
             && self.first <= other.last.saturating_add(1)
             && other.first <= self.last.saturating_add(1);
         meet.then(|| Self { first: self.first.min(other.first), last: self.last.max(other.last) })
@@ -151,10 +179,12 @@ impl FromStr for AddressRange {
                 .and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)))
         };
         let (first, last) = ends.ok_or_else(|| RangeError::Syntax(text.to_owned()))?;
-        if first.is_ipv4() != last.is_ipv4() {
+        let range = Self { first: Vip(first).number(), last: Vip(last).number() };
+        // IPv6 ranges can go through the mapped addresses, too.
+        let mapped = Vip(Ipv4Addr::UNSPECIFIED.into()).number();
+        if is_v4(range.first) != is_v4(range.last) || range.first < mapped && mapped < range.last {
             return Err(RangeError::Mixed(text.to_owned()));
         }
-        let range = Self { first: Vip(first).number(), last: Vip(last).number() };
         if range.last < range.first {
             return Err(RangeError::Reversed(text.to_owned()));
         }
@@ -195,12 +225,22 @@ mod tests {
         }
         let parse = |text: &str| text.parse::<AddressRange>().unwrap_err().to_string();
         assert_eq!(parse("192.0.2.9-192.0.2.1"), "the range \"192.0.2.9-192.0.2.1\" ends before it begins");
-        assert_eq!(parse("192.0.2.9-2001:db8::"), "the range \"192.0.2.9-2001:db8::\" mixes IPv4 and IPv6");
+        for text in ["192.0.2.9-2001:db8::", "2001:db8::-192.0.2.9", "::2-2001:db8::"] {
+            assert_eq!(parse(text), format!("the range \"{text}\" mixes IPv4 and IPv6"));
+        }
     }
 
     #[test]
     fn addresses_that_are_no_hosts_are_refused() {
-        for text in ["0.0.0.0/0", "127.0.0.1/32", "223.0.0.0-225.0.0.0", "255.255.255.255/32", "::/0", "ff02::1/128"] {
+        for text in [
+            "0.0.0.0/0",
+            "127.0.0.1/32",
+            "223.0.0.0-225.0.0.0",
+            "255.255.255.255/32",
+            "::/127",
+            "fe80::1/128",
+            "ff02::1/128",
+        ] {
             assert!(matches!(text.parse::<AddressRange>(), Err(RangeError::NotUnicast { .. })), "{text}");
         }
         assert!(AddressRange::single([192, 0, 2, 1].into()).is_ok());
@@ -212,6 +252,16 @@ mod tests {
         let range = |text: &str| text.parse::<AddressRange>().unwrap();
         assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.2/31")), Some(range("192.0.2.0/30")));
         assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.3/32")), None);
+    }
+
+    #[test]
+    fn the_subnet_routers_anycast_address_is_told() {
+        let anycast = |text: &str| is_anycast(Vip(text.parse().unwrap()).number());
+        assert!(anycast("2001:db8::") && anycast("2001:db8:0:1::"));
+        let of = |prefix| subnet_anycast("2001:db8::1:17".parse().unwrap(), prefix).map(|address| address.to_string());
+        assert_eq!(of(112).as_deref(), Some("2001:db8::1:0"));
+        assert_eq!((of(64).as_deref(), of(127), of(128)), (Some("2001:db8::"), None, None));
+        assert!(!anycast("2001:db8::1") && !anycast("2001:db8:0:0:1::") && !anycast("192.0.0.0"));
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub enum Reason {
     InvalidAnnotation,
     /// A field of the Service is malformed.
     InvalidService,
-    /// It needs an address family that is not served.
+    /// It asks for an address of a family that it does not want, or for none of one that it requires (rule 10).
     UnsupportedFamily,
     /// Its `loadBalancerClass` is another's (rule 12).
     OtherClass,

@@ -2,13 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter,
     net::IpAddr,
 };
 
 use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 
 use crate::model::{
-    Protocol, ServiceName, Vip, dialects,
+    Family, Protocol, ServiceName, Vip, dialects,
     name::{Port, is_label},
     policy::{IdleTimeouts, Policy},
     reason::{Reason, Refusal, quoted},
@@ -50,14 +51,46 @@ pub struct Service {
 /// `ipFamilies` and `ipFamilyPolicy`, resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
-    /// IPv4 alone.
-    V4,
-    /// IPv6 alone.
-    V6,
-    /// Both if there are both (`PreferDualStack`).
-    PreferDual,
+    /// This one alone.
+    Single(Family),
+    /// Both if there are both (`PreferDualStack`), else this one rather than the other.
+    PreferDual(Family),
     /// Both or nothing (`RequireDualStack`).
     RequireDual,
+}
+
+impl Families {
+    /// Those that it may have, the preferred one first.
+    pub fn wanted(self) -> impl Iterator<Item = Family> + Clone {
+        let (first, second) = match self {
+            Self::Single(family) => (family, None),
+            Self::PreferDual(family) => (family, Some(family.other())),
+            Self::RequireDual => (Family::V4, Some(Family::V6)),
+        };
+        iter::once(first).chain(second)
+    }
+
+    /// Whether the addresses that are asked for, if there are any, are of these families.
+    fn agree_with(self, request: &Request) -> Result<(), Refusal> {
+        let asked = &request.addresses;
+        let refuse = |message: String| Err(Refusal::new(Reason::UnsupportedFamily, message));
+        let missing = |family: &Family| asked.iter().all(|vip| vip.family() != *family);
+        match self {
+            Self::Single(family) => match asked.iter().find(|vip| vip.family() != family) {
+                Some(vip) => {
+                    refuse(format!("it asks for {vip}, and spec.ipFamilies and spec.ipFamilyPolicy say {family} alone"))
+                }
+                None => Ok(()),
+            },
+            Self::RequireDual if !asked.is_empty() => match Family::ALL.into_iter().find(missing) {
+                Some(family) => refuse(format!(
+                    "RequireDualStack cannot be met: no {family} address is among those that it asks for"
+                )),
+                None => Ok(()),
+            },
+            Self::PreferDual(_) | Self::RequireDual => Ok(()),
+        }
+    }
 }
 
 impl Service {
@@ -70,6 +103,8 @@ impl Service {
         let (metadata, spec) = (&service.metadata, service.spec.as_ref().unwrap_or(&no_spec));
         let annotations = metadata.annotations.as_ref().unwrap_or(&no_annotations);
         let asked = dialects::request(annotations, spec.load_balancer_ip.as_deref());
+        let families = families(spec, asked.as_ref().ok())?;
+        let asked = asked.and_then(|request| families.agree_with(&request).map(|()| request));
         let (request, fault) = asked.map_or_else(|fault| (Request::default(), Some(fault)), |request| (request, None));
         let (idle, slip) = IdleTimeouts::read(annotations)
             .map_or_else(|fault| (IdleTimeouts::default(), Some(fault)), |idle| (idle, None));
@@ -81,7 +116,7 @@ impl Service {
             uid: metadata.uid.clone().filter(|uid| !uid.is_empty()),
             labels: metadata.labels.clone().unwrap_or_default(),
             ports: if policy.all_ports { Port::every().map(|port| (port, String::new())).collect() } else { ports },
-            families: families(spec)?,
+            families,
             policy,
             idle,
             request,
@@ -143,16 +178,33 @@ fn ports(listed: &[api::ServicePort]) -> Result<BTreeMap<Port, String>, Refusal>
     Ok(ports)
 }
 
-fn families(spec: &api::ServiceSpec) -> Result<Families, Refusal> {
-    let first = spec.ip_families.iter().flatten().next().map_or("IPv4", String::as_str);
-    let single = match first {
-        "IPv4" => Families::V4,
-        "IPv6" => Families::V6,
-        other => return Err(invalid("spec.ipFamilies", format!("{} is neither IPv4 nor IPv6", quoted(other)))),
+/// As the API server fills in what is left out: one family alone unless two are listed, which are then required. Where no
+/// family is listed, the addresses that it asks for tell; else it is IPv4.
+fn families(spec: &api::ServiceSpec, request: Option<&Request>) -> Result<Families, Refusal> {
+    let listed = spec.ip_families.as_deref().unwrap_or_default();
+    let family = |(i, text): (usize, &String)| match text.as_str() {
+        "IPv4" => Ok(Family::V4),
+        "IPv6" => Ok(Family::V6),
+        other => Err(invalid(&format!("spec.ipFamilies[{i}]"), format!("{} is neither IPv4 nor IPv6", quoted(other)))),
     };
+    let listed: Vec<Family> = listed.iter().enumerate().map(family).collect::<Result<_, _>>()?;
+    let asked: BTreeSet<Family> =
+        request.iter().flat_map(|request| &request.addresses).map(|vip| vip.family()).collect();
+    let dual = match listed.as_slice() {
+        [] => asked.len() > 1,
+        [_] => false,
+        [first, second] if first != second => true,
+        _ => return Err(invalid("spec.ipFamilies", "each family can be listed once")),
+    };
+    let first = listed.first().or(asked.first()).copied().unwrap_or(Family::V4);
     match spec.ip_family_policy.as_deref() {
-        None | Some("SingleStack") => Ok(single),
-        Some("PreferDualStack") => Ok(Families::PreferDual),
+        None if dual => Ok(Families::RequireDual),
+        None | Some("SingleStack") => Ok(Families::Single(first)),
+        // Without a second family in the cluster, the API server gives it one cluster IP, and nothing its endpoints.
+        Some("PreferDualStack") if spec.cluster_ips.as_ref().is_some_and(|ips| ips.len() == 1) => {
+            Ok(Families::Single(first))
+        }
+        Some("PreferDualStack") => Ok(Families::PreferDual(first)),
         Some("RequireDualStack") => Ok(Families::RequireDual),
         Some(other) => {
             let allowed = "SingleStack, PreferDualStack or RequireDualStack";
@@ -218,18 +270,53 @@ mod tests {
 
     #[test]
     fn families_follow_the_policy() {
+        use Families::{PreferDual, RequireDual, Single};
+        use Family::{V4, V6};
         for (families, policy, expected) in [
-            (serde_json::json!(null), None, Families::V4),
-            (serde_json::json!(["IPv6"]), None, Families::V6),
-            (serde_json::json!(["IPv6", "IPv4"]), Some("SingleStack"), Families::V6),
-            (serde_json::json!(["IPv4"]), Some("PreferDualStack"), Families::PreferDual),
-            (serde_json::json!(null), Some("RequireDualStack"), Families::RequireDual),
+            (serde_json::json!(null), None, Single(V4)),
+            (serde_json::json!(["IPv6"]), None, Single(V6)),
+            (serde_json::json!(["IPv6", "IPv4"]), None, RequireDual),
+            (serde_json::json!(["IPv6", "IPv4"]), Some("SingleStack"), Single(V6)),
+            (serde_json::json!(["IPv4"]), Some("PreferDualStack"), PreferDual(V4)),
+            (serde_json::json!(["IPv6", "IPv4"]), Some("PreferDualStack"), PreferDual(V6)),
+            (serde_json::json!(null), Some("RequireDualStack"), RequireDual),
         ] {
             let spec = serde_json::json!({"ports": [{"port": 1}], "ipFamilies": families, "ipFamilyPolicy": policy});
             assert_eq!(ingest(&spec).unwrap().families, expected);
         }
-        assert!(ingest(&serde_json::json!({"ports": [{"port": 1}], "ipFamilies": ["IPv5"]})).is_err());
-        assert!(ingest(&serde_json::json!({"ports": [{"port": 1}], "ipFamilyPolicy": "x"})).is_err());
+        for (families, policy, field) in [
+            (serde_json::json!(["IPv4", "IPv5"]), None, "spec.ipFamilies[1]: \"IPv5\""),
+            (serde_json::json!(["IPv4", "IPv4"]), None, "spec.ipFamilies: each family"),
+            (serde_json::json!(null), Some("x"), "spec.ipFamilyPolicy: \"x\""),
+        ] {
+            let spec = serde_json::json!({"ports": [{"port": 1}], "ipFamilies": families, "ipFamilyPolicy": policy});
+            let refusal = ingest(&spec).unwrap_err();
+            assert!(refusal.message.starts_with(field), "{}", refusal.message);
+        }
+    }
+
+    #[test]
+    fn the_cluster_ips_tell_whether_there_is_a_second_family() {
+        let families = |ips: &[&str]| {
+            let spec = serde_json::json!({
+                "ports": [{"port": 1}], "ipFamilies": ["IPv6"], "ipFamilyPolicy": "PreferDualStack", "clusterIPs": ips,
+            });
+            ingest(&spec).unwrap().families
+        };
+        assert_eq!(families(&["fd00::7"]), Families::Single(Family::V6));
+        assert_eq!(families(&["fd00::7", "10.0.0.7"]), Families::PreferDual(Family::V6));
+    }
+
+    #[test]
+    fn where_no_family_is_listed_the_addresses_asked_for_tell() {
+        for (address, policy, expected) in [
+            ("2001:db8::1", None, Families::Single(Family::V6)),
+            ("192.0.2.1", None, Families::Single(Family::V4)),
+            ("2001:db8::1", Some("PreferDualStack"), Families::PreferDual(Family::V6)),
+        ] {
+            let spec = serde_json::json!({"ports": [{"port": 1}], "loadBalancerIP": address, "ipFamilyPolicy": policy});
+            assert_eq!(ingest(&spec).unwrap().families, expected);
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv4Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
     time::Duration,
 };
@@ -11,7 +11,7 @@ use proptest::{collection, option, prelude::*, sample::select};
 use vipmux_common::abi::{Config, Mac};
 
 use crate::{
-    model::{NodeName, PortClaim, Protocol, ServiceName, Vip},
+    model::{Family, NodeName, PortClaim, Protocol, ServiceName, Vip},
     plan::{
         Capacities, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Observed, Plan, Step, Subject,
         Treatment, Unreachable, plan,
@@ -40,8 +40,24 @@ struct Episode {
     pause: Duration,
 }
 
+/// The first is of IPv4, the second of IPv6.
 fn vip(n: u8) -> Vip {
-    Vip(IpAddr::from([192, 0, 2, n]))
+    Vip(if n == 1 { [192, 0, 2, n].into() } else { Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, n.into()).into() })
+}
+
+/// The same host in the other family.
+fn in_ipv6(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(address) => Ipv6Addr::from_bits((0xfd00 << 112) | u128::from(address.to_bits())).into(),
+        IpAddr::V6(_) => address,
+    }
+}
+
+fn host(address: IpAddr) -> u8 {
+    match address {
+        IpAddr::V4(address) => address.octets()[3],
+        IpAddr::V6(address) => address.octets()[15],
+    }
 }
 
 /// Port 0 is every port.
@@ -109,11 +125,14 @@ prop_compose! {
         let vips: BTreeMap<_, _> = vips.into_iter().map(|(n, (leading, epoch))| {
             (vip(n), DesiredVip { leading, interfaces: 1, vlan: 0, epoch })
         }).collect();
+        let moved = |b: &DesiredBackend| DesiredBackend { address: in_ipv6(b.address), ..b.clone() };
+        let sets_v6: Vec<_> = sets.iter().map(|set| Arc::new(set.iter().map(moved).collect())).collect();
         let mut services: BTreeMap<_, _> = claims().zip(claimed).filter_map(|(claim, claimed)| {
             // Some have every port. The others go to and fro between that and single ones.
             let wanted = |every: u8| vips.contains_key(&claim.vip) && (claim.port == 0) == (every == 0);
             let (owner, set, treatment, _) = claimed.filter(|(.., every)| wanted(*every))?;
-            Some((claim, DesiredService { owner: name(owner), backends: Arc::clone(set.get(&sets)), treatment }))
+            let sets = if claim.vip.family() == Family::V4 { &sets } else { &sets_v6 };
+            Some((claim, DesiredService { owner: name(owner), backends: Arc::clone(set.get(sets)), treatment }))
         }).collect();
         let all: BTreeSet<_> = services.keys().filter(|claim| claim.port == 0).copied().collect();
         services.retain(|claim, _| claim.port == 0 || !all.contains(&PortClaim { port: 0, ..*claim }));
@@ -135,16 +154,16 @@ fn course() -> impl Strategy<Value = Course> {
 }
 
 /// The same, but that the endpoints on a host take no new flows.
-fn drained(desired: &Desired, host: u8) -> Desired {
-    let mut drained = desired.clone();
-    for service in drained.services.values_mut() {
-        let backends = service.backends.iter().map(|backend| {
-            let hit = matches!(backend.address, IpAddr::V4(address) if address.octets()[3] == host);
-            DesiredBackend { ready: backend.ready && !hit, ..backend.clone() }
+fn drained(desired: &Desired, drained: u8) -> Desired {
+    let mut desired = desired.clone();
+    for service in desired.services.values_mut() {
+        let backends = service.backends.iter().map(|backend| DesiredBackend {
+            ready: backend.ready && host(backend.address) != drained,
+            ..backend.clone()
         });
         service.backends = Arc::new(backends.collect());
     }
-    drained
+    desired
 }
 
 fn story() -> impl Strategy<Value = Vec<Episode>> {

@@ -49,8 +49,7 @@ impl Agent {
         self.kernel.carrier = self.attached.keys().filter_map(|ifindex| links.get(*ifindex)).any(|link| link.carrier);
         if self.attached.is_empty() {
             let node = &self.options.node;
-            complaints
-                .insert(format!("there is no interface to announce on yet: Node {node} shows no IPv4 InternalIP"));
+            complaints.insert(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
         }
         Ok(())
     }
@@ -103,8 +102,11 @@ impl Agent {
     /// The interfaces to announce on. One that was named must be there at the start, and may come back later.
     fn wanted<'a>(&self, links: &'a Links, settled: &Settled) -> Result<Vec<&'a Interface>, AgentError> {
         let wanted = if self.options.interfaces.is_empty() {
-            let Some(Some(address)) = settled.nodes.get(&self.options.node) else { return Ok(Vec::new()) };
-            match links.holding(&[*address]) {
+            let addresses = settled.nodes.get(&self.options.node).map(Vec::as_slice).unwrap_or_default();
+            if addresses.is_empty() {
+                return Ok(Vec::new());
+            }
+            match links.holding(addresses) {
                 Ok(found) => found,
                 Err(_) if self.ready => Vec::new(),
                 Err(error) => return Err(error.into()),

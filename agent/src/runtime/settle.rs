@@ -32,8 +32,8 @@ pub(super) struct Settled {
     pub(super) services: BTreeMap<PortClaim, DesiredService>,
     /// VIPs, with their chosen leaders.
     pub(super) leaders: BTreeMap<Vip, Option<NodeName>>,
-    /// Nodes' first InternalIPv4, if they have one.
-    pub(super) nodes: BTreeMap<NodeName, Option<IpAddr>>,
+    /// Nodes' first InternalIP of each family, IPv4 first.
+    pub(super) nodes: BTreeMap<NodeName, Vec<IpAddr>>,
     /// What could not be done as asked, with whom it is about: told once, when it is new.
     pub(super) complaints: BTreeSet<String>,
     /// The last look at the manifests that was asked for and that this rests on (see
@@ -135,8 +135,7 @@ fn settle(
     complaints.extend(refusals(&model, &allocation));
     let eligible = rendezvous::eligible(&model.nodes);
     let leader = |vip: Vip| (vip, rendezvous::leader(vip, eligible.iter().copied()).cloned());
-    let nodes =
-        model.nodes.values().map(|node| (node.name.clone(), node.internal.iter().copied().find(IpAddr::is_ipv4)));
+    let nodes = model.nodes.values().map(|node| (node.name.clone(), node.reached_by().collect()));
     let settled = Settled {
         services: desired_services(&model, &allocation.claims()),
         leaders: allocation.vips().into_keys().map(leader).collect(),

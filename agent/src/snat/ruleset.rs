@@ -1,15 +1,15 @@
 //! The nftables messages (include/uapi/linux/netfilter/nf_tables.h).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, net::IpAddr};
 
 use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::{
     NetfilterMessageInner,
     nftables::{
-        Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions, Hook,
+        Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions, Hook, Immediate,
         InetHookNumber, ListAttribute, Lookup, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register,
         RuleAttribute, RuleMessage, SetAttribute, SetElementAttribute, SetElementList, SetElementMessage, SetFlags,
-        SetMessage, TableAttribute, TableMessage,
+        SetMessage, TableAttribute, TableMessage, Verdict, VerdictAttribute,
     },
 };
 
@@ -21,41 +21,96 @@ use crate::model::Protocol;
 
 /// The table's name.
 pub(super) const TABLE: &str = "vipmux";
-/// The set's name.
-pub(super) const SET: &str = "backends";
 const CHAIN: &str = "postrouting";
 
 /// Just before `NF_IP_PRI_NAT_SRC` (100), where kube-proxy and the CNIs masquerade.
 const PRIORITY: u32 = 99;
 const ACCEPT: u32 = 1;
 
-/// nft(8)'s ids of `ipv4_addr`, `inet_proto` and `inet_service`, six bits each: only so that nft can print the set.
-const KEY_TYPE: u32 = (0x07 << 12) | (0x0c << 6) | 0x0d;
-/// Each part of a concatenation fills whole 32-bit registers.
-const KEY_BYTES: u32 = 12;
-
 /// `NFT_PAYLOAD_NETWORK_HEADER` and `NFT_PAYLOAD_TRANSPORT_HEADER`.
 pub(super) const NETWORK: u32 = 1;
 const TRANSPORT: u32 = 2;
-/// Offsets in bytes: RFC 791, 3.1 and RFC 9293, 3.1.
-const IP_PROTOCOL: u32 = 9;
-pub(super) const IP_SOURCE: u32 = 12;
+/// Offsets in bytes: RFC 9293, 3.1 and RFC 9260, 3.
 const SOURCE_PORT: u32 = 0;
 const TCP_FLAGS: u32 = 13;
+const SCTP_FIRST_CHUNK: u32 = 12;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
+/// The type of an SCTP chunk that is the only one of its packet.
+const INIT: u8 = 1;
 
 /// The attributes of the `nat` expression, which the crate does not know, and their values.
 const NFTA_NAT_TYPE: u16 = 1;
 const NFTA_NAT_FAMILY: u16 = 2;
 const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
 const NFT_NAT_SNAT: u32 = 0;
-const NFPROTO_IPV4: u32 = 2;
 
-/// Elements of one message: an attribute is at most 65,535 bytes long, an element takes 24.
-const ELEMENTS: usize = 2048;
+/// Elements of one message: an attribute is at most 65,535 bytes long, an element takes 36.
+const ELEMENTS: usize = 1024;
 
 type Expression = ListAttribute<ExpressionAttribute>;
+
+/// What a rule has to know of a version of IP.
+pub(super) struct Family {
+    /// `NFPROTO_IPV4` or `NFPROTO_IPV6`.
+    protocol: u8,
+    /// Where the source address is, in bytes from the header's start (RFC 791, 3.1; RFC 8200, 3).
+    pub(super) source: u32,
+    /// Its length in bytes.
+    pub(super) length: u32,
+    /// Where the parts of a set's key are put together: address, protocol, port. Each fills whole 32-bit registers.
+    registers: [Register; 3],
+    /// nft(8)'s id of the address's type: only so that nft can print the sets.
+    address_type: u32,
+}
+
+pub(super) const IPV4: Family = Family {
+    protocol: 2,
+    source: 12,
+    length: 4,
+    registers: [Register::Reg32_00, Register::Reg32_01, Register::Reg32_02],
+    address_type: 7,
+};
+pub(super) const IPV6: Family = Family {
+    protocol: 10,
+    source: 8,
+    length: 16,
+    registers: [Register::Reg32_00, Register::Reg32_04, Register::Reg32_05],
+    address_type: 8,
+};
+
+/// A set of backends.
+struct Set {
+    name: &'static str,
+    family: &'static Family,
+    /// With their ports, or every port of an address and protocol.
+    ports: bool,
+}
+
+/// In the order of [`Set::of`].
+const SETS: [Set; 4] = [
+    Set { name: "backends4", family: &IPV4, ports: true },
+    Set { name: "addresses4", family: &IPV4, ports: false },
+    Set { name: "backends6", family: &IPV6, ports: true },
+    Set { name: "addresses6", family: &IPV6, ports: false },
+];
+
+impl Set {
+    /// The place in [`SETS`] of the set that a backend belongs to.
+    fn of(backend: LocalBackend) -> usize {
+        2 * usize::from(backend.address.is_ipv6()) + usize::from(backend.port == 0)
+    }
+
+    /// Each part of a concatenation is six bits of the type: `inet_proto` and `inet_service` after the address.
+    fn key_type(&self) -> u32 {
+        let address_and_protocol = self.family.address_type << 6 | 0x0c;
+        if self.ports { address_and_protocol << 6 | 0x0d } else { address_and_protocol }
+    }
+
+    fn key_bytes(&self) -> u32 {
+        self.family.length + if self.ports { 8 } else { 4 }
+    }
+}
 
 /// Replaces the table, if there is one, by a new one with these backends.
 pub(super) fn replace(socket: &mut Socket, backends: &BTreeSet<LocalBackend>) -> Result<(), SnatError> {
@@ -64,11 +119,11 @@ pub(super) fn replace(socket: &mut Socket, backends: &BTreeSet<LocalBackend>) ->
         Change::Create(NfTablesMessage::NewTable(table())),
         Change::Delete(NfTablesMessage::DeleteTable(table())),
         Change::Create(NfTablesMessage::NewTable(table())),
-        Change::Create(NfTablesMessage::NewSet(set())),
         Change::Create(NfTablesMessage::NewChain(chain())),
-        Change::Append(NfTablesMessage::NewRule(rule(Protocol::Udp, vec![]))),
-        Change::Append(NfTablesMessage::NewRule(rule(Protocol::Tcp, unless_bare_syn()))),
     ];
+    changes.extend((1..).zip(&SETS).map(|(id, wanted)| Change::Create(NfTablesMessage::NewSet(set(id, wanted)))));
+    let rules = [return_bare_syn(), return_init()].into_iter().chain(SETS.iter().map(keep_source));
+    changes.extend(rules.map(|rule| Change::Append(NfTablesMessage::NewRule(rule))));
     let backends: Vec<_> = backends.iter().copied().collect();
     changes.extend(elements(&backends).map(NfTablesMessage::NewSetElement).map(Change::Create));
     socket.commit("make the identity SNAT chain", changes)
@@ -104,16 +159,16 @@ fn table() -> TableMessage {
     TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] }
 }
 
-fn set() -> SetMessage {
+/// Rules of the same transaction name the set by its name; the kernel wants an id nevertheless.
+fn set(id: u32, set: &Set) -> SetMessage {
     SetMessage {
         attributes: vec![
             SetAttribute::Table(TABLE.to_owned()),
-            SetAttribute::Name(SET.to_owned()),
+            SetAttribute::Name(set.name.to_owned()),
             SetAttribute::Flags(SetFlags::empty()),
-            SetAttribute::KeyType(KEY_TYPE),
-            SetAttribute::KeyLen(KEY_BYTES),
-            // Rules of this transaction name the set by its name; the kernel wants an id nevertheless.
-            SetAttribute::Id(1),
+            SetAttribute::KeyType(set.key_type()),
+            SetAttribute::KeyLen(set.key_bytes()),
+            SetAttribute::Id(id),
         ],
     }
 }
@@ -130,22 +185,56 @@ fn chain() -> ChainMessage {
     }
 }
 
-/// `meta l4proto <protocol> <condition> ip saddr . ip protocol . th sport @backends counter snat to ip saddr`.
-fn rule(protocol: Protocol, condition: Vec<Expression>) -> RuleMessage {
+/// `meta nfproto ipv4 ip saddr . meta l4proto . th sport @backends4 counter snat ip to ip saddr`.
+fn keep_source(set: &Set) -> RuleMessage {
+    let Family { protocol, source, length, registers, .. } = *set.family;
+    let [address, transport, port] = registers;
     let mut expressions = vec![
-        Expressions::Meta(vec![Meta::Key(MetaKey::L4Proto), Meta::DestinationRegister(Register::Reg1)]).into(),
-        compare(Operator::Equal, &[protocol.number()]),
+        meta(MetaKey::Nfproto, Register::Reg1),
+        compare(Operator::Equal, &[protocol]),
+        load(NETWORK, source, length, address),
+        meta(MetaKey::L4Proto, transport),
     ];
-    expressions.extend(condition);
+    if set.ports {
+        expressions.push(load(TRANSPORT, SOURCE_PORT, 2, port));
+    }
     expressions.extend([
-        load(NETWORK, IP_SOURCE, 4, Register::Reg32_00),
-        load(NETWORK, IP_PROTOCOL, 1, Register::Reg32_01),
-        load(TRANSPORT, SOURCE_PORT, 2, Register::Reg32_02),
-        Expressions::Lookup(vec![Lookup::Set(SET.to_owned()), Lookup::SourceRegister(Register::Reg32_00)]).into(),
+        Expressions::Lookup(vec![Lookup::Set(set.name.to_owned()), Lookup::SourceRegister(address)]).into(),
         other("counter", vec![]),
-        load(NETWORK, IP_SOURCE, 4, Register::Reg1),
-        snat_to(Register::Reg1),
+        load(NETWORK, source, length, Register::Reg1),
+        snat_to(protocol, Register::Reg1),
     ]);
+    rule(expressions)
+}
+
+/// `tcp flags & (syn | ack) == syn return`.
+fn return_bare_syn() -> RuleMessage {
+    let masked = Expressions::Bitwise(vec![
+        Bitwise::SourceRegister(Register::Reg1),
+        Bitwise::DestinationRegister(Register::Reg1),
+        Bitwise::Length(1),
+        Bitwise::Mask(DataAttribute::Value(vec![SYN | ACK])),
+        Bitwise::Xor(DataAttribute::Value(vec![0])),
+    ]);
+    let flags = [load(TRANSPORT, TCP_FLAGS, 1, Register::Reg1), masked.into(), compare(Operator::Equal, &[SYN])];
+    return_if(Protocol::Tcp, flags)
+}
+
+/// `meta l4proto sctp @th,96,8 1 return`; the first chunk's type as plain bytes, which every kernel can load.
+fn return_init() -> RuleMessage {
+    return_if(Protocol::Sctp, [load(TRANSPORT, SCTP_FIRST_CHUNK, 1, Register::Reg1), compare(Operator::Equal, &[INIT])])
+}
+
+fn return_if(protocol: Protocol, condition: impl IntoIterator<Item = Expression>) -> RuleMessage {
+    let mut expressions = vec![meta(MetaKey::L4Proto, Register::Reg1), compare(Operator::Equal, &[protocol.number()])];
+    expressions.extend(condition);
+    let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
+    let verdict = vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)];
+    expressions.push(Expressions::Immediate(verdict).into());
+    rule(expressions)
+}
+
+fn rule(expressions: Vec<Expression>) -> RuleMessage {
     RuleMessage {
         attributes: vec![
             RuleAttribute::Table(TABLE.to_owned()),
@@ -155,16 +244,8 @@ fn rule(protocol: Protocol, condition: Vec<Expression>) -> RuleMessage {
     }
 }
 
-/// `tcp flags & (syn | ack) != syn`.
-fn unless_bare_syn() -> Vec<Expression> {
-    let masked = Expressions::Bitwise(vec![
-        Bitwise::SourceRegister(Register::Reg1),
-        Bitwise::DestinationRegister(Register::Reg1),
-        Bitwise::Length(1),
-        Bitwise::Mask(DataAttribute::Value(vec![SYN | ACK])),
-        Bitwise::Xor(DataAttribute::Value(vec![0])),
-    ]);
-    vec![load(TRANSPORT, TCP_FLAGS, 1, Register::Reg1), masked.into(), compare(Operator::NotEqual, &[SYN])]
+fn meta(key: MetaKey, register: Register) -> Expression {
+    Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(register)]).into()
 }
 
 /// Loads `length` bytes of a header; the rest of the 32-bit register becomes zero.
@@ -184,13 +265,13 @@ pub(super) fn compare(operator: Operator, value: &[u8]) -> Expression {
     Expressions::Cmp(vec![Cmp::SourceRegister(Register::Reg1), Cmp::Op(operator), Cmp::Data(value)]).into()
 }
 
-fn snat_to(address: Register) -> Expression {
+fn snat_to(family: u8, address: Register) -> Expression {
     let be32 = |kind, value: u32| DefaultNla::new(kind, value.to_be_bytes().to_vec());
     other(
         "nat",
         vec![
             be32(NFTA_NAT_TYPE, NFT_NAT_SNAT),
-            be32(NFTA_NAT_FAMILY, NFPROTO_IPV4),
+            be32(NFTA_NAT_FAMILY, family.into()),
             be32(NFTA_NAT_REG_ADDR_MIN, address.into()),
         ],
     )
@@ -203,50 +284,72 @@ pub(super) fn other(name: &str, attributes: Vec<DefaultNla>) -> Expression {
 
 /// Messages that carry these elements.
 fn elements(backends: &[LocalBackend]) -> impl Iterator<Item = SetElementMessage> {
-    backends.chunks(ELEMENTS).map(|backends| {
-        let element = |&backend: &LocalBackend| {
-            ListAttribute::Element(vec![SetElementAttribute::Key(DataAttribute::Value(key(backend)))])
-        };
-        SetElementMessage {
+    let mut by_set = [(); SETS.len()].map(|()| Vec::new());
+    for &backend in backends {
+        let element = SetElementAttribute::Key(DataAttribute::Value(key(backend)));
+        by_set[Set::of(backend)].push(ListAttribute::Element(vec![element]));
+    }
+    SETS.iter().zip(by_set).flat_map(|(set, elements)| {
+        let message = |elements: &[_]| SetElementMessage {
             attributes: vec![
                 SetElementList::Table(TABLE.to_owned()),
-                SetElementList::Set(SET.to_owned()),
-                SetElementList::Elements(backends.iter().map(element).collect()),
+                SetElementList::Set(set.name.to_owned()),
+                SetElementList::Elements(elements.to_vec()),
             ],
-        }
+        };
+        elements.chunks(ELEMENTS).map(message).collect::<Vec<_>>()
     })
 }
 
-/// The set's key: each part in network byte order, at the start of its 32-bit register.
+/// The set's key: each part in network byte order, at the start of its 32-bit registers.
 fn key(backend: LocalBackend) -> Vec<u8> {
-    let [a, b, c, d] = backend.address.octets();
-    let [high, low] = backend.port.to_be_bytes();
-    vec![a, b, c, d, backend.protocol.number(), 0, 0, 0, high, low, 0, 0]
+    let mut key = match backend.address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    key.extend([backend.protocol.number(), 0, 0, 0]);
+    if backend.port != 0 {
+        let [high, low] = backend.port.to_be_bytes();
+        key.extend([high, low, 0, 0]);
+    }
+    key
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use super::*;
+
+    fn backend(address: &str, port: u16) -> LocalBackend {
+        LocalBackend { address: address.parse().unwrap(), protocol: Protocol::Udp, port }
+    }
 
     #[test]
     fn a_key_has_each_part_in_its_own_register() {
-        let backend = LocalBackend { address: Ipv4Addr::new(10, 244, 1, 2), protocol: Protocol::Udp, port: 5353 };
-        assert_eq!(key(backend), [10, 244, 1, 2, 17, 0, 0, 0, 0x14, 0xe9, 0, 0]);
-        assert_eq!(key(backend).len(), KEY_BYTES as usize);
+        let v6 = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
+        let protocol = [17, 0, 0, 0];
+        let port = [0x14, 0xe9, 0, 0];
+        for (backend, name, expected) in [
+            (backend("10.244.1.2", 5353), "backends4", [&[10, 244, 1, 2][..], &protocol, &port].concat()),
+            (backend("10.244.1.2", 0), "addresses4", [&[10, 244, 1, 2][..], &protocol].concat()),
+            (backend("2001:db8::2", 5353), "backends6", [&v6[..], &protocol, &port].concat()),
+            (backend("2001:db8::2", 0), "addresses6", [&v6[..], &protocol].concat()),
+        ] {
+            let set = &SETS[Set::of(backend)];
+            assert_eq!((set.name, key(backend)), (name, expected));
+            assert_eq!(key(backend).len(), set.key_bytes() as usize);
+        }
     }
 
     #[test]
     fn no_message_outgrows_an_attribute() {
-        let backend = LocalBackend { address: Ipv4Addr::LOCALHOST, protocol: Protocol::Tcp, port: 80 };
-        let counts: Vec<_> = elements(&vec![backend; ELEMENTS + 1])
+        let backends = [vec![backend("2001:db8::2", 80); ELEMENTS + 1], vec![backend("127.0.0.1", 80)]].concat();
+        let counts: Vec<_> = elements(&backends)
             .map(|message| match &message.attributes[2] {
                 SetElementList::Elements(elements) => elements.len(),
                 other => panic!("{other:?}"),
             })
             .collect();
-        assert_eq!(counts, [ELEMENTS, 1]);
-        const { assert!(ELEMENTS * 24 < u16::MAX as usize) };
+        assert_eq!(counts, [1, ELEMENTS, 1]);
+        const { assert!(ELEMENTS * 36 < u16::MAX as usize) };
     }
 }

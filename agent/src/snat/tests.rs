@@ -1,7 +1,7 @@
 use std::{
     collections::BTreeMap,
     io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     sync::Arc,
     time::Duration,
 };
@@ -23,43 +23,89 @@ use crate::{
     plan::{DesiredService, Treatment, Unreachable},
 };
 
-const CLIENT: &str = "192.0.2.100";
-const NODE: &str = "192.0.2.1";
-const POD: &str = "10.244.1.2";
-const UDP: LocalBackend = LocalBackend { address: Ipv4Addr::new(10, 244, 1, 2), protocol: Protocol::Udp, port: 5353 };
-const TCP: LocalBackend = LocalBackend { protocol: Protocol::Tcp, port: 8080, ..UDP };
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+
+/// A family's addresses of the network.
+struct Addresses {
+    family: &'static ruleset::Family,
+    prefix: u8,
+    client: &'static str,
+    /// The node's two: to the client, and to the pod.
+    node: [&'static str; 2],
+    pod: &'static str,
+}
+
+const V4: Addresses = Addresses {
+    family: &ruleset::IPV4,
+    prefix: 24,
+    client: "192.0.2.100",
+    node: ["192.0.2.1", "10.244.1.1"],
+    pod: "10.244.1.2",
+};
+const V6: Addresses = Addresses {
+    family: &ruleset::IPV6,
+    prefix: 64,
+    client: "2001:db8::100",
+    node: ["2001:db8::1", "fd00:244:1::1"],
+    pod: "fd00:244:1::2",
+};
+const UDP: LocalBackend =
+    LocalBackend { address: IpAddr::V4(Ipv4Addr::new(10, 244, 1, 2)), protocol: Protocol::Udp, port: 5353 };
+const TCP: LocalBackend = LocalBackend { protocol: Protocol::Tcp, port: 8080, ..UDP };
+
+impl Addresses {
+    fn client(&self) -> IpAddr {
+        self.client.parse().unwrap()
+    }
+
+    fn pod(&self) -> IpAddr {
+        self.pod.parse().unwrap()
+    }
+
+    /// What masquerading makes of the pod's address.
+    fn masqueraded(&self) -> IpAddr {
+        self.node[0].parse().unwrap()
+    }
+
+    fn backend(&self, backend: LocalBackend) -> LocalBackend {
+        LocalBackend { address: self.pod(), ..backend }
+    }
+}
 
 /// A client, a node that routes and masquerades, and a pod behind it.
 struct Network {
+    addresses: Addresses,
     client: Namespace,
     node: Namespace,
     pod: Namespace,
 }
 
 impl Network {
-    fn new() -> Option<Self> {
+    fn new(addresses: Addresses) -> Option<Self> {
         let [client, node, pod] = Namespace::new()?;
         node.veth("lan", &client, "eth0");
         node.veth("cni", &pod, "eth0");
-        node.address("lan", NODE, 24);
-        node.address("cni", "10.244.1.1", 24);
-        client.address("eth0", CLIENT, 24);
-        client.default_via(NODE);
-        pod.address("eth0", POD, 24);
-        pod.default_via("10.244.1.1");
+        let Addresses { prefix, node: [to_client, to_pod], .. } = addresses;
+        node.address("lan", to_client, prefix);
+        node.address("cni", to_pod, prefix);
+        client.address("eth0", addresses.client, prefix);
+        client.default_via(to_client);
+        pod.address("eth0", addresses.pod, prefix);
+        pod.default_via(to_pod);
         node.sysctl("ipv4/ip_forward", "1");
-        node.enter(masquerade);
-        Some(Self { client, node, pod })
+        node.sysctl("ipv6/conf/all/forwarding", "1");
+        node.enter(|| masquerade(&addresses));
+        Some(Self { addresses, client, node, pod })
     }
 
     /// The source of a UDP reply that the pod sends after conntrack lost the flow.
     fn udp_reply_source(&self) -> SocketAddr {
-        let client = self.client.enter(|| UdpSocket::bind((CLIENT, 0)).unwrap());
-        let pod = self.pod.enter(|| UdpSocket::bind((POD, UDP.port)).unwrap());
+        let at = (self.addresses.pod(), UDP.port);
+        let client = self.client.enter(|| UdpSocket::bind((self.addresses.client(), 0)).unwrap());
+        let pod = self.pod.enter(|| UdpSocket::bind(at).unwrap());
         client.set_read_timeout(PATIENCE).unwrap();
         pod.set_read_timeout(PATIENCE).unwrap();
-        client.send_to(b"question", (POD, UDP.port)).unwrap();
+        client.send_to(b"question", at).unwrap();
         let (_, from) = pod.recv_from(&mut [0; 16]).unwrap();
         self.node.enter(flush_conntrack);
         pod.send_to(b"answer", from).unwrap();
@@ -68,8 +114,9 @@ impl Network {
 
     /// A TCP connection of the client to the pod, in use: (client's end, pod's end).
     fn connection(&self) -> (TcpStream, TcpStream) {
-        let listener = self.pod.enter(|| TcpListener::bind((POD, TCP.port)).unwrap());
-        let mut client = self.client.enter(|| TcpStream::connect((POD, TCP.port)).unwrap());
+        let at = (self.addresses.pod(), TCP.port);
+        let listener = self.pod.enter(|| TcpListener::bind(at).unwrap());
+        let mut client = self.client.enter(|| TcpStream::connect(at).unwrap());
         let (mut pod, _) = listener.accept().unwrap();
         client.set_read_timeout(PATIENCE).unwrap();
         pod.set_read_timeout(PATIENCE).unwrap();
@@ -77,10 +124,14 @@ impl Network {
         pod.read_exact(&mut [0]).unwrap();
         (client, pod)
     }
+
+    fn snat(&self) -> IdentitySnat {
+        self.node.enter(|| IdentitySnat::open().unwrap())
+    }
 }
 
 /// What kube-proxy and most CNIs have: a nat chain at priority 100 that masquerades.
-fn masquerade() {
+fn masquerade(addresses: &Addresses) {
     let table = TableMessage { attributes: vec![TableAttribute::Name("cni".to_owned())] };
     let chain = vec![
         ChainAttribute::Table("cni".to_owned()),
@@ -88,13 +139,18 @@ fn masquerade() {
         ChainAttribute::Hook(vec![Hook::Number(InetHookNumber::PostRouting.into()), Hook::Priority(100)]),
         ChainAttribute::Type("nat".to_owned()),
     ];
+    let pod = match addresses.pod() {
+        IpAddr::V4(pod) => pod.octets().to_vec(),
+        IpAddr::V6(pod) => pod.octets().to_vec(),
+    };
+    let ruleset::Family { source, length, .. } = *addresses.family;
     let rule = vec![
         RuleAttribute::Table("cni".to_owned()),
         RuleAttribute::Chain("postrouting".to_owned()),
         // What the pod sends, as CNIs do it: `ip saddr <pod> masquerade`.
         RuleAttribute::Expressions(vec![
-            ruleset::load(ruleset::NETWORK, ruleset::IP_SOURCE, 4, Register::Reg1),
-            ruleset::compare(Operator::Equal, &UDP.address.octets()),
+            ruleset::load(ruleset::NETWORK, source, length, Register::Reg1),
+            ruleset::compare(Operator::Equal, &pod),
             ruleset::other("masq", vec![]),
         ]),
     ];
@@ -164,75 +220,96 @@ fn local_backends_are_those_of_this_node_by_protocol() {
         .into(),
         unreachable: Unreachable::Refuse,
     };
-    let draining = LocalBackend { address: Ipv4Addr::new(10, 244, 1, 3), ..UDP };
-    let tcp = |backend| LocalBackend { protocol: Protocol::Tcp, ..backend };
-    assert_eq!(local_backends(&desired), set(&[UDP, draining, tcp(UDP), tcp(draining)]));
+    let at = |address: &str| LocalBackend { address: address.parse().unwrap(), ..UDP };
+    let udp = ["10.244.1.2", "10.244.1.3", "2001:db8::2"].map(at);
+    let tcp = udp.map(|backend| LocalBackend { protocol: Protocol::Tcp, ..backend });
+    assert_eq!(local_backends(&desired), set(&[udp, tcp].concat()));
 }
 
 #[test]
 fn a_udp_reply_keeps_its_source_when_conntrack_lost_the_flow() {
-    let Some(network) = Network::new() else { return };
-    assert_eq!(network.udp_reply_source().ip(), IpAddr::from([192, 0, 2, 1]), "masqueraded without the chain");
-    let mut snat = network.node.enter(|| IdentitySnat::open().unwrap());
-    assert_eq!(snat.sync(&set(&[UDP])).unwrap(), Synced::Replaced);
-    assert_eq!(network.udp_reply_source(), SocketAddr::from((UDP.address, UDP.port)));
+    for addresses in [V4, V6] {
+        let Some(network) = Network::new(addresses) else { return };
+        let masqueraded = network.addresses.masqueraded();
+        assert_eq!(network.udp_reply_source().ip(), masqueraded, "masqueraded without the chain");
+        let (mut snat, backend) = (network.snat(), network.addresses.backend(UDP));
+        assert_eq!(snat.sync(&set(&[backend])).unwrap(), Synced::Replaced);
+        assert_eq!(network.udp_reply_source(), SocketAddr::from((backend.address, UDP.port)));
+    }
+}
+
+#[test]
+fn every_port_of_a_backend_keeps_its_source_where_it_has_them_all() {
+    for addresses in [V4, V6] {
+        let Some(network) = Network::new(addresses) else { return };
+        let mut snat = network.snat();
+        let every = |backend| LocalBackend { port: 0, ..network.addresses.backend(backend) };
+        assert_eq!(snat.sync(&set(&[every(TCP)])).unwrap(), Synced::Replaced);
+        assert_eq!(network.udp_reply_source().ip(), network.addresses.masqueraded(), "of another protocol");
+        assert_eq!(snat.sync(&set(&[every(UDP)])).unwrap(), Synced::Updated { added: 1, removed: 1 });
+        assert_eq!(network.udp_reply_source().ip(), network.addresses.pod());
+    }
 }
 
 #[test]
 fn a_tcp_connection_lives_on_when_conntrack_lost_it() {
-    let Some(network) = Network::new() else { return };
-    let (_client, mut pod) = network.connection();
-    network.node.enter(flush_conntrack);
-    pod.write_all(b"!").unwrap();
-    assert_eq!(pod.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset, "masqueraded without the chain");
+    for addresses in [V4, V6] {
+        let Some(network) = Network::new(addresses) else { return };
+        let (_client, mut pod) = network.connection();
+        network.node.enter(flush_conntrack);
+        pod.write_all(b"!").unwrap();
+        assert_eq!(pod.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset, "masqueraded without the chain");
 
-    let mut snat = network.node.enter(|| IdentitySnat::open().unwrap());
-    snat.sync(&set(&[TCP])).unwrap();
-    let (mut client, mut pod) = network.connection();
-    network.node.enter(flush_conntrack);
-    pod.write_all(b"!").unwrap();
-    client.read_exact(&mut [0]).unwrap();
+        let mut snat = network.snat();
+        snat.sync(&set(&[network.addresses.backend(TCP)])).unwrap();
+        let (mut client, mut pod) = network.connection();
+        network.node.enter(flush_conntrack);
+        pod.write_all(b"!").unwrap();
+        client.read_exact(&mut [0]).unwrap();
+    }
 }
 
 #[test]
 fn a_connection_that_the_backend_opens_itself_is_masqueraded_as_ever() {
-    let Some(network) = Network::new() else { return };
-    let mut snat = network.node.enter(|| IdentitySnat::open().unwrap());
-    snat.sync(&set(&[TCP])).unwrap();
-    let listener = network.client.enter(|| TcpListener::bind((CLIENT, 0)).unwrap());
-    let to = listener.local_addr().unwrap();
-    let _connection = network.pod.run(async |_| {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind((TCP.address, TCP.port).into()).unwrap();
-        socket.connect(to).await.unwrap()
-    });
-    assert_eq!(listener.accept().unwrap().1.ip(), IpAddr::from([192, 0, 2, 1]));
+    for addresses in [V4, V6] {
+        let Some(network) = Network::new(addresses) else { return };
+        let backend = network.addresses.backend(TCP);
+        let mut snat = network.snat();
+        snat.sync(&set(&[backend, LocalBackend { port: 0, ..backend }])).unwrap();
+        let listener = network.client.enter(|| TcpListener::bind((network.addresses.client(), 0)).unwrap());
+        let to = listener.local_addr().unwrap();
+        let _connection = network.pod.run(async |_| {
+            let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.unwrap();
+            socket.bind((backend.address, TCP.port).into()).unwrap();
+            socket.connect(to).await.unwrap()
+        });
+        assert_eq!(listener.accept().unwrap().1.ip(), network.addresses.masqueraded());
+    }
 }
 
 #[test]
 fn elements_come_and_go_with_the_backends() {
-    let Some(network) = Network::new() else { return };
-    let mut snat = network.node.enter(|| IdentitySnat::open().unwrap());
+    let Some(network) = Network::new(V4) else { return };
+    let mut snat = network.snat();
     assert_eq!(snat.sync(&set(&[TCP])).unwrap(), Synced::Replaced);
-    assert_eq!(network.udp_reply_source().ip(), IpAddr::from([192, 0, 2, 1]), "of another protocol");
+    assert_eq!(network.udp_reply_source().ip(), V4.masqueraded(), "of another protocol");
     assert_eq!(snat.sync(&set(&[TCP, UDP])).unwrap(), Synced::Updated { added: 1, removed: 0 });
     assert_eq!(snat.sync(&set(&[TCP, UDP])).unwrap(), Synced::Unchanged);
-    assert_eq!(network.udp_reply_source().ip(), IpAddr::from(UDP.address));
+    assert_eq!(network.udp_reply_source().ip(), UDP.address);
     assert_eq!(snat.sync(&set(&[TCP])).unwrap(), Synced::Updated { added: 0, removed: 1 });
-    assert_eq!(network.udp_reply_source().ip(), IpAddr::from([192, 0, 2, 1]));
+    assert_eq!(network.udp_reply_source().ip(), V4.masqueraded());
 }
 
 #[test]
 fn a_flushed_or_inherited_table_is_replaced_whole() {
-    let Some(network) = Network::new() else { return };
-    let open = || network.node.enter(|| IdentitySnat::open().unwrap());
-    let (mut first, mut other) = (open(), open());
+    let Some(network) = Network::new(V4) else { return };
+    let (mut first, mut other) = (network.snat(), network.snat());
     first.sync(&set(&[TCP])).unwrap();
     assert_eq!(other.sync(&set(&[UDP])).unwrap(), Synced::Replaced, "as after a restart");
-    assert_eq!(network.udp_reply_source().ip(), IpAddr::from(UDP.address));
+    assert_eq!(network.udp_reply_source().ip(), UDP.address);
     other.remove().unwrap();
     assert_eq!(first.sync(&set(&[UDP])).unwrap(), Synced::Replaced, "as after `nft flush ruleset`");
-    assert_eq!(network.udp_reply_source().ip(), IpAddr::from(UDP.address));
+    assert_eq!(network.udp_reply_source().ip(), UDP.address);
 }
 
 #[test]
@@ -250,8 +327,10 @@ fn removing_leaves_no_trace_and_may_be_repeated() {
 fn many_backends_are_one_transaction() {
     let Some([node]) = Namespace::new() else { return };
     let mut snat = node.enter(|| IdentitySnat::open().unwrap());
-    let all: BTreeSet<_> = (1..=20_000).map(|port| LocalBackend { port, ..UDP }).collect();
-    let half = all.iter().copied().take(10_000).collect();
+    let ports = (1..=10_000).map(|port| LocalBackend { port, ..UDP });
+    let v6 = ports.clone().map(|backend| V6.backend(backend));
+    let half = ports.clone().collect();
+    let all: BTreeSet<_> = ports.chain(v6).collect();
     assert_eq!(snat.sync(&all).unwrap(), Synced::Replaced);
     assert_eq!(snat.sync(&half).unwrap(), Synced::Updated { added: 0, removed: 10_000 });
     assert_eq!(snat.sync(&all).unwrap(), Synced::Updated { added: 10_000, removed: 0 });

@@ -98,7 +98,7 @@ impl Socket {
     fn message(&mut self, inner: impl Into<NetfilterMessageInner>, flags: u16) -> Vec<u8> {
         let inner = inner.into();
         let header = match inner {
-            NetfilterMessageInner::NfTables(_) => NetfilterHeader::new(NetfilterProtoFamily::IPv4, 0, 0),
+            NetfilterMessageInner::NfTables(_) => NetfilterHeader::new(NetfilterProtoFamily::Inet, 0, 0),
             _ => NetfilterHeader::new(NetfilterProtoFamily::Unspec, 0, NFTABLES),
         };
         self.sequence = self.sequence.wrapping_add(1);

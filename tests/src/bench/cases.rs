@@ -71,7 +71,7 @@ impl Target {
     fn xdp(&self) -> Result<&Xdp> {
         match self {
             Self::Testing(ebpf, program) => program::xdp(ebpf, program),
-            Self::DataPlane(program) => program::xdp(program.ebpf(), "vipmux_xdp"),
+            Self::DataPlane(program) => program.xdp(),
         }
     }
 

@@ -27,9 +27,9 @@ struct Arguments {
     /// The pod's name.
     #[arg(long)]
     name: String,
-    /// The pod's address.
-    #[arg(long)]
-    address: Ipv4Addr,
+    /// An address of the pod, any number of times.
+    #[arg(long, required = true)]
+    address: Vec<IpAddr>,
     /// KIND:PORT:NAMESPACE/SERVICE, any number of times.
     #[arg(long, required = true)]
     listen: Vec<Listener>,
@@ -65,6 +65,7 @@ impl Gate {
 /// One server of the pod.
 struct Server {
     pod: String,
+    /// What DNS answers name.
     address: Ipv4Addr,
     service: String,
     kind: Kind,
@@ -81,16 +82,22 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let gate = Arc::new(Gate::default());
     let mut servers = Vec::new();
+    let v4 = arguments.address.iter().find_map(|address| match address {
+        IpAddr::V4(address) => Some(*address),
+        IpAddr::V6(_) => None,
+    });
     for listener in arguments.listen {
-        let at = SocketAddr::new(IpAddr::V4(arguments.address), listener.port);
         let server = Arc::new(Server {
             pod: arguments.name.clone(),
-            address: arguments.address,
+            address: v4.unwrap_or(Ipv4Addr::UNSPECIFIED),
             service: listener.service,
             kind: listener.kind,
             gate: Arc::clone(&gate),
         });
-        servers.push(start(server, at).with_context(|| format!("cannot listen on {at}"))?);
+        for address in &arguments.address {
+            let at = SocketAddr::new(*address, listener.port);
+            servers.push(start(Arc::clone(&server), at).with_context(|| format!("cannot listen on {at}"))?);
+        }
     }
     println!("listening");
     for server in servers {

@@ -2,21 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::{
-    checksum,
-    transport::{Tcp, Udp},
-};
-
-/// What an IPv4 packet carries.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Payload {
-    /// A TCP segment.
-    Tcp(Tcp),
-    /// A UDP datagram.
-    Udp(Udp),
-    /// Another protocol's number and bytes.
-    Other(u8, Vec<u8>),
-}
+use super::{Payload, Sctp, Tcp, Udp, checksum, low_word};
 
 /// An IPv4 packet. Lengths and the header's checksum are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +53,11 @@ impl Ipv4 {
         Self::new(source, destination, Payload::Udp(udp))
     }
 
+    /// An SCTP packet in a packet.
+    pub fn sctp(source: Ipv4Addr, destination: Ipv4Addr, sctp: Sctp) -> Self {
+        Self::new(source, destination, Payload::Sctp(sctp))
+    }
+
     /// The same with another time to live.
     pub fn ttl(mut self, ttl: u8) -> Self {
         self.ttl = ttl;
@@ -87,11 +78,7 @@ impl Ipv4 {
 
     /// The packet's bytes.
     pub fn bytes(&self) -> Vec<u8> {
-        let (protocol, contents) = match &self.payload {
-            Payload::Tcp(tcp) => (6, tcp.bytes(self.source, self.destination)),
-            Payload::Udp(udp) => (17, udp.bytes(self.source, self.destination)),
-            Payload::Other(protocol, bytes) => (*protocol, bytes.clone()),
-        };
+        let (protocol, contents) = self.payload.bytes(self.source.into(), self.destination.into());
         let mut bytes = self.header(protocol, contents.len());
         let sum = checksum(&bytes).to_be_bytes();
         bytes[10..12].copy_from_slice(&sum);
@@ -116,10 +103,4 @@ impl Ipv4 {
 
 fn low_byte(number: usize) -> u8 {
     number.to_le_bytes()[0]
-}
-
-/// The low 16 bits, as a length field holds them.
-pub(super) fn low_word(number: usize) -> u16 {
-    let bytes = number.to_le_bytes();
-    u16::from_le_bytes([bytes[0], bytes[1]])
 }

@@ -1,8 +1,8 @@
 //! TCP (RFC 9293) and UDP (RFC 768).
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 
-use super::{checksum, ipv4::low_word};
+use super::{low_word, payload::transport_checksum};
 
 /// The sender has no more data.
 pub const FIN: u8 = 0x01;
@@ -69,7 +69,7 @@ impl Tcp {
         self
     }
 
-    pub(super) fn bytes(&self, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+    pub(super) fn bytes(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(self.source.to_be_bytes());
         bytes.extend(self.destination.to_be_bytes());
@@ -81,7 +81,7 @@ impl Tcp {
         bytes.extend([0, 0, 0, 0]);
         bytes.extend(&self.options);
         bytes.extend(&self.data);
-        let sum = checksum(&with_pseudo_header(source, destination, 6, &bytes)).to_be_bytes();
+        let sum = transport_checksum(source, destination, 6, &bytes).to_be_bytes();
         bytes[16..18].copy_from_slice(&sum);
         bytes
     }
@@ -121,14 +121,14 @@ impl Udp {
         self
     }
 
-    pub(super) fn bytes(&self, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
+    pub(super) fn bytes(&self, source: IpAddr, destination: IpAddr) -> Vec<u8> {
         let mut bytes = Vec::new();
         bytes.extend(self.source.to_be_bytes());
         bytes.extend(self.destination.to_be_bytes());
         bytes.extend(low_word(8 + self.data.len()).to_be_bytes());
         bytes.extend([0, 0]);
         bytes.extend(&self.data);
-        let sum = match (self.checksum, checksum(&with_pseudo_header(source, destination, 17, &bytes))) {
+        let sum = match (self.checksum, transport_checksum(source, destination, 17, &bytes)) {
             (UdpChecksum::Absent, _) => 0,
             (UdpChecksum::Computed, 0) => 0xffff,
             (UdpChecksum::Computed, sum) => sum,
@@ -136,12 +136,4 @@ impl Udp {
         bytes[6..8].copy_from_slice(&sum.to_be_bytes());
         bytes
     }
-}
-
-fn with_pseudo_header(source: Ipv4Addr, destination: Ipv4Addr, protocol: u8, bytes: &[u8]) -> Vec<u8> {
-    let mut summed = [source.octets(), destination.octets()].concat();
-    summed.extend([0, protocol]);
-    summed.extend(low_word(bytes.len()).to_be_bytes());
-    summed.extend(bytes);
-    summed
 }

@@ -6,14 +6,15 @@ use anyhow::{Context, Result};
 use aya::{
     Ebpf, Pod,
     maps::{
-        Array, HashMap, Map, MapError,
+        Array, HashMap, Map, MapError, PerCpuArray, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
+    util::nr_cpus,
 };
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, Backend, Config, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
-    FragmentValue, Interface, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey, ServiceState, ServiceValue,
-    VipValue,
+    FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey, ServiceState,
+    ServiceValue, VipValue,
 };
 
 /// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
@@ -113,6 +114,7 @@ fn relative_low(origin: u64, absolute: u32) -> u32 {
 
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_array(ebpf, "CONFIG", &[state.config])?;
+    forget_lapse(ebpf)?;
     write_array(ebpf, "FENCE", &[state.fence])?;
     write_array(ebpf, "INTERFACES", &state.interfaces)?;
     write_array(ebpf, "NODES", &state.nodes)?;
@@ -242,4 +244,11 @@ fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> 
         trie.insert(&Key::new(*bits, *range), 1, 0).context("writing SOURCE_RANGES")?;
     }
     Ok(())
+}
+
+/// Makes the programs ask the clock again whether the agent is away.
+fn forget_lapse(ebpf: &mut Ebpf) -> Result<()> {
+    let mut lapse: PerCpuArray<_, Lapse> = map_mut(ebpf, "LAPSE")?.try_into()?;
+    let none = vec![Lapse::default(); nr_cpus().map_err(|(_, error)| error)?];
+    lapse.set(0, PerCpuValues::try_from(none)?, 0).context("writing LAPSE")
 }

@@ -1,13 +1,19 @@
 //! The harness itself, without vipmux: what the network suite builds on.
 
-use std::{net::Ipv4Addr, path::Path, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    path::Path,
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use vipmux_tests::{
     arp,
-    client::{Kind, Request, Session},
+    client::{self, Kind, Request, Session},
     conntrack,
     lan::{Lan, Options},
+    manifests::VIP_V6,
+    ndp,
     pod::{self, Listener, Pod},
     traffic::Traffic,
 };
@@ -31,10 +37,14 @@ fn every_kind_of_server_names_itself_and_its_client() -> Result<()> {
     let client = lan.client()?;
     client.route_pods_of(&lan.nodes[1])?;
     for (kind, port) in Kind::ALL.into_iter().zip(8000..) {
-        let request = Request::new(kind, pod.address, port);
-        let answer = client.namespace().run(|| request.send(TIMEOUT))?;
-        assert_eq!((answer.service.as_str(), answer.pod.as_str()), ("shop/web", "web-1"), "{kind}");
-        assert_eq!(answer.client.ip(), client.address, "{kind}");
+        let v4 = (IpAddr::V4(pod.address), IpAddr::V4(client.address));
+        let v6 = (IpAddr::V6(pod.address_v6), IpAddr::V6(client.address_v6));
+        for (pod, seen) in [v4, v6] {
+            let request = Request::new(kind, pod, port);
+            let answer = client.namespace().run(|| request.send(TIMEOUT))?;
+            assert_eq!((answer.service.as_str(), answer.pod.as_str()), ("shop/web", "web-1"), "{request}");
+            assert_eq!(answer.client.ip(), seen, "{request}");
+        }
     }
     Ok(())
 }
@@ -46,8 +56,12 @@ fn pods_reach_pods_on_other_nodes() -> Result<()> {
         return Ok(());
     };
     let (one, two) = (serving_pod(&lan, 0, "web-1")?, serving_pod(&lan, 1, "web-2")?);
-    let answer = one.namespace().run(|| Request::new(Kind::Http, two.address, 8000).send(TIMEOUT))?;
-    assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-2", one.address.into()));
+    let v4 = (IpAddr::V4(one.address), IpAddr::V4(two.address));
+    let v6 = (IpAddr::V6(one.address_v6), IpAddr::V6(two.address_v6));
+    for (from, to) in [v4, v6] {
+        let answer = one.namespace().run(|| Request::new(Kind::Http, to, 8000).send(TIMEOUT))?;
+        assert_eq!((answer.pod.as_str(), answer.client.ip()), ("web-2", from));
+    }
     Ok(())
 }
 
@@ -77,6 +91,21 @@ fn an_arp_probe_sees_every_answer() -> Result<()> {
     assert_eq!(client.neighbour(vip)?, Some(lan.nodes[0].mac));
     drop(server);
     Ok(())
+}
+
+#[test]
+fn an_ndp_probe_sees_every_answer() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let prober = lan.client()?;
+    let ask = |window| ndp::answers(prober.namespace(), prober.address_v6, VIP_V6, window);
+    assert!(ask(Duration::from_millis(100))?.is_empty());
+    for node in &lan.nodes {
+        node.namespace().links(|links| links.add_address("eth0", VIP_V6, 128))?;
+    }
+    let mut answers = ask(Duration::from_secs(1))?;
+    answers.sort_unstable();
+    assert_eq!(answers, [lan.nodes[0].mac, lan.nodes[1].mac]);
+    prober.namespace().run(|| client::ping_v6(lan.nodes[0].address_v6, 56, TIMEOUT))
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod changes;
 mod demo;
 mod harness;
+mod ipv6;
 mod leading;
 mod recovering;
 mod removal;

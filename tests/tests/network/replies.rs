@@ -17,7 +17,7 @@ use crate::services;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Rules like those of kube-proxy and of a CNI, and the strict reverse path filter that distributions set.
-const HOSTILE: Options = Options { nodes: 3, clients: 1, kubernetes_rules: true, reverse_path_filter: 1 };
+pub(crate) const HOSTILE: Options = Options { nodes: 3, clients: 1, kubernetes_rules: true, reverse_path_filter: 1 };
 
 #[test]
 fn every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter() -> Result<()> {
@@ -142,7 +142,7 @@ fn with_syslog() -> Result<Option<Cluster>> {
 
 /// Lets a pod that holds a reply back send it as the first packet that its node sees of a connection. The pod is told
 /// from within, so that no packet of that passes the node.
-fn forget_connections_and_release(cluster: &Cluster, pod: &str, control: u16) -> Result<()> {
+pub(crate) fn forget_connections_and_release(cluster: &Cluster, pod: &str, control: u16) -> Result<()> {
     let pod = cluster.pod(pod)?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address, control).into(), TIMEOUT))?;
     control.say(HELD)?;

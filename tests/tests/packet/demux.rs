@@ -49,7 +49,8 @@ pub(crate) fn to(packet: &Ipv4, backend: Endpoint) -> Ipv4 {
     match &mut packet.payload {
         Payload::Tcp(tcp) => tcp.destination = backend.port,
         Payload::Udp(udp) => udp.destination = backend.port,
-        Payload::Other(..) => {}
+        Payload::Sctp(sctp) => sctp.destination = backend.port,
+        Payload::Icmpv6(_) | Payload::Other(..) => {}
     }
     packet
 }

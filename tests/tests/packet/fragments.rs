@@ -52,6 +52,8 @@ fn recorded(state: &mut State, service: Service, backend: Endpoint, age: u64) {
         backend: backend.index,
         backend_generation: backend.of(state).generation,
         slot: service.slot,
+        direct: 0,
+        reserved: 0,
         seen: NOW - age,
     };
     state.fragments.insert(key, value);

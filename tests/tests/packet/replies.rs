@@ -44,7 +44,8 @@ pub(crate) fn from(service: Service, packet: &Ipv4) -> Ipv4 {
     match &mut packet.payload {
         Payload::Tcp(tcp) => tcp.source = service.port,
         Payload::Udp(udp) => udp.source = service.port,
-        Payload::Other(..) => {}
+        Payload::Sctp(sctp) => sctp.source = service.port,
+        Payload::Icmpv6(_) | Payload::Other(..) => {}
     }
     packet
 }

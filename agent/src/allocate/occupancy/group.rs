@@ -21,8 +21,10 @@ pub(super) struct Group<'a> {
     /// The same by whom a member there lets share.
     by_consent: BTreeMap<Consent<'a>, BTreeSet<Vip>>,
     /// For ports that clashed: below this address each of the group's has the port taken. Ports are only ever taken while
-    /// an allocation is made, so this goes back only where an address joins the group below it.
+    /// an allocation is made, so this goes back only where an address joins the group below it, or another partner a pair.
     taken_below: BTreeMap<Port, Vip>,
+    /// Below this address each of the group's has a partner. They come and never go, as ports do.
+    paired_below: Option<Vip>,
 }
 
 /// How members can be found.
@@ -48,9 +50,14 @@ impl<'a> Group<'a> {
             self.by_consent.entry(consent).or_default().insert(vip);
         }
         if self.vips.insert(vip) {
-            for limit in self.taken_below.values_mut() {
-                *limit = vip.min(*limit);
-            }
+            self.reopen(vip);
+        }
+    }
+
+    /// Notes that a port which was taken on the address may be so no more.
+    pub(super) fn reopen(&mut self, vip: Vip) {
+        for limit in self.taken_below.values_mut().chain(&mut self.paired_below) {
+            *limit = vip.min(*limit);
         }
     }
 
@@ -78,17 +85,26 @@ impl<'a> Group<'a> {
     }
 
     /// An address below which each of the group's has the port taken. `taken` says whether one has.
-    pub(super) fn taken_below(&mut self, port: Port, mut taken: impl FnMut(Vip) -> bool) -> Vip {
-        let lowest = Vip(Ipv4Addr::UNSPECIFIED.into());
-        let from = self.taken_below.get(&port).copied().unwrap_or(lowest);
-        let mut limit = from;
-        for vip in self.vips.range(from..).take_while(|vip| taken(**vip)) {
-            limit = Vip::from_number(vip.number().saturating_add(1));
-        }
-        if limit > from {
+    pub(super) fn taken_below(&mut self, port: Port, taken: impl FnMut(Vip) -> bool) -> Vip {
+        let known = self.taken_below.get(&port).copied();
+        let limit = self.none_below(known, taken);
+        if known != Some(limit) {
             self.taken_below.insert(port, limit);
         }
         limit
+    }
+
+    /// An address below which each of the group's has a partner. `paired` says whether one has.
+    pub(super) fn paired_below(&mut self, paired: impl FnMut(Vip) -> bool) -> Vip {
+        let limit = self.none_below(self.paired_below, paired);
+        self.paired_below = Some(limit);
+        limit
+    }
+
+    fn none_below(&self, known: Option<Vip>, mut unfit: impl FnMut(Vip) -> bool) -> Vip {
+        let from = known.unwrap_or(Vip(Ipv4Addr::UNSPECIFIED.into()));
+        let last = self.vips.range(from..).take_while(|vip| unfit(**vip)).last();
+        last.map_or(from, |vip| Vip::from_number(vip.number().saturating_add(1)))
     }
 }
 

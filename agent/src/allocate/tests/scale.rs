@@ -1,6 +1,6 @@
 //! What allocating many Services costs, whatever their shape.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use nix::time::{ClockId, clock_gettime};
 
@@ -10,10 +10,22 @@ const SERVICES: u16 = 3_000;
 
 /// A cluster with a large pool and a Service for each number: its namespace, its port, and annotations.
 fn cluster<'a>(prefix: u8, service: impl Fn(u16) -> (String, u16, &'a [(&'a str, &'a str)])) -> Cluster {
-    (0..SERVICES).fold(Cluster::new(&[&format!("10.64.0.0/{prefix}")]), |cluster, i| {
+    (0..SERVICES).fold(Cluster::new(&[&format!("10.64.0.0/{prefix}"), "2001:db8::/64"]), |cluster, i| {
         let (namespace, port, annotations) = service(i);
-        cluster.service(&format!("{namespace}/s{i}"), &[&format!("{port}/TCP")], annotations)
+        cluster.service(&format!("{namespace}/s{i:04}"), &[&format!("{port}/TCP")], annotations)
     })
+}
+
+/// The same, where each Service, by its number, is of these families and has this policy.
+fn of_families(mut cluster: Cluster, families: impl Fn(usize) -> (&'static [&'static str], &'static str)) -> Cluster {
+    for (name, service) in &mut cluster.objects.services {
+        let i = name.name[1..].parse().unwrap();
+        let (listed, policy) = families(i);
+        let spec = Arc::make_mut(service).spec.as_mut().unwrap();
+        spec.ip_families = Some(listed.iter().map(|&family| family.to_owned()).collect());
+        spec.ip_family_policy = Some(policy.to_owned());
+    }
+    cluster
 }
 
 /// The processor's time that an allocation takes, and how many got an address.
@@ -22,6 +34,18 @@ fn cost(cluster: &Cluster) -> (Duration, usize) {
     let (model, before) = (cluster.model(), now());
     let allocation = allocate(&model, &cluster.holders);
     (now().saturating_sub(before), allocation.assignments.len())
+}
+
+const BOTH: (&[&str], &str) = (&[], "RequireDualStack");
+const V6: (&[&str], &str) = (&["IPv6"], "SingleStack");
+
+fn mixed(i: usize) -> (&'static [&'static str], &'static str) {
+    [(&["IPv4"][..], "SingleStack"), V6, BOTH, (&[], "PreferDualStack")][i % 4]
+}
+
+/// Pairs with port 80, then IPv6 alone with port 81, then pairs with port 81, which fit in IPv4 alone.
+fn closed(i: usize) -> (&'static [&'static str], &'static str) {
+    if i % 2 == 1 && i < usize::from(SERVICES) / 2 { V6 } else { BOTH }
 }
 
 #[test]
@@ -36,6 +60,12 @@ fn no_shape_costs_many_times_what_another_does() {
         ("one key, a namespace each", cluster(16, |i| (format!("ns{i}"), 80 + i, &[WEB])), all),
         ("one key for all, a namespace each", cluster(16, |i| (format!("ns{i}"), 80 + i, &[METALLB_WEB])), all),
         ("a full pool", cluster(24, |_| (shop(), 80, &[WEB])), 256),
+        ("both families", of_families(cluster(16, |i| (shop(), 80 + i, &[WEB])), |_| BOTH), all),
+        ("both families, no keys", of_families(cluster(16, |_| (shop(), 80, &[])), |_| BOTH), all),
+        ("both families, one port", of_families(cluster(16, |_| (shop(), 80, &[WEB])), |_| BOTH), all),
+        ("both if there are", of_families(cluster(24, |_| (shop(), 80, &[WEB])), |_| (&[], "PreferDualStack")), all),
+        ("families and ports mixed", of_families(cluster(16, |i| (shop(), 80 + i % 7, &[WEB])), mixed), all),
+        ("pairs closed in one family", of_families(cluster(16, |i| (shop(), 80 + i % 2, &[WEB])), closed), all),
     ] {
         let (taken, placed) = cost(&cluster);
         assert_eq!(placed, expected, "{shape}");

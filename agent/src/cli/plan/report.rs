@@ -13,9 +13,10 @@ use crate::{
     cli::table::{Cell, Colour, Table, Tone},
     election::rendezvous,
     model::{
-        Model, NodeName, Protocol, ServiceName, Vip,
+        Family, Model, NodeName, Protocol, ServiceName, Vip,
         name::Port,
         policy::{IdleTimeouts, Policy},
+        pool::Pool,
         reason::{Note, Reason},
         service::Service,
     },
@@ -103,16 +104,23 @@ struct PoolRow<'a> {
     capacity: u64,
     /// How many of them are assigned.
     used: u64,
+    /// IPv6 addresses that it can give; 2^64 - 1 stands for more than that, too.
+    ipv6_capacity: u64,
+    /// How many of them are assigned.
+    ipv6_used: u64,
 }
 
 impl<'a> Report<'a> {
     pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
         let eligible = rendezvous::eligible(&model.nodes);
         let vips = allocation.vips();
-        let mut used: BTreeMap<&str, u64> = BTreeMap::new();
-        for pool in vips.keys().filter_map(|vip| model.pools.iter().find(|pool| pool.contains(*vip))) {
-            *used.entry(&pool.name).or_default() += 1;
+        let mut used: BTreeMap<(&str, Family), u64> = BTreeMap::new();
+        for vip in vips.keys() {
+            if let Some(pool) = model.pools.iter().find(|pool| pool.contains(*vip)) {
+                *used.entry((&pool.name, vip.family())).or_default() += 1;
+            }
         }
+        let used = |pool: &Pool, family| used.get(&(pool.name.as_str(), family)).copied().unwrap_or(0);
         let vip_row = |(address, names): (&Vip, &std::collections::BTreeSet<&ServiceName>)| VipRow {
             address: *address,
             services: names.iter().map(ToString::to_string).collect(),
@@ -120,8 +128,10 @@ impl<'a> Report<'a> {
         };
         let pools = model.pools.iter().map(|pool| PoolRow {
             name: &pool.name,
-            capacity: pool.capacity_v4(),
-            used: used.get(pool.name.as_str()).copied().unwrap_or(0),
+            capacity: pool.capacity(Family::V4),
+            used: used(pool, Family::V4),
+            ipv6_capacity: pool.capacity(Family::V6),
+            ipv6_used: used(pool, Family::V6),
         });
         let services =
             objects.services.iter().filter_map(|(name, object)| service_row(model, allocation, name, object));

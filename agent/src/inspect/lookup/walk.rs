@@ -1,7 +1,7 @@
-//! The XDP program's decisions about a TCP or UDP packet, told step by step: `ebpf/src/demux.rs` and `flow.rs` in
+//! The XDP program's decisions about a TCP, UDP or SCTP packet, told step by step: `ebpf/src/demux.rs` and `flow.rs` in
 //! words. A test runs both on the same maps.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use vipmux_common::{
     abi::{
@@ -37,9 +37,9 @@ pub struct Request {
     pub client: SocketAddr,
     /// The destination.
     pub vip: SocketAddr,
-    /// TCP or UDP.
+    /// TCP, UDP or SCTP.
     pub protocol: Protocol,
-    /// A TCP connection's first segment; otherwise one of an established connection.
+    /// A TCP connection's first segment, or an SCTP association's INIT; otherwise one of an established connection.
     pub syn: bool,
     /// The frame's source.
     pub source: Source,
@@ -140,9 +140,8 @@ impl<E: Entries> Walk<'_, E> {
     /// The VIP, and the interface that the frame comes in by; `None`: not ours.
     fn vip(&mut self) -> Result<Option<(VipValue, Interface)>, MapsError> {
         let address = self.request.vip.ip();
-        let (IpAddr::V4(_), Some(vip)) = (address, self.entries.vip(&address.into())?) else {
-            let why = if address.is_ipv4() { "is not a VIP" } else { "is IPv6, which is not balanced" };
-            self.note("vip", format!("{address} {why}"));
+        let Some(vip) = self.entries.vip(&address.into())? else {
+            self.note("vip", format!("{address} is not a VIP"));
             return Ok(None);
         };
         let announced: Vec<_> = self.entries.interfaces()?;
@@ -236,8 +235,9 @@ impl<E: Entries> Walk<'_, E> {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));
                 return Ok(None);
             }
-            Some(why) if self.request.protocol == Protocol::Tcp => {
-                self.note("flow", format!("{record}; a SYN would not keep it: {why}"));
+            Some(why) if self.request.protocol != Protocol::Udp => {
+                let opening = if self.request.protocol == Protocol::Tcp { "a SYN" } else { "an INIT" };
+                self.note("flow", format!("{record}; {opening} would not keep it: {why}"));
             }
             _ => self.note("flow", record),
         }
@@ -406,7 +406,8 @@ impl<E: Entries> Walk<'_, E> {
             self.note("node", "its program is not attached, or its MAC not resolved");
             return Ok(Err(DropReason::NodeUnreachable));
         };
-        self.note("node", format!("its program is attached, its MAC {}; a TTL of 1 would end here", node.mac));
+        let limit = if self.request.vip.is_ipv4() { "TTL" } else { "hop limit" };
+        self.note("node", format!("its program is attached, its MAC {}; a {limit} of 1 would end here", node.mac));
         Ok(Ok(Outcome::HandedOver {
             backend,
             mac: node.mac.to_string(),

@@ -172,6 +172,33 @@ impl Cluster {
         maps.services.insert(key, value, 0).unwrap();
     }
 
+    /// Another VIP, of IPv6, with a backend on this node and one on node-b, and a record of a flow to that.
+    pub(super) fn add_ipv6(&mut self) {
+        let maps = &mut self.fixture.maps;
+        let leading = VipValue { id: 3, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 4 };
+        maps.vips.insert(address("2001:db8::10"), leading, 0).unwrap();
+        for (index, ip, node, flags) in [(6, "fd00::1", 0, BACKEND_LOCAL), (7, "fd00:0:0:1::1", 1, 0)] {
+            let (address, port, flags) = (address(ip), 8080_u16.to_be(), flags | BACKEND_READY);
+            let backend = Backend { address, port, flags, node, generation: 10 + index, reserved: 0 };
+            maps.backends.set(index, backend, 0).unwrap();
+        }
+        let key = FlowKey {
+            client: address("2001:db8:f::7"),
+            vip: 3,
+            client_port: 1000_u16.to_be(),
+            vip_port: 80_u16.to_be(),
+            protocol: 6,
+            ..FlowKey::default()
+        };
+        let seen = u32::try_from(NOW % (1 << 32)).unwrap();
+        let (backend, slot, slot_generation) = (7, 7, 107);
+        let tag = hash::flow(&key);
+        let flow =
+            FlowValue { tag, backend, backend_generation: 17, slot, slot_generation, seen, ..FlowValue::default() };
+        maps.flows.insert(key, flow, 0).unwrap();
+        self.service(7, (3, 80, Protocol::Tcp), ("shop", "six"), &[6, 7], &[6]);
+    }
+
     fn counts(&mut self) {
         let on_the_first_cpu = |packets, bytes, flows| {
             let mut counts = vec![Count::default(); nr_cpus().unwrap()];

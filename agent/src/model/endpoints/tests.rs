@@ -44,7 +44,7 @@ fn slice(port: u16, endpoints: &serde_json::Value) -> serde_json::Value {
 
 /// `address:port@node`, with a `-` behind those that take no new flows.
 fn http(model: &Model) -> Vec<String> {
-    let backends = model.endpoints.backends(&web(), "http", Protocol::Tcp, true);
+    let backends = model.endpoints.backends(&web(), "http", Protocol::Tcp, Family::V4);
     let shown = |b: &DesiredBackend| format!("{}:{}@{}{}", b.address, b.port, b.node, if b.ready { "" } else { "-" });
     backends.iter().map(shown).collect()
 }
@@ -66,7 +66,7 @@ fn the_port_is_found_by_name_and_protocol_and_slices_may_differ_in_its_number() 
         other,
     ]);
     assert_eq!(http(&model), ["10.0.0.1:8080@n1", "10.0.0.2:8081@n1"]);
-    let dns = model.endpoints.backends(&web(), "dns", Protocol::Udp, true);
+    let dns = model.endpoints.backends(&web(), "dns", Protocol::Udp, Family::V4);
     assert_eq!(dns.iter().map(|backend| backend.port).collect::<Vec<_>>(), [5353]);
 }
 
@@ -210,8 +210,27 @@ fn fqdn_slices_are_skipped_and_families_are_kept_apart() {
     v6["addressType"] = "IPv6".into();
     let model = model(&[fqdn, v6]);
     assert_eq!(http(&model), Vec::<String>::new());
-    assert_eq!(model.endpoints.backends(&web(), "http", Protocol::Tcp, false).len(), 1);
+    assert_eq!(model.endpoints.backends(&web(), "http", Protocol::Tcp, Family::V6).len(), 1);
     assert!(model.notes[0].message.contains("FQDN"));
+}
+
+#[test]
+fn a_vip_gets_the_backends_of_its_own_family() {
+    let draining = serde_json::json!({"ready": false, "serving": true, "terminating": true});
+    let v4 = slice(80, &serde_json::json!([pod("10.0.0.1", &serde_json::json!({}))]));
+    let mut v6 = slice(8080, &serde_json::json!([pod("2001:db8::1", &draining)]));
+    v6["addressType"] = "IPv6".into();
+    let model = model(&[v4, v6]);
+    let claim = |vip: &str| PortClaim { vip: Vip(vip.parse().unwrap()), protocol: Protocol::Tcp, port: 80 };
+    let (v4, v6) = (claim("192.0.2.10"), claim("2001:db8::10"));
+    let desired = desired_services(&model, &[(v4, web()), (v6, web())].into());
+    let shown = |claim| {
+        let of_claim: Vec<_> =
+            desired[claim].backends.iter().map(|b| (b.address.to_string(), b.port, b.ready)).collect();
+        of_claim
+    };
+    assert_eq!(shown(&v4), [("10.0.0.1".to_owned(), 80, true)]);
+    assert_eq!(shown(&v6), [("2001:db8::1".to_owned(), 8080, true)], "of its family none is ready");
 }
 
 #[test]
@@ -225,4 +244,49 @@ fn equal_sets_of_backends_are_one() {
     assert_eq!(desired.len(), 2);
     assert!(Arc::ptr_eq(&desired[&http].backends, &desired[&dns].backends));
     assert_eq!(desired[&http].owner, web());
+}
+
+/// A Service `shop/sig` (port 38412/SCTP) with these endpoint ports, a slice each: its endpoints of both families, and the
+/// notes.
+fn sctp(ports: &[u16]) -> (Vec<String>, Vec<Note>) {
+    let mut objects = Objects::default();
+    let sig = ServiceName { namespace: "shop".into(), name: "sig".into() };
+    let spec = serde_json::json!({"type": "LoadBalancer", "ports": [{"port": 38412, "protocol": "SCTP"}]});
+    objects.services.insert(sig.clone(), object(serde_json::json!({ "spec": spec })));
+    objects.nodes.insert(NodeName("n1".into()), object(serde_json::json!({})));
+    for (i, port) in ports.iter().enumerate() {
+        let (family, address) =
+            if i == 0 { ("IPv6", "2001:db8::1".to_owned()) } else { ("IPv4", format!("10.0.0.{i}")) };
+        let slice = serde_json::json!({
+            "metadata": {"labels": {(SERVICE_LABEL): "sig"}}, "addressType": family,
+            "ports": [{"port": port, "protocol": "SCTP"}], "endpoints": [pod(&address, &serde_json::json!({}))],
+        });
+        objects.endpoint_slices.insert(("shop".to_owned(), format!("sig-{i}")), object(slice));
+    }
+    let model = Model::ingest(&objects, &Options::default());
+    let of = |family| model.endpoints.backends(&sig, "", Protocol::Sctp, family);
+    let backends = Family::ALL.into_iter().flat_map(of);
+    (backends.map(|backend| SocketAddr::new(backend.address, backend.port).to_string()).collect(), model.notes)
+}
+
+#[test]
+fn sctp_is_served_where_the_endpoints_port_is_the_services() {
+    let (served, notes) = sctp(&[38412, 38412]);
+    assert_eq!((served, notes), (vec!["10.0.0.1:38412".to_owned(), "[2001:db8::1]:38412".to_owned()], vec![]));
+}
+
+#[test]
+fn sctp_is_refused_where_the_ports_would_have_to_be_translated() {
+    let because = "SCTP's checksum covers the ports, so that they cannot be translated; let targetPort be 38412 too";
+    let (served, notes) = sctp(&[9000, 9001]);
+    let message = "port 38412/SCTP is not served: its endpoints are on another port (10.0.0.1:9001 for instance)";
+    assert_eq!((served, notes), (vec![], vec![Note::new("Service shop/sig", format!("{message}, and {because}"))]));
+}
+
+#[test]
+fn sctp_endpoints_on_another_port_alone_are_not_used() {
+    let (served, notes) = sctp(&[9000, 38412, 38412]);
+    assert_eq!(served, ["10.0.0.1:38412", "10.0.0.2:38412"]);
+    let message = "1 of 3 endpoints of port 38412/SCTP are not used: they are on another port ([2001:db8::1]:9000 for";
+    assert!(notes[0].message.starts_with(message), "{}", notes[0].message);
 }

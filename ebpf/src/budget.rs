@@ -1,0 +1,40 @@
+//! What strangers can make this node do is limited on each CPU, by a token bucket for each thing.
+
+use vipmux_common::abi::{BUDGET_ANSWERS, BUDGET_RECORDS, Budget};
+
+use crate::{
+    flow,
+    maps::{BUDGET, CONFIG},
+};
+
+/// Seconds' worth that a quiet CPU saves up.
+const BURST: u64 = 1;
+
+/// Takes one answer in a VIP's name, if there is one left.
+#[inline(always)]
+pub(crate) fn answer() -> bool {
+    CONFIG.get(0).is_some_and(|config| take(BUDGET_ANSWERS, config.answers_per_second, config.hz, flow::now()))
+}
+
+/// Takes one flow record, if there is one left.
+#[inline(always)]
+pub(crate) fn record(now: u64) -> bool {
+    CONFIG.get(0).is_some_and(|config| take(BUDGET_RECORDS, config.records_per_second, config.hz, now))
+}
+
+#[inline(always)]
+fn take(index: u32, rate: u32, hz: u32, now: u64) -> bool {
+    let Some(budget) = BUDGET.get_ptr_mut(index) else { return false };
+    let (rate, hz) = (u64::from(rate), u64::from(hz));
+    // SAFETY: a per-CPU value; an interleaved run on this CPU costs at most one.
+    unsafe {
+        let Budget { filled, left } = *budget;
+        // Bounded, so that the product cannot overflow.
+        let since = now.wrapping_sub(filled).min(hz * BURST);
+        let left = (left + since * rate).min(rate * hz * BURST);
+        let enough = left >= hz;
+        (*budget).filled = now;
+        (*budget).left = if enough { left - hz } else { left };
+        enough
+    }
+}

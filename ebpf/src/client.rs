@@ -1,0 +1,112 @@
+//! What Services ask of a client's address: whether it may come, and where it went the last time.
+//!
+//! Functions of their own to the verifier, with stacks of their own: few Services use them.
+
+use core::ptr;
+
+use aya_ebpf::maps::lpm_trie::Key;
+use vipmux_common::{
+    abi::{Address, AffinityKey, AffinityValue, BACKEND_READY, Range, ServiceValue},
+    hash,
+};
+
+use crate::{
+    flow::{self, Target},
+    maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
+};
+
+/// The two halves of an address, which an argument has room for.
+#[inline(always)]
+fn halves(address: &Address) -> (u64, u64) {
+    let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << 32;
+    (pair(address.w0, address.w1), pair(address.w2, address.w3))
+}
+
+#[inline(always)]
+fn whole(high: u64, low: u64) -> Address {
+    Address { w0: high as u32, w1: (high >> 32) as u32, w2: low as u32, w3: (low >> 32) as u32 }
+}
+
+/// Whether a client's address is in one of the prefixes of that set.
+#[inline(always)]
+pub(crate) fn is_allowed(set: u32, client: &Address) -> bool {
+    let (high, low) = halves(client);
+    client_in_set(set, high, low) != 0
+}
+
+/// The key as the kernel has it: the length of the prefix, and the prefix.
+#[repr(C, align(8))]
+struct Longest {
+    bits: u32,
+    range: Range,
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn client_in_set(set: u32, high: u64, low: u64) -> u32 {
+    let Address { w0, w1, w2, w3 } = whole(high, low);
+    let key = Longest { bits: 32 + 128, range: Range { set, w0, w1, w2, w3 } };
+    // SAFETY: aya's key has the same fields in the same order, without padding between them.
+    u32::from(SOURCE_RANGES.get(unsafe { &*ptr::from_ref(&key).cast::<Key<Range>>() }).is_some())
+}
+
+/// The backend that the client's last flow went to, if it takes new ones. It is remembered anew.
+#[inline(always)]
+pub(crate) fn remembered(client: &Address, service: &ServiceValue) -> Option<Target> {
+    let (high, low) = halves(client);
+    let found = client_remembered(high, low, of(service), service.affinity);
+    // The generation was the record's; were the index given away meanwhile, this is a backend all the same.
+    if found == NONE { None } else { Target::get(found as u32) }
+}
+
+/// Remembers the backend of a client's flow. Where there is no room, the table decides the next time too.
+#[inline(always)]
+pub(crate) fn remember(client: &Address, service: &ServiceValue, target: &Target) {
+    let (high, low) = halves(client);
+    client_remember(high, low, of(service), u64::from(target.index) | u64::from(target.generation) << 32);
+}
+
+/// In place of a backend's index.
+const NONE: u64 = u64::MAX;
+
+#[inline(always)]
+fn of(service: &ServiceValue) -> u64 {
+    u64::from(service.slot) | u64::from(service.generation) << 32
+}
+
+#[inline(always)]
+fn key(high: u64, low: u64, service: u64) -> AffinityKey {
+    AffinityKey { client: whole(high, low), slot: service as u32, generation: (service >> 32) as u32 }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn client_remembered(high: u64, low: u64, service: u64, timeout: u32) -> u64 {
+    let key = key(high, low, service);
+    let Some(record) = AFFINITY.get_ptr_mut(&key) else { return NONE };
+    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells.
+    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+    let Some(backend) = BACKENDS.get(value.backend) else { return NONE };
+    let now = flow::now();
+    let is_right = tag == hash::affinity(&key) && backend.generation == value.backend_generation;
+    if !is_right || backend.flags & BACKEND_READY == 0 || flow::age(value.seen, now) > u64::from(timeout) {
+        return NONE;
+    }
+    // SAFETY: as above; a time does no harm to another client's record.
+    unsafe { ptr::write_volatile(&raw mut (*record).seen, now) };
+    u64::from(value.backend)
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn client_remember(high: u64, low: u64, service: u64, backend: u64) -> u32 {
+    let key = key(high, low, service);
+    let value = AffinityValue {
+        tag: hash::affinity(&key),
+        backend: backend as u32,
+        backend_generation: (backend >> 32) as u32,
+        reserved: 0,
+        seen: flow::now(),
+    };
+    u32::from(AFFINITY.insert(&key, value, 0).is_ok())
+}

@@ -1,0 +1,149 @@
+//! The frame under the program's eyes: Ethernet, and at most one 802.1Q tag.
+//!
+//! Wire fields are read as they lie, so they are in network byte order unless a name says otherwise.
+
+use aya_ebpf::{bindings::xdp_md, helpers::bpf_xdp_get_buff_len};
+use vipmux_common::abi::Mac;
+
+use crate::wire::{opaque, pin, read, write};
+
+pub(crate) const ETHERTYPE_IPV4: u16 = 0x0800_u16.to_be();
+pub(crate) const ETHERTYPE_IPV6: u16 = 0x86dd_u16.to_be();
+pub(crate) const ETHERTYPE_ARP: u16 = 0x0806_u16.to_be();
+pub(crate) const ETHERTYPE_VLAN: u16 = 0x8100_u16.to_be();
+
+pub(crate) const ETHERNET_LENGTH: usize = 14;
+pub(crate) const VLAN_TAG_LENGTH: usize = 4;
+
+/// The bounds of a frame's bytes that can be touched: all of it, or what comes before the fragments of a frame in several
+/// buffers (`xdp.frags`).
+#[inline(always)]
+pub(crate) fn bounds(context: *mut xdp_md) -> (usize, usize) {
+    // SAFETY: the context is valid for the whole run.
+    unsafe { (pin((*context).data as usize), pin((*context).data_end as usize)) }
+}
+
+/// All ones if two numbers are equal, else zero; by arithmetic.
+#[inline(always)]
+fn mask_if_equal(a: u16, b: u16) -> u16 {
+    let difference = opaque(u64::from(a ^ b));
+    // 0 - 1 borrows all the way up; any other 16-bit number does not.
+    (difference.wrapping_sub(1) >> 48) as u16
+}
+
+/// Ethernet and at most one 802.1Q tag.
+pub(crate) struct Frame {
+    pub(crate) context: *mut xdp_md,
+    pub(crate) start: usize,
+    pub(crate) end: usize,
+    /// Where the network layer begins.
+    pub(crate) network: usize,
+    pub(crate) ethertype: u16,
+    /// 802.1Q VLAN id, host order; 0 for untagged and for priority-tagged frames.
+    pub(crate) vlan: u32,
+    /// The Ethernet header's length with the tag, bytes.
+    pub(crate) link: usize,
+    /// All ones if there is a tag, else zero.
+    tag_mask: u16,
+    /// 802.1Q tag control information, wire.
+    tag: u16,
+    pub(crate) destination: Mac,
+    pub(crate) source: Mac,
+    /// Length in bytes, from the Ethernet header on.
+    pub(crate) length: u64,
+    /// Whether the program was loaded for frames in several buffers.
+    pub(crate) fragmented: bool,
+}
+
+impl Frame {
+    /// `None` where the frame is too short.
+    #[inline(always)]
+    pub(crate) fn parse(context: *mut xdp_md, fragmented: bool) -> Option<Self> {
+        let (start, end) = bounds(context);
+        // Shorter ones have nothing in them that concerns us, tagged or not.
+        if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
+            return None;
+        }
+        // SAFETY: compared with the end above.
+        let (destination, source, outer, tag, inner) = unsafe {
+            (
+                Mac { head: read::<0, _>(start), tail: read::<4, _>(start), padding: 0 },
+                Mac { head: read::<6, _>(start), tail: read::<10, _>(start), padding: 0 },
+                read::<12, u16>(start),
+                read::<14, u16>(start),
+                read::<16, u16>(start),
+            )
+        };
+        // Without a branch, so that the verifier has one case of all that follows and not two.
+        let mask = mask_if_equal(outer, ETHERTYPE_VLAN);
+        let link = ETHERNET_LENGTH + (mask as usize & VLAN_TAG_LENGTH);
+        let length = if fragmented {
+            // SAFETY: the context is valid for the whole run. The helper is there where such programs can be loaded.
+            unsafe { bpf_xdp_get_buff_len(context) }
+        } else {
+            (end - start) as u64
+        };
+        Some(Self {
+            context,
+            start,
+            end,
+            network: pin(start + link),
+            link,
+            ethertype: outer & !mask | inner & mask,
+            vlan: u32::from(u16::from_be(tag) & 0x0fff & mask),
+            tag_mask: mask,
+            tag,
+            destination,
+            source,
+            length,
+            fragmented,
+        })
+    }
+
+    /// Bytes of the network layer.
+    #[inline(always)]
+    pub(crate) fn available(&self) -> usize {
+        if self.fragmented { self.length as usize - self.link } else { self.end - self.network }
+    }
+
+    /// Whether the destination is a group address (IEEE 802, I/G bit), broadcast included.
+    #[inline(always)]
+    pub(crate) fn is_group(&self) -> bool {
+        self.destination.head & u32::from_ne_bytes([1, 0, 0, 0]) != 0
+    }
+
+    /// Writes an Ethernet header, and a tag if this frame has one, to the start of a frame that has grown or shrunk.
+    #[inline(always)]
+    pub(crate) fn write_link(&self, destination: Mac, source: Mac) -> Option<()> {
+        let (start, end) = bounds(self.context);
+        if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
+            return None;
+        }
+        // SAFETY: compared with the end above.
+        unsafe {
+            write::<0, _>(start, destination.head);
+            write::<4, _>(start, destination.tail);
+            write::<6, _>(start, source.head);
+            write::<10, _>(start, source.tail);
+            if self.tag_mask != 0 {
+                write::<12, _>(start, ETHERTYPE_VLAN);
+                write::<14, _>(start, self.tag);
+                write::<16, _>(start, self.ethertype);
+            } else {
+                write::<12, _>(start, self.ethertype);
+            }
+        }
+        Some(())
+    }
+
+    #[inline(always)]
+    pub(crate) fn write_macs(&self, destination: Mac, source: Mac) {
+        // SAFETY: `parse` compared the Ethernet header with the end.
+        unsafe {
+            write::<0, _>(self.start, destination.head);
+            write::<4, _>(self.start, destination.tail);
+            write::<6, _>(self.start, source.head);
+            write::<10, _>(self.start, source.tail);
+        }
+    }
+}

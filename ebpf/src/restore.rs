@@ -1,0 +1,185 @@
+//! The way back: replies of local backends become the VIP's again.
+//!
+//! It is done by the checksum helpers alone: they know partial checksums and GSO.
+
+use core::ptr;
+
+use aya_ebpf::{
+    bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR},
+    helpers::bpf_csum_diff,
+    programs::TcContext,
+};
+use vipmux_common::{
+    abi::{Address, DropReason, FragmentKey, ReverseKey, ReverseValue, Stat},
+    checksum,
+};
+
+use crate::{
+    count, flow, fragment,
+    icmp::{self, Embedded, Places},
+    packet::{FIRST, LATER, Packet, SCTP, TCP},
+    reverse::{self, Reply},
+    wire::pin,
+};
+
+/// Turns a local backend's reply back into one of the VIP. `network` is the offset of the IP header.
+///
+/// `Ok(false)`: not a reply of ours, left alone.
+#[inline(always)]
+pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Result<bool, DropReason> {
+    let (start, end) = (pin(context.data()), pin(context.data_end()));
+    let Some(packet) = Packet::<V6>::parse(pin(start + network), end) else { return Ok(false) };
+    let Ok(transport) = packet.transport(context, None) else { return Ok(false) };
+    if transport.fragment & LATER != 0 {
+        return restore_later::<V6>(context, network, &packet.fragment(&transport));
+    }
+    if transport.protocol == Packet::<V6>::ICMP {
+        return match Embedded::<V6>::parse(transport.at, end) {
+            Some(embedded) if transport.fragment == 0 => {
+                error(context, network, transport.at - start, &packet.source, &embedded)
+            }
+            _ => Ok(false),
+        };
+    }
+    let Ok(segment) = transport.segment(end) else { return Ok(false) };
+    let key = ReverseKey {
+        backend: packet.source,
+        client: packet.destination,
+        backend_port: segment.source_port,
+        client_port: segment.destination_port,
+        protocol: segment.protocol,
+    };
+    let reply = match reverse::reply(&key, segment.flags, segment.acknowledged, flow::now()) {
+        Reply::Foreign => return Ok(false),
+        Reply::Direct => {
+            count::stat(Stat::DirectReplies, u64::from(context.len()));
+            return Ok(false);
+        }
+        Reply::Of(reply) => reply,
+    };
+    if transport.fragment & FIRST != 0 && !fragment::record_egress(&packet.fragment(&transport), reply.vip) {
+        return Err(DropReason::ReplyFailed);
+    }
+    rewrite::<V6>(context, network, segment.transport - start, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
+    count::stat(Stat::Replies, u64::from(context.len()));
+    Ok(true)
+}
+
+/// A later fragment has neither ports nor checksum: only its source changes, as the first one's did.
+#[inline(always)]
+fn restore_later<const V6: bool>(context: &TcContext, network: usize, key: &FragmentKey) -> Result<bool, DropReason> {
+    let Some(vip) = fragment::find_egress(key) else { return Ok(false) };
+    set_source::<V6>(context, network, &key.source, &vip).map_err(|_| DropReason::ReplyFailed)?;
+    count::stat(Stat::Replies, u64::from(context.len()));
+    Ok(true)
+}
+
+/// Makes the headers directly readable: enough for the longest IPv4 header and a TCP header, or an ICMPv6 error, or all
+/// there is. The linear part of a forwarded packet can be shorter. What stays out of reach is not translated.
+#[inline(always)]
+pub(crate) fn pull(context: &TcContext, network: usize) {
+    let wanted = (network as u32 + 128).min(context.len());
+    if context.data() + wanted as usize > context.data_end() {
+        let _ = context.pull_data(wanted);
+    }
+}
+
+#[inline(always)]
+fn rewrite<const V6: bool>(
+    context: &TcContext,
+    network: usize,
+    transport: usize,
+    key: &ReverseKey,
+    reply: &ReverseValue,
+) -> Result<(), i64> {
+    // SCTP's CRC32c covers neither; its ports are the same on both sides.
+    if key.protocol != SCTP {
+        let (field, mangled) = if key.protocol == TCP { (16, 0) } else { (6, u64::from(BPF_F_MARK_MANGLED_0)) };
+        let pseudo = u64::from(BPF_F_PSEUDO_HDR) | mangled;
+        replace::<V6>(context, transport + field, &key.backend, &reply.vip, pseudo)?;
+        let (port, vip_port) = (u64::from(key.backend_port), u64::from(reply.vip_port));
+        context.l4_csum_replace(transport + field, port, vip_port, mangled | 2)?;
+        context.store(transport, &reply.vip_port, 0)?;
+    }
+    set_source::<V6>(context, network, &key.backend, &reply.vip)
+}
+
+/// Takes a changed address into a checksum.
+#[inline(always)]
+fn replace<const V6: bool>(
+    context: &TcContext,
+    field: usize,
+    from: &Address,
+    to: &Address,
+    flags: u64,
+) -> Result<(), i64> {
+    if V6 {
+        let (from, to) = (ptr::from_ref(from).cast_mut().cast(), ptr::from_ref(to).cast_mut().cast());
+        // SAFETY: both point to the 16 bytes of an address.
+        let difference = unsafe { bpf_csum_diff(from, 16, to, 16, 0) };
+        context.l4_csum_replace(field, 0, difference as u64, flags)
+    } else {
+        context.l4_csum_replace(field, u64::from(from.w3), u64::from(to.w3), flags | 4)
+    }
+}
+
+#[inline(always)]
+fn set_source<const V6: bool>(context: &TcContext, network: usize, from: &Address, to: &Address) -> Result<(), i64> {
+    if V6 {
+        context.store(network + 8, to, 0)
+    } else {
+        context.l3_csum_replace(network + 10, u64::from(from.w3), u64::from(to.w3), 4)?;
+        context.store(network + 12, &to.w3, 0)
+    }
+}
+
+/// Turns an error of a local backend or of this node, about a packet of a client, into one about the packet that the
+/// client sent. `Ok(false)`: not about a flow of ours, left alone.
+#[inline(always)]
+fn error<const V6: bool>(
+    context: &TcContext,
+    network: usize,
+    icmp: usize,
+    source: &Address,
+    embedded: &Embedded<V6>,
+) -> Result<bool, DropReason> {
+    let key = embedded.reverse();
+    let Some(reply) = reverse::look(&key, flow::now()) else { return Ok(false) };
+    let is_backends = *source == key.backend;
+    rewrite_error::<V6>(context, icmp, embedded.checksum, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
+    if is_backends {
+        // ICMPv6's checksum covers the addresses of the packet itself too (RFC 4443, 2.3).
+        let covered = if V6 {
+            replace::<V6>(context, icmp + 2, &key.backend, &reply.vip, u64::from(BPF_F_PSEUDO_HDR))
+        } else {
+            Ok(())
+        };
+        covered
+            .and_then(|()| set_source::<V6>(context, network, &key.backend, &reply.vip))
+            .map_err(|_| DropReason::ReplyFailed)?;
+    }
+    count::stat(Stat::Replies, u64::from(context.len()));
+    Ok(true)
+}
+
+#[inline(always)]
+fn rewrite_error<const V6: bool>(
+    context: &TcContext,
+    icmp: usize,
+    before: u16,
+    key: &ReverseKey,
+    reply: &ReverseValue,
+) -> Result<(), i64> {
+    let (field, port, vip_port) = (icmp + 2, key.backend_port, reply.vip_port);
+    replace::<V6>(context, field, &key.backend, &reply.vip, 0)?;
+    context.l4_csum_replace(field, u64::from(port), u64::from(vip_port), 2)?;
+    if V6 {
+        context.store(icmp + Places::<V6>::DESTINATION, &reply.vip, 0)?;
+    } else {
+        let header = checksum::update(before, checksum::change(key.backend.w3, reply.vip.w3));
+        context.l4_csum_replace(field, u64::from(before), u64::from(header), 2)?;
+        context.store(icmp + icmp::CHECKSUM, &header, 0)?;
+        context.store(icmp + Places::<V6>::DESTINATION, &reply.vip.w3, 0)?;
+    }
+    context.store(icmp + Places::<V6>::PORTS + 2, &vip_port, 0)
+}

@@ -1,0 +1,147 @@
+//! Reverse records: what a local backend's replies are turned back into.
+
+use core::ptr;
+
+use vipmux_common::{
+    abi::{
+        Address, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, ReverseKey, ReverseValue,
+    },
+    hash,
+};
+
+use crate::{
+    flow::{after, age, is_idle},
+    maps::{CONFIG, REVERSE, Workspace},
+    segment::{ACK, SYN, Segment},
+};
+
+/// Whether a reverse record's connection is over, by its flags.
+#[inline(always)]
+fn is_closed(flags: u32) -> bool {
+    const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+    flags & FLOW_RESET != 0 || flags & BOTH == BOTH
+}
+
+/// Whether a reverse record still translates.
+#[inline(always)]
+fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
+    let age = age(value.seen, now);
+    if is_closed(value.flags) {
+        age <= u64::from(config.closed_linger)
+    } else {
+        !is_idle(config, protocol, value.idle, age)
+    }
+}
+
+/// Makes or refreshes the record by which the backend's replies find their way back to the VIP. `may_insert`: whether
+/// there is room left for a new one.
+#[inline(always)]
+pub(crate) fn remember(
+    key: &ReverseKey,
+    vip: &Address,
+    segment: &Segment,
+    idle: u32,
+    may_insert: bool,
+    now: u64,
+) -> Result<(), DropReason> {
+    let tag = hash::reverse(key);
+    let config = CONFIG.get(0).ok_or(DropReason::RecordFailed)?;
+    let syn = segment.is_syn();
+    if let Some(record) = REVERSE.get_ptr_mut(key) {
+        // SAFETY: a map value; as in `find`.
+        let (value, current) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+        let same = value.vip == *vip && value.vip_port == segment.destination_port;
+        if current == tag {
+            if !same && !is_closed(value.flags) && is_live(config, key.protocol, &value, now) {
+                return Err(DropReason::TupleCollision);
+            }
+            if same && !syn {
+                refresh(record, &value, segment.flags, FLOW_CLIENT_FIN, now);
+                if idle != value.idle {
+                    // SAFETY: as above.
+                    unsafe { ptr::write_volatile(&raw mut (*record).idle, idle) };
+                }
+                return Ok(());
+            }
+            if same {
+                // SAFETY: as above.
+                unsafe {
+                    ptr::write_volatile(&raw mut (*record).isn, segment.sequence);
+                    ptr::write_volatile(&raw mut (*record).flags, FLOW_ISN);
+                    ptr::write_volatile(&raw mut (*record).seen, now);
+                }
+                return Ok(());
+            }
+        }
+    }
+    if !may_insert {
+        return Err(DropReason::RecordLimited);
+    }
+    let Workspace { reverse: value, .. } = Workspace::get().ok_or(DropReason::RecordFailed)?;
+    value.tag = tag;
+    value.isn = segment.sequence;
+    value.vip = *vip;
+    value.vip_port = segment.destination_port;
+    value.padding = 0;
+    value.flags = if syn { FLOW_ISN } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
+    value.seen = now;
+    value.idle = idle;
+    value.reserved = 0;
+    REVERSE.insert(key, &*value, 0).map_err(|_| DropReason::RecordFailed)
+}
+
+/// Takes one more segment into account. `seen` stands still once the connection is closed, so that it ends.
+#[inline(always)]
+fn refresh(record: *mut ReverseValue, value: &ReverseValue, tcp: u8, fin: u32, now: u64) {
+    let flags = after(value.flags, tcp, fin);
+    // SAFETY: a map value; as in `find`.
+    unsafe {
+        if flags != value.flags {
+            ptr::write_volatile(&raw mut (*record).flags, flags);
+        }
+        if now != value.seen && !(is_closed(value.flags) && is_closed(flags)) {
+            ptr::write_volatile(&raw mut (*record).seen, now);
+        }
+    }
+}
+
+/// What a reply is to be turned into.
+pub(crate) enum Reply {
+    /// Not of a flow through a VIP.
+    Foreign,
+    /// A SYN-ACK of a connection that the client made to the backend itself.
+    Direct,
+    /// Of this flow.
+    Of(ReverseValue),
+}
+
+/// A live record of replies, which is left as it is: for what is about the flow, but not of it.
+#[inline(always)]
+pub(crate) fn look(key: &ReverseKey, now: u64) -> Option<ReverseValue> {
+    let record = REVERSE.get_ptr(key)?;
+    // SAFETY: as in `find`.
+    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+    (tag == hash::reverse(key) && is_live(CONFIG.get(0)?, key.protocol, &value, now)).then_some(value)
+}
+
+/// Finds a reply's record and refreshes it. `tcp` is TCP's flags, `acknowledged` its acknowledgement number, host order.
+#[inline(always)]
+pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> Reply {
+    let Some(record) = REVERSE.get_ptr_mut(key) else { return Reply::Foreign };
+    // SAFETY: a map value; as in `find`.
+    let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
+    let Some(config) = CONFIG.get(0) else { return Reply::Foreign };
+    if tag != hash::reverse(key) {
+        return Reply::Foreign;
+    }
+    if !is_live(config, key.protocol, &value, now) {
+        let _ = REVERSE.remove(key);
+        return Reply::Foreign;
+    }
+    if tcp & (SYN | ACK) == SYN | ACK && (value.flags & FLOW_ISN == 0 || acknowledged != value.isn.wrapping_add(1)) {
+        let _ = REVERSE.remove(key);
+        return Reply::Direct;
+    }
+    refresh(record, &value, tcp, FLOW_BACKEND_FIN, now);
+    Reply::Of(value)
+}

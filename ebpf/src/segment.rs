@@ -1,0 +1,147 @@
+//! TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
+
+use vipmux_common::abi::{Address, DropReason, FlowKey};
+
+use crate::{
+    packet::{SCTP, TCP, Transport, UDP},
+    wire::{literal, read},
+};
+
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const SYN: u8 = 0x02;
+pub(crate) const RST: u8 = 0x04;
+pub(crate) const ACK: u8 = 0x10;
+
+const TCP_LENGTH: usize = 20;
+const UDP_LENGTH: usize = 8;
+/// The common header and the first chunk's header.
+const SCTP_LENGTH: usize = 12 + 4;
+/// With the first field of an INIT.
+const SCTP_INIT_LENGTH: usize = SCTP_LENGTH + 4;
+
+/// Types of SCTP's chunks (RFC 9260, 3.2).
+const INIT: u8 = 1;
+const INIT_ACK: u8 = 2;
+const ABORT: u8 = 6;
+const SHUTDOWN: u8 = 7;
+const SHUTDOWN_ACK: u8 = 8;
+
+/// A TCP segment, UDP datagram or SCTP packet whose headers are in the frame.
+pub(crate) struct Segment {
+    /// Where the transport header begins: 8 bytes may be touched, 20 for TCP.
+    pub(crate) transport: usize,
+    pub(crate) protocol: u32,
+    pub(crate) source_port: u16,
+    pub(crate) destination_port: u16,
+    /// TCP's flags; those that mean the same for SCTP; 0 for UDP.
+    pub(crate) flags: u8,
+    /// TCP's sequence number, host order. For an SCTP INIT, the tag that its answer carries, less one.
+    pub(crate) sequence: u32,
+    /// TCP's acknowledgement number, host order; SCTP's verification tag.
+    pub(crate) acknowledged: u32,
+}
+
+impl Transport {
+    /// Takes what the walk needs of TCP, UDP or SCTP.
+    #[inline(always)]
+    pub(crate) fn segment(&self, end: usize) -> Result<Segment, DropReason> {
+        let Self { at, protocol, length, .. } = *self;
+        let needed = match protocol {
+            TCP => TCP_LENGTH,
+            UDP => UDP_LENGTH,
+            SCTP => SCTP_LENGTH,
+            _ => return Err(DropReason::Protocol),
+        };
+        if length < needed || at + UDP_LENGTH > end {
+            return Err(DropReason::Malformed);
+        }
+        // SAFETY: eight bytes were compared with the end.
+        let (source_port, destination_port) = unsafe { (read::<0, _>(at), read::<2, _>(at)) };
+        let mut segment = Segment {
+            transport: at,
+            protocol: UDP,
+            source_port,
+            destination_port,
+            flags: 0,
+            sequence: 0,
+            acknowledged: 0,
+        };
+        if protocol == TCP {
+            if at + TCP_LENGTH > end {
+                return Err(DropReason::Malformed);
+            }
+            segment.protocol = literal::<TCP>();
+            // SAFETY: compared with the end above.
+            unsafe {
+                segment.sequence = u32::from_be(read::<4, _>(at));
+                segment.acknowledged = u32::from_be(read::<8, _>(at));
+                segment.flags = read::<13, _>(at);
+            }
+        } else if protocol == SCTP {
+            segment.association(end)?;
+        }
+        Ok(segment)
+    }
+
+    /// Bytes of data in a TCP segment.
+    #[inline(always)]
+    pub(crate) fn data(&self, end: usize) -> Option<u32> {
+        if self.at + TCP_LENGTH > end {
+            return None;
+        }
+        // SAFETY: compared with the end above.
+        let header = usize::from(unsafe { read::<12, u8>(self.at) } >> 4) * 4;
+        Some(self.length.saturating_sub(header) as u32)
+    }
+}
+
+impl Segment {
+    /// What an SCTP packet's first chunk means, in TCP's words. An INIT, an INIT ACK and an ABORT come first or alone
+    /// (RFC 9260, 6.10).
+    #[inline(always)]
+    fn association(&mut self, end: usize) -> Result<(), DropReason> {
+        let at = self.transport;
+        if at + SCTP_LENGTH > end {
+            return Err(DropReason::Malformed);
+        }
+        self.protocol = literal::<SCTP>();
+        // SAFETY: compared with the end above.
+        let chunk = unsafe {
+            self.acknowledged = u32::from_be(read::<4, _>(at));
+            read::<12, u8>(at)
+        };
+        self.flags = match chunk {
+            INIT => SYN,
+            INIT_ACK => SYN | ACK,
+            ABORT => RST,
+            SHUTDOWN | SHUTDOWN_ACK => FIN | ACK,
+            _ => ACK,
+        };
+        if chunk == INIT {
+            if at + SCTP_INIT_LENGTH > end {
+                return Err(DropReason::Malformed);
+            }
+            // SAFETY: compared with the end above.
+            self.sequence = u32::from_be(unsafe { read::<16, _>(at) }).wrapping_sub(1);
+        }
+        Ok(())
+    }
+
+    /// A connection's first segment.
+    #[inline(always)]
+    pub(crate) fn is_syn(&self) -> bool {
+        self.flags & (SYN | ACK) == SYN
+    }
+
+    #[inline(always)]
+    pub(crate) fn flow(&self, client: Address, vip: u32) -> FlowKey {
+        FlowKey {
+            client,
+            vip,
+            client_port: self.source_port,
+            vip_port: self.destination_port,
+            protocol: self.protocol,
+            reserved: 0,
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! From (VIP, protocol, port) to a Service, and from there to a backend for a new flow.
+
+use vipmux_common::{
+    abi::{DropReason, FlowKey, NODE_ATTACHED, Node, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS},
+    hash,
+};
+
+use crate::{
+    client,
+    flow::Target,
+    frame::Frame,
+    maps::{NODES, SERVICE_STATES, SERVICES, TABLES},
+};
+
+/// A copy of the Service port's revision, by the flags of its VIP: the element itself may be replaced at any time.
+#[inline(always)]
+pub(crate) fn find(key: &FlowKey, vip_flags: u32) -> Result<ServiceValue, DropReason> {
+    let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
+    // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
+    if let Some(service) = unsafe { SERVICES.get(claim) } {
+        return Ok(*service);
+    }
+    if vip_flags & VIP_ALL_PORTS != 0 {
+        claim.port = 0;
+        // SAFETY: as above.
+        return unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService);
+    }
+    Err(DropReason::NoService)
+}
+
+/// What holds for all flows of the Service port.
+#[inline(always)]
+pub(crate) fn state(service: &ServiceValue) -> Option<&'static ServiceState> {
+    SERVICE_STATES.get(service.slot)
+}
+
+/// The node, if frames may be handed over to it.
+#[inline(always)]
+pub(crate) fn node(target: &Target) -> Result<&'static Node, DropReason> {
+    match NODES.get(target.node) {
+        Some(node) if node.flags & NODE_ATTACHED != 0 => Ok(node),
+        _ => Err(DropReason::NodeUnreachable),
+    }
+}
+
+/// Whether a frame may go to this backend: a handed-over one only to a local one, and none back to where it came from.
+#[inline(always)]
+pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool {
+    target.local.is_some() || !handed_over && node(target).is_ok_and(|node| node.mac != frame.source)
+}
+
+/// The backend of a new flow. With session affinity all flows of a client go to one, which every node finds by the
+/// client's address; a change of the backends moves none that is remembered.
+#[inline(always)]
+pub(crate) fn pick(
+    key: &FlowKey,
+    tag: u32,
+    service: &ServiceValue,
+    frame: &Frame,
+    handed_over: bool,
+) -> Result<Target, DropReason> {
+    if service.affinity == 0 {
+        return choose(service, tag, frame, handed_over);
+    }
+    if let Some(target) = client::remembered(&key.client, service)
+        && is_fit(&target, frame, handed_over)
+    {
+        return Ok(target);
+    }
+    let target = choose(service, hash::client(&key.client), frame, handed_over)?;
+    client::remember(&key.client, service, &target);
+    Ok(target)
+}
+
+/// The table's backend for a new flow, or the next best where it cannot be taken.
+#[inline(always)]
+pub(crate) fn choose(
+    service: &ServiceValue,
+    hash: u32,
+    frame: &Frame,
+    handed_over: bool,
+) -> Result<Target, DropReason> {
+    let table = u64::from(service.table) << 32 | u64::from(service.table_length);
+    let local = u64::from(service.local_table) << 32 | u64::from(service.local_length);
+    let from = u64::from(frame.source.head) << 16 | u64::from(frame.source.tail);
+    let chosen = choose_backend(table, local, hash, from, u32::from(handed_over));
+    match chosen >> 32 {
+        FOUND => Target::get(chosen as u32).ok_or(DropReason::NoBackend),
+        NOT_LOCAL => Err(DropReason::NotLocal),
+        HAIRPIN => Err(DropReason::Hairpin),
+        UNREACHABLE => Err(DropReason::NodeUnreachable),
+        _ => Err(DropReason::NoBackend),
+    }
+}
+
+/// What [`choose_backend`] gives back above 32 bits; below, an index into `BACKENDS`.
+const FOUND: u64 = 0;
+const NO_BACKEND: u64 = 1;
+const NOT_LOCAL: u64 = 2;
+const HAIRPIN: u64 = 3;
+const UNREACHABLE: u64 = 4;
+
+/// A function of its own to the verifier, since the probes would be multiplied by all that came before. Of the tables,
+/// the first slot is above 32 bits, and the length below; `from` is the frame's source MAC.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, handed_over: u32) -> u64 {
+    let (table, length) = ((table >> 32) as u32, table as u32);
+    let (local, local_length) = ((local >> 32) as u32, local as u32);
+    let is_fit = |target: &Target| {
+        target.local.is_some() || handed_over == 0 && node(target).is_ok_and(|node| !is_from(node, from))
+    };
+    if length == 0 {
+        return NO_BACKEND << 32;
+    }
+    let Some(first) = at(table, length, hash) else { return NO_BACKEND << 32 };
+    if is_fit(&first) {
+        return u64::from(first.index);
+    }
+    if local_length != 0 {
+        return at(local, local_length, hash).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
+    }
+    if handed_over != 0 {
+        return NOT_LOCAL << 32;
+    }
+    let came_back = NODES.get(first.node).is_some_and(|node| is_from(node, from));
+    let mut next = hash;
+    for _ in 0..hash::PROBES {
+        next = hash::next(next);
+        if let Some(target) = at(table, length, next)
+            && is_fit(&target)
+        {
+            return u64::from(target.index);
+        }
+    }
+    if came_back { HAIRPIN << 32 } else { UNREACHABLE << 32 }
+}
+
+#[inline(always)]
+fn at(table: u32, length: u32, hash: u32) -> Option<Target> {
+    let index = TABLES.get(table.wrapping_add(hash::slot(hash, length)))?;
+    Target::get(*index)
+}
+
+#[inline(always)]
+fn is_from(node: &Node, from: u64) -> bool {
+    u64::from(node.mac.head) << 16 | u64::from(node.mac.tail) == from
+}

@@ -1,0 +1,102 @@
+//! Packet memory: loads, stores and pointers as the verifier wants them.
+
+use core::arch::asm;
+
+/// A number that is loaded from and stored to a packet, as it lies there.
+pub(crate) trait Wire: Copy {
+    /// Loads it from `address + OFFSET`, which need not be aligned.
+    ///
+    /// # Safety
+    /// The place was compared with the packet's end, by this very `address`.
+    unsafe fn load<const OFFSET: usize>(address: usize) -> Self;
+
+    /// Stores it at `address + OFFSET`, which need not be aligned.
+    ///
+    /// # Safety
+    /// As [`Self::load`].
+    unsafe fn store<const OFFSET: usize>(address: usize, value: Self);
+}
+
+// One instruction each. The compiler would copy bytes, since it may not assume that a misaligned access works; in a packet it
+// does, on every architecture that has `CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS`. (Allowing it everywhere, by
+// `allows-misaligned-mem-access`, makes stack accesses that the verifier refuses.)
+macro_rules! wire {
+    ($($type:ty: $name:literal,)*) => {
+        $(impl Wire for $type {
+            #[inline(always)]
+            unsafe fn load<const OFFSET: usize>(address: usize) -> Self {
+                let value: u64;
+                // SAFETY: the caller's bounds check.
+                unsafe {
+                    asm!(
+                        concat!("{} = *(", $name, " *)({} + {})"),
+                        out(reg) value, in(reg) address, const OFFSET,
+                        options(pure, readonly, nostack, preserves_flags),
+                    );
+                }
+                value as Self
+            }
+
+            #[inline(always)]
+            unsafe fn store<const OFFSET: usize>(address: usize, value: Self) {
+                // SAFETY: the caller's bounds check.
+                unsafe {
+                    asm!(
+                        concat!("*(", $name, " *)({} + {}) = {}"),
+                        in(reg) address, const OFFSET, in(reg) u64::from(value),
+                        options(nostack, preserves_flags),
+                    );
+                }
+            }
+        })*
+    };
+}
+wire!(u8: "u8", u16: "u16", u32: "u32",);
+
+/// Loads what lies `OFFSET` bytes after `address`; see [`Wire::load`].
+///
+/// # Safety
+/// As [`Wire::load`].
+#[inline(always)]
+pub(crate) unsafe fn read<const OFFSET: usize, T: Wire>(address: usize) -> T {
+    // SAFETY: the caller's bounds check.
+    unsafe { T::load::<OFFSET>(address) }
+}
+
+/// Stores `OFFSET` bytes after `address`; see [`Wire::store`].
+///
+/// # Safety
+/// As [`Wire::load`].
+#[inline(always)]
+pub(crate) unsafe fn write<const OFFSET: usize, T: Wire>(address: usize, value: T) {
+    // SAFETY: the caller's bounds check.
+    unsafe { T::store::<OFFSET>(address, value) }
+}
+
+/// Keeps a packet pointer in one register, so that the verifier's bounds check holds for each use of it: the compiler
+/// would otherwise compute it again from its parts, and the verifier not recognise it. Also the two that come from the
+/// context, which loads them as 32 bits: the compiler would spill no more than those, and the verifier refuse it.
+#[inline(always)]
+pub(crate) fn pin(mut address: usize) -> usize {
+    // SAFETY: a register moved onto itself. (Without any instruction, its line information would collide with the next
+    // one's, which the kernel refuses.)
+    unsafe { asm!("{0} = {0}", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
+    address
+}
+
+/// A number of which the compiler knows nothing, so that it makes no branch of what is computed from it.
+#[inline(always)]
+pub(crate) fn opaque(mut number: u64) -> u64 {
+    // SAFETY: a register moved onto itself, as in `pin`.
+    unsafe { asm!("{0} = {0}", inout(reg) number, options(pure, nomem, nostack, preserves_flags)) };
+    number
+}
+
+/// A number that the compiler does not know and the verifier does: what depends on it stays told apart on each path.
+#[inline(always)]
+pub(crate) fn literal<const NUMBER: u32>() -> u32 {
+    let number: u64;
+    // SAFETY: a register is set.
+    unsafe { asm!("{} = {}", out(reg) number, const NUMBER, options(pure, nomem, nostack, preserves_flags)) };
+    number as u32
+}

@@ -1,0 +1,58 @@
+//! Arbitrary bytes as a frame, through both programs in the kernel.
+//!
+//! libFuzzer sees nothing of what the kernel runs. So the programs' own counters, which tell most of their branches
+//! apart, are its coverage: it keeps the frames that bring about a verdict, an event or a drop that none before did.
+
+#![no_main]
+#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the packet suite's")]
+
+#[path = "../../tests/packet/fixture.rs"]
+mod fixture;
+#[path = "../../tests/packet/property.rs"]
+mod property;
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use vipmux_tests::program::{Counters, Program};
+
+/// What libFuzzer takes for coverage besides that of instrumented code: it clears all of them before each run.
+#[used]
+#[unsafe(link_section = "__libfuzzer_extra_counters")]
+static COVERAGE: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
+
+/// Places in [`COVERAGE`] for the verdicts of one program, of a changed and of an unchanged frame.
+const VERDICTS: usize = 16;
+
+thread_local! {
+    static PROGRAM: Program = property::program().unwrap();
+}
+
+fuzz_target!(|frame: &[u8]| -> Corpus {
+    if frame.len() < property::SHORTEST {
+        return Corpus::Reject;
+    }
+    PROGRAM.with(|program| {
+        let before = program.counters().unwrap();
+        let after_in = property::holds_on_the_way_in(program, frame).unwrap();
+        cover(0, after_in.verdict, after_in.frame != frame);
+        if let Some(out) = property::holds_on_the_way_out(program, frame).unwrap() {
+            cover(VERDICTS, out.verdict, out.frame != frame);
+        }
+        cover_counters(&program.counters().unwrap().since(&before));
+    });
+    Corpus::Keep
+});
+
+fn cover(first: usize, verdict: u32, changed: bool) {
+    // A `TC_ACT_UNSPEC` is all ones.
+    let place = first + 2 * (verdict as usize & 7) + usize::from(changed);
+    COVERAGE[place].store(1, Ordering::Relaxed);
+}
+
+fn cover_counters(counters: &Counters) {
+    let events = counters.stats.iter().chain(&counters.drops);
+    for (place, event) in COVERAGE[2 * VERDICTS..].iter().zip(events) {
+        place.store(u8::from(event.packets > 0), Ordering::Relaxed);
+    }
+}

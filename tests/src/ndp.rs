@@ -1,0 +1,64 @@
+//! Neighbour discovery (RFC 4861) as a client on the LAN sees it: asking.
+
+use std::{
+    net::Ipv6Addr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use pnet::{datalink::DataLinkReceiver, util::MacAddr};
+
+use crate::{
+    arp::{eth0, next_frame, open},
+    frames::{Ethernet, Ipv6, NA_SOLICITED, Ndp, multicast_mac, solicited_node},
+    netns::Namespace,
+};
+
+/// Where an advertisement's flags are: after the headers of Ethernet and IPv6, type, code and checksum.
+const FLAGS: usize = 14 + 40 + 4;
+
+/// Asks who has an address, from `source` on eth0, and returns all answers that come within `window`.
+pub fn answers(namespace: &Namespace, source: Ipv6Addr, target: Ipv6Addr, window: Duration) -> Result<Vec<MacAddr>> {
+    namespace.run(|| ask(source, target, window, usize::MAX))
+}
+
+/// Asks who has an address, from `source` on eth0, and returns the first answer, if one comes within `window`.
+pub fn first_answer(
+    namespace: &Namespace,
+    source: Ipv6Addr,
+    target: Ipv6Addr,
+    window: Duration,
+) -> Result<Option<MacAddr>> {
+    Ok(namespace.run(|| ask(source, target, window, 1))?.pop())
+}
+
+fn ask(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
+    let interface = eth0()?;
+    let (mut sender, mut receiver) = open(&interface)?;
+    let mac = interface.mac.context("eth0 has no MAC")?.octets();
+    let group = solicited_node(target);
+    let question = Ipv6::ndp(source, group, &Ndp::solicitation(target).mac(mac));
+    let frame = Ethernet::new(mac, multicast_mac(group)).ipv6(&question);
+    sender.send_to(&frame, None).context("the frame does not fit the buffer")??;
+    let start = Instant::now();
+    let mut found = Vec::new();
+    while start.elapsed() < window && found.len() < enough {
+        found.extend(receive(receiver.as_mut(), mac, source, target)?);
+    }
+    Ok(found)
+}
+
+/// The MAC in a solicited advertisement, if that is the next frame. Everything in it but the MAC and the other flags must be
+/// as it should, the checksum included.
+fn receive(
+    receiver: &mut dyn DataLinkReceiver,
+    mac: [u8; 6],
+    source: Ipv6Addr,
+    target: Ipv6Addr,
+) -> Result<Option<MacAddr>> {
+    let Some(frame) = next_frame(receiver)? else { return Ok(None) };
+    let (Some(claimed), Some(flags)) = (frame.last_chunk::<6>(), frame.get(FLAGS)) else { return Ok(None) };
+    let answer = Ndp::advertisement(target, flags | NA_SOLICITED).mac(*claimed);
+    let expected = Ethernet::new(*claimed, mac).ipv6(&Ipv6::ndp(target, source, &answer));
+    Ok((frame == expected).then(|| (*claimed).into()))
+}

@@ -1,0 +1,375 @@
+//! IPv6 VIPs, alone and beside IPv4 ones: what the other modules hold for IPv4.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use nix::sys::signal::Signal;
+use pnet::util::MacAddr;
+use vipmux_tests::{
+    agent,
+    client::{self, Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
+    cluster::{Cluster, PATIENCE},
+    frames::solicited_node,
+    lan::{Lan, Options},
+    manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
+    ndp,
+    pod::{self, Listener},
+    traffic::Traffic,
+    wait,
+};
+
+use crate::{
+    leading::wait_until_stopped,
+    replies::{HOSTILE, forget_connections_and_release},
+};
+
+/// For a request that is expected to be answered.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// An answer to a solicitation comes within well under a millisecond; this leaves room for a busy machine.
+const WINDOW: Duration = Duration::from_millis(150);
+/// With 40 new connections, the chance that one of two equal backends gets none is below 10^-11.
+const CONNECTIONS: usize = 40;
+
+/// A Service: its name, how it is asked for, its pods' port, its pods with their nodes, and whether it has IPv4 too.
+type Spec = (&'static str, Kind, u16, u16, &'static [(&'static str, &'static str)], bool);
+
+const SERVICES: [Spec; 5] = [
+    ("shop/web", Kind::Http, 80, 8080, &[("node-1", "web-1"), ("node-2", "web-2")], true),
+    ("shop/secure", Kind::Echo, 443, 8443, &[("node-2", "secure-1")], true),
+    ("infra/dns", Kind::DnsUdp, 53, 5353, &[("node-3", "dns-1")], true),
+    ("ops/syslog", Kind::UdpEcho, 514, 5140, &[("node-3", "syslog-1")], true),
+    ("ops/admin", Kind::Http, 8080, 9000, &[("node-1", "admin-1")], false),
+];
+
+/// The Services, served: each has answered at each of its addresses.
+fn served(options: Options) -> Result<Option<Cluster>> {
+    served_in("native", options)
+}
+
+fn served_in(xdp_mode: &'static str, options: Options) -> Result<Option<Cluster>> {
+    let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
+    let manifests = Manifests::for_dual_stack_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    let mut host = 10;
+    for (name, kind, port, target_port, pods, dual_stack) in SERVICES {
+        let mut endpoints = Vec::new();
+        for (node, pod) in pods {
+            // The control port is for tests that speak to a pod past the VIP.
+            let listeners = [Listener::new(kind, target_port, name), Listener::new(Kind::Echo, CONTROL, "ops/control")];
+            cluster.add_pod(node, pod, host, &listeners)?;
+            endpoints.push(cluster.endpoint_v6(pod)?);
+            endpoints.extend(dual_stack.then(|| cluster.endpoint(pod)).transpose()?);
+            host += 1;
+        }
+        let service = Service::sharing(name, port, kind.protocol(), target_port).with(endpoints);
+        cluster.manifests.write_service(&if dual_stack { service.dual_stack() } else { service.ipv6() })?;
+    }
+    cluster.start_agents(&agent::Options { xdp_mode, ..cluster.agent_options() })?;
+    requests().iter().try_for_each(|(request, service, _)| cluster.await_service(*request, service).map(drop))?;
+    Ok(Some(cluster))
+}
+
+const CONTROL: u16 = 7000;
+
+/// Every request that is answered, by which Service, and by how many pods.
+fn requests() -> Vec<(Request, &'static str, usize)> {
+    let mut requests = Vec::new();
+    for (name, kind, port, _, pods, dual_stack) in SERVICES {
+        let v4 = dual_stack.then_some(IpAddr::V4(VIP));
+        for vip in v4.into_iter().chain([IpAddr::V6(VIP_V6)]) {
+            requests.push((Request::new(kind, vip, port), name, pods.len()));
+        }
+    }
+    requests
+}
+
+fn answers(cluster: &Cluster) -> Result<Vec<MacAddr>> {
+    let client = cluster.lan.client()?;
+    ndp::answers(client.namespace(), client.address_v6, VIP_V6, WINDOW)
+}
+
+#[test]
+fn each_port_of_each_family_reaches_its_own_service_which_sees_the_client() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    for (request, service, expected) in requests() {
+        let own: IpAddr = if request.server.is_ipv4() { client.address.into() } else { client.address_v6.into() };
+        let mut pods = BTreeSet::new();
+        for _ in 0..CONNECTIONS {
+            let answer = cluster.ask(request, TIMEOUT)?;
+            assert_eq!((answer.service.as_str(), answer.client.ip()), (service, own), "{request}");
+            pods.insert(answer.pod);
+        }
+        assert_eq!(pods.len(), expected, "{request} was answered by {pods:?}");
+    }
+    let closed = Request::new(Kind::Http, VIP, 8080);
+    assert!(cluster.ask(closed, WINDOW).is_err(), "ops/admin has IPv6 alone");
+    Ok(())
+}
+
+#[test]
+fn in_generic_mode_ipv6_is_served_as_well() -> Result<()> {
+    let Some(cluster) = served_in("generic", Options::default())? else { return Ok(()) };
+    for (request, service, _) in requests() {
+        for _ in 0..CONNECTIONS {
+            assert_eq!(cluster.ask(request, TIMEOUT)?.service, service, "{request}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn only_the_leader_answers_solicitations_and_the_client_knows_its_mac() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP_V6)?;
+    for _ in 0..5 {
+        assert_eq!(answers(&cluster)?, [leader.mac]);
+    }
+    assert_eq!(cluster.lan.client()?.neighbour(VIP_V6)?, Some(leader.mac));
+    Ok(())
+}
+
+/// A switch that snoops on MLD forwards solicitations to those alone that reported the group.
+#[test]
+fn every_node_is_in_the_vips_solicited_node_group_while_its_agent_runs() -> Result<()> {
+    let Some(mut cluster) = served(Options::default())? else { return Ok(()) };
+    let group = format!("{:032x}", solicited_node(VIP_V6).to_bits());
+    let reported = || fs::read_to_string("/proc/thread-self/net/igmp6").map_err(Into::into);
+    for node in &cluster.lan.nodes {
+        let text: String = node.namespace().run(reported)?;
+        assert!(text.contains(&group), "{} is in {text}", node.name);
+    }
+    cluster.agents[0].process_mut().kill()?;
+    let node = &cluster.lan.nodes[0];
+    let text: String = node.namespace().run(reported)?;
+    assert!(!text.contains(&group), "{} without its agent is in {text}", node.name);
+    Ok(())
+}
+
+#[test]
+fn a_vip_moves_with_its_leader_and_the_client_is_told() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let old = cluster.planned_leader(VIP_V6)?.name.clone();
+    let client = cluster.lan.client()?;
+    let request = Request::new(Kind::Http, VIP_V6, 80);
+    // While packets are answered, a client keeps the MAC that it has unless it is told of another.
+    let traffic = Traffic::start(client.namespace(), request, Duration::from_millis(5))?;
+    traffic.wait_for_more(5, PATIENCE)?;
+    for cordoned in [[old.as_str()].as_slice(), &[]] {
+        cluster.manifests.write_nodes(&cluster.lan, cordoned)?;
+        let new = cluster.planned_leader(VIP_V6)?;
+        wait::until(&format!("{} as the client's neighbour", new.name), PATIENCE, || {
+            let known = client.neighbour(VIP_V6)?;
+            ensure!(known == Some(new.mac), "it is {known:?}");
+            Ok(())
+        })?;
+        assert_eq!(answers(&cluster)?, [new.mac]);
+        traffic.wait_for_more(5, PATIENCE)?;
+    }
+    traffic.stop()?.check_none_by_others("shop/web")
+}
+
+#[test]
+fn a_stopped_agents_node_answers_no_solicitation_after_the_deadline() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP_V6)?.name.clone();
+    let agent = cluster.agent(&leader)?.process();
+    agent.signal(Signal::SIGSTOP)?;
+    wait_until_stopped(agent)?;
+    wait::until("silence", PATIENCE, || {
+        let answers = answers(&cluster)?;
+        ensure!(answers.is_empty(), "{answers:?} answered");
+        Ok(())
+    })?;
+    agent.signal(Signal::SIGCONT)?;
+    assert_eq!(cluster.await_leader(VIP_V6)?.name, leader);
+    Ok(())
+}
+
+#[test]
+fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    for node in &cluster.lan.nodes {
+        client.namespace().links(|links| links.add_neighbour("eth0", VIP_V6, node.mac))?;
+        for (request, service, _) in requests() {
+            let answer = cluster.ask(request, TIMEOUT).with_context(|| format!("by way of {}", node.name))?;
+            assert_eq!(answer.service, service, "{request} by way of {}", node.name);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_closed_port_is_refused_at_once() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let refused = |result: io::Result<()>| match result {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
+        other => bail!("it was not refused: {other:?}"),
+    };
+    cluster.lan.client()?.namespace().run(|| {
+        let closed = SocketAddr::from((VIP_V6, 81));
+        refused(TcpStream::connect_timeout(&closed, TIMEOUT).map(drop)).context("TCP")?;
+        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.connect(closed)?;
+        socket.send(b"a question")?;
+        refused(socket.recv(&mut [0; 64]).map(drop)).context("UDP")
+    })
+}
+
+#[test]
+fn a_vip_answers_echo_requests() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    cluster.lan.client()?.namespace().run(|| {
+        for length in [0, 56, 1_400] {
+            client::ping_v6(VIP_V6, length, TIMEOUT).with_context(|| format!("{length} bytes"))?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn every_service_answers_in_spite_of_masquerading() -> Result<()> {
+    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    for (request, service, _) in requests() {
+        for _ in 0..10 {
+            assert_eq!(cluster.ask(request, TIMEOUT)?.service, service);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() -> Result<()> {
+    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP_V6, 443).into(), TIMEOUT))?;
+    for _ in 0..3 {
+        session.send(HOLD)?;
+        forget_connections_and_release(&cluster, "secure-1", CONTROL)?;
+        assert_eq!(session.receive(HOLD)?.service, "shop/secure");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Result<()> {
+    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 514).into(), TIMEOUT))?;
+    for _ in 0..3 {
+        datagrams.send(HOLD)?;
+        forget_connections_and_release(&cluster, "syslog-1", CONTROL)?;
+        assert_eq!(datagrams.receive()?.service, "ops/syslog");
+    }
+    Ok(())
+}
+
+#[test]
+fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
+    /// With 16 flows, the chance that all go to one of three equal backends is below 1 in 10 million.
+    const FLOWS: usize = 16;
+    let Some(mut cluster) = served(HOSTILE)? else { return Ok(()) };
+    let mut endpoints = Vec::new();
+    for node in ["node-1", "node-2", "node-3"] {
+        let pod = format!("bulk-{node}");
+        cluster.add_pod(node, &pod, 50, &[Listener::new(Kind::UdpEcho, 5140, "ops/bulk")])?;
+        endpoints.push(cluster.endpoint_v6(&pod)?);
+    }
+    let bulk = Service::sharing("ops/bulk", 515, "UDP", 5140).with(endpoints).ipv6();
+    cluster.manifests.write_service(&bulk)?;
+    cluster.await_service(Request::new(Kind::UdpEcho, VIP_V6, 515), "ops/bulk")?;
+    let text = "0123456789".repeat(3_000);
+    let mut pods = BTreeSet::new();
+    for _ in 0..FLOWS {
+        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 515).into(), TIMEOUT))?;
+        for length in [1_000, 1_453, 3_000, 30_000] {
+            let answer = datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+            assert_eq!(answer.service, "ops/bulk");
+            pods.insert(answer.pod);
+        }
+    }
+    ensure!(pods.len() > 1, "all went to {pods:?}");
+    Ok(())
+}
+
+/// The node tells the client by packet too big, in the VIP's name; IPv6 knows no fragmentation on the way.
+#[test]
+fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
+    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let pod = cluster.pod("secure-1")?;
+    pod.narrow(cluster.lan.node(&pod.node)?, 1_300)?;
+    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP_V6, 443).into(), TIMEOUT))?;
+    for length in [100, 1_400, 8_000] {
+        session.say(&"x".repeat(length)).with_context(|| format!("{length} bytes"))?;
+    }
+    Ok(())
+}
+
+/// The client has closed its socket when the reply comes, and its kernel says so to the VIP.
+#[test]
+fn an_icmpv6_error_about_a_reply_reaches_the_pod() -> Result<()> {
+    let Some(cluster) = served(HOSTILE)? else { return Ok(()) };
+    let pod = cluster.pod("syslog-1")?;
+    let before = pod.namespace().run(unreachables_received)?;
+    cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 514).into(), TIMEOUT)?.send(HOLD))?;
+    let mut control = pod.namespace().run(|| Session::connect((pod.address_v6, CONTROL).into(), TIMEOUT))?;
+    control.say(HELD)?;
+    control.say(RELEASE)?;
+    wait::until("the ICMPv6 error at the pod", TIMEOUT, || {
+        let received = pod.namespace().run(unreachables_received)?;
+        ensure!(received > before, "{received} were received, as before");
+        Ok(())
+    })
+}
+
+/// ICMPv6 destination unreachable messages that the calling thread's network namespace took in.
+fn unreachables_received() -> Result<u64> {
+    let snmp = fs::read_to_string("/proc/thread-self/net/snmp6")?;
+    let line = snmp.lines().find_map(|line| line.strip_prefix("Icmp6InDestUnreachs"));
+    Ok(line.context("no Icmp6InDestUnreachs")?.trim().parse()?)
+}
+
+#[test]
+fn a_connection_to_a_pod_past_the_vip_is_left_alone() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    client.route_pods_of(cluster.lan.node("node-2")?)?;
+    let pod = cluster.pod("secure-1")?.address_v6;
+    let connect = |server| client.namespace().run(|| Session::connect(server, TIMEOUT));
+    let mut direct = connect((pod, 8443).into())?;
+    let mut balanced = connect((VIP_V6, 443).into())?;
+    for _ in 0..3 {
+        assert_eq!(direct.say("direct")?.client, direct.local_address()?);
+        assert_eq!(balanced.say("balanced")?.client, balanced.local_address()?);
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pod_in_its_nodes_network_is_a_backend_like_others() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    let listeners = [Listener::new(Kind::Http, 9100, "ops/exporter")];
+    let nodes = &cluster.lan.nodes;
+    let servers: Vec<_> = nodes
+        .iter()
+        .map(|node| pod::start(node.namespace(), &format!("exporter-{}", node.name), node.address_v6, &listeners))
+        .collect::<Result<_>>()?;
+    let endpoints = nodes.iter().map(|node| Endpoint::new(node.address_v6, &node.name));
+    let exporter = Service::sharing("ops/exporter", 9100, "TCP", 9100).with(endpoints).ipv6();
+    cluster.manifests.write_service(&exporter)?;
+    let request = Request::new(Kind::Http, VIP_V6, 9100);
+    cluster.await_service(request, "ops/exporter")?;
+    let mut pods = BTreeSet::new();
+    for _ in 0..2 * CONNECTIONS {
+        let answer = cluster.ask(request, TIMEOUT)?;
+        assert_eq!(answer.client.ip(), cluster.lan.client()?.address_v6);
+        pods.insert(answer.pod);
+    }
+    assert_eq!(pods.len(), servers.len(), "{pods:?}");
+    Ok(())
+}

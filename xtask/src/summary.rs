@@ -1,0 +1,60 @@
+//! What came of the parts of a run, told at its end.
+
+use anyhow::{Result, bail};
+
+/// How a part of a run ended.
+pub(crate) enum Outcome {
+    Passed,
+    Failed(anyhow::Error),
+    /// It cannot run here; what to do about it.
+    Skipped(String),
+}
+
+/// Prints one line per part, each with its name and how long it took; an error if the run as a whole did not pass. What
+/// could not run fails it where `ci` says that automation asked.
+pub(crate) fn tell(title: &str, rows: &[(String, Outcome, String)], ci: bool) -> Result<()> {
+    crate::workspace::say(&format!("{title} summary"));
+    let (mut failed, mut skipped) = (0, 0);
+    for (name, outcome, time) in rows {
+        let text = match outcome {
+            Outcome::Passed => "passed".to_owned(),
+            Outcome::Failed(error) => {
+                failed += 1;
+                format!("FAILED   {error:#}")
+            }
+            Outcome::Skipped(remedy) => {
+                skipped += 1;
+                format!("skipped  {remedy}")
+            }
+        };
+        eprintln!("    {name:<8} {time:>9}  {text}");
+    }
+    if failed > 0 {
+        bail!("{failed} of {} failed", rows.len());
+    }
+    if ci && skipped > 0 {
+        bail!("{skipped} of {} could not run, and CI=true asks for all of them", rows.len());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_skipped_part_fails_the_run_in_ci_alone() {
+        let rows = [
+            ("pure".to_owned(), Outcome::Passed, "1 s".to_owned()),
+            ("network".to_owned(), Outcome::Skipped("no root".to_owned()), "0 s".to_owned()),
+        ];
+        assert!(tell("test", &rows, false).is_ok());
+        assert!(tell("test", &rows, true).is_err());
+    }
+
+    #[test]
+    fn a_failed_part_fails_the_run() {
+        let rows = [("pure".to_owned(), Outcome::Failed(anyhow::anyhow!("it broke")), "1 s".to_owned())];
+        assert!(tell("test", &rows, false).is_err());
+    }
+}

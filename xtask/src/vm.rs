@@ -1,0 +1,108 @@
+//! `cargo xtask vm`: the packet suite and a part of the network suite on Debian's kernels, in QEMU.
+//!
+//! QEMU emulates the CPU, so no KVM is needed. A guest is a kernel, its network modules and an initramfs with this
+//! machine's test executables and the libraries that they are linked to; it boots in 2 to 3 s.
+
+mod archive;
+mod guest;
+mod root;
+mod suites;
+
+use std::{
+    fs::{self, File},
+    path::PathBuf,
+    time::Instant,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::ValueEnum;
+use nix::fcntl::{Flock, FlockArg};
+
+use crate::{
+    setup,
+    summary::{self, Outcome},
+    toolchain, workspace,
+};
+
+/// A kernel of Debian's, by its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Kernel {
+    /// Debian 11's; the oldest that is promised, 5.15, is between it and the next
+    #[value(name = "5.10")]
+    Bullseye,
+    /// Debian 12's, the last one here without tcx
+    #[value(name = "6.1")]
+    Bookworm,
+    /// Debian 13's
+    #[value(name = "6.12")]
+    Trixie,
+    /// Whatever Debian's development suite has
+    #[value(name = "newest")]
+    Sid,
+}
+
+impl Kernel {
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// The suite of Debian's archive that has it.
+    const fn suite(self) -> &'static str {
+        match self {
+            Self::Bullseye => "bullseye",
+            Self::Bookworm => "bookworm",
+            Self::Trixie => "trixie",
+            Self::Sid => "sid",
+        }
+    }
+}
+
+/// Runs the suites on `kernels` (all, if none is named), one after the other; an error if they fail on one. With
+/// `update`, newer packages of kernels that are there already are looked for.
+pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
+    if !cfg!(target_arch = "x86_64") {
+        bail!(
+            "`cargo xtask vm` knows x86-64 guests alone, which run this machine's executables: use an x86-64 machine"
+        );
+    }
+    let mut kernels = if kernels.is_empty() { Kernel::value_variants() } else { kernels }.to_vec();
+    kernels.sort_unstable();
+    kernels.dedup();
+    setup::guests()?;
+    let folder = workspace::target_folder()?.join("vm");
+    let _lock = lock(&folder)?;
+    let executables = suites::build()?;
+    let files = root::pack(&folder, &executables)?;
+    let mut rows = Vec::new();
+    for kernel in kernels {
+        let start = Instant::now();
+        let outcome = match archive::kernel(&cache()?, kernel.suite(), update) {
+            Ok(image) => {
+                workspace::say(&format!("kernel {}: {}", kernel.name(), image.release));
+                guest::run(&folder, &image, &files)
+            }
+            Err(error) => {
+                let error = error.context(format!("no kernel from Debian's suite {}", kernel.suite()));
+                workspace::say(&format!("kernel {}: skipped, {error:#}", kernel.name()));
+                Ok(Outcome::Skipped(format!("{error:#}")))
+            }
+        };
+        let outcome = outcome.unwrap_or_else(Outcome::Failed);
+        rows.push((kernel.name(), outcome, workspace::seconds(start.elapsed())));
+    }
+    summary::tell("vm", &rows, workspace::in_ci())
+}
+
+/// Where kernels are kept, for all checkouts.
+fn cache() -> Result<PathBuf> {
+    let tools = toolchain::tools_folder().context("neither XDG_CACHE_HOME nor a home directory to keep kernels in")?;
+    Ok(tools.with_file_name("vm"))
+}
+
+/// Makes a folder, and waits until no other run works in it.
+fn lock(folder: &std::path::Path) -> Result<Flock<File>> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let file = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| anyhow!(errno).context(format!("cannot lock {}", folder.display())))
+}

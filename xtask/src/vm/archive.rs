@@ -1,0 +1,244 @@
+//! Kernels from Debian's archive.
+//!
+//! apt does the work, with a configuration of its own that knows nothing but one suite: it checks the archive's
+//! signature, the index by it, and every package by the index.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::{lock, root};
+use crate::workspace;
+
+/// The package that names the newest kernel of a suite, in the flavour for guests: the smallest one.
+const PACKAGE: &str = "linux-image-cloud-amd64";
+
+/// What a kernel's packages are called: from 7.x on the image names two others that hold its parts.
+const PARTS: [&str; 3] = ["linux-image-", "linux-binary-", "linux-modules-"];
+
+/// Debian's archive is signed with these keys (package debian-archive-keyring).
+const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
+
+/// Below `lib/modules/RELEASE/kernel`: what the suites can ask for. The others would fill the guest's memory.
+const MODULES: [&str; 5] = ["net", "drivers/net", "lib", "crypto", "arch/x86/crypto"];
+
+/// A kernel, ready to boot.
+pub(super) struct Image {
+    /// What `uname -r` says.
+    pub(super) release: String,
+    /// The bootable image.
+    pub(super) vmlinuz: PathBuf,
+    /// An initramfs archive with the modules.
+    pub(super) modules: PathBuf,
+}
+
+/// The kernel of a suite: the one in the cache, or, where there is none or with `update`, the newest in the archive.
+pub(super) fn kernel(cache: &Path, suite: &str, update: bool) -> Result<Image> {
+    let _lock = lock(cache)?;
+    let folder = cache.join(suite);
+    if let Some(image) = cached(&folder).filter(|_| !update) {
+        return Ok(image);
+    }
+    let new = cache.join(format!("{suite}.new"));
+    root::remove(&new)?;
+    fs::create_dir_all(&new).with_context(|| format!("cannot make {}", new.display()))?;
+    let made = fetch(&new, suite).and_then(|tree| prepare(&new, &tree));
+    if let Err(error) = made {
+        root::remove(&new)?;
+        return Err(error);
+    }
+    root::remove(&folder)?;
+    fs::rename(&new, &folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    cached(&folder).with_context(|| format!("no kernel in {}", folder.display()))
+}
+
+/// The kernel in a folder, if it is whole.
+fn cached(folder: &Path) -> Option<Image> {
+    let release = fs::read_to_string(folder.join("release")).ok()?;
+    Some(Image { release, vmlinuz: folder.join("vmlinuz"), modules: folder.join("modules.cpio") })
+}
+
+/// Downloads the packages of a suite's kernel below `folder` and unpacks them; the tree that they make.
+fn fetch(folder: &Path, suite: &str) -> Result<PathBuf> {
+    let apt = Apt::new(folder, suite)?;
+    workspace::say(&format!("looking for Debian's kernel in {suite}"));
+    workspace::prepare(apt.command("apt-get").arg("update"))?;
+    let packages = parts(PACKAGE, |package| {
+        let output = apt.command("apt-cache").args(["depends", "--important", package]).output();
+        let output = output.context("cannot run apt-cache")?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    })?;
+    workspace::say(&format!("downloading {}", packages.join(", ")));
+    let downloads = folder.join("packages");
+    fs::create_dir(&downloads).context("cannot make a folder for the packages")?;
+    workspace::prepare(apt.command("apt-get").arg("download").args(&packages).current_dir(&downloads))?;
+    let tree = folder.join("tree");
+    for package in entries(&downloads)? {
+        workspace::prepare(Command::new("dpkg-deb").arg("--extract").arg(package).arg(&tree))?;
+    }
+    root::remove(&downloads)?;
+    Ok(tree)
+}
+
+/// The packages of a kernel, found by following their dependencies as `apt-cache depends` writes them.
+fn parts(first: &str, depends: impl Fn(&str) -> Result<String>) -> Result<Vec<String>> {
+    let mut found = BTreeSet::new();
+    let mut queue = vec![first.to_owned()];
+    while let Some(package) = queue.pop() {
+        for line in depends(&package)?.lines() {
+            let name = line.trim().trim_start_matches('|').strip_prefix("Depends: ").unwrap_or_default();
+            if PARTS.iter().any(|part| name.starts_with(part)) && found.insert(name.to_owned()) {
+                queue.push(name.to_owned());
+            }
+        }
+    }
+    if found.is_empty() {
+        bail!("the package {first} names no kernel");
+    }
+    Ok(found.into_iter().collect())
+}
+
+/// Makes of the unpacked packages what a guest boots. The file that tells the release is written last.
+fn prepare(folder: &Path, tree: &Path) -> Result<()> {
+    let modules =
+        find(tree, &|path| path.ends_with("kernel") && path.is_dir())?.context("the packages hold no modules")?;
+    let modules = modules.parent().context("the modules are in no folder")?;
+    let release = modules.file_name().and_then(|name| name.to_str()).context("the modules' folder has no name")?;
+    let is_kernel = |path: &Path| {
+        path.is_file() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
+    };
+    let vmlinuz = find(tree, &is_kernel)?.context("the packages hold no kernel")?;
+    fs::copy(&vmlinuz, folder.join("vmlinuz")).context("cannot copy the kernel")?;
+
+    let root = folder.join("root");
+    let target = root.join("lib/modules").join(release);
+    for part in MODULES.map(|part| Path::new("kernel").join(part)) {
+        let (from, to) = (modules.join(&part), target.join(&part));
+        if from.exists() {
+            fs::create_dir_all(to.parent().unwrap_or(&to)).context("cannot make a folder for the modules")?;
+            fs::rename(&from, &to).with_context(|| format!("cannot move {}", from.display()))?;
+        }
+    }
+    let mut depmod = Command::new("depmod");
+    // Quietly: not every release's packages have the lists of what is built in.
+    depmod.arg("--basedir").arg(&root).arg(release).stderr(std::process::Stdio::null());
+    workspace::run(&mut depmod)?;
+    root::archive(&root, &folder.join("modules.cpio"))?;
+    for rest in [&root, tree, &folder.join("apt")] {
+        root::remove(rest)?;
+    }
+    fs::write(folder.join("release"), release).context("cannot write the kernel's release")
+}
+
+/// The first file or folder below `folder` that is wanted.
+fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
+    let paths = entries(folder)?;
+    if let Some(path) = paths.iter().find(|path| wanted(path)) {
+        return Ok(Some(path.clone()));
+    }
+    for path in paths.iter().filter(|path| path.is_dir() && !path.is_symlink()) {
+        if let Some(found) = find(path, wanted)? {
+            return Ok(Some(found));
+        }
+    }
+    Ok(None)
+}
+
+fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
+    let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<std::io::Result<Vec<_>>>();
+    let mut paths = read().with_context(|| format!("cannot read {}", folder.display()))?;
+    paths.sort_unstable();
+    Ok(paths)
+}
+
+/// apt with lists and caches of its own, which no installed package and no setting of this machine's gets into.
+struct Apt {
+    folder: PathBuf,
+}
+
+impl Apt {
+    fn new(folder: &Path, suite: &str) -> Result<Self> {
+        let folder = folder.join("apt");
+        for part in ["lists/partial", "cache/archives/partial"] {
+            fs::create_dir_all(folder.join(part)).context("cannot make folders for apt")?;
+        }
+        let source = format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror()?);
+        fs::write(folder.join("sources.list"), source).context("cannot write apt's sources")?;
+        fs::write(folder.join("status"), "").context("cannot write apt's status")?;
+        Ok(Self { folder })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let at = |name: &str| self.folder.join(name).display().to_string();
+        let options = [
+            ("Dir::Etc::SourceList", at("sources.list")),
+            ("Dir::Etc::SourceParts", "/dev/null".to_owned()),
+            ("Dir::Etc::Preferences", "/dev/null".to_owned()),
+            ("Dir::Etc::PreferencesParts", "/dev/null".to_owned()),
+            ("Dir::State", at("")),
+            ("Dir::State::Lists", at("lists")),
+            ("Dir::State::status", at("status")),
+            ("Dir::Cache", at("cache")),
+            ("Acquire::Languages", "none".to_owned()),
+            ("Acquire::IndexTargets::deb::DEP-11::DefaultEnabled", "false".to_owned()),
+            ("Acquire::Retries", "3".to_owned()),
+            ("APT::Sandbox::User", String::new()),
+        ];
+        let mut command = Command::new(program);
+        command.env("LC_ALL", "C").args(["-q"]);
+        for (name, value) in options {
+            command.args(["-o", &format!("{name}={value}")]);
+        }
+        command
+    }
+}
+
+/// The mirror of Debian's archive that this machine uses.
+fn mirror() -> Result<String> {
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"]);
+    let output = command.output().context("cannot run apt-get")?;
+    let mirror = main_archive(&String::from_utf8_lossy(&output.stdout)).map(str::to_owned);
+    mirror.context("apt's sources name no archive of Debian's: add one to /etc/apt/sources.list")
+}
+
+/// The first archive that is named for a release itself, not for its updates.
+fn main_archive(targets: &str) -> Option<&str> {
+    let mut targets = targets.lines().filter_map(|line| line.split_once(' '));
+    targets.find(|(_, release)| !release.contains(['-', '/'])).map(|(uri, _)| uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_a_kernel_are_found_through_the_package_that_names_the_newest() {
+        let depends = |package: &str| {
+            Ok(match package {
+                "linux-image-cloud-amd64" => "linux-image-cloud-amd64\n  Depends: linux-image-7.2-cloud-amd64\n",
+                "linux-image-7.2-cloud-amd64" => {
+                    "linux-image-7.2-cloud-amd64\n  Depends: linux-binary-7.2-cloud-amd64\n \
+                     |Depends: linux-modules-7.2-cloud-amd64\n  Depends: kmod\n  Depends: linux-base\n"
+                }
+                _ => "",
+            }
+            .to_owned())
+        };
+        let expected = ["linux-binary-7.2-cloud-amd64", "linux-image-7.2-cloud-amd64", "linux-modules-7.2-cloud-amd64"];
+        assert_eq!(parts(PACKAGE, depends).ok(), Some(expected.map(str::to_owned).to_vec()));
+        assert!(parts("linux-base", depends).is_err());
+    }
+
+    #[test]
+    fn the_mirror_is_that_of_a_release_and_not_of_its_security_updates() {
+        let targets = "https://example.org/debian-security/ trixie-security\nhttps://example.org/debian/ trixie\n";
+        assert_eq!(main_archive(targets), Some("https://example.org/debian/"));
+        assert_eq!(main_archive(""), None);
+    }
+}

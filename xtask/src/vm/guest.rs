@@ -1,0 +1,118 @@
+//! One guest, from its boot to its end.
+
+use std::{
+    fs::File,
+    io::{self, BufRead as _, BufReader},
+    path::Path,
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::archive::Image;
+use crate::summary::Outcome;
+
+/// A guest that writes nothing for so long is stuck: the longest test takes a minute.
+const SILENCE: Duration = Duration::from_mins(10);
+
+/// Lines that are shown of what a guest said before it died.
+const LAST_WORDS: usize = 60;
+
+/// QEMU 7.2 spoils the flags of `cmpxchg16b`, with which kernels from 6.12 on panic now and then; and five-level page
+/// tables only cost time.
+const CPU: &str = "max,-cx16,-la57";
+
+/// Boots the kernel with these files, shows what the suites write, and tells how they ended.
+pub(super) fn run(folder: &Path, image: &Image, files: &Path) -> Result<Outcome> {
+    let initramfs = folder.join("initramfs");
+    concatenate(&[&image.modules, files], &initramfs)?;
+    let mut guest = Guest::boot(image, &initramfs)?;
+    match guest.watch()? {
+        Some(0) => Ok(Outcome::Passed),
+        Some(_) => Ok(Outcome::Failed(anyhow!("a suite failed, see above"))),
+        None => bail!("the guest ended without a result, see above"),
+    }
+}
+
+/// The kernel unpacks archives that follow each other.
+fn concatenate(sources: &[&Path], target: &Path) -> Result<()> {
+    let mut file = File::create(target).with_context(|| format!("cannot write {}", target.display()))?;
+    for source in sources {
+        let mut from = File::open(source).with_context(|| format!("cannot read {}", source.display()))?;
+        io::copy(&mut from, &mut file).with_context(|| format!("cannot write {}", target.display()))?;
+    }
+    Ok(())
+}
+
+/// A running QEMU, killed when dropped.
+struct Guest {
+    qemu: Child,
+    console: Receiver<String>,
+}
+
+impl Guest {
+    fn boot(image: &Image, initramfs: &Path) -> Result<Self> {
+        let mut command = Command::new("qemu-system-x86_64");
+        command.args(["-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", CPU, "-smp", "2", "-m", "2048"]);
+        command.args(["-nodefaults", "-display", "none", "-no-reboot", "-serial", "stdio"]);
+        command.arg("-kernel").arg(&image.vmlinuz).arg("-initrd").arg(initramfs);
+        command.args(["-append", "console=ttyS0 quiet panic=-1 net.ifnames=0 mitigations=off tsc=reliable"]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut qemu = command.spawn().context("cannot run qemu-system-x86_64")?;
+        let output = qemu.stdout.take().context("QEMU has no output")?;
+        Ok(Self { qemu, console: lines(output) })
+    }
+
+    /// Shows what is between the marks of `init.sh`; the status that the second one tells, or none where the guest ended
+    /// without it.
+    fn watch(&mut self) -> Result<Option<u32>> {
+        let mut hidden = Vec::new();
+        let mut shown = false;
+        loop {
+            let line = match self.console.recv_timeout(SILENCE) {
+                Ok(line) => line,
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => bail!("the guest wrote nothing for {} s", SILENCE.as_secs()),
+            };
+            if let Some(status) = line.strip_prefix("@@END ") {
+                return Ok(Some(status.parse().with_context(|| format!("the guest ended with `{line}`"))?));
+            }
+            if line == "@@BEGIN" {
+                shown = true;
+            } else if shown {
+                println!("{line}");
+            } else {
+                hidden.push(line);
+            }
+        }
+        for line in &hidden[hidden.len().saturating_sub(LAST_WORDS)..] {
+            eprintln!("{line}");
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.qemu.kill();
+        let _ = self.qemu.wait();
+    }
+}
+
+/// The lines of the serial console, read by a thread of its own, so that a silent guest can be given up. The thread ends
+/// with QEMU.
+fn lines(output: ChildStdout) -> Receiver<String> {
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+            if sender.send(line).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}

@@ -1,0 +1,29 @@
+#!/bin/busybox sh
+# The first process of a guest: makes a machine of it, runs the suites, tells how they ended, and powers off.
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mkdir -p /dev/pts /dev/shm /run/netns /tmp /sys/fs/bpf
+mount -t tmpfs run /run
+mount -t bpf bpf /sys/fs/bpf
+ip link set lo up
+export PATH=/bin:/sbin HOME=/root CI=true TMPDIR=/tmp
+ulimit -n 65536
+# Those that the kernel does not ask for by itself.
+for module in bridge veth 8021q nf_tables nf_conntrack; do
+    modprobe -q "$module"
+done
+
+failed=0
+suite() {
+    name=$1
+    shift
+    echo "==> $name on Linux $(uname -r)"
+    "/vipmux/$name" "$@" </dev/null 2>&1 || failed=1
+}
+
+echo "@@BEGIN"
+. /suites
+echo "@@END $failed"
+poweroff -f

@@ -1,0 +1,106 @@
+//! What runs in a guest.
+
+use std::{
+    path::PathBuf,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::workspace;
+
+/// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends, replies, fragments,
+/// generic XDP, restart and removal. The others run on the developer's kernel alone.
+const NETWORK: [&str; 8] = [
+    "leading::restarting_every_agent_loses_no_request",
+    "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
+    "removal::inspect_tells_the_same_while_the_agent_is_down",
+    "removal::unload_leaves_no_trace",
+    "replies::datagrams_in_fragments_arrive_whole_in_both_directions",
+    "replies::every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter",
+    "serving::each_port_reaches_its_own_service_which_sees_the_client",
+    "serving::generic_xdp_serves_as_well",
+];
+
+/// The programs that a guest runs.
+pub(super) struct Executables {
+    /// The agent, the packet suite, the network suite and its pods.
+    pub(super) programs: Vec<(&'static str, PathBuf)>,
+}
+
+/// Builds them, and makes sure that every test that is to run is there.
+pub(super) fn build() -> Result<Executables> {
+    workspace::say("building the agent and the suites");
+    let agent = ["build", "-p", "vipmux", "--bin", "vipmux"];
+    workspace::prepare(workspace::cargo(agent).args(workspace::locked()))?;
+    let suites = ["test", "--no-run", "-p", "vipmux-tests", "--test", "packet", "--test", "network"];
+    let mut command = workspace::cargo(suites);
+    command.args(workspace::locked()).arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
+    let messages = output(&mut command)?;
+    let folder = workspace::target_folder()?.join("debug");
+    let (packet, network) = (executable(&messages, "packet")?, executable(&messages, "network")?);
+    let listed = output(Command::new(&network).args(["--list", "--format", "terse"]))?;
+    check(&listed)?;
+    let programs =
+        vec![("vipmux", folder.join("vipmux")), ("pod", folder.join("pod")), ("packet", packet), ("network", network)];
+    Ok(Executables { programs })
+}
+
+/// The guest's part of the work: one line per suite.
+pub(super) fn commands() -> String {
+    // One test at a time: they wait for things to happen, and an emulated CPU is slow.
+    let network = ["suite network --test-threads=1 --exact", &NETWORK.join(" ")].join(" ");
+    format!("suite packet\n{network}\n")
+}
+
+/// Fails if a test that is to run is not among those `listed`: the suite would pass without it.
+fn check(listed: &str) -> Result<()> {
+    let is_there = |name: &str| listed.lines().any(|line| line.strip_suffix(": test") == Some(name));
+    let missing: Vec<_> = NETWORK.into_iter().filter(|name| !is_there(name)).collect();
+    if !missing.is_empty() {
+        bail!("the network suite has no test {}: adjust the list in xtask/src/vm/suites.rs", missing.join(", "));
+    }
+    Ok(())
+}
+
+fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("cannot run `{}`", workspace::shown(command)))?;
+    if !output.status.success() {
+        bail!("`{}` failed ({})", workspace::shown(command), output.status);
+    }
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The executable of a test, from cargo's messages.
+fn executable(messages: &str, name: &str) -> Result<PathBuf> {
+    let path = messages.lines().find_map(|line| {
+        let message: Value = serde_json::from_str(line).ok()?;
+        let is_it = message["target"]["name"] == name && message["target"]["kind"][0] == "test";
+        is_it.then(|| message["executable"].as_str().map(PathBuf::from))?
+    });
+    path.with_context(|| format!("cargo tells of no executable for the test {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tests_executable_is_found_among_cargos_messages() {
+        let messages = concat!(
+            r#"{"reason":"compiler-artifact","target":{"kind":["lib"],"name":"packet"},"executable":null}"#,
+            "\nnot JSON\n",
+            r#"{"reason":"compiler-artifact","target":{"kind":["test"],"name":"packet"},"executable":"/t/packet-1"}"#,
+        );
+        assert_eq!(executable(messages, "packet").ok(), Some(PathBuf::from("/t/packet-1")));
+        assert!(executable(messages, "network").is_err());
+    }
+
+    #[test]
+    fn a_selected_test_that_is_not_there_is_an_error() {
+        let all = NETWORK.map(|name| format!("{name}: test\n")).concat();
+        assert!(check(&all).is_ok());
+        assert!(check(&all.replace("unload_leaves_no_trace", "unload_leaves_no_traces")).is_err());
+    }
+}
