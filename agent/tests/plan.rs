@@ -200,7 +200,7 @@ spec:
   sessionAffinity: ClientIP
   loadBalancerSourceRanges: [198.51.100.7/24]
 ";
-    let open = guarded.replace("guarded", "slip").replace("90s", "90");
+    let open = guarded.replace("guarded", "slip").replace("90s", "9s");
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("guarded.yaml", guarded), ("slip.yaml", &open)])?;
     let output = plan(directory.path(), &["cluster.yaml", "guarded.yaml"])?;
     let line = text(&output.stdout).lines().find(|line| line.starts_with("shop/guarded")).map(str::to_owned);
@@ -214,7 +214,7 @@ spec:
     });
     assert_eq!(service(&json, "guarded")?["treatment"], expected);
     assert_eq!(service(&json, "web")?.get("treatment"), None);
-    let message = "vipmux.io/tcp-idle-timeout: \"90\" is malformed; allowed: 10s to 24h: a whole number of seconds (90s), \
+    let message = "vipmux.io/tcp-idle-timeout: \"9s\" is malformed; allowed: 10s to 24h: a whole number of seconds (90s), \
                    minutes (15m) or hours (2h)";
     assert_eq!(
         (&service(&json, "slip")?["state"], &service(&json, "slip")?["message"]),
