@@ -188,6 +188,8 @@ fn send<const V6: bool>(
     now: u64,
 ) -> Outcome {
     match found.target.local {
+        // The program that sends it on finds the backend by the record.
+        Some(_) if found.flags & SERVICE_DIRECT != 0 && !found.recorded => Err(DropReason::RecordLimited.into()),
         Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend, found, now),
         None => {

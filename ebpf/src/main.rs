@@ -12,6 +12,7 @@ mod budget;
 mod client;
 mod count;
 mod demux;
+mod direct;
 mod extensions;
 mod flow;
 mod forward;
@@ -170,19 +171,7 @@ fn enter<const FRAGMENTED: bool>(context: &XdpContext) -> Option<(Frame, u32, &'
 /// elsewhere.
 #[classifier]
 pub fn vipmux_egress(context: TcContext) -> i32 {
-    // SAFETY: the context is valid for the whole run.
-    let mut protocol = unsafe { (*context.skb.skb).protocol } as u16;
-    let mut network = ETHERNET_LENGTH;
-    if protocol == ETHERTYPE_VLAN {
-        // A tag in the frame itself: of a VLAN interface on a device that cannot add tags.
-        let start = pin(context.data());
-        network += VLAN_TAG_LENGTH;
-        if start + network > pin(context.data_end()) {
-            return TC_ACT_UNSPEC;
-        }
-        // SAFETY: compared with the end above.
-        protocol = unsafe { read::<16, _>(start) };
-    }
+    let Some((protocol, network)) = network(&context) else { return TC_ACT_UNSPEC };
     let dropped = match protocol {
         ETHERTYPE_IPV4 => {
             restore::pull(&context, network);
@@ -206,6 +195,33 @@ pub fn vipmux_egress(context: TcContext) -> i32 {
             TC_ACT_SHOT
         }
     }
+}
+
+/// Sends what the XDP program left for backends with direct server return to them. Attached only where there are such.
+#[classifier]
+pub fn vipmux_ingress(context: TcContext) -> i32 {
+    match network(&context) {
+        Some((ETHERTYPE_IPV4, network)) => direct::send::<false>(&context, network),
+        Some((ETHERTYPE_IPV6, network)) => direct::send::<true>(&context, network),
+        _ => TC_ACT_UNSPEC,
+    }
+}
+
+/// The protocol above the link, wire, and where it begins. A tag may be in the frame itself: of a VLAN interface on a
+/// device that cannot add tags.
+#[inline(always)]
+fn network(context: &TcContext) -> Option<(u16, usize)> {
+    // SAFETY: the context is valid for the whole run.
+    let protocol = unsafe { (*context.skb.skb).protocol } as u16;
+    if protocol != ETHERTYPE_VLAN {
+        return Some((protocol, ETHERNET_LENGTH));
+    }
+    let (start, network) = (pin(context.data()), ETHERNET_LENGTH + VLAN_TAG_LENGTH);
+    if start + network > pin(context.data_end()) {
+        return None;
+    }
+    // SAFETY: compared with the end above.
+    Some((unsafe { read::<16, _>(start) }, network))
 }
 
 #[cfg(not(test))]

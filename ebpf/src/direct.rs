@@ -1,0 +1,103 @@
+//! Direct server return: packets that the XDP program left as they came, for a local backend that answers in the VIP's
+//! name. Their destination is the VIP, which the stack would not route to the backend, so they are sent there from here,
+//! before it sees them.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{
+    bindings::{
+        BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_fib_lookup as Lookup,
+        bpf_redir_neigh as NextHop,
+    },
+    helpers::{bpf_fib_lookup, bpf_redirect_neigh, bpf_skb_vlan_pop},
+    programs::TcContext,
+};
+use vipmux_common::{
+    abi::{Address, SERVICE_DIRECT},
+    hash,
+};
+
+use crate::{
+    flow, fragment,
+    icmp::Embedded,
+    maps::VIPS,
+    packet::{LATER, Packet},
+    restore,
+    wire::pin,
+};
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+
+/// Sends a packet to its backend, or leaves it to the stack: what is of no such Service, and what is for a backend that
+/// has the node's own address.
+#[inline(always)]
+pub(crate) fn send<const V6: bool>(context: &TcContext, network: usize) -> i32 {
+    restore::pull(context, network);
+    let Some((client, backend)) = backend::<V6>(context, network) else { return TC_ACT_UNSPEC };
+    let Some(ifindex) = route::<V6>(context, &client, &backend) else { return TC_ACT_UNSPEC };
+    let mut hop = MaybeUninit::<NextHop>::uninit();
+    let words = hop.as_mut_ptr().cast::<u32>();
+    // SAFETY: the five words of the structure; a tag beside the packet would leave with it.
+    unsafe {
+        if (*context.skb.skb).vlan_present != 0 && bpf_skb_vlan_pop(context.skb.skb) != 0 {
+            return TC_ACT_SHOT;
+        }
+        words.write_volatile(u32::from(if V6 { AF_INET6 } else { AF_INET }));
+        words.add(1).write_volatile(if V6 { backend.w0 } else { backend.w3 });
+        words.add(2).write_volatile(if V6 { backend.w1 } else { 0 });
+        words.add(3).write_volatile(if V6 { backend.w2 } else { 0 });
+        words.add(4).write_volatile(if V6 { backend.w3 } else { 0 });
+        bpf_redirect_neigh(ifindex, hop.as_mut_ptr(), size_of::<NextHop>() as i32, 0) as i32
+    }
+}
+
+/// The client, and the backend's address, of a packet that the XDP program found to be one of such a Service.
+#[inline(always)]
+fn backend<const V6: bool>(context: &TcContext, network: usize) -> Option<(Address, Address)> {
+    let (start, end) = (pin(context.data()), pin(context.data_end()));
+    let packet = Packet::<V6>::parse(pin(start + network), end)?;
+    // SAFETY: a map value, which stays in place for the whole run.
+    let vip = unsafe { (*VIPS.get_ptr(&packet.destination)?).id };
+    let transport = packet.transport(context, None).ok()?;
+    if transport.fragment & LATER != 0 {
+        let value = fragment::find(&packet.fragment(&transport))?;
+        let target = fragment::target(&value)?;
+        return (value.direct != 0).then_some((packet.source, target.local?.address));
+    }
+    let key = if transport.protocol == Packet::<V6>::ICMP {
+        Embedded::<V6>::parse(transport.at, end)?.flow(vip, &packet.destination)?
+    } else {
+        transport.segment(end).ok()?.flow(packet.source, vip)
+    };
+    let (target, flags) = flow::look(&key, hash::flow(&key))?;
+    (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
+}
+
+/// The interface by which the backend is reached; `None`: it is this node itself, or there is no way.
+#[inline(always)]
+fn route<const V6: bool>(context: &TcContext, client: &Address, backend: &Address) -> Option<u32> {
+    let mut lookup = MaybeUninit::<Lookup>::uninit();
+    let words = lookup.as_mut_ptr().cast::<u64>();
+    for index in 0..size_of::<Lookup>() / 8 {
+        // SAFETY: within the structure. Volatile, or the compiler would call a function that is a loop over bytes.
+        unsafe { words.add(index).write_volatile(0) };
+    }
+    // SAFETY: all of it was written above; the context is valid for the whole run.
+    unsafe {
+        let lookup = &mut *lookup.as_mut_ptr();
+        lookup.family = if V6 { AF_INET6 } else { AF_INET };
+        lookup.ifindex = (*context.skb.skb).ifindex;
+        if V6 {
+            lookup.__bindgen_anon_3.ipv6_src = [client.w0, client.w1, client.w2, client.w3];
+            lookup.__bindgen_anon_4.ipv6_dst = [backend.w0, backend.w1, backend.w2, backend.w3];
+        } else {
+            lookup.__bindgen_anon_3.ipv4_src = client.w3;
+            lookup.__bindgen_anon_4.ipv4_dst = backend.w3;
+        }
+        let found = bpf_fib_lookup(context.skb.skb.cast(), lookup, size_of::<Lookup>() as i32, 0);
+        // Whether its MAC is known already does not matter: the kernel asks for it.
+        (found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH))
+            .then_some(lookup.ifindex)
+    }
+}
