@@ -5,7 +5,9 @@ pub mod endpoints;
 pub(crate) mod ingest;
 pub mod name;
 pub mod node;
+pub mod policy;
 pub mod pool;
+pub mod prefix;
 pub mod range;
 pub mod reason;
 pub mod request;
@@ -106,7 +108,7 @@ pub struct PortClaim {
     pub vip: Vip,
     /// The protocol.
     pub protocol: Protocol,
-    /// The Service port.
+    /// The Service port; 0: every port.
     pub port: u16,
 }
 
@@ -151,7 +153,10 @@ impl fmt::Display for Protocol {
 
 impl fmt::Display for PortClaim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "port {}/{} on {}", self.port, self.protocol, self.vip)
+        match self.port {
+            0 => write!(f, "every {} port on {}", self.protocol, self.vip),
+            port => write!(f, "port {port}/{} on {}", self.protocol, self.vip),
+        }
     }
 }
 

@@ -15,6 +15,7 @@ mod observed;
 mod pool;
 mod services;
 mod settled;
+mod sources;
 mod vips;
 
 use std::{
@@ -30,7 +31,7 @@ use vipmux_common::abi::{self, Mac};
 pub use self::differences::Difference;
 pub use self::observed::{Capacities, Entries, Observed};
 use self::{backends::Placements, nodes::Nodes, services::Services, vips::Vips};
-use crate::model::{NodeName, PortClaim, ServiceName, Vip};
+use crate::model::{NodeName, PortClaim, ServiceName, Vip, prefix::Prefix};
 
 /// How long a place in a map stays unused after packets stopped being led to it: far longer than a program runs, so
 /// that no packet in flight finds another's entry there. Within one agent's life; a restart takes longer than a packet.
@@ -45,8 +46,21 @@ pub struct Desired {
     pub nodes: BTreeMap<NodeName, DesiredNode>,
     /// VIPs.
     pub vips: BTreeMap<Vip, DesiredVip>,
-    /// Port claims. A claim whose VIP is not in `vips` is an error of the caller.
+    /// Port claims. A claim whose VIP is not in `vips` is an error of the caller. One with port 0 has every port that no
+    /// other claim names.
     pub services: BTreeMap<PortClaim, DesiredService>,
+    /// What becomes of claims none of whose endpoints that take new flows is on a node in `nodes`.
+    pub unreachable: Unreachable,
+}
+
+/// What becomes of a Service port whose endpoints no frame can be handed over to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Unreachable {
+    /// Packets are left to the node's own stack: kube-proxy, which hides the client's address
+    Kernel,
+    /// As where there is no endpoint
+    #[default]
+    Refuse,
 }
 
 /// A node as it is reached from this one.
@@ -82,6 +96,23 @@ pub struct DesiredService {
     pub owner: ServiceName,
     /// Its endpoints for this port; shared between Services where equal, so that comparing is cheap.
     pub backends: Arc<BTreeSet<DesiredBackend>>,
+    /// How its packets are treated.
+    pub treatment: Treatment,
+}
+
+/// How a Service port's packets are treated.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Treatment {
+    /// The addresses that clients may have, all of the VIP's family; `None`: any. Shared where equal.
+    pub sources: Option<Arc<BTreeSet<Prefix>>>,
+    /// For how long a client without packets is remembered, seconds; `None`: no session affinity.
+    pub affinity: Option<u32>,
+    /// An idle flow's life, seconds; `None`: the default for the protocol.
+    pub idle: Option<u32>,
+    /// Backends get packets with the VIP as their destination.
+    pub direct: bool,
+    /// Packets are left to the node's own stack.
+    pub kernel: bool,
 }
 
 /// An endpoint of a Service port.
@@ -89,7 +120,7 @@ pub struct DesiredService {
 pub struct DesiredBackend {
     /// The endpoint's address.
     pub address: IpAddr,
-    /// The endpoint's port.
+    /// The endpoint's port; 0: the one that the client asked for.
     pub port: u16,
     /// The node that it is on.
     pub node: NodeName,
@@ -118,6 +149,8 @@ pub enum Step {
     ServiceState(u32, abi::ServiceState),
     /// `SERVICES[key]`, or the entry goes.
     Service(abi::ServiceKey, Option<abi::ServiceValue>),
+    /// The key of `SOURCE_RANGES` (how many of its bits count, and the bits), or the entry goes.
+    SourceRange((u32, abi::Range), bool),
     /// `VIPS[address]`, or the entry goes.
     Vip(abi::Address, Option<abi::VipValue>),
 }
@@ -130,6 +163,8 @@ pub struct Plan {
     /// What found no room. A claim that is served by the same owner already goes on with its old endpoints. If there is
     /// any, it is worth to plan again after [`REST`]: places that rest now may be free then.
     pub refused: Vec<Refusal>,
+    /// Claims that have endpoints, none of which can be reached ([`Desired::unreachable`]).
+    pub unreachable: Vec<PortClaim>,
 }
 
 /// Something that found no room in a map.
@@ -183,6 +218,8 @@ pub enum CapacityMap {
     Nodes,
     /// `PEERS`.
     Peers,
+    /// `SOURCE_RANGES`.
+    SourceRanges,
 }
 
 /// Why there is no plan.
@@ -215,9 +252,10 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
     let first = placements.generation();
     let backends = placements.finish();
     nodes.release(observed, &backends.nodes);
-    let next = match backends.generation.or(services.generation) {
-        Some(generation) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
-        None => first,
+    let next = match (services.after_sources, backends.generation.or(services.generation)) {
+        (Some(after), _) => after,
+        (None, Some(generation)) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
+        (None, None) => first,
     };
     let next = nodes.turn(observed, &backends.unsettled, next)?;
 
@@ -240,9 +278,10 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         backends.tables,
         services.new_slots,
         services.switches,
-        services.retired_slots,
         // A VIP appears after its Services.
         vips.announcements,
+        services.superseded,
+        services.retired_slots,
         // No table in use leads to these any more.
         backends.drained,
         backends.departures,
@@ -250,7 +289,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         nodes.departures,
     ];
     steps.extend(stages.into_iter().flatten());
-    Ok(Plan { steps, refused })
+    Ok(Plan { steps, refused, unreachable: services.unreachable })
 }
 
 impl fmt::Display for Subject {
@@ -272,6 +311,7 @@ impl fmt::Display for CapacityMap {
             Self::Backends => "BACKENDS",
             Self::Nodes => "NODES",
             Self::Peers => "PEERS",
+            Self::SourceRanges => "SOURCE_RANGES",
         })
     }
 }

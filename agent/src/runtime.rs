@@ -28,7 +28,12 @@ use tokio::{
 };
 use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 
-use self::{check::Checks, interfaces::Attached, kernel::Kernel, settle::Settled};
+use self::{
+    check::Checks,
+    interfaces::Attached,
+    kernel::{Kernel, Synced},
+    settle::Settled,
+};
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{
@@ -45,10 +50,10 @@ use crate::{
     election::{Command, HEARTBEAT},
     link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{
-        self, NodeName, Vip,
+        self, NodeName, PortClaim, Vip,
         range::{SUBNET_ANYCAST, subnet_anycast},
     },
-    plan::{Desired, DesiredNode, DesiredVip, REST},
+    plan::{Desired, DesiredNode, DesiredVip, REST, Unreachable},
     snat::{self, SnatError},
     source::manifests::{self, WatchError, WatchGuard},
 };
@@ -76,6 +81,8 @@ pub struct Options {
     pub mode: Mode,
     /// What becomes of packets that no Service takes.
     pub unclaimed: Unclaimed,
+    /// What becomes of Service ports whose endpoints cannot be reached.
+    pub unreachable: Unreachable,
     /// Entries of each flow table; 0: as many as there are, or by the memory.
     pub flows: u32,
     /// How often the kernel's state is checked and repaired; zero: never.
@@ -315,10 +322,11 @@ impl Agent {
     ) -> Result<(), AgentError> {
         let desired = self.desired(links, settled, neighbors, &mut complaints);
         let before = self.kernel.announced();
-        let (refused, commands) = self.kernel.sync(&desired)?;
+        let Synced { refused, unreachable, leftovers, commands } = self.kernel.sync(&desired)?;
         self.react(&commands);
-        self.retry = (!refused.is_empty()).then(|| Instant::now() + REST);
+        self.retry = (leftovers || !refused.is_empty()).then(|| Instant::now() + REST);
         complaints.extend(refused.iter().map(ToString::to_string));
+        complaints.extend(unreachable.iter().map(|claim| self.lost(claim)));
         self.snat.want(snat::local_backends(&desired));
         self.groups.want(self.solicited(&desired));
         if settled.look >= self.awaited {
@@ -388,7 +396,19 @@ impl Agent {
         }
         let services = settled.services.iter().filter(|(claim, _)| vips.contains_key(&claim.vip));
         let services = services.map(|(claim, service)| (*claim, service.clone())).collect();
-        Desired { local: self.options.node.clone(), nodes, vips, services }
+        let unreachable = self.options.unreachable;
+        Desired { local: self.options.node.clone(), nodes, vips, services, unreachable }
+    }
+
+    /// What is told of a claim none of whose endpoints can be reached.
+    fn lost(&self, claim: &PortClaim) -> String {
+        let what = match self.options.unreachable {
+            Unreachable::Kernel => {
+                "its packets are left to the leader's own stack, which may hide the client's address"
+            }
+            Unreachable::Refuse => "it is refused; --unreachable-endpoints kernel would leave it to kube-proxy",
+        };
+        format!("{claim}: none of its endpoints is on a node that frames can be handed over to, so {what}")
     }
 
     /// The groups in which neighbours ask for the VIPs: of all, since any may be led next.

@@ -38,7 +38,7 @@ pub use self::keeper::Keeper;
 use self::transaction::Socket;
 use crate::{
     model::Protocol,
-    plan::{Desired, DesiredBackend},
+    plan::{Desired, DesiredBackend, DesiredService},
 };
 
 /// An endpoint on this node, for one protocol.
@@ -55,7 +55,9 @@ pub struct LocalBackend {
 /// The endpoints on this node; draining ones too, since they keep their flows.
 pub fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
     let on_this_node = |backend: &&DesiredBackend| backend.node == desired.local;
-    let services = desired.services.iter();
+    // Nothing is translated of the others' replies, or not here.
+    let translated = |service: &DesiredService| !service.treatment.direct && !service.treatment.kernel;
+    let services = desired.services.iter().filter(|(_, service)| translated(service));
     services
         .flat_map(|(claim, service)| {
             service.backends.iter().filter(on_this_node).map(|backend| LocalBackend {

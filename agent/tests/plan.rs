@@ -186,6 +186,44 @@ VIP           LEADER  SERVICES
 }
 
 #[test]
+fn what_is_particular_about_a_services_packets_is_shown() -> Result<()> {
+    let guarded = "\
+apiVersion: v1
+kind: Service
+metadata:
+  name: guarded
+  namespace: shop
+  annotations: {vipmux.io/sharing-key: edge, vipmux.io/tcp-idle-timeout: 90s}
+spec:
+  type: LoadBalancer
+  ports: [{port: 8443}]
+  sessionAffinity: ClientIP
+  loadBalancerSourceRanges: [198.51.100.7/24]
+";
+    let open = guarded.replace("guarded", "slip").replace("90s", "9s");
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("guarded.yaml", guarded), ("slip.yaml", &open)])?;
+    let output = plan(directory.path(), &["cluster.yaml", "guarded.yaml"])?;
+    let line = text(&output.stdout).lines().find(|line| line.starts_with("shop/guarded")).map(str::to_owned);
+    let line = line.context("shop/guarded")?;
+    assert!(line.ends_with("  affinity=10800s,tcp-idle=90s,ranges=1"), "{line}");
+    let output = plan(directory.path(), &["-o", "json", "."])?;
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    let expected = serde_json::json!({
+        "source_ranges": ["198.51.100.0/24"], "affinity_s": 10800, "all_ports": false, "direct": false, "kernel": false,
+        "idle_s": {"tcp": 90, "udp": null, "sctp": null},
+    });
+    assert_eq!(service(&json, "guarded")?["treatment"], expected);
+    assert_eq!(service(&json, "web")?.get("treatment"), None);
+    let message = "vipmux.io/tcp-idle-timeout: \"9s\" is malformed; allowed: 10s to 24h: a whole number of seconds (90s), \
+                   minutes (15m) or hours (2h)";
+    assert_eq!(
+        (&service(&json, "slip")?["state"], &service(&json, "slip")?["message"]),
+        (&"pending".into(), &message.into())
+    );
+    Ok(())
+}
+
+#[test]
 fn a_service_that_keeps_its_address_by_grace_is_not_as_asked() -> Result<()> {
     let slip = "\
 apiVersion: v1

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::model::{
     Family, Model, ServiceName, Vip,
     name::Port,
+    policy::{IdleTimeouts, Policy},
     reason::{Reason, Refusal},
     request::{ByAddress, Request, Sharing, SharingKey},
     selector::Labels,
@@ -79,6 +80,8 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
         labels: Labels::new(),
         ports: ports.map(|port| (*port, String::new())).collect(),
         families: Families::Single(Family::V4),
+        policy: Policy::default(),
+        idle: IdleTimeouts::default(),
         request: Request::default(),
         fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
         status: BTreeSet::new(),

@@ -55,12 +55,19 @@ impl<'a> Tenancy<'a> {
 
     /// Whether the Service's port is another's.
     pub(super) fn has(&self, port: Port) -> bool {
-        self.claims.contains_key(&port)
+        self.holder(port).is_some()
     }
 
     /// The first of the Service's ports that another Service has.
     pub(super) fn clash(&self, service: &Service) -> Option<(Port, &'a Service)> {
-        service.claims().find_map(|port| Some((port, *self.claims.get(&port)?)))
+        service.claims().find_map(|port| self.holder(port))
+    }
+
+    /// Who has the port, and by which claim: one with every port (number 0, so the first) shares with nobody.
+    fn holder(&self, port: Port) -> Option<(Port, &'a Service)> {
+        let first = self.claims.first_key_value().filter(|(first, _)| port.number == 0 || first.number == 0);
+        let (claim, service) = first.or_else(|| self.claims.get_key_value(&port))?;
+        Some((*claim, *service))
     }
 
     /// The first tenant that may not share with the party, and why.

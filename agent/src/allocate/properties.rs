@@ -16,6 +16,7 @@ struct Shape {
     address: Option<&'static str>,
     created: Option<u16>,
     pool: Option<&'static str>,
+    all_ports: bool,
     families: (&'static [&'static str], Option<&'static str>),
 }
 
@@ -56,8 +57,9 @@ fn shape() -> impl Strategy<Value = Shape> {
         option::of(2001_u16..2004),
         option::weighted(0.2, select(vec!["lan", "manual", "team", "gone"])),
         select(families),
+        prop::bool::weighted(0.1),
     )
-        .prop_map(|(namespace, ports, key, consent, address, created, pool, families)| Shape {
+        .prop_map(|(namespace, ports, key, consent, address, created, pool, families, all_ports)| Shape {
             namespace,
             ports,
             key,
@@ -65,6 +67,7 @@ fn shape() -> impl Strategy<Value = Shape> {
             address,
             created,
             pool,
+            all_ports,
             families,
         })
 }
@@ -74,7 +77,9 @@ fn add(cluster: Cluster, index: usize, shape: &Shape) -> Cluster {
     let consent = shape.consent.then_some(("vipmux.io/sharing-namespaces", "a,b"));
     let address = shape.address.map(|address| ("vipmux.io/addresses", address));
     let pool = shape.pool.map(|pool| ("vipmux.io/pool", pool));
-    let annotations: Vec<_> = shape.key.into_iter().chain(consent).chain(address).chain(pool).collect();
+    let all_ports = shape.all_ports.then_some(("vipmux.io/all-ports", "true"));
+    let annotations: Vec<_> =
+        shape.key.into_iter().chain(consent).chain(address).chain(pool).chain(all_ports).collect();
     let ports: Vec<_> = shape.ports.iter().copied().collect();
     let (families, policy) = shape.families;
     let cluster = cluster.service(&service, &ports, &annotations).spec(&service, |spec| {
@@ -168,6 +173,9 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
         }
     }
     for (vip, names) in allocation.vips() {
+        let exclusive =
+            names.iter().any(|name| allocation.assignments[*name].ports.iter().any(|port| port.number == 0));
+        prop_assert!(!exclusive || names.len() == 1, "{vip} is shared, and one has every port");
         // One with a fault shares on the terms that it had.
         let names: Vec<_> = names.into_iter().filter(|name| model.services[*name].fault.is_none()).collect();
         for (a, b) in names.iter().flat_map(|a| names.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b) {

@@ -12,6 +12,7 @@ use crate::{
     control::DEFAULT_SOCKET,
     datapath::{apply::Unclaimed, load::Mode, pins::DEFAULT_PIN_PATH},
     model::NodeName,
+    plan::Unreachable,
     runtime::{self, Options},
 };
 
@@ -41,6 +42,9 @@ pub struct Args {
     /// What becomes of packets to a VIP that no Service or no backend takes.
     #[arg(long, value_enum, env = "VIPMUX_UNCLAIMED", default_value_t)]
     unclaimed: Unclaimed,
+    /// What becomes of a Service port all of whose endpoints are on no known node, or on nodes off the segment.
+    #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS", default_value_t)]
+    unreachable_endpoints: Unreachable,
     /// Entries of each flow table (two of them, 128 and 144 bytes an entry); 0: as the pinned
     /// ones, or by the machine's memory, between 16,384 and 1,048,576. Pinned tables of another size are carried over.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
@@ -75,6 +79,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         pin_path: args.pin_path,
         mode: args.xdp_mode,
         unclaimed: args.unclaimed,
+        unreachable: args.unreachable_endpoints,
         flows: args.flows,
         self_check: args.self_check,
         socket: args.socket,

@@ -194,7 +194,7 @@ impl Inspect {
         let format = self.format(colour);
         match &self.what {
             What::Vips => write(&Vips::read(&maps, &clock)?, format, out),
-            What::Services => write(&Services::read(&maps)?, format, out),
+            What::Services => write(&Services::read(&maps, &clock)?, format, out),
             What::Backends => write(&Backends::read(&maps)?, format, out),
             What::Flows { limit } => write(&Flows::read(&maps, &clock, *limit)?, format, out),
             What::Neighbors => write(&Neighbors::read(&maps)?, format, out),

@@ -1,8 +1,14 @@
 //! Executing [`Step`]s, and what else the agent writes.
 
-use aya::maps::{HashMap, MapData, MapError};
+use aya::{
+    maps::{
+        HashMap, IterableMap as _, MapData, MapError,
+        lpm_trie::{Key, LpmTrie},
+    },
+    util::nr_cpus,
+};
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, NodeLabel, ServiceOwner, VipValue};
+use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, NodeLabel, Range, ServiceOwner, VipValue};
 
 use super::maps::{Maps, MapsError};
 use crate::plan::Step;
@@ -22,8 +28,10 @@ const ABANDON_SECONDS: u32 = 600;
 const FRAGMENT_LIFE_SECONDS: u32 = 30;
 /// Answers in the VIPs' name that each CPU may give in a second.
 const ANSWERS_PER_SECOND: u32 = 1_000;
-/// Flows that each CPU may record, per second.
+/// Flows that each CPU may record, per second, where the flow tables are small.
 const RECORDS_PER_SECOND: u32 = 20_000;
+/// In how many seconds all CPUs together may at most fill larger ones.
+const FILLED_IN_SECONDS: u32 = 10;
 
 /// What becomes of packets to a VIP that no Service or no backend takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -68,14 +76,29 @@ pub fn new_config() -> Config {
     }
 }
 
+/// How many flows each of `cpus` CPUs may record, per second, in a table of `flows` entries.
+pub fn records_per_second(flows: u32, cpus: usize) -> u32 {
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    (flows / FILLED_IN_SECONDS / cpus).max(RECORDS_PER_SECOND)
+}
+
 /// Writes or removes an element of a hash map; one that is gone already is no error.
 fn put<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>, key: &K, value: Option<&V>) -> Result<(), MapError> {
     match value {
         Some(value) => map.insert(key, value, 0),
-        None => match map.remove(key) {
-            Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            result => result,
-        },
+        None => removed(map.remove(key)),
+    }
+}
+
+/// The same for a prefix.
+fn put_range(map: &mut LpmTrie<MapData, Range, u32>, key: &Key<Range>, present: bool) -> Result<(), MapError> {
+    if present { map.insert(key, 1, 0) } else { removed(map.remove(key)) }
+}
+
+fn removed(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result,
     }
 }
 
@@ -100,9 +123,20 @@ impl Maps {
             }
             Step::ServiceState(slot, value) => ("SERVICE_STATES", self.service_states.set(*slot, value, 0)),
             Step::Service(key, value) => ("SERVICES", put(&mut self.services, key, value.as_ref())),
+            Step::SourceRange((bits, range), present) => {
+                ("SOURCE_RANGES", put_range(&mut self.source_ranges, &Key::new(*bits, *range), *present))
+            }
             Step::Vip(address, value) => ("VIPS", put(&mut self.vips, address, value.as_ref())),
         };
         result.map_err(|source| MapsError::Write { map, source })
+    }
+
+    /// The limit on new flow records that suits the flow tables as they are, which an earlier agent may have made.
+    pub fn records_per_second(&self) -> Result<u32, MapsError> {
+        let read = |source| MapsError::Read { map: "FLOWS", source };
+        let flows = self.flows.map().info().map_err(read)?.max_entries();
+        let cpus = nr_cpus().map_err(|(_, error)| read(error.into()))?;
+        Ok(records_per_second(flows, cpus))
     }
 
     /// Pushes the fence's deadline: `CLOCK_BOOTTIME`, nanoseconds.
@@ -121,6 +155,24 @@ impl Maps {
             Ok(value) => Ok(Some(value)),
             Err(MapError::KeyNotFound) => Ok(None),
             Err(source) => Err(MapsError::Read { map: "VIPS", source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_new_flows_needs_ten_seconds_to_fill_the_tables() {
+        for (flows, cpus, per_cpu) in [
+            (16_384, 2, 20_000),
+            (1_048_576, 2, 52_428),
+            (1_048_576, 4, 26_214),
+            (1_048_576, 128, 20_000),
+            (1_048_576, 0, 104_857),
+        ] {
+            assert_eq!(records_per_second(flows, cpus), per_cpu, "{flows} flows, {cpus} CPUs");
         }
     }
 }

@@ -8,7 +8,7 @@ pub(super) mod raw;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
 };
@@ -280,6 +280,12 @@ impl Maps {
     /// All MACs, to the index of their node.
     pub fn read_peers(&self) -> Result<BTreeMap<Mac, u32>, MapsError> {
         all("PEERS", &self.peers)
+    }
+
+    /// The keys of all source ranges: how many of their bits count, and the bits.
+    pub fn read_source_ranges(&self) -> Result<BTreeSet<(u32, Range)>, MapsError> {
+        let keys = self.source_ranges.keys().map(|key| key.map(|key| (key.prefix_len(), key.data())));
+        keys.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "SOURCE_RANGES", source })
     }
 
     /// At most `limit` flow records, in no order.

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     io::{self, Write},
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
 };
 
 use serde::Serialize;
@@ -11,7 +11,7 @@ use vipmux_common::abi::{BACKEND_LOCAL, BACKEND_READY};
 
 use super::{
     Report,
-    names::{Claim, Names},
+    names::{self, Claim, Names},
     services::Tables,
 };
 use crate::{
@@ -29,7 +29,7 @@ pub struct BackendView {
     pub index: u32,
     /// The endpoint's address.
     pub address: IpAddr,
-    /// The endpoint's port.
+    /// The endpoint's port; 0: the one that the client asked for.
     pub port: u16,
     /// The node it is on; `None`: the node went.
     pub node: Option<String>,
@@ -101,7 +101,7 @@ impl Report for Backends {
             let ready = Cell::toned("ready", Tone::Good);
             table.row([
                 backend.index.to_string().into(),
-                SocketAddr::new(backend.address, backend.port).to_string().into(),
+                names::endpoint(backend.address, backend.port).into(),
                 backend.node.as_deref().unwrap_or("?").into(),
                 if backend.local { "yes" } else { "no" }.into(),
                 if backend.ready { ready } else { Cell::toned("draining", Tone::Warn) },

@@ -10,7 +10,7 @@ use aya::maps::MapError;
 use serde::Serialize;
 use vipmux_common::abi::{
     BACKEND_LOCAL, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, Node, NodeLabel, ReverseKey,
-    ServiceState,
+    SERVICE_DIRECT, ServiceState,
 };
 
 use super::{
@@ -70,7 +70,8 @@ pub struct FlowView {
     pub phase: Phase,
     /// Why the record decides nothing any more; `None`: it decides.
     pub stale: Option<Stale>,
-    /// Whether replies are turned back into the VIP's here; `None` where the backend is on another node.
+    /// Whether replies are turned back into the VIP's here; `None` where the backend is on another node, or answers in the
+    /// VIP's name itself.
     pub replies: Option<bool>,
 }
 
@@ -100,7 +101,7 @@ impl Reader<'_> {
         let key = ReverseKey {
             backend: backend.address,
             client: key.client,
-            backend_port: backend.port,
+            backend_port: names::port(backend, key.vip_port),
             client_port: key.client_port,
             protocol: key.protocol,
         };
@@ -117,6 +118,7 @@ impl Reader<'_> {
         let slot = self.states.get(&flow.slot);
         let stale = freshness::stale((key, flow), vouched, backend, slot, &self.config, self.clock);
         let backend = backend.filter(|backend| backend.generation == flow.backend_generation);
+        let direct = slot.is_some_and(|state| state.flags & SERVICE_DIRECT != 0);
         let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
         let local = backend.filter(|backend| is_local(backend));
         let flag = |flag| u32::from(flow.flags) & flag != 0;
@@ -128,7 +130,7 @@ impl Reader<'_> {
             protocol: names::protocol(key.protocol),
             backend: backend.map(|backend| FlowBackend {
                 address: backend.address.into(),
-                port: u16::from_be(backend.port),
+                port: u16::from_be(names::port(backend, key.vip_port)),
                 node: self.names.nodes.get(&backend.node).cloned(),
                 local: is_local(backend),
             }),
@@ -139,7 +141,7 @@ impl Reader<'_> {
                 (false, false) => Phase::Open,
             },
             stale,
-            replies: local.map(|backend| self.replies(key, backend)).transpose()?,
+            replies: local.filter(|_| !direct).map(|backend| self.replies(key, backend)).transpose()?,
         })
     }
 }

@@ -24,7 +24,7 @@ pub enum Stale {
     BackendGone,
     /// The claim is another Service's now, or nobody's.
     OwnerChanged,
-    /// No packet of the client for longer than the protocol's idle timeout.
+    /// No packet of the client for longer than the Service's idle timeout, or the protocol's.
     Idle,
 }
 
@@ -57,9 +57,15 @@ impl fmt::Display for Reopened {
     }
 }
 
-fn is_idle(config: &Config, protocol: u32, seen: u64, clock: &Clock) -> bool {
+/// `own`: the Service's idle timeout, 0 for the protocol's.
+fn is_idle(config: &Config, protocol: u32, own: u32, seen: u64, clock: &Clock) -> bool {
     let tcp = protocol == u32::from(Protocol::Tcp.number());
-    clock.ticks_since(seen) > u64::from(if tcp { config.tcp_idle } else { config.udp_idle })
+    let life = match own {
+        0 if tcp => config.tcp_idle,
+        0 => config.udp_idle,
+        own => own,
+    };
+    clock.ticks_since(seen) > u64::from(life)
 }
 
 /// Whether the epoch of the record's node vouches for its backend: the program does not ask further then.
@@ -76,14 +82,15 @@ pub fn stale(
     config: &Config,
     clock: &Clock,
 ) -> Option<Stale> {
-    if state.is_none_or(|state| state.generation != flow.slot_generation) {
-        Some(Stale::OwnerChanged)
-    } else if !vouched && backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
+    let Some(state) = state.filter(|state| state.generation == flow.slot_generation) else {
+        return Some(Stale::OwnerChanged);
+    };
+    if !vouched && backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
         Some(Stale::BackendGone)
     } else if flow.tag != hash::flow(key) {
         Some(Stale::Recycled)
     } else {
-        is_idle(config, key.protocol, clock.full(flow.seen), clock).then_some(Stale::Idle)
+        is_idle(config, key.protocol, state.idle, clock.full(flow.seen), clock).then_some(Stale::Idle)
     }
 }
 
@@ -107,7 +114,7 @@ pub fn translates((key, reverse): (&ReverseKey, &ReverseValue), config: &Config,
     let lives = if is_closed(reverse) {
         clock.ticks_since(reverse.seen) <= u64::from(config.closed_linger)
     } else {
-        !is_idle(config, key.protocol, reverse.seen, clock)
+        !is_idle(config, key.protocol, reverse.idle, reverse.seen, clock)
     };
     lives && reverse.tag == hash::reverse(key)
 }

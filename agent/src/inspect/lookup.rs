@@ -21,7 +21,7 @@ use crate::cli::table::{Cell, Colour, Table, Tone};
 /// One decision on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// What was asked: `vip`, `flow`, `service`, `table`, `backend`, `reverse` or `node`.
+    /// What was asked: `vip`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`, `backend`, `reverse` or `node`.
     pub step: &'static str,
     /// What was found.
     pub finding: String,
@@ -50,7 +50,11 @@ pub enum Outcome {
     Delivered {
         /// The backend, on this node.
         backend: Endpoint,
+        /// With the VIP as its destination all the same.
+        direct: bool,
     },
+    /// To the stack, untouched, since the Service's packets are left to it.
+    LeftToKernel,
     /// To the backend's node, on layer 2.
     HandedOver {
         /// The backend.
@@ -106,9 +110,11 @@ impl Outcome {
     fn cell(&self) -> Cell {
         match self {
             Self::Passed => Cell::toned("passed to the stack, untouched", Tone::Plain),
-            Self::Delivered { backend } => {
-                Cell::toned(format!("delivered here, translated to {}", backend.text()), Tone::Good)
+            Self::Delivered { backend, direct } => {
+                let how = if *direct { "as it came, for" } else { "translated to" };
+                Cell::toned(format!("delivered here, {how} {}", backend.text()), Tone::Good)
             }
+            Self::LeftToKernel => Cell::toned("left to the node's own stack, untouched", Tone::Plain),
             Self::HandedOver { backend, mac, source_mac, interface } => {
                 let text = format!("handed over for {}: {source_mac} to {mac} by {interface}", backend.text());
                 Cell::toned(text, Tone::Good)

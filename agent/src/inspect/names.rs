@@ -1,9 +1,12 @@
 //! Names for the numbers in the maps.
 
-use std::{collections::BTreeMap, net::IpAddr};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+};
 
 use serde::Serialize;
-use vipmux_common::abi::{ServiceKey, ServiceValue};
+use vipmux_common::abi::{Backend, ServiceKey, ServiceValue};
 
 use crate::{
     datapath::maps::{Maps, MapsError},
@@ -19,6 +22,25 @@ pub fn interface(ifindex: u32) -> String {
         .unwrap_or_else(|| format!("if{ifindex}"))
 }
 
+/// A backend's port (wire): its own, or that of the Service that the client asked for.
+pub fn port(backend: &Backend, asked: u16) -> u16 {
+    if backend.port == 0 { asked } else { backend.port }
+}
+
+/// A claim's port and protocol.
+pub fn claimed(port: u16, protocol: &str) -> String {
+    if port == 0 { format!("all/{protocol}") } else { format!("{port}/{protocol}") }
+}
+
+/// A backend's address and port.
+pub fn endpoint(address: IpAddr, port: u16) -> String {
+    match (port, address) {
+        (0, IpAddr::V4(address)) => format!("{address}:all"),
+        (0, IpAddr::V6(address)) => format!("[{address}]:all"),
+        (port, address) => SocketAddr::new(address, port).to_string(),
+    }
+}
+
 /// A protocol's name, or its IANA number.
 pub fn protocol(number: u32) -> String {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
@@ -32,7 +54,7 @@ pub fn protocol(number: u32) -> String {
 pub struct Claim {
     /// `None`: the VIP's entry went while the maps were read.
     pub vip: Option<IpAddr>,
-    /// The Service port.
+    /// The Service port; 0: every port that no other claim names.
     pub port: u16,
     /// `TCP`, `UDP`, `SCTP`, or a number.
     pub protocol: String,
@@ -45,7 +67,7 @@ pub struct Claim {
 impl Claim {
     /// `shop/web:80/TCP`.
     pub fn label(&self) -> String {
-        format!("{}/{}:{}/{}", self.namespace, self.name, self.port, self.protocol)
+        format!("{}/{}:{}", self.namespace, self.name, claimed(self.port, &self.protocol))
     }
 }
 

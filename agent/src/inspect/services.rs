@@ -7,10 +7,11 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::ServiceValue;
+use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, ServiceValue};
 
 use super::{
     Report,
+    clock::Clock,
     names::{self, Claim, Names},
 };
 use crate::{
@@ -69,6 +70,28 @@ pub struct ServiceView {
     pub bytes: u64,
     /// Flows that began here.
     pub flows: u64,
+    /// Packets are left to the node's own stack.
+    pub kernel: bool,
+    /// Backends get packets with the VIP as their destination.
+    pub direct: bool,
+    /// For how long a client without packets is remembered, seconds; `None`: no session affinity.
+    pub affinity_s: Option<u64>,
+    /// An idle flow's life, seconds; `None`: the protocol's.
+    pub idle_s: Option<u64>,
+    /// How many prefixes clients may have; `None`: any.
+    pub source_ranges: Option<usize>,
+}
+
+impl ServiceView {
+    /// What is not as with most Services, in a word each.
+    fn particulars(&self) -> String {
+        let kernel = self.kernel.then(|| "kernel".to_owned());
+        let direct = self.direct.then(|| "direct".to_owned());
+        let affinity = self.affinity_s.map(|seconds| format!("affinity={seconds}s"));
+        let idle = self.idle_s.map(|seconds| format!("idle={seconds}s"));
+        let ranges = self.source_ranges.map(|count| format!("ranges={count}"));
+        [kernel, direct, affinity, idle, ranges].into_iter().flatten().collect::<Vec<_>>().join(",")
+    }
 }
 
 /// All Service ports, ordered by VIP, port and protocol.
@@ -80,15 +103,22 @@ pub struct Services {
 
 impl Services {
     /// Reads them.
-    pub fn read(maps: &Maps) -> Result<Self, MapsError> {
+    pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
         let claims = maps.read_services()?;
         let names = Names::read(maps)?;
         let slots = claims.values().map(|value| value.slot.saturating_add(1)).max().unwrap_or(0);
         let counts = maps.read_service_stats(slots)?;
+        let states = maps.read_service_states()?;
+        let mut ranges: BTreeMap<u32, usize> = BTreeMap::new();
+        for (_, range) in maps.read_source_ranges()? {
+            *ranges.entry(range.set).or_default() += 1;
+        }
+        let seconds = |ticks: u32| (ticks != 0).then(|| clock.duration(ticks.into()).as_secs());
         let mut tables = Tables::new(maps);
         let mut services = Vec::with_capacity(claims.len());
         for (key, value) in &claims {
             let count = counts.get(value.slot as usize).copied().unwrap_or_default();
+            let state = states.get(&value.slot).copied().unwrap_or_default();
             services.push(ServiceView {
                 claim: names.claim(key, value),
                 slot: value.slot,
@@ -98,6 +128,11 @@ impl Services {
                 packets: count.packets,
                 bytes: count.bytes,
                 flows: count.flows,
+                kernel: value.flags & SERVICE_KERNEL != 0,
+                direct: state.flags & SERVICE_DIRECT != 0,
+                affinity_s: seconds(value.affinity),
+                idle_s: seconds(state.idle),
+                source_ranges: (state.ranges != 0).then(|| ranges.get(&state.ranges).copied().unwrap_or(0)),
             });
         }
         services.sort_by(|a, b| a.claim.cmp(&b.claim));
@@ -110,19 +145,24 @@ impl Report for Services {
 
     fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
         let numbers = ["READY", "LOCAL", "PACKETS", "BYTES", "FLOWS"];
-        let header = ["VIP", "PORT", "SERVICE", "READY", "LOCAL", "PACKETS", "BYTES", "FLOWS"];
-        let mut table = Table::new(&header).right_aligned(&numbers);
+        let header = ["VIP", "PORT", "SERVICE", "READY", "LOCAL", "PACKETS", "BYTES", "FLOWS", "PARTICULARS"];
+        // Where there are none, the last column is left out.
+        let plain = self.services.iter().all(|service| service.particulars().is_empty());
+        let header = &header[..header.len() - usize::from(plain)];
+        let mut table = Table::new(header).right_aligned(&numbers);
         for service in &self.services {
             let claim = &service.claim;
+            let unserved = service.ready == 0 && !service.kernel;
             table.row([
                 names::address(claim.vip).into(),
-                format!("{}/{}", claim.port, claim.protocol).into(),
+                names::claimed(claim.port, &claim.protocol).into(),
                 format!("{}/{}", claim.namespace, claim.name).into(),
-                Cell::toned(service.ready.to_string(), if service.ready == 0 { Tone::Bad } else { Tone::Plain }),
+                Cell::toned(service.ready.to_string(), if unserved { Tone::Bad } else { Tone::Plain }),
                 service.local.to_string().into(),
                 service.packets.to_string().into(),
                 service.bytes.to_string().into(),
                 service.flows.to_string().into(),
+                service.particulars().into(),
             ]);
         }
         table.print_with(out, colour)

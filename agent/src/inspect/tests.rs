@@ -3,6 +3,7 @@
 mod cluster;
 mod ipv6;
 mod program;
+mod treatment;
 
 use std::time::Duration;
 
@@ -85,7 +86,7 @@ fn a_leader_past_its_fence_is_not_answering() {
 #[test]
 fn services_show_their_backends_and_traffic() {
     let Some(cluster) = Cluster::new() else { return };
-    let services = Services::read(&cluster.maps()).unwrap();
+    let services = Services::read(&cluster.maps(), &clock()).unwrap();
     assert_eq!(
         text(&services),
         "\
@@ -103,7 +104,8 @@ VIP         PORT      SERVICE     READY  LOCAL  PACKETS  BYTES  FLOWS
     assert_eq!(
         *web,
         json!({"vip": "192.0.2.10", "port": 80, "protocol": "TCP", "namespace": "shop", "name": "web", "slot": 0,
-               "table_length": 251, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3})
+               "table_length": 251, "ready": 2, "local": 1, "packets": 10, "bytes": 1000, "flows": 3, "kernel": false,
+               "direct": false, "affinity_s": null, "idle_s": null, "source_ranges": null})
     );
 }
 

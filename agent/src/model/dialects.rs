@@ -166,7 +166,7 @@ fn address(source: &'static str, text: &str) -> Result<Vip, Refusal> {
 }
 
 /// The annotation's value under whichever of its spellings is there; two that differ contradict each other.
-fn spelling<'a>(
+pub(super) fn spelling<'a>(
     annotations: &'a Annotations,
     spellings: &[&'static str],
 ) -> Result<Option<(&'static str, &'a str)>, Refusal> {
@@ -178,7 +178,10 @@ fn spelling<'a>(
 }
 
 /// The one value that all sources agree on. Keys of two dialects never agree, not even on the same word.
-fn agreed<T: PartialEq>(sources: Vec<(&'static str, T)>, shown: impl Fn(&T) -> String) -> Result<Option<T>, Refusal> {
+pub(super) fn agreed<T: PartialEq>(
+    sources: Vec<(&'static str, T)>,
+    shown: impl Fn(&T) -> String,
+) -> Result<Option<T>, Refusal> {
     let mut sources = sources.into_iter();
     let Some((first_source, first)) = sources.next() else { return Ok(None) };
     let Some((source, other)) = sources.find(|(_, other)| *other != first) else { return Ok(Some(first)) };
@@ -194,7 +197,7 @@ fn addresses_shown(addresses: &BTreeSet<Vip>) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
 }
 
-fn invalid(source: &str, value: &str, allowed: &str) -> Refusal {
+pub(super) fn invalid(source: &str, value: &str, allowed: &str) -> Refusal {
     Refusal::new(Reason::InvalidAnnotation, format!("{source}: {} is malformed; allowed: {allowed}", quoted(value)))
 }
 

@@ -13,10 +13,12 @@ use crate::{
         Family, Model, NodeName, PortClaim, Protocol, ServiceName,
         name::Port,
         node::Node,
+        prefix::Prefix,
         range::AddressRange,
         reason::{Note, quoted},
+        service::Service,
     },
-    plan::{DesiredBackend, DesiredService},
+    plan::{DesiredBackend, DesiredService, Treatment},
 };
 
 /// The label that names a slice's Service.
@@ -32,6 +34,8 @@ type ServiceEndpoints = BTreeMap<(String, Protocol), BTreeMap<(IpAddr, u16), End
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Endpoint {
     node: NodeName,
+    /// The node is one of the model's.
+    known: bool,
     condition: Condition,
 }
 
@@ -76,14 +80,17 @@ impl<'a> Places<'a> {
         Self { nodes, by_address: nodes.values().rev().flat_map(addresses).collect() }
     }
 
-    /// The node that the endpoint says; else the one whose own address it has (host network).
-    fn of(&self, endpoint: &api::Endpoint, address: IpAddr) -> Result<&'a NodeName, String> {
-        match &endpoint.node_name {
-            Some(name) => match self.nodes.get_key_value(&NodeName(name.clone())) {
-                Some((known, _)) => Ok(known),
-                None => Err(format!("{address} is on node {}, which is not known", quoted(name))),
-            },
-            None => self.by_address.get(&address).copied().ok_or_else(|| format!("{address} names no node")),
+    /// The node that the endpoint says; else the one whose own address it has (host network). One that is not known, or
+    /// no name at all, with why.
+    fn of(&self, endpoint: &api::Endpoint, address: IpAddr) -> (NodeName, Option<String>) {
+        let name = endpoint.node_name.as_ref().map(|name| NodeName(name.clone()));
+        match name.or_else(|| self.by_address.get(&address).map(|name| (*name).clone())) {
+            Some(name) if self.nodes.contains_key(&name) => (name, None),
+            Some(name) => {
+                let why = format!("{address} is on node {}, which is not known", quoted(&name.0));
+                (name, Some(why))
+            }
+            None => (NodeName(String::new()), Some(format!("{address} names no node"))),
         }
     }
 }
@@ -92,7 +99,7 @@ impl Endpoints {
     /// Adds a slice of a Service. Endpoints that cannot be used are left out and noted.
     pub(super) fn add(
         &mut self,
-        service: &ServiceName,
+        service: &Service,
         slice: &api::EndpointSlice,
         places: &Places<'_>,
         notes: &mut Vec<Note>,
@@ -101,49 +108,53 @@ impl Endpoints {
         if slice.address_type == "FQDN" {
             left_out.push("address type FQDN is not supported".to_owned());
         } else {
-            let ports = ports(slice);
+            let ports = ports(slice, service);
             for endpoint in slice.endpoints.iter().flatten() {
-                match place(endpoint, places) {
-                    Ok((address, node)) => self.add_endpoint(service, &ports, address, endpoint, node),
-                    Err(why) => left_out.push(why),
-                }
+                let address = match address(endpoint) {
+                    Ok(address) => address,
+                    Err(why) => {
+                        left_out.push(why);
+                        continue;
+                    }
+                };
+                let (node, lost) = places.of(endpoint, address);
+                let condition = Condition::of(endpoint.conditions.as_ref());
+                let known = lost.is_none();
+                left_out.extend(lost);
+                self.add_endpoint(&service.name, &ports, address, &Endpoint { node, known, condition });
             }
         }
         if let Some(first) = left_out.first() {
             let name = slice.metadata.name.as_deref().unwrap_or_default();
-            let object = format!("EndpointSlice {}/{name}", service.namespace);
+            let object = format!("EndpointSlice {}/{name}", service.name.namespace);
             let others = if left_out.len() > 1 { format!(" (and {} more)", left_out.len() - 1) } else { String::new() };
-            notes.push(Note::new(object, format!("endpoints of {service} left out: {first}{others}")));
+            notes.push(Note::new(object, format!("endpoints of {} left out: {first}{others}", service.name)));
         }
     }
 
-    fn add_endpoint(
-        &mut self,
-        service: &ServiceName,
-        ports: &[(String, Port)],
-        address: IpAddr,
-        endpoint: &api::Endpoint,
-        node: &NodeName,
-    ) {
-        let condition = Condition::of(endpoint.conditions.as_ref());
+    fn add_endpoint(&mut self, service: &ServiceName, ports: &[(String, Port)], address: IpAddr, endpoint: &Endpoint) {
         if !self.0.contains_key(service) {
             self.0.insert(service.clone(), BTreeMap::new());
         }
         let Some(of_service) = self.0.get_mut(service) else { return };
         for (name, port) in ports {
             let of_port = of_service.entry((name.clone(), port.protocol)).or_default();
-            let new = || Endpoint { node: node.clone(), condition };
-            let entry = of_port.entry((address, port.number)).or_insert_with(new);
+            let entry = of_port.entry((address, port.number)).or_insert_with(|| endpoint.clone());
             // One endpoint can be in two slices while it moves between them: the better report counts.
-            if condition > entry.condition {
-                *entry = new();
+            if (endpoint.known, endpoint.condition) > (entry.known, entry.condition) {
+                *entry = endpoint.clone();
             }
         }
     }
 
-    /// Leaves out the endpoints of an SCTP port that are on another port, and says so: the checksum covers the ports
-    /// (CRC32c, RFC 9260, 6.8), and cannot be brought up to date where the packet is translated.
-    pub(super) fn keep_untranslated(&mut self, service: &ServiceName, port_name: &str, port: Port) -> Option<String> {
+    /// Leaves out the endpoints of a port that are on another port, and says so: packets to it cannot be translated.
+    pub(super) fn keep_untranslated(
+        &mut self,
+        service: &ServiceName,
+        port_name: &str,
+        port: Port,
+        because: &str,
+    ) -> Option<String> {
         let of_port = self.0.get_mut(service)?.get_mut(&(port_name.to_owned(), port.protocol))?;
         let all = of_port.len();
         let (address, other) = *of_port.keys().find(|(_, number)| *number != port.number)?;
@@ -153,15 +164,12 @@ impl Endpoints {
             0 => format!("port {port} is not served: its endpoints are"),
             _ => format!("{left_out} of {all} endpoints of port {port} are not used: they are"),
         };
-        Some(format!(
-            "{what} on another port ({} for instance), and SCTP's checksum covers the ports, so that they cannot be \
-             translated; let targetPort be {} too",
-            SocketAddr::new(address, other),
-            port.number
-        ))
+        let (other, own) = (SocketAddr::new(address, other), port.number);
+        Some(format!("{what} on another port ({other} for instance), and {because}; let targetPort be {own} too"))
     }
 
-    /// The backends of a Service port in one address family.
+    /// The backends of a Service port in one address family. Those on nodes that are not known are among them only where
+    /// no other takes new flows: whoever serves the port must know that it has endpoints after all.
     pub fn backends(
         &self,
         service: &ServiceName,
@@ -171,22 +179,35 @@ impl Endpoints {
     ) -> BTreeSet<DesiredBackend> {
         let of_service = self.0.get(service);
         let of_port = of_service.and_then(|ports| ports.get(&(port_name.to_owned(), protocol)));
-        let endpoints = || of_port.into_iter().flatten().filter(|((address, _), _)| Family::of(*address) == family);
-        let any_ready = endpoints().any(|(_, endpoint)| endpoint.condition == Condition::Ready);
-        let least = if any_ready { Condition::Ready } else { Condition::Draining };
-        endpoints()
-            .map(|(&(address, port), endpoint)| DesiredBackend {
+        let endpoints = |known| {
+            let of_family =
+                of_port.into_iter().flatten().filter(move |((address, _), _)| Family::of(*address) == family);
+            of_family.filter(move |(_, endpoint)| endpoint.known == known)
+        };
+        let backends = |known| {
+            let any_ready = endpoints(known).any(|(_, endpoint)| endpoint.condition == Condition::Ready);
+            let least = if any_ready { Condition::Ready } else { Condition::Draining };
+            endpoints(known).map(move |(&(address, port), endpoint)| DesiredBackend {
                 address,
                 port,
                 node: endpoint.node.clone(),
                 ready: endpoint.condition >= least,
             })
-            .collect()
+        };
+        let mut found: BTreeSet<_> = backends(true).collect();
+        if !found.iter().any(|backend| backend.ready) {
+            found.extend(backends(false));
+        }
+        found
     }
 }
 
-/// A slice's ports. One without a number means "every port" and belongs to no Service port.
-fn ports(slice: &api::EndpointSlice) -> Vec<(String, Port)> {
+/// A slice's ports. One without a number means "every port" and belongs to no Service port. A Service that has every
+/// port of its address has every port of its endpoints.
+fn ports(slice: &api::EndpointSlice, service: &Service) -> Vec<(String, Port)> {
+    if service.policy.all_ports {
+        return Port::every().map(|port| (String::new(), port)).collect();
+    }
     let usable = |port: &api::EndpointPort| {
         let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0)?;
         let protocol = port.protocol.as_deref().map_or(Some(Protocol::default()), |text| text.parse().ok())?;
@@ -195,36 +216,49 @@ fn ports(slice: &api::EndpointSlice) -> Vec<(String, Port)> {
     slice.ports.iter().flatten().filter_map(usable).collect()
 }
 
-/// An endpoint's address and node. Its addresses are interchangeable by definition; as kube-proxy, we take the first.
-fn place<'a>(endpoint: &api::Endpoint, places: &Places<'a>) -> Result<(IpAddr, &'a NodeName), String> {
+/// An endpoint's address. Its addresses are interchangeable by definition; as kube-proxy, we take the first.
+fn address(endpoint: &api::Endpoint) -> Result<IpAddr, String> {
     let text = endpoint.addresses.first().map(String::as_str).unwrap_or_default();
     let address = text.parse::<IpAddr>().map_err(|_| format!("{} is no IP address", quoted(text)))?.to_canonical();
     AddressRange::single(address).map_err(|block| format!("{address} is in {block}"))?;
-    Ok((address, places.of(endpoint, address)?))
+    Ok(address)
 }
 
-/// What the data plane should hold for each claim. Equal sets of backends are one allocation. Claims of Services that
+/// What the data plane should hold for each claim. Equal sets of backends, and of source ranges, are one allocation. Claims of Services that
 /// the model does not have, or have no such port, are left out.
 pub fn desired_services(
     model: &Model,
     claims: &BTreeMap<PortClaim, ServiceName>,
 ) -> BTreeMap<PortClaim, DesiredService> {
     let mut sets: BTreeSet<Arc<BTreeSet<DesiredBackend>>> = BTreeSet::new();
+    let mut sources: BTreeSet<Arc<BTreeSet<Prefix>>> = BTreeSet::new();
     let mut desired = BTreeMap::new();
     for (claim, owner) in claims {
         let port = Port { number: claim.port, protocol: claim.protocol };
-        let Some(port_name) = model.services.get(owner).and_then(|service| service.ports.get(&port)) else { continue };
+        let Some(service) = model.services.get(owner) else { continue };
+        let Some(port_name) = service.ports.get(&port) else { continue };
         let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.family());
-        let backends = if let Some(equal) = sets.get(&backends) {
-            Arc::clone(equal)
-        } else {
-            let new = Arc::new(backends);
-            sets.insert(Arc::clone(&new));
-            new
+        let backends = shared(&mut sets, backends);
+        let treatment = Treatment {
+            sources: service.policy.sources_of(claim.vip.family()).map(|list| shared(&mut sources, list)),
+            affinity: service.policy.affinity,
+            idle: service.idle.of(claim.protocol),
+            direct: service.policy.direct,
+            kernel: service.policy.kernel,
         };
-        desired.insert(*claim, DesiredService { owner: owner.clone(), backends });
+        desired.insert(*claim, DesiredService { owner: owner.clone(), backends, treatment });
     }
     desired
+}
+
+/// The one allocation of this set.
+fn shared<T: Ord>(known: &mut BTreeSet<Arc<BTreeSet<T>>>, set: BTreeSet<T>) -> Arc<BTreeSet<T>> {
+    if let Some(equal) = known.get(&set) {
+        return Arc::clone(equal);
+    }
+    let new = Arc::new(set);
+    known.insert(Arc::clone(&new));
+    new
 }
 
 #[cfg(test)]

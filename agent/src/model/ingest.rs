@@ -159,13 +159,19 @@ impl Model {
                 self.reserved.extend(parsed.map(what));
             }
             let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
-            if self.services.contains_key(&service) {
-                endpoints.add(&service, slice, &places, &mut self.notes);
+            if let Some(service) = self.services.get(&service) {
+                endpoints.add(service, slice, &places, &mut self.notes);
             }
         }
         for service in self.services.values() {
-            for (port, port_name) in service.ports.iter().filter(|(port, _)| port.protocol == Protocol::Sctp) {
-                let left_out = endpoints.keep_untranslated(&service.name, port_name, *port);
+            for (port, port_name) in &service.ports {
+                let because = match port.protocol {
+                    _ if service.policy.direct => "direct server return translates nothing",
+                    // CRC32c (RFC 9260, 6.8), which cannot be brought up to date where a packet is translated.
+                    Protocol::Sctp => "SCTP's checksum covers the ports, so that they cannot be translated",
+                    Protocol::Tcp | Protocol::Udp => continue,
+                };
+                let left_out = endpoints.keep_untranslated(&service.name, port_name, *port, because);
                 self.notes.extend(left_out.map(|message| Note::new(format!("Service {}", service.name), message)));
             }
         }

@@ -14,10 +14,10 @@ pub fn is_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_label)
 }
 
-/// A Service port's number and protocol, `80/TCP`: a port claim without the address.
+/// A Service port's number and protocol, `80/TCP` or `all/TCP`: a port claim without the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Port {
-    /// 1 to 65535.
+    /// 1 to 65535; 0: every one.
     pub number: u16,
     /// The protocol.
     pub protocol: Protocol,
@@ -25,7 +25,17 @@ pub struct Port {
 
 impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.number, self.protocol)
+        match self.number {
+            0 => write!(f, "all/{}", self.protocol),
+            number => write!(f, "{number}/{}", self.protocol),
+        }
+    }
+}
+
+impl Port {
+    /// Every port there is: one of each protocol that stands for all.
+    pub fn every() -> impl Iterator<Item = Self> {
+        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().map(|protocol| Self { number: 0, protocol })
     }
 }
 
@@ -40,7 +50,10 @@ impl FromStr for Port {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let parse = || {
             let (number, protocol) = text.split_once('/')?;
-            let number = number.parse().ok().filter(|number| *number != 0)?;
+            let number = match number {
+                "all" => 0,
+                number => number.parse().ok().filter(|number| *number != 0)?,
+            };
             Some(Self { number, protocol: protocol.parse().ok()? })
         };
         parse().ok_or_else(|| NotAPort(text.to_owned()))
@@ -78,6 +91,8 @@ mod tests {
     fn a_port_is_its_text_again() {
         let port: Port = "53/UDP".parse().unwrap();
         assert_eq!((port.number, port.protocol, port.to_string().as_str()), (53, Protocol::Udp, "53/UDP"));
+        let all: Port = "all/TCP".parse().unwrap();
+        assert_eq!((all.number, all.to_string().as_str()), (0, "all/TCP"));
         for text in ["", "53", "0/TCP", "65536/TCP", "53/udp", "53/UDP/x"] {
             assert!(text.parse::<Port>().is_err(), "{text}");
         }

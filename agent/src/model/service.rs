@@ -11,6 +11,7 @@ use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 use crate::model::{
     Family, Protocol, ServiceName, Vip, dialects,
     name::{Port, is_label},
+    policy::{IdleTimeouts, Policy},
     reason::{Reason, Refusal, quoted},
     request::{Party, Request},
     selector::Labels,
@@ -30,10 +31,14 @@ pub struct Service {
     pub uid: Option<String>,
     /// Its labels.
     pub labels: Labels,
-    /// Its ports, each with its name (empty for a single unnamed one).
+    /// Its ports, each with its name (empty for a single unnamed one); [`Port::every`] with [`Policy::all_ports`].
     pub ports: BTreeMap<Port, String>,
     /// The address families it wants.
     pub families: Families,
+    /// How its packets are to be treated.
+    pub policy: Policy,
+    /// When its flows are forgotten; by default where that cannot be understood.
+    pub idle: IdleTimeouts,
     /// What it asks for; nothing in particular where that cannot be understood.
     pub request: Request,
     /// Why what it asks for cannot be understood. Such a Service gets nothing new, and keeps what it holds: a slip of the
@@ -101,15 +106,21 @@ impl Service {
         let families = families(spec, asked.as_ref().ok())?;
         let asked = asked.and_then(|request| families.agree_with(&request).map(|()| request));
         let (request, fault) = asked.map_or_else(|fault| (Request::default(), Some(fault)), |request| (request, None));
+        let (idle, slip) = IdleTimeouts::read(annotations)
+            .map_or_else(|fault| (IdleTimeouts::default(), Some(fault)), |idle| (idle, None));
+        let policy = Policy::read(annotations, spec)?;
+        let ports = ports(spec.ports.as_deref().unwrap_or_default())?;
         Ok(Self {
             name: name.clone(),
             created: metadata.creation_timestamp.as_ref().map(|time| time.0),
             uid: metadata.uid.clone().filter(|uid| !uid.is_empty()),
             labels: metadata.labels.clone().unwrap_or_default(),
-            ports: ports(spec.ports.as_deref().unwrap_or_default())?,
+            ports: if policy.all_ports { Port::every().map(|port| (port, String::new())).collect() } else { ports },
             families,
+            policy,
+            idle,
             request,
-            fault,
+            fault: fault.or(slip),
             status: status(service),
         })
     }

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Where the tables of a set of endpoints are.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Placement {
     pub(super) all: Range,
     pub(super) local: Range,

@@ -16,6 +16,7 @@ use crate::{
         endpoints::{Identity, identity},
         pool::Pool,
         settled::Settled,
+        sources::{self, Sets},
     },
 };
 
@@ -34,6 +35,8 @@ pub struct Capacities {
     pub nodes: u32,
     /// `PEERS`.
     pub peers: u32,
+    /// `SOURCE_RANGES`.
+    pub source_ranges: u32,
 }
 
 impl Default for Capacities {
@@ -46,6 +49,7 @@ impl Default for Capacities {
             backends: capacity::BACKENDS,
             nodes: capacity::NODES,
             peers: capacity::PEERS,
+            source_ranges: capacity::SOURCE_RANGES,
         }
     }
 }
@@ -73,6 +77,8 @@ pub struct Entries {
     pub node_names: BTreeMap<u32, NodeName>,
     /// `PEERS`.
     pub peers: BTreeMap<Mac, u32>,
+    /// The keys of `SOURCE_RANGES`: how many bits count, and the bits.
+    pub source_ranges: BTreeSet<(u32, abi::Range)>,
 }
 
 impl Entries {
@@ -113,6 +119,7 @@ pub struct Observed {
     pub(super) nodes: Pool<NodeEntry>,
     pub(super) node_indices: BTreeMap<NodeName, u32>,
     pub(super) peers: BTreeMap<Mac, u32>,
+    pub(super) sources: Sets,
     /// The highest generation or epoch ever seen here.
     pub(super) newest_generation: u32,
     pub(super) settled: Settled,
@@ -133,6 +140,7 @@ impl Observed {
             nodes: Pool::new(capacities.nodes),
             node_indices: BTreeMap::new(),
             peers: BTreeMap::new(),
+            sources: Sets::default(),
             newest_generation: 0,
             settled: Settled::default(),
         }
@@ -152,6 +160,9 @@ impl Observed {
         }
         for (index, backend) in entries.backends {
             observed.set_backend(index, backend, start);
+        }
+        for key in entries.source_ranges {
+            observed.set_source_range(&key, true, start);
         }
         for (index, state) in entries.service_states {
             observed.set_service_state(index, state, start);
@@ -188,6 +199,7 @@ impl Observed {
             Step::ServiceName(index, name) => self.slots.edit(*index, now, |slot| slot.name.clone_from(name)),
             Step::ServiceState(index, state) => self.set_service_state(*index, *state, now),
             Step::Service(key, value) => self.set_service(*key, *value, now),
+            Step::SourceRange(key, present) => self.set_source_range(key, *present, now),
             Step::Vip(address, value) => put(&mut self.vips, *address, *value),
         }
     }
@@ -210,6 +222,12 @@ impl Observed {
     /// the endpoint sets that the next `desired` shares with this one, by pointer, then cost hardly anything.
     pub fn settle(&mut self, desired: &Desired) {
         self.settled = Settled::new(desired, self);
+    }
+
+    /// Whether something is left that packets in flight may still need: plan again after [`REST`](super::REST), and it is
+    /// removed.
+    pub fn has_leftovers(&self) -> bool {
+        self.sources.has_leftovers()
     }
 
     /// `VIPS`, by address.
@@ -257,8 +275,20 @@ impl Observed {
         self.backends.edit(index, now, |entry| *entry = backend);
     }
 
+    fn set_source_range(&mut self, key: &sources::Key, present: bool, now: Duration) {
+        self.newest_generation = self.newest_generation.max(key.1.set);
+        self.sources.record(key, present, now);
+    }
+
     fn set_service_state(&mut self, index: u32, state: abi::ServiceState, now: Duration) {
-        self.newest_generation = self.newest_generation.max(state.generation);
+        if index >= self.slots.capacity() {
+            return;
+        }
+        self.newest_generation = self.newest_generation.max(state.generation).max(state.ranges);
+        // First the new one's: what both refer to must not come to rest in between.
+        let old = self.slots.get(index).map_or(0, |slot| slot.state.ranges);
+        self.sources.acquire(state.ranges);
+        self.sources.release(old, now);
         self.slots.edit(index, now, |slot| slot.state = state);
     }
 

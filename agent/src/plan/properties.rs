@@ -7,20 +7,22 @@ use std::{
     time::Duration,
 };
 
-use proptest::{collection, prelude::*};
+use proptest::{collection, option, prelude::*, sample::select};
 use vipmux_common::abi::{Config, Mac};
 
 use crate::{
     model::{Family, NodeName, PortClaim, Protocol, ServiceName, Vip},
     plan::{
-        Capacities, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Observed, Plan, Subject, plan,
-        simulation::{Answer, Flow, Kernel, Table, expected},
+        Capacities, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Observed, Plan, Step, Subject,
+        Treatment, Unreachable, plan,
+        simulation::{Answer, Flow, HZ, Kernel, Table, Terms, expected, expected_terms},
     },
 };
 
 const HASHES: [u32; 5] = [0, 0x3333_3333, 0x8000_0000, 0xd00d_f00d, u32::MAX];
 
-const AMPLE: Capacities = Capacities { vips: 8, services: 64, tables: 40_000, backends: 256, nodes: 8, peers: 8 };
+const AMPLE: Capacities =
+    Capacities { vips: 8, services: 64, tables: 40_000, backends: 256, nodes: 8, peers: 8, source_ranges: 64 };
 
 /// How an attempt to reach a desired state goes.
 #[derive(Clone, Copy, Debug)]
@@ -58,8 +60,9 @@ fn host(address: IpAddr) -> u8 {
     }
 }
 
+/// Port 0 is every port.
 fn claims() -> impl Iterator<Item = PortClaim> {
-    let claims = (1..=2).flat_map(|n| [(vip(n), 80), (vip(n), 443)]);
+    let claims = (1..=2).flat_map(|n| [(vip(n), 80), (vip(n), 443), (vip(n), 0)]);
     let with_protocol = |(vip, port)| [Protocol::Tcp, Protocol::Udp].map(|protocol| PortClaim { vip, protocol, port });
     claims.flat_map(with_protocol)
 }
@@ -90,10 +93,33 @@ fn set() -> impl Strategy<Value = Arc<BTreeSet<DesiredBackend>>> {
 }
 
 prop_compose! {
+    fn treatment()(
+        sources in collection::btree_set(select(vec!["198.51.100.0/24", "203.0.113.0/26", "203.0.113.77/32"]), 0..3),
+        restricted in any::<bool>(),
+        affinity in option::of(1..3u32),
+        idle in option::of(10..12u32),
+        direct in any::<bool>(),
+        kernel in 0..6u8,
+    ) -> Treatment {
+        let sources = restricted.then(|| Arc::new(sources.into_iter().map(|prefix| prefix.parse().unwrap()).collect()));
+        Treatment { sources, affinity, idle, direct, kernel: kernel == 0 }
+    }
+}
+
+/// Of four in five nothing is asked, so that what else there is gets its share.
+fn treatments() -> impl Strategy<Value = Treatment> {
+    prop_oneof![4 => Just(Treatment::default()), 1 => treatment()]
+}
+
+prop_compose! {
     fn desired(sets: Vec<Arc<BTreeSet<DesiredBackend>>>)(
         nodes in collection::btree_map(0..3u8, (any::<bool>(), 0..3u8), 1..=3),
         vips in collection::btree_map(1..=2u8, (any::<bool>(), 0..2u64), 0..=2),
-        claimed in collection::vec(proptest::option::weighted(0.7, (0..3u8, any::<prop::sample::Index>())), claims().count()),
+        claimed in collection::vec(
+            option::weighted(0.7, (0..3u8, any::<prop::sample::Index>(), treatments(), 0..3u8)),
+            claims().count(),
+        ),
+        to_kernel in any::<bool>(),
     ) -> Desired {
         let name = |n| ServiceName { namespace: "shop".into(), name: format!("web-{n}") };
         let vips: BTreeMap<_, _> = vips.into_iter().map(|(n, (leading, epoch))| {
@@ -101,16 +127,21 @@ prop_compose! {
         }).collect();
         let moved = |b: &DesiredBackend| DesiredBackend { address: in_ipv6(b.address), ..b.clone() };
         let sets_v6: Vec<_> = sets.iter().map(|set| Arc::new(set.iter().map(moved).collect())).collect();
-        let services = claims().zip(claimed).filter_map(|(claim, claimed)| {
-            let (owner, set) = claimed.filter(|_| vips.contains_key(&claim.vip))?;
+        let mut services: BTreeMap<_, _> = claims().zip(claimed).filter_map(|(claim, claimed)| {
+            // Some have every port. The others go to and fro between that and single ones.
+            let wanted = |every: u8| vips.contains_key(&claim.vip) && (claim.port == 0) == (every == 0);
+            let (owner, set, treatment, _) = claimed.filter(|(.., every)| wanted(*every))?;
             let sets = if claim.vip.family() == Family::V4 { &sets } else { &sets_v6 };
-            Some((claim, DesiredService { owner: name(owner), backends: Arc::clone(set.get(sets)) }))
+            Some((claim, DesiredService { owner: name(owner), backends: Arc::clone(set.get(sets)), treatment }))
         }).collect();
+        let all: BTreeSet<_> = services.keys().filter(|claim| claim.port == 0).copied().collect();
+        services.retain(|claim, _| claim.port == 0 || !all.contains(&PortClaim { port: 0, ..*claim }));
         let nodes = nodes.into_iter().map(|(n, (attached, mac))| {
             let mac = (mac > 0).then(|| Mac::new([2, 0, 0, 0, mac, n]));
             (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, attached })
         }).collect();
-        Desired { local: node(0), nodes, vips, services }
+        let unreachable = if to_kernel { Unreachable::Kernel } else { Unreachable::Refuse };
+        Desired { local: node(0), nodes, vips, services, unreachable }
     }
 }
 
@@ -138,7 +169,7 @@ fn drained(desired: &Desired, drained: u8) -> Desired {
 fn story() -> impl Strategy<Value = Vec<Episode>> {
     let stories = collection::vec(set(), 1..6).prop_flat_map(|sets| {
         let pause = (0..2_500u64).prop_map(Duration::from_millis);
-        let drain = proptest::option::of((1..=9u8, course()));
+        let drain = option::of((1..=9u8, course()));
         let episodes = (desired(sets), course(), pause, drain).prop_map(|(desired, course, pause, drain)| {
             let next = drain.map(|(host, course)| Episode { desired: drained(&desired, host), course, pause });
             [Some(Episode { desired, course, pause }), next]
@@ -168,14 +199,44 @@ struct World {
 
 impl World {
     fn new(capacities: Capacities) -> Self {
-        let observed = Observed::empty(capacities, Config::default());
+        let config = Config { hz: HZ, ..Config::default() };
+        let observed = Observed::empty(capacities, config);
         let now = Duration::from_secs(1000);
         let (flows, vouched) = (BTreeMap::new(), BTreeSet::new());
-        Self { capacities, kernel: Kernel::default(), observed, now, flows, vouched }
+        let mut kernel = Kernel::default();
+        kernel.entries.config = config;
+        Self { capacities, kernel, observed, now, flows, vouched }
     }
 
     fn answers(&self) -> Vec<Answer> {
         questions().map(|(claim, hash, table)| self.kernel.look_up(&claim, hash, table).0).collect()
+    }
+
+    fn terms(&self) -> Vec<Option<[Terms; 2]>> {
+        claims().map(|claim| self.kernel.terms(&claim)).collect()
+    }
+
+    /// Each of the two terms of each claim is the old one or the new one. Of one that found no room, the source ranges
+    /// alone may be new.
+    fn check_terms(&self, before: &[Option<[Terms; 2]>], desired: &Desired, plan: &Plan, step: &Step) {
+        for (claim, before) in claims().zip(before) {
+            let after = expected_terms(desired, &claim);
+            let refused = refuses(plan, &claim);
+            for (i, now) in self.kernel.terms(&claim).iter().flatten().enumerate() {
+                let is = |terms: &Option<[Terms; 2]>| {
+                    terms.as_ref().is_some_and(|terms| match (&terms[i], now) {
+                        (Terms::State(a, .., a_lets), Terms::State(b, .., b_lets)) if refused => {
+                            (a, a_lets) == (b, b_lets)
+                        }
+                        (terms, now) => terms == now,
+                    })
+                };
+                assert!(
+                    is(before) || is(&after),
+                    "{claim}: {now:?} is neither {before:?} nor {after:?} after {step:?}"
+                );
+            }
+        }
     }
 
     fn live(&mut self, episode: &Episode) {
@@ -203,6 +264,7 @@ impl World {
 
     fn execute(&mut self, plan: &Plan, count: usize, desired: &Desired) {
         let before = self.answers();
+        let terms = self.terms();
         let after: Vec<_> = questions().map(|(claim, hash, table)| expected(desired, &claim, hash, table)).collect();
         for step in &plan.steps[..count] {
             self.now += Duration::from_millis(1);
@@ -218,6 +280,7 @@ impl World {
                     assert_eq!(*first, answer, "a record has two meanings after {step:?}");
                 }
             }
+            self.check_terms(&terms, desired, plan, step);
             for (flow, answer) in &self.flows {
                 let now = self.kernel.follow(flow);
                 assert!(now.as_ref().is_none_or(|now| now == answer), "a flow went astray after {step:?}");
@@ -232,19 +295,23 @@ impl World {
             let answer = self.kernel.look_up(&claim, hash, table).0;
             assert_eq!(answer, expected(desired, &claim, hash, table), "{claim}");
         }
+        for claim in claims().filter(|claim| !refuses(plan, claim)) {
+            assert_eq!(self.kernel.terms(&claim), expected_terms(desired, &claim), "{claim}");
+        }
         if plan.refused.is_empty() {
-            let again = super::plan(desired, &self.observed, self.now).unwrap();
-            assert_eq!(again, Plan::default(), "a second plan has something to do");
+            // Sets that nothing refers to have rested by then, or need not.
+            let work = |step: &Step| !matches!(step, Step::SourceRange(_, false));
+            let again = |observed| super::plan(desired, observed, self.now).unwrap().steps.into_iter().find(work);
+            assert_eq!(again(&self.observed), None, "a second plan has something to do");
             let restarted = Observed::from_entries(self.capacities, self.kernel.entries());
-            let again = super::plan(desired, &restarted, self.now).unwrap();
-            assert_eq!(again, Plan::default(), "a restarted agent has something to do");
+            assert_eq!(again(&restarted), None, "a restarted agent has something to do");
         }
     }
 }
 
 fn refuses(plan: &Plan, claim: &PortClaim) -> bool {
     plan.refused.iter().any(|refusal| match &refusal.subject {
-        Subject::Claim(refused) => refused == claim,
+        Subject::Claim(refused) => [*claim, PortClaim { port: 0, ..*claim }].contains(refused),
         Subject::Vip(vip) => *vip == claim.vip,
         Subject::Node(_) => false,
     })
@@ -268,10 +335,11 @@ proptest! {
         story in story(),
         vips in 1..=2u32,
         services in 1..8u32,
+        source_ranges in 0..4u32,
         tables in 0..4_000u32,
         backends in 1..24u32,
     ) {
-        let mut world = World::new(Capacities { vips, services, tables, backends, ..AMPLE });
+        let mut world = World::new(Capacities { vips, services, tables, backends, source_ranges, ..AMPLE });
         for episode in &story {
             world.live(episode);
         }

@@ -5,26 +5,36 @@ use std::{
     time::Duration,
 };
 
-use vipmux_common::abi::{ServiceKey, ServiceState, ServiceValue};
+use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS};
 
 use crate::{
     model::{PortClaim, ServiceName, Vip},
     plan::{
-        CapacityMap, Desired, DesiredService, Observed, PlanError, Refusal, Shortage, Step, Subject,
-        backends::Placements, observed::Slot, pool::Vacancies,
+        CapacityMap, Desired, DesiredService, Observed, PlanError, Refusal, Shortage, Step, Subject, Unreachable,
+        backends::{Placement, Placements},
+        observed::Slot,
+        pool::Vacancies,
+        sources,
     },
 };
 
-/// The steps for `SERVICES`, `SERVICE_NAMES` and `SERVICE_STATES`.
+/// The steps for `SERVICES`, `SERVICE_NAMES`, `SERVICE_STATES` and `SOURCE_RANGES`.
 pub(super) struct Services {
     pub(super) removals: Vec<Step>,
+    /// With changes of the states of slots that stay.
     pub(super) new_slots: Vec<Step>,
     /// From one revision to the next.
     pub(super) switches: Vec<Step>,
+    /// Claims whose ports other claims have now: of one port those of every port, or the other way round.
+    pub(super) superseded: Vec<Step>,
     /// From here on the flows of former owners are stale.
     pub(super) retired_slots: Vec<Step>,
     /// The generation of the new slots, if there are any.
     pub(super) generation: Option<u32>,
+    /// The first generation that no new set of source ranges has, if there are any.
+    pub(super) after_sources: Option<u32>,
+    /// Claims that have endpoints, none of which can be reached.
+    pub(super) unreachable: Vec<PortClaim>,
 }
 
 impl Services {
@@ -50,11 +60,14 @@ impl Services {
         }
         // Those that are served come first, so that a new one never takes what they need.
         for (claim, service, key, current) in held.into_iter().chain(new) {
-            if let Err(shortage) = draft.claim(key, current, service) {
+            let lost = is_out_of_reach(desired, service);
+            draft.unreachable.extend(lost.then_some(*claim));
+            let kernel = service.treatment.kernel || lost && desired.unreachable == Unreachable::Kernel;
+            if let Err(shortage) = draft.claim(key, current, service, kernel) {
                 refused.push(refusal(claim, shortage));
             }
         }
-        Ok(draft.finish())
+        draft.finish()
     }
 }
 
@@ -66,41 +79,64 @@ fn refusal(claim: &PortClaim, shortage: Shortage) -> Refusal {
     Refusal { subject: Subject::Claim(*claim), shortage }
 }
 
+/// Whether there are endpoints for new flows, and all of them on nodes that are not there.
+fn is_out_of_reach(desired: &Desired, service: &DesiredService) -> bool {
+    let mut ready = service.backends.iter().filter(|backend| backend.ready).peekable();
+    ready.peek().is_some() && !ready.any(|backend| desired.nodes.contains_key(&backend.node))
+}
+
 /// The Services of a plan in the making.
 struct Draft<'a, 'p, 'b> {
     observed: &'a Observed,
     placements: &'p mut Placements<'b>,
+    sources: sources::Placement<'a>,
     vacancies: Vacancies<'a, Slot>,
+    /// The ids of the VIPs that have [`VIP_ALL_PORTS`] now.
+    all_ports: BTreeSet<u32>,
     /// Entries of `SERVICES` that there are to be.
     keys: BTreeSet<ServiceKey>,
     /// Their slots.
     slots: BTreeSet<u32>,
     new_slots: Vec<Step>,
+    /// Slots that stay and are treated otherwise.
+    changes: Vec<Step>,
     switches: Vec<Step>,
+    unreachable: Vec<PortClaim>,
 }
 
 impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     fn new(observed: &'a Observed, placements: &'p mut Placements<'b>, now: Duration) -> Self {
+        let capacity = observed.capacities.source_ranges;
+        let all_ports = observed.vips.values().filter(|vip| vip.flags & VIP_ALL_PORTS != 0);
         Self {
+            all_ports: all_ports.map(|vip| vip.id).collect(),
             observed,
+            sources: sources::Placement::new(&observed.sources, capacity, placements.generation(), now),
             placements,
             vacancies: observed.slots.vacancies(now),
             keys: BTreeSet::new(),
             slots: BTreeSet::new(),
             new_slots: Vec::new(),
+            changes: Vec::new(),
             switches: Vec::new(),
+            unreachable: Vec::new(),
         }
     }
 
-    /// Serves a claim as wanted; or as it was, if it was the same owner's; or not at all.
+    /// Serves a claim as wanted; or as it was, if it was the same owner's; or not at all. `kernel`: its packets are left
+    /// to the stack.
     fn claim(
         &mut self,
         key: ServiceKey,
         current: Option<&ServiceValue>,
         service: &DesiredService,
+        kernel: bool,
     ) -> Result<(), Shortage> {
         let own = current.filter(|value| self.is_slot_of(value, &service.owner));
-        let (slot, result) = match self.revision(current, own, service) {
+        // Flows must not go on as they did before packets were left to the stack, or after: another slot ends them.
+        let flags = if kernel { SERVICE_KERNEL } else { 0 };
+        let same = own.filter(|own| own.flags == flags);
+        let (slot, result) = match self.revision(current.is_some(), same, service, flags) {
             Ok(value) => {
                 if current != Some(&value) {
                     self.switches.push(Step::Service(key, Some(value)));
@@ -108,7 +144,8 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
                 (value.slot, Ok(()))
             }
             Err(shortage) => {
-                let Some(own) = own else { return Err(shortage) };
+                let kept = own.filter(|own| self.is_met(key) && self.is_restricted(own, service));
+                let Some(own) = kept else { return Err(shortage) };
                 self.placements.keep(own);
                 (own.slot, Err(shortage))
             }
@@ -124,30 +161,56 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             slot.users == 1
                 && slot.name.as_ref() == Some(owner)
                 && value.generation != 0
-                && slot.state == ServiceState { generation: value.generation, ..Default::default() }
+                && slot.state.generation == value.generation
         })
     }
 
+    /// Holds a revision that could not be replaced to its source ranges all the same. Whether it is held to any, if there
+    /// are to be any: a claim that was open to everybody does not stay so for want of room.
+    fn is_restricted(&mut self, own: &ServiceValue, service: &DesiredService) -> bool {
+        let state = self.state(own.slot);
+        let wanted = service.treatment.sources.as_ref();
+        let Ok(choice) = self.sources.find(state.ranges, wanted) else { return state.ranges != 0 };
+        let ranges = self.sources.take(choice, wanted);
+        self.change(own.slot, ServiceState { ranges, ..state });
+        true
+    }
+
+    fn state(&self, slot: u32) -> ServiceState {
+        self.observed.slots.get(slot).map(|slot| slot.state).unwrap_or_default()
+    }
+
+    fn change(&mut self, slot: u32, state: ServiceState) {
+        if self.state(slot) != state {
+            self.changes.push(Step::ServiceState(slot, state));
+        }
+    }
+
+    /// `there`: the claim has an entry. `own`: it, if its slot can go on being used.
     fn revision(
         &mut self,
-        current: Option<&ServiceValue>,
+        there: bool,
         own: Option<&ServiceValue>,
         service: &DesiredService,
+        flags: u32,
     ) -> Result<ServiceValue, Shortage> {
-        let capacity = self.observed.slots.capacity();
-        let full = Shortage { map: CapacityMap::Services, capacity, free: 0, needed: 1 };
-        if current.is_none() && self.keys.len() >= capacity as usize {
-            return Err(full);
-        }
-        let (slot, generation) = match own {
-            Some(value) => (value.slot, value.generation),
-            None => (self.vacancies.peek().ok_or(full)?, self.placements.generation()),
+        let treatment = &service.treatment;
+        let wanted = treatment.sources.as_ref();
+        let (slot, generation) = self.slot(there, own)?;
+        let choice = self.sources.find(own.map_or(0, |own| self.state(own.slot).ranges), wanted)?;
+        let placement = if flags == 0 { self.placements.place(&service.backends)? } else { Placement::default() };
+        let state = ServiceState {
+            generation,
+            flags: if treatment.direct { SERVICE_DIRECT } else { 0 },
+            idle: self.jiffies(treatment.idle),
+            ranges: self.sources.take(choice, wanted),
         };
-        let placement = self.placements.place(&service.backends)?;
-        if own.is_none() {
+        if own.is_some() {
+            self.change(slot, state);
+        } else {
             self.vacancies.take();
             self.new_slots.push(Step::ServiceName(slot, Some(service.owner.clone())));
-            self.new_slots.push(Step::ServiceState(slot, ServiceState { generation, ..Default::default() }));
+            self.new_slots.push(Step::ServiceState(slot, state));
         }
         Ok(ServiceValue {
             slot,
@@ -156,13 +219,38 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             table_length: placement.all.length,
             local_table: placement.local.offset,
             local_length: placement.local.length,
-            flags: 0,
-            affinity: 0,
+            flags,
+            affinity: self.jiffies(treatment.affinity),
         })
     }
 
-    fn finish(self) -> Services {
+    /// The slot of a revision, which is not taken yet if it is new, and its generation.
+    fn slot(&mut self, there: bool, own: Option<&ServiceValue>) -> Result<(u32, u32), Shortage> {
+        let capacity = self.observed.slots.capacity();
+        let full = Shortage { map: CapacityMap::Services, capacity, free: 0, needed: 1 };
+        if !there && self.keys.len() >= capacity as usize {
+            return Err(full);
+        }
+        match own {
+            Some(own) => Ok((own.slot, own.generation)),
+            None => Ok((self.vacancies.peek().ok_or(full)?, self.placements.generation())),
+        }
+    }
+
+    fn jiffies(&self, seconds: Option<u32>) -> u32 {
+        seconds.unwrap_or(0).saturating_mul(self.observed.config.hz)
+    }
+
+    fn finish(self) -> Result<Services, PlanError> {
         let gone = self.observed.services.keys().filter(|key| !self.keys.contains(key));
+        let (mut superseded, mut gone): (Vec<_>, Vec<_>) = gone.partition(|key| self.is_superseded(**key));
+        // They stay until others have their ports, if there is room for both.
+        let arrivals = self.keys.iter().filter(|key| !self.observed.services.contains_key(key)).count();
+        let at_once = (self.observed.services.len() + arrivals).saturating_sub(gone.len());
+        if at_once > self.observed.capacities.services as usize {
+            gone.append(&mut superseded);
+        }
+        let removal = |key: &ServiceKey| Step::Service(*key, None);
         let mut retired_slots = Vec::new();
         for (index, slot) in self.observed.slots.iter().filter(|(index, _)| !self.slots.contains(index)) {
             if slot.state != ServiceState::default() {
@@ -172,12 +260,34 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
                 retired_slots.push(Step::ServiceName(index, None));
             }
         }
-        Services {
-            removals: gone.map(|key| Step::Service(*key, None)).collect(),
+        let after_sources = self.sources.after()?;
+        Ok(Services {
+            removals: gone.into_iter().map(removal).chain(self.sources.removals).collect(),
             generation: (!self.new_slots.is_empty()).then(|| self.placements.generation()),
-            new_slots: self.new_slots,
+            after_sources,
+            new_slots: [self.sources.writes, self.changes, self.new_slots].concat(),
             switches: self.switches,
+            superseded: superseded.into_iter().map(removal).collect(),
             retired_slots,
+            unreachable: self.unreachable,
+        })
+    }
+
+    /// Whether packets meet the claim's entry. That of every port may be there without its VIP's flag, if an agent died:
+    /// what is left of it must not come to be met.
+    fn is_met(&self, key: ServiceKey) -> bool {
+        key.port != 0 || self.all_ports.contains(&key.vip)
+    }
+
+    /// Whether another claim has the ports of this one, which goes.
+    fn is_superseded(&self, key: ServiceKey) -> bool {
+        if !self.is_met(key) {
+            return false;
         }
+        if key.port != 0 {
+            return self.keys.contains(&ServiceKey { port: 0, ..key });
+        }
+        let others = self.keys.range(key..=ServiceKey { port: u16::MAX, protocol: u8::MAX, ..key });
+        others.into_iter().any(|other| other.protocol == key.protocol)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     time::Duration,
 };
 
@@ -11,7 +11,7 @@ use vipmux_common::{abi, hash};
 use crate::{
     hashing::{self, Endpoint},
     model::{NodeName, PortClaim, ServiceName},
-    plan::{Capacities, Desired, DesiredBackend, Entries, REST, Step},
+    plan::{Capacities, Desired, DesiredBackend, DesiredService, Entries, REST, Step, Unreachable},
 };
 
 /// What becomes of a packet.
@@ -20,8 +20,28 @@ pub(super) enum Answer {
     NotVip,
     NoService,
     NoBackend(ServiceName),
+    Kernel(ServiceName),
     To(ServiceName, Target),
 }
+
+/// What a Service's revision and its state say beside that: each of the two changes at once, and never is another's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Terms {
+    /// Its owner, session affinity in jiffies.
+    Revision(ServiceName, u32),
+    /// Its owner, an idle flow's life in jiffies, whether nothing is translated, and which of [`CLIENTS`] are let in.
+    State(ServiceName, u32, bool, Vec<IpAddr>),
+}
+
+/// Some clients.
+pub(super) const CLIENTS: [IpAddr; 3] = [
+    IpAddr::V4(Ipv4Addr::new(198, 51, 100, 7)),
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)),
+    IpAddr::V4(Ipv4Addr::new(203, 0, 113, 77)),
+];
+
+/// Jiffies per second.
+pub(super) const HZ: u32 = 250;
 
 /// A backend, as the whole cluster knows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +69,8 @@ pub(super) struct Kernel {
     table_left: BTreeMap<u32, Duration>,
     backend_left: BTreeMap<u32, Duration>,
     slot_left: BTreeMap<u32, Duration>,
+    /// When a state last referred to a set of source ranges.
+    set_left: BTreeMap<u32, Duration>,
     generations: BTreeMap<(&'static str, u32), u32>,
     newest_epoch: u32,
 }
@@ -69,6 +91,7 @@ impl Kernel {
                 self.leave_tables(now);
                 put(&mut self.entries.services, key, value);
             }
+            Step::SourceRange(key, present) => self.set_source_range(key, present, now),
             Step::Vip(address, value) => {
                 let id = self.entries.vips.get(&address).map(|value| value.id);
                 assert!(value.is_none_or(|value| id.is_none_or(|id| id == value.id)), "a VIP's id changed");
@@ -91,6 +114,20 @@ impl Kernel {
     pub(super) fn forget_packets_in_flight(&mut self) {
         for left in [&mut self.table_left, &mut self.backend_left, &mut self.slot_left] {
             left.clear();
+        }
+        self.set_left.values_mut().for_each(|left| *left = Duration::ZERO);
+    }
+
+    /// A set is written before it is used, never changed, and removed when no packet needs it any more.
+    fn set_source_range(&mut self, key: (u32, abi::Range), present: bool, now: Duration) {
+        let set = key.1.set;
+        assert!(self.entries.service_states.values().all(|state| state.ranges != set), "set {set} in use was changed");
+        if present {
+            assert!(!self.set_left.contains_key(&set), "set {set} was used before");
+            assert!(self.entries.source_ranges.insert(key), "{key:?} is there already");
+        } else {
+            check_rest(&self.set_left, set, now);
+            assert!(self.entries.source_ranges.remove(&key), "{key:?} is not there");
         }
     }
 
@@ -119,9 +156,14 @@ impl Kernel {
     }
 
     fn set_state(&mut self, index: u32, state: abi::ServiceState, now: Duration) {
+        let old = self.entries.service_states.get(&index).copied().unwrap_or_default();
+        if old.ranges != 0 {
+            self.set_left.insert(old.ranges, now);
+        }
         if state.generation == 0 {
+            assert_eq!(state, abi::ServiceState::default());
             self.slot_left.insert(index, now);
-        } else {
+        } else if state.generation != old.generation {
             check_rest(&self.slot_left, index, now);
             assert!(!self.entries.service_states.contains_key(&index), "a slot in use was overwritten");
             self.check_generation(("slot", index), state.generation);
@@ -154,6 +196,7 @@ impl Kernel {
         assert!(vips.len() <= capacities.vips as usize);
         assert!(services.len() <= capacities.services as usize);
         assert!(peers.len() <= capacities.peers as usize);
+        assert!(self.entries.source_ranges.len() <= capacities.source_ranges as usize);
         let below = |last: Option<&u32>, capacity| last.is_none_or(|last| *last < capacity);
         assert!(below(service_states.keys().last(), capacities.services));
         assert!(below(backends.keys().last(), capacities.backends));
@@ -177,13 +220,50 @@ impl Kernel {
         }
     }
 
+    /// The claim's own revision, or that of every port.
+    fn revision(&self, vip: &abi::VipValue, claim: &PortClaim) -> Option<&abi::ServiceValue> {
+        let (port, protocol) = (claim.port.to_be(), claim.protocol.number());
+        let key = abi::ServiceKey { vip: vip.id, port, protocol, padding: 0 };
+        let every = || {
+            let every = abi::ServiceKey { port: 0, ..key };
+            self.entries.services.get(&every).filter(|_| vip.flags & abi::VIP_ALL_PORTS != 0)
+        };
+        self.entries.services.get(&key).or_else(every)
+    }
+
+    /// What a claim's revision and its state say.
+    pub(super) fn terms(&self, claim: &PortClaim) -> Option<[Terms; 2]> {
+        let value = self.revision(self.entries.vips.get(&claim.vip.0.into())?, claim)?;
+        let owner = self.entries.service_names[&value.slot].clone();
+        let state = self.entries.service_states[&value.slot];
+        let let_in = CLIENTS.into_iter().filter(|client| state.ranges == 0 || self.matches(state.ranges, *client));
+        let direct = state.flags & abi::SERVICE_DIRECT != 0;
+        let terms = Terms::State(owner.clone(), state.idle, direct, let_in.collect());
+        Some([Terms::Revision(owner, value.affinity), terms])
+    }
+
+    /// Whether a prefix of the set matches, bit by bit as the trie does.
+    fn matches(&self, set: u32, client: IpAddr) -> bool {
+        let bits = |range: &abi::Range| -> Vec<u8> {
+            [range.set, range.w0, range.w1, range.w2, range.w3].into_iter().flat_map(u32::to_ne_bytes).collect()
+        };
+        let abi::Address { w0, w1, w2, w3 } = client.into();
+        let asked = bits(&abi::Range { set, w0, w1, w2, w3 });
+        self.entries.source_ranges.iter().any(|(length, range)| {
+            let bit = |bytes: &[u8], i: u32| bytes[i as usize / 8] >> (7 - i % 8) & 1;
+            let own = bits(range);
+            (0..*length).all(|i| bit(&own, i) == bit(&asked, i))
+        })
+    }
+
     /// What becomes of a packet to this claim with this hash, and the flow that it leaves.
     pub(super) fn look_up(&self, claim: &PortClaim, hash: u32, table: Table) -> (Answer, Option<Flow>) {
         let Some(vip) = self.entries.vips.get(&claim.vip.0.into()) else { return (Answer::NotVip, None) };
-        let (port, protocol) = (claim.port.to_be(), claim.protocol.number());
-        let key = abi::ServiceKey { vip: vip.id, port, protocol, padding: 0 };
-        let Some(value) = self.entries.services.get(&key) else { return (Answer::NoService, None) };
+        let Some(value) = self.revision(vip, claim) else { return (Answer::NoService, None) };
         let owner = self.entries.service_names[&value.slot].clone();
+        if value.flags & abi::SERVICE_KERNEL != 0 {
+            return (Answer::Kernel(owner), None);
+        }
         let range = ranges(value)[usize::from(table == Table::Local)].clone();
         if range.is_empty() {
             return (Answer::NoBackend(owner), None);
@@ -235,7 +315,12 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
     if !desired.vips.contains_key(&claim.vip) {
         return Answer::NotVip;
     }
-    let Some(service) = desired.services.get(claim) else { return Answer::NoService };
+    let Some(service) = service(desired, claim) else { return Answer::NoService };
+    let mut ready = service.backends.iter().filter(|backend| backend.ready).peekable();
+    let out_of_reach = ready.peek().is_some() && ready.all(|backend| !desired.nodes.contains_key(&backend.node));
+    if service.treatment.kernel || out_of_reach && desired.unreachable == Unreachable::Kernel {
+        return Answer::Kernel(service.owner.clone());
+    }
     let mut eligible: BTreeMap<Endpoint, &DesiredBackend> = BTreeMap::new();
     for backend in service.backends.iter().filter(|b| b.ready && desired.nodes.contains_key(&b.node)) {
         eligible.entry(Endpoint::new(backend.address.into(), backend.port.to_be())).or_insert(backend);
@@ -251,6 +336,24 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
     let backend = backends[slots[hash::slot(hash, length) as usize] as usize];
     let target = Target { address: backend.address, port: backend.port, node: backend.node.clone() };
     Answer::To(service.owner.clone(), target)
+}
+
+fn service<'a>(desired: &'a Desired, claim: &PortClaim) -> Option<&'a DesiredService> {
+    let every = || desired.services.get(&PortClaim { port: 0, ..*claim });
+    desired.services.get(claim).or_else(every)
+}
+
+/// The terms that a desired state asks for.
+pub(super) fn expected_terms(desired: &Desired, claim: &PortClaim) -> Option<[Terms; 2]> {
+    desired.vips.get(&claim.vip)?;
+    let DesiredService { owner, treatment, .. } = service(desired, claim)?;
+    let jiffies = |seconds: Option<u32>| seconds.unwrap_or(0) * HZ;
+    let lets_in = |client: &IpAddr| {
+        treatment.sources.as_ref().is_none_or(|sources| sources.iter().any(|prefix| prefix.contains(*client)))
+    };
+    let clients = CLIENTS.into_iter().filter(lets_in).collect();
+    let state = Terms::State(owner.clone(), jiffies(treatment.idle), treatment.direct, clients);
+    Some([Terms::Revision(owner.clone(), jiffies(treatment.affinity)), state])
 }
 
 fn ranges(value: &abi::ServiceValue) -> [std::ops::Range<u32>; 2] {

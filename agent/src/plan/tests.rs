@@ -1,5 +1,7 @@
 //! Orders and particular cases.
 
+mod treatment;
+
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use vipmux_common::abi::{self, Mac};
@@ -8,7 +10,8 @@ use crate::{
     model::{NodeName, PortClaim, Protocol, ServiceName, Vip},
     plan::{
         Capacities, CapacityMap, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Entries, Observed,
-        Plan, PlanError, REST, Refusal, Shortage, Step, Subject, plan, simulation::Kernel,
+        Plan, PlanError, REST, Refusal, Shortage, Step, Subject, Treatment, Unreachable, plan,
+        simulation::{HZ, Kernel},
     },
 };
 
@@ -47,13 +50,20 @@ pub(super) fn desired() -> Desired {
         nodes: [node_with_mac(1, "a"), node_with_mac(2, "b")].into(),
         vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: 0, epoch: 1 })].into(),
         services: [].into(),
+        unreachable: Unreachable::Refuse,
     }
 }
 
 impl Desired {
     pub(super) fn serve(mut self, port: u16, owner: &str, backends: &Arc<BTreeSet<DesiredBackend>>) -> Self {
         let owner = ServiceName { namespace: "shop".to_owned(), name: owner.to_owned() };
-        self.services.insert(claim(vip(VIP), port), DesiredService { owner, backends: Arc::clone(backends) });
+        let service = DesiredService { owner, backends: Arc::clone(backends), treatment: Treatment::default() };
+        self.services.insert(claim(vip(VIP), port), service);
+        self
+    }
+
+    fn treat(mut self, port: u16, change: impl FnOnce(&mut Treatment)) -> Self {
+        change(&mut self.services.get_mut(&claim(vip(VIP), port)).unwrap().treatment);
         self
     }
 }
@@ -71,8 +81,10 @@ impl World {
     }
 
     fn with_capacities(capacities: Capacities) -> Self {
-        let observed = Observed::empty(capacities, abi::Config::default());
-        Self { capacities, kernel: Kernel::default(), observed, now: Duration::from_secs(1000) }
+        let config = abi::Config { hz: HZ, ..Default::default() };
+        let mut kernel = Kernel::default();
+        kernel.entries.config = config;
+        Self { capacities, kernel, observed: Observed::empty(capacities, config), now: Duration::from_secs(1000) }
     }
 
     fn plan(&self, desired: &Desired) -> Plan {
@@ -131,6 +143,8 @@ fn kinds(plan: &Plan) -> Vec<&'static str> {
         Step::ServiceState(..) => "service state",
         Step::Service(_, None) => "-service",
         Step::Service(..) => "service",
+        Step::SourceRange(_, false) => "-source range",
+        Step::SourceRange(..) => "source range",
         Step::Vip(_, None) => "-vip",
         Step::Vip(..) => "vip",
     };
@@ -374,6 +388,10 @@ fn counters_never_wrap() {
     // One for what is new, one for each of two nodes.
     assert_eq!(with(1, u32::MAX - 2), Err(PlanError::GenerationsExhausted));
     assert!(with(u32::MAX - 1, u32::MAX - 3).is_ok());
+    let restricted = wanted.treat(80, |it| it.sources = Some(treatment::sources(&["192.0.2.0/24"])));
+    let config = abi::Config { next_vip: 1, next_generation: u32::MAX - 1, ..Default::default() };
+    let observed = Observed::empty(Capacities::default(), config);
+    assert_eq!(plan(&restricted, &observed, Duration::ZERO), Err(PlanError::GenerationsExhausted));
 }
 
 #[test]
@@ -385,10 +403,8 @@ fn a_full_map_is_told_and_what_was_served_goes_on() {
     let larger = desired().serve(80, "web", &backends(&[(1, "b"), (3, "b")])).serve(81, "web", &backends(&[(2, "b")]));
     let plan = world.reach(&larger);
     let shortage = Shortage { map: CapacityMap::Tables, capacity: 600, free: 98, needed: 251 };
-    assert_eq!(
-        plan,
-        Plan { steps: Vec::new(), refused: vec![Refusal { subject: Subject::Claim(claim(vip(VIP), 80)), shortage }] }
-    );
+    let refused = vec![Refusal { subject: Subject::Claim(claim(vip(VIP), 80)), shortage }];
+    assert_eq!(plan, Plan { refused, ..Plan::default() });
     assert_eq!(shortage.to_string(), "the map TABLES lacks room: 251 needed, 98 free of 600");
     assert_eq!(world.service(80), before);
 }

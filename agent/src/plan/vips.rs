@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use vipmux_common::abi::{self, Address};
 
 use crate::{
-    model::Vip,
+    model::{PortClaim, Vip, name::Port},
     plan::{CapacityMap, Desired, DesiredVip, Observed, PlanError, Refusal, Shortage, Step, Subject},
 };
 
@@ -45,18 +45,28 @@ impl Vips {
             };
             free -= usize::from(current.is_none());
             vips.ids.insert(vip, Ok(id));
-            vips.set(address, value(id, wanted), current);
+            let all_ports = Port::every().any(|port| {
+                desired.services.contains_key(&PortClaim { vip, protocol: port.protocol, port: port.number })
+            });
+            vips.set(address, value(id, wanted, all_ports), current);
         }
         Ok(vips)
     }
 
     fn set(&mut self, address: Address, value: abi::VipValue, current: Option<&abi::VipValue>) {
-        if current == Some(&value) {
-            return;
+        let mut current = current.copied();
+        if let Some(known) = current
+            && value.flags & abi::VIP_LEADING == 0
+        {
+            // Which ports it has changes with its Services, not before them.
+            let ports = known.flags & abi::VIP_ALL_PORTS;
+            let withdrawn = abi::VipValue { flags: value.flags & !abi::VIP_ALL_PORTS | ports, ..value };
+            self.withdrawals.extend((withdrawn != known).then_some(Step::Vip(address, Some(withdrawn))));
+            current = Some(withdrawn);
         }
-        let leads = value.flags & abi::VIP_LEADING != 0;
-        let stage = if current.is_some() && !leads { &mut self.withdrawals } else { &mut self.announcements };
-        stage.push(Step::Vip(address, Some(value)));
+        if current != Some(value) {
+            self.announcements.push(Step::Vip(address, Some(value)));
+        }
     }
 
     /// An id that no flow and no Service in the kernel has: not even if `CONFIG` was lost.
@@ -72,12 +82,8 @@ impl Vips {
     }
 }
 
-fn value(id: u32, vip: &DesiredVip) -> abi::VipValue {
-    abi::VipValue {
-        id,
-        flags: if vip.leading { abi::VIP_LEADING } else { 0 },
-        interfaces: vip.interfaces,
-        vlan: vip.vlan.into(),
-        epoch: vip.epoch,
-    }
+fn value(id: u32, vip: &DesiredVip, all_ports: bool) -> abi::VipValue {
+    let leading = if vip.leading { abi::VIP_LEADING } else { 0 };
+    let every = if all_ports { abi::VIP_ALL_PORTS } else { 0 };
+    abi::VipValue { id, flags: leading | every, interfaces: vip.interfaces, vlan: vip.vlan.into(), epoch: vip.epoch }
 }

@@ -17,7 +17,7 @@ use crate::{
         pins::Pins,
     },
     election::{Command, Election, HEARTBEAT, Input},
-    model::{NodeName, ServiceName, Vip},
+    model::{NodeName, PortClaim, ServiceName, Vip},
     plan::{self, Capacities, Desired, Difference, Entries, Observed, Plan, PlanError, Step},
 };
 
@@ -44,6 +44,18 @@ pub enum KernelError {
 /// The time since boot, sleep included: what the fence counts in.
 pub(super) fn boottime() -> Result<Duration, KernelError> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(KernelError::Clock)
+}
+
+/// How the maps were brought to what is desired.
+pub(super) struct Synced {
+    /// What found no room.
+    pub(super) refused: Vec<plan::Refusal>,
+    /// Claims none of whose endpoints can be reached.
+    pub(super) unreachable: Vec<PortClaim>,
+    /// Something is left to be removed after [`REST`](plan::REST).
+    pub(super) leftovers: bool,
+    /// What the heart did meanwhile.
+    pub(super) commands: Vec<Command>,
 }
 
 /// See the module.
@@ -75,7 +87,9 @@ impl Kernel {
         // All but the ids is this agent's to say, whatever the one before it said.
         let ids = if found.abi == 0 { new_config() } else { found };
         let Config { next_vip, next_generation, .. } = ids;
-        let config = Config { next_vip, next_generation, unclaimed: unclaimed.into(), ..new_config() };
+        let records_per_second = maps.records_per_second()?;
+        let config =
+            Config { next_vip, next_generation, records_per_second, unclaimed: unclaimed.into(), ..new_config() };
         if config != found {
             maps.apply(&Step::Config(config))?;
         }
@@ -153,12 +167,11 @@ impl Kernel {
         led.map(|(address, value)| (Vip((*address).into()), value.interfaces)).collect()
     }
 
-    /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile; what it did is
-    /// returned with what found no room.
-    pub(super) fn sync(&mut self, desired: &Desired) -> Result<(Vec<plan::Refusal>, Vec<Command>), KernelError> {
+    /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile.
+    pub(super) fn sync(&mut self, desired: &Desired) -> Result<Synced, KernelError> {
         let now = boottime()?;
         self.observed.forget_rested(now);
-        let Plan { steps, refused } = plan::plan(desired, &self.observed, now)?;
+        let Plan { steps, refused, unreachable } = plan::plan(desired, &self.observed, now)?;
         let mut commands = Vec::new();
         for step in &steps {
             self.execute(step)?;
@@ -172,7 +185,8 @@ impl Kernel {
         if !steps.is_empty() {
             self.align()?;
         }
-        Ok((refused, commands))
+        let leftovers = self.observed.has_leftovers();
+        Ok(Synced { refused, unreachable, leftovers, commands })
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -274,6 +288,7 @@ pub(super) fn entries(maps: &Maps) -> Result<Entries, MapsError> {
         nodes: maps.read_node_entries()?,
         node_names: names.into_iter().map(|(index, label)| (index, NodeName(label.to_string()))).collect(),
         peers: maps.read_peers()?,
+        source_ranges: maps.read_source_ranges()?,
         ..Entries::default()
     };
     for (slot, owner) in maps.read_service_names()? {

@@ -20,7 +20,7 @@ use super::{transaction::Change, *};
 use crate::{
     link::netns::Namespace,
     model::{NodeName, PortClaim, ServiceName, Vip},
-    plan::DesiredService,
+    plan::{DesiredService, Treatment, Unreachable},
 };
 
 const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
@@ -200,13 +200,25 @@ fn local_backends_are_those_of_this_node_by_protocol() {
         backend("2001:db8::2", 5353, &here, true),
     ];
     let owner = ServiceName { namespace: "default".to_owned(), name: "dns".to_owned() };
-    let service = DesiredService { owner, backends: Arc::new(dns.into()) };
+    let service = DesiredService { owner, backends: Arc::new(dns.into()), treatment: Treatment::default() };
+    let web = Arc::new([backend("10.244.1.9", 80, &here, true)].into());
+    let treated = |treatment| DesiredService { treatment, backends: Arc::clone(&web), ..service.clone() };
+    let direct = treated(Treatment { direct: true, ..Treatment::default() });
+    let kernel = treated(Treatment { kernel: true, ..Treatment::default() });
+    let web = |port| PortClaim { vip: Vip([192, 0, 2, 51].into()), protocol: Protocol::Tcp, port };
     let claim = |protocol| PortClaim { vip: Vip([192, 0, 2, 50].into()), protocol, port: 53 };
     let desired = Desired {
         local: here,
         nodes: BTreeMap::new(),
         vips: BTreeMap::new(),
-        services: [(claim(Protocol::Tcp), service.clone()), (claim(Protocol::Udp), service)].into(),
+        services: [
+            (claim(Protocol::Tcp), service.clone()),
+            (claim(Protocol::Udp), service),
+            (web(80), direct),
+            (web(81), kernel),
+        ]
+        .into(),
+        unreachable: Unreachable::Refuse,
     };
     let at = |address: &str| LocalBackend { address: address.parse().unwrap(), ..UDP };
     let udp = ["10.244.1.2", "10.244.1.3", "2001:db8::2"].map(at);

@@ -15,8 +15,10 @@ use crate::{
     model::{
         Family, Model, NodeName, Protocol, ServiceName, Vip,
         name::Port,
+        policy::{IdleTimeouts, Policy},
         pool::Pool,
         reason::{Note, Reason},
+        service::Service,
     },
     source::{Objects, manifests::Problem},
 };
@@ -51,6 +53,27 @@ struct ServiceRow<'a> {
     reason: Reason,
     message: &'a str,
     warnings: &'a [String],
+    /// How its packets are treated, where that is particular.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    treatment: Option<TreatmentRow<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct TreatmentRow<'a> {
+    #[serde(flatten)]
+    policy: &'a Policy,
+    idle_s: IdleTimeouts,
+}
+
+impl<'a> TreatmentRow<'a> {
+    fn of(service: &'a Service) -> Option<Self> {
+        let (policy, idle_s) = (&service.policy, service.idle);
+        (!policy.particulars(idle_s).is_empty()).then_some(Self { policy, idle_s })
+    }
+
+    fn text(&self) -> String {
+        self.policy.particulars(self.idle_s).join(",")
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -154,7 +177,10 @@ impl<'a> Report<'a> {
     }
 
     fn service_table(&self) -> Table {
-        let mut table = Table::new(&["SERVICE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE"]);
+        let header = ["SERVICE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE", "PARTICULARS"];
+        // Where there are none, the last column is left out.
+        let plain = self.services.iter().all(|row| row.treatment.is_none());
+        let mut table = Table::new(&header[..header.len() - usize::from(plain)]);
         for row in self.services.iter().filter(|row| row.is_shown()) {
             let (state, tone) = match row.state {
                 State::Allocated if row.warnings.is_empty() => ("allocated", Tone::Good),
@@ -170,6 +196,7 @@ impl<'a> Report<'a> {
                 Cell::from(joined(ports)),
                 Cell::toned(row.reason.to_string(), tone),
                 Cell::from(row.message),
+                Cell::from(row.treatment.as_ref().map_or_else(String::new, TreatmentRow::text)),
             ]);
         }
         table
@@ -207,6 +234,7 @@ fn service_row<'a>(
         reason,
         message,
         warnings: &[],
+        treatment: model.services.get(name).and_then(TreatmentRow::of),
     };
     if let Some(given) = allocation.assignments.get(name) {
         let addresses = given.addresses.iter().copied().collect();

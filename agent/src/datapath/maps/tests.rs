@@ -1,8 +1,9 @@
 use std::{collections::BTreeSet, error::Error as _};
 
-use aya::maps::PerCpuValues;
+use aya::maps::{PerCpuValues, lpm_trie::Key};
 
 use super::{fixture::Fixture, *};
+use crate::plan::Step;
 
 #[test]
 fn every_declared_map_is_opened_and_every_pin_is_a_declared_map() {
@@ -86,6 +87,32 @@ fn hash_maps_are_read_across_batches_and_up_to_a_limit() {
     assert_eq!((flows.len(), keys.len()), (10_000, 10_000));
     assert!(flows.iter().all(|(key, value)| key.vip == value.tag));
     assert_eq!(maps.read_flows(7).unwrap().len(), 7);
+}
+
+#[test]
+fn source_ranges_are_read_again_as_they_were_written() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let Address { w0, w1, w2, w3 } = Address::v4(u32::from_ne_bytes([192, 0, 2, 0]));
+    let keys: BTreeSet<_> = (1..=3).map(|set| (32 + 96 + 24, Range { set, w0, w1, w2, w3 })).collect();
+    for key in &keys {
+        maps.apply(&Step::SourceRange(*key, true)).unwrap();
+    }
+    assert_eq!(maps.read_source_ranges().unwrap(), keys);
+    let client = |set, last| Key::new(160, Range { set, w3: u32::from_ne_bytes([192, 0, last, 7]), w0, w1, w2 });
+    assert!(maps.source_ranges.get(&client(2, 2), 0).is_ok(), "as a program asks");
+    assert!(maps.source_ranges.get(&client(2, 3), 0).is_err() && maps.source_ranges.get(&client(4, 2), 0).is_err());
+    for key in &keys {
+        maps.apply(&Step::SourceRange(*key, false)).unwrap();
+        maps.apply(&Step::SourceRange(*key, false)).unwrap();
+    }
+    assert!(maps.read_source_ranges().unwrap().is_empty(), "removing one that is gone is no error");
+}
+
+#[test]
+fn the_limit_on_records_follows_the_tables_true_size() {
+    let Some(fixture) = Fixture::new() else { return };
+    assert_eq!(fixture.maps.records_per_second().unwrap(), 20_000, "16,384 entries");
 }
 
 #[test]

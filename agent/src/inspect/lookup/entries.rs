@@ -1,9 +1,9 @@
 //! Single entries of the maps, as the XDP program looks them up.
 
-use aya::maps::MapError;
+use aya::maps::{MapError, lpm_trie::Key};
 use vipmux_common::abi::{
-    Address, Backend, Config, FlowKey, FlowValue, Interface, Mac, Node, ReverseKey, ReverseValue, ServiceKey,
-    ServiceState, ServiceValue, VipValue,
+    Address, AffinityKey, AffinityValue, Backend, Config, FlowKey, FlowValue, Interface, Mac, Node, Range, ReverseKey,
+    ReverseValue, ServiceKey, ServiceState, ServiceValue, VipValue,
 };
 
 use crate::{
@@ -37,6 +37,10 @@ pub trait Entries {
     fn is_peer(&self, mac: &Mac) -> Result<bool, MapsError>;
     /// `FLOWS`.
     fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError>;
+    /// `AFFINITY`.
+    fn affinity(&self, key: &AffinityKey) -> Result<Option<AffinityValue>, MapsError>;
+    /// Whether a prefix of the set in `SOURCE_RANGES` holds the address.
+    fn is_in_range(&self, set: u32, address: &Address) -> Result<bool, MapsError>;
     /// `REVERSE`.
     fn reverse(&self, key: &ReverseKey) -> Result<Option<ReverseValue>, MapsError>;
 }
@@ -99,6 +103,16 @@ impl Entries for Maps {
 
     fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError> {
         entry("FLOWS", self.flows.get(key, 0))
+    }
+
+    fn affinity(&self, key: &AffinityKey) -> Result<Option<AffinityValue>, MapsError> {
+        entry("AFFINITY", self.affinity.get(key, 0))
+    }
+
+    fn is_in_range(&self, set: u32, address: &Address) -> Result<bool, MapsError> {
+        let Address { w0, w1, w2, w3 } = *address;
+        let key = Key::new(u32::BITS * 5, Range { set, w0, w1, w2, w3 });
+        entry("SOURCE_RANGES", self.source_ranges.get(&key, 0)).map(|found| found.is_some())
     }
 
     fn reverse(&self, key: &ReverseKey) -> Result<Option<ReverseValue>, MapsError> {

@@ -5,8 +5,9 @@ use std::net::SocketAddr;
 
 use vipmux_common::{
     abi::{
-        BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED, Node,
-        ReverseKey, ServiceKey, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VipValue,
+        AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED,
+        Node, ReverseKey, SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue, UNCLAIMED_PASS,
+        UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
     },
     hash,
 };
@@ -99,14 +100,41 @@ impl<E: Entries> Walk<'_, E> {
             protocol: self.request.protocol.number().into(),
             ..FlowKey::default()
         };
-        let target = match self.recorded(&key)? {
-            Some(target) => target,
-            None => match self.balanced(&key)? {
+        let recorded = self.recorded(&key)?;
+        let service = if recorded.is_none() { self.service(&key, &vip)? } else { None };
+        let slot = recorded.map(|(_, slot)| slot).or(service.map(|service| service.slot));
+        let Some(slot) = slot else { return Ok(Err(DropReason::NoService)) };
+        let state = self.entries.service_state(slot)?.unwrap_or_default();
+        if !self.may_come(&state)? {
+            return Ok(Err(DropReason::SourceRange));
+        }
+        let target = match (recorded, service) {
+            (Some((target, _)), _) => target,
+            (None, Some(service)) if service.flags & SERVICE_KERNEL == 0 => match self.balanced(&key, &service)? {
                 Ok(target) => target,
                 Err(reason) => return Ok(Err(reason)),
             },
+            _ => {
+                self.note("kernel", "the Service's packets are left to the node's own stack");
+                return Ok(Ok(Outcome::LeftToKernel));
+            }
         };
-        if target.is_local() { self.deliver(&key, &target) } else { self.hand_over(&target, interface) }
+        let direct = state.flags & SERVICE_DIRECT != 0;
+        if target.is_local() { self.deliver(&key, &target, direct) } else { self.hand_over(&target, interface) }
+    }
+
+    /// Whether the Service's source ranges let the client in.
+    fn may_come(&mut self, state: &ServiceState) -> Result<bool, MapsError> {
+        if state.ranges == 0 {
+            return Ok(true);
+        }
+        let client = self.request.client.ip();
+        let lets = self.entries.is_in_range(state.ranges, &client.into())?;
+        self.note(
+            "ranges",
+            format!("{client} is in {} of the Service's source ranges", if lets { "one" } else { "none" }),
+        );
+        Ok(lets)
     }
 
     /// The VIP, and the interface that the frame comes in by; `None`: not ours.
@@ -141,7 +169,7 @@ impl<E: Entries> Walk<'_, E> {
         Ok(Endpoint {
             index: target.index,
             address: target.backend.address.into(),
-            port: u16::from_be(target.backend.port),
+            port: u16::from_be(names::port(&target.backend, self.request.vip.port().to_be())),
             node: self.entries.node_name(target.backend.node)?,
         })
     }
@@ -187,8 +215,8 @@ impl<E: Entries> Walk<'_, E> {
         }
     }
 
-    /// The backend of a flow record that decides.
-    fn recorded(&mut self, key: &FlowKey) -> Result<Option<Target>, MapsError> {
+    /// The backend of a flow record that decides, and the Service's slot.
+    fn recorded(&mut self, key: &FlowKey) -> Result<Option<(Target, u32)>, MapsError> {
         let Some(flow) = self.entries.flow(key)? else {
             self.note("flow", "no record");
             return Ok(None);
@@ -219,7 +247,7 @@ impl<E: Entries> Walk<'_, E> {
             _ => self.note("flow", record),
         }
         if self.is_fit(&target)? {
-            return Ok(Some(target));
+            return Ok(Some((target, flow.slot)));
         }
         self.note("flow", "the recorded backend is out of this frame's reach: balanced anew");
         Ok(None)
@@ -236,16 +264,32 @@ impl<E: Entries> Walk<'_, E> {
         Ok(owner.map_or_else(|| format!("an unnamed Service (slot {slot})"), |owner| owner.to_string()))
     }
 
-    fn balanced(&mut self, key: &FlowKey) -> Found<Target> {
+    /// The revision of the Service that has the port, or every one.
+    fn service(&mut self, key: &FlowKey, vip: &VipValue) -> Result<Option<ServiceValue>, MapsError> {
         let (port, protocol) = (self.request.vip.port(), self.request.protocol);
         let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: protocol.number(), padding: 0 };
-        let Some(service) = self.entries.service(&claim)? else {
-            self.note("service", format!("none claims port {port}/{protocol}"));
-            return Ok(Err(DropReason::NoService));
-        };
-        let owner = self.owner(service.slot)?;
-        self.note("service", format!("{owner} claims port {port}/{protocol}"));
-        let chosen = self.choose(&service, hash::flow(key))?;
+        let mut found = self.entries.service(&claim)?;
+        let mut what = format!("port {port}/{protocol}");
+        if found.is_none() && vip.flags & VIP_ALL_PORTS != 0 {
+            found = self.entries.service(&ServiceKey { port: 0, ..claim })?;
+            what = format!("every {protocol} port");
+        }
+        match &found {
+            Some(service) => {
+                let owner = self.owner(service.slot)?;
+                self.note("service", format!("{owner} claims {what}"));
+            }
+            None => self.note("service", format!("none claims port {port}/{protocol}")),
+        }
+        Ok(found)
+    }
+
+    fn balanced(&mut self, key: &FlowKey, service: &ServiceValue) -> Found<Target> {
+        if let Some(target) = self.remembered(key, service)? {
+            return Ok(Ok(target));
+        }
+        let by = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
+        let chosen = self.choose(service, by)?;
         if let Err(reason) = chosen {
             let why = match reason {
                 DropReason::NotLocal => "a peer handed the frame over, and no ready backend is on this node",
@@ -256,6 +300,36 @@ impl<E: Entries> Walk<'_, E> {
             self.note("table", why);
         }
         Ok(chosen)
+    }
+
+    /// The backend that a Service with session affinity gave the client before.
+    fn remembered(&mut self, key: &FlowKey, service: &ServiceValue) -> Result<Option<Target>, MapsError> {
+        if service.affinity == 0 {
+            return Ok(None);
+        }
+        let key = AffinityKey { client: key.client, slot: service.slot, generation: service.generation };
+        let remembered = self.entries.affinity(&key)?.filter(|value| value.tag == hash::affinity(&key));
+        let Some(value) = remembered else {
+            self.note("affinity", "the client is not remembered");
+            return Ok(None);
+        };
+        if self.clock.ticks_since(value.seen) > u64::from(service.affinity) {
+            self.note("affinity", "the client was remembered too long ago");
+            return Ok(None);
+        }
+        let same = |target: &Target| {
+            target.backend.generation == value.backend_generation && target.backend.flags & BACKEND_READY != 0
+        };
+        match self.target(value.backend)?.filter(same) {
+            Some(target) if self.is_fit(&target)? => {
+                self.note("affinity", format!("the client is remembered with backend {}", target.index));
+                Ok(Some(target))
+            }
+            _ => {
+                self.note("affinity", "the client is remembered with a backend that cannot be taken");
+                Ok(None)
+            }
+        }
     }
 
     fn choose(&mut self, service: &ServiceValue, flow: u32) -> Found<Target> {
@@ -303,13 +377,16 @@ impl<E: Entries> Walk<'_, E> {
         Ok(Err(if came_back { DropReason::Hairpin } else { DropReason::NodeUnreachable }))
     }
 
-    fn deliver(&mut self, key: &FlowKey, target: &Target) -> Found<Outcome> {
+    fn deliver(&mut self, key: &FlowKey, target: &Target, direct: bool) -> Found<Outcome> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
+        if direct {
+            return Ok(Ok(Outcome::Delivered { backend, direct }));
+        }
         let key = ReverseKey {
             backend: target.backend.address,
             client: key.client,
-            backend_port: target.backend.port,
+            backend_port: names::port(&target.backend, key.vip_port),
             client_port: key.client_port,
             protocol: key.protocol,
         };
@@ -324,7 +401,7 @@ impl<E: Entries> Walk<'_, E> {
                 return Ok(Err(DropReason::TupleCollision));
             }
         }
-        Ok(Ok(Outcome::Delivered { backend }))
+        Ok(Ok(Outcome::Delivered { backend, direct }))
     }
 
     fn hand_over(&mut self, target: &Target, entered: Interface) -> Found<Outcome> {

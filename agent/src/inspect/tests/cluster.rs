@@ -26,7 +26,7 @@ pub(super) const HZ: u32 = 250;
 /// Five minutes.
 pub(super) const IDLE: u32 = 300 * HZ;
 /// The first jiffy, and those of a thousand seconds.
-const NOW: u64 = (1 << 32) - 300 * HZ as u64 + 1000 * HZ as u64;
+pub(super) const NOW: u64 = (1 << 32) - 300 * HZ as u64 + 1000 * HZ as u64;
 const LENGTH: u32 = 251;
 
 /// A thousand seconds after boot.

@@ -23,7 +23,7 @@ fn views_show_ipv6_addresses_in_columns_of_their_width() {
     let header = "VIP           LEADER     FENCE        INTERFACES  VLAN  EPOCH  SERVICES";
     assert_eq!(vips.lines().next(), Some(header));
     assert_eq!(last_line(&vips), "2001:db8::10  this node  250 ms left  lo          -         4         1");
-    let services = text(&Services::read(&maps).unwrap());
+    let services = text(&Services::read(&maps, &clock()).unwrap());
     assert!(
         services.contains("\n192.0.2.11    80/TCP    shop/vlan       1      1        0      0      0\n"),
         "{services}"

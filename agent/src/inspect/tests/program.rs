@@ -85,8 +85,8 @@ fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
 
 fn told(outcome: &Outcome) -> String {
     match outcome {
-        Outcome::Passed => "passed".to_owned(),
-        Outcome::Delivered { backend } => format!("delivered to {}:{}", backend.address, backend.port),
+        Outcome::Passed | Outcome::LeftToKernel => "passed".to_owned(),
+        Outcome::Delivered { backend, .. } => format!("delivered to {}:{}", backend.address, backend.port),
         Outcome::HandedOver { mac, source_mac, .. } => format!("handed over from {source_mac} to {mac}"),
         Outcome::Rejected { reason } => format!("rejected: {reason}"),
         Outcome::Dropped { reason } => format!("dropped: {reason}"),

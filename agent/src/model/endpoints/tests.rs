@@ -8,8 +8,13 @@ use crate::{
 
 /// A Service `shop/web` (ports `http` 80/TCP and `dns` 53/UDP), nodes `n1` (192.0.2.1) and `n2` (192.0.2.2), and slices.
 fn model(slices: &[serde_json::Value]) -> Model {
+    annotated(&serde_json::json!({}), slices)
+}
+
+/// The same, the Service having annotations.
+fn annotated(annotations: &serde_json::Value, slices: &[serde_json::Value]) -> Model {
     let mut objects = Objects::default();
-    let service = serde_json::json!({"spec": {"type": "LoadBalancer", "ports": [
+    let service = serde_json::json!({"metadata": {"annotations": annotations}, "spec": {"type": "LoadBalancer", "ports": [
         {"name": "http", "port": 80, "targetPort": 1}, {"name": "dns", "port": 53, "protocol": "UDP"},
     ]}});
     objects.services.insert(web(), object(service));
@@ -125,6 +130,76 @@ fn a_drain_counts_only_against_endpoints_that_can_be_reached() {
     let lost = serde_json::json!({"addresses": ["10.0.0.1"], "nodeName": "n9"});
     let draining = pod("10.0.0.2", &serde_json::json!({"ready": false, "serving": true, "terminating": true}));
     assert_eq!(http(&model(&[slice(80, &serde_json::json!([lost, draining]))])), ["10.0.0.2:80@n1"]);
+}
+
+#[test]
+fn endpoints_on_no_known_node_are_those_of_a_service_that_has_no_others() {
+    let lost = || serde_json::json!({"addresses": ["10.0.0.1"], "nodeName": "n9"});
+    let nowhere = serde_json::json!({"addresses": ["10.0.0.2"]});
+    let unready = pod("10.0.0.3", &serde_json::json!({"ready": false}));
+    assert_eq!(
+        http(&model(&[slice(80, &serde_json::json!([lost(), nowhere, unready]))])),
+        ["10.0.0.1:80@n9", "10.0.0.2:80@", "10.0.0.3:80@n1-"]
+    );
+    let ready = pod("10.0.0.3", &serde_json::json!({}));
+    assert_eq!(http(&model(&[slice(80, &serde_json::json!([lost(), ready]))])), ["10.0.0.3:80@n1"]);
+}
+
+#[test]
+fn a_service_with_every_port_has_the_addresses_of_all_its_slices() {
+    let no = serde_json::json!({});
+    let mut none = slice(0, &serde_json::json!([pod("10.0.0.2", &no)]));
+    none["ports"] = serde_json::json!([]);
+    let slices = [slice(8080, &serde_json::json!([pod("10.0.0.1", &no)])), none];
+    let model = annotated(&serde_json::json!({"vipmux.io/all-ports": "true"}), &slices);
+    let claim = |protocol, port| PortClaim { vip: Vip([192, 0, 2, 10].into()), protocol, port };
+    let claims = [claim(Protocol::Tcp, 0), claim(Protocol::Udp, 0), claim(Protocol::Sctp, 0), claim(Protocol::Tcp, 80)];
+    let desired = desired_services(&model, &claims.map(|claim| (claim, web())).into());
+    assert_eq!(desired.len(), 3, "its own ports claim nothing");
+    for service in desired.values() {
+        let backends: Vec<_> = service.backends.iter().map(|it| (it.address.to_string(), it.port)).collect();
+        assert_eq!(backends, [("10.0.0.1".to_owned(), 0), ("10.0.0.2".to_owned(), 0)]);
+    }
+}
+
+#[test]
+fn direct_server_return_takes_only_endpoints_with_the_services_own_port() {
+    let no = serde_json::json!({});
+    let slices = [
+        slice(8080, &serde_json::json!([pod("10.0.0.1", &no)])),
+        slice(80, &serde_json::json!([pod("10.0.0.2", &no)])),
+    ];
+    let model = annotated(&serde_json::json!({"vipmux.io/direct-server-return": "true"}), &slices);
+    assert_eq!(http(&model), ["10.0.0.2:80@n1"]);
+    let message = "1 of 2 endpoints of port 80/TCP are not used: they are on another port (10.0.0.1:8080 for instance), and \
+                   direct server return translates nothing; let targetPort be 80 too";
+    assert_eq!(model.notes, [Note::new("Service shop/web", message)]);
+    let model = annotated(&serde_json::json!({"vipmux.io/direct-server-return": "true"}), &slices[..1]);
+    assert!(http(&model).is_empty());
+    assert!(model.notes[0].message.starts_with("port 80/TCP is not served: its endpoints are on another port"));
+}
+
+#[test]
+fn what_a_service_says_of_its_packets_reaches_each_of_its_claims() {
+    let annotations = serde_json::json!({
+        "service.beta.kubernetes.io/load-balancer-source-ranges": "198.51.100.0/24,2001:db8::/32",
+        "vipmux.io/tcp-idle-timeout": "90s", "vipmux.io/forwarding": "kernel",
+    });
+    let model = annotated(&annotations, &[]);
+    let claim = |vip: &str, protocol, port| PortClaim { vip: Vip(vip.parse().unwrap()), protocol, port };
+    let claims = [
+        claim("192.0.2.10", Protocol::Tcp, 80),
+        claim("192.0.2.10", Protocol::Udp, 53),
+        claim("2001:db8::10", Protocol::Tcp, 80),
+    ];
+    let desired = desired_services(&model, &claims.map(|claim| (claim, web())).into());
+    let of = |claim| &desired[&claim].treatment;
+    assert!(desired.values().all(|service| service.treatment.kernel));
+    assert_eq!((of(claims[0]).idle, of(claims[1]).idle), (Some(90), None));
+    let sources = |claim| of(claim).sources.as_ref().unwrap();
+    assert!(Arc::ptr_eq(sources(claims[0]), sources(claims[1])));
+    assert_eq!(sources(claims[0]).iter().map(ToString::to_string).collect::<Vec<_>>(), ["198.51.100.0/24"]);
+    assert_eq!(sources(claims[2]).iter().map(ToString::to_string).collect::<Vec<_>>(), ["2001:db8::/32"]);
 }
 
 #[test]

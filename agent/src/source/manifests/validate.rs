@@ -17,7 +17,7 @@ use k8s_openapi::{
 };
 
 use super::{IpAddressPool, field::FieldPath};
-use crate::model::Protocol;
+use crate::model::{Protocol, policy::AFFINITY_SECONDS, prefix::Prefix};
 
 /// The length of an RFC 1123 label, and of a subdomain (DNS's 255 bytes, less the length and root bytes).
 const LABEL_MAX: usize = 63;
@@ -143,6 +143,18 @@ pub(super) fn service(service: &Service) -> Vec<Flaw> {
     flaws.one_of(field("ipFamilyPolicy"), spec.ip_family_policy.as_deref(), &policies);
     for (i, family) in spec.ip_families.iter().flatten().enumerate() {
         flaws.one_of(field("ipFamilies").index(i), Some(family), &["IPv4", "IPv6"]);
+    }
+    let client_ip = spec.session_affinity_config.as_ref().and_then(|config| config.client_ip.as_ref());
+    if let Some(seconds) = client_ip.and_then(|config| config.timeout_seconds)
+        && !u32::try_from(seconds).is_ok_and(|seconds| AFFINITY_SECONDS.contains(&seconds))
+    {
+        let path = FieldPath::of(&["spec", "sessionAffinityConfig", "clientIP", "timeoutSeconds"]);
+        flaws.add(path, format!("{seconds} is not within 1 to {}", AFFINITY_SECONDS.end()));
+    }
+    for (i, range) in spec.load_balancer_source_ranges.iter().flatten().enumerate() {
+        if let Err(error) = range.parse::<Prefix>() {
+            flaws.add(field("loadBalancerSourceRanges").index(i), error.to_string());
+        }
     }
     service_ports(&mut flaws, spec.ports.as_deref().unwrap_or_default());
     flaws.0

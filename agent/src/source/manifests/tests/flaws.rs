@@ -53,6 +53,18 @@ fn a_service_that_the_api_server_would_refuse_is_a_problem() {
         ("spec:\n  ipFamilies: [IPv4, IPv5]", 5, "spec.ipFamilies[1]", "\"IPv5\""),
         ("spec:\n  ipFamilyPolicy: DualStack", 5, "spec.ipFamilyPolicy", "\"DualStack\""),
         ("spec:\n  sessionAffinity: Client", 5, "spec.sessionAffinity", "\"Client\""),
+        (
+            "spec:\n  loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
+            5,
+            "spec.loadBalancerSourceRanges[1]",
+            "\"10.0.0.1\" is no CIDR",
+        ),
+        (
+            "spec:\n  sessionAffinityConfig:\n    clientIP:\n      timeoutSeconds: 86401",
+            7,
+            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            "86401 is not within 1 to 86400",
+        ),
         ("status: {}", 1, "spec", "required"),
     ];
     expect_all(HEADER, &table);
