@@ -13,7 +13,7 @@ use crate::{
     model::Vip,
 };
 
-fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]) -> Interface {
+pub(super) fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]) -> Interface {
     let parse = |text: &&str| {
         let (address, prefix) = text.split_once('/').unwrap();
         (address.parse().unwrap(), prefix.parse().unwrap())
@@ -24,6 +24,7 @@ fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]) -> Interf
         mac: Some(Mac::new([2, 0, 0, 0, 0, 1])),
         mtu: 1500,
         kind,
+        controller: None,
         carrier: true,
         addresses: addresses.iter().map(parse).collect(),
     }
@@ -218,7 +219,7 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
         let neighbors = until(monitor.neighbors(), both).await;
         let expected = [
             Neighbor::Local { ifindex },
-            Neighbor::Resolved { ifindex, mac },
+            Neighbor::Resolved { ifindex, mac, port: None },
             Neighbor::Pending { ifindex },
             Neighbor::OffLink,
         ];
