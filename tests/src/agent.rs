@@ -31,6 +31,8 @@ pub struct Options {
     pub interface: String,
     /// `auto`, `native` or `generic`.
     pub xdp_mode: &'static str,
+    /// `auto`, `tcx` or `clsact`.
+    pub tc: &'static str,
 }
 
 impl Options {
@@ -41,6 +43,7 @@ impl Options {
             state: state.to_owned(),
             interface: "eth0".to_owned(),
             xdp_mode: "native",
+            tc: "auto",
         }
     }
 }
@@ -123,7 +126,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
     let mut command = node.namespace().command(binary()?)?;
     command
         .args(["agent", "--node-name", &node.name, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
-        .args(["--flows", FLOWS])
+        .args(["--flows", FLOWS, "--tc", options.tc])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

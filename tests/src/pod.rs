@@ -11,7 +11,14 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use pnet::util::MacAddr;
 
-use crate::{client::Kind, lan::Node, links::End, netns::Namespace, offload, process::Process};
+use crate::{
+    client::Kind,
+    lan::Node,
+    links::End,
+    netns::Namespace,
+    offload::{self, Offload},
+    process::Process,
+};
 
 /// A port that a pod serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +110,7 @@ impl Pod {
             links.add_neighbour("eth0", GATEWAY_V6, GATEWAY_MAC)?;
             links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
         })?;
-        namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         Ok(Self {
             name: name.to_owned(),
             node: node.name.clone(),

@@ -31,10 +31,11 @@ pub(super) fn attach(program: &mut SchedClassifier, interface: &str) -> Result<b
     let replaced = program.attach_to_link(known.map_err(TcError::IoError)?);
     let (id, made) = match replaced {
         Ok(id) => (id, false),
-        Err(_) => {
+        Err(error) => {
+            tracing::debug!(interface, %error, "there is no filter of an earlier agent");
             let made = match qdisc_add_clsact(interface) {
                 Ok(()) => true,
-                Err(TcError::AlreadyAttached) => false,
+                Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => false,
                 Err(error) => return Err(error.into()),
             };
             let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };

@@ -13,3 +13,4 @@ mod replies;
 mod services;
 mod serving;
 mod starting;
+mod uplinks;

@@ -7,7 +7,7 @@ use vipmux_tests::{
     client::{Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
     cluster::Cluster,
     conntrack,
-    lan::Options,
+    lan::{Options, Uplink},
     manifests::{Service, VIP},
     pod::Listener,
     wait,
@@ -17,7 +17,8 @@ use crate::services;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Rules like those of kube-proxy and of a CNI, and the strict reverse path filter that distributions set.
-pub(crate) const HOSTILE: Options = Options { nodes: 3, clients: 1, kubernetes_rules: true, reverse_path_filter: 1 };
+pub(crate) const HOSTILE: Options =
+    Options { nodes: 3, clients: 1, kubernetes_rules: true, reverse_path_filter: 1, uplink: Uplink::Card };
 
 #[test]
 fn every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter() -> Result<()> {
