@@ -66,7 +66,7 @@ struct Value {
 #[repr(C)]
 struct Driver {
     command: u32,
-    driver: [u8; 32],
+    name: [u8; 32],
     rest: [u8; 160],
 }
 
@@ -88,13 +88,13 @@ impl Ethtool {
     /// Whether frames come in at `interface` whose checksums may be partial, since their senders are local. `false` for
     /// drivers that do not say who they are.
     pub fn has_local_senders(&self, interface: &str) -> Result<bool, EthtoolError> {
-        let mut info = Driver { command: GET_DRIVER, driver: [0; 32], rest: [0; 160] };
+        let mut info = Driver { command: GET_DRIVER, name: [0; 32], rest: [0; 160] };
         // SAFETY: ETHTOOL_GDRVINFO writes a `struct ethtool_drvinfo`.
         match unsafe { self.ask("ask for the driver", interface, &mut info) } {
             Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
             Err(error) => Err(error),
             Ok(()) => {
-                let driver = info.driver.split(|byte| *byte == 0).next().unwrap_or_default();
+                let driver = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
                 Ok(LOCAL_SENDERS.iter().any(|local| local.as_bytes() == driver))
             }
         }

@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut fdb = Fdb::default();
-        fdb.ports = (0..u32::try_from(LIMIT).unwrap()).map(|bridge| ((bridge + 100, Mac::default()), 1)).collect();
+        let bridges = 100..100 + u32::try_from(LIMIT).unwrap();
+        let mut fdb = Fdb { ports: bridges.map(|bridge| ((bridge, Mac::default()), 1)).collect() };
         assert!(!fdb.observe(&entry(2, 7, NeighbourState::Reachable), true));
         assert_eq!(fdb.ports.len(), LIMIT);
     }

@@ -2,6 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use netlink_packet_route::neighbour::NeighbourState;
 use nix::net::if_::if_nametoindex;
+use rtnetlink::LinkMessageBuilder;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -402,10 +403,10 @@ fn a_neighbour_is_found_behind_the_port_of_a_bridge_and_followed_to_another() {
         let links = monitor.links().borrow().clone();
         assert_eq!(links.get(first).unwrap().controller, Some(bridge));
         // Told by what it sends, once it is elsewhere.
-        one.set("eth0", |change| change.down());
+        one.set("eth0", LinkMessageBuilder::down);
         other.sysctl("ipv4/conf/eth0/arp_notify", "1");
         other.address("eth0", "192.0.2.2", 24);
-        other.set("eth0", |change| change.down());
+        other.set("eth0", LinkMessageBuilder::down);
         other.up("eth0");
         until(monitor.neighbors(), behind(second)).await;
         monitor.stop().await;
