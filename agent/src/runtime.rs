@@ -158,7 +158,11 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let links = monitor.links();
     for name in &options.interfaces {
         let links = links.borrow();
-        links.segment(links.named(name)?)?;
+        let interface = links.named(name)?;
+        let segment = links.segment(interface)?;
+        if let Some(whole) = links.get(segment.ifindex).filter(|whole| whole.ifindex != interface.ifindex) {
+            tracing::warn!(interface = name, "it is a port of {0}: announcing for {0} there", whole.name);
+        }
     }
     let (sender, settled) = watch::channel(Arc::default());
     let reserved = reserved(&links.borrow().clone()).await?;

@@ -72,6 +72,12 @@ impl Agent {
         Ok(())
     }
 
+    /// The same with other options.
+    pub fn restart_with(&mut self, node: &Node, options: Options) -> Result<()> {
+        self.options = options;
+        self.restart(node)
+    }
+
     /// Waits until the agent says that it is ready: attached and in sync.
     pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
         self.process.wait_for_line("ready", timeout, says_ready).map(drop)

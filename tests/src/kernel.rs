@@ -18,12 +18,12 @@ pub fn has(uplink: Uplink) -> Result<bool> {
         Uplink::Bond => "CONFIG_BONDING",
     };
     let namespace = Namespace::new(&format!("{}-probe", cleanup::number()))?;
-    let made = namespace.links(|links| match uplink {
-        Uplink::Bond => links.add_bond("bond1"),
-        _ => {
-            links.add_bridge("br0")?;
-            links.add_vlan("vlan1", "br0", 1)
+    let made = namespace.links(|links| {
+        if uplink == Uplink::Bond {
+            return links.add_bond("bond1");
         }
+        links.add_bridge("br0")?;
+        links.add_vlan("vlan1", "br0", 1)
     });
     match made {
         Ok(()) => Ok(true),

@@ -186,7 +186,7 @@ fn changes_of_an_interface_are_followed() {
             until(monitor.links(), |links| eth0(links).is_some_and(condition)).await;
         };
         follow(|link| link.carrier).await;
-        peer.set("eth0", rtnetlink::LinkMessageBuilder::down);
+        peer.set("eth0", LinkMessageBuilder::down);
         follow(|link| !link.carrier).await;
         peer.up("eth0");
         follow(|link| link.carrier).await;

@@ -1,13 +1,14 @@
 //! Machines whose address is not on the card itself, and egress programs without a link.
 
-use std::time::Duration;
+use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     agent,
+    cleanup::Folder,
     cluster::{Cluster, PATIENCE},
-    lan::{Node, Options, Uplink},
-    manifests::VIP,
+    lan::{Lan, Node, Options, Uplink},
+    manifests::{Manifests, VIP},
     offload, process, wait,
 };
 
@@ -150,6 +151,26 @@ fn a_port_that_leaves_its_bridge_and_joins_again_is_followed() -> Result<()> {
         Ok(())
     })?;
     services::await_all(&cluster)
+}
+
+#[test]
+fn an_agent_that_is_given_another_interface_lets_go_of_the_old_one() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let node = &lan.nodes[0];
+    node.namespace().links(|links| links.add_macvlan("mac0", "eth0"))?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let state = Folder::temporary("state")?;
+    let options = agent::Options::new(manifests.path(), state.path());
+    let mut agent = agent::Agent::start(node, &agent::Options { tc: "clsact", ..options.clone() })?;
+    agent.wait_ready(PATIENCE)?;
+    assert!(has_xdp(node, "eth0")?);
+    agent.restart_with(node, agent::Options { interface: "mac0".to_owned(), xdp_mode: "generic", ..options })?;
+    agent.wait_ready(PATIENCE)?;
+    assert!(has_xdp(node, "mac0")? && !has_xdp(node, "eth0")?);
+    assert!(!tc(node, &["qdisc", "show", "dev", "eth0"])?.contains("clsact"));
+    let links = fs::read_dir(agent.pins().join("links"))?.count();
+    assert_eq!(links, 2, "the new interface's");
+    Ok(())
 }
 
 fn tc(node: &Node, arguments: &[&str]) -> Result<String> {
