@@ -143,6 +143,12 @@ impl Links {
         self.runtime.block_on(self.handle.link().del(index).execute()).with_context(|| format!("cannot delete {name}"))
     }
 
+    /// Gives an interface an MTU, bytes.
+    pub fn set_mtu(&self, name: &str, mtu: u32) -> Result<()> {
+        self.set(LinkUnspec::new_with_name(name).mtu(mtu))
+            .with_context(|| format!("cannot give {name} an MTU of {mtu}"))
+    }
+
     /// Gives an interface a MAC.
     pub fn set_mac(&self, name: &str, mac: MacAddr) -> Result<()> {
         self.set(LinkUnspec::new_with_name(name).address(mac.octets().to_vec()))
