@@ -1,6 +1,8 @@
 //! The kernel's side: loading, attaching and pinning the programs, and their maps.
 
 pub mod apply;
+pub mod attach;
+mod clsact;
 pub mod load;
 pub mod maps;
 pub mod pinned;

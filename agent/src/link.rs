@@ -4,12 +4,15 @@
 //! [`Monitor`] keeps it up to date, and has the kernel keep the Nodes' MAC addresses resolved.
 
 mod book;
+mod ethtool;
+mod fdb;
 mod kernel;
 mod monitor;
 mod neighbors;
 #[cfg(test)]
 pub(crate) mod netns;
 mod routes;
+mod segment;
 #[cfg(test)]
 mod tests;
 
@@ -22,10 +25,12 @@ use std::{
 use vipmux_common::abi::{Mac, capacity};
 
 pub use self::{
+    ethtool::{Ethtool, EthtoolError},
     kernel::LinkError,
     monitor::Monitor,
     neighbors::{Neighbor, Neighbors, remove_neighbors},
     routes::gateways,
+    segment::{Port, Segment, Segments},
 };
 
 /// kube-proxy's dummy interface in ipvs mode, which has every VIP.
@@ -44,6 +49,8 @@ pub struct Interface {
     pub mtu: u32,
     /// What it is.
     pub kind: Kind,
+    /// The bridge, bond or other interface that it is a port of, by index.
+    pub controller: Option<u32>,
     /// It is up, has a carrier, and what is sent on it leaves.
     pub carrier: bool,
     /// The addresses that the node has on it, with the length of the subnet's prefix in bits.
@@ -59,8 +66,28 @@ pub enum Kind {
     Device,
     /// A dummy: what is sent there is gone.
     Dummy,
-    /// Another virtual interface, by the kernel's name: `veth`, `bridge`, `bond`, `vlan`.
+    /// One VLAN of another interface.
+    Vlan {
+        /// That interface; `None` where it is in another network namespace.
+        parent: Option<u32>,
+        /// The VLAN's id.
+        id: u16,
+        /// Its tags are 802.1Q customer tags, not 802.1ad service tags.
+        customer: bool,
+    },
+    /// Another virtual interface, by the kernel's name: `veth`, `bridge`, `bond`.
     Virtual(String),
+}
+
+impl Kind {
+    /// A bond or a team: several cards that act as one.
+    fn is_aggregate(&self) -> bool {
+        matches!(self, Self::Virtual(kind) if kind == "bond" || kind == "team")
+    }
+
+    fn is_bridge(&self) -> bool {
+        matches!(self, Self::Virtual(kind) if kind == "bridge")
+    }
 }
 
 impl fmt::Display for Kind {
@@ -69,6 +96,7 @@ impl fmt::Display for Kind {
             Self::Loopback => "loopback",
             Self::Device => "device",
             Self::Dummy => "dummy",
+            Self::Vlan { .. } => "vlan",
             Self::Virtual(kind) => kind,
         })
     }
@@ -104,6 +132,52 @@ pub enum InterfaceError {
         name: String,
         /// Its index.
         ifindex: u32,
+    },
+    /// What a VLAN interface is on is not here.
+    #[error("VLAN interface {name:?} is on one of another network namespace: VIPs can be announced only where that is")]
+    ParentElsewhere {
+        /// Its name.
+        name: String,
+    },
+    /// Two tags, or one that the data plane does not read.
+    #[error(
+        "interface {name:?} has frames with two tags, or with 802.1ad ones: the data plane reads one 802.1Q tag; name \
+         an untagged interface, or one with a single tag"
+    )]
+    Stacked {
+        /// Its name.
+        name: String,
+    },
+    /// All ports of a bridge lead to pods or virtual machines, as far as can be told.
+    #[error(
+        "bridge {name:?} has no port that is a network card, a bond or a VLAN of one, so name the port that leads to \
+         the LAN instead of the bridge; its ports: {}",
+        ports.join(", ")
+    )]
+    NoUplink {
+        /// Its name.
+        name: String,
+        /// The names of its ports.
+        ports: Vec<String>,
+    },
+    /// Frames of one bridge have different tags on its ports.
+    #[error("the ports of bridge {name:?} have different VLAN tags, and a VIP has one: name one of the ports instead")]
+    MixedTags {
+        /// The bridge's name.
+        name: String,
+    },
+    /// One interface takes frames in the name of two.
+    #[error(
+        "{port:?} takes frames for the interface with the MAC {first} and for that with {second}, and can do so for \
+         one MAC only: give both interfaces the same"
+    )]
+    TwoMacs {
+        /// The port's name.
+        port: String,
+        /// A MAC.
+        first: Mac,
+        /// Another.
+        second: Mac,
     },
     /// No interface to take without being told.
     #[error(

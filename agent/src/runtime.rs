@@ -30,7 +30,7 @@ use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 
 use self::{
     check::Checks,
-    interfaces::Attached,
+    interfaces::Interfaces,
     kernel::{Kernel, Synced},
     settle::Settled,
 };
@@ -43,12 +43,13 @@ use crate::{
     control::{self, ListenError, Query},
     datapath::{
         apply::Unclaimed,
-        load::Mode,
+        attach::{Mode, Tc},
+        load::LoadError,
         maps::{MapsError, flow_entries},
         pins::Pins,
     },
     election::{Command, HEARTBEAT},
-    link::{self, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
+    link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
     model::{
         self, NodeName, PortClaim, Vip,
         range::{SUBNET_ANYCAST, subnet_anycast},
@@ -79,6 +80,8 @@ pub struct Options {
     pub pin_path: PathBuf,
     /// How XDP programs run.
     pub mode: Mode,
+    /// How the egress program is attached.
+    pub tc: Tc,
     /// What becomes of packets that no Service takes.
     pub unclaimed: Unclaimed,
     /// What becomes of Service ports whose endpoints cannot be reached.
@@ -123,6 +126,9 @@ pub enum AgentError {
     /// VIPs cannot be announced on an interface.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
+    /// A driver was asked or told in vain.
+    #[error(transparent)]
+    Ethtool(#[from] EthtoolError),
     /// Too many of them.
     #[error("{0} interfaces are too many: VIPs can be announced on {MOST_INTERFACES}")]
     TooManyInterfaces(usize),
@@ -152,6 +158,12 @@ impl From<MapsError> for AgentError {
     }
 }
 
+impl From<LoadError> for AgentError {
+    fn from(error: LoadError) -> Self {
+        KernelError::from(error).into()
+    }
+}
+
 /// Runs the agent until SIGTERM or SIGINT. Programs, maps and links stay pinned: traffic goes on, and ARP is answered
 /// until the fence's deadline.
 pub async fn run(options: Options) -> Result<(), AgentError> {
@@ -161,7 +173,12 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let monitor = Monitor::start().await?;
     let links = monitor.links();
     for name in &options.interfaces {
-        links.borrow().named(name)?;
+        let links = links.borrow();
+        let interface = links.named(name)?;
+        let segment = links.segment(interface)?;
+        if let Some(whole) = links.get(segment.ifindex).filter(|whole| whole.ifindex != interface.ifindex) {
+            tracing::warn!(interface = name, "it is a port of {0}: announcing for {0} there", whole.name);
+        }
     }
     let (sender, settled) = watch::channel(Arc::default());
     let reserved = reserved(&links.borrow().clone()).await?;
@@ -184,7 +201,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         sender: Sender::open()?,
         snat: snat::Keeper::start()?,
         groups: groups::Keeper::start(),
-        attached: BTreeMap::new(),
+        interfaces: Interfaces::new(Ethtool::open()?),
         linked: BTreeSet::new(),
         ready: false,
         changed: false,
@@ -238,7 +255,7 @@ struct Agent {
     sender: Sender,
     snat: snat::Keeper,
     groups: groups::Keeper,
-    attached: BTreeMap<u32, Attached>,
+    interfaces: Interfaces,
     /// Where the programs were attached when the links were last taken note of.
     linked: BTreeSet<u32>,
     ready: bool,
@@ -302,12 +319,13 @@ impl Agent {
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
             let mut complaints = BTreeSet::new();
             self.attach(&links, &settled, &mut complaints)?;
-            if !self.attached.keys().eq(&self.linked) {
-                self.linked = self.attached.keys().copied().collect();
+            let linked = self.interfaces.linked();
+            if linked != self.linked {
+                self.linked = linked;
                 self.kernel.note_links()?;
             }
             let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
-            monitor.resolve(self.attached.keys().copied().collect(), wanted);
+            monitor.resolve(self.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), wanted);
             self.update(&links, &settled, &neighbors, complaints)?;
         }
     }
@@ -335,12 +353,12 @@ impl Agent {
         settle::tell(&self.refused, &complaints);
         self.refused = complaints;
         let anew = std::mem::take(&mut self.changed);
-        for (vip, bits) in self.kernel.announced() {
-            if anew || before.get(&vip) != Some(&bits) {
+        for (vip, place) in self.kernel.announced() {
+            if anew || before.get(&vip) != Some(&place) {
                 self.lead(vip);
             }
         }
-        if !self.ready && !self.attached.is_empty() {
+        if !self.ready && !self.interfaces.attached.is_empty() {
             self.ready = true;
             let commands = self.kernel.beat()?;
             self.react(&commands);
@@ -379,8 +397,8 @@ impl Agent {
                 complaints.insert(format!("VIP {vip} is refused: it is an address of this node's {}", owner.name));
                 continue;
             }
-            let interfaces = self.interfaces(links, *vip);
-            vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan: 0, epoch: 0 });
+            let (interfaces, vlan) = self.interfaces.place(links, *vip);
+            vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan, epoch: 0 });
         }
         let mut nodes = BTreeMap::new();
         for (name, addresses) in &settled.nodes {
@@ -416,8 +434,8 @@ impl Agent {
         let mut groups = BTreeSet::new();
         for (vip, wanted) in &desired.vips {
             if let IpAddr::V6(address) = vip.0 {
-                let outlets = self.attached.iter().filter(|(_, attached)| attached.bit & wanted.interfaces != 0);
-                groups.extend(outlets.map(|(ifindex, _)| Group::of(address, *ifindex)));
+                let outlets = self.interfaces.announced_on(wanted.interfaces, wanted.vlan.into());
+                groups.extend(outlets.map(|(ifindex, _)| Group::of(address, ifindex)));
             }
         }
         groups
@@ -433,15 +451,18 @@ impl Agent {
     ) -> Result<DesiredNode, String> {
         let mtu = |ifindex| links.get(ifindex).map_or(0, |interface| interface.mtu);
         if *name == self.options.node {
-            let first = self.attached.first_key_value();
-            let (ifindex, mac) = first.map_or((0, None), |(ifindex, attached)| (*ifindex, Some(attached.mac)));
-            return Ok(DesiredNode { mac, ifindex, mtu: mtu(ifindex), attached: true });
+            let first = self.interfaces.segments.iter().next();
+            let port = first.and_then(|segment| segment.ports.first().copied()).unwrap_or_default();
+            let mtu = first.map_or(0, |segment| mtu(segment.ifindex));
+            return Ok(DesiredNode { mac: first.map(|segment| segment.mac), ifindex: port, mtu, attached: true });
         }
         let address = address.ok_or("it has no InternalIP")?;
         match neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
-                let mac = neighbor.mac();
-                Ok(DesiredNode { mac, ifindex: *ifindex, mtu: mtu(*ifindex), attached: mac.is_some() })
+                let (mac, port) = (neighbor.mac(), self.interfaces.segments.port_to(*neighbor));
+                let is_attached = mac.is_some() && port.is_some();
+                let port = port.unwrap_or_default();
+                Ok(DesiredNode { mac, ifindex: port, mtu: mtu(*ifindex), attached: is_attached })
             }
             // Just asked for: nothing is wrong yet.
             None => Ok(self.as_before(name, None, links)),
@@ -453,16 +474,20 @@ impl Agent {
     /// A node while it is being resolved: as the maps have it, which an earlier agent may have filled. Otherwise each
     /// start would send its flows to other backends.
     fn as_before(&self, name: &NodeName, ifindex: Option<u32>, links: &Links) -> DesiredNode {
+        let segments = &self.interfaces.segments;
+        let segment = ifindex.and_then(|ifindex| segments.get(ifindex));
         let usable = |node: &&abi::Node| {
-            ifindex.is_none_or(|ifindex| ifindex == node.ifindex)
-                && self.attached.contains_key(&node.ifindex)
-                && links.get(node.ifindex).is_some_and(|interface| interface.carrier)
+            ifindex.is_none() && segments.ports().contains_key(&node.ifindex)
+                || segment.is_some_and(|segment| segment.ports.contains(&node.ifindex))
         };
-        let known = self.kernel.observed().node(name).filter(|node| node.mac != Mac::default()).filter(usable);
-        let ifindex = known.map(|node| node.ifindex).or(ifindex).unwrap_or_default();
-        let mtu = links.get(ifindex).map_or(0, |interface| interface.mtu);
+        let has_carrier = |node: &&abi::Node| links.get(node.ifindex).is_some_and(|interface| interface.carrier);
+        let known = self.kernel.observed().node(name).filter(|node| node.mac != Mac::default());
+        let known = known.filter(usable).filter(has_carrier);
+        let first = segment.and_then(|segment| segment.ports.first().copied());
+        let port = known.map(|node| node.ifindex).or(first).unwrap_or_default();
+        let mtu = links.get(ifindex.unwrap_or(port)).map_or(0, |interface| interface.mtu);
         let attached = known.is_some_and(|node| node.flags & NODE_ATTACHED != 0);
-        DesiredNode { mac: known.map(|node| node.mac), ifindex, mtu, attached }
+        DesiredNode { mac: known.map(|node| node.mac), ifindex: port, mtu, attached }
     }
 
     /// Announces what was gained, forgets what was lost, and tells both.
@@ -487,11 +512,9 @@ impl Agent {
     }
 
     fn lead(&mut self, vip: Vip) {
-        let bits = self.kernel.observed().vips().get(&vip.0.into()).map_or(0, |value| value.interfaces);
-        for (ifindex, attached) in &self.attached {
-            if attached.bit & bits != 0 {
-                self.announcer.gained(vip, *ifindex, attached.mac, Instant::now());
-            }
+        let Some(value) = self.kernel.observed().vips().get(&vip.0.into()) else { return };
+        for (ifindex, mac) in self.interfaces.announced_on(value.interfaces, value.vlan) {
+            self.announcer.gained(vip, ifindex, mac, Instant::now());
         }
     }
 

@@ -160,15 +160,17 @@ pub const UNCLAIMED_DROP: u32 = 1;
 /// Passed to the node's own stack.
 pub const UNCLAIMED_PASS: u32 = 2;
 
-/// `INTERFACES[ifindex]`: an interface that this program is attached to; all zero otherwise.
+/// `INTERFACES[ifindex]`: an interface where the program sees frames come in; or, with `bit` 0, one that the agent has
+/// changed; all zero otherwise.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interface {
     /// The interface's own MAC.
     pub mac: Mac,
-    /// One bit, its place in [`VipValue::interfaces`]; zero: not attached.
+    /// One bit, its place in [`VipValue::interfaces`]; zero: not attached. A bond's cards have the bond's.
     pub bit: u32,
-    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`].
+    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and
+    /// [`INTERFACE_QDISC`].
     pub flags: u32,
 }
 
@@ -177,6 +179,12 @@ pub const INTERFACE_GENERIC: u32 = 1;
 /// Frames from local senders come in there, whose TCP and UDP checksums may be partial: of the pseudo-header alone, the
 /// rest being left to a NIC that is never reached (`CHECKSUM_PARTIAL` in include/linux/skbuff.h). So veth, tap, virtio.
 pub const INTERFACE_PARTIAL: u32 = 2;
+/// The agent told the driver to leave VLAN tags in frames; to be taken back. Not read by programs.
+pub const INTERFACE_TAGS: u32 = 4;
+/// The egress program is a tc filter there, for want of a link. Not read by programs.
+pub const INTERFACE_FILTER: u32 = 8;
+/// The agent made the clsact qdisc which that filter is in. Not read by programs.
+pub const INTERFACE_QDISC: u32 = 16;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;

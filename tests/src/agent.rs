@@ -37,6 +37,8 @@ pub struct Options {
     pub self_check: &'static str,
     /// `reject`, `drop` or `pass`.
     pub unclaimed: &'static str,
+    /// `auto`, `tcx` or `clsact`.
+    pub tc: &'static str,
 }
 
 impl Options {
@@ -50,6 +52,7 @@ impl Options {
             flows: FLOWS,
             self_check: "30s",
             unclaimed: "reject",
+            tc: "auto",
         }
     }
 
@@ -81,6 +84,12 @@ impl Agent {
         self.process.kill()?;
         self.process = spawn(node, &self.options, self.pins.path())?;
         Ok(())
+    }
+
+    /// The same with other options.
+    pub fn restart_with(&mut self, node: &Node, options: Options) -> Result<()> {
+        self.options = options;
+        self.restart(node)
     }
 
     /// How it is started the next time.
@@ -156,7 +165,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
         .args(["--flows", &options.flows.to_string(), "--self-check", options.self_check])
         .arg("--socket")
         .arg(options.socket(&node.name))
-        .args(["--unclaimed", options.unclaimed])
+        .args(["--unclaimed", options.unclaimed, "--tc", options.tc])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

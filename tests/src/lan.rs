@@ -9,6 +9,8 @@
 //!          |   |           |
 //!       pod     pod       pod        10.244.NODE.X/32, 2001:db8:244:NODE::X/128, routed veths
 //! ```
+//!
+//! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,10 +22,10 @@ use aya::{
 use pnet::util::MacAddr;
 
 use crate::{
-    cleanup,
+    cleanup, kernel,
     links::{End, Links},
     netns::Namespace,
-    offload,
+    offload::{self, Offload},
     pod::Pod,
     privilege,
 };
@@ -36,6 +38,31 @@ const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Of a node's pods' network likewise.
 const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
 static TESTING_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
+
+/// What the interface is that has a machine's address, always called eth0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uplink {
+    /// The card itself.
+    Card,
+    /// A VLAN of `card0`, on nodes and on clients.
+    Vlan(u16),
+    /// A bridge with the port `card0` and a MAC of its own, on nodes.
+    Bridge,
+    /// An active-backup bond with the one card `card0`, on nodes.
+    Bond,
+}
+
+impl Uplink {
+    /// The card's name.
+    pub fn card(self) -> &'static str {
+        if self == Self::Card { "eth0" } else { "card0" }
+    }
+
+    /// A client has a VLAN as the nodes have; bonds and bridges are not seen from outside.
+    fn of_client(self) -> Self {
+        if let Self::Vlan(_) = self { self } else { Self::Card }
+    }
+}
 
 /// What a LAN has.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +80,8 @@ pub struct Options {
     pub offloads: bool,
     /// The MTU of everything.
     pub mtu: u32,
+    /// How machines are on it.
+    pub uplink: Uplink,
 }
 
 impl Options {
@@ -64,6 +93,7 @@ impl Options {
         reverse_path_filter: 0,
         offloads: false,
         mtu: ORDINARY_MTU,
+        uplink: Uplink::Card,
     };
     /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict reverse path filter that
     /// distributions set.
@@ -119,9 +149,12 @@ pub struct Client {
 }
 
 impl Lan {
-    /// Makes a LAN for a test; `None` where the test is to be skipped ([`privilege::is_root`]).
+    /// Makes a LAN for a test; `None` where the test is to be skipped ([`privilege::is_root`], [`kernel::has`]).
     pub fn for_test(options: Options) -> Result<Option<Self>> {
-        privilege::is_root()?.then(|| Self::new(options)).transpose()
+        if !privilege::is_root()? || !kernel::has(options.uplink)? {
+            return Ok(None);
+        }
+        Self::new(options).map(Some)
     }
 
     /// Makes a LAN.
@@ -190,7 +223,7 @@ impl Node {
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 10 + number);
         let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xa, number.into());
-        let mac = plug_in(&namespace, (address, address_v6), switch, &name, options.mtu)?;
+        let mac = plug_in(&namespace, (address, address_v6), switch, &name, (options.uplink, options.mtu))?;
         let filter = options.reverse_path_filter.to_string();
         let sysctls = [
             ("net/ipv4/ip_forward", "1"),
@@ -271,9 +304,11 @@ impl Client {
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let address = Ipv4Addr::new(192, 0, 2, 100 + number);
         let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xc, number.into());
-        let mac = plug_in(&namespace, (address, address_v6), switch, &name, options.mtu)?;
-        if !options.offloads {
-            namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+        let uplink = options.uplink.of_client();
+        let mac = plug_in(&namespace, (address, address_v6), switch, &name, (uplink, options.mtu))?;
+        let interfaces: &[&str] = if uplink == Uplink::Card { &["eth0"] } else { &[uplink.card(), "eth0"] };
+        for interface in interfaces.iter().filter(|_| !options.offloads) {
+            namespace.run(|| offload::disable(interface, Offload::TxChecksum))?;
         }
         Ok(Self { address, address_v6, mac, namespace })
     }
@@ -300,16 +335,40 @@ pub(crate) fn plug_in(
     (address, address_v6): (Ipv4Addr, Ipv6Addr),
     switch: &Namespace,
     port: &str,
-    mtu: u32,
+    (uplink, mtu): (Uplink, u32),
 ) -> Result<MacAddr> {
     let [a, b, c, d] = address.octets();
     let mac = MacAddr(0x02, 0, a, b, c, d);
-    // For eth0, which is not made yet: its link-local address is usable at once, and nobody looks for routers.
+    // For interfaces not made yet: a link-local address is usable at once, and nobody looks for routers.
     namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
     namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
+    let card = uplink.card();
+    let card_mac = if uplink == Uplink::Bridge { MacAddr(0x02, 1, a, b, c, d) } else { mac };
+    namespace.links(|links| links.add_veth(End { name: card, mac: Some(card_mac) }, End::named(port), switch))?;
+    if let Uplink::Vlan(_) = uplink {
+        // A veth would carry the tag beside the frame, where XDP does not see it.
+        namespace.run(|| offload::disable(card, Offload::TxVlan))?;
+        switch.run(|| offload::disable(port, Offload::TxVlan))?;
+    }
     namespace.links(|links| {
-        links.add_veth(End { name: "eth0", mac: Some(mac) }, End::named(port), switch)?;
+        match uplink {
+            Uplink::Card => {}
+            Uplink::Vlan(id) => links.add_vlan("eth0", card, id)?,
+            Uplink::Bridge => {
+                links.add_bridge("eth0")?;
+                links.set_mac("eth0", mac)?;
+                links.add_port("eth0", card)?;
+            }
+            Uplink::Bond => {
+                links.add_bond("eth0")?;
+                // A card that is up is not taken.
+                links.set_down(card)?;
+                links.add_port("eth0", card)?;
+            }
+        }
+        links.set_mtu(card, mtu)?;
         links.set_mtu("eth0", mtu)?;
+        links.set_up("eth0")?;
         links.add_address("eth0", address, PREFIX_LENGTHS.0)?;
         links.add_address("eth0", address_v6, PREFIX_LENGTHS.1)
     })?;

@@ -18,6 +18,7 @@ pub mod demo;
 pub mod dns;
 pub mod frames;
 pub mod identity;
+pub mod kernel;
 pub mod lan;
 pub mod links;
 pub mod manifests;

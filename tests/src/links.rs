@@ -6,12 +6,15 @@ use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use netlink_packet_route::{
     address::AddressHeaderFlags,
-    link::{InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, XdpAttached},
+    link::{BondMode, InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, MacVlanMode, XdpAttached},
     neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
     route::{RouteAttribute, RouteMetric, RouteScope},
 };
 use pnet::util::MacAddr;
-use rtnetlink::{Error, Handle, LinkBridge, LinkDummy, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder};
+use rtnetlink::{
+    Error, Handle, LinkBond, LinkBridge, LinkDummy, LinkMacVlan, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVlan,
+    RouteMessageBuilder,
+};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::netns::Namespace;
@@ -112,6 +115,52 @@ impl Links {
             .with_context(|| format!("cannot make the bridge {name}"))
     }
 
+    /// Makes a VLAN interface.
+    pub fn add_vlan(&self, name: &str, parent: &str, id: u16) -> Result<()> {
+        self.add(LinkVlan::new(name, self.index(parent)?, id).build())
+            .with_context(|| format!("cannot make the VLAN {id} of {parent}"))
+    }
+
+    /// Makes an active-backup bond.
+    pub fn add_bond(&self, name: &str) -> Result<()> {
+        self.add(LinkBond::new(name).mode(BondMode::ActiveBackup).miimon(20).build())
+            .with_context(|| format!("cannot make the bond {name}"))
+    }
+
+    /// Makes a macvlan on an interface; its driver has no native XDP.
+    pub fn add_macvlan(&self, name: &str, parent: &str) -> Result<()> {
+        self.add(LinkMacVlan::new(name, self.index(parent)?, MacVlanMode::Bridge).up().build())
+            .with_context(|| format!("cannot make a macvlan on {parent}"))
+    }
+
+    fn add(&self, message: LinkMessage) -> Result<()> {
+        Ok(self.runtime.block_on(self.handle.link().add(message).execute())?)
+    }
+
+    /// Deletes an interface.
+    pub fn delete(&self, name: &str) -> Result<()> {
+        let index = self.index(name)?;
+        self.runtime.block_on(self.handle.link().del(index).execute()).with_context(|| format!("cannot delete {name}"))
+    }
+
+    /// Gives an interface an MTU, bytes.
+    pub fn set_mtu(&self, name: &str, mtu: u32) -> Result<()> {
+        self.set(LinkUnspec::new_with_name(name).mtu(mtu))
+            .with_context(|| format!("cannot give {name} an MTU of {mtu}"))
+    }
+
+    /// Gives an interface a MAC.
+    pub fn set_mac(&self, name: &str, mac: MacAddr) -> Result<()> {
+        self.set(LinkUnspec::new_with_name(name).address(mac.octets().to_vec()))
+            .with_context(|| format!("cannot give {name} the MAC {mac}"))
+    }
+
+    /// Makes an interface a port of none.
+    pub fn remove_port(&self, port: &str) -> Result<()> {
+        self.set(LinkUnspec::new_with_name(port).nocontroller())
+            .with_context(|| format!("cannot take {port} out of its bridge"))
+    }
+
     /// Makes an interface that only holds addresses, as kube-proxy in ipvs mode does: a dummy, or, where the kernel has
     /// none, a bridge without ports.
     pub fn add_holder(&self, name: &str) -> Result<()> {
@@ -140,11 +189,6 @@ impl Links {
     /// Sets an interface down; its peer, if it is a veth, has no carrier then.
     pub fn set_down(&self, name: &str) -> Result<()> {
         self.set(LinkUnspec::new_with_name(name).down()).with_context(|| format!("cannot set {name} down"))
-    }
-
-    /// Sets an interface's MTU.
-    pub fn set_mtu(&self, name: &str, mtu: u32) -> Result<()> {
-        self.set(LinkUnspec::new_with_name(name).mtu(mtu)).with_context(|| format!("cannot set {name}'s MTU to {mtu}"))
     }
 
     fn set(&self, link: LinkMessageBuilder<LinkUnspec>) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Checksum offload, by `SIOCETHTOOL`.
+//! Offloads that tests turn off, by `SIOCETHTOOL`.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -9,6 +9,25 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 const SIOCETHTOOL: libc::Ioctl = 0x8946;
 /// `ETHTOOL_STXCSUM` of linux/ethtool.h.
 const ETHTOOL_STXCSUM: u32 = 0x17;
+
+/// `ETHTOOL_GFLAGS` of linux/ethtool.h.
+const ETHTOOL_GFLAGS: u32 = 0x25;
+/// `ETHTOOL_SFLAGS` of linux/ethtool.h.
+const ETHTOOL_SFLAGS: u32 = 0x26;
+/// `ETH_FLAG_TXVLAN` of linux/ethtool.h.
+const ETH_FLAG_TXVLAN: u32 = 1 << 7;
+/// `ETH_FLAG_RXVLAN` of linux/ethtool.h.
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+
+/// What can be turned off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Offload {
+    /// Transmit checksumming, and with it segmentation offload: a local sender's packets then carry final checksums, as
+    /// they do on a wire.
+    TxChecksum,
+    /// Carrying VLAN tags beside the frames that are sent: they are in them then, as they are on a wire.
+    TxVlan,
+}
 
 /// `struct ethtool_value` of linux/ethtool.h.
 #[repr(C)]
@@ -25,21 +44,30 @@ struct InterfaceRequest {
     rest_of_union: [u8; 16],
 }
 
-/// Turns an interface's transmit checksumming (and with it segmentation offload) off, in the calling thread's network
-/// namespace: a local sender's packets then carry final checksums, as they do on a wire.
-pub fn disable_tx_checksum(interface: &str) -> Result<()> {
+/// Turns something off, in the calling thread's network namespace.
+pub fn disable(interface: &str, offload: Offload) -> Result<()> {
+    let (cmd, data) = match offload {
+        Offload::TxChecksum => (ETHTOOL_STXCSUM, 0),
+        Offload::TxVlan => (ETHTOOL_SFLAGS, ask(interface, ETHTOOL_GFLAGS, 0)? & !ETH_FLAG_TXVLAN),
+    };
+    ask(interface, cmd, data).map(drop).with_context(|| format!("cannot turn off {offload:?} of {interface}"))
+}
+
+/// Whether an interface is to take the VLAN tags out of the frames it receives.
+pub fn strips_tags(interface: &str) -> Result<bool> {
+    Ok(ask(interface, ETHTOOL_GFLAGS, 0)? & ETH_FLAG_RXVLAN != 0)
+}
+
+fn ask(interface: &str, cmd: u32, data: u32) -> Result<u32> {
     ensure!(interface.len() < libc::IFNAMSIZ, "interface name {interface} is too long");
     let mut name = [0; libc::IFNAMSIZ];
     name[..interface.len()].copy_from_slice(interface.as_bytes());
-    let mut value = EthtoolValue { cmd: ETHTOOL_STXCSUM, data: 0 };
+    let mut value = EthtoolValue { cmd, data };
     let mut request = InterfaceRequest { name, data: &raw mut value, rest_of_union: [0; 16] };
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: the request has the layout (and at least the size) of `struct ifreq`, its name is terminated, and its
-    // pointer is to a live `struct ethtool_value`, all that ETHTOOL_STXCSUM reads.
+    // pointer is to a live `struct ethtool_value`, all that these commands read and write.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
-    if result != 0 {
-        return Err(io::Error::last_os_error())
-            .with_context(|| format!("cannot turn off transmit checksumming of {interface}"));
-    }
-    Ok(())
+    ensure!(result == 0, "ethtool request {cmd:#x} to {interface}: {}", io::Error::last_os_error());
+    Ok(value.data)
 }

@@ -16,7 +16,7 @@ use crate::{
     lan::{Node, Options},
     links::End,
     netns::Namespace,
-    offload,
+    offload::{self, Offload},
     process::Process,
 };
 
@@ -113,7 +113,7 @@ impl Pod {
             links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
         })?;
         if !options.offloads {
-            namespace.run(|| offload::disable_tx_checksum("eth0"))?;
+            namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         }
         Ok(Self {
             name: name.to_owned(),

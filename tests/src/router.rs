@@ -11,10 +11,10 @@ use anyhow::Result;
 
 use crate::{
     cleanup,
-    lan::{Lan, plug_in},
+    lan::{Lan, Uplink, plug_in},
     links::End,
     netns::Namespace,
-    offload,
+    offload::{self, Offload},
 };
 
 /// The router's address on the LAN.
@@ -41,7 +41,7 @@ impl Router {
         let router = Namespace::new(&format!("{name}-router"))?;
         let client = Namespace::new(&format!("{name}-beyond"))?;
         let address = Ipv4Addr::new(198, 51, 100, 10);
-        plug_in(&router, (ON_THE_LAN, ON_THE_LAN_V6), lan.switch(), "router", lan.mtu())?;
+        plug_in(&router, (ON_THE_LAN, ON_THE_LAN_V6), lan.switch(), "router", (Uplink::Card, lan.mtu()))?;
         router.links(|links| {
             links.add_veth(End::named("eth1"), End::named("eth0"), &client)?;
             links.add_address("eth1", GATEWAY, BEYOND.1)
@@ -51,7 +51,7 @@ impl Router {
             links.add_address("eth0", address, BEYOND.1)?;
             links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
         })?;
-        client.run(|| offload::disable_tx_checksum("eth0"))?;
+        client.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         for node in &lan.nodes {
             node.namespace().links(|links| links.add_route("eth0", BEYOND, Some(ON_THE_LAN)))?;
         }

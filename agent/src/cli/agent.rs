@@ -10,7 +10,11 @@ use tracing_subscriber::EnvFilter;
 
 use crate::{
     control::DEFAULT_SOCKET,
-    datapath::{apply::Unclaimed, load::Mode, pins::DEFAULT_PIN_PATH},
+    datapath::{
+        apply::Unclaimed,
+        attach::{Mode, Tc},
+        pins::DEFAULT_PIN_PATH,
+    },
     model::NodeName,
     plan::Unreachable,
     runtime::{self, Options},
@@ -27,7 +31,8 @@ pub struct Args {
     /// The Node that this is, by `metadata.name`.
     #[arg(long, value_name = "NAME", env = "VIPMUX_NODE_NAME")]
     node_name: String,
-    /// Interface to announce VIPs on; repeat for several. Without it: the one whose subnet holds the Node's InternalIP.
+    /// Interface to announce VIPs on (a card, bond, VLAN or bridge, or one port of a bridge); repeat for several. Without
+    /// it: the one whose subnet holds the Node's InternalIP.
     #[arg(long = "interface", value_name = "IFACE", env = "VIPMUX_INTERFACE", value_delimiter = ',')]
     interfaces: Vec<String>,
     /// Where assignments.yaml is kept; agents that share it agree on addresses.
@@ -39,6 +44,9 @@ pub struct Args {
     /// How XDP programs run.
     #[arg(long, value_enum, env = "VIPMUX_XDP_MODE", default_value_t)]
     xdp_mode: Mode,
+    /// How the program that translates replies is attached: a tcx link, or a filter in a clsact qdisc.
+    #[arg(long, value_enum, env = "VIPMUX_TC", default_value_t, hide = true)]
+    tc: Tc,
     /// What becomes of packets to a VIP that no Service or no backend takes.
     #[arg(long, value_enum, env = "VIPMUX_UNCLAIMED", default_value_t)]
     unclaimed: Unclaimed,
@@ -78,6 +86,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         state_dir: args.state_dir,
         pin_path: args.pin_path,
         mode: args.xdp_mode,
+        tc: args.tc,
         unclaimed: args.unclaimed,
         unreachable: args.unreachable_endpoints,
         flows: args.flows,

@@ -15,7 +15,7 @@ use crate::{
         unload::{UnloadError, Unloaded, unload},
     },
     inspect::names,
-    link::{LinkError, remove_neighbors},
+    link::{Ethtool, EthtoolError, LinkError, remove_neighbors},
     snat::{IdentitySnat, SnatError},
 };
 
@@ -40,6 +40,9 @@ pub enum UnloadCommandError {
     /// The neighbour entries could not be removed.
     #[error("cannot remove vipmux's neighbour entries")]
     Neighbors(#[from] LinkError),
+    /// The VLAN offload could not be turned on again.
+    #[error("cannot turn rx-vlan-offload on again")]
+    Offload(#[from] EthtoolError),
     /// The asynchronous runtime cannot be started.
     #[error("cannot start the asynchronous runtime")]
     Runtime(#[source] io::Error),
@@ -67,7 +70,19 @@ impl Unload {
         IdentitySnat::open()?.remove()?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         runtime.map_err(UnloadCommandError::Runtime)?.block_on(remove_neighbors())?;
+        if let Some(done) = &done {
+            let ethtool = Ethtool::open()?;
+            done.tags.iter().try_for_each(|ifindex| strip_tags(&ethtool, *ifindex))?;
+        }
         told.map_err(UnloadCommandError::Output)
+    }
+}
+
+/// Not of an interface that is gone.
+fn strip_tags(ethtool: &Ethtool, ifindex: u32) -> Result<(), EthtoolError> {
+    match ethtool.strip_tags(&names::interface(ifindex), true) {
+        Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
+        result => result,
     }
 }
 
@@ -92,6 +107,12 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
             }
             None => writeln!(out, "detached a link of another name")?,
         }
+    }
+    for ifindex in &done.filters {
+        writeln!(out, "detached {EGRESS_PROGRAM} from {}", names::interface(*ifindex))?;
+    }
+    for ifindex in &done.tags {
+        writeln!(out, "turning rx-vlan-offload of {} on again", names::interface(*ifindex))?;
     }
     writeln!(out, "removed {} programs, {} maps and {root}", done.programs, done.maps)?;
     if done.agent_seen {

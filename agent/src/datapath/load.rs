@@ -1,4 +1,4 @@
-//! Loading the programs onto pinned maps, and attaching them.
+//! Loading the programs onto pinned maps.
 
 use std::{
     fs::{self, File},
@@ -8,11 +8,8 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    programs::{
-        LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
-        links::{FdLink, LinkError, PinnedLink},
-        tc::TcAttachOptions,
-    },
+    programs::{ProgramError, SchedClassifier, links::LinkError},
+    util::KernelVersion,
 };
 use nix::{
     fcntl::{Flock, FlockArg},
@@ -23,7 +20,7 @@ use nix::{
 use super::{
     OBJECT,
     maps::{Maps, MapsError},
-    pins::{EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+    pins::{EGRESS_PROGRAM, Pins, XDP_PROGRAM},
     transition::Transition,
     xdp::{Buffers, XdpError, load_xdp},
 };
@@ -98,8 +95,41 @@ pub enum LoadError {
         #[source]
         source: ProgramError,
     },
+    /// The driver has no native XDP for frames of that length, as the programs are.
+    #[error(
+        "the driver of {interface} runs no XDP program at an MTU of {mtu}: set it to {limit} or less, use \
+         `--xdp-mode generic`, or a kernel (5.18 or later) and driver with XDP for jumbo frames",
+        limit = super::attach::MTU_LIMIT
+    )]
+    Mtu {
+        /// The interface's name.
+        interface: String,
+        /// Its MTU, bytes.
+        mtu: u32,
+        /// What aya or the kernel said.
+        #[source]
+        source: ProgramError,
+    },
+    /// A tc filter or its qdisc could not be removed.
+    #[error("cannot remove {EGRESS_PROGRAM} or its clsact qdisc from {interface}")]
+    Filter {
+        /// The interface's name.
+        interface: String,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
+    /// A link could not be detached.
+    #[error("cannot detach the link {}", path.display())]
+    Detach {
+        /// Its pin.
+        path: PathBuf,
+        /// What the kernel said.
+        #[source]
+        source: io::Error,
+    },
     /// A link could not be pinned.
-    #[error("cannot pin the link of {program} on {interface} (Linux 6.6 or later is needed)")]
+    #[error("cannot pin the link of {program} on {interface}")]
     Link {
         /// The program's name.
         program: &'static str,
@@ -114,24 +144,12 @@ pub enum LoadError {
     Maps(#[from] MapsError),
 }
 
-/// How XDP programs are to run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Mode {
-    /// Native where the driver has it, else generic.
-    #[default]
-    Auto,
-    /// In the driver, or not at all.
-    Native,
-    /// In the stack, on any interface, slower.
-    Generic,
-}
-
 /// The loaded programs.
 pub struct Programs {
-    ebpf: Ebpf,
-    pins: Pins,
+    pub(super) ebpf: Ebpf,
+    pub(super) pins: Pins,
     /// The XDP program for the interfaces, by its name in the object.
-    xdp: &'static str,
+    pub(super) xdp: &'static str,
     /// On the folder of the pins.
     _lock: Flock<File>,
 }
@@ -172,7 +190,12 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     Ok((programs, maps))
 }
 
-fn program<'a, T>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut T, LoadError>
+/// Whether the kernel is that version or a later one.
+pub(super) fn kernel_is(major: u8, minor: u8) -> bool {
+    KernelVersion::current().is_ok_and(|current| current >= KernelVersion::new(major, minor, 0))
+}
+
+pub(super) fn program<'a, T>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut T, LoadError>
 where
     &'a mut T: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
 {
@@ -180,7 +203,7 @@ where
     program.try_into().map_err(|source| LoadError::Program { program: name, source })
 }
 
-fn pin_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LoadError {
+pub(super) fn pin_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LoadError {
     move |source| LoadError::Pin { operation, path: path.into(), source }
 }
 
@@ -209,7 +232,7 @@ fn lock(root: &Path) -> Result<Flock<File>, LoadError> {
 }
 
 /// Removes a pin that may not be there.
-fn remove_pin(path: &Path) -> Result<(), LoadError> {
+pub(super) fn remove_pin(path: &Path) -> Result<(), LoadError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pin_error("remove", path)(error)),
         _ => Ok(()),
@@ -227,150 +250,4 @@ impl Programs {
         }
         Ok(())
     }
-
-    /// Puts the programs into every pinned link. One that takes none attaches nothing any more, and is replaced when the
-    /// programs are attached there.
-    fn take_over(&mut self) {
-        let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
-        let names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
-        for (kind, ifindex) in names {
-            let pin = self.pins.link(kind, ifindex);
-            match kind {
-                LinkKind::Xdp => self.adopt::<Xdp>(self.xdp, &pin),
-                LinkKind::Egress => self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin),
-            };
-        }
-    }
-
-    /// Attaches both programs to an interface: replaces the programs of a pinned link in place, so that no packet
-    /// meets none, or makes and pins new links. `generic`: the mode of the pinned link, where there is one. Whether XDP
-    /// runs in generic mode.
-    pub fn attach(&mut self, name: &str, ifindex: u32, mode: Mode, generic: Option<bool>) -> Result<bool, LoadError> {
-        let pin = self.pins.link(LinkKind::Xdp, ifindex);
-        let keep = match (mode, generic) {
-            (_, None) | (Mode::Native, Some(true)) | (Mode::Generic, Some(false)) => None,
-            (_, generic) => generic,
-        };
-        let generic = if let Some(generic) = keep.filter(|_| self.adopt::<Xdp>(self.xdp, &pin)) {
-            generic
-        } else {
-            remove_pin(&pin)?;
-            self.attach_xdp(name, ifindex, mode)?
-        };
-        let pin = self.pins.link(LinkKind::Egress, ifindex);
-        if !self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin) {
-            remove_pin(&pin)?;
-            self.attach_egress(name, &pin)?;
-        }
-        Ok(generic)
-    }
-
-    /// Removes the links of an interface that is gone: they attach nothing any more.
-    pub fn forget(&self, ifindex: u32) -> Result<(), LoadError> {
-        [LinkKind::Xdp, LinkKind::Egress].into_iter().try_for_each(|kind| remove_pin(&self.pins.link(kind, ifindex)))
-    }
-
-    /// Puts the program into the pinned link; not if there is none, or its interface is gone.
-    fn adopt<T: Adopt>(&mut self, name: &'static str, pin: &Path) -> bool
-    where
-        for<'a> &'a mut T: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
-    {
-        let Ok(link) = PinnedLink::from_pin(pin) else { return false };
-        match program::<T>(&mut self.ebpf, name).map(|program| program.replace(link.into())) {
-            Ok(Ok(())) => true,
-            Ok(Err(error)) => {
-                tracing::debug!(program = name, %error, "the pinned link is of no use any more");
-                false
-            }
-            Err(_) => false,
-        }
-    }
-
-    fn attach_xdp(&mut self, interface: &str, ifindex: u32, mode: Mode) -> Result<bool, LoadError> {
-        let pin = self.pins.link(LinkKind::Xdp, ifindex);
-        let program: &mut Xdp = program(&mut self.ebpf, self.xdp)?;
-        let attached = match mode {
-            Mode::Native => program.attach_to_if_index(ifindex, XdpMode::Driver).map(|link| (link, false)),
-            Mode::Generic => program.attach_to_if_index(ifindex, XdpMode::Skb).map(|link| (link, true)),
-            Mode::Auto => match program.attach_to_if_index(ifindex, XdpMode::Driver) {
-                Ok(link) => Ok((link, false)),
-                Err(error) if is_busy(&error) => Err(error),
-                Err(error) => {
-                    tracing::warn!(interface, %error, "no native XDP here: using generic mode, which is slower");
-                    program.attach_to_if_index(ifindex, XdpMode::Skb).map(|link| (link, true))
-                }
-            },
-        };
-        let (id, generic) = attached.map_err(|source| {
-            let interface = interface.to_owned();
-            if is_busy(&source) {
-                LoadError::Occupied { interface }
-            } else {
-                LoadError::Attach { program: XDP_PROGRAM, interface, source }
-            }
-        })?;
-        let link = program.take_link(id);
-        let link = link.map_err(|source| attach_error(XDP_PROGRAM, interface, source))?;
-        let link: Result<FdLink, LinkError> = link.try_into();
-        pin_link(XDP_PROGRAM, interface, link, &pin)?;
-        Ok(generic)
-    }
-
-    /// After every other program on the way out, the CNI's among them.
-    fn attach_egress(&mut self, interface: &str, pin: &Path) -> Result<(), LoadError> {
-        let program: &mut SchedClassifier = program(&mut self.ebpf, EGRESS_PROGRAM)?;
-        let options = TcAttachOptions::TcxOrder(LinkOrder::last());
-        let link = program
-            .attach_with_options(interface, TcAttachType::Egress, options)
-            .and_then(|id| program.take_link(id))
-            .map_err(|source| attach_error(EGRESS_PROGRAM, interface, source))?;
-        pin_link(EGRESS_PROGRAM, interface, link.try_into(), pin)
-    }
-}
-
-fn attach_error(program: &'static str, interface: &str, source: ProgramError) -> LoadError {
-    LoadError::Attach { program, interface: interface.to_owned(), source }
-}
-
-fn pin_link(
-    program: &'static str,
-    interface: &str,
-    link: Result<FdLink, LinkError>,
-    pin: &Path,
-) -> Result<(), LoadError> {
-    let link = link.map_err(|source| LoadError::Link { program, interface: interface.to_owned(), source })?;
-    link.pin(pin).map(drop).map_err(|error| pin_error("pin", pin)(io::Error::other(error)))
-}
-
-/// Whether another program holds the interface's XDP hook.
-fn is_busy(error: &ProgramError) -> bool {
-    let errno = match error {
-        ProgramError::SyscallError(error) => error.io_error.raw_os_error(),
-        _ => None,
-    };
-    matches!(errno, Some(libc::EBUSY | libc::EEXIST))
-}
-
-/// A program type whose pinned links can be given another program.
-trait Adopt {
-    /// Replaces the link's program with this one, atomically. The link's pin keeps it attached.
-    fn replace(&mut self, link: FdLink) -> Result<(), ProgramError>;
-}
-
-impl Adopt for Xdp {
-    fn replace(&mut self, link: FdLink) -> Result<(), ProgramError> {
-        let id = self.attach_to_link(link.try_into().map_err(not_adoptable)?)?;
-        self.take_link(id).map(drop)
-    }
-}
-
-impl Adopt for SchedClassifier {
-    fn replace(&mut self, link: FdLink) -> Result<(), ProgramError> {
-        let id = self.attach_to_link(link.try_into().map_err(not_adoptable)?)?;
-        self.take_link(id).map(drop)
-    }
-}
-
-fn not_adoptable(error: LinkError) -> ProgramError {
-    ProgramError::IOError(io::Error::other(error))
 }

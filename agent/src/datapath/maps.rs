@@ -224,9 +224,14 @@ impl Maps {
         self.fence.get(&0, 0).map_err(|source| MapsError::Read { map: "FENCE", source })
     }
 
-    /// The interfaces that the program is attached to, by ifindex.
+    /// The interfaces where the program sees frames, and those that the agent has changed, by ifindex.
     pub fn read_interfaces(&self) -> Result<BTreeMap<u32, Interface>, MapsError> {
-        used("INTERFACES", &self.interfaces, |interface| interface.bit != 0)
+        used("INTERFACES", &self.interfaces, |interface| *interface != Interface::default())
+    }
+
+    /// One of them, all zero if it is none.
+    pub fn read_interface(&self, ifindex: u32) -> Result<Interface, MapsError> {
+        self.interfaces.get(&ifindex, 0).map_err(|source| MapsError::Read { map: "INTERFACES", source })
     }
 
     /// All VIPs.

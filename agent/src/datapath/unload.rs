@@ -1,20 +1,23 @@
 //! Taking everything out of the kernel again.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
 
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use vipmux_common::abi::VIP_LEADING;
+use vipmux_common::abi::{INTERFACE_FILTER, INTERFACE_QDISC, INTERFACE_TAGS, Interface, VIP_LEADING};
 
 use super::{
+    clsact,
     maps::{Maps, MapsError},
     pinned,
     pins::{LinkKind, Pins},
     syscall::{Command, bpf},
 };
+use crate::inspect::names;
 
 /// `BPF_EXIST` of include/uapi/linux/bpf.h: replace an entry, but make none.
 const EXIST: u64 = 2;
@@ -50,6 +53,10 @@ pub struct Unloaded {
     pub unreadable: Option<MapsError>,
     /// Programs that were detached, and the ifindex of the interface. `None` for a link with a foreign name.
     pub detached: Vec<Option<(LinkKind, u32)>>,
+    /// Interfaces that the egress program was detached from without a link, a tc filter being removed.
+    pub filters: Vec<u32>,
+    /// Interfaces that the agent told to leave VLAN tags in frames, by ifindex; to be taken back by the caller.
+    pub tags: Vec<u32>,
     /// Programs whose pins went.
     pub programs: usize,
     /// Maps whose pins went.
@@ -70,7 +77,7 @@ struct Link {
 
 /// Detaches the pinned link. Removing its pin would do so too, but only some time after, and not at all while another
 /// process has it open.
-fn detach(path: &Path) -> io::Result<()> {
+pub(super) fn detach(path: &Path) -> io::Result<()> {
     let link = pinned::get(path)?;
     let mut attributes = Link { fd: link.as_raw_fd().cast_unsigned() };
     // SAFETY: there are no pointers in it.
@@ -117,6 +124,21 @@ fn relinquish(maps: &mut Maps) -> Result<usize, MapsError> {
     Ok(led)
 }
 
+/// Removes the filters that interfaces' flags tell of; for which interfaces they did, and which ones leave tags in.
+fn remove_filters(interfaces: BTreeMap<u32, Interface>, done: &mut Unloaded) -> Result<(), UnloadError> {
+    for (ifindex, Interface { flags, .. }) in interfaces {
+        if flags & INTERFACE_FILTER != 0 {
+            let removed = clsact::remove(ifindex, flags & INTERFACE_QDISC != 0);
+            step("remove the tc filter of", Path::new(&names::interface(ifindex)), removed)?;
+            done.filters.push(ifindex);
+        }
+        if flags & INTERFACE_TAGS != 0 {
+            done.tags.push(ifindex);
+        }
+    }
+    Ok(())
+}
+
 /// Stops answering, detaches the programs, and removes every pin below the pin path, in this order. `None`: nothing was
 /// there. `now`: nanoseconds of `CLOCK_BOOTTIME`.
 pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
@@ -128,7 +150,12 @@ pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
         return Err(UnloadError::NotBpffs { path: root.into() });
     }
     let mut done = Unloaded::default();
-    match Maps::open(root).and_then(|mut maps| Ok((maps.read_fence()?.deadline, relinquish(&mut maps)?))) {
+    let mut interfaces = BTreeMap::new();
+    let mut look = |mut maps: Maps| {
+        interfaces = maps.read_interfaces()?;
+        Ok((maps.read_fence()?.deadline, relinquish(&mut maps)?))
+    };
+    match Maps::open(root).and_then(&mut look) {
         Ok((deadline, led)) => (done.agent_seen, done.relinquished) = (deadline > now, led),
         Err(MapsError::NotLoaded { .. }) => {}
         // Maps of another version, or half of them: what is attached goes all the same.
@@ -138,6 +165,7 @@ pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
         step("detach", &link, detach(&link))?;
         done.detached.push(link.file_name().and_then(|name| Pins::parse_link(name.to_str()?)));
     }
+    remove_filters(interfaces, &mut done)?;
     remove(&pins.links())?;
     done.programs = remove(&pins.programs())?;
     done.maps = remove(&pins.maps())?;

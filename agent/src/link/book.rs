@@ -71,7 +71,7 @@ impl Place {
         match *self {
             Self::Local { ifindex } => Neighbor::Local { ifindex },
             Self::OnLink { ifindex, entry, silent, .. } => match entry.as_ref().and_then(Entry::valid) {
-                Some(mac) => Neighbor::Resolved { ifindex, mac },
+                Some(mac) => Neighbor::Resolved { ifindex, mac, port: None },
                 None if silent => Neighbor::Unresolved { ifindex },
                 None => Neighbor::Pending { ifindex },
             },

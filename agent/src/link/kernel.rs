@@ -6,7 +6,9 @@ use futures_util::TryStreamExt;
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
-    link::{InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage},
+    link::{
+        InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, VlanProtocol,
+    },
 };
 use rtnetlink::Handle;
 use vipmux_common::abi::Mac;
@@ -106,7 +108,7 @@ impl Links {
 impl Interface {
     /// Whether anything but the addresses differs.
     fn differs(&self, other: &Self) -> bool {
-        let of = |i: &Self| (i.ifindex, i.mac, i.mtu, i.carrier);
+        let of = |i: &Self| (i.ifindex, i.mac, i.mtu, i.carrier, i.controller);
         of(self) != of(other) || self.name != other.name || self.kind != other.kind
     }
 }
@@ -117,19 +119,17 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         return None;
     }
     let flags = link.header.flags;
-    let (mut name, mut mac, mut mtu, mut kind) = (None, None, None, Kind::Device);
+    let (mut name, mut mac, mut mtu, mut controller) = (None, None, None, None);
     for attribute in &link.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
             LinkAttribute::Address(bytes) => mac = <[u8; 6]>::try_from(bytes.as_slice()).ok(),
             LinkAttribute::Mtu(bytes) => mtu = Some(*bytes),
-            LinkAttribute::LinkInfo(info) => kind = info.iter().find_map(virtual_kind).unwrap_or(kind),
+            LinkAttribute::Controller(index) => controller = Some(*index).filter(|index| *index != 0),
             _ => {}
         }
     }
-    if flags.contains(LinkFlags::Loopback) {
-        kind = Kind::Loopback;
-    }
+    let kind = if flags.contains(LinkFlags::Loopback) { Kind::Loopback } else { kind(&link.attributes) };
     let ethernet = link.header.link_layer_type == LinkLayerType::Ether;
     Some(Interface {
         name: name?,
@@ -137,6 +137,7 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         mac: mac.filter(|mac| ethernet && *mac != [0; 6]).map(Mac::new),
         mtu: mtu?,
         kind,
+        controller,
         // LOWER_UP falls with the carrier at once. RUNNING comes after it, when the queue has opened: before that, what
         // is sent is dropped without an error. Only an interface made some milliseconds ago claims both too early.
         carrier: flags.contains(LinkFlags::Up | LinkFlags::LowerUp | LinkFlags::Running),
@@ -144,12 +145,43 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
     })
 }
 
-fn virtual_kind(info: &LinkInfo) -> Option<Kind> {
-    match info {
-        LinkInfo::Kind(InfoKind::Dummy) => Some(Kind::Dummy),
-        LinkInfo::Kind(kind) => Some(Kind::Virtual(kind.to_string())),
+fn kind(attributes: &[LinkAttribute]) -> Kind {
+    let info = attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => Some(info.as_slice()),
         _ => None,
+    });
+    let info = info.unwrap_or_default();
+    let kind = info.iter().find_map(|part| match part {
+        LinkInfo::Kind(kind) => Some(kind),
+        _ => None,
+    });
+    match kind {
+        None => Kind::Device,
+        Some(InfoKind::Dummy) => Kind::Dummy,
+        Some(InfoKind::Vlan) => vlan(attributes, info),
+        Some(kind) => Kind::Virtual(kind.to_string()),
     }
+}
+
+/// The parent's index means nothing here if it is that of another network namespace.
+fn vlan(attributes: &[LinkAttribute], info: &[LinkInfo]) -> Kind {
+    let is_elsewhere = attributes.iter().any(|attribute| matches!(attribute, LinkAttribute::LinkNetNsId(_)));
+    let parent = attributes.iter().find_map(|attribute| match attribute {
+        LinkAttribute::Link(index) if !is_elsewhere => Some(*index),
+        _ => None,
+    });
+    let (mut id, mut customer) = (0, true);
+    for part in info {
+        let LinkInfo::Data(InfoData::Vlan(data)) = part else { continue };
+        for part in data {
+            match part {
+                InfoVlan::Id(number) => id = *number,
+                InfoVlan::Protocol(protocol) => customer = *protocol == VlanProtocol::Ieee8021Q,
+                _ => {}
+            }
+        }
+    }
+    Kind::Vlan { parent, id, customer }
 }
 
 /// The node's own address, and the length of its subnet's prefix.

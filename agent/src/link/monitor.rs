@@ -19,6 +19,7 @@ use tracing::{debug, warn};
 use super::{
     LinkError, Links, Neighbors,
     book::{Book, Wanted},
+    fdb::Fdb,
     kernel,
     neighbors::{self, Command, Entry},
 };
@@ -94,6 +95,7 @@ struct Session {
     notifications: ReadyChunks<BoxStream<'static, NetlinkMessage<RouteNetlinkMessage>>>,
     links: Links,
     book: Book,
+    fdb: Fdb,
     /// Carries messages from the socket for notifications; aborted with the session, which loses what nobody reads.
     _carrier: JoinSet<()>,
 }
@@ -108,12 +110,14 @@ impl Session {
         let notifications = messages.map(|(message, _)| message).boxed().ready_chunks(CHUNK);
         let requests = kernel::connect()?;
         let links = kernel::links(&requests).await?;
-        Ok(Self { requests, notifications, links, book: Book::default(), _carrier: carrier })
+        let fdb = Fdb::read(&requests).await?;
+        Ok(Self { requests, notifications, links, book: Book::default(), fdb, _carrier: carrier })
     }
 
     /// Reads everything anew, after notifications were lost.
     async fn read_all(&mut self, wanted: &Wanted) -> Result<(), LinkError> {
         self.links = kernel::links(&self.requests).await?;
+        self.fdb = Fdb::read(&self.requests).await?;
         self.book.forget();
         self.place(wanted).await
     }
@@ -162,11 +166,13 @@ impl Session {
             match message.payload {
                 NetlinkPayload::Overrun(_) => changed.overrun = true,
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(neighbor)) => {
+                    changed.neighbors |= self.fdb.observe(&neighbor, true);
                     if let Some((ifindex, address, entry)) = Entry::parse(&neighbor) {
                         changed.neighbors |= self.book.observe(ifindex, address, Some(entry));
                     }
                 }
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelNeighbour(neighbor)) => {
+                    changed.neighbors |= self.fdb.observe(&neighbor, false);
                     if let Some((ifindex, address, _)) = Entry::parse(&neighbor) {
                         changed.neighbors |= self.book.observe(ifindex, address, None);
                     }
@@ -275,7 +281,9 @@ impl Follower {
     /// Readers are woken only by what differs.
     fn publish(&self, session: &Session) {
         replace(&self.links, &session.links);
-        replace(&self.neighbors, &session.book.neighbors());
+        let mut neighbors = session.book.neighbors();
+        session.fdb.locate(&session.links, &mut neighbors);
+        replace(&self.neighbors, &neighbors);
     }
 }
 

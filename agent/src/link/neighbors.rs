@@ -40,6 +40,8 @@ pub enum Neighbor {
         ifindex: u32,
         /// Its MAC on that segment.
         mac: Mac,
+        /// The port behind which it is, where that interface is a bridge that has learnt it, or a VLAN of one.
+        port: Option<u32>,
     },
     /// It is on that interface's subnet, and the kernel is asking: nothing speaks against what was known before.
     Pending {

@@ -2,6 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use netlink_packet_route::neighbour::NeighbourState;
 use nix::net::if_::if_nametoindex;
+use rtnetlink::LinkMessageBuilder;
 use tokio::{
     sync::watch,
     time::{sleep, timeout},
@@ -13,7 +14,7 @@ use crate::{
     model::Vip,
 };
 
-fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]) -> Interface {
+pub(super) fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]) -> Interface {
     let parse = |text: &&str| {
         let (address, prefix) = text.split_once('/').unwrap();
         (address.parse().unwrap(), prefix.parse().unwrap())
@@ -24,6 +25,7 @@ fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]) -> Interf
         mac: Some(Mac::new([2, 0, 0, 0, 0, 1])),
         mtu: 1500,
         kind,
+        controller: None,
         carrier: true,
         addresses: addresses.iter().map(parse).collect(),
     }
@@ -184,7 +186,7 @@ fn changes_of_an_interface_are_followed() {
             until(monitor.links(), |links| eth0(links).is_some_and(condition)).await;
         };
         follow(|link| link.carrier).await;
-        peer.set("eth0", rtnetlink::LinkMessageBuilder::down);
+        peer.set("eth0", LinkMessageBuilder::down);
         follow(|link| !link.carrier).await;
         peer.up("eth0");
         follow(|link| link.carrier).await;
@@ -218,7 +220,7 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
         let neighbors = until(monitor.neighbors(), both).await;
         let expected = [
             Neighbor::Local { ifindex },
-            Neighbor::Resolved { ifindex, mac },
+            Neighbor::Resolved { ifindex, mac, port: None },
             Neighbor::Pending { ifindex },
             Neighbor::OffLink,
         ];
@@ -372,4 +374,41 @@ fn sending_on_an_interface_that_is_gone_is_an_error() {
     let frame = crate::announce::Frame { ifindex: 4711, bytes: vec![0; 42] };
     let error = sender.send(&frame).unwrap_err();
     assert_eq!(error.to_string(), "could not send an announcement on interface 4711");
+}
+
+#[test]
+fn a_neighbour_is_found_behind_the_port_of_a_bridge_and_followed_to_another() {
+    let Some([node, one, other]) = Namespace::new() else { return };
+    node.bridge("br0");
+    node.address("br0", "192.0.2.1", 24);
+    let bridge = node.enter(|| if_nametoindex("br0").unwrap());
+    // The same machine, by its MAC and address, first behind the one port, then behind the other.
+    for (port, peer) in [("port1", &one), ("port2", &other)] {
+        node.veth(port, peer, "eth0");
+        node.set(port, |change| change.controller(bridge));
+        peer.set("eth0", |change| change.address(vec![2, 0, 0, 0, 0, 2]));
+    }
+    let port = |name: &'static str| node.enter(|| if_nametoindex(name).unwrap());
+    let (first, second) = (port("port1"), port("port2"));
+    one.address("eth0", "192.0.2.2", 24);
+    node.run(async |_| {
+        let monitor = Monitor::start().await.unwrap();
+        monitor.resolve([bridge].into(), [PEER].into());
+        let behind = |wanted: u32| {
+            move |found: &Arc<Neighbors>| {
+                matches!(found.get(&PEER), Some(Neighbor::Resolved { port, .. }) if *port == Some(wanted))
+            }
+        };
+        until(monitor.neighbors(), behind(first)).await;
+        let links = monitor.links().borrow().clone();
+        assert_eq!(links.get(first).unwrap().controller, Some(bridge));
+        // Told by what it sends, once it is elsewhere.
+        one.set("eth0", LinkMessageBuilder::down);
+        other.sysctl("ipv4/conf/eth0/arp_notify", "1");
+        other.address("eth0", "192.0.2.2", 24);
+        other.set("eth0", LinkMessageBuilder::down);
+        other.up("eth0");
+        until(monitor.neighbors(), behind(second)).await;
+        monitor.stop().await;
+    });
 }

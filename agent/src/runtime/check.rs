@@ -223,7 +223,7 @@ impl Agent {
             Finding::MapPin(name, id) => self.kernel.restore_map(name, *id)?,
             Finding::ProgramPin => self.kernel.programs.pin().map_err(KernelError::from)?,
             Finding::Link(ifindex) => {
-                self.attached.remove(ifindex);
+                self.interfaces.unlink(*ifindex);
                 self.linked.clear();
             }
             // The update wants the same backends once more, which brings back what is gone.

@@ -1,24 +1,62 @@
-//! The interfaces that VIPs are announced on: attaching the programs, and following carriers and MACs.
+//! The interfaces that VIPs are announced on: choosing them, and following carriers and MACs.
+
+mod port;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Instant,
 };
 
-use vipmux_common::abi::{self, INTERFACE_GENERIC, Mac};
+use vipmux_common::abi::Mac;
 
-use super::{Agent, AgentError, KernelError, MOST_INTERFACES, settle::Settled};
+pub(super) use self::port::Attached;
+use super::{Agent, AgentError, settle::Settled};
 use crate::{
-    link::{Interface, Links},
+    link::{Ethtool, Links, Segment, Segments},
     model::Vip,
 };
 
-/// An interface with the programs attached.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Attached {
-    pub(super) bit: u32,
-    pub(super) mac: Mac,
-    carrier: bool,
+/// Where the programs are attached.
+#[derive(Debug)]
+pub(super) struct Interfaces {
+    /// What VIPs are announced on; the programs are attached to all of it.
+    pub(super) segments: Segments,
+    /// By ifindex, where XDP runs.
+    pub(super) attached: BTreeMap<u32, Attached>,
+    /// Where replies are translated.
+    outlets: BTreeSet<u32>,
+    ethtool: Ethtool,
+}
+
+impl Interfaces {
+    pub(super) fn new(ethtool: Ethtool) -> Self {
+        Self { segments: Segments::default(), attached: BTreeMap::new(), outlets: BTreeSet::new(), ethtool }
+    }
+
+    /// Where the programs are attached.
+    pub(super) fn linked(&self) -> BTreeSet<u32> {
+        self.attached.keys().chain(&self.outlets).copied().collect()
+    }
+
+    /// Lets the programs be attached anew to an interface.
+    pub(super) fn unlink(&mut self, ifindex: u32) {
+        self.attached.remove(&ifindex);
+        self.outlets.remove(&ifindex);
+    }
+
+    /// Where a VIP is announced, as the maps have it: the bits of the ports, and the VLAN.
+    pub(super) fn place(&self, links: &Links, vip: Vip) -> (u32, u16) {
+        let (ports, vlan) = self.segments.place(links, vip.0);
+        let bits = ports.iter().filter_map(|port| self.attached.get(port)).map(|attached| attached.bit);
+        (bits.fold(0, |a, b| a | b), vlan)
+    }
+
+    /// The segments that a VIP with these bits and this VLAN is announced on, with the MACs to announce.
+    pub(super) fn announced_on(&self, bits: u32, vlan: u32) -> impl Iterator<Item = (u32, Mac)> {
+        let has = move |port: &u32| self.attached.get(port).is_some_and(|attached| attached.bit & bits != 0);
+        let on = move |segment: &&Segment| u32::from(segment.vlan) == vlan && segment.ports.iter().any(has);
+        self.segments.iter().filter(on).map(|segment| (segment.ifindex, segment.mac))
+    }
 }
 
 impl Agent {
@@ -30,104 +68,80 @@ impl Agent {
         settled: &Settled,
         complaints: &mut BTreeSet<String>,
     ) -> Result<(), AgentError> {
-        self.forget_gone(links)?;
-        let wanted = match self.wanted(links, settled) {
-            Err(error) if self.ready => {
-                complaints.insert(format!("{:#}", anyhow::Error::from(error)));
-                Vec::new()
-            }
-            wanted => wanted?,
-        };
-        for interface in wanted {
-            match self.attach_to(interface) {
-                Err(error) if self.ready => {
-                    complaints.insert(format!("{:#}", anyhow::Error::from(error)));
-                }
-                result => result?,
+        let (mut segments, problems) = self.wanted(links, settled);
+        for problem in problems {
+            self.complain(problem, complaints)?;
+        }
+        self.release(links, &segments)?;
+        for segment in segments.clone().iter() {
+            if let Err(error) = self.attach_segment(links, &segments, segment) {
+                self.complain(error, complaints)?;
+                segments.remove(segment.ifindex);
             }
         }
-        self.kernel.carrier = self.attached.keys().filter_map(|ifindex| links.get(*ifindex)).any(|link| link.carrier);
-        if self.attached.is_empty() {
+        self.follow(segments);
+        if self.interfaces.attached.is_empty() {
             let node = &self.options.node;
             complaints.insert(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
         }
         Ok(())
     }
 
-    /// Gives up interfaces that are gone, and with them their bits. At the start also those that went while no agent ran.
-    fn forget_gone(&mut self, links: &Links) -> Result<(), AgentError> {
-        let mut known: BTreeSet<u32> = self.attached.keys().copied().collect();
+    fn complain(&self, problem: AgentError, complaints: &mut BTreeSet<String>) -> Result<(), AgentError> {
+        if !self.ready {
+            return Err(problem);
+        }
+        complaints.insert(format!("{:#}", anyhow::Error::from(problem)));
+        Ok(())
+    }
+
+    /// The segments to announce on. An interface that was named must be there at the start, and may come back later.
+    fn wanted(&self, links: &Links, settled: &Settled) -> (Segments, Vec<AgentError>) {
+        let named = |name: &String| links.named(name);
+        let chosen: Vec<_> = match settled.nodes.get(&self.options.node) {
+            _ if !self.options.interfaces.is_empty() => self.options.interfaces.iter().map(named).collect(),
+            Some(addresses) if !addresses.is_empty() => match links.holding(addresses) {
+                Ok(found) => found.into_iter().map(Ok).collect(),
+                Err(error) => vec![Err(error)],
+            },
+            _ => Vec::new(),
+        };
+        let (mut segments, mut problems) = (Segments::default(), Vec::new());
+        for interface in chosen {
+            let segment = interface.and_then(|interface| links.segment(interface));
+            if let Err(error) = segment.and_then(|segment| segments.add(links, segment)) {
+                problems.push(error.into());
+            }
+        }
+        (segments, problems)
+    }
+
+    /// Gives up interfaces that are gone or no longer wanted, and with them their bits. At the start also those of an
+    /// earlier agent. As long as nothing is known to be wanted, only what is gone.
+    fn release(&mut self, links: &Links, wanted: &Segments) -> Result<(), AgentError> {
+        let mut known = self.interfaces.outlets.clone();
+        known.extend(self.interfaces.attached.values().flat_map(|attached| attached.port.receivers.iter().copied()));
         if !self.ready {
             known.extend(self.kernel.maps.read_interfaces()?.into_keys());
+            known.extend(self.kernel.programs.attached()?);
         }
-        for ifindex in known.into_iter().filter(|ifindex| links.get(*ifindex).is_none()) {
-            self.attached.remove(&ifindex);
-            self.announcer.removed(ifindex);
-            self.kernel.write_interface(ifindex, abi::Interface::default())?;
-            self.kernel.programs.forget(ifindex).map_err(KernelError::from)?;
-            tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
+        let mut used = wanted.outlets();
+        used.extend(wanted.ports().values().flat_map(|port| port.receivers.iter().copied()));
+        let is_idle = |ifindex: &u32| links.get(*ifindex).is_none() || !wanted.is_empty() && !used.contains(ifindex);
+        known.into_iter().filter(is_idle).try_for_each(|ifindex| self.let_go(links, ifindex))
+    }
+
+    /// Takes in where VIPs are announced now.
+    fn follow(&mut self, segments: Segments) {
+        let before = std::mem::replace(&mut self.interfaces.segments, segments);
+        let segments = &self.interfaces.segments;
+        for old in before.iter().filter(|old| segments.get(old.ifindex).is_none()) {
+            self.announcer.removed(old.ifindex);
         }
-        Ok(())
-    }
-
-    fn attach_to(&mut self, interface: &Interface) -> Result<(), AgentError> {
-        let Some(mac) = interface.mac else { return Ok(()) };
-        let (name, ifindex, carrier) = (&interface.name, interface.ifindex, interface.carrier);
-        let before = self.attached.get(&ifindex).copied();
-        if before.is_some_and(|before| before.mac == mac) {
-            if let Some(attached) = self.attached.get_mut(&ifindex) {
-                attached.carrier = carrier;
-            }
-            if carrier && before.is_some_and(|before| !before.carrier) {
-                self.announcer.again(ifindex, Instant::now());
-            }
-            return Ok(());
+        let had_none = |segment: &&Segment| before.get(segment.ifindex).is_some_and(|before| !before.carrier);
+        for segment in segments.iter().filter(|segment| segment.carrier).filter(had_none) {
+            self.announcer.again(segment.ifindex, Instant::now());
         }
-        let known = self.kernel.maps.read_interfaces()?;
-        let pinned = known.get(&ifindex);
-        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
-            return Err(AgentError::TooManyInterfaces(known.len() + 1));
-        };
-        let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
-        let generic =
-            self.kernel.programs.attach(name, ifindex, self.options.mode, generic).map_err(KernelError::from)?;
-        let flags = if generic { INTERFACE_GENERIC } else { 0 };
-        self.kernel.write_interface(ifindex, abi::Interface { mac, bit, flags })?;
-        self.attached.insert(ifindex, Attached { bit, mac, carrier });
-        self.changed = true;
-        tracing::info!(interface = name, %mac, mode = if generic { "generic" } else { "native" }, "attached");
-        Ok(())
-    }
-
-    /// The interfaces to announce on. One that was named must be there at the start, and may come back later.
-    fn wanted<'a>(&self, links: &'a Links, settled: &Settled) -> Result<Vec<&'a Interface>, AgentError> {
-        let wanted = if self.options.interfaces.is_empty() {
-            let addresses = settled.nodes.get(&self.options.node).map(Vec::as_slice).unwrap_or_default();
-            if addresses.is_empty() {
-                return Ok(Vec::new());
-            }
-            match links.holding(addresses) {
-                Ok(found) => found,
-                Err(_) if self.ready => Vec::new(),
-                Err(error) => return Err(error.into()),
-            }
-        } else {
-            self.options.interfaces.iter().filter_map(|name| links.named(name).ok()).collect()
-        };
-        if wanted.len() > MOST_INTERFACES { Err(AgentError::TooManyInterfaces(wanted.len())) } else { Ok(wanted) }
-    }
-
-    fn free_bit(&self, known: &BTreeMap<u32, abi::Interface>) -> Option<u32> {
-        let mut used = known.values().fold(0, |bits, interface| bits | interface.bit);
-        used |= self.attached.values().fold(0, |bits, attached| bits | attached.bit);
-        (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
-    }
-
-    /// The interfaces whose subnet holds the VIP; all of them where none does.
-    pub(super) fn interfaces(&self, links: &Links, vip: Vip) -> u32 {
-        let holds = |ifindex: u32| links.get(ifindex).is_some_and(|interface| interface.subnet(vip.0).is_some());
-        let bits = |(_, attached): (&u32, &Attached)| attached.bit;
-        let holding = self.attached.iter().filter(|(ifindex, _)| holds(**ifindex)).map(bits).fold(0, |a, b| a | b);
-        if holding == 0 { self.attached.iter().map(bits).fold(0, |a, b| a | b) } else { holding }
+        self.kernel.carrier = segments.iter().any(|segment| segment.carrier);
     }
 }

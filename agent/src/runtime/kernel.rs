@@ -161,10 +161,10 @@ impl Kernel {
         self.election.leads(vip)
     }
 
-    /// The VIPs that this node answers for, and the bits of the interfaces that it does so on.
-    pub(super) fn announced(&self) -> BTreeMap<Vip, u32> {
+    /// The VIPs that this node answers for, with the bits of the interfaces that it does so on, and the VLAN.
+    pub(super) fn announced(&self) -> BTreeMap<Vip, (u32, u32)> {
         let led = self.observed.vips().iter().filter(|(_, value)| value.flags & VIP_LEADING != 0);
-        led.map(|(address, value)| (Vip((*address).into()), value.interfaces)).collect()
+        led.map(|(address, value)| (Vip((*address).into()), (value.interfaces, value.vlan))).collect()
     }
 
     /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile.

@@ -20,3 +20,4 @@ mod serving;
 mod starting;
 mod transfers;
 mod upgrading;
+mod uplinks;

@@ -94,20 +94,17 @@ fn an_interface_that_has_another_xdp_program_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// A bridge's driver has no native XDP.
+/// A macvlan's driver has no native XDP.
 #[test]
 fn where_the_driver_has_no_native_xdp_the_agent_falls_back_to_generic_and_says_so() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let node = &lan.nodes[0];
-    node.namespace().links(|links| {
-        links.add_bridge("br-lan")?;
-        links.set_up("br-lan")
-    })?;
+    node.namespace().links(|links| links.add_macvlan("mac0", "eth0"))?;
     let manifests = Manifests::for_lan(&lan)?;
     let state = Folder::temporary("state")?;
     let start = |xdp_mode| {
         let options = agent::Options::new(manifests.path(), state.path());
-        Agent::start(node, &agent::Options { interface: "br-lan".into(), xdp_mode, ..options })
+        Agent::start(node, &agent::Options { interface: "mac0".into(), xdp_mode, ..options })
     };
     let mut native = start("native")?;
     assert!(!native.process_mut().wait(PATIENCE)?.success(), "{}", native.process().output());
@@ -115,7 +112,7 @@ fn where_the_driver_has_no_native_xdp_the_agent_falls_back_to_generic_and_says_s
     auto.wait_ready(PATIENCE)?;
     let output = auto.process().output();
     assert!(output.contains("no native XDP here") && output.contains(r#""mode":"generic""#), "{output}");
-    assert!(node.namespace().links(|links| links.has_xdp("br-lan"))?);
+    assert!(node.namespace().links(|links| links.has_xdp("mac0"))?);
     Ok(())
 }
 

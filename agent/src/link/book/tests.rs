@@ -21,6 +21,7 @@ fn links(addresses: &[(u32, &str)]) -> Links {
             mac: Some(MAC),
             mtu: 1500,
             kind: Kind::Device,
+            controller: None,
             carrier: true,
             addresses: [(ip(address), 24)].into(),
         };
@@ -61,7 +62,7 @@ fn only_states_that_the_kernel_sends_in_have_a_mac() {
 #[test]
 fn a_neighbour_is_pending_until_the_kernel_gives_up() {
     let (pending, silent) = (Neighbor::Pending { ifindex: ETH0 }, Neighbor::Unresolved { ifindex: ETH0 });
-    let resolved = Neighbor::Resolved { ifindex: ETH0, mac: MAC };
+    let resolved = Neighbor::Resolved { ifindex: ETH0, mac: MAC, port: None };
     let mut book = book();
     for (seen, expected) in [
         (None, pending),

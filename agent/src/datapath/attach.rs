@@ -1,0 +1,264 @@
+//! Attaching the programs to interfaces, and detaching them.
+
+use std::{collections::BTreeSet, fs, io, path::Path};
+
+use aya::programs::{
+    LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
+    links::{FdLink, LinkError, PinnedLink},
+    tc::TcAttachOptions,
+};
+
+use super::{
+    clsact,
+    load::{LoadError, Programs, kernel_is, pin_error, program, remove_pin},
+    pins::{EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+    unload,
+    xdp::Buffers,
+};
+
+/// The longest MTU at which drivers run a program that takes packets in one buffer: a page, less its headroom, the
+/// Ethernet header and `struct skb_shared_info`.
+pub(super) const MTU_LIMIT: u32 = 3_498;
+
+/// How XDP programs are to run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Native where the driver has it, else generic.
+    #[default]
+    Auto,
+    /// In the driver, or not at all.
+    Native,
+    /// In the stack, on any interface, slower.
+    Generic,
+}
+
+/// How the egress program is to be attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Tc {
+    /// By a tcx link where the kernel has them (Linux 6.6), else by a filter.
+    #[default]
+    Auto,
+    /// By a tcx link, after all other programs.
+    Tcx,
+    /// By a filter in a clsact qdisc, before all other filters: one that passes a packet ends the row.
+    Clsact,
+}
+
+impl Tc {
+    /// Whether that means a filter, on this kernel.
+    fn is_clsact(self) -> bool {
+        match self {
+            Self::Auto => !kernel_is(6, 6),
+            Self::Tcx => false,
+            Self::Clsact => true,
+        }
+    }
+}
+
+/// How the egress program was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Egress {
+    /// By a link, which is pinned.
+    Link,
+    /// By a filter; `made`: the qdisc that it is in was made for it.
+    Filter {
+        /// See above.
+        made: bool,
+    },
+}
+
+impl Programs {
+    /// Puts the programs into every pinned link. One that takes none attaches nothing any more, and is replaced when the
+    /// programs are attached there.
+    pub(super) fn take_over(&mut self) {
+        let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
+        let names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
+        for (kind, ifindex) in names {
+            let pin = self.pins.link(kind, ifindex);
+            match kind {
+                LinkKind::Xdp => self.adopt::<Xdp>(self.xdp, &pin),
+                LinkKind::Egress => self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin),
+            };
+        }
+    }
+
+    /// Attaches the XDP program to an interface with that MTU (bytes): replaces the program of a pinned link in place,
+    /// so that no packet meets none, or makes and pins a new link. `generic`: the mode of the pinned link, where there
+    /// is one. Whether it runs in generic mode.
+    pub fn attach_xdp(
+        &mut self,
+        name: &str,
+        (ifindex, mtu): (u32, u32),
+        mode: Mode,
+        generic: Option<bool>,
+    ) -> Result<bool, LoadError> {
+        let pin = self.pins.link(LinkKind::Xdp, ifindex);
+        let keep = match (mode, generic) {
+            (_, None) | (Mode::Native, Some(true)) | (Mode::Generic, Some(false)) => None,
+            (_, generic) => generic,
+        };
+        if let Some(generic) = keep.filter(|_| self.adopt::<Xdp>(self.xdp, &pin)) {
+            return Ok(generic);
+        }
+        remove_pin(&pin)?;
+        self.attach_new_xdp(name, (ifindex, mtu), mode)
+    }
+
+    /// Attaches the egress program to an interface, in place of the one of an earlier agent.
+    pub fn attach_egress(&mut self, name: &str, ifindex: u32, tc: Tc) -> Result<Egress, LoadError> {
+        let pin = self.pins.link(LinkKind::Egress, ifindex);
+        if tc.is_clsact() {
+            let program: &mut SchedClassifier = program(&mut self.ebpf, EGRESS_PROGRAM)?;
+            let made = clsact::attach(program, name).map_err(|source| attach_error(EGRESS_PROGRAM, name, source))?;
+            // Only now that the filter is there.
+            detach_pin(&pin)?;
+            return Ok(Egress::Filter { made });
+        }
+        if !self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin) {
+            remove_pin(&pin)?;
+            self.attach_tcx(name, &pin)?;
+        }
+        Ok(Egress::Link)
+    }
+
+    /// Removes the filter that [`Egress::Filter`] tells of, and with `made` the qdisc, unless others have filters there.
+    pub fn remove_filter(name: &str, ifindex: u32, made: bool) -> Result<(), LoadError> {
+        let failed = |source| LoadError::Filter { interface: name.to_owned(), source };
+        clsact::remove(ifindex, made).map(drop).map_err(failed)
+    }
+
+    /// Detaches the links of an interface; of one that is gone they attach nothing any more.
+    pub fn detach(&self, ifindex: u32) -> Result<(), LoadError> {
+        [LinkKind::Xdp, LinkKind::Egress].into_iter().try_for_each(|kind| detach_pin(&self.pins.link(kind, ifindex)))
+    }
+
+    /// The interfaces that pinned links were attached to.
+    pub fn attached(&self) -> Result<BTreeSet<u32>, LoadError> {
+        let folder = self.pins.links();
+        let entries = fs::read_dir(&folder).map_err(pin_error("read", &folder))?;
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        Ok(names.filter_map(|name| Some(Pins::parse_link(&name)?.1)).collect())
+    }
+
+    /// Puts the program into the pinned link; not if there is none, or its interface is gone.
+    fn adopt<T: Adopt>(&mut self, name: &'static str, pin: &Path) -> bool
+    where
+        for<'a> &'a mut T: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
+    {
+        let Ok(link) = PinnedLink::from_pin(pin) else { return false };
+        match program::<T>(&mut self.ebpf, name).map(|program| program.replace(link.into())) {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::debug!(program = name, %error, "the pinned link is of no use any more");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn attach_new_xdp(&mut self, interface: &str, (ifindex, mtu): (u32, u32), mode: Mode) -> Result<bool, LoadError> {
+        let pin = self.pins.link(LinkKind::Xdp, ifindex);
+        let is_long = mtu > MTU_LIMIT && Buffers::here() == Buffers::One;
+        let program: &mut Xdp = program(&mut self.ebpf, self.xdp)?;
+        let refused = |source| {
+            let interface = interface.to_owned();
+            match source {
+                _ if is_busy(&source) => LoadError::Occupied { interface },
+                _ if is_long && mode != Mode::Generic => LoadError::Mtu { interface, mtu, source },
+                _ => LoadError::Attach { program: XDP_PROGRAM, interface, source },
+            }
+        };
+        let attached = match mode {
+            Mode::Native => program.attach_to_if_index(ifindex, XdpMode::Driver).map(|link| (link, false)),
+            Mode::Generic => program.attach_to_if_index(ifindex, XdpMode::Skb).map(|link| (link, true)),
+            Mode::Auto => match program.attach_to_if_index(ifindex, XdpMode::Driver) {
+                Ok(link) => Ok((link, false)),
+                Err(error) if is_busy(&error) => Err(error),
+                Err(error) => {
+                    let error = anyhow::Error::from(refused(error));
+                    tracing::warn!(
+                        interface,
+                        error = format!("{error:#}"),
+                        "no native XDP here: using generic mode, which is slower"
+                    );
+                    program.attach_to_if_index(ifindex, XdpMode::Skb).map(|link| (link, true))
+                }
+            },
+        };
+        let (id, generic) = attached.map_err(refused)?;
+        let link = program.take_link(id);
+        let link = link.map_err(|source| attach_error(XDP_PROGRAM, interface, source))?;
+        let link: Result<FdLink, LinkError> = link.try_into();
+        pin_link(XDP_PROGRAM, interface, link, &pin)?;
+        Ok(generic)
+    }
+
+    /// After every other program on the way out, the CNI's among them.
+    fn attach_tcx(&mut self, interface: &str, pin: &Path) -> Result<(), LoadError> {
+        let program: &mut SchedClassifier = program(&mut self.ebpf, EGRESS_PROGRAM)?;
+        let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+        let link = program
+            .attach_with_options(interface, TcAttachType::Egress, options)
+            .and_then(|id| program.take_link(id))
+            .map_err(|source| attach_error(EGRESS_PROGRAM, interface, source))?;
+        pin_link(EGRESS_PROGRAM, interface, link.try_into(), pin)
+    }
+}
+
+/// Detaches a pinned link that may not be there, and removes its pin.
+fn detach_pin(pin: &Path) -> Result<(), LoadError> {
+    match unload::detach(pin) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        // Its interface is gone, so it is detached already.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
+        result => result.map_err(|source| LoadError::Detach { path: pin.into(), source })?,
+    }
+    remove_pin(pin)
+}
+
+fn attach_error(program: &'static str, interface: &str, source: ProgramError) -> LoadError {
+    LoadError::Attach { program, interface: interface.to_owned(), source }
+}
+
+fn pin_link(
+    program: &'static str,
+    interface: &str,
+    link: Result<FdLink, LinkError>,
+    pin: &Path,
+) -> Result<(), LoadError> {
+    let link = link.map_err(|source| LoadError::Link { program, interface: interface.to_owned(), source })?;
+    link.pin(pin).map(drop).map_err(|error| pin_error("pin", pin)(io::Error::other(error)))
+}
+
+/// Whether another program holds the interface's XDP hook.
+fn is_busy(error: &ProgramError) -> bool {
+    let errno = match error {
+        ProgramError::SyscallError(error) => error.io_error.raw_os_error(),
+        _ => None,
+    };
+    matches!(errno, Some(libc::EBUSY | libc::EEXIST))
+}
+
+/// A program type whose pinned links can be given another program.
+trait Adopt {
+    /// Replaces the link's program with this one, atomically. The link's pin keeps it attached.
+    fn replace(&mut self, link: FdLink) -> Result<(), ProgramError>;
+}
+
+impl Adopt for Xdp {
+    fn replace(&mut self, link: FdLink) -> Result<(), ProgramError> {
+        let id = self.attach_to_link(link.try_into().map_err(not_adoptable)?)?;
+        self.take_link(id).map(drop)
+    }
+}
+
+impl Adopt for SchedClassifier {
+    fn replace(&mut self, link: FdLink) -> Result<(), ProgramError> {
+        let id = self.attach_to_link(link.try_into().map_err(not_adoptable)?)?;
+        self.take_link(id).map(drop)
+    }
+}
+
+fn not_adoptable(error: LinkError) -> ProgramError {
+    ProgramError::IOError(io::Error::other(error))
+}

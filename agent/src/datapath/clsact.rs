@@ -1,0 +1,117 @@
+//! The egress program as a tc filter in a clsact qdisc, for kernels without tcx links (before Linux 6.6; tc-bpf(8)).
+//!
+//! The filter is known by its priority and its handle, also to a later agent, which puts its program in its place
+//! at once. Nothing of it is pinned: the filter itself holds the program.
+
+use std::{io, mem};
+
+use aya::programs::{
+    ProgramError, SchedClassifier, TcAttachType,
+    tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact},
+};
+use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::{
+    RouteNetlinkMessage,
+    tc::{TcHandle as Handle, TcMessage},
+};
+use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
+
+/// The filter's priority: the first.
+const PRIORITY: u16 = 1;
+/// The filter's handle among those of its priority: "vipm".
+const HANDLE: TcHandle = TcHandle::new(0x7669, 0x706d);
+/// `htons(ETH_P_ALL)`: what aya attaches filters for.
+const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
+/// The kernel's answers to a dump come in datagrams of at most this many bytes.
+const ANSWER: usize = 64 * 1024;
+
+/// Attaches the program by a filter, in place of an earlier agent's; whether the qdisc had to be made for it.
+pub(super) fn attach(program: &mut SchedClassifier, interface: &str) -> Result<bool, ProgramError> {
+    let known = SchedClassifierLink::attached(interface, TcAttachType::Egress, PRIORITY, HANDLE, None);
+    let replaced = program.attach_to_link(known.map_err(TcError::IoError)?);
+    let (id, made) = match replaced {
+        Ok(id) => (id, false),
+        Err(error) => {
+            tracing::debug!(interface, %error, "there is no filter of an earlier agent");
+            let made = match qdisc_add_clsact(interface) {
+                Ok(()) => true,
+                Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => false,
+                Err(error) => return Err(error.into()),
+            };
+            let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
+            let options = TcAttachOptions::Netlink(options);
+            (program.attach_with_options(interface, TcAttachType::Egress, options)?, made)
+        }
+    };
+    // Dropped, it would remove the filter.
+    mem::forget(program.take_link(id)?);
+    Ok(made)
+}
+
+/// Removes the filter, if it is there, and with `made` the qdisc, unless others have filters in it. Whether the qdisc
+/// went.
+pub(super) fn remove(ifindex: u32, made: bool) -> io::Result<bool> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    let mut filter = message(ifindex, Handle::MIN_EGRESS)?;
+    filter.header.handle = u32::from(HANDLE).into();
+    filter.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS);
+    gone(exchange(&socket, RouteNetlinkMessage::DelTrafficFilter(filter), NLM_F_ACK))?;
+    if !made {
+        return Ok(false);
+    }
+    for direction in [Handle::MIN_INGRESS, Handle::MIN_EGRESS] {
+        let all = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction)?);
+        if gone(exchange(&socket, all, NLM_F_DUMP))?.unwrap_or_default() != 0 {
+            return Ok(false);
+        }
+    }
+    let mut qdisc = message(ifindex, 0)?;
+    qdisc.header.handle = Handle { major: u16::MAX, minor: 0 };
+    qdisc.header.parent = Handle::CLSACT;
+    Ok(gone(exchange(&socket, RouteNetlinkMessage::DelQueueDiscipline(qdisc), NLM_F_ACK))?.is_some())
+}
+
+/// About what hangs on the clsact qdisc of an interface, in one direction.
+fn message(ifindex: u32, direction: u16) -> io::Result<TcMessage> {
+    let mut message = TcMessage::with_index(i32::try_from(ifindex).map_err(io::Error::other)?);
+    message.header.parent = Handle { major: u16::MAX, minor: direction };
+    Ok(message)
+}
+
+/// `None` for what is not there: no such filter or qdisc, or no such interface any more.
+fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// One question or request; how many things the kernel told of.
+fn exchange(socket: &Socket, inner: RouteNetlinkMessage, flags: u16) -> io::Result<usize> {
+    let mut message = NetlinkMessage::from(inner);
+    message.header.flags = NLM_F_REQUEST | flags;
+    message.finalize();
+    let mut bytes = vec![0; message.buffer_len()];
+    message.serialize(&mut bytes);
+    socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
+    let mut count = 0;
+    let mut buffer = Vec::with_capacity(ANSWER);
+    loop {
+        buffer.clear();
+        socket.recv(&mut buffer, 0)?;
+        let mut rest = buffer.as_slice();
+        while !rest.is_empty() {
+            let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
+            rest = rest.get((answer.header.length as usize).next_multiple_of(4)..).unwrap_or_default();
+            match answer.payload {
+                NetlinkPayload::Done(_) => return Ok(count),
+                NetlinkPayload::Error(error) if error.raw_code() == 0 => return Ok(count),
+                NetlinkPayload::Error(error) => return Err(error.to_io()),
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewTrafficFilter(_)) => count += 1,
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What a driver does before frames reach a program: `SIOCETHTOOL` (include/uapi/linux/ethtool.h).
+
+use std::{
+    io,
+    os::fd::{AsRawFd, OwnedFd},
+};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+/// `SIOCETHTOOL` of include/uapi/linux/sockios.h.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+/// `ETHTOOL_GDRVINFO`.
+const GET_DRIVER: u32 = 0x03;
+/// `ETHTOOL_GFLAGS`.
+const GET_FLAGS: u32 = 0x25;
+/// `ETHTOOL_SFLAGS`.
+const SET_FLAGS: u32 = 0x26;
+/// `ETH_FLAG_RXVLAN`: received frames' tags are taken out of them.
+const RX_VLAN: u32 = 1 << 8;
+/// Drivers that hand on frames of senders on this very machine, whose checksums may be left for hardware that never
+/// comes (`CHECKSUM_PARTIAL`): pairs, taps, and what hypervisors emulate.
+const LOCAL_SENDERS: [&str; 6] = ["veth", "tun", "virtio_net", "vif", "macvlan", "netkit"];
+
+/// A driver could not be asked, or does not do what it is told.
+#[derive(Debug, thiserror::Error)]
+pub enum EthtoolError {
+    /// No socket to ask by.
+    #[error("could not open a socket for ethtool requests")]
+    Open(#[source] io::Error),
+    /// The interface's name does not fit a request.
+    #[error("interface name {0:?} is too long")]
+    Name(String),
+    /// It was asked or told in vain.
+    #[error("could not {operation} of {interface}")]
+    Request {
+        /// What was tried.
+        operation: &'static str,
+        /// The interface.
+        interface: String,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The driver takes the tags out, and cannot be kept from it.
+    #[error(
+        "{interface} takes VLAN tags out of frames before a program sees them, and does not let that be turned off \
+         (`ethtool -K {interface} rxvlan off`): announce VIPs on an untagged interface, or use another card"
+    )]
+    TagsStripped {
+        /// The interface.
+        interface: String,
+    },
+}
+
+/// A socket for requests, in the network namespace of the thread that opened it.
+#[derive(Debug)]
+pub struct Ethtool(OwnedFd);
+
+/// `struct ethtool_value`.
+#[repr(C)]
+struct Value {
+    command: u32,
+    data: u32,
+}
+
+/// `struct ethtool_drvinfo`.
+#[repr(C)]
+struct Driver {
+    command: u32,
+    name: [u8; 32],
+    rest: [u8; 160],
+}
+
+/// `struct ifreq` of include/uapi/linux/if.h, with the member of its union that is used here.
+#[repr(C)]
+struct Request {
+    name: [u8; libc::IFNAMSIZ],
+    data: *mut libc::c_void,
+    rest_of_union: [u8; 16],
+}
+
+impl Ethtool {
+    /// Opens the socket.
+    pub fn open() -> Result<Self, EthtoolError> {
+        let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None);
+        socket.map(Self).map_err(|errno| EthtoolError::Open(errno.into()))
+    }
+
+    /// Whether frames come in at `interface` whose checksums may be partial, since their senders are local. `false` for
+    /// drivers that do not say who they are.
+    pub fn has_local_senders(&self, interface: &str) -> Result<bool, EthtoolError> {
+        let mut info = Driver { command: GET_DRIVER, name: [0; 32], rest: [0; 160] };
+        // SAFETY: ETHTOOL_GDRVINFO writes a `struct ethtool_drvinfo`.
+        match unsafe { self.ask("ask for the driver", interface, &mut info) } {
+            Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+            Err(error) => Err(error),
+            Ok(()) => {
+                let driver = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
+                Ok(LOCAL_SENDERS.iter().any(|local| local.as_bytes() == driver))
+            }
+        }
+    }
+
+    /// Whether `interface` takes the VLAN tags out of the frames it receives.
+    pub fn strips_tags(&self, interface: &str) -> Result<bool, EthtoolError> {
+        Ok(self.flags(interface)? & RX_VLAN != 0)
+    }
+
+    /// Has `interface` take VLAN tags out of the frames it receives, or leave them in.
+    pub fn strip_tags(&self, interface: &str, strip: bool) -> Result<(), EthtoolError> {
+        let flags = self.flags(interface)?;
+        let flags = if strip { flags | RX_VLAN } else { flags & !RX_VLAN };
+        let mut value = Value { command: SET_FLAGS, data: flags };
+        // SAFETY: ETHTOOL_SFLAGS reads a `struct ethtool_value`.
+        let set = unsafe { self.ask("change the VLAN offload", interface, &mut value) };
+        match set {
+            // The driver may take the request and not heed it.
+            Ok(()) if self.strips_tags(interface)? == strip => Ok(()),
+            Err(EthtoolError::Request { source, .. })
+                if !matches!(source.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) =>
+            {
+                let interface = interface.to_owned();
+                Err(EthtoolError::Request { operation: "change the VLAN offload", interface, source })
+            }
+            _ => Err(EthtoolError::TagsStripped { interface: interface.to_owned() }),
+        }
+    }
+
+    fn flags(&self, interface: &str) -> Result<u32, EthtoolError> {
+        let mut value = Value { command: GET_FLAGS, data: 0 };
+        // SAFETY: ETHTOOL_GFLAGS writes a `struct ethtool_value`.
+        unsafe { self.ask("ask for the offloads", interface, &mut value) }?;
+        Ok(value.data)
+    }
+
+    /// # Safety
+    /// `T` is the structure that the command in its first word reads and writes.
+    unsafe fn ask<T>(&self, operation: &'static str, interface: &str, data: &mut T) -> Result<(), EthtoolError> {
+        let mut name = [0; libc::IFNAMSIZ];
+        // The last byte stays zero.
+        if interface.len() >= name.len() {
+            return Err(EthtoolError::Name(interface.to_owned()));
+        }
+        name[..interface.len()].copy_from_slice(interface.as_bytes());
+        let mut request = Request { name, data: std::ptr::from_mut(data).cast(), rest_of_union: [0; 16] };
+        // SAFETY: the request has the layout and at least the size of `struct ifreq`, its name is terminated, and its
+        // pointer is to a live structure of the kind that the command takes.
+        let result = unsafe { libc::ioctl(self.0.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
+        if result == 0 {
+            return Ok(());
+        }
+        let source = io::Error::last_os_error();
+        Err(EthtoolError::Request { operation, interface: interface.to_owned(), source })
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Driver>() == 196);
+    assert!(size_of::<Request>() == 40);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::netns::Namespace;
+
+    #[test]
+    fn a_driver_is_asked_and_told() {
+        let Some([node, peer]) = Namespace::new() else { return };
+        node.veth("eth0", &peer, "lan0");
+        node.bridge("br0");
+        node.enter(|| {
+            let ethtool = Ethtool::open().unwrap();
+            assert!(ethtool.has_local_senders("eth0").unwrap());
+            assert!(!ethtool.has_local_senders("br0").unwrap());
+            assert!(ethtool.strips_tags("eth0").unwrap(), "veth does so by default");
+            for strip in [false, false, true] {
+                ethtool.strip_tags("eth0", strip).unwrap();
+                assert_eq!(ethtool.strips_tags("eth0").unwrap(), strip);
+            }
+        });
+    }
+
+    #[test]
+    fn what_cannot_be_turned_off_or_is_not_there_is_told() {
+        let Some([node]) = Namespace::new() else { return };
+        node.enter(|| {
+            let ethtool = Ethtool::open().unwrap();
+            // The loopback can do neither; turning on what is fixed off is refused as the other way round.
+            let error = ethtool.strip_tags("lo", true).unwrap_err();
+            assert!(matches!(error, EthtoolError::TagsStripped { .. }), "{error}");
+            let error = ethtool.strips_tags("eth7").unwrap_err();
+            assert!(error.to_string().contains("eth7"), "{error}");
+            assert!(matches!(ethtool.strips_tags("a-name-beyond-limits"), Err(EthtoolError::Name(_))));
+        });
+    }
+}

@@ -1,0 +1,147 @@
+//! Attaching the programs to one interface, and taking back what was done to it.
+
+use std::collections::BTreeMap;
+
+use vipmux_common::abi::{
+    self, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
+};
+
+use super::super::{Agent, AgentError};
+use crate::{
+    datapath::{attach::Egress, load::Programs},
+    link::{Interface, Links, Port, Segment, Segments},
+};
+
+/// What the agent remembers by an interface's flags, rather than telling the programs.
+const MARKS: u32 = INTERFACE_TAGS | INTERFACE_FILTER | INTERFACE_QDISC;
+
+/// An interface where XDP runs.
+#[derive(Clone, Debug)]
+pub(in crate::runtime) struct Attached {
+    pub(in crate::runtime) bit: u32,
+    pub(super) port: Port,
+}
+
+impl Agent {
+    /// Attaches the programs to all that a segment needs. Programs mind no frame before the last step, which tells them
+    /// about the port.
+    pub(super) fn attach_segment(
+        &mut self,
+        links: &Links,
+        all: &Segments,
+        segment: &Segment,
+    ) -> Result<(), AgentError> {
+        let outlets = segment.ports.iter().chain([&segment.ifindex]).filter_map(|outlet| links.get(*outlet));
+        for outlet in outlets {
+            self.attach_outlet(outlet)?;
+        }
+        for ifindex in &segment.ports {
+            if let (Some(port), Some(interface)) = (all.ports().get(ifindex), links.get(*ifindex)) {
+                self.attach_port(links, interface, port)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has replies translated that leave by this interface.
+    fn attach_outlet(&mut self, outlet: &Interface) -> Result<(), AgentError> {
+        if self.interfaces.outlets.contains(&outlet.ifindex) {
+            return Ok(());
+        }
+        let egress = self.kernel.programs.attach_egress(&outlet.name, outlet.ifindex, self.options.tc);
+        let mut entry = self.kernel.maps.read_interface(outlet.ifindex)?;
+        match egress? {
+            Egress::Filter { made } => {
+                entry.flags |= INTERFACE_FILTER | if made { INTERFACE_QDISC } else { 0 };
+            }
+            Egress::Link => {
+                remove_filter(outlet, entry.flags)?;
+                entry.flags &= !(INTERFACE_FILTER | INTERFACE_QDISC);
+            }
+        }
+        self.kernel.write_interface(outlet.ifindex, entry)?;
+        self.interfaces.outlets.insert(outlet.ifindex);
+        Ok(())
+    }
+
+    fn attach_port(&mut self, links: &Links, interface: &Interface, port: &Port) -> Result<(), AgentError> {
+        let (name, ifindex) = (&interface.name, interface.ifindex);
+        if self.interfaces.attached.get(&ifindex).is_some_and(|attached| attached.port == *port) {
+            return Ok(());
+        }
+        let known = self.kernel.maps.read_interfaces()?;
+        let pinned = known.get(&ifindex).filter(|known| known.bit != 0);
+        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
+            let attached = known.values().filter(|interface| interface.bit != 0);
+            return Err(AgentError::TooManyInterfaces(attached.count() + 1));
+        };
+        let receivers: Vec<_> = port.receivers.iter().filter_map(|receiver| links.get(*receiver)).collect();
+        if port.tagged {
+            receivers.iter().try_for_each(|receiver| self.leave_tags_in(receiver))?;
+        }
+        let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
+        let programs = &mut self.kernel.programs;
+        let generic = programs.attach_xdp(name, (ifindex, interface.mtu), self.options.mode, generic)?;
+        for receiver in receivers {
+            let mut entry = self.kernel.maps.read_interface(receiver.ifindex)?;
+            let partial = self.interfaces.ethtool.has_local_senders(&receiver.name)?;
+            (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
+            entry.flags |= if generic { INTERFACE_GENERIC } else { 0 } | if partial { INTERFACE_PARTIAL } else { 0 };
+            self.kernel.write_interface(receiver.ifindex, entry)?;
+        }
+        self.interfaces.attached.insert(ifindex, Attached { bit, port: port.clone() });
+        self.changed = true;
+        let mode = if generic { "generic" } else { "native" };
+        tracing::info!(interface = name, mac = %port.mac, mode, tagged = port.tagged, "attached");
+        Ok(())
+    }
+
+    /// Keeps the driver from taking VLAN tags out of frames. That is marked first, so that it is taken back for certain.
+    fn leave_tags_in(&mut self, receiver: &Interface) -> Result<(), AgentError> {
+        let ethtool = &self.interfaces.ethtool;
+        if !ethtool.strips_tags(&receiver.name)? {
+            return Ok(());
+        }
+        let mut entry = self.kernel.maps.read_interface(receiver.ifindex)?;
+        entry.flags |= INTERFACE_TAGS;
+        self.kernel.write_interface(receiver.ifindex, entry)?;
+        ethtool.strip_tags(&receiver.name, false)?;
+        tracing::info!(interface = receiver.name, "turned rx-vlan-offload off, so that programs see VLAN tags");
+        Ok(())
+    }
+
+    /// Detaches the programs from an interface, and takes back what was done to it.
+    pub(super) fn let_go(&mut self, links: &Links, ifindex: u32) -> Result<(), AgentError> {
+        self.interfaces.attached.remove(&ifindex);
+        self.interfaces.outlets.remove(&ifindex);
+        let entry = self.kernel.maps.read_interface(ifindex)?;
+        self.kernel.write_interface(ifindex, abi::Interface { flags: entry.flags & MARKS, ..Default::default() })?;
+        self.kernel.programs.detach(ifindex)?;
+        if let Some(interface) = links.get(ifindex) {
+            remove_filter(interface, entry.flags)?;
+            if entry.flags & INTERFACE_TAGS != 0 {
+                self.interfaces.ethtool.strip_tags(&interface.name, true)?;
+            }
+            tracing::info!(interface = interface.name, "detached: no VIP is announced there any more");
+        } else {
+            tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
+        }
+        self.kernel.write_interface(ifindex, abi::Interface::default())?;
+        Ok(())
+    }
+
+    fn free_bit(&self, known: &BTreeMap<u32, abi::Interface>) -> Option<u32> {
+        let mut used = known.values().fold(0, |bits, interface| bits | interface.bit);
+        used |= self.interfaces.attached.values().fold(0, |bits, attached| bits | attached.bit);
+        (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
+    }
+}
+
+/// Removes the filter that an interface's flags tell of.
+fn remove_filter(interface: &Interface, flags: u32) -> Result<(), AgentError> {
+    if flags & INTERFACE_FILTER == 0 {
+        return Ok(());
+    }
+    let made = flags & INTERFACE_QDISC != 0;
+    Ok(Programs::remove_filter(&interface.name, interface.ifindex, made)?)
+}

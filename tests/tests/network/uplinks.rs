@@ -1,0 +1,243 @@
+//! Machines whose address is not on the card itself, and egress programs without a link.
+
+use std::{fs, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use vipmux_tests::{
+    agent,
+    cleanup::Folder,
+    cluster::{Cluster, PATIENCE},
+    lan::{Lan, Node, Options, Uplink},
+    links::End,
+    manifests::{Manifests, VIP},
+    offload, process, wait,
+};
+
+use crate::services;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
+const VLAN: Uplink = Uplink::Vlan(100);
+/// With that many connections to each Service, local and remote pods both get some.
+const CONNECTIONS: usize = 20;
+
+/// The five Services with agents that were started so; each has answered often, from here and from other nodes.
+fn served(uplink: Uplink, change: impl FnOnce(agent::Options) -> agent::Options) -> Result<Option<Cluster>> {
+    let options = Options { uplink, ..Options::default() };
+    let Some(mut cluster) = services::prepared(options)? else { return Ok(None) };
+    cluster.start_agents(&change(cluster.agent_options()))?;
+    services::await_all(&cluster)?;
+    ask_all(&cluster)?;
+    Ok(Some(cluster))
+}
+
+fn ask_all(cluster: &Cluster) -> Result<()> {
+    for expected in services::expected() {
+        for _ in 0..CONNECTIONS {
+            let answer = cluster.ask(expected.request, TIMEOUT).with_context(|| cluster.last_outputs())?;
+            assert_eq!(answer.service, expected.name);
+            assert_eq!(answer.client.ip(), cluster.lan.client()?.address, "{}", expected.name);
+        }
+    }
+    Ok(())
+}
+
+fn has_xdp(node: &Node, interface: &str) -> Result<bool> {
+    node.namespace().links(|links| links.has_xdp(interface))
+}
+
+#[test]
+fn a_vip_on_a_vlan_is_served_with_its_tag() -> Result<()> {
+    let Some(mut cluster) = served(VLAN, |options| options)? else { return Ok(()) };
+    let leader = cluster.planned_leader(VIP)?.name.clone();
+    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+    let node = cluster.lan.node(&leader)?;
+    assert!(has_xdp(node, "card0")? && !has_xdp(node, "eth0")?);
+    assert!(!node.namespace().run(|| offload::strips_tags("card0"))?, "the agent turned that off");
+    let vips = cluster.agent(&leader)?.inspect_json(node, &["vips"])?;
+    assert!(vips.to_string().contains(r#""vlan":100"#), "{vips}");
+
+    cluster.agent_mut(&leader)?.process_mut().kill()?;
+    let node = cluster.lan.node(&leader)?;
+    cluster.agent(&leader)?.unload(node)?;
+    assert!(!has_xdp(node, "card0")?);
+    assert!(node.namespace().run(|| offload::strips_tags("card0"))?, "it was on before");
+    Ok(())
+}
+
+#[test]
+fn generic_xdp_serves_a_vlan_as_well() -> Result<()> {
+    served(VLAN, |options| agent::Options { xdp_mode: "generic", ..options }).map(drop)
+}
+
+#[test]
+fn a_vlan_that_goes_and_comes_back_is_served_again() -> Result<()> {
+    let Some(cluster) = served(VLAN, |options| options)? else { return Ok(()) };
+    let node = cluster.await_leader(VIP)?;
+    node.namespace().links(|links| links.delete("eth0"))?;
+    cluster
+        .agent(&node.name)?
+        .process()
+        .wait_for_line("it is missed", PATIENCE, |line| line.contains("eth0") && line.contains("is not there"))?;
+    node.namespace().links(|links| {
+        links.add_vlan("eth0", "card0", 100)?;
+        links.set_up("eth0")?;
+        links.add_address("eth0", node.address, 24)
+    })?;
+    services::await_all(&cluster)
+}
+
+#[test]
+fn a_vip_on_a_bond_is_served() -> Result<()> {
+    let Some(cluster) = served(Uplink::Bond, |options| options)? else { return Ok(()) };
+    assert!(has_xdp(cluster.await_leader(VIP)?, "eth0")?);
+    Ok(())
+}
+
+#[test]
+fn a_bonds_card_stands_for_the_bond() -> Result<()> {
+    served(Uplink::Bond, |options| agent::Options { interface: "card0".to_owned(), ..options }).map(drop)
+}
+
+#[test]
+fn a_vip_on_a_bridge_is_served_at_its_port() -> Result<()> {
+    let Some(cluster) = served(Uplink::Bridge, |options| agent::Options { interface: "card0".to_owned(), ..options })?
+    else {
+        return Ok(());
+    };
+    let node = cluster.await_leader(VIP)?;
+    assert!(has_xdp(node, "card0")? && !has_xdp(node, "eth0")?);
+    Ok(())
+}
+
+#[test]
+fn generic_xdp_serves_a_bridge_as_well() -> Result<()> {
+    let generic = |options| agent::Options { interface: "card0".to_owned(), xdp_mode: "generic", ..options };
+    served(Uplink::Bridge, generic).map(drop)
+}
+
+#[test]
+fn a_bridge_whose_ports_may_all_lead_to_pods_is_refused() -> Result<()> {
+    let options = Options { uplink: Uplink::Bridge, nodes: 3, ..Options::default() };
+    let Some(cluster) = services::prepared(options)? else { return Ok(()) };
+    let mut agent = agent::Agent::start(&cluster.lan.nodes[0], &cluster.agent_options())?;
+    assert!(!agent.process_mut().wait(PATIENCE)?.success());
+    let output = agent.process().output();
+    assert!(output.contains("name the port that leads to the LAN") && output.contains("card0"), "{output}");
+    Ok(())
+}
+
+#[test]
+fn a_port_that_leaves_its_bridge_and_joins_again_is_followed() -> Result<()> {
+    let by_port = |options| agent::Options { interface: "card0".to_owned(), ..options };
+    let Some(cluster) = served(Uplink::Bridge, by_port)? else { return Ok(()) };
+    let leader = cluster.await_leader(VIP)?;
+    let agent = cluster.agent(&leader.name)?;
+    let ports = |name: &str| {
+        let output = agent.process().output();
+        output.lines().filter(|line| line.contains(r#""message":"attached""#) && line.contains(name)).count()
+    };
+    assert_eq!(ports("02:00:"), 1, "{}", agent.process().output());
+    leader.namespace().links(|links| links.remove_port("card0"))?;
+    // By itself it has its own MAC, which the programs are told.
+    agent.process().wait_for_line("the card's own MAC", PATIENCE, |line| {
+        line.contains(r#""message":"attached""#) && line.contains("02:01:")
+    })?;
+    leader.namespace().links(|links| links.add_port("eth0", "card0"))?;
+    wait::until("the bridge's MAC again", PATIENCE, || {
+        ensure!(ports("02:00:") == 2, "{}", agent.process().output());
+        Ok(())
+    })?;
+    services::await_all(&cluster)
+}
+
+#[test]
+fn an_agent_that_is_given_another_interface_lets_go_of_the_old_one() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let node = &lan.nodes[0];
+    node.namespace().links(|links| links.add_macvlan("mac0", "eth0"))?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let state = Folder::temporary("state")?;
+    let options = agent::Options::new(manifests.path(), state.path());
+    let mut agent = agent::Agent::start(node, &agent::Options { tc: "clsact", ..options.clone() })?;
+    agent.wait_ready(PATIENCE)?;
+    assert!(has_xdp(node, "eth0")?);
+    agent.restart_with(node, agent::Options { interface: "mac0".to_owned(), xdp_mode: "generic", ..options })?;
+    agent.wait_ready(PATIENCE)?;
+    assert!(has_xdp(node, "mac0")? && !has_xdp(node, "eth0")?);
+    assert!(!tc(node, &["qdisc", "show", "dev", "eth0"])?.contains("clsact"));
+    let links = fs::read_dir(agent.pins().join("links"))?.count();
+    assert_eq!(links, 2, "the new interface's");
+    Ok(())
+}
+
+#[test]
+fn native_xdp_runs_where_frames_are_longer_than_a_page() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let node = &lan.nodes[0];
+    // A pair of its own: the program at the switch's end of eth0 is not made for such frames.
+    node.namespace().links(|links| links.add_veth(End::named("big0"), End::named("big1"), lan.switch()))?;
+    lan.switch().links(|links| links.set_mtu("big1", 9000))?;
+    node.namespace().links(|links| links.set_mtu("big0", 9000))?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let state = Folder::temporary("state")?;
+    let options = agent::Options::new(manifests.path(), state.path());
+    let agent = agent::Agent::start(node, &agent::Options { interface: "big0".to_owned(), ..options })?;
+    agent.wait_ready(PATIENCE)?;
+    assert!(agent.process().output().contains(r#""mode":"native""#), "{}", agent.process().output());
+    Ok(())
+}
+
+fn tc(node: &Node, arguments: &[&str]) -> Result<String> {
+    let mut command = node.namespace().command("tc")?;
+    command.args(arguments);
+    process::run(command).context("tc comes with the package iproute2")
+}
+
+#[test]
+fn replies_are_translated_by_a_filter_where_there_are_no_tcx_links() -> Result<()> {
+    let Some(mut cluster) = served(Uplink::Card, |options| agent::Options { tc: "clsact", ..options })? else {
+        return Ok(());
+    };
+    let node = "node-1".to_owned();
+    let filters = |cluster: &Cluster| tc(cluster.lan.node(&node)?, &["filter", "show", "dev", "eth0", "egress"]);
+    let before = filters(&cluster)?;
+    assert_eq!(before.matches("handle 0x7669706d vipmux_egress").count(), 1, "{before}");
+
+    cluster.agent_mut(&node)?.process_mut().kill()?;
+    let mut agent = cluster.agents.remove(0);
+    agent.restart(cluster.lan.node(&node)?)?;
+    agent.wait_ready(PATIENCE)?;
+    cluster.agents.insert(0, agent);
+    let after = filters(&cluster)?;
+    assert_eq!(after.matches("handle 0x7669706d vipmux_egress").count(), 1, "{after}");
+    assert_ne!(after, before, "it is another program");
+    ask_all(&cluster)?;
+
+    cluster.agent_mut(&node)?.process_mut().kill()?;
+    cluster.agent(&node)?.unload(cluster.lan.node(&node)?)?;
+    let qdiscs = tc(cluster.lan.node(&node)?, &["qdisc", "show", "dev", "eth0"])?;
+    assert!(!qdiscs.contains("clsact"), "{qdiscs}");
+    Ok(())
+}
+
+#[test]
+fn what_others_have_on_a_clsact_qdisc_stays() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let [first, second] = ["node-1", "node-2"];
+    tc(cluster.lan.node(first)?, &["qdisc", "add", "dev", "eth0", "clsact"])?;
+    cluster.start_agents(&agent::Options { tc: "clsact", ..cluster.agent_options() })?;
+    services::await_all(&cluster)?;
+    let foreign = "filter add dev eth0 egress pref 7 protocol ip u32 match u32 0 0 classid 1:1";
+    tc(cluster.lan.node(second)?, &foreign.split(' ').collect::<Vec<_>>())?;
+    ask_all(&cluster)?;
+    for node in [first, second] {
+        cluster.agent_mut(node)?.process_mut().kill()?;
+        cluster.agent(node)?.unload(cluster.lan.node(node)?)?;
+        let qdiscs = tc(cluster.lan.node(node)?, &["qdisc", "show", "dev", "eth0"])?;
+        assert!(qdiscs.contains("clsact"), "{node}: {qdiscs}");
+        let filters = tc(cluster.lan.node(node)?, &["filter", "show", "dev", "eth0", "egress"])?;
+        assert!(!filters.contains("vipmux_egress"), "{node}: {filters}");
+        assert_eq!(filters.contains("pref 7"), node == second, "{node}: {filters}");
+    }
+    Ok(())
+}
