@@ -19,7 +19,7 @@ use crate::{
     frame::{self, Frame},
     packet::{Packet, TCP, Transport, UDP},
     segment::Segment,
-    wire::{pin, read, write},
+    wire::{opaque, pin, read, write},
 };
 
 /// The most that is summed, bytes: a jumbo frame. What is longer is still to be segmented, and so partial.
@@ -193,6 +193,8 @@ extern "C" fn partial_sum_copy(context: *mut xdp_md, offset: u32, length: u32) -
     if length == 0 || length > BLOCK as u32 {
         return UNKNOWN;
     }
+    // The same again, for a verifier that does not conclude from a comparison with 0 that the length is more (Linux 6.1).
+    let length = (opaque(u64::from(length - 1)) & (BLOCK as u64 - 1)) as u32 + 1;
     let mut block = MaybeUninit::<[u64; BLOCK / 8]>::uninit();
     let words = block.as_mut_ptr().cast::<u64>();
     for index in 0..BLOCK / 8 {
