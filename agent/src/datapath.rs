@@ -10,6 +10,7 @@ pub mod pins;
 mod syscall;
 mod transition;
 pub mod unload;
+pub mod vip_index;
 pub mod xdp;
 
 use aya::include_bytes_aligned;

@@ -30,6 +30,8 @@ pub mod capacity {
     pub const INTERFACES: u32 = 65_536;
     /// VIPs.
     pub const VIPS: u32 = 16_384;
+    /// Slots of the index of VIPs: a power of two.
+    pub const VIP_INDEX: u32 = 16_384;
     /// Port claims, so the sum over all Services of their ports on each VIP; also of the arrays indexed by slot.
     pub const SERVICES: u32 = 32_768;
     /// Slots of the arena of Maglev tables: 64 MiB, since the kernel gives each element of an array eight bytes at least.
@@ -208,6 +210,28 @@ pub struct VipValue {
     /// The epoch of its leadership.
     pub epoch: u64,
 }
+
+/// `VIP_INDEX[hash::vip(address)]`: what the walk of a packet needs of the VIP with that address, for far less than a
+/// lookup in `VIPS` costs. All zero: no VIP has this index.
+///
+/// A write is not atomic, so one that changes more than [`VIP_CROWDED`] is made while that is set.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct VipSlot {
+    /// The VIP.
+    pub address: Address,
+    /// [`VipValue::id`]; 0: look in `VIPS`.
+    pub id: u32,
+    /// [`VIP_ALL_PORTS`], [`VIP_CROWDED`].
+    pub flags: u32,
+    /// [`VipValue::interfaces`].
+    pub interfaces: u32,
+    /// [`VipValue::vlan`].
+    pub vlan: u32,
+}
+
+/// Other VIPs have this index too: what is not the one here is to be looked up in `VIPS`. In [`VipSlot::flags`].
+pub const VIP_CROWDED: u32 = 1 << 31;
 
 /// Key of `SERVICES`: a port claim.
 #[repr(C, align(8))]
@@ -611,6 +635,7 @@ const _: () = {
     assert!(size_of::<Config>() == 48);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
+    assert!(size_of::<VipSlot>() == 32 && offset_of!(VipSlot, id) == 16 && capacity::VIP_INDEX.is_power_of_two());
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
     assert!(size_of::<ServiceValue>() == 32 && offset_of!(ServiceValue, local_table) == 16);
     assert!(size_of::<ServiceState>() == 16);

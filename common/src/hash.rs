@@ -3,7 +3,7 @@
 //! [`flow`] picks the backend, so every node and every version in a cluster must compute the same: its result is part
 //! of the protocol between the nodes, and the test vectors below hold it still.
 
-use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, ReverseKey};
+use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, ReverseKey, capacity};
 
 /// Two odd 64-bit constants with about as many ones as zeros (from splitmix64).
 const K0: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -28,6 +28,13 @@ pub const fn flow(key: &FlowKey) -> u32 {
     let state = mix(K0, pair(u32::from_le(key.client.w0), u32::from_le(key.client.w1)));
     let state = mix(state, pair(u32::from_le(key.client.w2), u32::from_le(key.client.w3)));
     (mix(mix(state, ports), K0) >> 32) as u32
+}
+
+/// The index of an address in `VIP_INDEX`.
+#[inline(always)]
+pub const fn vip(address: &Address) -> u32 {
+    let word = address.w0 ^ address.w1.rotate_left(7) ^ address.w2.rotate_left(13) ^ address.w3;
+    word.wrapping_mul(0x9e37_79b1) >> (32 - capacity::VIP_INDEX.trailing_zeros())
 }
 
 /// The hash that picks the backend of a Service with session affinity: of the client's address alone. Protocol between

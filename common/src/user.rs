@@ -8,7 +8,7 @@ use std::{
 use crate::abi::{
     Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
     FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
-    Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipValue,
+    Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipSlot, VipValue,
 };
 
 macro_rules! pod {
@@ -44,6 +44,7 @@ pod!(
     ServiceOwner,
     ServiceState,
     ServiceValue,
+    VipSlot,
     VipValue,
 );
 

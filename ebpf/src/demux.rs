@@ -4,10 +4,12 @@
 //! product, and each has a stack. [`established`] knows flows with a record, which are nearly all packets; [`new`] makes
 //! records; [`odd`] takes the rest.
 
+use core::ptr;
+
 use vipmux_common::{
     abi::{
         DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VipValue,
+        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
     },
     hash,
 };
@@ -18,7 +20,7 @@ use crate::{
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
-    maps::{SCRATCH, VIPS},
+    maps::{SCRATCH, VIP_INDEX, VIPS},
     nat, neighbor,
     packet::{FIRST, LATER, Packet, Transport},
     reject,
@@ -27,29 +29,40 @@ use crate::{
     verdict::{Outcome, Verdict},
 };
 
-/// The VIP that a packet is for, if it is announced here.
+/// The id and the flags of the VIP that a packet is for, if it is announced here.
 #[inline(always)]
-fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<&'static VipValue> {
-    let vip = VIPS.get_ptr(&packet.destination)?;
+fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<(u32, u32)> {
+    let address = &packet.destination;
+    let slot = VIP_INDEX.get(hash::vip(address))?;
+    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag.
+    let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
+    let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan;
+    if known == *address && id != 0 {
+        return is_here(interfaces, vlan).then_some((id, flags));
+    }
+    if flags & VIP_CROWDED == 0 {
+        return None;
+    }
+    let vip = VIPS.get_ptr(address)?;
     // SAFETY: a map value, which stays in place for the whole run.
     let vip = unsafe { &*vip };
-    neighbor::is_announced(vip, frame, interface).then_some(vip)
+    is_here(vip.interfaces, vip.vlan).then_some((vip.id, vip.flags))
 }
 
 /// The walk of an IP packet that is addressed to this interface's MAC.
 #[inline(always)]
 pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let Some((id, flags)) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let now = flow::now();
     if neighbor::is_abandoned(now) {
         return Ok(Verdict::PASS);
     }
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
-    let key = segment.flow(packet.source, vip.id);
+    let key = segment.flow(packet.source, id);
     let handed_over = frame.source.is_handover();
-    let is_new = Scratch { known: KNOWN_NEW, vip: vip.id, vip_flags: vip.flags, reserved: 0 };
+    let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, reserved: 0 };
     let Some(found) = flow::find(&key, hash::flow(&key), &segment, now) else { return tell(is_new, Verdict::NEW) };
     if !service::is_fit(&found.target, frame, handed_over) {
         return tell(is_new, Verdict::NEW);
@@ -83,7 +96,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         (scratch.vip, scratch.vip_flags)
     } else {
         let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
-        (vip.id, vip.flags)
+        vip
     };
     let transport = packet.transport(frame, Some(frame.available()))?;
     if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
@@ -162,7 +175,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return Err(DropReason::Fragment.into());
     }
     match Embedded::<V6>::parse(transport.at, frame.end) {
-        Some(embedded) => error(frame, interface, &packet, (vip.id, vip.flags), transport.at, &embedded),
+        Some(embedded) => error(frame, interface, &packet, vip, transport.at, &embedded),
         None => reject::echo(frame, &packet, transport.at, interface),
     }
 }

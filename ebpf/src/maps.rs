@@ -7,8 +7,8 @@ use aya_ebpf::{
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
     EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel,
-    Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
-    capacity,
+    Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipSlot,
+    VipValue, capacity,
 };
 
 #[map]
@@ -19,6 +19,8 @@ pub(crate) static FENCE: Array<Fence> = Array::with_max_entries(1, 0);
 pub(crate) static INTERFACES: Array<Interface> = Array::with_max_entries(capacity::INTERFACES, 0);
 #[map]
 pub(crate) static VIPS: HashMap<Address, VipValue> = HashMap::with_max_entries(capacity::VIPS, 0);
+#[map]
+pub(crate) static VIP_INDEX: Array<VipSlot> = Array::with_max_entries(capacity::VIP_INDEX, 0);
 #[map]
 pub(crate) static SERVICES: HashMap<ServiceKey, ServiceValue> = HashMap::with_max_entries(capacity::SERVICES, 0);
 #[map]

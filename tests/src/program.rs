@@ -4,6 +4,8 @@
 mod counters;
 mod state;
 
+use std::collections::BTreeMap;
+
 use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
@@ -11,6 +13,7 @@ use aya::{
 };
 
 use vipmux::datapath::xdp::{Buffers, load_xdp};
+use vipmux_common::abi::VipSlot;
 
 pub use counters::Counters;
 pub use state::{NOW, NOW_LOW, State};
@@ -48,6 +51,8 @@ pub struct Program {
     ebpf: Ebpf,
     testing: Ebpf,
     buffers: Buffers,
+    /// `VIP_INDEX`.
+    index: BTreeMap<u32, VipSlot>,
     /// `jiffies_64` at the last [`Self::install`]: what [`NOW`] stands for.
     origin: u64,
 }
@@ -71,7 +76,7 @@ impl Program {
         egress.load()?;
         let mut testing = EbpfLoader::new().load(TESTING_OBJECT).context("loading the testing object")?;
         xdp_mut(&mut testing, "clock")?.load()?;
-        let mut program = Self { ebpf, testing, buffers, origin: 0 };
+        let mut program = Self { ebpf, testing, buffers, index: BTreeMap::new(), origin: 0 };
         program.install(state)?;
         Ok(program)
     }
@@ -89,6 +94,7 @@ impl Program {
     /// Makes the maps hold `state` and nothing else. Counters are left as they are.
     pub fn install(&mut self, state: &State) -> Result<()> {
         self.origin = self.jiffies()?;
+        self.index = state::write_vip_index(&mut self.ebpf, &self.index, &state.vips)?;
         state::write(&mut self.ebpf, state, self.origin)
     }
 

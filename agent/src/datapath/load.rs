@@ -183,7 +183,9 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     egress.load().map_err(load_error(EGRESS_PROGRAM))?;
     // Not before the kernel has accepted the programs.
     transition.fill(pins)?;
-    let maps = Maps::open(pins.root())?;
+    let mut maps = Maps::open(pins.root())?;
+    // Before these programs meet a packet: maps of another layout may have none, or another.
+    maps.index_vips()?;
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;

@@ -1,6 +1,6 @@
 //! The pinned maps, typed.
 
-mod batch;
+pub(super) mod batch;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub(super) mod raw;
@@ -20,7 +20,7 @@ use aya::{
 use vipmux_common::abi::{
     ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason, EgressFragmentValue,
     Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey,
-    ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipValue,
+    ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipSlot, VipValue,
 };
 
 use super::pins::Pins;
@@ -122,6 +122,8 @@ maps! {
     interfaces: "INTERFACES" => Array<Interface>,
     /// `VIPS`.
     vips: "VIPS" => HashMap<Address, VipValue>,
+    /// `VIP_INDEX`: by the hash of the address.
+    vip_index: "VIP_INDEX" => Array<VipSlot>,
     /// `SERVICES`.
     services: "SERVICES" => HashMap<ServiceKey, ServiceValue>,
     /// `SERVICE_STATES`: by slot.

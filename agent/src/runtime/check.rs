@@ -5,13 +5,14 @@
 //! and is read again.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
     future::pending,
     time::{Duration, Instant},
 };
 
 use tokio::task::{JoinHandle, spawn_blocking};
-use vipmux_common::abi::Interface;
+use vipmux_common::abi::{Interface, VipSlot};
 
 use super::{
     Agent, AgentError,
@@ -54,8 +55,14 @@ pub(super) enum CheckError {
 pub(super) struct Reading {
     pinned: Pinned,
     /// Not there if other maps are pinned than the agent's.
-    maps: Option<(Entries, BTreeMap<u32, Interface>)>,
+    maps: Option<ReadMaps>,
     snat: bool,
+}
+
+struct ReadMaps {
+    entries: Entries,
+    interfaces: BTreeMap<u32, Interface>,
+    vip_index: BTreeMap<u32, VipSlot>,
 }
 
 impl Reading {
@@ -63,7 +70,8 @@ impl Reading {
         let pinned = Pinned::read(pins)?;
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
-            Some((entries(&maps)?, maps.read_interfaces()?))
+            let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
+            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index })
         } else {
             None
         };
@@ -75,6 +83,7 @@ impl Reading {
 enum Finding {
     Map(plan::Difference),
     Interface(u32, Interface),
+    VipIndex(u32, VipSlot),
     MapPin(String, u32),
     ProgramPin,
     Link(u32),
@@ -201,10 +210,12 @@ impl Agent {
 
     fn findings(&self, reading: &Reading) -> Vec<(Difference, Finding)> {
         let mut found = self.kernel.pin_findings(&reading.pinned);
-        if let Some((entries, interfaces)) = &reading.maps {
+        if let Some(ReadMaps { entries, interfaces, vip_index }) = &reading.maps {
             let maps = self.kernel.observed().differences(entries).into_iter();
             found.extend(maps.map(|difference| (Difference::from(&difference), Finding::Map(difference))));
-            found.extend(self.kernel.interface_findings(interfaces));
+            let wanted = self.kernel.interfaces();
+            found.extend(array_findings("INTERFACES", wanted, interfaces, Finding::Interface));
+            found.extend(array_findings("VIP_INDEX", self.kernel.vip_index(), vip_index, Finding::VipIndex));
         }
         if !reading.snat {
             let wanted = Some("the identity-SNAT chain".to_owned());
@@ -220,6 +231,7 @@ impl Agent {
         match finding {
             Finding::Map(difference) => self.kernel.correct(difference)?,
             Finding::Interface(ifindex, wanted) => self.kernel.write_interface(*ifindex, *wanted)?,
+            Finding::VipIndex(index, wanted) => self.kernel.write_vip_slot(*index, *wanted)?,
             Finding::MapPin(name, id) => self.kernel.restore_map(name, *id)?,
             Finding::ProgramPin => self.kernel.programs.pin().map_err(KernelError::from)?,
             Finding::Link(ifindex) => {
@@ -259,20 +271,25 @@ impl Kernel {
         }
         findings
     }
+}
 
-    fn interface_findings(&self, found: &BTreeMap<u32, Interface>) -> Vec<(Difference, Finding)> {
-        let wanted = self.interfaces();
-        let ifindexes: std::collections::BTreeSet<_> = wanted.keys().chain(found.keys()).copied().collect();
-        let differing = ifindexes.into_iter().filter(|ifindex| wanted.get(ifindex) != found.get(ifindex));
-        let text = |interface: &Interface| format!("{interface:?}");
-        differing
-            .map(|ifindex| {
-                let (wanted, found) = (wanted.get(&ifindex), found.get(&ifindex));
-                let difference = Difference::new("INTERFACES", &ifindex.to_string(), wanted.map(text), found.map(text));
-                (difference, Finding::Interface(ifindex, wanted.copied().unwrap_or_default()))
-            })
-            .collect()
-    }
+/// The elements of an array that differ; those that are not in use are zero.
+fn array_findings<V: Copy + Default + PartialEq + Debug>(
+    map: &str,
+    wanted: &BTreeMap<u32, V>,
+    found: &BTreeMap<u32, V>,
+    finding: impl Fn(u32, V) -> Finding,
+) -> Vec<(Difference, Finding)> {
+    let indices: BTreeSet<_> = wanted.keys().chain(found.keys()).copied().collect();
+    let differing = indices.into_iter().filter(|index| wanted.get(index) != found.get(index));
+    let text = |value: &V| format!("{value:?}");
+    differing
+        .map(|index| {
+            let (wanted, found) = (wanted.get(&index), found.get(&index));
+            let difference = Difference::new(map, &index.to_string(), wanted.map(text), found.map(text));
+            (difference, finding(index, wanted.copied().unwrap_or_default()))
+        })
+        .collect()
 }
 
 impl From<&plan::Difference> for Difference {

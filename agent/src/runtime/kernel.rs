@@ -15,6 +15,7 @@ use crate::{
         maps::{Maps, MapsError},
         pinned::{Pinned, PinnedError},
         pins::Pins,
+        vip_index,
     },
     election::{Command, Election, HEARTBEAT, Input},
     model::{NodeName, PortClaim, ServiceName, Vip},
@@ -72,6 +73,8 @@ pub(super) struct Kernel {
     yields: u64,
     /// `INTERFACES`, as last written.
     interfaces: BTreeMap<u32, abi::Interface>,
+    /// `VIP_INDEX`, as last written.
+    vip_index: BTreeMap<u32, abi::VipSlot>,
     /// What was pinned at the start; the links, as they were attached last.
     pinned: Pinned,
     pins: Pins,
@@ -96,9 +99,23 @@ impl Kernel {
         let observed = Observed::from_entries(Capacities::default(), entries(&maps)?);
         let yields = yields(&maps)?;
         let election = Election::new(local);
-        let (interfaces, pinned) = (maps.read_interfaces()?, Pinned::read(&pins)?);
+        let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
+        let pinned = Pinned::read(&pins)?;
         let (carrier, beaten, writes) = (false, Duration::ZERO, 0);
-        Ok(Self { maps, programs, observed, election, carrier, beaten, yields, interfaces, pinned, pins, writes })
+        Ok(Self {
+            maps,
+            programs,
+            observed,
+            election,
+            carrier,
+            beaten,
+            yields,
+            interfaces,
+            vip_index,
+            pinned,
+            pins,
+            writes,
+        })
     }
 
     /// Tells the programs about an interface; all zero: it is not ours any more.
@@ -111,6 +128,32 @@ impl Kernel {
             self.interfaces.insert(ifindex, value);
         }
         Ok(())
+    }
+
+    /// Makes `VIP_INDEX`, where it is `known`, what is wanted.
+    pub(super) fn write_vip_index(
+        &mut self,
+        known: &BTreeMap<u32, abi::VipSlot>,
+        wanted: BTreeMap<u32, abi::VipSlot>,
+    ) -> Result<(), MapsError> {
+        self.writes += 1;
+        self.maps.write_vip_index(known, &wanted)?;
+        self.vip_index = wanted;
+        Ok(())
+    }
+
+    /// Writes an element of `VIP_INDEX` again, whatever it holds.
+    pub(super) fn write_vip_slot(&mut self, index: u32, wanted: abi::VipSlot) -> Result<(), MapsError> {
+        self.writes += 1;
+        // No slot that is ever wanted.
+        let damaged = abi::VipSlot { id: u32::MAX, ..abi::VipSlot::default() };
+        let (known, wanted) = (BTreeMap::from([(index, damaged)]), BTreeMap::from([(index, wanted)]));
+        self.maps.write_vip_index(&known, &wanted).map(drop)
+    }
+
+    /// `VIP_INDEX`, as last written.
+    pub(super) fn vip_index(&self) -> &BTreeMap<u32, abi::VipSlot> {
+        &self.vip_index
     }
 
     /// `INTERFACES`, as last written.
@@ -178,6 +221,10 @@ impl Kernel {
             if boottime()?.saturating_sub(self.beaten) >= HEARTBEAT {
                 commands.extend(self.beat()?);
             }
+        }
+        if steps.iter().any(|step| matches!(step, Step::Vip(..))) {
+            let wanted = vip_index::slots(self.observed.vips());
+            self.write_vip_index(&self.vip_index.clone(), wanted)?;
         }
         if refused.is_empty() {
             self.observed.settle(desired);

@@ -11,10 +11,11 @@ use aya::{
     },
     util::nr_cpus,
 };
+use vipmux::datapath::vip_index;
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, Backend, Config, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
     FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey, ServiceState,
-    ServiceValue, VipValue,
+    ServiceValue, VipSlot, VipValue,
 };
 
 /// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
@@ -251,4 +252,19 @@ fn forget_lapse(ebpf: &mut Ebpf) -> Result<()> {
     let mut lapse: PerCpuArray<_, Lapse> = map_mut(ebpf, "LAPSE")?.try_into()?;
     let none = vec![Lapse::default(); nr_cpus().map_err(|(_, error)| error)?];
     lapse.set(0, PerCpuValues::try_from(none)?, 0).context("writing LAPSE")
+}
+
+/// Makes the index what the agent would make of these VIPs; `known`: what it is.
+pub(super) fn write_vip_index(
+    ebpf: &mut Ebpf,
+    known: &BTreeMap<u32, VipSlot>,
+    vips: &BTreeMap<Address, VipValue>,
+) -> Result<BTreeMap<u32, VipSlot>> {
+    let wanted = vip_index::slots(vips);
+    let mut index: Array<_, VipSlot> = map_mut(ebpf, "VIP_INDEX")?.try_into()?;
+    for &number in known.keys().chain(wanted.keys()) {
+        let slot = wanted.get(&number).copied().unwrap_or_default();
+        index.set(number, slot, 0).context("writing VIP_INDEX")?;
+    }
+    Ok(wanted)
 }

@@ -103,7 +103,11 @@ fn array<V: Pod>(map: &MapData, width: usize, first: u32, count: u32) -> io::Res
 }
 
 /// `count` elements of an array from index `first` on; fewer where the array ends.
-pub(super) fn elements<V: Pod>(map: &impl IterableMap<u32, V>, first: u32, count: u32) -> io::Result<Vec<V>> {
+pub(in crate::datapath) fn elements<V: Pod>(
+    map: &impl IterableMap<u32, V>,
+    first: u32,
+    count: u32,
+) -> io::Result<Vec<V>> {
     array(map.map(), 1, first, count)
 }
 
