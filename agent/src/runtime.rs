@@ -61,7 +61,7 @@ use crate::{
 
 /// Most interfaces that VIPs are announced on: a bit each.
 const MOST_INTERFACES: usize = 32;
-/// Bytes of the machine's memory for each entry of a flow table. Both tables' entries take 272 bytes, so they take
+/// Bytes of the machine's memory for each entry of a flow table. Both tables' entries take 280 bytes, so they take
 /// about a hundredth of it.
 const MEMORY_PER_FLOW: u64 = 28_000;
 

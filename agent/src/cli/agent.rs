@@ -53,7 +53,7 @@ pub struct Args {
     /// What becomes of a Service port all of whose endpoints are on no known node, or on nodes off the segment.
     #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS", default_value_t)]
     unreachable_endpoints: Unreachable,
-    /// Entries of each flow table (two of them, 128 and 144 bytes an entry); 0: as the pinned
+    /// Entries of each flow table (two of them, 128 and 152 bytes an entry); 0: as the pinned
     /// ones, or by the machine's memory, between 16,384 and 1,048,576. Pinned tables of another size are carried over.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
     flows: u32,
