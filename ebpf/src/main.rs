@@ -6,6 +6,7 @@
 #![no_main]
 #![feature(asm_experimental_arch)]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
+#![allow(clippy::needless_borrows_for_generic_args, reason = "what is not borrowed is copied to the stack")]
 
 mod arp;
 mod budget;

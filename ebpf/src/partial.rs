@@ -77,8 +77,8 @@ const UNKNOWN: u64 = u64::MAX - 1;
 #[inline(always)]
 fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transport, segment: &Segment) -> u64 {
     let at = segment.transport;
-    // SAFETY: `Transport::segment` compared these headers with the end.
     let field: u16 = match segment.protocol {
+        // SAFETY: `Transport::segment` compared these headers with the end.
         TCP => unsafe { read::<16, _>(at) },
         // SAFETY: as above.
         UDP => unsafe { read::<6, _>(at) },
@@ -149,7 +149,7 @@ extern "C" fn partial_sum_rest(context: *mut xdp_md, offset: u32, length: u32) -
         sum += u64::from(unsafe { read::<0, u16>(at) });
         at = pin(at + 2);
     }
-    if length % 2 == 0 {
+    if length.is_multiple_of(2) {
         return sum;
     }
     if at + 1 > end {

@@ -33,8 +33,8 @@ enum Truth {
     Written(Step),
     /// The range does not hold the table that it should.
     Damaged(Range),
-    /// `CONFIG` is not planned, but written again.
-    Config,
+    /// Not planned, but to be written again.
+    Again(Step),
 }
 
 impl Observed {
@@ -43,7 +43,8 @@ impl Observed {
     pub fn differences(&self, found: &Entries) -> Vec<Difference> {
         let mut all = Differences::default();
         if self.config != found.config {
-            all.add("CONFIG", &0, Some(&self.config), Some(&found.config), Truth::Config);
+            let again = Truth::Again(Step::Config(self.config));
+            all.add("CONFIG", &0, Some(&self.config), Some(&found.config), again);
         }
         self.compare_nodes(found, &mut all);
         let wanted = self.backends.iter().filter(|(_, backend)| backend.generation != 0);
@@ -51,6 +52,12 @@ impl Observed {
             Step::Backend(*index, found.copied().unwrap_or_default())
         });
         self.compare_services(found, &mut all);
+        let wanted = self.sources.keys();
+        for key in wanted.symmetric_difference(&found.source_ranges) {
+            let [wanted, found] = [&wanted, &found.source_ranges].map(|keys| keys.contains(key).then_some(1));
+            let again = Truth::Again(Step::SourceRange(*key, wanted.is_some()));
+            all.add("SOURCE_RANGES", key, wanted.as_ref(), found.as_ref(), again);
+        }
         let yielded = |found: &abi::VipValue| found.flags & abi::VIP_YIELDED != 0;
         for (address, wanted, found) in pairs(self.vips.iter().map(|(key, value)| (*key, value)), &found.vips) {
             let same = wanted.zip(found).is_some_and(|(wanted, found)| {
@@ -101,13 +108,14 @@ impl Observed {
         all.compare("SERVICES", services, &found.services, |key, found| Step::Service(*key, found.copied()));
     }
 
-    /// Takes over what the kernel holds, so that the next plan puts it right. `CONFIG` is to be written again instead.
-    pub fn correct(&mut self, difference: &Difference, now: std::time::Duration) {
+    /// Takes over what the kernel holds, so that the next plan puts it right; or what is to be written again instead.
+    pub fn correct(&mut self, difference: &Difference, now: std::time::Duration) -> Option<Step> {
         match &difference.truth {
             Truth::Written(step) => self.record(step, now),
             Truth::Damaged(range) => self.tables.damage(*range),
-            Truth::Config => {}
+            Truth::Again(step) => return Some(step.clone()),
         }
+        None
     }
 }
 

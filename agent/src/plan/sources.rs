@@ -118,6 +118,12 @@ impl Sets {
         }
     }
 
+    /// Every entry of the map.
+    pub(super) fn keys(&self) -> BTreeSet<Key> {
+        let of = |(&id, set): (&u32, &Set)| set.prefixes.iter().map(|prefix| key(id, *prefix)).collect::<Vec<_>>();
+        self.by_id.iter().flat_map(of).chain(self.strays.iter().copied()).collect()
+    }
+
     /// Whether there is something to remove, now or later.
     pub(super) fn has_leftovers(&self) -> bool {
         !self.idle.is_empty() || !self.strays.is_empty()

@@ -1,6 +1,6 @@
 //! Orders and particular cases.
 
-mod treatment;
+pub(super) mod treatment;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -62,7 +62,7 @@ impl Desired {
         self
     }
 
-    fn treat(mut self, port: u16, change: impl FnOnce(&mut Treatment)) -> Self {
+    pub(super) fn treat(mut self, port: u16, change: impl FnOnce(&mut Treatment)) -> Self {
         change(&mut self.services.get_mut(&claim(vip(VIP), port)).unwrap().treatment);
         self
     }

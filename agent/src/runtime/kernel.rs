@@ -174,12 +174,8 @@ impl Kernel {
     /// Takes over what the kernel holds, so that the next plan puts it right.
     pub(super) fn correct(&mut self, difference: &Difference) -> Result<(), KernelError> {
         self.writes += 1;
-        if difference.map == "CONFIG" {
-            let config = *self.observed.config();
-            return self.execute(&Step::Config(config));
-        }
-        self.observed.correct(difference, boottime()?);
-        Ok(())
+        let again = self.observed.correct(difference, boottime()?);
+        again.map_or(Ok(()), |step| self.execute(&step))
     }
 
     /// Pins a map again.

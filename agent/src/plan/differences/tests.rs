@@ -5,7 +5,7 @@ use vipmux_common::abi::{self, Mac};
 use super::*;
 use crate::plan::{
     Capacities, Desired, Entries, Plan, REST, plan,
-    tests::{backends, desired},
+    tests::{backends, desired, treatment::sources},
 };
 
 /// The maps, whatever is done to them.
@@ -40,8 +40,8 @@ impl Maps {
             }
             Step::Service(key, value) => put(&mut entries.services, key, value, None),
             Step::Vip(address, value) => put(&mut entries.vips, address, value, None),
-            #[allow(unreachable_patterns, reason = "steps that come with other maps")]
-            other => panic!("{other:?} is not simulated"),
+            Step::SourceRange(key, true) => drop(entries.source_ranges.insert(key)),
+            Step::SourceRange(key, false) => drop(entries.source_ranges.remove(&key)),
         }
     }
 
@@ -55,7 +55,11 @@ impl Maps {
 
 fn wanted() -> Desired {
     let pair = backends(&[(1, "a"), (2, "b"), (-3, "b")]);
-    desired().serve(80, "web", &pair).serve(443, "secure", &pair).serve(8080, "admin", &backends(&[(1, "a"), (9, "a")]))
+    let desired = desired().serve(80, "web", &pair).serve(443, "secure", &pair);
+    let ranges = ["192.0.2.0/24", "198.51.100.7/32"];
+    desired
+        .serve(8080, "admin", &backends(&[(1, "a"), (9, "a")]))
+        .treat(8080, |treatment| treatment.sources = Some(sources(&ranges)))
 }
 
 fn execute(plan: Plan, maps: &mut Maps, observed: &mut Observed, now: Duration) {
@@ -120,6 +124,15 @@ fn harms() -> Vec<Harm> {
     harms.extend(harms_of("NODES", |e| &mut e.nodes, 50, |node| node.mac = Mac::new([1; 6])));
     harms.extend(harms_of("NODE_NAMES", |e| &mut e.node_names, 50, |name| name.0.push('x')));
     harms.extend(harms_of("PEERS", |e| &mut e.peers, Mac::new([3; 6]), |index| *index += 1));
+    let first = |maps: &Maps| *maps.entries.source_ranges.first().unwrap();
+    harms.push(("SOURCE_RANGES", Arc::new(move |maps| assert!(maps.entries.source_ranges.remove(&first(maps))))));
+    harms.push((
+        "SOURCE_RANGES",
+        Arc::new(move |maps| {
+            let (bits, range) = first(maps);
+            maps.entries.source_ranges.insert((bits - 8, abi::Range { w3: 0, ..range }));
+        }),
+    ));
     harms.push(("TABLES", Arc::new(|maps| *maps.arena.get_mut(&3).unwrap() += 1)));
     harms
 }
@@ -138,10 +151,16 @@ fn whatever_is_done_to_an_entry_shows_and_is_put_right_by_the_next_plan() {
         let differences = observed.differences(&maps.read());
         assert!(differences.iter().any(|difference| difference.map == map), "{map}: {differences:?}");
         for difference in &differences {
-            observed.correct(difference, now);
+            if let Some(step) = observed.correct(difference, now) {
+                observed.record(&step, now);
+                maps.apply(step);
+            }
         }
-        execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
-        observed.settle(&wanted());
+        // And once more when what was given up has rested.
+        for now in [now, now + 2 * REST] {
+            execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
+            observed.settle(&wanted());
+        }
 
         assert_eq!(observed.differences(&maps.read()), [], "{map}");
         let restarted = Observed::from_entries(Capacities::default(), maps.read());
@@ -168,6 +187,6 @@ fn the_configuration_is_told_and_left_to_be_written_again() {
     let differences = observed.differences(&maps.read());
     assert_eq!(differences.iter().map(|difference| difference.map).collect::<Vec<_>>(), ["CONFIG"]);
     let before = *observed.config();
-    observed.correct(&differences[0], now);
+    assert_eq!(observed.correct(&differences[0], now), Some(Step::Config(before)));
     assert_eq!(*observed.config(), before);
 }

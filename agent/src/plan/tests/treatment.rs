@@ -6,7 +6,7 @@ use crate::{
     plan::{Unreachable, simulation::Table},
 };
 
-pub(super) fn sources(list: &[&str]) -> Arc<BTreeSet<Prefix>> {
+pub(in crate::plan) fn sources(list: &[&str]) -> Arc<BTreeSet<Prefix>> {
     Arc::new(list.iter().map(|prefix| prefix.parse().unwrap()).collect())
 }
 
