@@ -95,7 +95,8 @@ extern "C" fn extensions_tc(context: *mut __sk_buff, offset: u32, next: u32) -> 
 fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
     let (first, mut next) = (offset as usize & 0xff, next & 0xff);
     let (mut length, mut fragment, mut id) = (0_usize, 0_u32, 0_u32);
-    for _ in 0..MOST {
+    // Once more than that, to see what follows the last.
+    for _ in 0..=MOST {
         if !is_extension(next) {
             return u64::from(id) << 32 | (length as u64) << 16 | u64::from(fragment) << 8 | u64::from(next);
         }

@@ -13,6 +13,8 @@ mod case;
 mod conversation;
 #[path = "packet/demux.rs"]
 mod demux;
+#[path = "packet/family.rs"]
+mod family;
 #[path = "packet/fixture.rs"]
 mod fixture;
 #[path = "packet/flows.rs"]
@@ -25,6 +27,12 @@ mod fuzz;
 mod handover;
 #[path = "packet/icmp.rs"]
 mod icmp;
+#[path = "packet/icmpv6.rs"]
+mod icmpv6;
+#[path = "packet/ipv6.rs"]
+mod ipv6;
+#[path = "packet/ndp.rs"]
+mod ndp;
 #[path = "packet/property.rs"]
 mod property;
 #[path = "packet/reject.rs"]
@@ -33,6 +41,8 @@ mod reject;
 mod replies;
 #[path = "packet/requirement.rs"]
 mod requirement;
+#[path = "packet/sctp.rs"]
+mod sctp;
 #[path = "packet/truncation.rs"]
 mod truncation;
 
@@ -50,13 +60,33 @@ fn as_root(test: fn()) {
 /// Checks a table of cases, where the kernel lets us.
 fn check(cases: fn() -> Vec<Case>) {
     if requirement::root() {
-        case::check(&cases());
+        case::check(cases());
     }
 }
 
 #[test]
 fn arp_is_answered_dropped_or_passed() {
     check(arp::cases);
+}
+
+#[test]
+fn neighbor_discovery_is_answered_dropped_or_passed() {
+    check(ndp::cases);
+}
+
+#[test]
+fn ipv6_packets_are_walked_to_their_transport() {
+    check(ipv6::cases);
+}
+
+#[test]
+fn icmpv6_follows_the_flow_or_is_answered() {
+    check(icmpv6::cases);
+}
+
+#[test]
+fn sctp_is_balanced_without_a_change_to_its_checksum() {
+    check(sctp::cases);
 }
 
 #[test]
@@ -143,10 +173,14 @@ fn all_cases() -> Vec<Case> {
         fragments::cases,
         handover::cases,
         icmp::cases,
+        icmpv6::cases,
+        ipv6::cases,
+        ndp::cases,
         reject::cases,
         replies::cases,
+        sctp::cases,
     ];
-    tables.into_iter().flat_map(|cases: fn() -> Vec<Case>| cases()).collect()
+    case::with_twins(tables.into_iter().flat_map(|cases: fn() -> Vec<Case>| cases()).collect())
 }
 
 /// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no
@@ -167,6 +201,6 @@ fn every_drop_reason_has_a_case() {
 fn cases_are_told_apart_by_name() {
     let mut names = std::collections::BTreeSet::new();
     for case in all_cases() {
-        assert!(names.insert((case.hook as u8, case.name)), "two cases are named {:?}", case.name);
+        assert!(names.insert((case.hook as u8, case.family, case.name)), "two cases are named {:?}", case.name);
     }
 }

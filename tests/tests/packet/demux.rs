@@ -120,7 +120,6 @@ fn not_balanced() -> Vec<Case> {
     };
     vec![
         Case::ingress("ICMP to a VIP is dropped", other(1)).dropped(DropReason::Icmp),
-        Case::ingress("SCTP to a VIP is dropped", other(132)).dropped(DropReason::Protocol),
         Case::ingress("GRE to a VIP is dropped", other(47)).dropped(DropReason::Protocol),
         Case::ingress("a middle fragment without its first is dropped", fragment(0x2001)).dropped(DropReason::Fragment),
         Case::ingress("a last fragment without its first is dropped", fragment(0x1fff)).dropped(DropReason::Fragment),
@@ -214,7 +213,8 @@ fn delivered() -> Vec<Case> {
                 HTTP.record(state, LOCAL_TOO, 0, 0);
                 HTTP.remember(state, LOCAL_TOO, 0, ISN, abi::FLOW_ISN);
                 of_the_known_client(state);
-            }),
+            })
+            .in_this_family(),
     ]
 }
 

@@ -15,7 +15,6 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    // An emptied budget fills only with time: those that empty it come last.
     [resets(), unreachables(), echoes(), settings()].into_iter().flatten().collect()
 }
 
@@ -177,7 +176,7 @@ fn echoes() -> Vec<Case> {
         Case::ingress("an echo reply is not answered", from_client().ipv4(&Ipv4::new(CLIENT, VIP, echo(0, &[1; 56]))))
             .dropped(DropReason::Icmp),
         Case::ingress("an echo request that a peer handed over", request(&from_peer(), &[1; 56], 64))
-            .dropped(DropReason::Icmp),
+            .becomes(Verdict::Dropped(DropReason::Icmp), &[Counter::Stat(Stat::FromPeer)]),
         Case::ingress(
             "a cut echo request",
             from_client().ipv4(&Ipv4::new(CLIENT, VIP, Payload::Other(1, vec![8, 0, 0xf7, 0xff, 0, 0]))),
