@@ -138,6 +138,11 @@ impl Case {
             Verdict::Redirected(frame) => Verdict::Redirected(edit(frame)),
             verdict => verdict,
         };
+        self.sent_as(edit)
+    }
+
+    /// The same of a frame with other bytes.
+    pub(crate) fn sent_as(mut self, edit: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
         self.frame = edit(self.frame);
         self
     }

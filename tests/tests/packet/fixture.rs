@@ -122,7 +122,7 @@ pub(crate) const PHONE_REMOTE: Service = service(15, VIP, 2906, SCTP);
 pub(crate) const FLOWS: u32 = 1024;
 
 /// Slots of Services.
-const SLOTS: usize = 16;
+const SLOTS: usize = 18;
 /// Slots of the arena for each Service: half for the table over all backends, half for the local one.
 const RANGE: u32 = 32;
 

@@ -1,15 +1,24 @@
 //! What holds for any frame at all: the property tests and the fuzz target (`tests/fuzz`) check it.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Result, ensure};
 use vipmux_common::abi::{FLOW_ISN, UNCLAIMED_REJECT};
 use vipmux_tests::{
-    frames::{ACK, Arp, BROADCAST, Ethernet, Ipv4, PSH, SYN, Tcp, Udp},
-    program::{Hook, Outcome, Program},
+    frames::{
+        ACK, Arp, BROADCAST, Chunk, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Ethernet, Extension,
+        Icmpv6, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, SYN, Sctp, Tcp, Udp, multicast_mac, solicited_node,
+    },
+    program::{Hook, Outcome, Program, State},
 };
 
-use crate::fixture::{
-    self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, ELSEWHERE, FOLLOWED, HTTP, HTTPS, LOCAL, MIXED, NEIGHBOR,
-    REDIRECTED, SELF_MAC, SYSLOG, Service, TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, from_peer,
+use crate::{
+    family::{self, v6},
+    fixture::{
+        self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, ELSEWHERE, FOLLOWED, HTTP, HTTPS, LOCAL, MIXED, NEIGHBOR,
+        PEER_MAC, PHONE, REDIRECTED, SELF_MAC, SYSLOG, Service, TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client,
+        from_peer,
+    },
 };
 
 /// The bytes of an Ethernet header: the kernel runs no program on less.
@@ -28,15 +37,33 @@ const XDP_REDIRECT: u32 = 4;
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 
-/// The programs, with the suite's state and a flow, refusing what no Service claims, and with no limit on answers.
-pub(crate) fn program() -> Result<Program> {
+/// The programs, with the suite's state in one family.
+pub(crate) struct Programs {
+    v4: Program,
+    v6: Program,
+}
+
+impl Programs {
+    /// With a flow, refusing what no Service claims, and with no limit on answers and records.
+    pub(crate) fn load() -> Result<Self> {
+        let load = |state: State| Program::load(&state, fixture::FLOWS);
+        Ok(Self { v4: load(state())?, v6: load(family::state(state()))? })
+    }
+
+    /// Those whose state a frame may concern.
+    pub(crate) fn of(&self, frame: &[u8]) -> &Program {
+        if network(frame).0 == Some(ETHERTYPE_IPV6) { &self.v6 } else { &self.v4 }
+    }
+}
+
+fn state() -> State {
     let mut state = fixture::state();
     state.config.unclaimed = UNCLAIMED_REJECT;
     state.config.answers_per_second = u32::MAX;
     state.config.records_per_second = u32::MAX;
     HTTP.record(&mut state, LOCAL, WHILE, 0);
     HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
-    Program::load(&state, fixture::FLOWS)
+    state
 }
 
 /// Valid frames of every kind.
@@ -49,7 +76,8 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     };
     let datagram = |service: Service| Ipv4::udp(CLIENT, service.vip, Udp::new(CLIENT_PORT, service.port, b"question"));
     let reply = Tcp::new(LOCAL.port, CLIENT_PORT, ACK | PSH).numbers(9_000, 77);
-    vec![
+    let sctp = |tag, chunk| Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, tag, chunk));
+    let ipv4 = vec![
         broadcast.arp(&request(VIP)),
         broadcast.clone().tagged(VLAN).arp(&request(TAGGED)),
         broadcast.arp(&Arp::announcement(fixture::PEER_MAC, VIP)),
@@ -64,7 +92,44 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         from_client().ipv4(&datagram(SYSLOG)),
         from_client().ipv4(&datagram(Service { port: 1, ..SYSLOG })),
         from_peer().ipv4(&tcp(MIXED, ACK | PSH)),
+        from_client().ipv4(&sctp(0, Chunk::init(7))),
+        from_client().ipv4(&sctp(8, Chunk::data(1, b"message"))),
         Ethernet::new(SELF_MAC, CLIENT_MAC).ipv4(&Ipv4::tcp(LOCAL.address, CLIENT, reply)),
+    ];
+    let ipv6: Vec<Vec<u8>> = ipv4.iter().filter_map(|frame| family::frame(frame)).chain(seeds_of_ipv6()).collect();
+    [ipv4, ipv6].concat()
+}
+
+fn seeds_of_ipv6() -> Vec<Vec<u8>> {
+    let asked = |message: &Ndp| {
+        let group = solicited_node(message.target);
+        Ethernet::new(CLIENT_MAC, multicast_mac(group)).ipv6(&Ipv6::ndp(v6(NEIGHBOR), group, message))
+    };
+    let announced = Ndp::advertisement(v6(VIP), NA_OVERRIDE).mac(PEER_MAC);
+    let all_nodes = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let announced =
+        |source| Ethernet::new(source, multicast_mac(all_nodes)).ipv6(&Ipv6::ndp(v6(VIP), all_nodes, &announced));
+    let syn = Ipv6::tcp(v6(CLIENT), v6(VIP), Tcp::new(CLIENT_PORT, HTTP.port, SYN));
+    let extended = syn
+        .clone()
+        .extension(Extension::HopByHop(vec![]))
+        .extension(Extension::Routing { kind: 4, segments_left: 0, data: vec![0; 20] })
+        .extension(Extension::Fragment { offset: 0, more: false, id: 7 })
+        .extension(Extension::DestinationOptions(vec![]));
+    let [first, later] = Ipv6::udp(v6(CLIENT), v6(VIP), Udp::new(CLIENT_PORT, DNS_UDP.port, b"question")).cut(8, 9);
+    let reply = Ipv6::tcp(v6(VIP), v6(CLIENT), Tcp::new(HTTP.port, CLIENT_PORT, ACK)).bytes();
+    let to_vip = |message| from_client().ipv6(&Ipv6::icmpv6(v6(NEIGHBOR), v6(VIP), message));
+    vec![
+        asked(&Ndp::solicitation(v6(VIP))),
+        asked(&Ndp::solicitation(v6(VIP)).mac(CLIENT_MAC)),
+        asked(&Ndp::solicitation(v6(FOLLOWED)).mac(CLIENT_MAC)),
+        announced(PEER_MAC),
+        announced(SELF_MAC),
+        from_client().ipv6(&extended),
+        from_client().ipv6(&first),
+        from_client().ipv6(&later),
+        to_vip(Icmpv6::echo_request(1, 2, b"echo")),
+        to_vip(Icmpv6::packet_too_big(1280, &reply)),
     ]
 }
 
@@ -92,8 +157,14 @@ pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Op
     let Ok(outcome) = program.run(Hook::Egress, frame) else { return Ok(None) };
     ensure!([TC_ACT_UNSPEC, TC_ACT_SHOT].contains(&outcome.verdict), "verdict {}", outcome.verdict);
     ensure!(outcome.frame.len() == frame.len(), "{} bytes became {}", frame.len(), outcome.frame.len());
-    let speaks_for_a_vip = frame[12..14] == [0x08, 0x06] && is_vip(frame, 28);
-    let reply_of_a_backend = frame[12..14] == [0x08, 0x00] && frame.get(26..30) == Some(&LOCAL.address.octets());
+    let speaks_for_a_vip = match network(frame) {
+        (Some(ETHERTYPE_ARP), at) => is_vip(frame, at + 14),
+        (Some(ETHERTYPE_IPV6), at) => is_vip_v6(frame, at + 8) || is_vip_v6(frame, at + 48),
+        _ => false,
+    };
+    // As its source, or where an error tells of a packet to it.
+    let has = |address: &[u8]| frame.windows(address.len()).any(|bytes| bytes == address);
+    let reply_of_a_backend = has(&LOCAL.address.octets()) || has(&v6(LOCAL.address).octets());
     if !speaks_for_a_vip && !reply_of_a_backend {
         ensure!(outcome.verdict == TC_ACT_UNSPEC, "a frame that is not ours to judge got verdict {}", outcome.verdict);
         ensure!(outcome.frame == frame, "a frame that is not ours to judge was changed");
@@ -101,24 +172,35 @@ pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Op
     Ok(Some(outcome))
 }
 
+const VIPS: [Ipv4Addr; 4] = [VIP, FOLLOWED, ELSEWHERE, TAGGED];
+
 fn is_vip(frame: &[u8], at: usize) -> bool {
-    let vips = [VIP, FOLLOWED, ELSEWHERE, TAGGED];
-    frame.get(at..at + 4).is_some_and(|ip| vips.iter().any(|vip| vip.octets() == ip))
+    frame.get(at..at + 4).is_some_and(|ip| VIPS.iter().any(|vip| vip.octets() == ip))
+}
+
+fn is_vip_v6(frame: &[u8], at: usize) -> bool {
+    frame.get(at..at + 16).is_some_and(|ip| VIPS.iter().any(|vip| v6(*vip).octets() == ip))
+}
+
+/// The Ethertype behind at most one tag, and where what it tells of begins.
+fn network(frame: &[u8]) -> (Option<u16>, usize) {
+    let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
+    match word(12) {
+        Some(ETHERTYPE_VLAN) => (word(16), 18),
+        other => (other, 14),
+    }
 }
 
 /// Whether the frame may be for a VIP or speak of one: found without the programs' parser.
 fn may_concern(frame: &[u8]) -> bool {
-    let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
-    let (ethertype, network) = match word(12) {
-        Some(0x8100) => (word(16), 18),
-        other => (other, 14),
-    };
-    match ethertype {
-        Some(0x0800) => frame[..6] == SELF_MAC && is_vip(frame, network + 16),
-        Some(0x0806) => {
-            (frame[..6] == SELF_MAC || frame[0] & 1 == 1)
-                && (is_vip(frame, network + 14) || is_vip(frame, network + 24))
+    let own = frame[..6] == SELF_MAC;
+    let heard = own || frame[0] & 1 == 1;
+    match network(frame) {
+        (Some(ETHERTYPE_IPV4), at) => own && is_vip(frame, at + 16),
+        (Some(ETHERTYPE_IPV6), at) => {
+            own && is_vip_v6(frame, at + 24) || heard && (is_vip_v6(frame, at + 8) || is_vip_v6(frame, at + 48))
         }
+        (Some(ETHERTYPE_ARP), at) => heard && (is_vip(frame, at + 14) || is_vip(frame, at + 24)),
         _ => false,
     }
 }
