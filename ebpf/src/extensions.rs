@@ -111,6 +111,11 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
         if length > REACH {
             return MALFORMED << 8;
         }
+        // SAFETY: compared with the end above.
+        if next == ROUTING && unsafe { read::<3, u8>(at) } != 0 {
+            // It goes on to somebody else, whose address the checksums cover (RFC 8200, 4.4 and 8.1).
+            return MALFORMED << 8;
+        }
         if next == FRAGMENT {
             if units != 0 || id != 0 {
                 return MALFORMED << 8;

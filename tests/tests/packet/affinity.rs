@@ -14,13 +14,13 @@ use crate::{
     demux::{ISN, handed, known_flow, new_flow, segment, syn, to},
     family::v6,
     fixture::{
-        CLIENT, CLIENT_PORT, Endpoint, FAR, FAR_MAC, HTTP, LOCAL, LOCAL_TOO, PEER_MAC, REMOTE, SPREAD, Service, WHILE,
-        address, from_client, from_peer,
+        CLIENT, CLIENT_PORT, Endpoint, FAR, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, PEER_MAC, REMOTE, SPREAD, Service,
+        WHILE, address, from_client, from_peer,
     },
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [first(), remembered(), forgotten(), handed_over()].into_iter().flatten().collect()
+    [first(), remembered(), forgotten(), handed_over(), limited()].into_iter().flatten().collect()
 }
 
 /// How long a client is remembered, jiffies.
@@ -174,6 +174,29 @@ fn forgotten() -> Vec<Case> {
                 state.affinity.insert(key, AffinityValue { tag: hash::affinity(&key), ..value });
             })
             .then(|state| opened(state, LOCAL)),
+    ]
+}
+
+/// Beyond the limit on records, a flood of clients does not wash out those that are remembered.
+fn limited() -> Vec<Case> {
+    let unrecorded = [Counter::Stat(Stat::HandedOver), Counter::Stat(Stat::Unrecorded), Counter::Service(HTTPS.slot)];
+    let case = |name| {
+        Case::ingress(name, from_client().ipv4(&syn(HTTPS)))
+            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &unrecorded)
+    };
+    vec![
+        case("beyond the limit no client is remembered").given(|state| {
+            state.config.records_per_second = 0;
+            sticky(state, HTTPS);
+        }),
+        case("beyond the limit a client is remembered on")
+            .given(|state| {
+                state.config.records_per_second = 0;
+                HTTPS.set(state, &[FAR], &[]);
+                sticky(state, HTTPS);
+                seen(state, HTTPS, REMOTE, WHILE);
+            })
+            .then(|state| seen(state, HTTPS, REMOTE, 0)),
     ]
 }
 

@@ -163,6 +163,7 @@ fn not_walked() -> Vec<Case> {
     let authenticated = with(vec![Extension::Other(51, vec![0, 1, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8])]);
     vec![
         dropped("nine headers are too many", &with(vec![DestinationOptions(vec![]); 9]), DropReason::Malformed),
+        dropped("a routing header that goes on elsewhere", &with(vec![routing(1)]), DropReason::Malformed),
         dropped("nested fragment headers", &with(vec![atomic(7), atomic(8)]), DropReason::Malformed),
         dropped("no next header", &payload(59), DropReason::Protocol),
         dropped(

@@ -80,7 +80,7 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let ipv4 = vec![
         broadcast.arp(&request(VIP)),
         broadcast.clone().tagged(VLAN).arp(&request(TAGGED)),
-        broadcast.arp(&Arp::announcement(fixture::PEER_MAC, VIP)),
+        broadcast.arp(&Arp::announcement(PEER_MAC, VIP)),
         from_client().ipv4(&tcp(HTTP, SYN)),
         from_client().ipv4(&tcp(HTTP, ACK | PSH).options(&[1; 12])),
         from_client().ipv4(&tcp(HTTPS, ACK | PSH)),

@@ -66,6 +66,8 @@ fn resets() -> Vec<Case> {
         case("a SYN's data counts", closed(SYN).data(b"early"), rst(RST | ACK, 0, ISN.wrapping_add(6))),
         case("a FIN without ACK counts", closed(FIN), rst(RST | ACK, 0, ISN.wrapping_add(1))),
         case("data without any flag counts", closed(0).data(&[7; 300]), rst(RST | ACK, 0, ISN.wrapping_add(300))),
+        case("data in several buffers counts", closed(0).data(&[7; 6_000]), rst(RST | ACK, 0, ISN.wrapping_add(6_000)))
+            .jumbo(),
         case("an ACK is reset at its own number", closed(ACK).data(&[7; 99]), rst(RST, 0x1234_5678, 0)),
         case("a SYN-ACK is reset at its own number", closed(SYN | ACK), rst(RST, 0x1234_5678, 0)),
         Case::ingress("a SYN with options is reset without", with_options)
@@ -74,6 +76,12 @@ fn resets() -> Vec<Case> {
         Case::ingress("a SYN to a Service without backends is reset", empty.clone())
             .given(rejecting)
             .becomes(Verdict::Transmitted(reset(&empty, from_empty)), &counted(DropReason::NoBackend)),
+        Case::ingress(
+            "a first fragment is never answered",
+            from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(SYN).data(&[7; 40])).fragment(0x2000)),
+        )
+        .given(rejecting)
+        .dropped(DropReason::NoService),
         Case::ingress("a RST is never answered", from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(RST))))
             .given(rejecting)
             .dropped(DropReason::NoService),

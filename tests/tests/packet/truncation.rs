@@ -44,7 +44,7 @@ fn rules() -> Vec<Rule> {
     let to_https = Ipv4 { payload: with_options, ..segment(HTTPS) }.options(&[1; 8]);
     let init = Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, 0, Chunk::init(7)));
     let request = |target| Arp::request(CLIENT_MAC, NEIGHBOR, target);
-    let broadcast = vipmux_tests::frames::Ethernet::new(CLIENT_MAC, BROADCAST);
+    let broadcast = Ethernet::new(CLIENT_MAC, BROADCAST);
     let arp = |name, frame| Rule { name, frame, header: 0, understood: 0 };
     let ip = |name, header, frame: Vec<u8>| Rule { name, header, understood: frame.len(), frame };
     vec![
