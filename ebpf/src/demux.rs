@@ -29,10 +29,14 @@ use crate::{
     verdict::{Outcome, Verdict},
 };
 
-/// The id and the flags of the VIP that a packet is for, if it is announced here.
+/// The id and the flags of the VIP that a packet is for, if it is announced here. No address on the wire is an
+/// IPv4-mapped one, which stands for a VIP of IPv4 (RFC 4291, 2.5.5.2).
 #[inline(always)]
 fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<(u32, u32)> {
     let address = &packet.destination;
+    if V6 && address.is_v4() {
+        return None;
+    }
     let slot = VIP_INDEX.get(hash::vip(address))?;
     // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
@@ -121,8 +125,11 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
             if service.flags & SERVICE_KERNEL != 0 {
                 return kernel(&packet, &transport, now);
             }
-            let target = service::pick(&key, tag, &service, frame, handed_over)?;
+            let (target, to_remember) = service::pick(&key, tag, &service, frame, handed_over)?;
             let recorded = budget::record(now) && flow::record(&key, tag, &target, &service, now);
+            if recorded && to_remember {
+                client::remember(&key.client, &service, &target);
+            }
             let (flags, idle) = (state.flags, state.idle);
             (Found { target, slot: service.slot, flags, idle, ranges: 0, recorded }, recorded)
         }

@@ -95,7 +95,8 @@ extern "C" fn extensions_tc(context: *mut __sk_buff, offset: u32, next: u32) -> 
 fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
     let (first, mut next) = (offset as usize & 0xff, next & 0xff);
     let (mut length, mut fragment, mut id) = (0_usize, 0_u32, 0_u32);
-    for _ in 0..MOST {
+    // Once more than that, to see what follows the last.
+    for _ in 0..=MOST {
         if !is_extension(next) {
             return u64::from(id) << 32 | (length as u64) << 16 | u64::from(fragment) << 8 | u64::from(next);
         }
@@ -108,6 +109,11 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
         // A fragment header has eight bytes and a zero here, so it is as the others.
         length += (units + 1) * 8;
         if length > REACH {
+            return MALFORMED << 8;
+        }
+        // SAFETY: compared with the end above.
+        if next == ROUTING && unsafe { read::<3, u8>(at) } != 0 {
+            // It goes on to somebody else, whose address the checksums cover (RFC 8200, 4.4 and 8.1).
             return MALFORMED << 8;
         }
         if next == FRAGMENT {

@@ -107,7 +107,7 @@ fn advertise(frame: &Frame, interface: &Interface, message: &Message) -> Option<
     } else {
         (message.source, frame.source, OVERRIDE | SOLICITED)
     };
-    let change = (frame.link + IPV6 + ADVERTISEMENT) as i32 - (frame.end - frame.start) as i32;
+    let change = (frame.link + IPV6 + ADVERTISEMENT) as i32 - frame.length as i32;
     // SAFETY: the context is valid for the whole run.
     if change != 0 && unsafe { bpf_xdp_adjust_tail(frame.context, change) } != 0 {
         return None;

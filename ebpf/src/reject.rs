@@ -59,7 +59,7 @@ fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> 
     let packet = Packet::<V6>::parse(frame.network, frame.end)?;
     let transport = packet.transport(frame, Some(frame.available())).ok()?;
     let segment = transport.segment(frame.end).ok()?;
-    if segment.flags & RST != 0 || !is_host::<V6>(&packet.source) || !allowed(length) {
+    if segment.flags & RST != 0 || transport.fragment != 0 || !is_host::<V6>(&packet.source) || !allowed(length) {
         return None;
     }
     if segment.protocol == TCP {

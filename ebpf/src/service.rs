@@ -50,7 +50,7 @@ pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool 
 }
 
 /// The backend of a new flow. With session affinity all flows of a client go to one, which every node finds by the
-/// client's address; a change of the backends moves none that is remembered.
+/// client's address; a change of the backends moves none that is remembered. And whether this one is to be.
 #[inline(always)]
 pub(crate) fn pick(
     key: &FlowKey,
@@ -58,18 +58,16 @@ pub(crate) fn pick(
     service: &ServiceValue,
     frame: &Frame,
     handed_over: bool,
-) -> Result<Target, DropReason> {
+) -> Result<(Target, bool), DropReason> {
     if service.affinity == 0 {
-        return choose(service, tag, frame, handed_over);
+        return Ok((choose(service, tag, frame, handed_over)?, false));
     }
     if let Some(target) = client::remembered(&key.client, service)
         && is_fit(&target, frame, handed_over)
     {
-        return Ok(target);
+        return Ok((target, false));
     }
-    let target = choose(service, hash::client(&key.client), frame, handed_over)?;
-    client::remember(&key.client, service, &target);
-    Ok(target)
+    Ok((choose(service, hash::client(&key.client), frame, handed_over)?, true))
 }
 
 /// The table's backend for a new flow, or the next best where it cannot be taken.

@@ -5,6 +5,10 @@
 // `allow-unwrap-in-tests` knows functions that are tests, not the modules of a test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is test code")]
 
+#[path = "packet/abandoned.rs"]
+mod abandoned;
+#[path = "packet/affinity.rs"]
+mod affinity;
 #[path = "packet/arp.rs"]
 mod arp;
 #[path = "packet/case.rs"]
@@ -13,6 +17,8 @@ mod case;
 mod conversation;
 #[path = "packet/demux.rs"]
 mod demux;
+#[path = "packet/family.rs"]
+mod family;
 #[path = "packet/fixture.rs"]
 mod fixture;
 #[path = "packet/flows.rs"]
@@ -25,6 +31,14 @@ mod fuzz;
 mod handover;
 #[path = "packet/icmp.rs"]
 mod icmp;
+#[path = "packet/icmpv6.rs"]
+mod icmpv6;
+#[path = "packet/ipv6.rs"]
+mod ipv6;
+#[path = "packet/ndp.rs"]
+mod ndp;
+#[path = "packet/partial.rs"]
+mod partial;
 #[path = "packet/property.rs"]
 mod property;
 #[path = "packet/reject.rs"]
@@ -33,12 +47,19 @@ mod reject;
 mod replies;
 #[path = "packet/requirement.rs"]
 mod requirement;
+#[path = "packet/sctp.rs"]
+mod sctp;
+#[path = "packet/services.rs"]
+mod services;
 #[path = "packet/truncation.rs"]
 mod truncation;
 
-use vipmux_common::abi::DropReason;
+use vipmux_common::abi::{DropReason, Stat};
 
-use crate::case::{Case, Verdict};
+use crate::{
+    case::{Case, Verdict},
+    family::Family,
+};
 
 /// Runs a test where the kernel lets us.
 fn as_root(test: fn()) {
@@ -50,13 +71,53 @@ fn as_root(test: fn()) {
 /// Checks a table of cases, where the kernel lets us.
 fn check(cases: fn() -> Vec<Case>) {
     if requirement::root() {
-        case::check(&cases());
+        case::check(cases());
     }
 }
 
 #[test]
 fn arp_is_answered_dropped_or_passed() {
     check(arp::cases);
+}
+
+#[test]
+fn neighbor_discovery_is_answered_dropped_or_passed() {
+    check(ndp::cases);
+}
+
+#[test]
+fn ipv6_packets_are_walked_to_their_transport() {
+    check(ipv6::cases);
+}
+
+#[test]
+fn icmpv6_follows_the_flow_or_is_answered() {
+    check(icmpv6::cases);
+}
+
+#[test]
+fn a_partial_checksum_stays_partial_or_is_completed() {
+    check(partial::cases);
+}
+
+#[test]
+fn services_are_held_to_what_they_are_configured_for() {
+    check(services::cases);
+}
+
+#[test]
+fn a_client_with_affinity_goes_where_it_went() {
+    check(affinity::cases);
+}
+
+#[test]
+fn what_an_agent_abandoned_passes() {
+    check(abandoned::cases);
+}
+
+#[test]
+fn sctp_is_balanced_without_a_change_to_its_checksum() {
+    check(sctp::cases);
 }
 
 #[test]
@@ -120,6 +181,11 @@ fn short_packets_are_dropped_until_their_headers_are_whole() {
 }
 
 #[test]
+fn short_ipv6_packets_are_dropped_until_their_headers_are_whole() {
+    as_root(truncation::short_ipv6_packets_are_dropped_until_their_headers_are_whole);
+}
+
+#[test]
 fn cut_replies_leave_untouched() {
     as_root(truncation::cut_replies_leave_untouched);
 }
@@ -137,16 +203,24 @@ fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
 /// Every table.
 fn all_cases() -> Vec<Case> {
     let tables = [
+        abandoned::cases,
+        affinity::cases,
         arp::cases,
         demux::cases,
         flows::cases,
         fragments::cases,
         handover::cases,
         icmp::cases,
+        icmpv6::cases,
+        ipv6::cases,
+        ndp::cases,
+        partial::cases,
         reject::cases,
         replies::cases,
+        sctp::cases,
+        services::cases,
     ];
-    tables.into_iter().flat_map(|cases: fn() -> Vec<Case>| cases()).collect()
+    case::with_twins(tables.into_iter().flat_map(|cases: fn() -> Vec<Case>| cases()).collect())
 }
 
 /// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no
@@ -164,9 +238,36 @@ fn every_drop_reason_has_a_case() {
 }
 
 #[test]
+fn everything_that_is_counted_has_a_case() {
+    let cases = all_cases();
+    for &stat in Stat::ALL {
+        assert!(cases.iter().any(|case| case.counts(stat)), "{} has no case", stat.name());
+    }
+}
+
+#[test]
+fn what_holds_for_ipv4_is_checked_for_ipv6() {
+    for (name, cases) in [
+        ("demux", demux::cases as fn() -> Vec<Case>),
+        ("flows", flows::cases),
+        ("fragments", fragments::cases),
+        ("handover", handover::cases),
+        ("partial", partial::cases),
+        ("reject", reject::cases),
+        ("replies", replies::cases),
+        ("sctp", sctp::cases),
+        ("services", services::cases),
+    ] {
+        let cases = case::with_twins(cases());
+        let of_ipv6 = cases.iter().filter(|case| case.family == Family::V6).count();
+        assert!(of_ipv6 * 10 > cases.len() * 3, "{name}: {of_ipv6} of {} cases are of IPv6", cases.len());
+    }
+}
+
+#[test]
 fn cases_are_told_apart_by_name() {
     let mut names = std::collections::BTreeSet::new();
-    for case in all_cases() {
-        assert!(names.insert((case.hook as u8, case.name)), "two cases are named {:?}", case.name);
-    }
+    let mut new = |case: &Case| names.insert((case.hook as u8, case.family, case.name));
+    let twice: Vec<&str> = all_cases().iter().filter(|case| !new(case)).map(|case| case.name).collect();
+    assert!(twice.is_empty(), "names of two cases: {twice:#?}");
 }

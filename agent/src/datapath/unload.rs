@@ -240,7 +240,8 @@ mod tests {
         let mut detached = done.detached;
         detached.sort_unstable();
         assert_eq!(detached, [Some((LinkKind::Xdp, LOOPBACK)), Some((LinkKind::Egress, LOOPBACK))]);
-        assert_eq!((done.programs, done.maps, done.relinquished), (2, Maps::NAMES.len(), 1));
+        let maps = Maps::NAMES.len() + Maps::PROGRAM_ARRAYS.len();
+        assert_eq!((done.programs, done.maps, done.relinquished), (2, maps, 1));
         assert!(done.agent_seen && done.unreadable.is_none());
         assert_eq!(fixture.maps.read_vips().unwrap().into_iter().collect::<Vec<_>>(), [vip(1, 0), vip(2, VIP_YIELDED)]);
         assert!(unload(&fixture.pins, 999).unwrap().is_none(), "a second time, there is nothing");

@@ -6,6 +6,8 @@
 #![no_main]
 #![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the packet suite's")]
 
+#[path = "../../tests/packet/family.rs"]
+mod family;
 #[path = "../../tests/packet/fixture.rs"]
 mod fixture;
 #[path = "../../tests/packet/property.rs"]
@@ -14,7 +16,9 @@ mod property;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use vipmux_tests::program::{Counters, Program};
+use vipmux_tests::program::Counters;
+
+use crate::property::Programs;
 
 /// What libFuzzer takes for coverage besides that of instrumented code: it clears all of them before each run.
 #[used]
@@ -25,14 +29,15 @@ static COVERAGE: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 const VERDICTS: usize = 16;
 
 thread_local! {
-    static PROGRAM: Program = property::program().unwrap();
+    static PROGRAMS: Programs = Programs::load().unwrap();
 }
 
 fuzz_target!(|frame: &[u8]| -> Corpus {
     if frame.len() < property::SHORTEST {
         return Corpus::Reject;
     }
-    PROGRAM.with(|program| {
+    PROGRAMS.with(|programs| {
+        let program = programs.of(frame);
         let before = program.counters().unwrap();
         let after_in = property::holds_on_the_way_in(program, frame).unwrap();
         cover(0, after_in.verdict, after_in.frame != frame);

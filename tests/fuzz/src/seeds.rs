@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the packet suite's")]
 
+#[path = "../../tests/packet/family.rs"]
+mod family;
 #[path = "../../tests/packet/fixture.rs"]
 mod fixture;
 #[path = "../../tests/packet/property.rs"]

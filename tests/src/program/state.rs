@@ -13,9 +13,9 @@ use aya::{
 };
 use vipmux::datapath::vip_index;
 use vipmux_common::abi::{
-    Address, AffinityKey, AffinityValue, Backend, Config, EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey,
-    FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey, ServiceState,
-    ServiceValue, VipSlot, VipValue,
+    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey,
+    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey,
+    ServiceState, ServiceValue, VipSlot, VipValue,
 };
 
 /// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
@@ -115,7 +115,7 @@ fn relative_low(origin: u64, absolute: u32) -> u32 {
 
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_array(ebpf, "CONFIG", &[state.config])?;
-    forget_lapse(ebpf)?;
+    forget(ebpf)?;
     write_array(ebpf, "FENCE", &[state.fence])?;
     write_array(ebpf, "INTERFACES", &state.interfaces)?;
     write_array(ebpf, "NODES", &state.nodes)?;
@@ -247,11 +247,19 @@ fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> 
     Ok(())
 }
 
-/// Makes the programs ask the clock again whether the agent is away.
-fn forget_lapse(ebpf: &mut Ebpf) -> Result<()> {
-    let mut lapse: PerCpuArray<_, Lapse> = map_mut(ebpf, "LAPSE")?.try_into()?;
-    let none = vec![Lapse::default(); nr_cpus().map_err(|(_, error)| error)?];
-    lapse.set(0, PerCpuValues::try_from(none)?, 0).context("writing LAPSE")
+/// Makes the programs ask the clock again whether the agent is away, and fills their budgets.
+fn forget(ebpf: &mut Ebpf) -> Result<()> {
+    clear(ebpf, "LAPSE", 1, Lapse::default())?;
+    clear(ebpf, "BUDGET", BUDGETS, Budget::default())
+}
+
+fn clear<T: Pod>(ebpf: &mut Ebpf, name: &str, elements: u32, value: T) -> Result<()> {
+    let mut array: PerCpuArray<_, T> = map_mut(ebpf, name)?.try_into()?;
+    for index in 0..elements {
+        let values = PerCpuValues::try_from(vec![value; nr_cpus().map_err(|(_, error)| error)?])?;
+        array.set(index, values, 0).with_context(|| format!("writing {name}[{index}]"))?;
+    }
+    Ok(())
 }
 
 /// Makes the index what the agent would make of these VIPs; `known`: what it is.

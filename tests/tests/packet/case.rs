@@ -1,9 +1,13 @@
 //! One frame, what becomes of it, and everything that it changes.
 
+use vipmux::datapath::xdp::Buffers;
 use vipmux_common::abi::{Count, DropReason, Stat};
 use vipmux_tests::program::{Counters, Hook, Outcome, Program, State};
 
-use crate::fixture;
+use crate::{
+    family::{self, Family},
+    fixture,
+};
 
 /// What becomes of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +41,12 @@ pub(crate) enum Counter {
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) hook: Hook,
+    /// Of the state's addresses; what is told of it is told in IPv4's.
+    pub(crate) family: Family,
+    /// Whether the same holds in the other family.
+    both: bool,
+    /// The frame has room in several buffers alone.
+    jumbo: bool,
     /// What differs from the fixture before.
     given: fn(&mut State),
     pub(crate) frame: Vec<u8>,
@@ -52,6 +62,9 @@ impl Case {
         Self {
             name,
             hook: Hook::Ingress,
+            family: Family::V4,
+            both: true,
+            jumbo: false,
             given: |_| {},
             frame,
             verdict: Verdict::Untouched,
@@ -84,15 +97,79 @@ impl Case {
         self
     }
 
-    fn check(&self, program: &mut Program) -> anyhow::Result<Result<(), String>> {
+    /// The same case on the state in IPv6; the frames are IPv6 already.
+    pub(crate) fn v6(mut self) -> Self {
+        (self.family, self.both) = (Family::V6, false);
+        self
+    }
+
+    /// Not to be tried in the other family.
+    pub(crate) fn in_this_family(mut self) -> Self {
+        self.both = false;
+        self
+    }
+
+    /// A frame in several buffers.
+    pub(crate) fn jumbo(mut self) -> Self {
+        self.jumbo = true;
+        self
+    }
+
+    /// The same in IPv6. `None` where a frame has nothing in its place ([`family::frame`]).
+    pub(crate) fn twin(&self) -> Option<Self> {
+        if !self.both {
+            return None;
+        }
+        let verdict = match &self.verdict {
+            Verdict::Passed(frame) => Verdict::Passed(family::frame(frame)?),
+            Verdict::Transmitted(frame) => Verdict::Transmitted(family::frame(frame)?),
+            Verdict::Redirected(frame) => Verdict::Redirected(family::frame(frame)?),
+            verdict => verdict.clone(),
+        };
+        let (frame, counters) = (family::frame(&self.frame)?, self.counters.clone());
+        Some(Self { family: Family::V6, both: false, frame, verdict, counters, ..*self })
+    }
+
+    /// The same with other bytes in all its frames.
+    pub(crate) fn edited(mut self, edit: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
+        self.verdict = match self.verdict {
+            Verdict::Passed(frame) => Verdict::Passed(edit(frame)),
+            Verdict::Transmitted(frame) => Verdict::Transmitted(edit(frame)),
+            Verdict::Redirected(frame) => Verdict::Redirected(edit(frame)),
+            verdict => verdict,
+        };
+        self.sent_as(edit)
+    }
+
+    /// The same of a frame with other bytes.
+    pub(crate) fn sent_as(mut self, edit: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
+        self.frame = edit(self.frame);
+        self
+    }
+
+    /// Whether this counter goes up.
+    pub(crate) fn counts(&self, stat: Stat) -> bool {
+        self.counters.contains(&Counter::Stat(stat))
+    }
+
+    fn state(&self, change: &[fn(&mut State)]) -> State {
         let mut state = fixture::state();
-        (self.given)(&mut state);
+        change.iter().for_each(|change| change(&mut state));
+        match self.family {
+            Family::V4 => state,
+            Family::V6 => family::state(state),
+        }
+    }
+
+    fn check(&self, program: &mut Program) -> anyhow::Result<Result<(), String>> {
+        let state = self.state(&[self.given]);
         program.install(&state)?;
         let before = program.counters()?;
         let outcome = program.run(self.hook, &self.frame)?;
         let counted = program.counters()?.since(&before);
-        (self.then)(&mut state);
-        Ok(self.compare(&outcome, &counted, &program.state()?, &state))
+        let mut wanted = self.state(&[self.given, self.then]);
+        wanted.fence = state.fence;
+        Ok(self.compare(&outcome, &counted, &program.state()?, &wanted))
     }
 
     fn compare(&self, outcome: &Outcome, counted: &Counters, after: &State, wanted: &State) -> Result<(), String> {
@@ -188,15 +265,37 @@ fn difference(after: &State, wanted: &State) -> String {
     format!("have [{}]\n      not [{}]", only_in(&after, &wanted), only_in(&wanted, &after))
 }
 
-/// Runs all cases, and fails with every one that does not come out as told.
-pub(crate) fn check(cases: &[Case]) {
-    let mut program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
-    let failures: Vec<String> = cases
+/// The kinds of programs that this kernel has.
+pub(crate) fn kinds() -> &'static [Buffers] {
+    match Buffers::here() {
+        Buffers::One => &[Buffers::One],
+        Buffers::Several => &[Buffers::One, Buffers::Several],
+    }
+}
+
+/// Runs all cases, in both families and through both kinds of programs, and fails with every one that does not come out
+/// as told.
+pub(crate) fn check(cases: Vec<Case>) {
+    let cases = with_twins(cases);
+    let failures: Vec<String> = kinds().iter().flat_map(|&buffers| failures(&cases, buffers)).collect();
+    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+}
+
+/// The cases, and after them the same in IPv6.
+pub(crate) fn with_twins(mut cases: Vec<Case>) -> Vec<Case> {
+    let twins: Vec<Case> = cases.iter().filter_map(Case::twin).collect();
+    cases.extend(twins);
+    cases
+}
+
+fn failures(cases: &[Case], buffers: Buffers) -> Vec<String> {
+    let mut program = Program::load_for(&fixture::state(), fixture::FLOWS, buffers).unwrap();
+    cases
         .iter()
+        .filter(|case| !case.jumbo || buffers == Buffers::Several)
         .filter_map(|case| {
             let result = case.check(&mut program).unwrap_or_else(|error| Err(format!("{error:#}")));
-            result.err().map(|why| format!("{}:\n    {why}", case.name))
+            result.err().map(|why| format!("{} ({:?}, {buffers:?}):\n    {why}", case.name, case.family))
         })
-        .collect();
-    assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
+        .collect()
 }

@@ -2,12 +2,13 @@
 
 use vipmux_common::abi::{self, BACKEND_READY, DropReason, NODE_ATTACHED, Stat};
 use vipmux_tests::{
-    frames::{ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Ipv4, PSH, Payload, SYN, Tcp, Udp},
+    frames::{ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, PSH, Payload, SYN, Tcp, Udp},
     program::State,
 };
 
 use crate::{
     case::{Case, Counter, Verdict},
+    family::v6,
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_TCP, DNS_UDP, ELSEWHERE, EMPTY, Endpoint, FAR, FAR_MAC,
         FOLLOWED_HTTP, HTTP, HTTPS, LOCAL, LOCAL_TOO, LOST, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE,
@@ -29,6 +30,12 @@ pub(crate) const ISN: u32 = 0xffff_ff00;
 /// The client's SYN to a Service.
 pub(crate) fn syn(service: Service) -> Ipv4 {
     Ipv4::tcp(CLIENT, service.vip, Tcp::new(CLIENT_PORT, service.port, SYN).numbers(ISN, 0))
+}
+
+/// The same with more data than a page has room for (RFC 7413).
+fn jumbo(service: Service) -> Ipv4 {
+    let tcp = Tcp::new(CLIENT_PORT, service.port, SYN).numbers(ISN, 0);
+    Ipv4::tcp(CLIENT, service.vip, tcp.data(&[0x5a; 8_001]))
 }
 
 /// The client's segment in the middle of a connection to a Service.
@@ -76,6 +83,7 @@ fn not_for_us() -> Vec<Case> {
     let elsewhere = Ipv4::tcp(CLIENT, ELSEWHERE, Tcp::new(CLIENT_PORT, 80, SYN));
     let neighbor = |packet: Ipv4| from_client().ipv4(&Ipv4 { destination: NEIGHBOR, ..packet });
     let double = from_client().tagged(VLAN).tagged(VLAN).ipv4(&syn(TAGGED_HTTP));
+    let mapped = Ipv6::tcp(v6(CLIENT), VIP.to_ipv6_mapped(), Tcp::new(CLIENT_PORT, HTTP.port, SYN));
     let mut service_tag = from_client().tagged(VLAN).ipv4(&syn(TAGGED_HTTP));
     service_tag[12..14].copy_from_slice(&[0x88, 0xa8]);
     vec![
@@ -95,6 +103,7 @@ fn not_for_us() -> Vec<Case> {
         Case::ingress("a doubly tagged packet passes", double),
         Case::ingress("a service tag is not understood and passes", service_tag),
         Case::ingress("an Ethertype that is not understood passes", from_client().frame(0x86dd, &syn(HTTP).bytes())),
+        Case::ingress("an IPv4-mapped VIP in an IPv6 packet passes", from_client().ipv6(&mapped)),
         Case::ingress("an interface that is not attached balances nothing", from_client().ipv4(&syn(HTTP)))
             .given(|state| state.interfaces.fill(abi::Interface::default())),
         Case::ingress(
@@ -120,7 +129,6 @@ fn not_balanced() -> Vec<Case> {
     };
     vec![
         Case::ingress("ICMP to a VIP is dropped", other(1)).dropped(DropReason::Icmp),
-        Case::ingress("SCTP to a VIP is dropped", other(132)).dropped(DropReason::Protocol),
         Case::ingress("GRE to a VIP is dropped", other(47)).dropped(DropReason::Protocol),
         Case::ingress("a middle fragment without its first is dropped", fragment(0x2001)).dropped(DropReason::Fragment),
         Case::ingress("a last fragment without its first is dropped", fragment(0x1fff)).dropped(DropReason::Fragment),
@@ -191,6 +199,7 @@ fn delivered() -> Vec<Case> {
     padded_out.resize(60, 0x5a);
     vec![
         case("a SYN is delivered to a local backend", HTTP, &syn(HTTP), LOCAL).then(syn_to_http),
+        case("a SYN in several buffers", HTTP, &jumbo(HTTP), LOCAL).then(syn_to_http).jumbo(),
         case("TCP options stay", HTTP, &with_options, LOCAL).then(syn_to_http),
         case("IPv4 options stay", HTTP, &syn(HTTP).options(&[7, 7, 4, 0, 0, 0, 0, 0]), LOCAL).then(syn_to_http),
         case("the longest IPv4 header is walked", HTTP, &syn(HTTP).options(&[1; 40]), LOCAL).then(syn_to_http),
@@ -214,7 +223,8 @@ fn delivered() -> Vec<Case> {
                 HTTP.record(state, LOCAL_TOO, 0, 0);
                 HTTP.remember(state, LOCAL_TOO, 0, ISN, abi::FLOW_ISN);
                 of_the_known_client(state);
-            }),
+            })
+            .in_this_family(),
     ]
 }
 
@@ -260,6 +270,7 @@ fn handed_over() -> Vec<Case> {
     let tagged = Ethernet::new(SELF_HANDOVER, PEER_MAC).tagged(VLAN).ipv4(&syn(TAGGED_HTTP).ttl(63));
     vec![
         case("a SYN is handed over to the backend's node", HTTPS, &syn(HTTPS)).then(to_https),
+        case("so is one in several buffers", HTTPS, &jumbo(HTTPS)).then(to_https).jumbo(),
         case("so is a segment", HTTPS, &segment(HTTPS)).then(to_https),
         case("so is a datagram", SYSLOG, &datagram(SYSLOG)).then(|state| SYSLOG.record(state, REMOTE, 0, 0)),
         case("IPv4 options go along", HTTPS, &syn(HTTPS).options(&[1; 12])).then(to_https),

@@ -13,6 +13,7 @@ use vipmux_tests::{
 
 pub(crate) const TCP: u32 = 6;
 pub(crate) const UDP: u32 = 17;
+pub(crate) const SCTP: u32 = 132;
 
 /// This node's interface.
 pub(crate) const SELF_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
@@ -68,7 +69,10 @@ pub(crate) const FAR: Endpoint = endpoint(3, 2, [10, 0, 2, 5], 8080);
 /// On a node whose program is not attached.
 pub(crate) const UNREACHABLE: Endpoint = endpoint(4, 3, [10, 0, 3, 5], 8080);
 pub(crate) const DNS: Endpoint = endpoint(5, 0, [10, 0, 0, 53], 5353);
-const ENDPOINTS: [Endpoint; 6] = [LOCAL, LOCAL_TOO, REMOTE, FAR, UNREACHABLE, DNS];
+/// With the port of its Service, as SCTP needs it.
+pub(crate) const SIGNAL: Endpoint = endpoint(6, 0, [10, 0, 0, 7], 2905);
+pub(crate) const SIGNAL_REMOTE: Endpoint = endpoint(7, 1, [10, 0, 1, 7], 2906);
+const ENDPOINTS: [Endpoint; 8] = [LOCAL, LOCAL_TOO, REMOTE, FAR, UNREACHABLE, DNS, SIGNAL, SIGNAL_REMOTE];
 
 /// A Service port: its VIP, its number and the slot of its counters.
 #[derive(Clone, Copy)]
@@ -110,10 +114,15 @@ pub(crate) const FOLLOWED_HTTP: Service = service(11, FOLLOWED, 80, TCP);
 pub(crate) const ELSEWHERE_HTTP: Service = service(12, ELSEWHERE, 80, TCP);
 /// Another port of [`HTTP`]'s backend.
 pub(crate) const HTTP_TOO: Service = service(13, VIP, 8000, TCP);
+/// SCTP to a local backend, and to one behind the same interface.
+pub(crate) const PHONE: Service = service(14, VIP, 2905, SCTP);
+pub(crate) const PHONE_REMOTE: Service = service(15, VIP, 2906, SCTP);
 
 /// Entries of the LRU maps.
 pub(crate) const FLOWS: u32 = 1024;
 
+/// Slots of Services.
+const SLOTS: usize = 18;
 /// Slots of the arena for each Service: half for the table over all backends, half for the local one.
 const RANGE: u32 = 32;
 
@@ -284,8 +293,8 @@ pub(crate) fn state() -> State {
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],
-        service_states: vec![abi::ServiceState::default(); 16],
-        tables: vec![u32::MAX; 16 * RANGE as usize],
+        service_states: vec![abi::ServiceState::default(); SLOTS],
+        tables: vec![u32::MAX; SLOTS * RANGE as usize],
         nodes: nodes(),
         ..State::default()
     };
@@ -346,4 +355,6 @@ fn services(state: &mut State) {
     FOLLOWED_HTTP.set(state, &[REMOTE], &[]);
     ELSEWHERE_HTTP.set(state, &[REMOTE], &[]);
     HTTP_TOO.set(state, &[LOCAL], &[LOCAL]);
+    PHONE.set(state, &[SIGNAL], &[SIGNAL]);
+    PHONE_REMOTE.set(state, &[SIGNAL_REMOTE], &[]);
 }

@@ -6,7 +6,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 
-use crate::property::{self, SHORTEST};
+use crate::property::{self, Programs, SHORTEST};
 
 const CASES: u32 = 3_000;
 
@@ -34,11 +34,11 @@ fn check(property: impl Fn(&[u8]) -> anyhow::Result<()>) {
 }
 
 pub(crate) fn any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes() {
-    let program = property::program().unwrap();
-    check(|frame| property::holds_on_the_way_in(&program, frame).map(drop));
+    let programs = Programs::load().unwrap();
+    check(|frame| property::holds_on_the_way_in(programs.of(frame), frame).map(drop));
 }
 
 pub(crate) fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
-    let program = property::program().unwrap();
-    check(|frame| property::holds_on_the_way_out(&program, frame).map(drop));
+    let programs = Programs::load().unwrap();
+    check(|frame| property::holds_on_the_way_out(programs.of(frame), frame).map(drop));
 }

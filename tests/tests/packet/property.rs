@@ -1,17 +1,24 @@
 //! What holds for any frame at all: the property tests and the fuzz target (`tests/fuzz`) check it.
 
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
-use vipmux_common::abi::{self, FLOW_ISN, UNCLAIMED_REJECT, VIP_LEADING};
+use vipmux_common::abi::{FLOW_ISN, UNCLAIMED_REJECT};
 use vipmux_tests::{
-    frames::{ACK, Arp, BROADCAST, Ethernet, Extension, Icmpv6, Ipv4, Ipv6, Ndp, PSH, SYN, Tcp, Udp},
-    program::{Hook, Outcome, Program},
+    frames::{
+        ACK, Arp, BROADCAST, Chunk, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Ethernet, Extension,
+        Icmpv6, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, SYN, Sctp, Tcp, Udp, multicast_mac, solicited_node,
+    },
+    program::{Hook, Outcome, Program, State},
 };
 
-use crate::fixture::{
-    self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, ELSEWHERE, FOLLOWED, HTTP, HTTPS, LOCAL, MIXED, NEIGHBOR,
-    REDIRECTED, SELF_MAC, SYSLOG, Service, TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, from_peer,
+use crate::{
+    family::{self, v6},
+    fixture::{
+        self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, ELSEWHERE, FOLLOWED, HTTP, HTTPS, LOCAL, MIXED, NEIGHBOR,
+        PEER_MAC, PHONE, REDIRECTED, SELF_MAC, SYSLOG, Service, TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client,
+        from_peer,
+    },
 };
 
 /// The bytes of an Ethernet header: the kernel runs no program on less.
@@ -30,36 +37,33 @@ const XDP_REDIRECT: u32 = 4;
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 
-/// A VIP of the other family, with one Service: port 80, with [`LOCAL6`] alone.
-const VIP6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x60);
-const LOCAL6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 5);
-const CLIENT6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 7, 0, 0, 0, 1);
-const VIP6_ID: u32 = 6;
-const HTTP6_SLOT: u32 = 14;
+/// The programs, with the suite's state in one family.
+pub(crate) struct Programs {
+    v4: Program,
+    v6: Program,
+}
 
-/// The programs, with the suite's state and a flow, refusing what no Service claims, and with no limit on answers.
-pub(crate) fn program() -> Result<Program> {
+impl Programs {
+    /// With a flow, refusing what no Service claims, and with no limit on answers and records.
+    pub(crate) fn load() -> Result<Self> {
+        let load = |state: State| Program::load(&state, fixture::FLOWS);
+        Ok(Self { v4: load(state())?, v6: load(family::state(state()))? })
+    }
+
+    /// Those whose state a frame may concern.
+    pub(crate) fn of(&self, frame: &[u8]) -> &Program {
+        if network(frame).0 == Some(ETHERTYPE_IPV6) { &self.v6 } else { &self.v4 }
+    }
+}
+
+fn state() -> State {
     let mut state = fixture::state();
     state.config.unclaimed = UNCLAIMED_REJECT;
     state.config.answers_per_second = u32::MAX;
     state.config.records_per_second = u32::MAX;
-    let vip = abi::VipValue { id: VIP6_ID, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 3 };
-    state.vips.insert(abi::Address::from(IpAddr::V6(VIP6)), vip);
-    let index = u32::try_from(state.backends.len())?;
-    let local = state.backends[LOCAL.index as usize];
-    state.backends.push(abi::Backend { address: abi::Address::from(IpAddr::V6(LOCAL6)), generation: 90, ..local });
-    // Of HTTP's shape, on a table of its own.
-    let (mut key, mut service, first) = (HTTP.key(), state.services[&HTTP.key()], HTTP6_SLOT as usize * 32);
-    key.vip = VIP6_ID;
-    (service.slot, service.generation) = (HTTP6_SLOT, 100 + HTTP6_SLOT);
-    (service.table, service.local_table) = (u32::try_from(first)?, u32::try_from(first + 16)?);
-    (state.tables[first], state.tables[first + 16]) = (index, index);
-    state.services.insert(key, service);
-    state.service_states[HTTP6_SLOT as usize] =
-        abi::ServiceState { generation: 100 + HTTP6_SLOT, ..abi::ServiceState::default() };
     HTTP.record(&mut state, LOCAL, WHILE, 0);
     HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
-    Program::load(&state, fixture::FLOWS)
+    state
 }
 
 /// Valid frames of every kind.
@@ -71,13 +75,12 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         Ipv4::tcp(CLIENT, service.vip, tcp.data(if flags & SYN == 0 { b"GET / HTTP/1.1\r\n\r\n" } else { b"" }))
     };
     let datagram = |service: Service| Ipv4::udp(CLIENT, service.vip, Udp::new(CLIENT_PORT, service.port, b"question"));
-    let tcp6 = |port| Ipv6::tcp(CLIENT6, VIP6, Tcp::new(CLIENT_PORT, port, SYN).numbers(ISN, 0));
-    let unreachable = Icmpv6::unreachable(1, &tcp6(80).bytes());
     let reply = Tcp::new(LOCAL.port, CLIENT_PORT, ACK | PSH).numbers(9_000, 77);
-    vec![
+    let sctp = |tag, chunk| Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, tag, chunk));
+    let ipv4 = vec![
         broadcast.arp(&request(VIP)),
         broadcast.clone().tagged(VLAN).arp(&request(TAGGED)),
-        broadcast.arp(&Arp::announcement(fixture::PEER_MAC, VIP)),
+        broadcast.arp(&Arp::announcement(PEER_MAC, VIP)),
         from_client().ipv4(&tcp(HTTP, SYN)),
         from_client().ipv4(&tcp(HTTP, ACK | PSH).options(&[1; 12])),
         from_client().ipv4(&tcp(HTTPS, ACK | PSH)),
@@ -89,15 +92,44 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         from_client().ipv4(&datagram(SYSLOG)),
         from_client().ipv4(&datagram(Service { port: 1, ..SYSLOG })),
         from_peer().ipv4(&tcp(MIXED, ACK | PSH)),
-        from_client().ipv6(&Ipv6::ndp(CLIENT6, VIP6, &Ndp::solicitation(VIP6).mac(CLIENT_MAC))),
-        from_client().ipv6(&tcp6(80)),
-        from_client().ipv6(&tcp6(80).extension(Extension::HopByHop(vec![0; 6]))),
-        from_client().ipv6(&tcp6(80).extension(Extension::Fragment { offset: 0, more: true, id: 9 })),
-        from_client().ipv6(&tcp6(1)),
-        from_client().ipv6(&Ipv6::icmpv6(CLIENT6, VIP6, Icmpv6::echo_request(1, 1, b"ping"))),
-        from_client().ipv6(&Ipv6::icmpv6(CLIENT6, VIP6, unreachable)),
-        Ethernet::new(SELF_MAC, CLIENT_MAC).ipv6(&Ipv6::ndp(VIP6, CLIENT6, &Ndp::advertisement(VIP6, 0))),
+        from_client().ipv4(&sctp(0, Chunk::init(7))),
+        from_client().ipv4(&sctp(8, Chunk::data(1, b"message"))),
         Ethernet::new(SELF_MAC, CLIENT_MAC).ipv4(&Ipv4::tcp(LOCAL.address, CLIENT, reply)),
+    ];
+    let ipv6: Vec<Vec<u8>> = ipv4.iter().filter_map(|frame| family::frame(frame)).chain(seeds_of_ipv6()).collect();
+    [ipv4, ipv6].concat()
+}
+
+fn seeds_of_ipv6() -> Vec<Vec<u8>> {
+    let asked = |message: &Ndp| {
+        let group = solicited_node(message.target);
+        Ethernet::new(CLIENT_MAC, multicast_mac(group)).ipv6(&Ipv6::ndp(v6(NEIGHBOR), group, message))
+    };
+    let announced = Ndp::advertisement(v6(VIP), NA_OVERRIDE).mac(PEER_MAC);
+    let all_nodes = std::net::Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    let announced =
+        |source| Ethernet::new(source, multicast_mac(all_nodes)).ipv6(&Ipv6::ndp(v6(VIP), all_nodes, &announced));
+    let syn = Ipv6::tcp(v6(CLIENT), v6(VIP), Tcp::new(CLIENT_PORT, HTTP.port, SYN));
+    let extended = syn
+        .clone()
+        .extension(Extension::HopByHop(vec![]))
+        .extension(Extension::Routing { kind: 4, segments_left: 0, data: vec![0; 20] })
+        .extension(Extension::Fragment { offset: 0, more: false, id: 7 })
+        .extension(Extension::DestinationOptions(vec![]));
+    let [first, later] = Ipv6::udp(v6(CLIENT), v6(VIP), Udp::new(CLIENT_PORT, DNS_UDP.port, b"question")).cut(8, 9);
+    let reply = Ipv6::tcp(v6(VIP), v6(CLIENT), Tcp::new(HTTP.port, CLIENT_PORT, ACK)).bytes();
+    let to_vip = |message| from_client().ipv6(&Ipv6::icmpv6(v6(NEIGHBOR), v6(VIP), message));
+    vec![
+        asked(&Ndp::solicitation(v6(VIP))),
+        asked(&Ndp::solicitation(v6(VIP)).mac(CLIENT_MAC)),
+        asked(&Ndp::solicitation(v6(FOLLOWED)).mac(CLIENT_MAC)),
+        announced(PEER_MAC),
+        announced(SELF_MAC),
+        from_client().ipv6(&extended),
+        from_client().ipv6(&first),
+        from_client().ipv6(&later),
+        to_vip(Icmpv6::echo_request(1, 2, b"echo")),
+        to_vip(Icmpv6::packet_too_big(1280, &reply)),
     ]
 }
 
@@ -125,44 +157,50 @@ pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Op
     let Ok(outcome) = program.run(Hook::Egress, frame) else { return Ok(None) };
     ensure!([TC_ACT_UNSPEC, TC_ACT_SHOT].contains(&outcome.verdict), "verdict {}", outcome.verdict);
     ensure!(outcome.frame.len() == frame.len(), "{} bytes became {}", frame.len(), outcome.frame.len());
-    let ours = match frame[12..14] {
-        [0x08, 0x06] => is_vip(frame, 28),
-        [0x08, 0x00] => frame.get(26..30) == Some(&LOCAL.address.octets()),
-        // A backend's reply, or an advertisement whose target is a VIP.
-        [0x86, 0xdd] => frame.get(22..38) == Some(&LOCAL6.octets()) || mentions_vip6(&frame[SHORTEST..]),
+    let speaks_for_a_vip = match network(frame) {
+        (Some(ETHERTYPE_ARP), at) => is_vip(frame, at + 14),
+        (Some(ETHERTYPE_IPV6), at) => is_vip_v6(frame, at + 8) || is_vip_v6(frame, at + 48),
         _ => false,
     };
-    if !ours {
+    // As its source, or where an error tells of a packet to it.
+    let has = |address: &[u8]| frame.windows(address.len()).any(|bytes| bytes == address);
+    let reply_of_a_backend = has(&LOCAL.address.octets()) || has(&v6(LOCAL.address).octets());
+    if !speaks_for_a_vip && !reply_of_a_backend {
         ensure!(outcome.verdict == TC_ACT_UNSPEC, "a frame that is not ours to judge got verdict {}", outcome.verdict);
         ensure!(outcome.frame == frame, "a frame that is not ours to judge was changed");
     }
     Ok(Some(outcome))
 }
 
+const VIPS: [Ipv4Addr; 4] = [VIP, FOLLOWED, ELSEWHERE, TAGGED];
+
 fn is_vip(frame: &[u8], at: usize) -> bool {
-    let vips = [VIP, FOLLOWED, ELSEWHERE, TAGGED];
-    frame.get(at..at + 4).is_some_and(|ip| vips.iter().any(|vip| vip.octets() == ip))
+    frame.get(at..at + 4).is_some_and(|ip| VIPS.iter().any(|vip| vip.octets() == ip))
 }
 
-fn mentions_vip6(bytes: &[u8]) -> bool {
-    bytes.windows(16).any(|window| window == VIP6.octets())
+fn is_vip_v6(frame: &[u8], at: usize) -> bool {
+    frame.get(at..at + 16).is_some_and(|ip| VIPS.iter().any(|vip| v6(*vip).octets() == ip))
+}
+
+/// The Ethertype behind at most one tag, and where what it tells of begins.
+fn network(frame: &[u8]) -> (Option<u16>, usize) {
+    let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
+    match word(12) {
+        Some(ETHERTYPE_VLAN) => (word(16), 18),
+        other => (other, 14),
+    }
 }
 
 /// Whether the frame may be for a VIP or speak of one: found without the programs' parser.
 fn may_concern(frame: &[u8]) -> bool {
-    let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
-    let (ethertype, network) = match word(12) {
-        Some(0x8100) => (word(16), 18),
-        other => (other, 14),
-    };
-    match ethertype {
-        Some(0x0800) => frame[..6] == SELF_MAC && is_vip(frame, network + 16),
-        Some(0x0806) => {
-            (frame[..6] == SELF_MAC || frame[0] & 1 == 1)
-                && (is_vip(frame, network + 14) || is_vip(frame, network + 24))
+    let own = frame[..6] == SELF_MAC;
+    let heard = own || frame[0] & 1 == 1;
+    match network(frame) {
+        (Some(ETHERTYPE_IPV4), at) => own && is_vip(frame, at + 16),
+        (Some(ETHERTYPE_IPV6), at) => {
+            own && is_vip_v6(frame, at + 24) || heard && (is_vip_v6(frame, at + 8) || is_vip_v6(frame, at + 48))
         }
-        // The destination, or a solicitation's target.
-        Some(0x86dd) => (frame[..6] == SELF_MAC || frame[0] & 1 == 1) && mentions_vip6(&frame[network..]),
+        (Some(ETHERTYPE_ARP), at) => heard && (is_vip(frame, at + 14) || is_vip(frame, at + 24)),
         _ => false,
     }
 }

@@ -16,7 +16,6 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    // An emptied budget fills only with time: those that empty it come last.
     [resets(), unreachables(), echoes(), settings()].into_iter().flatten().collect()
 }
 
@@ -68,6 +67,8 @@ fn resets() -> Vec<Case> {
         case("a SYN's data counts", closed(SYN).data(b"early"), rst(RST | ACK, 0, ISN.wrapping_add(6))),
         case("a FIN without ACK counts", closed(FIN), rst(RST | ACK, 0, ISN.wrapping_add(1))),
         case("data without any flag counts", closed(0).data(&[7; 300]), rst(RST | ACK, 0, ISN.wrapping_add(300))),
+        case("data in several buffers counts", closed(0).data(&[7; 6_000]), rst(RST | ACK, 0, ISN.wrapping_add(6_000)))
+            .jumbo(),
         case("an ACK is reset at its own number", closed(ACK).data(&[7; 99]), rst(RST, 0x1234_5678, 0)),
         case("a SYN-ACK is reset at its own number", closed(SYN | ACK), rst(RST, 0x1234_5678, 0)),
         Case::ingress("a SYN with options is reset without", with_options)
@@ -76,6 +77,12 @@ fn resets() -> Vec<Case> {
         Case::ingress("a SYN to a Service without backends is reset", empty.clone())
             .given(rejecting)
             .becomes(Verdict::Transmitted(reset(&empty, from_empty)), &counted(DropReason::NoBackend)),
+        Case::ingress(
+            "a first fragment is never answered",
+            from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(SYN).data(&[7; 40])).fragment(0x2000)),
+        )
+        .given(rejecting)
+        .dropped(DropReason::NoService),
         Case::ingress("a RST is never answered", from_client().ipv4(&Ipv4::tcp(CLIENT, VIP, closed(RST))))
             .given(rejecting)
             .dropped(DropReason::NoService),
@@ -188,7 +195,7 @@ fn echoes() -> Vec<Case> {
         Case::ingress("an echo reply is not answered", from_client().ipv4(&Ipv4::new(CLIENT, VIP, echo(0, &[1; 56]))))
             .dropped(DropReason::Icmp),
         Case::ingress("an echo request that a peer handed over", request(&from_peer(), &[1; 56], 64))
-            .dropped(DropReason::Icmp),
+            .becomes(Verdict::Dropped(DropReason::Icmp), &[Counter::Stat(Stat::FromPeer)]),
         Case::ingress(
             "a cut echo request",
             from_client().ipv4(&Ipv4::new(CLIENT, VIP, Payload::Other(1, vec![8, 0, 0xf7, 0xff, 0, 0]))),

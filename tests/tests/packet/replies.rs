@@ -84,8 +84,13 @@ fn translated() -> Vec<Case> {
         Ipv4 { payload: Payload::Tcp(tcp.options(&[1, 1, 8, 10, 1, 2, 3, 4, 5, 6, 7, 8])), ..data.clone() };
     let Payload::Udp(udp) = datagram(b"answer").payload else { return Vec::new() };
     let without_checksum = Ipv4 { payload: Payload::Udp(udp.without_checksum()), ..datagram(b"answer") };
+    let tagged = |packet: &Ipv4| out().tagged(VLAN).ipv4(packet);
     vec![
         restored("a segment comes from the VIP", &data),
+        Case::egress("a frame that is tagged already", tagged(&data))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
+            .becomes(Verdict::Passed(tagged(&from(HTTP, &data))), REPLY)
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
         restored("a reply's TCP options stay", &with_options),
         restored("a reply's IPv4 options stay", &data.clone().options(&[1; 8])),
         restored("the longest IPv4 header of a reply is walked", &data.clone().options(&[1; 40])),
@@ -202,8 +207,6 @@ fn foreign() -> Vec<Case> {
             HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
             state.reverse.values_mut().for_each(|reverse| reverse.tag ^= 1);
         }),
-        Case::egress("a frame that is tagged already", out().tagged(VLAN).ipv4(&reply))
-            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN)),
         Case::egress("a first fragment of another packet leaves", out().ipv4(&fragment(0x2000))),
     ]
 }

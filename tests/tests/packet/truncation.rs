@@ -2,27 +2,30 @@
 
 use vipmux_common::abi::FLOW_ISN;
 use vipmux_tests::{
-    frames::{ACK, Arp, BROADCAST, Ipv4, PSH, Payload, Tcp},
-    program::{Hook, Program},
+    frames::{
+        ACK, Arp, BROADCAST, Chunk, Ethernet, Extension, Ipv4, Ipv6, Ndp, PSH, Payload, SYN, Sctp, Tcp, Udp,
+        multicast_mac, solicited_node,
+    },
+    program::{Hook, Program, State},
 };
 
 use crate::{
     demux::{ISN, datagram, segment, syn, to},
+    family::{self, Family, v6},
     fixture::{
-        self, CLIENT_MAC, DNS_UDP, FOLLOWED, HTTP, HTTPS, LOCAL, NEIGHBOR, SYSLOG, TAGGED, TAGGED_HTTP, VIP, VLAN,
-        WHILE, from_client, from_peer,
+        self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, FOLLOWED, HTTP, HTTPS, LOCAL, NEIGHBOR, PHONE, SIGNAL, SYSLOG,
+        TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, from_peer,
     },
     replies,
 };
 
 const DROP: u32 = 1;
 const PASS: u32 = 2;
-/// What `BPF_PROG_TEST_RUN` takes at least: an Ethernet header, and for an skb an IPv4 header if it says so.
+/// What `BPF_PROG_TEST_RUN` takes at least: an Ethernet header, and for an skb an IP header if it says so.
 const SHORTEST: usize = 14;
-const SHORTEST_SKB: usize = SHORTEST + 20;
 
-fn program() -> Program {
-    Program::load(&fixture::state(), fixture::FLOWS).unwrap()
+fn in_family(family: Family, state: State) -> State {
+    if family == Family::V6 { family::state(state) } else { state }
 }
 
 /// What of a frame's first `length` bytes must happen.
@@ -39,8 +42,9 @@ fn rules() -> Vec<Rule> {
     let Payload::Tcp(tcp) = segment(HTTP).payload else { unreachable!() };
     let with_options = Payload::Tcp(tcp.options(&[1; 12]));
     let to_https = Ipv4 { payload: with_options, ..segment(HTTPS) }.options(&[1; 8]);
+    let init = Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, 0, Chunk::init(7)));
     let request = |target| Arp::request(CLIENT_MAC, NEIGHBOR, target);
-    let broadcast = vipmux_tests::frames::Ethernet::new(CLIENT_MAC, BROADCAST);
+    let broadcast = Ethernet::new(CLIENT_MAC, BROADCAST);
     let arp = |name, frame| Rule { name, frame, header: 0, understood: 0 };
     let ip = |name, header, frame: Vec<u8>| Rule { name, header, understood: frame.len(), frame };
     vec![
@@ -53,67 +57,139 @@ fn rules() -> Vec<Rule> {
         ip("a datagram to a local backend", 34, from_client().ipv4(&datagram(DNS_UDP))),
         ip("a datagram to another node", 34, from_client().ipv4(&datagram(SYSLOG))),
         ip("a handed-over segment", 34, from_peer().ipv4(&segment(HTTP))),
+        ip("an INIT", 34, from_client().ipv4(&init)),
         ip("a SYN with the longest header", 34, from_client().ipv4(&syn(HTTP).options(&[1; 40]))),
     ]
 }
 
+/// The same in IPv6, where there is the same; and what IPv6 alone has.
+fn rules_of_ipv6() -> Vec<Rule> {
+    let twins = rules().into_iter().filter_map(|rule| {
+        let frame = family::frame(&rule.frame)?;
+        Some(Rule { header: rule.header + 20, understood: frame.len(), frame, ..rule })
+    });
+    let ndp = |name, target| {
+        let message = Ndp::solicitation(v6(target));
+        let packet = Ipv6::ndp(v6(NEIGHBOR), solicited_node(v6(target)), &message);
+        let frame = Ethernet::new(CLIENT_MAC, multicast_mac(packet.destination)).ipv6(&packet);
+        Rule { name, frame, header: 0, understood: 0 }
+    };
+    let optional = Ipv6::tcp(v6(CLIENT), v6(VIP), Tcp::new(CLIENT_PORT, HTTP.port, SYN))
+        .extension(Extension::HopByHop(vec![]))
+        .extension(Extension::Routing { kind: 4, segments_left: 0, data: vec![0; 20] })
+        .extension(Extension::Fragment { offset: 0, more: false, id: 7 });
+    let frame = from_client().ipv6(&optional);
+    let optional = Rule { name: "a SYN behind extension headers", header: 54, understood: frame.len(), frame };
+    let alone = [ndp("a solicitation", VIP), ndp("a solicitation to drop", FOLLOWED), optional];
+    let rules: Vec<Rule> = twins.chain(alone).collect();
+    assert!(rules.len() > 8, "{} rules", rules.len());
+    rules
+}
+
 /// The headers' lengths tell of more than there is.
 pub(crate) fn cut_frames_pass_untouched_or_are_dropped() {
-    let mut program = program();
-    let state = fixture::state();
-    for Rule { name, frame, header, understood } in rules() {
-        program.install(&state).unwrap();
-        for length in SHORTEST..frame.len() {
-            let outcome = program.run(Hook::Ingress, &frame[..length]).unwrap();
-            let wanted = if (header..understood).contains(&length) { DROP } else { PASS };
-            assert_eq!(outcome.verdict, wanted, "{name}, {length} of {} bytes", frame.len());
-            assert_eq!(outcome.frame, frame[..length], "{name}, {length} of {} bytes", frame.len());
+    for (family, rules) in [(Family::V4, rules()), (Family::V6, rules_of_ipv6())] {
+        let state = in_family(family, fixture::state());
+        let mut program = Program::load(&state, fixture::FLOWS).unwrap();
+        for rule in rules {
+            holds(&mut program, &state, rule);
         }
-        assert_eq!(program.state().unwrap(), state, "{name}: a cut frame left a trace");
-        let whole = program.run(Hook::Ingress, &frame).unwrap();
-        assert!(whole.verdict != PASS || whole.frame != frame, "{name}: nothing came of the whole frame either");
     }
 }
 
-/// The IPv4 header tells of just what there is: the program goes by it as far as the headers reach.
+fn holds(program: &mut Program, state: &State, rule: Rule) {
+    let Rule { name, frame, header, understood } = rule;
+    program.install(state).unwrap();
+    for length in SHORTEST..frame.len() {
+        let outcome = program.run(Hook::Ingress, &frame[..length]).unwrap();
+        let wanted = if (header..understood).contains(&length) { DROP } else { PASS };
+        assert_eq!(outcome.verdict, wanted, "{name}, {length} of {} bytes", frame.len());
+        assert_eq!(outcome.frame, frame[..length], "{name}, {length} of {} bytes", frame.len());
+    }
+    assert_eq!(program.state().unwrap(), *state, "{name}: a cut frame left a trace");
+    let whole = program.run(Hook::Ingress, &frame).unwrap();
+    assert!(whole.verdict != PASS || whole.frame != frame, "{name}: nothing came of the whole frame either");
+}
+
+/// The IP header tells of just what there is: the program goes by it as far as the headers reach.
 pub(crate) fn short_packets_are_dropped_until_their_headers_are_whole() {
-    let program = program();
-    let tcp = segment(HTTP).options(&[1; 8]);
-    let udp = datagram(DNS_UDP).options(&[1; 8]);
-    for (name, packet, backend, headers) in [("TCP", tcp, LOCAL, 14 + 28 + 20), ("UDP", udp, fixture::DNS, 14 + 28 + 8)]
+    let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
+    let (tcp, udp) = (segment(HTTP).options(&[1; 8]), datagram(DNS_UDP).options(&[1; 8]));
+    let sctp = Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, 7, Chunk::data(1, b"message")));
+    for (name, packet, backend, transport) in
+        [("TCP", tcp, LOCAL, 20), ("UDP", udp, fixture::DNS, 8), ("SCTP", sctp.options(&[1; 8]), SIGNAL, 16)]
     {
         let (frame, delivered) = (from_client().ipv4(&packet), from_client().ipv4(&to(&packet, backend)));
-        for length in SHORTEST + 20..frame.len() {
+        for length in 34..frame.len() {
             let mut short = frame[..length].to_vec();
             let total = u16::try_from(length - 14).unwrap().to_be_bytes();
             short[16..18].copy_from_slice(&total);
-            let outcome = program.run(Hook::Ingress, &short).unwrap();
-            if length < headers {
-                assert_eq!((outcome.verdict, outcome.frame), (DROP, short), "{name}, {length} bytes");
-            } else {
-                assert_eq!(outcome.verdict, PASS, "{name}, {length} bytes");
-                assert_eq!(outcome.frame[30..38], delivered[30..38], "{name}, {length} bytes: the destination");
-                assert_eq!(outcome.frame.len(), length, "{name}, {length} bytes");
-            }
+            assert_whole(&program, &short, &delivered, (30..34, 42 + transport), name);
         }
+    }
+}
+
+pub(crate) fn short_ipv6_packets_are_dropped_until_their_headers_are_whole() {
+    let program = Program::load(&family::state(fixture::state()), fixture::FLOWS).unwrap();
+    let option = || Extension::DestinationOptions(vec![]);
+    let tcp = Tcp::new(CLIENT_PORT, HTTP.port, ACK).data(b"data");
+    let udp = Udp::new(CLIENT_PORT, DNS_UDP.port, b"data");
+    let sctp = Sctp::new(CLIENT_PORT, PHONE.port, 7, Chunk::data(1, b"message"));
+    for (name, payload, backend, transport) in [
+        ("TCP", Payload::Tcp(tcp), LOCAL, 20),
+        ("UDP", Payload::Udp(udp), fixture::DNS, 8),
+        ("SCTP", Payload::Sctp(sctp), SIGNAL, 16),
+    ] {
+        let packet = Ipv6::new(v6(CLIENT), v6(VIP), payload).extension(option());
+        let frame = from_client().ipv6(&packet);
+        let delivered = from_client().ipv6(&Ipv6 { destination: v6(backend.address), ..packet });
+        for length in 54..frame.len() {
+            let mut short = frame[..length].to_vec();
+            let total = u16::try_from(length - 54).unwrap().to_be_bytes();
+            short[18..20].copy_from_slice(&total);
+            assert_whole(&program, &short, &delivered, (38..54, 62 + transport), name);
+        }
+    }
+}
+
+/// Below that many bytes of headers, it is dropped as it is; from there on, it has the backend's address.
+fn assert_whole(
+    program: &Program,
+    short: &[u8],
+    delivered: &[u8],
+    (address, headers): (std::ops::Range<usize>, usize),
+    name: &str,
+) {
+    let length = short.len();
+    let outcome = program.run(Hook::Ingress, short).unwrap();
+    if length < headers {
+        assert_eq!((outcome.verdict, outcome.frame.as_slice()), (DROP, short), "{name}, {length} bytes");
+    } else {
+        assert_eq!(outcome.verdict, PASS, "{name}, {length} bytes");
+        assert_eq!(outcome.frame[address.clone()], delivered[address], "{name}, {length} bytes: the destination");
+        assert_eq!(outcome.frame.len(), length, "{name}, {length} bytes");
     }
 }
 
 /// On the way out, nothing is dropped for being short, and nothing is touched before its headers are whole.
 pub(crate) fn cut_replies_leave_untouched() {
-    let mut program = program();
-    let mut state = fixture::state();
-    HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
-    program.install(&state).unwrap();
-    let packet = replies::segment(LOCAL, ACK | PSH, 77).options(&[1; 8]);
+    let packet = replies::segment(LOCAL, ACK | PSH, 77);
     let Payload::Tcp(tcp) = packet.payload.clone() else { unreachable!() };
     let packet = Ipv4 { payload: Payload::Tcp(Tcp { data: b"page".to_vec(), ..tcp }), ..packet };
-    let frame = vipmux_tests::frames::Ethernet::new(fixture::SELF_MAC, CLIENT_MAC).ipv4(&packet);
-    let (next, headers) = (u32::MAX, 14 + 28 + 20);
-    for length in SHORTEST_SKB..=frame.len() {
-        let outcome = program.run(Hook::Egress, &frame[..length]).unwrap();
-        assert_eq!(outcome.verdict, next, "{length} bytes");
-        let touched = outcome.frame != frame[..length];
-        assert_eq!(touched, length >= headers, "{length} bytes");
+    let header = Ethernet::new(fixture::SELF_MAC, CLIENT_MAC);
+    let optional = header.ipv4(&packet.clone().options(&[1; 8]));
+    let of_ipv6 = family::frame(&header.ipv4(&packet)).unwrap();
+    for (family, frame, shortest, headers) in
+        [(Family::V4, optional, SHORTEST + 20, 14 + 28 + 20), (Family::V6, of_ipv6, SHORTEST + 40, 14 + 40 + 20)]
+    {
+        let mut state = fixture::state();
+        HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
+        let program = Program::load(&in_family(family, state), fixture::FLOWS).unwrap();
+        for length in shortest..=frame.len() {
+            let outcome = program.run(Hook::Egress, &frame[..length]).unwrap();
+            assert_eq!(outcome.verdict, u32::MAX, "{family:?}, {length} bytes");
+            let touched = outcome.frame != frame[..length];
+            assert_eq!(touched, length >= headers, "{family:?}, {length} bytes");
+        }
     }
 }

@@ -199,6 +199,12 @@ impl Cluster {
         self.service(7, (3, 80, Protocol::Tcp), ("shop", "six"), &[6, 7], &[6]);
     }
 
+    /// An SCTP port on the first VIP, and one on that of IPv6.
+    pub(super) fn add_sctp(&mut self) {
+        self.service(8, (1, 8080, Protocol::Sctp), ("phone", "four"), &[0, 1], &[0]);
+        self.service(9, (3, 8080, Protocol::Sctp), ("phone", "six"), &[6, 7], &[6]);
+    }
+
     fn counts(&mut self) {
         let on_the_first_cpu = |packets, bytes, flows| {
             let mut counts = vec![Count::default(); nr_cpus().unwrap()];

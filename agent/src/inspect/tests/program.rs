@@ -1,13 +1,19 @@
 //! `lookup` says what the XDP program does: both are asked about the same packets on the same maps.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
-use aya::programs::{TestRun as _, TestRunOptions, Xdp};
-use vipmux_common::abi::{BACKEND_READY, Backend, Config, DropReason, Mac, Node, ServiceState, UNCLAIMED_PASS};
+use aya::{
+    Ebpf,
+    programs::{TestRun as _, TestRunOptions, Xdp},
+};
+use vipmux_common::abi::{BACKEND_READY, Backend, Config, DropReason, Fence, Mac, Node, ServiceState, UNCLAIMED_PASS};
 
 use super::cluster::{Cluster, HZ, IDLE, mac, request};
 use crate::{
-    datapath::{maps::Maps, pins::XDP_PROGRAM},
+    datapath::{
+        maps::Maps,
+        xdp::{Buffers, load_xdp},
+    },
     inspect::{
         clock::Clock,
         lookup::{Outcome, Request, Source, walk},
@@ -25,24 +31,49 @@ fn frame(request: &Request) -> Vec<u8> {
         Source::Peer => mac(99).handover(),
         Source::Mac(mac) => mac,
     };
-    let (IpAddr::V4(client), IpAddr::V4(vip)) = (request.client.ip(), request.vip.ip()) else { panic!("IPv4 alone") };
-    let length: u8 = if request.protocol == Protocol::Tcp { 40 } else { 28 };
-    let mut frame = [&mac(10).bytes()[..], &source.bytes(), &[8, 0]].concat();
-    frame.extend([0x45, 0, 0, length, 0, 0, 0, 0, 64, request.protocol.number(), 0, 0]);
-    frame.extend(client.octets());
-    frame.extend(vip.octets());
-    frame.extend(request.client.port().to_be_bytes());
-    frame.extend(request.vip.port().to_be_bytes());
-    if request.protocol == Protocol::Tcp {
-        frame.extend([0, 0, 0, 1, 0, 0, 0, 0, 0x50, if request.syn { 0x02 } else { 0x10 }, 0, 1, 0, 0, 0, 0]);
-    } else {
-        frame.extend([0, 8, 0, 0]);
+    let transport = transport(request);
+    let length = u8::try_from(transport.len()).unwrap();
+    let mut frame = [mac(10).bytes(), source.bytes()].concat();
+    match (request.client.ip(), request.vip.ip()) {
+        (IpAddr::V4(client), IpAddr::V4(vip)) => {
+            frame.extend([8, 0, 0x45, 0, 0, 20 + length, 0, 0, 0, 0, 64, request.protocol.number(), 0, 0]);
+            frame.extend([client.octets(), vip.octets()].concat());
+        }
+        (IpAddr::V6(client), IpAddr::V6(vip)) => {
+            frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, length, request.protocol.number(), 64]);
+            frame.extend([client.octets(), vip.octets()].concat());
+        }
+        _ => panic!("{request:?} is of two families"),
     }
+    frame.extend(transport);
     frame
+}
+
+fn transport(request: &Request) -> Vec<u8> {
+    let ports = [request.client.port().to_be_bytes(), request.vip.port().to_be_bytes()].concat();
+    let rest = match request.protocol {
+        Protocol::Tcp => vec![0, 0, 0, 1, 0, 0, 0, 0, 0x50, if request.syn { 0x02 } else { 0x10 }, 0, 1, 0, 0, 0, 0],
+        Protocol::Udp => vec![0, 8, 0, 0],
+        // A chunk of INIT, or of DATA.
+        Protocol::Sctp => [&[0; 8][..], &[u8::from(request.syn), 0, 0, 20], &[0; 16]].concat(),
+    };
+    [ports, rest].concat()
 }
 
 fn drops(maps: &Maps) -> Vec<u64> {
     maps.read_drops().unwrap().iter().map(|(_, count)| count.packets).collect()
+}
+
+/// The destination of a packet, and its port.
+fn destination(frame: &[u8]) -> String {
+    let bytes = |at: usize| frame[at..at + 2].try_into().unwrap();
+    if frame[12] == 8 {
+        let address: [u8; 4] = frame[30..34].try_into().unwrap();
+        format!("{}:{}", IpAddr::from(address), u16::from_be_bytes(bytes(36)))
+    } else {
+        let address: [u8; 16] = frame[38..54].try_into().unwrap();
+        format!("{}:{}", IpAddr::from(address), u16::from_be_bytes(bytes(56)))
+    }
 }
 
 /// What the program did, in the words of [`told`].
@@ -58,16 +89,6 @@ fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
     let after = drops(maps);
     let counted: Vec<_> =
         DropReason::ALL.iter().filter(|reason| after[**reason as usize] != before[**reason as usize]).collect();
-    let destination = |frame: &[u8]| {
-        format!(
-            "{}.{}.{}.{}:{}",
-            frame[30],
-            frame[31],
-            frame[32],
-            frame[33],
-            u16::from_be_bytes([frame[36], frame[37]])
-        )
-    };
     match action {
         XDP_PASS if out == frame => "passed".to_owned(),
         XDP_PASS => format!("delivered to {}", destination(&out)),
@@ -93,6 +114,14 @@ fn told(outcome: &Outcome) -> String {
     }
 }
 
+fn request_ipv6(client_port: u16, port: u16, protocol: Protocol) -> Request {
+    Request {
+        client: (Ipv6Addr::new(0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 7), client_port).into(),
+        vip: (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x10), port).into(),
+        ..request(client_port, port, protocol)
+    }
+}
+
 fn requests() -> Vec<Request> {
     let mut requests = Vec::new();
     for source in [Source::Client, Source::Peer, Source::Mac(mac(11))] {
@@ -103,6 +132,14 @@ fn requests() -> Vec<Request> {
                     .chain([(8080, Protocol::Tcp), (9999, Protocol::Tcp), (53, Protocol::Udp), (80, Protocol::Udp)])
             {
                 let packets = (0..8).map(|i| Request { syn, source, ..request(5000 + i, port, protocol) });
+                requests.extend(packets);
+            }
+            for (port, protocol) in [(80, Protocol::Tcp), (81, Protocol::Tcp), (8080, Protocol::Sctp)] {
+                let packets = (0..8).map(|i| Request { syn, source, ..request_ipv6(5000 + i, port, protocol) });
+                requests.extend(packets);
+            }
+            for port in [8080, 8081] {
+                let packets = (0..8).map(|i| Request { syn, source, ..request(5000 + i, port, Protocol::Sctp) });
                 requests.extend(packets);
             }
         }
@@ -139,12 +176,22 @@ fn age(maps: &mut Maps) {
     }
 }
 
+/// The program on the interfaces, with those that it calls.
+fn entry(ebpf: &mut Ebpf) -> &Xdp {
+    let buffers = Buffers::here();
+    load_xdp(ebpf, buffers).unwrap();
+    ebpf.program(buffers.entry()).unwrap().try_into().unwrap()
+}
+
 #[test]
 fn a_lookup_says_what_the_program_does() {
     let Some(mut cluster) = Cluster::new() else { return };
+    cluster.add_ipv6();
+    cluster.add_sctp();
+    // The program goes by this machine's own clock.
+    cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
     let maps = cluster.maps();
-    let program: &mut Xdp = cluster.fixture.ebpf.program_mut(XDP_PROGRAM).unwrap().try_into().unwrap();
-    program.load().unwrap();
+    let program = entry(&mut cluster.fixture.ebpf);
 
     let mut seen = compare(program, &maps, "first packets");
     seen.extend(compare(program, &maps, "with flow records"));
@@ -170,16 +217,21 @@ fn a_lookup_says_what_the_program_does() {
     written.config.set(0, Config { unclaimed: UNCLAIMED_PASS, ..config }, 0).unwrap();
     seen.extend(compare(program, &maps, "with the stack for what is unclaimed"));
 
-    for verdict in ["passed", "delivered to 10.0.0.1:8080", "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0b"]
-        .into_iter()
-        .chain([
-            "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0d",
-            "rejected: no_service",
-            "rejected: no_backend",
-            "dropped: no_service",
-            "dropped: no_backend",
-        ])
-        .chain(["dropped: not_local", "dropped: hairpin", "dropped: node_unreachable", "dropped: tuple_collision"])
+    for verdict in [
+        "passed",
+        "delivered to 10.0.0.1:8080",
+        "delivered to fd00::1:8080",
+        "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0b",
+    ]
+    .into_iter()
+    .chain([
+        "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0d",
+        "rejected: no_service",
+        "rejected: no_backend",
+        "dropped: no_service",
+        "dropped: no_backend",
+    ])
+    .chain(["dropped: not_local", "dropped: hairpin", "dropped: node_unreachable", "dropped: tuple_collision"])
     {
         assert!(seen.iter().any(|seen| seen == verdict), "no packet was {verdict}");
     }
