@@ -190,6 +190,7 @@ fn a_lookup_says_what_the_program_does() {
     cluster.add_sctp();
     // The program goes by this machine's own clock.
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
+    cluster.fixture.maps.index_vips().unwrap();
     let maps = cluster.maps();
     let program = entry(&mut cluster.fixture.ebpf);
 
