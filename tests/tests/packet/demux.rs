@@ -270,7 +270,7 @@ fn of_the_known_client(state: &mut State) {
         .into_iter()
         .map(|(key, value)| {
             let key = abi::ReverseKey { client, ..key };
-            (key, abi::ReverseValue { tag: vipmux_common::hash::reverse(&key), ..value })
+            (key, abi::ReverseValue { tag: hash::reverse(&key), ..value })
         })
         .collect();
 }

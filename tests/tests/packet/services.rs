@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use vipmux_common::{
     abi::{
-        Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FRAGMENT_KERNEL, FragmentKey, FragmentValue,
-        Range, SERVICE_DIRECT, SERVICE_KERNEL, Stat, VIP_ALL_PORTS,
+        Address, DropReason, FLOW_ISN, FRAGMENT_KERNEL, FragmentKey, FragmentValue, Range, SERVICE_DIRECT,
+        SERVICE_KERNEL, Stat, VIP_ALL_PORTS,
     },
     hash,
 };
@@ -340,17 +340,12 @@ fn error() -> Ipv4 {
     Ipv4::new([203, 0, 113, 1].into(), VIP, sealed([&[3, 3, 0, 0, 0, 0, 0, 0][..], &answer[..28]].concat()))
 }
 
+/// That the first fragment was left to the kernel.
+const TO_KERNEL: FragmentValue =
+    FragmentValue { backend: FRAGMENT_KERNEL, tag: 0, backend_generation: 0, slot: 0, direct: 0, reserved: 0, seen: 0 };
+
 fn left_to_the_kernel() -> Vec<Case> {
     let [first, later] = cut();
-    const TO_KERNEL: FragmentValue = FragmentValue {
-        backend: FRAGMENT_KERNEL,
-        tag: 0,
-        backend_generation: 0,
-        slot: 0,
-        direct: 0,
-        reserved: 0,
-        seen: 0,
-    };
     let case = |name, frame| {
         Case::ingress(name, frame)
             .given(|state| kernel(state, DNS_UDP))
@@ -381,22 +376,24 @@ fn left_to_the_kernel() -> Vec<Case> {
     ]
 }
 
+/// That the first fragment was direct.
+fn direct_before(state: &mut State, age: u64) {
+    let value = FragmentValue {
+        backend: DNS.index,
+        backend_generation: DNS.of(state).generation,
+        slot: DNS_UDP.slot,
+        direct: 1,
+        ..FragmentValue::default()
+    };
+    fragment(state, age, value);
+}
+
 fn direct() -> Vec<Case> {
     fn set(state: &mut State) {
         state_of(state, DNS_UDP).flags = SERVICE_DIRECT;
         state_of(state, SYSLOG).flags = SERVICE_DIRECT;
     }
     let [first, later] = cut();
-    fn recorded(state: &mut State, age: u64) {
-        let value = FragmentValue {
-            backend: DNS.index,
-            backend_generation: DNS.of(state).generation,
-            slot: DNS_UDP.slot,
-            direct: 1,
-            ..FragmentValue::default()
-        };
-        fragment(state, age, value);
-    }
     let case = |name, frame, counters: Vec<Counter>| {
         Case::ingress(name, frame).given(set).becomes(Verdict::Untouched, &counters)
     };
@@ -424,12 +421,12 @@ fn direct() -> Vec<Case> {
         )
         .then(|state| {
             DNS_UDP.record(state, DNS, 0, 0);
-            recorded(state, 0);
+            direct_before(state, 0);
         }),
         case("a later fragment is direct as the first", from_client().ipv4(&later), known_flow(DNS_UDP, Stat::Direct))
             .given(|state| {
                 set(state);
-                recorded(state, WHILE);
+                direct_before(state, WHILE);
             }),
         case("an error about a direct answer", from_client().ipv4(&error()), vec![Counter::Stat(Stat::Direct)]),
         case(
