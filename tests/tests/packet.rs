@@ -41,6 +41,8 @@ mod ndp;
 mod partial;
 #[path = "packet/property.rs"]
 mod property;
+#[path = "packet/records.rs"]
+mod records;
 #[path = "packet/reject.rs"]
 mod reject;
 #[path = "packet/replies.rs"]
@@ -103,6 +105,11 @@ fn a_partial_checksum_stays_partial_or_is_completed() {
 #[test]
 fn services_are_held_to_what_they_are_configured_for() {
     check(services::cases);
+}
+
+#[test]
+fn a_flood_of_new_flows_washes_out_no_live_ones() {
+    check(records::cases);
 }
 
 #[test]
@@ -215,6 +222,7 @@ fn all_cases() -> Vec<Case> {
         ipv6::cases,
         ndp::cases,
         partial::cases,
+        records::cases,
         reject::cases,
         replies::cases,
         sctp::cases,
@@ -253,6 +261,7 @@ fn what_holds_for_ipv4_is_checked_for_ipv6() {
         ("fragments", fragments::cases),
         ("handover", handover::cases),
         ("partial", partial::cases),
+        ("records", records::cases),
         ("reject", reject::cases),
         ("replies", replies::cases),
         ("sctp", sctp::cases),

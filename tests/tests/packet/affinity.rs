@@ -141,14 +141,15 @@ fn remembered() -> Vec<Case> {
     ]
 }
 
+fn at_another(state: &mut State) {
+    sticky(state, HTTP);
+    seen(state, HTTP, LOCAL_TOO, WHILE);
+}
+
 /// The table decides anew, and that is remembered.
 fn forgotten() -> Vec<Case> {
     let case =
         |name, given: fn(&mut State)| local(name, &syn(HTTP), LOCAL).given(given).then(|state| opened(state, LOCAL));
-    fn at_another(state: &mut State) {
-        sticky(state, HTTP);
-        seen(state, HTTP, LOCAL_TOO, WHILE);
-    }
     vec![
         case("a client that was away for too long", |state| {
             sticky(state, HTTP);

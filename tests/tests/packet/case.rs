@@ -154,7 +154,9 @@ impl Case {
 
     fn state(&self, change: &[fn(&mut State)]) -> State {
         let mut state = fixture::state();
-        change.iter().for_each(|change| change(&mut state));
+        for change in change {
+            change(&mut state);
+        }
         match self.family {
             Family::V4 => state,
             Family::V6 => family::state(state),

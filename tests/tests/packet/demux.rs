@@ -1,6 +1,11 @@
 //! From a packet to a VIP to the backend of a new flow.
 
-use vipmux_common::abi::{self, BACKEND_READY, DropReason, NODE_ATTACHED, Stat};
+use std::net::{IpAddr, Ipv4Addr};
+
+use vipmux_common::{
+    abi::{self, BACKEND_READY, DropReason, NODE_ATTACHED, Stat},
+    hash,
+};
 use vipmux_tests::{
     frames::{ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, PSH, Payload, SYN, Tcp, Udp},
     program::State,
@@ -8,7 +13,7 @@ use vipmux_tests::{
 
 use crate::{
     case::{Case, Counter, Verdict},
-    family::v6,
+    family::{Family, v6},
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_TCP, DNS_UDP, ELSEWHERE, EMPTY, Endpoint, FAR, FAR_MAC,
         FOLLOWED_HTTP, HTTP, HTTPS, LOCAL, LOCAL_TOO, LOST, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE,
@@ -18,10 +23,19 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [not_for_us(), not_balanced(), malformed(), delivered(), handed_over(), unbalanced_ports(), another_choice()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        not_for_us(),
+        not_balanced(),
+        malformed(),
+        delivered(),
+        handed_over(),
+        unbalanced_ports(),
+        another_choice(),
+        crowded(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// What the client's SYN has as its sequence number.
@@ -238,7 +252,7 @@ fn summing_to_zero() -> Ipv4 {
     packet
 }
 
-const KNOWN_CLIENT: std::net::Ipv4Addr = std::net::Ipv4Addr::new(192, 0, 2, 1);
+const KNOWN_CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
 /// A SYN to [`HTTP`] whose flow hash is known from `vipmux-common`'s test vectors: 4157142029, so the last eighth.
 fn known_hash() -> Ipv4 {
@@ -256,7 +270,7 @@ fn of_the_known_client(state: &mut State) {
         .into_iter()
         .map(|(key, value)| {
             let key = abi::ReverseKey { client, ..key };
-            (key, abi::ReverseValue { tag: vipmux_common::hash::reverse(&key), ..value })
+            (key, abi::ReverseValue { tag: hash::reverse(&key), ..value })
         })
         .collect();
 }
@@ -296,6 +310,46 @@ fn ttl(ttl: u8, name: &'static str) -> Case {
             &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTPS.slot)],
         )
         .then(|state| HTTPS.record(state, REMOTE, 0, 0))
+}
+
+/// Another address with the same index in `VIP_INDEX`, in one family; the first, or the second.
+fn neighbor_in_index(family: Family, number: usize) -> Ipv4Addr {
+    let index = |address: Ipv4Addr| {
+        hash::vip(&match family {
+            Family::V4 => abi::Address::from(address),
+            Family::V6 => IpAddr::from(v6(address)).into(),
+        })
+    };
+    let mut all = (0x0b00_0000_u32..0x0c00_0000).map(Ipv4Addr::from).filter(|it| index(*it) == index(VIP));
+    all.nth(number).unwrap()
+}
+
+/// Makes another address a VIP without Services.
+fn crowd(state: &mut State, family: Family) {
+    let value = abi::VipValue { id: 9, ..*vip_of(state, VIP) };
+    state.vips.insert(crate::fixture::address(neighbor_in_index(family, 0)), value);
+}
+
+/// VIPs that share an index.
+fn crowded() -> Vec<Case> {
+    let of = |family, given: fn(&mut State)| {
+        let to_address = |number| {
+            let packet = Ipv4 { destination: neighbor_in_index(family, number), ..syn(HTTP) };
+            from_client().ipv4(&packet)
+        };
+        let (frame, verdict, counters) = local(HTTP, &syn(HTTP), LOCAL);
+        let cases = [
+            Case::ingress("a VIP that shares its index", frame).becomes(verdict, &counters).then(syn_to_http),
+            Case::ingress("another VIP of that index", to_address(0)).dropped(DropReason::NoService),
+            Case::ingress("an address of that index that is no VIP passes", to_address(1)),
+        ];
+        cases.map(|case| {
+            let case = case.given(given);
+            if family == Family::V6 { case.twin().unwrap() } else { case.in_this_family() }
+        })
+    };
+    let v4 = of(Family::V4, |state| crowd(state, Family::V4));
+    v4.into_iter().chain(of(Family::V6, |state| crowd(state, Family::V6))).collect()
 }
 
 /// Ports are told apart by VIP, protocol and number.

@@ -1,12 +1,12 @@
 //! What Services are configured for: source ranges, idle times, every port, the kernel's forwarding, direct server
-//! return; and how many flows are recorded.
+//! return.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use vipmux_common::{
     abi::{
-        Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FRAGMENT_KERNEL, FragmentKey, FragmentValue,
-        Range, SERVICE_DIRECT, SERVICE_KERNEL, Stat, VIP_ALL_PORTS,
+        Address, DropReason, FLOW_ISN, FRAGMENT_KERNEL, FragmentKey, FragmentValue, Range, SERVICE_DIRECT,
+        SERVICE_KERNEL, Stat, VIP_ALL_PORTS,
     },
     hash,
 };
@@ -28,13 +28,10 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [ranges(), other_family(), idle(), every_port(), left_to_the_kernel(), direct(), limited(), limited_here()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [ranges(), other_family(), idle(), every_port(), left_to_the_kernel(), direct()].into_iter().flatten().collect()
 }
 
-fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint, known: bool) -> Case {
+pub(crate) fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint, known: bool) -> Case {
     let count = if known { known_flow } else { new_flow };
     Case::ingress(name, from_client().ipv4(packet))
         .becomes(Verdict::Passed(from_client().ipv4(&to(packet, backend))), &count(service, Stat::Local))
@@ -343,17 +340,12 @@ fn error() -> Ipv4 {
     Ipv4::new([203, 0, 113, 1].into(), VIP, sealed([&[3, 3, 0, 0, 0, 0, 0, 0][..], &answer[..28]].concat()))
 }
 
+/// That the first fragment was left to the kernel.
+const TO_KERNEL: FragmentValue =
+    FragmentValue { backend: FRAGMENT_KERNEL, tag: 0, backend_generation: 0, slot: 0, direct: 0, reserved: 0, seen: 0 };
+
 fn left_to_the_kernel() -> Vec<Case> {
     let [first, later] = cut();
-    const TO_KERNEL: FragmentValue = FragmentValue {
-        backend: FRAGMENT_KERNEL,
-        tag: 0,
-        backend_generation: 0,
-        slot: 0,
-        direct: 0,
-        reserved: 0,
-        seen: 0,
-    };
     let case = |name, frame| {
         Case::ingress(name, frame)
             .given(|state| kernel(state, DNS_UDP))
@@ -384,22 +376,24 @@ fn left_to_the_kernel() -> Vec<Case> {
     ]
 }
 
+/// That the first fragment was direct.
+fn direct_before(state: &mut State, age: u64) {
+    let value = FragmentValue {
+        backend: DNS.index,
+        backend_generation: DNS.of(state).generation,
+        slot: DNS_UDP.slot,
+        direct: 1,
+        ..FragmentValue::default()
+    };
+    fragment(state, age, value);
+}
+
 fn direct() -> Vec<Case> {
     fn set(state: &mut State) {
         state_of(state, DNS_UDP).flags = SERVICE_DIRECT;
         state_of(state, SYSLOG).flags = SERVICE_DIRECT;
     }
     let [first, later] = cut();
-    fn recorded(state: &mut State, age: u64) {
-        let value = FragmentValue {
-            backend: DNS.index,
-            backend_generation: DNS.of(state).generation,
-            slot: DNS_UDP.slot,
-            direct: 1,
-            ..FragmentValue::default()
-        };
-        fragment(state, age, value);
-    }
     let case = |name, frame, counters: Vec<Counter>| {
         Case::ingress(name, frame).given(set).becomes(Verdict::Untouched, &counters)
     };
@@ -427,12 +421,12 @@ fn direct() -> Vec<Case> {
         )
         .then(|state| {
             DNS_UDP.record(state, DNS, 0, 0);
-            recorded(state, 0);
+            direct_before(state, 0);
         }),
         case("a later fragment is direct as the first", from_client().ipv4(&later), known_flow(DNS_UDP, Stat::Direct))
             .given(|state| {
                 set(state);
-                recorded(state, WHILE);
+                direct_before(state, WHILE);
             }),
         case("an error about a direct answer", from_client().ipv4(&error()), vec![Counter::Stat(Stat::Direct)]),
         case(
@@ -448,71 +442,5 @@ fn direct() -> Vec<Case> {
             .given(set)
             .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &new_flow(SYSLOG, Stat::HandedOver))
             .then(|state| SYSLOG.record(state, REMOTE, 0, 0)),
-    ]
-}
-
-fn no_records(state: &mut State) {
-    state.config.records_per_second = 0;
-}
-
-fn limited() -> Vec<Case> {
-    let unrecorded = |service: Service| {
-        [Counter::Stat(Stat::HandedOver), Counter::Stat(Stat::Unrecorded), Counter::Service(service.slot)]
-    };
-    vec![
-        Case::ingress("beyond the limit a new flow is handed over unrecorded", from_client().ipv4(&syn(HTTPS)))
-            .given(no_records)
-            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &unrecorded(HTTPS)),
-        Case::ingress("beyond the limit a datagram is handed over unrecorded", from_client().ipv4(&datagram(SYSLOG)))
-            .given(no_records)
-            .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &unrecorded(SYSLOG)),
-        Case::ingress("a known flow is handed over as ever", from_client().ipv4(&segment(HTTPS)))
-            .given(|state| {
-                no_records(state);
-                HTTPS.record_vouched(state, REMOTE, WHILE, 0);
-            })
-            .becomes(Verdict::Transmitted(handed(&segment(HTTPS), PEER_MAC)), &known_flow(HTTPS, Stat::HandedOver))
-            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
-        Case::ingress("a limit of one has room for one", from_client().ipv4(&syn(HTTPS)))
-            .given(|state| state.config.records_per_second = 1)
-            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
-            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
-    ]
-}
-
-/// On the backend's node, an unrecorded flow's replies would be the backend's own.
-fn limited_here() -> Vec<Case> {
-    let dropped = |name, packet: &Ipv4| {
-        Case::ingress(name, from_client().ipv4(packet))
-            .given(no_records)
-            .becomes(Verdict::Dropped(DropReason::RecordLimited), &[Counter::Service(HTTP.slot)])
-    };
-    vec![
-        dropped("beyond the limit a new flow to a backend here is dropped", &syn(HTTP)),
-        Case::ingress("so is a peer's", from_peer().ipv4(&syn(HTTP))).given(no_records).becomes(
-            Verdict::Dropped(DropReason::RecordLimited),
-            &[Counter::Stat(Stat::FromPeer), Counter::Service(HTTP.slot)],
-        ),
-        local("beyond the limit a flow goes on whose replies have a record", HTTP, &segment(HTTP), LOCAL, true)
-            .given(|state| {
-                no_records(state);
-                HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
-            })
-            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
-        local("beyond the limit a SYN renews that record", HTTP, &syn(HTTP), LOCAL, true)
-            .given(|state| {
-                no_records(state);
-                HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN);
-            })
-            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
-        dropped("beyond the limit no record is taken from a closed flow", &syn(HTTP)).given(|state| {
-            no_records(state);
-            HTTP_TOO.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
-        }),
-        dropped("nor an element that was given to another", &syn(HTTP)).given(|state| {
-            no_records(state);
-            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
-            state.reverse.values_mut().for_each(|value| value.tag ^= 1);
-        }),
     ]
 }
