@@ -37,6 +37,8 @@ pub struct Options {
     pub self_check: &'static str,
     /// `reject`, `drop` or `pass`.
     pub unclaimed: &'static str,
+    /// `refuse` or `kernel`.
+    pub unreachable_endpoints: &'static str,
     /// `auto`, `tcx` or `clsact`.
     pub tc: &'static str,
 }
@@ -52,6 +54,7 @@ impl Options {
             flows: FLOWS,
             self_check: "30s",
             unclaimed: "reject",
+            unreachable_endpoints: "refuse",
             tc: "auto",
         }
     }
@@ -166,6 +169,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
         .arg("--socket")
         .arg(options.socket(&node.name))
         .args(["--unclaimed", options.unclaimed, "--tc", options.tc])
+        .args(["--unreachable-endpoints", options.unreachable_endpoints])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

@@ -119,6 +119,10 @@ pub struct Service {
     pub address_v6: Option<Ipv6Addr>,
     /// The key of its sharing group, in MetalLB's dialect.
     pub sharing_key: Option<String>,
+    /// Its other annotations, with values.
+    pub annotations: Vec<(&'static str, &'static str)>,
+    /// Other fields of its `spec`, with values.
+    pub fields: Vec<(&'static str, Value)>,
 }
 
 /// An endpoint.
@@ -164,6 +168,8 @@ impl Service {
             address: Some(VIP),
             address_v6: None,
             sharing_key: Some("lan".to_owned()),
+            annotations: Vec::new(),
+            fields: Vec::new(),
         }
     }
 
@@ -175,6 +181,18 @@ impl Service {
     /// The same with IPv6 alone, on [`VIP_V6`].
     pub fn ipv6(self) -> Self {
         Self { address: None, ..self.dual_stack() }
+    }
+
+    /// With an annotation.
+    pub fn annotated(mut self, name: &'static str, value: &'static str) -> Self {
+        self.annotations.push((name, value));
+        self
+    }
+
+    /// With a field of its `spec`.
+    pub fn with_field(mut self, name: &'static str, value: Value) -> Self {
+        self.fields.push((name, value));
+        self
     }
 
     /// With these endpoints.
@@ -204,6 +222,9 @@ impl Service {
         if !addresses.is_empty() {
             annotations["metallb.io/loadBalancerIPs"] = json!(addresses.join(","));
         }
+        for (name, value) in &self.annotations {
+            annotations[name] = json!(value);
+        }
         let policy = if self.local { "Local" } else { "Cluster" };
         let mut service = json!({
             "apiVersion": "v1",
@@ -223,6 +244,9 @@ impl Service {
             };
             service["spec"]["ipFamilies"] = families;
             service["spec"]["ipFamilyPolicy"] = json!(policy);
+        }
+        for (name, value) in &self.fields {
+            service["spec"][name] = value.clone();
         }
         let v6 = self.endpoints.iter().any(|endpoint| endpoint.address.is_ipv6());
         let v4 = !v6 || self.endpoints.iter().any(|endpoint| endpoint.address.is_ipv4());

@@ -7,6 +7,7 @@ use aya::programs::{
     links::{FdLink, LinkError, PinnedLink},
     tc::TcAttachOptions,
 };
+use nix::net::if_::if_indextoname;
 
 use super::{
     clsact,
@@ -70,16 +71,43 @@ pub enum Egress {
 impl Programs {
     /// Puts the programs into every pinned link. One that takes none attaches nothing any more, and is replaced when the
     /// programs are attached there.
-    pub(super) fn take_over(&mut self) {
+    ///
+    /// Of the egress program's links, new ones are pinned, and the old ones given back, which stay attached as long as
+    /// they live: the reply to a flow that began meanwhile is known to the old maps alone, or to the new ones alone.
+    pub(super) fn take_over(&mut self) -> Vec<FdLink> {
         let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
-        let names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
+        let mut names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
+        // The XDP programs last: from then on flows are known to the new maps.
+        names.sort_unstable_by_key(|(kind, _)| *kind == LinkKind::Xdp);
+        let mut relieved = Vec::new();
         for (kind, ifindex) in names {
             let pin = self.pins.link(kind, ifindex);
-            match kind {
-                LinkKind::Xdp => self.adopt::<Xdp>(self.xdp, &pin),
-                LinkKind::Egress => self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin),
-            };
+            if kind == LinkKind::Xdp {
+                self.adopt::<Xdp>(self.xdp, &pin);
+                continue;
+            }
+            match self.relieve(ifindex, &pin) {
+                Some(old) => relieved.push(old),
+                None => drop(self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin)),
+            }
         }
+        relieved
+    }
+
+    /// Attaches the egress program by a new link behind the pinned one, and pins it in its place; the old link. `None`: it
+    /// could not be, and the old one is pinned still.
+    fn relieve(&mut self, ifindex: u32, pin: &Path) -> Option<FdLink> {
+        let name = if_indextoname(ifindex).ok()?;
+        let old = PinnedLink::from_pin(pin).ok()?;
+        let new = self.attach_tcx(name.to_str().ok()?).ok()?;
+        let old = old.unpin().ok()?;
+        if let Err(error) = pin_link(EGRESS_PROGRAM, &name.to_string_lossy(), Ok(new), pin) {
+            tracing::warn!(
+                error = format!("{:#}", anyhow::Error::from(error)),
+                "replies are translated anew a little later"
+            );
+        }
+        Some(old)
     }
 
     /// Attaches the XDP program to an interface with that MTU (bytes): replaces the program of a pinned link in place,
@@ -116,7 +144,8 @@ impl Programs {
         }
         if !self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin) {
             remove_pin(&pin)?;
-            self.attach_tcx(name, &pin)?;
+            let link = self.attach_tcx(name)?;
+            pin_link(EGRESS_PROGRAM, name, Ok(link), &pin)?;
         }
         Ok(Egress::Link)
     }
@@ -194,14 +223,14 @@ impl Programs {
     }
 
     /// After every other program on the way out, the CNI's among them.
-    fn attach_tcx(&mut self, interface: &str, pin: &Path) -> Result<(), LoadError> {
+    fn attach_tcx(&mut self, interface: &str) -> Result<FdLink, LoadError> {
         let program: &mut SchedClassifier = program(&mut self.ebpf, EGRESS_PROGRAM)?;
         let options = TcAttachOptions::TcxOrder(LinkOrder::last());
         let link = program
             .attach_with_options(interface, TcAttachType::Egress, options)
             .and_then(|id| program.take_link(id))
             .map_err(|source| attach_error(EGRESS_PROGRAM, interface, source))?;
-        pin_link(EGRESS_PROGRAM, interface, link.try_into(), pin)
+        link.try_into().map_err(|source| link_error(EGRESS_PROGRAM, interface, source))
     }
 }
 
@@ -220,13 +249,17 @@ fn attach_error(program: &'static str, interface: &str, source: ProgramError) ->
     LoadError::Attach { program, interface: interface.to_owned(), source }
 }
 
+fn link_error(program: &'static str, interface: &str, source: LinkError) -> LoadError {
+    LoadError::Link { program, interface: interface.to_owned(), source }
+}
+
 fn pin_link(
     program: &'static str,
     interface: &str,
     link: Result<FdLink, LinkError>,
     pin: &Path,
 ) -> Result<(), LoadError> {
-    let link = link.map_err(|source| LoadError::Link { program, interface: interface.to_owned(), source })?;
+    let link = link.map_err(|source| link_error(program, interface, source))?;
     link.pin(pin).map(drop).map_err(|error| pin_error("pin", pin)(io::Error::other(error)))
 }
 

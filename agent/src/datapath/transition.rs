@@ -5,8 +5,8 @@
 //! maps/       programs of the earlier agent, attached
 //! maps-next/  what is alike is pinned here too; the rest is made anew and filled from what it was
 //! rename      maps -> maps-old, maps-next -> maps: from here on a restart goes on where this ended
-//! links       each gets the new program, in place
-//! maps-old/   what its programs wrote meanwhile is carried over; then it goes
+//! links       each gets the new program, in place; the egress program's old links stay beside the new ones
+//! maps-old/   what its programs wrote meanwhile is carried over; then it goes, and so do those links
 //! ```
 //!
 //! Layouts of one family ([`abi::COMPATIBLE`]) only add to each other, so carrying over needs to know none of them:
@@ -128,12 +128,14 @@ impl Transition {
         Ok(())
     }
 
-    /// Carries over what the old programs wrote until `swap` took them off, and removes their maps.
-    pub(super) fn finish(mut self, pins: &Pins, swap: impl FnOnce()) -> Result<(), LoadError> {
+    /// Carries over what the old programs wrote until `swap` took them off, and removes their maps. What `swap` gives back
+    /// is needed until then.
+    pub(super) fn finish<T>(mut self, pins: &Pins, swap: impl FnOnce() -> T) -> Result<(), LoadError> {
         if self.unfinished {
-            swap();
+            let relieved = swap();
             wait_for_packets_in_flight();
             self.carry_again(pins)?;
+            drop(relieved);
             remove_folder(&pins.old_maps())?;
             tracing::info!("the maps were carried over");
         }

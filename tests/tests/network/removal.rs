@@ -80,7 +80,8 @@ fn an_unloaded_node_is_an_ordinary_one() -> Result<()> {
     Ok(())
 }
 
-fn egress_programs() -> Result<usize> {
+/// How many programs are on the way out of the calling thread's eth0, by tcx links.
+pub(crate) fn egress_programs() -> Result<usize> {
     let (_, programs) = aya::programs::SchedClassifier::query_tcx("eth0", aya::programs::TcAttachType::Egress)
         .context("cannot list the programs on eth0's way out")?;
     Ok(programs.len())

@@ -12,7 +12,7 @@ use vipmux_tests::{
     traffic::Traffic,
 };
 
-use crate::services;
+use crate::{removal::egress_programs, services};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -43,6 +43,7 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
             agent.restart(node)?;
             agent.wait_ready(PATIENCE)?;
             agent.process().wait_for_line("carried over", PATIENCE, |line| line.contains("were carried over"))?;
+            ensure!(node.namespace().run(egress_programs)? == 1, "the old egress program is still there");
             for table in ["FLOWS", "REVERSE"] {
                 ensure!(entries(&agent.inspect_json(node, &["maps"])?, table) == Some(flows.into()), "{table}");
             }
