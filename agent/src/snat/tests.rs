@@ -180,8 +180,8 @@ fn flush_conntrack() {
     assert_eq!(answer[16..20], [0; 4], "conntrack was not flushed");
 }
 
-fn set(backends: &[LocalBackend]) -> BTreeSet<LocalBackend> {
-    backends.iter().copied().collect()
+fn set(backends: &[LocalBackend]) -> BTreeSet<Element> {
+    backends.iter().copied().map(Element::Backend).collect()
 }
 
 #[test]
