@@ -119,6 +119,8 @@ pub struct Service {
     pub address_v6: Option<Ipv6Addr>,
     /// The key of its sharing group, in MetalLB's dialect.
     pub sharing_key: Option<String>,
+    /// Direct server return.
+    pub direct: bool,
 }
 
 /// An endpoint.
@@ -164,6 +166,7 @@ impl Service {
             address: Some(VIP),
             address_v6: None,
             sharing_key: Some("lan".to_owned()),
+            direct: false,
         }
     }
 
@@ -198,6 +201,9 @@ impl Service {
         let mut annotations = json!({});
         if let Some(key) = &self.sharing_key {
             annotations["metallb.io/allow-shared-ip"] = json!(key);
+        }
+        if self.direct {
+            annotations["vipmux.io/direct-server-return"] = json!("true");
         }
         let addresses = [self.address.map(IpAddr::V4), self.address_v6.map(IpAddr::V6)];
         let addresses: Vec<_> = addresses.into_iter().flatten().map(|address| address.to_string()).collect();

@@ -132,7 +132,7 @@ mod tests {
     use crate::{
         datapath::{maps::fixture::mounted, pins::LinkKind},
         model::Protocol,
-        snat::{LocalBackend, Synced},
+        snat::{Element, LocalBackend, Synced},
     };
 
     fn told(done: Option<&Unloaded>) -> String {
@@ -158,7 +158,7 @@ mod tests {
         let Some(pins) = mounted() else { return };
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let backend = LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: 80 };
-        let (backends, mut snat) = (BTreeSet::from([backend]), IdentitySnat::open().unwrap());
+        let (backends, mut snat) = (BTreeSet::from([Element::Backend(backend)]), IdentitySnat::open().unwrap());
         snat.sync(&backends).unwrap();
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
         let mut out = Vec::new();
