@@ -30,9 +30,10 @@ const PART: u64 = 1_000_000;
 const CONNECTIONS: usize = 40;
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 
-/// A node's rules drop what conntrack finds invalid and masquerade what leaves the pods; but the reverse path filter is
-/// loose, since the way to a VIP is not by the pod.
-const OPTIONS: Options = Options { kubernetes_rules: true, reverse_path_filter: 2, ..Options::DEFAULT };
+/// A node's rules drop what conntrack finds invalid and masquerade what leaves the pods; but there is no reverse path
+/// filter, since the way to a VIP is not by the pod. The loose one drops it too on interfaces without an IPv4 address,
+/// as the nodes' ends of the pods' links are.
+const OPTIONS: Options = Options { reverse_path_filter: 0, ..Options::HOSTILE };
 
 /// Names, protocols and ports of the Services.
 const WEB: (&str, Kind, u16) = ("direct/web", Kind::Http, 80);
