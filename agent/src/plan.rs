@@ -53,6 +53,15 @@ pub struct Desired {
     pub unreachable: Unreachable,
 }
 
+impl Desired {
+    /// Claims of Services with direct server return that have backends on this node; draining ones too.
+    pub fn direct_here(&self) -> impl Iterator<Item = PortClaim> {
+        let is_here = |service: &DesiredService| service.backends.iter().any(|backend| backend.node == self.local);
+        let services = self.services.iter();
+        services.filter(move |(_, service)| service.treatment.direct && is_here(service)).map(|(claim, _)| *claim)
+    }
+}
+
 /// What becomes of a Service port whose endpoints no frame can be handed over to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Unreachable {

@@ -46,7 +46,7 @@ use crate::{
         attach::{Mode, Tc},
         load::LoadError,
         maps::{MapsError, flow_entries},
-        pins::Pins,
+        pins::{LinkKind, Pins},
     },
     election::{Command, HEARTBEAT},
     link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbor, Neighbors},
@@ -257,7 +257,7 @@ struct Agent {
     groups: groups::Keeper,
     interfaces: Interfaces,
     /// Where the programs were attached when the links were last taken note of.
-    linked: BTreeSet<u32>,
+    linked: BTreeSet<(LinkKind, u32)>,
     ready: bool,
     /// An interface or its MAC is new, so what is led must be announced there.
     changed: bool,
@@ -319,14 +319,14 @@ impl Agent {
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
             let mut complaints = BTreeSet::new();
             self.attach(&links, &settled, &mut complaints)?;
+            let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
+            monitor.resolve(self.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), wanted);
+            self.update(&links, &settled, &neighbors, complaints)?;
             let linked = self.interfaces.linked();
             if linked != self.linked {
                 self.linked = linked;
                 self.kernel.note_links()?;
             }
-            let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
-            monitor.resolve(self.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), wanted);
-            self.update(&links, &settled, &neighbors, complaints)?;
         }
     }
 
@@ -339,13 +339,20 @@ impl Agent {
         mut complaints: BTreeSet<String>,
     ) -> Result<(), AgentError> {
         let desired = self.desired(links, settled, neighbors, &mut complaints);
+        let direct = desired.direct_here().next().is_some();
+        if direct {
+            self.look_in(links, true, &mut complaints)?;
+        }
         let before = self.kernel.announced();
         let Synced { refused, unreachable, leftovers, commands } = self.kernel.sync(&desired)?;
         self.react(&commands);
+        if !direct {
+            self.look_in(links, false, &mut complaints)?;
+        }
         self.retry = (leftovers || !refused.is_empty()).then(|| Instant::now() + REST);
         complaints.extend(refused.iter().map(ToString::to_string));
         complaints.extend(unreachable.iter().map(|claim| self.lost(claim)));
-        self.snat.want(snat::local_backends(&desired));
+        self.snat.want(snat::wanted(&desired, self.interfaces.segments.iter().map(|segment| segment.ifindex)));
         self.groups.want(self.solicited(&desired));
         if settled.look >= self.awaited {
             self.choose(settled, &desired)?;

@@ -24,6 +24,28 @@
 //! }
 //! ```
 //!
+//! Backends with direct server return answer in the VIP's name, to packets that conntrack has not seen: their first reply
+//! would be invalid to it, which kube-proxy drops, or begin a connection, which the CNI masquerades. So, as long as there
+//! are such backends here, their replies are not tracked:
+//!
+//! ```text
+//!     set direct4 { type ipv4_addr . inet_proto . inet_service }
+//!     set direct_addresses4 { type ipv4_addr . inet_proto }
+//!     set direct6 { type ipv6_addr . inet_proto . inet_service }
+//!     set direct_addresses6 { type ipv6_addr . inet_proto }
+//!     set uplinks { type iface_index }
+//!     chain prerouting {
+//!         type filter hook prerouting priority raw; policy accept;
+//!         iif @uplinks return
+//!         meta nfproto ipv4 ip saddr . meta l4proto . th sport @direct4 counter notrack
+//!         meta nfproto ipv4 ip saddr . meta l4proto @direct_addresses4 counter notrack
+//!         ...
+//!     }
+//! ```
+//!
+//! What comes in by an uplink from a VIP is for a connection of this node or of its pods, which were masqueraded: it is
+//! tracked.
+//!
 //! A bare SYN, and an INIT (the type of the first chunk), open a connection of the backend's own, which is to be
 //! masqueraded as ever. One table of the family `inet` (nat there is as old as Linux 5.2) rather than one each of `ip` and
 //! `ip6`: it is made, healed and removed in one transaction.
@@ -37,7 +59,7 @@ use std::{collections::BTreeSet, io, net::IpAddr};
 pub use self::keeper::Keeper;
 use self::transaction::Socket;
 use crate::{
-    model::Protocol,
+    model::{PortClaim, Protocol, Vip},
     plan::{Desired, DesiredBackend, DesiredService},
 };
 
@@ -52,8 +74,38 @@ pub struct LocalBackend {
     pub port: u16,
 }
 
+/// An element of one of the table's sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Element {
+    /// Its replies keep their source.
+    Backend(LocalBackend),
+    /// Replies that backends here send in its name are not tracked.
+    Direct(PortClaim),
+    /// Nor are the ICMP errors that they send in its name.
+    DirectErrors(Vip),
+    /// An interface whose packets are tracked as ever, by its index.
+    Uplink(u32),
+}
+
+impl Element {
+    const fn is_direct(&self) -> bool {
+        matches!(self, Self::Direct(_))
+    }
+}
+
+/// What the sets are to hold. `uplinks`: the interfaces with the addresses of the segments that VIPs are announced on.
+pub fn wanted(desired: &Desired, uplinks: impl Iterator<Item = u32>) -> BTreeSet<Element> {
+    let mut wanted: BTreeSet<_> = local_backends(desired).into_iter().map(Element::Backend).collect();
+    let mut claims = desired.direct_here().peekable();
+    if claims.peek().is_some() {
+        wanted.extend(uplinks.map(Element::Uplink));
+    }
+    wanted.extend(claims.flat_map(|claim| [Element::Direct(claim), Element::DirectErrors(claim.vip)]));
+    wanted
+}
+
 /// The endpoints on this node; draining ones too, since they keep their flows.
-pub fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
+fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
     let on_this_node = |backend: &&DesiredBackend| backend.node == desired.local;
     // Nothing is translated of the others' replies, or not here.
     let translated = |service: &DesiredService| !service.treatment.direct && !service.treatment.kernel;
@@ -114,20 +166,20 @@ pub enum Synced {
     Unchanged,
     /// Elements were added and removed, so many of each.
     Updated {
-        /// Backends that came.
+        /// Elements that came.
         added: usize,
-        /// Backends that went.
+        /// Elements that went.
         removed: usize,
     },
     /// The whole table was made, or made anew.
     Replaced,
 }
 
-/// The chain in the network namespace of the thread that called [`Self::open`].
+/// The table in the network namespace of the thread that called [`Self::open`].
 ///
 /// All calls are synchronous and short (one system call each way); a commit can wait for another nftables transaction,
 /// so call them where blocking is allowed. Each change is one nftables transaction: packets see the old rules or the
-/// new ones. Dropping this leaves the chain in place, for the agent's next start; [`Self::remove`] takes it away.
+/// new ones. Dropping this leaves the table in place, for the agent's next start; [`Self::remove`] takes it away.
 #[derive(Debug)]
 pub struct IdentitySnat {
     socket: Socket,
@@ -138,7 +190,18 @@ pub struct IdentitySnat {
 struct Installed {
     /// The table's handle: another one, or none, tells that somebody flushed the ruleset.
     handle: u64,
-    backends: BTreeSet<LocalBackend>,
+    elements: BTreeSet<Element>,
+}
+
+impl Installed {
+    /// Whether the table has the chain that these elements need.
+    fn has_chain_for(&self, elements: &BTreeSet<Element>) -> bool {
+        has_direct(&self.elements) == has_direct(elements)
+    }
+}
+
+fn has_direct(elements: &BTreeSet<Element>) -> bool {
+    elements.iter().any(Element::is_direct)
 }
 
 impl IdentitySnat {
@@ -147,21 +210,23 @@ impl IdentitySnat {
         Ok(Self { socket: Socket::open()?, installed: None })
     }
 
-    /// Makes the chain hold exactly these backends. The first call replaces whatever an earlier agent left, in one
-    /// transaction; later ones cost what changed. Calling it again from time to time heals a flushed ruleset.
-    pub fn sync(&mut self, backends: &BTreeSet<LocalBackend>) -> Result<Synced, SnatError> {
+    /// Makes the table hold exactly these elements. The first call replaces whatever an earlier agent left, in one
+    /// transaction, and so does one after which there are direct ones for the first time, or no more; others cost what
+    /// changed. Calling it again from time to time heals a flushed ruleset.
+    pub fn sync(&mut self, elements: &BTreeSet<Element>) -> Result<Synced, SnatError> {
         if let Some(installed) = self.installed.take()
+            && installed.has_chain_for(elements)
             && ruleset::table_handle(&mut self.socket)? == Some(installed.handle)
-            && let Ok((installed, synced)) = self.update(installed, backends)
+            && let Ok((installed, synced)) = self.update(installed, elements)
         {
             self.installed = Some(installed);
             return Ok(synced);
         }
-        ruleset::replace(&mut self.socket, backends)?;
+        ruleset::replace(&mut self.socket, elements)?;
         let Some(handle) = ruleset::table_handle(&mut self.socket)? else {
             return Err(SnatError::Unanswered { operation: "read the table back" });
         };
-        self.installed = Some(Installed { handle, backends: backends.clone() });
+        self.installed = Some(Installed { handle, elements: elements.clone() });
         Ok(Synced::Replaced)
     }
 
@@ -180,18 +245,18 @@ impl IdentitySnat {
     fn update(
         &mut self,
         mut installed: Installed,
-        backends: &BTreeSet<LocalBackend>,
+        elements: &BTreeSet<Element>,
     ) -> Result<(Installed, Synced), SnatError> {
-        let added: Vec<_> = backends.difference(&installed.backends).copied().collect();
-        let removed: Vec<_> = installed.backends.difference(backends).copied().collect();
+        let added: Vec<_> = elements.difference(&installed.elements).copied().collect();
+        let removed: Vec<_> = installed.elements.difference(elements).copied().collect();
         if added.is_empty() && removed.is_empty() {
             return Ok((installed, Synced::Unchanged));
         }
         ruleset::update(&mut self.socket, &added, &removed)?;
-        for backend in &removed {
-            installed.backends.remove(backend);
+        for element in &removed {
+            installed.elements.remove(element);
         }
-        installed.backends.extend(&added);
+        installed.elements.extend(&added);
         Ok((installed, Synced::Updated { added: added.len(), removed: removed.len() }))
     }
 }

@@ -9,30 +9,59 @@ use aya_ebpf::{
         BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, TC_ACT_SHOT, TC_ACT_UNSPEC, bpf_fib_lookup as Lookup,
         bpf_redir_neigh as NextHop,
     },
-    helpers::{bpf_fib_lookup, bpf_redirect_neigh, bpf_skb_vlan_pop},
+    helpers::{bpf_fib_lookup, bpf_redirect_neigh, bpf_skb_change_head, bpf_skb_vlan_pop},
     programs::TcContext,
 };
 use vipmux_common::{
-    abi::{Address, SERVICE_DIRECT},
+    abi::{Address, INTERFACE_GENERIC, SERVICE_DIRECT},
     hash,
 };
 
 use crate::{
     flow, fragment,
+    frame::ETHERNET_LENGTH,
     icmp::Embedded,
-    maps::VIPS,
+    maps::{INTERFACES, VIPS},
     packet::{LATER, Packet},
     restore,
-    wire::pin,
+    wire::{pin, read},
 };
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// Sends a packet to its backend, or leaves it to the stack: what is of no such Service, and what is for a backend that
-/// has the node's own address.
+/// Sends a packet to its backend, or leaves it to the stack: what is not for this interface's MAC or of no such Service,
+/// and what is for a backend that has the node's own address.
 #[inline(always)]
-pub(crate) fn send<const V6: bool>(context: &TcContext, network: usize) -> i32 {
+pub(crate) fn receive<const V6: bool>(context: &TcContext) -> i32 {
+    match network(context) {
+        Some(ETHERNET_LENGTH) => send::<V6>(context, ETHERNET_LENGTH),
+        Some(0) => send::<V6>(context, 0),
+        _ => TC_ACT_UNSPEC,
+    }
+}
+
+/// Where the IP header is. Generic XDP copies packets that have too little room in front, and forgets the length of their
+/// Ethernet header (`skb_pp_cow_data` of net/core/skbuff.c leaves `mac_len` zero), so that they begin after it here.
+#[inline(always)]
+fn network(context: &TcContext) -> Option<usize> {
+    // SAFETY: the context is valid for the whole run.
+    let interface = INTERFACES.get(unsafe { (*context.skb.skb).ifindex })?;
+    let start = pin(context.data());
+    if start + ETHERNET_LENGTH > pin(context.data_end()) {
+        return None;
+    }
+    // SAFETY: compared with the end above.
+    let destination: (u32, u16) = unsafe { (read::<0, _>(start), read::<4, _>(start)) };
+    if destination == (interface.mac.head, interface.mac.tail) {
+        Some(ETHERNET_LENGTH)
+    } else {
+        (interface.flags & INTERFACE_GENERIC != 0).then_some(0)
+    }
+}
+
+#[inline(always)]
+fn send<const V6: bool>(context: &TcContext, network: usize) -> i32 {
     restore::pull(context, network);
     let Some((client, backend)) = backend::<V6>(context, network) else { return TC_ACT_UNSPEC };
     let Some(ifindex) = route::<V6>(context, &client, &backend) else { return TC_ACT_UNSPEC };
@@ -41,6 +70,10 @@ pub(crate) fn send<const V6: bool>(context: &TcContext, network: usize) -> i32 {
     // SAFETY: the five words of the structure; a tag beside the packet would leave with it.
     unsafe {
         if (*context.skb.skb).vlan_present != 0 && bpf_skb_vlan_pop(context.skb.skb) != 0 {
+            return TC_ACT_SHOT;
+        }
+        // The kernel takes an Ethernet header off, and puts the new one there.
+        if network == 0 && bpf_skb_change_head(context.skb.skb, ETHERNET_LENGTH as u32, 0) != 0 {
             return TC_ACT_SHOT;
         }
         words.write_volatile(u32::from(if V6 { AF_INET6 } else { AF_INET }));

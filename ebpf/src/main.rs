@@ -201,9 +201,10 @@ pub fn vipmux_egress(context: TcContext) -> i32 {
 /// Sends what the XDP program left for backends with direct server return to them. Attached only where there are such.
 #[classifier]
 pub fn vipmux_ingress(context: TcContext) -> i32 {
-    match network(&context) {
-        Some((ETHERTYPE_IPV4, network)) => direct::send::<false>(&context, network),
-        Some((ETHERTYPE_IPV6, network)) => direct::send::<true>(&context, network),
+    // SAFETY: the context is valid for the whole run.
+    match unsafe { (*context.skb.skb).protocol } as u16 {
+        ETHERTYPE_IPV4 => direct::receive::<false>(&context),
+        ETHERTYPE_IPV6 => direct::receive::<true>(&context),
         _ => TC_ACT_UNSPEC,
     }
 }

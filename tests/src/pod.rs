@@ -142,6 +142,18 @@ impl Pod {
         Ok(())
     }
 
+    /// Gives the pod these addresses of others, as direct server return needs it, and starts its servers at them alone.
+    pub fn serve_as(&mut self, addresses: &[IpAddr], listeners: &[Listener]) -> Result<()> {
+        self.namespace.links(|links| {
+            addresses
+                .iter()
+                .try_for_each(|address| links.add_address("lo", *address, if address.is_ipv4() { 32 } else { 128 }))
+        })?;
+        self.servers = Some(start_at(&self.namespace, &self.name, addresses, listeners)?);
+        self.listeners = listeners.to_vec();
+        Ok(())
+    }
+
     /// What it serves.
     pub fn listeners(&self) -> &[Listener] {
         &self.listeners

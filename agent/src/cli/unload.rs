@@ -11,7 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::table::quiet_pipe;
 use crate::{
     datapath::{
-        pins::{DEFAULT_PIN_PATH, EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+        pins::{DEFAULT_PIN_PATH, Pins},
         unload::{UnloadError, Unloaded, unload},
     },
     inspect::names,
@@ -99,17 +99,14 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
     }
     for link in &done.detached {
         match link {
-            Some((LinkKind::Xdp, ifindex)) => {
-                writeln!(out, "detached {XDP_PROGRAM} from {}", names::interface(*ifindex))?;
-            }
-            Some((LinkKind::Egress, ifindex)) => {
-                writeln!(out, "detached {EGRESS_PROGRAM} from {}", names::interface(*ifindex))?;
+            Some((kind, ifindex)) => {
+                writeln!(out, "detached {} from {}", kind.program(), names::interface(*ifindex))?;
             }
             None => writeln!(out, "detached a link of another name")?,
         }
     }
     for ifindex in &done.filters {
-        writeln!(out, "detached {EGRESS_PROGRAM} from {}", names::interface(*ifindex))?;
+        writeln!(out, "removed the tc filters of {}", names::interface(*ifindex))?;
     }
     for ifindex in &done.tags {
         writeln!(out, "turning rx-vlan-offload of {} on again", names::interface(*ifindex))?;
@@ -133,9 +130,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        datapath::maps::fixture::mounted,
+        datapath::{maps::fixture::mounted, pins::LinkKind},
         model::Protocol,
-        snat::{LocalBackend, Synced},
+        snat::{Element, LocalBackend, Synced},
     };
 
     fn told(done: Option<&Unloaded>) -> String {
@@ -147,11 +144,12 @@ mod tests {
     #[test]
     fn each_thing_that_went_is_told() {
         let detached = vec![Some((LinkKind::Xdp, 1)), Some((LinkKind::Egress, u32::MAX)), None];
-        let done = Unloaded { relinquished: 3, detached, programs: 2, maps: 17, ..Unloaded::default() };
+        let filters = vec![1];
+        let done = Unloaded { relinquished: 3, detached, filters, programs: 2, maps: 17, ..Unloaded::default() };
         assert_eq!(
             told(Some(&done)),
             "stopped answering for 3 VIPs\ndetached vipmux_xdp from lo\ndetached vipmux_egress from if4294967295\n\
-             detached a link of another name\nremoved 2 programs, 17 maps and /p\n"
+             detached a link of another name\nremoved the tc filters of lo\nremoved 2 programs, 17 maps and /p\n"
         );
     }
 
@@ -160,7 +158,7 @@ mod tests {
         let Some(pins) = mounted() else { return };
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let backend = LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: 80 };
-        let (backends, mut snat) = (BTreeSet::from([backend]), IdentitySnat::open().unwrap());
+        let (backends, mut snat) = (BTreeSet::from([Element::Backend(backend)]), IdentitySnat::open().unwrap());
         snat.sync(&backends).unwrap();
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
         let mut out = Vec::new();

@@ -12,7 +12,7 @@ use nix::net::if_::if_indextoname;
 use super::{
     clsact,
     load::{LoadError, Programs, kernel_is, pin_error, program, remove_pin},
-    pins::{EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+    pins::{LinkKind, Pins, XDP_PROGRAM},
     unload,
     xdp::Buffers,
 };
@@ -33,13 +33,13 @@ pub enum Mode {
     Generic,
 }
 
-/// How the egress program is to be attached.
+/// How the classifiers are to be attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Tc {
     /// By a tcx link where the kernel has them (Linux 6.6), else by a filter.
     #[default]
     Auto,
-    /// By a tcx link, after all other programs.
+    /// By a tcx link: after all other programs on the way out, before them on the way in.
     Tcx,
     /// By a filter in a clsact qdisc, before all other filters: one that passes a packet ends the row.
     Clsact,
@@ -56,9 +56,42 @@ impl Tc {
     }
 }
 
-/// How the egress program was attached.
+/// A side of an interface, with the classifier that is attached there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Egress {
+pub enum Side {
+    /// [`LinkKind::Egress`].
+    Out,
+    /// [`LinkKind::Ingress`].
+    In,
+}
+
+impl Side {
+    const fn kind(self) -> LinkKind {
+        match self {
+            Self::Out => LinkKind::Egress,
+            Self::In => LinkKind::Ingress,
+        }
+    }
+
+    const fn direction(self) -> TcAttachType {
+        match self {
+            Self::Out => TcAttachType::Egress,
+            Self::In => TcAttachType::Ingress,
+        }
+    }
+
+    /// Next to the wire: on the way out after every other program, the CNI's among them; on the way in before them.
+    fn order(self) -> LinkOrder {
+        match self {
+            Self::Out => LinkOrder::last(),
+            Self::In => LinkOrder::first(),
+        }
+    }
+}
+
+/// How a classifier was attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum By {
     /// By a link, which is pinned.
     Link,
     /// By a filter; `made`: the qdisc that it is in was made for it.
@@ -82,13 +115,11 @@ impl Programs {
         let mut relieved = Vec::new();
         for (kind, ifindex) in names {
             let pin = self.pins.link(kind, ifindex);
-            if kind == LinkKind::Xdp {
-                self.adopt::<Xdp>(self.xdp, &pin);
-                continue;
-            }
-            match self.relieve(ifindex, &pin) {
-                Some(old) => relieved.push(old),
-                None => drop(self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin)),
+            let relieved_egress = (kind == LinkKind::Egress).then(|| self.relieve(ifindex, &pin)).flatten();
+            match (kind, relieved_egress) {
+                (LinkKind::Xdp, _) => drop(self.adopt::<Xdp>(self.xdp, &pin)),
+                (_, Some(old)) => relieved.push(old),
+                (kind, None) => drop(self.adopt::<SchedClassifier>(kind.program(), &pin)),
             }
         }
         relieved
@@ -99,9 +130,9 @@ impl Programs {
     fn relieve(&mut self, ifindex: u32, pin: &Path) -> Option<FdLink> {
         let name = if_indextoname(ifindex).ok()?;
         let old = PinnedLink::from_pin(pin).ok()?;
-        let new = self.attach_tcx(name.to_str().ok()?).ok()?;
+        let new = self.attach_tcx(Side::Out, name.to_str().ok()?).ok()?;
         let old = old.unpin().ok()?;
-        if let Err(error) = pin_link(EGRESS_PROGRAM, &name.to_string_lossy(), Ok(new), pin) {
+        if let Err(error) = pin_link(LinkKind::Egress.program(), &name.to_string_lossy(), Ok(new), pin) {
             tracing::warn!(
                 error = format!("{:#}", anyhow::Error::from(error)),
                 "replies are translated anew a little later"
@@ -132,33 +163,43 @@ impl Programs {
         self.attach_new_xdp(name, (ifindex, mtu), mode)
     }
 
-    /// Attaches the egress program to an interface, in place of the one of an earlier agent.
-    pub fn attach_egress(&mut self, name: &str, ifindex: u32, tc: Tc) -> Result<Egress, LoadError> {
-        let pin = self.pins.link(LinkKind::Egress, ifindex);
+    /// Attaches a classifier to one side of an interface, in place of the one of an earlier agent.
+    pub fn attach_classifier(&mut self, side: Side, name: &str, ifindex: u32, tc: Tc) -> Result<By, LoadError> {
+        let (kind, pin) = (side.kind(), self.pins.link(side.kind(), ifindex));
         if tc.is_clsact() {
-            let program: &mut SchedClassifier = program(&mut self.ebpf, EGRESS_PROGRAM)?;
-            let made = clsact::attach(program, name).map_err(|source| attach_error(EGRESS_PROGRAM, name, source))?;
+            let program: &mut SchedClassifier = program(&mut self.ebpf, kind.program())?;
+            let made = clsact::attach(program, name, side.direction());
+            let made = made.map_err(|source| attach_error(kind.program(), name, source))?;
             // Only now that the filter is there.
             detach_pin(&pin)?;
-            return Ok(Egress::Filter { made });
+            return Ok(By::Filter { made });
         }
-        if !self.adopt::<SchedClassifier>(EGRESS_PROGRAM, &pin) {
+        if !self.adopt::<SchedClassifier>(kind.program(), &pin) {
             remove_pin(&pin)?;
-            let link = self.attach_tcx(name)?;
-            pin_link(EGRESS_PROGRAM, name, Ok(link), &pin)?;
+            let link = self.attach_tcx(side, name)?;
+            pin_link(kind.program(), name, Ok(link), &pin)?;
         }
-        Ok(Egress::Link)
+        Ok(By::Link)
     }
 
-    /// Removes the filter that [`Egress::Filter`] tells of, and with `made` the qdisc, unless others have filters there.
-    pub fn remove_filter(name: &str, ifindex: u32, made: bool) -> Result<(), LoadError> {
+    /// Detaches the classifier on an interface's way in, if it is there. `filter`: it may be a filter.
+    pub fn detach_ingress(&self, name: &str, ifindex: u32, filter: bool) -> Result<(), LoadError> {
+        if filter {
+            let failed = |source| LoadError::Filter { interface: name.to_owned(), source };
+            clsact::remove_ingress(ifindex).map_err(failed)?;
+        }
+        detach_pin(&self.pins.link(LinkKind::Ingress, ifindex))
+    }
+
+    /// Removes the filters that [`By::Filter`] tells of, and with `made` the qdisc, unless others have filters there.
+    pub fn remove_filters(name: &str, ifindex: u32, made: bool) -> Result<(), LoadError> {
         let failed = |source| LoadError::Filter { interface: name.to_owned(), source };
         clsact::remove(ifindex, made).map(drop).map_err(failed)
     }
 
     /// Detaches the links of an interface; of one that is gone they attach nothing any more.
     pub fn detach(&self, ifindex: u32) -> Result<(), LoadError> {
-        [LinkKind::Xdp, LinkKind::Egress].into_iter().try_for_each(|kind| detach_pin(&self.pins.link(kind, ifindex)))
+        LinkKind::ALL.into_iter().try_for_each(|kind| detach_pin(&self.pins.link(kind, ifindex)))
     }
 
     /// The interfaces that pinned links were attached to.
@@ -222,15 +263,15 @@ impl Programs {
         Ok(generic)
     }
 
-    /// After every other program on the way out, the CNI's among them.
-    fn attach_tcx(&mut self, interface: &str) -> Result<FdLink, LoadError> {
-        let program: &mut SchedClassifier = program(&mut self.ebpf, EGRESS_PROGRAM)?;
-        let options = TcAttachOptions::TcxOrder(LinkOrder::last());
+    fn attach_tcx(&mut self, side: Side, interface: &str) -> Result<FdLink, LoadError> {
+        let name = side.kind().program();
+        let program: &mut SchedClassifier = program(&mut self.ebpf, name)?;
+        let options = TcAttachOptions::TcxOrder(side.order());
         let link = program
-            .attach_with_options(interface, TcAttachType::Egress, options)
+            .attach_with_options(interface, side.direction(), options)
             .and_then(|id| program.take_link(id))
-            .map_err(|source| attach_error(EGRESS_PROGRAM, interface, source))?;
-        link.try_into().map_err(|source| link_error(EGRESS_PROGRAM, interface, source))
+            .map_err(|source| attach_error(name, interface, source))?;
+        link.try_into().map_err(|source| link_error(name, interface, source))
     }
 }
 

@@ -1,4 +1,4 @@
-//! The egress program as a tc filter in a clsact qdisc, for kernels without tcx links (before Linux 6.6; tc-bpf(8)).
+//! Classifiers as tc filters in a clsact qdisc, for kernels without tcx links (before Linux 6.6; tc-bpf(8)).
 //!
 //! The filter is known by its priority and its handle, also to a later agent, which puts its program in its place
 //! at once. Nothing of it is pinned: the filter itself holds the program.
@@ -26,8 +26,8 @@ const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 const ANSWER: usize = 64 * 1024;
 
 /// Attaches the program by a filter, in place of an earlier agent's; whether the qdisc had to be made for it.
-pub(super) fn attach(program: &mut SchedClassifier, interface: &str) -> Result<bool, ProgramError> {
-    let known = SchedClassifierLink::attached(interface, TcAttachType::Egress, PRIORITY, HANDLE, None);
+pub(super) fn attach(program: &mut SchedClassifier, interface: &str, side: TcAttachType) -> Result<bool, ProgramError> {
+    let known = SchedClassifierLink::attached(interface, side, PRIORITY, HANDLE, None);
     let replaced = program.attach_to_link(known.map_err(TcError::IoError)?);
     let (id, made) = match replaced {
         Ok(id) => (id, false),
@@ -40,7 +40,7 @@ pub(super) fn attach(program: &mut SchedClassifier, interface: &str) -> Result<b
             };
             let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
             let options = TcAttachOptions::Netlink(options);
-            (program.attach_with_options(interface, TcAttachType::Egress, options)?, made)
+            (program.attach_with_options(interface, side, options)?, made)
         }
     };
     // Dropped, it would remove the filter.
@@ -48,19 +48,16 @@ pub(super) fn attach(program: &mut SchedClassifier, interface: &str) -> Result<b
     Ok(made)
 }
 
-/// Removes the filter, if it is there, and with `made` the qdisc, unless others have filters in it. Whether the qdisc
-/// went.
+/// Removes the filters of both sides, as far as they are there, and with `made` the qdisc, unless others have filters in
+/// it. Whether the qdisc went.
 pub(super) fn remove(ifindex: u32, made: bool) -> io::Result<bool> {
-    let mut socket = Socket::new(NETLINK_ROUTE)?;
-    socket.bind_auto()?;
-    let mut filter = message(ifindex, Handle::MIN_EGRESS)?;
-    filter.header.handle = u32::from(HANDLE).into();
-    filter.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS);
-    gone(exchange(&socket, RouteNetlinkMessage::DelTrafficFilter(filter), NLM_F_ACK))?;
+    let socket = open()?;
+    let directions = [Handle::MIN_INGRESS, Handle::MIN_EGRESS];
+    directions.into_iter().try_for_each(|direction| remove_filter(&socket, ifindex, direction))?;
     if !made {
         return Ok(false);
     }
-    for direction in [Handle::MIN_INGRESS, Handle::MIN_EGRESS] {
+    for direction in directions {
         let all = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction)?);
         if gone(exchange(&socket, all, NLM_F_DUMP))?.unwrap_or_default() != 0 {
             return Ok(false);
@@ -70,6 +67,24 @@ pub(super) fn remove(ifindex: u32, made: bool) -> io::Result<bool> {
     qdisc.header.handle = Handle { major: u16::MAX, minor: 0 };
     qdisc.header.parent = Handle::CLSACT;
     Ok(gone(exchange(&socket, RouteNetlinkMessage::DelQueueDiscipline(qdisc), NLM_F_ACK))?.is_some())
+}
+
+/// Removes the filter of the way in alone, if it is there.
+pub(super) fn remove_ingress(ifindex: u32) -> io::Result<()> {
+    remove_filter(&open()?, ifindex, Handle::MIN_INGRESS)
+}
+
+fn open() -> io::Result<Socket> {
+    let mut socket = Socket::new(NETLINK_ROUTE)?;
+    socket.bind_auto()?;
+    Ok(socket)
+}
+
+fn remove_filter(socket: &Socket, ifindex: u32, direction: u16) -> io::Result<()> {
+    let mut filter = message(ifindex, direction)?;
+    filter.header.handle = u32::from(HANDLE).into();
+    filter.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS);
+    gone(exchange(socket, RouteNetlinkMessage::DelTrafficFilter(filter), NLM_F_ACK)).map(drop)
 }
 
 /// About what hangs on the clsact qdisc of an interface, in one direction.

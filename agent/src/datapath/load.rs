@@ -20,7 +20,7 @@ use nix::{
 use super::{
     OBJECT,
     maps::{Maps, MapsError},
-    pins::{EGRESS_PROGRAM, Pins, XDP_PROGRAM},
+    pins::{EGRESS_PROGRAM, INGRESS_PROGRAM, Pins, XDP_PROGRAM},
     transition::Transition,
     xdp::{Buffers, XdpError, load_xdp},
 };
@@ -111,7 +111,7 @@ pub enum LoadError {
         source: ProgramError,
     },
     /// A tc filter or its qdisc could not be removed.
-    #[error("cannot remove {EGRESS_PROGRAM} or its clsact qdisc from {interface}")]
+    #[error("cannot remove a tc filter of vipmux or its clsact qdisc from {interface}")]
     Filter {
         /// The interface's name.
         interface: String,
@@ -179,8 +179,10 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     let load_error = |program| move |source| LoadError::Program { program, source };
     let buffers = Buffers::here();
     load_xdp(&mut ebpf, buffers)?;
-    let egress: &mut SchedClassifier = program(&mut ebpf, EGRESS_PROGRAM)?;
-    egress.load().map_err(load_error(EGRESS_PROGRAM))?;
+    for name in [EGRESS_PROGRAM, INGRESS_PROGRAM] {
+        let classifier: &mut SchedClassifier = program(&mut ebpf, name)?;
+        classifier.load().map_err(load_error(name))?;
+    }
     // Not before the kernel has accepted the programs.
     transition.fill(pins)?;
     let mut maps = Maps::open(pins.root())?;
@@ -244,7 +246,8 @@ pub(super) fn remove_pin(path: &Path) -> Result<(), LoadError> {
 impl Programs {
     /// Pins the programs in place of whatever is pinned there.
     pub fn pin(&mut self) -> Result<(), LoadError> {
-        for (pinned, name) in [(XDP_PROGRAM, self.xdp), (EGRESS_PROGRAM, EGRESS_PROGRAM)] {
+        let classifiers = [EGRESS_PROGRAM, INGRESS_PROGRAM].map(|name| (name, name));
+        for (pinned, name) in [(XDP_PROGRAM, self.xdp)].into_iter().chain(classifiers) {
             let path = self.pins.program(pinned);
             remove_pin(&path)?;
             let program = self.ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;

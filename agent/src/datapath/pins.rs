@@ -9,6 +9,8 @@ pub const DEFAULT_PIN_PATH: &str = "/sys/fs/bpf/vipmux";
 pub const XDP_PROGRAM: &str = "vipmux_xdp";
 /// The program on each uplink's way out.
 pub const EGRESS_PROGRAM: &str = "vipmux_egress";
+/// The program on the ports' way in, as long as backends here have direct server return.
+pub const INGRESS_PROGRAM: &str = "vipmux_ingress";
 
 /// What a pinned link attaches, as its pin's name says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,13 +19,28 @@ pub enum LinkKind {
     Xdp,
     /// [`EGRESS_PROGRAM`].
     Egress,
+    /// [`INGRESS_PROGRAM`].
+    Ingress,
 }
 
 impl LinkKind {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Xdp, Self::Egress, Self::Ingress];
+
+    /// The program's name, as it is pinned.
+    pub const fn program(self) -> &'static str {
+        match self {
+            Self::Xdp => XDP_PROGRAM,
+            Self::Egress => EGRESS_PROGRAM,
+            Self::Ingress => INGRESS_PROGRAM,
+        }
+    }
+
     const fn prefix(self) -> &'static str {
         match self {
             Self::Xdp => "xdp-",
             Self::Egress => "egress-",
+            Self::Ingress => "ingress-",
         }
     }
 }
@@ -70,7 +87,7 @@ impl Pins {
         self.root.join("programs")
     }
 
-    /// The program `name`: [`XDP_PROGRAM`] or [`EGRESS_PROGRAM`].
+    /// The program `name`: [`LinkKind::program`].
     pub fn program(&self, name: &str) -> PathBuf {
         self.programs().join(name)
     }
@@ -87,9 +104,7 @@ impl Pins {
 
     /// What a pin in [`Pins::links`] attaches, and the ifindex it is attached to; `None` if it is not one of ours.
     pub fn parse_link(name: &str) -> Option<(LinkKind, u32)> {
-        [LinkKind::Xdp, LinkKind::Egress]
-            .into_iter()
-            .find_map(|kind| Some((kind, name.strip_prefix(kind.prefix())?.parse().ok()?)))
+        LinkKind::ALL.into_iter().find_map(|kind| Some((kind, name.strip_prefix(kind.prefix())?.parse().ok()?)))
     }
 }
 
@@ -106,7 +121,8 @@ mod tests {
     #[test]
     fn a_links_pin_tells_what_it_attaches_where() {
         let pins = Pins::new("/p");
-        for (kind, path) in [(LinkKind::Xdp, "/p/links/xdp-7"), (LinkKind::Egress, "/p/links/egress-7")] {
+        let paths = ["/p/links/xdp-7", "/p/links/egress-7", "/p/links/ingress-7"];
+        for (kind, path) in LinkKind::ALL.into_iter().zip(paths) {
             assert_eq!(pins.link(kind, 7), Path::new(path));
             let name = path.rsplit('/').next().unwrap();
             assert_eq!(Pins::parse_link(name), Some((kind, 7)));

@@ -53,7 +53,7 @@ pub struct Unloaded {
     pub unreadable: Option<MapsError>,
     /// Programs that were detached, and the ifindex of the interface. `None` for a link with a foreign name.
     pub detached: Vec<Option<(LinkKind, u32)>>,
-    /// Interfaces that the egress program was detached from without a link, a tc filter being removed.
+    /// Interfaces that classifiers were detached from without links, by removing tc filters.
     pub filters: Vec<u32>,
     /// Interfaces that the agent told to leave VLAN tags in frames, by ifindex; to be taken back by the caller.
     pub tags: Vec<u32>,
@@ -129,7 +129,7 @@ fn remove_filters(interfaces: BTreeMap<u32, Interface>, done: &mut Unloaded) -> 
     for (ifindex, Interface { flags, .. }) in interfaces {
         if flags & INTERFACE_FILTER != 0 {
             let removed = clsact::remove(ifindex, flags & INTERFACE_QDISC != 0);
-            step("remove the tc filter of", Path::new(&names::interface(ifindex)), removed)?;
+            step("remove the tc filters of", Path::new(&names::interface(ifindex)), removed)?;
             done.filters.push(ifindex);
         }
         if flags & INTERFACE_TAGS != 0 {

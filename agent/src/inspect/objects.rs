@@ -16,7 +16,7 @@ use crate::{
     cli::table::{Colour, Table},
     datapath::{
         maps::{Maps, MapsError},
-        pins::{EGRESS_PROGRAM, LinkKind, Pins, XDP_PROGRAM},
+        pins::{LinkKind, Pins},
     },
 };
 
@@ -109,7 +109,7 @@ impl Attachment {
     }
 }
 
-/// Both programs, as far as they are pinned.
+/// The programs, as far as they are pinned.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Programs {
     /// The programs.
@@ -133,7 +133,8 @@ impl Programs {
         let mut links: Vec<_> = names_in(&pins.links())?.iter().filter_map(|name| Pins::parse_link(name)).collect();
         links.sort_unstable();
         let mut programs = Vec::new();
-        for (name, kind) in [(XDP_PROGRAM, LinkKind::Xdp), (EGRESS_PROGRAM, LinkKind::Egress)] {
+        for kind in LinkKind::ALL {
+            let name = kind.program();
             let path = pins.program(name);
             if !path.exists() {
                 continue;

@@ -264,7 +264,11 @@ impl Kernel {
         };
         for (key, wanted) in known.links.iter().filter(|(key, wanted)| found.links.get(key) != Some(wanted)) {
             let (kind, ifindex) = *key;
-            let kind = if kind == LinkKind::Xdp { "XDP" } else { "tcx egress" };
+            let kind = match kind {
+                LinkKind::Xdp => "XDP",
+                LinkKind::Egress => "tcx egress",
+                LinkKind::Ingress => "tcx ingress",
+            };
             let entry = format!("{kind} of interface {ifindex}");
             let difference = Difference::new("link", &entry, Some(link(wanted)), found.links.get(key).map(link));
             findings.push((difference, Finding::Link(ifindex)));

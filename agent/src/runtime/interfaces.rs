@@ -12,6 +12,7 @@ use vipmux_common::abi::Mac;
 pub(super) use self::port::Attached;
 use super::{Agent, AgentError, settle::Settled};
 use crate::{
+    datapath::pins::LinkKind,
     link::{Ethtool, Links, Segment, Segments},
     model::Vip,
 };
@@ -25,23 +26,35 @@ pub(super) struct Interfaces {
     pub(super) attached: BTreeMap<u32, Attached>,
     /// Where replies are translated.
     outlets: BTreeSet<u32>,
+    /// Ports, and whether the program for direct server return is on their way in; not there: that is not known.
+    inlets: BTreeMap<u32, bool>,
     ethtool: Ethtool,
 }
 
 impl Interfaces {
     pub(super) fn new(ethtool: Ethtool) -> Self {
-        Self { segments: Segments::default(), attached: BTreeMap::new(), outlets: BTreeSet::new(), ethtool }
+        Self {
+            segments: Segments::default(),
+            attached: BTreeMap::new(),
+            outlets: BTreeSet::new(),
+            inlets: BTreeMap::new(),
+            ethtool,
+        }
     }
 
     /// Where the programs are attached.
-    pub(super) fn linked(&self) -> BTreeSet<u32> {
-        self.attached.keys().chain(&self.outlets).copied().collect()
+    pub(super) fn linked(&self) -> BTreeSet<(LinkKind, u32)> {
+        let attached = self.attached.keys().map(|port| (LinkKind::Xdp, *port));
+        let outlets = self.outlets.iter().map(|outlet| (LinkKind::Egress, *outlet));
+        let inlets = self.inlets.iter().filter(|(_, attached)| **attached);
+        attached.chain(outlets).chain(inlets.map(|(inlet, _)| (LinkKind::Ingress, *inlet))).collect()
     }
 
     /// Lets the programs be attached anew to an interface.
     pub(super) fn unlink(&mut self, ifindex: u32) {
         self.attached.remove(&ifindex);
         self.outlets.remove(&ifindex);
+        self.inlets.remove(&ifindex);
     }
 
     /// Where a VIP is announced, as the maps have it: the bits of the ports, and the VLAN.
@@ -87,7 +100,7 @@ impl Agent {
         Ok(())
     }
 
-    fn complain(&self, problem: AgentError, complaints: &mut BTreeSet<String>) -> Result<(), AgentError> {
+    pub(super) fn complain(&self, problem: AgentError, complaints: &mut BTreeSet<String>) -> Result<(), AgentError> {
         if !self.ready {
             return Err(problem);
         }

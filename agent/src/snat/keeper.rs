@@ -1,4 +1,4 @@
-//! Keeping the chain in step, beside the event loop.
+//! Keeping the table in step, beside the event loop.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -9,23 +9,23 @@ use tokio::{
     time::sleep,
 };
 
-use super::{IdentitySnat, LocalBackend, SnatError};
+use super::{Element, IdentitySnat, SnatError};
 
 /// How long after a failure it is tried again.
 const RETRY: Duration = Duration::from_secs(10);
 
-/// Brings the chain to what was last wanted, on a task of its own: a commit waits for other nftables transactions, and
+/// Brings the table to what was last wanted, on a task of its own: a commit waits for other nftables transactions, and
 /// kube-proxy's can take longer than the fence's deadline.
 #[derive(Debug)]
 pub struct Keeper {
-    wanted: watch::Sender<BTreeSet<LocalBackend>>,
+    wanted: watch::Sender<BTreeSet<Element>>,
     task: JoinHandle<()>,
 }
 
 impl Keeper {
     /// Opens the socket, in the network namespace of the calling thread, and starts the task.
     ///
-    /// The task ends when the keeper is dropped, or with the runtime; both leave the chain in place, as the last
+    /// The task ends when the keeper is dropped, or with the runtime; both leave the table in place, as the last
     /// transaction made it.
     pub fn start() -> Result<Self, SnatError> {
         let snat = IdentitySnat::open()?;
@@ -33,10 +33,10 @@ impl Keeper {
         Ok(Self { wanted, task: tokio::spawn(keep(snat, receiver)) })
     }
 
-    /// Has the chain hold exactly these backends from some time soon on. Also where nothing changed: what somebody
+    /// Has the table hold exactly these elements from some time soon on. Also where nothing changed: what somebody
     /// flushed comes back.
-    pub fn want(&self, backends: BTreeSet<LocalBackend>) {
-        self.wanted.send_replace(backends);
+    pub fn want(&self, elements: BTreeSet<Element>) {
+        self.wanted.send_replace(elements);
     }
 }
 
@@ -46,16 +46,16 @@ impl Drop for Keeper {
     }
 }
 
-async fn keep(mut snat: IdentitySnat, mut wanted: watch::Receiver<BTreeSet<LocalBackend>>) {
+async fn keep(mut snat: IdentitySnat, mut wanted: watch::Receiver<BTreeSet<Element>>) {
     let mut trouble: Option<String> = None;
     loop {
         select! {
             changed = wanted.changed() => if changed.is_err() { return },
             () = sleep(RETRY), if trouble.is_some() => {}
         }
-        let backends = wanted.borrow_and_update().clone();
+        let elements = wanted.borrow_and_update().clone();
         let attempt = spawn_blocking(move || {
-            let result = snat.sync(&backends);
+            let result = snat.sync(&elements);
             (snat, result)
         });
         let Ok((again, result)) = attempt.await else { return };

@@ -14,18 +14,28 @@ use netlink_packet_netfilter::{
 };
 
 use super::{
-    LocalBackend, SnatError,
+    Element, SnatError,
     transaction::{Change, Socket},
 };
 use crate::model::Protocol;
 
 /// The table's name.
 pub(super) const TABLE: &str = "vipmux";
-const CHAIN: &str = "postrouting";
+const ACCEPT: u32 = 1;
+
+/// A chain at one of the stack's hooks.
+struct Chain {
+    name: &'static str,
+    kind: &'static str,
+    hook: InetHookNumber,
+    priority: i32,
+}
 
 /// Just before `NF_IP_PRI_NAT_SRC` (100), where kube-proxy and the CNIs masquerade.
-const PRIORITY: u32 = 99;
-const ACCEPT: u32 = 1;
+const POSTROUTING: Chain = Chain { name: "postrouting", kind: "nat", hook: InetHookNumber::PostRouting, priority: 99 };
+/// `NF_IP_PRI_RAW`: before connection tracking, and after fragments were put together.
+const PREROUTING: Chain =
+    Chain { name: "prerouting", kind: "filter", hook: InetHookNumber::PreRouting, priority: -300 };
 
 /// `NFT_PAYLOAD_NETWORK_HEADER` and `NFT_PAYLOAD_TRANSPORT_HEADER`.
 pub(super) const NETWORK: u32 = 1;
@@ -62,6 +72,8 @@ pub(super) struct Family {
     registers: [Register; 3],
     /// nft(8)'s id of the address's type: only so that nft can print the sets.
     address_type: u32,
+    /// The protocol number of ICMP.
+    icmp: u8,
 }
 
 pub(super) const IPV4: Family = Family {
@@ -70,6 +82,7 @@ pub(super) const IPV4: Family = Family {
     length: 4,
     registers: [Register::Reg32_00, Register::Reg32_01, Register::Reg32_02],
     address_type: 7,
+    icmp: 1,
 };
 pub(super) const IPV6: Family = Family {
     protocol: 10,
@@ -77,9 +90,13 @@ pub(super) const IPV6: Family = Family {
     length: 16,
     registers: [Register::Reg32_00, Register::Reg32_04, Register::Reg32_05],
     address_type: 8,
+    icmp: 58,
 };
 
-/// A set of backends.
+/// nft(8)'s id of an interface's index.
+const INTERFACE_TYPE: u32 = 20;
+
+/// A set of sources.
 struct Set {
     name: &'static str,
     family: &'static Family,
@@ -87,20 +104,34 @@ struct Set {
     ports: bool,
 }
 
-/// In the order of [`Set::of`].
-const SETS: [Set; 4] = [
+/// In the order of [`place`]: of backends, and of Services with direct server return.
+const SETS: [Set; 8] = [
     Set { name: "backends4", family: &IPV4, ports: true },
     Set { name: "addresses4", family: &IPV4, ports: false },
     Set { name: "backends6", family: &IPV6, ports: true },
     Set { name: "addresses6", family: &IPV6, ports: false },
+    Set { name: "direct4", family: &IPV4, ports: true },
+    Set { name: "direct_addresses4", family: &IPV4, ports: false },
+    Set { name: "direct6", family: &IPV6, ports: true },
+    Set { name: "direct_addresses6", family: &IPV6, ports: false },
 ];
+/// Those of backends; the others are there only with [`PREROUTING`].
+const ALWAYS: usize = 4;
+/// The set of interfaces, which is after the others in [`place`].
+const UPLINKS: &str = "uplinks";
+
+/// The set that an element belongs to, and its key there.
+fn place(element: Element) -> (usize, Vec<u8>) {
+    let (first, address, protocol, port) = match element {
+        Element::Backend(backend) => (0, backend.address, backend.protocol.number(), backend.port),
+        Element::Direct(claim) => (ALWAYS, claim.vip.0, claim.protocol.number(), claim.port),
+        Element::DirectErrors(vip) => (ALWAYS, vip.0, if vip.0.is_ipv4() { IPV4.icmp } else { IPV6.icmp }, 0),
+        Element::Uplink(ifindex) => return (SETS.len(), ifindex.to_ne_bytes().to_vec()),
+    };
+    (first + 2 * usize::from(address.is_ipv6()) + usize::from(port == 0), key(address, protocol, port))
+}
 
 impl Set {
-    /// The place in [`SETS`] of the set that a backend belongs to.
-    fn of(backend: LocalBackend) -> usize {
-        2 * usize::from(backend.address.is_ipv6()) + usize::from(backend.port == 0)
-    }
-
     /// Each part of a concatenation is six bits of the type: `inet_proto` and `inet_service` after the address.
     fn key_type(&self) -> u32 {
         let address_and_protocol = self.family.address_type << 6 | 0x0c;
@@ -112,28 +143,40 @@ impl Set {
     }
 }
 
-/// Replaces the table, if there is one, by a new one with these backends.
-pub(super) fn replace(socket: &mut Socket, backends: &BTreeSet<LocalBackend>) -> Result<(), SnatError> {
+/// Replaces the table, if there is one, by a new one with these elements.
+pub(super) fn replace(socket: &mut Socket, wanted: &BTreeSet<Element>) -> Result<(), SnatError> {
+    let direct = super::has_direct(wanted);
+    let (always, also) = SETS.split_at(ALWAYS);
+    let also = if direct { also } else { &[] };
+    let mut sets: Vec<_> = always.iter().chain(also).map(|set| (set.name, set.key_type(), set.key_bytes())).collect();
+    let mut rules: Vec<_> =
+        [return_bare_syn(), return_init()].into_iter().chain(always.iter().map(keep_source)).collect();
+    let mut chains = vec![&POSTROUTING];
+    if direct {
+        sets.push((UPLINKS, INTERFACE_TYPE, 4));
+        chains.push(&PREROUTING);
+        rules.push(return_uplinks());
+        rules.extend(also.iter().map(leave_untracked));
+    }
     let mut changes = vec![
         // Deleting a table that is not there fails, so it is made first.
         Change::Create(NfTablesMessage::NewTable(table())),
         Change::Delete(NfTablesMessage::DeleteTable(table())),
         Change::Create(NfTablesMessage::NewTable(table())),
-        Change::Create(NfTablesMessage::NewChain(chain())),
     ];
-    changes.extend((1..).zip(&SETS).map(|(id, wanted)| Change::Create(NfTablesMessage::NewSet(set(id, wanted)))));
-    let rules = [return_bare_syn(), return_init()].into_iter().chain(SETS.iter().map(keep_source));
-    changes.extend(rules.map(|rule| Change::Append(NfTablesMessage::NewRule(rule))));
-    let backends: Vec<_> = backends.iter().copied().collect();
-    changes.extend(elements(&backends).map(NfTablesMessage::NewSetElement).map(Change::Create));
+    changes.extend(chains.into_iter().map(|wanted| Change::Create(NfTablesMessage::NewChain(chain(wanted)))));
+    changes.extend((1..).zip(sets).map(|(id, wanted)| Change::Create(NfTablesMessage::NewSet(set(id, wanted)))));
+    changes.extend(rules.into_iter().map(|rule| Change::Append(NfTablesMessage::NewRule(rule))));
+    let wanted: Vec<_> = wanted.iter().copied().collect();
+    changes.extend(elements(&wanted).map(NfTablesMessage::NewSetElement).map(Change::Create));
     socket.commit("make the identity SNAT chain", changes)
 }
 
-/// Adds and removes elements of the set.
-pub(super) fn update(socket: &mut Socket, added: &[LocalBackend], removed: &[LocalBackend]) -> Result<(), SnatError> {
+/// Adds and removes elements of the sets.
+pub(super) fn update(socket: &mut Socket, added: &[Element], removed: &[Element]) -> Result<(), SnatError> {
     let gone = elements(removed).map(NfTablesMessage::DeleteSetElement).map(Change::Delete);
     let come = elements(added).map(NfTablesMessage::NewSetElement).map(Change::Create);
-    socket.commit("update the identity SNAT's backends", gone.chain(come).collect())
+    socket.commit("update the identity SNAT's sets", gone.chain(come).collect())
 }
 
 /// Removes the table, if there is one.
@@ -160,33 +203,52 @@ fn table() -> TableMessage {
 }
 
 /// Rules of the same transaction name the set by its name; the kernel wants an id nevertheless.
-fn set(id: u32, set: &Set) -> SetMessage {
+fn set(id: u32, (name, key_type, key_bytes): (&str, u32, u32)) -> SetMessage {
     SetMessage {
         attributes: vec![
             SetAttribute::Table(TABLE.to_owned()),
-            SetAttribute::Name(set.name.to_owned()),
+            SetAttribute::Name(name.to_owned()),
             SetAttribute::Flags(SetFlags::empty()),
-            SetAttribute::KeyType(set.key_type()),
-            SetAttribute::KeyLen(set.key_bytes()),
+            SetAttribute::KeyType(key_type),
+            SetAttribute::KeyLen(key_bytes),
             SetAttribute::Id(id),
         ],
     }
 }
 
-fn chain() -> ChainMessage {
+fn chain(chain: &Chain) -> ChainMessage {
+    let priority = Hook::Priority(chain.priority.cast_unsigned());
     ChainMessage {
         attributes: vec![
             ChainAttribute::Table(TABLE.to_owned()),
-            ChainAttribute::Name(CHAIN.to_owned()),
-            ChainAttribute::Hook(vec![Hook::Number(InetHookNumber::PostRouting.into()), Hook::Priority(PRIORITY)]),
+            ChainAttribute::Name(chain.name.to_owned()),
+            ChainAttribute::Hook(vec![Hook::Number(chain.hook.into()), priority]),
             ChainAttribute::Policy(ACCEPT),
-            ChainAttribute::Type("nat".to_owned()),
+            ChainAttribute::Type(chain.kind.to_owned()),
         ],
     }
 }
 
 /// `meta nfproto ipv4 ip saddr . meta l4proto . th sport @backends4 counter snat ip to ip saddr`.
 fn keep_source(set: &Set) -> RuleMessage {
+    let Family { protocol, source, length, .. } = *set.family;
+    let identity = [load(NETWORK, source, length, Register::Reg1), snat_to(protocol, Register::Reg1)];
+    rule(&POSTROUTING, comes_from(set).into_iter().chain(identity).collect())
+}
+
+/// `meta nfproto ipv4 ip saddr . meta l4proto . th sport @direct4 counter notrack`.
+fn leave_untracked(set: &Set) -> RuleMessage {
+    rule(&PREROUTING, comes_from(set).into_iter().chain([other("notrack", vec![])]).collect())
+}
+
+/// `iif @uplinks return`.
+fn return_uplinks() -> RuleMessage {
+    let lookup = vec![Lookup::Set(UPLINKS.to_owned()), Lookup::SourceRegister(Register::Reg1)];
+    rule(&PREROUTING, vec![meta(MetaKey::Iif, Register::Reg1), Expressions::Lookup(lookup).into(), give_back()])
+}
+
+/// That a packet's source is in the set.
+fn comes_from(set: &Set) -> Vec<Expression> {
     let Family { protocol, source, length, registers, .. } = *set.family;
     let [address, transport, port] = registers;
     let mut expressions = vec![
@@ -201,10 +263,8 @@ fn keep_source(set: &Set) -> RuleMessage {
     expressions.extend([
         Expressions::Lookup(vec![Lookup::Set(set.name.to_owned()), Lookup::SourceRegister(address)]).into(),
         other("counter", vec![]),
-        load(NETWORK, source, length, Register::Reg1),
-        snat_to(protocol, Register::Reg1),
     ]);
-    rule(expressions)
+    expressions
 }
 
 /// `tcp flags & (syn | ack) == syn return`.
@@ -228,17 +288,20 @@ fn return_init() -> RuleMessage {
 fn return_if(protocol: Protocol, condition: impl IntoIterator<Item = Expression>) -> RuleMessage {
     let mut expressions = vec![meta(MetaKey::L4Proto, Register::Reg1), compare(Operator::Equal, &[protocol.number()])];
     expressions.extend(condition);
-    let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
-    let verdict = vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)];
-    expressions.push(Expressions::Immediate(verdict).into());
-    rule(expressions)
+    expressions.push(give_back());
+    rule(&POSTROUTING, expressions)
 }
 
-fn rule(expressions: Vec<Expression>) -> RuleMessage {
+fn give_back() -> Expression {
+    let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
+    Expressions::Immediate(vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)]).into()
+}
+
+fn rule(chain: &Chain, expressions: Vec<Expression>) -> RuleMessage {
     RuleMessage {
         attributes: vec![
             RuleAttribute::Table(TABLE.to_owned()),
-            RuleAttribute::Chain(CHAIN.to_owned()),
+            RuleAttribute::Chain(chain.name.to_owned()),
             RuleAttribute::Expressions(expressions),
         ],
     }
@@ -283,17 +346,18 @@ pub(super) fn other(name: &str, attributes: Vec<DefaultNla>) -> Expression {
 }
 
 /// Messages that carry these elements.
-fn elements(backends: &[LocalBackend]) -> impl Iterator<Item = SetElementMessage> {
-    let mut by_set = [(); SETS.len()].map(|()| Vec::new());
-    for &backend in backends {
-        let element = SetElementAttribute::Key(DataAttribute::Value(key(backend)));
-        by_set[Set::of(backend)].push(ListAttribute::Element(vec![element]));
+fn elements(all: &[Element]) -> impl Iterator<Item = SetElementMessage> {
+    let mut by_set = [(); SETS.len() + 1].map(|()| Vec::new());
+    for &element in all {
+        let (set, key) = place(element);
+        let element = SetElementAttribute::Key(DataAttribute::Value(key));
+        by_set[set].push(ListAttribute::Element(vec![element]));
     }
-    SETS.iter().zip(by_set).flat_map(|(set, elements)| {
+    SETS.iter().map(|set| set.name).chain([UPLINKS]).zip(by_set).flat_map(|(set, elements)| {
         let message = |elements: &[_]| SetElementMessage {
             attributes: vec![
                 SetElementList::Table(TABLE.to_owned()),
-                SetElementList::Set(set.name.to_owned()),
+                SetElementList::Set(set.to_owned()),
                 SetElementList::Elements(elements.to_vec()),
             ],
         };
@@ -301,15 +365,15 @@ fn elements(backends: &[LocalBackend]) -> impl Iterator<Item = SetElementMessage
     })
 }
 
-/// The set's key: each part in network byte order, at the start of its 32-bit registers.
-fn key(backend: LocalBackend) -> Vec<u8> {
-    let mut key = match backend.address {
+/// The key of a source: each part in network byte order, at the start of its 32-bit registers. Port 0: without one.
+fn key(address: IpAddr, protocol: u8, port: u16) -> Vec<u8> {
+    let mut key = match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
-    key.extend([backend.protocol.number(), 0, 0, 0]);
-    if backend.port != 0 {
-        let [high, low] = backend.port.to_be_bytes();
+    key.extend([protocol, 0, 0, 0]);
+    if port != 0 {
+        let [high, low] = port.to_be_bytes();
         key.extend([high, low, 0, 0]);
     }
     key
@@ -318,9 +382,17 @@ fn key(backend: LocalBackend) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        model::{PortClaim, Vip},
+        snat::LocalBackend,
+    };
 
-    fn backend(address: &str, port: u16) -> LocalBackend {
-        LocalBackend { address: address.parse().unwrap(), protocol: Protocol::Udp, port }
+    fn backend(address: &str, port: u16) -> Element {
+        Element::Backend(LocalBackend { address: address.parse().unwrap(), protocol: Protocol::Udp, port })
+    }
+
+    fn direct(vip: &str, port: u16) -> Element {
+        Element::Direct(PortClaim { vip: Vip(vip.parse().unwrap()), protocol: Protocol::Udp, port })
     }
 
     #[test]
@@ -328,16 +400,27 @@ mod tests {
         let v6 = [0x20, 1, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2];
         let protocol = [17, 0, 0, 0];
         let port = [0x14, 0xe9, 0, 0];
-        for (backend, name, expected) in [
+        let icmp6 = [58, 0, 0, 0];
+        for (element, name, expected) in [
             (backend("10.244.1.2", 5353), "backends4", [&[10, 244, 1, 2][..], &protocol, &port].concat()),
             (backend("10.244.1.2", 0), "addresses4", [&[10, 244, 1, 2][..], &protocol].concat()),
             (backend("2001:db8::2", 5353), "backends6", [&v6[..], &protocol, &port].concat()),
             (backend("2001:db8::2", 0), "addresses6", [&v6[..], &protocol].concat()),
+            (direct("10.244.1.2", 5353), "direct4", [&[10, 244, 1, 2][..], &protocol, &port].concat()),
+            (direct("10.244.1.2", 0), "direct_addresses4", [&[10, 244, 1, 2][..], &protocol].concat()),
+            (direct("2001:db8::2", 5353), "direct6", [&v6[..], &protocol, &port].concat()),
+            (
+                Element::DirectErrors(Vip("2001:db8::2".parse().unwrap())),
+                "direct_addresses6",
+                [&v6[..], &icmp6].concat(),
+            ),
         ] {
-            let set = &SETS[Set::of(backend)];
-            assert_eq!((set.name, key(backend)), (name, expected));
-            assert_eq!(key(backend).len(), set.key_bytes() as usize);
+            let (place, key) = place(element);
+            let set = &SETS[place];
+            assert_eq!(key.len(), set.key_bytes() as usize);
+            assert_eq!((set.name, key), (name, expected));
         }
+        assert_eq!(place(Element::Uplink(7)), (SETS.len(), 7_u32.to_ne_bytes().to_vec()));
     }
 
     #[test]

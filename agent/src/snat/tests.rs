@@ -180,12 +180,12 @@ fn flush_conntrack() {
     assert_eq!(answer[16..20], [0; 4], "conntrack was not flushed");
 }
 
-fn set(backends: &[LocalBackend]) -> BTreeSet<LocalBackend> {
-    backends.iter().copied().collect()
+fn set(backends: &[LocalBackend]) -> BTreeSet<Element> {
+    backends.iter().copied().map(Element::Backend).collect()
 }
 
 #[test]
-fn local_backends_are_those_of_this_node_by_protocol() {
+fn what_is_wanted_is_of_this_nodes_backends_by_protocol() {
     let (here, there) = (NodeName("here".to_owned()), NodeName("there".to_owned()));
     let backend = |address: &str, port, node: &NodeName, ready| DesiredBackend {
         address: address.parse().unwrap(),
@@ -204,10 +204,12 @@ fn local_backends_are_those_of_this_node_by_protocol() {
     let web = Arc::new([backend("10.244.1.9", 80, &here, true)].into());
     let treated = |treatment| DesiredService { treatment, backends: Arc::clone(&web), ..service.clone() };
     let direct = treated(Treatment { direct: true, ..Treatment::default() });
+    let elsewhere = Arc::new([backend("10.244.2.9", 80, &there, true)].into());
+    let elsewhere = DesiredService { backends: elsewhere, ..direct.clone() };
     let kernel = treated(Treatment { kernel: true, ..Treatment::default() });
     let web = |port| PortClaim { vip: Vip([192, 0, 2, 51].into()), protocol: Protocol::Tcp, port };
     let claim = |protocol| PortClaim { vip: Vip([192, 0, 2, 50].into()), protocol, port: 53 };
-    let desired = Desired {
+    let mut desired = Desired {
         local: here,
         nodes: BTreeMap::new(),
         vips: BTreeMap::new(),
@@ -216,6 +218,7 @@ fn local_backends_are_those_of_this_node_by_protocol() {
             (claim(Protocol::Udp), service),
             (web(80), direct),
             (web(81), kernel),
+            (web(82), elsewhere),
         ]
         .into(),
         unreachable: Unreachable::Refuse,
@@ -223,7 +226,12 @@ fn local_backends_are_those_of_this_node_by_protocol() {
     let at = |address: &str| LocalBackend { address: address.parse().unwrap(), ..UDP };
     let udp = ["10.244.1.2", "10.244.1.3", "2001:db8::2"].map(at);
     let tcp = udp.map(|backend| LocalBackend { protocol: Protocol::Tcp, ..backend });
-    assert_eq!(local_backends(&desired), set(&[udp, tcp].concat()));
+    let translated = set(&[udp, tcp].concat());
+    let mut all = translated.clone();
+    all.extend([Element::Direct(web(80)), Element::DirectErrors(web(80).vip), Element::Uplink(2)]);
+    assert_eq!(wanted(&desired, [2].into_iter()), all);
+    desired.services.remove(&web(80));
+    assert_eq!(wanted(&desired, [2].into_iter()), translated, "no other is direct here");
 }
 
 #[test]
@@ -248,6 +256,32 @@ fn every_port_of_a_backend_keeps_its_source_where_it_has_them_all() {
         assert_eq!(network.udp_reply_source().ip(), network.addresses.masqueraded(), "of another protocol");
         assert_eq!(snat.sync(&set(&[every(UDP)])).unwrap(), Synced::Updated { added: 1, removed: 1 });
         assert_eq!(network.udp_reply_source().ip(), network.addresses.pod());
+    }
+}
+
+#[test]
+fn what_a_backend_sends_in_a_vips_name_is_not_tracked() {
+    for addresses in [V4, V6] {
+        let Some(network) = Network::new(addresses) else { return };
+        let (pod, masqueraded) = (network.addresses.pod(), network.addresses.masqueraded());
+        let claim = PortClaim { vip: Vip(pod), protocol: Protocol::Udp, port: UDP.port };
+        let mut snat = network.snat();
+        snat.sync(&set(&[])).unwrap();
+        assert_eq!(network.udp_reply_source().ip(), masqueraded);
+        for port in [claim.port, 0] {
+            let direct = Element::Direct(PortClaim { port, ..claim });
+            assert_eq!(snat.sync(&[direct].into()).unwrap(), Synced::Replaced, "with another chain");
+            assert_eq!(network.udp_reply_source().ip(), pod);
+            let uplink = network.node.enter(|| nix::net::if_::if_nametoindex("cni").unwrap());
+            let all = [direct, Element::Uplink(uplink)].into();
+            assert_eq!(snat.sync(&all).unwrap(), Synced::Updated { added: 1, removed: 0 });
+            assert_eq!(network.udp_reply_source().ip(), masqueraded, "of an uplink");
+            let other = Element::Direct(PortClaim { protocol: Protocol::Tcp, ..claim });
+            assert_eq!(snat.sync(&[other].into()).unwrap(), Synced::Updated { added: 1, removed: 2 });
+            assert_eq!(network.udp_reply_source().ip(), masqueraded, "of another protocol");
+            assert_eq!(snat.sync(&set(&[])).unwrap(), Synced::Replaced, "without that chain");
+            assert_eq!(network.udp_reply_source().ip(), masqueraded);
+        }
     }
 }
 
@@ -329,8 +363,8 @@ fn many_backends_are_one_transaction() {
     let mut snat = node.enter(|| IdentitySnat::open().unwrap());
     let ports = (1..=10_000).map(|port| LocalBackend { port, ..UDP });
     let v6 = ports.clone().map(|backend| V6.backend(backend));
-    let half = ports.clone().collect();
-    let all: BTreeSet<_> = ports.chain(v6).collect();
+    let half = ports.clone().map(Element::Backend).collect();
+    let all: BTreeSet<_> = ports.chain(v6).map(Element::Backend).collect();
     assert_eq!(snat.sync(&all).unwrap(), Synced::Replaced);
     assert_eq!(snat.sync(&half).unwrap(), Synced::Updated { added: 0, removed: 10_000 });
     assert_eq!(snat.sync(&all).unwrap(), Synced::Updated { added: 10_000, removed: 0 });
@@ -341,10 +375,11 @@ fn a_refused_change_changes_nothing() {
     let Some([node]) = Namespace::new() else { return };
     let mut snat = node.enter(|| IdentitySnat::open().unwrap());
     snat.sync(&set(&[UDP])).unwrap();
-    let refused = ruleset::update(&mut snat.socket, &[TCP], &[LocalBackend { port: 1, ..UDP }]);
+    let [tcp, other] = [TCP, LocalBackend { port: 1, ..UDP }].map(Element::Backend);
+    let refused = ruleset::update(&mut snat.socket, &[tcp], &[other]);
     assert!(
         matches!(&refused, Err(SnatError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENOENT)),
         "{refused:?}"
     );
-    ruleset::update(&mut snat.socket, &[], &[TCP]).expect_err("it was not added");
+    ruleset::update(&mut snat.socket, &[], &[tcp]).expect_err("it was not added");
 }

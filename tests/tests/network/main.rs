@@ -7,6 +7,7 @@ mod checking;
 mod closed;
 mod demo;
 mod direct;
+mod direct_return;
 mod forwarding;
 mod harness;
 mod ipv6;

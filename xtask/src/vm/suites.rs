@@ -11,8 +11,9 @@ use serde_json::Value;
 use crate::workspace;
 
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends, replies, fragments,
-/// generic XDP, restart and removal. The others run on the developer's kernel alone.
-const NETWORK: [&str; 8] = [
+/// generic XDP, direct server return, restart and removal. The others run on the developer's kernel alone.
+const NETWORK: [&str; 9] = [
+    "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
     "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
     "removal::inspect_tells_the_same_while_the_agent_is_down",

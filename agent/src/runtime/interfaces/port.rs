@@ -1,6 +1,6 @@
 //! Attaching the programs to one interface, and taking back what was done to it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vipmux_common::abi::{
     self, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
@@ -8,7 +8,11 @@ use vipmux_common::abi::{
 
 use super::super::{Agent, AgentError};
 use crate::{
-    datapath::{attach::Egress, load::Programs},
+    datapath::{
+        attach::{By, Side},
+        load::Programs,
+        pins::INGRESS_PROGRAM,
+    },
     link::{Interface, Links, Port, Segment, Segments},
 };
 
@@ -48,20 +52,53 @@ impl Agent {
         if self.interfaces.outlets.contains(&outlet.ifindex) {
             return Ok(());
         }
-        let egress = self.kernel.programs.attach_egress(&outlet.name, outlet.ifindex, self.options.tc);
-        let mut entry = self.kernel.maps.read_interface(outlet.ifindex)?;
-        match egress? {
-            Egress::Filter { made } => {
-                entry.flags |= INTERFACE_FILTER | if made { INTERFACE_QDISC } else { 0 };
-            }
-            Egress::Link => {
-                remove_filter(outlet, entry.flags)?;
+        let by = self.kernel.programs.attach_classifier(Side::Out, &outlet.name, outlet.ifindex, self.options.tc)?;
+        self.mark(outlet, by)?;
+        self.interfaces.outlets.insert(outlet.ifindex);
+        Ok(())
+    }
+
+    /// Remembers how a classifier was attached to an interface. Where it is by a link, filters of an earlier agent go.
+    fn mark(&mut self, interface: &Interface, by: By) -> Result<(), AgentError> {
+        let mut entry = self.kernel.maps.read_interface(interface.ifindex)?;
+        match by {
+            By::Filter { made } => entry.flags |= INTERFACE_FILTER | if made { INTERFACE_QDISC } else { 0 },
+            By::Link => {
+                remove_filters(interface, entry.flags)?;
                 entry.flags &= !(INTERFACE_FILTER | INTERFACE_QDISC);
             }
         }
-        self.kernel.write_interface(outlet.ifindex, entry)?;
-        self.interfaces.outlets.insert(outlet.ifindex);
+        Ok(self.kernel.write_interface(interface.ifindex, entry)?)
+    }
+
+    /// Has what comes in by the ports looked through for packets of Services with direct server return, or no longer.
+    pub(in crate::runtime) fn look_in(
+        &mut self,
+        links: &Links,
+        wanted: bool,
+        complaints: &mut BTreeSet<String>,
+    ) -> Result<(), AgentError> {
+        let is_so = |ifindex: &u32| self.interfaces.inlets.get(ifindex) == Some(&wanted);
+        let others: Vec<_> = self.interfaces.attached.keys().copied().filter(|port| !is_so(port)).collect();
+        for port in others.into_iter().filter_map(|port| links.get(port)) {
+            match if wanted { self.attach_inlet(port) } else { self.detach_inlet(port) } {
+                Ok(()) => drop(self.interfaces.inlets.insert(port.ifindex, wanted)),
+                Err(error) => self.complain(error, complaints)?,
+            }
+        }
         Ok(())
+    }
+
+    fn attach_inlet(&mut self, port: &Interface) -> Result<(), AgentError> {
+        let by = self.kernel.programs.attach_classifier(Side::In, &port.name, port.ifindex, self.options.tc)?;
+        self.mark(port, by)?;
+        tracing::info!(interface = port.name, "attached {INGRESS_PROGRAM}: backends here have direct server return");
+        Ok(())
+    }
+
+    fn detach_inlet(&mut self, port: &Interface) -> Result<(), AgentError> {
+        let flags = self.kernel.maps.read_interface(port.ifindex)?.flags;
+        Ok(self.kernel.programs.detach_ingress(&port.name, port.ifindex, flags & INTERFACE_FILTER != 0)?)
     }
 
     fn attach_port(&mut self, links: &Links, interface: &Interface, port: &Port) -> Result<(), AgentError> {
@@ -112,13 +149,12 @@ impl Agent {
 
     /// Detaches the programs from an interface, and takes back what was done to it.
     pub(super) fn let_go(&mut self, links: &Links, ifindex: u32) -> Result<(), AgentError> {
-        self.interfaces.attached.remove(&ifindex);
-        self.interfaces.outlets.remove(&ifindex);
+        self.interfaces.unlink(ifindex);
         let entry = self.kernel.maps.read_interface(ifindex)?;
         self.kernel.write_interface(ifindex, abi::Interface { flags: entry.flags & MARKS, ..Default::default() })?;
         self.kernel.programs.detach(ifindex)?;
         if let Some(interface) = links.get(ifindex) {
-            remove_filter(interface, entry.flags)?;
+            remove_filters(interface, entry.flags)?;
             if entry.flags & INTERFACE_TAGS != 0 {
                 self.interfaces.ethtool.strip_tags(&interface.name, true)?;
             }
@@ -137,11 +173,11 @@ impl Agent {
     }
 }
 
-/// Removes the filter that an interface's flags tell of.
-fn remove_filter(interface: &Interface, flags: u32) -> Result<(), AgentError> {
+/// Removes the filters that an interface's flags tell of.
+fn remove_filters(interface: &Interface, flags: u32) -> Result<(), AgentError> {
     if flags & INTERFACE_FILTER == 0 {
         return Ok(());
     }
     let made = flags & INTERFACE_QDISC != 0;
-    Ok(Programs::remove_filter(&interface.name, interface.ifindex, made)?)
+    Ok(Programs::remove_filters(&interface.name, interface.ifindex, made)?)
 }
