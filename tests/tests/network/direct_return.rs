@@ -12,7 +12,7 @@ use vipmux_tests::{
     agent,
     client::{Datagrams, Kind, Request},
     cluster::{Cluster, PATIENCE},
-    lan::{Lan, Node, Options},
+    lan::{Lan, Node, Options, Uplink},
     manifests::{Manifests, Service, VIP, VIP_V6},
     pod::Listener,
     traffic::Traffic,
@@ -121,6 +121,28 @@ fn generic_xdp_serves_direct_return_as_well() -> Result<()> {
     let generic = |options| agent::Options { xdp_mode: "generic", ..options };
     let Some(cluster) = served(OPTIONS, generic)? else { return Ok(()) };
     ask_all(&cluster)
+}
+
+#[test]
+fn pods_behind_a_vlan_answer_in_the_vips_name() -> Result<()> {
+    ["native", "generic"].into_iter().try_for_each(|xdp_mode| behind(Uplink::Vlan(100), xdp_mode))
+}
+
+#[test]
+fn pods_behind_a_bond_answer_in_the_vips_name() -> Result<()> {
+    behind(Uplink::Bond, "native")
+}
+
+#[test]
+fn pods_behind_a_bridge_answer_in_the_vips_name() -> Result<()> {
+    ["native", "generic"].into_iter().try_for_each(|xdp_mode| behind(Uplink::Bridge, xdp_mode))
+}
+
+fn behind(uplink: Uplink, xdp_mode: &'static str) -> Result<()> {
+    let interface = if uplink == Uplink::Bridge { uplink.card() } else { "eth0" };
+    let change = |options| agent::Options { interface: interface.to_owned(), xdp_mode, ..options };
+    let Some(cluster) = served(Options { uplink, ..OPTIONS }, change)? else { return Ok(()) };
+    ask_all(&cluster).with_context(|| format!("{uplink:?}, {xdp_mode}"))
 }
 
 #[test]
