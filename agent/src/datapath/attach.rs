@@ -105,8 +105,8 @@ impl Programs {
     /// Puts the programs into every pinned link. One that takes none attaches nothing any more, and is replaced when the
     /// programs are attached there.
     ///
-    /// Of the egress program's links, new ones are pinned, and the old ones given back, which stay attached as long as
-    /// they live: the reply to a flow that began meanwhile is known to the old maps alone, or to the new ones alone.
+    /// Of the classifiers' links, new ones are pinned, and the old ones given back, which stay attached as long as
+    /// they live: a flow that began meanwhile is known to the old maps alone, or to the new ones alone.
     pub(super) fn take_over(&mut self) -> Vec<FdLink> {
         let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
         let mut names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
@@ -115,27 +115,33 @@ impl Programs {
         let mut relieved = Vec::new();
         for (kind, ifindex) in names {
             let pin = self.pins.link(kind, ifindex);
-            let relieved_egress = (kind == LinkKind::Egress).then(|| self.relieve(ifindex, &pin)).flatten();
-            match (kind, relieved_egress) {
-                (LinkKind::Xdp, _) => drop(self.adopt::<Xdp>(self.xdp, &pin)),
-                (_, Some(old)) => relieved.push(old),
-                (kind, None) => drop(self.adopt::<SchedClassifier>(kind.program(), &pin)),
+            let side = match kind {
+                LinkKind::Xdp => {
+                    self.adopt::<Xdp>(self.xdp, &pin);
+                    continue;
+                }
+                LinkKind::Egress => Side::Out,
+                LinkKind::Ingress => Side::In,
+            };
+            match self.relieve(side, ifindex, &pin) {
+                Some(old) => relieved.push(old),
+                None => drop(self.adopt::<SchedClassifier>(kind.program(), &pin)),
             }
         }
         relieved
     }
 
-    /// Attaches the egress program by a new link behind the pinned one, and pins it in its place; the old link. `None`: it
+    /// Attaches a classifier by a new link beside the pinned one, and pins it in its place; the old link. `None`: it
     /// could not be, and the old one is pinned still.
-    fn relieve(&mut self, ifindex: u32, pin: &Path) -> Option<FdLink> {
+    fn relieve(&mut self, side: Side, ifindex: u32, pin: &Path) -> Option<FdLink> {
         let name = if_indextoname(ifindex).ok()?;
         let old = PinnedLink::from_pin(pin).ok()?;
-        let new = self.attach_tcx(Side::Out, name.to_str().ok()?).ok()?;
+        let new = self.attach_tcx(side, name.to_str().ok()?).ok()?;
         let old = old.unpin().ok()?;
-        if let Err(error) = pin_link(LinkKind::Egress.program(), &name.to_string_lossy(), Ok(new), pin) {
+        if let Err(error) = pin_link(side.kind().program(), &name.to_string_lossy(), Ok(new), pin) {
             tracing::warn!(
                 error = format!("{:#}", anyhow::Error::from(error)),
-                "replies are translated anew a little later"
+                "a classifier is attached anew a little later"
             );
         }
         Some(old)

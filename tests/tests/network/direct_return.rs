@@ -12,7 +12,7 @@ use vipmux_tests::{
     agent,
     client::{Datagrams, Kind, Request},
     cluster::{Cluster, PATIENCE},
-    lan::{Lan, Node, Options},
+    lan::{Lan, Node, Options, Uplink},
     manifests::{Manifests, Service, VIP, VIP_V6},
     pod::Listener,
     traffic::Traffic,
@@ -124,6 +124,28 @@ fn generic_xdp_serves_direct_return_as_well() -> Result<()> {
 }
 
 #[test]
+fn pods_behind_a_vlan_answer_in_the_vips_name() -> Result<()> {
+    ["native", "generic"].into_iter().try_for_each(|xdp_mode| behind(Uplink::Vlan(100), xdp_mode))
+}
+
+#[test]
+fn pods_behind_a_bond_answer_in_the_vips_name() -> Result<()> {
+    behind(Uplink::Bond, "native")
+}
+
+#[test]
+fn pods_behind_a_bridge_answer_in_the_vips_name() -> Result<()> {
+    ["native", "generic"].into_iter().try_for_each(|xdp_mode| behind(Uplink::Bridge, xdp_mode))
+}
+
+fn behind(uplink: Uplink, xdp_mode: &'static str) -> Result<()> {
+    let interface = if uplink == Uplink::Bridge { uplink.card() } else { "eth0" };
+    let change = |options| agent::Options { interface: interface.to_owned(), xdp_mode, ..options };
+    let Some(cluster) = served(Options { uplink, ..OPTIONS }, change)? else { return Ok(()) };
+    ask_all(&cluster).with_context(|| format!("{uplink:?}, {xdp_mode}"))
+}
+
+#[test]
 fn packets_are_brought_to_pods_by_a_filter_where_there_are_no_tcx_links() -> Result<()> {
     let Some(mut cluster) = served(OPTIONS, |options| agent::Options { tc: "clsact", ..options })? else {
         return Ok(());
@@ -200,9 +222,15 @@ fn agents_that_are_killed_in_turn_lose_no_request_and_no_transfer() -> Result<()
     let traffic =
         [WEB, UDP].map(|(name, kind, port)| (name, Traffic::start(client, Request::new(kind, VIP, port), PAUSE)));
     let traffic: Vec<_> = traffic.into_iter().map(|(name, traffic)| Ok((name, traffic?))).collect::<Result<_>>()?;
-    for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
-        let before = inlets(node)?;
+    // Another size of the flow tables is another layout: all maps are carried over to new ones.
+    let nodes = || cluster.lan.nodes.iter().zip(0..);
+    let twice = nodes().map(|node| (node, None)).chain(nodes().map(|node| (node, Some(32_768))));
+    for ((node, index), flows) in twice {
+        let (agent, before) = (&mut cluster.agents[index], inlets(node)?);
         agent.process_mut().kill()?;
+        if let Some(flows) = flows {
+            agent.options_mut().flows = flows;
+        }
         traffic.iter().try_for_each(|(_, traffic)| traffic.wait_for_more(5, PATIENCE))?;
         agent.restart(node)?;
         agent.wait_ready(PATIENCE)?;
