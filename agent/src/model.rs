@@ -10,6 +10,7 @@ pub mod pool;
 pub mod prefix;
 pub mod range;
 pub mod reason;
+mod renew;
 pub mod request;
 pub mod selector;
 pub mod service;
@@ -18,7 +19,10 @@ use std::{fmt, net::IpAddr, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-pub use self::ingest::{Model, Options};
+pub use self::{
+    ingest::{Model, Options},
+    renew::Slices,
+};
 
 /// A virtual IP address: the address that Services share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

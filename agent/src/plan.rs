@@ -26,6 +26,7 @@ use std::{
     time::Duration,
 };
 
+use imbl::OrdMap;
 use vipmux_common::abi::{self, Mac};
 
 pub use self::differences::Difference;
@@ -48,18 +49,9 @@ pub struct Desired {
     pub vips: BTreeMap<Vip, DesiredVip>,
     /// Port claims. A claim whose VIP is not in `vips` is an error of the caller. One with port 0 has every port that no
     /// other claim names.
-    pub services: BTreeMap<PortClaim, DesiredService>,
+    pub services: OrdMap<PortClaim, DesiredService>,
     /// What becomes of claims none of whose endpoints that take new flows is on a node in `nodes`.
     pub unreachable: Unreachable,
-}
-
-impl Desired {
-    /// Claims of Services with direct server return that have backends on this node; draining ones too.
-    pub fn direct_here(&self) -> impl Iterator<Item = PortClaim> {
-        let is_here = |service: &DesiredService| service.backends.iter().any(|backend| backend.node == self.local);
-        let services = self.services.iter();
-        services.filter(move |(_, service)| service.treatment.direct && is_here(service)).map(|(claim, _)| *claim)
-    }
 }
 
 /// What becomes of a Service port whose endpoints no frame can be handed over to.
@@ -250,17 +242,24 @@ pub enum PlanError {
 
 /// The steps from `observed` to `desired`, at the monotonic time `now`. None if both agree.
 ///
+/// All claims and all of `observed` are looked at, unless that was [settled](Observed::settle) and nothing was done to it
+/// since: then nodes, VIPs and the claims that differ are.
+///
 /// # Errors
 /// Those of [`PlanError`]. A full map is none: what fits is served, the rest is in [`Plan::refused`].
 pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Plan, PlanError> {
     let mut refused = Vec::new();
     let mut nodes = Nodes::plan(desired, observed, now, &mut refused);
     let vips = Vips::plan(desired, observed, &mut refused)?;
-    let mut placements = Placements::new(observed, &nodes.indices, &desired.local, now)?;
-    let services = Services::plan(desired, observed, &vips.ids, &mut placements, now, &mut refused)?;
+    let changes = observed.settled.changes(desired, &nodes.indices, observed.is_settled() && refused.is_empty());
+    let mut placements = Placements::new(observed, &nodes.indices, desired, changes.as_deref(), now)?;
+    let services =
+        Services::plan(desired, observed, &vips.ids, changes.as_deref(), &mut placements, now, &mut refused)?;
     let first = placements.generation();
     let backends = placements.finish();
-    nodes.release(observed, &backends.nodes);
+    if let Some(referred) = &backends.nodes {
+        nodes.release(observed, referred);
+    }
     let next = match (services.after_sources, backends.generation.or(services.generation)) {
         (Some(after), _) => after,
         (None, Some(generation)) => generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?,
@@ -299,6 +298,13 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
     ];
     steps.extend(stages.into_iter().flatten());
     Ok(Plan { steps, refused, unreachable: services.unreachable })
+}
+
+impl Step {
+    /// Whether what was settled holds no more after it. A VIP that stays keeps its id, and each plan looks at all VIPs.
+    fn counts(&self) -> bool {
+        !matches!(self, Self::Vip(_, Some(_)))
+    }
 }
 
 impl fmt::Display for Subject {

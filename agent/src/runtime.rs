@@ -201,6 +201,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         sender: Sender::open()?,
         snat: snat::Keeper::start()?,
         groups: groups::Keeper::start(),
+        wanted: snat::Wanted::default(),
         interfaces: Interfaces::new(Ethtool::open()?),
         linked: BTreeSet::new(),
         ready: false,
@@ -255,6 +256,7 @@ struct Agent {
     sender: Sender,
     snat: snat::Keeper,
     groups: groups::Keeper,
+    wanted: snat::Wanted,
     interfaces: Interfaces,
     /// Where the programs were attached when the links were last taken note of.
     linked: BTreeSet<(LinkKind, u32)>,
@@ -339,7 +341,9 @@ impl Agent {
         mut complaints: BTreeSet<String>,
     ) -> Result<(), AgentError> {
         let desired = self.desired(links, settled, neighbors, &mut complaints);
-        let direct = desired.direct_here().next().is_some();
+        let uplinks = self.interfaces.segments.iter().map(|segment| segment.ifindex);
+        let wanted = self.wanted.follow(&desired, uplinks);
+        let direct = snat::has_direct(&wanted);
         if direct {
             self.look_in(links, true, &mut complaints)?;
         }
@@ -352,7 +356,7 @@ impl Agent {
         self.retry = (leftovers || !refused.is_empty()).then(|| Instant::now() + REST);
         complaints.extend(refused.iter().map(ToString::to_string));
         complaints.extend(unreachable.iter().map(|claim| self.lost(claim)));
-        self.snat.want(snat::wanted(&desired, self.interfaces.segments.iter().map(|segment| segment.ifindex)));
+        self.snat.want(wanted);
         self.groups.want(self.solicited(&desired));
         if settled.look >= self.awaited {
             self.choose(settled, &desired)?;
@@ -408,7 +412,7 @@ impl Agent {
             vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan, epoch: 0 });
         }
         let mut nodes = BTreeMap::new();
-        for (name, addresses) in &settled.nodes {
+        for (name, addresses) in &*settled.nodes {
             // A hand-over is a matter of MACs: one address tells it, whatever the packet's family is.
             match self.node(name, addresses.first().copied(), links, neighbors) {
                 Ok(node) => {
@@ -419,8 +423,10 @@ impl Agent {
                 }
             }
         }
-        let services = settled.services.iter().filter(|(claim, _)| vips.contains_key(&claim.vip));
-        let services = services.map(|(claim, service)| (*claim, service.clone())).collect();
+        let mut services = settled.services.clone();
+        if vips.len() < settled.leaders.len() {
+            services = services.into_iter().filter(|(claim, _)| vips.contains_key(&claim.vip)).collect();
+        }
         let unreachable = self.options.unreachable;
         Desired { local: self.options.node.clone(), nodes, vips, services, unreachable }
     }

@@ -54,12 +54,18 @@ mod keeper;
 mod ruleset;
 mod transaction;
 
-use std::{collections::BTreeSet, io, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    io,
+    net::IpAddr,
+};
+
+use imbl::{OrdMap, OrdSet, ordmap, ordset};
 
 pub use self::keeper::Keeper;
 use self::transaction::Socket;
 use crate::{
-    model::{PortClaim, Protocol, Vip},
+    model::{NodeName, PortClaim, Protocol, Vip},
     plan::{Desired, DesiredBackend, DesiredService},
 };
 
@@ -93,32 +99,64 @@ impl Element {
     }
 }
 
-/// What the sets are to hold. `uplinks`: the interfaces with the addresses of the segments that VIPs are announced on.
-pub fn wanted(desired: &Desired, uplinks: impl Iterator<Item = u32>) -> BTreeSet<Element> {
-    let mut wanted: BTreeSet<_> = local_backends(desired).into_iter().map(Element::Backend).collect();
-    let mut claims = desired.direct_here().peekable();
-    if claims.peek().is_some() {
-        wanted.extend(uplinks.map(Element::Uplink));
-    }
-    wanted.extend(claims.flat_map(|claim| [Element::Direct(claim), Element::DirectErrors(claim.vip)]));
-    wanted
+/// What the sets are to hold.
+#[derive(Debug, Default)]
+pub struct Wanted {
+    services: OrdMap<PortClaim, DesiredService>,
+    /// By how many claims each is wanted.
+    claims: BTreeMap<Element, usize>,
+    elements: OrdSet<Element>,
 }
 
-/// The endpoints on this node; draining ones too, since they keep their flows.
-fn local_backends(desired: &Desired) -> BTreeSet<LocalBackend> {
-    let on_this_node = |backend: &&DesiredBackend| backend.node == desired.local;
-    // Nothing is translated of the others' replies, or not here.
-    let translated = |service: &DesiredService| !service.treatment.direct && !service.treatment.kernel;
-    let services = desired.services.iter().filter(|(_, service)| translated(service));
-    services
-        .flat_map(|(claim, service)| {
-            service.backends.iter().filter(on_this_node).map(|backend| LocalBackend {
+impl Wanted {
+    /// What is wanted now; it costs what changed since the last call. The node must be the same. `uplinks`: the interfaces
+    /// with the addresses of the segments that VIPs are announced on.
+    pub fn follow(&mut self, desired: &Desired, uplinks: impl Iterator<Item = u32>) -> OrdSet<Element> {
+        let before = std::mem::replace(&mut self.services, desired.services.clone());
+        for item in before.diff(&self.services) {
+            let (claim, old, new) = match item {
+                ordmap::DiffItem::Add(claim, new) => (claim, None, Some(new)),
+                ordmap::DiffItem::Update { old: (_, old), new: (claim, new) } => (claim, Some(old), Some(new)),
+                ordmap::DiffItem::Remove(claim, old) => (claim, Some(old), None),
+            };
+            for element in new.into_iter().flat_map(|service| elements(&desired.local, claim, service)) {
+                *self.claims.entry(element).or_insert(0) += 1;
+                self.elements.insert(element);
+            }
+            for element in old.into_iter().flat_map(|service| elements(&desired.local, claim, service)) {
+                let Entry::Occupied(mut claims) = self.claims.entry(element) else { continue };
+                *claims.get_mut() -= 1;
+                if *claims.get() == 0 {
+                    claims.remove();
+                    self.elements.remove(&element);
+                }
+            }
+        }
+        let mut wanted = self.elements.clone();
+        if has_direct(&wanted) {
+            wanted.extend(uplinks.map(Element::Uplink));
+        }
+        wanted
+    }
+}
+
+/// What a claim wants: its endpoints on this node, draining ones too, since they keep their flows; or what it takes for
+/// them to reply in its name.
+fn elements(here: &NodeName, claim: &PortClaim, service: &DesiredService) -> BTreeSet<Element> {
+    let mut here = service.backends.iter().filter(|backend| backend.node == *here).peekable();
+    match (here.peek(), service.treatment.direct, service.treatment.kernel) {
+        (Some(_), true, _) => [Element::Direct(*claim), Element::DirectErrors(claim.vip)].into(),
+        // Nothing is translated here.
+        (None, ..) | (_, _, true) => BTreeSet::new(),
+        (Some(_), false, false) => {
+            let of = |backend: &DesiredBackend| LocalBackend {
                 address: backend.address,
                 protocol: claim.protocol,
                 port: backend.port,
-            })
-        })
-        .collect()
+            };
+            here.map(of).map(Element::Backend).collect()
+        }
+    }
 }
 
 /// The chain could not be brought into the kernel, or out of it.
@@ -190,18 +228,20 @@ pub struct IdentitySnat {
 struct Installed {
     /// The table's handle: another one, or none, tells that somebody flushed the ruleset.
     handle: u64,
-    elements: BTreeSet<Element>,
+    elements: OrdSet<Element>,
 }
 
 impl Installed {
     /// Whether the table has the chain that these elements need.
-    fn has_chain_for(&self, elements: &BTreeSet<Element>) -> bool {
+    fn has_chain_for(&self, elements: &OrdSet<Element>) -> bool {
         has_direct(&self.elements) == has_direct(elements)
     }
 }
 
-fn has_direct(elements: &BTreeSet<Element>) -> bool {
-    elements.iter().any(Element::is_direct)
+/// Whether backends here reply in a Service's name.
+pub fn has_direct(elements: &OrdSet<Element>) -> bool {
+    // They come after the backends.
+    elements.iter().rev().take_while(|element| !matches!(element, Element::Backend(_))).any(Element::is_direct)
 }
 
 impl IdentitySnat {
@@ -213,7 +253,7 @@ impl IdentitySnat {
     /// Makes the table hold exactly these elements. The first call replaces whatever an earlier agent left, in one
     /// transaction, and so does one after which there are direct ones for the first time, or no more; others cost what
     /// changed. Calling it again from time to time heals a flushed ruleset.
-    pub fn sync(&mut self, elements: &BTreeSet<Element>) -> Result<Synced, SnatError> {
+    pub fn sync(&mut self, elements: &OrdSet<Element>) -> Result<Synced, SnatError> {
         if let Some(installed) = self.installed.take()
             && installed.has_chain_for(elements)
             && ruleset::table_handle(&mut self.socket)? == Some(installed.handle)
@@ -245,18 +285,20 @@ impl IdentitySnat {
     fn update(
         &mut self,
         mut installed: Installed,
-        elements: &BTreeSet<Element>,
+        elements: &OrdSet<Element>,
     ) -> Result<(Installed, Synced), SnatError> {
-        let added: Vec<_> = elements.difference(&installed.elements).copied().collect();
-        let removed: Vec<_> = installed.elements.difference(elements).copied().collect();
+        let (mut added, mut removed) = (Vec::new(), Vec::new());
+        for item in installed.elements.diff(elements) {
+            match item {
+                ordset::DiffItem::Add(element) => added.push(*element),
+                ordset::DiffItem::Remove(element) => removed.push(*element),
+            }
+        }
         if added.is_empty() && removed.is_empty() {
             return Ok((installed, Synced::Unchanged));
         }
         ruleset::update(&mut self.socket, &added, &removed)?;
-        for element in &removed {
-            installed.elements.remove(element);
-        }
-        installed.elements.extend(&added);
+        installed.elements = elements.clone();
         Ok((installed, Synced::Updated { added: added.len(), removed: removed.len() }))
     }
 }

@@ -33,9 +33,10 @@ pub mod capacity {
     /// Slots of the index of VIPs: a power of two.
     pub const VIP_INDEX: u32 = 16_384;
     /// Port claims, so the sum over all Services of their ports on each VIP; also of the arrays indexed by slot.
-    pub const SERVICES: u32 = 32_768;
-    /// Slots of the arena of Maglev tables: 64 MiB, since the kernel gives each element of an array eight bytes at least.
-    pub const TABLES: u32 = 8_388_608;
+    pub const SERVICES: u32 = 24_576;
+    /// Slots of the arena of Maglev tables, two to an element ([`crate::table`]): 24 MiB. 10,000 Services of ten endpoints,
+    /// all with a table of their own over local ones, take four fifths of it.
+    pub const TABLES: u32 = 6_160_384;
     /// Backends: distinct (address, port, node).
     pub const BACKENDS: u32 = 262_144;
     /// Nodes.

@@ -4,11 +4,11 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
 };
-use vipmux_common::abi::{
+use vipmux_common::{abi::{
     Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
     EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel,
     Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipSlot,
-    VipValue, capacity,
+    VipValue, capacity,}, table,
 };
 
 #[map]
@@ -29,7 +29,7 @@ pub(crate) static SERVICE_STATES: Array<ServiceState> = Array::with_max_entries(
 #[map]
 pub(crate) static SERVICE_NAMES: Array<ServiceOwner> = Array::with_max_entries(capacity::SERVICES, 0);
 #[map]
-pub(crate) static TABLES: Array<u32> = Array::with_max_entries(capacity::TABLES, 0);
+pub(crate) static TABLES: Array<u64> = Array::with_max_entries(capacity::TABLES / table::SLOTS, 0);
 #[map]
 pub(crate) static BACKENDS: Array<Backend> = Array::with_max_entries(capacity::BACKENDS, 0);
 #[map]

@@ -2,7 +2,7 @@
 
 use vipmux_common::{
     abi::{DropReason, FlowKey, NODE_ATTACHED, Node, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS},
-    hash,
+    hash, table,
 };
 
 use crate::{
@@ -135,9 +135,10 @@ extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, hande
 }
 
 #[inline(always)]
-fn at(table: u32, length: u32, hash: u32) -> Option<Target> {
-    let index = TABLES.get(table.wrapping_add(hash::slot(hash, length)))?;
-    Target::get(*index)
+fn at(first: u32, length: u32, hash: u32) -> Option<Target> {
+    let slot = first.wrapping_add(hash::slot(hash, length));
+    let element = TABLES.get(table::element(slot))?;
+    Target::get(table::get(*element, slot))
 }
 
 #[inline(always)]

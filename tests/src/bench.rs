@@ -1,17 +1,20 @@
-//! What a packet costs: nanoseconds over an empty program in the same run.
+//! What a packet costs: nanoseconds over an empty program in the same run; and how long a change takes ([`sync`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper, which puts the packet back, picks the next flow and tail-calls the
 //! program under test. Time is the thread's CPU time, so that what else runs on the machine counts for little; cases
 //! are interleaved in a rotating order, and figures are medians. Even so they are of one machine: compare ratios.
 
 mod cases;
+mod goals;
 mod measure;
 mod report;
+pub mod sync;
 mod workload;
 mod wrapper;
 
 use anyhow::Result;
 
+pub use goals::Goal;
 pub use report::{Figure, Ratio, Report};
 
 /// What is measured how often.
@@ -27,16 +30,47 @@ pub struct Plan {
     pub flows: u32,
     /// Entries of the flow and reverse-flow tables.
     pub capacity: u32,
+    /// What of it to measure.
+    pub part: Part,
+    /// How long changes take.
+    pub sync: sync::Plan,
+}
+
+/// What can be measured by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Everything.
+    #[default]
+    All,
+    /// What a packet costs.
+    Packets,
+    /// How long a change takes from its file to the kernel.
+    Sync,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { services: vec![10, 10_000], repetitions: 15, packets: 500_000, flows: 65_536, capacity: 1 << 20 }
+        Self {
+            services: vec![10, 10_000],
+            repetitions: 15,
+            packets: 500_000,
+            flows: 65_536,
+            capacity: 1 << 20,
+            part: Part::All,
+            sync: sync::Plan::default(),
+        }
     }
 }
 
 /// Loads everything, measures it and sums it up. `progress` is told what is going on.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    // Before this thread, and with it the agents, is kept on one CPU.
+    let sync = if plan.part == Part::Packets { Vec::new() } else { sync::run(&plan.sync, progress)? };
+    let (figures, ratios) = if plan.part == Part::Sync { Default::default() } else { packets(plan, progress)? };
+    Report::new(plan, figures, ratios, sync)
+}
+
+fn packets(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Vec<Figure>, Vec<Ratio>)> {
     measure::stay_on_one_cpu()?;
     let mut figures = Vec::new();
     let mut ratios = Vec::new();
@@ -49,5 +83,5 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
         figures.extend(report::figures(&cases, &samples));
         ratios.extend(report::ratios(&cases, &samples));
     }
-    Report::new(plan, figures, ratios)
+    Ok((figures, ratios))
 }

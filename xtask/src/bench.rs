@@ -11,7 +11,7 @@ pub(crate) fn run(options: &[OsString]) -> Result<()> {
     capabilities::require("bench")?;
     setup::packet_tests()?;
     workspace::say("building the bench");
-    let package = ["build", "--release", "-p", "vipmux-tests", "--bin", "bench"];
+    let package = ["build", "--release", "-p", "vipmux", "-p", "vipmux-tests", "--bin", "vipmux", "--bin", "bench"];
     workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;
     let bench = workspace::target_folder()?.join("release/bench");
     let error = Command::new(&bench).args(options).exec();

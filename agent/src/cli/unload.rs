@@ -124,8 +124,6 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
@@ -158,7 +156,7 @@ mod tests {
         let Some(pins) = mounted() else { return };
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let backend = LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: 80 };
-        let (backends, mut snat) = (BTreeSet::from([Element::Backend(backend)]), IdentitySnat::open().unwrap());
+        let (backends, mut snat) = (imbl::OrdSet::unit(Element::Backend(backend)), IdentitySnat::open().unwrap());
         snat.sync(&backends).unwrap();
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
         let mut out = Vec::new();

@@ -17,10 +17,14 @@ use aya::{
     maps::{Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray, lpm_trie::LpmTrie},
     util::nr_cpus,
 };
-use vipmux_common::abi::{
-    ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason, EgressFragmentValue,
-    Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey,
-    ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipSlot, VipValue,
+use vipmux_common::{
+    abi::{
+        ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason,
+        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node,
+        NodeLabel, Range, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat,
+        VipSlot, VipValue,
+    },
+    table,
 };
 
 use super::pins::Pins;
@@ -130,8 +134,8 @@ maps! {
     service_states: "SERVICE_STATES" => Array<ServiceState>,
     /// `SERVICE_NAMES`: by slot.
     service_names: "SERVICE_NAMES" => Array<ServiceOwner>,
-    /// `TABLES`: backend indices.
-    tables: "TABLES" => Array<u32>,
+    /// `TABLES`: backend indices, two to an element ([`vipmux_common::table`]).
+    tables: "TABLES" => Array<u64>,
     /// `BACKENDS`.
     backends: "BACKENDS" => Array<Backend>,
     /// `NODES`.
@@ -258,7 +262,10 @@ impl Maps {
 
     /// `length` slots of the arena from `first` on.
     pub fn read_table(&self, first: u32, length: u32) -> Result<Vec<u32>, MapsError> {
-        batch::elements(&self.tables, first, length).map_err(reading("TABLES"))
+        let (start, end) = (table::element(first), first.saturating_add(length).div_ceil(table::SLOTS));
+        let elements: Vec<u64> = batch::elements(&self.tables, start, end - start).map_err(reading("TABLES"))?;
+        let slot = |slot| Some(table::get(*elements.get((table::element(slot) - start) as usize)?, slot));
+        Ok((first..first.saturating_add(length)).map_while(slot).collect())
     }
 
     /// The backends in use, by index.
@@ -322,10 +329,23 @@ impl Maps {
         sums("SERVICE_STATS", &self.service_stats, slots)
     }
 
-    /// Writes `backends` to the arena from slot `first` on, each slot atomically.
+    /// Writes `backends` to the arena from slot `first` on, each slot atomically. There is one writer: slots beside them in
+    /// an element are written back as they are.
     pub fn write_table(&mut self, first: u32, backends: &[u32]) -> Result<(), MapsError> {
-        batch::write(&mut self.tables, first, backends)
-            .map_err(|error| MapsError::Write { map: "TABLES", source: error.into() })
+        let failed = |source| MapsError::Write { map: "TABLES", source };
+        let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
+            return Ok(());
+        };
+        let (start, end) = (table::element(first), table::element(last));
+        let mut elements = vec![0; (end - start) as usize + 1];
+        for edge in [start, end] {
+            elements[(edge - start) as usize] = self.tables.get(&edge, 0).map_err(failed)?;
+        }
+        for (slot, backend) in (first..).zip(backends) {
+            let element = &mut elements[(table::element(slot) - start) as usize];
+            *element = table::with(*element, slot, *backend);
+        }
+        batch::write(&mut self.tables, start, &elements).map_err(|error| failed(error.into()))
     }
 }
 

@@ -110,7 +110,10 @@ impl Transition {
         for name in &self.changed {
             let (old, new) = (RawMap::open(&maps, name)?, RawMap::open(&next, name)?);
             if let Some(rest) = rest(&old, &new) {
-                let entries = old.entries()?.resized(&rest);
+                let entries = old.entries()?;
+                // A slot had an element of its own in version 3.
+                let single = *name == "TABLES" && old.layout().value_size as usize == size_of::<u32>();
+                let entries = if single { entries.paired() } else { entries.resized(&rest) };
                 let refused = new.write(&entries)?;
                 if refused > 0 {
                     tracing::warn!(map = name, refused, "entries found no room");

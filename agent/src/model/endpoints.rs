@@ -6,6 +6,7 @@ use std::{
     sync::Arc,
 };
 
+use imbl::OrdMap;
 use k8s_openapi::api::discovery::v1 as api;
 
 use crate::{
@@ -95,7 +96,25 @@ impl<'a> Places<'a> {
     }
 }
 
+/// The Service that a slice names; `None`: it has no such label.
+pub(super) fn service_of(namespace: &str, slice: &api::EndpointSlice) -> Option<ServiceName> {
+    let name = slice.metadata.labels.as_ref()?.get(SERVICE_LABEL)?.clone();
+    Some(ServiceName { namespace: namespace.to_owned(), name })
+}
+
 impl Endpoints {
+    /// Whether all of a slice can be used.
+    pub(super) fn are_sound(service: &Service, slice: &api::EndpointSlice, places: &Places<'_>) -> bool {
+        let mut notes = Vec::new();
+        Self::default().add(service, slice, places, &mut notes);
+        notes.is_empty()
+    }
+
+    /// Forgets the endpoints of a Service.
+    pub(super) fn remove(&mut self, service: &ServiceName) {
+        self.0.remove(service);
+    }
+
     /// Adds a slice of a Service. Endpoints that cannot be used are left out and noted.
     pub(super) fn add(
         &mut self,
@@ -224,41 +243,58 @@ fn address(endpoint: &api::Endpoint) -> Result<IpAddr, String> {
     Ok(address)
 }
 
-/// What the data plane should hold for each claim. Equal sets of backends, and of source ranges, are one allocation. Claims of Services that
-/// the model does not have, or have no such port, are left out.
+/// What the data plane should hold for each claim. Claims of Services that the model does not have, or have no such port,
+/// are left out. `before`: an earlier result, of which everything that stays is kept, so that the difference is cheap to
+/// see. Otherwise equal sets of backends, and of source ranges, are one allocation.
 pub fn desired_services(
     model: &Model,
     claims: &BTreeMap<PortClaim, ServiceName>,
-) -> BTreeMap<PortClaim, DesiredService> {
+    before: &OrdMap<PortClaim, DesiredService>,
+) -> OrdMap<PortClaim, DesiredService> {
     let mut sets: BTreeSet<Arc<BTreeSet<DesiredBackend>>> = BTreeSet::new();
     let mut sources: BTreeSet<Arc<BTreeSet<Prefix>>> = BTreeSet::new();
-    let mut desired = BTreeMap::new();
+    let mut desired = before.clone();
     for (claim, owner) in claims {
-        let port = Port { number: claim.port, protocol: claim.protocol };
-        let Some(service) = model.services.get(owner) else { continue };
-        let Some(port_name) = service.ports.get(&port) else { continue };
-        let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.family());
-        let backends = shared(&mut sets, backends);
-        let treatment = Treatment {
-            sources: service.policy.sources_of(claim.vip.family()).map(|list| shared(&mut sources, list)),
-            affinity: service.policy.affinity,
-            idle: service.idle.of(claim.protocol),
-            direct: service.policy.direct,
-            kernel: service.policy.kernel,
+        let Some(mut service) = desired_service(model, claim, owner) else {
+            desired.remove(claim);
+            continue;
         };
-        desired.insert(*claim, DesiredService { owner: owner.clone(), backends, treatment });
+        if before.get(claim) == Some(&service) {
+            continue;
+        }
+        service.backends = shared(&mut sets, service.backends);
+        service.treatment.sources = service.treatment.sources.map(|list| shared(&mut sources, list));
+        desired.insert(*claim, service);
+    }
+    for claim in before.keys().filter(|claim| !claims.contains_key(claim)) {
+        desired.remove(claim);
     }
     desired
 }
 
 /// The one allocation of this set.
-fn shared<T: Ord>(known: &mut BTreeSet<Arc<BTreeSet<T>>>, set: BTreeSet<T>) -> Arc<BTreeSet<T>> {
+fn shared<T: Ord>(known: &mut BTreeSet<Arc<BTreeSet<T>>>, set: Arc<BTreeSet<T>>) -> Arc<BTreeSet<T>> {
     if let Some(equal) = known.get(&set) {
         return Arc::clone(equal);
     }
-    let new = Arc::new(set);
-    known.insert(Arc::clone(&new));
-    new
+    known.insert(Arc::clone(&set));
+    set
+}
+
+/// What the data plane should hold for a claim; `None` if the model does not have the Service, or it has no such port.
+pub(crate) fn desired_service(model: &Model, claim: &PortClaim, owner: &ServiceName) -> Option<DesiredService> {
+    let port = Port { number: claim.port, protocol: claim.protocol };
+    let service = model.services.get(owner)?;
+    let port_name = service.ports.get(&port)?;
+    let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.family());
+    let treatment = Treatment {
+        sources: service.policy.sources_of(claim.vip.family()).map(Arc::new),
+        affinity: service.policy.affinity,
+        idle: service.idle.of(claim.protocol),
+        direct: service.policy.direct,
+        kernel: service.policy.kernel,
+    };
+    Some(DesiredService { owner: owner.clone(), backends: Arc::new(backends), treatment })
 }
 
 #[cfg(test)]

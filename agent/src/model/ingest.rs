@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1 as api;
 use crate::{
     model::{
         NodeName, Protocol, ServiceName, Vip,
-        endpoints::{Endpoints, Places, SERVICE_LABEL},
+        endpoints::{Endpoints, Places, SERVICE_LABEL, service_of},
         node::Node,
         pool::Pool,
         range::{SUBNET_ANYCAST, is_anycast},
@@ -147,18 +147,17 @@ impl Model {
         let places = Places::new(&self.nodes);
         let mut endpoints = Endpoints::default();
         for ((namespace, slice_name), slice) in &objects.endpoint_slices {
-            let Some(name) = slice.metadata.labels.as_ref().and_then(|labels| labels.get(SERVICE_LABEL)) else {
+            let Some(service) = service_of(namespace, slice) else {
                 let message = format!("it has no label {SERVICE_LABEL}, so its endpoints are no Service's");
                 self.notes.push(Note::new(format!("EndpointSlice {namespace}/{slice_name}"), message));
                 continue;
             };
-            if (namespace.as_str(), name.as_str()) == ("default", "kubernetes") {
+            if is_api_server(&service) {
                 let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
                 let parsed = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
                 let what = |address: IpAddr| (address.to_canonical(), "the API server's address".to_owned());
                 self.reserved.extend(parsed.map(what));
             }
-            let service = ServiceName { namespace: namespace.clone(), name: name.clone() };
             if let Some(service) = self.services.get(&service) {
                 endpoints.add(service, slice, &places, &mut self.notes);
             }
@@ -177,6 +176,11 @@ impl Model {
         }
         self.endpoints = endpoints;
     }
+}
+
+/// Whether the endpoints of a Service are the API server's.
+pub(super) fn is_api_server(service: &ServiceName) -> bool {
+    (service.namespace.as_str(), service.name.as_str()) == ("default", "kubernetes")
 }
 
 /// Rule 12.

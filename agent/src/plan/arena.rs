@@ -53,16 +53,22 @@ pub(super) struct Arena {
     by_members: BTreeMap<Members, Range>,
     /// What came to rest, in the order of the time.
     resting: VecDeque<(Duration, Range)>,
+    /// What none of the ranges covers: starts to ends. `None` once ranges overlapped or went beyond the end, which only a
+    /// damaged map's do.
+    gaps: Option<BTreeMap<u32, u32>>,
 }
 
 impl Arena {
     pub(super) fn new(capacity: u32) -> Self {
-        Self { capacity, ranges: BTreeMap::new(), by_members: BTreeMap::new(), resting: VecDeque::new() }
+        let gaps = Some(BTreeMap::from([(0, capacity)]));
+        Self { capacity, ranges: BTreeMap::new(), by_members: BTreeMap::new(), resting: VecDeque::new(), gaps }
     }
 
     /// A table was written. `sound`: as hashing builds it from its members.
     pub(super) fn insert(&mut self, range: Range, members: Members, sound: bool, now: Duration) {
-        self.ranges.insert(range, Holding { members, sound, digest: 0, users: 0, idle_since: now });
+        if self.ranges.insert(range, Holding { members, sound, digest: 0, users: 0, idle_since: now }).is_none() {
+            self.cover(range);
+        }
         self.resting.push_back((now, range));
     }
 
@@ -94,6 +100,9 @@ impl Arena {
         if range.length == 0 {
             return;
         }
+        if !self.ranges.contains_key(&range) {
+            self.cover(range);
+        }
         let unknown =
             || Holding { members: Arc::new([]), sound: false, digest: 0, users: 0, idle_since: Duration::ZERO };
         let holding = self.ranges.entry(range).or_insert_with(unknown);
@@ -124,7 +133,28 @@ impl Arena {
         while let Some((since, range)) = self.resting.pop_front_if(|(since, _)| now >= *since + REST) {
             if self.ranges.get(&range).is_some_and(|holding| holding.users == 0 && holding.idle_since == since) {
                 self.ranges.remove(&range);
+                self.uncover(range);
             }
+        }
+    }
+
+    fn cover(&mut self, range: Range) {
+        let Some(gaps) = &mut self.gaps else { return };
+        let gap = gaps.range(..=range.offset).next_back().map(|(start, end)| (*start, *end));
+        let Some((start, end)) = gap.filter(|(_, end)| range.end() <= *end) else {
+            self.gaps = None;
+            return;
+        };
+        gaps.remove(&start);
+        gaps.extend([(start, range.offset), (range.end(), end)].into_iter().filter(|(start, end)| start < end));
+    }
+
+    fn uncover(&mut self, range: Range) {
+        let Some(gaps) = &mut self.gaps else { return };
+        let end = gaps.remove(&range.end()).unwrap_or(range.end());
+        match gaps.range_mut(..range.offset).next_back().filter(|(_, end)| **end == range.offset) {
+            Some((_, before)) => *before = end,
+            None => drop(gaps.insert(range.offset, end)),
         }
     }
 
@@ -149,6 +179,16 @@ impl Arena {
 
     /// What is neither referred to nor resting at `now`.
     pub(super) fn room(&self, now: Duration) -> Room {
+        let forgotten = self.resting.front().is_none_or(|(since, _)| now < *since + REST);
+        let gaps = match self.gaps.as_ref().filter(|_| forgotten) {
+            Some(gaps) => gaps.iter().map(|(start, end)| *start..*end).collect(),
+            None => self.walk(now),
+        };
+        Room { capacity: self.capacity, gaps, first: BTreeMap::new() }
+    }
+
+    /// The same, found by a look at all ranges.
+    fn walk(&self, now: Duration) -> Vec<std::ops::Range<u32>> {
         let mut gaps = Vec::new();
         let mut end = 0;
         let held = self.ranges.iter().filter(|(_, holding)| holding.users > 0 || now < holding.idle_since + REST);
@@ -158,7 +198,7 @@ impl Arena {
         }
         gaps.push(end..self.capacity);
         gaps.retain(|gap| !gap.is_empty());
-        Room { capacity: self.capacity, gaps, first: BTreeMap::new() }
+        gaps
     }
 }
 
@@ -211,6 +251,8 @@ impl Room {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection, prelude::*};
+
     use super::*;
 
     const NOW: Duration = Duration::from_secs(100);
@@ -294,6 +336,30 @@ mod tests {
         assert_eq!(arena.find(&members), Some(range(5, 10)));
         arena.release(range(5, 10), NOW);
         assert_eq!(arena.find(&members), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_gaps_are_those_that_a_walk_finds(steps in collection::vec((0..4u8, 1..9u32, any::<prop::sample::Index>()), 1..60)) {
+            let mut arena = Arena::new(60);
+            let mut now = NOW;
+            for (what, length, which) in steps {
+                now += REST / 4;
+                arena.forget_rested(now);
+                let known: Vec<Range> = arena.ranges.keys().copied().collect();
+                let some = known.get(which.index(known.len().max(1))).copied();
+                match (what, some) {
+                    (0, _) => if let Ok(ranges) = arena.room(now).take_all(&[length]) {
+                        arena.insert(ranges[0], [ranges[0].offset].into(), true, now);
+                    },
+                    (1, Some(range)) => arena.acquire(range),
+                    (2, Some(range)) => arena.release(range, now),
+                    _ => {}
+                }
+                prop_assert!(arena.gaps.is_some());
+                prop_assert_eq!(arena.room(now).gaps, arena.walk(now));
+            }
+        }
     }
 
     #[test]

@@ -12,12 +12,12 @@ use crate::{
     hashing::{self, Endpoint},
     model::NodeName,
     plan::{
-        CapacityMap, Observed, PlanError, Shortage, Step,
+        CapacityMap, Desired, Observed, PlanError, Shortage, Step,
         arena::{Members, Range, Room},
         endpoints::{Identity, Resolution, Roles, Set, pointer},
         observed::ranges,
         pool::Vacancies,
-        settled::Settled,
+        settled::{Change, Settled, Uses},
     },
 };
 
@@ -54,16 +54,22 @@ pub(super) struct Placements<'a> {
     new_indices: BTreeMap<Identity, u32>,
     new_backends: BTreeMap<u32, abi::Backend>,
     tables: Vec<Step>,
-    wants: Vec<Want>,
+    /// By index.
+    wants: BTreeMap<u32, Want>,
+    /// What it is all about, if not about everything: of each backend that claims which differ had, what it is wanted for
+    /// without them.
+    scope: Option<BTreeMap<u32, Uses>>,
 }
 
 impl<'a> Placements<'a> {
     pub(super) fn new(
         observed: &'a Observed,
         nodes: &'a BTreeMap<&'a NodeName, u32>,
-        local: &NodeName,
+        desired: &Desired,
+        changes: Option<&[Change<'_>]>,
         now: Duration,
     ) -> Result<Self, PlanError> {
+        let local = &desired.local;
         let newer = observed.newest_generation.checked_add(1).ok_or(PlanError::GenerationsExhausted)?;
         Ok(Self {
             observed,
@@ -79,7 +85,8 @@ impl<'a> Placements<'a> {
             new_indices: BTreeMap::new(),
             new_backends: BTreeMap::new(),
             tables: Vec::new(),
-            wants: Vec::new(),
+            wants: BTreeMap::new(),
+            scope: changes.map(|changes| observed.settled.without(changes, desired)),
         })
     }
 
@@ -135,11 +142,7 @@ impl<'a> Placements<'a> {
     }
 
     fn want(&mut self, index: u32) -> &mut Want {
-        let index = index as usize;
-        if self.wants.len() <= index {
-            self.wants.resize(index + 1, Want::default());
-        }
-        &mut self.wants[index]
+        self.wants.entry(index).or_default()
     }
 
     /// The indices of a set's endpoints, and which of them are new.
@@ -217,18 +220,20 @@ impl<'a> Placements<'a> {
             tables: std::mem::take(&mut self.tables),
             drained: Vec::new(),
             departures: Vec::new(),
-            nodes: BTreeSet::new(),
+            // Nothing is left of nodes that are not there any more, since what was settled.
+            nodes: self.scope.is_none().then(BTreeSet::new),
             unsettled: BTreeSet::new(),
             generation: (!self.new_backends.is_empty()).then_some(self.generation),
         };
-        for (index, entry) in self.observed.backends.iter() {
-            let want = self.wants.get(index as usize).copied().unwrap_or_default();
+        for (index, entry, want) in self.judged() {
             if want == Want::default() {
                 backends.departures.push(Step::Backend(index, abi::Backend::default()));
                 backends.unsettled.extend(is_vouched_for(entry.flags).then_some(entry.node));
                 continue;
             }
-            backends.nodes.insert(entry.node);
+            if let Some(nodes) = &mut backends.nodes {
+                nodes.insert(entry.node);
+            }
             let ready = want.ready || (want.kept && entry.flags & abi::BACKEND_READY != 0);
             let flags = if ready { abi::BACKEND_READY } else { 0 } | self.local_flag(entry.node);
             if flags != entry.flags {
@@ -239,6 +244,23 @@ impl<'a> Placements<'a> {
             }
         }
         backends
+    }
+
+    /// The backends that there are and that it is about, ascending, and what each is wanted for.
+    fn judged(&self) -> Vec<(u32, &'a abi::Backend, Want)> {
+        let observed = self.observed;
+        let want = |index: u32| self.wants.get(&index).copied().unwrap_or_default();
+        let Some(scope) = &self.scope else {
+            return observed.backends.iter().map(|(index, entry)| (index, entry, want(index))).collect();
+        };
+        let indices: BTreeSet<u32> = scope.keys().chain(self.wants.keys()).copied().collect();
+        let judged = indices.into_iter().filter_map(|index| {
+            let others = scope.get(&index).copied().unwrap_or_else(|| observed.settled.uses(index));
+            let Want { ready, draining, kept } = want(index);
+            let want = Want { ready: ready || others.ready > 0, draining: draining || others.draining > 0, kept };
+            Some((index, observed.backends.get(index)?, want))
+        });
+        judged.collect()
     }
 }
 
@@ -255,8 +277,8 @@ pub(super) struct Backends {
     /// Those that take no new flows any more.
     pub(super) drained: Vec<Step>,
     pub(super) departures: Vec<Step>,
-    /// The nodes of those that stay.
-    pub(super) nodes: BTreeSet<u32>,
+    /// The nodes of those that stay, if all were looked at; otherwise no node goes.
+    pub(super) nodes: Option<BTreeSet<u32>>,
     /// The nodes of those that flow records' epochs vouch for, and shall not any more.
     pub(super) unsettled: BTreeSet<u32>,
     /// The generation of the new ones, if there are any.

@@ -110,6 +110,7 @@ impl Observed {
 
     /// Takes over what the kernel holds, so that the next plan puts it right; or what is to be written again instead.
     pub fn correct(&mut self, difference: &Difference, now: std::time::Duration) -> Option<Step> {
+        self.unsettle();
         match &difference.truth {
             Truth::Written(step) => self.record(step, now),
             Truth::Damaged(range) => self.tables.damage(*range),

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     time::Duration,
 };
 
@@ -11,7 +12,7 @@ use crate::{
     hashing::{self, Endpoint},
     model::{NodeName, ServiceName},
     plan::{
-        Desired, Step,
+        Desired, Plan, Step,
         arena::{self, Arena, Members, Range},
         endpoints::{Identity, identity},
         pool::Pool,
@@ -123,6 +124,8 @@ pub struct Observed {
     /// The highest generation or epoch ever seen here.
     pub(super) newest_generation: u32,
     pub(super) settled: Settled,
+    /// Steps since it was settled; without those that change a VIP, of which plans look at every one.
+    recorded: usize,
 }
 
 impl Observed {
@@ -143,6 +146,7 @@ impl Observed {
             sources: Sets::default(),
             newest_generation: 0,
             settled: Settled::default(),
+            recorded: 0,
         }
     }
 
@@ -184,6 +188,7 @@ impl Observed {
 
     /// Tells the mirror that a step has been executed, at the monotonic time `now`: not before the time of its plan.
     pub fn record(&mut self, step: &Step, now: Duration) {
+        self.recorded += usize::from(step.counts());
         match step {
             Step::Config(config) => self.config = *config,
             Step::NodeName(index, name) => self.rename_node(*index, name.clone(), now),
@@ -218,10 +223,24 @@ impl Observed {
         }
     }
 
-    /// Tells the mirror that all steps of a plan for `desired` have been executed. Not needed for plans to be right, but
-    /// the endpoint sets that the next `desired` shares with this one, by pointer, then cost hardly anything.
-    pub fn settle(&mut self, desired: &Desired) {
-        self.settled = Settled::new(desired, self);
+    /// Tells the mirror that all steps of `plan`, for `desired`, have been executed, and refused it nothing. Not needed for
+    /// plans to be right, but the next one then costs what differs from this desired state.
+    pub fn settle(&mut self, desired: &Desired, plan: &Plan) {
+        let exact = self.recorded == plan.steps.iter().filter(|step| step.counts()).count();
+        let mut settled = mem::take(&mut self.settled);
+        settled.advance(desired, plan, self, exact);
+        self.settled = settled;
+        self.recorded = 0;
+    }
+
+    /// What was settled holds no more: something else than a plan's steps was done.
+    pub(super) fn unsettle(&mut self) {
+        self.settled = Settled::default();
+    }
+
+    /// Whether nothing was done since it was [settled](Self::settle).
+    pub(super) fn is_settled(&self) -> bool {
+        self.recorded == 0
     }
 
     /// Whether something is left that packets in flight may still need: plan again after [`REST`](super::REST), and it is

@@ -1,6 +1,6 @@
 //! The indices of an array map: which are taken, which are free, and which rest.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use crate::plan::REST;
 
@@ -18,11 +18,13 @@ pub(super) struct Pool<T> {
     capacity: u32,
     /// As long as the highest index that was ever taken.
     places: Vec<Place<T>>,
+    /// Those of them that are not taken.
+    open: BTreeSet<u32>,
 }
 
 impl<T: Clone + Default + PartialEq> Pool<T> {
     pub(super) fn new(capacity: u32) -> Self {
-        Self { capacity, places: Vec::new() }
+        Self { capacity, places: Vec::new(), open: BTreeSet::new() }
     }
 
     pub(super) fn capacity(&self) -> u32 {
@@ -60,8 +62,13 @@ impl<T: Clone + Default + PartialEq> Pool<T> {
             return;
         };
         if self.places.len() <= index as usize {
+            self.open.extend((0..=index).skip(self.places.len()));
             self.places.resize(index as usize + 1, Place::Free);
         }
+        match place {
+            Place::Taken(_) => self.open.remove(&index),
+            Place::Free | Place::Resting(_) => self.open.insert(index),
+        };
         self.places[index as usize] = place;
     }
 
@@ -88,13 +95,11 @@ pub(super) struct Vacancies<'a, T> {
 impl<T: Clone + Default + PartialEq> Vacancies<'_, T> {
     /// The next free index, without taking it.
     pub(super) fn peek(&mut self) -> Option<u32> {
-        while self.next < self.pool.capacity {
-            if self.pool.is_vacant(self.next, self.now) {
-                return Some(self.next);
-            }
-            self.next += 1;
-        }
-        None
+        let mut open = self.pool.open.range(self.next..);
+        let never_taken = u32::try_from(self.pool.places.len()).unwrap_or(u32::MAX).max(self.next);
+        let vacant = open.find(|index| self.pool.is_vacant(**index, self.now)).copied().unwrap_or(never_taken);
+        self.next = vacant;
+        (vacant < self.pool.capacity).then_some(vacant)
     }
 
     pub(super) fn take(&mut self) -> Option<u32> {

@@ -14,6 +14,7 @@ use crate::{
         backends::{Placement, Placements},
         observed::Slot,
         pool::Vacancies,
+        settled::Change,
         sources,
     },
 };
@@ -42,13 +43,22 @@ impl Services {
         desired: &Desired,
         observed: &Observed,
         vips: &BTreeMap<Vip, Result<u32, Shortage>>,
+        differing: Option<&[Change<'_>]>,
         placements: &mut Placements<'_>,
         now: Duration,
         refused: &mut Vec<Refusal>,
     ) -> Result<Self, PlanError> {
-        let mut draft = Draft::new(observed, placements, now);
+        let wanted: Vec<_> = match differing {
+            None => desired.services.iter().collect(),
+            Some(changes) => changes.iter().filter_map(|(claim, [_, new])| Some((*claim, (*new)?))).collect(),
+        };
+        let mut draft = Draft::new(observed, placements, differing.map(|changes| scope(changes, observed)), now);
+        if let Some(changes) = differing {
+            draft.unreachable.clone_from(observed.settled.unreachable());
+            draft.unreachable.retain(|claim| changes.iter().all(|(changed, _)| *changed != claim));
+        }
         let (mut held, mut new) = (Vec::new(), Vec::new());
-        for (claim, service) in &desired.services {
+        for (claim, service) in wanted {
             match vips.get(&claim.vip).ok_or(PlanError::UnknownVip { claim: *claim })? {
                 Ok(vip) => {
                     let key = key(*vip, claim);
@@ -60,10 +70,8 @@ impl Services {
         }
         // Those that are served come first, so that a new one never takes what they need.
         for (claim, service, key, current) in held.into_iter().chain(new) {
-            let lost = is_out_of_reach(desired, service);
-            draft.unreachable.extend(lost.then_some(*claim));
-            let kernel = service.treatment.kernel || lost && desired.unreachable == Unreachable::Kernel;
-            if let Err(shortage) = draft.claim(key, current, service, kernel) {
+            draft.unreachable.extend(is_out_of_reach(desired, service).then_some(*claim));
+            if let Err(shortage) = draft.claim(key, current, service, is_left_to_the_stack(desired, service)) {
                 refused.push(refusal(claim, shortage));
             }
         }
@@ -77,6 +85,20 @@ fn key(vip: u32, claim: &PortClaim) -> ServiceKey {
 
 fn refusal(claim: &PortClaim, shortage: Shortage) -> Refusal {
     Refusal { subject: Subject::Claim(*claim), shortage }
+}
+
+/// Whether packets are left to the node's own stack, so that no backend of the Service has a place in the maps.
+pub(super) fn is_left_to_the_stack(desired: &Desired, service: &DesiredService) -> bool {
+    service.treatment.kernel || desired.unreachable == Unreachable::Kernel && is_out_of_reach(desired, service)
+}
+
+/// The entries of `SERVICES` that there are for claims that differ, and their slots.
+fn scope(changes: &[Change<'_>], observed: &Observed) -> BTreeMap<ServiceKey, u32> {
+    let entry = |claim: &PortClaim| {
+        let key = key(observed.vips.get(&claim.vip.0.into())?.id, claim);
+        Some((key, observed.services.get(&key)?.slot))
+    };
+    changes.iter().filter_map(|(claim, _)| entry(claim)).collect()
 }
 
 /// Whether there are endpoints for new flows, and all of them on nodes that are not there.
@@ -93,7 +115,9 @@ struct Draft<'a, 'p, 'b> {
     vacancies: Vacancies<'a, Slot>,
     /// The ids of the VIPs that have [`VIP_ALL_PORTS`] now.
     all_ports: BTreeSet<u32>,
-    /// Entries of `SERVICES` that there are to be.
+    /// Entries of `SERVICES` that it is about, and their slots; `None`: all. The others stay as they are.
+    scope: Option<BTreeMap<ServiceKey, u32>>,
+    /// Entries of `SERVICES` that there are to be, of those.
     keys: BTreeSet<ServiceKey>,
     /// Their slots.
     slots: BTreeSet<u32>,
@@ -101,11 +125,16 @@ struct Draft<'a, 'p, 'b> {
     /// Slots that stay and are treated otherwise.
     changes: Vec<Step>,
     switches: Vec<Step>,
-    unreachable: Vec<PortClaim>,
+    unreachable: BTreeSet<PortClaim>,
 }
 
 impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
-    fn new(observed: &'a Observed, placements: &'p mut Placements<'b>, now: Duration) -> Self {
+    fn new(
+        observed: &'a Observed,
+        placements: &'p mut Placements<'b>,
+        scope: Option<BTreeMap<ServiceKey, u32>>,
+        now: Duration,
+    ) -> Self {
         let capacity = observed.capacities.source_ranges;
         let all_ports = observed.vips.values().filter(|vip| vip.flags & VIP_ALL_PORTS != 0);
         Self {
@@ -114,12 +143,13 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             sources: sources::Placement::new(&observed.sources, capacity, placements.generation(), now),
             placements,
             vacancies: observed.slots.vacancies(now),
+            scope,
             keys: BTreeSet::new(),
             slots: BTreeSet::new(),
             new_slots: Vec::new(),
             changes: Vec::new(),
             switches: Vec::new(),
-            unreachable: Vec::new(),
+            unreachable: BTreeSet::new(),
         }
     }
 
@@ -228,7 +258,8 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     fn slot(&mut self, there: bool, own: Option<&ServiceValue>) -> Result<(u32, u32), Shortage> {
         let capacity = self.observed.slots.capacity();
         let full = Shortage { map: CapacityMap::Services, capacity, free: 0, needed: 1 };
-        if !there && self.keys.len() >= capacity as usize {
+        let others = self.scope.as_ref().map_or(0, |scope| self.observed.services.len() - scope.len());
+        if !there && others + self.keys.len() >= capacity as usize {
             return Err(full);
         }
         match own {
@@ -242,7 +273,13 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     }
 
     fn finish(self) -> Result<Services, PlanError> {
-        let gone = self.observed.services.keys().filter(|key| !self.keys.contains(key));
+        let (keys, slots): (Vec<_>, BTreeSet<_>) = match &self.scope {
+            None => {
+                (self.observed.services.keys().collect(), self.observed.slots.iter().map(|(slot, _)| slot).collect())
+            }
+            Some(scope) => (scope.keys().collect(), scope.values().copied().collect()),
+        };
+        let gone = keys.into_iter().filter(|key| !self.keys.contains(key));
         let (mut superseded, mut gone): (Vec<_>, Vec<_>) = gone.partition(|key| self.is_superseded(**key));
         // They stay until others have their ports, if there is room for both.
         let arrivals = self.keys.iter().filter(|key| !self.observed.services.contains_key(key)).count();
@@ -252,7 +289,8 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         }
         let removal = |key: &ServiceKey| Step::Service(*key, None);
         let mut retired_slots = Vec::new();
-        for (index, slot) in self.observed.slots.iter().filter(|(index, _)| !self.slots.contains(index)) {
+        for index in slots.difference(&self.slots).copied() {
+            let Some(slot) = self.observed.slots.get(index) else { continue };
             if slot.state != ServiceState::default() {
                 retired_slots.push(Step::ServiceState(index, ServiceState::default()));
             }
@@ -269,7 +307,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             switches: self.switches,
             superseded: superseded.into_iter().map(removal).collect(),
             retired_slots,
-            unreachable: self.unreachable,
+            unreachable: self.unreachable.into_iter().collect(),
         })
     }
 
@@ -279,15 +317,22 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         key.port != 0 || self.all_ports.contains(&key.vip)
     }
 
+    /// Whether there is to be this entry because nothing changes about it.
+    fn stays(&self, key: ServiceKey) -> bool {
+        self.scope.as_ref().is_some_and(|scope| !scope.contains_key(&key)) && self.observed.services.contains_key(&key)
+    }
+
     /// Whether another claim has the ports of this one, which goes.
     fn is_superseded(&self, key: ServiceKey) -> bool {
         if !self.is_met(key) {
             return false;
         }
         if key.port != 0 {
-            return self.keys.contains(&ServiceKey { port: 0, ..key });
+            let every = ServiceKey { port: 0, ..key };
+            return self.keys.contains(&every) || self.stays(every);
         }
-        let others = self.keys.range(key..=ServiceKey { port: u16::MAX, protocol: u8::MAX, ..key });
-        others.into_iter().any(|other| other.protocol == key.protocol)
+        let of_vip = key..=ServiceKey { port: u16::MAX, protocol: u8::MAX, ..key };
+        let stay = self.observed.services.range(of_vip.clone()).map(|(key, _)| key).filter(|key| self.stays(**key));
+        self.keys.range(of_vip).chain(stay).any(|other| other.protocol == key.protocol)
     }
 }

@@ -49,7 +49,7 @@ pub(super) fn desired() -> Desired {
         local: node("a"),
         nodes: [node_with_mac(1, "a"), node_with_mac(2, "b")].into(),
         vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: 0, epoch: 1 })].into(),
-        services: [].into(),
+        services: imbl::OrdMap::new(),
         unreachable: Unreachable::Refuse,
     }
 }
@@ -97,7 +97,9 @@ impl World {
             self.kernel.apply(step, &self.capacities, self.now);
             self.observed.record(step, self.now);
         }
-        self.observed.settle(desired);
+        if plan.refused.is_empty() {
+            self.observed.settle(desired, &plan);
+        }
         plan
     }
 

@@ -19,7 +19,7 @@ use crate::{
     },
     election::{Command, Election, HEARTBEAT, Input},
     model::{NodeName, PortClaim, ServiceName, Vip},
-    plan::{self, Capacities, Desired, Difference, Entries, Observed, Plan, PlanError, Step},
+    plan::{self, Capacities, Desired, Difference, Entries, Observed, PlanError, Step},
 };
 
 /// The kernel could not be brought to the desired state.
@@ -210,26 +210,26 @@ impl Kernel {
     pub(super) fn sync(&mut self, desired: &Desired) -> Result<Synced, KernelError> {
         let now = boottime()?;
         self.observed.forget_rested(now);
-        let Plan { steps, refused, unreachable } = plan::plan(desired, &self.observed, now)?;
+        let plan = plan::plan(desired, &self.observed, now)?;
         let mut commands = Vec::new();
-        for step in &steps {
+        for step in &plan.steps {
             self.execute(step)?;
             if boottime()?.saturating_sub(self.beaten) >= HEARTBEAT {
                 commands.extend(self.beat()?);
             }
         }
-        if steps.iter().any(|step| matches!(step, Step::Vip(..))) {
+        if plan.steps.iter().any(|step| matches!(step, Step::Vip(..))) {
             let wanted = vip_index::slots(self.observed.vips());
             self.write_vip_index(&self.vip_index.clone(), wanted)?;
         }
-        if refused.is_empty() {
-            self.observed.settle(desired);
+        if plan.refused.is_empty() {
+            self.observed.settle(desired, &plan);
         }
-        if !steps.is_empty() {
+        if !plan.steps.is_empty() {
             self.align()?;
         }
         let leftovers = self.observed.has_leftovers();
-        Ok(Synced { refused, unreachable, leftovers, commands })
+        Ok(Synced { refused: plan.refused, unreachable: plan.unreachable, leftovers, commands })
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {

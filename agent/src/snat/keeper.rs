@@ -1,6 +1,7 @@
 //! Keeping the table in step, beside the event loop.
 
-use std::{collections::BTreeSet, time::Duration};
+use imbl::OrdSet;
+use std::time::Duration;
 
 use tokio::{
     select,
@@ -18,7 +19,7 @@ const RETRY: Duration = Duration::from_secs(10);
 /// kube-proxy's can take longer than the fence's deadline.
 #[derive(Debug)]
 pub struct Keeper {
-    wanted: watch::Sender<BTreeSet<Element>>,
+    wanted: watch::Sender<OrdSet<Element>>,
     task: JoinHandle<()>,
 }
 
@@ -29,13 +30,13 @@ impl Keeper {
     /// transaction made it.
     pub fn start() -> Result<Self, SnatError> {
         let snat = IdentitySnat::open()?;
-        let (wanted, receiver) = watch::channel(BTreeSet::new());
+        let (wanted, receiver) = watch::channel(OrdSet::new());
         Ok(Self { wanted, task: tokio::spawn(keep(snat, receiver)) })
     }
 
     /// Has the table hold exactly these elements from some time soon on. Also where nothing changed: what somebody
     /// flushed comes back.
-    pub fn want(&self, elements: BTreeSet<Element>) {
+    pub fn want(&self, elements: OrdSet<Element>) {
         self.wanted.send_replace(elements);
     }
 }
@@ -46,7 +47,7 @@ impl Drop for Keeper {
     }
 }
 
-async fn keep(mut snat: IdentitySnat, mut wanted: watch::Receiver<BTreeSet<Element>>) {
+async fn keep(mut snat: IdentitySnat, mut wanted: watch::Receiver<OrdSet<Element>>) {
     let mut trouble: Option<String> = None;
     loop {
         select! {

@@ -1,6 +1,7 @@
 //! The nftables messages (include/uapi/linux/netfilter/nf_tables.h).
 
-use std::{collections::BTreeSet, net::IpAddr};
+use imbl::OrdSet;
+use std::net::IpAddr;
 
 use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::{
@@ -144,7 +145,7 @@ impl Set {
 }
 
 /// Replaces the table, if there is one, by a new one with these elements.
-pub(super) fn replace(socket: &mut Socket, wanted: &BTreeSet<Element>) -> Result<(), SnatError> {
+pub(super) fn replace(socket: &mut Socket, wanted: &OrdSet<Element>) -> Result<(), SnatError> {
     let direct = super::has_direct(wanted);
     let (always, also) = SETS.split_at(ALWAYS);
     let also = if direct { also } else { &[] };

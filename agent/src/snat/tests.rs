@@ -180,7 +180,7 @@ fn flush_conntrack() {
     assert_eq!(answer[16..20], [0; 4], "conntrack was not flushed");
 }
 
-fn set(backends: &[LocalBackend]) -> BTreeSet<Element> {
+fn set(backends: &[LocalBackend]) -> OrdSet<Element> {
     backends.iter().copied().map(Element::Backend).collect()
 }
 
@@ -220,7 +220,8 @@ fn what_is_wanted_is_of_this_nodes_backends_by_protocol() {
             (web(81), kernel),
             (web(82), elsewhere),
         ]
-        .into(),
+        .into_iter()
+        .collect(),
         unreachable: Unreachable::Refuse,
     };
     let at = |address: &str| LocalBackend { address: address.parse().unwrap(), ..UDP };
@@ -229,9 +230,17 @@ fn what_is_wanted_is_of_this_nodes_backends_by_protocol() {
     let translated = set(&[udp, tcp].concat());
     let mut all = translated.clone();
     all.extend([Element::Direct(web(80)), Element::DirectErrors(web(80).vip), Element::Uplink(2)]);
-    assert_eq!(wanted(&desired, [2].into_iter()), all);
+    let mut wanted = Wanted::default();
+    assert_eq!(wanted.follow(&desired, [2].into_iter()), all);
     desired.services.remove(&web(80));
-    assert_eq!(wanted(&desired, [2].into_iter()), translated, "no other is direct here");
+    assert_eq!(wanted.follow(&desired, [2].into_iter()), translated, "no other is direct here");
+    // Another claim wants what the first one does, and keeps it when that goes.
+    let service = desired.services[&claim(Protocol::Udp)].clone();
+    desired.services.insert(PortClaim { port: 54, ..claim(Protocol::Udp) }, service);
+    desired.services.remove(&claim(Protocol::Udp));
+    assert_eq!(wanted.follow(&desired, [2].into_iter()), translated);
+    desired.services.remove(&PortClaim { port: 54, ..claim(Protocol::Udp) });
+    assert_eq!(wanted.follow(&desired, [2].into_iter()), set(&tcp));
 }
 
 #[test]
@@ -270,14 +279,14 @@ fn what_a_backend_sends_in_a_vips_name_is_not_tracked() {
         assert_eq!(network.udp_reply_source().ip(), masqueraded);
         for port in [claim.port, 0] {
             let direct = Element::Direct(PortClaim { port, ..claim });
-            assert_eq!(snat.sync(&[direct].into()).unwrap(), Synced::Replaced, "with another chain");
+            assert_eq!(snat.sync(&OrdSet::unit(direct)).unwrap(), Synced::Replaced, "with another chain");
             assert_eq!(network.udp_reply_source().ip(), pod);
             let uplink = network.node.enter(|| nix::net::if_::if_nametoindex("cni").unwrap());
-            let all = [direct, Element::Uplink(uplink)].into();
+            let all = [direct, Element::Uplink(uplink)].into_iter().collect();
             assert_eq!(snat.sync(&all).unwrap(), Synced::Updated { added: 1, removed: 0 });
             assert_eq!(network.udp_reply_source().ip(), masqueraded, "of an uplink");
             let other = Element::Direct(PortClaim { protocol: Protocol::Tcp, ..claim });
-            assert_eq!(snat.sync(&[other].into()).unwrap(), Synced::Updated { added: 1, removed: 2 });
+            assert_eq!(snat.sync(&OrdSet::unit(other)).unwrap(), Synced::Updated { added: 1, removed: 2 });
             assert_eq!(network.udp_reply_source().ip(), masqueraded, "of another protocol");
             assert_eq!(snat.sync(&set(&[])).unwrap(), Synced::Replaced, "without that chain");
             assert_eq!(network.udp_reply_source().ip(), masqueraded);
@@ -364,7 +373,7 @@ fn many_backends_are_one_transaction() {
     let ports = (1..=10_000).map(|port| LocalBackend { port, ..UDP });
     let v6 = ports.clone().map(|backend| V6.backend(backend));
     let half = ports.clone().map(Element::Backend).collect();
-    let all: BTreeSet<_> = ports.chain(v6).map(Element::Backend).collect();
+    let all: OrdSet<_> = ports.chain(v6).map(Element::Backend).collect();
     assert_eq!(snat.sync(&all).unwrap(), Synced::Replaced);
     assert_eq!(snat.sync(&half).unwrap(), Synced::Updated { added: 0, removed: 10_000 });
     assert_eq!(snat.sync(&all).unwrap(), Synced::Updated { added: 10_000, removed: 0 });

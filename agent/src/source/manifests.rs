@@ -132,7 +132,7 @@ fn read_from(paths: &[PathBuf], stdin: &mut dyn Read) -> Result<Objects, ReadErr
         store.put(&file, parsed);
     }
     tracing::debug!(ignored = store.ignored(), "objects of other kinds");
-    Ok(store.snapshot(None))
+    Ok(store.snapshot())
 }
 
 #[cfg(test)]

@@ -5,7 +5,13 @@ use std::{fmt, fs};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{Plan, cases::Case, wrapper::Sample};
+use super::{
+    Plan,
+    cases::Case,
+    goals::{self, Goal},
+    sync::Latency,
+    wrapper::Sample,
+};
 
 /// Changes whenever a field is removed or means something else.
 const VERSION: u32 = 1;
@@ -31,6 +37,10 @@ pub struct Report {
     pub figures: Vec<Figure>,
     /// The most Services to the fewest.
     pub ratios: Vec<Ratio>,
+    /// How long changes take, by the number of Services.
+    pub sync: Vec<Latency>,
+    /// What all of it should come to.
+    pub goals: Vec<Goal>,
 }
 
 /// Nanoseconds of CPU time for a packet: medians over the repetitions.
@@ -64,7 +74,7 @@ pub struct Ratio {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, figures: Vec<Figure>, ratios: Vec<Ratio>) -> Result<Self> {
+    pub(super) fn new(plan: &Plan, figures: Vec<Figure>, ratios: Vec<Ratio>, sync: Vec<Latency>) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("reading /proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
@@ -76,8 +86,10 @@ impl Report {
             packets: plan.packets,
             flows: plan.flows,
             capacity: plan.capacity,
+            goals: goals::all(&figures, &ratios, &sync),
             figures,
             ratios,
+            sync,
         })
     }
 }
@@ -118,8 +130,21 @@ fn net(samples: &[Sample], base: &[Sample]) -> Vec<f64> {
     samples.iter().zip(base).map(|(sample, base)| sample.cpu - base.cpu).collect()
 }
 
+/// The value that a share of them, up to 1, is not above. NaN for nothing.
+pub(super) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "few values"
+    )]
+    let rank = (values.len() as f64 * share).ceil() as usize;
+    values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
 /// NaN for nothing.
-fn median(mut values: Vec<f64>) -> f64 {
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => f64::NAN,
@@ -130,8 +155,25 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { cpu, kernel, repetitions, packets, flows, capacity, .. } = self;
-        writeln!(f, "{cpu}, Linux {kernel}; {repetitions} interleaved repetitions of {packets} packets, CPU time;")?;
+        writeln!(f, "{}, Linux {}", self.cpu, self.kernel)?;
+        if !self.figures.is_empty() {
+            self.packets(f)?;
+        }
+        if !self.sync.is_empty() {
+            self.latencies(f)?;
+        }
+        writeln!(f, "\n{:<78}{:>9}{:>9}", "goals", "is", "at most")?;
+        for Goal { goal, value, most, met } in &self.goals {
+            writeln!(f, "{goal:<78}{value:>9.2}{most:>9.2}{}", if *met { "" } else { "  missed" })?;
+        }
+        Ok(())
+    }
+}
+
+impl Report {
+    fn packets(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { repetitions, packets, flows, capacity, .. } = self;
+        writeln!(f, "{repetitions} interleaved repetitions of {packets} packets, CPU time;")?;
         writeln!(
             f,
             "many: {flows} flows, to a few Services or to all; flow and reverse-flow tables of {capacity} entries, full for new flows\n"
@@ -147,8 +189,21 @@ impl fmt::Display for Report {
             let Figure { case, median, least, most, .. } = figure;
             writeln!(f, "{case:<34}{services:>9}{net:>9}{median:>9.1}{least:>9.1}{most:>9.1}")?;
         }
-        for Ratio { case, services: (most, fewest), ratio } in &self.ratios {
-            write!(f, "\n{case:<34}{most} to {fewest} Services: {ratio:.2}")?;
+        Ok(())
+    }
+
+    fn latencies(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\n{:<34}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}",
+            "ms from file to kernel", "services", "median", "99 %", "most", "CPU", "start"
+        )?;
+        for Latency { services, change, change_99, change_most, change_cpu, changes, start, .. } in &self.sync {
+            let what = format!("one endpoint of one Service, {changes} x");
+            writeln!(
+                f,
+                "{what:<34}{services:>9}{change:>9.2}{change_99:>9.2}{change_most:>9.2}{change_cpu:>9.2}{start:>9.0}"
+            )?;
         }
         Ok(())
     }

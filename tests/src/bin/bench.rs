@@ -1,18 +1,22 @@
-//! `cargo xtask bench`: nanoseconds per packet over an empty program; see docs/benchmarks.md.
+//! `cargo xtask bench`: what a packet costs, and how long a change takes; see docs/benchmarks.md.
 
 use std::io::{IsTerminal, Write, stderr};
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use vipmux_tests::bench::{self, Plan};
+use vipmux_tests::bench::{self, Part, Plan};
 
-/// Measures what a packet costs in the BPF programs, over an empty program in the same run. Needs root.
+/// Measures what a packet costs in the BPF programs, over an empty program in the same run, and how long a change takes
+/// from its file to the kernel. Needs root.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
+    /// What to measure.
+    #[arg(long, value_enum, default_value_t = Part::All)]
+    part: Part,
     /// Numbers of Services to compare; each even, ten endpoints each.
     #[arg(long, value_delimiter = ',', default_values_t = Plan::default().services)]
     services: Vec<u32>,
@@ -31,11 +35,11 @@ struct Arguments {
 }
 
 fn main() -> Result<()> {
-    let Arguments { json, services, repetitions, packets, flows, capacity } = Arguments::parse();
+    let Arguments { json, part, services, repetitions, packets, flows, capacity } = Arguments::parse();
     ensure!(nix::unistd::geteuid().is_root(), "the kernel loads BPF programs for root alone: run it as root");
     ensure!(flows.is_power_of_two(), "{flows} flows are no power of two");
     ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);
-    let plan = Plan { services, repetitions, packets, flows, capacity };
+    let plan = Plan { services, repetitions, packets, flows, capacity, part, ..Plan::default() };
     let terminal = stderr().is_terminal();
     let report = bench::run(&plan, &mut |step| show(terminal, step))?;
     show(terminal, "");

@@ -17,6 +17,7 @@ use vipmux_common::abi::{
     FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey,
     ServiceState, ServiceValue, VipSlot, VipValue,
 };
+use vipmux_common::table;
 
 /// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
 /// with a later time wrote `NOW + n`; one that the programs touch is read as `NOW`.
@@ -73,7 +74,7 @@ impl State {
             ("SERVICE_STATES", slots),
             ("SERVICE_NAMES", slots),
             ("SERVICE_STATS", slots),
-            ("TABLES", self.tables.len()),
+            ("TABLES", self.tables.len().div_ceil(2)),
             ("BACKENDS", self.backends.len()),
             ("NODES", self.nodes.len()),
             ("NODE_NAMES", self.nodes.len()),
@@ -113,6 +114,16 @@ fn relative_low(origin: u64, absolute: u32) -> u32 {
     NOW_LOW - u32::try_from(age).unwrap_or(0)
 }
 
+/// Tables as the map has them, two slots to an element.
+fn elements(slots: &[u32]) -> Vec<u64> {
+    let element = |pair: &[u32]| (0..).zip(pair).fold(0, |element, (slot, index)| table::with(element, slot, *index));
+    slots.chunks(table::SLOTS as usize).map(element).collect()
+}
+
+fn slots(elements: &[u64]) -> Vec<u32> {
+    elements.iter().flat_map(|element| [table::get(*element, 0), table::get(*element, 1)]).collect()
+}
+
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_array(ebpf, "CONFIG", &[state.config])?;
     forget(ebpf)?;
@@ -120,7 +131,7 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_array(ebpf, "INTERFACES", &state.interfaces)?;
     write_array(ebpf, "NODES", &state.nodes)?;
     write_array(ebpf, "BACKENDS", &state.backends)?;
-    write_array(ebpf, "TABLES", &state.tables)?;
+    write_array(ebpf, "TABLES", &elements(&state.tables))?;
     write_array(ebpf, "SERVICE_STATES", &state.service_states)?;
     write_hash(ebpf, "PEERS", state.peers.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "SERVICES", state.services.iter().map(|(key, value)| (*key, *value)))?;
@@ -153,7 +164,7 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         vips: read_hash(ebpf, "VIPS")?,
         services: read_hash(ebpf, "SERVICES")?,
         service_states: read_array(ebpf, "SERVICE_STATES")?,
-        tables: read_array(ebpf, "TABLES")?,
+        tables: slots(&read_array(ebpf, "TABLES")?),
         backends: read_array(ebpf, "BACKENDS")?,
         nodes: read_array(ebpf, "NODES")?,
         peers: read_hash(ebpf, "PEERS")?,

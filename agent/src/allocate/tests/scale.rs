@@ -18,10 +18,11 @@ fn cluster<'a>(prefix: u8, service: impl Fn(u16) -> (String, u16, &'a [(&'a str,
 
 /// The same, where each Service, by its number, is of these families and has this policy.
 fn of_families(mut cluster: Cluster, families: impl Fn(usize) -> (&'static [&'static str], &'static str)) -> Cluster {
-    for (name, service) in &mut cluster.objects.services {
+    let names: Vec<_> = cluster.objects.services.keys().cloned().collect();
+    for name in names {
         let i = name.name[1..].parse().unwrap();
         let (listed, policy) = families(i);
-        let spec = Arc::make_mut(service).spec.as_mut().unwrap();
+        let spec = Arc::make_mut(&mut cluster.objects.services[&name]).spec.as_mut().unwrap();
         spec.ip_families = Some(listed.iter().map(|&family| family.to_owned()).collect());
         spec.ip_family_policy = Some(policy.to_owned());
     }

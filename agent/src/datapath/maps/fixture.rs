@@ -58,7 +58,7 @@ pub(crate) fn load(pins: &Pins) -> Ebpf {
     for name in Maps::NAMES.iter().chain(Maps::PROGRAM_ARRAYS) {
         loader.map_pin_path(name, pins.map(name));
     }
-    for (name, entries) in [("INTERFACES", 16), ("TABLES", 16_384), ("BACKENDS", 10_000), ("NODES", 64)] {
+    for (name, entries) in [("INTERFACES", 16), ("TABLES", 8_192), ("BACKENDS", 10_000), ("NODES", 64)] {
         loader.map_max_entries(name, entries);
     }
     for name in ["VIPS", "SERVICES", "SERVICE_STATES", "SERVICE_NAMES", "SERVICE_STATS", "NODE_NAMES", "PEERS"] {

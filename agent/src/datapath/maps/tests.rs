@@ -1,6 +1,11 @@
-use std::{collections::BTreeSet, error::Error as _};
+use std::{
+    collections::BTreeSet,
+    error::Error as _,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
 
 use aya::maps::{PerCpuValues, lpm_trie::Key};
+use vipmux_common::abi::capacity;
 
 use super::{fixture::Fixture, *};
 use crate::plan::Step;
@@ -140,4 +145,60 @@ fn a_user_without_rights_is_told_what_it_takes() {
     let error = Maps::open(fixture.pins.root()).err().unwrap();
     assert!(matches!(error, MapsError::NoPermission { .. }), "{error}");
     assert!(error.to_string().starts_with("no permission to open /sys/fs/bpf/vipmux/maps"), "{error}");
+}
+
+/// Bytes of kernel memory of each map, as the object sizes it.
+fn memory(pins: &Pins) -> BTreeMap<&'static str, u64> {
+    std::fs::create_dir_all(pins.maps()).unwrap();
+    let mut loader = aya::EbpfLoader::new();
+    for name in Maps::NAMES {
+        loader.map_pin_path(name, pins.map(name));
+    }
+    let _ebpf = loader.load(crate::datapath::OBJECT).unwrap();
+    let bytes = |name: &&'static str| {
+        let map = open(&pins.map(name)).unwrap();
+        let info = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+        let info = std::fs::read_to_string(info).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap();
+        (*name, line.trim().parse().unwrap())
+    };
+    Maps::NAMES.iter().map(bytes).collect()
+}
+
+#[test]
+fn ten_thousand_services_of_ten_endpoints_take_64_mib_beside_the_flow_tables_on_16_cpus() {
+    const SERVICES: u32 = 10_000;
+    let Some(pins) = fixture::mounted() else { return };
+    let mut memory = memory(&pins);
+    for flows in ["FLOWS", "REVERSE"] {
+        memory.remove(flows).unwrap();
+    }
+    let cpus = nr_cpus().unwrap() as u64;
+    for per_cpu in ["SERVICE_STATS", "STATS", "DROPS", "BUDGET"] {
+        *memory.get_mut(per_cpu).unwrap() *= 16;
+        *memory.get_mut(per_cpu).unwrap() /= cpus;
+    }
+    let total: u64 = memory.values().sum();
+    assert!(total <= 64 << 20, "{total} bytes: {memory:?}");
+    const { assert!(capacity::SERVICES >= SERVICES && capacity::BACKENDS >= SERVICES * 10) };
+    // Each with a table over all and one over local endpoints, and some of them anew before the old ones have rested.
+    assert!(capacity::TABLES >= SERVICES * 2 * crate::hashing::length(10) / 5 * 6);
+}
+
+#[test]
+fn a_table_is_written_beside_others_and_read_as_it_was_written() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let tables = [(0, 251), (251, 251), (502, 1), (503, 0), (503, 2), (505, 1021)];
+    let contents = |first: u32, length: u32| (first..first + length).map(|slot| slot + 7).collect::<Vec<_>>();
+    // The even ones first, then those in between.
+    for (first, length) in tables.iter().step_by(2).chain(tables.iter().skip(1).step_by(2)) {
+        maps.write_table(*first, &contents(*first, *length)).unwrap();
+    }
+    for (first, length) in tables {
+        assert_eq!(maps.read_table(first, length).unwrap(), contents(first, length));
+    }
+    assert_eq!(maps.read_table(1526, 1).unwrap(), [0]);
+    assert!(maps.write_table(16_383, &[1, 2]).is_err(), "beyond the end");
+    assert_eq!(maps.read_table(16_383, 2).unwrap().len(), 1);
 }

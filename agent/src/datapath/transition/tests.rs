@@ -12,7 +12,8 @@ use crate::datapath::{load::load, maps::fixture::mounted};
 const FLOWS: u32 = 4096;
 
 /// What was otherwise in version 3: the sizes of values, and maps that were not there.
-const VERSION_3: [(&str, u32); 4] = [("CONFIG", 44), ("SERVICE_STATES", 8), ("REVERSE", 40), ("FRAGMENTS", 24)];
+const VERSION_3: [(&str, u32); 5] =
+    [("CONFIG", 44), ("SERVICE_STATES", 8), ("TABLES", 4), ("REVERSE", 40), ("FRAGMENTS", 24)];
 const NEW_IN_4: [&str; 3] = ["AFFINITY", "SOURCE_RANGES", "LAPSE"];
 
 /// Makes and pins the maps as the agents of version 3 had them.
@@ -93,7 +94,9 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     let service = words(&[9, 55, 0, 251, 251, 0, 0, 0]);
     put(&maps, "SERVICES", &[words(&[5]), vec![0x01, 0xbb, 6, 0]].concat(), &service);
     put(&maps, "FENCE", &words(&[0]), &words(&[123, 0]));
-    put(&maps, "TABLES", &words(&[250]), &words(&[3]));
+    for (slot, backend) in [(250, 3), (252, 4), (253, 5)] {
+        put(&maps, "TABLES", &words(&[slot]), &words(&[backend]));
+    }
     let vips = RawMap::open(&maps, "VIPS").unwrap().id();
 
     let (_programs, maps) = load(&pins, FLOWS).unwrap();
@@ -109,7 +112,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
     assert_eq!(maps.read_services().unwrap()[&key].slot, 9);
     assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123 });
-    assert_eq!(maps.read_table(250, 1).unwrap(), [3]);
+    assert_eq!(maps.read_table(250, 4).unwrap(), [3, 0, 4, 5]);
     assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "what is alike stays the same map");
     assert!(!pins.old_maps().exists() && !pins.next_maps().exists());
 }
@@ -150,7 +153,7 @@ fn what_the_old_programs_did_meanwhile_is_carried_over_too() {
     let mut transition = Transition::begin(&pins, FLOWS).unwrap();
     let next = transition.folder(&pins);
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in ["CONFIG", "SERVICE_STATES", "REVERSE", "FRAGMENTS"] {
+    for name in ["CONFIG", "SERVICE_STATES", "TABLES", "REVERSE", "FRAGMENTS"] {
         let mut map = object.maps[name].clone();
         map.set_max_entries(if name == "REVERSE" { FLOWS } else { map.max_entries() });
         MapData::create(map, name, None).unwrap().pin(next.join(name)).unwrap();

@@ -5,6 +5,7 @@ use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, Backend, Config, FlowKey, FlowValue, Interface, Mac, Node, Range, ReverseKey,
     ReverseValue, ServiceKey, ServiceState, ServiceValue, VipValue,
 };
+use vipmux_common::table;
 
 use crate::{
     datapath::maps::{Maps, MapsError},
@@ -81,7 +82,8 @@ impl Entries for Maps {
     }
 
     fn table_slot(&self, slot: u32) -> Result<Option<u32>, MapsError> {
-        entry("TABLES", self.tables.get(&slot, 0))
+        let element = entry("TABLES", self.tables.get(&table::element(slot), 0))?;
+        Ok(element.map(|element| table::get(element, slot)))
     }
 
     fn backend(&self, index: u32) -> Result<Option<Backend>, MapsError> {

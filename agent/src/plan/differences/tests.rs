@@ -73,8 +73,9 @@ fn execute(plan: Plan, maps: &mut Maps, observed: &mut Observed, now: Duration) 
 fn in_sync() -> (Maps, Observed, Duration) {
     let now = Duration::from_secs(1000);
     let (mut maps, mut observed) = (Maps::default(), Observed::empty(Capacities::default(), abi::Config::default()));
-    execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
-    observed.settle(&wanted());
+    let first = plan(&wanted(), &observed, now).unwrap();
+    execute(first.clone(), &mut maps, &mut observed, now);
+    observed.settle(&wanted(), &first);
     (maps, observed, now + 2 * REST)
 }
 
@@ -158,8 +159,9 @@ fn whatever_is_done_to_an_entry_shows_and_is_put_right_by_the_next_plan() {
         }
         // And once more when what was given up has rested.
         for now in [now, now + 2 * REST] {
-            execute(plan(&wanted(), &observed, now).unwrap(), &mut maps, &mut observed, now);
-            observed.settle(&wanted());
+            let plan = plan(&wanted(), &observed, now).unwrap();
+            execute(plan.clone(), &mut maps, &mut observed, now);
+            observed.settle(&wanted(), &plan);
         }
 
         assert_eq!(observed.differences(&maps.read()), [], "{map}");

@@ -5,6 +5,7 @@ use std::{
     ffi::OsStr,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read},
+    ops::Bound,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
@@ -42,6 +43,46 @@ impl From<&Metadata> for Stamp {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
             changed: (metadata.ctime(), metadata.ctime_nsec()),
         }
+    }
+}
+
+/// Files that were read, and how large they are together.
+#[derive(Debug, Default)]
+pub(super) struct Stamps {
+    files: BTreeMap<PathBuf, Stamp>,
+    /// Bytes, each file's up to [`FILE_MAX`].
+    total: u64,
+}
+
+impl Stamps {
+    pub(super) fn insert(&mut self, file: PathBuf, stamp: Stamp) {
+        self.remove(&file);
+        self.total += stamp.size.min(FILE_MAX);
+        self.files.insert(file, stamp);
+    }
+
+    pub(super) fn remove(&mut self, file: &Path) {
+        if let Some(stamp) = self.files.remove(file) {
+            self.total -= stamp.size.min(FILE_MAX);
+        }
+    }
+
+    pub(super) fn get(&self, file: &Path) -> Option<&Stamp> {
+        self.files.get(file)
+    }
+
+    /// Whether `path` was a directory with files.
+    pub(super) fn holds_below(&self, path: &Path) -> bool {
+        let mut after = self.files.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        after.next().is_some_and(|(file, _)| file.starts_with(path))
+    }
+
+    /// Whether a file of this size, bytes, fits the limits beside the others.
+    pub(super) fn has_room(&self, file: &Path, size: u64) -> bool {
+        let own = self.files.get(file);
+        let others = self.files.len() - usize::from(own.is_some());
+        let total = self.total - own.map_or(0, |stamp| stamp.size.min(FILE_MAX));
+        others < FILES_MAX && total.saturating_add(size) <= TOTAL_MAX
     }
 }
 

@@ -12,8 +12,10 @@ const THREADS_MAX: usize = 8;
 
 /// Applies `work` to each of `items`; the results are in the items' order. Each thread has at least `worthwhile` of them.
 pub(super) fn map<T: Sync, R: Send>(items: &[T], worthwhile: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let threads = processors.min(THREADS_MAX).min(items.len() / worthwhile.max(1));
+    let worth = THREADS_MAX.min(items.len() / worthwhile.max(1));
+    // Asked for last: the answer takes longer than the parsing of a small file.
+    let processors = || thread::available_parallelism().map_or(1, NonZero::get);
+    let threads = if worth < 2 { 1 } else { worth.min(processors()) };
     if threads < 2 {
         return items.iter().map(work).collect();
     }

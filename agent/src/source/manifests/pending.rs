@@ -13,8 +13,8 @@ use notify::{
 
 use super::files::{is_hidden, is_manifest};
 
-/// After a file was closed or put in its place: several of them often change together.
-const SETTLE: Duration = Duration::from_millis(2);
+/// After a file was closed or put in its place: it is whole. What changes while one is read is read together after it.
+const SETTLE: Duration = Duration::ZERO;
 /// After a file went: editors and version control put another in its place.
 const GONE: Duration = Duration::from_millis(20);
 /// After a write, while the file is still open: closing it is what is awaited; a writer that pauses this long is read.

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem,
     path::{Path, PathBuf},
 };
 
@@ -27,13 +26,7 @@ pub(super) struct Store {
     notices: Vec<Problem>,
     /// What is in force; its problems are put together when it is asked for.
     objects: Objects,
-    /// Whose definitions changed since the last snapshot, and between that and the one before.
-    touched: BTreeSet<Identity>,
-    touched_before: BTreeSet<Identity>,
 }
-
-/// Changes beyond which a copy is cheaper than bringing an old snapshot up to date.
-const TOUCHED_MAX: usize = 1_000;
 
 #[derive(Debug)]
 struct Definition {
@@ -85,36 +78,9 @@ impl Store {
         self.files.keys().map(PathBuf::as_path)
     }
 
-    /// What is in force now. `spare` is the snapshot before the last one, if nobody needs it any more: brought up to date,
-    /// it saves a copy of everything.
-    pub(super) fn snapshot(&mut self, spare: Option<Objects>) -> Objects {
-        let touched = mem::take(&mut self.touched);
-        let stale = mem::replace(&mut self.touched_before, touched);
-        let spare = spare.filter(|_| stale.len() + self.touched_before.len() <= TOUCHED_MAX);
-        let mut objects = match spare {
-            Some(mut objects) => {
-                for identity in stale.iter().chain(&self.touched_before) {
-                    match self.in_force(identity) {
-                        Some(object) => object.put(identity, &mut objects),
-                        None => identity.take_from(&mut objects),
-                    }
-                }
-                objects
-            }
-            None => return self.copy(),
-        };
-        objects.problems = self.problems();
-        objects
-    }
-
-    /// What is in force now, copied.
-    pub(super) fn copy(&self) -> Objects {
+    /// What is in force now; shares all that stays with the next snapshot.
+    pub(super) fn snapshot(&self) -> Objects {
         Objects { problems: self.problems(), ..self.objects.clone() }
-    }
-
-    fn in_force(&self, identity: &Identity) -> Option<&Object> {
-        let (_, definition) = self.definitions.get(identity)?.first_key_value()?;
-        Some(&definition.object)
     }
 
     /// Objects of kinds that are not read.
@@ -170,7 +136,6 @@ impl Store {
 
     /// Puts an identity's first definition in force.
     fn settle(&mut self, identity: &Identity) {
-        self.touched.insert(identity.clone());
         let definitions = self.definitions.get(identity);
         if let Some((_, definition)) = definitions.and_then(BTreeMap::first_key_value) {
             definition.object.put(identity, &mut self.objects);

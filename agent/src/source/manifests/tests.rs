@@ -37,7 +37,7 @@ fn objects_of(files: &[(&str, &str)]) -> Objects {
     for (file, parsed) in parsed(files) {
         store.put(&file, parsed);
     }
-    store.snapshot(None)
+    store.snapshot()
 }
 
 fn parsed(files: &[(&str, &str)]) -> Vec<(Arc<Path>, Parsed)> {

@@ -1,9 +1,7 @@
 //! Following a directory.
 
 use std::{
-    collections::BTreeMap,
     fs, io, mem,
-    ops::Bound,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
@@ -15,7 +13,7 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
     Problem,
-    files::{self, Stamp, Text, Tree},
+    files::{self, Stamp, Stamps, Text, Tree},
     parse,
     pending::{Due, Scope},
     queue::Queue,
@@ -92,7 +90,7 @@ impl Drop for WatchGuard {
 /// snapshot, from the start; objects that did not change are the very same [`Arc`]s in the next one.
 ///
 /// A definition that becomes malformed, and everything while the directory itself is gone, stays in force as it was last
-/// good, and is a problem in the snapshot. An edited file is seen some milliseconds after it is closed or renamed into place,
+/// good, and is a problem in the snapshot. An edited file is read at once when it is closed or renamed into place,
 /// and costs its own parsing, however many others there are.
 ///
 /// Blocks for the first read. The rest happens on a thread of its own, which nothing waits for: awaiting the receiver's
@@ -113,7 +111,7 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
     let mut follower = Follower {
         queue: Arc::clone(&queue),
         watcher,
-        stamps: BTreeMap::new(),
+        stamps: Stamps::default(),
         store: Store::default(),
         missing: false,
         watch_failed: None,
@@ -124,7 +122,7 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         return Err(WatchError::Events { path: path(), source });
     }
     follower.adopt(tree, Scope::All);
-    let (sender, receiver) = channel(Arc::new(follower.store.snapshot(None)));
+    let (sender, receiver) = channel(Arc::new(follower.store.snapshot()));
     report(&[], &receiver.borrow().problems);
     let (looks, looked) = channel(0);
     thread::Builder::new()
@@ -148,7 +146,7 @@ struct Follower {
     queue: Arc<Queue>,
     watcher: RecommendedWatcher,
     /// Of the files that were read.
-    stamps: BTreeMap<PathBuf, Stamp>,
+    stamps: Stamps,
     store: Store,
     /// The directory could not be listed.
     missing: bool,
@@ -158,15 +156,13 @@ struct Follower {
 
 impl Follower {
     fn run(mut self, sender: &Sender<Arc<Objects>>, looks: &Sender<u64>) {
-        let mut spare = None;
         while let Some((due, asked)) = self.queue.wait(if self.missing { SEARCH } else { PATROL }) {
             let started = Instant::now();
             if self.follow(due) {
-                let objects = Arc::new(self.store.snapshot(spare.take().and_then(Arc::into_inner)));
+                let objects = Arc::new(self.store.snapshot());
                 tracing::debug!(services = objects.services.len(), took = ?started.elapsed(), "manifests changed");
                 let before = sender.send_replace(objects);
                 report(&before.problems, &sender.borrow().problems);
-                spare = Some(before);
             }
             looks.send_if_modified(|looked| mem::replace(looked, asked) != asked);
         }
@@ -200,25 +196,14 @@ impl Follower {
         let manifest = files::is_manifest(path);
         match fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) {
             Ok(metadata) if metadata.is_dir() => Look::Scan,
-            Ok(metadata) if manifest && self.has_room(path, metadata.len()) => Look::Read(Stamp::from(&metadata)),
+            Ok(metadata) if manifest && self.stamps.has_room(path, metadata.len()) => {
+                Look::Read(Stamp::from(&metadata))
+            }
             Ok(_) if manifest => Look::Scan,
-            Err(_) if self.stamps.contains_key(path) => Look::Gone,
-            Err(_) if self.holds_below(path) => Look::Scan,
+            Err(_) if self.stamps.get(path).is_some() => Look::Gone,
+            Err(_) if self.stamps.holds_below(path) => Look::Scan,
             Ok(_) | Err(_) => Look::Nothing,
         }
-    }
-
-    /// Whether `path` was a directory with manifests.
-    fn holds_below(&self, path: &Path) -> bool {
-        let mut after = self.stamps.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
-        after.next().is_some_and(|(file, _)| file.starts_with(path))
-    }
-
-    /// Whether a file fits the limits beside those that are known.
-    fn has_room(&self, path: &Path, size: u64) -> bool {
-        let others = self.stamps.len() - usize::from(self.stamps.contains_key(path));
-        let total: u64 = self.stamps.values().map(|stamp| stamp.size.min(files::FILE_MAX)).sum();
-        others < files::FILES_MAX && total.saturating_add(size) <= files::TOTAL_MAX
     }
 
     /// Reads files and takes them over.

@@ -1,0 +1,195 @@
+//! Following what changes most: endpoints.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use imbl::ordmap::DiffItem;
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+
+use crate::{
+    model::{
+        Model, Protocol, ServiceName,
+        endpoints::{Endpoints, Places, service_of},
+        ingest::is_api_server,
+    },
+    source::Objects,
+};
+
+/// A slice's namespace and name.
+type Key = (String, String);
+
+/// Which slices each Service has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Slices(BTreeMap<ServiceName, BTreeSet<Key>>);
+
+impl Slices {
+    /// Those of these objects.
+    pub fn of(objects: &Objects) -> Self {
+        let mut slices = Self::default();
+        for (key, slice) in &objects.endpoint_slices {
+            slices.insert(key, slice);
+        }
+        slices
+    }
+
+    fn insert(&mut self, key: &Key, slice: &EndpointSlice) {
+        if let Some(service) = service_of(&key.0, slice) {
+            self.0.entry(service).or_default().insert(key.clone());
+        }
+    }
+
+    fn remove(&mut self, key: &Key, slice: &EndpointSlice) {
+        let Some(service) = service_of(&key.0, slice) else { return };
+        if let Some(keys) = self.0.get_mut(&service) {
+            keys.remove(key);
+            if keys.is_empty() {
+                self.0.remove(&service);
+            }
+        }
+    }
+}
+
+/// A slice, as it was and as it is.
+type Change<'a> = (&'a Key, [Option<&'a Arc<EndpointSlice>>; 2]);
+
+impl Model {
+    /// Brings the model of `before`, and its `slices`, to `after`, if nothing but endpoints changed: what it does then
+    /// grows with the change alone. Says whose endpoints those are; `None`: nothing was done, and it takes
+    /// [`Model::ingest`].
+    pub fn renew(&mut self, slices: &mut Slices, before: &Objects, after: &Objects) -> Option<BTreeSet<ServiceName>> {
+        if !differ_in_slices_alone(before, after) {
+            return None;
+        }
+        let changes: Vec<Change<'_>> =
+            before.endpoint_slices.diff(&after.endpoint_slices).map(|item| change(&item)).collect();
+        let places = Places::new(&self.nodes);
+        let mut touched = BTreeSet::new();
+        for (key, slice) in changes.iter().flat_map(|(key, both)| both.iter().flatten().map(move |it| (key, it))) {
+            // What is noted about a slice, and what may be about its endpoints or is reserved by it, is left to the long way.
+            let service = service_of(&key.0, slice).filter(|service| !is_api_server(service))?;
+            if let Some(ours) = self.services.get(&service) {
+                let translated = !ours.policy.direct && ours.ports.keys().all(|port| port.protocol != Protocol::Sctp);
+                (translated && Endpoints::are_sound(ours, slice, &places)).then_some(())?;
+                touched.insert(service);
+            }
+        }
+        for (key, [old, new]) in &changes {
+            if let Some(slice) = old {
+                slices.remove(key, slice);
+            }
+            if let Some(slice) = new {
+                slices.insert(key, slice);
+            }
+        }
+        for service in touched.iter().filter_map(|name| self.services.get(name)) {
+            self.endpoints.remove(&service.name);
+            let keys = slices.0.get(&service.name).into_iter().flatten();
+            for slice in keys.filter_map(|key| after.endpoint_slices.get(key)) {
+                // What there is to note about the others was noted before.
+                self.endpoints.add(service, slice, &places, &mut Vec::new());
+            }
+        }
+        Some(touched)
+    }
+}
+
+fn differ_in_slices_alone(before: &Objects, after: &Objects) -> bool {
+    before.services.diff(&after.services).next().is_none()
+        && before.nodes.diff(&after.nodes).next().is_none()
+        && before.namespaces.diff(&after.namespaces).next().is_none()
+        && before.address_pools.diff(&after.address_pools).next().is_none()
+        && before.problems == after.problems
+}
+
+fn change<'a>(item: &DiffItem<'a, 'a, Key, Arc<EndpointSlice>>) -> Change<'a> {
+    match *item {
+        DiffItem::Add(key, new) => (key, [None, Some(new)]),
+        DiffItem::Update { old: (_, old), new: (key, new) } => (key, [Some(old), Some(new)]),
+        DiffItem::Remove(key, old) => (key, [Some(old), None]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection, prelude::*};
+    use serde_json::json;
+
+    use super::*;
+    use crate::model::{NodeName, Options, endpoints::SERVICE_LABEL, ingest::object};
+
+    /// One slice of a handful: its name, its Service, whether it has one, and its endpoints: address and node.
+    type Edit = (u8, Option<u8>, Vec<(u8, u8)>);
+
+    fn edit() -> impl Strategy<Value = (bool, Edit)> {
+        let service = prop_oneof![8 => (0..3u8).prop_map(Some), 1 => Just(None)];
+        // Of the endpoints' nodes one is not known.
+        (prop::bool::weighted(0.8), (0..4u8, service, collection::vec((1..6u8, 0..4u8), 0..4)))
+    }
+
+    fn objects() -> Objects {
+        let mut objects = Objects::default();
+        for n in 0..3 {
+            objects.nodes.insert(NodeName(format!("node-{n}")), object(json!({})));
+        }
+        // The third Service is not ours.
+        for (n, kind) in [(0, "LoadBalancer"), (1, "LoadBalancer"), (2, "ClusterIP")] {
+            let name = ServiceName { namespace: "shop".into(), name: format!("web-{n}") };
+            objects.services.insert(name, object(json!({"spec": {"type": kind, "ports": [{"port": 80}]}})));
+        }
+        objects
+    }
+
+    fn apply(objects: &mut Objects, stays: bool, (n, service, endpoints): &Edit) {
+        let key = ("shop".to_owned(), format!("slice-{n}"));
+        if !stays {
+            objects.endpoint_slices.remove(&key);
+            return;
+        }
+        let endpoint = |(address, node): &(u8, u8)| json!({"addresses": [format!("10.0.0.{address}")], "nodeName": format!("node-{node}")});
+        let labels = service.map_or(json!({}), |n| json!({(SERVICE_LABEL): format!("web-{n}")}));
+        let slice = object(json!({
+            "metadata": {"name": key.1, "labels": labels}, "addressType": "IPv4", "ports": [{"port": 8080}],
+            "endpoints": endpoints.iter().map(endpoint).collect::<Vec<_>>(),
+        }));
+        objects.endpoint_slices.insert(key, slice);
+    }
+
+    proptest! {
+        #[test]
+        fn a_renewed_model_is_the_one_that_ingesting_makes(
+            episodes in collection::vec(collection::vec(edit(), 1..4), 1..12),
+        ) {
+            let options = Options::default();
+            let mut before = objects();
+            let (mut model, mut slices) = (Model::ingest(&before, &options), Slices::of(&before));
+            for edits in episodes {
+                let mut after = before.clone();
+                for (stays, edit) in &edits {
+                    apply(&mut after, *stays, edit);
+                }
+                let fresh = Model::ingest(&after, &options);
+                if model.renew(&mut slices, &before, &after).is_none() {
+                    prop_assert!(fresh.notes.len() + model.notes.len() > 0, "the long way was taken without need");
+                    (model, slices) = (Model::ingest(&after, &options), Slices::of(&after));
+                }
+                prop_assert_eq!(&model, &fresh);
+                prop_assert_eq!(&slices, &Slices::of(&after));
+                before = after;
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_more_than_endpoints_takes_the_long_way() {
+        let before = objects();
+        let mut after = before.clone();
+        after.nodes.remove(&NodeName("node-0".into()));
+        let mut model = Model::ingest(&before, &Options::default());
+        let mut slices = Slices::of(&before);
+        assert_eq!(model.renew(&mut slices, &before, &after), None);
+        assert_eq!(model, Model::ingest(&before, &Options::default()));
+        assert_eq!(model.renew(&mut slices, &before, &before.clone()), Some(BTreeSet::new()));
+    }
+}

@@ -1,0 +1,136 @@
+use std::time::SystemTime;
+
+use super::*;
+use crate::{
+    model::{NodeName, endpoints::SERVICE_LABEL, ingest::object},
+    source::manifests::Problem,
+};
+
+fn name(text: &str) -> ServiceName {
+    ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
+}
+
+fn objects(services: &[&str]) -> Objects {
+    let mut objects = Objects::default();
+    let pool = serde_json::json!({"spec": {"addresses": ["192.0.2.1-192.0.2.3"]}});
+    objects.address_pools.insert("lan".to_owned(), object(pool));
+    for service in services {
+        let spec = serde_json::json!({"spec": {"type": "LoadBalancer", "ports": [{"port": 80}]}});
+        objects.services.insert(name(service), object(spec));
+    }
+    objects
+}
+
+/// The holders, as `service=address`.
+fn held(holders: &Holders) -> Vec<String> {
+    let one = |(name, held): (&ServiceName, &crate::allocate::holders::Held)| {
+        format!("{}={}", name.name, held.addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(","))
+    };
+    holders.iter().map(one).collect()
+}
+
+#[test]
+fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    // An agent that starts, as far as it did not see the Services in `gone` before.
+    let settle = |snapshot: &Objects, gone: &[&str]| {
+        let memory = Memory { objects: Arc::new(objects(gone)), ..Memory::default() };
+        let mut stages = Stages::new(Options::default(), path.clone(), memory);
+        let settled = stages.settle(&Arc::new(snapshot.clone()), None);
+        (stages.memory().holders, settled)
+    };
+    settle(&objects(&["a"]), &[]);
+    let mut broken = objects(&["b"]);
+    broken.problems.push(Problem {
+        file: "a.yaml".into(),
+        document: 1,
+        line: None,
+        field: String::new(),
+        message: "no YAML".to_owned(),
+    });
+    let (holders, settled) = settle(&broken, &[]);
+    assert_eq!(held(&holders), ["a=192.0.2.1", "b=192.0.2.2"]);
+    assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), held(&holders));
+    let told = "Service shop/a cannot be read: 192.0.2.1 is kept for it, and nothing is served there";
+    assert!(settled.complaints.contains(told), "{:?}", settled.complaints);
+    assert_eq!(settled.leaders.keys().map(ToString::to_string).collect::<Vec<_>>(), ["192.0.2.2"]);
+    let (holders, _) = settle(&broken, &["a"]);
+    assert_eq!(held(&holders), ["b=192.0.2.2"], "it was seen to be deleted");
+}
+
+#[test]
+fn a_gateway_is_never_assigned() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    let gateway = ([192, 0, 2, 1].into(), "a gateway of the nodes".to_owned());
+    let options = Options { reserved: [gateway].into(), ..Options::default() };
+    let mut stages = Stages::new(options, path, Memory::default());
+    stages.settle(&Arc::new(objects(&["a"])), None);
+    assert_eq!(held(&stages.memory().holders), ["a=192.0.2.2"]);
+}
+
+/// `objects` with a slice for `service`, of an endpoint for each of these numbers.
+fn with_slice(objects: &Objects, service: &str, endpoints: &[u8]) -> Arc<Objects> {
+    let mut objects = objects.clone();
+    objects.nodes.insert(NodeName("n1".to_owned()), object(serde_json::json!({})));
+    let endpoint = |n: &u8| serde_json::json!({"addresses": [format!("10.0.0.{n}")], "nodeName": "n1"});
+    let slice = serde_json::json!({
+        "metadata": {"name": service, "labels": {(SERVICE_LABEL): service}}, "addressType": "IPv4",
+        "ports": [{"port": 8080}], "endpoints": endpoints.iter().map(endpoint).collect::<Vec<_>>(),
+    });
+    objects.endpoint_slices.insert(("shop".to_owned(), service.to_owned()), object(slice));
+    Arc::new(objects)
+}
+
+#[test]
+fn the_short_way_leads_where_the_long_one_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    let fresh = || Stages::new(Options::default(), path.clone(), Memory::default());
+    let first = objects(&["a", "b"]);
+    let mut stages = fresh();
+    stages.settle(&Arc::new(first.clone()), None);
+    let steps = [("a", &[1, 2][..]), ("b", &[2, 3]), ("a", &[2]), ("a", &[]), ("c", &[4]), ("b", &[2, 3])];
+    let mut now = with_slice(&first, "a", &[1]);
+    stages.settle(&now, None);
+    for (service, endpoints) in steps {
+        now = with_slice(&now, service, endpoints);
+        assert!(stages.last.is_some());
+        let short = stages.renew(&now, None).expect("nothing but endpoints changed");
+        stages.memory.objects = Arc::clone(&now);
+        assert_eq!(short, fresh().settle(&now, None), "{service}: {endpoints:?}");
+    }
+    assert_eq!(stages.renew(&now, Some((1, SystemTime::UNIX_EPOCH))), None, "another agent wrote the state file");
+    let mut fewer = Objects::clone(&now);
+    fewer.services.remove(&name("b"));
+    assert_eq!(stages.renew(&fewer, None), None, "a Service is gone");
+}
+
+#[test]
+fn what_stays_is_the_very_same_after_the_long_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
+    let now = with_slice(&objects(&["a"]), "a", &[1]);
+    let before = stages.settle(&now, None);
+    let mut more = Objects::clone(&now);
+    more.services.extend(objects(&["b"]).services);
+    let after = stages.settle(&Arc::new(more), None);
+    assert_eq!((before.services.len(), after.services.len()), (1, 2));
+    for (claim, service) in &before.services {
+        assert!(Arc::ptr_eq(&service.backends, &after.services[claim].backends));
+    }
+}
+
+#[test]
+fn a_state_file_that_cannot_be_written_is_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    std::fs::write(&path, "damaged").unwrap();
+    let mut stages = Stages::new(Options::default(), path.clone(), Memory::default());
+    let now = Arc::new(objects(&["a"]));
+    assert_eq!(stages.settle(&now, None).complaints.len(), 1);
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(stages.settle(&now, None).complaints.len(), 0);
+    assert!(path.exists());
+}

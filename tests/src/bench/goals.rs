@@ -1,0 +1,114 @@
+//! What the figures should come to, and whether they do.
+
+use serde::Serialize;
+
+use super::{Figure, Ratio, sync::Latency};
+
+/// A figure and its bound.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Goal {
+    /// What is bounded, with its unit.
+    pub goal: String,
+    /// What it came to.
+    pub value: f64,
+    /// What it may come to.
+    pub most: f64,
+    /// Whether it does.
+    pub met: bool,
+}
+
+impl Goal {
+    fn new(goal: String, value: f64, most: f64) -> Self {
+        Self { goal, value, most, met: value <= most }
+    }
+}
+
+/// Cases, what they may cost at most as a multiple of the sum of these floors of the same run.
+const PACKETS: [(&str, f64, &[&str]); 6] = [
+    ("not for a VIP", 1.3, &["hash lookup, miss"]),
+    ("established, remote, one flow", 1.25, &["hash lookup, one flow", "LRU lookup, one flow"]),
+    ("established, remote, many, few", 1.25, &["hash lookup, many flows", "LRU lookup, many flows"]),
+    ("established, remote, many, all", 1.25, &["hash lookup, many flows", "LRU lookup, many flows"]),
+    ("new flow, remote", 1.4, &["LRU insertion"]),
+    ("new flow, local", 2.5, &["LRU insertion"]),
+];
+/// The most Services to the fewest.
+const GROWTH: f64 = 1.15;
+/// A change of an endpoint, milliseconds, and a start, the same.
+const CHANGE: f64 = 5.0;
+const START: f64 = 2_000.0;
+
+/// All goals that these figures tell of; the costs of packets with the most Services.
+pub(super) fn all(figures: &[Figure], ratios: &[Ratio], sync: &[Latency]) -> Vec<Goal> {
+    let mut goals: Vec<_> =
+        PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
+    for Ratio { case, services: (most, fewest), ratio } in ratios {
+        goals.push(Goal::new(format!("{case}: {most} to {fewest} Services"), *ratio, GROWTH));
+    }
+    for Latency { services, change_99, start, .. } in sync {
+        goals.push(Goal::new(format!("a change among {services} Services, 99th percentile, ms"), *change_99, CHANGE));
+        goals.push(Goal::new(format!("a start with {services} Services, ms"), *start, START));
+    }
+    let by_services = |latency: &&Latency| latency.services;
+    if let (Some(few), Some(many)) = (sync.iter().min_by_key(by_services), sync.iter().max_by_key(by_services))
+        && few.services < many.services
+    {
+        let goal = format!("a change's median: {} to {} Services", many.services, few.services);
+        goals.push(Goal::new(goal, many.change / few.change, GROWTH));
+    }
+    goals
+}
+
+fn packets(figures: &[Figure], case: &str, most: f64, floors: &[&str]) -> Option<Goal> {
+    let figure = figures.iter().filter(|figure| figure.case == case).max_by_key(|figure| figure.services)?;
+    let floor = |name: &&str| figures.iter().find(|figure| figure.case == *name)?.net;
+    let floor: f64 = floors.iter().map(floor).sum::<Option<f64>>()?;
+    Some(Goal::new(format!("{case}: over {}", floors.join(" and ")), figure.net? / floor, most))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn figure(case: &'static str, services: Option<u32>, net: f64) -> Figure {
+        Figure { case, services, median: 0.0, least: 0.0, most: 0.0, net: Some(net), elapsed: 0.0 }
+    }
+
+    fn latency(services: u32, change: f64) -> Latency {
+        Latency {
+            services,
+            endpoints: services,
+            start: 1_000.0,
+            change,
+            change_99: 4.0,
+            change_most: 9.0,
+            change_cpu: 1.0,
+            changes: 10,
+        }
+    }
+
+    #[test]
+    fn a_figure_is_held_against_the_floors_of_its_run() {
+        let figures = [
+            figure("hash lookup, one flow", None, 30.0),
+            figure("LRU lookup, one flow", None, 50.0),
+            figure("established, remote, one flow", Some(10), 80.0),
+            figure("established, remote, one flow", Some(10_000), 120.0),
+        ];
+        let goals = all(&figures, &[], &[]);
+        assert_eq!(goals.len(), 1, "{goals:?}");
+        assert!((goals[0].value - 1.5).abs() < 1e-9 && !goals[0].met, "{goals:?}");
+    }
+
+    #[test]
+    fn a_change_must_not_grow_with_the_services() {
+        let met = |many| all(&[], &[], &[latency(100, 1.0), latency(10_000, many)]).last().unwrap().met;
+        assert!(met(1.1));
+        assert!(!met(1.2));
+    }
+
+    #[test]
+    fn what_is_no_number_meets_no_goal() {
+        assert!(!Goal::new("nothing was measured".to_owned(), f64::NAN, 1.0).met);
+    }
+}
