@@ -5,7 +5,7 @@
 //! maps/       programs of the earlier agent, attached
 //! maps-next/  what is alike is pinned here too; the rest is made anew and filled from what it was
 //! rename      maps -> maps-old, maps-next -> maps: from here on a restart goes on where this ended
-//! links       each gets the new program, in place; the egress program's old links stay beside the new ones
+//! links       each gets the new program, in place; the classifiers' old links stay beside the new ones
 //! maps-old/   what its programs wrote meanwhile is carried over; then it goes, and so do those links
 //! ```
 //!
