@@ -105,8 +105,8 @@ impl Programs {
     /// Puts the programs into every pinned link. One that takes none attaches nothing any more, and is replaced when the
     /// programs are attached there.
     ///
-    /// Of the classifiers' links, new ones are pinned, and the old ones given back, which stay attached as long as
-    /// they live: a flow that began meanwhile is known to the old maps alone, or to the new ones alone.
+    /// Of the classifiers' links, new ones are pinned, and the old ones given back, which stay attached as long as they
+    /// live: a flow that began meanwhile is known to the old maps alone, or to the new ones alone.
     pub(super) fn take_over(&mut self) -> Vec<FdLink> {
         let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
         let mut names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
@@ -114,35 +114,30 @@ impl Programs {
         names.sort_unstable_by_key(|(kind, _)| *kind == LinkKind::Xdp);
         let mut relieved = Vec::new();
         for (kind, ifindex) in names {
-            let pin = self.pins.link(kind, ifindex);
-            let side = match kind {
-                LinkKind::Xdp => {
-                    self.adopt::<Xdp>(self.xdp, &pin);
-                    continue;
-                }
-                LinkKind::Egress => Side::Out,
-                LinkKind::Ingress => Side::In,
-            };
-            match self.relieve(side, ifindex, &pin) {
-                Some(old) => relieved.push(old),
-                None => drop(self.adopt::<SchedClassifier>(kind.program(), &pin)),
+            match kind {
+                LinkKind::Xdp => drop(self.adopt::<Xdp>(self.xdp, &self.pins.link(kind, ifindex))),
+                LinkKind::Egress => relieved.extend(self.relieve(Side::Out, ifindex)),
+                LinkKind::Ingress => relieved.extend(self.relieve(Side::In, ifindex)),
             }
         }
         relieved
     }
 
-    /// Attaches a classifier by a new link beside the pinned one, and pins it in its place; the old link. `None`: it
-    /// could not be, and the old one is pinned still.
-    fn relieve(&mut self, side: Side, ifindex: u32, pin: &Path) -> Option<FdLink> {
+    /// Attaches a classifier by a new link beside the pinned one, and pins it in its place; the old link. `None`: there was
+    /// no room beside it, and it has the new program, if it is still attached.
+    fn relieve(&mut self, side: Side, ifindex: u32) -> Option<FdLink> {
+        let (program, pin) = (side.kind().program(), self.pins.link(side.kind(), ifindex));
         let name = if_indextoname(ifindex).ok()?;
-        let old = PinnedLink::from_pin(pin).ok()?;
-        let new = self.attach_tcx(side, name.to_str().ok()?).ok()?;
+        let name = name.to_string_lossy();
+        let old = PinnedLink::from_pin(&pin).ok()?;
+        let Ok(new) = self.attach_tcx(side, &name) else {
+            self.adopt::<SchedClassifier>(program, &pin);
+            return None;
+        };
         let old = old.unpin().ok()?;
-        if let Err(error) = pin_link(side.kind().program(), &name.to_string_lossy(), Ok(new), pin) {
-            tracing::warn!(
-                error = format!("{:#}", anyhow::Error::from(error)),
-                "a classifier is attached anew a little later"
-            );
+        if let Err(error) = pin_link(program, &name, Ok(new), &pin) {
+            let error = format!("{:#}", anyhow::Error::from(error));
+            tracing::warn!(program, error, "the program is attached anew a little later");
         }
         Some(old)
     }

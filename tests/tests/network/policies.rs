@@ -323,7 +323,9 @@ fn a_flow_that_was_idle_for_longer_than_its_service_allows_is_balanced_anew() ->
     let Some(cluster) = prepared(Options::default(), &["node-1", "node-2"])? else { return Ok(()) };
     let pair = |cluster: &Cluster, draining: &[&str], ready: &[&str]| -> Result<[Service; 2]> {
         let mut all = endpoints(cluster, draining)?;
-        all.iter_mut().for_each(|endpoint| endpoint.condition = Condition::Terminating);
+        for endpoint in &mut all {
+            endpoint.condition = Condition::Terminating;
+        }
         all.extend(endpoints(cluster, ready)?);
         let service = |name, port| Service::sharing(name, port, "UDP", VOICE.2).dual_stack().with(all.clone());
         let voice = service("shop/voice", VOICE.0).annotated("vipmux.io/udp-idle-timeout", "10s");
@@ -397,25 +399,29 @@ fn with_every_port(service: Service) -> Service {
     service.annotated("vipmux.io/all-ports", "true")
 }
 
-/// The cluster with the pod of `shop/gateway`, and what that serves.
-fn with_gateway() -> Result<Option<(Cluster, Vec<(Kind, u16)>)>> {
-    let Some(mut cluster) = prepared(Options::default(), &[])? else { return Ok(None) };
+/// What its pod serves.
+fn gateway_ports() -> Result<Vec<(Kind, u16)>> {
     let mut ports = vec![(Kind::Http, 8080), (Kind::Echo, 9443), (Kind::DnsTcp, 53), (Kind::DnsUdp, 53)];
     ports.extend([(Kind::UdpEcho, 8080), (Kind::UdpEcho, 65_535)]);
-    if sctp::is_supported()? {
-        ports.push((Kind::Sctp, 36_412));
-    }
-    let listeners: Vec<_> = ports.iter().map(|(kind, port)| Listener::new(*kind, *port, "shop/gateway")).collect();
+    ports.extend(sctp::is_supported()?.then_some((Kind::Sctp, 36_412)));
+    Ok(ports)
+}
+
+/// The cluster with that pod.
+fn with_gateway() -> Result<Option<Cluster>> {
+    let Some(mut cluster) = prepared(Options::default(), &[])? else { return Ok(None) };
+    let listener = |(kind, port)| Listener::new(kind, port, "shop/gateway");
+    let listeners: Vec<_> = gateway_ports()?.into_iter().map(listener).collect();
     cluster.add_pod("node-2", "gateway-1", 10, &listeners)?;
-    Ok(Some((cluster, ports)))
+    Ok(Some(cluster))
 }
 
 #[test]
 fn every_port_of_an_address_reaches_the_service_that_has_it_for_itself() -> Result<()> {
-    let Some((cluster, ports)) = with_gateway()? else { return Ok(()) };
+    let Some(cluster) = with_gateway()? else { return Ok(()) };
     let service = with_every_port(gateway(&cluster)?);
     let cluster = started(cluster, &[service])?;
-    let client = cluster.lan.client()?;
+    let (client, ports) = (cluster.lan.client()?, gateway_ports()?);
     let all_answer = || {
         for (vip, (kind, port)) in OWN_VIPS.into_iter().flat_map(|vip| ports.iter().map(move |port| (vip, *port))) {
             let answer = cluster.await_service(Request::new(kind, vip, port), "shop/gateway")?;
@@ -447,7 +453,7 @@ fn every_port_of_an_address_reaches_the_service_that_has_it_for_itself() -> Resu
 
 #[test]
 fn a_service_that_takes_every_port_and_gives_them_back_loses_no_request_on_its_own() -> Result<()> {
-    let Some((cluster, _)) = with_gateway()? else { return Ok(()) };
+    let Some(cluster) = with_gateway()? else { return Ok(()) };
     let service = gateway(&cluster)?;
     let cluster = started(cluster, std::slice::from_ref(&service))?;
     let client = cluster.lan.client()?.namespace();
