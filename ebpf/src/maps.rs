@@ -4,11 +4,14 @@ use aya_ebpf::{
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
 };
-use vipmux_common::{abi::{
-    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
-    EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel,
-    Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, VipSlot,
-    VipValue, capacity,}, table,
+use vipmux_common::{
+    abi::{
+        Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
+        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node,
+        NodeLabel, Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
+        Stat, VipSlot, VipValue, capacity,
+    },
+    table,
 };
 
 #[map]
