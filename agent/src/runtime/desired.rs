@@ -1,0 +1,127 @@
+//! What the kernel is to hold: what was settled, on the interfaces and neighbours of now.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
+
+use super::{Agent, settle::Settled};
+use crate::{
+    announce::groups::Group,
+    link::{Links, Neighbor, Neighbors},
+    model::{NodeName, PortClaim},
+    plan::{Desired, DesiredNode, DesiredVip, Unreachable},
+};
+
+impl Agent {
+    /// With complaints about what cannot be.
+    pub(super) fn desired(
+        &self,
+        links: &Links,
+        settled: &Settled,
+        neighbors: &Neighbors,
+        complaints: &mut BTreeSet<String>,
+    ) -> Desired {
+        let mut vips = BTreeMap::new();
+        for vip in settled.leaders.keys() {
+            if let Some(owner) = links.owner(vip.0) {
+                complaints.insert(format!("VIP {vip} is refused: it is an address of this node's {}", owner.name));
+                continue;
+            }
+            let (interfaces, vlan) = self.interfaces.place(links, *vip);
+            vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan, epoch: 0 });
+        }
+        let mut nodes = BTreeMap::new();
+        for (name, addresses) in &*settled.nodes {
+            // A hand-over is a matter of MACs: one address tells it, whatever the packet's family is.
+            match self.node(name, addresses.first().copied(), links, neighbors) {
+                Ok(node) => {
+                    nodes.insert(name.clone(), node);
+                }
+                Err(reason) => {
+                    complaints.insert(format!("Node {name} gets no packets: {reason}"));
+                }
+            }
+        }
+        let mut services = settled.services.clone();
+        if vips.len() < settled.leaders.len() {
+            services = services.into_iter().filter(|(claim, _)| vips.contains_key(&claim.vip)).collect();
+        }
+        let unreachable = self.options.unreachable;
+        Desired { local: self.options.node.clone(), nodes, vips, services, unreachable }
+    }
+
+    /// What is told of a claim none of whose endpoints can be reached.
+    pub(super) fn lost(&self, claim: &PortClaim) -> String {
+        let what = match self.options.unreachable {
+            Unreachable::Kernel => {
+                "its packets are left to the leader's own stack, which may hide the client's address"
+            }
+            Unreachable::Refuse => "it is refused; --unreachable-endpoints kernel would leave it to kube-proxy",
+        };
+        format!("{claim}: none of its endpoints is on a node that frames can be handed over to, so {what}")
+    }
+
+    /// The groups in which neighbours ask for the VIPs: of all, since any may be led next.
+    pub(super) fn solicited(&self, desired: &Desired) -> BTreeSet<Group> {
+        let mut groups = BTreeSet::new();
+        for (vip, wanted) in &desired.vips {
+            if let IpAddr::V6(address) = vip.0 {
+                let outlets = self.interfaces.announced_on(wanted.interfaces, wanted.vlan.into());
+                groups.extend(outlets.map(|(ifindex, _)| Group::of(address, ifindex)));
+            }
+        }
+        groups
+    }
+
+    /// How a node is reached, or why it is not.
+    fn node(
+        &self,
+        name: &NodeName,
+        address: Option<IpAddr>,
+        links: &Links,
+        neighbors: &Neighbors,
+    ) -> Result<DesiredNode, String> {
+        let mtu = |ifindex| links.get(ifindex).map_or(0, |interface| interface.mtu);
+        if *name == self.options.node {
+            let first = self.interfaces.segments.iter().next();
+            let port = first.and_then(|segment| segment.ports.first().copied()).unwrap_or_default();
+            let mtu = first.map_or(0, |segment| mtu(segment.ifindex));
+            return Ok(DesiredNode { mac: first.map(|segment| segment.mac), ifindex: port, mtu, attached: true });
+        }
+        let address = address.ok_or("it has no InternalIP")?;
+        match neighbors.get(&address) {
+            Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
+                let (mac, port) = (neighbor.mac(), self.interfaces.segments.port_to(*neighbor));
+                let is_attached = mac.is_some() && port.is_some();
+                let port = port.unwrap_or_default();
+                Ok(DesiredNode { mac, ifindex: port, mtu: mtu(*ifindex), attached: is_attached })
+            }
+            // Just asked for: nothing is wrong yet.
+            None => Ok(self.as_before(name, None, links)),
+            Some(Neighbor::Pending { ifindex }) => Ok(self.as_before(name, Some(*ifindex), links)),
+            Some(other) => Err(format!("its address {address} is {other}")),
+        }
+    }
+
+    /// A node while it is being resolved: as the maps have it, which an earlier agent may have filled. Otherwise each
+    /// start would send its flows to other backends.
+    fn as_before(&self, name: &NodeName, ifindex: Option<u32>, links: &Links) -> DesiredNode {
+        let segments = &self.interfaces.segments;
+        let segment = ifindex.and_then(|ifindex| segments.get(ifindex));
+        let usable = |node: &&abi::Node| {
+            ifindex.is_none() && segments.ports().contains_key(&node.ifindex)
+                || segment.is_some_and(|segment| segment.ports.contains(&node.ifindex))
+        };
+        let has_carrier = |node: &&abi::Node| links.get(node.ifindex).is_some_and(|interface| interface.carrier);
+        let known = self.kernel.observed().node(name).filter(|node| node.mac != Mac::default());
+        let known = known.filter(usable).filter(has_carrier);
+        let first = segment.and_then(|segment| segment.ports.first().copied());
+        let port = known.map(|node| node.ifindex).or(first).unwrap_or_default();
+        let mtu = links.get(ifindex.unwrap_or(port)).map_or(0, |interface| interface.mtu);
+        let attached = known.is_some_and(|node| node.flags & NODE_ATTACHED != 0);
+        DesiredNode { mac: known.map(|node| node.mac), ifindex: port, mtu, attached }
+    }
+}
