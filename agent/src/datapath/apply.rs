@@ -2,13 +2,15 @@
 
 use aya::{
     maps::{
-        HashMap, IterableMap as _, MapData, MapError,
+        HashMap, IterableMap as _, MapData, MapError, PerCpuValues,
         lpm_trie::{Key, LpmTrie},
     },
     util::nr_cpus,
 };
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, NodeLabel, Range, ServiceOwner, VipValue};
+use vipmux_common::abi::{
+    self, ABI_VERSION, Config, Fence, Interface, Lapse, NodeLabel, Range, ServiceOwner, VipValue,
+};
 
 use super::maps::{Maps, MapsError};
 use crate::plan::Step;
@@ -139,9 +141,18 @@ impl Maps {
         Ok(records_per_second(flows, cpus))
     }
 
-    /// Pushes the fence's deadline: `CLOCK_BOOTTIME`, nanoseconds.
-    pub fn write_deadline(&mut self, deadline: u64) -> Result<(), MapsError> {
-        self.fence.set(0, Fence { deadline }, 0).map_err(|source| MapsError::Write { map: "FENCE", source })
+    /// Pushes the fence's deadline, at `now`: both of `CLOCK_BOOTTIME`, nanoseconds. If the last one has passed, the
+    /// programs are made to ask again at once whether the agent is away, which they do once a second otherwise.
+    pub fn write_deadline(&mut self, deadline: u64, now: u64) -> Result<(), MapsError> {
+        let before = self.read_fence()?;
+        self.fence.set(0, Fence { deadline }, 0).map_err(|source| MapsError::Write { map: "FENCE", source })?;
+        if before.deadline > now {
+            return Ok(());
+        }
+        let written = |source| MapsError::Write { map: "LAPSE", source };
+        let cpus = nr_cpus().map_err(|(_, error)| written(error.into()))?;
+        let unknown = PerCpuValues::try_from(vec![Lapse::default(); cpus]).map_err(|error| written(error.into()))?;
+        self.lapse.set(0, unknown, 0).map_err(written)
     }
 
     /// Tells the programs about an interface; all zero: it is not ours any more.
@@ -174,5 +185,22 @@ mod tests {
         ] {
             assert_eq!(records_per_second(flows, cpus), per_cpu, "{flows} flows, {cpus} CPUs");
         }
+    }
+
+    #[test]
+    fn a_deadline_after_a_lapse_makes_the_programs_ask_again() {
+        let Some(mut fixture) = super::super::maps::fixture::Fixture::new() else { return };
+        let maps = &mut fixture.maps;
+        let stale = Lapse { checked: 7, abandoned: 1 };
+        let all = vec![stale; nr_cpus().unwrap()];
+        let answers = |maps: &Maps| maps.lapse.get(&0, 0).unwrap().to_vec();
+        maps.lapse.set(0, PerCpuValues::try_from(all.clone()).unwrap(), 0).unwrap();
+        maps.write_deadline(300, 100).unwrap();
+        assert!(answers(maps).iter().all(|answer| *answer == Lapse::default()), "there was none before");
+        maps.lapse.set(0, PerCpuValues::try_from(all.clone()).unwrap(), 0).unwrap();
+        maps.write_deadline(400, 200).unwrap();
+        assert_eq!(answers(maps), all, "the last one is yet to come");
+        maps.write_deadline(700, 500).unwrap();
+        assert!(answers(maps).iter().all(|answer| *answer == Lapse::default()), "the last one has passed");
     }
 }

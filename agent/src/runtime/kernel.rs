@@ -281,7 +281,8 @@ impl Kernel {
                 Command::Follow(vip) => self.set_leading(vip, false)?,
                 Command::Lead(vip) => self.set_leading(vip, true)?,
                 Command::Extend(deadline) => {
-                    self.maps.write_deadline(u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX))?;
+                    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+                    self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?;
                 }
                 Command::Gather => {}
             }
