@@ -8,15 +8,18 @@
 mod template;
 
 use aya_ebpf::{
-    bindings::xdp_action::{XDP_ABORTED, XDP_PASS, XDP_TX},
-    helpers::bpf_jiffies64,
+    bindings::xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
+    helpers::{bpf_jiffies64, bpf_redirect},
     macros::{map, xdp},
     maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
     programs::XdpContext,
 };
-use vipmux_common::abi::{Address, FlowKey, FlowValue};
+use vipmux_common::{
+    abi::{Address, FlowKey, FlowValue},
+    checksum,
+};
 
-use crate::template::{FIRST_PORT, PORT_BITS, Template, WORDS};
+use crate::template::{BACKENDS, FIRST_PORT, PORT_BITS, Template, WORDS};
 
 #[map]
 static TEMPLATE: Array<Template> = Array::with_max_entries(1, 0);
@@ -31,6 +34,12 @@ static TARGET: ProgramArray = ProgramArray::with_max_entries(1, 0);
 static FLOOR_HASH: HashMap<FlowKey, FlowValue> = HashMap::with_max_entries(64, 0);
 #[map]
 static FLOOR_LRU: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(64, 0);
+/// Packets that came to `sink`: for a backend, whose addresses begin with [`BACKENDS`], and for others.
+#[map]
+static ARRIVED: PerCpuArray<u64> = PerCpuArray::with_max_entries(2, 0);
+/// Not zero where `sink` answers.
+#[map]
+static ANSWER: Array<u32> = Array::with_max_entries(1, 0);
 
 /// For the peers of veths: XDP_TX and XDP_REDIRECT into a veth need a program at the other end.
 #[xdp]
@@ -74,6 +83,77 @@ pub fn restore_flow(context: XdpContext) -> u32 {
     XDP_ABORTED
 }
 
+/// For live frames: the template's next flow, with checksums, out of its interface.
+#[xdp]
+pub fn generate(context: XdpContext) -> u32 {
+    let Some((at, template)) = put_back(&context) else { return XDP_ABORTED };
+    let before = endpoints(at);
+    if next_flow(at, template).is_none() {
+        return XDP_ABORTED;
+    }
+    sum_up(at, before);
+    // SAFETY: a helper with plain arguments.
+    let action = unsafe { bpf_redirect(template.ifindex, 0) };
+    if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { XDP_ABORTED }
+}
+
+/// Where generated frames end: counted, and dropped or answered.
+#[xdp]
+pub fn sink(context: XdpContext) -> u32 {
+    let Some(at) = bytes(&context, WORDS * 8) else { return XDP_DROP };
+    // SAFETY: compared with the end, here and below.
+    let (protocol, first) = unsafe { (((at + 12) as *const u16).read_unaligned(), *((at + 30) as *const u8)) };
+    if protocol != ETHERTYPE_IPV4.to_be() {
+        return XDP_DROP;
+    }
+    if let Some(count) = ARRIVED.get_ptr_mut(u32::from(first != BACKENDS)) {
+        // SAFETY: a per-CPU value.
+        unsafe { *count += 1 };
+    }
+    if ANSWER.get(0).is_none_or(|answer| *answer == 0) {
+        return XDP_DROP;
+    }
+    swap::<[u8; 6]>(at, 0, 6);
+    swap::<[u8; 4]>(at, 26, 30);
+    swap::<[u8; 2]>(at, 34, 36);
+    XDP_TX
+}
+
+/// Exchanges two fields; sums stay as they are.
+#[inline(always)]
+fn swap<T: Copy>(at: usize, one: usize, other: usize) {
+    let (one, other) = ((at + one) as *mut T, (at + other) as *mut T);
+    // SAFETY: fields within the words that the caller compared with the end, of byte arrays.
+    unsafe {
+        let first = one.read_unaligned();
+        one.write_unaligned(other.read_unaligned());
+        other.write_unaligned(first);
+    }
+}
+
+/// The client's address and both ports, of a packet that `put_back` has compared with the end.
+#[inline(always)]
+fn endpoints(at: usize) -> [u32; 2] {
+    // SAFETY: compared with the end.
+    unsafe { [((at + 26) as *const u32).read_unaligned(), ((at + 34) as *const u32).read_unaligned()] }
+}
+
+/// Brings the checksums of IPv4 and UDP up to date, of a packet that had these endpoints.
+#[inline(always)]
+fn sum_up(at: usize, before: [u32; 2]) {
+    let after = endpoints(at);
+    let client = checksum::change(before[0], after[0]);
+    let ports = checksum::change(before[1], after[1]);
+    let (header, datagram) = ((at + 24) as *mut u16, (at + 40) as *mut u16);
+    // SAFETY: compared with the end.
+    unsafe {
+        header.write_unaligned(checksum::update(header.read_unaligned(), client));
+        let sum = checksum::update(datagram.read_unaligned(), client + ports);
+        // Zero means that there is none.
+        datagram.write_unaligned(if sum == 0 { u16::MAX } else { sum });
+    }
+}
+
 /// What all other figures are compared with.
 #[xdp(frags)]
 pub fn empty_tx(_context: XdpContext) -> u32 {
@@ -107,6 +187,8 @@ pub fn lru_insert(context: XdpContext) -> u32 {
     let Some(key) = key(&context) else { return XDP_ABORTED };
     if FLOOR_LRU.insert(key, VALUE, 0).is_ok() { XDP_TX } else { XDP_PASS }
 }
+
+const ETHERTYPE_IPV4: u16 = 0x0800;
 
 const VALUE: FlowValue = FlowValue {
     tag: 0,

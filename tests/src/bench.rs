@@ -1,10 +1,12 @@
-//! What a packet costs: nanoseconds over an empty program in the same run; and how long a change takes ([`sync`]).
+//! What a packet costs: nanoseconds over an empty program in the same run; how many a core forwards ([`forwarding`]), and
+//! how long a change takes ([`sync`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper, which puts the packet back, picks the next flow and tail-calls the
 //! program under test. Time is the thread's CPU time, so that what else runs on the machine counts for little; cases
 //! are interleaved in a rotating order, and figures are medians. Even so they are of one machine: compare ratios.
 
 mod cases;
+pub mod forwarding;
 mod goals;
 mod measure;
 mod report;
@@ -15,7 +17,7 @@ mod wrapper;
 use anyhow::Result;
 
 pub use goals::Goal;
-pub use report::{Figure, Ratio, Report};
+pub use report::{Figure, Measured, Ratio, Report};
 
 /// What is measured how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +46,8 @@ pub enum Part {
     All,
     /// What a packet costs.
     Packets,
+    /// How many packets a core forwards, beside nftables rules as kube-proxy has them.
+    Forwarding,
     /// How long a change takes from its file to the kernel.
     Sync,
 }
@@ -64,14 +68,23 @@ impl Default for Plan {
 
 /// Loads everything, measures it and sums it up. `progress` is told what is going on.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+    let wanted = |part| plan.part == Part::All || plan.part == part;
+    let mut measured = Measured::default();
     // Before this thread, and with it the agents, is kept on one CPU.
-    let sync = if plan.part == Part::Packets { Vec::new() } else { sync::run(&plan.sync, progress)? };
-    let (figures, ratios) = if plan.part == Part::Sync { Default::default() } else { packets(plan, progress)? };
-    Report::new(plan, figures, ratios, sync)
+    if wanted(Part::Sync) {
+        measured.sync = sync::run(&plan.sync, progress)?;
+    }
+    measure::stay_on_one_cpu()?;
+    if wanted(Part::Packets) {
+        (measured.figures, measured.ratios) = packets(plan, progress)?;
+    }
+    if wanted(Part::Forwarding) {
+        measured.forwarding = forwarding::run(plan, progress)?;
+    }
+    Report::new(plan, measured)
 }
 
 fn packets(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Vec<Figure>, Vec<Ratio>)> {
-    measure::stay_on_one_cpu()?;
     let mut figures = Vec::new();
     let mut ratios = Vec::new();
     for (name, cases) in [("known flows", cases::known as cases::Phase), ("new flows", cases::new)] {

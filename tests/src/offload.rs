@@ -1,4 +1,4 @@
-//! Offloads that tests turn off, by `SIOCETHTOOL`.
+//! Offloads that tests turn off or on, by `SIOCETHTOOL`.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -18,6 +18,9 @@ const ETHTOOL_SFLAGS: u32 = 0x26;
 const ETH_FLAG_TXVLAN: u32 = 1 << 7;
 /// `ETH_FLAG_RXVLAN` of linux/ethtool.h.
 const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+
+/// `ETHTOOL_SGRO` of linux/ethtool.h.
+const ETHTOOL_SGRO: u32 = 0x2c;
 
 /// What can be turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +54,12 @@ pub fn disable(interface: &str, offload: Offload) -> Result<()> {
         Offload::TxVlan => (ETHTOOL_SFLAGS, ask(interface, ETHTOOL_GFLAGS, 0)? & !ETH_FLAG_TXVLAN),
     };
     ask(interface, cmd, data).map(drop).with_context(|| format!("cannot turn off {offload:?} of {interface}"))
+}
+
+/// Turns on generic receive offload, in the calling thread's network namespace. A veth then takes what XDP redirects to
+/// it, without a program of its own.
+pub fn enable_gro(interface: &str) -> Result<()> {
+    ask(interface, ETHTOOL_SGRO, 1).map(drop).with_context(|| format!("cannot turn on GRO of {interface}"))
 }
 
 /// Whether an interface is to take the VLAN tags out of the frames it receives.

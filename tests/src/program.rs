@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 use aya::{
     Ebpf, EbpfLoader, include_bytes_aligned,
-    programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp},
+    programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp, XdpMode},
 };
 
 use vipmux::datapath::xdp::{Buffers, load_xdp};
@@ -89,6 +89,13 @@ impl Program {
     /// The XDP program for interfaces.
     pub fn xdp(&self) -> Result<&Xdp> {
         xdp(&self.ebpf, self.buffers.entry())
+    }
+
+    /// Attaches that program natively to an interface of the calling thread's network namespace, until this is dropped.
+    pub fn attach(&mut self, interface: &str) -> Result<()> {
+        let program = xdp_mut(&mut self.ebpf, self.buffers.entry())?;
+        program.attach(interface, XdpMode::Driver).with_context(|| format!("attaching to {interface}"))?;
+        Ok(())
     }
 
     /// Makes the maps hold `state` and nothing else. Counters are left as they are.

@@ -7,6 +7,9 @@ pub const PORT_BITS: u32 = 15;
 /// The first of them.
 pub const FIRST_PORT: u16 = 1024;
 
+/// The first byte of the backends' addresses.
+pub const BACKENDS: u8 = 10;
+
 /// `TEMPLATE[0]`: the packet that each iteration of a test run begins with.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -23,6 +26,6 @@ pub struct Template {
     pub services: u32,
     /// The first Service's port, host order; the others follow.
     pub port: u32,
-    /// Zero.
-    pub padding: u32,
+    /// The interface that `generate` sends out of.
+    pub ifindex: u32,
 }

@@ -8,7 +8,7 @@ use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
-    workload::{self, CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE},
+    workload::{self, CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP},
     wrapper::{Variation, Wrapper},
 };
 use crate::program::{self, Program, TESTING_OBJECT};
@@ -159,7 +159,7 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let (one, many) = floors(&mut cases, plan)?;
     for &services in &plan.services {
-        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services)?, plan.capacity)?));
+        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
         let data = |name, to, variation: Option<Variation>, base| Spec {
             services: Some(services),
             to,
@@ -198,7 +198,7 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
     let empty = add(&mut cases, floor("empty program, new flows", testing("empty_tx"), spread, None))?;
     add(&mut cases, Spec { prepare: full, ..floor("LRU insertion", testing("lru_insert"), spread, Some(empty)) })?;
     for &services in &plan.services {
-        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services)?, plan.capacity)?));
+        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
         let data = |name, to| Spec {
             services: Some(services),
             to,

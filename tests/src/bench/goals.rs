@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Figure, Ratio, sync::Latency};
+use super::{Figure, Measured, Ratio, forwarding::Rate, sync::Latency};
 
 /// A figure and its bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -11,15 +11,21 @@ pub struct Goal {
     pub goal: String,
     /// What it came to.
     pub value: f64,
-    /// What it may come to.
-    pub most: f64,
+    /// What it may come to at most; none where it is to be as much as possible.
+    pub most: Option<f64>,
+    /// What it has to come to at least; none where it is to be as little as possible.
+    pub least: Option<f64>,
     /// Whether it does.
     pub met: bool,
 }
 
 impl Goal {
-    fn new(goal: String, value: f64, most: f64) -> Self {
-        Self { goal, value, most, met: value <= most }
+    fn at_most(goal: String, value: f64, most: f64) -> Self {
+        Self { goal, value, most: Some(most), least: None, met: value <= most }
+    }
+
+    fn at_least(goal: String, value: f64, least: f64) -> Self {
+        Self { goal, value, most: None, least: Some(least), met: value >= least }
     }
 }
 
@@ -32,6 +38,9 @@ const PACKETS: [(&str, f64, &[&str]); 6] = [
     ("new flow, remote", 1.4, &["LRU insertion"]),
     ("new flow, local", 2.5, &["LRU insertion"]),
 ];
+/// Cases, and how many times the packets per second of nftables rules they are to forward at least.
+const FORWARDING: [(&str, f64); 4] =
+    [("hand-over, established", 2.5), ("hand-over, new", 4.0), ("local, established", 1.3), ("local, new", 2.0)];
 /// The most Services to the fewest.
 const GROWTH: f64 = 1.15;
 /// A change of an endpoint, milliseconds, and a start, the same.
@@ -39,22 +48,31 @@ const CHANGE: f64 = 5.0;
 const START: f64 = 2_000.0;
 
 /// All goals that these figures tell of; the costs of packets with the most Services.
-pub(super) fn all(figures: &[Figure], ratios: &[Ratio], sync: &[Latency]) -> Vec<Goal> {
+pub(super) fn all(measured: &Measured) -> Vec<Goal> {
+    let Measured { figures, ratios, forwarding, sync } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
-        goals.push(Goal::new(format!("{case}: {most} to {fewest} Services"), *ratio, GROWTH));
+        goals.push(Goal::at_most(format!("{case}: {most} to {fewest} Services"), *ratio, GROWTH));
+    }
+    for (case, least) in FORWARDING {
+        let Some(Rate { ratio, .. }) = forwarding.iter().find(|rate| rate.case == case) else { continue };
+        goals.push(Goal::at_least(format!("{case}: packets per second over nftables'"), *ratio, least));
     }
     for Latency { services, change_99, start, .. } in sync {
-        goals.push(Goal::new(format!("a change among {services} Services, 99th percentile, ms"), *change_99, CHANGE));
-        goals.push(Goal::new(format!("a start with {services} Services, ms"), *start, START));
+        goals.push(Goal::at_most(
+            format!("a change among {services} Services, 99th percentile, ms"),
+            *change_99,
+            CHANGE,
+        ));
+        goals.push(Goal::at_most(format!("a start with {services} Services, ms"), *start, START));
     }
     let by_services = |latency: &&Latency| latency.services;
     if let (Some(few), Some(many)) = (sync.iter().min_by_key(by_services), sync.iter().max_by_key(by_services))
         && few.services < many.services
     {
         let goal = format!("a change's median: {} to {} Services", many.services, few.services);
-        goals.push(Goal::new(goal, many.change / few.change, GROWTH));
+        goals.push(Goal::at_most(goal, many.change / few.change, GROWTH));
     }
     goals
 }
@@ -63,7 +81,7 @@ fn packets(figures: &[Figure], case: &str, most: f64, floors: &[&str]) -> Option
     let figure = figures.iter().filter(|figure| figure.case == case).max_by_key(|figure| figure.services)?;
     let floor = |name: &&str| figures.iter().find(|figure| figure.case == *name)?.net;
     let floor: f64 = floors.iter().map(floor).sum::<Option<f64>>()?;
-    Some(Goal::new(format!("{case}: over {}", floors.join(" and ")), figure.net? / floor, most))
+    Some(Goal::at_most(format!("{case}: over {}", floors.join(" and ")), figure.net? / floor, most))
 }
 
 #[cfg(test)]
@@ -95,20 +113,33 @@ mod tests {
             figure("established, remote, one flow", Some(10), 80.0),
             figure("established, remote, one flow", Some(10_000), 120.0),
         ];
-        let goals = all(&figures, &[], &[]);
+        let goals = all(&Measured { figures: figures.to_vec(), ..Measured::default() });
         assert_eq!(goals.len(), 1, "{goals:?}");
         assert!((goals[0].value - 1.5).abs() < 1e-9 && !goals[0].met, "{goals:?}");
     }
 
     #[test]
     fn a_change_must_not_grow_with_the_services() {
-        let met = |many| all(&[], &[], &[latency(100, 1.0), latency(10_000, many)]).last().unwrap().met;
+        let met = |many| {
+            let sync = vec![latency(100, 1.0), latency(10_000, many)];
+            all(&Measured { sync, ..Measured::default() }).last().unwrap().met
+        };
         assert!(met(1.1));
         assert!(!met(1.2));
     }
 
     #[test]
+    fn a_rate_is_held_against_that_of_the_rules() {
+        let rate = |case, ratio| Rate { case, services: 2, data_plane: ratio, nftables: 1.0, ratio, arrived: 1.0 };
+        let forwarding =
+            vec![rate("hand-over, new", 3.9), rate("local, new", 2.0), rate("local, new, rules behind", 0.1)];
+        let goals = all(&Measured { forwarding, ..Measured::default() });
+        assert_eq!(goals.iter().map(|goal| goal.met).collect::<Vec<_>>(), [false, true], "{goals:?}");
+    }
+
+    #[test]
     fn what_is_no_number_meets_no_goal() {
-        assert!(!Goal::new("nothing was measured".to_owned(), f64::NAN, 1.0).met);
+        assert!(!Goal::at_most("nothing was measured".to_owned(), f64::NAN, 1.0).met);
+        assert!(!Goal::at_least("nothing was measured".to_owned(), f64::NAN, 1.0).met);
     }
 }

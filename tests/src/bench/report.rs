@@ -8,13 +8,14 @@ use serde::Serialize;
 use super::{
     Plan,
     cases::Case,
+    forwarding::Rate,
     goals::{self, Goal},
     sync::Latency,
     wrapper::Sample,
 };
 
 /// Changes whenever a field is removed or means something else.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// All figures of a run.
 #[derive(Clone, Debug, Serialize)]
@@ -33,14 +34,24 @@ pub struct Report {
     pub flows: u32,
     /// Entries of the flow and reverse-flow tables.
     pub capacity: u32,
+    /// What was measured.
+    #[serde(flatten)]
+    pub measured: Measured,
+    /// What all of it should come to.
+    pub goals: Vec<Goal>,
+}
+
+/// What a run measured; empty for what was not asked for.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Measured {
     /// Each case's.
     pub figures: Vec<Figure>,
     /// The most Services to the fewest.
     pub ratios: Vec<Ratio>,
+    /// How many packets a core forwards.
+    pub forwarding: Vec<Rate>,
     /// How long changes take, by the number of Services.
     pub sync: Vec<Latency>,
-    /// What all of it should come to.
-    pub goals: Vec<Goal>,
 }
 
 /// Nanoseconds of CPU time for a packet: medians over the repetitions.
@@ -74,7 +85,7 @@ pub struct Ratio {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, figures: Vec<Figure>, ratios: Vec<Ratio>, sync: Vec<Latency>) -> Result<Self> {
+    pub(super) fn new(plan: &Plan, measured: Measured) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("reading /proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
@@ -86,10 +97,8 @@ impl Report {
             packets: plan.packets,
             flows: plan.flows,
             capacity: plan.capacity,
-            goals: goals::all(&figures, &ratios, &sync),
-            figures,
-            ratios,
-            sync,
+            goals: goals::all(&measured),
+            measured,
         })
     }
 }
@@ -156,15 +165,20 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{}, Linux {}", self.cpu, self.kernel)?;
-        if !self.figures.is_empty() {
+        if !self.measured.figures.is_empty() {
             self.packets(f)?;
         }
-        if !self.sync.is_empty() {
+        if !self.measured.forwarding.is_empty() {
+            self.rates(f)?;
+        }
+        if !self.measured.sync.is_empty() {
             self.latencies(f)?;
         }
-        writeln!(f, "\n{:<78}{:>9}{:>9}", "goals", "is", "at most")?;
-        for Goal { goal, value, most, met } in &self.goals {
-            writeln!(f, "{goal:<78}{value:>9.2}{most:>9.2}{}", if *met { "" } else { "  missed" })?;
+        writeln!(f, "\n{:<78}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
+        for Goal { goal, value, most, least, met } in &self.goals {
+            let bound = |bound: &Option<f64>| bound.map_or_else(String::new, |bound| format!("{bound:.2}"));
+            let (most, least) = (bound(most), bound(least));
+            writeln!(f, "{goal:<78}{value:>9.2}{most:>9}{least:>9}{}", if *met { "" } else { "  missed" })?;
         }
         Ok(())
     }
@@ -183,11 +197,24 @@ impl Report {
             "{:<34}{:>9}{:>9}{:>9}{:>9}{:>9}",
             "ns per packet (medians)", "services", "over", "in all", "least", "most"
         )?;
-        for figure in &self.figures {
+        for figure in &self.measured.figures {
             let services = figure.services.map_or_else(String::new, |services| services.to_string());
             let net = figure.net.map_or_else(String::new, |net| format!("{net:.1}"));
             let Figure { case, median, least, most, .. } = figure;
             writeln!(f, "{case:<34}{services:>9}{net:>9}{median:>9.1}{least:>9.1}{most:>9.1}")?;
+        }
+        Ok(())
+    }
+
+    fn rates(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "\n{:<34}{:>9}{:>12}{:>9}{:>9}{:>9}",
+            "1,000 packets per second and core", "services", "data plane", "nftables", "ratio", "arrived"
+        )?;
+        for Rate { case, services, data_plane, nftables, ratio, arrived } in &self.measured.forwarding {
+            let (data_plane, nftables) = (data_plane / 1e3, nftables / 1e3);
+            writeln!(f, "{case:<34}{services:>9}{data_plane:>12.0}{nftables:>9.0}{ratio:>9.2}{arrived:>9.3}")?;
         }
         Ok(())
     }
@@ -198,7 +225,8 @@ impl Report {
             "\n{:<34}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}",
             "ms from file to kernel", "services", "median", "99 %", "most", "CPU", "start"
         )?;
-        for Latency { services, change, change_99, change_most, change_cpu, changes, start, .. } in &self.sync {
+        for Latency { services, change, change_99, change_most, change_cpu, changes, start, .. } in &self.measured.sync
+        {
             let what = format!("one endpoint of one Service, {changes} x");
             writeln!(
                 f,

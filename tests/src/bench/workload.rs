@@ -9,7 +9,7 @@ use vipmux_common::abi::{
 };
 
 use crate::{
-    frames::{ACK, Ethernet, Ipv4, Mac, Tcp},
+    frames::{ACK, Ethernet, Ipv4, Mac, Tcp, Udp},
     program::{IFINDEX, State},
 };
 
@@ -23,13 +23,16 @@ pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 pub(super) const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
 
+pub(super) const TCP: u8 = 6;
+pub(super) const UDP: u8 = 17;
+
 /// The first Service's port on either address; the others follow.
 const PORT: u16 = 20_000;
 const ENDPOINTS: u32 = 10;
 /// A Maglev table's length for ten endpoints. What is in it matters little, as long as it is even.
 const TABLE: u32 = 251;
 const NODES: u32 = 10;
-const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
+pub(super) const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
 const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
 
 /// A client's segment to the first Service on an address.
@@ -37,8 +40,13 @@ pub(super) fn segment(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(from, to, Tcp::new(1024, PORT, ACK)))
 }
 
-/// The maps' contents for so many Services, an even number up to what the ports allow.
-pub(super) fn state(services: u32) -> Result<State> {
+/// The same of a client's datagram.
+pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
+    Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::udp(from, to, Udp::new(1024, PORT, &[0; 18])))
+}
+
+/// The maps' contents for so many Services of that protocol, an even number up to what the ports allow.
+pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
     ensure!(services > 0 && services.is_multiple_of(2), "{services} is no even number of Services");
     ensure!(services / 2 <= u32::from(u16::MAX - PORT), "{services} Services are more than two addresses have ports");
     let mut state = State {
@@ -63,7 +71,7 @@ pub(super) fn state(services: u32) -> Result<State> {
         let value = VipValue { id, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 1 };
         state.vips.insert(Address::from(vip), value);
         for number in 0..services / 2 {
-            add(&mut state, id, number)?;
+            add(&mut state, id, number, protocol)?;
         }
     }
     Ok(state)
@@ -78,7 +86,7 @@ fn node(index: u32) -> Result<Node> {
 }
 
 /// One more Service, with backends and a table of its own.
-fn add(state: &mut State, vip: u32, number: u32) -> Result<()> {
+fn add(state: &mut State, vip: u32, number: u32, protocol: u8) -> Result<()> {
     let local = vip == 2;
     let (slot, first) = (u32::try_from(state.service_states.len())?, u32::try_from(state.backends.len())?);
     let table = u32::try_from(state.tables.len())?;
@@ -95,7 +103,7 @@ fn add(state: &mut State, vip: u32, number: u32) -> Result<()> {
     }
     state.tables.extend((0..TABLE).map(|slot| first + slot % ENDPOINTS));
     state.service_states.push(ServiceState { generation: 1, ..Default::default() });
-    let key = ServiceKey { vip, port: (PORT + u16::try_from(number)?).to_be(), protocol: 6, padding: 0 };
+    let key = ServiceKey { vip, port: (PORT + u16::try_from(number)?).to_be(), protocol, padding: 0 };
     let value = ServiceValue {
         slot,
         generation: 1,

@@ -15,10 +15,11 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 
 use crate::program::{self, TESTING_OBJECT};
-use template::{Template, WORDS};
+use template::WORDS;
+pub(super) use template::{BACKENDS, Template};
 
 /// Room for the words that the wrapper puts back, at least an Ethernet frame's 60 bytes.
-const LENGTH: usize = 60;
+pub(super) const LENGTH: usize = 60;
 
 /// How the flow varies from packet to packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ fn thread_time() -> Result<Duration> {
     Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
-fn template(packet: &[u8; LENGTH], variation: Option<Variation>) -> Template {
+pub(super) fn template(packet: &[u8; LENGTH], variation: Option<Variation>) -> Template {
     /// Odd, and far from any power of two.
     const STRIDE: u32 = 0x9e37_79b1;
     let mut template = Template { services: 1, stride: STRIDE, ..Template::default() };
