@@ -9,7 +9,7 @@ use crate::{capabilities, setup, workspace};
 /// Builds the bench with optimisations and becomes it; stdout is the bench's alone, for `--json`.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
     capabilities::require("bench")?;
-    setup::packet_tests()?;
+    setup::network_tests()?;
     workspace::say("building the bench");
     let package = ["build", "--release", "-p", "vipmux", "-p", "vipmux-tests", "--bin", "vipmux", "--bin", "bench"];
     workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;

@@ -72,7 +72,7 @@ pub(crate) fn packet_tests() -> Result<()> {
     bpffs::mount()
 }
 
-/// Makes sure that the network tests and the demo find the programs that they start.
+/// Makes sure that the network tests, the demo and the bench find the programs that they start.
 pub(crate) fn network_tests() -> Result<()> {
     packet_tests()?;
     programs(&TEST_PROGRAMS)

@@ -8,7 +8,7 @@ mod rules;
 
 use std::{fs, net::Ipv4Addr};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use vipmux_common::abi::Stat;
 
@@ -57,7 +57,11 @@ struct Case {
     rules: bool,
 }
 
-const CASES: [Case; 6] = [
+/// What the stack forwards for no Service: the most that local delivery, which the stack ends, can come to.
+const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
+
+const CASES: [Case; 7] = [
+    Case { name: "not for a VIP, established", to: POD, new: false, rules: false },
     Case { name: "hand-over, established", to: REMOTE, new: false, rules: false },
     Case { name: "hand-over, new", to: REMOTE, new: true, rules: false },
     Case { name: "local, established", to: LOCAL, new: false, rules: false },
