@@ -174,11 +174,11 @@ impl fmt::Display for Report {
         if !self.measured.sync.is_empty() {
             self.latencies(f)?;
         }
-        writeln!(f, "\n{:<78}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
+        writeln!(f, "\n{:<90}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
         for Goal { goal, value, most, least, met } in &self.goals {
             let bound = |bound: &Option<f64>| bound.map_or_else(String::new, |bound| format!("{bound:.2}"));
             let (most, least) = (bound(most), bound(least));
-            writeln!(f, "{goal:<78}{value:>9.2}{most:>9}{least:>9}{}", if *met { "" } else { "  missed" })?;
+            writeln!(f, "{goal:<90}{value:>9.2}{most:>9}{least:>9}{}", if *met { "" } else { "  missed" })?;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: what a packet costs, and how long a change takes; see docs/benchmarks.md.
+//! `cargo xtask bench`: what a packet costs, how many a core forwards, and how long a change takes; see docs/benchmarks.md.
 
 use std::io::{IsTerminal, Write, stderr};
 
@@ -6,8 +6,9 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use vipmux_tests::bench::{self, Part, Plan};
 
-/// Measures what a packet costs in the BPF programs, over an empty program in the same run, and how long a change takes
-/// from its file to the kernel. Needs root.
+/// Measures what a packet costs in the BPF programs, over an empty program in the same run, how many packets a core
+/// forwards beside nftables rules as kube-proxy has them, and how long a change takes from its file to the kernel. Needs
+/// root.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
@@ -17,7 +18,7 @@ struct Arguments {
     /// What to measure.
     #[arg(long, value_enum, default_value_t = Part::All)]
     part: Part,
-    /// Numbers of Services to compare; each even, ten endpoints each.
+    /// Numbers of Services to compare a packet's cost with; each even, ten endpoints each.
     #[arg(long, value_delimiter = ',', default_values_t = Plan::default().services)]
     services: Vec<u32>,
     /// Interleaved repetitions of each case.
