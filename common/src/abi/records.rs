@@ -10,7 +10,7 @@ use super::Address;
 pub struct FlowKey {
     /// The client.
     pub client: Address,
-    /// [`VipValue::id`].
+    /// [`super::VipValue::id`].
     pub vip: u32,
     /// The client's port, wire.
     pub client_port: u16,
@@ -42,17 +42,17 @@ pub struct FlowValue {
     pub tag: u32,
     /// Index into `BACKENDS`.
     pub backend: u32,
-    /// [`Backend::generation`] when the flow was recorded.
+    /// [`super::Backend::generation`] when the flow was recorded.
     pub backend_generation: u32,
-    /// [`ServiceValue::slot`].
+    /// [`super::ServiceValue::slot`].
     pub slot: u32,
-    /// [`ServiceState::generation`] when the flow was recorded.
+    /// [`super::ServiceState::generation`] when the flow was recorded.
     pub slot_generation: u32,
-    /// The [`Node::epoch`] in which the backend was found on that other node, taking new flows. While it lasts, the
+    /// The [`super::Node::epoch`] in which the backend was found on that other node, taking new flows. While it lasts, the
     /// record leads there without a look at `BACKENDS`, which for many backends is not in the CPU's caches. Otherwise
     /// the generations decide. 0: not found so yet; always so of a local backend, whose entry delivery reads anyway.
     pub epoch: u32,
-    /// [`Backend::node`]: it is the same for a backend's whole generation.
+    /// [`super::Backend::node`]: it is the same for a backend's whole generation.
     pub node: u16,
     /// [`FLOW_CLIENT_FIN`], [`FLOW_RESET`].
     pub flags: u16,
@@ -96,7 +96,7 @@ pub struct ReverseValue {
     pub flags: u32,
     /// `jiffies_64` of the last packet of either side; frozen once the flow is closed.
     pub seen: u64,
-    /// [`ServiceState::idle`] when the client's last packet came.
+    /// [`super::ServiceState::idle`] when the client's last packet came.
     pub idle: u32,
     /// Zero.
     pub reserved: u32,
@@ -127,13 +127,13 @@ pub struct FragmentValue {
     pub tag: u32,
     /// Index into `BACKENDS`, or [`FRAGMENT_KERNEL`].
     pub backend: u32,
-    /// [`Backend::generation`] then.
+    /// [`super::Backend::generation`] then.
     pub backend_generation: u32,
-    /// [`ServiceValue::slot`].
+    /// [`super::ServiceValue::slot`].
     pub slot: u32,
     /// `jiffies_64` then.
     pub seen: u64,
-    /// 1: the Service is [`SERVICE_DIRECT`].
+    /// 1: the Service is [`super::SERVICE_DIRECT`].
     pub direct: u32,
     /// Zero.
     pub reserved: u32,
@@ -153,9 +153,9 @@ pub struct EgressFragmentValue {
     pub seen: u64,
 }
 
-/// Index into `BUDGET`: answers, [`Config::answers_per_second`].
+/// Index into `BUDGET`: answers, [`super::Config::answers_per_second`].
 pub const BUDGET_ANSWERS: u32 = 0;
-/// Index into `BUDGET`: flow records, [`Config::records_per_second`].
+/// Index into `BUDGET`: flow records, [`super::Config::records_per_second`].
 pub const BUDGET_RECORDS: u32 = 1;
 /// Elements of `BUDGET`.
 pub const BUDGETS: u32 = 2;
@@ -166,11 +166,11 @@ pub const BUDGETS: u32 = 2;
 pub struct Budget {
     /// `jiffies_64` when it was filled last.
     pub filled: u64,
-    /// What is left, times [`Config::hz`].
+    /// What is left, times [`super::Config::hz`].
     pub left: u64,
 }
 
-/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than [`Config::abandon_after`].
+/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than [`super::Config::abandon_after`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lapse {
@@ -187,9 +187,9 @@ pub struct Lapse {
 pub struct Scratch {
     /// What is known already: 0 nothing, or one of the `KNOWN_` numbers.
     pub known: u32,
-    /// [`VipValue::id`], where it is [`KNOWN_NEW`].
+    /// [`super::VipValue::id`], where it is [`KNOWN_NEW`].
     pub vip: u32,
-    /// [`VipValue::flags`], where it is [`KNOWN_NEW`].
+    /// [`super::VipValue::flags`], where it is [`KNOWN_NEW`].
     pub vip_flags: u32,
     /// Zero.
     pub reserved: u32,
