@@ -11,7 +11,7 @@ ip link set lo up
 export PATH=/bin:/sbin HOME=/root CI=true TMPDIR=/tmp
 ulimit -n 65536
 # Those that the kernel does not ask for by itself.
-for module in bridge veth 8021q nf_tables nf_conntrack; do
+for module in bridge veth 8021q bonding sctp nf_tables nf_conntrack; do
     modprobe -q "$module"
 done
 
