@@ -103,6 +103,11 @@ fn cache() -> Result<PathBuf> {
 fn lock(folder: &std::path::Path) -> Result<Flock<File>> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let file = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
+    let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => return Ok(lock),
+        Err((file, _)) => file,
+    };
+    workspace::say(&format!("waiting for another run that works in {}", folder.display()));
     Flock::lock(file, FlockArg::LockExclusive)
         .map_err(|(_, errno)| anyhow!(errno).context(format!("cannot lock {}", folder.display())))
 }
