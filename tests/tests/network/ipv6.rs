@@ -1,13 +1,8 @@
 //! IPv6 VIPs, alone and beside IPv4 ones: what the other modules hold for IPv4.
 
-use std::{
-    collections::BTreeSet,
-    fs, io,
-    net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fs, net::IpAddr, time::Duration};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use pnet::util::MacAddr;
 use vipmux_tests::{
@@ -23,7 +18,11 @@ use vipmux_tests::{
     wait,
 };
 
-use crate::{leading::wait_until_stopped, replies::forget_connections_and_release};
+use crate::{
+    leading::wait_until_stopped,
+    replies::{self, forget_connections_and_release},
+    serving,
+};
 
 /// For a request that is expected to be answered.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -205,19 +204,7 @@ fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
 #[test]
 fn a_closed_port_is_refused_at_once() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
-    let refused = |result: io::Result<()>| match result {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
-        other => bail!("it was not refused: {other:?}"),
-    };
-    cluster.lan.client()?.namespace().run(|| {
-        let closed = SocketAddr::from((VIP_V6, 81));
-        refused(TcpStream::connect_timeout(&closed, TIMEOUT).map(drop)).context("TCP")?;
-        let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
-        socket.connect(closed)?;
-        socket.send(b"a question")?;
-        refused(socket.recv(&mut [0; 64]).map(drop)).context("UDP")
-    })
+    serving::refuses(&cluster, (VIP_V6, 81).into())
 }
 
 #[test]
@@ -268,30 +255,9 @@ fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Resul
 
 #[test]
 fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
-    /// With 16 flows, the chance that all go to one of three equal backends is below 1 in 10 million.
-    const FLOWS: usize = 16;
     let Some(mut cluster) = served(Options::HOSTILE)? else { return Ok(()) };
-    let mut endpoints = Vec::new();
-    for node in ["node-1", "node-2", "node-3"] {
-        let pod = format!("bulk-{node}");
-        cluster.add_pod(node, &pod, 50, &[Listener::new(Kind::UdpEcho, 5140, "ops/bulk")])?;
-        endpoints.push(cluster.endpoint_v6(&pod)?);
-    }
-    let bulk = Service::sharing("ops/bulk", 515, "UDP", 5140).with(endpoints).ipv6();
-    cluster.manifests.write_service(&bulk)?;
-    cluster.await_service(Request::new(Kind::UdpEcho, VIP_V6, 515), "ops/bulk")?;
-    let text = "0123456789".repeat(3_000);
-    let mut pods = BTreeSet::new();
-    for _ in 0..FLOWS {
-        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 515).into(), TIMEOUT))?;
-        for length in [1_000, 1_453, 3_000, 30_000] {
-            let answer = datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
-            assert_eq!(answer.service, "ops/bulk");
-            pods.insert(answer.pod);
-        }
-    }
-    ensure!(pods.len() > 1, "all went to {pods:?}");
-    Ok(())
+    let bulk = Service::sharing("ops/bulk", 515, "UDP", 5140).ipv6();
+    replies::exchange_fragments(&mut cluster, bulk, VIP_V6.into(), Cluster::endpoint_v6, 1_453)
 }
 
 /// The node tells the client by packet too big, in the VIP's name; IPv6 knows no fragmentation on the way.

@@ -1,6 +1,6 @@
 //! Replies come from the VIP, whatever the node's own rules and its connection tracking make of them.
 
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{collections::BTreeSet, fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
@@ -8,7 +8,7 @@ use vipmux_tests::{
     cluster::Cluster,
     conntrack,
     lan::Options,
-    manifests::{Service, VIP},
+    manifests::{Endpoint, Service, VIP},
     pod::Listener,
     wait,
 };
@@ -60,22 +60,34 @@ fn a_udp_reply_keeps_its_source_when_conntrack_has_forgotten_the_flow() -> Resul
 
 #[test]
 fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
-    /// With 16 flows, the chance that one of three equal backends gets none is below 1 in 200; any of them will do.
-    const FLOWS: usize = 16;
     let Some(mut cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
+    let bulk = Service::sharing("ops/bulk", 515, "UDP", 5140);
+    exchange_fragments(&mut cluster, bulk, VIP.into(), Cluster::endpoint, 1_473)
+}
+
+/// Serves datagrams on three nodes, and exchanges some that fit a packet and some that do not: from `too_long` bytes on.
+pub(crate) fn exchange_fragments(
+    cluster: &mut Cluster,
+    bulk: Service,
+    vip: IpAddr,
+    endpoint: fn(&Cluster, &str) -> Result<Endpoint>,
+    too_long: usize,
+) -> Result<()> {
+    /// With 16 flows, the chance that all go to one of three equal backends is below 1 in 10 million.
+    const FLOWS: usize = 16;
     let mut endpoints = Vec::new();
     for node in ["node-1", "node-2", "node-3"] {
         let pod = format!("bulk-{node}");
         cluster.add_pod(node, &pod, 50, &[Listener::new(Kind::UdpEcho, 5140, "ops/bulk")])?;
-        endpoints.push(cluster.endpoint(&pod)?);
+        endpoints.push(endpoint(cluster, &pod)?);
     }
-    cluster.manifests.write_service(&Service::sharing("ops/bulk", 515, "UDP", 5140).with(endpoints))?;
-    cluster.await_service(Request::new(Kind::UdpEcho, VIP, 515), "ops/bulk")?;
+    cluster.manifests.write_service(&bulk.with(endpoints))?;
+    cluster.await_service(Request::new(Kind::UdpEcho, vip, 515), "ops/bulk")?;
     let text = "0123456789".repeat(3_000);
     let mut pods = BTreeSet::new();
     for _ in 0..FLOWS {
-        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 515).into(), TIMEOUT))?;
-        for length in [1_000, 1_473, 3_000, 30_000] {
+        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((vip, 515).into(), TIMEOUT))?;
+        for length in [1_000, too_long, 3_000, 30_000] {
             let answer = datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
             assert_eq!(answer.service, "ops/bulk");
             pods.insert(answer.pod);

@@ -3,14 +3,14 @@
 use std::{
     collections::BTreeSet,
     io,
-    net::{Ipv4Addr, SocketAddr, TcpStream, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
 use vipmux_tests::{
     client::{self, Kind, Request, Session},
-    cluster::PATIENCE,
+    cluster::{Cluster, PATIENCE},
     lan::Options,
     manifests::{Condition, Endpoint, Service, VIP},
     pod::{self, Listener},
@@ -90,14 +90,20 @@ fn a_port_that_no_service_claims_is_not_left_to_the_node() -> Result<()> {
 #[test]
 fn a_port_that_no_service_claims_is_refused_at_once() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    refuses(&cluster, (VIP, 81).into())
+}
+
+/// Fails unless the client is told at once, by TCP and by UDP, that nobody listens there.
+pub(crate) fn refuses(cluster: &Cluster, closed: SocketAddr) -> Result<()> {
     let refused = |result: io::Result<()>| match result {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(()),
         other => bail!("it was not refused: {other:?}"),
     };
+    let unspecified: IpAddr =
+        if closed.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     cluster.lan.client()?.namespace().run(|| {
-        let closed = SocketAddr::from((VIP, 81));
         refused(TcpStream::connect_timeout(&closed, TIMEOUT).map(drop)).context("TCP")?;
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let socket = UdpSocket::bind((unspecified, 0))?;
         socket.set_read_timeout(Some(TIMEOUT))?;
         socket.connect(closed)?;
         socket.send(b"a question")?;
