@@ -63,6 +63,18 @@ pub(crate) fn datagram(service: Service) -> Ipv4 {
     Ipv4::udp(CLIENT, service.vip, Udp::new(CLIENT_PORT, service.port, b"question"))
 }
 
+/// What the client's SYN to [`HTTP`] leaves behind.
+pub(crate) fn syn_to_http(state: &mut State) {
+    HTTP.record(state, LOCAL, 0, 0);
+    HTTP.remember(state, LOCAL, 0, ISN, abi::FLOW_ISN);
+}
+
+/// What its datagram to [`DNS_UDP`] leaves behind.
+pub(crate) fn question_to_dns(state: &mut State) {
+    DNS_UDP.record(state, DNS, 0, 0);
+    DNS_UDP.remember(state, DNS, 0, 0, 0);
+}
+
 /// The same packet with a backend as its destination.
 pub(crate) fn to(packet: &Ipv4, backend: Endpoint) -> Ipv4 {
     let mut packet = packet.clone();
@@ -182,16 +194,6 @@ fn malformed() -> Vec<Case> {
 fn local(service: Service, packet: &Ipv4, backend: Endpoint) -> (Vec<u8>, Verdict, Vec<Counter>) {
     let passed = Verdict::Passed(from_client().ipv4(&to(packet, backend)));
     (from_client().ipv4(packet), passed, new_flow(service, Stat::Local))
-}
-
-fn syn_to_http(state: &mut State) {
-    HTTP.record(state, LOCAL, 0, 0);
-    HTTP.remember(state, LOCAL, 0, ISN, abi::FLOW_ISN);
-}
-
-fn question_to_dns(state: &mut State) {
-    DNS_UDP.record(state, DNS, 0, 0);
-    DNS_UDP.remember(state, DNS, 0, 0, 0);
 }
 
 fn delivered() -> Vec<Case> {

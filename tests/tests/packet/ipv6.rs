@@ -15,7 +15,7 @@ use vipmux_tests::{
 
 use crate::{
     case::{Case, Counter, Verdict},
-    demux::{ISN, known_flow, new_flow},
+    demux::{ISN, known_flow, new_flow, question_to_dns, syn_to_http},
     family::v6,
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, HTTPS, LOCAL, NEIGHBOR, PEER_MAC, REMOTE,
@@ -57,16 +57,6 @@ pub(crate) fn to(packet: &Ipv6, backend: Endpoint) -> Ipv6 {
 /// The frame that leaves for another node.
 pub(crate) fn handed(packet: &Ipv6, mac: Mac) -> Vec<u8> {
     Ethernet::new(SELF_HANDOVER, mac).ipv6(&packet.clone().hop_limit(packet.hop_limit - 1))
-}
-
-fn syn_to_http(state: &mut State) {
-    HTTP.record(state, LOCAL, 0, 0);
-    HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
-}
-
-fn question_to_dns(state: &mut State) {
-    DNS_UDP.record(state, DNS, 0, 0);
-    DNS_UDP.remember(state, DNS, 0, 0, 0);
 }
 
 fn local(name: &'static str, service: Service, packet: &Ipv6, backend: Endpoint) -> Case {

@@ -8,7 +8,7 @@ use vipmux_tests::{
 
 use crate::{
     case::{Case, Verdict, with_twins},
-    demux::{ISN, handed, new_flow, to},
+    demux::{ISN, handed, new_flow, question_to_dns, syn_to_http, to},
     family::{
         self,
         Family::{self, V4, V6},
@@ -62,16 +62,6 @@ fn segment(service: Service, length: usize) -> Ipv4 {
         Payload::Tcp(Tcp::new(CLIENT_PORT, service.port, SYN).numbers(ISN, 0).data(&data))
     };
     Ipv4::new(CLIENT, service.vip, payload)
-}
-
-fn syn_to_http(state: &mut State) {
-    HTTP.record(state, LOCAL, 0, 0);
-    HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
-}
-
-fn question_to_dns(state: &mut State) {
-    DNS_UDP.record(state, DNS, 0, 0);
-    DNS_UDP.remember(state, DNS, 0, 0, 0);
 }
 
 fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint) -> Case {
