@@ -118,7 +118,7 @@ impl<'a> Placement<'a> {
 
     fn keep_held(&mut self, service: &'a Service, held: &Held) {
         let wanted = &service.request.addresses;
-        let named = service.request.pool.as_deref().and_then(|name| self.pool(name));
+        let named = service.request.pool.name().and_then(|name| self.pool(name));
         let assignable = |vip: Vip| self.model.reservation(vip).is_none();
         let may_stay = |vip: &Vip| assignable(*vip) && named.is_none_or(|pool| pool.contains(*vip));
         let fits = |vip: Vip| self.fits(vip, service).is_ok();
@@ -219,7 +219,7 @@ impl<'a> Placement<'a> {
 
     /// Whether a pool has the address for the Service.
     fn may_have(&self, vip: Vip, service: &Service) -> Result<(), Refusal> {
-        if let Some(name) = &service.request.pool {
+        if let Some(name) = service.request.pool.name() {
             let pool = self.named_pool(name, service)?;
             let outside = || Refusal::new(Reason::AddressNotInPool, format!("{vip} is not in pool {name}"));
             return pool.contains(vip).then_some(()).ok_or_else(outside);

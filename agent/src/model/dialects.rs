@@ -11,7 +11,7 @@ use crate::model::{
     Family, Vip, name,
     range::AddressRange,
     reason::{Reason, Refusal, quoted},
-    request::{ByAddress, Request, Scope, Sharing, SharingKey},
+    request::{ByAddress, PoolChoice, Request, Scope, Sharing, SharingKey},
 };
 
 /// All dialects.
@@ -79,9 +79,10 @@ pub fn request(annotations: &Annotations, field: Option<&str>) -> Result<Request
     };
     Ok(Request {
         addresses: agreed(found.addresses, addresses_shown)?.unwrap_or_default(),
-        pool: agreed(found.pools, |pool| quoted(pool))?,
+        pool: agreed(found.pools, |pool| quoted(pool))?.map_or(PoolChoice::Best, PoolChoice::Named),
         sharing: Sharing { key: agreed(found.keys, SharingKey::shown)?, by_address },
         never_spills: found.never_spills,
+        ..Request::default()
     })
 }
 
@@ -227,7 +228,7 @@ mod tests {
     fn without_annotations_a_service_is_plain() {
         let request = ask(&[("example.org/other", "x")], None).unwrap();
         assert_eq!(request.sharing, Sharing { key: None, by_address: ByAddress::Plain });
-        assert_eq!((request.addresses, request.pool), (vips(&[]), None));
+        assert_eq!((request.addresses, request.pool), (vips(&[]), PoolChoice::Best));
         let request = ask(&[], Some("192.0.2.10")).unwrap();
         assert_eq!(request.sharing.by_address, ByAddress::Plain);
         assert_eq!(request.addresses, vips(&["192.0.2.10"]));
@@ -256,7 +257,7 @@ mod tests {
             assert_eq!(request.sharing, Sharing::default(), "an explicit address alone shares with nobody");
         }
         for annotation in ["vipmux.io/pool", "metallb.io/address-pool", "metallb.universe.tf/address-pool"] {
-            assert_eq!(ask(&[(annotation, "lan")], None).unwrap().pool.as_deref(), Some("lan"), "{annotation}");
+            assert_eq!(ask(&[(annotation, "lan")], None).unwrap().pool.name(), Some("lan"), "{annotation}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! What a Service asks for, in whatever dialect, and with whom it may share (rules 2 to 4).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -9,14 +9,43 @@ use crate::model::{Vip, pool::PoolSharing, reason::quoted};
 /// What a Service asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// The addresses it wants, all of them or none; empty: one from a pool.
+    /// The addresses it wants, all of them or none; empty: one from a pool, of each family.
     pub addresses: BTreeSet<Vip>,
+    /// Addresses that it wants beside those, whether they are named or from a pool: all of them or none (rule 10).
+    pub additional: BTreeSet<Vip>,
     /// The pool it wants its address from.
-    pub pool: Option<String>,
+    pub pool: PoolChoice,
     /// With whom it may share.
     pub sharing: Sharing,
     /// Its dialect does not let a group have a second address: a clash is a refusal (rule 8).
     pub never_spills: bool,
+    /// What all members of its group must say alike, by the annotation or field that says it. Where members that hold
+    /// nothing differ, none of them is served.
+    pub alike: BTreeMap<&'static str, String>,
+    /// A label that its addresses are to carry; each address has one at most.
+    pub label: Option<String>,
+}
+
+/// The pool that a Service wants its addresses from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum PoolChoice {
+    /// The best that serves it (rule 6).
+    #[default]
+    Best,
+    /// The one with this name or alias.
+    Named(String),
+    /// Of those that serve it the one with the fewest port claims.
+    FewestClaims,
+}
+
+impl PoolChoice {
+    /// The pool's name, where it names one.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Named(name) => Some(name),
+            Self::Best | Self::FewestClaims => None,
+        }
+    }
 }
 
 /// With whom a Service may share an address.

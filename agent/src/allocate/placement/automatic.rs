@@ -272,11 +272,11 @@ impl<'a> Placement<'a> {
 
     /// Indices of the pools that may give the Service an address, best first.
     fn usable_pools(&self, service: &Service) -> Result<Vec<usize>, Refusal> {
-        if let Some(name) = &service.request.pool {
+        if let Some(name) = service.request.pool.name() {
             self.named_pool(name, service)?;
         }
-        let usable = |pool: &Pool| match &service.request.pool {
-            Some(name) => pool.name == *name,
+        let usable = |pool: &Pool| match service.request.pool.name() {
+            Some(name) => pool.name == name,
             None => pool.auto_assign && self.serves(pool, service),
         };
         let pools: Vec<usize> =
