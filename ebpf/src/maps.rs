@@ -1,6 +1,7 @@
 //! All maps. The agent pins each under its name and sizes it at load time; see `vipmux_common::abi` for the types.
 
 use aya_ebpf::{
+    bindings::BPF_F_MMAPABLE,
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
 };
@@ -32,7 +33,8 @@ pub(crate) static SERVICE_STATES: Array<ServiceState> = Array::with_max_entries(
 #[map]
 pub(crate) static SERVICE_NAMES: Array<ServiceOwner> = Array::with_max_entries(capacity::SERVICES, 0);
 #[map]
-pub(crate) static TABLES: Array<u64> = Array::with_max_entries(capacity::TABLES / table::SLOTS, 0);
+pub(crate) static TABLES: Array<u64> =
+    Array::with_max_entries(capacity::TABLES / table::SLOTS, BPF_F_MMAPABLE);
 #[map]
 pub(crate) static BACKENDS: Array<Backend> = Array::with_max_entries(capacity::BACKENDS, 0);
 #[map]

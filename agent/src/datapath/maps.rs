@@ -3,6 +3,7 @@
 pub(super) mod batch;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod memory;
 pub(super) mod raw;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
+    sync::{OnceLock, atomic::Ordering::Relaxed},
 };
 
 use aya::{
@@ -27,6 +29,7 @@ use vipmux_common::{
     table,
 };
 
+use self::memory::Memory;
 use super::pins::Pins;
 
 /// `errno` of an operation that a map's type lacks (include/linux/errno.h; not in libc).
@@ -95,6 +98,8 @@ macro_rules! maps {
         /// All maps of `ebpf/src/maps.rs`, opened for reading and writing. See [`vipmux_common::abi`] for the types.
         pub struct Maps {
             $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
+            /// `TABLES` once more, from the first write on: who only reads needs no map that can be mapped.
+            tables_memory: OnceLock<Memory>,
         }
 
         impl Maps {
@@ -111,6 +116,7 @@ macro_rules! maps {
                         let map = Map::from_map_data(open(&path)?).and_then(TryInto::try_into);
                         map.map_err(|source| MapsError::Open { path, source })?
                     },)*
+                    tables_memory: OnceLock::new(),
                 })
             }
         }
@@ -332,20 +338,27 @@ impl Maps {
     /// Writes `backends` to the arena from slot `first` on, each slot atomically. There is one writer: slots beside them in
     /// an element are written back as they are.
     pub fn write_table(&mut self, first: u32, backends: &[u32]) -> Result<(), MapsError> {
-        let failed = |source| MapsError::Write { map: "TABLES", source };
+        let failed = |source: io::Error| MapsError::Write { map: "TABLES", source: source.into() };
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let (start, end) = (table::element(first), table::element(last));
-        let mut elements = vec![0; (end - start) as usize + 1];
-        for edge in [start, end] {
-            elements[(edge - start) as usize] = self.tables.get(&edge, 0).map_err(failed)?;
+        let memory = match self.tables_memory.get() {
+            Some(memory) => memory,
+            None => {
+                let memory = Memory::map(&self.tables).map_err(failed)?;
+                self.tables_memory.get_or_init(|| memory)
+            }
+        };
+        let elements = memory.elements();
+        if elements.len() <= table::element(last) as usize {
+            return Err(failed(io::Error::from_raw_os_error(libc::E2BIG)));
         }
         for (slot, backend) in (first..).zip(backends) {
-            let element = &mut elements[(table::element(slot) - start) as usize];
-            *element = table::with(*element, slot, *backend);
+            let element = &elements[table::element(slot) as usize];
+            element.store(table::with(element.load(Relaxed), slot, *backend), Relaxed);
         }
-        batch::write(&mut self.tables, start, &elements).map_err(|error| failed(error.into()))
+        memory::publish();
+        Ok(())
     }
 }
 

@@ -149,17 +149,6 @@ fn hash<K: Pod, V: Pod>(mut walk: Walk<'_, K, V>, limit: usize) -> io::Result<Wa
     Ok(walk)
 }
 
-/// Writes `values` to an array from index `first` on. Each element is written atomically, the range is not.
-pub(super) fn write<V: Pod>(map: &mut impl IterableMap<u32, V>, first: u32, values: &[V]) -> io::Result<()> {
-    let mut indices = first..=u32::MAX;
-    for values in values.chunks(CHUNK) {
-        let keys: Vec<u32> = indices.by_ref().take(values.len()).collect();
-        // SAFETY: there are as many keys as values, of the map's sizes.
-        unsafe { update(map.map(), keys.as_ptr().cast(), values.as_ptr().cast(), keys.len()) }.map_err(|(_, e)| e)?;
-    }
-    Ok(())
-}
-
 /// Writes entries whose keys and values have so many bytes; how many found no room. Only an LRU map may refuse some,
 /// when all that it could give up is in use.
 pub(super) fn write_bytes(

@@ -152,8 +152,9 @@ pub(super) fn document(file: &Arc<Path>, document: Document<'_>) -> Parsed {
 /// A document as the API has it, with YAML's scalars resolved as kubectl does before it sends them.
 fn tree(text: &str) -> Result<Value, serde_saphyr::Error> {
     // JSON is YAML, but is read twenty times faster as what it is. What fails is read again, for one kind of errors.
-    if text.trim_start().starts_with('{')
-        && let Ok(value) = serde_json::from_str(text)
+    let json = text.strip_prefix("---").unwrap_or(text).trim_start();
+    if json.starts_with('{')
+        && let Ok(value) = serde_json::from_str(json)
     {
         return Ok(value);
     }
