@@ -209,6 +209,10 @@ fn decode<T: DeserializeOwned>(
     validate: impl Fn(&T) -> Vec<Flaw>,
     wrap: impl Fn(Arc<T>) -> Object,
 ) -> Result<(Identity, Object), Vec<Flaw>> {
+    let flaws = validate::metadata(&value);
+    if !flaws.is_empty() {
+        return Err(flaws);
+    }
     let mut object: T = serde_path_to_error::deserialize(value)
         .map_err(|error| vec![Flaw::new(FieldPath::from(error.path()), error.inner().to_string())])?;
     let flaws = validate(&object);

@@ -15,6 +15,7 @@ use k8s_openapi::{
     },
     apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
+use serde_json::Value;
 
 use super::{IpAddressPool, field::FieldPath};
 use crate::model::{Protocol, policy::AFFINITY_SECONDS, prefix::Prefix};
@@ -177,6 +178,19 @@ fn service_ports(flaws: &mut Flaws, ports: &[ServicePort]) {
         let claim = format!("{}/{}", port.port, port.protocol.as_deref().unwrap_or("TCP"));
         flaws.unique(field("port"), claim, &mut claims);
     }
+}
+
+/// The flaws of any object's metadata as it was written: what looks like an annotation's or a label's key, and is no
+/// field. The API server drops it, and kubectl refuses it.
+pub(super) fn metadata(object: &Value) -> Vec<Flaw> {
+    let fields = object.get("metadata").and_then(Value::as_object).into_iter().flatten();
+    let misplaced = fields.filter(|(name, _)| name.contains('/'));
+    let flaw = |(name, _): (&String, &Value)| {
+        let message =
+            "no field of metadata: an annotation belongs under metadata.annotations, a label under metadata.labels";
+        Flaw::new(FieldPath::of(&["metadata", name]), message)
+    };
+    misplaced.map(flaw).collect()
 }
 
 /// The flaws of an EndpointSlice.

@@ -121,6 +121,12 @@ fn an_object_without_a_usable_name_is_a_problem() {
             "metadata.annotations.vipmux.io/a.b",
             "invalid type: boolean `true`, expected a string",
         ),
+        (
+            "metadata:\n  name: web\n  metallb.io/allow-shared-ip: web\nspec: {}".to_owned(),
+            5,
+            "metadata.metallb.io/allow-shared-ip",
+            "no field of metadata: an annotation belongs under metadata.annotations",
+        ),
     ];
     for (body, line, field, message) in &table {
         expect(&format!("apiVersion: v1\nkind: Service\n{body}"), *line, field, message);
