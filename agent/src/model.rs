@@ -14,6 +14,7 @@ mod renew;
 pub mod request;
 pub mod selector;
 pub mod service;
+mod siblings;
 
 use std::{fmt, net::IpAddr, str::FromStr};
 

@@ -84,6 +84,7 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
         idle: IdleTimeouts::default(),
         request: Request::default(),
         fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
+        notices: Vec::new(),
         status: BTreeSet::new(),
     }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1 as api;
 
 use crate::{
     model::{
-        NodeName, Protocol, ServiceName, Vip,
+        NodeName, Protocol, ServiceName, Vip, dialects,
         endpoints::{Endpoints, Places, SERVICE_LABEL, service_of},
         node::Node,
         pool::Pool,
@@ -17,6 +17,7 @@ use crate::{
         reason::{Note, Reason, Refusal, quoted},
         selector::Labels,
         service::Service,
+        siblings,
     },
     source::Objects,
 };
@@ -128,6 +129,7 @@ impl Model {
     fn add_services(&mut self, objects: &Objects, options: &Options) {
         for (name, service) in &objects.services {
             if let Some(refusal) = not_ours(service, options) {
+                self.notes.extend(misplaced(name, service).filter(|_| refusal.reason == Reason::NotLoadBalancer));
                 self.ignored.insert(name.clone(), refusal);
                 continue;
             }
@@ -135,6 +137,9 @@ impl Model {
                 Ok(service) => drop(self.services.insert(name.clone(), service)),
                 Err(refusal) => drop(self.refused.insert(name.clone(), refusal)),
             }
+        }
+        for (name, notice) in siblings::notices(&self.services, objects) {
+            self.services.entry(name).and_modify(|service| service.notices.push(notice));
         }
         let namespaces: BTreeSet<&String> = self.services.keys().map(|name| &name.namespace).collect();
         for namespace in namespaces {
@@ -181,6 +186,14 @@ impl Model {
 /// Whether the endpoints of a Service are the API server's.
 pub(super) fn is_api_server(service: &ServiceName) -> bool {
     (service.namespace.as_str(), service.name.as_str()) == ("default", "kubernetes")
+}
+
+/// An annotation that asks for an address, on a Service that gets none.
+fn misplaced(name: &ServiceName, service: &api::Service) -> Option<Note> {
+    let key = dialects::misplaced(service.metadata.annotations.as_ref()?)?;
+    let message =
+        format!("{key} has no effect, since spec.type is not LoadBalancer: make it one, or remove the annotation");
+    Some(Note::new(format!("Service {name}"), message))
 }
 
 /// Rule 12.
@@ -244,6 +257,35 @@ mod tests {
         assert_eq!(reasons(&by_default), [("cluster", Reason::NotLoadBalancer), ("other", Reason::OtherClass)]);
         let strict = model(&services, &Options { unset_class_is_ours: false, ..Options::default() });
         assert_eq!(strict.services.keys().map(|name| name.name.as_str()).collect::<Vec<_>>(), ["ours"]);
+    }
+
+    #[test]
+    fn an_annotation_that_asks_for_an_address_is_noted_on_a_service_that_gets_none() {
+        let mut objects = Objects::default();
+        for (name, annotation, spec) in [
+            ("key", "metallb.io/allow-shared-ip", serde_json::json!({})),
+            ("address", "kube-vip.io/loadbalancerIPs", serde_json::json!({"type": "NodePort"})),
+            ("noted", "metallb.io/ip-allocated-from-pool", serde_json::json!({})),
+            ("treated", "vipmux.io/tcp-idle-timeout", serde_json::json!({})),
+            (
+                "other",
+                "metallb.io/allow-shared-ip",
+                serde_json::json!({"type": "LoadBalancer", "loadBalancerClass": "x"}),
+            ),
+        ] {
+            let name = ServiceName { namespace: "shop".into(), name: name.into() };
+            let metadata = serde_json::json!({"annotations": {(annotation): "x"}});
+            objects.services.insert(name, object(serde_json::json!({"metadata": metadata, "spec": spec})));
+        }
+        let notes = Model::ingest(&objects, &Options::default()).notes;
+        let message = |key| {
+            format!("{key} has no effect, since spec.type is not LoadBalancer: make it one, or remove the annotation")
+        };
+        let expected = [
+            Note::new("Service shop/address", message("kube-vip.io/loadbalancerIPs")),
+            Note::new("Service shop/key", message("metallb.io/allow-shared-ip")),
+        ];
+        assert_eq!(notes, expected);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::model::{
     Family, Protocol,
-    dialects::{Annotations, agreed, invalid, spelling},
+    dialects::{self, Annotations, agreed, invalid, spelling},
     prefix::Prefix,
     reason::{Reason, Refusal, quoted},
 };
@@ -138,12 +138,7 @@ impl IdleTimeouts {
 }
 
 fn boolean(annotations: &Annotations, name: &'static str) -> Result<Option<bool>, Refusal> {
-    match spelling(annotations, &[name])? {
-        None => Ok(None),
-        Some((_, "true")) => Ok(Some(true)),
-        Some((_, "false")) => Ok(Some(false)),
-        Some((_, other)) => Err(invalid(name, other, "true or false")),
-    }
+    spelling(annotations, &[name])?.map(|(name, text)| dialects::boolean(name, text)).transpose()
 }
 
 /// `90s`, `15m` or `2h`, in seconds.

@@ -13,6 +13,8 @@ pub struct Request {
     pub addresses: BTreeSet<Vip>,
     /// Addresses that it wants beside those, whether they are named or from a pool: all of them or none (rule 10).
     pub additional: BTreeSet<Vip>,
+    /// Names of addresses that it wants, beside those; pools say which they are.
+    pub address_names: BTreeSet<String>,
     /// The pool it wants its address from.
     pub pool: PoolChoice,
     /// With whom it may share.

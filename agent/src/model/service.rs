@@ -44,6 +44,9 @@ pub struct Service {
     /// Why what it asks for cannot be understood. Such a Service gets nothing new, and keeps what it holds: a slip of the
     /// pen in an annotation must not give its address to another.
     pub fault: Option<Refusal>,
+    /// What its owner should know, and that stops nothing: annotations without effect here, misspelt ones, a key or an
+    /// address for one family alone.
+    pub notices: Vec<String>,
     /// The addresses that its status shows.
     pub status: BTreeSet<Vip>,
 }
@@ -91,6 +94,19 @@ impl Families {
             Self::PreferDual(_) | Self::RequireDual => Ok(()),
         }
     }
+
+    /// What it may have and does not get, since it names addresses of the other family alone.
+    fn left_out(self, request: &Request) -> Option<String> {
+        let named = request.addresses.first().filter(|_| matches!(self, Self::PreferDual(_)))?.family();
+        let missing = named.other();
+        let alone = request.addresses.iter().all(|vip| vip.family() == named);
+        alone.then(|| {
+            format!(
+                "spec.ipFamilyPolicy lets it have both families, and it asks for {named} addresses alone, so it gets no \
+                 {missing} one: name one too, or none"
+            )
+        })
+    }
 }
 
 impl Service {
@@ -109,6 +125,8 @@ impl Service {
         let (idle, slip) = IdleTimeouts::read(annotations)
             .map_or_else(|fault| (IdleTimeouts::default(), Some(fault)), |idle| (idle, None));
         let policy = Policy::read(annotations, spec)?;
+        let mut notices = dialects::notices(annotations);
+        notices.extend(families.left_out(&request));
         let ports = ports(spec.ports.as_deref().unwrap_or_default())?;
         Ok(Self {
             name: name.clone(),
@@ -121,6 +139,7 @@ impl Service {
             idle,
             request,
             fault: fault.or(slip),
+            notices,
             status: status(service),
         })
     }
@@ -317,6 +336,20 @@ mod tests {
             let spec = serde_json::json!({"ports": [{"port": 1}], "loadBalancerIP": address, "ipFamilyPolicy": policy});
             assert_eq!(ingest(&spec).unwrap().families, expected);
         }
+    }
+
+    #[test]
+    fn an_address_of_one_family_alone_is_told_where_both_could_be_had() {
+        let notices = |policy: &str| {
+            let spec = serde_json::json!({
+                "ports": [{"port": 1}], "ipFamilies": ["IPv4"], "ipFamilyPolicy": policy, "loadBalancerIP": "192.0.2.1",
+            });
+            ingest(&spec).unwrap().notices
+        };
+        let expected = "spec.ipFamilyPolicy lets it have both families, and it asks for IPv4 addresses alone, so it gets \
+                        no IPv6 one: name one too, or none";
+        assert_eq!(notices("PreferDualStack"), [expected]);
+        assert_eq!(notices("SingleStack"), [""; 0]);
     }
 
     #[test]

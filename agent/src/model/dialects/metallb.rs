@@ -1,15 +1,24 @@
 //! MetalLB (<https://metallb.io/usage/>), in both spellings of its annotations.
 
-use super::{Dialect, KeyScope};
+use super::{
+    Dialect, KeyScope, Limits,
+    Meaning::{Addresses, Pool, SharingKey, WithoutEffect},
+};
 
 pub(super) const DIALECT: Dialect = Dialect {
     name: "metallb",
-    sharing_key: &["metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"],
+    prefixes: &["metallb.io/", "metallb.universe.tf/"],
+    annotations: &[
+        (&["metallb.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"], SharingKey),
+        (&["metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"], Addresses),
+        (&["metallb.io/address-pool", "metallb.universe.tf/address-pool"], Pool),
+        (
+            &["metallb.io/ip-allocated-from-pool", "metallb.universe.tf/ip-allocated-from-pool"],
+            WithoutEffect("MetalLB notes there what it did; a pool is asked for by metallb.io/address-pool"),
+        ),
+    ],
     scope: KeyScope::Cluster,
-    addresses: &["metallb.io/loadBalancerIPs", "metallb.universe.tf/loadBalancerIPs"],
-    max_per_family: 1,
-    shares_by_address: false,
-    excludes_field: true,
-    pool: &["metallb.io/address-pool", "metallb.universe.tf/address-pool"],
     never_spills: false,
+    shares_by_address: false,
+    limits: Limits { per_family: 1, excludes_field: true, one_address_request: false },
 };

@@ -1,15 +1,27 @@
 //! Our own annotations.
 
-use super::{Dialect, KeyScope};
+use super::{
+    Dialect, KeyScope, Limits,
+    Meaning::{Addresses, Namespaces, Pool, SharingKey, Treatment},
+};
 
 pub(super) const DIALECT: Dialect = Dialect {
     name: "vipmux",
-    sharing_key: &["vipmux.io/sharing-key"],
-    scope: KeyScope::Namespace(&["vipmux.io/sharing-namespaces"]),
-    addresses: &["vipmux.io/addresses"],
-    max_per_family: 16,
-    shares_by_address: false,
-    excludes_field: false,
-    pool: &["vipmux.io/pool"],
+    prefixes: &["vipmux.io/"],
+    annotations: &[
+        (&["vipmux.io/sharing-key"], SharingKey),
+        (&["vipmux.io/sharing-namespaces"], Namespaces),
+        (&["vipmux.io/addresses"], Addresses),
+        (&["vipmux.io/pool"], Pool),
+        (&["vipmux.io/all-ports"], Treatment),
+        (&["vipmux.io/direct-server-return"], Treatment),
+        (&["vipmux.io/forwarding"], Treatment),
+        (&["vipmux.io/tcp-idle-timeout"], Treatment),
+        (&["vipmux.io/udp-idle-timeout"], Treatment),
+        (&["vipmux.io/sctp-idle-timeout"], Treatment),
+    ],
+    scope: KeyScope::Namespace,
     never_spills: false,
+    shares_by_address: false,
+    limits: Limits { per_family: 16, excludes_field: false, one_address_request: false },
 };

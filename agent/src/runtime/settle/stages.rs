@@ -162,12 +162,16 @@ fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
     let warnings = allocation.assignments.iter().flat_map(|(name, assignment)| {
         assignment.warnings.iter().map(move |warning| format!("Service {name}: {warning}"))
     });
+    let notices = model
+        .services
+        .values()
+        .flat_map(|service| service.notices.iter().map(move |notice| format!("Service {}: {notice}", service.name)));
     let withheld = allocation.withheld.iter().map(|(name, held)| {
         let addresses: Vec<_> = held.addresses.iter().map(ToString::to_string).collect();
         format!("Service {name} cannot be read: {} is kept for it, and nothing is served there", addresses.join(", "))
     });
     let refused = allocation.refusals.iter().map(one);
-    refused.chain(notes).chain(warnings).chain(withheld).collect()
+    refused.chain(notes).chain(warnings).chain(notices).chain(withheld).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,104 @@
+//! What a Service's owner should know of its annotations, and that stops nothing.
+
+use super::{ALL, Annotations, Dialect, Meaning, PORT};
+use crate::model::reason::quoted;
+
+/// Longest key that is compared with others, bytes: Kubernetes allows a subdomain of 253, a slash and 63 more.
+const MAX_KEY: usize = 317;
+/// Most notices about one Service; the rest is counted.
+const MAX_NOTICES: usize = 16;
+
+/// Annotations without effect here, and misspelt ones.
+pub fn notices(annotations: &Annotations) -> Vec<String> {
+    let there = annotations.iter().filter(|(_, value)| !value.is_empty());
+    let mut notices: Vec<String> = there.filter_map(|(key, _)| notice(key)).collect();
+    let untold = notices.split_off(notices.len().min(MAX_NOTICES)).len();
+    if untold > 0 {
+        notices.push(format!("{untold} further annotations have no effect here"));
+    }
+    notices
+}
+
+/// The first annotation that would ask for a key, an address or a pool, if its Service were one of type LoadBalancer.
+pub(in crate::model) fn misplaced(annotations: &Annotations) -> Option<&str> {
+    let there = annotations.iter().filter(|(_, value)| !value.is_empty());
+    let asking = there.filter_map(|(key, _)| Some((key.as_str(), owner(key)?.meaning(key)?)));
+    asking.filter(|(_, meaning)| meaning.is_request() && *meaning != Meaning::Marker).map(|(key, _)| key).next()
+}
+
+fn notice(key: &str) -> Option<String> {
+    let Some(dialect) = owner(key) else {
+        let meant = of_another_prefix(key)?;
+        return Some(format!(
+            "{} is no annotation that is known, and has no effect: did you mean {meant}?",
+            quoted(key)
+        ));
+    };
+    match dialect.meaning(key) {
+        Some(Meaning::WithoutEffect(instead)) => Some(format!("{key} has no effect here: {instead}")),
+        Some(_) => None,
+        None => {
+            let hint = near(dialect, key).map_or_else(
+                || "docs/annotations.md has those that have one".to_owned(),
+                |meant| format!("did you mean {meant}?"),
+            );
+            Some(format!(
+                "{} is no annotation of {} that is known, and has no effect: {hint}",
+                quoted(key),
+                dialect.name
+            ))
+        }
+    }
+}
+
+fn owner(key: &str) -> Option<&'static Dialect> {
+    ALL.iter().find(|dialect| dialect.owns(key)).copied()
+}
+
+fn spellings(dialect: &Dialect) -> impl Iterator<Item = &'static str> {
+    dialect.annotations.iter().flat_map(|(spellings, _)| spellings.iter().copied())
+}
+
+/// The spelling that the key is nearest to, if it is near to one: as it would be written.
+fn near(dialect: &Dialect, key: &str) -> Option<String> {
+    if key.len() > MAX_KEY {
+        return None;
+    }
+    let (general, port) = without_port(key);
+    let name = general.rsplit('/').next().unwrap_or_default();
+    let most = tolerated(name.len());
+    let distance = |spelling| strsim::osa_distance(&general.to_ascii_lowercase(), &str::to_ascii_lowercase(spelling));
+    let alike = spellings(dialect).filter(|spelling| spelling.len().abs_diff(general.len()) <= most);
+    let (_, nearest) = alike.map(|one| (distance(one), one)).filter(|(distance, _)| *distance <= most).min()?;
+    Some(port.map_or_else(|| nearest.to_owned(), |port| nearest.replace(PORT, port)))
+}
+
+/// How many letters of a name of so many may be wrong, missing, too many or swapped.
+fn tolerated(length: usize) -> usize {
+    (1 + length / 6).min(3)
+}
+
+/// The key with `{port}` for the number in `port_80_`, and the number.
+fn without_port(key: &str) -> (String, Option<&str>) {
+    let found = || {
+        let (before, rest) = key.split_once("/port_")?;
+        let (port, after) = rest.split_once('_')?;
+        let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        is_port.then(|| (format!("{before}/port_{PORT}_{after}"), Some(port)))
+    };
+    found().unwrap_or_else(|| (key.to_owned(), None))
+}
+
+/// The annotation that has the key's name behind a prefix that is near to the key's own.
+fn of_another_prefix(key: &str) -> Option<&'static str> {
+    /// As from `metallb.universe.io` to `metallb.universe.tf`.
+    const MOST: usize = 2;
+    let (prefix, name) = key.split_once('/').filter(|_| key.len() <= MAX_KEY)?;
+    let parts = ALL.iter().flat_map(|dialect| spellings(dialect)).filter_map(|one| Some((one.split_once('/')?, one)));
+    let named = parts.filter(|((other, known), _)| *known == name && other.len().abs_diff(prefix.len()) <= MOST);
+    named
+        .map(|((other, _), one)| (strsim::osa_distance(prefix, other), one))
+        .filter(|(d, _)| *d <= MOST)
+        .min()
+        .map(|(_, one)| one)
+}

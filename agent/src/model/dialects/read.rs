@@ -1,0 +1,311 @@
+//! Reading what a Service asks for.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+};
+
+use super::{ALL, Annotations, Dialect, KeyScope, Meaning};
+use crate::model::{
+    Family, Vip, name,
+    range::AddressRange,
+    reason::{Reason, Refusal, quoted},
+    request::{ByAddress, PoolChoice, Request, Scope, Sharing, SharingKey},
+};
+
+/// `spec.loadBalancerIP`, in messages.
+const FIELD: &str = "spec.loadBalancerIP";
+/// Longest sharing key, bytes; and longest name of whatever else.
+pub(super) const MAX_KEY: usize = 253;
+/// Most elements of a list.
+const MAX_LIST: usize = 64;
+/// Which pool [`Meaning::PoolMode`] asks for where it names none.
+const AUTO: &str = "__auto__";
+/// What a Service says that leaves out what its group must say alike.
+const NONE: &str = "none";
+
+/// What a Service with these annotations and this `spec.loadBalancerIP` asks for. An annotation with an empty value
+/// counts as not there.
+pub fn request(annotations: &Annotations, field: Option<&str>) -> Result<Request, Refusal> {
+    let mut found = Found::default();
+    if let Some(text) = field.filter(|text| !text.is_empty()) {
+        let address = address(FIELD, text).map_err(|refusal| Refusal { reason: Reason::InvalidService, ..refusal })?;
+        found.field = Some(address);
+    }
+    for dialect in ALL {
+        if annotations.keys().any(|key| dialect.owns(key)) {
+            dialect.read(annotations, &mut found)?;
+        }
+    }
+    found.request()
+}
+
+/// An annotation, and what it says.
+type Said<T> = (&'static str, T);
+
+/// What the dialects found.
+#[derive(Default)]
+struct Found {
+    field: Option<Vip>,
+    addresses: Vec<Said<BTreeSet<Vip>>>,
+    /// Of one family, beside each other.
+    halves: Vec<Said<Vip>>,
+    additional: BTreeSet<Vip>,
+    address_names: BTreeSet<String>,
+    pools: Vec<Said<PoolChoice>>,
+    /// Where no other is named.
+    pool_if_true: Option<&'static str>,
+    keys: Vec<Said<SharingKey>>,
+    alike: BTreeMap<&'static str, String>,
+    labels: Vec<Said<String>>,
+    /// The dialects that something is asked for in, and the one that has a key.
+    dialects: Vec<&'static Dialect>,
+    keyed: Option<&'static Dialect>,
+}
+
+impl Found {
+    fn request(mut self) -> Result<Request, Refusal> {
+        let addresses = self.addresses()?;
+        let sharing_key = agreed(self.keys, SharingKey::shown)?;
+        let named = !addresses.is_empty() || !self.address_names.is_empty();
+        let by_address = if named && self.dialects.iter().any(|dialect| dialect.shares_by_address) {
+            ByAddress::Explicit
+        } else if self.dialects.iter().all(|dialect| dialect.shares_by_address) {
+            ByAddress::Plain
+        } else {
+            ByAddress::Never
+        };
+        if self.keyed.is_some_and(|dialect| dialect.limits.one_address_request) {
+            let named = if addresses.is_empty() { NONE.to_owned() } else { shown(&addresses) };
+            self.alike.insert("the static address", named);
+        }
+        let pool = agreed(self.pools, pool_shown)?;
+        let by_default = self.pool_if_true.map(|name| PoolChoice::Named(name.to_owned()));
+        Ok(Request {
+            addresses,
+            additional: self.additional,
+            address_names: self.address_names,
+            pool: pool.or(by_default).unwrap_or_default(),
+            sharing: Sharing { key: sharing_key, by_address },
+            never_spills: self.keyed.is_some_and(|dialect| dialect.never_spills),
+            alike: self.alike,
+            label: agreed(self.labels, |label| quoted(label))?,
+        })
+    }
+
+    /// The addresses that all agree on. The field has room for one: it agrees with a list that has it.
+    fn addresses(&mut self) -> Result<BTreeSet<Vip>, Refusal> {
+        let mut sources = mem::take(&mut self.addresses);
+        if let Some((annotation, _)) = self.halves.first() {
+            let beside = |field: &Vip| self.halves.iter().all(|(_, half)| half.family() != field.family());
+            let halves = self.halves.iter().map(|(_, half)| *half).chain(self.field.filter(beside));
+            sources.push((annotation, halves.collect()));
+        }
+        if let Some(field) = self.field
+            && sources.iter().all(|(_, addresses)| !addresses.contains(&field))
+        {
+            sources.push((FIELD, [field].into()));
+        }
+        Ok(agreed(sources, shown)?.unwrap_or_default())
+    }
+}
+
+impl Dialect {
+    fn read(&'static self, annotations: &Annotations, found: &mut Found) -> Result<(), Refusal> {
+        let read = self
+            .annotations
+            .iter()
+            .filter(|(_, meaning)| !matches!(meaning, Meaning::Treatment | Meaning::WithoutEffect(_)));
+        for (spellings, meaning) in read {
+            let Some((annotation, text)) = spelling(annotations, spellings)? else { continue };
+            if meaning.is_request() {
+                found.dialects.push(self);
+            }
+            match meaning {
+                Meaning::SharingKey => self.key(annotations, found, annotation, text)?,
+                Meaning::Addresses => {
+                    found.addresses.push((annotation, self.addresses(found.field, annotation, text)?));
+                }
+                Meaning::Address(family) => found.halves.push((annotation, address_of(*family, annotation, text)?)),
+                Meaning::Additional => found.additional.extend(list(annotation, text)?),
+                Meaning::AddressName => drop(found.address_names.insert(named(annotation, text, "an address")?)),
+                Meaning::PoolMode if text == AUTO => found.pools.push((annotation, PoolChoice::FewestClaims)),
+                Meaning::Pool | Meaning::PoolMode => found.pools.push((annotation, pool(annotation, text)?)),
+                Meaning::PoolPath => {
+                    let name = text.rsplit('/').next().unwrap_or_default();
+                    let choice = pool(annotation, name).map_err(|_| invalid(annotation, text, "a path to a pool"))?;
+                    found.pools.push((annotation, choice));
+                }
+                Meaning::PoolIfTrue(name) => found.pool_if_true = boolean(annotation, text)?.then_some(name),
+                Meaning::Label => found.labels.push((annotation, bounded(annotation, text, "a label")?)),
+                Meaning::Unsupported { harmless, remedy } if !any(harmless, text) => {
+                    let message = format!("{annotation}: {} is not supported: {remedy}", quoted(text));
+                    return Err(Refusal::new(Reason::InvalidAnnotation, message));
+                }
+                Meaning::Namespaces => drop(self.scope(annotations)?),
+                // What must be alike belongs to the key.
+                Meaning::Alike
+                | Meaning::Marker
+                | Meaning::Treatment
+                | Meaning::WithoutEffect(_)
+                | Meaning::Unsupported { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn key(
+        &'static self,
+        annotations: &Annotations,
+        found: &mut Found,
+        annotation: &'static str,
+        text: &str,
+    ) -> Result<(), Refusal> {
+        let key = SharingKey {
+            dialect: self.name.to_owned(),
+            key: bounded(annotation, text, "a key")?,
+            scope: self.scope(annotations)?,
+        };
+        found.keys.push((annotation, key));
+        found.keyed = Some(self);
+        for (spellings, _) in self.annotations.iter().filter(|(_, meaning)| *meaning == Meaning::Alike) {
+            let said = spelling(annotations, spellings)?;
+            let value = said.map_or(Ok(NONE.to_owned()), |(annotation, text)| {
+                Ok(format!("{:?}", bounded(annotation, text, "a name")?))
+            })?;
+            found.alike.extend(spellings.first().map(|name| (*name, value)));
+        }
+        Ok(())
+    }
+
+    fn scope(&self, annotations: &Annotations) -> Result<Scope, Refusal> {
+        if self.scope == KeyScope::Cluster {
+            return Ok(Scope::Cluster);
+        }
+        let row = self.annotations.iter().find(|(_, meaning)| *meaning == Meaning::Namespaces);
+        let said = row.map_or(Ok(None), |(spellings, _)| spelling(annotations, spellings))?;
+        let Some((annotation, text)) = said else { return Ok(Scope::default()) };
+        if text.trim() == "*" {
+            return Ok(Scope::Cluster);
+        }
+        let allowed = format!("\"*\", or at most {MAX_LIST} namespaces, separated by commas");
+        let names: BTreeSet<String> = text.split(',').map(|name| name.trim().to_owned()).take(MAX_LIST + 1).collect();
+        if names.len() > MAX_LIST || !names.iter().all(|name| name::is_label(name)) {
+            return Err(invalid(annotation, text, &allowed));
+        }
+        Ok(Scope::Namespaces(names))
+    }
+
+    fn addresses(&self, field: Option<Vip>, annotation: &'static str, text: &str) -> Result<BTreeSet<Vip>, Refusal> {
+        if let Some(field) = field.filter(|_| self.limits.excludes_field) {
+            let message =
+                format!("{annotation} ({}) and {FIELD} ({field}) are both set: use one of them", quoted(text));
+            return Err(Refusal::new(Reason::AmbiguousRequest, message));
+        }
+        let list = list(annotation, text)?;
+        let count = |family| list.iter().filter(|vip| vip.family() == family).count();
+        if Family::ALL.map(count).iter().any(|count| *count > self.limits.per_family) {
+            let allowed = format!("at most {} of each address family", self.limits.per_family);
+            return Err(invalid(annotation, text, &allowed));
+        }
+        Ok(list)
+    }
+}
+
+fn list(annotation: &'static str, text: &str) -> Result<BTreeSet<Vip>, Refusal> {
+    let items: Vec<&str> = text.split(',').take(MAX_LIST + 1).collect();
+    if items.len() > MAX_LIST {
+        return Err(invalid(annotation, text, &format!("at most {MAX_LIST} IP addresses, separated by commas")));
+    }
+    items.into_iter().map(|item| address(annotation, item)).collect()
+}
+
+fn address_of(family: Family, annotation: &'static str, text: &str) -> Result<Vip, Refusal> {
+    let vip = address(annotation, text)?;
+    let other = || invalid(annotation, text, &format!("one {family} address"));
+    (vip.family() == family).then_some(vip).ok_or_else(other)
+}
+
+fn address(source: &'static str, text: &str) -> Result<Vip, Refusal> {
+    let allowed = "IP addresses, separated by commas, such as 192.0.2.10,2001:db8::10";
+    let parsed = text.trim().parse::<std::net::IpAddr>().map_err(|_| invalid(source, text, allowed))?.to_canonical();
+    if parsed.is_unspecified() {
+        let allowed = "addresses of hosts, and none comes from DHCP: leave it out to get one from a pool";
+        return Err(invalid(source, text, allowed));
+    }
+    match AddressRange::single(parsed) {
+        Ok(_) => Ok(Vip(parsed)),
+        Err(block) => Err(invalid(source, text, &format!("addresses of hosts, and this one is in {block}"))),
+    }
+}
+
+fn pool(annotation: &'static str, text: &str) -> Result<PoolChoice, Refusal> {
+    name::is_subdomain(text)
+        .then(|| PoolChoice::Named(text.to_owned()))
+        .ok_or_else(|| invalid(annotation, text, "the name of a pool"))
+}
+
+fn named(annotation: &'static str, text: &str, what: &str) -> Result<String, Refusal> {
+    bounded(annotation, text, &format!("the name of {what}"))
+}
+
+fn bounded(annotation: &'static str, text: &str, what: &str) -> Result<String, Refusal> {
+    if text.len() > MAX_KEY {
+        return Err(invalid(annotation, text, &format!("{what} of at most {MAX_KEY} bytes")));
+    }
+    Ok(text.to_owned())
+}
+
+/// `true` or `false`.
+pub(in crate::model) fn boolean(annotation: &str, text: &str) -> Result<bool, Refusal> {
+    match text {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(invalid(annotation, other, "true or false")),
+    }
+}
+
+/// Whether the value is one of these.
+fn any(values: &[&str], text: &str) -> bool {
+    values.iter().any(|value| value.eq_ignore_ascii_case(text.trim()))
+}
+
+/// The annotation's value under whichever of its spellings is there; two that differ contradict each other.
+pub(in crate::model) fn spelling<'a>(
+    annotations: &'a Annotations,
+    spellings: &[&'static str],
+) -> Result<Option<Said<&'a str>>, Refusal> {
+    let there = |name| Some((name, annotations.get(name)?.as_str())).filter(|(_, text)| !text.is_empty());
+    let present: Vec<Said<&str>> = spellings.iter().copied().filter_map(there).collect();
+    let annotation = present.first().map(|(name, _)| *name);
+    let text = agreed(present, |text| quoted(text))?;
+    Ok(annotation.zip(text))
+}
+
+/// The one value that all sources agree on. Keys of two dialects never agree, not even on the same word.
+pub(in crate::model) fn agreed<T: PartialEq>(
+    sources: Vec<Said<T>>,
+    shown: impl Fn(&T) -> String,
+) -> Result<Option<T>, Refusal> {
+    let mut sources = sources.into_iter();
+    let Some((first_source, first)) = sources.next() else { return Ok(None) };
+    let Some((source, other)) = sources.find(|(_, other)| *other != first) else { return Ok(Some(first)) };
+    let message = format!(
+        "{first_source} ({}) and {source} ({}) contradict each other: use one of them",
+        shown(&first),
+        shown(&other)
+    );
+    Err(Refusal::new(Reason::AmbiguousRequest, message))
+}
+
+fn shown(addresses: &BTreeSet<Vip>) -> String {
+    addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}
+
+fn pool_shown(pool: &PoolChoice) -> String {
+    quoted(pool.name().unwrap_or(AUTO))
+}
+
+pub(in crate::model) fn invalid(source: &str, value: &str, allowed: &str) -> Refusal {
+    Refusal::new(Reason::InvalidAnnotation, format!("{source}: {} is malformed; allowed: {allowed}", quoted(value)))
+}
