@@ -83,7 +83,7 @@ impl Reading {
 enum Finding {
     Map(plan::Difference),
     Interface(u32, Interface),
-    VipIndex(u32, VipSlot),
+    VipIndex(u32),
     MapPin(String, u32),
     ProgramPin,
     Link(u32),
@@ -215,7 +215,9 @@ impl Agent {
             found.extend(maps.map(|difference| (Difference::from(&difference), Finding::Map(difference))));
             let wanted = self.kernel.interfaces();
             found.extend(array_findings("INTERFACES", wanted, interfaces, Finding::Interface));
-            found.extend(array_findings("VIP_INDEX", self.kernel.vip_index(), vip_index, Finding::VipIndex));
+            found.extend(array_findings("VIP_INDEX", self.kernel.vip_index(), vip_index, |index, _| {
+                Finding::VipIndex(index)
+            }));
         }
         if !reading.snat {
             let wanted = Some("the identity-SNAT chain".to_owned());
@@ -231,7 +233,7 @@ impl Agent {
         match finding {
             Finding::Map(difference) => self.kernel.correct(difference)?,
             Finding::Interface(ifindex, wanted) => self.kernel.write_interface(*ifindex, *wanted)?,
-            Finding::VipIndex(index, wanted) => self.kernel.write_vip_slot(*index, *wanted)?,
+            Finding::VipIndex(index) => self.kernel.repair_vip_index(*index)?,
             Finding::MapPin(name, id) => self.kernel.restore_map(name, *id)?,
             Finding::ProgramPin => self.kernel.programs.pin().map_err(KernelError::from)?,
             Finding::Link(ifindex) => {

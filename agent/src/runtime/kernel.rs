@@ -15,7 +15,7 @@ use crate::{
         maps::{Maps, MapsError},
         pinned::{Pinned, PinnedError},
         pins::Pins,
-        vip_index,
+        vip_index::VipIndex,
     },
     election::{Command, Election, HEARTBEAT, Input},
     model::{NodeName, PortClaim, ServiceName, Vip},
@@ -73,8 +73,7 @@ pub(super) struct Kernel {
     yields: u64,
     /// `INTERFACES`, as last written.
     interfaces: BTreeMap<u32, abi::Interface>,
-    /// `VIP_INDEX`, as last written.
-    vip_index: BTreeMap<u32, abi::VipSlot>,
+    vip_index: VipIndex,
     /// What was pinned at the start; the links, as they were attached last.
     pinned: Pinned,
     pins: Pins,
@@ -99,7 +98,7 @@ impl Kernel {
         let observed = Observed::from_entries(Capacities::default(), entries(&maps)?);
         let yields = yields(&maps)?;
         let election = Election::new(local);
-        let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
+        let (interfaces, vip_index) = (maps.read_interfaces()?, VipIndex::read(&maps)?);
         let pinned = Pinned::read(&pins)?;
         let (carrier, beaten, writes) = (false, Duration::ZERO, 0);
         Ok(Self {
@@ -130,30 +129,15 @@ impl Kernel {
         Ok(())
     }
 
-    /// Makes `VIP_INDEX`, where it is `known`, what is wanted.
-    pub(super) fn write_vip_index(
-        &mut self,
-        known: &BTreeMap<u32, abi::VipSlot>,
-        wanted: BTreeMap<u32, abi::VipSlot>,
-    ) -> Result<(), MapsError> {
+    /// Writes an element of `VIP_INDEX` again.
+    pub(super) fn repair_vip_index(&mut self, index: u32) -> Result<(), MapsError> {
         self.writes += 1;
-        self.maps.write_vip_index(known, &wanted)?;
-        self.vip_index = wanted;
-        Ok(())
-    }
-
-    /// Writes an element of `VIP_INDEX` again, whatever it holds.
-    pub(super) fn write_vip_slot(&mut self, index: u32, wanted: abi::VipSlot) -> Result<(), MapsError> {
-        self.writes += 1;
-        // No slot that is ever wanted.
-        let damaged = abi::VipSlot { id: u32::MAX, ..abi::VipSlot::default() };
-        let (known, wanted) = (BTreeMap::from([(index, damaged)]), BTreeMap::from([(index, wanted)]));
-        self.maps.write_vip_index(&known, &wanted).map(drop)
+        self.vip_index.repair(&mut self.maps, index)
     }
 
     /// `VIP_INDEX`, as last written.
     pub(super) fn vip_index(&self) -> &BTreeMap<u32, abi::VipSlot> {
-        &self.vip_index
+        self.vip_index.slots()
     }
 
     /// `INTERFACES`, as last written.
@@ -218,9 +202,9 @@ impl Kernel {
                 commands.extend(self.beat()?);
             }
         }
-        if plan.steps.iter().any(|step| matches!(step, Step::Vip(..))) {
-            let wanted = vip_index::slots(self.observed.vips());
-            self.write_vip_index(&self.vip_index.clone(), wanted)?;
+        if plan.steps.iter().any(|step| matches!(step, Step::Vip(_, None))) {
+            self.writes += 1;
+            self.vip_index.renew(&mut self.maps, self.observed.vips())?;
         }
         if plan.refused.is_empty() {
             self.observed.settle(desired, &plan);
@@ -235,6 +219,9 @@ impl Kernel {
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
         self.writes += 1;
         self.maps.apply(step)?;
+        if let Step::Vip(address, value) = step {
+            self.vip_index.follow(&mut self.maps, *address, value.as_ref())?;
+        }
         self.observed.record(step, boottime()?);
         Ok(())
     }
@@ -344,3 +331,6 @@ pub(super) fn entries(maps: &Maps) -> Result<Entries, MapsError> {
     }
     Ok(entries)
 }
+
+#[cfg(test)]
+mod tests;

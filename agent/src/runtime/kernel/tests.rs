@@ -1,0 +1,59 @@
+use std::{collections::BTreeSet, net::Ipv4Addr, sync::Arc};
+
+use imbl::OrdMap;
+use vipmux_common::abi::VIP_ALL_PORTS;
+
+use super::*;
+use crate::{
+    datapath::{maps::fixture, vip_index::slots},
+    model::Protocol,
+    plan::{DesiredBackend, DesiredNode, DesiredService, DesiredVip, Treatment, Unreachable},
+};
+
+fn here() -> NodeName {
+    NodeName("here".to_owned())
+}
+
+fn vip(last: u8) -> Vip {
+    Vip(Ipv4Addr::new(192, 0, 2, last).into())
+}
+
+/// A Service with an endpoint here, on these VIPs and that port of each.
+fn desired(vips: &[Vip], port: u16) -> Desired {
+    let backend = DesiredBackend { address: [10, 0, 0, 1].into(), port: 8080, node: here(), ready: true };
+    let service = DesiredService {
+        owner: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+        backends: Arc::new(BTreeSet::from([backend])),
+        treatment: Treatment::default(),
+    };
+    let claim = |vip: &Vip| (PortClaim { vip: *vip, protocol: Protocol::Tcp, port }, service.clone());
+    let of_vip = |vip: &Vip| (*vip, DesiredVip { leading: false, interfaces: 1, vlan: 0, epoch: 0 });
+    Desired {
+        local: here(),
+        nodes: [(here(), DesiredNode { mac: None, ifindex: 1, mtu: 1500, attached: true })].into(),
+        vips: vips.iter().map(of_vip).collect(),
+        services: vips.iter().map(claim).collect::<OrdMap<_, _>>(),
+        unreachable: Unreachable::Refuse,
+    }
+}
+
+fn kernel() -> Option<Kernel> {
+    let pins = fixture::mounted()?;
+    Some(Kernel::open(pins, 64, here(), Unclaimed::Reject).unwrap())
+}
+
+#[test]
+fn packets_find_a_vip_as_it_is_after_each_step() {
+    let Some(mut kernel) = kernel() else { return };
+    let (one, all) = (desired(&[vip(1)], 80), desired(&[vip(1)], 0));
+    for (desired, all_ports) in [(&one, false), (&all, true), (&one, false), (&desired(&[], 0), false)] {
+        let plan = plan::plan(desired, &kernel.observed, boottime().unwrap()).unwrap();
+        for step in &plan.steps {
+            kernel.execute(step).unwrap();
+            let vips = kernel.maps.read_vips().unwrap();
+            assert_eq!(kernel.maps.read_vip_index().unwrap(), slots(&vips), "{step:?}");
+        }
+        let has_all = |vip: &abi::VipValue| vip.flags & VIP_ALL_PORTS != 0;
+        assert_eq!(kernel.maps.read_vips().unwrap().values().any(has_all), all_ports);
+    }
+}
