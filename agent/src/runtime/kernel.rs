@@ -190,14 +190,18 @@ impl Kernel {
         led.map(|(address, value)| (Vip((*address).into()), (value.interfaces, value.vlan))).collect()
     }
 
-    /// Brings the maps to `desired`, without touching who leads. The heart goes on beating meanwhile.
+    /// Brings the maps to `desired`, without touching who leads: that is for the state machine to say, also while a plan
+    /// that was made before is executed. The heart goes on beating meanwhile.
     pub(super) fn sync(&mut self, desired: &Desired) -> Result<Synced, KernelError> {
         let now = boottime()?;
         self.observed.forget_rested(now);
         let plan = plan::plan(desired, &self.observed, now)?;
         let mut commands = Vec::new();
         for step in &plan.steps {
-            self.execute(step)?;
+            match *step {
+                Step::Vip(address, Some(value)) => self.write_vip(address, value)?,
+                _ => self.execute(step)?,
+            }
             if boottime()?.saturating_sub(self.beaten) >= HEARTBEAT {
                 commands.extend(self.beat()?);
             }
@@ -208,9 +212,6 @@ impl Kernel {
         }
         if plan.refused.is_empty() {
             self.observed.settle(desired, &plan);
-        }
-        if !plan.steps.is_empty() {
-            self.align()?;
         }
         let leftovers = self.observed.has_leftovers();
         Ok(Synced { refused: plan.refused, unreachable: plan.unreachable, leftovers, commands })
@@ -265,8 +266,7 @@ impl Kernel {
         let commands = self.election.handle(input, boottime()?);
         for command in &commands {
             match *command {
-                Command::Follow(vip) => self.set_leading(vip, false)?,
-                Command::Lead(vip) => self.set_leading(vip, true)?,
+                Command::Follow(vip) | Command::Lead(vip) => self.flag(vip)?,
                 Command::Extend(deadline) => {
                     let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
                     self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?;
@@ -277,28 +277,21 @@ impl Kernel {
         Ok(commands)
     }
 
-    /// Flags that a plan made from an older view wrote are put right.
-    fn align(&mut self) -> Result<(), KernelError> {
-        let wrong: Vec<(Vip, bool)> = self
-            .observed
-            .vips()
-            .iter()
-            .map(|(address, value)| (Vip((*address).into()), value.flags & VIP_LEADING != 0))
-            .filter(|(vip, leading)| self.election.leads(*vip) != *leading)
-            .collect();
-        wrong.into_iter().try_for_each(|(vip, leading)| self.set_leading(vip, !leading))
+    /// Sets the leading flag by who leads; a VIP that is not in the maps has none.
+    fn flag(&mut self, vip: Vip) -> Result<(), KernelError> {
+        let address = Address::from(vip.0);
+        let known = self.observed.vips().get(&address).copied();
+        known.map_or(Ok(()), |known| self.write_vip(address, known))
     }
 
-    /// A VIP that is not in the maps has no flag to set.
-    fn set_leading(&mut self, vip: Vip, leading: bool) -> Result<(), KernelError> {
-        let address = Address::from(vip.0);
-        let Some(mut value) = self.observed.vips().get(&address).copied() else { return Ok(()) };
-        let flags = if leading { value.flags & !VIP_YIELDED | VIP_LEADING } else { value.flags & !VIP_LEADING };
-        if flags == value.flags {
-            return Ok(());
-        }
-        value.flags = flags;
-        self.execute(&Step::Vip(address, Some(value)))
+    /// Writes a VIP, with the leading flag by who leads now: a plan may have been made before that changed.
+    fn write_vip(&mut self, address: Address, value: abi::VipValue) -> Result<(), KernelError> {
+        let others = value.flags & !VIP_LEADING;
+        let leads = self.election.leads(Vip(address.into()));
+        let flags = if leads { others & !VIP_YIELDED | VIP_LEADING } else { others };
+        let value = abi::VipValue { flags, ..value };
+        let known = self.observed.vips().get(&address);
+        if known == Some(&value) { Ok(()) } else { self.execute(&Step::Vip(address, Some(value))) }
     }
 }
 

@@ -57,3 +57,23 @@ fn packets_find_a_vip_as_it_is_after_each_step() {
         assert_eq!(kernel.maps.read_vips().unwrap().values().any(has_all), all_ports);
     }
 }
+
+#[test]
+fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
+    let Some(mut kernel) = kernel() else { return };
+    kernel.carrier = true;
+    let vips: Vec<_> = (1..=3).map(vip).collect();
+    let led = |kernel: &Kernel| kernel.announced().into_keys().collect::<Vec<_>>();
+    kernel.sync(&desired(&vips, 80)).unwrap();
+    kernel.choose(vips.iter().map(|vip| (*vip, Some(here()))).collect()).unwrap();
+    assert_eq!(led(&kernel), vips);
+    let mut stale = desired(&vips, 443);
+    stale.vips.values_mut().for_each(|vip| vip.interfaces = 3);
+    kernel.sync(&stale).unwrap();
+    assert_eq!(led(&kernel), vips);
+    stale.vips.values_mut().for_each(|vip| (vip.leading, vip.interfaces) = (true, 7));
+    kernel.choose(vips.iter().map(|vip| (*vip, None)).collect()).unwrap();
+    kernel.sync(&stale).unwrap();
+    assert_eq!(led(&kernel), []);
+    assert!(kernel.observed.vips().values().all(|vip| vip.interfaces == 7));
+}
