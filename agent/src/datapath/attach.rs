@@ -1,6 +1,6 @@
 //! Attaching the programs to interfaces, and detaching them.
 
-use std::{collections::BTreeSet, fs, io, path::Path};
+use std::{fs, io, path::Path};
 
 use aya::programs::{
     LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
@@ -201,14 +201,6 @@ impl Programs {
     /// Detaches the links of an interface; of one that is gone they attach nothing any more.
     pub fn detach(&self, ifindex: u32) -> Result<(), LoadError> {
         LinkKind::ALL.into_iter().try_for_each(|kind| detach_pin(&self.pins.link(kind, ifindex)))
-    }
-
-    /// The interfaces that pinned links were attached to.
-    pub fn attached(&self) -> Result<BTreeSet<u32>, LoadError> {
-        let folder = self.pins.links();
-        let entries = fs::read_dir(&folder).map_err(pin_error("read", &folder))?;
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        Ok(names.filter_map(|name| Some(Pins::parse_link(&name)?.1)).collect())
     }
 
     /// Puts the program into the pinned link; not if there is none, or its interface is gone.

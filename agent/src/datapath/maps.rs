@@ -241,11 +241,6 @@ impl Maps {
         used("INTERFACES", &self.interfaces, |interface| *interface != Interface::default())
     }
 
-    /// One of them, all zero if it is none.
-    pub fn read_interface(&self, ifindex: u32) -> Result<Interface, MapsError> {
-        self.interfaces.get(&ifindex, 0).map_err(|source| MapsError::Read { map: "INTERFACES", source })
-    }
-
     /// All VIPs.
     pub fn read_vips(&self) -> Result<BTreeMap<Address, VipValue>, MapsError> {
         all("VIPS", &self.vips)

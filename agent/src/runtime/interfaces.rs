@@ -85,7 +85,7 @@ impl Agent {
         for problem in problems {
             self.complain(problem, complaints)?;
         }
-        self.release(links, &segments)?;
+        self.release(links, &segments, complaints)?;
         for segment in segments.clone().iter() {
             if let Err(error) = self.attach_segment(links, &segments, segment) {
                 self.complain(error, complaints)?;
@@ -129,19 +129,23 @@ impl Agent {
         (segments, problems)
     }
 
-    /// Gives up interfaces that are gone or no longer wanted, and with them their bits. At the start also those of an
-    /// earlier agent. As long as nothing is known to be wanted, only what is gone.
-    fn release(&mut self, links: &Links, wanted: &Segments) -> Result<(), AgentError> {
-        let mut known = self.interfaces.outlets.clone();
-        known.extend(self.interfaces.attached.values().flat_map(|attached| attached.port.receivers.iter().copied()));
-        if !self.ready {
-            known.extend(self.kernel.maps.read_interfaces()?.into_keys());
-            known.extend(self.kernel.programs.attached()?);
-        }
+    /// Gives up interfaces that are gone or no longer wanted, and with them their bits, those of an earlier agent too. As
+    /// long as nothing is known to be wanted, only what is gone.
+    fn release(
+        &mut self,
+        links: &Links,
+        wanted: &Segments,
+        complaints: &mut BTreeSet<String>,
+    ) -> Result<(), AgentError> {
         let mut used = wanted.outlets();
         used.extend(wanted.ports().values().flat_map(|port| port.receivers.iter().copied()));
         let is_idle = |ifindex: &u32| links.get(*ifindex).is_none() || !wanted.is_empty() && !used.contains(ifindex);
-        known.into_iter().filter(is_idle).try_for_each(|ifindex| self.let_go(links, ifindex))
+        for ifindex in self.kernel.touched().into_iter().filter(is_idle) {
+            if let Err(error) = self.let_go(links, ifindex) {
+                self.complain(error, complaints)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes in where VIPs are announced now.

@@ -1,6 +1,9 @@
 //! The data plane as the event loop sees it: the maps, their mirror, and the state machine that owns the leading flags.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use nix::{
     errno::Errno,
@@ -143,6 +146,17 @@ impl Kernel {
     /// `INTERFACES`, as last written.
     pub(super) fn interfaces(&self) -> &BTreeMap<u32, abi::Interface> {
         &self.interfaces
+    }
+
+    /// One of them; all zero if it is none.
+    pub(super) fn interface(&self, ifindex: u32) -> abi::Interface {
+        self.interfaces.get(&ifindex).copied().unwrap_or_default()
+    }
+
+    /// The interfaces that something was done to, by this agent or by one before it.
+    pub(super) fn touched(&self) -> BTreeSet<u32> {
+        let linked = self.pinned.links.keys().map(|(_, ifindex)| ifindex);
+        self.interfaces.keys().chain(linked).copied().collect()
     }
 
     /// Where and what is pinned.

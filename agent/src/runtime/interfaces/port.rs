@@ -1,6 +1,6 @@
 //! Attaching the programs to one interface, and taking back what was done to it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
     self, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
@@ -23,7 +23,7 @@ const MARKS: u32 = INTERFACE_TAGS | INTERFACE_FILTER | INTERFACE_QDISC;
 #[derive(Clone, Debug)]
 pub(in crate::runtime) struct Attached {
     pub(in crate::runtime) bit: u32,
-    pub(super) port: Port,
+    port: Port,
 }
 
 impl Agent {
@@ -60,7 +60,7 @@ impl Agent {
 
     /// Remembers how a classifier was attached to an interface. Where it is by a link, filters of an earlier agent go.
     fn mark(&mut self, interface: &Interface, by: By) -> Result<(), AgentError> {
-        let mut entry = self.kernel.maps.read_interface(interface.ifindex)?;
+        let mut entry = self.kernel.interface(interface.ifindex);
         match by {
             By::Filter { made } => entry.flags |= INTERFACE_FILTER | if made { INTERFACE_QDISC } else { 0 },
             By::Link => {
@@ -97,7 +97,7 @@ impl Agent {
     }
 
     fn detach_inlet(&mut self, port: &Interface) -> Result<(), AgentError> {
-        let flags = self.kernel.maps.read_interface(port.ifindex)?.flags;
+        let flags = self.kernel.interface(port.ifindex).flags;
         Ok(self.kernel.programs.detach_ingress(&port.name, port.ifindex, flags & INTERFACE_FILTER != 0)?)
     }
 
@@ -106,10 +106,9 @@ impl Agent {
         if self.interfaces.attached.get(&ifindex).is_some_and(|attached| attached.port == *port) {
             return Ok(());
         }
-        let known = self.kernel.maps.read_interfaces()?;
-        let pinned = known.get(&ifindex).filter(|known| known.bit != 0);
-        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit(&known)) else {
-            let attached = known.values().filter(|interface| interface.bit != 0);
+        let pinned = Some(self.kernel.interface(ifindex)).filter(|known| known.bit != 0);
+        let Some(bit) = pinned.map(|known| known.bit).or_else(|| self.free_bit()) else {
+            let attached = self.kernel.interfaces().values().filter(|interface| interface.bit != 0);
             return Err(AgentError::TooManyInterfaces(attached.count() + 1));
         };
         let receivers: Vec<_> = port.receivers.iter().filter_map(|receiver| links.get(*receiver)).collect();
@@ -120,7 +119,7 @@ impl Agent {
         let programs = &mut self.kernel.programs;
         let generic = programs.attach_xdp(name, (ifindex, interface.mtu), self.options.mode, generic)?;
         for receiver in receivers {
-            let mut entry = self.kernel.maps.read_interface(receiver.ifindex)?;
+            let mut entry = self.kernel.interface(receiver.ifindex);
             let partial = self.interfaces.ethtool.has_local_senders(&receiver.name)?;
             (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
             entry.flags |= if generic { INTERFACE_GENERIC } else { 0 } | if partial { INTERFACE_PARTIAL } else { 0 };
@@ -139,7 +138,7 @@ impl Agent {
         if !ethtool.strips_tags(&receiver.name)? {
             return Ok(());
         }
-        let mut entry = self.kernel.maps.read_interface(receiver.ifindex)?;
+        let mut entry = self.kernel.interface(receiver.ifindex);
         entry.flags |= INTERFACE_TAGS;
         self.kernel.write_interface(receiver.ifindex, entry)?;
         ethtool.strip_tags(&receiver.name, false)?;
@@ -147,10 +146,10 @@ impl Agent {
         Ok(())
     }
 
-    /// Detaches the programs from an interface, and takes back what was done to it.
+    /// Detaches the programs from an interface, and takes back what was done to it. Where that fails, it is tried again.
     pub(super) fn let_go(&mut self, links: &Links, ifindex: u32) -> Result<(), AgentError> {
         self.interfaces.unlink(ifindex);
-        let entry = self.kernel.maps.read_interface(ifindex)?;
+        let entry = self.kernel.interface(ifindex);
         self.kernel.write_interface(ifindex, abi::Interface { flags: entry.flags & MARKS, ..Default::default() })?;
         self.kernel.programs.detach(ifindex)?;
         if let Some(interface) = links.get(ifindex) {
@@ -163,12 +162,11 @@ impl Agent {
             tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
         }
         self.kernel.write_interface(ifindex, abi::Interface::default())?;
-        Ok(())
+        Ok(self.kernel.note_links()?)
     }
 
-    fn free_bit(&self, known: &BTreeMap<u32, abi::Interface>) -> Option<u32> {
-        let mut used = known.values().fold(0, |bits, interface| bits | interface.bit);
-        used |= self.interfaces.attached.values().fold(0, |bits, attached| bits | attached.bit);
+    fn free_bit(&self) -> Option<u32> {
+        let used = self.kernel.interfaces().values().fold(0, |bits, interface| bits | interface.bit);
         (0..u32::BITS).map(|place| 1 << place).find(|bit| used & bit == 0)
     }
 }
