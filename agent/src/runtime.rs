@@ -2,7 +2,8 @@
 //! what they say.
 //!
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
-//! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), and the [`Monitor`] of interfaces and neighbours.
+//! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
+//! neighbours, and those that keep the NAT chain and the groups. Questions come by a bounded channel ([`control`]).
 
 mod check;
 mod desired;
@@ -21,10 +22,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::fcntl::{Flock, FlockArg};
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::{mpsc, watch},
+    sync::{
+        mpsc,
+        watch::{self, error::RecvError},
+    },
     time::{MissedTickBehavior, interval, sleep_until},
 };
 
@@ -147,6 +154,9 @@ pub enum AgentError {
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
+    /// What it goes by is not followed any more, so it must not go on by what it was last.
+    #[error("a part of the agent that follows the manifests or the network failed")]
+    Blind(#[from] RecvError),
 }
 
 impl From<MapsError> for AgentError {
@@ -230,8 +240,10 @@ fn lock(options: &Options) -> Result<Flock<File>, AgentError> {
     fs::create_dir_all(&options.state_dir).map_err(state)?;
     let path = options.state_dir.join(format!("agent-{}.lock", options.node.0.replace('/', "_")));
     let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(state)?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock)
-        .map_err(|_| AgentError::Running { node: options.node.clone(), path })
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => AgentError::Running { node: options.node.clone(), path },
+        other => state(other.into()),
+    })
 }
 
 /// Between 16 k and 1 M entries, by the machine's memory.
@@ -299,9 +311,12 @@ impl Agent {
                 }
                 _ = terminate.recv() => return Ok(()),
                 _ = interrupt.recv() => return Ok(()),
-                Ok(()) = settled.changed() => begun = true,
-                Ok(()) = links.changed(), if begun => {}
-                Ok(()) = neighbors.changed(), if begun => {}
+                changed = settled.changed() => {
+                    changed?;
+                    begun = true;
+                }
+                changed = links.changed(), if begun => changed?,
+                changed = neighbors.changed(), if begun => changed?,
                 () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
                 reading = checks.read() => if !self.checked(&mut checks, reading)? { continue },
                 Some(query) = queries.recv(), if self.ready => {
@@ -316,17 +331,29 @@ impl Agent {
             let settled = Arc::clone(&settled.borrow_and_update());
             let links = Arc::clone(&links.borrow_and_update());
             let neighbors = Arc::clone(&neighbors.borrow_and_update());
-            let mut complaints = BTreeSet::new();
-            self.attach(&links, &settled, &mut complaints)?;
-            let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
-            monitor.resolve(self.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), wanted);
-            self.update(&links, &settled, &neighbors, complaints)?;
-            let linked = self.interfaces.linked();
-            if linked != self.linked {
-                self.linked = linked;
-                self.kernel.note_links()?;
-            }
+            self.follow(monitor, &settled, &links, &neighbors)?;
         }
+    }
+
+    /// Brings the interfaces, and then the kernel, to what is settled.
+    fn follow(
+        &mut self,
+        monitor: &Monitor,
+        settled: &Settled,
+        links: &Links,
+        neighbors: &Neighbors,
+    ) -> Result<(), AgentError> {
+        let mut complaints = BTreeSet::new();
+        self.attach(links, settled, &mut complaints)?;
+        let wanted = settled.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
+        monitor.resolve(self.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), wanted);
+        self.update(links, settled, neighbors, complaints)?;
+        let linked = self.interfaces.linked();
+        if linked != self.linked {
+            self.linked = linked;
+            self.kernel.note_links()?;
+        }
+        Ok(())
     }
 
     /// Brings the kernel to what is settled, then tells the election who was chosen.

@@ -92,7 +92,7 @@ impl Agent {
                 segments.remove(segment.ifindex);
             }
         }
-        self.follow(segments);
+        self.announce_on(segments);
         if self.interfaces.attached.is_empty() {
             let node = &self.options.node;
             complaints.insert(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
@@ -149,7 +149,7 @@ impl Agent {
     }
 
     /// Takes in where VIPs are announced now.
-    fn follow(&mut self, segments: Segments) {
+    fn announce_on(&mut self, segments: Segments) {
         let before = std::mem::replace(&mut self.interfaces.segments, segments);
         let segments = &self.interfaces.segments;
         for old in before.iter().filter(|old| segments.get(old.ifindex).is_none()) {
