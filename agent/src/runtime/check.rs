@@ -97,6 +97,7 @@ pub(super) struct Checks {
     /// The writes before it began.
     running: Option<(u64, JoinHandle<Result<Reading, CheckError>>)>,
     waiting: Vec<Query>,
+    /// Readings for them that were of no use.
     attempts: u32,
     /// What could not be read, as last told.
     trouble: Option<String>,
@@ -141,6 +142,20 @@ impl Checks {
         (writes, result)
     }
 
+    /// What was read is of no use: it is read again, at once for whoever waits.
+    fn again(&mut self, kernel: &Kernel) {
+        self.due = self.due.map(|at| at.max(Instant::now() + AGAIN));
+        if self.waiting.is_empty() {
+            return;
+        }
+        self.attempts += 1;
+        if self.attempts < ATTEMPTS {
+            self.begin(kernel);
+        } else {
+            self.answer(&Answer::Error("the maps kept changing while they were read: ask again".to_owned()));
+        }
+    }
+
     fn answer(&mut self, answer: &Answer) {
         self.attempts = 0;
         self.waiting.drain(..).for_each(|query| query.answer(answer.clone()));
@@ -168,13 +183,7 @@ impl Agent {
         let due = checks.due.is_some_and(|due| due <= Instant::now());
         let reading = match reading {
             Ok(_) | Err(_) if writes != self.kernel.writes() => {
-                checks.due = checks.due.map(|at| at.max(Instant::now() + AGAIN));
-                checks.attempts += 1;
-                if checks.attempts >= ATTEMPTS {
-                    checks.answer(&Answer::Error("the maps kept changing while they were read: ask again".to_owned()));
-                } else if !checks.waiting.is_empty() {
-                    checks.begin(&self.kernel);
-                }
+                checks.again(&self.kernel);
                 return Ok(false);
             }
             Ok(reading) => reading,
