@@ -22,6 +22,9 @@ use crate::{
 
 pub use crate::runtime::AgentError;
 
+/// How long a stopping agent waits for what its threads have begun.
+const LAST_WORK: Duration = Duration::from_secs(1);
+
 /// The arguments of `vipmux agent`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
@@ -98,7 +101,10 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         .enable_all()
         .build()
         .map_err(AgentError::Runtime)?;
-    runtime.block_on(runtime::run(options))
+    let result = runtime.block_on(runtime::run(options));
+    // A thread that waits for another agent's lock, or for nftables, keeps nobody waiting: it leaves nothing half done.
+    runtime.shutdown_timeout(LAST_WORK);
+    result
 }
 
 /// Text on a terminal, JSON elsewhere; `RUST_LOG` chooses what is logged.
