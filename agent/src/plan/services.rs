@@ -55,7 +55,9 @@ impl Services {
         let mut draft = Draft::new(observed, placements, differing.map(|changes| scope(changes, observed)), now);
         if let Some(changes) = differing {
             draft.unreachable.clone_from(observed.settled.unreachable());
-            draft.unreachable.retain(|claim| changes.iter().all(|(changed, _)| *changed != claim));
+            for (claim, _) in changes {
+                draft.unreachable.remove(*claim);
+            }
         }
         let (mut held, mut new) = (Vec::new(), Vec::new());
         for (claim, service) in wanted {
