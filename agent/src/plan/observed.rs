@@ -343,7 +343,7 @@ pub(super) fn ranges(value: &abi::ServiceValue) -> impl Iterator<Item = Range> +
     [all, local].into_iter()
 }
 
-fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
+pub(super) fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
     match value {
         Some(value) => map.insert(key, value),
         None => map.remove(&key),

@@ -241,6 +241,7 @@ impl World {
 
     fn live(&mut self, episode: &Episode) {
         self.now += episode.pause;
+        self.observed.forget_rested(self.now);
         let plan = plan(&episode.desired, &self.observed, self.now).unwrap();
         self.check_the_long_way(&episode.desired, &plan);
         let executed = match episode.course {

@@ -11,7 +11,7 @@ use vipmux_common::{abi, hash};
 use crate::{
     hashing::{self, Endpoint},
     model::{NodeName, PortClaim, ServiceName},
-    plan::{Capacities, Desired, DesiredBackend, DesiredService, Entries, REST, Step, Unreachable},
+    plan::{Capacities, Desired, DesiredBackend, DesiredService, Entries, REST, Step, Unreachable, observed::put},
 };
 
 /// What becomes of a packet.
@@ -369,11 +369,4 @@ fn is_vouched_for(backend: &abi::Backend) -> bool {
 fn check_rest(left: &BTreeMap<u32, Duration>, index: u32, now: Duration) {
     let rested = left.get(&index).is_none_or(|left| now >= *left + REST);
     assert!(rested, "index or slot {index} was used again before it had rested");
-}
-
-fn put<K: Ord, V>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>) {
-    match value {
-        Some(value) => map.insert(key, value),
-        None => map.remove(&key),
-    };
 }

@@ -4,7 +4,9 @@ use vipmux_common::abi::{self, Mac};
 
 use super::*;
 use crate::plan::{
-    Capacities, Desired, Entries, Plan, REST, plan,
+    Capacities, Desired, Entries, Plan, REST,
+    observed::put,
+    plan,
     tests::{backends, desired, treatment::sources},
 };
 
@@ -15,11 +17,9 @@ struct Maps {
     arena: BTreeMap<u32, u32>,
 }
 
-fn put<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, key: K, value: Option<V>, free: Option<&V>) {
-    match value.filter(|value| Some(value) != free) {
-        Some(value) => map.insert(key, value),
-        None => map.remove(&key),
-    };
+/// What an element of an array holds, if it is in use.
+fn used<V: Default + PartialEq>(value: V) -> Option<V> {
+    (value != V::default()).then_some(value)
 }
 
 impl Maps {
@@ -27,19 +27,15 @@ impl Maps {
         let entries = &mut self.entries;
         match step {
             Step::Config(config) => entries.config = config,
-            Step::NodeName(index, name) => put(&mut entries.node_names, index, name, None),
-            Step::Node(index, node) => put(&mut entries.nodes, index, Some(node), Some(&abi::Node::default())),
-            Step::Peer(mac, index) => put(&mut entries.peers, mac, index, None),
-            Step::Backend(index, backend) => {
-                put(&mut entries.backends, index, Some(backend), Some(&abi::Backend::default()));
-            }
+            Step::NodeName(index, name) => put(&mut entries.node_names, index, name),
+            Step::Node(index, node) => put(&mut entries.nodes, index, used(node)),
+            Step::Peer(mac, index) => put(&mut entries.peers, mac, index),
+            Step::Backend(index, backend) => put(&mut entries.backends, index, used(backend)),
             Step::Table(offset, table) => self.arena.extend((offset..).zip(table.iter().copied())),
-            Step::ServiceName(index, name) => put(&mut entries.service_names, index, name, None),
-            Step::ServiceState(index, state) => {
-                put(&mut entries.service_states, index, Some(state), Some(&abi::ServiceState::default()));
-            }
-            Step::Service(key, value) => put(&mut entries.services, key, value, None),
-            Step::Vip(address, value) => put(&mut entries.vips, address, value, None),
+            Step::ServiceName(index, name) => put(&mut entries.service_names, index, name),
+            Step::ServiceState(index, state) => put(&mut entries.service_states, index, used(state)),
+            Step::Service(key, value) => put(&mut entries.services, key, value),
+            Step::Vip(address, value) => put(&mut entries.vips, address, value),
             Step::SourceRange(key, true) => drop(entries.source_ranges.insert(key)),
             Step::SourceRange(key, false) => drop(entries.source_ranges.remove(&key)),
         }
