@@ -102,7 +102,8 @@ pub enum ReadError {
 }
 
 /// Reads manifests once: files of any name, directories (the `*.yaml`, `*.yml` and `*.json` in and below them that are not
-/// hidden), and `-` for standard input. At most 32 MiB a file, 256 MiB and 65,536 files a directory.
+/// hidden), and `-` for standard input. At most 32 MiB a file, 256 MiB, 65,536 files and 16,384 directories below a
+/// directory.
 ///
 /// Malformed documents are in [`Objects::problems`], ordered by file and document. Of an object that is defined twice the
 /// first by file and document is used.

@@ -19,6 +19,8 @@ pub(super) const FILE_MAX: u64 = 32 << 20;
 pub(super) const TOTAL_MAX: u64 = 256 << 20;
 /// The number of files.
 pub(super) const FILES_MAX: usize = 65_536;
+/// The number of directories, each as often as it is met: links to links multiply.
+const DIRECTORIES_MAX: usize = 16_384;
 /// Directories below the given one.
 const DEPTH_MAX: usize = 8;
 
@@ -111,7 +113,7 @@ pub(super) fn is_hidden(path: &Path) -> bool {
 /// Lists the manifests in and below `root`, through symbolic links, leaving out what is hidden. `enter` is called with each
 /// directory before it is listed, so that whoever watches it misses nothing.
 pub(super) fn walk(root: &Path, enter: &mut dyn FnMut(&Path)) -> io::Result<Tree> {
-    let mut walker = Walker { tree: Tree::default(), enter, total: 0, ancestors: Vec::new() };
+    let mut walker = Walker { tree: Tree::default(), enter, total: 0, directories: 0, ancestors: Vec::new() };
     walker.list(root)?;
     Ok(walker.tree)
 }
@@ -121,12 +123,15 @@ struct Walker<'a> {
     enter: &'a mut dyn FnMut(&Path),
     /// Bytes of the files so far.
     total: u64,
+    /// Directories so far.
+    directories: usize,
     /// Device and inode of the directories on the way here: a link to one of them is a loop.
     ancestors: Vec<(u64, u64)>,
 }
 
 impl Walker<'_> {
     fn list(&mut self, directory: &Path) -> io::Result<()> {
+        self.directories += 1;
         (self.enter)(directory);
         let metadata = fs::metadata(directory)?;
         let identity = (metadata.dev(), metadata.ino());
@@ -159,6 +164,10 @@ impl Walker<'_> {
     }
 
     fn directory(&mut self, path: PathBuf, metadata: &Metadata) {
+        if self.directories >= DIRECTORIES_MAX {
+            self.leave_out(&path, &format!("more than {DIRECTORIES_MAX} directories"));
+            return self.tree.unlisted.push(path);
+        }
         let looped = self.ancestors.contains(&(metadata.dev(), metadata.ino()));
         let listed = match () {
             () if looped => Err("the directory leads back to one that it is in".to_owned()),
@@ -177,18 +186,23 @@ impl Walker<'_> {
 
     fn file(&mut self, path: PathBuf, stamp: Stamp) {
         let total = self.total.saturating_add(stamp.size.min(FILE_MAX));
-        let message = match () {
-            () if self.tree.files.len() >= FILES_MAX => format!("left out: more than {FILES_MAX} files"),
-            () if total > TOTAL_MAX => format!("left out: more than {} MiB in all files together", TOTAL_MAX >> 20),
+        let what = match () {
+            () if self.tree.files.len() >= FILES_MAX => format!("more than {FILES_MAX} files"),
+            () if total > TOTAL_MAX => format!("more than {} MiB in all files together", TOTAL_MAX >> 20),
             () => {
                 self.total = total;
                 self.tree.files.insert(path, stamp);
                 return;
             }
         };
-        // One is enough to say so.
+        self.leave_out(&path, &what);
+    }
+
+    /// Tells what is beyond a limit; one such path is enough to say so.
+    fn leave_out(&mut self, path: &Path, what: &str) {
+        let message = format!("left out: {what}");
         if !self.tree.problems.iter().any(|problem| problem.message == message) {
-            self.tree.problems.push(Problem::of_file(&path, message));
+            self.tree.problems.push(Problem::of_file(path, message));
         }
     }
 }

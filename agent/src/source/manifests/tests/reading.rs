@@ -211,6 +211,25 @@ fn a_directory_that_holds_itself_is_read_once() {
 }
 
 #[test]
+fn directories_that_links_multiply_are_read_up_to_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    for i in 0..7 {
+        fs::create_dir(dir.path().join(format!(".{i}"))).unwrap();
+        for link in 0..6 {
+            let path = dir.path().join(format!(".{i}/{link}"));
+            std::os::unix::fs::symlink(format!("../.{}", i + 1), path).unwrap();
+        }
+    }
+    fs::create_dir(dir.path().join(".7")).unwrap();
+    fs::write(dir.path().join("z.yaml"), service("z", 1)).unwrap();
+    std::os::unix::fs::symlink(".0", dir.path().join("a")).unwrap();
+    let objects = read(&[dir.path().to_owned()]).unwrap();
+    assert_eq!(objects.services.len(), 1, "what comes after them is read");
+    let told: Vec<_> = objects.problems.iter().map(|problem| problem.message.as_str()).collect();
+    assert_eq!(told, ["left out: more than 16384 directories"]);
+}
+
+#[test]
 fn a_file_that_is_named_may_have_any_name_and_a_pipe_too() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("dump");
