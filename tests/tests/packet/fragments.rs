@@ -28,7 +28,7 @@ const MORE: u16 = 0x2000;
 const UDP: u32 = 17;
 
 /// A datagram's two fragments.
-fn cut(packet: &Ipv4) -> [Ipv4; 2] {
+pub(crate) fn cut(packet: &Ipv4) -> [Ipv4; 2] {
     let contents = &packet.bytes()[20..];
     let part =
         |bytes: &[u8], word| Ipv4 { payload: Payload::Other(17, bytes.to_vec()), ..packet.clone() }.fragment(word);
@@ -45,7 +45,7 @@ fn key(packet: &Ipv4) -> FragmentKey {
 }
 
 /// The record of the client's first fragment to a Service, `age` jiffies ago.
-fn recorded(state: &mut State, service: Service, backend: Endpoint, age: u64) {
+pub(crate) fn recorded(state: &mut State, service: Service, backend: Endpoint, age: u64) {
     let key = key(&datagram(service));
     let value = FragmentValue {
         tag: hash::fragment(&key),
