@@ -38,11 +38,12 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
         return None;
     }
     let slot = VIP_INDEX.get(hash::vip(address))?;
-    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag.
+    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag, so
+    // that what is not here yet is looked up.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
     let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan;
-    if known == *address && id != 0 {
-        return is_here(interfaces, vlan).then_some((id, flags));
+    if known == *address && id != 0 && is_here(interfaces, vlan) {
+        return Some((id, flags));
     }
     if flags & VIP_CROWDED == 0 {
         return None;
