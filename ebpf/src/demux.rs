@@ -182,9 +182,9 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     if transport.fragment != 0 {
         return Err(DropReason::Fragment.into());
     }
-    match Embedded::<V6>::parse(transport.at, frame.end) {
+    match Embedded::<V6>::parse(&transport, frame.end) {
         Some(embedded) => error(frame, interface, &packet, vip, transport.at, &embedded),
-        None => reject::echo(frame, &packet, transport.at, interface),
+        None => reject::echo(frame, &packet, &transport, interface),
     }
 }
 

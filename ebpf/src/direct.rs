@@ -99,7 +99,7 @@ fn backend<const V6: bool>(context: &TcContext, network: usize) -> Option<(Addre
         return (value.direct != 0).then_some((packet.source, target.local?.address));
     }
     let key = if transport.protocol == Packet::<V6>::ICMP {
-        Embedded::<V6>::parse(transport.at, end)?.flow(vip, &packet.destination)?
+        Embedded::<V6>::parse(&transport, end)?.flow(vip, &packet.destination)?
     } else {
         transport.segment(end).ok()?.flow(packet.source, vip)
     };

@@ -13,7 +13,7 @@ use crate::{
     budget, count,
     frame::Frame,
     maps::{CONFIG, PEERS},
-    packet::{Packet, TCP, write_address},
+    packet::{Packet, TCP, Transport, write_address},
     segment::{ACK, FIN, RST, SYN, Segment},
     verdict::{Outcome, Verdict},
     wire::{read, write},
@@ -75,25 +75,26 @@ fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> 
 pub(crate) fn echo<const V6: bool>(
     frame: &Frame,
     packet: &Packet<V6>,
-    transport: usize,
+    message: &Transport,
     interface: &Interface,
 ) -> Outcome {
     let (request, reply) = if V6 { ([128, 0], [129, 0]) } else { ([8, 0], [0, 0]) };
     let (request, reply) = (u16::from_ne_bytes(request), u16::from_ne_bytes(reply));
-    if transport + ICMP_HEADER > frame.end {
+    let at = message.at;
+    if message.length < ICMP_HEADER || at + ICMP_HEADER > frame.end {
         return Err(DropReason::Malformed.into());
     }
     // SAFETY: compared with the end above.
-    let kind: u16 = unsafe { read::<0, _>(transport) };
+    let kind: u16 = unsafe { read::<0, _>(at) };
     let is_asked = kind == request && !frame.source.is_handover() && is_host::<V6>(&packet.source);
     if !is_asked || !allowed(frame.length) {
         return Err(DropReason::Icmp.into());
     }
     // SAFETY: compared with the end above.
     unsafe {
-        write::<0, _>(transport, reply);
+        write::<0, _>(at, reply);
         let change = checksum::change(u32::from(request), u32::from(reply));
-        write::<2, u16>(transport, checksum::update(read::<2, _>(transport), change));
+        write::<2, u16>(at, checksum::update(read::<2, _>(at), change));
     }
     packet.set_hops(HOPS);
     packet.swap_addresses();

@@ -34,7 +34,7 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
         return restore_later::<V6>(context, network, &packet.fragment(&transport));
     }
     if transport.protocol == Packet::<V6>::ICMP {
-        return match Embedded::<V6>::parse(transport.at, end) {
+        return match Embedded::<V6>::parse(&transport, end) {
             Some(embedded) if transport.fragment == 0 => {
                 error(context, network, transport.at - start, &packet.source, &embedded)
             }
