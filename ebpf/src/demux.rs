@@ -270,8 +270,11 @@ fn later<const V6: bool>(
     }
     let target = fragment::target(&value).ok_or(DropReason::Fragment)?;
     if !service::is_fit(&target, frame, handed_over) {
-        let reason = if handed_over { DropReason::NotLocal } else { DropReason::Hairpin };
-        return Err(reason.into());
+        if handed_over {
+            return Err(DropReason::NotLocal.into());
+        }
+        service::node(&target)?;
+        return Err(DropReason::Hairpin.into());
     }
     count::service(value.slot, frame.length, false);
     match target.local {
