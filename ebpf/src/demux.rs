@@ -22,7 +22,7 @@ use crate::{
     icmp::{self, Embedded},
     maps::{SCRATCH, VIP_INDEX, VIPS},
     nat, neighbor,
-    packet::{FIRST, LATER, Packet, Transport},
+    packet::{LATER, Packet, Transport},
     reject,
     segment::Segment,
     service,
@@ -124,7 +124,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 return Err(DropReason::SourceRange.into());
             }
             if service.flags & SERVICE_KERNEL != 0 {
-                return kernel(&packet, &transport, now);
+                fragment::record_kernel(&packet, &transport, now)?;
+                return Ok(Verdict::KERNEL);
             }
             let (target, to_remember) = service::pick(&key, tag, &service, frame, handed_over)?;
             let recorded = budget::record(now) && flow::record(&key, tag, &target, &service, now);
@@ -142,9 +143,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         count::stat(Stat::NewFlows, frame.length);
     }
     count::service(found.slot, frame.length, new);
-    if transport.fragment & FIRST != 0 && !fragment::record(&packet, &transport, &found, now) {
-        return Err(DropReason::RecordFailed.into());
-    }
+    fragment::record(&packet, &transport, &found, now)?;
     send(frame, interface, &packet, &transport, &segment, &found, now)
 }
 
@@ -186,15 +185,6 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         Some(embedded) => error(frame, interface, &packet, vip, transport.at, &embedded),
         None => reject::echo(frame, &packet, &transport, interface),
     }
-}
-
-/// To the node's own stack, and all later fragments too.
-#[inline(always)]
-fn kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> Outcome {
-    if transport.fragment & FIRST != 0 && !fragment::record_kernel(packet, transport, now) {
-        return Err(DropReason::RecordFailed.into());
-    }
-    Ok(Verdict::KERNEL)
 }
 
 /// To the backend that was found.

@@ -10,7 +10,7 @@ use vipmux_common::{
 };
 
 use crate::{
-    budget, count,
+    budget, count, flow, fragment,
     frame::Frame,
     maps::{CONFIG, PEERS},
     packet::{Packet, TCP, Transport, write_address},
@@ -40,7 +40,7 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
         UNCLAIMED_REJECT => {}
         // A peer's stack that does not have the address has forwarded the packet, and so would this one's, for ever.
         UNCLAIMED_PASS if PEERS.get_ptr(frame.source).is_some() => {}
-        UNCLAIMED_PASS => return Verdict::PASS,
+        UNCLAIMED_PASS => return Verdict::of(pass::<V6>(frame)),
         _ => return drop,
     }
     let length = frame.length;
@@ -52,6 +52,15 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
         }
         None => drop,
     }
+}
+
+/// To the node's own stack, and all later fragments too.
+#[inline(always)]
+fn pass<const V6: bool>(frame: &Frame) -> Outcome {
+    let packet = Packet::<V6>::parse(frame.network, frame.end).ok_or(DropReason::Malformed)?;
+    let transport = packet.transport(frame, Some(frame.available()))?;
+    fragment::record_kernel(&packet, &transport, flow::now())?;
+    Ok(Verdict::PASS)
 }
 
 #[inline(always)]
