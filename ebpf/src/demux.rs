@@ -118,6 +118,10 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let (found, new) = match recorded {
         Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
         _ => {
+            // A VIP's answers would come here again, and two that answer everything would go on for ever.
+            if VIPS.get_ptr(&packet.source).is_some() {
+                return Err(DropReason::Malformed.into());
+            }
             let service = service::find(&key, flags)?;
             let state = service::state(&service).ok_or(DropReason::NoService)?;
             if state.ranges != 0 && !client::is_allowed(state.ranges, &packet.source) {

@@ -179,6 +179,7 @@ fn not_balanced() -> Vec<Case> {
 }
 
 fn malformed() -> Vec<Case> {
+    let from_vip = |source| from_client().ipv4(&Ipv4 { source, ..datagram(DNS_UDP) });
     let edited = |packet: &Ipv4, edit: fn(&mut [u8])| {
         let mut bytes = packet.bytes();
         edit(&mut bytes);
@@ -197,6 +198,8 @@ fn malformed() -> Vec<Case> {
         case("a total length that cuts TCP's header", edited(&tcp, |bytes| bytes[3] = 39)),
         case("a total length that cuts UDP's header", edited(&udp, |bytes| bytes[3] = 27)),
         case("options that leave no room for TCP's header", edited(&longest, |bytes| bytes[3] = 79)),
+        case("a packet from the VIP itself", from_vip(VIP)),
+        case("a packet from another VIP", from_vip(ELSEWHERE)),
         Case::ingress("an IPv4 header cut short passes", from_client().ipv4(&tcp)[..33].to_vec()),
     ]
 }
