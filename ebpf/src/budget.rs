@@ -30,7 +30,7 @@ fn take(index: u32, rate: u32, hz: u32, now: u64) -> bool {
     unsafe {
         let Budget { filled, left } = *budget;
         // Bounded, so that the product cannot overflow.
-        let since = now.wrapping_sub(filled).min(hz * BURST);
+        let since = flow::age(filled, now).min(hz * BURST);
         let left = (left + since * rate).min(rate * hz * BURST);
         let enough = left >= hz;
         (*budget).filled = now;

@@ -22,7 +22,7 @@ use crate::{
     icmp::{self, Embedded},
     maps::{SCRATCH, VIP_INDEX, VIPS},
     nat, neighbor,
-    packet::{FIRST, LATER, Packet, Transport},
+    packet::{LATER, Packet, Transport},
     reject,
     segment::Segment,
     service,
@@ -38,11 +38,12 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
         return None;
     }
     let slot = VIP_INDEX.get(hash::vip(address))?;
-    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag.
+    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag, so
+    // that what is not here yet is looked up.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
     let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan;
-    if known == *address && id != 0 {
-        return is_here(interfaces, vlan).then_some((id, flags));
+    if known == *address && id != 0 && is_here(interfaces, vlan) {
+        return Some((id, flags));
     }
     if flags & VIP_CROWDED == 0 {
         return None;
@@ -117,13 +118,18 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let (found, new) = match recorded {
         Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
         _ => {
+            // A VIP's answers would come here again, and two that answer everything would go on for ever.
+            if VIPS.get_ptr(&packet.source).is_some() {
+                return Err(DropReason::Malformed.into());
+            }
             let service = service::find(&key, flags)?;
             let state = service::state(&service).ok_or(DropReason::NoService)?;
             if state.ranges != 0 && !client::is_allowed(state.ranges, &packet.source) {
                 return Err(DropReason::SourceRange.into());
             }
             if service.flags & SERVICE_KERNEL != 0 {
-                return kernel(&packet, &transport, now);
+                fragment::record_kernel(&packet, &transport, now)?;
+                return Ok(Verdict::KERNEL);
             }
             let (target, to_remember) = service::pick(&key, tag, &service, frame, handed_over)?;
             let recorded = budget::record(now) && flow::record(&key, tag, &target, &service, now);
@@ -141,9 +147,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         count::stat(Stat::NewFlows, frame.length);
     }
     count::service(found.slot, frame.length, new);
-    if transport.fragment & FIRST != 0 && !fragment::record(&packet, &transport, &found, now) {
-        return Err(DropReason::RecordFailed.into());
-    }
+    fragment::record(&packet, &transport, &found, now)?;
     send(frame, interface, &packet, &transport, &segment, &found, now)
 }
 
@@ -181,19 +185,10 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     if transport.fragment != 0 {
         return Err(DropReason::Fragment.into());
     }
-    match Embedded::<V6>::parse(transport.at, frame.end) {
+    match Embedded::<V6>::parse(&transport, frame.end) {
         Some(embedded) => error(frame, interface, &packet, vip, transport.at, &embedded),
-        None => reject::echo(frame, &packet, transport.at, interface),
+        None => reject::echo(frame, &packet, &transport, interface),
     }
-}
-
-/// To the node's own stack, and all later fragments too.
-#[inline(always)]
-fn kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> Outcome {
-    if transport.fragment & FIRST != 0 && !fragment::record_kernel(packet, transport, now) {
-        return Err(DropReason::RecordFailed.into());
-    }
-    Ok(Verdict::KERNEL)
 }
 
 /// To the backend that was found.
@@ -269,8 +264,11 @@ fn later<const V6: bool>(
     }
     let target = fragment::target(&value).ok_or(DropReason::Fragment)?;
     if !service::is_fit(&target, frame, handed_over) {
-        let reason = if handed_over { DropReason::NotLocal } else { DropReason::Hairpin };
-        return Err(reason.into());
+        if handed_over {
+            return Err(DropReason::NotLocal.into());
+        }
+        service::node(&target)?;
+        return Err(DropReason::Hairpin.into());
     }
     count::service(value.slot, frame.length, false);
     match target.local {

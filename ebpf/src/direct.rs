@@ -13,7 +13,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use vipmux_common::{
-    abi::{Address, INTERFACE_GENERIC, SERVICE_DIRECT},
+    abi::{Address, INTERFACE_GENERIC, Interface, SERVICE_DIRECT},
     hash,
 };
 
@@ -22,6 +22,7 @@ use crate::{
     frame::ETHERNET_LENGTH,
     icmp::Embedded,
     maps::{INTERFACES, VIPS},
+    neighbor,
     packet::{LATER, Packet},
     restore,
     wire::{pin, read},
@@ -34,9 +35,11 @@ const AF_INET6: u8 = 10;
 /// and what is for a backend that has the node's own address.
 #[inline(always)]
 pub(crate) fn receive<const V6: bool>(context: &TcContext) -> i32 {
-    match network(context) {
-        Some(ETHERNET_LENGTH) => send::<V6>(context, ETHERNET_LENGTH),
-        Some(0) => send::<V6>(context, 0),
+    // SAFETY: the context is valid for the whole run.
+    let Some(interface) = INTERFACES.get(unsafe { (*context.skb.skb).ifindex }) else { return TC_ACT_UNSPEC };
+    match network(context, interface) {
+        Some(ETHERNET_LENGTH) => send::<V6>(context, interface, ETHERNET_LENGTH),
+        Some(0) => send::<V6>(context, interface, 0),
         _ => TC_ACT_UNSPEC,
     }
 }
@@ -44,9 +47,7 @@ pub(crate) fn receive<const V6: bool>(context: &TcContext) -> i32 {
 /// Where the IP header is. Generic XDP copies packets that have too little room in front, and forgets the length of their
 /// Ethernet header (`skb_pp_cow_data` of net/core/skbuff.c leaves `mac_len` zero), so that they begin after it here.
 #[inline(always)]
-fn network(context: &TcContext) -> Option<usize> {
-    // SAFETY: the context is valid for the whole run.
-    let interface = INTERFACES.get(unsafe { (*context.skb.skb).ifindex })?;
+fn network(context: &TcContext, interface: &Interface) -> Option<usize> {
     let start = pin(context.data());
     if start + ETHERNET_LENGTH > pin(context.data_end()) {
         return None;
@@ -61,9 +62,9 @@ fn network(context: &TcContext) -> Option<usize> {
 }
 
 #[inline(always)]
-fn send<const V6: bool>(context: &TcContext, network: usize) -> i32 {
+fn send<const V6: bool>(context: &TcContext, interface: &Interface, network: usize) -> i32 {
     restore::pull(context, network);
-    let Some((client, backend)) = backend::<V6>(context, network) else { return TC_ACT_UNSPEC };
+    let Some((client, backend)) = backend::<V6>(context, interface, network) else { return TC_ACT_UNSPEC };
     let Some(ifindex) = route::<V6>(context, &client, &backend) else { return TC_ACT_UNSPEC };
     let mut hop = MaybeUninit::<NextHop>::uninit();
     let words = hop.as_mut_ptr().cast::<u32>();
@@ -87,11 +88,15 @@ fn send<const V6: bool>(context: &TcContext, network: usize) -> i32 {
 
 /// The client, and the backend's address, of a packet that the XDP program found to be one of such a Service.
 #[inline(always)]
-fn backend<const V6: bool>(context: &TcContext, network: usize) -> Option<(Address, Address)> {
+fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: usize) -> Option<(Address, Address)> {
     let (start, end) = (pin(context.data()), pin(context.data_end()));
     let packet = Packet::<V6>::parse(pin(start + network), end)?;
     // SAFETY: a map value, which stays in place for the whole run.
-    let vip = unsafe { (*VIPS.get_ptr(&packet.destination)?).id };
+    let vip = unsafe { &*VIPS.get_ptr(&packet.destination)? };
+    if !neighbor::is_announced(vip, interface, vlan(context)) {
+        return None;
+    }
+    let vip = vip.id;
     let transport = packet.transport(context, None).ok()?;
     if transport.fragment & LATER != 0 {
         let value = fragment::find(&packet.fragment(&transport))?;
@@ -99,12 +104,20 @@ fn backend<const V6: bool>(context: &TcContext, network: usize) -> Option<(Addre
         return (value.direct != 0).then_some((packet.source, target.local?.address));
     }
     let key = if transport.protocol == Packet::<V6>::ICMP {
-        Embedded::<V6>::parse(transport.at, end)?.flow(vip, &packet.destination)?
+        Embedded::<V6>::parse(&transport, end)?.flow(vip, &packet.destination)?
     } else {
         transport.segment(end).ok()?.flow(packet.source, vip)
     };
     let (target, flags) = flow::look(&key, hash::flow(&key))?;
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
+}
+
+/// The 802.1Q VLAN id, which the kernel has taken out of the packet by now; 0 for untagged.
+#[inline(always)]
+fn vlan(context: &TcContext) -> u32 {
+    // SAFETY: the context is valid for the whole run.
+    let skb = unsafe { &*context.skb.skb };
+    if skb.vlan_present == 0 { 0 } else { skb.vlan_tci & 0x0fff }
 }
 
 /// The interface by which the backend is reached; `None`: it is this node itself, or there is no way.

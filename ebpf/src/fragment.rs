@@ -3,14 +3,14 @@
 use core::ptr;
 
 use vipmux_common::{
-    abi::{Address, EgressFragmentValue, FRAGMENT_KERNEL, FragmentKey, FragmentValue, SERVICE_DIRECT},
+    abi::{Address, DropReason, EgressFragmentValue, FRAGMENT_KERNEL, FragmentKey, FragmentValue, SERVICE_DIRECT},
     hash,
 };
 
 use crate::{
     flow::{self, Found, Target},
     maps::{CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
-    packet::{Packet, Transport},
+    packet::{FIRST, Packet, Transport},
 };
 
 /// Whether a first fragment seen at `seen` still leads the later ones.
@@ -20,17 +20,26 @@ fn is_alive(seen: u64) -> bool {
     flow::age(seen, flow::now()) <= u64::from(life)
 }
 
-/// Records where a datagram's first fragment goes; whether it succeeded.
+/// Records where a packet goes, if it is a datagram's first fragment.
 #[inline(always)]
-pub(crate) fn record<const V6: bool>(packet: &Packet<V6>, transport: &Transport, found: &Found, now: u64) -> bool {
+pub(crate) fn record<const V6: bool>(
+    packet: &Packet<V6>,
+    transport: &Transport,
+    found: &Found,
+    now: u64,
+) -> Result<(), DropReason> {
     let Found { target, slot, flags, .. } = found;
     let direct = u32::from(flags & SERVICE_DIRECT != 0);
     write(packet, transport, (target.index, target.generation), (*slot, direct), now)
 }
 
-/// Records that a datagram's first fragment is left to the node's own stack; whether it succeeded.
+/// Records that a packet is left to the node's own stack, if it is a datagram's first fragment.
 #[inline(always)]
-pub(crate) fn record_kernel<const V6: bool>(packet: &Packet<V6>, transport: &Transport, now: u64) -> bool {
+pub(crate) fn record_kernel<const V6: bool>(
+    packet: &Packet<V6>,
+    transport: &Transport,
+    now: u64,
+) -> Result<(), DropReason> {
     write(packet, transport, (FRAGMENT_KERNEL, 0), (0, 0), now)
 }
 
@@ -41,8 +50,12 @@ fn write<const V6: bool>(
     (backend, generation): (u32, u32),
     (slot, direct): (u32, u32),
     now: u64,
-) -> bool {
-    let Some(Workspace { fragment_key: key, fragment: value, .. }) = Workspace::get() else { return false };
+) -> Result<(), DropReason> {
+    if transport.fragment & FIRST == 0 {
+        return Ok(());
+    }
+    let workspace = Workspace::get().ok_or(DropReason::RecordFailed)?;
+    let Workspace { fragment_key: key, fragment: value, .. } = workspace;
     packet.fragment_into(transport, key);
     value.tag = hash::fragment(key);
     value.backend = backend;
@@ -51,7 +64,7 @@ fn write<const V6: bool>(
     value.direct = direct;
     value.reserved = 0;
     value.seen = now;
-    FRAGMENTS.insert(&*key, &*value, 0).is_ok()
+    FRAGMENTS.insert(&*key, &*value, 0).map_err(|_| DropReason::RecordFailed)
 }
 
 /// Where the first fragment went.

@@ -12,7 +12,7 @@ use crate::{
     count,
     frame::Frame,
     nat,
-    packet::{Packet, SCTP, TCP, UDP, address, write_address},
+    packet::{FRAGMENT_OFFSET, Packet, SCTP, TCP, Transport, UDP, address, write_address},
     verdict::Verdict,
     wire::{read, write},
 };
@@ -23,8 +23,6 @@ const IPV4_ENDS: usize = HEADER + 20;
 const IPV6_ENDS: usize = HEADER + 40;
 /// From the ICMP header on: the embedded IPv4 header's checksum.
 pub(crate) const CHECKSUM: usize = HEADER + 10;
-/// The fragment offset (RFC 791, 3.1).
-const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
 
 /// What an ICMP error is about: a packet without IPv4 options or IPv6 extension headers.
 pub(crate) struct Embedded<const V6: bool> {
@@ -46,10 +44,12 @@ impl<const V6: bool> Places<V6> {
 }
 
 impl<const V6: bool> Embedded<V6> {
-    /// Of the ICMP message at `at`; `None` where it is no error about TCP, UDP or SCTP, or not understood.
+    /// Of an ICMP message; `None` where it is no error about TCP, UDP or SCTP, or not understood.
     #[inline(always)]
-    pub(crate) fn parse(at: usize, end: usize) -> Option<Self> {
-        if at + Places::<V6>::PORTS + 8 > end {
+    pub(crate) fn parse(message: &Transport, end: usize) -> Option<Self> {
+        let Transport { at, length, .. } = *message;
+        let needed = Places::<V6>::PORTS + 8;
+        if length < needed || at + needed > end {
             return None;
         }
         // SAFETY: compared with the end above.

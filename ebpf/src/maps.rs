@@ -33,8 +33,7 @@ pub(crate) static SERVICE_STATES: Array<ServiceState> = Array::with_max_entries(
 #[map]
 pub(crate) static SERVICE_NAMES: Array<ServiceOwner> = Array::with_max_entries(capacity::SERVICES, 0);
 #[map]
-pub(crate) static TABLES: Array<u64> =
-    Array::with_max_entries(capacity::TABLES / table::SLOTS, BPF_F_MMAPABLE);
+pub(crate) static TABLES: Array<u64> = Array::with_max_entries(capacity::TABLES / table::SLOTS, BPF_F_MMAPABLE);
 #[map]
 pub(crate) static BACKENDS: Array<Backend> = Array::with_max_entries(capacity::BACKENDS, 0);
 #[map]

@@ -44,7 +44,8 @@ struct Message {
 }
 
 /// The message at `at`, the place of an IPv6 header without extension headers (with them, kernels ignore it too where
-/// fragmented, RFC 6980; nobody sends others).
+/// fragmented, RFC 6980; nobody sends others). An IPv4-mapped address, which stands for a VIP of IPv4, is none on the
+/// wire.
 #[inline(always)]
 fn parse(at: usize, end: usize) -> Option<Message> {
     if at + IPV6 + MESSAGE > end {
@@ -59,9 +60,13 @@ fn parse(at: usize, end: usize) -> Option<Message> {
         {
             return None;
         }
+        let (source, target) = (address!(at, 8), address!(at, 48));
+        if source.is_v4() || target.is_v4() {
+            return None;
+        }
         Some(Message {
-            source: address!(at, 8),
-            target: address!(at, 48),
+            source,
+            target,
             is_solicitation: kind == SOLICITATION_TYPE,
             hop_limit: read::<7, _>(at),
             code: read::<41, _>(at),

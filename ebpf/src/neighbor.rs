@@ -65,7 +65,7 @@ pub(crate) fn answers(
     let Some(vip) = VIPS.get_ptr(address) else { return Ok(false) };
     // SAFETY: a map value, which stays in place for the whole run.
     let vip = unsafe { &*vip };
-    if !is_announced(vip, frame, interface) {
+    if !is_announced(vip, interface, frame.vlan) {
         return Ok(false);
     }
     match standing() {
@@ -78,8 +78,8 @@ pub(crate) fn answers(
 
 /// Whether the VIP is announced on this interface and VLAN.
 #[inline(always)]
-pub(crate) fn is_announced(vip: &VipValue, frame: &Frame, interface: &Interface) -> bool {
-    vip.interfaces & interface.bit != 0 && vip.vlan == frame.vlan
+pub(crate) fn is_announced(vip: &VipValue, interface: &Interface, vlan: u32) -> bool {
+    vip.interfaces & interface.bit != 0 && vip.vlan == vlan
 }
 
 /// Takes notice of somebody who speaks for an address; whether it is a VIP. A peer who speaks for one that we lead leads
@@ -90,7 +90,7 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
     // SAFETY: a map value, which stays in place for the whole run. Only the flags are written, and the agent replaces
     // the whole element, so neither can leave a mixture.
     unsafe {
-        let announced = is_announced(&*vip, frame, interface);
+        let announced = is_announced(&*vip, interface, frame.vlan);
         if (*vip).flags & VIP_LEADING != 0 && announced && sender != interface.mac && PEERS.get_ptr(sender).is_some() {
             (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;
             count::stat(Stat::Yielded, frame.length);

@@ -19,7 +19,7 @@ pub(crate) const SCTP: u32 = 132;
 const IPV4_LENGTH: usize = 20;
 const IPV6_LENGTH: usize = 40;
 /// The fragment offset (RFC 791, 3.1).
-const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
+pub(crate) const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
 
 /// A packet whose fixed header is in the frame; nothing else is known to be right yet.
 pub(crate) struct Packet<const V6: bool> {

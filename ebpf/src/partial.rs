@@ -73,7 +73,8 @@ const FINAL: u64 = u64::MAX;
 const UNKNOWN: u64 = u64::MAX - 1;
 
 /// The sum of a partial segment with its field, or [`FINAL`], or [`UNKNOWN`]. One in 65,535 final checksums looks like a
-/// partial one: so that is not believed before the segment was summed and does not verify.
+/// partial one: so that is not believed before the segment was summed and does not verify. A fragment's is always final,
+/// and does not verify alone.
 #[inline(always)]
 fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transport, segment: &Segment) -> u64 {
     let at = segment.transport;
@@ -84,6 +85,9 @@ fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transpor
         UDP => unsafe { read::<6, _>(at) },
         _ => return FINAL,
     };
+    if transport.fragment != 0 {
+        return FINAL;
+    }
     let length = transport.length as u32;
     let pseudo = Packet::<V6>::pseudo(&packet.source, &packet.destination, segment.protocol, length);
     if field != checksum::fold(pseudo) {

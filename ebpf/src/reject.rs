@@ -10,10 +10,10 @@ use vipmux_common::{
 };
 
 use crate::{
-    budget, count,
+    budget, count, flow, fragment,
     frame::Frame,
     maps::{CONFIG, PEERS},
-    packet::{Packet, TCP, write_address},
+    packet::{Packet, TCP, Transport, write_address},
     segment::{ACK, FIN, RST, SYN, Segment},
     verdict::{Outcome, Verdict},
     wire::{read, write},
@@ -40,7 +40,7 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
         UNCLAIMED_REJECT => {}
         // A peer's stack that does not have the address has forwarded the packet, and so would this one's, for ever.
         UNCLAIMED_PASS if PEERS.get_ptr(frame.source).is_some() => {}
-        UNCLAIMED_PASS => return Verdict::PASS,
+        UNCLAIMED_PASS => return Verdict::of(pass::<V6>(frame)),
         _ => return drop,
     }
     let length = frame.length;
@@ -52,6 +52,15 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
         }
         None => drop,
     }
+}
+
+/// To the node's own stack, and all later fragments too.
+#[inline(always)]
+fn pass<const V6: bool>(frame: &Frame) -> Outcome {
+    let packet = Packet::<V6>::parse(frame.network, frame.end).ok_or(DropReason::Malformed)?;
+    let transport = packet.transport(frame, Some(frame.available()))?;
+    fragment::record_kernel(&packet, &transport, flow::now())?;
+    Ok(Verdict::PASS)
 }
 
 #[inline(always)]
@@ -75,25 +84,26 @@ fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> 
 pub(crate) fn echo<const V6: bool>(
     frame: &Frame,
     packet: &Packet<V6>,
-    transport: usize,
+    message: &Transport,
     interface: &Interface,
 ) -> Outcome {
     let (request, reply) = if V6 { ([128, 0], [129, 0]) } else { ([8, 0], [0, 0]) };
     let (request, reply) = (u16::from_ne_bytes(request), u16::from_ne_bytes(reply));
-    if transport + ICMP_HEADER > frame.end {
+    let at = message.at;
+    if message.length < ICMP_HEADER || at + ICMP_HEADER > frame.end {
         return Err(DropReason::Malformed.into());
     }
     // SAFETY: compared with the end above.
-    let kind: u16 = unsafe { read::<0, _>(transport) };
+    let kind: u16 = unsafe { read::<0, _>(at) };
     let is_asked = kind == request && !frame.source.is_handover() && is_host::<V6>(&packet.source);
     if !is_asked || !allowed(frame.length) {
         return Err(DropReason::Icmp.into());
     }
     // SAFETY: compared with the end above.
     unsafe {
-        write::<0, _>(transport, reply);
+        write::<0, _>(at, reply);
         let change = checksum::change(u32::from(request), u32::from(reply));
-        write::<2, u16>(transport, checksum::update(read::<2, _>(transport), change));
+        write::<2, u16>(at, checksum::update(read::<2, _>(at), change));
     }
     packet.set_hops(HOPS);
     packet.swap_addresses();

@@ -22,26 +22,25 @@ use crate::{
     wire::pin,
 };
 
-/// Turns a local backend's reply back into one of the VIP. `network` is the offset of the IP header.
-///
-/// `Ok(false)`: not a reply of ours, left alone.
+/// Turns a local backend's reply back into one of the VIP; what is none is left alone. `network` is the offset of the IP
+/// header.
 #[inline(always)]
-pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Result<bool, DropReason> {
+pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Result<(), DropReason> {
     let (start, end) = (pin(context.data()), pin(context.data_end()));
-    let Some(packet) = Packet::<V6>::parse(pin(start + network), end) else { return Ok(false) };
-    let Ok(transport) = packet.transport(context, None) else { return Ok(false) };
+    let Some(packet) = Packet::<V6>::parse(pin(start + network), end) else { return Ok(()) };
+    let Ok(transport) = packet.transport(context, None) else { return Ok(()) };
     if transport.fragment & LATER != 0 {
         return restore_later::<V6>(context, network, &packet.fragment(&transport));
     }
     if transport.protocol == Packet::<V6>::ICMP {
-        return match Embedded::<V6>::parse(transport.at, end) {
+        return match Embedded::<V6>::parse(&transport, end) {
             Some(embedded) if transport.fragment == 0 => {
                 error(context, network, transport.at - start, &packet.source, &embedded)
             }
-            _ => Ok(false),
+            _ => Ok(()),
         };
     }
-    let Ok(segment) = transport.segment(end) else { return Ok(false) };
+    let Ok(segment) = transport.segment(end) else { return Ok(()) };
     let key = ReverseKey {
         backend: packet.source,
         client: packet.destination,
@@ -50,10 +49,10 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
         protocol: segment.protocol,
     };
     let reply = match reverse::reply(&key, segment.flags, segment.acknowledged, flow::now()) {
-        Reply::Foreign => return Ok(false),
+        Reply::Foreign => return Ok(()),
         Reply::Direct => {
             count::stat(Stat::DirectReplies, u64::from(context.len()));
-            return Ok(false);
+            return Ok(());
         }
         Reply::Of(reply) => reply,
     };
@@ -62,16 +61,16 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
     }
     rewrite::<V6>(context, network, segment.transport - start, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
     count::stat(Stat::Replies, u64::from(context.len()));
-    Ok(true)
+    Ok(())
 }
 
 /// A later fragment has neither ports nor checksum: only its source changes, as the first one's did.
 #[inline(always)]
-fn restore_later<const V6: bool>(context: &TcContext, network: usize, key: &FragmentKey) -> Result<bool, DropReason> {
-    let Some(vip) = fragment::find_egress(key) else { return Ok(false) };
+fn restore_later<const V6: bool>(context: &TcContext, network: usize, key: &FragmentKey) -> Result<(), DropReason> {
+    let Some(vip) = fragment::find_egress(key) else { return Ok(()) };
     set_source::<V6>(context, network, &key.source, &vip).map_err(|_| DropReason::ReplyFailed)?;
     count::stat(Stat::Replies, u64::from(context.len()));
-    Ok(true)
+    Ok(())
 }
 
 /// Makes the headers directly readable: enough for the longest IPv4 header and a TCP header, or an ICMPv6 error, or all
@@ -134,7 +133,7 @@ fn set_source<const V6: bool>(context: &TcContext, network: usize, from: &Addres
 }
 
 /// Turns an error of a local backend or of this node, about a packet of a client, into one about the packet that the
-/// client sent. `Ok(false)`: not about a flow of ours, left alone.
+/// client sent. One about no flow of ours is left alone.
 #[inline(always)]
 fn error<const V6: bool>(
     context: &TcContext,
@@ -142,9 +141,9 @@ fn error<const V6: bool>(
     icmp: usize,
     source: &Address,
     embedded: &Embedded<V6>,
-) -> Result<bool, DropReason> {
+) -> Result<(), DropReason> {
     let key = embedded.reverse();
-    let Some(reply) = reverse::look(&key, flow::now()) else { return Ok(false) };
+    let Some(reply) = reverse::look(&key, flow::now()) else { return Ok(()) };
     let is_backends = *source == key.backend;
     rewrite_error::<V6>(context, icmp, embedded.checksum, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
     if is_backends {
@@ -159,7 +158,7 @@ fn error<const V6: bool>(
             .map_err(|_| DropReason::ReplyFailed)?;
     }
     count::stat(Stat::Replies, u64::from(context.len()));
-    Ok(true)
+    Ok(())
 }
 
 #[inline(always)]

@@ -12,6 +12,7 @@ use vipmux_common::{
 use crate::{
     flow::{after, age, is_idle},
     maps::{CONFIG, REVERSE, Workspace},
+    packet::TCP,
     segment::{ACK, SYN, Segment},
 };
 
@@ -31,6 +32,14 @@ fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bo
     } else {
         !is_idle(config, protocol, value.idle, age)
     }
+}
+
+/// Whether a SYN-ACK is of the SYN that the record tells of. It may acknowledge data, too (RFC 7413): less than fills a
+/// packet. An SCTP INIT ACK bears just that tag.
+#[inline(always)]
+fn accepts(protocol: u32, value: &ReverseValue, acknowledged: u32) -> bool {
+    let most = if protocol == TCP { u32::from(u16::MAX) } else { 0 };
+    value.flags & FLOW_ISN != 0 && acknowledged.wrapping_sub(value.isn).wrapping_sub(1) <= most
 }
 
 /// Makes or refreshes the record by which the backend's replies find their way back to the VIP. `may_insert`: whether
@@ -138,7 +147,7 @@ pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> R
         let _ = REVERSE.remove(key);
         return Reply::Foreign;
     }
-    if tcp & (SYN | ACK) == SYN | ACK && (value.flags & FLOW_ISN == 0 || acknowledged != value.isn.wrapping_add(1)) {
+    if tcp & (SYN | ACK) == SYN | ACK && !accepts(key.protocol, &value, acknowledged) {
         let _ = REVERSE.remove(key);
         return Reply::Direct;
     }

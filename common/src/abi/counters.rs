@@ -34,7 +34,7 @@ counters! {
         NdpFenced = "ndp_fenced",
         /// The node's own stack tried to send Neighbor Discovery in the name of a VIP that it does not lead.
         NdpEgress = "ndp_egress",
-        /// A truncated or contradictory header of a packet to a VIP.
+        /// A truncated or contradictory header of a packet to a VIP; or one that comes from a VIP.
         Malformed = "malformed",
         /// A protocol that is not balanced.
         Protocol = "protocol",

@@ -49,7 +49,7 @@ pub(crate) fn with_a_local_backend() {
 
     request(&syn(HTTP));
     assert_eq!(flags(), FLOW_ISN, "the same ports again are a new connection");
-    let stranger = back.ipv4(&segment(LOCAL, SYN | ACK, 5));
+    let stranger = back.ipv4(&segment(LOCAL, SYN | ACK, 0x7777_7777));
     sent(&program, Hook::Egress, &stranger, NEXT, &stranger);
     let data = back.ipv4(&segment(LOCAL, ACK, 6));
     sent(&program, Hook::Egress, &data, NEXT, &data);

@@ -7,7 +7,7 @@ use vipmux_common::{
     hash,
 };
 use vipmux_tests::{
-    frames::{ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, PSH, Payload, SYN, Tcp, Udp},
+    frames::{ACK, BROADCAST, ETHERTYPE_IPV4, Ethernet, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, Payload, SYN, Tcp, Udp},
     program::State,
 };
 
@@ -110,6 +110,11 @@ fn not_for_us() -> Vec<Case> {
     let neighbor = |packet: Ipv4| from_client().ipv4(&Ipv4 { destination: NEIGHBOR, ..packet });
     let double = from_client().tagged(VLAN).tagged(VLAN).ipv4(&syn(TAGGED_HTTP));
     let mapped = Ipv6::tcp(v6(CLIENT), VIP.to_ipv6_mapped(), Tcp::new(CLIENT_PORT, HTTP.port, SYN));
+    let about_mapped = |message: Ndp| {
+        let packet = Ipv6::ndp(v6(NEIGHBOR), v6(CLIENT), &message.mac(PEER_MAC));
+        Ethernet::new(PEER_MAC, SELF_MAC).ipv6(&packet)
+    };
+    let mapped_vip = VIP.to_ipv6_mapped();
     let mut service_tag = from_client().tagged(VLAN).ipv4(&syn(TAGGED_HTTP));
     service_tag[12..14].copy_from_slice(&[0x88, 0xa8]);
     vec![
@@ -130,6 +135,11 @@ fn not_for_us() -> Vec<Case> {
         Case::ingress("a service tag is not understood and passes", service_tag),
         Case::ingress("an Ethertype that is not understood passes", from_client().frame(0x86dd, &syn(HTTP).bytes())),
         Case::ingress("an IPv4-mapped VIP in an IPv6 packet passes", from_client().ipv6(&mapped)),
+        Case::ingress("a solicitation for an IPv4-mapped VIP passes", about_mapped(Ndp::solicitation(mapped_vip))),
+        Case::ingress(
+            "a peer's advertisement of an IPv4-mapped VIP takes nothing",
+            about_mapped(Ndp::advertisement(mapped_vip, NA_OVERRIDE)),
+        ),
         Case::ingress("an interface that is not attached balances nothing", from_client().ipv4(&syn(HTTP)))
             .given(|state| state.interfaces.fill(abi::Interface::default())),
         Case::ingress(
@@ -169,6 +179,7 @@ fn not_balanced() -> Vec<Case> {
 }
 
 fn malformed() -> Vec<Case> {
+    let from_vip = |source| from_client().ipv4(&Ipv4 { source, ..datagram(DNS_UDP) });
     let edited = |packet: &Ipv4, edit: fn(&mut [u8])| {
         let mut bytes = packet.bytes();
         edit(&mut bytes);
@@ -187,6 +198,8 @@ fn malformed() -> Vec<Case> {
         case("a total length that cuts TCP's header", edited(&tcp, |bytes| bytes[3] = 39)),
         case("a total length that cuts UDP's header", edited(&udp, |bytes| bytes[3] = 27)),
         case("options that leave no room for TCP's header", edited(&longest, |bytes| bytes[3] = 79)),
+        case("a packet from the VIP itself", from_vip(VIP)),
+        case("a packet from another VIP", from_vip(ELSEWHERE)),
         Case::ingress("an IPv4 header cut short passes", from_client().ipv4(&tcp)[..33].to_vec()),
     ]
 }

@@ -5,7 +5,7 @@ use vipmux_common::{
     hash,
 };
 use vipmux_tests::{
-    frames::{Ipv4, Payload, Udp},
+    frames::{Ethernet, Ipv4, Payload, Udp},
     program::{NOW, State},
 };
 
@@ -28,7 +28,7 @@ const MORE: u16 = 0x2000;
 const UDP: u32 = 17;
 
 /// A datagram's two fragments.
-fn cut(packet: &Ipv4) -> [Ipv4; 2] {
+pub(crate) fn cut(packet: &Ipv4) -> [Ipv4; 2] {
     let contents = &packet.bytes()[20..];
     let part =
         |bytes: &[u8], word| Ipv4 { payload: Payload::Other(17, bytes.to_vec()), ..packet.clone() }.fragment(word);
@@ -45,7 +45,7 @@ fn key(packet: &Ipv4) -> FragmentKey {
 }
 
 /// The record of the client's first fragment to a Service, `age` jiffies ago.
-fn recorded(state: &mut State, service: Service, backend: Endpoint, age: u64) {
+pub(crate) fn recorded(state: &mut State, service: Service, backend: Endpoint, age: u64) {
     let key = key(&datagram(service));
     let value = FragmentValue {
         tag: hash::fragment(&key),
@@ -89,6 +89,7 @@ fn later() -> Vec<Case> {
     let [_, to_dns] = cut(&datagram(DNS_UDP));
     let [_, delivered] = cut(&to(&datagram(DNS_UDP), DNS));
     let [_, to_syslog] = cut(&datagram(SYSLOG));
+    let sent_on = Ethernet::new(PEER_MAC, SELF_MAC);
     let mut from_a_peer = known_flow(DNS_UDP, Stat::Local);
     from_a_peer.push(Counter::Stat(Stat::FromPeer));
     let dropped = |name, given: fn(&mut State)| {
@@ -107,6 +108,15 @@ fn later() -> Vec<Case> {
         Case::ingress("a later fragment is never handed on", from_peer().ipv4(&to_syslog))
             .given(|state| recorded(state, SYSLOG, REMOTE, WHILE))
             .becomes(Verdict::Dropped(DropReason::NotLocal), &[Counter::Stat(Stat::FromPeer)]),
+        Case::ingress("a later fragment never goes back to where it came from", sent_on.ipv4(&to_syslog))
+            .given(|state| recorded(state, SYSLOG, REMOTE, WHILE))
+            .dropped(DropReason::Hairpin),
+        Case::ingress("a later fragment to a node that went", from_client().ipv4(&to_syslog))
+            .given(|state| {
+                recorded(state, SYSLOG, REMOTE, WHILE);
+                REMOTE.node_of(state).flags = 0;
+            })
+            .dropped(DropReason::NodeUnreachable),
         dropped("a later fragment that comes first", |_| {}),
         dropped("a later fragment long after the first", |state| recorded(state, DNS_UDP, DNS, FRAGMENT_LIFE + WHILE)),
         dropped("a later fragment whose backend is gone", |state| {
@@ -132,7 +142,7 @@ fn recorded_reply(state: &mut State, age: u64) {
 }
 
 fn replies() -> Vec<Case> {
-    let out = || vipmux_tests::frames::Ethernet::new(SELF_MAC, CLIENT_MAC);
+    let out = || Ethernet::new(SELF_MAC, CLIENT_MAC);
     let restored = Ipv4::udp(VIP, CLIENT, Udp::new(DNS_UDP.port, CLIENT_PORT, b"a long answer, in two parts"));
     let [first, later] = cut(&reply());
     let [first_restored, later_restored] = cut(&restored);

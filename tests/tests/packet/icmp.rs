@@ -92,6 +92,7 @@ fn refused() -> Vec<Case> {
         edit(&mut packet);
         about(FRAGMENTATION_NEEDED, &packet)
     };
+    let cut = || sealed([&FRAGMENTATION_NEEDED[..], &reply(HTTP)[..27]].concat());
     let foreign = Ipv4::tcp(NEIGHBOR, CLIENT, Tcp::new(80, CLIENT_PORT, ACK)).bytes();
     let closed = Ipv4::tcp(VIP, CLIENT, Tcp::new(81, CLIENT_PORT, ACK)).bytes();
     vec![
@@ -101,7 +102,9 @@ fn refused() -> Vec<Case> {
         dropped("an error about a packet with options", edited(|packet| packet[0] = 0x46)),
         dropped("an error about a later fragment", edited(|packet| packet[7] = 1)),
         dropped("an error about ICMP", edited(|packet| packet[9] = 1)),
-        dropped("an error cut short", sealed([&FRAGMENTATION_NEEDED[..], &reply(HTTP)[..27]].concat())),
+        dropped("an error cut short", cut()),
+        Case::ingress("an error cut short with padding", [from_client().ipv4(&to_vip(cut())), vec![0; 20]].concat())
+            .dropped(DropReason::Icmp),
         Case::ingress(
             "an error about a Service without backends",
             from_client().ipv4(&to_vip(about(FRAGMENTATION_NEEDED, &reply(EMPTY)))),

@@ -15,8 +15,9 @@ use crate::{
     },
     fixture::{
         CLIENT, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, HTTPS, LOCAL, PEER_MAC, PHONE, REMOTE, SIGNAL, SYSLOG,
-        Service, UDP, from_client,
+        Service, UDP, VIP, from_client,
     },
+    fragments::{cut, recorded},
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -147,6 +148,7 @@ fn summing_to(sum: u16) -> Ipv4 {
 /// A final checksum that looks like a partial one, as one in 65,535 does.
 fn by_chance() -> Vec<Case> {
     vec![
+        of_a_fragment(),
         local("a final checksum that looks partial is delivered final", DNS_UDP, &looking_partial(DNS_UDP, 0, V4), DNS)
             .then(question_to_dns)
             .in_this_family(),
@@ -167,6 +169,21 @@ fn by_chance() -> Vec<Case> {
             .then(question_to_dns)
             .in_this_family(),
     ]
+}
+
+/// A first fragment's does not verify without the rest of its datagram.
+fn of_a_fragment() -> Case {
+    let with = |word: u16| Ipv4::udp(CLIENT, VIP, Udp::new(CLIENT_PORT, DNS_UDP.port, &word.to_be_bytes()));
+    let first = |packet: &Ipv4| from_client().ipv4(&cut(packet)[0]);
+    let datagram = (0..=u16::MAX).map(with).find(|packet| first(packet) == partial(first(packet))).unwrap();
+    Case::ingress("a first fragment's checksum that looks partial is final", first(&datagram))
+        .given(veth)
+        .becomes(Verdict::Passed(first(&to(&datagram, DNS))), &new_flow(DNS_UDP, Stat::Local))
+        .then(|state| {
+            question_to_dns(state);
+            recorded(state, DNS_UDP, DNS, 0);
+        })
+        .in_this_family()
 }
 
 /// A datagram with two bytes of data that make it so, and `more` after them.

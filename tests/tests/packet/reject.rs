@@ -183,6 +183,7 @@ fn request(ethernet: &Ethernet, data: &[u8], ttl: u8) -> Vec<u8> {
 
 fn echoes() -> Vec<Case> {
     let reply = |data: &[u8]| back().ipv4(&Ipv4::new(VIP, CLIENT, echo(0, data)));
+    let cut = from_client().ipv4(&Ipv4::new(CLIENT, VIP, Payload::Other(1, vec![8, 0, 0xf7, 0xff, 0, 0])));
     let answered = |name, data: &[u8], ttl| {
         Case::ingress(name, request(&from_client(), data, ttl))
             .becomes(Verdict::Transmitted(reply(data)), &[Counter::Stat(Stat::EchoAnswered)])
@@ -196,10 +197,7 @@ fn echoes() -> Vec<Case> {
             .dropped(DropReason::Icmp),
         Case::ingress("an echo request that a peer handed over", request(&from_peer(), &[1; 56], 64))
             .becomes(Verdict::Dropped(DropReason::Icmp), &[Counter::Stat(Stat::FromPeer)]),
-        Case::ingress(
-            "a cut echo request",
-            from_client().ipv4(&Ipv4::new(CLIENT, VIP, Payload::Other(1, vec![8, 0, 0xf7, 0xff, 0, 0]))),
-        )
-        .dropped(DropReason::Malformed),
+        Case::ingress("a cut echo request", cut.clone()).dropped(DropReason::Malformed),
+        Case::ingress("a cut echo request with padding", [cut, vec![0; 20]].concat()).dropped(DropReason::Malformed),
     ]
 }

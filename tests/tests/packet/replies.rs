@@ -138,13 +138,17 @@ fn handshakes() -> Vec<Case> {
         left_alone(name, packet).becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)]).then(forgotten)
     };
     let accepted = |acknowledged| segment(LOCAL, SYN | ACK, acknowledged);
+    let after = |data: u32| ISN.wrapping_add(1).wrapping_add(data);
     vec![
-        restored("a SYN-ACK of the client's SYN", &accepted(ISN.wrapping_add(1))),
+        restored("a SYN-ACK of the client's SYN", &accepted(after(0))),
+        restored("a SYN-ACK of the client's SYN and its data", &accepted(after(1_000))),
+        restored("a SYN-ACK of as much data as a packet holds", &accepted(after(0xffff))),
         restored("a sequence number wraps", &accepted(0))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, u32::MAX, FLOW_ISN))
             .then(|state| HTTP.remember(state, LOCAL, 0, u32::MAX, FLOW_ISN)),
-        direct("a SYN-ACK of another SYN is of a direct connection", &accepted(ISN.wrapping_add(2))),
-        direct("a SYN-ACK of no SYN that was seen is of a direct connection", &accepted(ISN.wrapping_add(1)))
+        direct("a SYN-ACK of another SYN is of a direct connection", &accepted(ISN)),
+        direct("a SYN-ACK of more than a SYN holds is of a direct connection", &accepted(after(0x1_0000))),
+        direct("a SYN-ACK of no SYN that was seen is of a direct connection", &accepted(after(0)))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, 0)),
         restored("a backend's own SYN is no SYN-ACK", &segment(LOCAL, SYN, 0)),
     ]

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use vipmux_common::{
     abi::{
         Address, DropReason, FLOW_ISN, FRAGMENT_KERNEL, FragmentKey, FragmentValue, Range, SERVICE_DIRECT,
-        SERVICE_KERNEL, Stat, VIP_ALL_PORTS,
+        SERVICE_KERNEL, Stat, UNCLAIMED_PASS, VIP_ALL_PORTS,
     },
     hash,
 };
@@ -359,6 +359,12 @@ fn left_to_the_kernel() -> Vec<Case> {
             kernel(state, DNS_UDP);
             fragment(state, WHILE, TO_KERNEL);
         }),
+        Case::ingress("a first fragment that no Service takes passes and is recorded", from_client().ipv4(&first))
+            .given(|state| {
+                state.services.remove(&DNS_UDP.key());
+                state.config.unclaimed = UNCLAIMED_PASS;
+            })
+            .then(|state| fragment(state, 0, TO_KERNEL)),
         case("errors about its answers are left to the kernel", from_client().ipv4(&error())),
         Case::ingress("what a peer hands over is left to the kernel", from_peer().ipv4(&datagram(DNS_UDP)))
             .given(|state| kernel(state, DNS_UDP))

@@ -101,6 +101,10 @@ impl<E: Entries> Walk<'_, E> {
             ..FlowKey::default()
         };
         let recorded = self.recorded(&key)?;
+        if recorded.is_none() && self.entries.vip(&key.client)?.is_some() {
+            self.note("client", "it is a VIP, whose packets begin no flow");
+            return Ok(Err(DropReason::Malformed));
+        }
         let service = if recorded.is_none() { self.service(&key, &vip)? } else { None };
         let slot = recorded.map(|(_, slot)| slot).or(service.map(|service| service.slot));
         let Some(slot) = slot else { return Ok(Err(DropReason::NoService)) };

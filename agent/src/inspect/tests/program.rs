@@ -144,7 +144,8 @@ fn requests() -> Vec<Request> {
             }
         }
     }
-    // On another VLAN, and to no VIP.
+    // From the VIP, on another VLAN, and to no VIP.
+    requests.push(Request { client: (requests[0].vip.ip(), 5000).into(), ..requests[0] });
     requests.push(Request { vip: ([192, 0, 2, 11], 80).into(), vlan: Some(0), ..requests[0] });
     requests.push(Request { vip: ([192, 0, 2, 12], 80).into(), ..requests[0] });
     requests
