@@ -169,7 +169,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         fs::create_dir_all(&folder).map_err(pin_error("make", &folder))?;
     }
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES.iter().chain(Maps::PROGRAM_ARRAYS) {
+    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name, maps.join(name));
     }
     for name in FLOW_TABLES {

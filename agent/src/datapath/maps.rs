@@ -106,8 +106,10 @@ macro_rules! maps {
             /// The maps' names, as in the BPF object and as pinned.
             pub const NAMES: &[&str] = &[$($name),*];
 
-            /// Those that hold programs: pinned as well, since the kernel empties them when no process has them open.
-            pub const PROGRAM_ARRAYS: &[&str] = &["CALLS", "CALLS_FRAGMENTED"];
+            /// The programs' own, by which they call each other. Pinned as well: the kernel empties arrays of programs
+            /// when no process has them open; and while programs of this agent take the place of another's, those that
+            /// are still on an interface call the new ones, and must tell them what they know where they look for it.
+            pub const CALLING: &[&str] = &["CALLS", "CALLS_FRAGMENTED", "SCRATCH"];
 
             fn open_all(pins: &Pins) -> Result<Self, MapsError> {
                 Ok(Self {

@@ -89,7 +89,7 @@ impl Transition {
         if self.anew { pins.next_maps() } else { pins.maps() }
     }
 
-    /// Pins what is alike in the new folder too; but for the programs' arrays, which go with their programs.
+    /// Pins what is alike in the new folder too; but for [`Maps::CALLING`], which go with their programs.
     fn share(&self, pins: &Pins) -> Result<(), LoadError> {
         let next = pins.next_maps();
         fs::create_dir_all(&next).map_err(|source| pin_error("make", &next, source))?;

@@ -240,7 +240,7 @@ mod tests {
         let mut detached = done.detached;
         detached.sort_unstable();
         assert_eq!(detached, [Some((LinkKind::Xdp, LOOPBACK)), Some((LinkKind::Egress, LOOPBACK))]);
-        let maps = Maps::NAMES.len() + Maps::PROGRAM_ARRAYS.len();
+        let maps = Maps::NAMES.len() + Maps::CALLING.len();
         assert_eq!((done.programs, done.maps, done.relinquished), (2, maps, 1));
         assert!(done.agent_seen && done.unreadable.is_none());
         assert_eq!(fixture.maps.read_vips().unwrap().into_iter().collect::<Vec<_>>(), [vip(1, 0), vip(2, VIP_YIELDED)]);

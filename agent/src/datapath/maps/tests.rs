@@ -18,10 +18,10 @@ fn every_declared_map_is_opened_and_every_pin_is_a_declared_map() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
-    let kept = named(&[Maps::NAMES, Maps::PROGRAM_ARRAYS].concat());
+    let kept = named(&[Maps::NAMES, Maps::CALLING].concat());
     assert_eq!(pinned, kept);
     // What means nothing between packets is not kept.
-    assert_eq!(aya_names(), &kept | &named(&["SCRATCH", "WORKSPACE"]));
+    assert_eq!(aya_names(), &kept | &named(&["WORKSPACE"]));
 }
 
 /// The maps that the object declares.
