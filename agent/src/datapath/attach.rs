@@ -160,7 +160,7 @@ impl Programs {
         if let Some(generic) = keep.filter(|_| self.adopt::<Xdp>(self.xdp, &pin)) {
             return Ok(generic);
         }
-        remove_pin(&pin)?;
+        detach_pin(&pin)?;
         self.attach_new_xdp(name, (ifindex, mtu), mode)
     }
 
@@ -176,7 +176,7 @@ impl Programs {
             return Ok(By::Filter { made });
         }
         if !self.adopt::<SchedClassifier>(kind.program(), &pin) {
-            remove_pin(&pin)?;
+            detach_pin(&pin)?;
             let link = self.attach_tcx(side, name)?;
             pin_link(kind.program(), name, Ok(link), &pin)?;
         }
@@ -280,8 +280,6 @@ impl Programs {
 fn detach_pin(pin: &Path) -> Result<(), LoadError> {
     match unload::detach(pin) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        // Its interface is gone, so it is detached already.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
         result => result.map_err(|source| LoadError::Detach { path: pin.into(), source })?,
     }
     remove_pin(pin)
@@ -336,4 +334,37 @@ impl Adopt for SchedClassifier {
 
 fn not_adoptable(error: LinkError) -> ProgramError {
     ProgramError::IOError(io::Error::other(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::net::if_::if_nametoindex;
+
+    use super::*;
+    use crate::{
+        datapath::{load::load, maps::fixture::mounted},
+        link::netns::Namespace,
+    };
+
+    #[test]
+    fn an_interface_takes_the_program_in_another_mode_and_lets_go_of_it_when_it_is_gone() {
+        let Some(pins) = mounted() else { return };
+        let Some([node, peer]) = Namespace::new() else { return };
+        node.veth("eth0", &peer, "eth0");
+        let (mut programs, _) = load(&pins, 1024).unwrap();
+        let ifindex = node.enter(|| if_nametoindex("eth0").unwrap());
+        node.enter(|| {
+            let mut pinned = None;
+            for (mode, generic) in
+                [(Mode::Generic, true), (Mode::Native, false), (Mode::Auto, false), (Mode::Generic, true)]
+            {
+                let now = programs.attach_xdp("eth0", (ifindex, 1500), mode, pinned).unwrap();
+                assert_eq!(now, generic, "{mode:?} after {pinned:?}");
+                pinned = Some(now);
+            }
+        });
+        node.run(async |handle| handle.link().del(ifindex).execute().await.unwrap());
+        programs.detach(ifindex).unwrap();
+        assert_eq!(programs.attached().unwrap(), BTreeSet::new());
+    }
 }
