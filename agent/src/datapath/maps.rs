@@ -270,7 +270,9 @@ impl Maps {
 
     /// `length` slots of the arena from `first` on.
     pub fn read_table(&self, first: u32, length: u32) -> Result<Vec<u32>, MapsError> {
-        let (start, end) = (table::element(first), first.saturating_add(length).div_ceil(table::SLOTS));
+        // The kernel would begin again at the first element.
+        let within = |element: u32| element.min(self.tables.len());
+        let (start, end) = (within(table::element(first)), within(first.saturating_add(length).div_ceil(table::SLOTS)));
         let elements: Vec<u64> = batch::elements(&self.tables, start, end - start).map_err(reading("TABLES"))?;
         let slot = |slot| Some(table::get(*elements.get((table::element(slot) - start) as usize)?, slot));
         Ok((first..first.saturating_add(length)).map_while(slot).collect())

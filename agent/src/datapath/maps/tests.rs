@@ -69,6 +69,9 @@ fn arrays_are_read_and_written_across_batches() {
     assert_eq!(maps.read_table(4_999, 2).unwrap(), [0, 0]);
     assert_eq!(maps.read_table(5_001, 1).unwrap(), [3]);
     assert_eq!(maps.read_table(16_383, 2).unwrap(), [0], "the array ends");
+    for beyond in [16_384, 16_386, u32::MAX] {
+        assert!(maps.read_table(beyond, 251).unwrap().is_empty(), "{beyond}");
+    }
     assert!(maps.read_table(0, 0).unwrap().is_empty());
     assert!(maps.write_table(16_383, &[1, 2]).is_err());
 
