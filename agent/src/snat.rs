@@ -93,12 +93,6 @@ pub enum Element {
     Uplink(u32),
 }
 
-impl Element {
-    const fn is_direct(&self) -> bool {
-        matches!(self, Self::Direct(_))
-    }
-}
-
 /// What the sets are to hold.
 #[derive(Debug, Default)]
 pub struct Wanted {
@@ -240,8 +234,8 @@ impl Installed {
 
 /// Whether backends here reply in a Service's name.
 pub fn has_direct(elements: &OrdSet<Element>) -> bool {
-    // They come after the backends.
-    elements.iter().rev().take_while(|element| !matches!(element, Element::Backend(_))).any(Element::is_direct)
+    // The others come after the backends, and none without a direct one.
+    elements.get_max().is_some_and(|last| !matches!(last, Element::Backend(_)))
 }
 
 impl IdentitySnat {
