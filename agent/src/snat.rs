@@ -50,7 +50,6 @@
 //! masqueraded as ever. One table of the family `inet` (nat there is as old as Linux 5.2) rather than one each of `ip` and
 //! `ip6`: it is made, healed and removed in one transaction.
 
-mod keeper;
 mod ruleset;
 mod transaction;
 
@@ -62,9 +61,9 @@ use std::{
 
 use imbl::{OrdMap, OrdSet, ordmap, ordset};
 
-pub use self::keeper::Keeper;
 use self::transaction::Socket;
 use crate::{
+    keeper::Keeper,
     model::{NodeName, PortClaim, Protocol, Vip},
     plan::{Desired, DesiredBackend, DesiredService},
 };
@@ -230,6 +229,16 @@ impl Installed {
     fn has_chain_for(&self, elements: &OrdSet<Element>) -> bool {
         has_direct(&self.elements) == has_direct(elements)
     }
+}
+
+/// Keeps the table of this network namespace: a commit waits for other nftables transactions, and kube-proxy's can take
+/// longer than the fence's deadline. The table outlives the keeper.
+pub fn keep() -> Result<Keeper<OrdSet<Element>>, SnatError> {
+    let mut snat = IdentitySnat::open()?;
+    Ok(Keeper::start(move |elements| {
+        let error = snat.sync(elements).err().map(anyhow::Error::from);
+        error.map(|error| format!("the identity-SNAT chain is not in place: {error:#}")).into_iter().collect()
+    }))
 }
 
 /// Whether backends here reply in a Service's name.
