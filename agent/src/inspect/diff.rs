@@ -39,6 +39,6 @@ impl Report for Diff {
         for refused in &self.refused {
             table.row([Cell::from("refused"), Cell::from(refused)]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

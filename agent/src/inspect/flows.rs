@@ -213,7 +213,7 @@ impl Report for Flows {
         for flow in &self.flows {
             table.row(row(flow));
         }
-        table.print_with(out, colour)?;
+        table.print(out, colour)?;
         if self.truncated {
             writeln!(out, "(cut after {} flows; --limit shows more)", self.limit)?;
         }

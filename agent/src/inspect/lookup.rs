@@ -134,7 +134,7 @@ impl Report for Lookup {
             table.row([step.step, &step.finding]);
         }
         table.row(["verdict".into(), self.outcome.cell()]);
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }
 

@@ -99,6 +99,6 @@ impl Report for Neighbors {
                 state,
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

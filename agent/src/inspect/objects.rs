@@ -70,7 +70,7 @@ impl Report for MapList {
             let numbers = [map.id, map.key_bytes, map.value_bytes, map.max_entries].map(|number| number.to_string());
             table.row(std::iter::once(map.name.to_owned()).chain(numbers));
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }
 
@@ -171,6 +171,6 @@ impl Report for Programs {
             let attached: Vec<_> = program.attached.iter().map(Attachment::text).collect();
             table.row([program.name, &program.id.to_string(), &program.tag, &attached.join(",")]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

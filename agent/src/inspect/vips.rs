@@ -158,7 +158,7 @@ impl Report for Vips {
                 vip.services.to_string().into(),
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }
 
