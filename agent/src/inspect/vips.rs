@@ -9,11 +9,12 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{Address, Config, Fence, VIP_LEADING, VIP_YIELDED, VipValue};
 
-use super::{Report, clock::Clock, names};
+use super::{Report, clock::Clock};
 use crate::{
     cli::table::{Cell, Colour, Table, Tone},
     datapath::maps::{Maps, MapsError},
 };
+    link::interface_name,
 
 /// The fence as it stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -116,7 +117,7 @@ impl Vips {
                 yielded: vip.flags & VIP_YIELDED != 0,
                 answering: leading && fence.standing == Standing::Open,
                 epoch: vip.epoch,
-                interfaces: announced.map(|(ifindex, _)| names::interface(*ifindex)).collect(),
+                interfaces: announced.map(|(ifindex, _)| interface_name(*ifindex)).collect(),
                 vlan: vip.vlan,
                 services: services.keys().filter(|key| key.vip == vip.id).count(),
             }

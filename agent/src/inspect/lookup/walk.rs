@@ -16,6 +16,7 @@ use super::{Endpoint, Entries, Lookup, Outcome, Step};
 use crate::{
     datapath::maps::MapsError,
     inspect::{clock::Clock, freshness, names},
+    link::interface_name,
     model::{Protocol, ServiceName},
 };
 
@@ -150,7 +151,7 @@ impl<E: Entries> Walk<'_, E> {
             None => announced.first(),
             Some(ifindex) => announced.iter().find(|(announced, _)| *announced == ifindex),
         };
-        let on = announced.iter().map(|(ifindex, _)| names::interface(*ifindex)).collect::<Vec<_>>().join(",");
+        let on = announced.iter().map(|(ifindex, _)| interface_name(*ifindex)).collect::<Vec<_>>().join(",");
         let on = if on.is_empty() { "no interface".to_owned() } else { on };
         let vlan = if vip.vlan == 0 { String::new() } else { format!(" VLAN {}", vip.vlan) };
         let Some(&(_, interface)) = entered.filter(|_| self.request.vlan.is_none_or(|vlan| vlan == vip.vlan)) else {
@@ -417,7 +418,7 @@ impl<E: Entries> Walk<'_, E> {
             backend,
             mac: node.mac.to_string(),
             source_mac: entered.mac.handover().to_string(),
-            interface: names::interface(node.ifindex),
+            interface: interface_name(node.ifindex),
         }))
     }
 }
