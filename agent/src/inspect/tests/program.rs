@@ -221,6 +221,10 @@ fn a_lookup_says_what_the_program_does() {
     let config = written.config.get(&0, 0).unwrap();
     written.config.set(0, Config { unclaimed: UNCLAIMED_PASS, ..config }, 0).unwrap();
     seen.extend(compare(program, &maps, "with the stack for what is unclaimed"));
+    written.config.set(0, Config { abandon_after: 0, ..config }, 0).unwrap();
+    written.write_deadline(1, u64::MAX).unwrap();
+    let abandoned = compare(program, &maps, "long after the agent went");
+    assert!(abandoned.iter().all(|seen| seen == "passed"), "{abandoned:?}");
 
     for verdict in [
         "passed",
