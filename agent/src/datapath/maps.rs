@@ -12,7 +12,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
-    sync::{OnceLock, atomic::Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
 };
 
 use aya::{
@@ -99,7 +99,7 @@ macro_rules! maps {
         pub struct Maps {
             $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
             /// `TABLES` once more, from the first write on: who only reads needs no map that can be mapped.
-            tables_memory: OnceLock<Memory>,
+            tables_memory: Option<Memory>,
         }
 
         impl Maps {
@@ -118,7 +118,7 @@ macro_rules! maps {
                         let map = Map::from_map_data(open(&path)?).and_then(TryInto::try_into);
                         map.map_err(|source| MapsError::Open { path, source })?
                     },)*
-                    tables_memory: OnceLock::new(),
+                    tables_memory: None,
                 })
             }
         }
@@ -346,12 +346,9 @@ impl Maps {
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let memory = match self.tables_memory.get() {
+        let memory = match &mut self.tables_memory {
             Some(memory) => memory,
-            None => {
-                let memory = Memory::map(&self.tables).map_err(failed)?;
-                self.tables_memory.get_or_init(|| memory)
-            }
+            none => none.insert(Memory::map(&self.tables).map_err(failed)?),
         };
         let elements = memory.elements();
         if elements.len() <= table::element(last) as usize {
