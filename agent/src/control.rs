@@ -248,10 +248,7 @@ pub fn ask(path: &Path, command: Command) -> Result<Answer, AskError> {
     let text = exchange(&stream, command).map_err(|source| AskError::Broken { path: path.into(), source })?;
     let reply: Reply =
         serde_json::from_slice(&text).map_err(|source| AskError::Malformed { path: path.into(), source })?;
-    match reply.answer {
-        Answer::Error(error) => Err(AskError::Failed(error)),
-        answer @ Answer::Diff(_) => Ok(answer),
-    }
+    Ok(reply.answer)
 }
 
 fn exchange(mut stream: &StdStream, command: Command) -> io::Result<Vec<u8>> {

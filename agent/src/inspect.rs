@@ -27,7 +27,11 @@ use std::{
 
 use serde::Serialize;
 
-use crate::{cli::table::Colour, control::AskError, datapath::maps::MapsError};
+use crate::{
+    cli::table::Colour,
+    control::AskError,
+    datapath::{maps::MapsError, pins::PinError},
+};
 
 /// The JSON's version: changes when a field goes or changes its meaning, not when one is added.
 pub const VERSION: u32 = 1;
@@ -39,14 +43,8 @@ pub enum InspectError {
     #[error(transparent)]
     Maps(#[from] MapsError),
     /// The pinned programs or links could not be read.
-    #[error("cannot read {what}")]
-    Pinned {
-        /// The pin or folder.
-        what: String,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Pinned(#[from] PinError),
     /// The system's clocks could not be read.
     #[error("cannot read the clock")]
     Clock(#[from] nix::Error),

@@ -15,6 +15,7 @@ pub mod datapath;
 pub mod election;
 pub mod hashing;
 pub mod inspect;
+pub mod keeper;
 pub mod link;
 pub mod model;
 pub mod plan;

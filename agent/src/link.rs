@@ -22,6 +22,7 @@ use std::{
     net::IpAddr,
 };
 
+use nix::net::if_::if_indextoname;
 use vipmux_common::abi::{Mac, capacity};
 
 pub use self::{
@@ -195,6 +196,12 @@ pub enum InterfaceError {
 
 fn list(addresses: &[IpAddr]) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// An interface's name in the network namespace of the calling thread, or `if` and its index where it is gone.
+pub fn interface_name(ifindex: u32) -> String {
+    let name = if_indextoname(ifindex).ok().and_then(|name| name.into_string().ok());
+    name.filter(|name| !name.is_empty()).unwrap_or_else(|| format!("if{ifindex}"))
 }
 
 impl Interface {

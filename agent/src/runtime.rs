@@ -22,6 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use imbl::OrdSet;
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
@@ -53,6 +54,7 @@ use crate::{
         pins::{LinkKind, Pins},
     },
     election::{Command, HEARTBEAT},
+    keeper::Keeper,
     link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbors},
     model::{
         self, NodeName, Vip,
@@ -206,8 +208,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         awaited: 0,
         announcer: Announcer::default(),
         sender: Sender::open()?,
-        snat: snat::Keeper::start()?,
-        groups: groups::Keeper::start(),
+        snat: snat::keep()?,
+        groups: groups::keep(),
         wanted: snat::Wanted::default(),
         interfaces: Interfaces::new(Ethtool::open()?),
         linked: BTreeSet::new(),
@@ -263,8 +265,8 @@ struct Agent {
     awaited: u64,
     announcer: Announcer,
     sender: Sender,
-    snat: snat::Keeper,
-    groups: groups::Keeper,
+    snat: Keeper<OrdSet<snat::Element>>,
+    groups: Keeper<BTreeSet<groups::Group>>,
     wanted: snat::Wanted,
     interfaces: Interfaces,
     /// Where the programs were attached when the links were last taken note of.

@@ -50,7 +50,6 @@
 //! masqueraded as ever. One table of the family `inet` (nat there is as old as Linux 5.2) rather than one each of `ip` and
 //! `ip6`: it is made, healed and removed in one transaction.
 
-mod keeper;
 mod ruleset;
 mod transaction;
 
@@ -62,9 +61,9 @@ use std::{
 
 use imbl::{OrdMap, OrdSet, ordmap, ordset};
 
-pub use self::keeper::Keeper;
 use self::transaction::Socket;
 use crate::{
+    keeper::Keeper,
     model::{NodeName, PortClaim, Protocol, Vip},
     plan::{Desired, DesiredBackend, DesiredService},
 };
@@ -91,12 +90,6 @@ pub enum Element {
     DirectErrors(Vip),
     /// An interface whose packets are tracked as ever, by its index.
     Uplink(u32),
-}
-
-impl Element {
-    const fn is_direct(&self) -> bool {
-        matches!(self, Self::Direct(_))
-    }
 }
 
 /// What the sets are to hold.
@@ -238,10 +231,20 @@ impl Installed {
     }
 }
 
+/// Keeps the table of this network namespace: a commit waits for other nftables transactions, and kube-proxy's can take
+/// longer than the fence's deadline. The table outlives the keeper.
+pub fn keep() -> Result<Keeper<OrdSet<Element>>, SnatError> {
+    let mut snat = IdentitySnat::open()?;
+    Ok(Keeper::start(move |elements| {
+        let error = snat.sync(elements).err().map(anyhow::Error::from);
+        error.map(|error| format!("the identity-SNAT chain is not in place: {error:#}")).into_iter().collect()
+    }))
+}
+
 /// Whether backends here reply in a Service's name.
 pub fn has_direct(elements: &OrdSet<Element>) -> bool {
-    // They come after the backends.
-    elements.iter().rev().take_while(|element| !matches!(element, Element::Backend(_))).any(Element::is_direct)
+    // The others come after the backends, and none without a direct one.
+    elements.get_max().is_some_and(|last| !matches!(last, Element::Backend(_)))
 }
 
 impl IdentitySnat {

@@ -13,19 +13,10 @@
 
 mod sockets;
 
-use std::{collections::BTreeSet, net::Ipv6Addr, time::Duration};
-
-use tokio::{
-    select,
-    sync::watch,
-    task::{JoinHandle, spawn_blocking},
-    time::sleep,
-};
+use std::{collections::BTreeSet, net::Ipv6Addr};
 
 use self::sockets::Groups;
-
-/// How long after a failure it is tried again.
-const RETRY: Duration = Duration::from_secs(10);
+use crate::keeper::Keeper;
 
 /// A group on an interface. VIPs that end alike share one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -50,61 +41,13 @@ impl Group {
     }
 }
 
-/// Keeps the node in what groups were last wanted, on a task of its own: joining thousands takes the kernel a while.
-#[derive(Debug)]
-pub struct Keeper {
-    wanted: watch::Sender<BTreeSet<Group>>,
-    task: JoinHandle<()>,
-}
-
-impl Keeper {
-    /// Starts the task, in the network namespace of the calling thread. It ends when the keeper is dropped or with the
-    /// runtime, and the memberships with it.
-    pub fn start() -> Self {
-        let (wanted, receiver) = watch::channel(BTreeSet::new());
-        Self { wanted, task: tokio::spawn(keep(Groups::default(), receiver)) }
-    }
-
-    /// Has the node be in exactly these groups from some time soon on.
-    pub fn want(&self, groups: BTreeSet<Group>) {
-        self.wanted.send_if_modified(|current| {
-            let changed = *current != groups;
-            *current = groups;
-            changed
-        });
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-async fn keep(mut groups: Groups, mut wanted: watch::Receiver<BTreeSet<Group>>) {
-    let mut trouble = BTreeSet::new();
-    loop {
-        select! {
-            changed = wanted.changed() => if changed.is_err() { return },
-            () = sleep(RETRY), if !trouble.is_empty() => {}
-        }
-        let current = wanted.borrow_and_update().clone();
-        let attempt = spawn_blocking(move || {
-            let errors = groups.sync(&current);
-            (groups, errors)
-        });
-        let Ok((again, errors)) = attempt.await else { return };
-        groups = again;
-        let now: BTreeSet<String> =
-            errors.into_iter().map(|error| format!("{:#}", anyhow::Error::from(error))).collect();
-        for error in now.difference(&trouble) {
-            tracing::warn!("{error}");
-        }
-        for was in trouble.difference(&now) {
-            tracing::info!(was, "mended");
-        }
-        trouble = now;
-    }
+/// Keeps the node in the groups that are wanted: joining thousands takes the kernel a while. The memberships end with
+/// the keeper.
+pub fn keep() -> Keeper<BTreeSet<Group>> {
+    let mut groups = Groups::default();
+    Keeper::start(move |wanted| {
+        groups.sync(wanted).into_iter().map(|error| format!("{:#}", anyhow::Error::from(error))).collect()
+    })
 }
 
 #[cfg(test)]

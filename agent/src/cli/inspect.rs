@@ -3,7 +3,7 @@
 use std::{
     io::{self, BufWriter, Write},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
 };
 
@@ -22,7 +22,7 @@ use crate::{
         backends::Backends,
         clock::Clock,
         flows::Flows,
-        lookup::{self, BadMac, Request, Source},
+        lookup::{self, Request, Source},
         neighbors::Neighbors,
         objects::{MapList, Programs},
         services::Services,
@@ -54,6 +54,19 @@ pub struct Inspect {
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
+    #[command(flatten)]
+    View(View),
+    /// What the kernel holds otherwise than the agent wants it; exit status 2 if there is anything
+    Diff {
+        /// Where the agent listens
+        #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VIPMUX_SOCKET")]
+        socket: PathBuf,
+    },
+}
+
+/// What is read from the maps alone.
+#[derive(Clone, Debug, Subcommand)]
+enum View {
     /// VIPs: who leads them, and until when this node answers for those that it leads
     Vips,
     /// Service ports: their backends and traffic
@@ -76,12 +89,6 @@ enum What {
     },
     /// What would happen to a packet, step by step
     Lookup(LookupArgs),
-    /// What the kernel holds otherwise than the agent wants it; exit status 2 if there is anything
-    Diff {
-        /// Where the agent listens
-        #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VIPMUX_SOCKET")]
-        socket: PathBuf,
-    },
     /// The maps themselves
     Maps,
     /// The programs themselves, and where they are attached
@@ -107,7 +114,7 @@ struct LookupArgs {
     #[arg(long, conflicts_with = "source_mac")]
     from_peer: bool,
     /// The frame's source MAC; another node's, for instance
-    #[arg(long, value_name = "MAC", value_parser = parse_mac)]
+    #[arg(long, value_name = "MAC", value_parser = lookup::parse_mac)]
     source_mac: Option<Mac>,
     /// The interface it comes in by [default: one that the VIP is announced on]
     #[arg(long, value_name = "NAME", value_parser = ifindex)]
@@ -123,10 +130,6 @@ enum Balanced {
     Tcp,
     Udp,
     Sctp,
-}
-
-fn parse_mac(text: &str) -> Result<Mac, BadMac> {
-    lookup::parse_mac(text)
 }
 
 fn ifindex(name: &str) -> Result<u32, String> {
@@ -159,18 +162,19 @@ impl LookupArgs {
 }
 
 impl Inspect {
-    /// Reads the maps and writes to standard output; a reader who has read enough is no error.
+    /// Reads what is asked for and writes to standard output; a reader who has read enough is no error.
     pub fn run(&self) -> Result<ExitCode, InspectError> {
-        let (mut out, colour) = (BufWriter::new(io::stdout().lock()), Colour::of_stdout());
+        let (mut out, format) = (BufWriter::new(io::stdout().lock()), self.format(Colour::of_stdout()));
         let mut code = ExitCode::SUCCESS;
-        let written = if let What::Diff { socket } = &self.what {
-            let diff = Diff::read(socket)?;
-            if !diff.is_empty() {
-                code = ExitCode::from(DIFFERS);
+        let written = match &self.what {
+            What::View(view) => self.write(view, format, &mut out),
+            What::Diff { socket } => {
+                let diff = Diff::read(socket)?;
+                if !diff.is_empty() {
+                    code = ExitCode::from(DIFFERS);
+                }
+                write(&diff, format, &mut out)
             }
-            write(&diff, self.format(colour), &mut out)
-        } else {
-            self.write(&mut out, colour)
         };
         match written.and_then(|()| Ok(out.flush()?)) {
             Err(InspectError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
@@ -186,29 +190,29 @@ impl Inspect {
         }
     }
 
-    fn write(&self, out: &mut impl Write, colour: Colour) -> Result<(), InspectError> {
-        let pin_path: &Path = &self.pin_path;
+    fn write(&self, view: &View, format: Format, out: &mut impl Write) -> Result<(), InspectError> {
+        let pins = Pins::new(&self.pin_path);
         // First in any case: it tells best what is wrong with the pins.
-        let maps = Maps::open(pin_path)?;
+        let maps = Maps::open(pins.root())?;
         let clock = Clock::now(maps.read_config()?.hz)?;
-        let format = self.format(colour);
-        match &self.what {
-            What::Vips => write(&Vips::read(&maps, &clock)?, format, out),
-            What::Services => write(&Services::read(&maps, &clock)?, format, out),
-            What::Backends => write(&Backends::read(&maps)?, format, out),
-            What::Flows { limit } => write(&Flows::read(&maps, &clock, *limit)?, format, out),
-            What::Neighbors => write(&Neighbors::read(&maps)?, format, out),
-            What::Stats { all } => write(&Stats::read(&maps, *all)?, format, out),
-            What::Lookup(packet) => write(&lookup::walk(&maps, &clock, &packet.request()?)?, format, out),
-            What::Diff { socket } => write(&Diff::read(socket)?, format, out),
-            What::Maps => write(&MapList::read(&Pins::new(pin_path))?, format, out),
-            What::Prog => write(&Programs::read(&Pins::new(pin_path), &maps)?, format, out),
+        match view {
+            View::Vips => write(&Vips::read(&maps, &clock)?, format, out),
+            View::Services => write(&Services::read(&maps, &clock)?, format, out),
+            View::Backends => write(&Backends::read(&maps)?, format, out),
+            View::Flows { limit } => write(&Flows::read(&maps, &clock, *limit)?, format, out),
+            View::Neighbors => write(&Neighbors::read(&maps)?, format, out),
+            View::Stats { all } => write(&Stats::read(&maps, *all)?, format, out),
+            View::Lookup(packet) => write(&lookup::walk(&maps, &clock, &packet.request()?)?, format, out),
+            View::Maps => write(&MapList::read(&pins)?, format, out),
+            View::Prog => write(&Programs::read(&pins, &maps)?, format, out),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::Parser;
 
     use super::*;
@@ -239,7 +243,7 @@ mod tests {
     #[test]
     fn a_lookup_takes_a_packet() {
         let request = |arguments: &str| match parse(&format!("lookup {arguments}")).map(|inspect| inspect.what) {
-            Ok(What::Lookup(packet)) => Ok(packet.request().unwrap()),
+            Ok(What::View(View::Lookup(packet))) => Ok(packet.request().unwrap()),
             Ok(other) => panic!("{other:?}"),
             Err(error) => Err(error),
         };
@@ -262,9 +266,8 @@ mod tests {
         }
         let v6 = request("[2001:db8:f::7]:4000 [2001:db8::10]:80 sctp").unwrap();
         assert_eq!((v6.client.to_string().as_str(), v6.protocol), ("[2001:db8:f::7]:4000", Protocol::Sctp));
-        let Ok(What::Lookup(mixed)) = parse("lookup [2001:db8::1]:1 192.0.2.10:80").map(|inspect| inspect.what) else {
-            panic!("both are addresses")
-        };
+        let mixed = parse("lookup [2001:db8::1]:1 192.0.2.10:80").map(|inspect| inspect.what);
+        let Ok(What::View(View::Lookup(mixed))) = mixed else { panic!("both are addresses") };
         assert!(matches!(mixed.request(), Err(InspectError::Families { .. })));
     }
 
@@ -278,7 +281,9 @@ mod tests {
             let run = |options: &str| {
                 let mut out = Vec::new();
                 let arguments = format!("{view} {options} --pin-path {}", fixture.pins.root().display());
-                parse(&arguments).unwrap().write(&mut out, Colour::Never).unwrap();
+                let inspect = parse(&arguments).unwrap();
+                let What::View(view) = &inspect.what else { panic!("{arguments}") };
+                inspect.write(view, inspect.format(Colour::Never), &mut out).unwrap();
                 String::from_utf8(out).unwrap()
             };
             let kind = view.split(' ').next().unwrap();

@@ -108,18 +108,8 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Whether it has no rows.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// Writes header and rows, coloured by standard output's rules.
-    pub fn print(&self, out: &mut impl Write) -> io::Result<()> {
-        self.print_with(out, Colour::of_stdout())
-    }
-
     /// Writes header and rows.
-    pub fn print_with(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    pub fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
         let mut widths = vec![0; self.header.len()];
         for row in std::iter::once(&self.header).chain(&self.rows) {
             for (width, cell) in widths.iter_mut().zip(row) {
@@ -164,7 +154,7 @@ mod tests {
 
     fn render(table: &Table, colour: Colour) -> String {
         let mut out = Vec::new();
-        table.print_with(&mut out, colour).unwrap();
+        table.print(&mut out, colour).unwrap();
         String::from_utf8(out).unwrap()
     }
 

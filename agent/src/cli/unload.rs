@@ -14,8 +14,7 @@ use crate::{
         pins::{DEFAULT_PIN_PATH, Pins},
         unload::{UnloadError, Unloaded, unload},
     },
-    inspect::names,
-    link::{Ethtool, EthtoolError, LinkError, remove_neighbors},
+    link::{Ethtool, EthtoolError, LinkError, interface_name, remove_neighbors},
     snat::{IdentitySnat, SnatError},
 };
 
@@ -80,7 +79,7 @@ impl Unload {
 
 /// Not of an interface that is gone.
 fn strip_tags(ethtool: &Ethtool, ifindex: u32) -> Result<(), EthtoolError> {
-    match ethtool.strip_tags(&names::interface(ifindex), true) {
+    match ethtool.strip_tags(&interface_name(ifindex), true) {
         Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
         result => result,
     }
@@ -100,16 +99,16 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
     for link in &done.detached {
         match link {
             Some((kind, ifindex)) => {
-                writeln!(out, "detached {} from {}", kind.program(), names::interface(*ifindex))?;
+                writeln!(out, "detached {} from {}", kind.program(), interface_name(*ifindex))?;
             }
             None => writeln!(out, "detached a link of another name")?,
         }
     }
     for ifindex in &done.filters {
-        writeln!(out, "removed the tc filters of {}", names::interface(*ifindex))?;
+        writeln!(out, "removed the tc filters of {}", interface_name(*ifindex))?;
     }
     for ifindex in &done.tags {
-        writeln!(out, "turning rx-vlan-offload of {} on again", names::interface(*ifindex))?;
+        writeln!(out, "turning rx-vlan-offload of {} on again", interface_name(*ifindex))?;
     }
     writeln!(out, "removed {} programs, {} maps and {root}", done.programs, done.maps)?;
     if done.agent_seen {

@@ -1,21 +1,21 @@
 //! Attaching the programs to interfaces, and detaching them.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use aya::programs::{
     LinkOrder, ProgramError, SchedClassifier, TcAttachType, Xdp, XdpMode,
     links::{FdLink, LinkError, PinnedLink},
     tc::TcAttachOptions,
 };
-use nix::net::if_::if_indextoname;
 
 use super::{
     clsact,
-    load::{LoadError, Programs, kernel_is, pin_error, program, remove_pin},
-    pins::{LinkKind, Pins, XDP_PROGRAM},
+    load::{LoadError, Programs, kernel_is, program},
+    pins::{self, LinkKind, PinError, XDP_PROGRAM},
     unload,
     xdp::Buffers,
 };
+use crate::link::interface_name;
 
 /// The longest MTU at which drivers run a program that takes packets in one buffer: a page, less its headroom, the
 /// Ethernet header and `struct skb_shared_info`.
@@ -108,12 +108,11 @@ impl Programs {
     /// Of the classifiers' links, new ones are pinned, and the old ones given back, which stay attached as long as they
     /// live: a flow that began meanwhile is known to the old maps alone, or to the new ones alone.
     pub(super) fn take_over(&mut self) -> Vec<FdLink> {
-        let links = fs::read_dir(self.pins.links()).into_iter().flatten().flatten();
-        let mut names: Vec<_> = links.filter_map(|entry| Pins::parse_link(entry.file_name().to_str()?)).collect();
+        let mut links = Vec::from_iter(self.pins.pinned_links().unwrap_or_default());
         // The XDP programs last: from then on flows are known to the new maps.
-        names.sort_unstable_by_key(|(kind, _)| *kind == LinkKind::Xdp);
+        links.sort_unstable_by_key(|(kind, _)| *kind == LinkKind::Xdp);
         let mut relieved = Vec::new();
-        for (kind, ifindex) in names {
+        for (kind, ifindex) in links {
             match kind {
                 LinkKind::Xdp => drop(self.adopt::<Xdp>(self.xdp, &self.pins.link(kind, ifindex))),
                 LinkKind::Egress => relieved.extend(self.relieve(Side::Out, ifindex)),
@@ -127,8 +126,7 @@ impl Programs {
     /// no room beside it, and it has the new program, if it is still attached.
     fn relieve(&mut self, side: Side, ifindex: u32) -> Option<FdLink> {
         let (program, pin) = (side.kind().program(), self.pins.link(side.kind(), ifindex));
-        let name = if_indextoname(ifindex).ok()?;
-        let name = name.to_string_lossy();
+        let name = interface_name(ifindex);
         let old = PinnedLink::from_pin(&pin).ok()?;
         let Ok(new) = self.attach_tcx(side, &name) else {
             self.adopt::<SchedClassifier>(program, &pin);
@@ -160,7 +158,7 @@ impl Programs {
         if let Some(generic) = keep.filter(|_| self.adopt::<Xdp>(self.xdp, &pin)) {
             return Ok(generic);
         }
-        remove_pin(&pin)?;
+        detach_pin(&pin)?;
         self.attach_new_xdp(name, (ifindex, mtu), mode)
     }
 
@@ -176,7 +174,7 @@ impl Programs {
             return Ok(By::Filter { made });
         }
         if !self.adopt::<SchedClassifier>(kind.program(), &pin) {
-            remove_pin(&pin)?;
+            detach_pin(&pin)?;
             let link = self.attach_tcx(side, name)?;
             pin_link(kind.program(), name, Ok(link), &pin)?;
         }
@@ -184,18 +182,16 @@ impl Programs {
     }
 
     /// Detaches the classifier on an interface's way in, if it is there. `filter`: it may be a filter.
-    pub fn detach_ingress(&self, name: &str, ifindex: u32, filter: bool) -> Result<(), LoadError> {
+    pub fn detach_ingress(&self, ifindex: u32, filter: bool) -> Result<(), LoadError> {
         if filter {
-            let failed = |source| LoadError::Filter { interface: name.to_owned(), source };
-            clsact::remove_ingress(ifindex).map_err(failed)?;
+            clsact::remove_ingress(ifindex)?;
         }
         detach_pin(&self.pins.link(LinkKind::Ingress, ifindex))
     }
 
     /// Removes the filters that [`By::Filter`] tells of, and with `made` the qdisc, unless others have filters there.
-    pub fn remove_filters(name: &str, ifindex: u32, made: bool) -> Result<(), LoadError> {
-        let failed = |source| LoadError::Filter { interface: name.to_owned(), source };
-        clsact::remove(ifindex, made).map(drop).map_err(failed)
+    pub fn remove_filters(ifindex: u32, made: bool) -> Result<(), LoadError> {
+        Ok(clsact::remove(ifindex, made)?)
     }
 
     /// Detaches the links of an interface; of one that is gone they attach nothing any more.
@@ -271,12 +267,9 @@ impl Programs {
 /// Detaches a pinned link that may not be there, and removes its pin.
 fn detach_pin(pin: &Path) -> Result<(), LoadError> {
     match unload::detach(pin) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        // Its interface is gone, so it is detached already.
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {}
-        result => result.map_err(|source| LoadError::Detach { path: pin.into(), source })?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => Ok(result.map_err(PinError::new("detach the link", pin)).and_then(|()| pins::remove(pin))?),
     }
-    remove_pin(pin)
 }
 
 fn attach_error(program: &'static str, interface: &str, source: ProgramError) -> LoadError {
@@ -294,7 +287,7 @@ fn pin_link(
     pin: &Path,
 ) -> Result<(), LoadError> {
     let link = link.map_err(|source| link_error(program, interface, source))?;
-    link.pin(pin).map(drop).map_err(|error| pin_error("pin", pin)(io::Error::other(error)))
+    Ok(link.pin(pin).map(drop).map_err(io::Error::other).map_err(PinError::new("pin", pin))?)
 }
 
 /// Whether another program holds the interface's XDP hook.
@@ -328,4 +321,37 @@ impl Adopt for SchedClassifier {
 
 fn not_adoptable(error: LinkError) -> ProgramError {
     ProgramError::IOError(io::Error::other(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::net::if_::if_nametoindex;
+
+    use super::*;
+    use crate::{
+        datapath::{load::load, maps::fixture::mounted},
+        link::netns::Namespace,
+    };
+
+    #[test]
+    fn an_interface_takes_the_program_in_another_mode_and_lets_go_of_it_when_it_is_gone() {
+        let Some(pins) = mounted() else { return };
+        let Some([node, peer]) = Namespace::new() else { return };
+        node.veth("eth0", &peer, "eth0");
+        let (mut programs, _) = load(&pins, 1024).unwrap();
+        let ifindex = node.enter(|| if_nametoindex("eth0").unwrap());
+        node.enter(|| {
+            let mut pinned = None;
+            for (mode, generic) in
+                [(Mode::Generic, true), (Mode::Native, false), (Mode::Auto, false), (Mode::Generic, true)]
+            {
+                let now = programs.attach_xdp("eth0", (ifindex, 1500), mode, pinned).unwrap();
+                assert_eq!(now, generic, "{mode:?} after {pinned:?}");
+                pinned = Some(now);
+            }
+        });
+        node.run(async |handle| handle.link().del(ifindex).execute().await.unwrap());
+        programs.detach(ifindex).unwrap();
+        assert_eq!(pins.pinned_links().unwrap().len(), 0);
+    }
 }

@@ -16,6 +16,17 @@ use netlink_packet_route::{
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
+use crate::link::interface_name;
+
+/// Filters or their qdisc could not be removed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot remove the tc filters of vipmux or their clsact qdisc from {interface}")]
+pub struct FilterError {
+    interface: String,
+    #[source]
+    source: io::Error,
+}
+
 /// The filter's priority: the first.
 const PRIORITY: u16 = 1;
 /// The filter's handle among those of its priority: "vipm".
@@ -49,29 +60,37 @@ pub(super) fn attach(program: &mut SchedClassifier, interface: &str, side: TcAtt
 }
 
 /// Removes the filters of both sides, as far as they are there, and with `made` the qdisc, unless others have filters in
-/// it. Whether the qdisc went.
-pub(super) fn remove(ifindex: u32, made: bool) -> io::Result<bool> {
+/// it.
+pub(super) fn remove(ifindex: u32, made: bool) -> Result<(), FilterError> {
+    remove_both(ifindex, made).map_err(failed(ifindex))
+}
+
+/// Removes the filter of the way in alone, if it is there.
+pub(super) fn remove_ingress(ifindex: u32) -> Result<(), FilterError> {
+    open().and_then(|socket| remove_filter(&socket, ifindex, Handle::MIN_INGRESS)).map_err(failed(ifindex))
+}
+
+fn failed(ifindex: u32) -> impl FnOnce(io::Error) -> FilterError {
+    move |source| FilterError { interface: interface_name(ifindex), source }
+}
+
+fn remove_both(ifindex: u32, made: bool) -> io::Result<()> {
     let socket = open()?;
     let directions = [Handle::MIN_INGRESS, Handle::MIN_EGRESS];
     directions.into_iter().try_for_each(|direction| remove_filter(&socket, ifindex, direction))?;
     if !made {
-        return Ok(false);
+        return Ok(());
     }
     for direction in directions {
         let all = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction)?);
         if gone(exchange(&socket, all, NLM_F_DUMP))?.unwrap_or_default() != 0 {
-            return Ok(false);
+            return Ok(());
         }
     }
     let mut qdisc = message(ifindex, 0)?;
     qdisc.header.handle = Handle { major: u16::MAX, minor: 0 };
     qdisc.header.parent = Handle::CLSACT;
-    Ok(gone(exchange(&socket, RouteNetlinkMessage::DelQueueDiscipline(qdisc), NLM_F_ACK))?.is_some())
-}
-
-/// Removes the filter of the way in alone, if it is there.
-pub(super) fn remove_ingress(ifindex: u32) -> io::Result<()> {
-    remove_filter(&open()?, ifindex, Handle::MIN_INGRESS)
+    gone(exchange(&socket, RouteNetlinkMessage::DelQueueDiscipline(qdisc), NLM_F_ACK)).map(drop)
 }
 
 fn open() -> io::Result<Socket> {

@@ -19,8 +19,9 @@ use nix::{
 
 use super::{
     OBJECT,
+    clsact::FilterError,
     maps::{Maps, MapsError},
-    pins::{EGRESS_PROGRAM, INGRESS_PROGRAM, Pins, XDP_PROGRAM},
+    pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, Pins, XDP_PROGRAM},
     transition::Transition,
     xdp::{Buffers, XdpError, load_xdp},
 };
@@ -38,16 +39,8 @@ pub enum LoadError {
         source: io::Error,
     },
     /// A folder or pin could not be made or removed.
-    #[error("cannot {operation} {}", path.display())]
-    Pin {
-        /// What was tried.
-        operation: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Pin(#[from] PinError),
     /// Two agents on one set of maps would give the same places to different Services.
     #[error("another agent works with the pins in {}: stop it, or choose another pin path", path.display())]
     Taken {
@@ -111,23 +104,8 @@ pub enum LoadError {
         source: ProgramError,
     },
     /// A tc filter or its qdisc could not be removed.
-    #[error("cannot remove a tc filter of vipmux or its clsact qdisc from {interface}")]
-    Filter {
-        /// The interface's name.
-        interface: String,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
-    /// A link could not be detached.
-    #[error("cannot detach the link {}", path.display())]
-    Detach {
-        /// Its pin.
-        path: PathBuf,
-        /// What the kernel said.
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Filter(#[from] FilterError),
     /// A link could not be pinned.
     #[error("cannot pin the link of {program} on {interface}")]
     Link {
@@ -166,10 +144,10 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     let mut transition = Transition::begin(pins, flows)?;
     let maps = transition.folder(pins);
     for folder in [maps.clone(), pins.programs(), pins.links()] {
-        fs::create_dir_all(&folder).map_err(pin_error("make", &folder))?;
+        fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
     }
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES.iter().chain(Maps::PROGRAM_ARRAYS) {
+    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name, maps.join(name));
     }
     for name in FLOW_TABLES {
@@ -207,10 +185,6 @@ where
     program.try_into().map_err(|source| LoadError::Program { program: name, source })
 }
 
-pub(super) fn pin_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LoadError {
-    move |source| LoadError::Pin { operation, path: path.into(), source }
-}
-
 /// Mounts a bpffs on `/sys/fs/bpf` if the pin path is there and none is mounted, as a host's init usually does.
 fn ensure_bpffs(path: &Path) -> Result<(), LoadError> {
     const USUAL: &str = "/sys/fs/bpf";
@@ -229,18 +203,10 @@ fn ensure_bpffs(path: &Path) -> Result<(), LoadError> {
 
 /// One agent per pin path, whatever its node's name and state directory.
 fn lock(root: &Path) -> Result<Flock<File>, LoadError> {
-    fs::create_dir_all(root).map_err(pin_error("make", root))?;
-    let folder = File::open(root).map_err(pin_error("open", root))?;
+    fs::create_dir_all(root).map_err(PinError::new("make", root))?;
+    let folder = File::open(root).map_err(PinError::new("open", root))?;
     Flock::lock(folder, FlockArg::LockExclusiveNonblock)
         .map_err(|(_, errno)| LoadError::Taken { path: root.into(), source: errno.into() })
-}
-
-/// Removes a pin that may not be there.
-pub(super) fn remove_pin(path: &Path) -> Result<(), LoadError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(pin_error("remove", path)(error)),
-        _ => Ok(()),
-    }
 }
 
 impl Programs {
@@ -249,9 +215,9 @@ impl Programs {
         let classifiers = [EGRESS_PROGRAM, INGRESS_PROGRAM].map(|name| (name, name));
         for (pinned, name) in [(XDP_PROGRAM, self.xdp)].into_iter().chain(classifiers) {
             let path = self.pins.program(pinned);
-            remove_pin(&path)?;
+            pins::remove(&path)?;
             let program = self.ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;
-            program.pin(&path).map_err(|error| pin_error("pin", &path)(io::Error::other(error)))?;
+            program.pin(&path).map_err(io::Error::other).map_err(PinError::new("pin", &path))?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
-    sync::{OnceLock, atomic::Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
 };
 
 use aya::{
@@ -99,15 +99,17 @@ macro_rules! maps {
         pub struct Maps {
             $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
             /// `TABLES` once more, from the first write on: who only reads needs no map that can be mapped.
-            tables_memory: OnceLock<Memory>,
+            tables_memory: Option<Memory>,
         }
 
         impl Maps {
             /// The maps' names, as in the BPF object and as pinned.
             pub const NAMES: &[&str] = &[$($name),*];
 
-            /// Those that hold programs: pinned as well, since the kernel empties them when no process has them open.
-            pub const PROGRAM_ARRAYS: &[&str] = &["CALLS", "CALLS_FRAGMENTED"];
+            /// The programs' own, by which they call each other. Pinned as well: the kernel empties arrays of programs
+            /// when no process has them open; and while programs of this agent take the place of another's, those that
+            /// are still on an interface call the new ones, and must tell them what they know where they look for it.
+            pub const CALLING: &[&str] = &["CALLS", "CALLS_FRAGMENTED", "SCRATCH"];
 
             fn open_all(pins: &Pins) -> Result<Self, MapsError> {
                 Ok(Self {
@@ -116,7 +118,7 @@ macro_rules! maps {
                         let map = Map::from_map_data(open(&path)?).and_then(TryInto::try_into);
                         map.map_err(|source| MapsError::Open { path, source })?
                     },)*
-                    tables_memory: OnceLock::new(),
+                    tables_memory: None,
                 })
             }
         }
@@ -263,7 +265,9 @@ impl Maps {
 
     /// `length` slots of the arena from `first` on.
     pub fn read_table(&self, first: u32, length: u32) -> Result<Vec<u32>, MapsError> {
-        let (start, end) = (table::element(first), first.saturating_add(length).div_ceil(table::SLOTS));
+        // The kernel would begin again at the first element.
+        let within = |element: u32| element.min(self.tables.len());
+        let (start, end) = (within(table::element(first)), within(first.saturating_add(length).div_ceil(table::SLOTS)));
         let elements: Vec<u64> = batch::elements(&self.tables, start, end - start).map_err(reading("TABLES"))?;
         let slot = |slot| Some(table::get(*elements.get((table::element(slot) - start) as usize)?, slot));
         Ok((first..first.saturating_add(length)).map_while(slot).collect())
@@ -337,12 +341,9 @@ impl Maps {
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let memory = match self.tables_memory.get() {
+        let memory = match &mut self.tables_memory {
             Some(memory) => memory,
-            None => {
-                let memory = Memory::map(&self.tables).map_err(failed)?;
-                self.tables_memory.get_or_init(|| memory)
-            }
+            none => none.insert(Memory::map(&self.tables).map_err(failed)?),
         };
         let elements = memory.elements();
         if elements.len() <= table::element(last) as usize {

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     ffi::CString,
-    fs, io,
+    io,
     os::{
         fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
@@ -15,19 +15,9 @@ use aya::maps::MapData;
 
 use super::{
     maps::Maps,
-    pins::{LinkKind, Pins},
+    pins::{self, LinkKind, PinError, Pins},
     syscall::{Command, bpf},
 };
-
-/// What is pinned could not be read, or put back.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot {operation} {}", path.display())]
-pub struct PinnedError {
-    operation: &'static str,
-    path: PathBuf,
-    #[source]
-    source: io::Error,
-}
 
 /// What a pinned link attaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,56 +87,38 @@ fn info<const WORDS: usize>(path: &Path) -> io::Result<[u32; WORDS]> {
     Ok(words)
 }
 
-/// The files in a folder; none where there is no folder.
-fn names(folder: &Path) -> Result<Vec<String>, PinnedError> {
-    let failed = |source| PinnedError { operation: "list", path: folder.into(), source };
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(failed)?,
-    };
-    entries.map(|entry| Ok(entry.map_err(failed)?.file_name().to_string_lossy().into_owned())).collect()
-}
-
 /// The ids of the objects pinned in a folder.
-fn ids(folder: &Path) -> Result<BTreeMap<String, u32>, PinnedError> {
-    let id = |name: String| {
-        let path = folder.join(&name);
-        match info::<OBJECT_WORDS>(&path) {
-            Ok([_, id]) => Ok((name, id)),
-            Err(source) => Err(PinnedError { operation: "look at", path, source }),
-        }
+fn ids(folder: &Path) -> Result<BTreeMap<String, u32>, PinError> {
+    let id = |path: &PathBuf| {
+        let [_, id] = info::<OBJECT_WORDS>(path).map_err(PinError::new("look at", path))?;
+        Ok((path.file_name().unwrap_or_default().to_string_lossy().into_owned(), id))
     };
-    names(folder)?.into_iter().map(id).collect()
+    pins::list(folder)?.iter().map(id).collect()
 }
 
 impl Pinned {
     /// Reads it.
-    pub fn read(pins: &Pins) -> Result<Self, PinnedError> {
+    pub fn read(pins: &Pins) -> Result<Self, PinError> {
         Ok(Self { maps: ids(&pins.maps())?, programs: ids(&pins.programs())?, links: Self::read_links(pins)? })
     }
 
     /// Reads the links.
-    pub fn read_links(pins: &Pins) -> Result<BTreeMap<(LinkKind, u32), Link>, PinnedError> {
-        let mut links = BTreeMap::new();
-        for (kind, ifindex) in names(&pins.links())?.iter().filter_map(|name| Pins::parse_link(name)) {
-            let path = pins.link(kind, ifindex);
-            let [_, id, program, _, ifindex_now] =
-                info::<LINK_WORDS>(&path).map_err(|source| PinnedError { operation: "look at", path, source })?;
-            links.insert((kind, ifindex), Link { id, program, ifindex: ifindex_now });
-        }
-        Ok(links)
+    pub fn read_links(pins: &Pins) -> Result<BTreeMap<(LinkKind, u32), Link>, PinError> {
+        let link = |(kind, at)| {
+            let path = pins.link(kind, at);
+            let [_, id, program, _, ifindex] = info::<LINK_WORDS>(&path).map_err(PinError::new("look at", &path))?;
+            Ok(((kind, at), Link { id, program, ifindex }))
+        };
+        pins.pinned_links()?.into_iter().map(link).collect()
     }
 
     /// Pins a map again, which programs or an agent still hold, in place of whatever is there.
-    pub fn restore_map(pins: &Pins, name: &str, id: u32) -> Result<(), PinnedError> {
+    pub fn restore_map(pins: &Pins, name: &str, id: u32) -> Result<(), PinError> {
         let path = pins.map(name);
-        let failed = |source| PinnedError { operation: "pin again", path: path.clone(), source };
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
-            _ => {}
-        }
-        let map = MapData::from_id(id).map_err(|error| failed(io::Error::other(error)))?;
-        map.pin(&path).map_err(|error| failed(io::Error::other(error)))
+        pins::remove(&path)?;
+        let map = MapData::from_id(id).map_err(io::Error::other);
+        let pinned = map.and_then(|map| map.pin(&path).map_err(io::Error::other));
+        pinned.map_err(PinError::new("pin again", &path))
     }
 
     /// Whether all maps are pinned as they were.

@@ -1,6 +1,10 @@
 //! Where the programs, maps and links are pinned, so that they outlive the agent.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 /// Where everything is pinned unless the configuration says otherwise; on a bpffs.
 pub const DEFAULT_PIN_PATH: &str = "/sys/fs/bpf/vipmux";
@@ -11,6 +15,51 @@ pub const XDP_PROGRAM: &str = "vipmux_xdp";
 pub const EGRESS_PROGRAM: &str = "vipmux_egress";
 /// The program on the ports' way in, as long as backends here have direct server return.
 pub const INGRESS_PROGRAM: &str = "vipmux_ingress";
+
+/// Something could not be done with a pin, or with a folder of pins.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {operation} {}", path.display())]
+pub struct PinError {
+    operation: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+impl PinError {
+    pub(crate) fn new(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self { operation, path: path.into(), source }
+    }
+}
+
+/// The pins in a folder; none where there is no folder.
+pub(super) fn list(folder: &Path) -> Result<Vec<PathBuf>, PinError> {
+    let listed = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        listed => listed.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect()),
+    };
+    listed.map_err(PinError::new("list", folder))
+}
+
+/// Removes a pin that may not be there.
+pub(super) fn remove(pin: &Path) -> Result<(), PinError> {
+    absent_or(fs::remove_file(pin)).map_err(PinError::new("remove", pin))
+}
+
+/// Removes a folder of pins that may not be there, and them; how many there were.
+pub(super) fn remove_folder(folder: &Path) -> Result<usize, PinError> {
+    let pins = list(folder)?;
+    pins.iter().try_for_each(|pin| remove(pin))?;
+    absent_or(fs::remove_dir(folder)).map_err(PinError::new("remove", folder))?;
+    Ok(pins.len())
+}
+
+fn absent_or(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
 
 /// What a pinned link attaches, as its pin's name says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -103,8 +152,14 @@ impl Pins {
     }
 
     /// What a pin in [`Pins::links`] attaches, and the ifindex it is attached to; `None` if it is not one of ours.
-    pub fn parse_link(name: &str) -> Option<(LinkKind, u32)> {
+    pub(super) fn parse_link(pin: &Path) -> Option<(LinkKind, u32)> {
+        let name = pin.file_name()?.to_str()?;
         LinkKind::ALL.into_iter().find_map(|kind| Some((kind, name.strip_prefix(kind.prefix())?.parse().ok()?)))
+    }
+
+    /// What all pins of ours in [`Pins::links`] attach.
+    pub(super) fn pinned_links(&self) -> Result<BTreeSet<(LinkKind, u32)>, PinError> {
+        Ok(list(&self.links())?.iter().filter_map(|pin| Self::parse_link(pin)).collect())
     }
 }
 
@@ -124,11 +179,10 @@ mod tests {
         let paths = ["/p/links/xdp-7", "/p/links/egress-7", "/p/links/ingress-7"];
         for (kind, path) in LinkKind::ALL.into_iter().zip(paths) {
             assert_eq!(pins.link(kind, 7), Path::new(path));
-            let name = path.rsplit('/').next().unwrap();
-            assert_eq!(Pins::parse_link(name), Some((kind, 7)));
+            assert_eq!(Pins::parse_link(Path::new(path)), Some((kind, 7)));
         }
         for other in ["xdp-", "xdp-eth0", "tc-7", "", "xdp-4294967296"] {
-            assert_eq!(Pins::parse_link(other), None, "{other}");
+            assert_eq!(Pins::parse_link(Path::new(other)), None, "{other}");
         }
     }
 }

@@ -14,7 +14,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs, io,
+    fs,
     path::{Path, PathBuf},
 };
 
@@ -29,7 +29,7 @@ use super::{
         raw::{Layout, RawEntries, RawMap, Write},
         version,
     },
-    pins::Pins,
+    pins::{self, PinError, Pins},
 };
 
 const CONFIG: &str = "CONFIG";
@@ -64,7 +64,7 @@ impl Transition {
         if transition.unfinished {
             // Its agent changed in the middle, too. Carried over as far as it goes; then there is room for the next.
             transition.carry_again(pins)?;
-            remove_folder(&pins.old_maps())?;
+            pins::remove_folder(&pins.old_maps())?;
             transition.unfinished = false;
         }
         if found != 0 && !abi::COMPATIBLE.contains(&found) {
@@ -75,7 +75,7 @@ impl Transition {
             );
         }
         if !abi::COMPATIBLE.contains(&found) {
-            remove_folder(&pins.maps())?;
+            pins::remove_folder(&pins.maps())?;
             return Ok(Self::default());
         }
         tracing::info!(found, expected = ABI_VERSION, maps = ?transition.changed, "carrying the maps over to new ones");
@@ -89,10 +89,10 @@ impl Transition {
         if self.anew { pins.next_maps() } else { pins.maps() }
     }
 
-    /// Pins what is alike in the new folder too; but for the programs' arrays, which go with their programs.
+    /// Pins what is alike in the new folder too; but for [`Maps::CALLING`], which go with their programs.
     fn share(&self, pins: &Pins) -> Result<(), LoadError> {
         let next = pins.next_maps();
-        fs::create_dir_all(&next).map_err(|source| pin_error("make", &next, source))?;
+        fs::create_dir_all(&next).map_err(PinError::new("make", &next))?;
         for name in Maps::NAMES.iter().filter(|name| **name != CONFIG && !self.changed.contains(name)) {
             if exists(&pins.map(name))? {
                 RawMap::open(&pins.maps(), name)?.pin(&next.join(name))?;
@@ -124,7 +124,6 @@ impl Transition {
             }
         }
         carry_config(&maps, &next)?;
-        let rename = |from: &Path, to: &Path| fs::rename(from, to).map_err(|source| pin_error("rename", from, source));
         rename(&maps, &pins.old_maps())?;
         rename(&next, &maps)?;
         self.unfinished = true;
@@ -139,7 +138,7 @@ impl Transition {
             wait_for_packets_in_flight();
             self.carry_again(pins)?;
             drop(relieved);
-            remove_folder(&pins.old_maps())?;
+            pins::remove_folder(&pins.old_maps())?;
             tracing::info!("the maps were carried over");
         }
         Ok(())
@@ -231,30 +230,18 @@ fn recover(pins: &Pins) -> Result<bool, LoadError> {
     let renamed = exists(&old)?;
     if renamed && !exists(&maps)? {
         let from = if exists(&next)? { &next } else { &old };
-        fs::rename(from, &maps).map_err(|source| pin_error("rename", from, source))?;
+        rename(from, &maps)?;
     }
-    remove_folder(&next)?;
+    pins::remove_folder(&next)?;
     exists(&old)
 }
 
 fn exists(path: &Path) -> Result<bool, LoadError> {
-    path.try_exists().map_err(|source| pin_error("look at", path, source))
+    Ok(path.try_exists().map_err(PinError::new("look at", path))?)
 }
 
-/// Removes a folder of pins that may not be there.
-fn remove_folder(folder: &Path) -> Result<(), LoadError> {
-    if !exists(folder)? {
-        return Ok(());
-    }
-    for entry in fs::read_dir(folder).map_err(|source| pin_error("read", folder, source))? {
-        let path = entry.map_err(|source| pin_error("read", folder, source))?.path();
-        fs::remove_file(&path).map_err(|source| pin_error("remove", &path, source))?;
-    }
-    fs::remove_dir(folder).map_err(|source| pin_error("remove", folder, source))
-}
-
-fn pin_error(operation: &'static str, path: &Path, source: io::Error) -> LoadError {
-    LoadError::Pin { operation, path: path.into(), source }
+fn rename(from: &Path, to: &Path) -> Result<(), PinError> {
+    fs::rename(from, to).map_err(PinError::new("rename", from))
 }
 
 /// Programs run inside RCU's read side, whose end membarrier(2) waits for. Where the kernel refuses (`nohz_full`), the

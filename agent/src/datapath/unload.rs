@@ -11,16 +11,12 @@ use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 use vipmux_common::abi::{INTERFACE_FILTER, INTERFACE_QDISC, INTERFACE_TAGS, Interface, VIP_LEADING};
 
 use super::{
-    clsact,
-    maps::{Maps, MapsError},
+    clsact::{self, FilterError},
+    maps::{Maps, MapsError, raw::Write},
     pinned,
-    pins::{LinkKind, Pins},
+    pins::{self, LinkKind, PinError, Pins},
     syscall::{Command, bpf},
 };
-use crate::inspect::names;
-
-/// `BPF_EXIST` of include/uapi/linux/bpf.h: replace an entry, but make none.
-const EXIST: u64 = 2;
 
 /// Something could not be taken out of the kernel.
 #[derive(Debug, thiserror::Error)]
@@ -31,17 +27,12 @@ pub enum UnloadError {
         /// The pin path.
         path: PathBuf,
     },
-    /// A step failed.
-    #[error("cannot {operation} {}", path.display())]
-    Step {
-        /// What was tried.
-        operation: &'static str,
-        /// The pin or folder.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: io::Error,
-    },
+    /// A pin or a folder could not be looked at or removed.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// A filter or its qdisc could not be removed.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
 }
 
 /// What was taken out.
@@ -65,10 +56,6 @@ pub struct Unloaded {
     pub agent_seen: bool,
 }
 
-fn step<T>(operation: &'static str, path: &Path, result: io::Result<T>) -> Result<T, UnloadError> {
-    result.map_err(|source| UnloadError::Step { operation, path: path.into(), source })
-}
-
 /// `BPF_LINK_DETACH`'s part of `union bpf_attr`.
 #[repr(C)]
 struct Link {
@@ -85,38 +72,13 @@ pub(super) fn detach(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn entries(folder: &Path) -> Result<Vec<PathBuf>, UnloadError> {
-    let listed = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        listed => listed.and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect()),
-    };
-    step("list", folder, listed)
-}
-
-/// Removes a folder of pins, and them; how many there were.
-fn remove(folder: &Path) -> Result<usize, UnloadError> {
-    let pins = entries(folder)?;
-    for pin in &pins {
-        step("remove", pin, fs::remove_file(pin))?;
-    }
-    remove_folder(folder)?;
-    Ok(pins.len())
-}
-
-fn remove_folder(folder: &Path) -> Result<(), UnloadError> {
-    match fs::remove_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => step("remove", folder, result),
-    }
-}
-
 /// Clears all leading flags, so that this node answers for no VIP; how many it led.
 fn relinquish(maps: &mut Maps) -> Result<usize, MapsError> {
     let mut led = 0;
     for (address, mut vip) in maps.read_vips()? {
         if vip.flags & VIP_LEADING != 0 {
             vip.flags &= !VIP_LEADING;
-            let written = maps.vips.insert(address, vip, EXIST);
+            let written = maps.vips.insert(address, vip, Write::Existing as u64);
             written.map_err(|source| MapsError::Write { map: "VIPS", source })?;
             led += 1;
         }
@@ -125,11 +87,10 @@ fn relinquish(maps: &mut Maps) -> Result<usize, MapsError> {
 }
 
 /// Removes the filters that interfaces' flags tell of; for which interfaces they did, and which ones leave tags in.
-fn remove_filters(interfaces: BTreeMap<u32, Interface>, done: &mut Unloaded) -> Result<(), UnloadError> {
+fn remove_filters(interfaces: BTreeMap<u32, Interface>, done: &mut Unloaded) -> Result<(), FilterError> {
     for (ifindex, Interface { flags, .. }) in interfaces {
         if flags & INTERFACE_FILTER != 0 {
-            let removed = clsact::remove(ifindex, flags & INTERFACE_QDISC != 0);
-            step("remove the tc filters of", Path::new(&names::interface(ifindex)), removed)?;
+            clsact::remove(ifindex, flags & INTERFACE_QDISC != 0)?;
             done.filters.push(ifindex);
         }
         if flags & INTERFACE_TAGS != 0 {
@@ -143,10 +104,11 @@ fn remove_filters(interfaces: BTreeMap<u32, Interface>, done: &mut Unloaded) -> 
 /// there. `now`: nanoseconds of `CLOCK_BOOTTIME`.
 pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
     let root = pins.root();
-    if !step("look at", root, root.try_exists())? {
+    if !root.try_exists().map_err(PinError::new("look at", root))? {
         return Ok(None);
     }
-    if step("look at", root, statfs(root).map_err(io::Error::from))?.filesystem_type() != BPF_FS_MAGIC {
+    let found = statfs(root).map_err(io::Error::from).map_err(PinError::new("look at", root))?;
+    if found.filesystem_type() != BPF_FS_MAGIC {
         return Err(UnloadError::NotBpffs { path: root.into() });
     }
     let mut done = Unloaded::default();
@@ -161,18 +123,18 @@ pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
         // Maps of another version, or half of them: what is attached goes all the same.
         Err(error) => done.unreadable = Some(error),
     }
-    for link in entries(&pins.links())? {
-        step("detach", &link, detach(&link))?;
-        done.detached.push(link.file_name().and_then(|name| Pins::parse_link(name.to_str()?)));
+    for link in pins::list(&pins.links())? {
+        detach(&link).map_err(PinError::new("detach", &link))?;
+        done.detached.push(Pins::parse_link(&link));
     }
     remove_filters(interfaces, &mut done)?;
-    remove(&pins.links())?;
-    done.programs = remove(&pins.programs())?;
-    done.maps = remove(&pins.maps())?;
+    pins::remove_folder(&pins.links())?;
+    done.programs = pins::remove_folder(&pins.programs())?;
+    done.maps = pins::remove_folder(&pins.maps())?;
     // What an agent left that ended while it carried the maps over.
-    remove(&pins.next_maps())?;
-    remove(&pins.old_maps())?;
-    remove_folder(root)?;
+    pins::remove_folder(&pins.next_maps())?;
+    pins::remove_folder(&pins.old_maps())?;
+    fs::remove_dir(root).map_err(PinError::new("remove", root))?;
     Ok(Some(done))
 }
 
@@ -240,7 +202,7 @@ mod tests {
         let mut detached = done.detached;
         detached.sort_unstable();
         assert_eq!(detached, [Some((LinkKind::Xdp, LOOPBACK)), Some((LinkKind::Egress, LOOPBACK))]);
-        let maps = Maps::NAMES.len() + Maps::PROGRAM_ARRAYS.len();
+        let maps = Maps::NAMES.len() + Maps::CALLING.len();
         assert_eq!((done.programs, done.maps, done.relinquished), (2, maps, 1));
         assert!(done.agent_seen && done.unreadable.is_none());
         assert_eq!(fixture.maps.read_vips().unwrap().into_iter().collect::<Vec<_>>(), [vip(1, 0), vip(2, VIP_YIELDED)]);

@@ -4,9 +4,10 @@ use aya::{
     Ebpf,
     maps::{MapError, ProgramArray},
     programs::{ProgramError, Xdp},
-    util::KernelVersion,
 };
 use vipmux_common::abi::{CALL_NEW, CALL_ODD};
+
+use super::load::kernel_is;
 
 /// A kind of XDP programs; the kernel lets none call one of the other kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +48,7 @@ pub enum XdpCause {
 impl Buffers {
     /// What this kernel can do.
     pub fn here() -> Self {
-        let several = KernelVersion::current().is_ok_and(|current| current >= KernelVersion::new(5, 18, 0));
-        if several { Self::Several } else { Self::One }
+        if kernel_is(5, 18) { Self::Several } else { Self::One }
     }
 
     /// The program for the interfaces.

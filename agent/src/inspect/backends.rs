@@ -108,6 +108,6 @@ impl Report for Backends {
                 used_by(&backend.used_by).into(),
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

@@ -8,7 +8,7 @@ use std::{
 use super::{InspectError, Report};
 use crate::{
     cli::table::{Cell, Colour, Table, Tone},
-    control::{Answer, Command, Diff, ask},
+    control::{Answer, AskError, Command, Diff, ask},
 };
 
 impl Diff {
@@ -16,7 +16,7 @@ impl Diff {
     pub fn read(socket: &Path) -> Result<Self, InspectError> {
         match ask(socket, Command::Diff)? {
             Answer::Diff(diff) => Ok(diff),
-            Answer::Error(error) => Err(crate::control::AskError::Failed(error).into()),
+            Answer::Error(error) => Err(AskError::Failed(error).into()),
         }
     }
 
@@ -39,6 +39,6 @@ impl Report for Diff {
         for refused in &self.refused {
             table.row([Cell::from("refused"), Cell::from(refused)]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

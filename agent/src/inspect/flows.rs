@@ -6,7 +6,6 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use aya::maps::MapError;
 use serde::Serialize;
 use vipmux_common::abi::{
     BACKEND_LOCAL, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, Node, NodeLabel, ReverseKey,
@@ -17,6 +16,7 @@ use super::{
     Report,
     clock::Clock,
     freshness::{self, Stale},
+    lookup::Entries,
     names::{self, Names},
 };
 use crate::{
@@ -105,11 +105,8 @@ impl Reader<'_> {
             client_port: key.client_port,
             protocol: key.protocol,
         };
-        match self.maps.reverse.get(&key, 0) {
-            Ok(reverse) => Ok(freshness::translates((&key, &reverse), &self.config, self.clock)),
-            Err(MapError::KeyNotFound) => Ok(false),
-            Err(source) => Err(MapsError::Read { map: "REVERSE", source }),
-        }
+        let reverse = Entries(self.maps).reverse(&key)?;
+        Ok(reverse.is_some_and(|reverse| freshness::translates((&key, &reverse), &self.config, self.clock)))
     }
 
     fn view(&self, key: &FlowKey, flow: &FlowValue) -> Result<FlowView, MapsError> {
@@ -213,7 +210,7 @@ impl Report for Flows {
         for flow in &self.flows {
             table.row(row(flow));
         }
-        table.print_with(out, colour)?;
+        table.print(out, colour)?;
         if self.truncated {
             writeln!(out, "(cut after {} flows; --limit shows more)", self.limit)?;
         }

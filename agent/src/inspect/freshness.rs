@@ -1,11 +1,12 @@
-//! Whether a flow record still decides, by the rules of the XDP program (`ebpf/src/flow.rs`).
+//! Whether a flow record still decides, and the programs mind VIPs at all, by their own rules (`ebpf/src/flow.rs`,
+//! `neighbor.rs`).
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::Serialize;
 use vipmux_common::{
     abi::{
-        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, Node,
+        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_RESET, Fence, FlowKey, FlowValue, Node,
         ReverseKey, ReverseValue, ServiceState,
     },
     hash,
@@ -55,6 +56,12 @@ impl fmt::Display for Reopened {
             Self::Draining => "its backend takes no new flows",
         })
     }
+}
+
+/// Whether the agent has been away for so long that the programs leave VIPs alone.
+pub fn is_abandoned(fence: &Fence, config: &Config, clock: &Clock) -> bool {
+    let patience = Duration::from_secs(config.abandon_after.into());
+    clock.until(fence.deadline).is_err_and(|since| since >= patience)
 }
 
 /// `own`: the Service's idle timeout, 0 for the protocol's.

@@ -11,17 +11,15 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{DropReason, Mac};
 
-pub use self::{
-    entries::Entries,
-    walk::{Request, Source, walk},
-};
+pub(super) use self::entries::Entries;
+pub use self::walk::{Request, Source, walk};
 use super::Report;
 use crate::cli::table::{Cell, Colour, Table, Tone};
 
 /// One decision on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// What was asked: `vip`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`, `backend`, `reverse` or `node`.
+    /// What was asked: `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`, `backend`, `reverse` or `node`.
     pub step: &'static str,
     /// What was found.
     pub finding: String,
@@ -134,7 +132,7 @@ impl Report for Lookup {
             table.row([step.step, &step.finding]);
         }
         table.row(["verdict".into(), self.outcome.cell()]);
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }
 

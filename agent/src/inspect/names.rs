@@ -13,15 +13,6 @@ use crate::{
     model::{Protocol, ServiceName},
 };
 
-/// An interface's name in this network namespace, or `if` and its index.
-pub fn interface(ifindex: u32) -> String {
-    nix::net::if_::if_indextoname(ifindex)
-        .ok()
-        .and_then(|name| name.into_string().ok())
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| format!("if{ifindex}"))
-}
-
 /// A backend's port (wire): its own, or that of the Service that the client asked for.
 pub fn port(backend: &Backend, asked: u16) -> u16 {
     if backend.port == 0 { asked } else { backend.port }

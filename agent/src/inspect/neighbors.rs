@@ -8,10 +8,11 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel};
 
-use super::{Report, names};
+use super::Report;
 use crate::{
     cli::table::{Cell, Colour, Table, Tone},
     datapath::maps::{Maps, MapsError},
+    link::interface_name,
 };
 
 /// A node, as it is reached from this one.
@@ -65,7 +66,7 @@ impl Neighbors {
             mac: resolved(node.mac),
             handover_mac: resolved(node.handover),
             peer_macs: peers.remove(&index).unwrap_or_default(),
-            interface: (node.ifindex != 0).then(|| names::interface(node.ifindex)),
+            interface: (node.ifindex != 0).then(|| interface_name(node.ifindex)),
             mtu: node.mtu,
             attached: node.flags & NODE_ATTACHED != 0,
             is_self: node.flags & NODE_SELF != 0,
@@ -99,6 +100,6 @@ impl Report for Neighbors {
                 state,
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

@@ -1,9 +1,7 @@
 //! `inspect maps` and `inspect prog`: the pinned objects themselves.
 
 use std::{
-    fs,
     io::{self, Write},
-    path::Path,
     time::UNIX_EPOCH,
 };
 
@@ -11,13 +9,15 @@ use aya::{maps::MapInfo, programs::ProgramInfo};
 use serde::Serialize;
 use vipmux_common::abi::INTERFACE_GENERIC;
 
-use super::{InspectError, Report, names};
+use super::{InspectError, Report};
 use crate::{
     cli::table::{Colour, Table},
     datapath::{
         maps::{Maps, MapsError},
-        pins::{LinkKind, Pins},
+        pinned::Pinned,
+        pins::{LinkKind, PinError, Pins},
     },
+    link::interface_name,
 };
 
 /// A map.
@@ -70,7 +70,7 @@ impl Report for MapList {
             let numbers = [map.id, map.key_bytes, map.value_bytes, map.max_entries].map(|number| number.to_string());
             table.row(std::iter::once(map.name.to_owned()).chain(numbers));
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }
 
@@ -116,22 +116,12 @@ pub struct Programs {
     pub programs: Vec<ProgramView>,
 }
 
-fn names_in(folder: &Path) -> Result<Vec<String>, InspectError> {
-    let pinned = |source| InspectError::Pinned { what: folder.display().to_string(), source };
-    let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(pinned)?,
-    };
-    let names: Result<Vec<_>, _> = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect();
-    names.map_err(pinned)
-}
-
 impl Programs {
     /// Reads them.
     pub fn read(pins: &Pins, maps: &Maps) -> Result<Self, InspectError> {
         let interfaces = maps.read_interfaces()?;
-        let mut links: Vec<_> = names_in(&pins.links())?.iter().filter_map(|name| Pins::parse_link(name)).collect();
-        links.sort_unstable();
+        let mut links = Pinned::read_links(pins)?;
+        links.retain(|_, link| link.ifindex != 0);
         let mut programs = Vec::new();
         for kind in LinkKind::ALL {
             let name = kind.program();
@@ -139,12 +129,9 @@ impl Programs {
             if !path.exists() {
                 continue;
             }
-            let info = ProgramInfo::from_pin(&path).map_err(|error| InspectError::Pinned {
-                what: path.display().to_string(),
-                source: io::Error::other(error),
-            })?;
-            let attached = links.iter().filter(|(found, _)| *found == kind).map(|(_, ifindex)| Attachment {
-                interface: names::interface(*ifindex),
+            let info = ProgramInfo::from_pin(&path).map_err(io::Error::other).map_err(PinError::new("read", &path))?;
+            let attached = links.keys().filter(|(found, _)| *found == kind).map(|(_, ifindex)| Attachment {
+                interface: interface_name(*ifindex),
                 generic: interfaces
                     .get(ifindex)
                     .filter(|_| kind == LinkKind::Xdp)
@@ -171,6 +158,6 @@ impl Report for Programs {
             let attached: Vec<_> = program.attached.iter().map(Attachment::text).collect();
             table.row([program.name, &program.id.to_string(), &program.tag, &attached.join(",")]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

@@ -165,6 +165,6 @@ impl Report for Services {
                 service.particulars().into(),
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

@@ -61,6 +61,6 @@ impl Report for Stats {
                 counter.bytes.to_string().into(),
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }

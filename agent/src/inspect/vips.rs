@@ -1,6 +1,7 @@
 //! `inspect vips`.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     net::IpAddr,
     time::Duration,
@@ -9,10 +10,11 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{Address, Config, Fence, VIP_LEADING, VIP_YIELDED, VipValue};
 
-use super::{Report, clock::Clock, names};
+use super::{Report, clock::Clock, freshness};
 use crate::{
     cli::table::{Cell, Colour, Table, Tone},
     datapath::maps::{Maps, MapsError},
+    link::interface_name,
 };
 
 /// The fence as it stands.
@@ -80,12 +82,13 @@ fn millis(duration: Duration) -> u64 {
 
 impl FenceView {
     fn new(fence: Fence, config: &Config, clock: &Clock) -> Self {
-        let patience = Duration::from_secs(config.abandon_after.into());
         let (standing, left_ms, lapsed_ms) = match clock.until(fence.deadline) {
             _ if fence.deadline == 0 => (Standing::NeverSet, None, None),
             Ok(left) => (Standing::Open, Some(millis(left)), None),
-            Err(since) if since < patience => (Standing::Lapsed, None, Some(millis(since))),
-            Err(since) => (Standing::Abandoned, None, Some(millis(since))),
+            Err(since) if freshness::is_abandoned(&fence, config, clock) => {
+                (Standing::Abandoned, None, Some(millis(since)))
+            }
+            Err(since) => (Standing::Lapsed, None, Some(millis(since))),
         };
         Self { standing, deadline_ns: fence.deadline, left_ms, lapsed_ms }
     }
@@ -105,7 +108,10 @@ impl Vips {
     pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
         let fence = FenceView::new(maps.read_fence()?, &maps.read_config()?, clock);
         let interfaces = maps.read_interfaces()?;
-        let services = maps.read_services()?;
+        let mut services: BTreeMap<u32, usize> = BTreeMap::new();
+        for claim in maps.read_services()?.into_keys() {
+            *services.entry(claim.vip).or_default() += 1;
+        }
         let view = |(address, vip): (Address, VipValue)| {
             let leading = vip.flags & VIP_LEADING != 0;
             let announced = interfaces.iter().filter(|(_, interface)| interface.bit & vip.interfaces != 0);
@@ -116,9 +122,9 @@ impl Vips {
                 yielded: vip.flags & VIP_YIELDED != 0,
                 answering: leading && fence.standing == Standing::Open,
                 epoch: vip.epoch,
-                interfaces: announced.map(|(ifindex, _)| names::interface(*ifindex)).collect(),
+                interfaces: announced.map(|(ifindex, _)| interface_name(*ifindex)).collect(),
                 vlan: vip.vlan,
-                services: services.keys().filter(|key| key.vip == vip.id).count(),
+                services: services.get(&vip.id).copied().unwrap_or_default(),
             }
         };
         let mut vips: Vec<_> = maps.read_vips()?.into_iter().map(view).collect();
@@ -158,7 +164,7 @@ impl Report for Vips {
                 vip.services.to_string().into(),
             ]);
         }
-        table.print_with(out, colour)
+        table.print(out, colour)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Following the kernel: interfaces, addresses and neighbours as they change.
 
-use std::{collections::BTreeSet, net::IpAddr, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
 
 use futures_util::{
     StreamExt,
@@ -114,12 +114,13 @@ impl Session {
         Ok(Self { requests, notifications, links, book: Book::default(), fdb, _carrier: carrier })
     }
 
-    /// Reads everything anew, after notifications were lost.
-    async fn read_all(&mut self, wanted: &Wanted) -> Result<(), LinkError> {
-        self.links = kernel::links(&self.requests).await?;
-        self.fdb = Fdb::read(&self.requests).await?;
+    /// Reads everything anew, by another socket, after notifications were lost: what still waits at this one is older
+    /// than what is read now, and until all of it was taken the kernel adds nothing to it, and tells of no further loss.
+    async fn reopen(&mut self) -> Result<(), LinkError> {
+        let fresh = Self::open().await?;
+        *self = Self { book: mem::take(&mut self.book), ..fresh };
         self.book.forget();
-        self.place(wanted).await
+        Ok(())
     }
 
     /// Finds the place of every wanted address and what the kernel has there, and asks it for the rest.
@@ -208,15 +209,16 @@ impl Follower {
                     );
                 }
             }
-            session = loop {
+            loop {
                 sleep(RETRY).await;
-                match Session::open().await {
-                    Ok(session) => break session,
+                match session.reopen().await {
+                    Ok(()) => break,
+                    Err(_) if self.wanted.has_changed().is_err() => return,
                     Err(error) => {
                         warn!(error = &error as &dyn std::error::Error, "cannot follow the network interfaces");
                     }
                 }
-            };
+            }
         }
     }
 
@@ -257,9 +259,8 @@ impl Follower {
     ) -> Result<(), LinkError> {
         let changed = session.take_in(messages);
         if changed.overrun {
-            let wanted = self.wanted.borrow_and_update().clone();
-            session.read_all(&wanted).await?;
-            self.publish(session);
+            session.reopen().await?;
+            self.place(session).await?;
         } else if changed.links {
             // Addresses may be on another interface now, or on none.
             self.place(session).await?;

@@ -69,7 +69,7 @@ impl Neighbor {
         }
     }
 
-    /// Its MAC; `None` for this node itself.
+    /// Its MAC, if it is another machine's and known.
     pub fn mac(self) -> Option<Mac> {
         match self {
             Self::Resolved { mac, .. } => Some(mac),

@@ -58,7 +58,7 @@ impl Links {
         let controller = interface.controller.and_then(|controller| self.get(controller));
         let (whole, entrance) = match controller {
             Some(bridge) if bridge.kind.is_bridge() => (bridge, interface),
-            Some(bond) if bond.kind.is_aggregate() => (bond, bond),
+            Some(bond) if bond.kind.is_aggregate() => return self.segment(bond),
             _ => (interface, interface),
         };
         let (ports, vlan) = self.entrances(entrance)?;

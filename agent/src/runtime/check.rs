@@ -22,8 +22,8 @@ use crate::{
     control::{Answer, Diff, Difference, Query},
     datapath::{
         maps::{Maps, MapsError},
-        pinned::{Link, Pinned, PinnedError},
-        pins::{LinkKind, Pins},
+        pinned::{Link, Pinned},
+        pins::{LinkKind, PinError, Pins},
     },
     plan::{self, Entries},
     snat::{IdentitySnat, SnatError},
@@ -44,7 +44,7 @@ pub(super) enum CheckError {
     #[error(transparent)]
     Maps(#[from] MapsError),
     #[error(transparent)]
-    Pinned(#[from] PinnedError),
+    Pinned(#[from] PinError),
     #[error(transparent)]
     Snat(#[from] SnatError),
     #[error("the check failed")]

@@ -16,8 +16,8 @@ use crate::{
         apply::{Unclaimed, new_config},
         load::{self, LoadError, Programs},
         maps::{Maps, MapsError},
-        pinned::{Pinned, PinnedError},
-        pins::Pins,
+        pinned::Pinned,
+        pins::{PinError, Pins},
         vip_index::VipIndex,
     },
     election::{Command, Election, HEARTBEAT, Input},
@@ -39,7 +39,7 @@ pub enum KernelError {
     Plan(#[from] PlanError),
     /// What is pinned could not be read or put back.
     #[error(transparent)]
-    Pinned(#[from] PinnedError),
+    Pinned(#[from] PinError),
     /// The clock could not be read.
     #[error("cannot read the clock")]
     Clock(#[source] Errno),

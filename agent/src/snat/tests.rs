@@ -92,6 +92,9 @@ impl Network {
         client.default_via(to_client);
         pod.address("eth0", addresses.pod, prefix);
         pod.default_via(to_pod);
+        for (namespace, end) in [(&node, "lan"), (&client, "eth0"), (&node, "cni"), (&pod, "eth0")] {
+            namespace.ready(end);
+        }
         node.sysctl("ipv4/ip_forward", "1");
         node.sysctl("ipv6/conf/all/forwarding", "1");
         node.enter(|| masquerade(&addresses));

@@ -13,6 +13,7 @@ use nix::{
 };
 
 use super::Group;
+use crate::link::interface_name;
 
 /// Solicitations for IPv6 VIPs may not reach this node.
 #[derive(Debug, thiserror::Error)]
@@ -74,16 +75,16 @@ impl Groups {
         let disabled: Vec<_> = interfaces.into_iter().filter(|&ifindex| is_disabled(ifindex)).collect();
         reports.retain(|ifindex, _| !disabled.contains(ifindex));
         let filters = filters.into_iter().map(|(ifindex, (count, source))| GroupError::Filter {
-            interface: name(ifindex),
+            interface: interface_name(ifindex),
             count,
             source,
         });
         let reports = reports.into_iter().map(|(ifindex, (count, source))| GroupError::Report {
-            interface: name(ifindex),
+            interface: interface_name(ifindex),
             count,
             source,
         });
-        let disabled = disabled.into_iter().map(|ifindex| GroupError::Disabled { interface: name(ifindex) });
+        let disabled = disabled.into_iter().map(|ifindex| GroupError::Disabled { interface: interface_name(ifindex) });
         filters.chain(reports).chain(disabled).collect()
     }
 
@@ -162,11 +163,6 @@ fn failures(
 
 fn is_full(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::ENOBUFS))
-}
-
-/// An interface's name; its index where it is gone.
-fn name(ifindex: u32) -> String {
-    if_indextoname(ifindex).map_or_else(|_| ifindex.to_string(), |name| name.to_string_lossy().into_owned())
 }
 
 /// Also where the kernel has no IPv6 at all; not of an interface that is gone.

@@ -164,14 +164,14 @@ impl<'a> Report<'a> {
                 if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
             writeln!(err, "warning: nobody would lead: {why}")?;
         }
-        self.service_table().print_with(out, colour)?;
+        self.service_table().print(out, colour)?;
         let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
         if unseen > 0 {
             writeln!(out, "(not shown: {unseen} of other types)")?;
         }
         if !self.vips.is_empty() {
             writeln!(out)?;
-            self.vip_table().print_with(out, colour)?;
+            self.vip_table().print(out, colour)?;
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ pub(crate) fn load(pins: &Pins) -> Ebpf {
         fs::create_dir_all(folder).unwrap();
     }
     let mut loader = EbpfLoader::new();
-    for name in Maps::NAMES.iter().chain(Maps::PROGRAM_ARRAYS) {
+    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name, pins.map(name));
     }
     for (name, entries) in [("INTERFACES", 16), ("TABLES", 8_192), ("BACKENDS", 10_000), ("NODES", 64)] {

@@ -226,7 +226,7 @@ fn maps_of_another_family_are_left_for_new_ones() {
         let (_programs, maps) = load(&pins, FLOWS).unwrap();
         assert_eq!(maps.read_config().unwrap(), abi::Config::default());
         drop(maps);
-        fs::remove_dir_all(pins.maps()).unwrap_or_else(|_| remove_folder(&pins.maps()).unwrap());
+        pins::remove_folder(&pins.maps()).unwrap();
     }
 }
 

@@ -14,8 +14,9 @@ use vipmux_common::{
 
 use super::{Endpoint, Entries, Lookup, Outcome, Step};
 use crate::{
-    datapath::maps::MapsError,
+    datapath::maps::{Maps, MapsError},
     inspect::{clock::Clock, freshness, names},
+    link::interface_name,
     model::{Protocol, ServiceName},
 };
 
@@ -50,8 +51,9 @@ pub struct Request {
 }
 
 /// What would happen to the packet.
-pub fn walk(entries: &impl Entries, clock: &Clock, request: &Request) -> Result<Lookup, MapsError> {
-    let mut walk = Walk { entries, clock, request, config: entries.config()?, steps: Vec::new() };
+pub fn walk(maps: &Maps, clock: &Clock, request: &Request) -> Result<Lookup, MapsError> {
+    let (entries, config) = (Entries(maps), maps.read_config()?);
+    let mut walk = Walk { maps, entries, clock, request, config, steps: Vec::new() };
     let outcome = match walk.outcome()? {
         Ok(outcome) => outcome,
         Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => walk.unclaimed(reason)?,
@@ -61,8 +63,9 @@ pub fn walk(entries: &impl Entries, clock: &Clock, request: &Request) -> Result<
     Ok(Lookup { client, vip, protocol, steps: walk.steps, outcome })
 }
 
-struct Walk<'a, E> {
-    entries: &'a E,
+struct Walk<'a> {
+    maps: &'a Maps,
+    entries: Entries<'a>,
     clock: &'a Clock,
     request: &'a Request,
     config: Config,
@@ -85,13 +88,17 @@ impl Target {
 /// A map's error; else a drop, or what was found.
 type Found<T> = Result<Result<T, DropReason>, MapsError>;
 
-impl<E: Entries> Walk<'_, E> {
+impl Walk<'_> {
     fn note(&mut self, step: &'static str, finding: impl Into<String>) {
         self.steps.push(Step { step, finding: finding.into() });
     }
 
     fn outcome(&mut self) -> Found<Outcome> {
         let Some((vip, interface)) = self.vip()? else { return Ok(Ok(Outcome::Passed)) };
+        if freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock) {
+            self.note("fence", "the agent has been away for too long: VIPs are left to the node's own stack");
+            return Ok(Ok(Outcome::Passed));
+        }
         let key = FlowKey {
             client: self.request.client.ip().into(),
             vip: vip.id,
@@ -101,7 +108,7 @@ impl<E: Entries> Walk<'_, E> {
             ..FlowKey::default()
         };
         let recorded = self.recorded(&key)?;
-        if recorded.is_none() && self.entries.vip(&key.client)?.is_some() {
+        if recorded.is_none() && self.maps.read_vip(&key.client)?.is_some() {
             self.note("client", "it is a VIP, whose packets begin no flow");
             return Ok(Err(DropReason::Malformed));
         }
@@ -144,20 +151,20 @@ impl<E: Entries> Walk<'_, E> {
     /// The VIP, and the interface that the frame comes in by; `None`: not ours.
     fn vip(&mut self) -> Result<Option<(VipValue, Interface)>, MapsError> {
         let address = self.request.vip.ip();
-        let Some(vip) = self.entries.vip(&address.into())? else {
+        let Some(vip) = self.maps.read_vip(&address.into())? else {
             self.note("vip", format!("{address} is not a VIP"));
             return Ok(None);
         };
-        let announced: Vec<_> = self.entries.interfaces()?;
-        let announced: Vec<_> = announced.into_iter().filter(|(_, it)| it.bit & vip.interfaces != 0).collect();
+        let mut announced = self.maps.read_interfaces()?;
+        announced.retain(|_, interface| interface.bit & vip.interfaces != 0);
         let entered = match self.request.ifindex {
-            None => announced.first(),
-            Some(ifindex) => announced.iter().find(|(announced, _)| *announced == ifindex),
+            None => announced.values().next(),
+            Some(ifindex) => announced.get(&ifindex),
         };
-        let on = announced.iter().map(|(ifindex, _)| names::interface(*ifindex)).collect::<Vec<_>>().join(",");
+        let on = announced.keys().map(|ifindex| interface_name(*ifindex)).collect::<Vec<_>>().join(",");
         let on = if on.is_empty() { "no interface".to_owned() } else { on };
         let vlan = if vip.vlan == 0 { String::new() } else { format!(" VLAN {}", vip.vlan) };
-        let Some(&(_, interface)) = entered.filter(|_| self.request.vlan.is_none_or(|vlan| vlan == vip.vlan)) else {
+        let Some(&interface) = entered.filter(|_| self.request.vlan.is_none_or(|vlan| vlan == vip.vlan)) else {
             self.note("vip", format!("{address} is announced on {on}{vlan}, not where the frame comes in"));
             return Ok(None);
         };
@@ -180,7 +187,7 @@ impl<E: Entries> Walk<'_, E> {
 
     fn unclaimed(&self, reason: DropReason) -> Result<Outcome, MapsError> {
         let sent_on = match self.request.source {
-            Source::Mac(mac) => self.entries.is_peer(&mac)?,
+            Source::Mac(mac) => self.entries.is_peer(mac)?,
             Source::Client | Source::Peer => false,
         };
         Ok(match self.config.unclaimed {
@@ -272,10 +279,10 @@ impl<E: Entries> Walk<'_, E> {
     fn service(&mut self, key: &FlowKey, vip: &VipValue) -> Result<Option<ServiceValue>, MapsError> {
         let (port, protocol) = (self.request.vip.port(), self.request.protocol);
         let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: protocol.number(), padding: 0 };
-        let mut found = self.entries.service(&claim)?;
+        let mut found = self.entries.service(claim)?;
         let mut what = format!("port {port}/{protocol}");
         if found.is_none() && vip.flags & VIP_ALL_PORTS != 0 {
-            found = self.entries.service(&ServiceKey { port: 0, ..claim })?;
+            found = self.entries.service(ServiceKey { port: 0, ..claim })?;
             what = format!("every {protocol} port");
         }
         match &found {
@@ -421,7 +428,7 @@ impl<E: Entries> Walk<'_, E> {
             backend,
             mac: node.mac.to_string(),
             source_mac: entered.mac.handover().to_string(),
-            interface: names::interface(node.ifindex),
+            interface: interface_name(node.ifindex),
         }))
     }
 }

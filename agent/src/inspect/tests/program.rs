@@ -6,12 +6,16 @@ use aya::{
     Ebpf,
     programs::{TestRun as _, TestRunOptions, Xdp},
 };
+use nix::{
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
 use vipmux_common::abi::{BACKEND_READY, Backend, Config, DropReason, Fence, Mac, Node, ServiceState, UNCLAIMED_PASS};
 
 use super::cluster::{Cluster, HZ, IDLE, mac, request};
 use crate::{
     datapath::{
-        maps::Maps,
+        maps::{Maps, fixture},
         xdp::{Buffers, load_xdp},
     },
     inspect::{
@@ -218,6 +222,10 @@ fn a_lookup_says_what_the_program_does() {
     let config = written.config.get(&0, 0).unwrap();
     written.config.set(0, Config { unclaimed: UNCLAIMED_PASS, ..config }, 0).unwrap();
     seen.extend(compare(program, &maps, "with the stack for what is unclaimed"));
+    written.config.set(0, Config { abandon_after: 0, ..config }, 0).unwrap();
+    written.write_deadline(1, u64::MAX).unwrap();
+    let abandoned = compare(program, &maps, "long after the agent went");
+    assert!(abandoned.iter().all(|seen| seen == "passed"), "{abandoned:?}");
 
     for verdict in [
         "passed",
@@ -236,5 +244,29 @@ fn a_lookup_says_what_the_program_does() {
     .chain(["dropped: not_local", "dropped: hairpin", "dropped: node_unreachable", "dropped: tuple_collision"])
     {
         assert!(seen.iter().any(|seen| seen == verdict), "no packet was {verdict}");
+    }
+}
+
+/// The programs of an agent that starts take the place of those of the last one interface by interface. Until the last of
+/// them, both call the new ones.
+#[test]
+fn programs_of_two_agents_tell_each_other_which_vip_a_packet_is_for() {
+    let Some(mut cluster) = Cluster::new() else { return };
+    cluster.add_ipv6();
+    cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
+    cluster.fixture.maps.index_vips().unwrap();
+    let maps = cluster.maps();
+    let mut later = fixture::load(&cluster.fixture.pins);
+    let programs = [entry(&mut cluster.fixture.ebpf), entry(&mut later)];
+    // What is told is told on one CPU.
+    let mut here = CpuSet::new();
+    here.set(sched_getcpu().unwrap()).unwrap();
+    sched_setaffinity(Pid::from_raw(0), &here).unwrap();
+    let clock = Clock::now(HZ).unwrap();
+    for (i, by) in (0..).zip([1, 0, 0, 1]) {
+        for request in [request(6000 + i, 80, Protocol::Tcp), request_ipv6(7000 + i, 80, Protocol::Tcp)] {
+            let expected = told(&walk(&maps, &clock, &request).unwrap().outcome);
+            assert_eq!(done(programs[by], &maps, &request), expected, "{request:?}");
+        }
     }
 }

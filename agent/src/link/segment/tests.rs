@@ -40,6 +40,9 @@ fn node() -> Links {
         interface(19, "moved", Kind::Vlan { parent: None, id: 8, customer: true }, &[]),
         port(21, interface(20, "eth5", Kind::Device, &["10.6.0.1/24"])),
         interface(21, "blue", of_kind("vrf"), &[]),
+        port(31, interface(30, "eth7", Kind::Device, &[])),
+        port(32, interface(31, "bond1", of_kind("bond"), &[])),
+        interface(32, "br1", of_kind("bridge"), &["10.8.0.1/24"]),
     ])
 }
 
@@ -65,6 +68,7 @@ fn frames_come_in_below_the_interface_that_has_the_address() {
         ("veth0", 10, vec![9], 0),
         ("br4", 14, vec![12], 4),
         ("eth5", 20, vec![20], 0),
+        ("eth7", 32, vec![31], 0),
     ] {
         let segment = links.segment(links.named(name).unwrap()).unwrap();
         let found = (segment.ifindex, segment.ports.into_iter().collect::<Vec<_>>(), segment.vlan);

@@ -64,7 +64,7 @@ impl Agent {
         match by {
             By::Filter { made } => entry.flags |= INTERFACE_FILTER | if made { INTERFACE_QDISC } else { 0 },
             By::Link => {
-                remove_filters(interface, entry.flags)?;
+                remove_filters(interface.ifindex, entry.flags)?;
                 entry.flags &= !(INTERFACE_FILTER | INTERFACE_QDISC);
             }
         }
@@ -98,7 +98,7 @@ impl Agent {
 
     fn detach_inlet(&mut self, port: &Interface) -> Result<(), AgentError> {
         let flags = self.kernel.interface(port.ifindex).flags;
-        Ok(self.kernel.programs.detach_ingress(&port.name, port.ifindex, flags & INTERFACE_FILTER != 0)?)
+        Ok(self.kernel.programs.detach_ingress(port.ifindex, flags & INTERFACE_FILTER != 0)?)
     }
 
     fn attach_port(&mut self, links: &Links, interface: &Interface, port: &Port) -> Result<(), AgentError> {
@@ -153,7 +153,7 @@ impl Agent {
         self.kernel.write_interface(ifindex, abi::Interface { flags: entry.flags & MARKS, ..Default::default() })?;
         self.kernel.programs.detach(ifindex)?;
         if let Some(interface) = links.get(ifindex) {
-            remove_filters(interface, entry.flags)?;
+            remove_filters(ifindex, entry.flags)?;
             if entry.flags & INTERFACE_TAGS != 0 {
                 self.interfaces.ethtool.strip_tags(&interface.name, true)?;
             }
@@ -172,10 +172,9 @@ impl Agent {
 }
 
 /// Removes the filters that an interface's flags tell of.
-fn remove_filters(interface: &Interface, flags: u32) -> Result<(), AgentError> {
+fn remove_filters(ifindex: u32, flags: u32) -> Result<(), AgentError> {
     if flags & INTERFACE_FILTER == 0 {
         return Ok(());
     }
-    let made = flags & INTERFACE_QDISC != 0;
-    Ok(Programs::remove_filters(&interface.name, interface.ifindex, made)?)
+    Ok(Programs::remove_filters(ifindex, flags & INTERFACE_QDISC != 0)?)
 }
