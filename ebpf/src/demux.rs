@@ -8,7 +8,7 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        Address, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
         SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
     },
     hash,
@@ -52,6 +52,15 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
     // SAFETY: a map value, which stays in place for the whole run.
     let vip = unsafe { &*vip };
     is_here(vip.interfaces, vip.vlan).then_some((vip.id, vip.flags))
+}
+
+/// Whether the address is a VIP, wherever it is announced.
+#[inline(always)]
+fn is_vip(address: &Address) -> bool {
+    let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return false };
+    // SAFETY: as in `vip`.
+    let VipSlot { address: known, id, flags, .. } = unsafe { ptr::read_volatile(slot) };
+    known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(address).is_some()
 }
 
 /// The walk of an IP packet that is addressed to this interface's MAC.
@@ -119,7 +128,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
         _ => {
             // A VIP's answers would come here again, and two that answer everything would go on for ever.
-            if VIPS.get_ptr(&packet.source).is_some() {
+            if is_vip(&packet.source) {
                 return Err(DropReason::Malformed.into());
             }
             let service = service::find(&key, flags)?;
