@@ -167,7 +167,10 @@ pub enum SnatError {
         source: io::Error,
     },
     /// The kernel refused a message; nothing of its transaction was done.
-    #[error("the kernel refused to {operation} (table inet {table}; it needs CAP_NET_ADMIN and nf_tables with nat)", table = ruleset::TABLE)]
+    #[error(
+        "the kernel refused to {operation} (table inet {table}; it needs CAP_NET_ADMIN and nf_tables with nat)",
+        table = ruleset::TABLE
+    )]
     Refused {
         /// What was tried.
         operation: &'static str,

@@ -19,7 +19,8 @@ use crate::cli::table::{Cell, Colour, Table, Tone};
 /// One decision on the way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Step {
-    /// What was asked: `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`, `backend`, `reverse` or `node`.
+    /// What was asked: `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`, `backend`, `reverse` or
+    /// `node`.
     pub step: &'static str,
     /// What was found.
     pub finding: String,

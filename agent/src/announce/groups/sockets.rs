@@ -20,20 +20,21 @@ use crate::link::interface_name;
 pub(super) enum GroupError {
     /// The network card was not told.
     #[error(
-        "{interface} cannot be told to take frames to the multicast groups of IPv6 VIPs ({count} of them): neighbours may not \
-         find these VIPs here"
+        "{interface} cannot be told to take frames to the multicast groups of IPv6 VIPs ({count} of them): neighbours \
+         may not find these VIPs here"
     )]
     Filter { interface: String, count: usize, source: io::Error },
     /// The switches were not told.
     #[error(
-        "{interface}: the multicast groups of IPv6 VIPs cannot be joined ({count} of them): a switch that snoops on MLD may keep \
-         neighbours' solicitations from this node"
+        "{interface}: the multicast groups of IPv6 VIPs cannot be joined ({count} of them): a switch that snoops on MLD \
+         may keep neighbours' solicitations from this node"
     )]
     Report { interface: String, count: usize, source: io::Error },
     /// The switches are not told.
     #[error(
-        "IPv6 is disabled on {interface}: its network card takes solicitations for IPv6 VIPs, but a switch that snoops on MLD is \
-         not told of them and may keep them from this node (`sysctl net.ipv6.conf.{interface}.disable_ipv6=0` mends it)"
+        "IPv6 is disabled on {interface}: its network card takes solicitations for IPv6 VIPs, but a switch that snoops \
+         on MLD is not told of them and may keep them from this node (`sysctl \
+         net.ipv6.conf.{interface}.disable_ipv6=0` mends it)"
     )]
     Disabled { interface: String },
 }

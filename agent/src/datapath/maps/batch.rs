@@ -1,8 +1,9 @@
 //! Batched reads and writes (`BPF_MAP_LOOKUP_BATCH`, `BPF_MAP_UPDATE_BATCH`; Linux 5.6, per-CPU arrays 5.13).
 //!
 //! aya has none of them, and one system call for each of 262,144 elements takes five times as long (measured: 1.0 us
-//! against 0.2 us for each element, Linux 6.18). For hash maps there is a second reason: a walk with `BPF_MAP_GET_NEXT_KEY` starts again whenever the entry that it stands on is deleted,
-//! so on a busy LRU map it may never end; a batch walks by bucket.
+//! against 0.2 us for each element, Linux 6.18). For hash maps there is a second reason: a walk with
+//! `BPF_MAP_GET_NEXT_KEY` starts again whenever the entry that it stands on is deleted, so on a busy LRU map it may never
+//! end; a batch walks by bucket.
 
 use std::{
     io,
