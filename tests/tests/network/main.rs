@@ -2,9 +2,11 @@
 //!
 //! Each test owns its LAN; they run in parallel, as many as there are cores.
 
+mod affinity;
 mod changes;
 mod checking;
 mod closed;
+mod collisions;
 mod demo;
 mod direct;
 mod direct_return;
@@ -17,6 +19,7 @@ mod policies;
 mod recovering;
 mod removal;
 mod replies;
+mod rules;
 mod sctp;
 mod services;
 mod serving;
