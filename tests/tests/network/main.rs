@@ -21,6 +21,7 @@ mod removal;
 mod replies;
 mod rules;
 mod sctp;
+mod segments;
 mod services;
 mod serving;
 mod starting;
