@@ -10,6 +10,7 @@ mod collisions;
 mod demo;
 mod direct;
 mod direct_return;
+mod flood;
 mod forwarding;
 mod harness;
 mod ipv6;

@@ -26,7 +26,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// For a request that nobody is expected to answer.
 const SILENCE: Duration = Duration::from_millis(700);
 /// For requests that are often in vain.
-const IMPATIENCE: Duration = Duration::from_millis(200);
+pub(crate) const IMPATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 /// The addresses that the Services share.
 pub(crate) const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
