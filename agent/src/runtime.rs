@@ -48,7 +48,7 @@ use crate::{
     control::{self, ListenError, Query},
     datapath::{
         apply::Unclaimed,
-        attach::{Mode, Tc},
+        attach::{HandoverMac, Mode, Tc},
         load::LoadError,
         maps::{MapsError, flow_entries},
         pins::{LinkKind, Pins},
@@ -86,6 +86,8 @@ pub struct Options {
     pub pin_path: PathBuf,
     /// How XDP programs run.
     pub mode: Mode,
+    /// The source MAC of frames that are handed over.
+    pub handover_mac: HandoverMac,
     /// How the egress program is attached.
     pub tc: Tc,
     /// What becomes of packets that no Service takes.

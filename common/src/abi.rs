@@ -14,7 +14,7 @@ pub use counters::{DropReason, Stat};
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// The versions whose maps an agent carries over to its own, older ones and newer ones: they only add to each other. In
 /// such a family, maps come, and values grow at their ends, where zero stands for what was before ([`Config`]: the
@@ -174,7 +174,7 @@ pub struct Interface {
     pub mac: Mac,
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached. A bond's cards have the bond's.
     pub bit: u32,
-    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and
+    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and
     /// [`INTERFACE_QDISC`].
     pub flags: u32,
 }
@@ -190,6 +190,9 @@ pub const INTERFACE_TAGS: u32 = 4;
 pub const INTERFACE_FILTER: u32 = 8;
 /// The agent made the clsact qdisc which that filter is in. Not read by programs.
 pub const INTERFACE_QDISC: u32 = 16;
+/// What comes in there is handed over with the MAC of the interface that it leaves by, and not with a hand-over MAC: the
+/// network takes no second MAC from a node (port security, forged-transmit filters).
+pub const INTERFACE_OWN_MAC: u32 = 32;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;

@@ -18,7 +18,7 @@ use crate::{
 
 const HOP_BY_HOP: u32 = 0;
 const ROUTING: u32 = 43;
-const FRAGMENT: u32 = 44;
+pub(crate) const FRAGMENT: u32 = 44;
 const DESTINATION: u32 = 60;
 
 /// Headers that are walked; RFC 8200, 4.1 has six in the recommended order.

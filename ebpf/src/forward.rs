@@ -4,18 +4,19 @@ use aya_ebpf::{
     bindings::xdp_action::{XDP_ABORTED, XDP_REDIRECT},
     helpers::bpf_redirect,
 };
-use vipmux_common::abi::{DropReason, Interface, Node, Stat};
+use vipmux_common::abi::{DropReason, INTERFACE_OWN_MAC, Interface, Mac, Node, Stat};
 
 use crate::{
     count,
     frame::Frame,
+    maps::INTERFACES,
     packet::{Packet, Transport},
     partial,
     segment::Segment,
     verdict::{Outcome, Verdict},
 };
 
-/// Sends the frame on, unchanged above layer 2 but for the TTL, with this node's hand-over MAC as its source.
+/// Sends the frame on, unchanged above layer 2 but for the TTL.
 #[inline(always)]
 pub(crate) fn hand_over<const V6: bool>(
     frame: &Frame,
@@ -28,7 +29,7 @@ pub(crate) fn hand_over<const V6: bool>(
         return Err(DropReason::TtlExceeded.into());
     }
     packet.set_hops(hops - 1);
-    frame.write_macs(node.mac, interface.mac.handover());
+    frame.write_macs(node.mac, source(interface, node));
     count::stat(Stat::HandedOver, frame.length);
     Ok(Verdict::forward(node.ifindex))
 }
@@ -45,6 +46,15 @@ pub(crate) fn hand_over_segment<const V6: bool>(
 ) -> Outcome {
     partial::complete(frame, interface, packet, transport, segment);
     hand_over(frame, packet, interface, node)
+}
+
+/// Whom a handed-over frame is from: this node's hand-over MAC, unless the network takes no second one.
+#[inline(always)]
+fn source(interface: &Interface, node: &Node) -> Mac {
+    if interface.flags & INTERFACE_OWN_MAC == 0 {
+        return interface.mac.handover();
+    }
+    INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)
 }
 
 /// Out of another interface than the frame came in by.

@@ -10,22 +10,28 @@ use vipmux_common::{
 
 use crate::{
     count,
+    extensions::FRAGMENT,
     frame::Frame,
     nat,
     packet::{FRAGMENT_OFFSET, Packet, SCTP, TCP, Transport, UDP, address, write_address},
     verdict::Verdict,
-    wire::{read, write},
+    wire::{pin, read, write},
 };
 
 /// The ICMP header.
 pub(crate) const HEADER: usize = 8;
-const IPV4_ENDS: usize = HEADER + 20;
-const IPV6_ENDS: usize = HEADER + 40;
+/// What an error has to tell of the transport header, bytes (RFC 792).
+const TRANSPORT: usize = 8;
 /// From the ICMP header on: the embedded IPv4 header's checksum.
 pub(crate) const CHECKSUM: usize = HEADER + 10;
+/// The fragment offset of IPv6 (RFC 8200, 4.5).
+const FRAGMENT_OFFSET_V6: u16 = 0xfff8_u16.to_be();
 
-/// What an ICMP error is about: a packet without IPv4 options or IPv6 extension headers.
+/// What an ICMP error is about: a packet, or a datagram's first fragment. Of IPv6's extension headers, it may have that of
+/// fragments alone.
 pub(crate) struct Embedded<const V6: bool> {
+    /// Where its ports are.
+    pub(crate) ports: usize,
     pub(crate) protocol: u32,
     /// The IPv4 header's checksum.
     pub(crate) checksum: u16,
@@ -35,57 +41,65 @@ pub(crate) struct Embedded<const V6: bool> {
     pub(crate) destination_port: u16,
 }
 
-/// From the ICMP header on: where the embedded destination address and ports are.
-pub(crate) struct Places<const V6: bool>;
-
-impl<const V6: bool> Places<V6> {
-    pub(crate) const DESTINATION: usize = HEADER + if V6 { 24 } else { 16 };
-    pub(crate) const PORTS: usize = if V6 { IPV6_ENDS } else { IPV4_ENDS };
-}
-
 impl<const V6: bool> Embedded<V6> {
+    /// From the ICMP header on: where the embedded destination address is.
+    pub(crate) const DESTINATION: usize = HEADER + if V6 { 24 } else { 16 };
+
     /// Of an ICMP message; `None` where it is no error about TCP, UDP or SCTP, or not understood.
     #[inline(always)]
     pub(crate) fn parse(message: &Transport, end: usize) -> Option<Self> {
-        let Transport { at, length, .. } = *message;
-        let needed = Places::<V6>::PORTS + 8;
-        if length < needed || at + needed > end {
+        const LEAST: usize = HEADER + TRANSPORT;
+        let at = message.at;
+        if message.length < LEAST + Packet::<V6>::LENGTH || at + LEAST + Packet::<V6>::LENGTH > end {
+            return None;
+        }
+        // SAFETY: compared with the end above, which has room for IPv6's fragment header too.
+        let (kind, headers) = unsafe { (read::<0, u8>(at), Self::headers(at)) };
+        // Destination unreachable, packet too big (of IPv4 a code of the first), time exceeded, parameter problem.
+        let is_error = if V6 { matches!(kind, 1..=4) } else { matches!(kind, 3 | 11 | 12) };
+        let (length, protocol) = headers?;
+        let ports = pin(at + HEADER + length);
+        let is_whole = message.length >= LEAST + length && ports + TRANSPORT <= end;
+        if !is_error || !matches!(protocol, TCP | UDP | SCTP) || !is_whole {
             return None;
         }
         // SAFETY: compared with the end above.
         unsafe {
-            let kind: u8 = read::<0, _>(at);
-            let first: u8 = read::<8, _>(at);
-            let (is_error, is_plain, protocol) = if V6 {
-                // Destination unreachable, packet too big, time exceeded, parameter problem.
-                (matches!(kind, 1..=4), first >> 4 == 6, u32::from(read::<14, u8>(at)))
+            let (checksum, source, destination) = if V6 {
+                (0, address!(at, 16), address!(at, 32))
             } else {
-                // The same, without packet too big, which is a code of the first.
-                let plain = first == 0x45 && read::<14, u16>(at) & FRAGMENT_OFFSET == 0;
-                (matches!(kind, 3 | 11 | 12), plain, u32::from(read::<17, u8>(at)))
+                (read::<CHECKSUM, _>(at), Address::v4(read::<20, _>(at)), Address::v4(read::<24, _>(at)))
             };
-            if !is_error || !is_plain || !matches!(protocol, TCP | UDP | SCTP) {
-                return None;
+            let (source_port, destination_port) = (read::<0, _>(ports), read::<2, _>(ports));
+            Some(Self { ports, protocol, checksum, source, destination, source_port, destination_port })
+        }
+    }
+
+    /// The length of the embedded IP headers, and what follows them; `None` for a later fragment.
+    ///
+    /// # Safety
+    /// The fixed header and eight bytes more were compared with the end.
+    #[inline(always)]
+    unsafe fn headers(at: usize) -> Option<(usize, u32)> {
+        // SAFETY: the caller's bounds check.
+        unsafe {
+            let first: u8 = read::<HEADER, _>(at);
+            if !V6 {
+                let length = usize::from(first & 0x0f) * 4;
+                let is_first = read::<14, u16>(at) & FRAGMENT_OFFSET == 0;
+                let is_sound = first >> 4 == 4 && length >= Packet::<V6>::LENGTH && is_first;
+                return is_sound.then_some((length, u32::from(read::<17, u8>(at))));
             }
-            Some(if V6 {
-                Self {
-                    protocol,
-                    checksum: 0,
-                    source: address!(at, 16),
-                    destination: address!(at, 32),
-                    source_port: read::<IPV6_ENDS, _>(at),
-                    destination_port: read::<{ IPV6_ENDS + 2 }, _>(at),
-                }
+            let next = u32::from(read::<14, u8>(at));
+            if first >> 4 != 6 {
+                None
+            } else if next != FRAGMENT {
+                Some((Packet::<V6>::LENGTH, next))
+            } else if read::<50, u16>(at) & FRAGMENT_OFFSET_V6 == 0 {
+                Some((Packet::<V6>::LENGTH + 8, u32::from(read::<48, u8>(at))))
             } else {
-                Self {
-                    protocol,
-                    checksum: read::<CHECKSUM, _>(at),
-                    source: Address::v4(read::<20, _>(at)),
-                    destination: Address::v4(read::<24, _>(at)),
-                    source_port: read::<IPV4_ENDS, _>(at),
-                    destination_port: read::<{ IPV4_ENDS + 2 }, _>(at),
-                }
-            })
+                None
+            }
         }
     }
 
@@ -133,15 +147,14 @@ pub(crate) fn deliver<const V6: bool>(
     unsafe {
         let change = if V6 {
             write_address::<{ HEADER + 8 }>(at, address);
-            write::<IPV6_ENDS, _>(at, port);
             of_address + of_port + of_destination
         } else {
             let header = checksum::update(embedded.checksum, of_address);
             write::<CHECKSUM, _>(at, header);
             write::<20, _>(at, address.w3);
-            write::<IPV4_ENDS, _>(at, port);
             of_address + of_port + checksum::change(u32::from(embedded.checksum), u32::from(header))
         };
+        write::<0, _>(embedded.ports, port);
         write::<2, u16>(at, checksum::update(read::<2, _>(at), change));
     }
     count::stat(Stat::Local, frame.length);

@@ -16,7 +16,7 @@ use vipmux_common::{
 
 use crate::{
     count, flow, fragment,
-    icmp::{self, Embedded, Places},
+    icmp::{self, Embedded},
     packet::{FIRST, LATER, Packet, SCTP, TCP},
     reverse::{self, Reply},
     wire::pin,
@@ -35,7 +35,8 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
     if transport.protocol == Packet::<V6>::ICMP {
         return match Embedded::<V6>::parse(&transport, end) {
             Some(embedded) if transport.fragment == 0 => {
-                error(context, network, transport.at - start, &packet.source, &embedded)
+                let at = (transport.at - start, embedded.ports - start);
+                error(context, network, at, &packet.source, &embedded)
             }
             _ => Ok(()),
         };
@@ -133,19 +134,21 @@ fn set_source<const V6: bool>(context: &TcContext, network: usize, from: &Addres
 }
 
 /// Turns an error of a local backend or of this node, about a packet of a client, into one about the packet that the
-/// client sent. One about no flow of ours is left alone.
+/// client sent. `icmp`, `ports`: the offsets of its header and of the embedded ports. One about no flow of ours
+/// is left alone.
 #[inline(always)]
 fn error<const V6: bool>(
     context: &TcContext,
     network: usize,
-    icmp: usize,
+    (icmp, ports): (usize, usize),
     source: &Address,
     embedded: &Embedded<V6>,
 ) -> Result<(), DropReason> {
     let key = embedded.reverse();
     let Some(reply) = reverse::look(&key, flow::now()) else { return Ok(()) };
     let is_backends = *source == key.backend;
-    rewrite_error::<V6>(context, icmp, embedded.checksum, &key, &reply).map_err(|_| DropReason::ReplyFailed)?;
+    rewrite_error::<V6>(context, (icmp, ports), embedded.checksum, &key, &reply)
+        .map_err(|_| DropReason::ReplyFailed)?;
     if is_backends {
         // ICMPv6's checksum covers the addresses of the packet itself too (RFC 4443, 2.3).
         let covered = if V6 {
@@ -164,7 +167,7 @@ fn error<const V6: bool>(
 #[inline(always)]
 fn rewrite_error<const V6: bool>(
     context: &TcContext,
-    icmp: usize,
+    (icmp, ports): (usize, usize),
     before: u16,
     key: &ReverseKey,
     reply: &ReverseValue,
@@ -173,12 +176,12 @@ fn rewrite_error<const V6: bool>(
     replace::<V6>(context, field, &key.backend, &reply.vip, 0)?;
     context.l4_csum_replace(field, u64::from(port), u64::from(vip_port), 2)?;
     if V6 {
-        context.store(icmp + Places::<V6>::DESTINATION, &reply.vip, 0)?;
+        context.store(icmp + Embedded::<V6>::DESTINATION, &reply.vip, 0)?;
     } else {
         let header = checksum::update(before, checksum::change(key.backend.w3, reply.vip.w3));
         context.l4_csum_replace(field, u64::from(before), u64::from(header), 2)?;
         context.store(icmp + icmp::CHECKSUM, &header, 0)?;
-        context.store(icmp + Places::<V6>::DESTINATION, &reply.vip.w3, 0)?;
+        context.store(icmp + Embedded::<V6>::DESTINATION, &reply.vip.w3, 0)?;
     }
-    context.store(icmp + Places::<V6>::PORTS + 2, &vip_port, 0)
+    context.store(ports + 2, &vip_port, 0)
 }

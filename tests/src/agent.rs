@@ -39,6 +39,8 @@ pub struct Options {
     pub unclaimed: &'static str,
     /// `refuse` or `kernel`.
     pub unreachable_endpoints: &'static str,
+    /// `derived` or `own`.
+    pub handover_mac: &'static str,
     /// `auto`, `tcx` or `clsact`.
     pub tc: &'static str,
 }
@@ -55,6 +57,7 @@ impl Options {
             self_check: "30s",
             unclaimed: "reject",
             unreachable_endpoints: "refuse",
+            handover_mac: "derived",
             tc: "auto",
         }
     }
@@ -169,7 +172,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
         .arg("--socket")
         .arg(options.socket(&node.name))
         .args(["--unclaimed", options.unclaimed, "--tc", options.tc])
-        .args(["--unreachable-endpoints", options.unreachable_endpoints])
+        .args(["--unreachable-endpoints", options.unreachable_endpoints, "--handover-mac", options.handover_mac])
         .arg("--manifests")
         .arg(&options.manifests)
         .arg("--state-dir")

@@ -66,6 +66,18 @@ pub fn first_answer(
     Ok(namespace.run(|| ask(source, target, window, 1))?.pop())
 }
 
+/// Tells everybody, from eth0, that its MAC has an address (RFC 5227, 2.3). That goes the way of what the kernel sends, past the
+/// programs on the way out.
+pub fn announce(namespace: &Namespace, address: Ipv4Addr) -> Result<()> {
+    namespace.run(|| {
+        let interface = eth0()?;
+        let (mut sender, _) = open(&interface)?;
+        let mac = interface.mac.context("eth0 has no MAC")?;
+        let frame = request(mac, address, address).context("cannot build an ARP announcement")?;
+        Ok(sender.send_to(&frame, None).context("the frame does not fit the buffer")??)
+    })
+}
+
 fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
     let interface = eth0()?;
     let (mut sender, mut receiver) = open(&interface)?;

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    io::{BufRead as _, BufReader, Read as _, Write as _},
+    io::{self, BufRead as _, BufReader, Read as _, Write as _},
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     str::FromStr,
@@ -255,6 +255,17 @@ impl Datagrams {
     /// Opens the socket, in the calling thread's network namespace. `timeout` limits the wait for each reply.
     pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { socket: udp_socket(server, timeout)? })
+    }
+
+    /// Sends without checksums from now on: IPv4 can do without (RFC 768).
+    pub fn leave_checksums_out(&self) -> Result<()> {
+        let (yes, length) = (1_i32, libc::socklen_t::try_from(size_of::<i32>())?);
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: the value is a live number of that length, which is what the option takes (socket(7)).
+        let done =
+            unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, (&raw const yes).cast(), length) };
+        ensure!(done == 0, "cannot do without checksums: {}", io::Error::last_os_error());
+        Ok(())
     }
 
     /// Sends a datagram.

@@ -128,6 +128,18 @@ impl Cluster {
         self.lan.client()?.namespace().run(|| request.send(timeout))
     }
 
+    /// How many packets all nodes have counted under a name; `kind`: `stats` or `drops`.
+    pub fn counted(&self, kind: &str, name: &str) -> Result<u64> {
+        let of_node = |(node, agent): (&Node, &Agent)| {
+            let stats = agent.inspect_json(node, &["stats", "--all"])?;
+            let counters = stats[kind].as_array().with_context(|| format!("no {kind}"))?;
+            let counter = counters.iter().find(|counter| counter["name"] == name);
+            let counter = counter.with_context(|| format!("{name} is not among the {kind}"))?;
+            counter["packets"].as_u64().context("no packets")
+        };
+        self.lan.nodes.iter().zip(&self.agents).map(of_node).sum()
+    }
+
     /// The agents' last words, for an error.
     pub fn last_outputs(&self) -> String {
         self.agents.iter().fold(String::new(), |text, agent| {

@@ -202,6 +202,36 @@ impl Lan {
         &self.switch
     }
 
+    /// Gives a node a second card, eth1, on a segment of its own, and puts a client there: 203.0.113.0/24 and
+    /// 2001:db8:113::/64. The other nodes reach that segment by way of the node.
+    pub fn add_segment(&mut self, node: &str) -> Result<Client> {
+        const BRIDGE: &str = "br1";
+        const NETWORKS: (Ipv4Addr, Ipv6Addr) =
+            (Ipv4Addr::new(203, 0, 113, 0), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 0));
+        let machine = |number: u8| {
+            let address_v6 = Ipv6Addr::from_bits(NETWORKS.1.to_bits() | u128::from(number));
+            (Ipv4Addr::from_bits(NETWORKS.0.to_bits() | u32::from(number)), address_v6)
+        };
+        self.switch.links(|links| links.add_bridge(BRIDGE))?;
+        let (router, port) = (self.node(node)?, format!("{node}-eth1"));
+        plug_in_card((&router.namespace, "eth1"), machine(1), (&self.switch, BRIDGE, &port), self.options.mtu)?;
+        for other in self.nodes.iter().filter(|other| other.name != node) {
+            other.namespace.links(|links| {
+                links.add_route("eth0", (NETWORKS.0, PREFIX_LENGTHS.0), Some(router.address))?;
+                links.add_route("eth0", (NETWORKS.1, PREFIX_LENGTHS.1), Some(router.address_v6))
+            })?;
+        }
+        let namespace = Namespace::new(&format!("{}-beside", cleanup::number()))?;
+        let (address, address_v6) = machine(101);
+        let here = (&namespace, "eth0");
+        let mac = plug_in_card(here, (address, address_v6), (&self.switch, BRIDGE, "beside"), self.options.mtu)?;
+        if !self.options.offloads {
+            namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
+        }
+        self.switch_programs.push(self.switch.run(|| attach_pass(&port, self.options.mtu))?);
+        Ok(Client { address, address_v6, mac, namespace })
+    }
+
     /// Lets every node reach the other nodes' pods, as a CNI does.
     fn route_pods(&self) -> Result<()> {
         for node in &self.nodes {
@@ -375,6 +405,29 @@ pub(crate) fn plug_in(
     switch.links(|links: &Links| {
         links.set_mtu(port, mtu)?;
         links.add_port(BRIDGE, port)
+    })?;
+    Ok(mac)
+}
+
+/// Connects a namespace by a card with these addresses to a switch's bridge, by the port of this name; returns its MAC.
+fn plug_in_card(
+    (namespace, card): (&Namespace, &str),
+    (address, address_v6): (Ipv4Addr, Ipv6Addr),
+    (switch, bridge, port): (&Namespace, &str, &str),
+    mtu: u32,
+) -> Result<MacAddr> {
+    let [a, b, c, d] = address.octets();
+    let mac = MacAddr(0x02, 0, a, b, c, d);
+    namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+    namespace.links(|links| {
+        links.add_veth(End { name: card, mac: Some(mac) }, End::named(port), switch)?;
+        links.set_mtu(card, mtu)?;
+        links.add_address(card, address, PREFIX_LENGTHS.0)?;
+        links.add_address(card, address_v6, PREFIX_LENGTHS.1)
+    })?;
+    switch.links(|links| {
+        links.set_mtu(port, mtu)?;
+        links.add_port(bridge, port)
     })?;
     Ok(mac)
 }

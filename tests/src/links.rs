@@ -1,13 +1,17 @@
 //! Links, addresses, routes and neighbours of one network namespace, by rtnetlink.
 
-use std::{net::IpAddr, os::fd::AsRawFd as _, pin::pin};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    os::fd::AsRawFd as _,
+    pin::pin,
+};
 
 use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use netlink_packet_route::{
     address::AddressHeaderFlags,
     link::{BondMode, InfoData, InfoVeth, LinkAttribute, LinkMessage, LinkXdp, MacVlanMode, XdpAttached},
-    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState},
+    neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState},
     route::{RouteAttribute, RouteMetric, RouteScope},
 };
 use pnet::util::MacAddr;
@@ -249,6 +253,15 @@ impl Links {
                 self.handle.neighbours().add(index, address).link_layer_address(&mac.octets()).replace().execute(),
             )
             .with_context(|| format!("cannot add the neighbour {address} on {interface}"))
+    }
+
+    /// Makes the kernel answer for an IPv6 address on an interface, at once, as if it were its own: a proxy (RFC 4861, 7.2.8).
+    /// `proxy_ndp` of the interface is to be on.
+    pub fn add_proxy(&self, interface: &str, address: Ipv6Addr) -> Result<()> {
+        let proxy = self.handle.neighbours().add(self.index(interface)?, address.into()).flags(NeighbourFlags::Proxy);
+        self.runtime
+            .block_on(proxy.execute())
+            .with_context(|| format!("cannot be a proxy for {address} on {interface}"))
     }
 
     /// The MAC that the kernel has for an address on the segment, if it has one.

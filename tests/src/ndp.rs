@@ -10,7 +10,7 @@ use pnet::{datalink::DataLinkReceiver, util::MacAddr};
 
 use crate::{
     arp::{eth0, next_frame, open},
-    frames::{Ethernet, Ipv6, NA_SOLICITED, Ndp, multicast_mac, solicited_node},
+    frames::{Ethernet, Ipv6, NA_OVERRIDE, NA_SOLICITED, Ndp, multicast_mac, solicited_node},
     netns::Namespace,
 };
 
@@ -30,6 +30,24 @@ pub fn first_answer(
     window: Duration,
 ) -> Result<Option<MacAddr>> {
     Ok(namespace.run(|| ask(source, target, window, 1))?.pop())
+}
+
+/// Tells everybody, from eth0, that its MAC has an address, as a machine does that has just got it (RFC 4861, 7.2.6). That
+/// goes the way of what the kernel sends, past the programs on the way out; whether it has left.
+pub fn advertise(namespace: &Namespace, address: Ipv6Addr) -> Result<bool> {
+    const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+    namespace.run(|| {
+        let interface = eth0()?;
+        let (mut sender, _) = open(&interface)?;
+        let mac = interface.mac.context("eth0 has no MAC")?.octets();
+        let message = Ndp::advertisement(address, NA_OVERRIDE).mac(mac);
+        let frame = Ethernet::new(mac, multicast_mac(ALL_NODES)).ipv6(&Ipv6::ndp(address, ALL_NODES, &message));
+        match sender.send_to(&frame, None).context("the frame does not fit the buffer")? {
+            // How the kernel tells of a frame that was dropped on the way out.
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
+            sent => Ok(sent.map(|()| true)?),
+        }
+    })
 }
 
 fn ask(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {

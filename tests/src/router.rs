@@ -3,9 +3,10 @@
 //! ```text
 //!  LAN ---- eth0 router eth1 ---- eth0 client
 //!  192.0.2.90         198.51.100.1     198.51.100.10
+//!  2001:db8::b:1      2001:db8:be::1   2001:db8:be::10
 //! ```
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
 
@@ -20,16 +21,20 @@ use crate::{
 /// The router's address on the LAN.
 const ON_THE_LAN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 90);
 const ON_THE_LAN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xb, 1);
-/// The router's address for the client.
+/// The router's addresses for the client.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
-/// The network behind the router.
+const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 1);
+/// The networks behind the router.
 const BEYOND: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 51, 100, 0), 24);
+const BEYOND_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 0), 64);
 
 /// The router and the client; removed when dropped.
 #[derive(Debug)]
 pub struct Router {
     /// The client's address.
     pub address: Ipv4Addr,
+    /// The client's IPv6 address.
+    pub address_v6: Ipv6Addr,
     namespace: Namespace,
     client: Namespace,
 }
@@ -41,28 +46,37 @@ impl Router {
         let router = Namespace::new(&format!("{name}-router"))?;
         let client = Namespace::new(&format!("{name}-beyond"))?;
         let address = Ipv4Addr::new(198, 51, 100, 10);
+        let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 0x10);
         plug_in(&router, (ON_THE_LAN, ON_THE_LAN_V6), lan.switch(), "router", (Uplink::Card, lan.mtu()))?;
         router.links(|links| {
             links.add_veth(End::named("eth1"), End::named("eth0"), &client)?;
-            links.add_address("eth1", GATEWAY, BEYOND.1)
+            links.add_address("eth1", GATEWAY, BEYOND.1)?;
+            links.add_address("eth1", GATEWAY_V6, BEYOND_V6.1)
         })?;
         router.sysctl("net/ipv4/ip_forward", "1")?;
+        router.sysctl("net/ipv6/conf/all/forwarding", "1")?;
         client.links(|links| {
             links.add_address("eth0", address, BEYOND.1)?;
-            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))
+            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))?;
+            links.add_address("eth0", address_v6, BEYOND_V6.1)?;
+            links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
         })?;
         client.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         for node in &lan.nodes {
-            node.namespace().links(|links| links.add_route("eth0", BEYOND, Some(ON_THE_LAN)))?;
+            node.namespace().links(|links| {
+                links.add_route("eth0", BEYOND, Some(ON_THE_LAN))?;
+                links.add_route("eth0", BEYOND_V6, Some(ON_THE_LAN_V6))
+            })?;
         }
-        Ok(Self { address, namespace: router, client })
+        Ok(Self { address, address_v6, namespace: router, client })
     }
 
     /// Makes the way to an address on the LAN, and the one to the client, as narrow as these MTUs.
-    pub fn narrow(&self, address: Ipv4Addr, to_the_address: u32, to_the_client: u32) -> Result<()> {
+    pub fn narrow(&self, address: IpAddr, to_the_address: u32, to_the_client: u32) -> Result<()> {
+        let client = if address.is_ipv4() { self.address.into() } else { IpAddr::from(self.address_v6) };
         self.namespace.links(|links| {
             links.narrow_route("eth0", address, to_the_address)?;
-            links.narrow_route("eth1", self.address, to_the_client)
+            links.narrow_route("eth1", client, to_the_client)
         })
     }
 

@@ -1,6 +1,6 @@
 //! What passes an interface, in both directions.
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use pnet::{
@@ -8,7 +8,9 @@ use pnet::{
     packet::{
         Packet as _,
         ethernet::{EtherTypes, EthernetPacket},
+        ip::IpNextHeaderProtocols,
         ipv4::Ipv4Packet,
+        ipv6::Ipv6Packet,
     },
 };
 
@@ -40,8 +42,8 @@ impl Tap {
         Ok(Self { receiver })
     }
 
-    /// How many IPv4 packets to an address passed since the last look (or the opening), once the wire is quiet.
-    pub fn packets_to(&mut self, address: Ipv4Addr) -> Result<usize> {
+    /// How many segments and datagrams to an address passed since the last look (or the opening), once the wire is quiet.
+    pub fn packets_to(&mut self, address: IpAddr) -> Result<usize> {
         let mut count = 0;
         loop {
             match self.receiver.next() {
@@ -54,8 +56,19 @@ impl Tap {
     }
 }
 
-fn destination(frame: &[u8]) -> Option<Ipv4Addr> {
+/// Of a TCP segment or UDP datagram. ICMP is another matter: routers tell of a better way by it.
+fn destination(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetPacket::new(frame)?;
-    let is_ipv4 = ethernet.get_ethertype() == EtherTypes::Ipv4;
-    is_ipv4.then(|| Ipv4Packet::new(ethernet.payload()).map(|packet| packet.get_destination())).flatten()
+    let (protocol, destination) = match ethernet.get_ethertype() {
+        EtherTypes::Ipv4 => {
+            let packet = Ipv4Packet::new(ethernet.payload())?;
+            (packet.get_next_level_protocol(), packet.get_destination().into())
+        }
+        EtherTypes::Ipv6 => {
+            let packet = Ipv6Packet::new(ethernet.payload())?;
+            (packet.get_next_header(), packet.get_destination().into())
+        }
+        _ => return None,
+    };
+    matches!(protocol, IpNextHeaderProtocols::Tcp | IpNextHeaderProtocols::Udp).then_some(destination)
 }

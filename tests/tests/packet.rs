@@ -113,6 +113,11 @@ fn a_flood_of_new_flows_washes_out_no_live_ones() {
 }
 
 #[test]
+fn a_limit_has_room_again_after_a_while() {
+    as_root(records::a_limit_has_room_again_after_a_while);
+}
+
+#[test]
 fn a_client_with_affinity_goes_where_it_went() {
     check(affinity::cases);
 }

@@ -12,7 +12,7 @@ use crate::{
     control::DEFAULT_SOCKET,
     datapath::{
         apply::Unclaimed,
-        attach::{Mode, Tc},
+        attach::{HandoverMac, Mode, Tc},
         pins::DEFAULT_PIN_PATH,
     },
     model::NodeName,
@@ -47,6 +47,10 @@ pub struct Args {
     /// How XDP programs run.
     #[arg(long, value_enum, env = "VIPMUX_XDP_MODE", default_value_t)]
     xdp_mode: Mode,
+    /// The source MAC of frames that are handed over to another node; `own` where the network takes no second one from a
+    /// node (docs/interfaces.md).
+    #[arg(long, value_enum, env = "VIPMUX_HANDOVER_MAC", default_value_t)]
+    handover_mac: HandoverMac,
     /// How the program that translates replies is attached: a tcx link, or a filter in a clsact qdisc.
     #[arg(long, value_enum, env = "VIPMUX_TC", default_value_t, hide = true)]
     tc: Tc,
@@ -89,6 +93,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         state_dir: args.state_dir,
         pin_path: args.pin_path,
         mode: args.xdp_mode,
+        handover_mac: args.handover_mac,
         tc: args.tc,
         unclaimed: args.unclaimed,
         unreachable: args.unreachable_endpoints,

@@ -33,6 +33,16 @@ pub enum Mode {
     Generic,
 }
 
+/// The source MAC of frames that are handed over to another node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum HandoverMac {
+    /// One of the node's own making, which says that the frame was balanced already.
+    #[default]
+    Derived,
+    /// The interface's own, where the network refuses a second one: less is known to the next node then.
+    Own,
+}
+
 /// How the classifiers are to be attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Tc {

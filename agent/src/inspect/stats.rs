@@ -64,3 +64,17 @@ impl Report for Stats {
         table.print(out, colour)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_counter_is_documented() {
+        let document = include_str!("../../../docs/packets.md");
+        let names = DropReason::ALL.iter().map(|reason| reason.name());
+        for name in names.chain(Stat::ALL.iter().map(|stat| stat.name())) {
+            assert!(document.contains(&format!("`{name}`")), "{name} is not in docs/packets.md");
+        }
+    }
+}

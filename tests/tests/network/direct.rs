@@ -1,12 +1,17 @@
 //! A client that reaches the same pod through the VIP and past it, from the same port: to the pod, both are the same
 //! connection, one after the other.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
-use vipmux_tests::{client::Session, cluster::Cluster, lan::Options, manifests::VIP};
+use vipmux_tests::{
+    client::Session,
+    cluster::Cluster,
+    lan::Options,
+    manifests::{VIP, VIP_V6},
+};
 
-use crate::services;
+use crate::ipv6;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// The first of the client's ports; outside of those that the kernel gives by itself.
@@ -47,45 +52,49 @@ enum Way {
 
 /// Takes these ways one after the other from one port, by the pod's own node and by another, for each of these ends.
 fn alternate(ways: &[Way], ends: &[End]) -> Result<()> {
-    let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
+    let Some(cluster) = ipv6::served(Options::HOSTILE)? else { return Ok(()) };
     let own = cluster.lan.node(&cluster.pod("secure-1")?.node)?;
     let other = cluster.lan.nodes.iter().find(|node| node.name != own.name).context("no other node")?;
     cluster.lan.client()?.route_pods_of(own)?;
     let mut port = FIRST_PORT;
-    for node in [own, other] {
-        cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, node.mac))?;
+    for (node, vip) in [own, other].into_iter().flat_map(|node| [(node, IpAddr::V4(VIP)), (node, VIP_V6.into())]) {
+        cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", vip, node.mac))?;
         for end in ends {
             port += 1;
             for (step, way) in ways.iter().enumerate() {
-                reach(&cluster, *way, port, *end)
-                    .with_context(|| format!("step {step} of {ways:?}, {end:?}, by way of {}", node.name))?;
+                reach(&cluster, vip, *way, port, *end)
+                    .with_context(|| format!("step {step} of {ways:?}, {end:?}, {vip} by way of {}", node.name))?;
             }
         }
     }
     Ok(())
 }
 
-fn reach(cluster: &Cluster, way: Way, port: u16, end: End) -> Result<()> {
-    let pod = cluster.pod("secure-1")?.address;
+fn reach(cluster: &Cluster, vip: IpAddr, way: Way, port: u16, end: End) -> Result<()> {
+    let (pod, client) = (cluster.pod("secure-1")?, cluster.lan.client()?);
+    let (pod, own): (IpAddr, IpAddr) = if vip.is_ipv4() {
+        (pod.address.into(), client.address.into())
+    } else {
+        (pod.address_v6.into(), client.address_v6.into())
+    };
     let server = match way {
-        Way::Vip => (VIP, 443),
+        Way::Vip => (vip, 443),
         Way::Pod => (pod, 8443),
     };
-    let client = cluster.lan.client()?;
     let mut session = client.namespace().run(|| Session::connect_from(port, server.into(), TIMEOUT))?;
     for line in ["one", "two"] {
         let answer = session.say(line)?;
-        assert_eq!((answer.pod.as_str(), answer.client), ("secure-1", (client.address, port).into()));
+        assert_eq!((answer.pod.as_str(), answer.client), ("secure-1", (own, port).into()));
     }
     match end {
         End::Closed => session.close(),
         End::Reset => session.reset(),
         End::Abandoned => {
             client.namespace().nft(
-                "table ip mute { chain output { type filter hook output priority 0; tcp flags & rst == rst drop; }; }",
+                "table inet mute { chain output { type filter hook output priority 0; tcp flags & rst == rst drop; }; }",
             )?;
             session.reset()?;
-            client.namespace().nft("delete table ip mute").map(drop)
+            client.namespace().nft("delete table inet mute").map(drop)
         }
     }
 }

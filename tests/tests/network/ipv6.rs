@@ -43,7 +43,7 @@ const SERVICES: [Spec; 5] = [
 ];
 
 /// The Services, served: each has answered at each of its addresses.
-fn served(options: Options) -> Result<Option<Cluster>> {
+pub(crate) fn served(options: Options) -> Result<Option<Cluster>> {
     served_in("native", options)
 }
 
@@ -127,6 +127,30 @@ fn only_the_leader_answers_solicitations_and_the_client_knows_its_mac() -> Resul
         assert_eq!(answers(&cluster)?, [leader.mac]);
     }
     assert_eq!(cluster.lan.client()?.neighbour(VIP_V6)?, Some(leader.mac));
+    Ok(())
+}
+
+/// A kernel answers for what it is a proxy for, as for an address of its own.
+#[test]
+fn only_the_leader_answers_though_every_nodes_kernel_would_and_no_other_can_advertise() -> Result<()> {
+    let Some(cluster) = served(Options::default())? else { return Ok(()) };
+    for node in &cluster.lan.nodes {
+        node.namespace().sysctl("net/ipv6/conf/eth0/proxy_ndp", "1")?;
+        node.namespace().sysctl("net/ipv6/neigh/eth0/proxy_delay", "0")?;
+        node.namespace().links(|links| links.add_proxy("eth0", VIP_V6))?;
+    }
+    let leader = cluster.planned_leader(VIP_V6)?;
+    for _ in 0..5 {
+        assert_eq!(answers(&cluster)?, [leader.mac]);
+    }
+    let client = cluster.lan.client()?;
+    for node in cluster.lan.nodes.iter().filter(|node| node.name != leader.name) {
+        assert!(!ndp::advertise(node.namespace(), VIP_V6)?, "{} has advertised it", node.name);
+        // Its answer comes after whatever the client has heard.
+        cluster.ask(Request::new(Kind::Http, VIP_V6, 80), TIMEOUT)?;
+        assert_eq!(client.neighbour(VIP_V6)?, Some(leader.mac), "{} was heard", node.name);
+    }
+    assert!(cluster.counted("drops", "ndp_egress")? >= 2, "who was not heard was not counted");
     Ok(())
 }
 

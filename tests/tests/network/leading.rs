@@ -2,11 +2,11 @@
 
 use std::{
     collections::BTreeSet,
-    net::Ipv4Addr,
+    net::{IpAddr, Ipv4Addr},
     time::{Duration, Instant},
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use pnet::{packet::arp::ArpOperations, util::MacAddr};
 use vipmux_tests::{
@@ -14,13 +14,14 @@ use vipmux_tests::{
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE},
     lan::Options,
-    manifests::VIP,
+    manifests::{VIP, VIP_V6},
+    ndp,
     process::Process,
     traffic::Traffic,
     wait,
 };
 
-use crate::services;
+use crate::{ipv6, services};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// After its agent's last sign of life a node may answer for this long.
@@ -184,6 +185,31 @@ fn a_leader_whose_carrier_comes_back_announces_and_serves() -> Result<()> {
     cluster.lan.switch().links(|links| links.set_up(leader))?;
     await_announcement(&cluster, &capture)?;
     services::await_all(&cluster)
+}
+
+/// As one does that leads it by what it knows. Here it does not answer, so the address comes back.
+#[test]
+fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_leads_again_later() -> Result<()> {
+    let Some(mut cluster) = ipv6::served(Options::default())? else { return Ok(()) };
+    let leaders = [cluster.planned_leader(VIP)?.name.clone(), cluster.planned_leader(VIP_V6)?.name.clone()];
+    let other = cluster.lan.nodes.iter().find(|node| !leaders.contains(&node.name)).context("no other node")?;
+    let other = other.name.clone();
+    // Nothing keeps it from announcing what it likes.
+    cluster.agent_mut(&other)?.process_mut().kill()?;
+    let other = cluster.lan.node(&other)?;
+    cluster.agent(&other.name)?.unload(other)?;
+
+    let client = cluster.lan.client()?;
+    arp::announce(other.namespace(), VIP)?;
+    let after = answers(&cluster, VIP)?;
+    ensure!(after.is_empty(), "{after:?} answered");
+    ensure!(ndp::advertise(other.namespace(), VIP_V6)?, "it did not leave");
+    let after = ndp::answers(client.namespace(), client.address_v6, VIP_V6, WINDOW)?;
+    ensure!(after.is_empty(), "{after:?} answered in IPv6");
+    for (vip, leader) in [IpAddr::from(VIP), VIP_V6.into()].into_iter().zip(leaders) {
+        assert_eq!(cluster.await_leader(vip)?.name, leader, "{vip}");
+    }
+    Ok(())
 }
 
 #[test]

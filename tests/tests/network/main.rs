@@ -2,12 +2,15 @@
 //!
 //! Each test owns its LAN; they run in parallel, as many as there are cores.
 
+mod affinity;
 mod changes;
 mod checking;
 mod closed;
+mod collisions;
 mod demo;
 mod direct;
 mod direct_return;
+mod flood;
 mod forwarding;
 mod harness;
 mod ipv6;
@@ -17,7 +20,9 @@ mod policies;
 mod recovering;
 mod removal;
 mod replies;
+mod rules;
 mod sctp;
+mod segments;
 mod services;
 mod serving;
 mod starting;

@@ -1,13 +1,14 @@
-//! Paths of all widths: narrow links on the way, which are found by path MTU discovery (RFC 1191), and jumbo frames.
+//! Paths of all widths: narrow links on the way, which are found by path MTU discovery (RFC 1191, RFC 8201), and jumbo
+//! frames.
 
-use std::time::Duration;
+use std::{fs, net::IpAddr, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::Datagrams,
     cluster::{Cluster, PATIENCE},
     lan::Options,
-    manifests::VIP,
+    manifests::{VIP, VIP_V6},
     netns::Namespace,
     router::Router,
     wait,
@@ -15,7 +16,7 @@ use vipmux_tests::{
 
 use crate::{
     replies::unreachables_received,
-    transfers::{FAR, NEAR, UDP, served, transfer},
+    transfers::{FAR, NEAR, UDP, VIPS, served, transfer},
 };
 
 /// Bytes.
@@ -23,6 +24,8 @@ const TRANSFER: u64 = 10_000_000;
 const ATTEMPT: Duration = Duration::from_millis(500);
 const NARROW: u32 = 1_300;
 const NARROWER: u32 = 1_200;
+/// IPv6's narrowest link (RFC 8200, 5).
+const NARROWEST_OF_IPV6: u32 = 1_280;
 const JUMBO: u32 = 9_000;
 
 /// Neither end has a narrow link of its own, so that both learn only from ICMP what the path takes. The router's message
@@ -31,12 +34,12 @@ const JUMBO: u32 = 9_000;
 fn a_router_with_narrow_links_passes_transfers_both_ways() -> Result<()> {
     let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
     let router = Router::plug_in(&cluster.lan)?;
-    router.narrow(VIP, NARROWER, NARROW)?;
+    router.narrow(VIP.into(), NARROWER, NARROW)?;
     let told = |namespace: &Namespace| namespace.run(unreachables_received);
     for (port, pod) in [(NEAR, "near"), (FAR, "far")] {
         let (client, pod) = (router.client(), cluster.pod(pod)?.namespace());
         let before = (told(client)?, told(pod)?);
-        transfer(client, port, TRANSFER)?;
+        transfer(client, (VIP, port).into(), TRANSFER)?;
         let after = (told(client)?, told(pod)?);
         ensure!(after.0 > before.0, "the client of port {port} was told nothing by ICMP");
         ensure!(after.1 > before.1, "the pod of port {port} was told nothing by ICMP");
@@ -46,11 +49,41 @@ fn a_router_with_narrow_links_passes_transfers_both_ways() -> Result<()> {
     Ok(())
 }
 
+/// In IPv6 nobody can make the client forget what it has learned: the first transfer tells it, and each pod is told.
+#[test]
+fn a_router_with_narrow_links_passes_transfers_both_ways_in_ipv6() -> Result<()> {
+    let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
+    let router = Router::plug_in(&cluster.lan)?;
+    router.narrow(VIP_V6.into(), NARROW, NARROWEST_OF_IPV6)?;
+    let client = router.client();
+    let before = client.run(too_big_received)?;
+    for (port, pod) in [(NEAR, "near"), (FAR, "far")] {
+        let pod = cluster.pod(pod)?.namespace();
+        let before = pod.run(too_big_received)?;
+        transfer(client, (VIP_V6, port).into(), TRANSFER)?;
+        ensure!(pod.run(too_big_received)? > before, "the pod of port {port} was told nothing by ICMPv6");
+    }
+    ensure!(client.run(too_big_received)? > before, "the client was told nothing by ICMPv6");
+    Ok(())
+}
+
+/// A pod that sends its answer in fragments is told of the first of them, in which the ports are.
+#[test]
+fn answers_in_fragments_pass_a_router_with_a_narrow_link_to_the_client() -> Result<()> {
+    let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
+    let router = Router::plug_in(&cluster.lan)?;
+    for (vip, width) in VIPS.into_iter().zip([NARROW, NARROWEST_OF_IPV6]) {
+        router.narrow(vip, JUMBO, width)?;
+        say(router.client(), vip, 3_000).with_context(|| vip.to_string())?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_pod_behind_a_narrow_link_gets_a_transfer_whole() -> Result<()> {
     let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
     narrow_pods(&cluster)?;
-    [NEAR, FAR].into_iter().try_for_each(|port| transfer(cluster.lan.client()?.namespace(), port, TRANSFER))
+    transfer_to_all(&cluster)
 }
 
 /// The first one is lost, and the client told why; it sends the next ones in fragments.
@@ -59,9 +92,11 @@ fn a_datagram_too_long_for_the_pods_link_arrives_once_the_client_knows_its_width
     let Some(cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
     narrow_pods(&cluster)?;
     let client = cluster.lan.client()?.namespace();
-    let before = client.run(unreachables_received)?;
-    say(client, 1_400)?;
-    ensure!(client.run(unreachables_received)? > before, "the client was told nothing by ICMP");
+    for (vip, told) in VIPS.into_iter().zip([unreachables_received, too_big_received]) {
+        let before = client.run(told)?;
+        say(client, vip, 1_400).with_context(|| vip.to_string())?;
+        ensure!(client.run(told)? > before, "the client was told nothing about {vip}");
+    }
     Ok(())
 }
 
@@ -77,9 +112,16 @@ fn jumbo_frames_pass_in_generic_mode() -> Result<()> {
 
 fn jumbo(xdp_mode: &'static str) -> Result<()> {
     let Some(cluster) = served(Options { mtu: JUMBO, ..Options::HOSTILE }, xdp_mode)? else { return Ok(()) };
+    for vip in VIPS {
+        say(cluster.lan.client()?.namespace(), vip, 8_000).with_context(|| vip.to_string())?;
+    }
+    transfer_to_all(&cluster)
+}
+
+fn transfer_to_all(cluster: &Cluster) -> Result<()> {
     let client = cluster.lan.client()?.namespace();
-    say(client, 8_000)?;
-    [NEAR, FAR].into_iter().try_for_each(|port| transfer(client, port, TRANSFER))
+    VIPS.into_iter()
+        .try_for_each(|vip| [NEAR, FAR].into_iter().try_for_each(|port| transfer(client, (vip, port).into(), TRANSFER)))
 }
 
 fn narrow_pods(cluster: &Cluster) -> Result<()> {
@@ -87,12 +129,20 @@ fn narrow_pods(cluster: &Cluster) -> Result<()> {
 }
 
 /// Sends datagrams of this length from some ports, each until one is answered.
-fn say(client: &Namespace, length: usize) -> Result<()> {
+fn say(client: &Namespace, vip: IpAddr, length: usize) -> Result<()> {
     let text = "x".repeat(length);
     for _ in 0..8 {
-        let datagrams = client.run(|| Datagrams::connect((VIP, UDP).into(), ATTEMPT))?;
+        let datagrams = client.run(|| Datagrams::connect((vip, UDP).into(), ATTEMPT))?;
         let answer = wait::until("an answered datagram", PATIENCE, || datagrams.say(&text))?;
         ensure!(answer.service == "bulk/udp", "{answer}");
     }
     Ok(())
+}
+
+/// ICMPv6 packet too big messages that the calling thread's network namespace took in: `Icmp6InPktTooBigs` of
+/// `/proc/net/snmp6`.
+fn too_big_received() -> Result<u64> {
+    let snmp = fs::read_to_string("/proc/thread-self/net/snmp6")?;
+    let line = snmp.lines().find_map(|line| line.strip_prefix("Icmp6InPktTooBigs"));
+    Ok(line.context("no Icmp6InPktTooBigs")?.trim().parse()?)
 }

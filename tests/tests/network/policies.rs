@@ -1,8 +1,7 @@
-//! What a Service says of its own packets: who may send them, to which pod they stick, how long a flow is remembered, and
-//! that all ports are its own.
+//! What a Service says of its own packets: who may send them, how long a flow is remembered, and that all ports are its
+//! own.
 
 use std::{
-    collections::BTreeSet,
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     time::Duration,
@@ -27,16 +26,16 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// For a request that nobody is expected to answer.
 const SILENCE: Duration = Duration::from_millis(700);
 /// For requests that are often in vain.
-const IMPATIENCE: Duration = Duration::from_millis(200);
+pub(crate) const IMPATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 /// The addresses that the Services share.
 pub(crate) const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 /// The port of `shop/web`, and of its pods.
 pub(crate) const WEB: (u16, u16) = (443, 8443);
 /// The port of `shop/voice`, that of `shop/radio`, and that of their pods.
-const VOICE: (u16, u16, u16) = (5060, 5061, 5140);
+pub(crate) const VOICE: (u16, u16, u16) = (5060, 5061, 5140);
 /// Connections of one client that are to reach one pod.
-const CONNECTIONS: usize = 20;
+pub(crate) const CONNECTIONS: usize = 20;
 
 /// A cluster whose agents are not started yet: pods `web-1`, `web-2` and so on, one on each of these nodes, and
 /// `ops/admin`, which nothing is to disturb. `None` if the test is to be skipped.
@@ -54,7 +53,7 @@ pub(crate) fn prepared(options: Options, nodes: &[&str]) -> Result<Option<Cluste
 }
 
 /// Adds the next of the pods `web-1`, `web-2` and so on; returns its name.
-fn add_web_pod(cluster: &mut Cluster, node: &str) -> Result<String> {
+pub(crate) fn add_web_pod(cluster: &mut Cluster, node: &str) -> Result<String> {
     let number = cluster.pods.len();
     let name = format!("web-{number}");
     let listeners = [Listener::new(Kind::Echo, WEB.1, "shop/web"), Listener::new(Kind::UdpEcho, VOICE.2, "shop/voice")];
@@ -107,7 +106,7 @@ pub(crate) fn address_for(client: &Client, vip: IpAddr) -> IpAddr {
 }
 
 /// Waits until `shop/web` answers a client at both addresses.
-fn await_web(client: &Client) -> Result<()> {
+pub(crate) fn await_web(client: &Client) -> Result<()> {
     VIPS.into_iter().try_for_each(|vip| {
         wait::until(&format!("an answer at {vip}"), PATIENCE, || {
             client.namespace().run(|| to_web(vip).send(IMPATIENCE)).map(drop)
@@ -135,13 +134,7 @@ fn await_named(cluster: &Cluster, malformed: &str) -> Result<()> {
 
 /// Frames that were dropped on all nodes since their sender is in no source range.
 fn out_of_range(cluster: &Cluster) -> Result<u64> {
-    let dropped = |(node, agent): (_, &vipmux_tests::agent::Agent)| {
-        let stats = agent.inspect_json(node, &["stats"])?;
-        let drops = stats["drops"].as_array().context("no drops")?;
-        let entry = drops.iter().find(|entry| entry["name"] == "source_range");
-        Ok(entry.and_then(|entry| entry["packets"].as_u64()).unwrap_or_default())
-    };
-    cluster.lan.nodes.iter().zip(&cluster.agents).map(dropped).sum()
+    cluster.counted("drops", "source_range")
 }
 
 #[test]
@@ -243,58 +236,6 @@ fn malformed_source_ranges_open_a_service_to_nobody() -> Result<()> {
     check_bystanders(bystanders)
 }
 
-/// The pods that a client's connections reach, at one address.
-fn reached(client: &Client, vip: IpAddr) -> Result<BTreeSet<String>> {
-    (0..CONNECTIONS).map(|_| Ok(client.namespace().run(|| to_web(vip).send(TIMEOUT))?.pod)).collect()
-}
-
-#[test]
-fn with_session_affinity_a_client_stays_with_its_pod_until_that_goes() -> Result<()> {
-    let Some(cluster) = prepared(Options { clients: 4, ..Options::default() }, &["node-1", "node-2", "node-3"])? else {
-        return Ok(());
-    };
-    let affine = |service: Service| service.with_field("sessionAffinity", json!("ClientIP"));
-    let mut pods = vec!["web-1".to_owned(), "web-2".to_owned(), "web-3".to_owned()];
-    let names = |pods: &[String]| pods.iter().map(String::as_str).collect::<Vec<_>>().join(" ");
-    let with = |cluster: &Cluster, pods: &[String]| -> Result<Service> {
-        web(cluster, &pods.iter().map(String::as_str).collect::<Vec<_>>()).map(affine)
-    };
-    let first = with(&cluster, &pods)?;
-    let mut cluster = started(cluster, &[first])?;
-    let all = || (0..4).flat_map(|client| VIPS.map(|vip| (client, vip)));
-    let mut homes = Vec::new();
-    await_web(cluster.lan.client()?)?;
-    for (client, vip) in all() {
-        let reached = reached(&cluster.lan.clients[client], vip)?;
-        assert_eq!(reached.len(), 1, "client {client} at {vip} reached {reached:?}");
-        homes.extend(reached);
-    }
-    assert!(homes.iter().collect::<BTreeSet<_>>().len() > 1, "all clients at {homes:?}");
-
-    // By their addresses alone, four of eight clients would move.
-    for node in ["node-1", "node-2", "node-3"] {
-        pods.push(add_web_pod(&mut cluster, node)?);
-    }
-    cluster.manifests.write_service(&with(&cluster, &pods)?)?;
-    await_ready(&cluster, pods.len())?;
-    for ((client, vip), home) in all().zip(&homes) {
-        let reached = reached(&cluster.lan.clients[client], vip)?;
-        assert_eq!(reached, BTreeSet::from([home.clone()]), "client {client} at {vip} with {}", names(&pods));
-    }
-
-    let gone = homes[0].clone();
-    pods.retain(|pod| *pod != gone);
-    cluster.manifests.write_service(&with(&cluster, &pods)?)?;
-    await_ready(&cluster, pods.len())?;
-    for ((client, vip), home) in all().zip(&homes) {
-        let reached = reached(&cluster.lan.clients[client], vip)?;
-        assert_eq!(reached.len(), 1, "client {client} at {vip} reached {reached:?}");
-        let stays = reached.contains(home);
-        assert_eq!(stays, *home != gone, "client {client} at {vip}: from {home} to {reached:?}, without {gone}");
-    }
-    Ok(())
-}
-
 /// What `inspect services` says of a port, on every node and at every address.
 fn views(cluster: &Cluster, port: u16) -> Result<Vec<Value>> {
     let mut found = Vec::new();
@@ -308,7 +249,7 @@ fn views(cluster: &Cluster, port: u16) -> Result<Vec<Value>> {
 }
 
 /// Waits until every node has so many pods for `shop/web` at each address.
-fn await_ready(cluster: &Cluster, pods: usize) -> Result<()> {
+pub(crate) fn await_ready(cluster: &Cluster, pods: usize) -> Result<()> {
     wait::until(&format!("{pods} pods of shop/web"), PATIENCE, || {
         let views = views(cluster, WEB.0)?;
         ensure!(views.iter().all(|view| view["ready"] == pods), "{views:?}");

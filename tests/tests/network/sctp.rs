@@ -8,12 +8,12 @@ use vipmux_tests::{
     cluster::Cluster,
     conntrack,
     lan::Options,
-    manifests::{Service, VIP},
+    manifests::Service,
     pod::Listener,
     sctp,
 };
 
-use crate::services;
+use crate::policies::{VIPS, endpoints, prepared, started};
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// S1AP's.
@@ -25,16 +25,18 @@ const ASSOCIATIONS: usize = 40;
 fn associations_reach_every_pod_which_sees_the_client() -> Result<()> {
     let Some(cluster) = with_sctp()? else { return Ok(()) };
     let client = cluster.lan.client()?;
-    let mut pods = BTreeSet::new();
-    for _ in 0..ASSOCIATIONS {
-        let mut session = client.namespace().run(|| Session::associate((VIP, PORT).into(), TIMEOUT))?;
-        for length in [1, 1_000, 4_000] {
-            let answer = session.say(&"x".repeat(length))?;
-            assert_eq!((answer.service.as_str(), answer.client), ("core/mme", session.local_address()?));
-            pods.insert(answer.pod);
+    for vip in VIPS {
+        let mut pods = BTreeSet::new();
+        for _ in 0..ASSOCIATIONS {
+            let mut session = client.namespace().run(|| Session::associate((vip, PORT).into(), TIMEOUT))?;
+            for length in [1, 1_000, 4_000] {
+                let answer = session.say(&"x".repeat(length))?;
+                assert_eq!((answer.service.as_str(), answer.client), ("core/mme", session.local_address()?));
+                pods.insert(answer.pod);
+            }
         }
+        ensure!(pods.len() == 2, "{vip}: {pods:?}");
     }
-    ensure!(pods.len() == 2, "{pods:?}");
     Ok(())
 }
 
@@ -42,27 +44,31 @@ fn associations_reach_every_pod_which_sees_the_client() -> Result<()> {
 fn an_association_goes_on_when_every_node_forgets_its_connections() -> Result<()> {
     let Some(cluster) = with_sctp()? else { return Ok(()) };
     let client = cluster.lan.client()?;
-    let mut session = client.namespace().run(|| Session::associate((VIP, PORT).into(), TIMEOUT))?;
-    for line in ["one", "two", "three"] {
-        assert_eq!(session.say(line)?.service, "core/mme");
-        cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
+    for vip in VIPS {
+        let mut session = client.namespace().run(|| Session::associate((vip, PORT).into(), TIMEOUT))?;
+        for line in ["one", "two", "three"] {
+            assert_eq!(session.say(line)?.service, "core/mme");
+            cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
+        }
+        assert_eq!(session.say("four")?.service, "core/mme");
     }
-    assert_eq!(session.say("four")?.service, "core/mme");
     Ok(())
 }
 
-/// The five Services and `core/mme`, which has pods on two nodes; `None` if the test is to be skipped.
+/// `core/mme` with pods on two nodes, in dual stack; `None` if the test is to be skipped.
 fn with_sctp() -> Result<Option<Cluster>> {
     if !sctp::is_available()? {
         return Ok(None);
     }
-    let Some(mut cluster) = services::served(Options::HOSTILE)? else { return Ok(None) };
-    let mut endpoints = Vec::new();
-    for (node, pod) in [("node-1", "mme-1"), ("node-2", "mme-2")] {
+    let Some(mut cluster) = prepared(Options::HOSTILE, &[])? else { return Ok(None) };
+    let pods = ["mme-1", "mme-2"];
+    for (node, pod) in ["node-1", "node-2"].into_iter().zip(pods) {
         cluster.add_pod(node, pod, 50, &[Listener::new(Kind::Sctp, PORT, "core/mme")])?;
-        endpoints.push(cluster.endpoint(pod)?);
     }
-    cluster.manifests.write_service(&Service::sharing("core/mme", PORT, "SCTP", PORT).with(endpoints))?;
-    cluster.await_service(Request::new(Kind::Sctp, VIP, PORT), "core/mme")?;
+    let service = Service::sharing("core/mme", PORT, "SCTP", PORT).dual_stack().with(endpoints(&cluster, &pods)?);
+    let cluster = started(cluster, &[service])?;
+    for vip in VIPS {
+        cluster.await_service(Request::new(Kind::Sctp, vip, PORT), "core/mme")?;
+    }
     Ok(Some(cluster))
 }

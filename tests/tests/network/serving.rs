@@ -57,6 +57,26 @@ fn generic_xdp_serves_as_well() -> Result<()> {
 }
 
 #[test]
+fn a_network_that_takes_one_mac_of_each_node_is_served_as_well() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::HOSTILE)? else { return Ok(()) };
+    let options = vipmux_tests::agent::Options { handover_mac: "own", ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    services::await_all(&cluster)?;
+    for expected in services::expected() {
+        for _ in 0..CONNECTIONS {
+            let answer = cluster.ask(expected.request, TIMEOUT)?;
+            assert_eq!(
+                (answer.service.as_str(), answer.client.ip()),
+                (expected.name, cluster.lan.client()?.address.into())
+            );
+        }
+    }
+    ensure!(cluster.counted("stats", "handed_over")? > 0, "no frame was handed over");
+    assert_eq!(cluster.counted("stats", "from_peer")?, 0, "frames came from a hand-over MAC");
+    Ok(())
+}
+
+#[test]
 fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?.name.clone();

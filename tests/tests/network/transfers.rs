@@ -1,6 +1,9 @@
 //! Long transfers, checked by their hash, through whatever happens to the nodes meanwhile.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
@@ -9,7 +12,7 @@ use vipmux_tests::{
     cluster::{Cluster, PATIENCE},
     conntrack,
     lan::{Lan, Options},
-    manifests::{Endpoint, Manifests, Service, VIP},
+    manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
     netns::Namespace,
     pod::{self, Listener},
     traffic::Traffic,
@@ -17,8 +20,10 @@ use vipmux_tests::{
     wait,
 };
 
-/// The whole of a long transfer, in bytes.
-const WHOLE: u64 = 100_000_000;
+use crate::policies::endpoints;
+
+/// The whole of a long transfer, in bytes: in IPv4, and in IPv6.
+const WHOLE: [u64; 2] = [100_000_000, 20_000_000];
 /// A part of it.
 const PART: u64 = 5_000_000;
 /// With 16 flows, the chance that one of two equal backends gets none is below 1 in 10,000; any of them will do.
@@ -30,7 +35,9 @@ const LONG: Duration = Duration::from_mins(2);
 const EASY: Duration = Duration::from_millis(2);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Port of the Service whose pod is on the leading node.
+/// The address of all Services.
+pub(crate) const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
+/// Port of the Service whose pod is on the node that leads [`VIP`].
 pub(crate) const NEAR: u16 = 7001;
 /// Port of the Service whose pod is on another.
 pub(crate) const FAR: u16 = 7002;
@@ -62,15 +69,29 @@ fn a_hundred_megabytes_arrive_whole_in_generic_mode_with_offloads() -> Result<()
 /// To a pod on the leading node and to one on another, there and back.
 fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
     let Some(cluster) = served(options, xdp_mode)? else { return Ok(()) };
-    for port in [NEAR, FAR] {
-        transfer(cluster.lan.client()?.namespace(), port, WHOLE)?;
-    }
-    let text = "0123456789".repeat(3_000);
-    for _ in 0..FLOWS {
-        let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, UDP).into(), TIMEOUT))?;
-        for length in [0, 1_000, 1_473, 30_000] {
-            datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+    let client = cluster.lan.client()?.namespace();
+    for (vip, whole) in VIPS.into_iter().zip(WHOLE) {
+        for port in [NEAR, FAR] {
+            transfer(client, (vip, port).into(), whole)?;
         }
+    }
+    for vip in VIPS {
+        for flow in 0..FLOWS {
+            let datagrams = client.run(|| Datagrams::connect((vip, UDP).into(), TIMEOUT))?;
+            if vip.is_ipv4() && flow % 2 == 0 {
+                datagrams.leave_checksums_out()?;
+            }
+            exchange(&datagrams).with_context(|| format!("flow {flow} to {vip}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sends datagrams that fit a packet and some that do not, and gets all of them back.
+fn exchange(datagrams: &Datagrams) -> Result<()> {
+    let text = "0123456789".repeat(3_000);
+    for length in [0, 1_000, 1_473, 30_000] {
+        datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
     }
     Ok(())
 }
@@ -130,14 +151,21 @@ fn stopping_every_agent_in_turn_loses_no_datagram_no_request_and_no_transfer() -
 fn restarting(signal: Signal) -> Result<()> {
     let Some(mut cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
     // The client knows the MAC for good: what is tested is the traffic, not the ARP.
-    let leader = cluster.await_leader(VIP)?.mac;
-    cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, leader))?;
+    for vip in VIPS {
+        let leader = cluster.await_leader(vip)?.mac;
+        cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", vip, leader))?;
+    }
     let mut transfers = start_both(&cluster, EASY)?;
-    let requests = [start_requests(&cluster, Kind::Http, WEB)?, start_requests(&cluster, Kind::UdpEcho, UDP)?];
+    let mut requests = Vec::new();
+    for vip in VIPS {
+        for (kind, port, service) in [(Kind::Http, WEB, "bulk/web"), (Kind::UdpEcho, UDP, "bulk/udp")] {
+            requests.push((start_requests(&cluster, Request::new(kind, vip, port))?, service));
+        }
+    }
     for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
         agent.process().signal(signal)?;
         agent.process_mut().wait(PATIENCE)?;
-        for traffic in &requests {
+        for (traffic, _) in &requests {
             traffic.wait_for_more(5, PATIENCE)?;
         }
         agent.restart(node)?;
@@ -146,9 +174,7 @@ fn restarting(signal: Signal) -> Result<()> {
             transfer.wait_for_more(PART / 5, LONG)?;
         }
     }
-    let [web, udp] = requests;
-    web.stop()?.check_all_by("bulk/web")?;
-    udp.stop()?.check_all_by("bulk/udp")?;
+    requests.into_iter().try_for_each(|(traffic, service)| traffic.stop()?.check_all_by(service))?;
     transfers.into_iter().try_for_each(|(port, transfer)| finish(transfer, port))
 }
 
@@ -175,7 +201,9 @@ fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
     await_served(&cluster)?;
     cluster.await_service(Request::new(Kind::Http, VIP, service.port), "bulk/third")?;
     let mut transfers = start_both(&cluster, EASY)?;
-    let requests = [start_requests(&cluster, Kind::Http, WEB)?, start_requests(&cluster, Kind::UdpEcho, UDP)?];
+    let [web, udp] = [Request::new(Kind::Http, VIP, WEB), Request::new(Kind::UdpEcho, VIP, UDP)]
+        .map(|request| start_requests(&cluster, request));
+    let (web, udp) = (web?, udp?);
     cluster.agent_mut(&third)?.process_mut().kill()?;
     cluster.agent(&third)?.unload(cluster.lan.node(&third)?)?;
 
@@ -183,7 +211,6 @@ fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
     for (_, transfer) in &mut transfers {
         transfer.wait_for_more(PART, LONG)?;
     }
-    let [web, udp] = requests;
     web.stop()?.check_all_by("bulk/web")?;
     udp.stop()?.check_all_by("bulk/udp")?;
     transfers.into_iter().try_for_each(|(port, transfer)| finish(transfer, port))
@@ -191,7 +218,7 @@ fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
 
 /// A hundred new connections, none of which is lost or gets to a pod on the node without the program.
 fn serves_without(cluster: &Cluster, port: u16, node: &str) -> Result<()> {
-    let traffic = start_requests(cluster, Kind::Http, port)?;
+    let traffic = start_requests(cluster, Request::new(Kind::Http, VIP, port))?;
     traffic.wait_for_more(100, PATIENCE)?;
     let tally = traffic.stop()?;
     tally.check_all_by("bulk/third")?;
@@ -219,28 +246,21 @@ fn with_third(cluster: &mut Cluster, third: &str) -> Result<Service> {
     Ok(Service::sharing("bulk/third", PORT, "TCP", PORT).with(endpoints))
 }
 
-/// A cluster with a pod on the leading node and one on another, each with a bulk Service of its own, and both with those
-/// of [`WEB`] and [`UDP`]. The agents are not started yet.
+/// A cluster with a pod on the node that leads [`VIP`] and one on another, which leads [`VIP_V6`] if it can be, each with a
+/// bulk Service of its own, and both with those of [`WEB`] and [`UDP`], in dual stack: in either family there is a pod on the
+/// leader and one elsewhere. The agents are not started yet.
 pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     const BULK: u16 = 7000;
     const HTTP: u16 = 7080;
     const ECHO: u16 = 7514;
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
-    let manifests = Manifests::for_lan(&lan)?;
+    let manifests = Manifests::for_dual_stack_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
-    let services = |endpoints: [_; 2]| {
-        let [near, far] = endpoints.clone();
-        [
-            Service::sharing("bulk/near", NEAR, "TCP", BULK).with([near]),
-            Service::sharing("bulk/far", FAR, "TCP", BULK).with([far]),
-            Service::sharing("bulk/web", WEB, "TCP", HTTP).with(endpoints.clone()),
-            Service::sharing("bulk/udp", UDP, "UDP", ECHO).with(endpoints),
-        ]
-    };
     // Who leads is known once there is an address to lead.
-    cluster.manifests.write_service(&Service::sharing("bulk/near", NEAR, "TCP", BULK))?;
+    cluster.manifests.write_service(&Service::sharing("bulk/near", NEAR, "TCP", BULK).dual_stack())?;
     let leader = cluster.planned_leader(VIP)?.name.clone();
-    let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
+    let mut others = std::iter::once(cluster.planned_leader(VIP_V6)?).chain(&cluster.lan.nodes);
+    let other = others.find(|node| node.name != leader).context("no other node")?.name.clone();
     for (node, pod) in [(&leader, "near"), (&other, "far")] {
         let listeners = [
             Listener::new(Kind::Bulk, BULK, &format!("bulk/{pod}")),
@@ -249,8 +269,15 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
         ];
         cluster.add_pod(node, pod, 60, &listeners)?;
     }
-    let services = services([cluster.endpoint("near")?, cluster.endpoint("far")?]);
-    services.iter().try_for_each(|service| cluster.manifests.write_service(service))?;
+    for (service, pods) in [
+        (Service::sharing("bulk/near", NEAR, "TCP", BULK), ["near"].as_slice()),
+        (Service::sharing("bulk/far", FAR, "TCP", BULK), &["far"]),
+        (Service::sharing("bulk/web", WEB, "TCP", HTTP), &["near", "far"]),
+        (Service::sharing("bulk/udp", UDP, "UDP", ECHO), &["near", "far"]),
+    ] {
+        let service = service.dual_stack().with(endpoints(&cluster, pods)?);
+        cluster.manifests.write_service(&service)?;
+    }
     Ok(Some(cluster))
 }
 
@@ -270,9 +297,12 @@ fn await_served(cluster: &Cluster) -> Result<()> {
         (Kind::Http, WEB, "bulk/web"),
         (Kind::UdpEcho, UDP, "bulk/udp"),
     ];
-    requests
-        .into_iter()
-        .try_for_each(|(kind, port, service)| cluster.await_service(Request::new(kind, VIP, port), service).map(drop))
+    for vip in VIPS {
+        for (kind, port, service) in requests {
+            cluster.await_service(Request::new(kind, vip, port), service)?;
+        }
+    }
+    Ok(())
 }
 
 fn start(cluster: &Cluster, port: u16, pause: Duration) -> Result<Transfer> {
@@ -283,15 +313,15 @@ fn start_both(cluster: &Cluster, pause: Duration) -> Result<[(u16, Transfer); 2]
     Ok([(NEAR, start(cluster, NEAR, pause)?), (FAR, start(cluster, FAR, pause)?)])
 }
 
-fn start_requests(cluster: &Cluster, kind: Kind, port: u16) -> Result<Traffic> {
-    Traffic::start(cluster.lan.client()?.namespace(), Request::new(kind, VIP, port), PAUSE)
+fn start_requests(cluster: &Cluster, request: Request) -> Result<Traffic> {
+    Traffic::start(cluster.lan.client()?.namespace(), request, PAUSE)
 }
 
 /// Sends so many bytes and gets them back.
-pub(crate) fn transfer(client: &Namespace, port: u16, bytes: u64) -> Result<()> {
-    let mut transfer = Transfer::start(client, (VIP, port).into(), Duration::ZERO)?;
-    transfer.wait_for_more(bytes, LONG).with_context(|| format!("port {port}"))?;
-    finish(transfer, port)
+pub(crate) fn transfer(client: &Namespace, server: SocketAddr, bytes: u64) -> Result<()> {
+    let mut transfer = Transfer::start(client, server, Duration::ZERO)?;
+    transfer.wait_for_more(bytes, LONG).with_context(|| format!("to {server}"))?;
+    finish(transfer, server.port()).with_context(|| format!("to {server}"))
 }
 
 fn finish(transfer: Transfer, port: u16) -> Result<()> {

@@ -24,6 +24,9 @@ pub(crate) fn cases() -> Vec<Case> {
         .collect()
 }
 
+/// URG, ECE and CWR: nothing of theirs is ours.
+const OTHERS: u8 = 0xe0;
+
 /// The client's segment with these flags.
 pub(crate) fn with_flags(service: Service, flags: u8) -> Ipv4 {
     Ipv4::tcp(CLIENT, service.vip, Tcp::new(CLIENT_PORT, service.port, flags).numbers(ISN.wrapping_add(1), 77))
@@ -190,6 +193,15 @@ fn vouched() -> Vec<Case> {
 
 fn of_closing_connections() -> Vec<Case> {
     vec![
+        stays("a segment without any flag", &with_flags(HTTP, 0))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, 0)),
+        stays("a segment with flags that are not ours", &with_flags(HTTP, OTHERS))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, 0)),
+        stays("a segment with every flag closes and opens nothing", &with_flags(HTTP, 0xff))
+            .given(|state| connection(state, 0))
+            .then(|state| refreshed(state, FLOW_CLIENT_FIN | FLOW_RESET)),
         stays("a client's FIN is noted", &with_flags(HTTP, FIN | ACK))
             .given(|state| connection(state, 0))
             .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
@@ -307,7 +319,12 @@ fn stale() -> Vec<Case> {
 
 fn syns() -> Vec<Case> {
     let syn_ack = with_flags(HTTP, SYN | ACK);
+    // As a client asks for ECN (RFC 3168, 6.1.1).
+    let with_ecn = Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(CLIENT_PORT, HTTP.port, SYN | OTHERS).numbers(ISN, 0));
     vec![
+        moves("a SYN with other flags is a SYN", &with_ecn)
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, FLOW_CLIENT_FIN))
+            .then(opened),
         stays("a SYN does not move a live connection", &syn(HTTP))
             .given(|state| connection(state, 0))
             .then(|state| refreshed(state, 0)),

@@ -1,21 +1,24 @@
 //! Frames that another node balanced: to a backend here, or nowhere.
 
-use vipmux_common::abi::{DropReason, FLOW_ISN, Stat};
-use vipmux_tests::frames::{Ethernet, Ipv4};
+use vipmux_common::abi::{self, DropReason, FLOW_ISN, INTERFACE_OWN_MAC, Stat};
+use vipmux_tests::{
+    frames::{Ethernet, Ipv4, Mac},
+    program::{IFINDEX, State},
+};
 
 use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
-        DNS, DNS_UDP, EMPTY, Endpoint, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED,
-        REMOTE, SELF_MAC, Service, VIP, WHILE, from_peer, vip_of,
+        DNS, DNS_UDP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED, NEIGHBOR,
+        PEER_MAC, REDIRECTED, REMOTE, SELF_MAC, Service, VIP, WHILE, from_client, from_peer, vip_of,
     },
 };
 
 const FROM_PEER: Counter = Counter::Stat(Stat::FromPeer);
 
 pub(crate) fn cases() -> Vec<Case> {
-    [delivered(), refused(), not_handed_over()].into_iter().flatten().collect()
+    [delivered(), refused(), not_handed_over(), with_own_mac()].into_iter().flatten().collect()
 }
 
 fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint, known: bool) -> Case {
@@ -105,9 +108,40 @@ fn not_handed_over() -> Vec<Case> {
     vec![
         Case::ingress("a node's own packet is balanced", redirected)
             .becomes(Verdict::Redirected(handed(&syn(REDIRECTED), FAR_MAC)), &new_flow(REDIRECTED, Stat::HandedOver))
-            .then(|state| REDIRECTED.record(state, crate::fixture::FAR, 0, 0)),
+            .then(|state| REDIRECTED.record(state, FAR, 0, 0)),
         Case::ingress("a MAC that only resembles a hand-over MAC is any client's", prefix_of_two)
             .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
             .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+    ]
+}
+
+/// The MAC of the interface by which [`FAR_MAC`] is reached.
+const OUTLET_MAC: Mac = [0x02, 0, 0, 0, 1, 0x01];
+
+/// Where the network takes no second MAC from a node, frames leave with the interface's own.
+fn with_own_mac() -> Vec<Case> {
+    let own: fn(&mut State) = |state| {
+        state.interfaces[IFINDEX].flags = INTERFACE_OWN_MAC;
+        state.interfaces[FAR_IFINDEX as usize].mac = abi::Mac::new(OUTLET_MAC);
+    };
+    let sent = |packet: &Ipv4, from, to| Ethernet::new(from, to).ipv4(&packet.clone().ttl(packet.ttl - 1));
+    let case = |name, service: Service, verdict| {
+        Case::ingress(name, from_client().ipv4(&syn(service)))
+            .given(own)
+            .becomes(verdict, &new_flow(service, Stat::HandedOver))
+    };
+    vec![
+        case(
+            "a frame goes on with the node's own MAC",
+            HTTPS,
+            Verdict::Transmitted(sent(&syn(HTTPS), SELF_MAC, PEER_MAC)),
+        )
+        .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        case(
+            "with that of the interface by which it leaves",
+            REDIRECTED,
+            Verdict::Redirected(sent(&syn(REDIRECTED), OUTLET_MAC, FAR_MAC)),
+        )
+        .then(|state| REDIRECTED.record(state, FAR, 0, 0)),
     ]
 }

@@ -3,14 +3,14 @@
 use std::net::Ipv4Addr;
 
 use vipmux_common::abi::{DropReason, FLOW_ISN, Stat};
-use vipmux_tests::frames::{ACK, Ethernet, Ipv4, Payload, Tcp, Udp, checksum};
+use vipmux_tests::frames::{ACK, Chunk, Ethernet, Ipv4, Payload, Sctp, Tcp, Udp, checksum};
 
 use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, handed},
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, EMPTY, Endpoint, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED, NEIGHBOR,
-        PEER_MAC, REMOTE, SELF_MAC, Service, UDP_IDLE, VIP, WHILE, from_client, from_peer,
+        PEER_MAC, PHONE, REMOTE, SELF_MAC, SIGNAL, Service, UDP_IDLE, VIP, VLAN, WHILE, from_client, from_peer,
     },
     reject::sealed,
 };
@@ -24,9 +24,18 @@ const ROUTER: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 const FRAGMENTATION_NEEDED: [u8; 8] = [3, 4, 0, 0, 0, 0, 0x05, 0x14];
 const PORT_UNREACHABLE: [u8; 8] = [3, 3, 0, 0, 0, 0, 0, 0];
 
+const HOST_UNREACHABLE: [u8; 8] = [3, 1, 0, 0, 0, 0, 0, 0];
+const TIME_EXCEEDED: [u8; 8] = [11, 0, 0, 0, 0, 0, 0, 0];
+const PARAMETER_PROBLEM: [u8; 8] = [12, 0, 0, 0, 20, 0, 0, 0];
+
+/// The length of a packet's IPv4 header.
+fn header_length(packet: &[u8]) -> usize {
+    usize::from(packet[0] & 0x0f) * 4
+}
+
 /// An error about a packet: its IPv4 header and the eight bytes after it.
 fn about(header: [u8; 8], packet: &[u8]) -> Payload {
-    sealed([&header, &packet[..28]].concat())
+    sealed([&header, &packet[..header_length(packet) + 8]].concat())
 }
 
 /// A reply as it left, by its first bytes.
@@ -34,18 +43,20 @@ fn reply(service: Service) -> Vec<u8> {
     Ipv4::tcp(service.vip, CLIENT, Tcp::new(service.port, CLIENT_PORT, ACK)).bytes()
 }
 
-/// The packet with another address and port, at these offsets, and nothing else but the header's checksum changed.
+/// The packet with another address and port, at these offsets of its header and of what follows, and nothing else but the
+/// header's checksum changed.
 fn moved(mut packet: Vec<u8>, address: (usize, Ipv4Addr), port: (usize, u16)) -> Vec<u8> {
     packet[address.0..address.0 + 4].copy_from_slice(&address.1.octets());
-    packet[port.0..port.0 + 2].copy_from_slice(&port.1.to_be_bytes());
+    let at = header_length(&packet) + port.0;
+    packet[at..at + 2].copy_from_slice(&port.1.to_be_bytes());
     packet[10..12].fill(0);
-    let sum = checksum(&packet[..20]).to_be_bytes();
+    let sum = checksum(&packet[..header_length(&packet)]).to_be_bytes();
     packet[10..12].copy_from_slice(&sum);
     packet
 }
 
 fn from(packet: Vec<u8>, endpoint: Endpoint) -> Vec<u8> {
-    moved(packet, (12, endpoint.address), (20, endpoint.port))
+    moved(packet, (12, endpoint.address), (0, endpoint.port))
 }
 
 fn to_vip(payload: Payload) -> Ipv4 {
@@ -59,6 +70,15 @@ fn to_backend(endpoint: Endpoint, payload: Payload) -> Ipv4 {
 fn to_backends() -> Vec<Case> {
     let too_big = |service| to_vip(about(FRAGMENTATION_NEEDED, &reply(service)));
     let told = |service, endpoint| to_backend(endpoint, about(FRAGMENTATION_NEEDED, &from(reply(service), endpoint)));
+    let reaches = |name, header, packet: Vec<u8>| {
+        let reached = to_backend(LOCAL_TOO, about(header, &from(packet.clone(), LOCAL_TOO)));
+        Case::ingress(name, from_client().ipv4(&to_vip(about(header, &packet))))
+            .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
+            .becomes(Verdict::Passed(from_client().ipv4(&reached)), &[Counter::Stat(Stat::Local)])
+    };
+    let answered = Ipv4::tcp(HTTP.vip, CLIENT, Tcp::new(HTTP.port, CLIENT_PORT, ACK));
+    let with_options = |length| answered.clone().options(&vec![1; length]).bytes();
+    let association = Ipv4::sctp(VIP, CLIENT, Sctp::new(PHONE.port, CLIENT_PORT, 7, Chunk::data(1, b"answer"))).bytes();
     let answer = Ipv4::udp(VIP, CLIENT, Udp::new(DNS_UDP.port, CLIENT_PORT, b"answer")).bytes();
     let local = [Counter::Stat(Stat::Local)];
     vec![
@@ -75,6 +95,23 @@ fn to_backends() -> Vec<Case> {
                 ),
                 &local,
             ),
+        reaches("a host that cannot be reached", HOST_UNREACHABLE, reply(HTTP)),
+        reaches("a TTL that was used up", TIME_EXCEEDED, reply(HTTP)),
+        reaches("a field that is not understood", PARAMETER_PROBLEM, reply(HTTP)),
+        reaches("an error about a reply with options", FRAGMENTATION_NEEDED, with_options(8)),
+        reaches("an error about a reply with the longest header", FRAGMENTATION_NEEDED, with_options(40)),
+        reaches("an error about a reply's first fragment", FRAGMENTATION_NEEDED, answered.fragment(0x2000).bytes()),
+        Case::ingress(
+            "an error about an association's packet",
+            from_client().ipv4(&to_vip(about(TIME_EXCEEDED, &association))),
+        )
+        .given(|state| PHONE.record(state, SIGNAL, WHILE, 0))
+        .becomes(
+            Verdict::Passed(
+                from_client().ipv4(&to_backend(SIGNAL, about(TIME_EXCEEDED, &from(association.clone(), SIGNAL)))),
+            ),
+            &local,
+        ),
         Case::ingress("an error about a reply from another node is handed over", from_client().ipv4(&too_big(HTTPS)))
             .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
             .becomes(Verdict::Transmitted(handed(&too_big(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),
@@ -95,16 +132,19 @@ fn refused() -> Vec<Case> {
     let cut = || sealed([&FRAGMENTATION_NEEDED[..], &reply(HTTP)[..27]].concat());
     let foreign = Ipv4::tcp(NEIGHBOR, CLIENT, Tcp::new(80, CLIENT_PORT, ACK)).bytes();
     let closed = Ipv4::tcp(VIP, CLIENT, Tcp::new(81, CLIENT_PORT, ACK)).bytes();
+    let with_options = Ipv4::tcp(VIP, CLIENT, Tcp::new(80, CLIENT_PORT, ACK)).options(&[1; 4]).bytes();
     vec![
         dropped("an error about another address's packet", about(FRAGMENTATION_NEEDED, &foreign)),
         dropped("an error about a port that no Service claims", about(FRAGMENTATION_NEEDED, &closed)),
         dropped("a redirect", about([5, 1, 0, 0, 192, 0, 2, 1], &reply(HTTP))),
-        dropped("an error about a packet with options", edited(|packet| packet[0] = 0x46)),
+        dropped("an error about a packet of another version", edited(|packet| packet[0] = 0x65)),
+        dropped("an error about a packet with too short a header", edited(|packet| packet[0] = 0x44)),
         dropped("an error about a later fragment", edited(|packet| packet[7] = 1)),
         dropped("an error about ICMP", edited(|packet| packet[9] = 1)),
         dropped("an error cut short", cut()),
         Case::ingress("an error cut short with padding", [from_client().ipv4(&to_vip(cut())), vec![0; 20]].concat())
             .dropped(DropReason::Icmp),
+        dropped("an error cut short behind options", sealed([&FRAGMENTATION_NEEDED[..], &with_options[..31]].concat())),
         Case::ingress(
             "an error about a Service without backends",
             from_client().ipv4(&to_vip(about(FRAGMENTATION_NEEDED, &reply(EMPTY)))),
@@ -121,12 +161,33 @@ fn refused() -> Vec<Case> {
 fn from_backends() -> Vec<Case> {
     let out = || Ethernet::new(SELF_MAC, CLIENT_MAC);
     let asked = Ipv4::udp(CLIENT, DNS.address, Udp::new(CLIENT_PORT, DNS.port, b"question")).bytes();
-    let as_sent = moved(asked.clone(), (16, VIP), (22, DNS_UDP.port));
+    let as_sent = moved(asked.clone(), (16, VIP), (2, DNS_UDP.port));
     let segment = Ipv4::tcp(CLIENT, LOCAL.address, Tcp::new(CLIENT_PORT, LOCAL.port, ACK)).bytes();
-    let segment_as_sent = moved(segment.clone(), (16, VIP), (22, HTTP.port));
+    let segment_as_sent = moved(segment.clone(), (16, VIP), (2, HTTP.port));
     let error = |source, header, packet: &[u8]| out().ipv4(&Ipv4::new(source, CLIENT, about(header, packet)));
     let restored = [Counter::Stat(Stat::Replies)];
+    let first = Ipv4::udp(CLIENT, DNS.address, Udp::new(CLIENT_PORT, DNS.port, &[1; 40])).fragment(0x2000);
+    let first = first.options(&[1; 8]).bytes();
+    let first_as_sent = moved(first.clone(), (16, VIP), (2, DNS_UDP.port));
+    let tagged =
+        |source, packet: &[u8]| out().tagged(VLAN).ipv4(&Ipv4::new(source, CLIENT, about(PORT_UNREACHABLE, packet)));
+    let of_association = |destination| {
+        let sctp = Sctp::new(CLIENT_PORT, PHONE.port, 7, Chunk::data(1, b"question"));
+        error(NEIGHBOR, TIME_EXCEEDED, &Ipv4::sctp(CLIENT, destination, sctp).bytes())
+    };
     vec![
+        Case::egress(
+            "a node's error about a first fragment with options",
+            error(NEIGHBOR, FRAGMENTATION_NEEDED, &first),
+        )
+        .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
+        .becomes(Verdict::Passed(error(NEIGHBOR, FRAGMENTATION_NEEDED, &first_as_sent)), &restored),
+        Case::egress("a backend's error in a tagged frame", tagged(DNS.address, &asked))
+            .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
+            .becomes(Verdict::Passed(tagged(VIP, &as_sent)), &restored),
+        Case::egress("a node's error about a client's packet of an association", of_association(SIGNAL.address))
+            .given(|state| PHONE.remember(state, SIGNAL, WHILE, ISN, FLOW_ISN))
+            .becomes(Verdict::Passed(of_association(VIP)), &restored),
         Case::egress("a backend's error is the VIP's", error(DNS.address, PORT_UNREACHABLE, &asked))
             .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
             .becomes(Verdict::Passed(error(VIP, PORT_UNREACHABLE, &as_sent)), &restored),

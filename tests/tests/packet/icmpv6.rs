@@ -50,13 +50,22 @@ fn packet(protocol: u32, source: (Ipv6Addr, u16), destination: (Ipv6Addr, u16)) 
 /// The packet that an error tells of once its address and port were translated: the embedded checksum is left as it is.
 fn told(before: &Ipv6, after: &Ipv6) -> Vec<u8> {
     let (before, mut after) = (before.bytes(), after.bytes());
-    let field = match after[6] {
-        6 => 56..58,
-        17 => 46..48,
-        _ => 48..52,
+    let (protocol, at) = if after[6] == FRAGMENT { (after[40], 48) } else { (after[6], 40) };
+    let field = match protocol {
+        6 => at + 16..at + 18,
+        17 => at + 6..at + 8,
+        _ => at + 8..at + 12,
     };
     after[field.clone()].copy_from_slice(&before[field]);
     after
+}
+
+/// The number of the fragment header.
+const FRAGMENT: u8 = 44;
+
+/// A datagram's fragment, of which the ports are in the first.
+fn fragment(packet: Ipv6, offset: u16) -> Ipv6 {
+    packet.extension(Extension::Fragment { offset, more: true, id: 0x8765_4321 })
 }
 
 fn client() -> (Ipv6Addr, u16) {
@@ -87,7 +96,17 @@ fn to_backends() -> Vec<Case> {
             .becomes(Verdict::Passed(from_client().ipv6(&to_backend(service, backend, error))), &local)
     };
     let to_http: fn(&mut State) = |state| HTTP.record(state, LOCAL_TOO, WHILE, 0);
+    let first = |packet| fragment(packet, 0);
+    let about_first = |service| Ipv6::icmpv6(ROUTER, v6(VIP), TOO_BIG(&first(reply(service)).bytes()));
+    let told_of_first =
+        Ipv6::icmpv6(ROUTER, v6(DNS.address), TOO_BIG(&told(&first(reply(DNS_UDP)), &first(sent(DNS_UDP, DNS)))));
     vec![
+        Case::ingress("packet too big about a reply's first fragment", from_client().ipv6(&about_first(DNS_UDP)))
+            .given(|state| DNS_UDP.record(state, DNS, WHILE, 0))
+            .becomes(Verdict::Passed(from_client().ipv6(&told_of_first)), &local),
+        Case::ingress("it goes to another node too", from_client().ipv6(&about_first(HTTPS)))
+            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
+            .becomes(Verdict::Transmitted(handed(&about_first(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),
         reaches("packet too big reaches the flow's backend", HTTP, LOCAL_TOO, TOO_BIG).given(to_http),
         reaches("so does destination unreachable", HTTP, LOCAL_TOO, NO_ROUTE).given(to_http),
         reaches("so does time exceeded", HTTP, LOCAL_TOO, TIME_EXCEEDED).given(to_http),
@@ -122,6 +141,8 @@ fn refused() -> Vec<Case> {
         dropped("packet too big about another address's packet", TOO_BIG(&foreign)),
         dropped("packet too big about a port that no Service claims", TOO_BIG(&closed)),
         dropped("packet too big about a packet with extension headers", TOO_BIG(&optional)),
+        dropped("packet too big about a later fragment", TOO_BIG(&fragment(reply(HTTP), 1).bytes())),
+        dropped("an error about a first fragment cut short", TOO_BIG(&fragment(reply(HTTP), 0).bytes()[..55])),
         dropped("an error about ICMPv6", NO_ROUTE(&of_icmp)),
         dropped("an ICMPv6 error of an unknown type", Icmpv6 { kind: 5, ..TOO_BIG(&reply(HTTP).bytes()) }),
         dropped("an ICMPv6 error cut short", TOO_BIG(&reply(HTTP).bytes()[..47])),
@@ -148,7 +169,13 @@ fn from_backends() -> Vec<Case> {
     let unreached = || error(v6(DNS.address), NO_PORT(&asked(DNS_UDP, DNS).bytes()));
     let tagged = |packet: &Ipv6| out().tagged(VLAN).ipv6(packet);
     let of_backend = |source, about: &[u8]| Ipv6::icmpv6(source, v6(CLIENT), NO_PORT(about));
+    let question = fragment(asked(DNS_UDP, DNS), 0);
+    let as_asked = packet(UDP, client(), (v6(VIP), DNS_UDP.port));
+    let question_as_sent = told(&question, &fragment(as_asked, 0));
     vec![
+        Case::egress("a node's packet too big about a first fragment", error(v6(NEIGHBOR), TOO_BIG(&question.bytes())))
+            .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
+            .becomes(Verdict::Passed(error(v6(NEIGHBOR), TOO_BIG(&question_as_sent))), &restored),
         Case::egress("a backend's port unreachable is the VIP's", unreached())
             .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))
             .becomes(Verdict::Passed(error(v6(VIP), NO_PORT(&as_sent(DNS_UDP, DNS)))), &restored),
@@ -198,6 +225,14 @@ fn echoes() -> Vec<Case> {
         answered("an ICMPv6 echo request without data", &[], 64),
         answered("an ICMPv6 echo request at the end of its way", &[1; 56], 1),
         answered("an ICMPv6 echo request in several buffers", &[7; 8_001], 64).jumbo(),
+        Case::ingress(
+            "a tagged ICMPv6 echo request is answered with its tag",
+            from_client().tagged(VLAN).ipv6(&Ipv6 { destination: v6(TAGGED), ..request(&[1; 9]) }),
+        )
+        .becomes(
+            Verdict::Transmitted(back().tagged(VLAN).ipv6(&Ipv6 { source: v6(TAGGED), ..reply(&[1; 9]) })),
+            &[Counter::Stat(Stat::EchoAnswered)],
+        ),
         Case::ingress("an ICMPv6 echo request behind options", from_client().ipv6(&optional(request(&[1; 9]))))
             .becomes(
                 Verdict::Transmitted(back().ipv6(&optional(reply(&[1; 9])))),

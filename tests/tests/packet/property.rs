@@ -7,7 +7,7 @@ use vipmux_common::abi::{FLOW_ISN, UNCLAIMED_REJECT};
 use vipmux_tests::{
     frames::{
         ACK, Arp, BROADCAST, Chunk, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Ethernet, Extension,
-        Icmpv6, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, SYN, Sctp, Tcp, Udp, multicast_mac, solicited_node,
+        Icmpv6, Ipv4, Ipv6, NA_OVERRIDE, Ndp, PSH, Payload, SYN, Sctp, Tcp, Udp, multicast_mac, solicited_node,
     },
     program::{Hook, Outcome, Program, State},
 };
@@ -26,6 +26,9 @@ pub(crate) const SHORTEST: usize = 14;
 
 /// What an ICMPv6 error puts in front of the packet that it tells of: more is not added to any frame.
 const GROWTH: usize = 48;
+
+/// The header of an ICMP message: fragmentation needed, to 1,300 bytes.
+const TOO_BIG: [u8; 8] = [3, 4, 0, 0, 0, 0, 0x05, 0x14];
 
 /// The client's initial sequence number in the flow that is known.
 const ISN: u32 = 0x1234_5678;
@@ -77,6 +80,10 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let datagram = |service: Service| Ipv4::udp(CLIENT, service.vip, Udp::new(CLIENT_PORT, service.port, b"question"));
     let reply = Tcp::new(LOCAL.port, CLIENT_PORT, ACK | PSH).numbers(9_000, 77);
     let sctp = |tag, chunk| Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, tag, chunk));
+    let out = || Ethernet::new(SELF_MAC, CLIENT_MAC);
+    let icmp = |header: [u8; 8], data: &[u8]| Payload::Other(1, [&header[..], data].concat());
+    let from_vip = Ipv4::tcp(VIP, CLIENT, Tcp::new(HTTP.port, CLIENT_PORT, ACK));
+    let to_backend = Ipv4::tcp(CLIENT, LOCAL.address, Tcp::new(CLIENT_PORT, LOCAL.port, ACK));
     let ipv4 = vec![
         broadcast.arp(&request(VIP)),
         broadcast.clone().tagged(VLAN).arp(&request(TAGGED)),
@@ -94,7 +101,12 @@ pub(crate) fn seeds() -> Vec<Vec<u8>> {
         from_peer().ipv4(&tcp(MIXED, ACK | PSH)),
         from_client().ipv4(&sctp(0, Chunk::init(7))),
         from_client().ipv4(&sctp(8, Chunk::data(1, b"message"))),
-        Ethernet::new(SELF_MAC, CLIENT_MAC).ipv4(&Ipv4::tcp(LOCAL.address, CLIENT, reply)),
+        out().ipv4(&Ipv4::tcp(LOCAL.address, CLIENT, reply.clone())),
+        out().ipv4(&Ipv4::tcp(LOCAL.address, CLIENT, reply).fragment(0x2000)),
+        from_client().ipv4(&Ipv4::new(CLIENT, VIP, icmp([8, 0, 0, 0, 0, 0, 0, 1], b"echo"))),
+        from_client().ipv4(&Ipv4::new(NEIGHBOR, VIP, icmp(TOO_BIG, &from_vip.bytes()))),
+        from_client().ipv4(&Ipv4::new(NEIGHBOR, VIP, icmp(TOO_BIG, &from_vip.clone().options(&[1; 8]).bytes()))),
+        out().ipv4(&Ipv4::new(LOCAL.address, CLIENT, icmp(TOO_BIG, &to_backend.bytes()))),
     ];
     let ipv6: Vec<Vec<u8>> = ipv4.iter().filter_map(|frame| family::frame(frame)).chain(seeds_of_ipv6()).collect();
     [ipv4, ipv6].concat()
@@ -118,6 +130,8 @@ fn seeds_of_ipv6() -> Vec<Vec<u8>> {
         .extension(Extension::DestinationOptions(vec![]));
     let [first, later] = Ipv6::udp(v6(CLIENT), v6(VIP), Udp::new(CLIENT_PORT, DNS_UDP.port, b"question")).cut(8, 9);
     let reply = Ipv6::tcp(v6(VIP), v6(CLIENT), Tcp::new(HTTP.port, CLIENT_PORT, ACK)).bytes();
+    let [first_reply, _] = Ipv6::udp(v6(VIP), v6(CLIENT), Udp::new(DNS_UDP.port, CLIENT_PORT, b"answer..")).cut(8, 9);
+    let to_backend = Ipv6::tcp(v6(CLIENT), v6(LOCAL.address), Tcp::new(CLIENT_PORT, LOCAL.port, ACK));
     let to_vip = |message| from_client().ipv6(&Ipv6::icmpv6(v6(NEIGHBOR), v6(VIP), message));
     vec![
         asked(&Ndp::solicitation(v6(VIP))),
@@ -130,6 +144,12 @@ fn seeds_of_ipv6() -> Vec<Vec<u8>> {
         from_client().ipv6(&later),
         to_vip(Icmpv6::echo_request(1, 2, b"echo")),
         to_vip(Icmpv6::packet_too_big(1280, &reply)),
+        to_vip(Icmpv6::packet_too_big(1280, &first_reply.bytes())),
+        Ethernet::new(SELF_MAC, CLIENT_MAC).ipv6(&Ipv6::icmpv6(
+            v6(LOCAL.address),
+            v6(CLIENT),
+            Icmpv6::unreachable(4, &to_backend.bytes()),
+        )),
     ]
 }
 

@@ -1,18 +1,32 @@
 //! The limit on records: a flood of new flows does not wash out the live ones.
 
+use std::time::{Duration, Instant};
+
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    unistd::Pid,
+};
 use vipmux_common::abi::{DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, SERVICE_DIRECT, Stat};
-use vipmux_tests::{frames::Ipv4, program::State};
+use vipmux_tests::{
+    frames::{Ipv4, SYN, Tcp},
+    program::{Hook, Program, State},
+};
 
 use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn},
-    fixture::{HTTP, HTTP_TOO, HTTPS, LOCAL, PEER_MAC, REMOTE, SYSLOG, Service, WHILE, from_client, from_peer},
+    fixture::{
+        self, CLIENT, HTTP, HTTP_TOO, HTTPS, LOCAL, PEER_MAC, REMOTE, SYSLOG, Service, WHILE, from_client, from_peer,
+    },
     services::local,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
     [limited(), limited_here()].into_iter().flatten().collect()
 }
+
+/// For what takes a second or two.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 fn no_records(state: &mut State) {
     state.config.records_per_second = 0;
@@ -84,4 +98,42 @@ fn limited_here() -> Vec<Case> {
             state.reverse.values_mut().for_each(|value| value.tag ^= 1);
         }),
     ]
+}
+
+/// So many a second, and a second's worth at once; then more as time goes by.
+pub(crate) fn a_limit_has_room_again_after_a_while() {
+    const PER_SECOND: u32 = 20;
+    let mut state = fixture::state();
+    state.config.records_per_second = PER_SECOND;
+    // The budgets are each CPU's own.
+    stay_on_one_cpu();
+    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let mut ports = 40_000..;
+    let mut new_flow = || {
+        let tcp = Tcp::new(ports.next().unwrap(), HTTPS.port, SYN).numbers(ISN, 0);
+        let frame = from_client().ipv4(&Ipv4::tcp(CLIENT, HTTPS.vip, tcp));
+        assert_eq!(program.run(Hook::Ingress, &frame).unwrap().verdict, 3, "handed over, recorded or not");
+    };
+    let recorded = || program.state().unwrap().flows.len();
+    let begun = Instant::now();
+    (0..5 * PER_SECOND).for_each(|_| new_flow());
+    // It may be a slow machine.
+    let seconds = u32::try_from(begun.elapsed().as_secs()).unwrap() + 1;
+    let first = u32::try_from(recorded()).unwrap();
+    assert!((PER_SECOND..=PER_SECOND * (1 + seconds)).contains(&first), "{first} flows were recorded in {seconds} s");
+    while u32::try_from(recorded()).unwrap() < 2 * PER_SECOND {
+        assert!(begun.elapsed() < PATIENCE, "only {} flows were recorded", recorded());
+        new_flow();
+    }
+    assert!(begun.elapsed() > Duration::from_millis(500), "that many were recorded after {:?}", begun.elapsed());
+}
+
+/// The calling thread, that is this test.
+fn stay_on_one_cpu() {
+    let here = Pid::from_raw(0);
+    let allowed = sched_getaffinity(here).unwrap();
+    let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap()).unwrap();
+    let mut one = CpuSet::new();
+    one.set(first).unwrap();
+    sched_setaffinity(here, &one).unwrap();
 }

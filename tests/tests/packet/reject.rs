@@ -62,7 +62,25 @@ fn resets() -> Vec<Case> {
     let options = Ipv4::tcp(CLIENT, VIP, closed(SYN).options(&[1; 20])).options(&[1; 8]);
     let with_options = from_client().ipv4(&options);
     let to_options = reset(&with_options, rst(RST | ACK, 0, ISN.wrapping_add(1)));
+    let to_tagged = Tcp { window: 0, ..rst(RST | ACK, 0, ISN.wrapping_add(1)) };
+    let to_tagged = Ipv4 { identification: 0, ..Ipv4::tcp(TAGGED, CLIENT, to_tagged) };
+    let from_nobody = |name, source: [u8; 4]| {
+        Case::ingress(name, from_client().ipv4(&Ipv4::tcp(source.into(), VIP, closed(SYN))))
+            .given(rejecting)
+            .dropped(DropReason::NoService)
+            .in_this_family()
+    };
     vec![
+        Case::ingress(
+            "a tagged SYN is reset with its tag",
+            from_client().tagged(VLAN).ipv4(&Ipv4::tcp(CLIENT, TAGGED, closed(SYN))),
+        )
+        .given(rejecting)
+        .becomes(Verdict::Transmitted(back().tagged(VLAN).ipv4(&to_tagged)), &counted(DropReason::NoService)),
+        from_nobody("a loopback source is never answered", [127, 0, 0, 1]),
+        from_nobody("a source of this network is never answered", [0, 0, 0, 0]),
+        from_nobody("a reserved source is never answered", [240, 0, 0, 1]),
+        from_nobody("a broadcast source is never answered", [255, 255, 255, 255]),
         case("a SYN to a closed port is acknowledged and reset", closed(SYN), rst(RST | ACK, 0, ISN.wrapping_add(1))),
         case("a SYN's data counts", closed(SYN).data(b"early"), rst(RST | ACK, 0, ISN.wrapping_add(6))),
         case("a FIN without ACK counts", closed(FIN), rst(RST | ACK, 0, ISN.wrapping_add(1))),
@@ -193,6 +211,14 @@ fn echoes() -> Vec<Case> {
         answered("an echo request of odd length", &[0xff; 33], 64),
         answered("an echo request without data", &[], 64),
         answered("an echo request at the end of its way", &[1; 56], 1),
+        Case::ingress(
+            "a tagged echo request is answered with its tag",
+            from_client().tagged(VLAN).ipv4(&Ipv4::new(CLIENT, TAGGED, echo(8, &[1; 56]))),
+        )
+        .becomes(
+            Verdict::Transmitted(back().tagged(VLAN).ipv4(&Ipv4::new(TAGGED, CLIENT, echo(0, &[1; 56])))),
+            &[Counter::Stat(Stat::EchoAnswered)],
+        ),
         Case::ingress("an echo reply is not answered", from_client().ipv4(&Ipv4::new(CLIENT, VIP, echo(0, &[1; 56]))))
             .dropped(DropReason::Icmp),
         Case::ingress("an echo request that a peer handed over", request(&from_peer(), &[1; 56], 64))

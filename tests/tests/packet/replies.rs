@@ -132,6 +132,9 @@ fn of_closing_connections() -> Vec<Case> {
     ]
 }
 
+/// That the backend agrees to ECN (RFC 3168, 6.1.1).
+const ECE: u8 = 0x40;
+
 /// A SYN-ACK tells whether the connection was made to the VIP or to the backend itself.
 fn handshakes() -> Vec<Case> {
     let direct = |name, packet: &Ipv4| {
@@ -143,6 +146,8 @@ fn handshakes() -> Vec<Case> {
         restored("a SYN-ACK of the client's SYN", &accepted(after(0))),
         restored("a SYN-ACK of the client's SYN and its data", &accepted(after(1_000))),
         restored("a SYN-ACK of as much data as a packet holds", &accepted(after(0xffff))),
+        restored("a SYN-ACK with ECE", &segment(LOCAL, SYN | ACK | ECE, after(0))),
+        direct("a SYN-ACK with ECE of another SYN", &segment(LOCAL, SYN | ACK | ECE, ISN)),
         restored("a sequence number wraps", &accepted(0))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, u32::MAX, FLOW_ISN))
             .then(|state| HTTP.remember(state, LOCAL, 0, u32::MAX, FLOW_ISN)),

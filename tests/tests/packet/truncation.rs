@@ -1,9 +1,11 @@
 //! Frames cut at every byte: never a fault, never a change to what passes, never a packet half understood.
 
+use std::net::Ipv4Addr;
+
 use vipmux_common::abi::FLOW_ISN;
 use vipmux_tests::{
     frames::{
-        ACK, Arp, BROADCAST, Chunk, Ethernet, Extension, Ipv4, Ipv6, Ndp, PSH, Payload, SYN, Sctp, Tcp, Udp,
+        ACK, Arp, BROADCAST, Chunk, Ethernet, Extension, Icmpv6, Ipv4, Ipv6, Ndp, PSH, Payload, SYN, Sctp, Tcp, Udp,
         multicast_mac, solicited_node,
     },
     program::{Hook, Program, State},
@@ -13,9 +15,10 @@ use crate::{
     demux::{ISN, datagram, segment, syn, to},
     family::{self, Family, v6},
     fixture::{
-        self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS_UDP, FOLLOWED, HTTP, HTTPS, LOCAL, NEIGHBOR, PHONE, SIGNAL, SYSLOG,
-        TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, from_peer,
+        self, CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, FOLLOWED, HTTP, HTTPS, LOCAL, NEIGHBOR, PHONE, SIGNAL,
+        SYSLOG, TAGGED, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, from_peer,
     },
+    reject::sealed,
     replies,
 };
 
@@ -59,7 +62,23 @@ fn rules() -> Vec<Rule> {
         ip("a handed-over segment", 34, from_peer().ipv4(&segment(HTTP))),
         ip("an INIT", 34, from_client().ipv4(&init)),
         ip("a SYN with the longest header", 34, from_client().ipv4(&syn(HTTP).options(&[1; 40]))),
+        ip("a first fragment", 34, from_client().ipv4(&datagram(DNS_UDP).fragment(0x2000))),
+        ip("a later fragment", 34, from_client().ipv4(&datagram(DNS_UDP).fragment(0x0001))),
+        ip("an ICMP error", 34, from_client().ipv4(&Ipv4::new(NEIGHBOR, VIP, icmp_error(VIP, HTTP.port)))),
+        ip("an echo request", 34, from_client().ipv4(&Ipv4::new(CLIENT, VIP, sealed(vec![8, 0, 0, 0, 1, 2, 3, 4])))),
     ]
+}
+
+/// That fragmentation was needed of a segment to the client.
+fn icmp_error(source: Ipv4Addr, port: u16) -> Payload {
+    let segment = Ipv4::tcp(source, CLIENT, Tcp::new(port, CLIENT_PORT, ACK)).bytes();
+    sealed([&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &segment[..28]].concat())
+}
+
+/// The same in IPv6, with 48 bytes of the segment.
+fn icmpv6_error(source: Ipv4Addr, port: u16) -> Payload {
+    let segment = Ipv6::tcp(v6(source), v6(CLIENT), Tcp::new(port, CLIENT_PORT, ACK)).bytes();
+    Payload::Icmpv6(Icmpv6::packet_too_big(1280, &segment[..48]))
 }
 
 /// The same in IPv6, where there is the same; and what IPv6 alone has.
@@ -80,7 +99,17 @@ fn rules_of_ipv6() -> Vec<Rule> {
         .extension(Extension::Fragment { offset: 0, more: false, id: 7 });
     let frame = from_client().ipv6(&optional);
     let optional = Rule { name: "a SYN behind extension headers", header: 54, understood: frame.len(), frame };
-    let alone = [ndp("a solicitation", VIP), ndp("a solicitation to drop", FOLLOWED), optional];
+    let ip = |name, payload| {
+        let frame = from_client().ipv6(&Ipv6::new(v6(CLIENT), v6(VIP), payload));
+        Rule { name, header: 54, understood: frame.len(), frame }
+    };
+    let alone = [
+        ndp("a solicitation", VIP),
+        ndp("a solicitation to drop", FOLLOWED),
+        optional,
+        ip("an ICMPv6 error", icmpv6_error(VIP, HTTP.port)),
+        ip("an ICMPv6 echo request", Payload::Icmpv6(Icmpv6::echo_request(1, 2, b"echo"))),
+    ];
     let rules: Vec<Rule> = twins.chain(alone).collect();
     assert!(rules.len() > 8, "{} rules", rules.len());
     rules
@@ -116,9 +145,13 @@ pub(crate) fn short_packets_are_dropped_until_their_headers_are_whole() {
     let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
     let (tcp, udp) = (segment(HTTP).options(&[1; 8]), datagram(DNS_UDP).options(&[1; 8]));
     let sctp = Ipv4::sctp(CLIENT, VIP, Sctp::new(CLIENT_PORT, PHONE.port, 7, Chunk::data(1, b"message")));
-    for (name, packet, backend, transport) in
-        [("TCP", tcp, LOCAL, 20), ("UDP", udp, fixture::DNS, 8), ("SCTP", sctp.options(&[1; 8]), SIGNAL, 16)]
-    {
+    let icmp = Ipv4::new(NEIGHBOR, VIP, icmp_error(VIP, HTTP.port)).options(&[1; 8]);
+    for (name, packet, backend, transport) in [
+        ("TCP", tcp, LOCAL, 20),
+        ("UDP", udp, DNS, 8),
+        ("SCTP", sctp.options(&[1; 8]), SIGNAL, 16),
+        ("ICMP", icmp, LOCAL, 8 + 20 + 8),
+    ] {
         let (frame, delivered) = (from_client().ipv4(&packet), from_client().ipv4(&to(&packet, backend)));
         for length in 34..frame.len() {
             let mut short = frame[..length].to_vec();
@@ -137,8 +170,9 @@ pub(crate) fn short_ipv6_packets_are_dropped_until_their_headers_are_whole() {
     let sctp = Sctp::new(CLIENT_PORT, PHONE.port, 7, Chunk::data(1, b"message"));
     for (name, payload, backend, transport) in [
         ("TCP", Payload::Tcp(tcp), LOCAL, 20),
-        ("UDP", Payload::Udp(udp), fixture::DNS, 8),
+        ("UDP", Payload::Udp(udp), DNS, 8),
         ("SCTP", Payload::Sctp(sctp), SIGNAL, 16),
+        ("ICMPv6", icmpv6_error(VIP, HTTP.port), LOCAL, 8 + 40 + 8),
     ] {
         let packet = Ipv6::new(v6(CLIENT), v6(VIP), payload).extension(option());
         let frame = from_client().ipv6(&packet);
@@ -177,19 +211,32 @@ pub(crate) fn cut_replies_leave_untouched() {
     let Payload::Tcp(tcp) = packet.payload.clone() else { unreachable!() };
     let packet = Ipv4 { payload: Payload::Tcp(Tcp { data: b"page".to_vec(), ..tcp }), ..packet };
     let header = Ethernet::new(fixture::SELF_MAC, CLIENT_MAC);
-    let optional = header.ipv4(&packet.clone().options(&[1; 8]));
-    let of_ipv6 = family::frame(&header.ipv4(&packet)).unwrap();
-    for (family, frame, shortest, headers) in
-        [(Family::V4, optional, SHORTEST + 20, 14 + 28 + 20), (Family::V6, of_ipv6, SHORTEST + 40, 14 + 40 + 20)]
-    {
-        let mut state = fixture::state();
-        HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
-        let program = Program::load(&in_family(family, state), fixture::FLOWS).unwrap();
-        for length in shortest..=frame.len() {
-            let outcome = program.run(Hook::Egress, &frame[..length]).unwrap();
-            assert_eq!(outcome.verdict, u32::MAX, "{family:?}, {length} bytes");
-            let touched = outcome.frame != frame[..length];
-            assert_eq!(touched, length >= headers, "{family:?}, {length} bytes");
-        }
+    let datagram = header.ipv4(&Ipv4::udp(DNS.address, CLIENT, Udp::new(DNS.port, CLIENT_PORT, b"answer")));
+    let in_ipv6 = |frame: &[u8]| family::frame(frame).unwrap();
+    let asked = Tcp::new(CLIENT_PORT, LOCAL.port, ACK);
+    let error = Ipv4::tcp(CLIENT, LOCAL.address, asked.clone()).bytes();
+    let error = sealed([&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &error[..28]].concat());
+    let error_v6 = Ipv6::tcp(v6(CLIENT), v6(LOCAL.address), asked).bytes();
+    let error_v6 = Ipv6::icmpv6(v6(NEIGHBOR), v6(CLIENT), Icmpv6::packet_too_big(1280, &error_v6[..48]));
+    cut_leave_untouched(Family::V4, &header.ipv4(&packet.clone().options(&[1; 8])), 28 + 20);
+    cut_leave_untouched(Family::V6, &in_ipv6(&header.ipv4(&packet)), 40 + 20);
+    cut_leave_untouched(Family::V4, &datagram, 20 + 8);
+    cut_leave_untouched(Family::V6, &in_ipv6(&datagram), 40 + 8);
+    cut_leave_untouched(Family::V4, &header.ipv4(&Ipv4::new(NEIGHBOR, CLIENT, error)), 20 + 8 + 28);
+    cut_leave_untouched(Family::V6, &header.ipv6(&error_v6), 40 + 8 + 48);
+}
+
+/// With that many bytes of headers after the Ethernet header.
+fn cut_leave_untouched(family: Family, frame: &[u8], headers: usize) {
+    let mut state = fixture::state();
+    HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
+    DNS_UDP.remember(&mut state, DNS, WHILE, 0, 0);
+    let program = Program::load(&in_family(family, state), fixture::FLOWS).unwrap();
+    let shortest = SHORTEST + if family == Family::V6 { 40 } else { 20 };
+    for length in shortest..=frame.len() {
+        let outcome = program.run(Hook::Egress, &frame[..length]).unwrap();
+        assert_eq!(outcome.verdict, u32::MAX, "{family:?}, {length} of {} bytes", frame.len());
+        let touched = outcome.frame != frame[..length];
+        assert_eq!(touched, length >= 14 + headers, "{family:?}, {length} of {} bytes", frame.len());
     }
 }

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 
 use vipmux_common::{
     abi::{
-        AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, Interface, Mac, NODE_ATTACHED,
-        Node, ReverseKey, SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue, UNCLAIMED_PASS,
-        UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
+        AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, INTERFACE_OWN_MAC, Interface,
+        Mac, NODE_ATTACHED, Node, ReverseKey, SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue,
+        UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
     },
     hash,
 };
@@ -427,8 +427,16 @@ impl Walk<'_> {
         Ok(Ok(Outcome::HandedOver {
             backend,
             mac: node.mac.to_string(),
-            source_mac: entered.mac.handover().to_string(),
+            source_mac: self.source_mac(&node, entered)?.to_string(),
             interface: interface_name(node.ifindex),
         }))
+    }
+
+    /// Whom a frame that is handed over to a node is from.
+    fn source_mac(&self, node: &Node, entered: Interface) -> Result<Mac, MapsError> {
+        if entered.flags & INTERFACE_OWN_MAC == 0 {
+            return Ok(entered.mac.handover());
+        }
+        Ok(self.maps.read_interfaces()?.get(&node.ifindex).map_or(entered.mac, |outlet| outlet.mac))
     }
 }

@@ -10,7 +10,10 @@ use nix::{
     sched::{CpuSet, sched_getcpu, sched_setaffinity},
     unistd::Pid,
 };
-use vipmux_common::abi::{BACKEND_READY, Backend, Config, DropReason, Fence, Mac, Node, ServiceState, UNCLAIMED_PASS};
+use vipmux_common::abi::{
+    BACKEND_READY, Backend, Config, DropReason, Fence, INTERFACE_OWN_MAC, Interface, Mac, Node, ServiceState,
+    UNCLAIMED_PASS,
+};
 
 use super::cluster::{Cluster, HZ, IDLE, mac, request};
 use crate::{
@@ -219,6 +222,11 @@ fn a_lookup_says_what_the_program_does() {
     age(written);
     written.nodes.set(3, Node::default(), 0).unwrap();
     seen.extend(compare(program, &maps, "with idle records and a node gone"));
+    for (ifindex, interface) in written.read_interfaces().unwrap() {
+        let flags = interface.flags | INTERFACE_OWN_MAC;
+        written.set_interface(ifindex, Interface { flags, ..interface }).unwrap();
+    }
+    seen.extend(compare(program, &maps, "handing over with the interface's own MAC"));
     let config = written.config.get(&0, 0).unwrap();
     written.config.set(0, Config { unclaimed: UNCLAIMED_PASS, ..config }, 0).unwrap();
     seen.extend(compare(program, &maps, "with the stack for what is unclaimed"));
@@ -232,6 +240,7 @@ fn a_lookup_says_what_the_program_does() {
         "delivered to 10.0.0.1:8080",
         "delivered to fd00::1:8080",
         "handed over from 0e:76:6d:00:00:0a to 02:00:00:00:00:0b",
+        "handed over from 02:00:00:00:00:0a to 02:00:00:00:00:0b",
     ]
     .into_iter()
     .chain([

@@ -3,13 +3,13 @@
 use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
-    self, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
+    self, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
 };
 
 use super::super::{Agent, AgentError};
 use crate::{
     datapath::{
-        attach::{By, Side},
+        attach::{By, HandoverMac, Side},
         load::Programs,
         pins::INGRESS_PROGRAM,
     },
@@ -122,7 +122,9 @@ impl Agent {
             let mut entry = self.kernel.interface(receiver.ifindex);
             let partial = self.interfaces.ethtool.has_local_senders(&receiver.name)?;
             (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
-            entry.flags |= if generic { INTERFACE_GENERIC } else { 0 } | if partial { INTERFACE_PARTIAL } else { 0 };
+            let own = self.options.handover_mac == HandoverMac::Own;
+            let told = [(generic, INTERFACE_GENERIC), (partial, INTERFACE_PARTIAL), (own, INTERFACE_OWN_MAC)];
+            entry.flags |= told.iter().filter(|(is_so, _)| *is_so).fold(0, |flags, (_, flag)| flags | flag);
             self.kernel.write_interface(receiver.ifindex, entry)?;
         }
         self.interfaces.attached.insert(ifindex, Attached { bit, port: port.clone() });

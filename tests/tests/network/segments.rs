@@ -1,0 +1,86 @@
+//! A node on two segments: what comes in on one is handed over on the other, where the backend's node is.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use vipmux_tests::{
+    agent::{self, Agent},
+    client::{Kind, Request},
+    cluster::{Cluster, PATIENCE},
+    lan::{Lan, Options},
+    manifests::{Manifests, Service},
+    pod::Listener,
+    wait,
+};
+
+use crate::policies::{CONNECTIONS, TIMEOUT, endpoints};
+
+/// The node with both.
+const BETWEEN: &str = "node-1";
+/// Addresses on its second segment.
+const VIPS: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(203, 0, 113, 200), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 0x200));
+const PORT: u16 = 80;
+
+#[test]
+fn a_client_on_one_segment_reaches_pods_on_the_other_in_native_mode() -> Result<()> {
+    reaches_both("native")
+}
+
+#[test]
+fn a_client_on_one_segment_reaches_pods_on_the_other_in_generic_mode() -> Result<()> {
+    reaches_both("generic")
+}
+
+/// The pod on the node between, and that on a node which has the one segment alone.
+fn reaches_both(xdp_mode: &'static str) -> Result<()> {
+    let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let client = lan.add_segment(BETWEEN)?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    let pods = ["near", "far"];
+    for (node, pod) in [BETWEEN, "node-2"].into_iter().zip(pods) {
+        cluster.add_pod(node, pod, 10, &[Listener::new(Kind::Http, 8080, "shop/web")])?;
+    }
+    // The other node is no way into that segment.
+    cluster.manifests.write_nodes(&cluster.lan, &["node-2"])?;
+    cluster.manifests.write("pool-2.yaml", &[pool()])?;
+    let service = Service::sharing("shop/web", PORT, "TCP", 8080).with(endpoints(&cluster, &pods)?);
+    let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
+    cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
+    let options = agent::Options { xdp_mode, ..cluster.agent_options() };
+    cluster.start_agents_but(BETWEEN, &options)?;
+    let both = agent::Options { interface: "eth0,eth1".to_owned(), ..options };
+    let agent = Agent::start(cluster.lan.node(BETWEEN)?, &both)?;
+    agent.wait_ready(PATIENCE)?;
+    cluster.agents.insert(0, agent);
+
+    for (vip, own) in [(IpAddr::from(VIPS.0), IpAddr::from(client.address)), (VIPS.1.into(), client.address_v6.into())]
+    {
+        let request = Request::new(Kind::Http, vip, PORT);
+        let ask = || client.namespace().run(|| request.send(TIMEOUT));
+        wait::until(&format!("an answer at {vip}"), PATIENCE, ask).with_context(|| cluster.last_outputs())?;
+        let mut reached = BTreeSet::new();
+        for _ in 0..2 * CONNECTIONS {
+            let answer = ask()?;
+            assert_eq!((answer.service.as_str(), answer.client.ip()), ("shop/web", own));
+            reached.insert(answer.pod);
+        }
+        ensure!(reached.len() == pods.len(), "{vip}: {reached:?} were reached");
+    }
+    ensure!(cluster.counted("stats", "handed_over")? > 0, "no frame was handed over");
+    Ok(())
+}
+
+fn pool() -> serde_json::Value {
+    json!({
+        "apiVersion": "metallb.io/v1beta1",
+        "kind": "IPAddressPool",
+        "metadata": { "namespace": "metallb-system", "name": "beside" },
+        "spec": { "addresses": [format!("{}/32", VIPS.0), format!("{}/128", VIPS.1)] },
+    })
+}
