@@ -126,9 +126,9 @@ fn a_group_of_ako_must_say_alike_which_address_and_which_infrastructure_setting(
         said.into_iter().map(|(what, value)| format!("{what}={value}")).collect::<Vec<_>>().join(" ")
     };
     let key = ("ako.vmware.com/enable-shared-vip", "web");
-    assert_eq!(alike(&[key], None), "aviinfrasetting.ako.vmware.com/name=none the static address=none");
+    assert_eq!(alike(&[key], None), "");
     let gold = ("aviinfrasetting.ako.vmware.com/name", "gold");
-    let expected = "aviinfrasetting.ako.vmware.com/name=\"gold\" the static address=192.0.2.10";
+    let expected = "aviinfrasetting.ako.vmware.com/name=gold the static address=192.0.2.10";
     assert_eq!(alike(&[key, gold], Some("192.0.2.10")), expected);
     assert_eq!(alike(&[key, gold, ("ako.vmware.com/load-balancer-ip", "192.0.2.10")], None), expected);
     assert_eq!(alike(&[gold], Some("192.0.2.10")), "", "one without a key is in no group");
