@@ -1,39 +1,84 @@
 //! `cargo xtask fuzz`.
 
-use std::{fs, process::Command};
+use std::{ffi::OsString, fs, path::Path, process::Command};
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 
 use crate::{capabilities, setup, workspace};
 
 /// The fuzz targets' workspace.
 pub(crate) const MANIFEST: &str = "tests/fuzz/Cargo.toml";
 
-/// Longer frames differ from these in nothing but their payload.
-const LONGEST_FRAME: usize = 1_600;
+/// What is fuzzed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(crate) enum Target {
+    /// Frames, through the BPF programs in the kernel
+    Frames,
+    /// Annotations, through the dialects' parsers
+    Annotations,
+}
 
-/// Sends frames through the programs for so many seconds. What it finds interesting stays in `target/fuzz/frames`, so
-/// that the next run goes on from there; a frame that fails is written to `target/fuzz`.
+impl Target {
+    /// The target's binary.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Frames => "frames",
+            Self::Annotations => "annotations",
+        }
+    }
+
+    /// Inputs that are longer differ from these in nothing but a frame's payload, or in the number of annotations.
+    const fn longest(self) -> usize {
+        match self {
+            Self::Frames => 1_600,
+            Self::Annotations => 4_096,
+        }
+    }
+
+    /// Whether it takes a kernel, and rights in it.
+    const fn takes_the_kernel(self) -> bool {
+        matches!(self, Self::Frames)
+    }
+}
+
+/// Gives the targets, all of them unless some are named, arbitrary inputs for so many seconds each. What it finds
+/// interesting stays in `target/fuzz/TARGET`, so that the next run goes on from there; an input that fails is written to
+/// `target/fuzz`.
 ///
-/// No cargo-fuzz, which wants a nightly: the code of interest runs in the kernel, so nothing here is instrumented.
-pub(crate) fn run(seconds: u32) -> Result<()> {
-    capabilities::require("fuzz")?;
-    setup::packet_tests()?;
+/// No cargo-fuzz, which wants a nightly: nothing here is instrumented, and the targets tell libFuzzer what they cover.
+pub(crate) fn run(seconds: u32, targets: &[Target]) -> Result<()> {
+    let targets = if targets.is_empty() { Target::value_variants() } else { targets };
+    if targets.iter().any(|target| target.takes_the_kernel()) {
+        capabilities::require("fuzz")?;
+        setup::packet_tests()?;
+    }
     setup::cpp_compiler()?;
-    workspace::say("building the fuzz target");
-    let target = workspace::target_folder()?;
+    workspace::say("building the fuzz targets");
+    let folder = workspace::target_folder()?;
     let mut build = workspace::cargo(["build", "--manifest-path", MANIFEST, "--bins", "--target-dir"]);
-    // The same folder: most of what it depends on is built already.
-    workspace::prepare(build.arg(&target).args(workspace::locked()))?;
+    // The same folder: most of what they depend on is built already.
+    workspace::prepare(build.arg(&folder).args(workspace::locked()))?;
+    targets.iter().try_for_each(|target| fuzz(*target, seconds, &folder))
+}
 
-    let (folder, corpus) = (target.join("fuzz"), target.join("fuzz/frames"));
+fn fuzz(target: Target, seconds: u32, folder: &Path) -> Result<()> {
+    let name = target.name();
+    let (kept, corpus) = (folder.join("fuzz"), folder.join("fuzz").join(name));
     fs::create_dir_all(&corpus).with_context(|| format!("cannot make {}", corpus.display()))?;
-    workspace::run(Command::new(target.join("debug/seeds")).arg(&corpus))?;
-    workspace::say(&format!("fuzzing for {seconds} s"));
-    let mut fuzzer = Command::new(target.join("debug/frames"));
-    fuzzer.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={LONGEST_FRAME}"));
-    fuzzer.arg(format!("-artifact_prefix={}/", folder.display())).arg(&corpus);
-    let hint =
-        "a frame broke a rule: it is in the file that libFuzzer names, and `target/debug/frames FILE` runs it again";
-    workspace::run(&mut fuzzer).context(hint)
+    workspace::run(Command::new(folder.join("debug/seeds")).arg(name).arg(&corpus))?;
+    workspace::say(&format!("fuzzing {name} for {seconds} s"));
+    let mut fuzzer = Command::new(folder.join("debug").join(name));
+    fuzzer.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={}", target.longest()));
+    fuzzer.arg(format!("-artifact_prefix={}/", kept.display()));
+    let words = corpus.with_extension("dict");
+    if words.exists() {
+        let mut dictionary = OsString::from("-dict=");
+        dictionary.push(words);
+        fuzzer.arg(dictionary);
+    }
+    let hint = format!(
+        "an input broke a rule: it is in the file that libFuzzer names, and `target/debug/{name} FILE` runs it again"
+    );
+    workspace::run(fuzzer.arg(&corpus)).context(hint)
 }

@@ -65,9 +65,12 @@ enum Command {
         #[arg(long)]
         update: bool,
     },
-    /// Send arbitrary frames through the BPF programs, in the kernel, by libFuzzer
+    /// Give the BPF programs arbitrary frames, and the parsers arbitrary annotations, by libFuzzer
     Fuzz {
-        /// How long
+        /// What to fuzz; all of it unless some is named
+        #[arg(value_name = "TARGET")]
+        targets: Vec<fuzz::Target>,
+        /// How long, each
         #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
     },
@@ -87,7 +90,7 @@ fn main() -> ExitCode {
         Command::Demo { options } => demo::run(&options),
         Command::Bench { options } => bench::run(&options),
         Command::Vm { kernels, update } => vm::run(&kernels, update),
-        Command::Fuzz { seconds } => fuzz::run(seconds),
+        Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

@@ -103,7 +103,7 @@ pub enum Meaning {
     PoolIfTrue(&'static str),
     /// `__auto__`: it wants its addresses from the pool with the fewest claims; else as [`Meaning::Pool`].
     PoolMode,
-    /// What all members of its group must say alike.
+    /// What all members of its group must say alike, or none of them at all.
     Alike,
     /// The label of its addresses.
     Label,

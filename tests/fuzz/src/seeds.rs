@@ -1,7 +1,10 @@
-//! Writes the frames that fuzzing starts from into the folder that it is given.
+//! Writes what fuzzing starts from, frames or annotations, into the folder that it is given; and beside it, of annotations,
+//! a dictionary for libFuzzer.
 
-#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the packet suite's")]
+#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the suites'")]
 
+#[path = "../../../agent/tests/annotations/property.rs"]
+mod annotations;
 #[path = "../../tests/packet/family.rs"]
 mod family;
 #[path = "../../tests/packet/fixture.rs"]
@@ -9,15 +12,28 @@ mod fixture;
 #[path = "../../tests/packet/property.rs"]
 mod property;
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fs, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 fn main() -> Result<()> {
-    let folder = PathBuf::from(env::args_os().nth(1).context("usage: seeds FOLDER")?);
-    for (number, frame) in property::seeds().iter().enumerate() {
+    let arguments: Vec<_> = env::args().skip(1).collect();
+    let [target, folder] = arguments.as_slice() else { bail!("usage: seeds frames|annotations FOLDER") };
+    let folder = Path::new(folder);
+    let seeds: Vec<Vec<u8>> = match target.as_str() {
+        "frames" => property::seeds(),
+        "annotations" => {
+            let lines = annotations::seeds();
+            let words: String = lines.iter().map(|line| format!("\"\\x0A{line}\"\n")).collect();
+            let path = folder.with_extension("dict");
+            fs::write(&path, words).with_context(|| format!("cannot write {}", path.display()))?;
+            lines.into_iter().map(String::into_bytes).collect()
+        }
+        other => bail!("no target {other:?}: frames and annotations are known"),
+    };
+    for (number, seed) in seeds.iter().enumerate() {
         let path = folder.join(format!("seed-{number}"));
-        fs::write(&path, frame).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(&path, seed).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }

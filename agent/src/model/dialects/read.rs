@@ -21,8 +21,6 @@ pub(super) const MAX_KEY: usize = 253;
 const MAX_LIST: usize = 64;
 /// Which pool [`Meaning::PoolMode`] asks for where it names none.
 const AUTO: &str = "__auto__";
-/// What a Service says that leaves out what its group must say alike.
-const NONE: &str = "none";
 
 /// What a Service with these annotations and this `spec.loadBalancerIP` asks for. An annotation with an empty value
 /// counts as not there.
@@ -75,9 +73,8 @@ impl Found {
         } else {
             ByAddress::Never
         };
-        if self.keyed.is_some_and(|dialect| dialect.limits.one_address_request) {
-            let named = if addresses.is_empty() { NONE.to_owned() } else { shown(&addresses) };
-            self.alike.insert("the static address", named);
+        if self.keyed.is_some_and(|dialect| dialect.limits.one_address_request) && !addresses.is_empty() {
+            self.alike.insert("the static address", shown(&addresses));
         }
         let pool = agreed(self.pools, pool_shown)?;
         let by_default = self.pool_if_true.map(|name| PoolChoice::Named(name.to_owned()));
@@ -169,11 +166,10 @@ impl Dialect {
         found.keys.push((annotation, key));
         found.keyed = Some(self);
         for (spellings, _) in self.annotations.iter().filter(|(_, meaning)| *meaning == Meaning::Alike) {
-            let said = spelling(annotations, spellings)?;
-            let value = said.map_or(Ok(NONE.to_owned()), |(annotation, text)| {
-                Ok(format!("{:?}", bounded(annotation, text, "a name")?))
-            })?;
-            found.alike.extend(spellings.first().map(|name| (*name, value)));
+            if let Some((annotation, text)) = spelling(annotations, spellings)? {
+                let value = bounded(annotation, text, "a name")?;
+                found.alike.extend(spellings.first().map(|name| (*name, value)));
+            }
         }
         Ok(())
     }

@@ -1,0 +1,111 @@
+//! What holds for any annotations at all: the property test and the fuzz target (`tests/fuzz`) check it.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use vipmux::model::{
+    ServiceName,
+    dialects::{self, Meaning},
+    reason::{Reason, Refusal},
+    service::Service,
+};
+
+/// Bytes of the longest message about one annotation: values are cut, lists are bounded.
+const LONGEST: usize = 8 << 10;
+/// Notices about one Service: sixteen annotations, how many more there are, and a family that is left out.
+const MOST_NOTICES: usize = 18;
+/// Addresses that one annotation can ask for.
+const MOST_ADDRESSES: usize = 64;
+
+/// What the annotations are of: a Service's, with its `spec.loadBalancerIP`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    pub(crate) annotations: BTreeMap<String, String>,
+    pub(crate) field: Option<String>,
+}
+
+impl Asked {
+    /// From lines such as `vipmux.io/pool=lan`; one that begins with `=` has the field.
+    pub(crate) fn parse(text: &str) -> Self {
+        let mut asked = Self::default();
+        for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
+            match key {
+                "" => asked.field = Some(value.to_owned()),
+                key => drop(asked.annotations.insert(key.to_owned(), value.to_owned())),
+            }
+        }
+        asked
+    }
+
+    fn with(&self, key: &str, value: &str) -> Self {
+        let mut asked = self.clone();
+        asked.annotations.entry(key.to_owned()).or_insert_with(|| value.to_owned());
+        asked
+    }
+
+    fn ingest(&self) -> Result<Result<Service, Refusal>> {
+        let name = ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() };
+        let service = serde_json::json!({
+            "metadata": {"annotations": self.annotations},
+            "spec": {"type": "LoadBalancer", "loadBalancerIP": self.field, "ports": [{"port": 80}]},
+        });
+        Ok(Service::ingest(&name, &serde_json::from_value(service)?))
+    }
+}
+
+/// Checks the rules, and says what came of the annotations.
+pub(crate) fn holds(asked: &Asked) -> Result<Option<Reason>> {
+    let outcome = asked.ingest()?;
+    ensure!(outcome == asked.ingest()?, "the same annotations come to the same");
+    let (unrelated, empty) = (asked.with("example.org/unrelated", "x"), asked.with("vipmux.io/pool", ""));
+    ensure!(outcome == unrelated.ingest()?, "an annotation that is nobody's changes nothing");
+    ensure!(outcome == empty.ingest()?, "an empty value counts as not there");
+    let fault = match &outcome {
+        Ok(service) => {
+            bounded(service)?;
+            service.fault.as_ref()
+        }
+        Err(refusal) => Some(refusal),
+    };
+    if let Some(refusal) = fault {
+        ensure!(refusal.message.len() <= LONGEST, "a refusal of {} bytes", refusal.message.len());
+        names_its_cause(asked, refusal)?;
+    }
+    Ok(fault.map(|refusal| refusal.reason))
+}
+
+fn bounded(service: &Service) -> Result<()> {
+    let request = &service.request;
+    ensure!(request.addresses.len() <= 2 * MOST_ADDRESSES && request.additional.len() <= 4 * MOST_ADDRESSES);
+    ensure!(request.addresses.iter().chain(&request.additional).all(|vip| !vip.0.is_unspecified()));
+    ensure!(service.notices.len() <= MOST_NOTICES, "{} notices", service.notices.len());
+    let longest = service.notices.iter().map(String::len).max().unwrap_or_default();
+    ensure!(longest <= LONGEST, "a notice of {longest} bytes");
+    Ok(())
+}
+
+/// A refusal begins with the annotation or the field that it is about.
+fn names_its_cause(asked: &Asked, refusal: &Refusal) -> Result<()> {
+    let message = &refusal.message;
+    let named = asked.annotations.keys().any(|key| message.contains(key.as_str())) || message.contains("spec.");
+    named.then_some(()).with_context(|| format!("{message} names no annotation"))
+}
+
+/// Annotations that each dialect knows, with values that each of them understands, or is known to refuse.
+pub(crate) fn seeds() -> Vec<String> {
+    let values = |meaning: Meaning| match meaning {
+        Meaning::SharingKey | Meaning::Alike | Meaning::Label | Meaning::AddressName => &["web", "Web 1", "*"][..],
+        Meaning::Namespaces => &["*", "shop,web", "a,,b"],
+        Meaning::Addresses | Meaning::Address(_) | Meaning::Additional => {
+            &["192.0.2.10", "192.0.2.10, 2001:db8::10", "0.0.0.0", "192.0.2.300", "::ffff:192.0.2.10"]
+        }
+        Meaning::Pool | Meaning::PoolPath | Meaning::PoolMode => &["lan", "/a/b/lan", "__auto__", "Lan 1"],
+        Meaning::PoolIfTrue(_) | Meaning::Treatment => &["true", "False", "5", "90s", "80", "kernel"],
+        Meaning::Marker | Meaning::WithoutEffect(_) | Meaning::Unsupported { .. } => &["true", "no", "x"],
+    };
+    let rows = dialects::ALL.iter().flat_map(|dialect| dialect.annotations);
+    let lines = rows.flat_map(|(spellings, meaning)| {
+        spellings.iter().flat_map(move |one| values(*meaning).iter().map(move |value| format!("{one}={value}")))
+    });
+    lines.map(|line| line.replace("{port}", "80")).collect()
+}

@@ -1,0 +1,41 @@
+//! Arbitrary lines as a Service's annotations, such as `vipmux.io/pool=lan`.
+//!
+//! The crate under test is not instrumented, which would take a build of its own. In the place of that, libFuzzer is told which
+//! annotations of the dialects' tables were understood and which were refused, and why; and it has a dictionary.
+
+#![no_main]
+#![allow(clippy::unwrap_used, reason = "all of this is test code")]
+#![allow(dead_code, reason = "the seeds are written by another target")]
+
+#[path = "../../../agent/tests/annotations/property.rs"]
+mod property;
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use libfuzzer_sys::{Corpus, fuzz_target};
+use vipmux::model::dialects;
+
+use crate::property::Asked;
+
+/// What libFuzzer takes for coverage: it clears all of them before each run.
+#[used]
+#[unsafe(link_section = "__libfuzzer_extra_counters")]
+static COVERAGE: [AtomicU8; 4096] = [const { AtomicU8::new(0) }; 4096];
+
+/// Outcomes that are told apart: none, and each [`vipmux::model::reason::Reason`].
+const OUTCOMES: usize = 32;
+
+fuzz_target!(|text: &[u8]| -> Corpus {
+    let Ok(text) = str::from_utf8(text) else { return Corpus::Reject };
+    let asked = Asked::parse(text);
+    let outcome = property::holds(&asked).unwrap().map_or(0, |reason| 1 + reason as usize);
+    let rows = dialects::ALL.iter().flat_map(|dialect| dialect.annotations);
+    for (row, (spellings, _)) in rows.enumerate() {
+        if spellings.iter().any(|one| asked.annotations.contains_key(*one))
+            && let Some(place) = COVERAGE.get(row * OUTCOMES + outcome)
+        {
+            place.store(1, Ordering::Relaxed);
+        }
+    }
+    Corpus::Keep
+});
