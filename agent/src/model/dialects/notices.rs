@@ -94,11 +94,10 @@ fn of_another_prefix(key: &str) -> Option<&'static str> {
     /// As from `metallb.universe.io` to `metallb.universe.tf`.
     const MOST: usize = 2;
     let (prefix, name) = key.split_once('/').filter(|_| key.len() <= MAX_KEY)?;
-    let parts = ALL.iter().flat_map(|dialect| spellings(dialect)).filter_map(|one| Some((one.split_once('/')?, one)));
-    let named = parts.filter(|((other, known), _)| *known == name && other.len().abs_diff(prefix.len()) <= MOST);
-    named
-        .map(|((other, _), one)| (strsim::osa_distance(prefix, other), one))
-        .filter(|(d, _)| *d <= MOST)
-        .min()
-        .map(|(_, one)| one)
+    // Most annotations of a cluster are nobody's that is known here: they are told apart by their last letters.
+    let other_prefix = |one: &'static str| Some((one.strip_suffix(name)?.strip_suffix('/')?, one));
+    let named = ALL.iter().flat_map(|dialect| spellings(dialect)).filter_map(other_prefix);
+    let alike = named.filter(|(other, _)| other.len().abs_diff(prefix.len()) <= MOST);
+    let (distance, nearest) = alike.map(|(other, one)| (strsim::osa_distance(prefix, other), one)).min()?;
+    (distance <= MOST).then_some(nearest)
 }
