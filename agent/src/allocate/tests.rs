@@ -4,6 +4,7 @@ mod all_ports;
 mod dialects;
 mod families;
 mod faults;
+mod pools;
 mod scale;
 
 use super::fixture::{Cluster, name, vip};

@@ -47,7 +47,11 @@ fn the_kinds_are_cluster_wide_and_have_a_status_of_their_own() {
         assert_eq!(crd["metadata"]["name"], name);
         assert_eq!(crd["spec"]["scope"], "Cluster");
         assert_eq!(crd["spec"]["versions"][0]["subresources"]["status"], json!({}));
-        let version = format!("{}/{}", crd["spec"]["group"].as_str().unwrap(), crd["spec"]["versions"][0]["name"].as_str().unwrap());
+        let version = format!(
+            "{}/{}",
+            crd["spec"]["group"].as_str().unwrap(),
+            crd["spec"]["versions"][0]["name"].as_str().unwrap()
+        );
         assert_eq!(version, API_VERSION);
         let columns = crd["spec"]["versions"][0]["additionalPrinterColumns"].as_array().unwrap().len();
         assert!(columns >= 4, "{columns} columns");
@@ -60,7 +64,9 @@ fn the_schemas_are_structural() {
     for (kind, schema) in schemas() {
         for (path, schema) in all(kind, &schema) {
             assert!(schema["type"].is_string(), "{path} has no type: {schema}");
-            for keyword in ["$ref", "definitions", "$defs", "oneOf", "anyOf", "allOf", "not", "const", "patternProperties"] {
+            for keyword in
+                ["$ref", "definitions", "$defs", "oneOf", "anyOf", "allOf", "not", "const", "patternProperties"]
+            {
                 assert!(schema[keyword].is_null(), "{path} has {keyword}: {schema}");
             }
             assert!(!schema["additionalProperties"].is_boolean(), "{path}: {schema}");

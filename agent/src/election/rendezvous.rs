@@ -12,8 +12,7 @@ pub fn leaders(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<V
     let mut by_pool = BTreeMap::new();
     let leader_of = |vip| {
         let pool = model.pool_of(vip);
-        let eligible =
-            by_pool.entry(pool).or_insert_with(|| eligible(&model.nodes, model.advertisements.of(pool)));
+        let eligible = by_pool.entry(pool).or_insert_with(|| eligible(&model.nodes, model.advertisements.of(pool)));
         (vip, leader(vip, eligible.iter().copied()).cloned())
     };
     vips.into_iter().map(leader_of).collect()

@@ -198,12 +198,7 @@ impl Segments {
     /// Where a VIP is announced on those of the segments that are `allowed`: the ports, and its VLAN. That is the segment with the longest of the subnets' prefixes
     /// that hold it, and others of the same length and VLAN (the lowest index decides which). A VIP on no subnet
     /// is announced on all untagged segments, or, where there are none, on those of the first one's VLAN.
-    pub fn place(
-        &self,
-        links: &Links,
-        address: IpAddr,
-        allowed: impl Fn(&Segment) -> bool,
-    ) -> (BTreeSet<u32>, u16) {
+    pub fn place(&self, links: &Links, address: IpAddr, allowed: impl Fn(&Segment) -> bool) -> (BTreeSet<u32>, u16) {
         let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
         let rank = |segment: &&Segment| {
             let prefix = prefix(segment);

@@ -144,7 +144,10 @@ impl Advertisements {
         };
         let made = Self { pools: pools.iter().map(|pool| of(Some(pool))).collect(), elsewhere: of(None) };
         for (pool, _) in pools.iter().zip(&made.pools).filter(|(_, candidates)| candidates.by.is_empty()) {
-            notes.push(Note::new(pool.object(), format!("its addresses are announced by nobody: {}", not_covered(pool))));
+            notes.push(Note::new(
+                pool.object(),
+                format!("its addresses are announced by nobody: {}", not_covered(pool)),
+            ));
         }
         made
     }

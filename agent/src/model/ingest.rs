@@ -98,7 +98,8 @@ impl Model {
     /// What is told of a pool that does not exist.
     pub fn no_pool(&self, name: &str) -> String {
         let known: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
-        let known = if known.is_empty() { "there are no pools".to_owned() } else { format!("pools: {}", known.join(", ")) };
+        let known =
+            if known.is_empty() { "there are no pools".to_owned() } else { format!("pools: {}", known.join(", ")) };
         format!("pool {} does not exist ({known})", quoted(name))
     }
 

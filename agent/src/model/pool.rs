@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
 pub use crate::api::{OnConflict, PoolSharing};
 use crate::{
-    api::{IpAddressPool, VipPool, rules::NAMED_ADDRESSES},
+    api::{IpAddressPool, VipPool, metallb::ServiceAllocation, rules::NAMED_ADDRESSES},
     model::{
         Family, Vip,
         range::{AddressRange, anycasts_up_to, is_anycast},
@@ -112,8 +112,9 @@ impl Pool {
     /// From MetalLB's form. Entries that are malformed are left out and noted; the rest of the pool stays usable.
     pub fn of_metallb(name: &str, pool: &IpAddressPool, notes: &mut Vec<Note>) -> Self {
         let kind = PoolKind::IpAddressPool;
-        let mut note = |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
-        let (spec, none) = (&pool.spec, Default::default());
+        let mut note =
+            |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
+        let (spec, none) = (&pool.spec, ServiceAllocation::default());
         let allocation = spec.service_allocation.as_ref().unwrap_or(&none);
         let priority = allocation.priority.unwrap_or(0);
         if priority < 0 {
@@ -144,7 +145,8 @@ impl Pool {
     /// From vipmux's own form, likewise.
     pub fn of_vipmux(name: &str, pool: &VipPool, notes: &mut Vec<Note>) -> Self {
         let kind = PoolKind::VipPool;
-        let mut note = |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
+        let mut note =
+            |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
         let spec = &pool.spec;
         let mut made = Self {
             kind,
@@ -281,7 +283,11 @@ fn ranges(written: &[String], mut note: impl FnMut(String)) -> Vec<AddressRange>
         note(format!("spec.addresses: more than {MAX_RANGES} entries, the others are"));
     }
     let parsed = written.iter().take(MAX_RANGES).map(|text| text.parse::<AddressRange>()).enumerate();
-    merge(parsed.filter_map(|(i, range)| range.map_err(|error| note(format!("spec.addresses[{i}]: {error}"))).ok()).collect())
+    merge(
+        parsed
+            .filter_map(|(i, range)| range.map_err(|error| note(format!("spec.addresses[{i}]: {error}"))).ok())
+            .collect(),
+    )
 }
 
 fn merge(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
@@ -370,7 +376,11 @@ mod tests {
         let (pool, notes) = pool(serde_json::json!({"addresses": ["192.0.2.0/40", "192.0.2.1/32"]}));
         assert_eq!(pool.capacity(Family::V4), 1);
         assert_eq!(notes.len(), 1);
-        assert!(notes[0].message.starts_with("spec.addresses[0]: \"192.0.2.0/40\": must be a CIDR"), "{}", notes[0].message);
+        assert!(
+            notes[0].message.starts_with("spec.addresses[0]: \"192.0.2.0/40\": must be a CIDR"),
+            "{}",
+            notes[0].message
+        );
     }
 
     #[test]

@@ -21,7 +21,8 @@ const NAMED: usize = 8;
 /// Names are the same for both kinds, since a Service names no kind: a VipPool takes the place of an IPAddressPool of its
 /// name. Any pool's name takes the place of an alias, and of one alias of two pools the better pool has it.
 pub(super) fn ingest(objects: &Objects, notes: &mut Vec<Note>) -> Vec<Pool> {
-    let mut pools: Vec<Pool> = objects.vip_pools.iter().map(|(name, pool)| Pool::of_vipmux(name, pool, notes)).collect();
+    let mut pools: Vec<Pool> =
+        objects.vip_pools.iter().map(|(name, pool)| Pool::of_vipmux(name, pool, notes)).collect();
     for (name, pool) in &objects.address_pools {
         if objects.vip_pools.contains_key(name) {
             let message = format!("VipPool {name} takes its place: rename one of them, or delete this one");
@@ -93,7 +94,8 @@ impl AddressNames {
             for (name, vip) in &pool.address_names {
                 let known = *names.entry(name.clone()).or_insert(*vip);
                 if known != *vip {
-                    let message = format!("spec.addressNames.{name}: a better pool gives that name to {known}; left out");
+                    let message =
+                        format!("spec.addressNames.{name}: a better pool gives that name to {known}; left out");
                     notes.push(Note::new(pool.object(), message));
                 }
             }

@@ -55,7 +55,9 @@ impl Selector {
     /// Those of a list, the field `field`. What is malformed is told to `bad`, and selects nothing.
     pub fn list(field: &str, written: &[api::LabelSelector], mut bad: impl FnMut(String)) -> Vec<Self> {
         let parsed = written.iter().map(Self::new).enumerate();
-        parsed.filter_map(|(i, selector)| selector.map_err(|error| bad(format!("{field}[{i}]: {error}"))).ok()).collect()
+        parsed
+            .filter_map(|(i, selector)| selector.map_err(|error| bad(format!("{field}[{i}]: {error}"))).ok())
+            .collect()
     }
 
     /// Whether an object with these labels is selected.
@@ -122,7 +124,9 @@ mod tests {
 
     #[test]
     fn values_go_with_in_and_not_in_alone() {
-        for (operator, values) in [("In", json!([])), ("NotIn", json!([])), ("Exists", json!(["x"])), ("DoesNotExist", json!(["x"]))] {
+        for (operator, values) in
+            [("In", json!([])), ("NotIn", json!([])), ("Exists", json!(["x"])), ("DoesNotExist", json!(["x"]))]
+        {
             let error = selector(json!({"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}));
             assert!(error.unwrap_err().to_string().ends_with(VALUES_WITH_IN.1), "{operator}");
         }

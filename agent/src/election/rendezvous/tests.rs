@@ -97,6 +97,7 @@ fn leaders_are_spread_by_weight() {
 }
 
 #[test]
+#[allow(clippy::cast_precision_loss, reason = "the comparison allows for it")]
 fn rarity_is_the_logarithm() {
     assert_eq!((rarity(u64::MAX), rarity(0), rarity(u64::MAX / 2)), (0, 64 << FRACTION, 1 << FRACTION));
     for hash in [1, 2, 3, 1_000_003, u64::MAX / 3, u64::MAX / 5 * 4, u64::MAX - (1 << 40), u64::MAX - (1 << 12)] {

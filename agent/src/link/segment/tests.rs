@@ -161,7 +161,8 @@ fn of_equal_subnets_the_lowest_index_chooses_the_vlan() {
     for ifindex in [2, 7] {
         links.interfaces.get_mut(&ifindex).unwrap().addresses = addresses.clone();
     }
-    let place = |names: &[&str]| segments(&links, names).unwrap().place(&links, "198.51.100.200".parse().unwrap(), |_| true);
+    let place =
+        |names: &[&str]| segments(&links, names).unwrap().place(&links, "198.51.100.200".parse().unwrap(), |_| true);
     assert_eq!(place(&["eth0.100", "bond0.7"]), (BTreeSet::from([2]), 100));
     assert_eq!(place(&["eth0.100", "eth0", "bond0.7"]), (BTreeSet::from([2]), 0));
 }
