@@ -2,7 +2,9 @@
 //! that are read.
 
 pub mod metallb;
+#[allow(clippy::duplicated_attributes, reason = "columns have parts in common")]
 mod policy;
+#[allow(clippy::duplicated_attributes, reason = "columns have parts in common")]
 mod pool;
 pub mod rules;
 mod schema;

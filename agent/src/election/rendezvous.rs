@@ -89,7 +89,7 @@ pub fn eligible<'a>(nodes: &'a BTreeMap<NodeName, Node>, candidates: &Candidates
 }
 
 /// Those that are preferred; all, where none is.
-fn prefer<'a>(nodes: Vec<(&'a Node, u32)>, preferred: impl Fn(&Node) -> bool) -> Vec<(&'a Node, u32)> {
+fn prefer(nodes: Vec<(&Node, u32)>, preferred: impl Fn(&Node) -> bool) -> Vec<(&Node, u32)> {
     let some: Vec<_> = nodes.iter().copied().filter(|(node, _)| preferred(node)).collect();
     if some.is_empty() { nodes } else { some }
 }

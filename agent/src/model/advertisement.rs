@@ -125,15 +125,15 @@ impl Advertisements {
         objects: &Objects,
         pools: &[Pool],
         nodes: &BTreeMap<NodeName, Node>,
-        notes: &mut Vec<Note>,
+        told: &mut Vec<Note>,
     ) -> Self {
-        let all = Advertisement::all(objects, notes);
+        let all = Advertisement::all(objects, told);
         if all.is_empty() {
             let everybody = Arc::new(Candidates::everybody(nodes));
             return Self { pools: vec![Arc::clone(&everybody); pools.len()], elsewhere: everybody };
         }
         for advertisement in &all {
-            advertisement.note_what_is_missing(pools, nodes, notes);
+            advertisement.note_what_is_missing(pools, nodes, told);
         }
         let of = |pool: Option<&Pool>| {
             let mut candidates = Candidates::default();
@@ -144,7 +144,7 @@ impl Advertisements {
         };
         let made = Self { pools: pools.iter().map(|pool| of(Some(pool))).collect(), elsewhere: of(None) };
         for (pool, _) in pools.iter().zip(&made.pools).filter(|(_, candidates)| candidates.by.is_empty()) {
-            notes.push(Note::new(
+            told.push(Note::new(
                 pool.object(),
                 format!("its addresses are announced by nobody: {}", not_covered(pool)),
             ));
@@ -236,12 +236,12 @@ impl Advertisement {
         let Written { object, pools, pool_selectors: (field, pool_selectors), node_selectors, interfaces } = written;
         let mut bad = |message: String| notes.push(Note::new(object.clone(), format!("{message}; left out")));
         let by_label = Selector::list(&format!("spec.{field}"), pool_selectors, &mut bad);
-        let nodes = Selector::list("spec.nodeSelectors", node_selectors, &mut bad);
+        let by_node = Selector::list("spec.nodeSelectors", node_selectors, &mut bad);
         let any_pool = pools.is_empty() && pool_selectors.is_empty();
         Self {
             object,
             pools: (!any_pool).then(|| (pools.iter().cloned().collect(), by_label)),
-            nodes: (!node_selectors.is_empty()).then_some(nodes),
+            nodes: (!node_selectors.is_empty()).then_some(by_node),
             interfaces: Interfaces::new(interfaces),
             preferred: Vec::new(),
         }
@@ -263,8 +263,8 @@ impl Advertisement {
         self.preferred.iter().filter(|(_, selector)| selector.matches(labels)).map(|(weight, _)| weight).sum()
     }
 
-    fn note_what_is_missing(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, notes: &mut Vec<Note>) {
-        let mut note = |message: String| notes.push(Note::new(self.object.clone(), message));
+    fn note_what_is_missing(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, told: &mut Vec<Note>) {
+        let mut note = |message: String| told.push(Note::new(self.object.clone(), message));
         let names = self.pools.iter().flat_map(|(names, _)| names);
         for name in names.filter(|name| !pools.iter().any(|pool| pool.is_called(name))) {
             note(format!("it names pool {name}, which does not exist"));

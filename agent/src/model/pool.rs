@@ -114,8 +114,8 @@ impl Pool {
         let kind = PoolKind::IpAddressPool;
         let mut note =
             |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
-        let (spec, none) = (&pool.spec, ServiceAllocation::default());
-        let allocation = spec.service_allocation.as_ref().unwrap_or(&none);
+        let (spec, everybody) = (&pool.spec, ServiceAllocation::default());
+        let allocation = spec.service_allocation.as_ref().unwrap_or(&everybody);
         let priority = allocation.priority.unwrap_or(0);
         if priority < 0 {
             note(format!("spec.serviceAllocation.priority: {priority} is less than 0"));

@@ -11,8 +11,6 @@ use crate::model::{Vip, pool::PoolSharing, reason::quoted};
 pub struct Request {
     /// The addresses it wants, all of them or none; empty: one from a pool, of each family.
     pub addresses: BTreeSet<Vip>,
-    /// Names of addresses that it wants, by `spec.addressNames` of the pools; in a model those are among `addresses`, too.
-    pub address_names: BTreeSet<String>,
     /// Addresses that it wants beside those, whether they are named or from a pool: all of them or none (rule 10).
     pub additional: BTreeSet<Vip>,
     /// Names of addresses that it wants, beside those; pools say which they are.

@@ -60,10 +60,10 @@ impl Interfaces {
     /// Where a VIP is announced of these interfaces, as the maps have it: the bits of the ports, and the VLAN.
     pub(super) fn place(&self, links: &Links, vip: Vip, allowed: &Allowed) -> (u32, u16) {
         // A segment is meant by its own name, and by that of each of its ports.
-        let named = |name: &String| links.named(name).map(|interface| interface.ifindex).ok();
+        let index = |name: &String| links.named(name).map(|interface| interface.ifindex).ok();
         let allowed: Option<BTreeSet<u32>> = match allowed {
             Allowed::All => None,
-            Allowed::Named(names) => Some(names.iter().filter_map(named).collect()),
+            Allowed::Named(names) => Some(names.iter().filter_map(index).collect()),
         };
         let is_allowed = |segment: &Segment| {
             let is_in = |set: &BTreeSet<u32>| set.contains(&segment.ifindex) || !set.is_disjoint(&segment.ports);

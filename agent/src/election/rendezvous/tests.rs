@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1 as api;
 use proptest::{collection, prelude::*};
 use serde_json::json;
 
@@ -31,7 +32,7 @@ fn node(name: &str, flags: &str) -> (NodeName, Node) {
         excluded: flags.contains('x'),
         cordoned: flags.contains('c'),
         network_unavailable: flags.contains('u'),
-        ..Node::ingest(&name, &Default::default())
+        ..Node::ingest(&name, &api::Node::default())
     };
     (name, node)
 }
