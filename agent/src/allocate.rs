@@ -161,16 +161,17 @@ fn explain(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vi
 fn adrift(model: &Model, service: &Service, vip: Vip) -> Option<String> {
     let named = service.request.pool.name();
     let pool = named.map(|name| model.pool(name).ok_or_else(|| model.no_pool(name))).transpose();
-    let what = match (pool, model.pool_of(vip)) {
+    let (what, remedy) = match (pool, model.pool_of(vip)) {
         (Ok(Some(pool)), Some(_)) if pool.contains(vip) => return None,
         (Ok(None), Some(_)) => return None,
-        (Ok(_), None) => format!("{vip} is in no pool any more"),
-        (Ok(Some(pool)), Some(_)) => format!("{vip} is not in pool {} any more", pool.name),
-        (Err(missing), _) => missing,
+        (Ok(_), None) => (format!("{vip} is in no pool any more"), "put it into a pool again"),
+        (Ok(Some(pool)), Some(_)) => {
+            (format!("{vip} is not in pool {} any more", pool.name), "put it into that pool again")
+        }
+        (Err(missing), _) => (missing, "give a pool that name or alias"),
     };
     Some(format!(
-        "{what}; {vip} is kept until the Service changes or goes: put it into that pool again, or let the Service ask for \
-         another pool or address"
+        "{what}; {vip} is kept until the Service changes or goes: {remedy}, or let the Service ask for another pool or address"
     ))
 }
 

@@ -24,15 +24,15 @@ const BACK: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 210);
 /// Connections to each Service: both of its pods get some.
 const CONNECTIONS: usize = 20;
 
-fn front(spec: Value) -> Value {
+fn front(spec: &Value) -> Value {
     advertisement("metallb.io/v1beta1", "L2Advertisement", "front", spec)
 }
 
-fn back(spec: Value) -> Value {
+fn back(spec: &Value) -> Value {
     advertisement("vipmux.io/v1alpha1", "VipPolicy", "back", spec)
 }
 
-fn advertisement(version: &str, kind: &str, name: &str, spec: Value) -> Value {
+fn advertisement(version: &str, kind: &str, name: &str, spec: &Value) -> Value {
     json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
@@ -45,7 +45,7 @@ fn on(node: &str) -> Value {
 fn prepared(lan: Lan) -> Result<Cluster> {
     let manifests = Manifests::for_lan(&lan)?;
     let pool = |version, kind, name, address: Ipv4Addr| {
-        advertisement(version, kind, name, json!({"addresses": [format!("{address}/32")]}))
+        advertisement(version, kind, name, &json!({"addresses": [format!("{address}/32")]}))
     };
     let pools = [
         pool("metallb.io/v1beta1", "IPAddressPool", "front", FRONT),
@@ -94,15 +94,15 @@ fn each_pool_is_answered_for_by_the_nodes_that_may_and_by_no_other() -> Result<(
     let Some(lan) = Lan::for_test(Options::default())? else { return Ok(()) };
     let mut cluster = prepared(lan)?;
     let write = |cluster: &Cluster, documents: &[Value]| cluster.manifests.write("advertisements.yaml", documents);
-    let only = |node: &str| [front(json!({"ipAddressPools": ["front"], "nodeSelectors": on(node)}))];
-    write(&cluster, &[only("node-1"), [back(json!({"pools": ["back"], "nodeSelectors": on("node-2")}))]].concat())?;
+    let only = |node: &str| [front(&json!({"ipAddressPools": ["front"], "nodeSelectors": on(node)}))];
+    write(&cluster, &[only("node-1"), [back(&json!({"pools": ["back"], "nodeSelectors": on("node-2")}))]].concat())?;
     cluster.start_agents(&cluster.agent_options())?;
     await_both(&cluster)?;
     let mac = |node: &str| cluster.lan.node(node).map(|node| node.mac);
     await_answers(&cluster, FRONT, &[mac("node-1")?])?;
     await_answers(&cluster, BACK, &[mac("node-2")?])?;
 
-    write(&cluster, &[only("node-3"), [back(json!({"pools": ["back"], "nodeSelectors": on("node-1")}))]].concat())?;
+    write(&cluster, &[only("node-3"), [back(&json!({"pools": ["back"], "nodeSelectors": on("node-1")}))]].concat())?;
     await_answers(&cluster, FRONT, &[mac("node-3")?])?;
     await_answers(&cluster, BACK, &[mac("node-1")?])?;
     await_both(&cluster)?;
@@ -130,8 +130,8 @@ fn each_pool_is_answered_for_on_the_interfaces_that_are_named_and_served_by_pods
     let cards = lan.add_cards()?;
     let mut cluster = prepared(lan)?;
     let advertisements = [
-        front(json!({"ipAddressPools": ["front"], "interfaces": ["eth0"], "nodeSelectors": on("node-1")})),
-        back(json!({"pools": ["back"], "interfaces": ["eth1"]})),
+        front(&json!({"ipAddressPools": ["front"], "interfaces": ["eth0"], "nodeSelectors": on("node-1")})),
+        back(&json!({"pools": ["back"], "interfaces": ["eth1"]})),
     ];
     cluster.manifests.write("advertisements.yaml", &advertisements)?;
     let options = agent::Options { interface: "eth0,eth1".to_owned(), ..cluster.agent_options() };

@@ -25,8 +25,19 @@ fn warnings(cluster: &Cluster) -> [Vec<String>; 3] {
     told
 }
 
-const REMEDY: &str = "is kept until the Service changes or goes: put it into that pool again, or let the Service ask for another \
-                      pool or address";
+/// What is told of an address that is kept.
+fn kept(address: &str, what: &str, remedy: &str) -> String {
+    let or = "or let the Service ask for another pool or address";
+    format!("{what}; {address} is kept until the Service changes or goes: {remedy}, {or}")
+}
+
+fn in_no_pool(address: &str) -> String {
+    kept(address, &format!("{address} is in no pool any more"), "put it into a pool again")
+}
+
+fn without_its_pool(pools: &str) -> String {
+    kept("192.0.2.11", &format!("pool \"lan\" does not exist ({pools})"), "give a pool that name or alias")
+}
 
 #[test]
 fn nothing_is_told_of_pools_that_stay() {
@@ -39,7 +50,7 @@ fn a_pool_that_shrinks_leaves_addresses_where_they_are_and_says_so() {
     let shrunk = served().vip_pool("lan", &json!({"addresses": ["192.0.2.13"]})).settled();
     assert_eq!(shrunk.outcome(), SERVED);
     for (told, address) in warnings(&shrunk).iter().zip(["192.0.2.10", "192.0.2.11", "192.0.2.12"]) {
-        assert_eq!(*told, [format!("{address} is in no pool any more; {address} {REMEDY}")]);
+        assert_eq!(*told, [in_no_pool(address)]);
     }
     // Others of a group share it as before; nobody else gets it, and once it is given up it is gone.
     let group = [("vipmux.io/sharing-key", "b"), ("vipmux.io/pool", "lan")];
@@ -56,7 +67,7 @@ fn a_pool_that_loses_addresses_to_another_pool_leaves_them_to_who_holds_them() {
         .vip_pool("other", &json!({"addresses": ["192.0.2.11-192.0.2.13"]}))
         .settled();
     assert_eq!(split.outcome(), SERVED);
-    let told = format!("192.0.2.11 is not in pool lan any more; 192.0.2.11 {REMEDY}");
+    let told = kept("192.0.2.11", "192.0.2.11 is not in pool lan any more", "put it into that pool again");
     assert_eq!(warnings(&split), [vec![], vec![told], vec![]]);
     let asks_for = |pool| {
         split.clone().service("shop/b", &["80/TCP"], &[("vipmux.io/pool", pool), ("vipmux.io/sharing-key", "b")])
@@ -70,8 +81,7 @@ fn a_pool_that_is_renamed_leaves_its_services_where_they_are_and_says_so() {
     let addresses = json!({"addresses": ["192.0.2.10-192.0.2.13"]});
     let renamed = served().without_pool("lan").vip_pool("wan", &addresses).settled();
     assert_eq!(renamed.outcome(), SERVED);
-    let told = format!("pool \"lan\" does not exist (pools: wan); 192.0.2.11 {REMEDY}");
-    assert_eq!(warnings(&renamed), [vec![], vec![told], vec![]]);
+    assert_eq!(warnings(&renamed), [vec![], vec![without_its_pool("pools: wan")], vec![]]);
     let newcomer = renamed.clone().service("shop/d", &["80/TCP"], &[("vipmux.io/pool", "lan")]);
     assert_eq!(newcomer.message("shop/d"), "pool \"lan\" does not exist (pools: wan)");
     // By its former name, the pool is found by all.
@@ -85,9 +95,9 @@ fn a_pool_that_is_renamed_leaves_its_services_where_they_are_and_says_so() {
 fn a_pool_that_is_deleted_leaves_its_services_where_they_are_and_says_so() {
     let deleted = served().without_pool("lan").settled();
     assert_eq!(deleted.outcome(), SERVED);
-    let none = |address: &str| vec![format!("{address} is in no pool any more; {address} {REMEDY}")];
-    let named = vec![format!("pool \"lan\" does not exist (there are no pools); 192.0.2.11 {REMEDY}")];
-    assert_eq!(warnings(&deleted), [none("192.0.2.10"), named, none("192.0.2.12")]);
+    let named = without_its_pool("there are no pools");
+    let told = [vec![in_no_pool("192.0.2.10")], vec![named], vec![in_no_pool("192.0.2.12")]];
+    assert_eq!(warnings(&deleted), told);
     let back = deleted.vip_pool("lan", &json!({"addresses": ["192.0.2.0/24"]}));
     assert_eq!(back.outcome(), SERVED);
     assert_eq!(warnings(&back), [(); 3].map(|()| Vec::<String>::new()));
