@@ -46,6 +46,8 @@ pub struct Assignment {
     pub ports: BTreeSet<Port>,
     /// Its sharing key.
     pub sharing_key: Option<SharingKey>,
+    /// The pool that it asks for by name.
+    pub pool: Option<String>,
     /// [`Reason::Allocated`] or [`Reason::Shared`]; or why it did not get what it asks for, and keeps what it had.
     pub reason: Reason,
     /// For people.
@@ -71,7 +73,7 @@ impl Allocation {
     pub fn holders(&self) -> Holders {
         let held = |a: &Assignment| Held {
             addresses: a.addresses.clone(),
-            terms: Some(Terms { ports: a.ports.clone(), sharing_key: a.sharing_key.clone() }),
+            terms: Some(Terms { ports: a.ports.clone(), sharing_key: a.sharing_key.clone(), pool: a.pool.clone() }),
         };
         let assigned = self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment)));
         assigned.chain(self.withheld.clone()).collect()
@@ -129,9 +131,8 @@ fn explain(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vi
     for vip in addresses {
         let pool = placement.pool_of(*vip).map(|pool| pool.name.as_str());
         let from = pool.map_or_else(|| vip.to_string(), |pool| format!("{vip} from pool {pool}"));
-        if pool.is_none() {
-            warnings.push(format!("{vip} is in no pool any more; it is kept until the Service changes or goes"));
-        }
+        warnings.extend(adrift(placement.model, service, *vip));
+        warnings.extend(placement.model.silence(*vip).map(|why| format!("{vip} is announced by nobody: {why}")));
         let others = others(placement, service, *vip);
         if others.is_empty() {
             parts.push(from);
@@ -148,10 +149,30 @@ fn explain(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vi
         addresses: addresses.clone(),
         ports: service.claims().collect(),
         sharing_key: service.request.sharing.key.clone(),
+        pool: service.request.pool.name().map(str::to_owned),
         reason,
         message: parts.join("; "),
         warnings,
     }
+}
+
+/// What is told of an address that its pool does not have any more, or whose pool is gone: a Service keeps what it holds,
+/// whatever becomes of the pools.
+fn adrift(model: &Model, service: &Service, vip: Vip) -> Option<String> {
+    let named = service.request.pool.name();
+    let pool = named.map(|name| model.pool(name).ok_or_else(|| model.no_pool(name))).transpose();
+    let (what, remedy) = match (pool, model.pool_of(vip)) {
+        (Ok(Some(pool)), Some(_)) if pool.contains(vip) => return None,
+        (Ok(None), Some(_)) => return None,
+        (Ok(_), None) => (format!("{vip} is in no pool any more"), "put it into a pool again"),
+        (Ok(Some(pool)), Some(_)) => {
+            (format!("{vip} is not in pool {} any more", pool.name), "put it into that pool again")
+        }
+        (Err(missing), _) => (missing, "give a pool that name or alias"),
+    };
+    Some(format!(
+        "{what}; {vip} is kept until the Service changes or goes: {remedy}, or let the Service ask for another pool or address"
+    ))
 }
 
 /// Up to three of the others on the address, and how many more there are.

@@ -14,10 +14,11 @@
 //!       dialect: vipmux
 //!       key: web
 //!       scope: cluster           # or `namespaces: [a, b]`; left out where the key stays in its namespace
+//!     pool: lan                  # the pool that it asked for by name then; left out where it named none
 //! ```
 //!
-//! To move a Service by hand, stop the agents, change its `addresses` and start them again. `ports` and `sharing` may be
-//! left out. A file that cannot be understood is never written over.
+//! To move a Service by hand, stop the agents, change its `addresses` and start them again. `ports`, `sharing` and
+//! `pool` may be left out. A file that cannot be understood is never written over.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -115,6 +116,8 @@ struct Entry {
     ports: BTreeSet<Port>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sharing: Option<SharingKey>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pool: Option<String>,
 }
 
 /// Who holds what by the file; `None`: there is no file.
@@ -206,7 +209,7 @@ fn held(name: &str, entry: Entry) -> Result<(ServiceName, Held), String> {
     }
     // A Service has a port at least: without any, nothing is known of its terms.
     let known = !entry.ports.is_empty();
-    let terms = known.then_some(Terms { ports: entry.ports, sharing_key: entry.sharing });
+    let terms = known.then_some(Terms { ports: entry.ports, sharing_key: entry.sharing, pool: entry.pool });
     let name = ServiceName { namespace: namespace.to_owned(), name: service.to_owned() };
     Ok((name, Held { addresses: entry.addresses, terms }))
 }
@@ -239,9 +242,11 @@ fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
 /// The new file is complete on disk before it takes the old one's place.
 fn write(path: &Path, holders: &Holders) -> io::Result<()> {
     let entry = |held: &Held| {
-        let terms = held.terms.clone();
-        let (ports, sharing) = terms.map_or_else(Default::default, |terms| (terms.ports, terms.sharing_key));
-        Entry { addresses: held.addresses.clone(), ports, sharing }
+        let addresses = held.addresses.clone();
+        match held.terms.clone() {
+            Some(Terms { ports, sharing_key, pool }) => Entry { addresses, ports, sharing: sharing_key, pool },
+            None => Entry { addresses, ports: BTreeSet::new(), sharing: None, pool: None },
+        }
     };
     let services = holders.iter().map(|(name, held)| (name.to_string(), entry(held))).collect();
     let text = serde_saphyr::to_string(&Document { version: VERSION, services }).map_err(io::Error::other)?;
@@ -273,7 +278,7 @@ mod tests {
     fn holding(address: u8, scope: Option<Scope>) -> Held {
         let key = |scope| SharingKey { dialect: "vipmux".to_owned(), key: "web: \"x\"".to_owned(), scope };
         let ports = ["80/TCP", "53/UDP"].map(|port| port.parse().unwrap()).into();
-        let terms = Terms { ports, sharing_key: scope.map(key) };
+        let terms = Terms { ports, pool: scope.as_ref().map(|_| "lan".to_owned()), sharing_key: scope.map(key) };
         Held { addresses: [Vip([192, 0, 2, address].into())].into(), terms: Some(terms) }
     }
 
@@ -320,6 +325,7 @@ mod tests {
         let terms = held.terms.unwrap();
         assert_eq!((held.addresses.len(), terms.ports.len()), (2, 2));
         assert_eq!(terms.sharing_key.unwrap().scope, Scope::Cluster);
+        assert_eq!(terms.pool.as_deref(), Some("lan"));
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 pub mod allocate;
 pub mod announce;
+pub mod api;
 pub mod assignments;
 pub mod cli;
 pub mod control;

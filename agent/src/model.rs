@@ -1,5 +1,6 @@
 //! What vipmux knows of a cluster, parsed once and trusted afterwards.
 
+pub mod advertisement;
 pub mod dialects;
 pub mod endpoints;
 pub(crate) mod ingest;
@@ -7,6 +8,7 @@ pub mod name;
 pub mod node;
 pub mod policy;
 pub mod pool;
+pub mod pools;
 pub mod prefix;
 pub mod range;
 pub mod reason;

@@ -11,8 +11,9 @@ use k8s_openapi::api::{
 };
 
 use crate::{
+    api::{IpAddressPool, L2Advertisement, VipPolicy, VipPool},
     model::{NodeName, ServiceName},
-    source::manifests::{IpAddressPool, Problem},
+    source::manifests::Problem,
 };
 
 /// Everything that a source knows, as the API has it. Keys are `metadata`'s names, in their order, so that the input's
@@ -29,6 +30,12 @@ pub struct Objects {
     pub namespaces: OrdMap<String, Arc<Namespace>>,
     /// MetalLB's IPAddressPools, by name.
     pub address_pools: OrdMap<String, Arc<IpAddressPool>>,
+    /// MetalLB's L2Advertisements, by name.
+    pub l2_advertisements: OrdMap<String, Arc<L2Advertisement>>,
+    /// VipPools.
+    pub vip_pools: OrdMap<String, Arc<VipPool>>,
+    /// VipPolicies.
+    pub vip_policies: OrdMap<String, Arc<VipPolicy>>,
     /// Documents that could not be used; where one replaced a good one, the last good state stays in force above.
     pub problems: Vec<Problem>,
 }

@@ -29,8 +29,9 @@ use crate::{
     verdict::{Outcome, Verdict},
 };
 
-/// The id and the flags of the VIP that a packet is for, if it is announced here. No address on the wire is an
-/// IPv4-mapped one, which stands for a VIP of IPv4 (RFC 4291, 2.5.5.2).
+/// The id and the flags of the VIP that a packet is for, if it is announced here, or the packet was handed over, which it is
+/// wherever the nodes reach each other. No address on the wire is an IPv4-mapped one, which stands for a VIP of IPv4 (RFC
+/// 4291, 2.5.5.2).
 #[inline(always)]
 fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<(u32, u32)> {
     let address = &packet.destination;
@@ -41,7 +42,9 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
     // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag, so
     // that what is not here yet is looked up.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
-    let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan;
+    let is_here = |interfaces: u32, vlan: u32| {
+        interfaces & interface.bit != 0 && vlan == frame.vlan || frame.source.is_handover()
+    };
     if known == *address && id != 0 && is_here(interfaces, vlan) {
         return Some((id, flags));
     }

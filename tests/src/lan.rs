@@ -177,6 +177,24 @@ impl Lan {
         Ok(lan)
     }
 
+    /// Gives every node a second card, eth1, on the same segment, with an address of 192.0.3.0/24; returns their MACs, by
+    /// node. Nodes answer for their addresses on the card that has them alone.
+    pub fn add_cards(&mut self) -> Result<Vec<MacAddr>> {
+        let mut macs = Vec::new();
+        for node in &self.nodes {
+            node.namespace.sysctl("net/ipv4/conf/all/arp_ignore", "1")?;
+            let addresses = (
+                Ipv4Addr::new(192, 0, 3, 10 + node.number),
+                Ipv6Addr::new(0x2001, 0xdb8, 0, 3, 0, 0, 0xa, node.number.into()),
+            );
+            let port = format!("{}-eth1", node.name);
+            let mtu = self.options.mtu;
+            macs.push(plug_in_card((&node.namespace, "eth1"), addresses, (&self.switch, BRIDGE, &port), mtu)?);
+            self.switch_programs.push(self.switch.run(|| attach_pass(&port, mtu))?);
+        }
+        Ok(macs)
+    }
+
     /// The node of a name.
     pub fn node(&self, name: &str) -> Result<&Node> {
         self.nodes.iter().find(|node| node.name == name).with_context(|| format!("no node {name}"))

@@ -41,6 +41,26 @@ impl Cluster {
         self
     }
 
+    /// A VipPool.
+    pub(super) fn vip_pool(mut self, name: &str, spec: &serde_json::Value) -> Self {
+        let pool = object(serde_json::json!({"metadata": {"name": name}, "spec": spec}));
+        self.objects.vip_pools.insert(name.to_owned(), pool);
+        self
+    }
+
+    /// Without the pools of this name.
+    pub(super) fn without_pool(mut self, name: &str) -> Self {
+        assert!(self.objects.vip_pools.remove(name).is_some() | self.objects.address_pools.remove(name).is_some());
+        self
+    }
+
+    /// A VipPolicy.
+    pub(super) fn policy(mut self, name: &str, spec: &serde_json::Value) -> Self {
+        let policy = object(serde_json::json!({"metadata": {"name": name}, "spec": spec}));
+        self.objects.vip_policies.insert(name.to_owned(), policy);
+        self
+    }
+
     pub(super) fn node(mut self, name: &str, address: &str) -> Self {
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}});
         self.objects.nodes.insert(crate::model::NodeName(name.to_owned()), object(node));

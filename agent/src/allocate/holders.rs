@@ -31,6 +31,8 @@ pub struct Terms {
     pub ports: BTreeSet<Port>,
     /// Its sharing key.
     pub sharing_key: Option<SharingKey>,
+    /// The pool that it asked for by name.
+    pub pool: Option<String>,
 }
 
 impl Held {
@@ -44,6 +46,11 @@ impl Held {
     pub(super) fn regrouped(&self, service: &Service) -> bool {
         let name = |key: &Option<SharingKey>| key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
         self.terms.as_ref().is_some_and(|terms| name(&terms.sharing_key) != name(&service.request.sharing.key))
+    }
+
+    /// Whether the Service asks for its pool anew, as far as is known: what became of the pool meanwhile is no reason to move.
+    pub(super) fn asks_anew(&self, service: &Service) -> bool {
+        self.terms.as_ref().is_none_or(|terms| terms.pool.as_deref() != service.request.pool.name())
     }
 
     /// Whether the Service claims ports that it did not claim before, as far as is known.

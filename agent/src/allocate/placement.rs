@@ -13,7 +13,7 @@ use crate::{
         Family, Model, PortClaim, ServiceName, Vip,
         name::Port,
         pool::{Pool, PoolSharing},
-        reason::{Reason, Refusal, quoted},
+        reason::{Reason, Refusal},
         request::Mismatch,
         selector::Labels,
         service::{Families, Service},
@@ -118,7 +118,8 @@ impl<'a> Placement<'a> {
 
     fn keep_held(&mut self, service: &'a Service, held: &Held) {
         let wanted = &service.request.addresses;
-        let named = service.request.pool.name().and_then(|name| self.pool(name));
+        let named = service.request.pool.name().and_then(|name| self.model.pool(name));
+        let named = named.filter(|_| held.asks_anew(service));
         let assignable = |vip: Vip| self.model.reservation(vip).is_none();
         let may_stay = |vip: &Vip| assignable(*vip) && named.is_none_or(|pool| pool.contains(*vip));
         let fits = |vip: Vip| self.fits(vip, service).is_ok();
@@ -225,7 +226,7 @@ impl<'a> Placement<'a> {
             return pool.contains(vip).then_some(()).ok_or_else(outside);
         }
         let mut having = self.model.pools.iter().filter(|pool| pool.contains(vip)).peekable();
-        let Some(first) = having.peek().map(|pool| &pool.name) else {
+        let Some(first) = having.peek().copied() else {
             let message = match self.pool_names(|_| true) {
                 names if names.is_empty() => format!("{vip} is in no pool: there are no pools"),
                 names => format!("{vip} is in no pool (pools: {names})"),
@@ -235,7 +236,8 @@ impl<'a> Placement<'a> {
         if having.any(|pool| self.serves(pool, service)) {
             return Ok(());
         }
-        let message = format!("pool {first}, which has {vip}, does not serve this Service (spec.serviceAllocation)");
+        let (name, fields) = (&first.name, first.audience_fields());
+        let message = format!("pool {name}, which has {vip}, does not serve this Service ({fields})");
         Err(Refusal::new(Reason::PoolNotAllowed, message))
     }
 
@@ -273,18 +275,14 @@ impl<'a> Placement<'a> {
 
     /// The best pool that has the address.
     pub(super) fn pool_of(&self, vip: Vip) -> Option<&'a Pool> {
-        self.model.pools.iter().find(|pool| pool.contains(vip))
-    }
-
-    fn pool(&self, name: &str) -> Option<&'a Pool> {
-        self.model.pools.iter().find(|pool| pool.name == name)
+        self.model.pools.get(self.model.pool_of(vip)?)
     }
 
     fn named_pool(&self, name: &str, service: &Service) -> Result<&'a Pool, Refusal> {
-        let Some(pool) = self.pool(name) else {
-            return Err(Refusal::new(Reason::NoPool, format!("pool {} does not exist", quoted(name))));
+        let Some(pool) = self.model.pool(name) else {
+            return Err(Refusal::new(Reason::NoPool, self.model.no_pool(name)));
         };
-        let message = || format!("pool {name} does not serve this Service (spec.serviceAllocation)");
+        let message = || format!("pool {name} does not serve this Service ({})", pool.audience_fields());
         if self.serves(pool, service) { Ok(pool) } else { Err(Refusal::new(Reason::PoolNotAllowed, message())) }
     }
 

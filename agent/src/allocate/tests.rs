@@ -4,6 +4,7 @@ mod all_ports;
 mod dialects;
 mod families;
 mod faults;
+mod pools;
 mod scale;
 
 use super::fixture::{Cluster, name, vip};
@@ -161,7 +162,7 @@ fn rule_6_pools_go_by_name_or_priority_and_a_full_one_gives_way() {
         .service("shop/e", &["80/TCP"], &[("metallb.universe.tf/address-pool", "manual")])
         .service("shop/f", &["80/TCP"], &[("vipmux.io/pool", "gone")]);
     assert_eq!(cluster.outcome(), "shop/a=2 shop/b=3 shop/c=1 shop/d:PoolExhausted shop/e=4 shop/f:NoPool");
-    assert_eq!(cluster.message("shop/f"), "pool \"gone\" does not exist");
+    assert_eq!(cluster.message("shop/f"), "pool \"gone\" does not exist (pools: c-first, b-second, a-last, manual)");
 }
 
 #[test]

@@ -28,7 +28,7 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 /// The arguments of `vipmux agent`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Directory of Kubernetes manifests (Service, EndpointSlice, Node, IPAddressPool), watched for changes.
+    /// Directory of Kubernetes manifests (Services, EndpointSlices, Nodes, pools and policies), watched for changes.
     #[arg(long, value_name = "DIR", env = "VIPMUX_MANIFESTS")]
     manifests: PathBuf,
     /// The Node that this is, by `metadata.name`.

@@ -1,113 +1,98 @@
-//! Who may lead: highest-random-weight hashing (Thaler and Ravishankar, 1998), the same on every node.
+//! Who should lead: weighted highest-random-weight hashing, the same on every node (Thaler and Ravishankar, 1998; weights as
+//! by Schindelhauer and Schomaker, 2005).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{cmp::Ordering, collections::BTreeMap};
 
 use twox_hash::XxHash64;
 
-use crate::model::{NodeName, Vip, node::Node};
+use crate::model::{Model, NodeName, Vip, advertisement::Candidates, node::Node};
 
-/// The node that should lead the VIP: the one whose hash with it is highest; of equals, the first by name. When a node
-/// goes, only the VIPs that it led move; when one comes, VIPs move to it only. `None` without nodes.
-pub fn leader<'a>(vip: Vip, nodes: impl IntoIterator<Item = &'a NodeName>) -> Option<&'a NodeName> {
-    nodes.into_iter().max_by(|a, b| weight(vip, a).cmp(&weight(vip, b)).then_with(|| b.cmp(a)))
+/// The node that should lead each of these VIPs; `None`: there is none.
+pub fn leaders(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<Vip, Option<NodeName>> {
+    let mut by_pool = BTreeMap::new();
+    let leader_of = |vip| {
+        let pool = model.pool_of(vip);
+        let eligible = by_pool.entry(pool).or_insert_with(|| eligible(&model.nodes, model.advertisements.of(pool)));
+        (vip, leader(vip, eligible.iter().copied()).cloned())
+    };
+    vips.into_iter().map(leader_of).collect()
+}
+
+/// Of these nodes with their weights the one that should lead the VIP. Each leads a share of all VIPs that is as large as
+/// its share of the weight. When a node goes, only the VIPs that it led move; when one comes or gains weight, VIPs move to it
+/// only. `None` without nodes.
+pub fn leader<'a>(vip: Vip, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>) -> Option<&'a NodeName> {
+    let bids = nodes.into_iter().map(|(name, weight)| Bid { hash: hash(vip, name), weight: weight.max(1), name });
+    bids.max_by(Bid::order).map(|bid| bid.name)
+}
+
+/// A node's claim to a VIP.
+struct Bid<'a> {
+    hash: u64,
+    weight: u32,
+    name: &'a NodeName,
+}
+
+impl Bid<'_> {
+    /// By weight / -ln(hash / 2^64); of equals by the hash, then the first by name. Without fractions, since agents on
+    /// different processors must agree to the last bit: a / b > c / d where a * d > c * b.
+    fn order(&self, other: &Self) -> Ordering {
+        if self.weight == other.weight {
+            return self.order_by_hash(other);
+        }
+        let mine = u128::from(rarity(self.hash)) * u128::from(other.weight);
+        let theirs = u128::from(rarity(other.hash)) * u128::from(self.weight);
+        theirs.cmp(&mine).then_with(|| self.order_by_hash(other))
+    }
+
+    fn order_by_hash(&self, other: &Self) -> Ordering {
+        self.hash.cmp(&other.hash).then_with(|| other.name.cmp(self.name))
+    }
+}
+
+/// Bits of [`rarity`] behind the point.
+const FRACTION: u32 = 56;
+
+/// -log2((hash + 1) / 2^64), rounded to [`FRACTION`] bits: how rarely a hash is as high as this one. Never rises with the hash.
+fn rarity(hash: u64) -> u64 {
+    let Some(number) = hash.checked_add(1) else { return 0 };
+    let whole = number.ilog2();
+    // From 1 to 2, 63 bits behind the point. Squaring it doubles its logarithm, of which each carry is the next bit.
+    let mut mantissa = number << (63 - whole);
+    let mut log = u64::from(whole);
+    for _ in 0..FRACTION {
+        let square = u128::from(mantissa) * u128::from(mantissa);
+        let carry = square >> 127;
+        // Below 2^64: one bit is left in front of the point.
+        mantissa = u64::try_from(square >> (63 + carry)).unwrap_or(u64::MAX);
+        log = log << 1 | u64::try_from(carry).unwrap_or(1);
+    }
+    (64 << FRACTION) - log
 }
 
 /// XxHash64, seed 0, of the VIP's 16 bytes (IPv4 in its mapped form) and the node's name. Changing it moves nearly every
 /// VIP, and agents that differ in it disagree.
-fn weight(vip: Vip, node: &NodeName) -> u64 {
+fn hash(vip: Vip, node: &NodeName) -> u64 {
     let mut bytes = Vec::with_capacity(16 + node.0.len());
     bytes.extend_from_slice(&vip.number().to_be_bytes());
     bytes.extend_from_slice(node.0.as_bytes());
     XxHash64::oneshot(0, &bytes)
 }
 
-/// The nodes that may lead: the network is up, not excluded by label (ignored where no node would be left), and not
-/// cordoned (those come last: they lead where no other may).
-pub fn eligible(nodes: &BTreeMap<NodeName, Node>) -> BTreeSet<&NodeName> {
-    let reachable: Vec<&Node> = nodes.values().filter(|node| !node.network_unavailable).collect();
-    let preferred = prefer(reachable, |node| !node.excluded);
-    prefer(preferred, |node| !node.cordoned).into_iter().map(|node| &node.name).collect()
+/// The candidates that may lead now, with their weights: the network is up, not excluded by label (ignored where no node
+/// would be left), and not cordoned (those come last: they lead where no other may).
+pub fn eligible<'a>(nodes: &'a BTreeMap<NodeName, Node>, candidates: &Candidates) -> Vec<(&'a NodeName, u32)> {
+    let known = candidates.iter().filter_map(|(name, candidate)| Some((nodes.get(name)?, candidate.weight)));
+    let reachable: Vec<(&Node, u32)> = known.filter(|(node, _)| !node.network_unavailable).collect();
+    let included = prefer(reachable, |node| !node.excluded);
+    prefer(included, |node| !node.cordoned).into_iter().map(|(node, weight)| (&node.name, weight)).collect()
 }
 
 /// Those that are preferred; all, where none is.
-fn prefer(nodes: Vec<&Node>, preferred: impl Fn(&Node) -> bool) -> Vec<&Node> {
-    let some: Vec<&Node> = nodes.iter().copied().filter(|node| preferred(node)).collect();
+fn prefer(nodes: Vec<(&Node, u32)>, preferred: impl Fn(&Node) -> bool) -> Vec<(&Node, u32)> {
+    let some: Vec<_> = nodes.iter().copied().filter(|(node, _)| preferred(node)).collect();
     if some.is_empty() { nodes } else { some }
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn vips(count: u32) -> impl Iterator<Item = Vip> {
-        (0..count).map(|i| Vip(std::net::Ipv4Addr::from_bits(0xc000_0200 + i).into()))
-    }
-
-    fn names(count: usize) -> Vec<NodeName> {
-        (0..count).map(|i| NodeName(format!("n{i}"))).collect()
-    }
-
-    /// A node, with `x` excluded, `c` cordoned, `u` network unavailable.
-    fn node(name: &str, flags: &str) -> (NodeName, Node) {
-        let name = NodeName(name.to_owned());
-        let node = Node {
-            name: name.clone(),
-            internal: BTreeSet::new(),
-            addresses: BTreeSet::new(),
-            excluded: flags.contains('x'),
-            cordoned: flags.contains('c'),
-            network_unavailable: flags.contains('u'),
-        };
-        (name, node)
-    }
-
-    #[test]
-    fn excluded_and_cordoned_nodes_lead_only_where_no_other_may_and_unreachable_ones_never() {
-        for (nodes, expected) in [
-            (vec![("a", ""), ("b", "x"), ("c", "c"), ("d", "u")], vec!["a"]),
-            (vec![("b", "x"), ("c", "c"), ("d", "u")], vec!["c"]),
-            (vec![("b", "x"), ("e", "xc"), ("d", "u")], vec!["b"]),
-            (vec![("e", "xc"), ("d", "u")], vec!["e"]),
-            (vec![("d", "u")], vec![]),
-        ] {
-            let nodes: BTreeMap<_, _> = nodes.into_iter().map(|(name, flags)| node(name, flags)).collect();
-            assert_eq!(eligible(&nodes).into_iter().map(|name| name.0.as_str()).collect::<Vec<_>>(), expected);
-        }
-    }
-
-    #[test]
-    fn leaders_are_spread_evenly() {
-        let nodes = names(5);
-        let mut led: BTreeMap<&NodeName, u32> = BTreeMap::new();
-        vips(5_000).for_each(|vip| *led.entry(leader(vip, &nodes).unwrap()).or_default() += 1);
-        assert!(led.values().all(|count| (900..1_100).contains(count)), "{led:?}");
-    }
-
-    #[test]
-    fn the_hash_is_pinned_for_agents_of_other_versions() {
-        let nodes = names(3);
-        let leaders: String = vips(12).filter_map(|vip| leader(vip, &nodes)).map(|name| &name.0[1..]).collect();
-        assert_eq!(leaders, "012222012122");
-    }
-
-    proptest! {
-        #[test]
-        fn removing_a_node_moves_only_its_vips(count in 2_usize..20, gone in 0_usize..20) {
-            let nodes = names(count);
-            let gone = &nodes[gone % count];
-            for vip in vips(200) {
-                let (before, after) = (leader(vip, &nodes), leader(vip, nodes.iter().filter(|name| *name != gone)));
-                prop_assert!(before == after || before == Some(gone));
-            }
-        }
-
-        #[test]
-        fn the_order_of_the_nodes_does_not_matter(nodes in Just(names(8)).prop_shuffle()) {
-            for vip in vips(50) {
-                prop_assert_eq!(leader(vip, &nodes), leader(vip, &names(8)).map(|name| nodes.iter().find(|n| *n == name).unwrap()));
-            }
-        }
-    }
-}
+mod tests;

@@ -195,18 +195,19 @@ impl Segments {
         self.ports.retain(|port, _| segments.values().any(|segment| segment.ports.contains(port)));
     }
 
-    /// Where a VIP is announced: the ports, and its VLAN. That is the segment with the longest of the subnets' prefixes
+    /// Where a VIP is announced on those of the segments that are `allowed`: the ports, and its VLAN. That is the segment with the longest of the subnets' prefixes
     /// that hold it, and others of the same length and VLAN (the lowest index decides which). A VIP on no subnet
     /// is announced on all untagged segments, or, where there are none, on those of the first one's VLAN.
-    pub fn place(&self, links: &Links, address: IpAddr) -> (BTreeSet<u32>, u16) {
+    pub fn place(&self, links: &Links, address: IpAddr, allowed: impl Fn(&Segment) -> bool) -> (BTreeSet<u32>, u16) {
         let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
         let rank = |segment: &&Segment| {
             let prefix = prefix(segment);
             (prefix, Reverse((prefix.is_none() && segment.vlan != 0, segment.ifindex)))
         };
-        let Some(first) = self.iter().max_by_key(rank) else { return (BTreeSet::new(), 0) };
+        let all = || self.iter().filter(|segment| allowed(segment));
+        let Some(first) = all().max_by_key(rank) else { return (BTreeSet::new(), 0) };
         let same = |segment: &&Segment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
-        (self.iter().filter(same).flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
+        (all().filter(same).flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
     }
 
     /// The port that leads to a neighbour: what its segment's bridge has learnt, if it has several. Where that is not

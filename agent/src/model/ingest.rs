@@ -3,16 +3,20 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    sync::Arc,
 };
 
 use k8s_openapi::api::core::v1 as api;
 
 use crate::{
     model::{
-        NodeName, Protocol, ServiceName, Vip, dialects,
+        NodeName, Protocol, ServiceName, Vip,
+        advertisement::{Advertisements, Candidates, not_covered},
+        dialects,
         endpoints::{Endpoints, Places, SERVICE_LABEL, service_of},
         node::Node,
         pool::Pool,
+        pools::{self, AddressNames},
         range::{SUBNET_ANYCAST, is_anycast},
         reason::{Note, Reason, Refusal, quoted},
         selector::Labels,
@@ -60,6 +64,8 @@ pub struct Model {
     pub nodes: BTreeMap<NodeName, Node>,
     /// Pools, best first (rule 6).
     pub pools: Vec<Pool>,
+    /// Who may announce them.
+    pub advertisements: Advertisements,
     /// Labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
     /// Addresses that are never assigned, and what they are.
@@ -84,6 +90,45 @@ impl Model {
         model
     }
 
+    /// The pool of this name, or with this alias.
+    pub fn pool(&self, name: &str) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.is_called(name))
+    }
+
+    /// What is told of a pool that does not exist.
+    pub fn no_pool(&self, name: &str) -> String {
+        let known: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
+        let known =
+            if known.is_empty() { "there are no pools".to_owned() } else { format!("pools: {}", known.join(", ")) };
+        format!("pool {} does not exist ({known})", quoted(name))
+    }
+
+    /// The index of the best pool that has the address.
+    pub fn pool_of(&self, vip: Vip) -> Option<usize> {
+        self.pools.iter().position(|pool| pool.contains(vip))
+    }
+
+    /// Who may lead the address, and where it is announced.
+    pub fn candidates(&self, vip: Vip) -> &Arc<Candidates> {
+        self.advertisements.of(self.pool_of(vip))
+    }
+
+    /// Why nobody may announce the address although there are nodes that could.
+    pub fn silence(&self, vip: Vip) -> Option<String> {
+        let index = self.pool_of(vip);
+        let candidates = self.advertisements.of(index);
+        let mut nodes = candidates.iter().filter_map(|(name, _)| self.nodes.get(name));
+        // A network that is down on all nodes is told by itself, once.
+        if self.nodes.values().all(|node| node.network_unavailable) || nodes.any(|node| !node.network_unavailable) {
+            return None;
+        }
+        match candidates.told_by() {
+            None => self.pools.get(index?).map(not_covered),
+            Some(by) if candidates.iter().next().is_none() => Some(format!("{by} selects no Node")),
+            Some(by) => Some(format!("the network of all nodes that {by} selects is unavailable")),
+        }
+    }
+
     /// What the address is, if it is never assigned (rule 14).
     pub fn reservation(&self, vip: Vip) -> Option<&str> {
         let anycast = is_anycast(vip.number()).then_some(SUBNET_ANYCAST);
@@ -105,35 +150,19 @@ impl Model {
     }
 
     fn add_pools(&mut self, objects: &Objects) {
-        let notes = &mut self.notes;
-        self.pools = objects.address_pools.iter().map(|(name, pool)| Pool::ingest(name, pool, notes)).collect();
-        self.pools.sort_by(|a, b| a.rank().cmp(&b.rank()));
-        let mut ranges: Vec<_> =
-            self.pools.iter().flat_map(|pool| pool.ranges().iter().map(move |r| (*r, pool))).collect();
-        ranges.sort_by_key(|(range, _)| *range);
-        let mut ranges = ranges.into_iter();
-        // Of those so far the one that goes furthest: a wide one may overlap many.
-        let Some((mut low, mut pool)) = ranges.next() else { return };
-        for (high, other) in ranges {
-            if high.first() <= low.last() {
-                let message =
-                    format!("{low} overlaps {high} of {}: one address counts as the better pool's", other.name);
-                self.notes.push(Note::new(format!("IPAddressPool {}", pool.name), message));
-            }
-            if high.last() > low.last() {
-                (low, pool) = (high, other);
-            }
-        }
+        self.pools = pools::ingest(objects, &mut self.notes);
+        self.advertisements = Advertisements::ingest(objects, &self.pools, &self.nodes, &mut self.notes);
     }
 
     fn add_services(&mut self, objects: &Objects, options: &Options) {
+        let address_names = AddressNames::of(&self.pools, &mut self.notes);
         for (name, service) in &objects.services {
             if let Some(refusal) = not_ours(service, options) {
                 self.notes.extend(misplaced(name, service).filter(|_| refusal.reason == Reason::NotLoadBalancer));
                 self.ignored.insert(name.clone(), refusal);
                 continue;
             }
-            match Service::ingest(name, service) {
+            match Service::ingest(name, service, &address_names) {
                 Ok(service) => drop(self.services.insert(name.clone(), service)),
                 Err(refusal) => drop(self.refused.insert(name.clone(), refusal)),
             }
@@ -216,8 +245,8 @@ fn not_ours(service: &api::Service, options: &Options) -> Option<Refusal> {
 
 /// An object from JSON, as [`Objects`] holds it.
 #[cfg(test)]
-pub(crate) fn object<T: serde::de::DeserializeOwned>(json: serde_json::Value) -> std::sync::Arc<T> {
-    std::sync::Arc::new(serde_json::from_value(json).unwrap())
+pub(crate) fn object<T: serde::de::DeserializeOwned>(json: serde_json::Value) -> Arc<T> {
+    Arc::new(serde_json::from_value(json).unwrap())
 }
 
 #[cfg(test)]
@@ -322,24 +351,5 @@ mod tests {
         let notes = Model::ingest(&objects, &Options::default()).notes;
         let message = "it has no label kubernetes.io/service-name, so its endpoints are no Service's";
         assert_eq!(notes, [Note::new("EndpointSlice shop/web-1", message)]);
-    }
-
-    #[test]
-    fn overlapping_pools_are_noted() {
-        let mut objects = Objects::default();
-        for (name, range) in [("a", "192.0.2.0/28"), ("b", "192.0.2.8-192.0.2.20"), ("c", "192.0.2.32/28")] {
-            let pool = serde_json::json!({"spec": {"addresses": [range]}});
-            objects.address_pools.insert(name.to_owned(), object(pool));
-        }
-        let notes = Model::ingest(&objects, &Options::default()).notes;
-        assert_eq!(notes.len(), 1);
-        assert!(notes[0].message.contains("192.0.2.8-192.0.2.20 of b"), "{}", notes[0].message);
-        for range in ["192.0.2.9-192.0.2.10", "192.0.2.18-192.0.2.19"] {
-            let pool = serde_json::json!({"spec": {"addresses": [range]}});
-            objects.address_pools.insert(format!("in-{range}"), object(pool));
-        }
-        let notes = Model::ingest(&objects, &Options::default()).notes;
-        let about = |name: &str| notes.iter().filter(|note| note.message.contains(name)).count();
-        assert_eq!((about("192.0.2.9-192.0.2.10"), about("192.0.2.18-192.0.2.19")), (1, 1), "a wide one overlaps many");
     }
 }

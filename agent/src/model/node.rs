@@ -4,8 +4,10 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as api;
 
-use crate::model::{Family, NodeName};
+use crate::model::{Family, NodeName, selector::Labels};
 
+/// Its name as a label. The kubelet sets it, and a bare manifest need not.
+const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 /// Keeps a node out of leading, not out of serving.
 pub const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
@@ -14,6 +16,8 @@ pub const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-b
 pub struct Node {
     /// Its name.
     pub name: NodeName,
+    /// Its labels, by which it is selected; `kubernetes.io/hostname` is always among them.
+    pub labels: Labels,
     /// Its InternalIPs.
     pub internal: BTreeSet<IpAddr>,
     /// All its addresses: InternalIPs and ExternalIPs. None of them is ever a VIP.
@@ -38,12 +42,15 @@ impl Node {
                 .map(|address| address.to_canonical())
                 .collect()
         };
+        let mut labels = node.metadata.labels.clone().unwrap_or_default();
+        labels.entry(HOSTNAME_LABEL.to_owned()).or_insert_with(|| name.0.clone());
         let mut conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
         Self {
             name: name.clone(),
             internal: of(&["InternalIP"]),
             addresses: of(&["InternalIP", "ExternalIP"]),
-            excluded: node.metadata.labels.as_ref().is_some_and(|labels| labels.contains_key(EXCLUDE_LABEL)),
+            excluded: labels.contains_key(EXCLUDE_LABEL),
+            labels,
             cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false),
             network_unavailable: conditions
                 .any(|condition| condition.type_ == "NetworkUnavailable" && condition.status == "True"),

@@ -1,55 +1,66 @@
 //! Pools: which addresses there are, and for whom.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+};
 
-use serde::{Deserialize, Serialize};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
+pub use crate::api::{OnConflict, PoolSharing};
 use crate::{
+    api::{IpAddressPool, VipPool, metallb::ServiceAllocation, rules::NAMED_ADDRESSES},
     model::{
         Family, Vip,
         range::{AddressRange, anycasts_up_to, is_anycast},
-        reason::Note,
+        reason::{Note, quoted},
         selector::{Labels, Selector},
     },
-    source::manifests::{IpAddressPool, ServiceAllocation},
 };
 
 /// More entries in `spec.addresses` than this are refused: a pool is written by people.
 const MAX_RANGES: usize = 4096;
 
-/// How a pool narrows or widens who may share (rule 4).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PoolSharing {
-    /// By key, and by address in the dialects that have it.
-    #[default]
-    Any,
-    /// As `Any`, within one namespace.
-    SameNamespace,
-    /// By key only.
-    KeyOnly,
-    /// As `Any`, and plain Services share by address too.
-    ByAddress,
-    /// Nobody shares.
-    None,
+/// The kind of object that a pool is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PoolKind {
+    /// vipmux's own.
+    VipPool,
+    /// MetalLB's.
+    IpAddressPool,
 }
 
-/// What becomes of a Service whose claim clashes within its group (rule 8).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum OnConflict {
-    /// It gets another address, which joins the group.
-    #[default]
-    Spill,
-    /// It waits.
-    Pending,
+impl PoolKind {
+    /// Where such a pool says whom it serves.
+    const fn audience_fields(self) -> &'static str {
+        match self {
+            Self::VipPool => "spec.namespaces, spec.namespaceSelectors, spec.serviceSelectors",
+            Self::IpAddressPool => "spec.serviceAllocation",
+        }
+    }
+}
+
+impl fmt::Display for PoolKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::VipPool => "VipPool",
+            Self::IpAddressPool => "IPAddressPool",
+        })
+    }
 }
 
 /// A pool of addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
+    /// What it is.
+    pub kind: PoolKind,
     /// Its name.
     pub name: String,
+    /// Further names under which it is asked for.
+    pub aliases: BTreeSet<String>,
+    /// Its labels, by which it is selected.
+    pub labels: Labels,
     /// Lower goes first; `None` goes last.
     pub priority: Option<u32>,
     /// Whether Services that name neither pool nor address may get one from here.
@@ -60,6 +71,8 @@ pub struct Pool {
     pub sharing: PoolSharing,
     /// What becomes of a clash within a group.
     pub on_conflict: OnConflict,
+    /// Names by which Services ask for addresses of the pool.
+    pub address_names: BTreeMap<String, Vip>,
     /// Ascending, without overlap.
     ranges: Vec<AddressRange>,
     audience: Audience,
@@ -75,57 +88,109 @@ struct Audience {
 }
 
 impl Audience {
-    fn new(allocation: &ServiceAllocation, mut bad: impl FnMut(String)) -> Self {
-        let mut selectors = |field: &str, list: &[_]| -> Vec<Selector> {
-            let parsed = list.iter().map(Selector::new).enumerate();
-            // A selector that is not understood selects nothing: a pool is never opened to more than was meant.
-            parsed
-                .filter_map(|(i, selector)| {
-                    selector.map_err(|error| bad(format!("spec.serviceAllocation.{field}[{i}]: {error}"))).ok()
-                })
-                .collect()
-        };
-        let any_namespace = allocation.namespaces.is_empty() && allocation.namespace_selectors.is_empty();
+    /// `field`: what its lists are below.
+    fn new(
+        field: &str,
+        namespaces: &[String],
+        namespace_selectors: &[LabelSelector],
+        service_selectors: &[LabelSelector],
+        mut bad: impl FnMut(String),
+    ) -> Self {
+        // A selector that is not understood selects nothing: a pool is never opened to more than was meant.
+        let mut selectors = |list: &str, written| Selector::list(&format!("{field}.{list}"), written, &mut bad);
+        let any_namespace = namespaces.is_empty() && namespace_selectors.is_empty();
         Self {
-            namespaces: (!any_namespace).then(|| allocation.namespaces.iter().cloned().collect()),
-            namespace_selectors: selectors("namespaceSelectors", &allocation.namespace_selectors),
-            service_selectors: (!allocation.service_selectors.is_empty())
-                .then(|| selectors("serviceSelectors", &allocation.service_selectors)),
+            namespaces: (!any_namespace).then(|| namespaces.iter().cloned().collect()),
+            namespace_selectors: selectors("namespaceSelectors", namespace_selectors),
+            service_selectors: (!service_selectors.is_empty())
+                .then(|| selectors("serviceSelectors", service_selectors)),
         }
     }
 }
 
 impl Pool {
     /// From MetalLB's form. Entries that are malformed are left out and noted; the rest of the pool stays usable.
-    pub fn ingest(name: &str, pool: &IpAddressPool, notes: &mut Vec<Note>) -> Self {
-        let object = format!("IPAddressPool {name}");
-        let mut note = |message: String| notes.push(Note::new(object.clone(), format!("{message}; left out")));
-        let spec = &pool.spec;
-        let mut ranges = Vec::new();
-        for (i, text) in spec.addresses.iter().enumerate().take(MAX_RANGES) {
-            match text.parse::<AddressRange>() {
-                Ok(range) => ranges.push(range),
-                Err(error) => note(format!("spec.addresses[{i}]: {error}")),
-            }
-        }
-        if spec.addresses.len() > MAX_RANGES {
-            note(format!("spec.addresses: more than {MAX_RANGES} entries, the others are"));
-        }
-        let allocation = spec.service_allocation.as_ref();
-        let priority = allocation.and_then(|allocation| allocation.priority).unwrap_or(0);
+    pub fn of_metallb(name: &str, pool: &IpAddressPool, notes: &mut Vec<Note>) -> Self {
+        let kind = PoolKind::IpAddressPool;
+        let mut note =
+            |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
+        let (spec, everybody) = (&pool.spec, ServiceAllocation::default());
+        let allocation = spec.service_allocation.as_ref().unwrap_or(&everybody);
+        let priority = allocation.priority.unwrap_or(0);
         if priority < 0 {
             note(format!("spec.serviceAllocation.priority: {priority} is less than 0"));
         }
         Self {
+            kind,
             name: name.to_owned(),
+            aliases: BTreeSet::new(),
+            labels: pool.metadata.labels.clone().unwrap_or_default(),
             priority: u32::try_from(priority).ok().filter(|priority| *priority > 0),
             auto_assign: spec.auto_assign.unwrap_or(true),
             avoid_buggy: spec.avoid_buggy_ips.unwrap_or(false),
             sharing: PoolSharing::default(),
             on_conflict: OnConflict::default(),
-            ranges: merge(ranges),
-            audience: allocation.map(|allocation| Audience::new(allocation, note)).unwrap_or_default(),
+            address_names: BTreeMap::new(),
+            ranges: ranges(&spec.addresses, &mut note),
+            audience: Audience::new(
+                "spec.serviceAllocation",
+                &allocation.namespaces,
+                &allocation.namespace_selectors,
+                &allocation.service_selectors,
+                note,
+            ),
         }
+    }
+
+    /// From vipmux's own form, likewise.
+    pub fn of_vipmux(name: &str, pool: &VipPool, notes: &mut Vec<Note>) -> Self {
+        let kind = PoolKind::VipPool;
+        let mut note =
+            |message: String| notes.push(Note::new(format!("{kind} {name}"), format!("{message}; left out")));
+        let spec = &pool.spec;
+        let mut made = Self {
+            kind,
+            name: name.to_owned(),
+            aliases: spec.aliases.iter().filter(|alias| *alias != name).cloned().collect(),
+            labels: pool.metadata.labels.clone().unwrap_or_default(),
+            priority: spec.priority.and_then(|priority| u32::try_from(priority).ok()),
+            auto_assign: spec.auto_assign,
+            avoid_buggy: spec.avoid_buggy_ips,
+            sharing: spec.sharing,
+            on_conflict: spec.on_conflict,
+            address_names: BTreeMap::new(),
+            ranges: ranges(&spec.addresses, &mut note),
+            audience: Audience::new(
+                "spec",
+                &spec.namespaces,
+                &spec.namespace_selectors,
+                &spec.service_selectors,
+                &mut note,
+            ),
+        };
+        for (name, text) in &spec.address_names {
+            match text.parse::<IpAddr>().map(|address| Vip(address.to_canonical())) {
+                Ok(vip) if made.contains(vip) => drop(made.address_names.insert(name.clone(), vip)),
+                Ok(vip) => note(format!("spec.addressNames.{name}: {vip} is not in the pool")),
+                Err(_) => note(format!("spec.addressNames.{name}: {}: {}", quoted(text), NAMED_ADDRESSES.1)),
+            }
+        }
+        made
+    }
+
+    /// What it is and how it is called, as messages have it.
+    pub fn object(&self) -> String {
+        format!("{} {}", self.kind, self.name)
+    }
+
+    /// Whether it is asked for by this name.
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.aliases.contains(name)
+    }
+
+    /// Where it says whom it serves.
+    pub const fn audience_fields(&self) -> &'static str {
+        self.kind.audience_fields()
     }
 
     /// Where the pool stands among pools: by priority, those without one last, then by name (rule 6).
@@ -212,6 +277,19 @@ const fn buggy_up_to(number: u128) -> u128 {
     whole * 2 + if rest == 255 { 2 } else { 1 }
 }
 
+/// Those that can be read.
+fn ranges(written: &[String], mut note: impl FnMut(String)) -> Vec<AddressRange> {
+    if written.len() > MAX_RANGES {
+        note(format!("spec.addresses: more than {MAX_RANGES} entries, the others are"));
+    }
+    let parsed = written.iter().take(MAX_RANGES).map(|text| text.parse::<AddressRange>()).enumerate();
+    merge(
+        parsed
+            .filter_map(|(i, range)| range.map_err(|error| note(format!("spec.addresses[{i}]: {error}"))).ok())
+            .collect(),
+    )
+}
+
 fn merge(mut ranges: Vec<AddressRange>) -> Vec<AddressRange> {
     ranges.sort_unstable();
     let mut merged: Vec<AddressRange> = Vec::with_capacity(ranges.len());
@@ -231,7 +309,7 @@ mod tests {
     fn pool(spec: serde_json::Value) -> (Pool, Vec<Note>) {
         let spec = serde_json::from_value(spec).unwrap();
         let mut notes = Vec::new();
-        (Pool::ingest("lan", &IpAddressPool { spec, ..Default::default() }, &mut notes), notes)
+        (Pool::of_metallb("lan", &IpAddressPool { spec, ..Default::default() }, &mut notes), notes)
     }
 
     fn vip(text: &str) -> Vip {
@@ -298,7 +376,11 @@ mod tests {
         let (pool, notes) = pool(serde_json::json!({"addresses": ["192.0.2.0/40", "192.0.2.1/32"]}));
         assert_eq!(pool.capacity(Family::V4), 1);
         assert_eq!(notes.len(), 1);
-        assert!(notes[0].message.starts_with("spec.addresses[0]: \"192.0.2.0/40\" is neither"), "{}", notes[0].message);
+        assert!(
+            notes[0].message.starts_with("spec.addresses[0]: \"192.0.2.0/40\": must be a CIDR"),
+            "{}",
+            notes[0].message
+        );
     }
 
     #[test]

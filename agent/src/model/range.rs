@@ -6,7 +6,10 @@ use std::{
     str::FromStr,
 };
 
-use crate::model::{Family, Vip, reason::quoted};
+use crate::{
+    api::rules::RANGE,
+    model::{Family, Vip, reason::quoted},
+};
 
 impl Vip {
     /// The address as a number; IPv4 in its mapped form (`::ffff:0:0/96`, RFC 4291 section 2.5.5.2), so that both
@@ -61,10 +64,8 @@ pub struct AddressRange {
 /// A range that no pool can have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
-    /// Neither a CIDR nor a range.
-    #[error(
-        "{} is neither a CIDR (192.0.2.0/28, 2001:db8::/64) nor a range (192.0.2.1-192.0.2.9)", quoted(.0)
-    )]
+    /// Neither a CIDR nor an address nor a range.
+    #[error("{}: {}", quoted(.0), RANGE.1)]
     Syntax(String),
     /// The ends are of two families.
     #[error("the range {} mixes IPv4 and IPv6", quoted(.0))]
@@ -171,12 +172,12 @@ impl FromStr for AddressRange {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let trimmed = text.trim();
+        let parse = |end: &str| end.trim().parse::<IpAddr>().ok();
         let ends = if let Some((address, length)) = trimmed.split_once('/') {
             cidr(address, length)
         } else {
-            trimmed
-                .split_once('-')
-                .and_then(|(first, last)| Some((first.trim().parse().ok()?, last.trim().parse().ok()?)))
+            let (first, last) = trimmed.split_once('-').unwrap_or((trimmed, trimmed));
+            parse(first).zip(parse(last))
         };
         let (first, last) = ends.ok_or_else(|| RangeError::Syntax(text.to_owned()))?;
         let range = Self { first: Vip(first).number(), last: Vip(last).number() };
@@ -208,6 +209,8 @@ mod tests {
             ("192.0.2.0/28", "192.0.2.0-192.0.2.15"),
             ("192.0.2.9/32", "192.0.2.9-192.0.2.9"),
             ("192.0.2.10/30", "192.0.2.8-192.0.2.11"),
+            ("192.0.2.9", "192.0.2.9-192.0.2.9"),
+            ("2001:db8::9", "2001:db8::9-2001:db8::9"),
             (" 192.0.2.1 - 192.0.2.9 ", "192.0.2.1-192.0.2.9"),
             ("2001:db8::/126", "2001:db8::-2001:db8::3"),
             ("2001:db8::1-2001:db8::ff", "2001:db8::1-2001:db8::ff"),
@@ -219,7 +222,7 @@ mod tests {
     #[test]
     fn what_is_no_range_is_refused_with_its_text() {
         for text in
-            ["", "x", "192.0.2.1", "192.0.2.0/33", "192.0.2.0/+4", "2001:db8::/129", "192.0.2.0/", "1-2", "1.2.3.4/-1"]
+            ["", "x", "192.0.2", "192.0.2.0/33", "192.0.2.0/+4", "2001:db8::/129", "192.0.2.0/", "1-2", "1.2.3.4/-1"]
         {
             assert_eq!(text.parse::<AddressRange>(), Err(RangeError::Syntax(text.to_owned())), "{text}");
         }

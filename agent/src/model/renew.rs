@@ -96,11 +96,26 @@ impl Model {
 }
 
 fn differ_in_slices_alone(before: &Objects, after: &Objects) -> bool {
-    before.services.diff(&after.services).next().is_none()
-        && before.nodes.diff(&after.nodes).next().is_none()
-        && before.namespaces.diff(&after.namespaces).next().is_none()
-        && before.address_pools.diff(&after.address_pools).next().is_none()
-        && before.problems == after.problems
+    // By name, so that no kind is forgotten.
+    let Objects {
+        services,
+        endpoint_slices: _,
+        nodes,
+        namespaces,
+        address_pools,
+        l2_advertisements,
+        vip_pools,
+        vip_policies,
+        problems,
+    } = before;
+    services.diff(&after.services).next().is_none()
+        && nodes.diff(&after.nodes).next().is_none()
+        && namespaces.diff(&after.namespaces).next().is_none()
+        && address_pools.diff(&after.address_pools).next().is_none()
+        && l2_advertisements.diff(&after.l2_advertisements).next().is_none()
+        && vip_pools.diff(&after.vip_pools).next().is_none()
+        && vip_policies.diff(&after.vip_policies).next().is_none()
+        && *problems == after.problems
 }
 
 fn change<'a>(item: &DiffItem<'a, 'a, Key, Arc<EndpointSlice>>) -> Change<'a> {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1 as api;
 
-use crate::model::reason::quoted;
+use crate::{api::rules::VALUES_WITH_IN, model::reason::quoted};
 
 /// Labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -23,32 +23,41 @@ enum Requirement {
 
 /// A requirement that selectors do not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("operator {} on label {}: In, NotIn, Exists and DoesNotExist are known", quoted(operator), quoted(key))]
-pub struct UnknownOperator {
-    /// The label.
-    pub key: String,
-    /// As written.
-    pub operator: String,
+pub enum SelectorError {
+    /// An operator that there is not.
+    #[error("operator {} on label {}: In, NotIn, Exists and DoesNotExist are known", quoted(operator), quoted(key))]
+    UnknownOperator {
+        /// The label.
+        key: String,
+        /// As written.
+        operator: String,
+    },
+    /// Values where the operator takes none, or none where it takes some.
+    #[error("operator {operator} on label {}: {}", quoted(key), VALUES_WITH_IN.1)]
+    Values {
+        /// The label.
+        key: String,
+        /// The operator.
+        operator: String,
+    },
 }
 
 impl Selector {
     /// From the API's form.
-    pub fn new(selector: &api::LabelSelector) -> Result<Self, UnknownOperator> {
+    pub fn new(selector: &api::LabelSelector) -> Result<Self, SelectorError> {
         let labels = selector.match_labels.iter().flatten();
-        let mut requirements: Vec<_> =
-            labels.map(|(key, value)| (key.clone(), Requirement::In([value.clone()].into()))).collect();
-        for expression in selector.match_expressions.iter().flatten() {
-            let values = || expression.values.iter().flatten().cloned().collect();
-            let requirement = match expression.operator.as_str() {
-                "In" => Requirement::In(values()),
-                "NotIn" => Requirement::NotIn(values()),
-                "Exists" => Requirement::Exists,
-                "DoesNotExist" => Requirement::DoesNotExist,
-                other => return Err(UnknownOperator { key: expression.key.clone(), operator: other.to_owned() }),
-            };
-            requirements.push((expression.key.clone(), requirement));
-        }
-        Ok(Self(requirements))
+        let labels = labels.map(|(key, value)| (key.clone(), Requirement::In([value.clone()].into())));
+        let expressions = selector.match_expressions.iter().flatten();
+        let expressions = expressions.map(|expression| Ok((expression.key.clone(), Requirement::new(expression)?)));
+        labels.map(Ok).chain(expressions).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Those of a list, the field `field`. What is malformed is told to `bad`, and selects nothing.
+    pub fn list(field: &str, written: &[api::LabelSelector], mut bad: impl FnMut(String)) -> Vec<Self> {
+        let parsed = written.iter().map(Self::new).enumerate();
+        parsed
+            .filter_map(|(i, selector)| selector.map_err(|error| bad(format!("{field}[{i}]: {error}"))).ok())
+            .collect()
     }
 
     /// Whether an object with these labels is selected.
@@ -64,11 +73,28 @@ impl Selector {
     }
 }
 
+impl Requirement {
+    fn new(expression: &api::LabelSelectorRequirement) -> Result<Self, SelectorError> {
+        let (key, operator) = (expression.key.clone(), expression.operator.clone());
+        let values: BTreeSet<String> = expression.values.iter().flatten().cloned().collect();
+        match (operator.as_str(), values.is_empty()) {
+            ("In", false) => Ok(Self::In(values)),
+            ("NotIn", false) => Ok(Self::NotIn(values)),
+            ("Exists", true) => Ok(Self::Exists),
+            ("DoesNotExist", true) => Ok(Self::DoesNotExist),
+            ("In" | "NotIn" | "Exists" | "DoesNotExist", _) => Err(SelectorError::Values { key, operator }),
+            _ => Err(SelectorError::UnknownOperator { key, operator }),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn selector(json: serde_json::Value) -> Result<Selector, UnknownOperator> {
+    fn selector(json: serde_json::Value) -> Result<Selector, SelectorError> {
         Selector::new(&serde_json::from_value(json).unwrap())
     }
 
@@ -94,5 +120,15 @@ mod tests {
     fn an_unknown_operator_is_an_error_not_a_match() {
         let error = selector(serde_json::json!({"matchExpressions": [{"key": "a", "operator": "Gt"}]})).unwrap_err();
         assert!(error.to_string().contains("\"Gt\""));
+    }
+
+    #[test]
+    fn values_go_with_in_and_not_in_alone() {
+        for (operator, values) in
+            [("In", json!([])), ("NotIn", json!([])), ("Exists", json!(["x"])), ("DoesNotExist", json!(["x"]))]
+        {
+            let error = selector(json!({"matchExpressions": [{"key": "a", "operator": operator, "values": values}]}));
+            assert!(error.unwrap_err().to_string().ends_with(VALUES_WITH_IN.1), "{operator}");
+        }
     }
 }

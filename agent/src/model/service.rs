@@ -12,6 +12,7 @@ use crate::model::{
     Family, Protocol, ServiceName, Vip, dialects,
     name::{Port, is_label},
     policy::{IdleTimeouts, Policy},
+    pools::AddressNames,
     reason::{Reason, Refusal, quoted},
     request::{Party, Request},
     selector::Labels,
@@ -110,8 +111,9 @@ impl Families {
 }
 
 impl Service {
-    /// From the API's form. The caller has made sure that it is of type LoadBalancer.
-    pub fn ingest(name: &ServiceName, service: &api::Service) -> Result<Self, Refusal> {
+    /// From the API's form. The caller has made sure that it is of type LoadBalancer. `named`: the addresses that it may ask
+    /// for by name.
+    pub fn ingest(name: &ServiceName, service: &api::Service, named: &AddressNames) -> Result<Self, Refusal> {
         if !is_label(&name.namespace) || !is_label(&name.name) {
             return Err(invalid("metadata", "namespace and name must be RFC 1123 labels of at most 63 bytes"));
         }
@@ -119,6 +121,7 @@ impl Service {
         let (metadata, spec) = (&service.metadata, service.spec.as_ref().unwrap_or(&no_spec));
         let annotations = metadata.annotations.as_ref().unwrap_or(&no_annotations);
         let asked = dialects::request(annotations, spec.load_balancer_ip.as_deref());
+        let asked = asked.and_then(|request| named.resolve(request));
         let families = families(spec, asked.as_ref().ok())?;
         let asked = asked.and_then(|request| families.agree_with(&request).map(|()| request));
         let (request, fault) = asked.map_or_else(|fault| (Request::default(), Some(fault)), |request| (request, None));
@@ -246,7 +249,8 @@ mod tests {
 
     fn ingest(spec: &serde_json::Value) -> Result<Service, Refusal> {
         let name = ServiceName { namespace: "shop".into(), name: "web".into() };
-        Service::ingest(&name, &serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap())
+        let object = serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap();
+        Service::ingest(&name, &object, &AddressNames::default())
     }
 
     #[test]
@@ -360,7 +364,7 @@ mod tests {
                 "metadata": {"creationTimestamp": created, "uid": uid},
                 "spec": {"ports": [{"port": 1}]},
             });
-            Service::ingest(&name, &serde_json::from_value(json).unwrap()).unwrap()
+            Service::ingest(&name, &serde_json::from_value(json).unwrap(), &AddressNames::default()).unwrap()
         };
         let order = [
             service(Some("2024-01-01T00:00:00Z"), Some("z"), "z"),

@@ -11,7 +11,7 @@ use super::{Agent, settle::Settled};
 use crate::{
     announce::groups::Group,
     link::{Links, Neighbor, Neighbors},
-    model::{NodeName, PortClaim},
+    model::{NodeName, PortClaim, Vip, advertisement::Interfaces as Allowed},
     plan::{Desired, DesiredNode, DesiredVip, Unreachable},
 };
 
@@ -30,7 +30,7 @@ impl Agent {
                 complaints.insert(format!("VIP {vip} is refused: it is an address of this node's {}", owner.name));
                 continue;
             }
-            let (interfaces, vlan) = self.interfaces.place(links, *vip);
+            let (interfaces, vlan) = self.place(links, settled, *vip, complaints);
             vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan, epoch: 0 });
         }
         let mut nodes = BTreeMap::new();
@@ -51,6 +51,20 @@ impl Agent {
         }
         let unreachable = self.options.unreachable;
         Desired { local: self.options.node.clone(), nodes, vips, services, unreachable }
+    }
+
+    /// Where a VIP is announced: the bits of the interfaces, and the VLAN.
+    fn place(&self, links: &Links, settled: &Settled, vip: Vip, complaints: &mut BTreeSet<String>) -> (u32, u16) {
+        let allowed = settled.candidates.get(&vip).map_or(&Allowed::All, |all| all.interfaces(&self.options.node));
+        let place = self.interfaces.place(links, vip, allowed);
+        if let (0, Allowed::Named(names), false) = (place.0, allowed, self.interfaces.attached.is_empty()) {
+            let names = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+            complaints.insert(format!(
+                "VIP {vip} is announced nowhere on this node: its L2Advertisements and VipPolicies want {names}, and this agent \
+                 announces on none of these (--interface)"
+            ));
+        }
+        place
     }
 
     /// What is told of a claim none of whose endpoints can be reached.

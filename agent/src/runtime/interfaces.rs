@@ -14,7 +14,7 @@ use super::{Agent, AgentError, settle::Settled};
 use crate::{
     datapath::pins::LinkKind,
     link::{Ethtool, Links, Segment, Segments},
-    model::Vip,
+    model::{Vip, advertisement::Interfaces as Allowed},
 };
 
 /// Where the programs are attached.
@@ -57,9 +57,19 @@ impl Interfaces {
         self.inlets.remove(&ifindex);
     }
 
-    /// Where a VIP is announced, as the maps have it: the bits of the ports, and the VLAN.
-    pub(super) fn place(&self, links: &Links, vip: Vip) -> (u32, u16) {
-        let (ports, vlan) = self.segments.place(links, vip.0);
+    /// Where a VIP is announced of these interfaces, as the maps have it: the bits of the ports, and the VLAN.
+    pub(super) fn place(&self, links: &Links, vip: Vip, allowed: &Allowed) -> (u32, u16) {
+        // A segment is meant by its own name, and by that of each of its ports.
+        let index = |name: &String| links.named(name).map(|interface| interface.ifindex).ok();
+        let allowed: Option<BTreeSet<u32>> = match allowed {
+            Allowed::All => None,
+            Allowed::Named(names) => Some(names.iter().filter_map(index).collect()),
+        };
+        let is_allowed = |segment: &Segment| {
+            let is_in = |set: &BTreeSet<u32>| set.contains(&segment.ifindex) || !set.is_disjoint(&segment.ports);
+            allowed.as_ref().is_none_or(is_in)
+        };
+        let (ports, vlan) = self.segments.place(links, vip.0, is_allowed);
         let bits = ports.iter().filter_map(|port| self.attached.get(port)).map(|attached| attached.bit);
         (bits.fold(0, |a, b| a | b), vlan)
     }

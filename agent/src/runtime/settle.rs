@@ -18,7 +18,7 @@ use tokio::{select, sync::watch, task::spawn_blocking, time::sleep};
 
 use self::stages::{Memory, Stages};
 use crate::{
-    model::{NodeName, Options, PortClaim, Vip},
+    model::{NodeName, Options, PortClaim, Vip, advertisement::Candidates},
     plan::DesiredService,
     source::Objects,
 };
@@ -30,6 +30,8 @@ pub(super) struct Settled {
     pub(super) services: OrdMap<PortClaim, DesiredService>,
     /// VIPs, with their chosen leaders.
     pub(super) leaders: Arc<BTreeMap<Vip, Option<NodeName>>>,
+    /// Who may lead each of them, and where it is announced there.
+    pub(super) candidates: Arc<BTreeMap<Vip, Arc<Candidates>>>,
     /// Nodes' first InternalIP of each family, IPv4 first.
     pub(super) nodes: Arc<BTreeMap<NodeName, Vec<IpAddr>>>,
     /// What could not be done as asked, with whom it is about: told once, when it is new.

@@ -16,7 +16,6 @@ mod object;
 mod parallel;
 mod parse;
 mod pending;
-mod pool;
 mod queue;
 mod store;
 mod validate;
@@ -32,10 +31,7 @@ use std::{
 use serde::Serialize;
 
 use self::store::Store;
-pub use self::{
-    pool::{IpAddressPool, IpAddressPoolSpec, ServiceAllocation},
-    watch::{WatchError, WatchGuard, watch},
-};
+pub use self::watch::{WatchError, WatchGuard, watch};
 use crate::source::Objects;
 
 /// What stands for standard input.

@@ -2,6 +2,7 @@
 //!
 //! Each test owns its LAN; they run in parallel, as many as there are cores.
 
+mod advertising;
 mod affinity;
 mod changes;
 mod checking;

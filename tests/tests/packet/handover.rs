@@ -10,8 +10,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
-        DNS, DNS_UDP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED, NEIGHBOR,
-        PEER_MAC, REDIRECTED, REMOTE, SELF_MAC, Service, VIP, WHILE, from_client, from_peer, vip_of,
+        DNS, DNS_UDP, ELSEWHERE_HTTP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED,
+        NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_MAC, Service, VIP, WHILE, from_client, from_peer, vip_of,
     },
 };
 
@@ -44,6 +44,12 @@ fn delivered() -> Vec<Case> {
             .then(|state| {
                 HTTP.record(state, LOCAL, 0, 0);
                 HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            }),
+        local("of a VIP that is announced on other interfaces", ELSEWHERE_HTTP, &syn(ELSEWHERE_HTTP), LOCAL, false)
+            .given(|state| ELSEWHERE_HTTP.set(state, &[LOCAL], &[LOCAL_TOO]))
+            .then(|state| {
+                ELSEWHERE_HTTP.record(state, LOCAL, 0, 0);
+                ELSEWHERE_HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             }),
         local("the table's backend is elsewhere, the local table's is here", MIXED, &syn(MIXED), LOCAL, false).then(
             |state| {

@@ -276,7 +276,7 @@ impl<'a> Placement<'a> {
             self.named_pool(name, service)?;
         }
         let usable = |pool: &Pool| match service.request.pool.name() {
-            Some(name) => pool.name == name,
+            Some(name) => pool.is_called(name),
             None => pool.auto_assign && self.serves(pool, service),
         };
         let pools: Vec<usize> =
@@ -287,7 +287,12 @@ impl<'a> Placement<'a> {
         let message = match (self.pool_names(|pool| !pool.auto_assign), self.pool_names(|pool| pool.auto_assign)) {
             (manual, auto) if manual.is_empty() && auto.is_empty() => "there are no pools".to_owned(),
             (manual, auto) if auto.is_empty() => format!("pools must be named (autoAssign is off): {manual}"),
-            (_, auto) => format!("no pool serves this Service (spec.serviceAllocation): {auto}"),
+            (_, auto) => {
+                let assigning = self.model.pools.iter().filter(|pool| pool.auto_assign);
+                let fields: BTreeSet<&str> = assigning.map(Pool::audience_fields).collect();
+                let fields = fields.into_iter().collect::<Vec<_>>().join("; ");
+                format!("no pool serves this Service ({fields}): {auto}")
+            }
         };
         Err(Refusal::new(Reason::NoPool, message))
     }

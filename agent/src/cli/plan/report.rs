@@ -112,8 +112,8 @@ struct PoolRow<'a> {
 
 impl<'a> Report<'a> {
     pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
-        let eligible = rendezvous::eligible(&model.nodes);
         let vips = allocation.vips();
+        let leaders = rendezvous::leaders(model, vips.keys().copied());
         let mut used: BTreeMap<(&str, Family), u64> = BTreeMap::new();
         for vip in vips.keys() {
             if let Some(pool) = model.pools.iter().find(|pool| pool.contains(*vip)) {
@@ -124,7 +124,7 @@ impl<'a> Report<'a> {
         let vip_row = |(address, names): (&Vip, &std::collections::BTreeSet<&ServiceName>)| VipRow {
             address: *address,
             services: names.iter().map(ToString::to_string).collect(),
-            leader: rendezvous::leader(*address, eligible.iter().copied()).cloned(),
+            leader: leaders.get(address).cloned().flatten(),
         };
         let pools = model.pools.iter().map(|pool| PoolRow {
             name: &pool.name,

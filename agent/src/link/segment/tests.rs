@@ -149,7 +149,7 @@ fn a_vip_is_announced_where_its_subnet_is() {
         (vec!["eth0"], "2001:db8::1", vec![2], 0),
         (vec![], "192.0.2.200", vec![], 0),
     ] {
-        let (found, tag) = segments(&links, &names).unwrap().place(&links, vip.parse().unwrap());
+        let (found, tag) = segments(&links, &names).unwrap().place(&links, vip.parse().unwrap(), |_| true);
         assert_eq!((found.into_iter().collect::<Vec<_>>(), tag), (ports, vlan), "{vip} on {names:?}");
     }
 }
@@ -161,7 +161,8 @@ fn of_equal_subnets_the_lowest_index_chooses_the_vlan() {
     for ifindex in [2, 7] {
         links.interfaces.get_mut(&ifindex).unwrap().addresses = addresses.clone();
     }
-    let place = |names: &[&str]| segments(&links, names).unwrap().place(&links, "198.51.100.200".parse().unwrap());
+    let place =
+        |names: &[&str]| segments(&links, names).unwrap().place(&links, "198.51.100.200".parse().unwrap(), |_| true);
     assert_eq!(place(&["eth0.100", "bond0.7"]), (BTreeSet::from([2]), 100));
     assert_eq!(place(&["eth0.100", "eth0", "bond0.7"]), (BTreeSet::from([2]), 0));
 }

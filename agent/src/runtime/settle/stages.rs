@@ -17,7 +17,7 @@ use crate::{
     assignments::{self, AssignmentsError},
     election::rendezvous,
     model::{
-        Model, Options, PortClaim, ServiceName, Slices, Vip,
+        Model, Options, PortClaim, ServiceName, Slices,
         endpoints::{desired_service, desired_services},
         reason::Refusal,
     },
@@ -142,12 +142,13 @@ fn settled(
     before: &OrdMap<PortClaim, DesiredService>,
     complaints: BTreeSet<String>,
 ) -> Settled {
-    let eligible = rendezvous::eligible(&model.nodes);
-    let leader = |vip: Vip| (vip, rendezvous::leader(vip, eligible.iter().copied()).cloned());
+    let vips = allocation.vips();
+    let candidates = vips.keys().map(|vip| (*vip, Arc::clone(model.candidates(*vip))));
     let nodes = model.nodes.values().map(|node| (node.name.clone(), node.reached_by().collect()));
     Settled {
         services: desired_services(model, claims, before),
-        leaders: Arc::new(allocation.vips().into_keys().map(leader).collect()),
+        leaders: Arc::new(rendezvous::leaders(model, vips.keys().copied())),
+        candidates: Arc::new(candidates.collect()),
         nodes: Arc::new(nodes.collect()),
         complaints: Arc::new(complaints),
         look: 0,

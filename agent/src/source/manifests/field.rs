@@ -41,6 +41,27 @@ impl FieldPath {
     }
 }
 
+impl FieldPath {
+    /// Whether it leads through this key of the root.
+    pub(super) fn begins_with(&self, key: &str) -> bool {
+        matches!(self.0.first(), Some(Segment::Key(first)) if first == key)
+    }
+}
+
+impl From<&serde_ignored::Path<'_>> for FieldPath {
+    fn from(path: &serde_ignored::Path<'_>) -> Self {
+        use serde_ignored::Path as From;
+        match path {
+            From::Root => Self::default(),
+            From::Seq { parent, index } => Self::from(*parent).index(*index),
+            From::Map { parent, key } => Self::from(*parent).key(key),
+            From::Some { parent } | From::NewtypeStruct { parent } | From::NewtypeVariant { parent } => {
+                Self::from(*parent)
+            }
+        }
+    }
+}
+
 impl From<&serde_path_to_error::Path> for FieldPath {
     fn from(path: &serde_path_to_error::Path) -> Self {
         use serde_path_to_error::Segment as From;

@@ -13,11 +13,11 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    IpAddressPool,
     field::FieldPath,
     validate::{self, Flaw},
 };
 use crate::{
+    api::{self, IpAddressPool, L2Advertisement, VipPolicy, VipPool},
     model::{NodeName, ServiceName},
     source::Objects,
 };
@@ -30,10 +30,22 @@ pub(super) enum Kind {
     Node,
     Namespace,
     IpAddressPool,
+    L2Advertisement,
+    VipPool,
+    VipPolicy,
 }
 
 impl Kind {
-    const ALL: [Self; 5] = [Self::Service, Self::EndpointSlice, Self::Node, Self::Namespace, Self::IpAddressPool];
+    const ALL: [Self; 8] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::Node,
+        Self::Namespace,
+        Self::IpAddressPool,
+        Self::L2Advertisement,
+        Self::VipPool,
+        Self::VipPolicy,
+    ];
 
     /// The `kind`.
     pub(super) const fn name(self) -> &'static str {
@@ -43,6 +55,9 @@ impl Kind {
             Self::Node => "Node",
             Self::Namespace => "Namespace",
             Self::IpAddressPool => "IPAddressPool",
+            Self::L2Advertisement => "L2Advertisement",
+            Self::VipPool => "VipPool",
+            Self::VipPolicy => "VipPolicy",
         }
     }
 
@@ -51,14 +66,20 @@ impl Kind {
         match self {
             Self::Service | Self::Node | Self::Namespace => "v1",
             Self::EndpointSlice => "discovery.k8s.io/v1",
-            Self::IpAddressPool => "metallb.io/v1beta1",
+            Self::IpAddressPool | Self::L2Advertisement => "metallb.io/v1beta1",
+            Self::VipPool | Self::VipPolicy => api::API_VERSION,
         }
     }
 
-    /// Whether an object's namespace is part of its identity. Pools are named across namespaces: MetalLB reads them from
-    /// its own alone.
+    /// Whether an object's namespace is part of its identity. MetalLB's are named across namespaces: it reads them from its
+    /// own alone.
     const fn namespaced(self) -> bool {
         matches!(self, Self::Service | Self::EndpointSlice)
+    }
+
+    /// Whether it is vipmux's own.
+    const fn is_own(self) -> bool {
+        matches!(self, Self::VipPool | Self::VipPolicy)
     }
 }
 
@@ -151,27 +172,29 @@ pub(super) enum Object {
     Node(Arc<Node>),
     Namespace(Arc<Namespace>),
     IpAddressPool(Arc<IpAddressPool>),
+    L2Advertisement(Arc<L2Advertisement>),
+    VipPool(Arc<VipPool>),
+    VipPolicy(Arc<VipPolicy>),
 }
 
 impl Object {
     /// Decodes and validates an object of `kind`; else says all that is wrong with it.
     pub(super) fn decode(kind: Kind, value: Value) -> Result<(Identity, Self), Vec<Flaw>> {
+        /// A type's fields of `metadata`, its flaws, and its variant.
+        macro_rules! as_a {
+            ($type:ident, $flaws:expr) => {
+                decode(kind, value, |object: &mut $type| &mut object.metadata, $flaws, Self::$type)
+            };
+        }
         match kind {
-            Kind::Service => decode(kind, value, |o: &mut Service| &mut o.metadata, validate::service, Self::Service),
-            Kind::EndpointSlice => decode(
-                kind,
-                value,
-                |o: &mut EndpointSlice| &mut o.metadata,
-                validate::endpoint_slice,
-                Self::EndpointSlice,
-            ),
-            Kind::Node => decode(kind, value, |o: &mut Node| &mut o.metadata, validate::node, Self::Node),
-            Kind::Namespace => {
-                decode(kind, value, |o: &mut Namespace| &mut o.metadata, validate::namespace, Self::Namespace)
-            }
-            Kind::IpAddressPool => {
-                decode(kind, value, |o: &mut IpAddressPool| &mut o.metadata, validate::pool, Self::IpAddressPool)
-            }
+            Kind::Service => as_a!(Service, validate::service),
+            Kind::EndpointSlice => as_a!(EndpointSlice, validate::endpoint_slice),
+            Kind::Node => as_a!(Node, validate::node),
+            Kind::Namespace => as_a!(Namespace, validate::namespace),
+            Kind::IpAddressPool => as_a!(IpAddressPool, validate::address_pool),
+            Kind::L2Advertisement => as_a!(L2Advertisement, validate::l2_advertisement),
+            Kind::VipPool => as_a!(VipPool, validate::vip_pool),
+            Kind::VipPolicy => as_a!(VipPolicy, validate::vip_policy),
         }
     }
 
@@ -184,6 +207,9 @@ impl Object {
             Self::Node(o) => drop(objects.nodes.insert(NodeName(name), Arc::clone(o))),
             Self::Namespace(o) => drop(objects.namespaces.insert(name, Arc::clone(o))),
             Self::IpAddressPool(o) => drop(objects.address_pools.insert(name, Arc::clone(o))),
+            Self::L2Advertisement(o) => drop(objects.l2_advertisements.insert(name, Arc::clone(o))),
+            Self::VipPool(o) => drop(objects.vip_pools.insert(name, Arc::clone(o))),
+            Self::VipPolicy(o) => drop(objects.vip_policies.insert(name, Arc::clone(o))),
         }
     }
 }
@@ -198,6 +224,9 @@ impl Identity {
             Kind::Node => drop(objects.nodes.remove(&NodeName(name))),
             Kind::Namespace => drop(objects.namespaces.remove(&name)),
             Kind::IpAddressPool => drop(objects.address_pools.remove(&name)),
+            Kind::L2Advertisement => drop(objects.l2_advertisements.remove(&name)),
+            Kind::VipPool => drop(objects.vip_pools.remove(&name)),
+            Kind::VipPolicy => drop(objects.vip_policies.remove(&name)),
         }
     }
 }
@@ -213,9 +242,8 @@ fn decode<T: DeserializeOwned>(
     if !flaws.is_empty() {
         return Err(flaws);
     }
-    let mut object: T = serde_path_to_error::deserialize(value)
-        .map_err(|error| vec![Flaw::new(FieldPath::from(error.path()), error.inner().to_string())])?;
-    let flaws = validate(&object);
+    let (mut object, mut flaws): (T, _) = read(value, kind.is_own())?;
+    flaws.extend(validate(&object));
     if !flaws.is_empty() {
         return Err(flaws);
     }
@@ -228,6 +256,21 @@ fn decode<T: DeserializeOwned>(
         metadata.namespace = Some(identity.namespace.clone());
     }
     Ok((identity, wrap(Arc::new(object))))
+}
+
+/// The object, and where `strict` the fields below `spec` that there are not: `kubectl` refuses those, too. Others' kinds may
+/// have been given more fields since.
+fn read<T: DeserializeOwned>(value: Value, strict: bool) -> Result<(T, Vec<Flaw>), Vec<Flaw>> {
+    let mut unknown = Vec::new();
+    let result = if strict {
+        let mut tell = |path: serde_ignored::Path<'_>| unknown.push(FieldPath::from(&path));
+        serde_path_to_error::deserialize(serde_ignored::Deserializer::new(value, &mut tell))
+    } else {
+        serde_path_to_error::deserialize(value)
+    };
+    let object = result.map_err(|error| vec![Flaw::new(FieldPath::from(error.path()), error.inner().to_string())])?;
+    let unknown = unknown.into_iter().filter(|path| path.begins_with("spec"));
+    Ok((object, unknown.map(|path| Flaw::new(path, "unknown field")).collect()))
 }
 
 #[cfg(test)]
@@ -253,6 +296,10 @@ mod tests {
             ("serving.knative.dev/v1", "Service", Class::Foreign),
             ("metallb.io/v1beta1", "IPAddressPool", Class::Object(Kind::IpAddressPool)),
             ("metallb.io/v1alpha1", "IPAddressPool", Class::OtherVersion(Kind::IpAddressPool, "metallb.io/v1beta1")),
+            ("metallb.io/v1beta1", "L2Advertisement", Class::Object(Kind::L2Advertisement)),
+            ("vipmux.io/v1alpha1", "VipPool", Class::Object(Kind::VipPool)),
+            ("vipmux.io/v1alpha1", "VipPolicyList", Class::List(Some(Kind::VipPolicy))),
+            ("vipmux.io/v1", "VipPolicy", Class::OtherVersion(Kind::VipPolicy, "vipmux.io/v1alpha1")),
             ("apps/v1", "Deployment", Class::Foreign),
             ("v1", "ConfigMapList", Class::Foreign),
         ];

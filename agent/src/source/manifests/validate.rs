@@ -2,6 +2,8 @@
 //!
 //! The rules are those of `k8s.io/kubernetes/pkg/apis/{core,discovery}/validation` for the fields that vipmux reads.
 
+mod custom;
+
 use std::{
     collections::BTreeSet,
     fmt::Display,
@@ -17,7 +19,8 @@ use k8s_openapi::{
 };
 use serde_json::Value;
 
-use super::{IpAddressPool, field::FieldPath};
+pub(super) use self::custom::{address_pool, l2_advertisement, vip_policy, vip_pool};
+use super::field::FieldPath;
 use crate::model::{Protocol, policy::AFFINITY_SECONDS, prefix::Prefix};
 
 /// The length of an RFC 1123 label, and of a subdomain (DNS's 255 bytes, less the length and root bytes).
@@ -279,13 +282,5 @@ pub(super) fn node(node: &Node) -> Vec<Flaw> {
 pub(super) fn namespace(namespace: &Namespace) -> Vec<Flaw> {
     let mut flaws = Flaws::default();
     flaws.label(name_path(), name(&namespace.metadata));
-    flaws.0
-}
-
-/// The flaws of a pool's metadata; its addresses are the model's to judge.
-pub(super) fn pool(pool: &IpAddressPool) -> Vec<Flaw> {
-    let mut flaws = Flaws::default();
-    flaws.subdomain(name_path(), name(&pool.metadata));
-    flaws.namespace(&pool.metadata);
     flaws.0
 }

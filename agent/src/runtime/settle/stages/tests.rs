@@ -2,7 +2,7 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::{
-    model::{NodeName, endpoints::SERVICE_LABEL, ingest::object},
+    model::{NodeName, Vip, endpoints::SERVICE_LABEL, ingest::object},
     source::manifests::Problem,
 };
 
@@ -133,4 +133,63 @@ fn a_state_file_that_cannot_be_written_is_tried_again() {
     std::fs::remove_file(&path).unwrap();
     assert_eq!(stages.settle(&now, None).complaints.len(), 0);
     assert!(path.exists());
+}
+
+#[test]
+fn a_restart_beside_a_pool_that_shrank_moves_nobody_and_a_changed_mind_does() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    // Each run is an agent of its own, with nothing but the state file.
+    let run = |objects: &Objects| {
+        let mut stages = Stages::new(Options::default(), path.clone(), Memory::default());
+        let settled = stages.settle(&Arc::new(objects.clone()), None);
+        (held(&stages.memory().holders), settled)
+    };
+    let pool = |range: &str| object(serde_json::json!({"metadata": {"name": "lan"}, "spec": {"addresses": [range]}}));
+    let service = |pool: &str| {
+        object(serde_json::json!({
+            "metadata": {"annotations": {"vipmux.io/pool": pool}},
+            "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+        }))
+    };
+    let mut objects = Objects::default();
+    objects.vip_pools.insert("lan".to_owned(), pool("192.0.2.1-192.0.2.3"));
+    objects.services.insert(name("a"), service("lan"));
+    assert_eq!(run(&objects).0, ["a=192.0.2.1"]);
+    objects.vip_pools.insert("lan".to_owned(), pool("192.0.2.3"));
+    for _ in 0..2 {
+        let (held, settled) = run(&objects);
+        assert_eq!(held, ["a=192.0.2.1"]);
+        let told = "Service shop/a: 192.0.2.1 is in no pool any more; 192.0.2.1 is kept until";
+        assert!(settled.complaints.iter().any(|told_so| told_so.starts_with(told)), "{:?}", settled.complaints);
+    }
+    objects.vip_pools.insert("other".to_owned(), pool("192.0.2.9"));
+    objects.services.insert(name("a"), service("other"));
+    assert_eq!(run(&objects).0, ["a=192.0.2.9"]);
+}
+
+#[test]
+fn each_vip_comes_with_those_who_may_lead_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
+    let mut objects = objects(&["a"]);
+    for node in ["n1", "n2"] {
+        objects.nodes.insert(NodeName(node.to_owned()), object(serde_json::json!({})));
+    }
+    let settled = stages.settle(&Arc::new(objects.clone()), None);
+    let vip = Vip([192, 0, 2, 1].into());
+    assert_eq!(settled.candidates[&vip].iter().count(), 2);
+    let selector = serde_json::json!([{"matchLabels": {"kubernetes.io/hostname": "n2"}}]);
+    let policy = serde_json::json!({"metadata": {"name": "p"}, "spec": {"nodeSelectors": selector}});
+    objects.vip_policies.insert("p".to_owned(), object(policy));
+    let settled = stages.settle(&Arc::new(objects.clone()), None);
+    assert_eq!(settled.leaders[&vip], Some(NodeName("n2".to_owned())));
+    assert_eq!(settled.candidates[&vip].iter().count(), 1);
+    objects
+        .vip_policies
+        .insert("p".to_owned(), object(serde_json::json!({"metadata": {"name": "p"}, "spec": {"pools": ["none"]}})));
+    let settled = stages.settle(&Arc::new(objects), None);
+    assert_eq!(settled.leaders[&vip], None);
+    let told = "Service shop/a: 192.0.2.1 is announced by nobody";
+    assert!(settled.complaints.iter().any(|told_so| told_so.starts_with(told)), "{:?}", settled.complaints);
 }

@@ -1,6 +1,7 @@
 //! Each problem, with its place.
 
 use super::*;
+use crate::api::rules;
 
 const HEADER: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n";
 const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: shop}\n";
@@ -16,6 +17,8 @@ fn expect(text: &str, line: usize, field: &str, message: &str) {
     assert!(problem.message.contains(message), "{text}: {problem}");
     assert_eq!(objects.services.len(), 1, "{text}");
     assert!(objects.endpoint_slices.is_empty(), "{text}");
+    assert!(objects.vip_pools.is_empty() && objects.vip_policies.is_empty(), "{text}");
+    assert!(objects.l2_advertisements.is_empty(), "{text}");
 }
 
 fn expect_all(header: &str, table: &[(&str, usize, &str, &str)]) {
@@ -137,6 +140,85 @@ fn an_object_without_a_usable_name_is_a_problem() {
     let pool =
         "apiVersion: metallb.io/v1beta1\nkind: IPAddressPool\nmetadata:\n  name: a\nspec:\n  addresses: 10.0.0.0/24";
     expect(pool, 6, "spec.addresses", "invalid type: string");
+}
+
+/// Each rule's words are those of [`rules`], which the API server says, too.
+#[test]
+fn a_custom_resource_that_its_schema_or_rules_would_refuse_is_a_problem() {
+    let pool = "apiVersion: vipmux.io/v1alpha1\nkind: VipPool\nmetadata: {name: lan}\nspec:\n";
+    let table = [
+        ("  addresses: [192.0.2.0/28, 192.0.2.0/33]", 5, "spec.addresses[1]", rules::RANGE.1),
+        ("  addresses: [192.0.2.9-192.0.2.1]", 5, "spec.addresses[0]", "ends before it begins"),
+        ("  addresses: [127.0.0.0/8]", 5, "spec.addresses[0]", "loopback"),
+        ("  addresses: []", 5, "spec.addresses", "required"),
+        ("  autoAssign: true", 4, "spec", "missing field `addresses`"),
+        (
+            "  addresses: [192.0.2.1]\n  sharing: everyone",
+            6,
+            "spec.sharing",
+            "unknown variant `everyone`, expected one of `any`, `same-namespace`, `key-only`, `by-address`, `none`",
+        ),
+        (
+            "  addresses: [192.0.2.1]\n  onConflict: wait",
+            6,
+            "spec.onConflict",
+            "unknown variant `wait`, expected `spill` or `pending`",
+        ),
+        ("  addresses: [192.0.2.1]\n  priority: -1", 6, "spec.priority", "-1 is less than 0"),
+        ("  addresses: [192.0.2.1]\n  aliases: [lan]", 6, "spec.aliases", rules::ALIAS_IS_ANOTHER_NAME.1),
+        ("  addresses: [192.0.2.1]\n  aliases: [a, A]", 6, "spec.aliases[1]", "RFC 1123 subdomain"),
+        ("  addresses: [192.0.2.1]\n  addressNames: {web: web}", 6, "spec.addressNames.web", rules::NAMED_ADDRESSES.1),
+        (
+            "  addresses: [192.0.2.1]\n  serviceSelectors:\n  - matchExpressions: [{key: a, operator: In}]",
+            7,
+            "spec.serviceSelectors[0]",
+            rules::VALUES_WITH_IN.1,
+        ),
+        (
+            "  addresses: [192.0.2.1]\n  namespaceSelectors:\n  - matchExpressions: [{key: a, operator: in}]",
+            7,
+            "spec.namespaceSelectors[0]",
+            "In, NotIn, Exists and DoesNotExist are known",
+        ),
+        ("  addresses: [192.0.2.1]\n  autoassign: false", 6, "spec.autoassign", "unknown field"),
+    ];
+    expect_all(pool, &table);
+    let policy = "apiVersion: vipmux.io/v1alpha1\nkind: VipPolicy\nmetadata: {name: lan}\nspec:\n";
+    let table = [
+        ("  pools: [lan, Lan]", 5, "spec.pools[1]", "RFC 1123 subdomain"),
+        ("  interfaces: [eth0, eth0/1]", 5, "spec.interfaces[1]", "\"eth0/1\" is no interface's name"),
+        (
+            "  preferredNodes:\n  - {weight: 1, nodeSelector: {}}\n  - {weight: 101, nodeSelector: {}}",
+            7,
+            "spec.preferredNodes[1].weight",
+            "101 is not within 1 to 100",
+        ),
+        ("  preferredNodes:\n  - nodeSelector: {}", 6, "spec.preferredNodes[0]", "missing field `weight`"),
+        (
+            "  preferredNodes:\n  - weight: 1\n    nodeSelector: {matchExpressions: [{key: a, operator: Is}]}",
+            7,
+            "spec.preferredNodes[0].nodeSelector",
+            "operator \"Is\"",
+        ),
+        (
+            "  nodeSelectors: [{matchLabels: {a: b}, matchLabel: {}}]",
+            5,
+            "spec.nodeSelectors[0].matchLabel",
+            "unknown field",
+        ),
+    ];
+    expect_all(policy, &table);
+    let advertisement = "apiVersion: metallb.io/v1beta1\nkind: L2Advertisement\nmetadata: {name: lan}\nspec:\n";
+    let table = [
+        ("  ipAddressPools: lan", 5, "spec.ipAddressPools", "invalid type: string"),
+        (
+            "  nodeSelectors: [{}, {matchExpressions: [{key: a, operator: Exists, values: [b]}]}]",
+            5,
+            "spec.nodeSelectors[1]",
+            rules::VALUES_WITH_IN.1,
+        ),
+    ];
+    expect_all(advertisement, &table);
 }
 
 #[test]

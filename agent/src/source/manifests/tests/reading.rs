@@ -6,7 +6,10 @@ use std::fs;
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::NodeName;
+use crate::{
+    api::{OnConflict, PoolSharing, metallb::L2AdvertisementSpec},
+    model::NodeName,
+};
 
 #[test]
 fn every_kind_that_is_known_is_read() {
@@ -37,6 +40,20 @@ kind: IPAddressPool
 metadata: {name: public, namespace: metallb-system}
 spec: {addresses: [192.0.2.16/28], avoidBuggyIPs: true, serviceAllocation: {priority: 5, namespaces: [shop]}}
 ---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {name: everything, namespace: metallb-system}
+---
+apiVersion: vipmux.io/v1alpha1
+kind: VipPool
+metadata: {name: internal, labels: {tier: internal}}
+spec: {addresses: [192.0.2.7, \"2001:db8::/64\"], sharing: same-namespace, onConflict: pending}
+---
+apiVersion: vipmux.io/v1alpha1
+kind: VipPolicy
+metadata: {name: internal}
+spec: {poolSelectors: [{matchLabels: {tier: internal}}], preferredNodes: [{weight: 10, nodeSelector: {}}]}
+---
 apiVersion: apps/v1
 kind: Deployment
 metadata: {name: web}
@@ -50,6 +67,11 @@ metadata: {name: web}
     assert_eq!(objects.namespaces["shop"].metadata.labels.as_ref().unwrap()["team"], "a");
     let spec = &objects.address_pools["public"].spec;
     assert_eq!((spec.avoid_buggy_ips, spec.service_allocation.as_ref().unwrap().priority), (Some(true), Some(5)));
+    assert_eq!(objects.l2_advertisements["everything"].spec, L2AdvertisementSpec::default());
+    let pool = &objects.vip_pools["internal"];
+    assert_eq!((pool.spec.addresses.len(), pool.spec.auto_assign), (2, true));
+    assert_eq!((pool.spec.sharing, pool.spec.on_conflict), (PoolSharing::SameNamespace, OnConflict::Pending));
+    assert_eq!(objects.vip_policies["internal"].spec.preferred_nodes[0].weight, 10);
 }
 
 #[test]

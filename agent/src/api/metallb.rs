@@ -1,4 +1,4 @@
-//! MetalLB's pools, as its custom resource has them.
+//! MetalLB's pools and advertisements, as its custom resources have them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use serde::{Deserialize, Serialize};
@@ -44,6 +44,38 @@ pub struct ServiceAllocation {
     #[serde(default)]
     pub namespace_selectors: Vec<LabelSelector>,
     /// Selects Services by their labels.
+    #[serde(default)]
+    pub service_selectors: Vec<LabelSelector>,
+}
+
+/// `metallb.io/v1beta1` L2Advertisement.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct L2Advertisement {
+    /// Standard object metadata.
+    #[serde(default)]
+    pub metadata: ObjectMeta,
+    /// What it announces, and from where; left out: everything, from everywhere.
+    #[serde(default)]
+    pub spec: L2AdvertisementSpec,
+}
+
+/// `spec` of an [`L2Advertisement`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct L2AdvertisementSpec {
+    /// Pools, by name; with `ipAddressPoolSelectors` empty, too: all.
+    #[serde(default)]
+    pub ip_address_pools: Vec<String>,
+    /// Selects further pools by their labels.
+    #[serde(default)]
+    pub ip_address_pool_selectors: Vec<LabelSelector>,
+    /// Selects the nodes to announce from, by their labels; empty: all.
+    #[serde(default)]
+    pub node_selectors: Vec<LabelSelector>,
+    /// The interfaces to announce on; empty: all.
+    #[serde(default)]
+    pub interfaces: Vec<String>,
+    /// Selects Services. Not supported: an address is announced for all that share it.
     #[serde(default)]
     pub service_selectors: Vec<LabelSelector>,
 }

@@ -1,0 +1,22 @@
+//! Custom resources: vipmux's own, as the API server is told about them and as manifests have them, and those of MetalLB
+//! that are read.
+
+pub mod metallb;
+#[allow(clippy::duplicated_attributes, reason = "columns have parts in common")]
+mod policy;
+#[allow(clippy::duplicated_attributes, reason = "columns have parts in common")]
+mod pool;
+pub mod rules;
+mod schema;
+
+pub use self::{
+    metallb::{IpAddressPool, L2Advertisement},
+    policy::{PreferredNodes, VipPolicy, VipPolicySpec, VipPolicyStatus},
+    pool::{Leading, OnConflict, PoolSharing, Usage, VipPool, VipPoolSpec, VipPoolStatus},
+};
+
+/// The group and version of vipmux's own kinds.
+pub const API_VERSION: &str = "vipmux.io/v1alpha1";
+
+#[cfg(test)]
+mod tests;

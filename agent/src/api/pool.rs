@@ -1,0 +1,142 @@
+//! VipPool: which addresses there are, and for whom.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::CustomResource;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{rules, schema};
+
+/// Addresses that Services get, and which Services.
+#[derive(Clone, Debug, PartialEq, CustomResource, JsonSchema, Serialize, Deserialize)]
+#[kube(
+    group = "vipmux.io",
+    version = "v1alpha1",
+    kind = "VipPool",
+    doc = "Addresses that Services of type LoadBalancer get, and which Services",
+    status = "VipPoolStatus",
+    derive = "PartialEq",
+    category = "vipmux",
+    validation = rules::ALIAS_IS_ANOTHER_NAME,
+    printcolumn(name = "Addresses", type_ = "string", json_path = ".spec.addresses"),
+    printcolumn(name = "Auto-assign", type_ = "boolean", json_path = ".spec.autoAssign"),
+    printcolumn(name = "Priority", type_ = "integer", json_path = ".spec.priority"),
+    printcolumn(name = "IPv4 used", type_ = "integer", json_path = ".status.ipv4.used"),
+    printcolumn(name = "IPv4", type_ = "integer", json_path = ".status.ipv4.capacity"),
+    printcolumn(name = "IPv6 used", type_ = "integer", json_path = ".status.ipv6.used"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
+)]
+#[serde(rename_all = "camelCase")]
+pub struct VipPoolSpec {
+    /// CIDRs (192.0.2.0/28, 2001:db8::/64), ranges (192.0.2.1-192.0.2.9) and single addresses, of both families.
+    #[schemars(schema_with = "schema::ranges")]
+    pub addresses: Vec<String>,
+    /// Whether Services that name neither pool nor address may get one from here.
+    #[serde(default = "yes")]
+    pub auto_assign: bool,
+    /// Leave out IPv4 addresses that end in .0 or .255.
+    #[serde(default, rename = "avoidBuggyIPs")]
+    pub avoid_buggy_ips: bool,
+    /// Lower goes first, none last; of equal ones the first by name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub priority: Option<i32>,
+    /// Who may share an address of the pool.
+    #[serde(default)]
+    pub sharing: PoolSharing,
+    /// What becomes of a Service whose ports clash with those of its group.
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+    /// Namespaces that may use the pool; with namespaceSelectors empty, too: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::names")]
+    pub namespaces: Vec<String>,
+    /// Selects further namespaces by their labels.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::selectors")]
+    pub namespace_selectors: Vec<LabelSelector>,
+    /// Selects Services by their labels; empty: all.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::selectors")]
+    pub service_selectors: Vec<LabelSelector>,
+    /// Further names by which Services may ask for the pool, such as those that it had.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::names")]
+    pub aliases: Vec<String>,
+    /// Names by which Services may ask for addresses of the pool.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(schema_with = "schema::named_addresses")]
+    pub address_names: BTreeMap<String, String>,
+}
+
+const fn yes() -> bool {
+    true
+}
+
+/// How a pool narrows or widens who may share (rule 4).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum PoolSharing {
+    /// By key, and by address in the dialects that have it.
+    #[default]
+    Any,
+    /// As `any`, within one namespace.
+    SameNamespace,
+    /// By key only.
+    KeyOnly,
+    /// As `any`, and plain Services share by address too.
+    ByAddress,
+    /// Nobody shares.
+    None,
+}
+
+/// What becomes of a Service whose claim clashes within its group (rule 8).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OnConflict {
+    /// It gets another address, which joins the group.
+    #[default]
+    Spill,
+    /// It waits.
+    Pending,
+}
+
+/// What is known of a pool.
+#[derive(Clone, Debug, Default, PartialEq, JsonSchema, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct VipPoolStatus {
+    /// The `metadata.generation` that this is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Of its IPv4 addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv4: Option<Usage>,
+    /// Of its IPv6 addresses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<Usage>,
+    /// Who leads which of its addresses.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub leading: Vec<Leading>,
+}
+
+/// How many addresses of one family there are, and how many of them are in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Usage {
+    /// Addresses that can be given; 2^63 - 1 stands for more, too.
+    #[schemars(range(min = 0))]
+    pub capacity: i64,
+    /// Those that Services hold.
+    #[schemars(range(min = 0))]
+    pub used: i64,
+}
+
+/// What a node leads.
+#[derive(Clone, Debug, Default, PartialEq, Eq, JsonSchema, Serialize, Deserialize)]
+pub struct Leading {
+    /// The node; empty: these are announced by nobody.
+    pub node: String,
+    /// The addresses.
+    pub addresses: Vec<String>,
+}
