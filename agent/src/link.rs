@@ -288,15 +288,15 @@ impl Links {
             .unwrap_or_else(|| InterfaceError::NoneHolds { addresses: addresses.to_vec(), present: self.names() }))
     }
 
-    /// The real interface that has `address` configured: a VIP of which that is said must be refused, since this node's
-    /// kernel takes it for its own.
+    /// The real interfaces' addresses, each with the interface that has it: a VIP that is one of them must be refused, since
+    /// this node's kernel takes it for its own.
     ///
     /// Dummies do not count, `kube-ipvs0` among them: kube-proxy and others put VIPs there so that the node's own
     /// traffic finds them, nothing on a wire reaches a dummy, and the data plane keeps the kernel from answering for
     /// the address elsewhere. The loopback interface counts: the kernel answers for its addresses on every other.
-    pub fn owner(&self, address: IpAddr) -> Option<&Interface> {
-        let mut real = self.iter().filter(|interface| !interface.is_dummy());
-        real.find(|interface| interface.addresses.iter().any(|&(own, _)| own == address))
+    pub fn owners(&self) -> BTreeMap<IpAddr, &Interface> {
+        let real = self.iter().filter(|interface| !interface.is_dummy());
+        real.flat_map(|interface| interface.addresses.iter().map(move |&(own, _)| (own, interface))).collect()
     }
 
     /// The interface among `allowed` on whose subnet `address` is: the longest prefix decides, then the lowest index.

@@ -24,9 +24,10 @@ impl Agent {
         neighbors: &Neighbors,
         complaints: &mut BTreeSet<String>,
     ) -> Desired {
+        let owners = links.owners();
         let mut vips = BTreeMap::new();
         for vip in settled.leaders.keys() {
-            if let Some(owner) = links.owner(vip.0) {
+            if let Some(owner) = owners.get(&vip.0) {
                 complaints.insert(format!("VIP {vip} is refused: it is an address of this node's {}", owner.name));
                 continue;
             }

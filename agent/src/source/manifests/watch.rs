@@ -123,7 +123,6 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
     }
     follower.adopt(tree, Scope::All);
     let (sender, receiver) = channel(Arc::new(follower.store.snapshot()));
-    report(&[], &receiver.borrow().problems);
     let (looks, looked) = channel(0);
     thread::Builder::new()
         .name("manifests".to_owned())
@@ -161,8 +160,7 @@ impl Follower {
             if self.follow(due) {
                 let objects = Arc::new(self.store.snapshot());
                 tracing::debug!(services = objects.services.len(), took = ?started.elapsed(), "manifests changed");
-                let before = sender.send_replace(objects);
-                report(&before.problems, &sender.borrow().problems);
+                sender.send_replace(objects);
             }
             looks.send_if_modified(|looked| mem::replace(looked, asked) != asked);
         }
@@ -272,12 +270,5 @@ impl Follower {
             }
         }
         self.put(&read) || changed
-    }
-}
-
-/// Logs the problems that are new.
-fn report(before: &[Problem], now: &[Problem]) {
-    for problem in now.iter().filter(|problem| before.binary_search(problem).is_err()) {
-        tracing::warn!(%problem, "a manifest cannot be used");
     }
 }
