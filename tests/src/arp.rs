@@ -27,7 +27,7 @@ use crate::netns::Namespace;
 const ETHERNET_HEADER: usize = 14;
 const ARP_LENGTH: usize = 28;
 /// How often a listener looks up from the socket.
-const TICK: Duration = Duration::from_millis(10);
+pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// An ARP frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub fn first_answer(
 pub fn announce(namespace: &Namespace, address: Ipv4Addr) -> Result<()> {
     namespace.run(|| {
         let interface = eth0()?;
-        let (mut sender, _) = open(&interface)?;
+        let (mut sender, _) = open(&interface, TICK)?;
         let mac = interface.mac.context("eth0 has no MAC")?;
         let frame = request(mac, address, address).context("cannot build an ARP announcement")?;
         Ok(sender.send_to(&frame, None).context("the frame does not fit the buffer")??)
@@ -80,7 +80,7 @@ pub fn announce(namespace: &Namespace, address: Ipv4Addr) -> Result<()> {
 
 fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
     let interface = eth0()?;
-    let (mut sender, mut receiver) = open(&interface)?;
+    let (mut sender, mut receiver) = open(&interface, TICK)?;
     let mac = interface.mac.context("eth0 has no MAC")?;
     let frame = request(mac, source, target).context("cannot build an ARP request")?;
     sender.send_to(&frame, None).context("the frame does not fit the buffer")??;
@@ -133,7 +133,7 @@ impl Capture {
         let (stopped, all) = (Arc::clone(&stop), Arc::clone(&seen));
         let (opened, is_open) = mpsc::channel();
         let listener = namespace.spawn(move || {
-            let (_sender, mut receiver) = open(&eth0()?)?;
+            let (_sender, mut receiver) = open(&eth0()?, TICK)?;
             let _ = opened.send(());
             while !stopped.load(Ordering::Relaxed) {
                 if let Some(frame) = receive(receiver.as_mut())? {
@@ -181,11 +181,20 @@ impl Drop for Capture {
 }
 
 pub(crate) fn eth0() -> Result<NetworkInterface> {
-    datalink::interfaces().into_iter().find(|interface| interface.name == "eth0").context("no interface eth0")
+    interface("eth0")
 }
 
-pub(crate) fn open(interface: &NetworkInterface) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
-    let config = Config { read_timeout: Some(TICK), ..Config::default() };
+pub(crate) fn interface(name: &str) -> Result<NetworkInterface> {
+    let mut all = datalink::interfaces().into_iter();
+    all.find(|interface| interface.name == name).with_context(|| format!("no interface {name}"))
+}
+
+/// A packet socket, of which a read takes `tick` at most.
+pub(crate) fn open(
+    interface: &NetworkInterface,
+    tick: Duration,
+) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
+    let config = Config { read_timeout: Some(tick), ..Config::default() };
     match datalink::channel(interface, config).context("cannot open a packet socket")? {
         Channel::Ethernet(sender, receiver) => Ok((sender, receiver)),
         _ => bail!("no Ethernet channel on {}", interface.name),

@@ -19,6 +19,8 @@ use crate::{
 
 /// For what takes milliseconds on an idle machine: starting an agent, applying a change.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+/// For a request that is expected to be answered.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
 /// For one request that is tried again if it is not answered.
 const ATTEMPT: Duration = Duration::from_millis(500);
 /// For one ARP request or neighbour solicitation that is tried again if it is not answered.
@@ -60,6 +62,14 @@ impl Cluster {
         let nodes = self.lan.nodes.iter().filter(|other| other.name != node);
         self.agents = nodes.map(|node| Agent::start(node, options)).collect::<Result<_>>()?;
         self.agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))
+    }
+
+    /// Starts the agent on a node again, with the same pins, and waits until it is ready.
+    pub fn restart_agent(&mut self, node: &str) -> Result<()> {
+        let agent = self.agents.iter_mut().find(|agent| agent.node() == node);
+        let agent = agent.with_context(|| format!("no agent on {node}"))?;
+        agent.restart(self.lan.node(node)?)?;
+        agent.wait_ready(PATIENCE)
     }
 
     /// Adds a pod with its servers.

@@ -103,6 +103,11 @@ fn low_word(number: usize) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
+/// The low 8 bits, likewise.
+fn low_byte(number: usize) -> u8 {
+    number.to_le_bytes()[0]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -15,19 +15,18 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
-use aya::{
-    Ebpf, EbpfLoader,
-    programs::{Xdp, XdpMode},
-};
+use aya::{Ebpf, EbpfLoader, programs::XdpMode};
 use pnet::util::MacAddr;
 
 use crate::{
-    cleanup, kernel,
+    cleanup,
     links::{End, Links},
     netns::Namespace,
     offload::{self, Offload},
     pod::Pod,
-    privilege,
+    process,
+    program::{self, TESTING_OBJECT},
+    requirement,
 };
 
 const BRIDGE: &str = "br0";
@@ -37,7 +36,6 @@ const ORDINARY_MTU: u32 = 1_500;
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Of a node's pods' network likewise.
 const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
-static TESTING_OBJECT: &[u8] = aya::include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
 
 /// What the interface is that has a machine's address, always called eth0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,8 +111,8 @@ pub struct Lan {
     pub nodes: Vec<Node>,
     /// Clients.
     pub clients: Vec<Client>,
-    /// The passing programs on the switch's ports are attached as long as this lives.
-    switch_programs: Vec<Ebpf>,
+    /// The passing program on the switch's ports to the nodes is attached as long as this lives.
+    pass: Ebpf,
     switch: Namespace,
     options: Options,
 }
@@ -149,9 +147,9 @@ pub struct Client {
 }
 
 impl Lan {
-    /// Makes a LAN for a test; `None` where the test is to be skipped ([`privilege::is_root`], [`kernel::has`]).
+    /// Makes a LAN for a test; `None` where the test is to be skipped ([`requirement::root`], [`requirement::uplink`]).
     pub fn for_test(options: Options) -> Result<Option<Self>> {
-        if !privilege::is_root()? || !kernel::has(options.uplink)? {
+        if !requirement::root()? || !requirement::uplink(options.uplink)? {
             return Ok(None);
         }
         Self::new(options).map(Some)
@@ -163,16 +161,13 @@ impl Lan {
         let switch = Namespace::new(&format!("{name}-switch"))?;
         switch.sysctl("net/ipv6/conf/all/disable_ipv6", "1")?;
         switch.links(|links| links.add_bridge(BRIDGE))?;
-        let mut lan = Self { nodes: Vec::new(), clients: Vec::new(), switch_programs: Vec::new(), switch, options };
-        for number in 1..=options.nodes {
-            let node = Node::plug_in(&name, number, &lan.switch, options)?;
-            let port = node.name.clone();
-            lan.switch_programs.push(lan.switch.run(|| attach_pass(&port, options.mtu))?);
-            lan.nodes.push(node);
-        }
-        for number in 1..=options.clients {
-            lan.clients.push(Client::plug_in(&name, number, &lan.switch, options)?);
-        }
+        let node = |number| Node::plug_in(&name, number, &switch, options);
+        let nodes = (1..=options.nodes).map(node).collect::<Result<Vec<_>>>()?;
+        let client = |number| Client::plug_in(&name, number, &switch, options);
+        let clients = (1..=options.clients).map(client).collect::<Result<_>>()?;
+        let mut pass = load_pass(options.mtu)?;
+        switch.run(|| nodes.iter().try_for_each(|node| attach_pass(&mut pass, &node.name, options.mtu)))?;
+        let lan = Self { nodes, clients, pass, switch, options };
         lan.route_pods()?;
         Ok(lan)
     }
@@ -246,7 +241,7 @@ impl Lan {
         if !self.options.offloads {
             namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         }
-        self.switch_programs.push(self.switch.run(|| attach_pass(&port, self.options.mtu))?);
+        self.switch.run(|| attach_pass(&mut self.pass, &port, self.options.mtu))?;
         Ok(Client { address, address_v6, mac, namespace })
     }
 
@@ -338,6 +333,13 @@ impl Node {
     /// An IPv6 address in the node's pod network.
     pub fn pod_address_v6(&self, host: u8) -> Ipv6Addr {
         Ipv6Addr::new(0x2001, 0xdb8, 0x244, self.number.into(), 0, 0, 0, host.into())
+    }
+
+    /// Runs `tc` with these arguments on the node and returns what it writes.
+    pub fn tc(&self, arguments: &[&str]) -> Result<String> {
+        let mut command = self.namespace.command("tc")?;
+        command.args(arguments);
+        process::run(command).context("tc comes with the package iproute2")
     }
 
     /// The node's network namespace.
@@ -450,15 +452,19 @@ fn plug_in_card(
     Ok(mac)
 }
 
-/// A frame that native XDP sends back out of a veth is lost unless an XDP program runs on its peer.
-fn attach_pass(port: &str, mtu: u32) -> Result<Ebpf> {
-    // Frames in several buffers take Linux 5.18, so only they ask for it.
-    let name = if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" };
+/// The passing program by its name: frames in several buffers take Linux 5.18, so only long ones ask for it.
+fn pass(mtu: u32) -> &'static str {
+    if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" }
+}
+
+fn load_pass(mtu: u32) -> Result<Ebpf> {
     let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
-    let program: &mut Xdp = ebpf.program_mut(name).with_context(|| format!("no program `{name}`"))?.try_into()?;
-    program.load().with_context(|| format!("cannot load the program `{name}`"))?;
-    program
-        .attach(port, XdpMode::Driver)
-        .with_context(|| format!("cannot attach `{name}` to the switch's port {port}"))?;
+    program::xdp_mut(&mut ebpf, pass(mtu))?.load().context("cannot load the passing program")?;
     Ok(ebpf)
+}
+
+/// A frame that native XDP sends back out of a veth is lost unless an XDP program runs on its peer.
+fn attach_pass(ebpf: &mut Ebpf, port: &str, mtu: u32) -> Result<()> {
+    let attached = program::xdp_mut(ebpf, pass(mtu))?.attach(port, XdpMode::Driver);
+    attached.map(drop).with_context(|| format!("cannot attach the passing program to the switch's port {port}"))
 }

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result};
 use pnet::{datalink::DataLinkReceiver, util::MacAddr};
 
 use crate::{
-    arp::{eth0, next_frame, open},
+    arp::{TICK, eth0, next_frame, open},
     frames::{Ethernet, Ipv6, NA_OVERRIDE, NA_SOLICITED, Ndp, multicast_mac, solicited_node},
     netns::Namespace,
 };
@@ -38,7 +38,7 @@ pub fn advertise(namespace: &Namespace, address: Ipv6Addr) -> Result<bool> {
     const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     namespace.run(|| {
         let interface = eth0()?;
-        let (mut sender, _) = open(&interface)?;
+        let (mut sender, _) = open(&interface, TICK)?;
         let mac = interface.mac.context("eth0 has no MAC")?.octets();
         let message = Ndp::advertisement(address, NA_OVERRIDE).mac(mac);
         let frame = Ethernet::new(mac, multicast_mac(ALL_NODES)).ipv6(&Ipv6::ndp(address, ALL_NODES, &message));
@@ -52,7 +52,7 @@ pub fn advertise(namespace: &Namespace, address: Ipv6Addr) -> Result<bool> {
 
 fn ask(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
     let interface = eth0()?;
-    let (mut sender, mut receiver) = open(&interface)?;
+    let (mut sender, mut receiver) = open(&interface, TICK)?;
     let mac = interface.mac.context("eth0 has no MAC")?.octets();
     let group = solicited_node(target);
     let question = Ipv6::ndp(source, group, &Ndp::solicitation(target).mac(mac));

@@ -13,7 +13,6 @@ use anyhow::{Context as _, Result};
 use nix::{
     mount::{MsFlags, mount},
     sched::{CloneFlags, setns, unshare},
-    sys::{prctl, signal::Signal},
 };
 
 use crate::{
@@ -101,17 +100,14 @@ impl Namespace {
     }
 
     /// A command that will run in this network namespace; of everything else it sees what its parent sees (`ip netns
-    /// exec` would hide /sys/fs/bpf). It dies with the thread that starts it, and terminal signals pass it by.
+    /// exec` would hide /sys/fs/bpf). Terminal signals pass it by.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let file = self.file.try_clone()?;
         let mut command = Command::new(program);
         command.process_group(0);
-        let enter = move || {
-            setns(file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(io::Error::from)?;
-            prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from)
-        };
-        // SAFETY: between fork and exec, `enter` makes two system calls on what it owns; it does not allocate, lock or
-        // touch memory that another thread may have left in an odd state.
+        let enter = move || setns(file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
+        // SAFETY: between fork and exec, `enter` makes one system call on what it owns; it does not allocate, lock or touch
+        // memory that another thread may have left in an odd state.
         unsafe { command.pre_exec(enter) };
         Ok(command)
     }

@@ -2,7 +2,8 @@
 
 use std::{
     collections::VecDeque,
-    io::{BufRead as _, BufReader, Read},
+    io::{self, BufRead as _, BufReader, Read},
+    os::unix::process::CommandExt as _,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -11,7 +12,10 @@ use std::{
 
 use anyhow::{Context as _, Result, bail};
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        prctl,
+        signal::{Signal, kill},
+    },
     unistd::Pid,
 };
 
@@ -55,9 +59,11 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a command and keeps what it writes to stdout and stderr. It dies with the calling thread if the command is of
-    /// [`crate::netns::Namespace::command`].
+    /// Starts a command and keeps what it writes to stdout and stderr. It dies with the calling thread, however that ends.
     pub fn spawn(label: &str, mut command: Command) -> Result<Self> {
+        let die_together = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
+        // SAFETY: between fork and exec this makes a system call with plain arguments.
+        unsafe { command.pre_exec(die_together) };
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let (guard, mut child) = Guard::for_process(|| {
             let child = command

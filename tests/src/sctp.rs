@@ -1,10 +1,8 @@
 //! SCTP sockets of the one-to-one style (RFC 6458, section 4), which are used like those of TCP.
 
 use std::{
-    io::{self, Write as _},
     net::{SocketAddr, TcpListener, TcpStream},
     os::fd::{AsRawFd as _, OwnedFd},
-    thread,
     time::Duration,
 };
 
@@ -31,19 +29,6 @@ pub fn is_supported() -> Result<bool> {
         Err(Errno::EPROTONOSUPPORT | Errno::ESOCKTNOSUPPORT) => Ok(false),
         Err(error) => Err(error).context("cannot open an SCTP socket"),
     }
-}
-
-/// The same for a test that is skipped where not, which is said by its name. With `CI=true`, too: only another kernel
-/// helps, and the packet suite has SCTP on every one.
-pub fn is_available() -> Result<bool> {
-    let supported = is_supported()?;
-    if !supported {
-        let thread = thread::current();
-        let test = thread.name().unwrap_or("a network test");
-        // Not by `eprintln`, whose text the test harness keeps to itself where a test passes.
-        writeln!(io::stderr(), "skipped: {test}: this kernel has no SCTP, run it on one with the module sctp")?;
-    }
-    Ok(supported)
 }
 
 /// Connects, in the calling thread's network namespace; `timeout` limits that, and every write and read.

@@ -2,9 +2,9 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use pnet::{
-    datalink::{self, Channel, Config, DataLinkReceiver},
+    datalink::DataLinkReceiver,
     packet::{
         Packet as _,
         ethernet::{EtherTypes, EthernetPacket},
@@ -14,7 +14,7 @@ use pnet::{
     },
 };
 
-use crate::netns::Namespace;
+use crate::{arp, netns::Namespace};
 
 /// A silence of this length ends a look at the wire: a hop takes microseconds.
 const QUIET: Duration = Duration::from_millis(20);
@@ -27,18 +27,7 @@ pub struct Tap {
 impl Tap {
     /// Begins to listen on an interface.
     pub fn open(namespace: &Namespace, interface: &str) -> Result<Self> {
-        let receiver = namespace.run(|| {
-            let all = datalink::interfaces();
-            let interface = all
-                .iter()
-                .find(|found| found.name == interface)
-                .with_context(|| format!("no interface {interface}"))?;
-            let config = Config { read_timeout: Some(QUIET), ..Config::default() };
-            match datalink::channel(interface, config).context("cannot open a packet socket")? {
-                Channel::Ethernet(_, receiver) => Ok(receiver),
-                _ => bail!("no Ethernet channel on {}", interface.name),
-            }
-        })?;
+        let (_, receiver) = namespace.run(|| arp::open(&arp::interface(interface)?, QUIET))?;
         Ok(Self { receiver })
     }
 

@@ -53,6 +53,8 @@ pub(crate) fn run(seconds: u32, targets: &[Target]) -> Result<()> {
         capabilities::require("fuzz")?;
         setup::packet_tests()?;
     }
+    // The agent's build script builds the BPF programs, whatever is fuzzed.
+    setup::bpf_toolchain()?;
     setup::cpp_compiler()?;
     workspace::say("building the fuzz targets");
     let folder = workspace::target_folder()?;

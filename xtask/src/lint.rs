@@ -4,12 +4,13 @@ mod purity;
 
 use std::{process::Command, time::Instant};
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
     fuzz,
     setup::{self, LintTool},
+    summary::{self, Outcome},
     workspace,
 };
 
@@ -46,13 +47,10 @@ pub(crate) fn run(checks: &[Check]) -> Result<()> {
     for check in checks {
         workspace::say(&format!("check {}", check.name()));
         let start = Instant::now();
-        let result = check.run();
-        if let Err(error) = &result {
-            eprintln!("{error:#}");
-        }
-        rows.push((check, result, workspace::seconds(start.elapsed())));
+        let outcome = check.run().map_or_else(Outcome::Failed, |()| Outcome::Passed);
+        rows.push((check.name(), outcome, workspace::seconds(start.elapsed())));
     }
-    summarise(&rows)
+    summary::tell("lint", &rows, workspace::in_ci())
 }
 
 /// Installs what the checks need.
@@ -149,28 +147,9 @@ fn clippy_bpf() -> Result<Command> {
     Ok(command)
 }
 
-fn summarise(rows: &[(Check, Result<()>, String)]) -> Result<()> {
-    workspace::say("lint summary");
-    for (check, result, time) in rows {
-        eprintln!("    {:<10} {time:>9}  {}", check.name(), if result.is_ok() { "passed" } else { "FAILED" });
-    }
-    let failed = rows.iter().filter(|(_, result, _)| result.is_err()).count();
-    if failed > 0 {
-        bail!("{failed} of {} checks failed", rows.len());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn one_failed_check_fails_the_run() {
-        let row = |check, result| (check, result, "1 s".to_owned());
-        assert!(summarise(&[row(Check::Fmt, Ok(())), row(Check::Docs, Ok(()))]).is_ok());
-        assert!(summarise(&[row(Check::Fmt, Ok(())), row(Check::Docs, Err(anyhow::anyhow!("broken link")))]).is_err());
-    }
 
     #[test]
     fn every_command_runs_though_the_first_fails() {

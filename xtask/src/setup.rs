@@ -22,7 +22,7 @@ use crate::{
 /// Programs that the tests and the demo start, with the Debian package and the reason.
 const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
     ("nft", "nftables", "the network tests put rules like kube-proxy's and a CNI's on their nodes"),
-    ("ip", "iproute2", "`cargo xtask demo --hold` is explored with it"),
+    ("tc", "iproute2", "the network tests look at filters with it"),
 ];
 
 /// Programs that `cargo xtask vm` needs besides.

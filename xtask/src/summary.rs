@@ -27,7 +27,7 @@ pub(crate) fn tell(title: &str, rows: &[(String, Outcome, String)], ci: bool) ->
                 format!("skipped  {remedy}")
             }
         };
-        eprintln!("    {name:<8} {time:>9}  {text}");
+        eprintln!("    {name:<11} {time:>8}  {text}");
     }
     if failed > 0 {
         bail!("{failed} of {} failed", rows.len());

@@ -14,7 +14,7 @@ use crate::{
 /// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Suite {
-    /// The agent's, the ABI's and xtask's own unit and property tests
+    /// The agent's, the ABI's and xtask's own unit and property tests (those that touch the kernel need root)
     Pure,
     /// One frame in, verdict and exact bytes out, through the kernel's BPF_PROG_TEST_RUN (needs root)
     Packet,

@@ -209,6 +209,10 @@ fn changes_of_an_interface_are_followed() {
 fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
     let Some([node, peer]) = wire() else { return };
     let ((ifindex, _), (_, mac)) = (eth0(&node), eth0(&peer));
+    for family in ["ipv4", "ipv6"] {
+        // It gives up after so many seconds, and not before the peer has answered on a busy machine.
+        node.sysctl(&format!("{family}/neigh/eth0/mcast_solicit"), "60");
+    }
     node.run(async |handle| {
         let monitor = Monitor::start().await.unwrap();
         let v4 = ["192.0.2.1", "192.0.2.2", "192.0.2.3", "198.51.100.7"];

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use super::{Payload, Sctp, Tcp, Udp, checksum, low_word};
+use super::{Payload, Sctp, Tcp, Udp, checksum, low_byte, low_word};
 
 /// An IPv4 packet. Lengths and the header's checksum are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -99,8 +99,4 @@ impl Ipv4 {
         header.extend(&self.options);
         header
     }
-}
-
-fn low_byte(number: usize) -> u8 {
-    number.to_le_bytes()[0]
 }

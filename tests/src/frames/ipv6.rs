@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use super::{Icmpv6, Ndp, Payload, Sctp, Tcp, Udp, low_word};
+use super::{Icmpv6, Ndp, Payload, Sctp, Tcp, Udp, low_byte, low_word};
 
 /// An extension header. Its *next header* field and its length are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -178,10 +178,6 @@ impl Ipv6 {
         bytes.extend(contents);
         bytes
     }
-}
-
-fn low_byte(number: usize) -> u8 {
-    number.to_le_bytes()[0]
 }
 
 #[cfg(test)]

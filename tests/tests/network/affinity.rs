@@ -8,15 +8,13 @@ use std::{
 use anyhow::{Result, ensure};
 use serde_json::json;
 use vipmux_tests::{
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::Options,
     manifests::Service,
     wait,
 };
 
-use crate::policies::{
-    CONNECTIONS, TIMEOUT, VIPS, add_web_pod, await_ready, await_web, prepared, started, to_web, web,
-};
+use crate::policies::{CONNECTIONS, VIPS, add_web_pod, await_ready, await_web, prepared, started, to_web, web};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// As long as it takes for a client to be forgotten, in seconds, and by more than the times' precision.

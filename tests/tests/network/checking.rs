@@ -11,7 +11,6 @@ use vipmux_tests::{
     cluster::{Cluster, PATIENCE},
     lan::{self, Options},
     manifests::VIP,
-    process,
     traffic::Traffic,
     wait,
 };
@@ -137,14 +136,8 @@ fn programs_that_somebody_took_off_come_back_and_so_do_pins_and_the_nat_chain() 
         await_no_difference(&cluster, &leader)?;
         services::await_all(&cluster)?;
     }
-    let mut command = node.namespace().command("nft")?;
-    command.args(["delete", "table", "inet", "vipmux"]);
-    process::run(command)?;
-    wait::until("the NAT chain again", PATIENCE, || {
-        let mut command = node.namespace().command("nft")?;
-        command.args(["list", "table", "inet", "vipmux"]);
-        process::run(command)
-    })?;
+    node.nft("delete table inet vipmux")?;
+    wait::until("the NAT chain again", PATIENCE, || node.nft("list table inet vipmux"))?;
     await_no_difference(&cluster, &leader)
 }
 

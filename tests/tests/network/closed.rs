@@ -16,8 +16,11 @@ use vipmux_tests::{
     wire::Tap,
 };
 
-/// For what is not answered at all; shorter than it takes TCP to send its SYN again.
-const TIMEOUT: Duration = Duration::from_millis(100);
+/// What is refused, and what is not answered at all: the errors, and for how long they are waited for; less than the second
+/// that it takes TCP to send its SYN again.
+type Refusal = (&'static [ErrorKind], Duration);
+const REFUSED: Refusal = (&[ErrorKind::ConnectionRefused], Duration::from_millis(900));
+const SILENT: Refusal = (&[ErrorKind::TimedOut, ErrorKind::WouldBlock], Duration::from_millis(100));
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 /// A port of no Service.
 const CLOSED: u16 = 81;
@@ -27,12 +30,12 @@ const WEB: u16 = 80;
 #[test]
 fn a_closed_port_is_refused_once_by_whichever_node_is_asked() -> Result<()> {
     // Each packet is seen where it goes into the node.
-    knock_everywhere("reject", &[ErrorKind::ConnectionRefused], 2)
+    knock_everywhere("reject", REFUSED, 2)
 }
 
 #[test]
 fn a_closed_port_is_silent_and_sends_nothing_on_if_it_is_to_be_dropped() -> Result<()> {
-    knock_everywhere("drop", &[ErrorKind::TimedOut, ErrorKind::WouldBlock], 2)
+    knock_everywhere("drop", SILENT, 2)
 }
 
 /// The node's stack does not have the address, so it forwards the packet to the node that it believes to lead. There it
@@ -40,15 +43,15 @@ fn a_closed_port_is_silent_and_sends_nothing_on_if_it_is_to_be_dropped() -> Resu
 #[test]
 fn a_closed_port_that_is_left_to_the_stack_makes_one_hop_at_most() -> Result<()> {
     // Into the node, out of it, and into the next.
-    knock_everywhere("pass", &[ErrorKind::ConnectionRefused], 6)
+    knock_everywhere("pass", REFUSED, 6)
 }
 
 /// By way of each node, to both ports at both addresses; `passes`: how often a SYN and a datagram pass the nodes' ports.
-fn knock_everywhere(unclaimed: &'static str, answers: &[ErrorKind], passes: usize) -> Result<()> {
+fn knock_everywhere(unclaimed: &'static str, refusal: Refusal, passes: usize) -> Result<()> {
     let Some((cluster, mut wire)) = stale(unclaimed)? else { return Ok(()) };
     for node in &cluster.lan.nodes {
         for (vip, port) in VIPS.into_iter().flat_map(|vip| [(vip, CLOSED), (vip, WEB)]) {
-            knock(&cluster, node, (vip, port).into(), answers)?;
+            knock(&cluster, node, (vip, port).into(), refusal)?;
             wire.expect(vip, passes, &format!("port {port} of {}", node.name))?;
         }
     }
@@ -100,7 +103,7 @@ fn no_pod(node: &Node) -> [Endpoint; 2] {
 }
 
 /// Sends a SYN and a datagram to a port by way of a node, and sees what they are answered with.
-fn knock(cluster: &Cluster, node: &Node, server: SocketAddr, expected: &[ErrorKind]) -> Result<()> {
+fn knock(cluster: &Cluster, node: &Node, server: SocketAddr, (expected, timeout): Refusal) -> Result<()> {
     let client = cluster.lan.client()?.namespace();
     client.links(|links| links.add_neighbour("eth0", server.ip(), node.mac))?;
     let check = |result: std::io::Result<()>| {
@@ -110,9 +113,9 @@ fn knock(cluster: &Cluster, node: &Node, server: SocketAddr, expected: &[ErrorKi
     };
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     client.run(|| {
-        check(TcpStream::connect_timeout(&server, TIMEOUT).map(drop)).context("TCP")?;
+        check(TcpStream::connect_timeout(&server, timeout).map(drop)).context("TCP")?;
         let socket = UdpSocket::bind((any, 0))?;
-        socket.set_read_timeout(Some(TIMEOUT))?;
+        socket.set_read_timeout(Some(timeout))?;
         socket.connect(server)?;
         socket.send(b"a question")?;
         check(socket.recv(&mut [0; 64]).map(drop)).context("UDP")

@@ -4,9 +4,15 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux_tests::{client::Session, cluster::PATIENCE, lan::Options, manifests::Service, wait};
+use vipmux_tests::{
+    client::Session,
+    cluster::{PATIENCE, TIMEOUT},
+    lan::Options,
+    manifests::Service,
+    wait,
+};
 
-use crate::policies::{TIMEOUT, VIPS, WEB, await_web, endpoints, prepared, started, web};
+use crate::policies::{VIPS, WEB, await_web, endpoints, prepared, started, web};
 
 /// The other port of the VIP.
 const AGAIN: u16 = 444;

@@ -10,14 +10,25 @@ use vipmux_tests::{
     cluster::PATIENCE,
     demo,
     manifests::{Manifests, VIP},
-    privilege,
     process::Process,
+    requirement,
 };
 
-fn start(arguments: &[&str]) -> Result<Process> {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
-    command.args(arguments);
-    Process::spawn("the demo", command)
+/// A running demo. Dropped, it is interrupted: killed, it could not remove what it has made.
+struct Demo(Process);
+
+impl Demo {
+    fn start(arguments: &[&str]) -> Result<Self> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_demo"));
+        command.args(arguments);
+        Process::spawn("the demo", command).map(Self)
+    }
+}
+
+impl Drop for Demo {
+    fn drop(&mut self) {
+        let _ = self.0.signal(Signal::SIGTERM).and_then(|()| self.0.wait(PATIENCE));
+    }
 }
 
 /// What a process has on this machine, by the names of [`cleanup`].
@@ -36,10 +47,11 @@ fn belongings(process: u32) -> Result<Vec<String>> {
 
 #[test]
 fn it_shows_everything_is_held_and_ends_well_by_ctrl_c() -> Result<()> {
-    if !privilege::is_root()? {
+    if !requirement::root()? {
         return Ok(());
     }
-    let mut demo = start(&["--hold"])?;
+    let mut running = Demo::start(&["--hold"])?;
+    let demo = &mut running.0;
     demo.wait_for_line("held", 2 * PATIENCE, |line| line.contains("Ctrl-C"))?;
     for service in demo::SERVICES {
         demo.wait_for_line("showing every Service", PATIENCE, |line| line.contains(service.name))?;
@@ -54,11 +66,12 @@ fn it_shows_everything_is_held_and_ends_well_by_ctrl_c() -> Result<()> {
 
 #[test]
 fn interrupted_at_any_time_it_leaves_nothing() -> Result<()> {
-    if !privilege::is_root()? {
+    if !requirement::root()? {
         return Ok(());
     }
     for moment in ["a switch, three nodes", "an agent on each node", "every port answers"] {
-        let mut demo = start(&[])?;
+        let mut running = Demo::start(&[])?;
+        let demo = &mut running.0;
         demo.wait_for_line(moment, PATIENCE, |line| line.contains(moment))?;
         demo.signal(Signal::SIGTERM)?;
         let status = demo.wait(PATIENCE)?;

@@ -1,19 +1,18 @@
 //! A client that reaches the same pod through the VIP and past it, from the same port: to the pod, both are the same
 //! connection, one after the other.
 
-use std::{net::IpAddr, time::Duration};
+use std::net::IpAddr;
 
 use anyhow::{Context as _, Result};
 use vipmux_tests::{
     client::Session,
-    cluster::Cluster,
+    cluster::{Cluster, TIMEOUT},
     lan::Options,
     manifests::{VIP, VIP_V6},
 };
 
 use crate::ipv6;
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// The first of the client's ports; outside of those that the kernel gives by itself.
 const FIRST_PORT: u16 = 20_000;
 

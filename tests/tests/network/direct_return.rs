@@ -11,7 +11,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use vipmux_tests::{
     agent,
     client::{Datagrams, Kind, Request},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Lan, Node, Options, Uplink},
     manifests::{Manifests, Service, VIP, VIP_V6},
     pod::Listener,
@@ -20,7 +20,6 @@ use vipmux_tests::{
     wait,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// A long transfer on a busy machine.
 const LONG: Duration = Duration::from_mins(2);
 const PAUSE: Duration = Duration::from_millis(10);
@@ -154,19 +153,13 @@ fn packets_are_brought_to_pods_by_a_filter_where_there_are_no_tcx_links() -> Res
     let leader = cluster.planned_leader(VIP)?.name.clone();
     cluster.agent_mut(&leader)?.process_mut().kill()?;
     let (agent, node) = (cluster.agent(&leader)?, cluster.lan.node(&leader)?);
-    let filters = || tc(node, &["filter", "show", "dev", "eth0", "ingress"]);
+    let filters = || node.tc(&["filter", "show", "dev", "eth0", "ingress"]);
     let before = filters()?;
     assert_eq!(before.matches("handle 0x7669706d vipmux_ingress").count(), 1, "{before}");
     agent.unload(node)?;
-    let qdiscs = tc(node, &["qdisc", "show", "dev", "eth0"])?;
+    let qdiscs = node.tc(&["qdisc", "show", "dev", "eth0"])?;
     assert!(!qdiscs.contains("clsact"), "{qdiscs}");
     Ok(())
-}
-
-fn tc(node: &Node, arguments: &[&str]) -> Result<String> {
-    let mut command = node.namespace().command("tc")?;
-    command.args(arguments);
-    vipmux_tests::process::run(command).context("tc comes with the package iproute2")
 }
 
 #[test]

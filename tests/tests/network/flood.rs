@@ -5,9 +5,14 @@ use std::{collections::BTreeSet, net::IpAddr};
 use anyhow::{Context as _, Result, ensure};
 use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::Config;
-use vipmux_tests::{agent, client::Session, cluster::Cluster, lan::Options};
+use vipmux_tests::{
+    agent,
+    client::Session,
+    cluster::{Cluster, TIMEOUT},
+    lan::Options,
+};
 
-use crate::policies::{IMPATIENCE, TIMEOUT, VIPS, WEB, await_web, prepared, to_web, web};
+use crate::policies::{IMPATIENCE, VIPS, WEB, await_web, prepared, to_web, web};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// With 60 connections, the chance that one of three equal backends gets none is below 10^-10.

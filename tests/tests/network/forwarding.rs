@@ -5,13 +5,13 @@ use std::{io, net::IpAddr};
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     agent,
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Node, Options},
     manifests::{VIP, VIP_V6},
     wait,
 };
 
-use crate::policies::{TIMEOUT, VIPS, WEB, address_for, bystanders, check_bystanders, prepared, started, to_web, web};
+use crate::policies::{VIPS, WEB, address_for, bystanders, check_bystanders, prepared, started, to_web, web};
 
 /// What kube-proxy does on every node with what is for `shop/web`: to one of its pods, with the node's address as the
 /// client's.

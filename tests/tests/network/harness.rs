@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result};
 use vipmux_tests::{
     arp,
     client::{self, Kind, Request, Session},
+    cluster::TIMEOUT,
     conntrack,
     lan::{Lan, Options},
     manifests::VIP_V6,
@@ -18,8 +19,6 @@ use vipmux_tests::{
     sctp,
     traffic::Traffic,
 };
-
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// All kinds of servers that this kernel can run.
 fn kinds() -> Result<Vec<Kind>> {

@@ -8,7 +8,7 @@ use pnet::util::MacAddr;
 use vipmux_tests::{
     agent,
     client::{self, Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     frames::solicited_node,
     lan::{Lan, Options},
     manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
@@ -21,11 +21,8 @@ use vipmux_tests::{
 use crate::{
     leading::wait_until_stopped,
     replies::{self, forget_connections_and_release},
-    serving,
 };
 
-/// For a request that is expected to be answered.
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// An answer to a solicitation comes within well under a millisecond; this leaves room for a busy machine.
 const WINDOW: Duration = Duration::from_millis(150);
 /// With 40 new connections, the chance that one of two equal backends gets none is below 10^-11.
@@ -226,12 +223,6 @@ fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
 }
 
 #[test]
-fn a_closed_port_is_refused_at_once() -> Result<()> {
-    let Some(cluster) = served(Options::default())? else { return Ok(()) };
-    serving::refuses(&cluster, (VIP_V6, 81).into())
-}
-
-#[test]
 fn a_vip_answers_echo_requests() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
     cluster.lan.client()?.namespace().run(|| {
@@ -282,19 +273,6 @@ fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
     let Some(mut cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let bulk = Service::sharing("ops/bulk", 515, "UDP", 5140).ipv6();
     replies::exchange_fragments(&mut cluster, bulk, VIP_V6.into(), Cluster::endpoint_v6, 1_453)
-}
-
-/// The node tells the client by packet too big, in the VIP's name; IPv6 knows no fragmentation on the way.
-#[test]
-fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
-    let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
-    let pod = cluster.pod("secure-1")?;
-    pod.narrow(cluster.lan.node(&pod.node)?, 1_300)?;
-    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP_V6, 443).into(), TIMEOUT))?;
-    for length in [100, 1_400, 8_000] {
-        session.say(&"x".repeat(length)).with_context(|| format!("{length} bytes"))?;
-    }
-    Ok(())
 }
 
 /// The client has closed its socket when the reply comes, and its kernel says so to the VIP.

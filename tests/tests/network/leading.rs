@@ -12,7 +12,7 @@ use pnet::{packet::arp::ArpOperations, util::MacAddr};
 use vipmux_tests::{
     arp,
     client::{Kind, Request, Session},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::Options,
     manifests::{VIP, VIP_V6},
     ndp,
@@ -23,7 +23,6 @@ use vipmux_tests::{
 
 use crate::{ipv6, services};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// After its agent's last sign of life a node may answer for this long.
 pub(crate) const DEADLINE: Duration = Duration::from_millis(300);
 /// Far longer than a change of the leader takes, and shorter than a yielded address is left to nobody.
@@ -94,11 +93,7 @@ fn a_killed_agents_node_is_silent_after_the_deadline_while_traffic_goes_on() -> 
     assert_silent(&cluster)?;
     serves_who_knows_the_mac(&cluster, &mut session)?;
 
-    let position = cluster.agents.iter().position(|agent| agent.node() == leader);
-    let node = cluster.lan.node(&leader)?;
-    let agent = &mut cluster.agents[position.unwrap_or_default()];
-    agent.restart(node)?;
-    agent.wait_ready(PATIENCE)?;
+    cluster.restart_agent(&leader)?;
     assert_eq!(cluster.await_leader(VIP)?.name, leader);
     assert_eq!(session.say("restarted")?.service, "shop/secure");
     services::await_all(&cluster)
@@ -111,8 +106,10 @@ fn an_edit_of_the_nodes_moves_the_address_without_a_long_silence() -> Result<()>
     for cordoned in [[first.as_str()].as_slice(), &[], &[first.as_str()], &[]] {
         cluster.manifests.write_nodes(&cluster.lan, cordoned)?;
         let leader = cluster.planned_leader(VIP)?.mac;
-        let (mut heard, mut silence, mut in_a_row) = (Instant::now(), Duration::ZERO, 0);
+        let begin = Instant::now();
+        let (mut heard, mut silence, mut in_a_row) = (begin, Duration::ZERO, 0);
         while in_a_row < 10 && silence < SILENCE {
+            ensure!(begin.elapsed() < PATIENCE, "others than {leader} answer");
             let client = cluster.lan.client()?;
             let answer = arp::first_answer(client.namespace(), client.address, VIP, WINDOW)?;
             silence = silence.max(heard.elapsed());

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use vipmux_tests::{
     agent::Plan,
     client::{Datagrams, Kind, Request, Session},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Client, Lan, Options},
     manifests::{Condition, Endpoint, Manifests, Service, VIP, VIP_V6},
     pod::Listener,
@@ -21,8 +21,6 @@ use vipmux_tests::{
     wait,
 };
 
-/// For a request that is expected to be answered.
-pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// For a request that nobody is expected to answer.
 const SILENCE: Duration = Duration::from_millis(700);
 /// For requests that are often in vain.

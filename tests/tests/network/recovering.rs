@@ -17,7 +17,7 @@ use vipmux_common::abi::Config;
 use vipmux_tests::{
     arp,
     client::{Kind, Request, Session},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::Options,
     manifests::{Service, VIP},
     pod::{self, Listener},
@@ -30,7 +30,6 @@ use crate::{
     services,
 };
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 /// The Service with a pod on the leading node and one on another.
 const PAIR: u16 = 9443;
@@ -110,18 +109,16 @@ fn a_restarted_agent_sends_no_flow_elsewhere_while_it_finds_its_neighbours() -> 
         Ok(session)
     })?;
 
+    cluster.agent_mut(&leader)?.process_mut().kill()?;
     let (node, far) = (cluster.lan.node(&leader)?, cluster.lan.node(&other)?);
     cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, node.mac))?;
-    let agent = cluster.agents.iter_mut().find(|agent| agent.node() == leader).context("no agent on the leader")?;
-    agent.process_mut().kill()?;
     far.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "8")?;
     node.namespace().links(|links| links.forget_neighbour(far.address))?;
-    agent.restart(node)?;
-    agent.wait_ready(PATIENCE)?;
+    cluster.restart_agent(&leader)?;
     for line in ["one", "two", "three"] {
         assert_eq!(session.say(line)?.pod, "far");
     }
-    far.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
+    cluster.lan.node(&other)?.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
     assert_eq!(session.say("four")?.pod, "far");
     Ok(())
 }
@@ -154,9 +151,7 @@ fn a_node_whose_agent_is_long_gone_leaves_the_vip_to_its_own_stack_until_an_agen
     maps.config.set(0, Config { abandon_after: 1, ..config }, 0)?;
     answered_by(&cluster, "node/own")?;
 
-    let agent = cluster.agents.iter_mut().find(|agent| agent.node() == leader).context("no agent on the leader")?;
-    agent.restart(cluster.lan.node(&leader)?)?;
-    agent.wait_ready(PATIENCE)?;
+    cluster.restart_agent(&leader)?;
     answered_by(&cluster, "shop/web")?;
     ensure!(maps.read_config()? == config, "the agent left the configuration of somebody else in place");
     drop(own);

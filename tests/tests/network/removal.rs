@@ -1,14 +1,17 @@
 //! What is seen and what remains when the agent is not there.
 
-use std::time::Duration;
-
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
-use vipmux_tests::{client::Request, cluster::PATIENCE, lan::Options, links::Links, manifests::VIP, wait};
+use vipmux_tests::{
+    client::Request,
+    cluster::{PATIENCE, TIMEOUT},
+    lan::Options,
+    links::Links,
+    manifests::VIP,
+    wait,
+};
 
 use crate::services;
-
-const TIMEOUT: Duration = Duration::from_secs(5);
 
 #[test]
 fn inspect_tells_the_same_while_the_agent_is_down() -> Result<()> {

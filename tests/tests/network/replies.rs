@@ -1,11 +1,11 @@
 //! Replies come from the VIP, whatever the node's own rules and its connection tracking make of them.
 
-use std::{collections::BTreeSet, fs, net::IpAddr, time::Duration};
+use std::{collections::BTreeSet, fs, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
-    cluster::Cluster,
+    cluster::{Cluster, TIMEOUT},
     conntrack,
     lan::Options,
     manifests::{Endpoint, Service, VIP},
@@ -15,21 +15,10 @@ use vipmux_tests::{
 
 use crate::services;
 
-const TIMEOUT: Duration = Duration::from_secs(5);
-
 #[test]
 fn every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter() -> Result<()> {
     let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
-    for expected in services::expected() {
-        for _ in 0..10 {
-            let answer = cluster.ask(expected.request, TIMEOUT)?;
-            assert_eq!(
-                (answer.service.as_str(), answer.client.ip()),
-                (expected.name, cluster.lan.client()?.address.into())
-            );
-        }
-    }
-    Ok(())
+    services::ask_all(&cluster, 10).map(drop)
 }
 
 /// The pod speaks first after its node has forgotten the connection: to the CNI's rules that is a connection of the
@@ -94,20 +83,6 @@ pub(crate) fn exchange_fragments(
         }
     }
     ensure!(pods.len() > 1, "all went to {pods:?}");
-    Ok(())
-}
-
-/// The node tells the client that its segments are too big for the pod's link, in the VIP's name: without that they would
-/// be lost for ever.
-#[test]
-fn a_pod_behind_a_narrow_link_is_reached_by_path_mtu_discovery() -> Result<()> {
-    let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
-    let pod = cluster.pod("secure-1")?;
-    pod.narrow(cluster.lan.node(&pod.node)?, 1_300)?;
-    let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
-    for length in [100, 1_400, 8_000] {
-        session.say(&"x".repeat(length)).with_context(|| format!("{length} bytes"))?;
-    }
     Ok(())
 }
 

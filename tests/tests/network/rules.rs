@@ -9,12 +9,12 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use vipmux_tests::{
     client::{Kind, Request},
-    cluster::Cluster,
+    cluster::{Cluster, TIMEOUT},
     lan::{Client, Options},
     manifests::Service,
 };
 
-use crate::policies::{CONNECTIONS, TIMEOUT, VIPS, VOICE, WEB, await_web, endpoints, prepared, started, to_web, web};
+use crate::policies::{CONNECTIONS, VIPS, VOICE, WEB, await_web, endpoints, prepared, started, to_web, web};
 
 /// Datagrams that are refused: kernels answer few at once (`icmp_ratelimit`).
 const DATAGRAMS: usize = 3;

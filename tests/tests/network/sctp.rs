@@ -1,21 +1,20 @@
 //! SCTP through a VIP. Its checksum covers the ports, so a Service's is that of its pods.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
 use vipmux_tests::{
     client::{Kind, Request, Session},
-    cluster::Cluster,
+    cluster::{Cluster, TIMEOUT},
     conntrack,
     lan::Options,
     manifests::Service,
     pod::Listener,
-    sctp,
+    requirement,
 };
 
 use crate::policies::{VIPS, endpoints, prepared, started};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// S1AP's.
 const PORT: u16 = 36_412;
 /// With 40 associations, the chance that one of two equal backends gets none is below 10^-11.
@@ -57,7 +56,7 @@ fn an_association_goes_on_when_every_node_forgets_its_connections() -> Result<()
 
 /// `core/mme` with pods on two nodes, in dual stack; `None` if the test is to be skipped.
 fn with_sctp() -> Result<Option<Cluster>> {
-    if !sctp::is_available()? {
+    if !requirement::sctp()? {
         return Ok(None);
     }
     let Some(mut cluster) = prepared(Options::HOSTILE, &[])? else { return Ok(None) };

@@ -10,14 +10,14 @@ use serde_json::json;
 use vipmux_tests::{
     agent::{self, Agent},
     client::{Kind, Request},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Lan, Options},
     manifests::{Manifests, Service},
     pod::Listener,
     wait,
 };
 
-use crate::policies::{CONNECTIONS, TIMEOUT, endpoints};
+use crate::policies::{CONNECTIONS, endpoints};
 
 /// The node with both.
 const BETWEEN: &str = "node-1";

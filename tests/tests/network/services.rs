@@ -1,9 +1,11 @@
 //! What most tests begin with: five Services on one address, with pods on three nodes.
 
-use anyhow::Result;
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Kind, Request},
-    cluster::Cluster,
+    cluster::{Cluster, TIMEOUT},
     lan::{Lan, Options},
     manifests::{Manifests, Service, VIP},
     pod::Listener,
@@ -66,6 +68,22 @@ pub(crate) fn served(options: Options) -> Result<Option<Cluster>> {
     cluster.start_agents(&cluster.agent_options())?;
     await_all(&cluster)?;
     Ok(Some(cluster))
+}
+
+/// Asks for each of the five so often: it must be itself that answers, and it sees the client. How many pods of each did.
+pub(crate) fn ask_all(cluster: &Cluster, times: usize) -> Result<[usize; 5]> {
+    let client = cluster.lan.client()?.address;
+    let mut reached = [0; 5];
+    for (expected, reached) in expected().into_iter().zip(&mut reached) {
+        let mut pods = BTreeSet::new();
+        for _ in 0..times {
+            let answer = cluster.ask(expected.request, TIMEOUT).with_context(|| cluster.last_outputs())?;
+            ensure!(answer.service == expected.name && answer.client.ip() == client, "{}: {answer}", expected.name);
+            pods.insert(answer.pod);
+        }
+        *reached = pods.len();
+    }
+    Ok(reached)
 }
 
 /// Waits until each of the five answers.

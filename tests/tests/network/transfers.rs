@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use vipmux_tests::{
     client::{Datagrams, Kind, Request},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     conntrack,
     lan::{Lan, Options},
     manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
@@ -28,7 +28,6 @@ const WHOLE: [u64; 2] = [100_000_000, 20_000_000];
 const PART: u64 = 5_000_000;
 /// With 16 flows, the chance that one of two equal backends gets none is below 1 in 10,000; any of them will do.
 const FLOWS: usize = 16;
-const TIMEOUT: Duration = Duration::from_secs(5);
 /// A long transfer on a busy machine.
 const LONG: Duration = Duration::from_mins(2);
 /// Between the chunks of transfers that are to leave room for other traffic.

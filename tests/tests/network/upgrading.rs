@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Kind, Request, Session},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::Options,
     manifests::{Service, VIP},
     pod::Listener,
@@ -14,7 +14,6 @@ use vipmux_tests::{
 
 use crate::{removal::egress_programs, services};
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(10);
 /// A Service with pods on two nodes.
 const PAIR: u16 = 9443;
@@ -36,9 +35,7 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
     requests.wait_for_more(5, PATIENCE)?;
 
     for flows in [32_768, 16_384, 65_536] {
-        for node in &cluster.lan.nodes {
-            let agent = cluster.agents.iter_mut().find(|agent| agent.node() == node.name).context("no agent")?;
-            agent.process_mut().kill()?;
+        for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
             agent.options_mut().flows = flows;
             agent.restart(node)?;
             agent.wait_ready(PATIENCE)?;

@@ -1,6 +1,6 @@
 //! Machines whose address is not on the card itself, and egress programs without a link.
 
-use std::{fs, time::Duration};
+use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use aya::{
@@ -14,12 +14,11 @@ use vipmux_tests::{
     lan::{Lan, Node, Options, Uplink},
     links::End,
     manifests::{Manifests, VIP},
-    offload, process, wait,
+    offload, wait,
 };
 
 use crate::services;
 
-const TIMEOUT: Duration = Duration::from_secs(5);
 const VLAN: Uplink = Uplink::Vlan(100);
 /// With that many connections to each Service, local and remote pods both get some.
 const CONNECTIONS: usize = 20;
@@ -30,19 +29,8 @@ fn served(uplink: Uplink, change: impl FnOnce(agent::Options) -> agent::Options)
     let Some(mut cluster) = services::prepared(options)? else { return Ok(None) };
     cluster.start_agents(&change(cluster.agent_options()))?;
     services::await_all(&cluster)?;
-    ask_all(&cluster)?;
+    services::ask_all(&cluster, CONNECTIONS)?;
     Ok(Some(cluster))
-}
-
-fn ask_all(cluster: &Cluster) -> Result<()> {
-    for expected in services::expected() {
-        for _ in 0..CONNECTIONS {
-            let answer = cluster.ask(expected.request, TIMEOUT).with_context(|| cluster.last_outputs())?;
-            assert_eq!(answer.service, expected.name);
-            assert_eq!(answer.client.ip(), cluster.lan.client()?.address, "{}", expected.name);
-        }
-    }
-    Ok(())
 }
 
 fn has_xdp(node: &Node, interface: &str) -> Result<bool> {
@@ -168,7 +156,7 @@ fn an_agent_that_is_given_another_interface_lets_go_of_the_old_one() -> Result<(
     agent.restart_with(node, agent::Options { interface: "mac0".to_owned(), xdp_mode: "generic", ..options })?;
     agent.wait_ready(PATIENCE)?;
     assert!(has_xdp(node, "mac0")? && !has_xdp(node, "eth0")?);
-    assert!(!tc(node, &["qdisc", "show", "dev", "eth0"])?.contains("clsact"));
+    assert!(!node.tc(&["qdisc", "show", "dev", "eth0"])?.contains("clsact"));
     let links = fs::read_dir(agent.pins().join("links"))?.count();
     assert_eq!(links, 2, "the new interface's");
     Ok(())
@@ -189,12 +177,6 @@ fn native_xdp_runs_where_frames_are_longer_than_a_page() -> Result<()> {
     agent.wait_ready(PATIENCE)?;
     assert!(agent.process().output().contains(r#""mode":"native""#), "{}", agent.process().output());
     Ok(())
-}
-
-fn tc(node: &Node, arguments: &[&str]) -> Result<String> {
-    let mut command = node.namespace().command("tc")?;
-    command.args(arguments);
-    process::run(command).context("tc comes with the package iproute2")
 }
 
 /// A CNI's programs are to see the pod's address, not the VIP's.
@@ -224,23 +206,19 @@ fn replies_are_translated_by_a_filter_where_there_are_no_tcx_links() -> Result<(
         return Ok(());
     };
     let node = "node-1".to_owned();
-    let filters = |cluster: &Cluster| tc(cluster.lan.node(&node)?, &["filter", "show", "dev", "eth0", "egress"]);
+    let filters = |cluster: &Cluster| cluster.lan.node(&node)?.tc(&["filter", "show", "dev", "eth0", "egress"]);
     let before = filters(&cluster)?;
     assert_eq!(before.matches("handle 0x7669706d vipmux_egress").count(), 1, "{before}");
 
-    cluster.agent_mut(&node)?.process_mut().kill()?;
-    let mut agent = cluster.agents.remove(0);
-    agent.restart(cluster.lan.node(&node)?)?;
-    agent.wait_ready(PATIENCE)?;
-    cluster.agents.insert(0, agent);
+    cluster.restart_agent(&node)?;
     let after = filters(&cluster)?;
     assert_eq!(after.matches("handle 0x7669706d vipmux_egress").count(), 1, "{after}");
     assert_ne!(after, before, "it is another program");
-    ask_all(&cluster)?;
+    services::ask_all(&cluster, CONNECTIONS)?;
 
     cluster.agent_mut(&node)?.process_mut().kill()?;
     cluster.agent(&node)?.unload(cluster.lan.node(&node)?)?;
-    let qdiscs = tc(cluster.lan.node(&node)?, &["qdisc", "show", "dev", "eth0"])?;
+    let qdiscs = cluster.lan.node(&node)?.tc(&["qdisc", "show", "dev", "eth0"])?;
     assert!(!qdiscs.contains("clsact"), "{qdiscs}");
     Ok(())
 }
@@ -249,18 +227,18 @@ fn replies_are_translated_by_a_filter_where_there_are_no_tcx_links() -> Result<(
 fn what_others_have_on_a_clsact_qdisc_stays() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
     let [first, second] = ["node-1", "node-2"];
-    tc(cluster.lan.node(first)?, &["qdisc", "add", "dev", "eth0", "clsact"])?;
+    cluster.lan.node(first)?.tc(&["qdisc", "add", "dev", "eth0", "clsact"])?;
     cluster.start_agents(&agent::Options { tc: "clsact", ..cluster.agent_options() })?;
     services::await_all(&cluster)?;
     let foreign = "filter add dev eth0 egress pref 7 protocol ip u32 match u32 0 0 classid 1:1";
-    tc(cluster.lan.node(second)?, &foreign.split(' ').collect::<Vec<_>>())?;
-    ask_all(&cluster)?;
+    cluster.lan.node(second)?.tc(&foreign.split(' ').collect::<Vec<_>>())?;
+    services::ask_all(&cluster, CONNECTIONS)?;
     for node in [first, second] {
         cluster.agent_mut(node)?.process_mut().kill()?;
         cluster.agent(node)?.unload(cluster.lan.node(node)?)?;
-        let qdiscs = tc(cluster.lan.node(node)?, &["qdisc", "show", "dev", "eth0"])?;
+        let qdiscs = cluster.lan.node(node)?.tc(&["qdisc", "show", "dev", "eth0"])?;
         assert!(qdiscs.contains("clsact"), "{node}: {qdiscs}");
-        let filters = tc(cluster.lan.node(node)?, &["filter", "show", "dev", "eth0", "egress"])?;
+        let filters = cluster.lan.node(node)?.tc(&["filter", "show", "dev", "eth0", "egress"])?;
         assert!(!filters.contains("vipmux_egress"), "{node}: {filters}");
         assert_eq!(filters.contains("pref 7"), node == second, "{node}: {filters}");
     }

@@ -172,9 +172,13 @@ pub(crate) fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Out
 }
 
 /// A frame from the stack leaves untouched, unless it speaks for a VIP or is a backend's reply. None where the kernel
-/// refuses to make a packet of such bytes.
+/// refuses to make a packet of such bytes: none at all, or less than an IP header.
 pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Option<Outcome>> {
-    let Ok(outcome) = program.run(Hook::Egress, frame) else { return Ok(None) };
+    let outcome = match program.run(Hook::Egress, frame) {
+        Ok(outcome) => outcome,
+        Err(_) if frame.len() < SHORTEST + 40 => return Ok(None),
+        Err(error) => return Err(error),
+    };
     ensure!([TC_ACT_UNSPEC, TC_ACT_SHOT].contains(&outcome.verdict), "verdict {}", outcome.verdict);
     ensure!(outcome.frame.len() == frame.len(), "{} bytes became {}", frame.len(), outcome.frame.len());
     let speaks_for_a_vip = match network(frame) {

@@ -106,6 +106,8 @@ mod tests {
             "fn f() { ::std::env::var(\"X\"); }",
             "use crate::{model::Vip, datapath};",
             "fn f() { crate::runtime::run() }",
+            "use crate::control;",
+            "use futures_util::StreamExt;",
             "fn f() { println!(\"x\") }",
             "fn f() { let t = Timestamp::now(); }",
         ] {
@@ -118,7 +120,7 @@ mod tests {
         let text = r##"
             //! No `tokio`, no HashMap. /* not even */
             use std::{collections::BTreeMap, fmt::{self, Write}, net::IpAddr, time::Duration};
-            use crate::model::Vip;
+            use crate::{model::Vip, source::Objects};
             /* std::fs /* nested Instant */ */
             fn due<'a>(now: Duration, notify: &'a str) -> char {
                 let text = r#"use std::fs; "HashSet" "#;

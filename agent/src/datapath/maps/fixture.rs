@@ -1,6 +1,11 @@
 //! Real maps for tests: the embedded object, loaded with small maps, pinned in a bpffs of the test's own.
 
-use std::{fs, path::Path};
+use std::{
+    env, fs,
+    io::{self, Write as _},
+    path::Path,
+    thread,
+};
 
 use aya::{Ebpf, EbpfLoader};
 use nix::{
@@ -24,7 +29,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// `None`, with a message, where the test has no right to make one; there is no such excuse with `CI=true`.
+    /// `None` where the test is to be skipped ([`is_root`]).
     pub(crate) fn new() -> Option<Self> {
         let pins = mounted()?;
         let ebpf = load(&pins);
@@ -34,11 +39,23 @@ impl Fixture {
     }
 }
 
+/// Whether the running test may make maps and namespaces. Where not, it is reported as skipped, by its name; there is no such
+/// excuse with `CI=true`.
+pub(crate) fn is_root() -> bool {
+    let root = Uid::effective().is_root();
+    if !root {
+        // The test harness names its threads after the tests, and keeps what `eprintln` writes to itself.
+        let thread = thread::current();
+        let test = thread.name().unwrap_or("a test");
+        assert!(env::var_os("CI").is_none_or(|ci| ci != "true"), "{test} needs root");
+        let _ = writeln!(io::stderr(), "skipped: {test}: it makes maps or namespaces, run it as root");
+    }
+    root
+}
+
 /// Pins below a fresh bpffs, with empty folders.
 pub(crate) fn mounted() -> Option<Pins> {
-    if !Uid::effective().is_root() {
-        assert!(std::env::var_os("CI").is_none_or(|ci| ci != "true"), "these tests need root");
-        eprintln!("skipped: maps need root (sudo -E cargo test)");
+    if !is_root() {
         return None;
     }
     unshare(CloneFlags::CLONE_NEWNS).unwrap();

@@ -1,6 +1,6 @@
 //! What a pure module must not mention.
 
-use super::{Violation, lexer::Token};
+use super::{PURE, Violation, lexer::Token};
 
 const IO: &str = "I/O belongs to the runtime's modules";
 const CLOCK: &str = "time is an argument";
@@ -12,11 +12,12 @@ const RANDOM: &str = "the same input gives the same result";
 const IMPURE: &str = "a pure module cannot use one that is not";
 
 /// Crates.
-const CRATES: [(&str, &str); 13] = [
+const CRATES: [(&str, &str); 14] = [
     ("tokio", RUNTIME),
-    ("futures", RUNTIME),
+    ("futures_util", RUNTIME),
     ("kube", CLUSTER),
     ("aya", KERNEL),
+    ("aya_obj", KERNEL),
     ("rtnetlink", KERNEL),
     ("pnet", KERNEL),
     ("libc", KERNEL),
@@ -30,19 +31,6 @@ const CRATES: [(&str, &str); 13] = [
 
 /// Modules of `std`.
 const STD: [(&str, &str); 6] = [("fs", IO), ("io", IO), ("process", IO), ("env", IO), ("os", IO), ("thread", RUNTIME)];
-
-/// Modules of the agent.
-const OWN: [(&str, &str); 9] = [
-    ("announce", IMPURE),
-    ("assignments", IMPURE),
-    ("cli", IMPURE),
-    ("datapath", IMPURE),
-    ("inspect", IMPURE),
-    ("link", IMPURE),
-    ("runtime", IMPURE),
-    ("snat", IMPURE),
-    ("status", IMPURE),
-];
 
 /// Names that mean the same wherever they come from.
 const NAMES: [(&str, &str); 15] = [
@@ -76,8 +64,8 @@ fn at_token(tokens: &[Token<'_>], at: usize) -> Vec<Violation> {
         return why.into_iter().map(|why| violation(&tokens[at], text, why)).collect();
     }
     match text {
-        "std" => segments(tokens, at, &STD),
-        "crate" => segments(tokens, at, &OWN),
+        "std" => segments(tokens, at, |name| listed(&STD, name)),
+        "crate" => segments(tokens, at, own_reason),
         _ => {
             let is_crate = after(tokens, at, 1) == "::" || before(tokens, at) == "use";
             let why = listed(&NAMES, text).or_else(|| is_crate.then(|| crate_reason(text)).flatten());
@@ -91,6 +79,11 @@ fn crate_reason(name: &str) -> Option<&'static str> {
     if netlink { Some(KERNEL) } else { listed(&CRATES, name) }
 }
 
+/// Modules of the agent; of those that are not pure, `source` has the types of what is read.
+fn own_reason(name: &str) -> Option<&'static str> {
+    (!PURE.contains(&name) && name != "source").then_some(IMPURE)
+}
+
 /// Whether the token at `at` is the first of a path: not a method or field, and not below another segment.
 fn begins_path(tokens: &[Token<'_>], at: usize) -> bool {
     match before(tokens, at) {
@@ -101,8 +94,8 @@ fn begins_path(tokens: &[Token<'_>], at: usize) -> bool {
     }
 }
 
-/// Those modules in `banned` that the path or the group of paths after `tokens[at]` leads into.
-fn segments(tokens: &[Token<'_>], at: usize, banned: &[(&str, &'static str)]) -> Vec<Violation> {
+/// Those modules with a `reason` against them that the path or the group of paths after `tokens[at]` leads into.
+fn segments(tokens: &[Token<'_>], at: usize, reason: impl Fn(&str) -> Option<&'static str>) -> Vec<Violation> {
     let firsts = if after(tokens, at, 1) != "::" {
         Vec::new()
     } else if after(tokens, at, 2) == "{" {
@@ -110,7 +103,7 @@ fn segments(tokens: &[Token<'_>], at: usize, banned: &[(&str, &'static str)]) ->
     } else {
         tokens.get(at + 2).into_iter().collect()
     };
-    let found = firsts.into_iter().filter_map(|token| listed(banned, token.text).map(|why| (token, why)));
+    let found = firsts.into_iter().filter_map(|token| reason(token.text).map(|why| (token, why)));
     found.map(|(token, why)| violation(token, &format!("{}::{}", tokens[at].text, token.text), why)).collect()
 }
 

@@ -1,0 +1,71 @@
+//! What a test needs and not every machine has. Where it is missing, the running test is reported as skipped, by its name.
+
+use std::{
+    io::{self, Write as _},
+    thread,
+};
+
+use anyhow::{Context as _, Result, bail};
+use nix::unistd::geteuid;
+
+use crate::{cleanup, lan::Uplink, netns::Namespace, sctp};
+
+/// Whether the running test may make network namespaces and load BPF programs. With `CI=true`, where nothing may be skipped
+/// that the machine's owner can help, it is an error if it may not.
+pub fn root() -> Result<bool> {
+    if geteuid().is_root() {
+        return Ok(true);
+    }
+    let why = "it makes network namespaces or loads BPF programs, run it as root";
+    if std::env::var("CI").is_ok_and(|value| value == "true") {
+        bail!("a test cannot run, and CI=true lets none be skipped: {why}");
+    }
+    skip(why)
+}
+
+/// Whether the kernel has this kind of interface. Where not, that is no failure with `CI=true` either, since only another
+/// kernel helps.
+pub fn uplink(uplink: Uplink) -> Result<bool> {
+    let option = match uplink {
+        Uplink::Card | Uplink::Bridge => return Ok(true),
+        Uplink::Vlan(_) => "CONFIG_VLAN_8021Q",
+        Uplink::Bond => "CONFIG_BONDING",
+    };
+    let namespace = Namespace::new(&format!("{}-probe", cleanup::number()))?;
+    let made = namespace.links(|links| {
+        if uplink == Uplink::Bond {
+            return links.add_bond("bond1");
+        }
+        links.add_bridge("br0")?;
+        links.add_vlan("vlan1", "br0", 1)
+    });
+    match made {
+        Ok(()) => Ok(true),
+        Err(error) if is_unknown(&error) => {
+            skip(&format!("this kernel is built without {option}, run it on one that has it"))
+        }
+        Err(error) => Err(error).context("cannot tell what the kernel has"),
+    }
+}
+
+/// Whether the kernel has SCTP. Where not, that is no failure with `CI=true` either; the packet suite has SCTP everywhere.
+pub fn sctp() -> Result<bool> {
+    if sctp::is_supported()? { Ok(true) } else { skip("this kernel has no SCTP, run it on one with the module sctp") }
+}
+
+fn skip(why: &str) -> Result<bool> {
+    // The test harness names its threads after the tests.
+    let thread = thread::current();
+    let test = thread.name().unwrap_or("a test");
+    // Not by `eprintln`, whose text the test harness keeps to itself where a test passes.
+    writeln!(io::stderr(), "skipped: {test}: {why}")?;
+    Ok(false)
+}
+
+fn is_unknown(error: &anyhow::Error) -> bool {
+    let code = error.chain().find_map(|cause| match cause.downcast_ref() {
+        Some(rtnetlink::Error::NetlinkError(error)) => Some(error.raw_code()),
+        _ => None,
+    });
+    code == Some(-libc::EOPNOTSUPP)
+}

@@ -1,0 +1,176 @@
+//! One frame in, verdict, exact bytes and every change in the maps out, through the real object.
+//!
+//! The tables of cases are in the modules; a case is a row in [`case::Case`]'s terms, on the state of [`fixture`].
+
+// `allow-unwrap-in-tests` knows functions that are tests, not the modules of a test.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is test code")]
+
+mod abandoned;
+mod affinity;
+mod arp;
+mod case;
+mod conversation;
+mod demux;
+mod family;
+mod fixture;
+mod flows;
+mod fragments;
+mod fuzz;
+mod handover;
+mod icmp;
+mod icmpv6;
+mod ipv6;
+mod ndp;
+mod partial;
+mod property;
+mod records;
+mod reject;
+mod replies;
+mod sctp;
+mod services;
+mod truncation;
+
+use std::{collections::BTreeSet, sync::LazyLock};
+
+use vipmux_common::abi::{DropReason, Stat};
+use vipmux_tests::requirement;
+
+use crate::{
+    case::{Case, Verdict},
+    family::Family,
+};
+
+/// Runs a test where the kernel lets us.
+fn as_root(test: impl FnOnce()) {
+    if requirement::root().unwrap() {
+        test();
+    }
+}
+
+/// Makes each table of cases a test by this name, and [`TABLES`] of them all.
+macro_rules! tables {
+    ($($test:ident: $table:ident,)*) => {
+        $(
+            #[test]
+            fn $test() {
+                as_root(|| case::check($table::cases()));
+            }
+        )*
+
+        /// Every table, by its module.
+        const TABLES: &[(&str, fn() -> Vec<Case>)] = &[$((stringify!($table), $table::cases)),*];
+    };
+}
+
+tables! {
+    arp_is_answered_dropped_or_passed: arp,
+    neighbor_discovery_is_answered_dropped_or_passed: ndp,
+    ipv6_packets_are_walked_to_their_transport: ipv6,
+    icmpv6_follows_the_flow_or_is_answered: icmpv6,
+    a_partial_checksum_stays_partial_or_is_completed: partial,
+    services_are_held_to_what_they_are_configured_for: services,
+    a_flood_of_new_flows_washes_out_no_live_ones: records,
+    a_client_with_affinity_goes_where_it_went: affinity,
+    what_an_agent_abandoned_passes: abandoned,
+    sctp_is_balanced_without_a_change_to_its_checksum: sctp,
+    packets_to_a_vip_reach_a_backend_and_others_pass: demux,
+    fragments_follow_the_first_one: fragments,
+    icmp_errors_follow_the_flow: icmp,
+    what_goes_nowhere_is_answered: reject,
+    flows_keep_their_backend_or_choose_anew: flows,
+    handed_over_frames_end_here: handover,
+    replies_come_from_the_vip: replies,
+}
+
+#[test]
+fn a_limit_has_room_again_after_a_while() {
+    as_root(records::a_limit_has_room_again_after_a_while);
+}
+
+#[test]
+fn conversation_with_a_local_backend() {
+    as_root(conversation::with_a_local_backend);
+}
+
+#[test]
+fn conversation_across_two_nodes() {
+    as_root(conversation::across_two_nodes);
+}
+
+#[test]
+fn no_frame_goes_in_circles() {
+    as_root(conversation::that_would_go_in_circles);
+}
+
+#[test]
+fn cut_frames_pass_untouched_or_are_dropped() {
+    as_root(truncation::cut_frames_pass_untouched_or_are_dropped);
+}
+
+#[test]
+fn short_packets_are_dropped_until_their_headers_are_whole() {
+    as_root(truncation::short_packets_are_dropped_until_their_headers_are_whole);
+}
+
+#[test]
+fn short_ipv6_packets_are_dropped_until_their_headers_are_whole() {
+    as_root(truncation::short_ipv6_packets_are_dropped_until_their_headers_are_whole);
+}
+
+#[test]
+fn cut_replies_leave_untouched() {
+    as_root(truncation::cut_replies_leave_untouched);
+}
+
+#[test]
+fn any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes() {
+    as_root(fuzz::any_frame_gets_a_verdict_and_what_is_not_for_a_vip_passes);
+}
+
+#[test]
+fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
+    as_root(fuzz::any_frame_may_leave_unless_it_speaks_for_a_vip);
+}
+
+/// Of all tables.
+static ALL_CASES: LazyLock<Vec<Case>> =
+    LazyLock::new(|| case::with_twins(TABLES.iter().flat_map(|(_, cases)| cases()).collect()));
+
+/// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no
+/// element to recycle, and the rewriting of a packet only when it finds no memory.
+const WITHOUT_A_CASE: [DropReason; 2] = [DropReason::RecordFailed, DropReason::ReplyFailed];
+
+#[test]
+fn every_drop_reason_has_a_case() {
+    let has_case = |reason: DropReason| ALL_CASES.iter().any(|case| case.verdict == Verdict::Dropped(reason));
+    for &reason in DropReason::ALL {
+        let told = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
+        assert_ne!(has_case(reason), WITHOUT_A_CASE.contains(&reason), "{} {told}", reason.name());
+    }
+}
+
+#[test]
+fn everything_that_is_counted_has_a_case() {
+    for &stat in Stat::ALL {
+        assert!(ALL_CASES.iter().any(|case| case.counts(stat)), "{} has no case", stat.name());
+    }
+}
+
+#[test]
+fn what_holds_for_ipv4_is_checked_for_ipv6() {
+    /// What one family alone has.
+    const APART: [&str; 5] = ["arp", "icmp", "icmpv6", "ipv6", "ndp"];
+    for (name, cases) in TABLES.iter().filter(|(name, _)| !APART.contains(name)) {
+        let cases = case::with_twins(cases());
+        let of_ipv6 = cases.iter().filter(|case| case.family == Family::V6).count();
+        assert!(of_ipv6 * 10 > cases.len() * 3, "{name}: {of_ipv6} of {} cases are of IPv6", cases.len());
+    }
+}
+
+#[test]
+fn cases_are_told_apart_by_name() {
+    let mut names = BTreeSet::new();
+    let mut new = |case: &Case| names.insert((case.hook as u8, case.family, case.name));
+    let twice: Vec<&str> = ALL_CASES.iter().filter(|case| !new(case)).map(|case| case.name).collect();
+    assert!(twice.is_empty(), "names of two cases: {twice:#?}");
+}
