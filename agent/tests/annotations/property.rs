@@ -6,6 +6,7 @@ use anyhow::{Context, Result, ensure};
 use vipmux::model::{
     ServiceName,
     dialects::{self, Meaning},
+    pools::AddressNames,
     reason::{Reason, Refusal},
     service::Service,
 };
@@ -49,7 +50,7 @@ impl Asked {
             "metadata": {"annotations": self.annotations},
             "spec": {"type": "LoadBalancer", "loadBalancerIP": self.field, "ports": [{"port": 80}]},
         });
-        Ok(Service::ingest(&name, &serde_json::from_value(service)?))
+        Ok(Service::ingest(&name, &serde_json::from_value(service)?, &AddressNames::default()))
     }
 }
 
