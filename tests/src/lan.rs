@@ -185,7 +185,8 @@ impl Lan {
             let port = format!("{}-eth1", node.name);
             let mtu = self.options.mtu;
             macs.push(plug_in_card((&node.namespace, "eth1"), addresses, (&self.switch, BRIDGE, &port), mtu)?);
-            self.switch_programs.push(self.switch.run(|| attach_pass(&port, mtu))?);
+            let pass = &mut self.pass;
+            self.switch.run(|| attach_pass(pass, &port, mtu))?;
         }
         Ok(macs)
     }
