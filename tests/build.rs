@@ -6,13 +6,14 @@ mod object;
 #[path = "../agent/build/toolchain.rs"]
 mod toolchain;
 
-use std::{path::Path, process::ExitCode};
+use std::{env, path::PathBuf, process::ExitCode};
 
 fn main() -> ExitCode {
-    let workspace = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+    // Asked for now, not when this was built: the folder may be a copy.
+    let workspace = env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default().join("..");
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=../agent/build");
-    match object::build(workspace, "testing") {
+    match object::build(&workspace, "testing") {
         Ok(object) => {
             println!("cargo::rustc-env=VIPMUX_TESTING_OBJECT={}", object.display());
             ExitCode::SUCCESS
