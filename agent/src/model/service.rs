@@ -1,5 +1,7 @@
 //! Services of type LoadBalancer.
 
+mod unexposed;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
@@ -9,8 +11,7 @@ use std::{
 use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 
 use crate::model::{
-    Family, Protocol, ServiceName, Vip,
-    dialects::{self, Annotations},
+    Family, Protocol, ServiceName, Vip, dialects,
     name::{Port, is_label},
     policy::{IdleTimeouts, Policy},
     pools::AddressNames,
@@ -21,11 +22,10 @@ use crate::model::{
     tag::ServiceTags,
 };
 
+pub(super) use self::unexposed::NO_RULE;
+
 /// Most ports of one Service. Kubernetes has no limit of its own but the object's size.
 const MAX_PORTS: usize = 1024;
-
-/// A port with this one of Azure's is not exposed.
-pub(super) const NO_RULE: &str = "service.beta.kubernetes.io/port_{port}_no_lb_rule";
 
 /// A Service of type LoadBalancer that is ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,7 +150,7 @@ impl Service {
         let mut notices = dialects::notices(annotations, &ports);
         notices.extend(families.left_out(&request));
         notices.extend(probes.notice.clone());
-        let unexposed = unexposed(annotations, &ports, &policy)?;
+        let unexposed = unexposed::read(annotations, &ports, &policy)?;
         ports.retain(|port, _| !unexposed.contains(port));
         if policy.all_ports {
             ports = Port::every().map(|port| (port, String::new())).collect();
@@ -224,34 +224,6 @@ fn ports(listed: &[api::ServicePort]) -> Result<BTreeMap<Port, String>, Refusal>
         }
     }
     Ok(ports)
-}
-
-/// Those of the ports that are not to be exposed. Nobody can tell whether one is of which that cannot be understood.
-fn unexposed(
-    annotations: &Annotations,
-    ports: &BTreeMap<Port, String>,
-    policy: &Policy,
-) -> Result<BTreeSet<Port>, Refusal> {
-    let mut unexposed = BTreeSet::new();
-    for port in ports.keys() {
-        let key = dialects::of_port(NO_RULE, port.number);
-        let said = annotations.get(&key).filter(|text| !text.is_empty());
-        if said.map_or(Ok(false), |text| dialects::boolean(&key, text))? {
-            if policy.all_ports {
-                let message = format!("{key} is true, and the Service has every port of its address: use one of them");
-                return Err(Refusal::new(Reason::AmbiguousRequest, message));
-            }
-            unexposed.insert(*port);
-        }
-    }
-    match unexposed.first().filter(|_| unexposed.len() == ports.len()) {
-        None => Ok(unexposed),
-        Some(port) => {
-            let key = dialects::of_port(NO_RULE, port.number);
-            let message = format!("{key} is true, and so it is of all ports of the Service: nothing would be exposed");
-            Err(Refusal::new(Reason::InvalidAnnotation, message))
-        }
-    }
 }
 
 /// As the API server fills in what is left out: one family alone unless two are listed, which are then required. Where no

@@ -109,10 +109,9 @@ pub(crate) fn seeds() -> Vec<String> {
             &["true", "False", "5", "90s", "80", "kernel", "192.0.2.0/24", "Internet"]
         }
         Meaning::Probe => &["true", "5", "http", "/healthz", "15021"],
-        Meaning::Marker
-        | Meaning::WithoutEffect(_)
-        | Meaning::EitherWithoutEffect(_)
-        | Meaning::Unsupported { .. } => &["true", "no", "x"],
+        Meaning::Marker | Meaning::WithoutEffect(_) | Meaning::EitherWithoutEffect(_) | Meaning::Unsupported { .. } => {
+            &["true", "no", "x"]
+        }
     };
     let rows = dialects::ALL.iter().flat_map(|dialect| dialect.annotations);
     let lines = rows.flat_map(|(spellings, meaning)| {
