@@ -72,7 +72,7 @@ impl Found {
     fn request(mut self) -> Result<Request, Refusal> {
         let addresses = self.addresses()?;
         let sharing_key = agreed(self.keys, SharingKey::shown)?;
-        let named = !addresses.is_empty() || !self.address_names.is_empty();
+        let named = !addresses.is_empty() || !self.additional.is_empty() || !self.address_names.is_empty();
         let by_address = if named && self.dialects.iter().any(|dialect| dialect.shares_by_address) {
             ByAddress::Explicit
         } else if self.dialects.iter().all(|dialect| dialect.shares_by_address) {

@@ -50,6 +50,7 @@ fn an_address_that_is_named_is_shared_by_all_of_azures_services() {
     assert_eq!(by_address(&[(GROUP, "rg")], field), ByAddress::Explicit, "as static addresses are asked for on AKS");
     assert_eq!(by_address(&[(IDLE, "5")], field), ByAddress::Explicit);
     assert_eq!(by_address(&[(NAME, "edge")], None), ByAddress::Explicit);
+    assert_eq!(by_address(&[(ADDITIONAL, "203.0.113.1")], None), ByAddress::Explicit);
     assert_eq!(by_address(&[(INTERNAL, "true")], None), ByAddress::Plain, "the first gets its address from the pool");
     assert_eq!(by_address(&[("service.beta.kubernetes.io/azure-unknown", "x")], field), ByAddress::Plain);
 }
