@@ -118,3 +118,21 @@ fn a_probe_that_cannot_be_read_costs_nobody_an_address() {
     assert_eq!(cluster.outcome(), "a/x=10 b/x:InvalidAnnotation");
     assert!(cluster.warnings("a/x")[0].ends_with("it keeps what it holds until that is mended"));
 }
+
+#[test]
+fn an_address_or_a_pool_is_found_by_the_names_that_a_vip_pool_gives() {
+    const NAME: &str = "service.beta.kubernetes.io/azure-pip-name";
+    let front = serde_json::json!({
+        "addresses": ["192.0.2.50-192.0.2.51"], "autoAssign": false,
+        "aliases": ["front-prefix"], "addressNames": {"shop-ip": "192.0.2.51"},
+    });
+    let cluster = cloud()
+        .vip_pool("front", &front)
+        .service("a/x", &["80/TCP"], &[(NAME, "shop-ip")])
+        .service("a/y", &["443/TCP"], &[(NAME, "shop-ip")])
+        .service("b/x", &["53/UDP"], &[at("192.0.2.51"), (NAME, "shop-ip")])
+        .service("b/y", &["80/TCP"], &[(NAME, "blog-ip")])
+        .service("c/x", &["80/TCP"], &[(PREFIX, "/subscriptions/s/publicIPPrefixes/Front_Prefix")]);
+    assert_eq!(cluster.outcome(), "a/x=51 a/y=51 b/x=51 b/y:AddressNotInPool c/x=50");
+    assert!(cluster.message("b/y").starts_with("no address is called \"blog-ip\" (known: shop-ip)"));
+}

@@ -258,12 +258,13 @@ fn pool(annotation: &'static str, text: &str) -> Result<String, Refusal> {
     name::is_subdomain(text).then(|| text.to_owned()).ok_or_else(|| invalid(annotation, text, "the name of a pool"))
 }
 
-/// The pool that is named as a resource of a cloud is. Those are the same in either case; pools' names are in lower case.
+/// The pool that is named as a resource of a cloud is. Those are the same in either case and may have underscores; names of
+/// pools are in lower case and have none.
 fn resource(annotation: &'static str, text: &str, name: &str, allowed: &str) -> Result<String, Refusal> {
     let name = name.trim();
     let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     let sound = (1..=MAX_RESOURCE).contains(&name.len()) && name.bytes().all(known);
-    sound.then(|| name.to_ascii_lowercase()).ok_or_else(|| invalid(annotation, text, allowed))
+    sound.then(|| name.to_ascii_lowercase().replace('_', "-")).ok_or_else(|| invalid(annotation, text, allowed))
 }
 
 /// As Azure lets a label of a public address be.

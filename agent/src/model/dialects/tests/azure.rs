@@ -70,11 +70,11 @@ fn a_pool_is_asked_for_as_a_subnet_a_prefix_or_a_set_of_machines() {
         (&[(INTERNAL, "True"), (SUBNET, "Apps")], named("apps")),
         (&[(INTERNAL, "false"), (SUBNET, "apps")], PoolChoice::Best),
         (&[(SUBNET, "apps")], PoolChoice::Best),
-        (&[(PREFIX, PREFIX_ID)], named("edge_prefix")),
+        (&[(PREFIX, PREFIX_ID)], named("edge-prefix")),
         (&[(PREFIX, "edge")], named("edge")),
         (
             &[(PREFIX, PREFIX_ID), ("service.beta.kubernetes.io/azure-pip-prefix-id-ipv6", PREFIX_ID)],
-            named("edge_prefix"),
+            named("edge-prefix"),
         ),
         (&[(MODE, "__auto__")], PoolChoice::FewestClaims),
         (&[(MODE, "__AUTO__ ")], PoolChoice::FewestClaims),
