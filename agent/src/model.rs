@@ -10,6 +10,7 @@ pub mod policy;
 pub mod pool;
 pub mod pools;
 pub mod prefix;
+pub mod probe;
 pub mod range;
 pub mod reason;
 mod renew;
@@ -17,6 +18,7 @@ pub mod request;
 pub mod selector;
 pub mod service;
 mod siblings;
+pub mod tag;
 
 use std::{fmt, net::IpAddr, str::FromStr};
 

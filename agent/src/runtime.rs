@@ -59,6 +59,7 @@ use crate::{
     model::{
         self, NodeName, Vip,
         range::{SUBNET_ANYCAST, subnet_anycast},
+        tag::ServiceTags,
     },
     plan::{Desired, REST, Unreachable},
     snat::{self, SnatError},
@@ -98,6 +99,8 @@ pub struct Options {
     pub flows: u32,
     /// How often the kernel's state is checked and repaired; zero: never.
     pub self_check: Duration,
+    /// Source ranges that Services ask for by name.
+    pub service_tags: ServiceTags,
     /// Where to listen for questions.
     pub socket: PathBuf,
 }
@@ -193,7 +196,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     }
     let (sender, settled) = watch::channel(Arc::default());
     let reserved = reserved(&links.borrow().clone()).await?;
-    let ours = model::Options { reserved, ..model::Options::default() };
+    let ours = model::Options { reserved, service_tags: options.service_tags.clone(), ..model::Options::default() };
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     let state = options.state_dir.join("assignments.yaml");
     tokio::spawn(settle::follow(objects, manifests.looked(), state, ours, sender));

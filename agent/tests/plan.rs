@@ -224,6 +224,53 @@ spec:
 }
 
 #[test]
+fn a_service_from_azure_is_shown_with_its_tags_its_probes_and_what_it_does_not_expose() -> Result<()> {
+    let azure = "\
+apiVersion: v1
+kind: Service
+metadata:
+  name: gateway
+  namespace: shop
+  annotations:
+    service.beta.kubernetes.io/azure-allowed-service-tags: Office
+    service.beta.kubernetes.io/port_443_health-probe_protocol: Http
+    service.beta.kubernetes.io/port_443_health-probe_port: status
+    service.beta.kubernetes.io/port_443_health-probe_request-path: /healthz/ready
+    service.beta.kubernetes.io/port_15021_no_lb_rule: \"true\"
+spec:
+  type: LoadBalancer
+  ports: [{name: status, port: 15021}, {name: https, port: 443}]
+";
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("azure.yaml", azure)])?;
+    let tag = ["--service-tag", "office=198.51.100.0/24,2001:db8::/32"];
+    let output = plan(directory.path(), &[&tag[..], &["."]].concat())?;
+    let line = text(&output.stdout).lines().find(|line| line.starts_with("shop/gateway")).map(str::to_owned);
+    let line = line.context("shop/gateway")?;
+    assert!(line.starts_with("shop/gateway  allocated  192.0.2.11  443/TCP "), "{line}");
+    assert!(line.ends_with("  ranges=2,unexposed=15021/TCP,probes=1"), "{line}");
+    let output = plan(directory.path(), &[&tag[..], &["-o", "json", "."]].concat())?;
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    let treatment = &service(&json, "gateway")?["treatment"];
+    let probe = serde_json::json!({
+        "protocol": "http", "path": "/healthz/ready", "port": "status", "interval_s": 5, "failures": 2,
+    });
+    assert_eq!(treatment["probes"], serde_json::json!({ "443/TCP": probe }));
+    assert_eq!(treatment["unexposed"], serde_json::json!(["15021/TCP"]));
+    assert_eq!(treatment["source_ranges"], serde_json::json!(["198.51.100.0/24", "2001:db8::/32"]));
+    let output = plan(directory.path(), &["."])?;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stdout).contains("no service tag is called \"Office\"; known: Internet (--service-tag"));
+    let output = plan(directory.path(), &["--service-tag", "office=198.51.100.0", "."])?;
+    assert_eq!(output.status.code(), Some(1), "unusable input");
+    assert!(
+        text(&output.stderr).contains("service tag office: \"198.51.100.0\" is no CIDR"),
+        "{}",
+        text(&output.stderr)
+    );
+    Ok(())
+}
+
+#[test]
 fn a_service_that_keeps_its_address_by_grace_is_not_as_asked() -> Result<()> {
     let slip = "\
 apiVersion: v1

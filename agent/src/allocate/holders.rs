@@ -86,6 +86,8 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
         uid: None,
         labels: Labels::new(),
         ports: ports.map(|port| (*port, String::new())).collect(),
+        unexposed: BTreeSet::new(),
+        probes: BTreeMap::new(),
         families: Families::Single(Family::V4),
         policy: Policy::default(),
         idle: IdleTimeouts::default(),

@@ -1,6 +1,7 @@
 //! A table per rule. Addresses are 192.0.2.x and 2001:db8::x, written as `x` and `::x` in outcomes.
 
 mod all_ports;
+mod azure;
 mod dialects;
 mod families;
 mod faults;

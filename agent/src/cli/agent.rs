@@ -15,7 +15,7 @@ use crate::{
         attach::{HandoverMac, Mode, Tc},
         pins::DEFAULT_PIN_PATH,
     },
-    model::NodeName,
+    model::{NodeName, tag::ServiceTag},
     plan::Unreachable,
     runtime::{self, Options},
 };
@@ -68,6 +68,10 @@ pub struct Args {
     /// never.
     #[arg(long, value_name = "TIME", env = "VIPMUX_SELF_CHECK", default_value = "30s", value_parser = time)]
     self_check: Duration,
+    /// A named set of source ranges that Services ask for by service.beta.kubernetes.io/azure-allowed-service-tags; repeat
+    /// for several. All agents of a cluster need the same.
+    #[arg(long = "service-tag", value_name = "NAME=CIDR,...", env = "VIPMUX_SERVICE_TAGS", value_delimiter = ';')]
+    service_tags: Vec<ServiceTag>,
     /// Where the agent listens for `vipmux inspect diff`.
     #[arg(long, value_name = "PATH", env = "VIPMUX_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
@@ -99,6 +103,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         unreachable: args.unreachable_endpoints,
         flows: args.flows,
         self_check: args.self_check,
+        service_tags: args.service_tags.into_iter().collect(),
         socket: args.socket,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()

@@ -15,7 +15,7 @@ use crate::{
     allocate::{allocate, holders},
     assignments::{self, AssignmentsError},
     cli::table::{Colour, quiet_pipe},
-    model::{Model, Options},
+    model::{Model, Options, tag::ServiceTag},
     source::manifests::{self, ReadError},
 };
 
@@ -34,6 +34,10 @@ pub struct Args {
     /// An agent's assignments.yaml: who holds which address now; where it says nothing, the Services' statuses count
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
+    /// A named set of source ranges, as the agents have it (service.beta.kubernetes.io/azure-allowed-service-tags); repeat for
+    /// several
+    #[arg(long = "service-tag", value_name = "NAME=CIDR,...")]
+    service_tags: Vec<ServiceTag>,
 }
 
 /// How to print the plan.
@@ -72,7 +76,8 @@ pub fn run(args: &Args) -> Result<ExitCode, PlanError> {
         Some(path) => assignments::load(path)?.ok_or_else(|| PlanError::NoState(path.clone()))?,
         None => holders::Holders::new(),
     };
-    let model = Model::ingest(&objects, &Options::default());
+    let options = Options { service_tags: args.service_tags.iter().cloned().collect(), ..Options::default() };
+    let model = Model::ingest(&objects, &options);
     let allocation = allocate(&model, &holders::with_statuses(held, &model));
     let report = Report::new(&objects, &model, &allocation);
     quiet_pipe(print(&report, args.output, &mut io::stdout().lock())).map_err(PlanError::Write)?;

@@ -3,6 +3,7 @@
 //! A dialect is a [`Dialect`] value in a module of its own and a line in [`ALL`].
 
 mod ako;
+mod azure;
 mod cilium;
 mod kube_vip;
 mod loxilb;
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 
 pub(super) use self::{
     notices::misplaced,
-    read::{agreed, boolean, invalid, spelling},
+    read::{agreed, boolean, invalid, spelling, whole},
 };
 pub use self::{notices::notices, read::request};
 use crate::model::Family;
@@ -27,6 +28,7 @@ pub const ALL: &[&Dialect] = &[
     &vipmux::DIALECT,
     &metallb::DIALECT,
     &ako::DIALECT,
+    &azure::DIALECT,
     &cilium::DIALECT,
     &kube_vip::DIALECT,
     &purelb::DIALECT,
@@ -56,6 +58,9 @@ pub struct Dialect {
     pub never_spills: bool,
     /// Naming an address is the request to share it (rule 3).
     pub shares_by_address: bool,
+    /// A Service with any of its annotations is one of its own, and not only one that asks for something by them: nobody but
+    /// the Service's owner writes them.
+    pub marked_by_any: bool,
     /// What it does not allow.
     pub limits: Limits,
 }
@@ -99,9 +104,11 @@ pub enum Meaning {
     Pool,
     /// The same, as the last segment of a path.
     PoolPath,
-    /// `true`: it wants its addresses from the pool of this name, unless it names another.
+    /// `true`: it wants its addresses from the pool of this name, unless [`Meaning::PoolInstead`] names another.
     PoolIfTrue(&'static str),
-    /// `__auto__`: it wants its addresses from the pool with the fewest claims; else as [`Meaning::Pool`].
+    /// The pool that is meant in its place, where [`Meaning::PoolIfTrue`] is there and true.
+    PoolInstead,
+    /// `__auto__`: it wants its addresses from the pool with the fewest claims, if it names none; else as [`Meaning::Pool`].
     PoolMode,
     /// What all members of its group must say alike, or none of them at all.
     Alike,
@@ -109,10 +116,14 @@ pub enum Meaning {
     Label,
     /// That the Service is one of this dialect's, and nothing more.
     Marker,
-    /// How its packets are treated, or its backends probed: read there, not here.
+    /// How its packets are treated: read there, not here.
     Treatment,
+    /// How its backends are probed: read there, not here.
+    Probe,
     /// Nothing here, and what to do instead.
     WithoutEffect(&'static str),
+    /// `true` or `false`, and neither means anything here; and what to do instead.
+    EitherWithoutEffect(&'static str),
     /// Something that is not to be had here, and without which the Service would be another than was meant.
     Unsupported {
         /// Values that ask for nothing more than what is here.
@@ -125,7 +136,14 @@ pub enum Meaning {
 impl Meaning {
     /// Whether it asks for an address, or for company on it.
     const fn is_request(self) -> bool {
-        !matches!(self, Self::Treatment | Self::WithoutEffect(_) | Self::Unsupported { .. })
+        !matches!(
+            self,
+            Self::Treatment
+                | Self::Probe
+                | Self::WithoutEffect(_)
+                | Self::EitherWithoutEffect(_)
+                | Self::Unsupported { .. }
+        )
     }
 }
 
@@ -140,15 +158,32 @@ impl Dialect {
         let row = self.annotations.iter().find(|(spellings, _)| spellings.iter().any(|one| is_spelling(one, key)));
         row.map(|(_, meaning)| *meaning)
     }
+
+    /// Whether the Service is one of its own by any annotation of its.
+    fn marks(&self, annotations: &Annotations) -> bool {
+        let known =
+            |(key, value): (&String, &String)| !value.is_empty() && self.owns(key) && self.meaning(key).is_some();
+        self.marked_by_any && annotations.iter().any(known)
+    }
 }
 
 /// What stands for a Service port in a spelling.
 const PORT: &str = "{port}";
 
+/// The spelling with a Service port's number in it.
+pub(super) fn of_port(spelling: &str, number: u16) -> String {
+    spelling.replace(PORT, &number.to_string())
+}
+
 /// Whether the key is this spelling, with whatever in the place of a port.
 fn is_spelling(spelling: &str, key: &str) -> bool {
-    let Some((before, after)) = spelling.split_once(PORT) else { return spelling == key };
-    key.len() > before.len() + after.len() && key.starts_with(before) && key.ends_with(after)
+    if spelling.contains(PORT) { port_of(spelling, key).is_some() } else { spelling == key }
+}
+
+/// What the key has in the place of the spelling's port.
+fn port_of<'a>(spelling: &str, key: &'a str) -> Option<&'a str> {
+    let (before, after) = spelling.split_once(PORT)?;
+    key.strip_prefix(before)?.strip_suffix(after).filter(|port| !port.is_empty())
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ use crate::{
         selector::Labels,
         service::Service,
         siblings,
+        tag::ServiceTags,
     },
     source::Objects,
 };
@@ -39,6 +40,8 @@ pub struct Options {
     /// Addresses that are never assigned, and what they are: gateways of the Nodes (rule 14). Nodes' own addresses and
     /// the API server's need not be listed.
     pub reserved: BTreeMap<IpAddr, String>,
+    /// Source ranges that Services ask for by name. All agents of a cluster need the same.
+    pub service_tags: ServiceTags,
 }
 
 impl Default for Options {
@@ -47,6 +50,7 @@ impl Default for Options {
             load_balancer_class: "vipmux.io/vipmux".to_owned(),
             unset_class_is_ours: true,
             reserved: BTreeMap::new(),
+            service_tags: ServiceTags::default(),
         }
     }
 }
@@ -162,7 +166,7 @@ impl Model {
                 self.ignored.insert(name.clone(), refusal);
                 continue;
             }
-            match Service::ingest(name, service, &address_names) {
+            match Service::ingest(name, service, &address_names, &options.service_tags) {
                 Ok(service) => drop(self.services.insert(name.clone(), service)),
                 Err(refusal) => drop(self.refused.insert(name.clone(), refusal)),
             }

@@ -7,9 +7,10 @@ use serde::Serialize;
 
 use crate::model::{
     Family, Protocol,
-    dialects::{self, Annotations, agreed, invalid, spelling},
+    dialects::{self, Annotations, agreed, invalid, spelling, whole},
     prefix::Prefix,
     reason::{Reason, Refusal, quoted},
+    tag::{ServiceTags, UnknownTag},
 };
 
 /// Kubernetes' own annotation, older than the field.
@@ -21,15 +22,23 @@ const TCP_IDLE: &str = "vipmux.io/tcp-idle-timeout";
 const UDP_IDLE: &str = "vipmux.io/udp-idle-timeout";
 const SCTP_IDLE: &str = "vipmux.io/sctp-idle-timeout";
 /// Azure's.
-const AZURE_ALL_PORTS: &str = "service.beta.kubernetes.io/azure-load-balancer-enable-high-availability-ports";
-const AZURE_TCP_IDLE: &str = "service.beta.kubernetes.io/azure-load-balancer-tcp-idle-timeout";
+pub(super) const AZURE_ALL_PORTS: &str =
+    "service.beta.kubernetes.io/azure-load-balancer-enable-high-availability-ports";
+pub(super) const AZURE_TCP_IDLE: &str = "service.beta.kubernetes.io/azure-load-balancer-tcp-idle-timeout";
+pub(super) const AZURE_RANGES: &str = "service.beta.kubernetes.io/azure-allowed-ip-ranges";
+pub(super) const AZURE_TAGS: &str = "service.beta.kubernetes.io/azure-allowed-service-tags";
+/// Nothing but the ranges lets traffic from outside in anyway; traffic from inside the cluster is kube-proxy's.
+pub(super) const AZURE_DENY_OTHERS: &str =
+    "service.beta.kubernetes.io/azure-deny-all-except-load-balancer-source-ranges";
 
 /// `sessionAffinityConfig.clientIP.timeoutSeconds` where it is left out, and what it can be (`core/v1`).
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 pub(crate) const AFFINITY_SECONDS: std::ops::RangeInclusive<u32> = 1..=86_400;
 /// Least and most of an idle timeout, seconds.
 const IDLE_SECONDS: std::ops::RangeInclusive<u32> = 10..=86_400;
-/// The same of Azure's, minutes.
+/// Most service tags of one Service.
+const MAX_TAGS: usize = 64;
+/// Least and most of Azure's idle timeout, minutes.
 const AZURE_IDLE_MINUTES: std::ops::RangeInclusive<u32> = 4..=30;
 
 /// How a Service's packets are treated.
@@ -81,12 +90,12 @@ impl Policy {
 
     /// As annotations and fields say. What cannot be understood refuses the whole Service: nobody can tell whom it
     /// meant to keep out.
-    pub fn read(annotations: &Annotations, spec: &api::ServiceSpec) -> Result<Self, Refusal> {
+    pub fn read(annotations: &Annotations, spec: &api::ServiceSpec, tags: &ServiceTags) -> Result<Self, Refusal> {
         let all_ports =
             [(ALL_PORTS, boolean(annotations, ALL_PORTS)?), (AZURE_ALL_PORTS, boolean(annotations, AZURE_ALL_PORTS)?)];
         let all_ports = all_ports.into_iter().filter_map(|(name, said)| Some((name, said?))).collect();
         let policy = Self {
-            sources: sources(annotations, spec)?,
+            sources: sources(annotations, spec, tags)?,
             affinity: affinity(spec)?,
             all_ports: agreed(all_ports, ToString::to_string)?.unwrap_or(false),
             direct: boolean(annotations, DIRECT)?.unwrap_or(false),
@@ -158,34 +167,65 @@ fn idle(name: &'static str, text: &str) -> Result<u32, Refusal> {
 }
 
 fn azure_idle(text: &str) -> Result<u32, Refusal> {
-    let minutes = whole(text).filter(|minutes| AZURE_IDLE_MINUTES.contains(minutes));
+    let minutes = whole(text.trim()).filter(|minutes| AZURE_IDLE_MINUTES.contains(minutes));
     minutes.map(|minutes| minutes * 60).ok_or_else(|| invalid(AZURE_TCP_IDLE, text, "4 to 30, whole minutes"))
 }
 
-/// Digits alone: no sign.
-fn whole(text: &str) -> Option<u32> {
-    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+/// The field; where it is empty, the annotations. And those of the service tags.
+fn sources(
+    annotations: &Annotations,
+    spec: &api::ServiceSpec,
+    tags: &ServiceTags,
+) -> Result<Option<BTreeSet<Prefix>>, Refusal> {
+    boolean(annotations, AZURE_DENY_OTHERS)?;
+    let listed = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
+    let azure = ranges(annotations, AZURE_RANGES)?;
+    if !listed.is_empty() && azure.is_some() {
+        let message = format!("{AZURE_RANGES} and spec.loadBalancerSourceRanges are both set: use one of them");
+        return Err(Refusal::new(Reason::AmbiguousRequest, message));
+    }
+    let own = if listed.is_empty() { ranges(annotations, SOURCE_RANGES)? } else { Some(field(listed)?) };
+    let sets = [own, azure, tagged(annotations, tags)?];
+    Ok(sets.into_iter().flatten().reduce(|a, b| a.into_iter().chain(b).collect()))
 }
 
-/// The field; where it is empty, the annotation.
-fn sources(annotations: &Annotations, spec: &api::ServiceSpec) -> Result<Option<BTreeSet<Prefix>>, Refusal> {
-    let listed = spec.load_balancer_source_ranges.as_deref().unwrap_or_default();
-    if !listed.is_empty() {
-        let prefix = |(i, text): (usize, &String)| {
-            let message = |error| format!("spec.loadBalancerSourceRanges[{i}]: {error}");
-            text.parse()
-                .map_err(|error: crate::model::prefix::NotAPrefix| Refusal::new(Reason::InvalidService, message(error)))
-        };
-        return listed.iter().enumerate().map(prefix).collect::<Result<_, _>>().map(Some);
-    }
-    let Some((name, text)) = spelling(annotations, &[SOURCE_RANGES])?.filter(|(_, text)| !text.trim().is_empty())
-    else {
+fn field(listed: &[String]) -> Result<BTreeSet<Prefix>, Refusal> {
+    let prefix = |(i, text): (usize, &String)| {
+        let message = |error| format!("spec.loadBalancerSourceRanges[{i}]: {error}");
+        text.parse()
+            .map_err(|error: crate::model::prefix::NotAPrefix| Refusal::new(Reason::InvalidService, message(error)))
+    };
+    listed.iter().enumerate().map(prefix).collect()
+}
+
+/// Of an annotation that lists them.
+fn ranges(annotations: &Annotations, name: &'static str) -> Result<Option<BTreeSet<Prefix>>, Refusal> {
+    let Some((name, text)) = spelling(annotations, &[name])?.filter(|(_, text)| !text.trim().is_empty()) else {
         return Ok(None);
     };
     let prefix = |item: &str| {
         item.parse().map_err(|_| invalid(name, item, "CIDRs, separated by commas, such as 192.0.2.0/24,2001:db8::/32"))
     };
     text.split(',').map(prefix).collect::<Result<_, _>>().map(Some)
+}
+
+/// Of the service tags.
+fn tagged(annotations: &Annotations, tags: &ServiceTags) -> Result<Option<BTreeSet<Prefix>>, Refusal> {
+    let Some((name, text)) = spelling(annotations, &[AZURE_TAGS])?.filter(|(_, text)| !text.trim().is_empty()) else {
+        return Ok(None);
+    };
+    let listed: Vec<&str> = text.split(',').map(str::trim).take(MAX_TAGS + 1).collect();
+    if listed.len() > MAX_TAGS {
+        return Err(invalid(name, text, &format!("at most {MAX_TAGS} service tags, separated by commas")));
+    }
+    tags.ranges(listed.into_iter()).map(Some).map_err(|UnknownTag(tag)| {
+        let message = format!(
+            "{name}: no service tag is called {}; known: {} (--service-tag NAME=CIDR,... adds one)",
+            quoted(tag),
+            tags.known()
+        );
+        Refusal::new(Reason::InvalidAnnotation, message)
+    })
 }
 
 fn affinity(spec: &api::ServiceSpec) -> Result<Option<u32>, Refusal> {
@@ -218,7 +258,8 @@ mod tests {
 
     fn read(listed: &[(&str, &str)], spec: &serde_json::Value) -> Result<Policy, (Reason, String)> {
         let spec = serde_json::from_value(spec.clone()).unwrap();
-        Policy::read(&annotations(listed), &spec).map_err(|refusal| (refusal.reason, refusal.message))
+        let tags = ["office=203.0.113.0/24,2001:db8:1::/48".parse().unwrap()].into_iter().collect();
+        Policy::read(&annotations(listed), &spec, &tags).map_err(|refusal| (refusal.reason, refusal.message))
     }
 
     fn nothing() -> serde_json::Value {
@@ -259,6 +300,43 @@ mod tests {
             assert_eq!(reason, Reason::InvalidAnnotation);
             assert!(message.starts_with(SOURCE_RANGES) && message.contains("allowed: CIDRs"), "{message}");
         }
+    }
+
+    #[test]
+    fn ranges_and_service_tags_of_azure_are_merged_with_the_others() {
+        let field = serde_json::json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]});
+        let sources = |listed: &[(&str, &str)], spec: &serde_json::Value| shown(read(listed, spec).unwrap().sources);
+        let office = (AZURE_TAGS, "Office");
+        assert_eq!(sources(&[office], &nothing()).unwrap(), "203.0.113.0/24 2001:db8:1::/48");
+        assert_eq!(sources(&[office], &field).unwrap(), "192.0.2.0/24 203.0.113.0/24 2001:db8:1::/48");
+        let annotated = [(SOURCE_RANGES, "10.0.0.0/8"), (AZURE_RANGES, "172.16.0.0/12, 2001:db8::/32")];
+        assert_eq!(sources(&annotated, &nothing()).unwrap(), "10.0.0.0/8 172.16.0.0/12 2001:db8::/32");
+        assert_eq!(sources(&[(AZURE_TAGS, " "), (AZURE_RANGES, "")], &nothing()), None);
+        let everyone = read(&[(AZURE_TAGS, "office, internet")], &field).unwrap();
+        assert_eq!(Family::ALL.map(|family| everyone.sources_of(family)), [None, None], "Internet lets everyone in");
+        for deny in ["true", "False"] {
+            assert_eq!(read(&[(AZURE_DENY_OTHERS, deny)], &field), read(&[], &field), "nobody else gets in anyway");
+            assert_eq!(read(&[(AZURE_DENY_OTHERS, deny)], &nothing()), Ok(Policy::default()));
+        }
+    }
+
+    #[test]
+    fn what_azure_restricts_and_is_not_understood_is_refused() {
+        let field = serde_json::json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]});
+        let message = format!("{AZURE_RANGES} and spec.loadBalancerSourceRanges are both set: use one of them");
+        assert_eq!(read(&[(AZURE_RANGES, "10.0.0.0/8")], &field), Err((Reason::AmbiguousRequest, message)));
+        for (name, text, expected) in [
+            (AZURE_RANGES, "10.0.0.0", "\"10.0.0.0\" is malformed; allowed: CIDRs"),
+            (AZURE_DENY_OTHERS, "yes", "\"yes\" is malformed; allowed: true or false"),
+            (AZURE_TAGS, "Storage", "no service tag is called \"Storage\"; known: Internet, office (--service-tag"),
+            (AZURE_TAGS, "office,", "no service tag is called \"\"; known: Internet, office"),
+            (AZURE_TAGS, &vec!["office"; MAX_TAGS + 1].join(","), "allowed: at most 64 service tags"),
+        ] {
+            let (reason, message) = read(&[(name, text)], &nothing()).unwrap_err();
+            assert_eq!(reason, Reason::InvalidAnnotation);
+            assert!(message.starts_with(name) && message.contains(expected), "{message}");
+        }
+        assert!(read(&[(AZURE_TAGS, &vec!["office"; MAX_TAGS].join(","))], &nothing()).is_ok());
     }
 
     #[test]
@@ -311,7 +389,12 @@ mod tests {
             let expected = format!("{UDP_IDLE}: {text:?} is malformed; allowed: 10s to 24h: ");
             assert!(refusal.message.starts_with(&expected), "{}", refusal.message);
         }
-        assert_eq!(read(AZURE_TCP_IDLE, "4").unwrap().tcp, Some(240));
+        for (text, seconds) in [("4", 240), (" 30 ", 1_800)] {
+            assert_eq!(
+                read(AZURE_TCP_IDLE, text).unwrap(),
+                IdleTimeouts { tcp: Some(seconds), ..IdleTimeouts::default() }
+            );
+        }
         for text in ["3", "31", "4.5", "4m", "-4"] {
             let message = read(AZURE_TCP_IDLE, text).unwrap_err().message;
             assert!(message.ends_with("allowed: 4 to 30, whole minutes"), "{message}");

@@ -1,5 +1,7 @@
 //! Services of type LoadBalancer.
 
+mod unexposed;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
@@ -13,10 +15,14 @@ use crate::model::{
     name::{Port, is_label},
     policy::{IdleTimeouts, Policy},
     pools::AddressNames,
+    probe::{Probe, Probes},
     reason::{Reason, Refusal, quoted},
     request::{Party, Request},
     selector::Labels,
+    tag::ServiceTags,
 };
+
+pub(super) use self::unexposed::NO_RULE;
 
 /// Most ports of one Service. Kubernetes has no limit of its own but the object's size.
 const MAX_PORTS: usize = 1024;
@@ -34,6 +40,10 @@ pub struct Service {
     pub labels: Labels,
     /// Its ports, each with its name (empty for a single unnamed one); [`Port::every`] with [`Policy::all_ports`].
     pub ports: BTreeMap<Port, String>,
+    /// Ports that are not exposed, and claim nothing.
+    pub unexposed: BTreeSet<Port>,
+    /// How the backends of its ports are to be probed; none where that cannot be understood.
+    pub probes: BTreeMap<Port, Probe>,
     /// The address families it wants.
     pub families: Families,
     /// How its packets are to be treated.
@@ -112,8 +122,13 @@ impl Families {
 
 impl Service {
     /// From the API's form. The caller has made sure that it is of type LoadBalancer. `named`: the addresses that it may ask
-    /// for by name.
-    pub fn ingest(name: &ServiceName, service: &api::Service, named: &AddressNames) -> Result<Self, Refusal> {
+    /// for by name; `tags`: the source ranges.
+    pub fn ingest(
+        name: &ServiceName,
+        service: &api::Service,
+        named: &AddressNames,
+        tags: &ServiceTags,
+    ) -> Result<Self, Refusal> {
         if !is_label(&name.namespace) || !is_label(&name.name) {
             return Err(invalid("metadata", "namespace and name must be RFC 1123 labels of at most 63 bytes"));
         }
@@ -127,21 +142,32 @@ impl Service {
         let (request, fault) = asked.map_or_else(|fault| (Request::default(), Some(fault)), |request| (request, None));
         let (idle, slip) = IdleTimeouts::read(annotations)
             .map_or_else(|fault| (IdleTimeouts::default(), Some(fault)), |idle| (idle, None));
-        let policy = Policy::read(annotations, spec)?;
-        let mut notices = dialects::notices(annotations);
+        let policy = Policy::read(annotations, spec, tags)?;
+        let listed = spec.ports.as_deref().unwrap_or_default();
+        let mut ports = ports(listed)?;
+        let (probes, misread) = Probes::read(annotations, listed)
+            .map_or_else(|fault| (Probes::default(), Some(fault)), |probes| (probes, None));
+        let mut notices = dialects::notices(annotations, &ports);
         notices.extend(families.left_out(&request));
-        let ports = ports(spec.ports.as_deref().unwrap_or_default())?;
+        notices.extend(probes.notice.clone());
+        let unexposed = unexposed::read(annotations, &ports, &policy)?;
+        ports.retain(|port, _| !unexposed.contains(port));
+        if policy.all_ports {
+            ports = Port::every().map(|port| (port, String::new())).collect();
+        }
         Ok(Self {
             name: name.clone(),
             created: metadata.creation_timestamp.as_ref().map(|time| time.0),
             uid: metadata.uid.clone().filter(|uid| !uid.is_empty()),
             labels: metadata.labels.clone().unwrap_or_default(),
-            ports: if policy.all_ports { Port::every().map(|port| (port, String::new())).collect() } else { ports },
+            probes: probes.of_exposed(ports.keys(), listed).of_ports,
+            ports,
+            unexposed,
             families,
             policy,
             idle,
             request,
-            fault: fault.or(slip),
+            fault: fault.or(slip).or(misread),
             notices,
             status: status(service),
         })
@@ -250,7 +276,7 @@ mod tests {
     fn ingest(spec: &serde_json::Value) -> Result<Service, Refusal> {
         let name = ServiceName { namespace: "shop".into(), name: "web".into() };
         let object = serde_json::from_value(serde_json::json!({ "spec": spec })).unwrap();
-        Service::ingest(&name, &object, &AddressNames::default())
+        Service::ingest(&name, &object, &AddressNames::default(), &ServiceTags::default())
     }
 
     #[test]
@@ -364,7 +390,8 @@ mod tests {
                 "metadata": {"creationTimestamp": created, "uid": uid},
                 "spec": {"ports": [{"port": 1}]},
             });
-            Service::ingest(&name, &serde_json::from_value(json).unwrap(), &AddressNames::default()).unwrap()
+            let object = serde_json::from_value(json).unwrap();
+            Service::ingest(&name, &object, &AddressNames::default(), &ServiceTags::default()).unwrap()
         };
         let order = [
             service(Some("2024-01-01T00:00:00Z"), Some("z"), "z"),

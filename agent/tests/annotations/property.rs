@@ -9,12 +9,14 @@ use vipmux::model::{
     pools::AddressNames,
     reason::{Reason, Refusal},
     service::Service,
+    tag::ServiceTags,
 };
 
 /// Bytes of the longest message about one annotation: values are cut, lists are bounded.
 const LONGEST: usize = 8 << 10;
-/// Notices about one Service: sixteen annotations, how many more there are, and a family that is left out.
-const MOST_NOTICES: usize = 18;
+/// Notices about one Service: sixteen annotations, how many more there are, a family that is left out, and a path that no
+/// probe has.
+const MOST_NOTICES: usize = 19;
 /// Addresses that one annotation can ask for.
 const MOST_ADDRESSES: usize = 64;
 
@@ -50,7 +52,7 @@ impl Asked {
             "metadata": {"annotations": self.annotations},
             "spec": {"type": "LoadBalancer", "loadBalancerIP": self.field, "ports": [{"port": 80}]},
         });
-        Ok(Service::ingest(&name, &serde_json::from_value(service)?, &AddressNames::default()))
+        Ok(Service::ingest(&name, &serde_json::from_value(service)?, &AddressNames::default(), &ServiceTags::default()))
     }
 }
 
@@ -100,9 +102,16 @@ pub(crate) fn seeds() -> Vec<String> {
         Meaning::Addresses | Meaning::Address(_) | Meaning::Additional => {
             &["192.0.2.10", "192.0.2.10, 2001:db8::10", "0.0.0.0", "192.0.2.300", "::ffff:192.0.2.10"]
         }
-        Meaning::Pool | Meaning::PoolPath | Meaning::PoolMode => &["lan", "/a/b/lan", "__auto__", "Lan 1"],
-        Meaning::PoolIfTrue(_) | Meaning::Treatment => &["true", "False", "5", "90s", "80", "kernel"],
-        Meaning::Marker | Meaning::WithoutEffect(_) | Meaning::Unsupported { .. } => &["true", "no", "x"],
+        Meaning::Pool | Meaning::PoolPath | Meaning::PoolMode | Meaning::PoolInstead => {
+            &["lan", "/a/b/lan", "__auto__", "Lan 1"]
+        }
+        Meaning::PoolIfTrue(_) | Meaning::Treatment => {
+            &["true", "False", "5", "90s", "80", "kernel", "192.0.2.0/24", "Internet"]
+        }
+        Meaning::Probe => &["true", "5", "http", "/healthz", "15021"],
+        Meaning::Marker | Meaning::WithoutEffect(_) | Meaning::EitherWithoutEffect(_) | Meaning::Unsupported { .. } => {
+            &["true", "no", "x"]
+        }
     };
     let rows = dialects::ALL.iter().flat_map(|dialect| dialect.annotations);
     let lines = rows.flat_map(|(spellings, meaning)| {

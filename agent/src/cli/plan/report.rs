@@ -1,7 +1,7 @@
 //! What a plan shows. The JSON form is stable: fields are added, never changed, and `version` rises when that is broken.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io::{self, Write},
 };
 
@@ -17,6 +17,7 @@ use crate::{
         name::Port,
         policy::{IdleTimeouts, Policy},
         pool::Pool,
+        probe::Probe,
         reason::{Note, Reason},
         service::Service,
     },
@@ -63,16 +64,26 @@ struct TreatmentRow<'a> {
     #[serde(flatten)]
     policy: &'a Policy,
     idle_s: IdleTimeouts,
+    /// Ports that it has and that are not exposed.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    unexposed: &'a BTreeSet<Port>,
+    /// How the backends of its ports are to be probed.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    probes: &'a BTreeMap<Port, Probe>,
 }
 
 impl<'a> TreatmentRow<'a> {
     fn of(service: &'a Service) -> Option<Self> {
-        let (policy, idle_s) = (&service.policy, service.idle);
-        (!policy.particulars(idle_s).is_empty()).then_some(Self { policy, idle_s })
+        let Service { policy, unexposed, probes, .. } = service;
+        let row = Self { policy, idle_s: service.idle, unexposed, probes };
+        (!row.text().is_empty()).then_some(row)
     }
 
     fn text(&self) -> String {
-        self.policy.particulars(self.idle_s).join(",")
+        let unexposed = self.unexposed.iter().map(|port| format!("unexposed={port}"));
+        let probes = (!self.probes.is_empty()).then(|| format!("probes={}", self.probes.len()));
+        let all = self.policy.particulars(self.idle_s).into_iter().chain(unexposed).chain(probes);
+        all.collect::<Vec<_>>().join(",")
     }
 }
 
@@ -121,7 +132,7 @@ impl<'a> Report<'a> {
             }
         }
         let used = |pool: &Pool, family| used.get(&(pool.name.as_str(), family)).copied().unwrap_or(0);
-        let vip_row = |(address, names): (&Vip, &std::collections::BTreeSet<&ServiceName>)| VipRow {
+        let vip_row = |(address, names): (&Vip, &BTreeSet<&ServiceName>)| VipRow {
             address: *address,
             services: names.iter().map(ToString::to_string).collect(),
             leader: leaders.get(address).cloned().flatten(),
@@ -230,7 +241,7 @@ fn service_row<'a>(
         name: &name.name,
         state,
         addresses: Vec::new(),
-        ports: ports(object),
+        ports: ports(object, model.services.get(name)),
         reason,
         message,
         warnings: &[],
@@ -246,12 +257,14 @@ fn service_row<'a>(
     refused.or(ignored).map(|(state, refusal)| row(state, refusal.reason, refusal.message.as_str()))
 }
 
-/// The ports as written, as far as they are ports: of Services that were refused over them, too.
-fn ports(object: &api::Service) -> Vec<PortRow> {
+/// The ports as written, as far as they are ports and are exposed: of Services that were refused over them, too.
+fn ports(object: &api::Service, service: Option<&Service>) -> Vec<PortRow> {
     let listed = object.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let row = |entry: &api::ServicePort| {
         let protocol = entry.protocol.as_deref().map_or(Some(Protocol::default()), |text| text.parse().ok())?;
-        Some(PortRow { port: u16::try_from(entry.port).ok()?, protocol })
+        let number = u16::try_from(entry.port).ok()?;
+        let unexposed = service.is_some_and(|service| service.unexposed.contains(&Port { number, protocol }));
+        (!unexposed).then_some(PortRow { port: number, protocol })
     };
     listed.filter_map(row).collect()
 }

@@ -37,5 +37,6 @@ pub(super) const DIALECT: Dialect = Dialect {
     scope: KeyScope::Namespace,
     never_spills: true,
     shares_by_address: false,
+    marked_by_any: false,
     limits: Limits { per_family: 1, excludes_field: false, one_address_request: true },
 };

@@ -20,5 +20,6 @@ pub(super) const DIALECT: Dialect = Dialect {
     scope: KeyScope::Cluster,
     never_spills: false,
     shares_by_address: false,
+    marked_by_any: false,
     limits: Limits { per_family: 1, excludes_field: true, one_address_request: false },
 };

@@ -1,17 +1,19 @@
 //! What a Service's owner should know of its annotations, and that stops nothing.
 
-use super::{ALL, Annotations, Dialect, Meaning, PORT};
-use crate::model::reason::quoted;
+use std::collections::BTreeMap;
+
+use super::{ALL, Annotations, Dialect, Meaning, PORT, port_of, read::boolean};
+use crate::model::{Protocol, name::Port, reason::quoted};
 
 /// Longest key that is compared with others, bytes: Kubernetes allows a subdomain of 253, a slash and 63 more.
 const MAX_KEY: usize = 317;
 /// Most notices about one Service; the rest is counted.
 const MAX_NOTICES: usize = 16;
 
-/// Annotations without effect here, and misspelt ones.
-pub fn notices(annotations: &Annotations) -> Vec<String> {
+/// Annotations without effect here, and misspelt ones, of a Service with these ports.
+pub fn notices(annotations: &Annotations, ports: &BTreeMap<Port, String>) -> Vec<String> {
     let there = annotations.iter().filter(|(_, value)| !value.is_empty());
-    let mut notices: Vec<String> = there.filter_map(|(key, _)| notice(key)).collect();
+    let mut notices: Vec<String> = there.filter_map(|(key, _)| notice(key, annotations, ports)).collect();
     let untold = notices.split_off(notices.len().min(MAX_NOTICES)).len();
     if untold > 0 {
         notices.push(format!("{untold} further annotations have no effect here"));
@@ -26,7 +28,7 @@ pub(in crate::model) fn misplaced(annotations: &Annotations) -> Option<&str> {
     asking.filter(|(_, meaning)| meaning.is_request() && *meaning != Meaning::Marker).map(|(key, _)| key).next()
 }
 
-fn notice(key: &str) -> Option<String> {
+fn notice(key: &str, annotations: &Annotations, ports: &BTreeMap<Port, String>) -> Option<String> {
     let Some(dialect) = owner(key) else {
         let meant = of_another_prefix(key)?;
         return Some(format!(
@@ -35,8 +37,14 @@ fn notice(key: &str) -> Option<String> {
         ));
     };
     match dialect.meaning(key) {
-        Some(Meaning::WithoutEffect(instead)) => Some(format!("{key} has no effect here: {instead}")),
-        Some(_) => None,
+        Some(Meaning::WithoutEffect(instead) | Meaning::EitherWithoutEffect(instead)) => {
+            Some(format!("{key} has no effect here: {instead}"))
+        }
+        Some(Meaning::PoolInstead) => {
+            let condition = dialect.condition().filter(|condition| !is_true(annotations, condition))?;
+            Some(format!("{key} has no effect without {condition}: \"true\""))
+        }
+        Some(meaning) => of_no_port(dialect, key, meaning, ports),
         None => {
             let hint = near(dialect, key).map_or_else(
                 || "docs/annotations.md has those that have one".to_owned(),
@@ -48,6 +56,29 @@ fn notice(key: &str) -> Option<String> {
                 dialect.name
             ))
         }
+    }
+}
+
+/// What is said of a port that the Service does not have.
+fn of_no_port(dialect: &Dialect, key: &str, meaning: Meaning, ports: &BTreeMap<Port, String>) -> Option<String> {
+    let port = spellings(dialect).find_map(|spelling| port_of(spelling, key))?;
+    // Nothing is probed by UDP or SCTP.
+    let counts = |of: &Port| meaning != Meaning::Probe || of.protocol == Protocol::Tcp;
+    let named = |of: &Port| of.number.to_string() == port;
+    let of_service = ports.keys().any(|of| counts(of) && named(of));
+    let what = if meaning == Meaning::Probe { "TCP port" } else { "port" };
+    (!of_service).then(|| format!("{} has no effect: the Service has no {what} {}", quoted(key), quoted(port)))
+}
+
+fn is_true(annotations: &Annotations, key: &str) -> bool {
+    annotations.get(key).is_some_and(|value| boolean(key, value) == Ok(true))
+}
+
+impl Dialect {
+    /// What must be true for [`Meaning::PoolInstead`] to mean something.
+    fn condition(&self) -> Option<&'static str> {
+        let row = self.annotations.iter().find(|(_, meaning)| matches!(meaning, Meaning::PoolIfTrue(_)))?;
+        row.0.first().copied()
     }
 }
 

@@ -21,6 +21,10 @@ pub(super) const MAX_KEY: usize = 253;
 const MAX_LIST: usize = 64;
 /// Which pool [`Meaning::PoolMode`] asks for where it names none.
 const AUTO: &str = "__auto__";
+/// What names a pool as a resource of a cloud.
+const RESOURCE: &str = "the name of a pool: letters, digits, hyphens, underscores and dots";
+/// Longest name of such a resource, bytes.
+const MAX_RESOURCE: usize = 80;
 
 /// What a Service with these annotations and this `spec.loadBalancerIP` asks for. An annotation with an empty value
 /// counts as not there.
@@ -32,6 +36,7 @@ pub fn request(annotations: &Annotations, field: Option<&str>) -> Result<Request
     }
     for dialect in ALL {
         if annotations.keys().any(|key| dialect.owns(key)) {
+            found.dialects.extend(dialect.marks(annotations).then_some(*dialect));
             dialect.read(annotations, &mut found)?;
         }
     }
@@ -50,9 +55,11 @@ struct Found {
     halves: Vec<Said<Vip>>,
     additional: BTreeSet<Vip>,
     address_names: BTreeSet<String>,
-    pools: Vec<Said<PoolChoice>>,
-    /// Where no other is named.
-    pool_if_true: Option<&'static str>,
+    pools: Vec<Said<String>>,
+    pool_if_true: Option<Said<String>>,
+    pool_instead: Option<Said<String>>,
+    /// Where no pool is named.
+    fewest_claims: bool,
     keys: Vec<Said<SharingKey>>,
     alike: BTreeMap<&'static str, String>,
     labels: Vec<Said<String>>,
@@ -65,7 +72,7 @@ impl Found {
     fn request(mut self) -> Result<Request, Refusal> {
         let addresses = self.addresses()?;
         let sharing_key = agreed(self.keys, SharingKey::shown)?;
-        let named = !addresses.is_empty() || !self.address_names.is_empty();
+        let named = !addresses.is_empty() || !self.additional.is_empty() || !self.address_names.is_empty();
         let by_address = if named && self.dialects.iter().any(|dialect| dialect.shares_by_address) {
             ByAddress::Explicit
         } else if self.dialects.iter().all(|dialect| dialect.shares_by_address) {
@@ -76,13 +83,14 @@ impl Found {
         if self.keyed.is_some_and(|dialect| dialect.limits.one_address_request) && !addresses.is_empty() {
             self.alike.insert("the static address", shown(&addresses));
         }
-        let pool = agreed(self.pools, pool_shown)?;
-        let by_default = self.pool_if_true.map(|name| PoolChoice::Named(name.to_owned()));
+        let by_default = if self.fewest_claims { PoolChoice::FewestClaims } else { PoolChoice::Best };
+        self.pools.extend(self.pool_if_true.map(|said| self.pool_instead.unwrap_or(said)));
+        let pool = agreed(self.pools, |name| quoted(name))?.map_or(by_default, PoolChoice::Named);
         Ok(Request {
             addresses,
             additional: self.additional,
             address_names: self.address_names,
-            pool: pool.or(by_default).unwrap_or_default(),
+            pool,
             sharing: Sharing { key: sharing_key, by_address },
             never_spills: self.keyed.is_some_and(|dialect| dialect.never_spills),
             alike: self.alike,
@@ -112,7 +120,7 @@ impl Dialect {
         let read = self
             .annotations
             .iter()
-            .filter(|(_, meaning)| !matches!(meaning, Meaning::Treatment | Meaning::WithoutEffect(_)));
+            .filter(|(_, meaning)| !matches!(meaning, Meaning::Treatment | Meaning::Probe | Meaning::WithoutEffect(_)));
         for (spellings, meaning) in read {
             let Some((annotation, text)) = spelling(annotations, spellings)? else { continue };
             if meaning.is_request() {
@@ -126,15 +134,25 @@ impl Dialect {
                 Meaning::Address(family) => found.halves.push((annotation, address_of(*family, annotation, text)?)),
                 Meaning::Additional => found.additional.extend(list(annotation, text)?),
                 Meaning::AddressName => drop(found.address_names.insert(named(annotation, text, "an address")?)),
-                Meaning::PoolMode if text == AUTO => found.pools.push((annotation, PoolChoice::FewestClaims)),
-                Meaning::Pool | Meaning::PoolMode => found.pools.push((annotation, pool(annotation, text)?)),
+                Meaning::Pool => found.pools.push((annotation, pool(annotation, text)?)),
+                Meaning::PoolMode if text.trim().eq_ignore_ascii_case(AUTO) => found.fewest_claims = true,
+                Meaning::PoolMode => {
+                    let allowed = format!("{AUTO}, or {RESOURCE}");
+                    found.pools.push((annotation, resource(annotation, text, text, &allowed)?));
+                }
                 Meaning::PoolPath => {
                     let name = text.rsplit('/').next().unwrap_or_default();
-                    let choice = pool(annotation, name).map_err(|_| invalid(annotation, text, "a path to a pool"))?;
-                    found.pools.push((annotation, choice));
+                    let allowed = format!("a path that ends in {RESOURCE}");
+                    found.pools.push((annotation, resource(annotation, text, name, &allowed)?));
                 }
-                Meaning::PoolIfTrue(name) => found.pool_if_true = boolean(annotation, text)?.then_some(name),
-                Meaning::Label => found.labels.push((annotation, bounded(annotation, text, "a label")?)),
+                Meaning::PoolIfTrue(name) => {
+                    found.pool_if_true = boolean(annotation, text)?.then(|| (annotation, (*name).to_owned()));
+                }
+                Meaning::PoolInstead => {
+                    found.pool_instead = Some((annotation, resource(annotation, text, text, RESOURCE)?));
+                }
+                Meaning::Label => found.labels.push((annotation, label(annotation, text)?)),
+                Meaning::EitherWithoutEffect(_) => drop(boolean(annotation, text)?),
                 Meaning::Unsupported { harmless, remedy } if !any(harmless, text) => {
                     let message = format!("{annotation}: {} is not supported: {remedy}", quoted(text));
                     return Err(Refusal::new(Reason::InvalidAnnotation, message));
@@ -144,6 +162,7 @@ impl Dialect {
                 Meaning::Alike
                 | Meaning::Marker
                 | Meaning::Treatment
+                | Meaning::Probe
                 | Meaning::WithoutEffect(_)
                 | Meaning::Unsupported { .. } => {}
             }
@@ -235,10 +254,24 @@ fn address(source: &'static str, text: &str) -> Result<Vip, Refusal> {
     }
 }
 
-fn pool(annotation: &'static str, text: &str) -> Result<PoolChoice, Refusal> {
-    name::is_subdomain(text)
-        .then(|| PoolChoice::Named(text.to_owned()))
-        .ok_or_else(|| invalid(annotation, text, "the name of a pool"))
+fn pool(annotation: &'static str, text: &str) -> Result<String, Refusal> {
+    name::is_subdomain(text).then(|| text.to_owned()).ok_or_else(|| invalid(annotation, text, "the name of a pool"))
+}
+
+/// The pool that is named as a resource of a cloud is. Those are the same in either case and may have underscores; names of
+/// pools are in lower case and have none.
+fn resource(annotation: &'static str, text: &str, name: &str, allowed: &str) -> Result<String, Refusal> {
+    let name = name.trim();
+    let known = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let sound = (1..=MAX_RESOURCE).contains(&name.len()) && name.bytes().all(known);
+    sound.then(|| name.to_ascii_lowercase().replace('_', "-")).ok_or_else(|| invalid(annotation, text, allowed))
+}
+
+/// As Azure lets a label of a public address be.
+fn label(annotation: &'static str, text: &str) -> Result<String, Refusal> {
+    let sound = name::is_label(text) && text.len() >= 3 && text.starts_with(|first: char| first.is_ascii_lowercase());
+    let allowed = "3 to 63 lower-case letters, digits and hyphens, the first a letter, the last no hyphen, and no dots";
+    sound.then(|| text.to_owned()).ok_or_else(|| invalid(annotation, text, allowed))
 }
 
 fn named(annotation: &'static str, text: &str, what: &str) -> Result<String, Refusal> {
@@ -252,13 +285,14 @@ fn bounded(annotation: &'static str, text: &str, what: &str) -> Result<String, R
     Ok(text.to_owned())
 }
 
-/// `true` or `false`.
+/// Digits alone: no sign.
+pub(in crate::model) fn whole(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// `true` or `false`, in either case.
 pub(in crate::model) fn boolean(annotation: &str, text: &str) -> Result<bool, Refusal> {
-    match text {
-        "true" => Ok(true),
-        "false" => Ok(false),
-        other => Err(invalid(annotation, other, "true or false")),
-    }
+    text.to_ascii_lowercase().parse().map_err(|_| invalid(annotation, text, "true or false"))
 }
 
 /// Whether the value is one of these.
@@ -296,10 +330,6 @@ pub(in crate::model) fn agreed<T: PartialEq>(
 
 fn shown(addresses: &BTreeSet<Vip>) -> String {
     addresses.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
-}
-
-fn pool_shown(pool: &PoolChoice) -> String {
-    quoted(pool.name().unwrap_or(AUTO))
 }
 
 pub(in crate::model) fn invalid(source: &str, value: &str, allowed: &str) -> Refusal {

@@ -1,10 +1,13 @@
 //! What annotations come to, dialect by dialect.
 
+mod azure;
+
 use std::collections::BTreeSet;
 
 use super::{read::MAX_KEY, *};
 use crate::model::{
     Vip,
+    name::Port,
     reason::{Reason, Refusal},
     request::{ByAddress, PoolChoice, Request, Scope, Sharing, SharingKey},
 };
@@ -24,6 +27,11 @@ fn refusal(annotations: &[(&str, &str)], field: Option<&str>) -> (Reason, String
 
 fn key(annotations: &[(&str, &str)]) -> SharingKey {
     ask(annotations, None).unwrap().sharing.key.unwrap()
+}
+
+/// Of a Service.
+fn ports() -> BTreeMap<Port, String> {
+    ["80/TCP", "443/TCP", "53/UDP"].map(|port| (port.parse().unwrap(), port.to_owned())).into()
 }
 
 fn vips(addresses: &[&str]) -> BTreeSet<Vip> {
@@ -136,23 +144,26 @@ fn a_group_of_ako_must_say_alike_which_address_and_which_infrastructure_setting(
 
 #[test]
 fn what_is_without_effect_is_told_with_what_to_do_instead() {
-    let told = |key: &str, value: &str| notices(&[(key.to_owned(), value.to_owned())].into());
+    let told = |key: &str, value: &str| notices(&[(key.to_owned(), value.to_owned())].into(), &ports());
     for dialect in ALL {
         for (spellings, meaning) in dialect.annotations {
             for spelling in *spellings {
+                let spelling = &spelling.replace(PORT, "80");
                 match meaning {
-                    Meaning::WithoutEffect(instead) => {
-                        assert_eq!(told(spelling, "x"), [format!("{spelling} has no effect here: {instead}")]);
+                    Meaning::WithoutEffect(instead) | Meaning::EitherWithoutEffect(instead) => {
+                        assert_eq!(told(spelling, "true"), [format!("{spelling} has no effect here: {instead}")]);
                         assert_eq!(told(spelling, ""), [""; 0], "an empty value counts as not there");
-                        assert!(ask(&[(spelling, "x")], None).is_ok(), "{spelling}");
+                        assert!(ask(&[(spelling, "true")], None).is_ok(), "{spelling}");
                     }
+                    // Told where there is no other with it.
+                    Meaning::PoolInstead => assert_eq!(told(spelling, "x").len(), 1, "{spelling}"),
                     _ => assert_eq!(told(spelling, "x"), [""; 0], "{spelling}"),
                 }
             }
         }
     }
     let many = (0..40).map(|number| (format!("vipmux.io/unknown-annotation-{number}"), "x".to_owned())).collect();
-    assert_eq!(notices(&many).last().unwrap(), "24 further annotations have no effect here");
+    assert_eq!(notices(&many, &ports()).last().unwrap(), "24 further annotations have no effect here");
 }
 
 #[test]
@@ -190,7 +201,7 @@ fn what_would_be_another_service_than_was_meant_is_refused_with_the_remedy() {
 
 #[test]
 fn a_misspelt_annotation_is_told_with_what_was_meant() {
-    let told = |key: &str| notices(&[(key.to_owned(), "x".to_owned())].into()).concat();
+    let told = |key: &str| notices(&[(key.to_owned(), "x".to_owned())].into(), &ports()).concat();
     for (key, meant) in [
         ("vipmux.io/sharing-keys", "vipmux.io/sharing-key"),
         ("vipmux.io/Sharing-Key", "vipmux.io/sharing-key"),

@@ -23,5 +23,6 @@ pub(super) const DIALECT: Dialect = Dialect {
     scope: KeyScope::Namespace,
     never_spills: false,
     shares_by_address: false,
+    marked_by_any: false,
     limits: Limits { per_family: 16, excludes_field: false, one_address_request: false },
 };

@@ -1,0 +1,258 @@
+//! Active health probes of backends, as Azure's annotations ask for them. They are read and shown; nothing sends them yet.
+//!
+//! <https://cloud-provider-azure.sigs.k8s.io/topics/loadbalancer/#custom-load-balancer-health-probe>
+
+use std::{collections::BTreeMap, fmt};
+
+use k8s_openapi::api::core::v1 as api;
+use serde::Serialize;
+
+use crate::model::{
+    Protocol,
+    dialects::{Annotations, boolean, invalid, of_port, whole},
+    name::Port,
+    reason::{Reason, Refusal},
+};
+
+/// The spellings of a setting: for a port, and for all of the Service's, which that of a port goes before.
+type Setting = &'static [&'static str];
+
+pub(super) const NO_PROBE: Setting = &["service.beta.kubernetes.io/port_{port}_no_probe_rule"];
+pub(super) const PORT: Setting = &["service.beta.kubernetes.io/port_{port}_health-probe_port"];
+pub(super) const PROTOCOL: Setting = &[
+    "service.beta.kubernetes.io/port_{port}_health-probe_protocol",
+    "service.beta.kubernetes.io/azure-load-balancer-health-probe-protocol",
+];
+pub(super) const INTERVAL: Setting = &[
+    "service.beta.kubernetes.io/port_{port}_health-probe_interval",
+    "service.beta.kubernetes.io/azure-load-balancer-health-probe-interval",
+];
+pub(super) const THRESHOLD: Setting = &[
+    "service.beta.kubernetes.io/port_{port}_health-probe_num-of-probe",
+    "service.beta.kubernetes.io/azure-load-balancer-health-probe-num-of-probe",
+];
+pub(super) const PATH: Setting = &[
+    "service.beta.kubernetes.io/port_{port}_health-probe_request-path",
+    "service.beta.kubernetes.io/azure-load-balancer-health-probe-request-path",
+];
+/// Each of these asks for a probe.
+const ASKING: [Setting; 5] = [PORT, PROTOCOL, INTERVAL, THRESHOLD, PATH];
+
+/// Seconds from one attempt to the next: the least, and what is taken where it is left out.
+const INTERVAL_SECONDS: u32 = 5;
+/// Failures in a row: the same.
+const FAILURES: u32 = 2;
+/// The interval times the failures is less than this, seconds.
+const TOTAL_SECONDS: u32 = 120;
+/// Longest path, bytes.
+const MAX_PATH: usize = 2048;
+
+/// The probes of a Service.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Probes {
+    /// By the Service port whose backends they are of.
+    pub of_ports: BTreeMap<Port, Probe>,
+    /// What a Service's owner should know of what was said in vain.
+    pub notice: Option<String>,
+}
+
+/// How a backend is found to be up or down.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Probe {
+    /// What counts as up.
+    #[serde(flatten)]
+    pub check: Check,
+    /// Which of the backend's ports is asked.
+    #[serde(rename = "port")]
+    pub target: Target,
+    /// From one attempt to the next, seconds.
+    #[serde(rename = "interval_s")]
+    pub interval: u32,
+    /// So many attempts fail in a row before it counts as down.
+    pub failures: u32,
+}
+
+/// What counts as up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "protocol", rename_all = "lowercase")]
+pub enum Check {
+    /// A TCP connection comes about.
+    Tcp,
+    /// A GET of the path is answered by status 200.
+    Http {
+        /// The path.
+        path: String,
+    },
+    /// The same over TLS.
+    Https {
+        /// The path.
+        path: String,
+    },
+}
+
+/// Which port of a backend is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum Target {
+    /// That of the Service port with this name (empty for one unnamed port), exposed or not: the one in the EndpointSlices.
+    OfService(String),
+    /// This one.
+    Number(u16),
+}
+
+impl fmt::Display for Probe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (name, path) = match &self.check {
+            Check::Tcp => ("tcp", ""),
+            Check::Http { path } => ("http", path.as_str()),
+            Check::Https { path } => ("https", path.as_str()),
+        };
+        write!(f, "{name}")?;
+        match &self.target {
+            Target::OfService(port) if port.is_empty() => {}
+            Target::OfService(port) => write!(f, ":{port}")?,
+            Target::Number(port) => write!(f, ":{port}")?,
+        }
+        write!(f, "{path} every {}s, down after {}", self.interval, self.failures)
+    }
+}
+
+impl Probes {
+    /// As annotations ask for them, of the TCP ports of a Service: there are none of the others. The caller has made sure that
+    /// the ports are sound.
+    pub(super) fn read(annotations: &Annotations, ports: &[api::ServicePort]) -> Result<Self, Refusal> {
+        let mut probes = Self::default();
+        let mut unused = Vec::new();
+        for (port, entry) in ports.iter().filter_map(|entry| Some((tcp(entry)?, entry))) {
+            let asked = Asked { annotations, number: port.number };
+            let left_out = asked.said(NO_PROBE).map(|(key, text)| boolean(&key, text)).transpose()?;
+            if left_out != Some(true) && ASKING.iter().any(|setting| asked.said(setting).is_some()) {
+                let probe = asked.probe(entry, ports)?;
+                let path = asked.said(PATH).filter(|_| probe.check == Check::Tcp);
+                unused.extend(path.map(|(key, _)| (port, key)));
+                probes.of_ports.insert(port, probe);
+            }
+        }
+        probes.notice = unused.first().map(|(port, key)| {
+            let others = if unused.len() > 1 { format!(" and {} more", unused.len() - 1) } else { String::new() };
+            let protocol = of_port(PROTOCOL[0], port.number);
+            format!(
+                "{key} has no effect on {port}{others}: a probe by Tcp has no path; ask for Http or Https by {protocol}"
+            )
+        });
+        Ok(probes)
+    }
+
+    /// Those without the ports that are not exposed. A Service with every port has that of the first one for all.
+    pub(super) fn of_exposed<'a>(
+        mut self,
+        exposed: impl Iterator<Item = &'a Port>,
+        listed: &[api::ServicePort],
+    ) -> Self {
+        let first = listed.iter().find_map(|entry| self.of_ports.get(&tcp(entry)?)).cloned();
+        let of = |port: &Port| {
+            let own = self.of_ports.get(port).or(first.as_ref().filter(|_| port.number == 0));
+            Some((*port, own?.clone()))
+        };
+        self.of_ports = exposed.filter_map(of).collect();
+        self
+    }
+}
+
+/// The port, if it is of TCP.
+fn tcp(entry: &api::ServicePort) -> Option<Port> {
+    let protocol = entry.protocol.as_deref().map_or(Some(Protocol::default()), |text| text.parse().ok())?;
+    let number = u16::try_from(entry.port).ok()?;
+    (protocol == Protocol::Tcp).then_some(Port { number, protocol })
+}
+
+/// What is asked for one port.
+struct Asked<'a> {
+    annotations: &'a Annotations,
+    number: u16,
+}
+
+impl<'a> Asked<'a> {
+    /// The annotation that says it, and its value. An empty value counts as not there.
+    fn said(&self, spellings: &[&str]) -> Option<(String, &'a str)> {
+        spellings.iter().find_map(|spelling| {
+            let key = of_port(spelling, self.number);
+            let text = self.annotations.get(&key)?.trim();
+            (!text.is_empty()).then_some((key, text))
+        })
+    }
+
+    fn probe(&self, entry: &api::ServicePort, ports: &[api::ServicePort]) -> Result<Probe, Refusal> {
+        let interval = self.count(INTERVAL, INTERVAL_SECONDS, "seconds")?;
+        let failures = self.count(THRESHOLD, FAILURES, "failures")?;
+        if interval.saturating_mul(failures) >= TOTAL_SECONDS {
+            let said = [INTERVAL, THRESHOLD].iter().find_map(|setting| self.said(setting));
+            let message = format!(
+                "{}: {failures} failures in a row, {interval} s apart, take {} s to be seen; allowed: less than \
+                 {TOTAL_SECONDS} s together",
+                said.map_or_else(String::new, |(key, _)| key),
+                interval.saturating_mul(failures)
+            );
+            return Err(Refusal::new(Reason::InvalidAnnotation, message));
+        }
+        Ok(Probe { check: self.check(entry)?, target: self.target(entry, ports)?, interval, failures })
+    }
+
+    /// A whole number, which is that at least; if it is left out, that.
+    fn count(&self, setting: Setting, least: u32, what: &str) -> Result<u32, Refusal> {
+        let Some((key, text)) = self.said(setting) else { return Ok(least) };
+        let number = whole(text).filter(|number| *number >= least);
+        number.ok_or_else(|| invalid(&key, text, &format!("a whole number of {what}, {least} at least")))
+    }
+
+    /// What is said of the port goes first, then its `appProtocol`, then what is said of all.
+    fn check(&self, entry: &api::ServicePort) -> Result<Check, Refusal> {
+        let (of_one, of_all) = PROTOCOL.split_at(1);
+        let application = entry.app_protocol.as_deref().filter(|text| !text.is_empty());
+        let check = match (self.said(of_one), application, self.said(of_all)) {
+            (Some((key, text)), ..) | (None, None, Some((key, text))) => {
+                named(text).ok_or_else(|| invalid(&key, text, "Tcp, Http or Https"))?
+            }
+            (None, application, _) => application.and_then(named).unwrap_or(TCP),
+        };
+        Ok(check(self.path()?))
+    }
+
+    fn path(&self) -> Result<String, Refusal> {
+        let Some((key, text)) = self.said(PATH) else { return Ok("/".to_owned()) };
+        let sound = text.starts_with('/') && text.len() <= MAX_PATH && text.bytes().all(|byte| byte.is_ascii_graphic());
+        let allowed = format!("a path of at most {MAX_PATH} bytes, such as /healthz");
+        sound.then(|| text.to_owned()).ok_or_else(|| invalid(&key, text, &allowed))
+    }
+
+    fn target(&self, entry: &api::ServicePort, ports: &[api::ServicePort]) -> Result<Target, Refusal> {
+        let name = |entry: &api::ServicePort| entry.name.clone().unwrap_or_default();
+        let Some((key, text)) = self.said(PORT) else { return Ok(Target::OfService(name(entry))) };
+        let mut of_tcp = ports.iter().filter_map(|entry| Some((tcp(entry)?.number, name(entry))));
+        let number = whole(text).and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0);
+        let of_service = of_tcp.find(|(own, name)| name.eq_ignore_ascii_case(text) || Some(*own) == number);
+        let allowed = "a port, 1 to 65535, or the name of a TCP port of the Service";
+        match of_service {
+            Some((_, name)) => Ok(Target::OfService(name)),
+            None => number.map(Target::Number).ok_or_else(|| invalid(&key, text, allowed)),
+        }
+    }
+}
+
+/// From a path, which not all of them have.
+type MakeCheck = fn(String) -> Check;
+
+const TCP: MakeCheck = |_| Check::Tcp;
+
+/// What a protocol's name asks for, in either case.
+fn named(text: &str) -> Option<MakeCheck> {
+    match text.to_ascii_lowercase().as_str() {
+        "tcp" => Some(TCP),
+        "http" => Some(|path| Check::Http { path }),
+        "https" => Some(|path| Check::Https { path }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
