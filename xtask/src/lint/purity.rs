@@ -120,7 +120,7 @@ mod tests {
         let text = r##"
             //! No `tokio`, no HashMap. /* not even */
             use std::{collections::BTreeMap, fmt::{self, Write}, net::IpAddr, time::Duration};
-            use crate::{model::Vip, source::Objects};
+            use crate::{api::VipPool, model::Vip, source::Objects};
             /* std::fs /* nested Instant */ */
             fn due<'a>(now: Duration, notify: &'a str) -> char {
                 let text = r#"use std::fs; "HashSet" "#;

@@ -52,7 +52,7 @@ fn a_pool_that_shrinks_leaves_addresses_where_they_are_and_says_so() {
     for (told, address) in warnings(&shrunk).iter().zip(["192.0.2.10", "192.0.2.11", "192.0.2.12"]) {
         assert_eq!(*told, [in_no_pool(address)]);
     }
-    // Others of a group share it as before; nobody else gets it, and once it is given up it is gone.
+    // Nobody else gets it, of the same group either, and once it is given up it is gone.
     let group = [("vipmux.io/sharing-key", "b"), ("vipmux.io/pool", "lan")];
     let joined = shrunk.clone().service("shop/d", &["443/TCP"], &group);
     assert_eq!(joined.outcome(), format!("{SERVED} shop/d=13"));

@@ -79,9 +79,9 @@ fn crate_reason(name: &str) -> Option<&'static str> {
     if netlink { Some(KERNEL) } else { listed(&CRATES, name) }
 }
 
-/// Modules of the agent; of those that are not pure, `source` has the types of what is read.
+/// Modules of the agent; of those that are not pure, `api` and `source` have the types of what is read.
 fn own_reason(name: &str) -> Option<&'static str> {
-    (!PURE.contains(&name) && name != "source").then_some(IMPURE)
+    (!PURE.contains(&name) && !["api", "source"].contains(&name)).then_some(IMPURE)
 }
 
 /// Whether the token at `at` is the first of a path: not a method or field, and not below another segment.
