@@ -14,7 +14,7 @@ mod purelb;
 mod read;
 mod vipmux;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Bound};
 
 pub(super) use self::{
     notices::misplaced,
@@ -169,6 +169,13 @@ impl Dialect {
 
 /// What stands for a Service port in a spelling.
 const PORT: &str = "{port}";
+
+/// Whether there is an annotation that begins so. Most Services have none that is about their ports: they pay no more than
+/// this.
+pub(super) fn any_begins(annotations: &Annotations, with: &str) -> bool {
+    let mut from_there_on = annotations.range::<str, _>((Bound::Included(with), Bound::Unbounded));
+    from_there_on.next().is_some_and(|(key, _)| key.starts_with(with))
+}
 
 /// The spelling with a Service port's number in it.
 pub(super) fn of_port(spelling: &str, number: u16) -> String {

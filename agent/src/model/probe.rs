@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::model::{
     Protocol,
-    dialects::{Annotations, boolean, invalid, of_port, whole},
+    dialects::{Annotations, any_begins, boolean, invalid, of_port, whole},
     name::Port,
     reason::{Reason, Refusal},
 };
@@ -35,6 +35,9 @@ pub(super) const PATH: Setting = &[
     "service.beta.kubernetes.io/port_{port}_health-probe_request-path",
     "service.beta.kubernetes.io/azure-load-balancer-health-probe-request-path",
 ];
+/// How the keys of all of them begin.
+const BEGINNINGS: [&str; 2] =
+    ["service.beta.kubernetes.io/port_", "service.beta.kubernetes.io/azure-load-balancer-health-probe-"];
 /// Each of these asks for a probe.
 const ASKING: [Setting; 5] = [PORT, PROTOCOL, INTERVAL, THRESHOLD, PATH];
 
@@ -122,6 +125,9 @@ impl Probes {
     /// the ports are sound.
     pub(super) fn read(annotations: &Annotations, ports: &[api::ServicePort]) -> Result<Self, Refusal> {
         let mut probes = Self::default();
+        if !BEGINNINGS.iter().any(|beginning| any_begins(annotations, beginning)) {
+            return Ok(probes);
+        }
         let mut unused = Vec::new();
         for (port, entry) in ports.iter().filter_map(|entry| Some((tcp(entry)?, entry))) {
             let asked = Asked { annotations, number: port.number };

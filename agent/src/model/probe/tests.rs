@@ -34,6 +34,13 @@ fn shown(said: &[(&str, &str)]) -> String {
 }
 
 #[test]
+fn all_annotations_about_probes_begin_alike() {
+    for spelling in ASKING.iter().chain(&[NO_PROBE]).copied().flatten() {
+        assert!(BEGINNINGS.iter().any(|beginning| spelling.starts_with(beginning)), "{spelling}");
+    }
+}
+
+#[test]
 fn backends_are_probed_only_where_an_annotation_asks_for_it() {
     assert_eq!(read(&[]), Ok(Probes::default()));
     assert_eq!(read(&[(PATH_OF_ALL, ""), ("{80}health-probe_port", " ")]), Ok(Probes::default()));

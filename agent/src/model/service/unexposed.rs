@@ -11,6 +11,8 @@ use crate::model::{
 
 /// A port with this one of Azure's is not exposed.
 pub(in crate::model) const NO_RULE: &str = "service.beta.kubernetes.io/port_{port}_no_lb_rule";
+/// How its key begins.
+const BEGINNING: &str = "service.beta.kubernetes.io/port_";
 
 /// Those of the Service's ports that are not to be exposed. Nobody can tell whether one is of which that cannot be understood.
 pub(super) fn read(
@@ -19,6 +21,9 @@ pub(super) fn read(
     policy: &Policy,
 ) -> Result<BTreeSet<Port>, Refusal> {
     let mut unexposed = BTreeSet::new();
+    if !dialects::any_begins(annotations, BEGINNING) {
+        return Ok(unexposed);
+    }
     for port in ports.keys() {
         let key = dialects::of_port(NO_RULE, port.number);
         let said = annotations.get(&key).filter(|text| !text.is_empty());
@@ -43,7 +48,7 @@ pub(super) fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ServiceName, service::Service, tag::ServiceTags};
+    use crate::model::{ServiceName, pools::AddressNames, service::Service, tag::ServiceTags};
 
     #[test]
     fn a_port_without_a_rule_is_not_exposed() {
@@ -56,7 +61,8 @@ mod tests {
             ]);
             let json = serde_json::json!({"metadata": {"annotations": annotations}, "spec": {"ports": ports}});
             let name = ServiceName { namespace: "shop".into(), name: "web".into() };
-            Service::ingest(&name, &serde_json::from_value(json).unwrap(), &ServiceTags::default())
+            let object = serde_json::from_value(json).unwrap();
+            Service::ingest(&name, &object, &AddressNames::default(), &ServiceTags::default())
         };
         let shown = |ports: Vec<&Port>| ports.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let exposed = |said: &[_]| {
