@@ -69,5 +69,5 @@ pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
     }
     // SAFETY: compared with the end above.
     let sender_ip: u32 = unsafe { read::<14, _>(at) };
-    neighbor::may_speak(&Address::v4(sender_ip))
+    neighbor::may_speak(&Address::v4(sender_ip), context)
 }

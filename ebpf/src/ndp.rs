@@ -156,8 +156,8 @@ fn advertise(frame: &Frame, interface: &Interface, message: &Message) -> Option<
 pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
     let at = pin(pin(context.data()) + network);
     match parse(at, pin(context.data_end())) {
-        Some(message) if message.is_solicitation => neighbor::may_speak(&message.source),
-        Some(message) => neighbor::may_speak(&message.target),
+        Some(message) if message.is_solicitation => neighbor::may_speak(&message.source, context),
+        Some(message) => neighbor::may_speak(&message.target, context),
         None => true,
     }
 }

@@ -1,12 +1,12 @@
 //! Who answers for a VIP's address on the link: what ARP and Neighbor Discovery share.
 
-use aya_ebpf::helpers::bpf_ktime_get_boot_ns;
+use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
 use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat, VIP_LEADING, VIP_YIELDED, VipValue};
 
 use crate::{
     count,
     frame::Frame,
-    maps::{CONFIG, FENCE, LAPSE, PEERS, VIPS},
+    maps::{CONFIG, FENCE, INTERFACES, LAPSE, PEERS, VIPS},
 };
 
 const NANOSECONDS: u64 = 1_000_000_000;
@@ -99,15 +99,18 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
     true
 }
 
-/// Whether the node's own stack may speak for this address: not for a VIP that it does not lead. A kernel that has the
-/// VIP on a dummy interface does, and it would move clients.
+/// Whether the node's own stack may speak for this address here: not for a VIP that it does not lead, and not where the VIP is
+/// not announced. A kernel that has the VIP on a dummy interface does, and it would move clients.
 #[inline(always)]
-pub(crate) fn may_speak(address: &Address) -> bool {
+pub(crate) fn may_speak(address: &Address, context: &TcContext) -> bool {
     let Some(vip) = VIPS.get_ptr(address) else { return true };
-    // SAFETY: a map value, which stays in place for the whole run.
-    let leading = unsafe { (*vip).flags & VIP_LEADING != 0 };
+    // SAFETY: a map value, which stays in place for the whole run; and so is the context.
+    let (vip, ifindex) = unsafe { (&*vip, (*context.skb.skb).ifindex) };
+    // What is on top of a port, such as a VLAN, has no bit. What it sends leaves by the port.
+    let bit = INTERFACES.get(ifindex).map_or(0, |interface| interface.bit);
+    let announced = bit == 0 || vip.interfaces & bit != 0;
     match standing() {
-        Standing::InTime => leading,
+        Standing::InTime => vip.flags & VIP_LEADING != 0 && announced,
         Standing::Lapsed => false,
         Standing::Abandoned => true,
     }

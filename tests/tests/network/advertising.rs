@@ -128,6 +128,15 @@ fn each_pool_is_answered_for_by_the_nodes_that_may_and_by_no_other() -> Result<(
 fn each_pool_is_answered_for_on_the_interfaces_that_are_named_and_served_by_pods_everywhere() -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options::default())? else { return Ok(()) };
     let cards = lan.add_cards()?;
+    // As kube-proxy in ipvs mode has it: the kernel would answer on every interface.
+    for node in &lan.nodes {
+        node.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
+        node.namespace().links(|links| {
+            links.add_holder("kube-ipvs0")?;
+            links.add_address("kube-ipvs0", FRONT, 32)?;
+            links.add_address("kube-ipvs0", BACK, 32)
+        })?;
+    }
     let mut cluster = prepared(lan)?;
     let advertisements = [
         front(&json!({"ipAddressPools": ["front"], "interfaces": ["eth0"], "nodeSelectors": on("node-1")})),

@@ -204,6 +204,8 @@ fn leaving() -> Vec<Case> {
             Ethernet::new(SELF_MAC, CLIENT_MAC).arp(&Arp::reply(SELF_MAC, FOLLOWED, CLIENT_MAC, NEIGHBOR)),
         )
         .dropped(DropReason::ArpEgress),
+        Case::egress("the node may not speak for a VIP where that is not announced", from(ELSEWHERE))
+            .dropped(DropReason::ArpEgress),
         Case::egress("past the deadline the node may not speak for a VIP", from(VIP))
             .given(lapsed)
             .dropped(DropReason::ArpEgress),

@@ -247,6 +247,8 @@ fn leaving() -> Vec<Case> {
         Case::egress("nor in a tagged frame", tagged).dropped(DropReason::NdpEgress),
         Case::egress("the node may not solicit from a VIP led elsewhere", asks_from(v6(FOLLOWED), NEIGHBOR))
             .dropped(DropReason::NdpEgress),
+        Case::egress("the node may not advertise a VIP where that is not announced", advertises(ELSEWHERE))
+            .dropped(DropReason::NdpEgress),
         Case::egress("past the deadline the node may not advertise a VIP", advertises(VIP))
             .given(lapsed)
             .dropped(DropReason::NdpEgress),
