@@ -346,6 +346,14 @@ mod tests {
         let namespaces = Scope::Namespaces(["a".to_owned(), "b".to_owned()].into());
         let parse = |text: &str| Vip(text.parse().unwrap());
         let unknown = Held { addresses: [parse("2001:db8::1")].into(), terms: None };
+        let all = Terms {
+            sharing: Sharing { by_address: ByAddress::Explicit, ..Sharing::default() },
+            pool: Some("lan".to_owned()),
+            additional: [parse("192.0.2.7")].into(),
+            alike: [("spec.loadBalancerIP".to_owned(), "192.0.2.6".to_owned())].into(),
+            label: Some("shop".to_owned()),
+            ..holding(6, None).terms.unwrap()
+        };
         let holders: Holders = [
             (name("a"), holding(1, None)),
             (name("b"), holding(2, Some(Scope::default()))),
@@ -354,6 +362,12 @@ mod tests {
             (name("e"), unknown),
             // Colons at either end, as YAML has them for mappings.
             (name("f"), Held { addresses: ["2001:db8:0:0:1::", "::1:2", "192.0.2.5"].map(parse).into(), terms: None }),
+            (name("g"), Held { terms: Some(all), ..holding(6, None) }),
+            // None of its ports is exposed, and that is known.
+            (
+                name("h"),
+                Held { terms: Some(Terms { sharing: Sharing::default(), ..Terms::default() }), ..holding(7, None) },
+            ),
         ]
         .into();
         set(&path, &holders);
@@ -375,6 +389,20 @@ mod tests {
         assert_eq!(terms.sharing.key.unwrap().scope, Scope::Cluster);
         assert_eq!((terms.pool.as_deref(), terms.label.as_deref()), (Some("lan"), Some("shop")));
         assert_eq!((terms.additional.len(), terms.alike.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_file_that_says_less_is_read_as_before() {
+        let (_directory, path) = file();
+        fs::create_dir_all(directory(&path)).unwrap();
+        let text = "version: 1\nservices:\n  shop/a:\n    addresses: [192.0.2.1]\n    ports: [80/TCP, 53/UDP]\n    \
+                    sharing: {dialect: vipmux, key: 'web: \"x\"', scope: cluster}\n  \
+                    shop/b: {addresses: [192.0.2.2], ports: [80/TCP, 53/UDP]}\n  shop/c: {addresses: [192.0.2.3]}\n";
+        fs::write(&path, text).unwrap();
+        let unknown = Held { terms: None, ..holding(3, None) };
+        let holders =
+            [(name("a"), holding(1, Some(Scope::Cluster))), (name("b"), holding(2, None)), (name("c"), unknown)];
+        assert_eq!(load(&path).unwrap(), Some(holders.into()));
     }
 
     #[test]

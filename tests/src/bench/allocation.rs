@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde_json::json;
 use vipmux::{
     allocate::{Allocator, holders::Holders},
-    model::{Model, Options, ServiceName, service::Service},
+    model::{Model, Options, ServiceName, pools::AddressNames, service::Service},
     source::Objects,
 };
 
