@@ -95,7 +95,9 @@ impl<'a> Placement<'a> {
     fn place(&mut self, service: &'a Service, waiting: &Waiting<'_>) {
         let both = self.completed(service);
         if self.is_placed(service) {
-            both.into_iter().for_each(|both| self.settle(service, both));
+            if let Some(both) = both {
+                self.settle(service, both);
+            }
             return;
         }
         let agrees = self.agrees(service, waiting).and_then(|()| self.all_named(service));

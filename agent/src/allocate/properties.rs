@@ -378,19 +378,16 @@ proptest! {
         let mut cluster = cluster;
         let mut allocator = Allocator::new(&cluster.model(), &cluster.holders);
         for events in episodes {
-            let (mut changed, reserved) = (BTreeSet::new(), cluster.model().reserved);
+            let (mut changed, nodes) = (BTreeSet::new(), cluster.model().nodes);
             cluster = events.iter().fold(cluster, |cluster, event| happen(cluster, event, &mut changed));
             let (before, model) = (allocator.allocation().clone(), cluster.model());
             let all = allocate(&model, &holders::with_statuses(before.holders(), &model));
-            match allocator.renew(&model, &changed) {
-                Some(Renewed { told, held }) => {
-                    prop_assert_eq!(told, differences(&before, &all));
-                    prop_assert_eq!(held, before.holders() != all.holders());
-                }
-                None => {
-                    prop_assert_ne!(reserved, model.reserved.clone(), "it took all without need");
-                    allocator = Allocator::new(&model, &holders::with_statuses(before.holders(), &model));
-                }
+            if let Some(Renewed { told, held }) = allocator.renew(&model, &changed) {
+                prop_assert_eq!(told, differences(&before, &all));
+                prop_assert_eq!(held, before.holders() != all.holders());
+            } else {
+                prop_assert_ne!(nodes, model.nodes.clone(), "it took all without need");
+                allocator = Allocator::new(&model, &holders::with_statuses(before.holders(), &model));
             }
             prop_assert_eq!(allocator.allocation(), &all);
         }

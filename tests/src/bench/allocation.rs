@@ -2,14 +2,14 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1 as api;
 use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde_json::json;
 use vipmux::{
     allocate::{Allocator, holders::Holders},
-    model::{Model, Options, ServiceName, pools::AddressNames, service::Service},
+    model::{Model, Options, ServiceName},
     source::Objects,
 };
 
@@ -72,7 +72,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Cost>> {
     ensure!(complete && groups == services.div_ceil(plan.group) as usize, "{groups} addresses for {services} Services");
     let whole = |work: &dyn Fn()| (0..plan.repetitions).map(|_| milliseconds(work)).collect::<Result<Vec<_>>>();
     let mut costs = vec![
-        Cost::of("reading all objects", whole(&|| drop(Model::ingest(&objects, &options)))?, None),
+        Cost::of("reading all, without endpoints", whole(&|| drop(Model::ingest(&objects, &options)))?, None),
         Cost::of("all, and nobody held anything", whole(&|| drop(Allocator::new(&model, &none)))?, Some(WHOLE)),
         Cost::of("all, and all held what they get", whole(&|| drop(Allocator::new(&model, &held)))?, Some(WHOLE)),
     ];
@@ -131,13 +131,12 @@ fn service(plan: &Plan, number: u32, change: Option<Change>) -> Result<(ServiceN
 /// Brings the model to a Service that changed, or is as it was.
 fn put(model: &mut Model, plan: &Plan, number: u32, change: Option<Change>) -> Result<ServiceName> {
     let (name, object) = service(plan, number, change)?;
-    if matches!(change, Some(Change::Goes)) {
-        model.services.remove(&name);
-        return Ok(name);
+    model.services.remove(&name);
+    if !matches!(change, Some(Change::Goes)) {
+        let alone =
+            Objects { services: [(name.clone(), Arc::new(object))].into_iter().collect(), ..Objects::default() };
+        model.services.extend(Model::ingest(&alone, &Options::default()).services);
     }
-    let service = Service::ingest(&name, &object, &AddressNames::default())
-        .map_err(|refusal| anyhow!("{name}: {}", refusal.message))?;
-    model.services.insert(name.clone(), service);
     Ok(name)
 }
 

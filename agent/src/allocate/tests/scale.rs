@@ -37,8 +37,8 @@ fn wishing(cluster: Cluster, wishes: impl Fn(usize) -> Wishes) -> Cluster {
         .fold(cluster, |cluster, name| cluster.wishing(&name.to_string(), wishes(name.name[1..].parse().unwrap())))
 }
 
-fn label(i: usize) -> Option<&'static str> {
-    Some(i.to_string().leak())
+fn label(i: usize) -> &'static str {
+    i.to_string().leak()
 }
 
 fn setting(i: usize) -> &'static [(&'static str, &'static str)] {
@@ -84,7 +84,10 @@ fn no_shape_costs_many_times_what_another_does() {
         ("families and ports mixed", of_families(cluster(16, |i| (shop(), 80 + i % 7, &[WEB])), mixed), all),
         (
             "one key, a label each",
-            wishing(cluster(16, |i| (shop(), 80 + i, &[WEB])), |i| Wishes { label: label(i), ..Wishes::default() }),
+            wishing(cluster(16, |i| (shop(), 80 + i, &[WEB])), |i| Wishes {
+                label: Some(label(i)),
+                ..Wishes::default()
+            }),
             all,
         ),
         (

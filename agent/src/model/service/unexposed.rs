@@ -43,7 +43,7 @@ pub(super) fn read(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{ServiceName, service::Service, tag::ServiceTags};
+    use crate::model::{ServiceName, pools::AddressNames, service::Service, tag::ServiceTags};
 
     #[test]
     fn a_port_without_a_rule_is_not_exposed() {
@@ -56,7 +56,8 @@ mod tests {
             ]);
             let json = serde_json::json!({"metadata": {"annotations": annotations}, "spec": {"ports": ports}});
             let name = ServiceName { namespace: "shop".into(), name: "web".into() };
-            Service::ingest(&name, &serde_json::from_value(json).unwrap(), &ServiceTags::default())
+            let service = serde_json::from_value(json).unwrap();
+            Service::ingest(&name, &service, &AddressNames::default(), &ServiceTags::default())
         };
         let shown = |ports: Vec<&Port>| ports.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
         let exposed = |said: &[_]| {
