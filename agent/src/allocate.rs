@@ -3,27 +3,21 @@
 //! `(Services, pools, holders) -> (assignments, refusals)`. No clock, no I/O, no hash order, and the input's order never
 //! matters; given its own result as the holders, it returns that result again.
 
+mod allocator;
 mod exhaustion;
 pub mod holders;
 mod occupancy;
+mod outcome;
 mod placement;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    iter,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use self::{
-    holders::{Held, Holders, Terms},
-    occupancy::Part,
-    placement::{Placement, conflict},
-};
+pub use self::allocator::{Allocator, Renewed};
+use self::holders::{Held, Holders, Terms};
 use crate::model::{
     Model, PortClaim, ServiceName, Vip,
     name::Port,
     reason::{Reason, Refusal},
-    request::SharingKey,
-    service::Service,
 };
 
 /// Who gets what, and who does not.
@@ -44,10 +38,9 @@ pub struct Assignment {
     pub addresses: BTreeSet<Vip>,
     /// Its ports, claimed on each of the addresses.
     pub ports: BTreeSet<Port>,
-    /// Its sharing key.
-    pub sharing_key: Option<SharingKey>,
-    /// The pool that it asks for by name.
-    pub pool: Option<String>,
+    /// On which terms it holds them; not known of one that cannot be understood and is only shown by its status to hold
+    /// something.
+    pub terms: Option<Terms>,
     /// [`Reason::Allocated`] or [`Reason::Shared`]; or why it did not get what it asks for, and keeps what it had.
     pub reason: Reason,
     /// For people.
@@ -61,6 +54,15 @@ impl Assignment {
     pub fn is_as_asked(&self) -> bool {
         matches!(self.reason, Reason::Allocated | Reason::Shared)
     }
+
+    /// The label that it lets its addresses carry.
+    pub fn label(&self) -> Option<&str> {
+        self.terms.as_ref()?.label.as_deref()
+    }
+
+    fn held(&self) -> Held {
+        Held { addresses: self.addresses.clone(), terms: self.terms.clone() }
+    }
 }
 
 impl Allocation {
@@ -71,11 +73,7 @@ impl Allocation {
 
     /// The same as holders, for the next allocation.
     pub fn holders(&self) -> Holders {
-        let held = |a: &Assignment| Held {
-            addresses: a.addresses.clone(),
-            terms: Some(Terms { ports: a.ports.clone(), sharing_key: a.sharing_key.clone(), pool: a.pool.clone() }),
-        };
-        let assigned = self.assignments.iter().map(|(name, assignment)| (name.clone(), held(assignment)));
+        let assigned = self.assignments.iter().map(|(name, assignment)| (name.clone(), assignment.held()));
         assigned.chain(self.withheld.clone()).collect()
     }
 
@@ -89,6 +87,23 @@ impl Allocation {
             }
         }
         claims
+    }
+
+    /// The label of each address that carries one.
+    pub fn labels(&self) -> BTreeMap<Vip, &str> {
+        let labelled = self.assignments.values().filter_map(|assignment| Some((assignment, assignment.label()?)));
+        labelled.flat_map(|(given, label)| given.addresses.iter().map(move |vip| (*vip, label))).collect()
+    }
+
+    /// What this Service holds, and on which terms.
+    fn holding(&self, name: &ServiceName) -> Option<(&BTreeSet<Vip>, &Option<Terms>)> {
+        let withheld = || self.withheld.get(name).map(|held| (&held.addresses, &held.terms));
+        self.assignments.get(name).map(|given| (&given.addresses, &given.terms)).or_else(withheld)
+    }
+
+    fn held(&self, name: &ServiceName) -> Option<Held> {
+        let (addresses, terms) = self.holding(name)?;
+        Some(Held { addresses: addresses.clone(), terms: terms.clone() })
     }
 
     /// The Services on each address.
@@ -106,107 +121,7 @@ impl Allocation {
 /// Decides who gets what. `holders` are those of the last allocation; holders that the model does not know are
 /// ignored, if it is complete.
 pub fn allocate(model: &Model, holders: &Holders) -> Allocation {
-    let stand_ins = holders::stand_ins(model, holders);
-    let mut placement = Placement::new(model);
-    placement.run(&stand_ins, holders);
-    let assignment = |(name, addresses): (&&ServiceName, &BTreeSet<Vip>)| {
-        let service = model.services.get(*name)?;
-        Some(((*name).clone(), explain(&placement, stand_ins.get(*name).unwrap_or(service), addresses)))
-    };
-    let unread = |name: &ServiceName| !model.services.contains_key(name);
-    let refused = placement.refused.iter().map(|(name, refusal)| (*name, refusal)).filter(|(name, _)| !unread(name));
-    let withheld = placement.placed.keys().filter(|name| unread(name));
-    Allocation {
-        assignments: placement.placed.iter().filter_map(assignment).collect(),
-        refusals: refused.chain(&model.refused).map(|(name, refusal)| (name.clone(), refusal.clone())).collect(),
-        withheld: withheld.filter_map(|name| Some(((*name).clone(), holders.get(*name)?.clone()))).collect(),
-    }
-}
-
-/// Reason and message follow from the result alone, not from the way to it: another run shows the same.
-fn explain(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vip>) -> Assignment {
-    let mut parts = Vec::new();
-    let mut warnings: Vec<String> = split_group(placement, service, addresses).into_iter().collect();
-    let mut reason = Reason::Allocated;
-    for vip in addresses {
-        let pool = placement.pool_of(*vip).map(|pool| pool.name.as_str());
-        let from = pool.map_or_else(|| vip.to_string(), |pool| format!("{vip} from pool {pool}"));
-        warnings.extend(adrift(placement.model, service, *vip));
-        warnings.extend(placement.model.silence(*vip).map(|why| format!("{vip} is announced by nobody: {why}")));
-        let others = others(placement, service, *vip);
-        if others.is_empty() {
-            parts.push(from);
-        } else {
-            reason = Reason::Shared;
-            parts.push(format!("{from}, shared with {others}"));
-        }
-    }
-    if let Some(fault) = &service.fault {
-        reason = fault.reason;
-        warnings.push(format!("{}; it keeps what it holds until that is mended", fault.message));
-    }
-    Assignment {
-        addresses: addresses.clone(),
-        ports: service.claims().collect(),
-        sharing_key: service.request.sharing.key.clone(),
-        pool: service.request.pool.name().map(str::to_owned),
-        reason,
-        message: parts.join("; "),
-        warnings,
-    }
-}
-
-/// What is told of an address that its pool does not have any more, or whose pool is gone: a Service keeps what it holds,
-/// whatever becomes of the pools.
-fn adrift(model: &Model, service: &Service, vip: Vip) -> Option<String> {
-    let named = service.request.pool.name();
-    let pool = named.map(|name| model.pool(name).ok_or_else(|| model.no_pool(name))).transpose();
-    let (what, remedy) = match (pool, model.pool_of(vip)) {
-        (Ok(Some(pool)), Some(_)) if pool.contains(vip) => return None,
-        (Ok(None), Some(_)) => return None,
-        (Ok(_), None) => (format!("{vip} is in no pool any more"), "put it into a pool again"),
-        (Ok(Some(pool)), Some(_)) => {
-            (format!("{vip} is not in pool {} any more", pool.name), "put it into that pool again")
-        }
-        (Err(missing), _) => (missing, "give a pool that name or alias"),
-    };
-    Some(format!(
-        "{what}; {vip} is kept until the Service changes or goes: {remedy}, or let the Service ask for another pool or address"
-    ))
-}
-
-/// Up to three of the others on the address, and how many more there are.
-fn others(placement: &Placement<'_>, service: &Service, vip: Vip) -> String {
-    /// More names than this help nobody.
-    const NAMED: usize = 3;
-    let Some(tenancy) = placement.occupancy.on(vip) else { return String::new() };
-    let others = tenancy.tenants().len().saturating_sub(1);
-    let named = tenancy.tenants().iter().filter(|name| ***name != service.name).take(NAMED);
-    let named = named.map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    match others.saturating_sub(NAMED) {
-        0 => named,
-        more => format!("{named} and {more} more"),
-    }
-}
-
-/// Why the Service is not on lower addresses of its group (rule 8).
-fn split_group(placement: &Placement<'_>, service: &Service, addresses: &BTreeSet<Vip>) -> Option<String> {
-    if !service.request.addresses.is_empty() {
-        return None;
-    }
-    // Lower pairs are where most of those who hold two did not fit.
-    let pair = addresses.first().filter(|_| addresses.len() > 1).map(|v4| (Part::Pairs, v4));
-    let each = addresses.iter().map(|own| (Part::Of(own.family()), own));
-    pair.into_iter().chain(each).find_map(|(part, own)| {
-        let lower = placement.occupancy.group(part, service).map(|(vip, _)| vip).take_while(|vip| vip < own);
-        let partners = |vip| placement.occupancy.partners(vip).filter(|_| part == Part::Pairs);
-        lower.flat_map(|vip| iter::once(vip).chain(partners(vip))).find_map(|vip| {
-            let tenancy = placement.occupancy.on(vip)?;
-            let (port, holder) = tenancy.clash(service)?;
-            let of_the_group = placement.mismatch(vip, tenancy, service).is_none();
-            of_the_group.then(|| format!("{}, so the group has another address", conflict(vip, port, holder).message))
-        })
-    })
+    Allocator::new(model, holders).into_allocation()
 }
 
 #[cfg(test)]

@@ -14,19 +14,24 @@
 //!       dialect: vipmux
 //!       key: web
 //!       scope: cluster           # or `namespaces: [a, b]`; left out where the key stays in its namespace
-//!     pool: lan                  # the pool that it asked for by name then; left out where it named none
+//!     by-address: explicit       # with whom it shared by address then; left out where its key, or that it has none, tells
+//!     pool: lan                  # the pool that it named then
+//!     additional: ["2001:db8::10"] # those of its addresses that it asked for beside its own then
+//!     alike: {aviinfrasetting.ako.vmware.com/name: gold} # what its group had to say alike then
+//!     label: shop                # the label that it gave its addresses then
 //! ```
 //!
-//! To move a Service by hand, stop the agents, change its `addresses` and start them again. `ports`, `sharing` and
-//! `pool` may be left out. A file that cannot be understood is never written over.
+//! To move a Service by hand, stop the agents, change its `addresses` and start them again. All else may be left out, and
+//! is where it does not apply; without `ports` nothing is known of the terms on which it holds its addresses. A file that cannot be understood is never written over.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
     fs::{self, File, OpenOptions, Permissions},
     io::{self, Read, Write},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use nix::{
@@ -36,12 +41,12 @@ use nix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    allocate::holders::{Held, Holders, Terms},
+    allocate::holders::{Alike, Held, Holders, Terms},
     model::{
         ServiceName, Vip,
         name::{Port, is_label},
         range::AddressRange,
-        request::SharingKey,
+        request::{ByAddress, Sharing, SharingKey},
     },
 };
 
@@ -110,14 +115,46 @@ struct Document {
 
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[serde(rename_all = "kebab-case")]
 struct Entry {
     addresses: BTreeSet<Vip>,
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    ports: BTreeSet<Port>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ports: Option<BTreeSet<Port>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     sharing: Option<SharingKey>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    by_address: Option<ByAddress>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    additional: BTreeSet<Vip>,
+    #[serde(default, skip_serializing_if = "Alike::is_empty")]
+    alike: Alike,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    label: Option<String>,
+}
+
+impl Entry {
+    fn of(held: &Held) -> Self {
+        let terms = held.terms.clone();
+        let ports = terms.as_ref().map(|terms| terms.ports.clone());
+        let Terms { sharing: Sharing { key, by_address }, pool, additional, alike, label, .. } =
+            terms.unwrap_or_default();
+        let by_address = Some(by_address).filter(|found| ports.is_some() && *found != by_address_with(key.as_ref()));
+        Self { addresses: held.addresses.clone(), ports, sharing: key, by_address, pool, additional, alike, label }
+    }
+
+    fn held(self) -> Held {
+        let Self { addresses, ports, sharing: key, by_address, pool, additional, alike, label } = self;
+        let by_address = by_address.unwrap_or_else(|| by_address_with(key.as_ref()));
+        let sharing = Sharing { key, by_address };
+        Held { addresses, terms: ports.map(|ports| Terms { ports, sharing, pool, additional, alike, label }) }
+    }
+}
+
+/// What is not written down: most Services have a key or no annotation at all.
+fn by_address_with(key: Option<&SharingKey>) -> ByAddress {
+    if key.is_some() { ByAddress::Never } else { ByAddress::Plain }
 }
 
 /// Who holds what by the file; `None`: there is no file.
@@ -167,6 +204,26 @@ pub fn update<T>(path: &Path, mut decide: impl FnMut(&Holders) -> (Holders, T)) 
     Ok(outcome)
 }
 
+/// Writes these holders in place of what the file was when it had this stamp. Says which it has then; `None`: it is another
+/// file by now, and was left as it is.
+pub fn replace(path: &Path, seen: Option<Stamp>, holders: &Holders) -> Result<Option<Stamp>, AssignmentsError> {
+    let _lock = lock(path)?;
+    if stamp(path) != seen {
+        return Ok(None);
+    }
+    write(path, holders).map_err(|source| AssignmentsError::Write { path: path.to_owned(), source })?;
+    Ok(stamp(path))
+}
+
+/// Tells one version of the file from another: its inode, which every writing replaces, and when it was modified.
+pub type Stamp = (u64, SystemTime);
+
+/// The file's stamp; `None`: there is no file.
+pub fn stamp(path: &Path) -> Option<Stamp> {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.ino(), metadata.modified().ok()?))
+}
+
 enum Failure {
     Version(u32),
     Syntax(String),
@@ -207,11 +264,8 @@ fn held(name: &str, entry: Entry) -> Result<(ServiceName, Held), String> {
     for vip in &entry.addresses {
         AddressRange::single(vip.0).map_err(|block| format!("services: {name} holds {vip}, which is in {block}"))?;
     }
-    // A Service has a port at least: without any, nothing is known of its terms.
-    let known = !entry.ports.is_empty();
-    let terms = known.then_some(Terms { ports: entry.ports, sharing_key: entry.sharing, pool: entry.pool });
     let name = ServiceName { namespace: namespace.to_owned(), name: service.to_owned() };
-    Ok((name, Held { addresses: entry.addresses, terms }))
+    Ok((name, entry.held()))
 }
 
 fn beside(path: &Path, suffix: &str) -> PathBuf {
@@ -241,14 +295,7 @@ fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
 
 /// The new file is complete on disk before it takes the old one's place.
 fn write(path: &Path, holders: &Holders) -> io::Result<()> {
-    let entry = |held: &Held| {
-        let addresses = held.addresses.clone();
-        match held.terms.clone() {
-            Some(Terms { ports, sharing_key, pool }) => Entry { addresses, ports, sharing: sharing_key, pool },
-            None => Entry { addresses, ports: BTreeSet::new(), sharing: None, pool: None },
-        }
-    };
-    let services = holders.iter().map(|(name, held)| (name.to_string(), entry(held))).collect();
+    let services = holders.iter().map(|(name, held)| (name.to_string(), Entry::of(held))).collect();
     let text = serde_saphyr::to_string(&Document { version: VERSION, services }).map_err(io::Error::other)?;
     let directory = directory(path);
     let mut file = tempfile::Builder::new()
@@ -266,8 +313,6 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
     use crate::model::request::Scope;
 
@@ -278,7 +323,9 @@ mod tests {
     fn holding(address: u8, scope: Option<Scope>) -> Held {
         let key = |scope| SharingKey { dialect: "vipmux".to_owned(), key: "web: \"x\"".to_owned(), scope };
         let ports = ["80/TCP", "53/UDP"].map(|port| port.parse().unwrap()).into();
-        let terms = Terms { ports, pool: scope.as_ref().map(|_| "lan".to_owned()), sharing_key: scope.map(key) };
+        let key = scope.map(key);
+        let sharing = Sharing { by_address: by_address_with(key.as_ref()), key };
+        let terms = Terms { ports, sharing, ..Terms::default() };
         Held { addresses: [Vip([192, 0, 2, address].into())].into(), terms: Some(terms) }
     }
 
@@ -299,6 +346,14 @@ mod tests {
         let namespaces = Scope::Namespaces(["a".to_owned(), "b".to_owned()].into());
         let parse = |text: &str| Vip(text.parse().unwrap());
         let unknown = Held { addresses: [parse("2001:db8::1")].into(), terms: None };
+        let all = Terms {
+            sharing: Sharing { by_address: ByAddress::Explicit, ..Sharing::default() },
+            pool: Some("lan".to_owned()),
+            additional: [parse("192.0.2.7")].into(),
+            alike: [("spec.loadBalancerIP".to_owned(), "192.0.2.6".to_owned())].into(),
+            label: Some("shop".to_owned()),
+            ..holding(6, None).terms.unwrap()
+        };
         let holders: Holders = [
             (name("a"), holding(1, None)),
             (name("b"), holding(2, Some(Scope::default()))),
@@ -307,6 +362,12 @@ mod tests {
             (name("e"), unknown),
             // Colons at either end, as YAML has them for mappings.
             (name("f"), Held { addresses: ["2001:db8:0:0:1::", "::1:2", "192.0.2.5"].map(parse).into(), terms: None }),
+            (name("g"), Held { terms: Some(all), ..holding(6, None) }),
+            // None of its ports is exposed, and that is known.
+            (
+                name("h"),
+                Held { terms: Some(Terms { sharing: Sharing::default(), ..Terms::default() }), ..holding(7, None) },
+            ),
         ]
         .into();
         set(&path, &holders);
@@ -324,8 +385,24 @@ mod tests {
         let held = load(&path).unwrap().unwrap()[&name("web")].clone();
         let terms = held.terms.unwrap();
         assert_eq!((held.addresses.len(), terms.ports.len()), (2, 2));
-        assert_eq!(terms.sharing_key.unwrap().scope, Scope::Cluster);
-        assert_eq!(terms.pool.as_deref(), Some("lan"));
+        assert_eq!(terms.sharing.by_address, ByAddress::Explicit);
+        assert_eq!(terms.sharing.key.unwrap().scope, Scope::Cluster);
+        assert_eq!((terms.pool.as_deref(), terms.label.as_deref()), (Some("lan"), Some("shop")));
+        assert_eq!((terms.additional.len(), terms.alike.len()), (1, 1));
+    }
+
+    #[test]
+    fn a_file_that_says_less_is_read_as_before() {
+        let (_directory, path) = file();
+        fs::create_dir_all(directory(&path)).unwrap();
+        let text = "version: 1\nservices:\n  shop/a:\n    addresses: [192.0.2.1]\n    ports: [80/TCP, 53/UDP]\n    \
+                    sharing: {dialect: vipmux, key: 'web: \"x\"', scope: cluster}\n  \
+                    shop/b: {addresses: [192.0.2.2], ports: [80/TCP, 53/UDP]}\n  shop/c: {addresses: [192.0.2.3]}\n";
+        fs::write(&path, text).unwrap();
+        let unknown = Held { terms: None, ..holding(3, None) };
+        let holders =
+            [(name("a"), holding(1, Some(Scope::Cluster))), (name("b"), holding(2, None)), (name("c"), unknown)];
+        assert_eq!(load(&path).unwrap(), Some(holders.into()));
     }
 
     #[test]
@@ -373,6 +450,18 @@ mod tests {
         fs::create_dir_all(directory(&path)).unwrap();
         fs::write(&path, "version: 2\nservices: {shop/a: {leases: []}}").unwrap();
         assert!(matches!(load(&path), Err(AssignmentsError::Version { found: 2, .. })));
+    }
+
+    #[test]
+    fn only_the_file_that_was_seen_is_replaced() {
+        let (_directory, path) = file();
+        let holders = |address| -> Holders { [(name("a"), holding(address, None))].into() };
+        let first = replace(&path, None, &holders(1)).unwrap();
+        assert_eq!((first, first.is_some()), (stamp(&path), true));
+        assert_eq!(replace(&path, None, &holders(2)).unwrap(), None, "there is one by now");
+        let second = replace(&path, first, &holders(3)).unwrap();
+        assert_eq!(replace(&path, first, &holders(4)).unwrap(), None);
+        assert_eq!((stamp(&path), load(&path).unwrap()), (second, Some(holders(3))));
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! What a packet costs: nanoseconds over an empty program in the same run; how many a core forwards ([`forwarding`]), and
-//! how long a change takes ([`sync`]).
+//! What a packet costs: nanoseconds over an empty program in the same run; how many a core forwards ([`forwarding`]), how
+//! long a change takes ([`sync`]), and what it costs to decide who gets which address ([`allocation`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper, which puts the packet back, picks the next flow and tail-calls the
 //! program under test. Time is the thread's CPU time, so that what else runs on the machine counts for little; cases
 //! are interleaved in a rotating order, and figures are medians. Even so they are of one machine: compare ratios.
 
+pub mod allocation;
 mod cases;
 pub mod forwarding;
 mod goals;
@@ -36,6 +37,8 @@ pub struct Plan {
     pub part: Part,
     /// How long changes take.
     pub sync: sync::Plan,
+    /// What allocations cost.
+    pub allocation: allocation::Plan,
 }
 
 /// What can be measured by itself.
@@ -50,6 +53,8 @@ pub enum Part {
     Forwarding,
     /// How long a change takes from its file to the kernel.
     Sync,
+    /// What it costs to decide who gets which address.
+    Allocate,
 }
 
 impl Default for Plan {
@@ -62,6 +67,7 @@ impl Default for Plan {
             capacity: 1 << 20,
             part: Part::All,
             sync: sync::Plan::default(),
+            allocation: allocation::Plan::default(),
         }
     }
 }
@@ -75,6 +81,9 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
         measured.sync = sync::run(&plan.sync, progress)?;
     }
     measure::stay_on_one_cpu()?;
+    if wanted(Part::Allocate) {
+        measured.allocation = allocation::run(&plan.allocation, progress)?;
+    }
     if wanted(Part::Packets) {
         (measured.figures, measured.ratios) = packets(plan, progress)?;
     }

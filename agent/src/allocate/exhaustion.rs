@@ -46,13 +46,14 @@ fn describe(placement: &Placement<'_>, pool: &Pool, family: Family) -> String {
 fn advice(placement: &Placement<'_>, service: &Service, families: &[Family], full: &[(&Pool, Vec<Family>)]) -> String {
     let first = families.first().copied();
     let ranges = full.iter().flat_map(|(pool, _)| pool.ranges()).filter(|range| Some(range.family()) == first);
-    let mut occupied = ranges
-        .flat_map(|range| placement.occupancy.between(Vip::from_number(range.first()), Vip::from_number(range.last())));
-    let has_room = |vip: Vip| placement.occupancy.on(vip).is_some_and(|tenancy| tenancy.clash(service).is_none());
+    let mut occupied = ranges.flat_map(|range| {
+        placement.books.occupancy.between(Vip::from_number(range.first()), Vip::from_number(range.last()))
+    });
+    let has_room = |vip: Vip| placement.books.occupancy.on(vip).is_some_and(|tenancy| tenancy.clash(service).is_none());
     let mut with_consent = None;
     for (vip, tenancy) in occupied.by_ref().take(LOOKED_AT) {
         let sharing = placement.sharing_on(vip);
-        let pairs = families.len() == 1 || placement.occupancy.partners(vip).any(has_room);
+        let pairs = families.len() == 1 || placement.books.occupancy.partners(vip).any(has_room);
         if sharing == PoolSharing::None || !has_room(vip) || !pairs {
             continue;
         }
@@ -60,11 +61,11 @@ fn advice(placement: &Placement<'_>, service: &Service, families: &[Family], ful
             let Some(key) = &theirs.key else { continue };
             let adopted = Sharing { key: Some(key.clone()), by_address: ByAddress::Never };
             let party = Party { namespace: &service.name.namespace, sharing: &adopted };
-            if tenancy.mismatch(party, sharing).is_none() {
-                return format!("with the sharing key {} it would fit on {vip}, beside {holder}", key.shown());
+            if tenancy.mismatch(party, &service.name, sharing).is_none() {
+                return format!("with the sharing key {} it would fit on {vip}, beside {}", key.shown(), holder.name);
             }
         }
-        with_consent = with_consent.or_else(|| Some((vip, tenancy.tenants().first()?)));
+        with_consent = with_consent.or_else(|| Some((vip, &tenancy.tenants().first()?.name)));
     }
     match with_consent {
         Some((vip, holder)) => format!("with a sharing key in common with {holder} it would fit on {vip}"),

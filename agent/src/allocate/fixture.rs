@@ -9,7 +9,13 @@ use k8s_openapi::{
 
 use super::*;
 use crate::{
-    model::{Options, ingest::object},
+    model::{
+        Options,
+        ingest::object,
+        pool::{OnConflict, PoolSharing},
+        request::{ByAddress, PoolChoice, Request},
+        service::Families,
+    },
     source::Objects,
 };
 
@@ -18,6 +24,35 @@ use crate::{
 pub(super) struct Cluster {
     pub(super) objects: Objects,
     pub(super) holders: Holders,
+    /// What Services ask for beside what their annotations say, in whatever dialect.
+    pub(super) wishes: BTreeMap<ServiceName, Wishes>,
+    /// Pools that share otherwise than by default.
+    pub(super) settings: BTreeMap<String, (PoolSharing, OnConflict)>,
+}
+
+/// What a dialect can let a Service ask for.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Wishes {
+    pub(super) label: Option<&'static str>,
+    pub(super) alike: &'static [(&'static str, &'static str)],
+    pub(super) additional: &'static [&'static str],
+    pub(super) by_address: Option<ByAddress>,
+    pub(super) never_spills: bool,
+    pub(super) fewest_claims: bool,
+}
+
+impl Wishes {
+    fn apply(&self, request: &mut Request, families: Families) {
+        request.label = self.label.map(str::to_owned);
+        request.alike = self.alike.iter().map(|(what, value)| (*what, (*value).to_owned())).collect();
+        let may_be = |vip: &Vip| families.wanted().any(|family| family == vip.family());
+        request.additional = self.additional.iter().map(|text| vip(text)).filter(may_be).collect();
+        request.sharing.by_address = self.by_address.unwrap_or(request.sharing.by_address);
+        request.never_spills |= self.never_spills;
+        if self.fewest_claims {
+            request.pool = PoolChoice::FewestClaims;
+        }
+    }
 }
 
 pub(super) fn name(text: &str) -> ServiceName {
@@ -92,6 +127,25 @@ impl Cluster {
         self
     }
 
+    /// Lets the Service ask for this too.
+    pub(super) fn wishing(mut self, service: &str, wishes: Wishes) -> Self {
+        self.wishes.insert(name(service), wishes);
+        self
+    }
+
+    /// Lets the pool share as it says.
+    pub(super) fn sharing(mut self, pool: &str, sharing: PoolSharing, on_conflict: OnConflict) -> Self {
+        self.settings.insert(pool.to_owned(), (sharing, on_conflict));
+        self
+    }
+
+    /// Lets the Service's status show this address.
+    pub(super) fn showing(mut self, service: &str, address: &str) -> Self {
+        let status = serde_json::json!({"loadBalancer": {"ingress": [{"ip": address}]}});
+        self.object(service).status = serde_json::from_value(status).unwrap();
+        self
+    }
+
     pub(super) fn object(&mut self, service: &str) -> &mut api::Service {
         Arc::make_mut(self.objects.services.get_mut(&name(service)).unwrap())
     }
@@ -115,11 +169,28 @@ impl Cluster {
     }
 
     pub(super) fn model(&self) -> Model {
-        Model::ingest(&self.objects, &Options::default())
+        let mut model = Model::ingest(&self.objects, &Options::default());
+        for service in model.services.values_mut().filter(|service| service.fault.is_none()) {
+            if let Some(wishes) = self.wishes.get(&service.name) {
+                wishes.apply(&mut service.request, service.families);
+            }
+        }
+        for pool in &mut model.pools {
+            if let Some(settings) = self.settings.get(&pool.name) {
+                (pool.sharing, pool.on_conflict) = *settings;
+            }
+        }
+        model
     }
 
     pub(super) fn allocate(&self) -> Allocation {
         allocate(&self.model(), &self.holders)
+    }
+
+    /// The same cluster, where statuses count.
+    pub(super) fn restarted(mut self) -> Self {
+        self.holders = holders::with_statuses(std::mem::take(&mut self.holders), &self.model());
+        self
     }
 
     /// The same cluster, its present allocation being held.

@@ -7,7 +7,7 @@ use crate::model::{
     name::Port,
     policy::{IdleTimeouts, Policy},
     reason::{Reason, Refusal},
-    request::{ByAddress, Request, Sharing, SharingKey},
+    request::{ByAddress, Request, Sharing},
     selector::Labels,
     service::{Families, Service},
 };
@@ -25,56 +25,74 @@ pub struct Held {
 }
 
 /// What a Service looked like when it got its addresses: tells who changed, where two holders clash (rule 9).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Terms {
     /// Its ports.
     pub ports: BTreeSet<Port>,
-    /// Its sharing key.
-    pub sharing_key: Option<SharingKey>,
-    /// The pool that it asked for by name.
+    /// With whom it may share.
+    pub sharing: Sharing,
+    /// The pool that it named.
     pub pool: Option<String>,
+    /// Those of its addresses that it asked for beside its own.
+    pub additional: BTreeSet<Vip>,
+    /// What its group has to say alike.
+    pub alike: Alike,
+    /// The label that its addresses carry.
+    pub label: Option<String>,
 }
 
-impl Held {
-    /// Whether the Service's key is another now, as far as is known.
-    pub(super) fn key_changed(&self, service: &Service) -> bool {
-        self.terms.as_ref().is_some_and(|terms| terms.sharing_key != service.request.sharing.key)
+/// What all members of a group have to say alike, by the annotation or field that says it.
+pub type Alike = BTreeMap<String, String>;
+
+impl Terms {
+    /// Those of a Service as it is now.
+    pub(super) fn of(service: &Service) -> Self {
+        let request = &service.request;
+        Self {
+            ports: service.claims().collect(),
+            sharing: request.sharing.clone(),
+            pool: request.pool.name().map(str::to_owned),
+            additional: request.additional.clone(),
+            alike: Self::alike_of(request),
+            label: request.label.clone(),
+        }
     }
 
-    /// Whether the Service is in another group now, as far as is known: with the same key it can reach further, or less far,
-    /// and is in the same.
-    pub(super) fn regrouped(&self, service: &Service) -> bool {
-        let name = |key: &Option<SharingKey>| key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
-        self.terms.as_ref().is_some_and(|terms| name(&terms.sharing_key) != name(&service.request.sharing.key))
+    pub(super) fn alike_of(request: &Request) -> Alike {
+        request.alike.iter().map(|(what, value)| ((*what).to_owned(), value.clone())).collect()
     }
 
-    /// Whether the Service asks for its pool anew, as far as is known: what became of the pool meanwhile is no reason to move.
-    pub(super) fn asks_anew(&self, service: &Service) -> bool {
-        self.terms.as_ref().is_none_or(|terms| terms.pool.as_deref() != service.request.pool.name())
+    /// Whether the Service could be in the way of others where it was not before: it has more ports, may share with others
+    /// than it did, or wants another label.
+    pub(super) fn are_exceeded_by(&self, service: &Service) -> bool {
+        let request = &service.request;
+        self.sharing != request.sharing
+            || request.label.is_some() && self.label != request.label
+            || !service.claims().all(|port| self.ports.contains(&port))
     }
 
-    /// Whether the Service claims ports that it did not claim before, as far as is known.
-    pub(super) fn ports_added(&self, service: &Service) -> bool {
-        self.terms.as_ref().is_some_and(|terms| !service.claims().all(|port| terms.ports.contains(&port)))
+    /// Whether the Service is in another group now: with the same key it can reach further, or less far, and is in the same.
+    pub(super) fn are_of_another_group_than(&self, service: &Service) -> bool {
+        let name = |sharing: &Sharing| sharing.key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
+        name(&self.sharing) != name(&service.request.sharing)
     }
 }
 
-/// Who stands in for holders that cannot be understood now: Services with a [`fault`](Service::fault), those that are
-/// refused, and where the input is incomplete those that it does not have. Each with the sharing key that it got its
-/// addresses with, so that they are not given to others.
-pub(super) fn stand_ins(model: &Model, holders: &Holders) -> BTreeMap<ServiceName, Service> {
-    let stand_in = |(name, held): (&ServiceName, &Held)| {
-        let lost = || model.refused.contains_key(name) || model.incomplete && !model.ignored.contains_key(name);
-        let service = match model.services.get(name) {
-            Some(service) => service.fault.is_some().then(|| service.clone())?,
-            None => lost().then(|| unread(name, held))?,
-        };
-        let key = held.terms.as_ref().and_then(|terms| terms.sharing_key.clone());
-        let by_address = if key.is_some() { ByAddress::Never } else { ByAddress::Plain };
-        let request = Request { sharing: Sharing { key, by_address }, ..Request::default() };
-        Some((name.clone(), Service { request, ..service }))
+/// Who stands in for a holder that cannot be understood now: a Service with a [`fault`](Service::fault), one that is
+/// refused, or where the input is incomplete one that it does not have. It is on the terms that it got its addresses with,
+/// so that they are not given to others.
+pub(super) fn stand_in(model: &Model, name: &ServiceName, held: &Held) -> Option<Service> {
+    let lost = || model.refused.contains_key(name) || model.incomplete && !model.ignored.contains_key(name);
+    let service = match model.services.get(name) {
+        Some(service) => service.fault.is_some().then(|| service.clone())?,
+        None => lost().then(|| unread(name, held))?,
     };
-    holders.iter().filter_map(stand_in).collect()
+    let plain = Sharing { key: None, by_address: ByAddress::Plain };
+    let request = held.terms.as_ref().map_or_else(
+        || Request { sharing: plain, ..Request::default() },
+        |terms| Request { sharing: terms.sharing.clone(), label: terms.label.clone(), ..Request::default() },
+    );
+    Some(Service { request, ..service })
 }
 
 /// All that is known of a Service by what it holds.
@@ -98,15 +116,21 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
     }
 }
 
-/// Adds what the Services' statuses show, where the holders say nothing. A status can come from anywhere, so only
-/// addresses that are in a pool count.
+/// Adds what the Services' statuses show, where the holders say nothing.
 pub fn with_statuses(mut holders: Holders, model: &Model) -> Holders {
     for (name, service) in &model.services {
-        let in_a_pool = |vip: &&Vip| model.pools.iter().any(|pool| pool.contains(**vip));
-        let addresses: BTreeSet<Vip> = service.status.iter().filter(in_a_pool).copied().collect();
-        if !addresses.is_empty() && !holders.contains_key(name) {
-            holders.insert(name.clone(), Held { addresses, terms: None });
+        if !holders.contains_key(name)
+            && let Some(held) = by_status(service, model)
+        {
+            holders.insert(name.clone(), held);
         }
     }
     holders
+}
+
+/// What the Service holds by its status. That can come from anywhere, so only addresses that are in a pool count.
+pub(super) fn by_status(service: &Service, model: &Model) -> Option<Held> {
+    let in_a_pool = |vip: &&Vip| model.pools.iter().any(|pool| pool.contains(**vip));
+    let addresses: BTreeSet<Vip> = service.status.iter().filter(in_a_pool).copied().collect();
+    (!addresses.is_empty()).then_some(Held { addresses, terms: None })
 }

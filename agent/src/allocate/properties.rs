@@ -2,9 +2,14 @@
 
 use proptest::{collection, option, prelude::*, sample::select};
 
-use super::fixture::{Cluster, name};
+use super::fixture::{Cluster, Wishes, name};
 use super::*;
-use crate::model::{Family, service::Families};
+use crate::model::{
+    Family,
+    pool::{OnConflict, PoolSharing},
+    request::ByAddress,
+    service::{Families, Service},
+};
 
 /// What can differ between Services.
 #[derive(Clone, Debug)]
@@ -18,6 +23,34 @@ struct Shape {
     pool: Option<&'static str>,
     all_ports: bool,
     families: (&'static [&'static str], Option<&'static str>),
+    wishes: Wishes,
+    status: Option<&'static str>,
+    unreadable: bool,
+}
+
+fn wishes() -> impl Strategy<Value = Wishes> {
+    const ALIKE: [&[(&str, &str)]; 3] =
+        [&[("setting", "a")], &[("setting", "b")], &[("setting", "a"), ("address", "x")]];
+    const ADDITIONAL: [&[&str]; 4] =
+        [&["192.0.2.13"], &["192.0.2.10", "192.0.2.20"], &["2001:db8::12"], &["192.0.2.11", "2001:db8::10"]];
+    let by_address = select(vec![ByAddress::Never, ByAddress::Plain, ByAddress::Explicit]);
+    let (likely, seldom) = (prop::bool::weighted(0.5), prop::bool::weighted(0.2));
+    (
+        option::weighted(0.3, select(vec!["red", "blue"])),
+        option::weighted(0.2, select(ALIKE.to_vec())),
+        option::weighted(0.2, select(ADDITIONAL.to_vec())),
+        option::weighted(0.3, by_address),
+        seldom,
+        likely,
+    )
+        .prop_map(|(label, alike, additional, by_address, never_spills, fewest_claims)| Wishes {
+            label,
+            alike: alike.unwrap_or_default(),
+            additional: additional.unwrap_or_default(),
+            by_address,
+            never_spills,
+            fewest_claims,
+        })
 }
 
 fn shape() -> impl Strategy<Value = Shape> {
@@ -48,7 +81,7 @@ fn shape() -> impl Strategy<Value = Shape> {
         (&["IPv6"], Some("PreferDualStack")),
         (&[], Some("RequireDualStack")),
     ];
-    (
+    let plain = (
         select(vec!["a", "b", "c"]),
         ports,
         option::of(select(keys)),
@@ -58,8 +91,16 @@ fn shape() -> impl Strategy<Value = Shape> {
         option::weighted(0.2, select(vec!["lan", "manual", "team", "gone"])),
         select(families),
         prop::bool::weighted(0.1),
-    )
-        .prop_map(|(namespace, ports, key, consent, address, created, pool, families, all_ports)| Shape {
+    );
+    let statuses = select(vec!["192.0.2.10", "192.0.2.11", "2001:db8::10", "192.0.2.99"]);
+    let particular = (
+        option::weighted(0.5, wishes()).prop_map(Option::unwrap_or_default),
+        option::weighted(0.1, statuses),
+        prop::bool::weighted(0.05),
+    );
+    (plain, particular).prop_map(|(plain, (wishes, status, unreadable))| {
+        let (namespace, ports, key, consent, address, created, pool, families, all_ports) = plain;
+        Shape {
             namespace,
             ports,
             key,
@@ -69,7 +110,11 @@ fn shape() -> impl Strategy<Value = Shape> {
             pool,
             all_ports,
             families,
-        })
+            wishes,
+            status,
+            unreadable,
+        }
+    })
 }
 
 fn add(cluster: Cluster, index: usize, shape: &Shape) -> Cluster {
@@ -85,11 +130,11 @@ fn add(cluster: Cluster, index: usize, shape: &Shape) -> Cluster {
     let cluster = cluster.service(&service, &ports, &annotations).spec(&service, |spec| {
         spec.ip_families = (!families.is_empty()).then(|| families.iter().map(|&family| family.to_owned()).collect());
         spec.ip_family_policy = policy.map(str::to_owned);
+        spec.ports = spec.ports.take().filter(|_| !shape.unreadable);
     });
-    match shape.created {
-        Some(year) => cluster.created(&service, year),
-        None => cluster,
-    }
+    let cluster = cluster.wishing(&service, shape.wishes.clone());
+    let cluster = shape.status.into_iter().fold(cluster, |cluster, address| cluster.showing(&service, address));
+    shape.created.into_iter().fold(cluster, |cluster, year| cluster.created(&service, year))
 }
 
 fn empty() -> Cluster {
@@ -114,11 +159,19 @@ fn shapes() -> impl Strategy<Value = Vec<Shape>> {
     collection::vec(shape(), 1..16)
 }
 
+/// How pools share.
+fn settings() -> impl Strategy<Value = BTreeMap<String, (PoolSharing, OnConflict)>> {
+    use PoolSharing::{Any, ByAddress, KeyOnly, None, SameNamespace};
+    let sharing = select(vec![Any, Any, Any, ByAddress, KeyOnly, SameNamespace, None]);
+    let setting = (sharing, select(vec![OnConflict::Spill, OnConflict::Pending]));
+    collection::btree_map(select(vec!["lan", "manual", "team", "v6"]).prop_map(str::to_owned), setting, 0..4)
+}
+
 /// A cluster that has a past: some Services were other Services when they got their addresses.
 fn history() -> impl Strategy<Value = Cluster> {
-    (shapes(), shapes()).prop_map(|(before, after)| {
-        let holders = cluster(&before).allocate().holders();
-        Cluster { holders, ..cluster(&after) }
+    (shapes(), shapes(), settings()).prop_map(|(before, after, settings)| {
+        let holders = Cluster { settings: settings.clone(), ..cluster(&before) }.restarted().allocate().holders();
+        Cluster { holders, settings, ..cluster(&after) }.restarted()
     })
 }
 
@@ -127,15 +180,18 @@ fn check_families(service: &Service, addresses: &BTreeSet<Vip>) -> Result<(), Te
     if service.fault.is_some() {
         return Ok(());
     }
-    let of = |family| addresses.iter().filter(|vip| vip.family() == family).count();
+    let own = || addresses.iter().filter(|vip| !service.request.additional.contains(vip));
+    let of = |family| own().filter(|vip| vip.family() == family).count();
     let counts = Family::ALL.map(of);
     let fits = match (service.families, service.request.addresses.is_empty()) {
-        (Families::Single(family), true) => of(family) == 1 && addresses.len() == 1,
-        (Families::Single(family), false) => of(family) == addresses.len(),
+        (Families::Single(family), true) => of(family) == 1 && own().count() == 1,
+        (Families::Single(family), false) => of(family) == own().count(),
         (Families::PreferDual(_), true) => counts.iter().all(|count| *count <= 1),
         (Families::PreferDual(_), false) => true,
         (Families::RequireDual, true) => counts == [1, 1],
-        (Families::RequireDual, false) => counts.iter().all(|count| *count >= 1),
+        (Families::RequireDual, false) => {
+            Family::ALL.iter().all(|family| addresses.iter().any(|vip| vip.family() == *family))
+        }
     };
     prop_assert!(fits, "{:?} got {:?}", service.families, addresses);
     Ok(())
@@ -155,6 +211,18 @@ fn check_nobody_moved(
     Ok(())
 }
 
+/// Whoever held nothing says what its group says.
+fn check_groups(cluster: &Cluster, model: &Model, allocation: &Allocation) -> Result<(), TestCaseError> {
+    let services = || allocation.assignments.keys().map(|name| &model.services[name]);
+    for newcomer in services().filter(|service| !cluster.holders.contains_key(&service.name)) {
+        let group = services().filter(|other| newcomer.party().is_of_group_with(other.party()));
+        for other in group.filter(|other| other.fault.is_none()) {
+            prop_assert_eq!(&newcomer.request.alike, &other.request.alike, "{} {}", newcomer.name, other.name);
+        }
+    }
+    Ok(())
+}
+
 /// Rules 1, 4, 10 and 14, checked without the allocator's own books.
 fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError> {
     let model = cluster.model();
@@ -162,8 +230,10 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
     for (name, assignment) in &allocation.assignments {
         prop_assert!(!assignment.addresses.is_empty());
         prop_assert!(!allocation.refusals.contains_key(name));
-        let asked = &model.services[name].request.addresses;
-        prop_assert!(asked.is_empty() || *asked == assignment.addresses);
+        let request = &model.services[name].request;
+        let (asked, all) = (&request.addresses, &request.addresses | &request.additional);
+        prop_assert!(asked.is_empty() || all == assignment.addresses);
+        prop_assert!(all.is_subset(&assignment.addresses));
         check_families(&model.services[name], &assignment.addresses)?;
         for vip in &assignment.addresses {
             prop_assert!(model.reservation(*vip).is_none(), "{vip} is reserved");
@@ -179,16 +249,66 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
         // One with a fault shares on the terms that it had.
         let names: Vec<_> = names.into_iter().filter(|name| model.services[*name].fault.is_none()).collect();
         for (a, b) in names.iter().flat_map(|a| names.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b) {
-            let may =
-                model.services[a].party().may_share(model.services[b].party(), crate::model::pool::PoolSharing::Any);
+            let pool = model.pool_of(vip).map(|pool| model.pools[pool].sharing).unwrap_or_default();
+            // What a status tells is not parted where the pool alone would not have it.
+            let shown = [a, b].iter().any(|name| !model.services[*name].status.is_empty());
+            let pool = if shown && pool != PoolSharing::ByAddress { PoolSharing::Any } else { pool };
+            let may = model.services[a].party().may_share(model.services[b].party(), pool);
             prop_assert_eq!(may, Ok(()), "{} and {} on {}", a, b, vip);
         }
+        let labels: BTreeSet<_> = names.iter().filter_map(|name| allocation.assignments[*name].label()).collect();
+        prop_assert!(labels.len() <= 1, "{vip} has the labels {labels:?}");
     }
+    check_groups(cluster, &model, allocation)?;
     prop_assert_eq!(
         allocation.assignments.len() + allocation.refusals.len(),
         model.services.len() + model.refused.len()
     );
     Ok(())
+}
+
+/// Something that happens to a cluster: a Service of this number is another, or goes; or a Node comes.
+#[derive(Clone, Debug)]
+enum Event {
+    Changes(usize, Box<Shape>),
+    Goes(usize),
+    Node(u8),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        6 => (0_usize..20, shape()).prop_map(|(index, shape)| Event::Changes(index, Box::new(shape))),
+        3 => (0_usize..20).prop_map(Event::Goes),
+        1 => (10_u8..14).prop_map(Event::Node),
+    ]
+}
+
+/// The cluster after the event, and whose Services it is about.
+fn happen(mut cluster: Cluster, event: &Event, changed: &mut BTreeSet<ServiceName>) -> Cluster {
+    let index = match event {
+        Event::Node(last) => return cluster.node("n3", &format!("192.0.2.{last}")),
+        Event::Changes(index, _) | Event::Goes(index) => index,
+    };
+    for namespace in ["a", "b", "c"] {
+        let name = name(&format!("{namespace}/s{index}"));
+        if cluster.objects.services.remove(&name).is_some() {
+            changed.insert(name);
+        }
+    }
+    let Event::Changes(_, shape) = event else { return cluster };
+    changed.insert(name(&format!("{}/s{index}", shape.namespace)));
+    add(cluster, *index, shape)
+}
+
+/// The names of which two allocations tell something else.
+fn differences(before: &Allocation, after: &Allocation) -> BTreeSet<ServiceName> {
+    let names = |a: &Allocation| -> BTreeSet<ServiceName> {
+        a.assignments.keys().chain(a.refusals.keys()).chain(a.withheld.keys()).cloned().collect()
+    };
+    let told = |a: &Allocation, name: &ServiceName| {
+        (a.assignments.get(name).cloned(), a.refusals.get(name).cloned(), a.withheld.get(name).cloned())
+    };
+    (&names(before) | &names(after)).into_iter().filter(|name| told(before, name) != told(after, name)).collect()
 }
 
 proptest! {
@@ -241,5 +361,35 @@ proptest! {
         let changed = name(&format!("{namespace}/s{index}"));
         let after = add(settled, index, &Shape { namespace, ..other }).allocate();
         check_nobody_moved(&before, &after, Some(&changed))?;
+    }
+
+    #[test]
+    fn a_pool_that_shares_otherwise_moves_nobody(cluster in history(), settings in settings()) {
+        let settled = cluster.settled();
+        let before = settled.allocate();
+        check_nobody_moved(&before, &Cluster { settings, ..settled }.allocate(), None)?;
+    }
+
+    #[test]
+    fn a_renewed_allocation_is_that_of_all(
+        cluster in history(),
+        episodes in collection::vec(collection::vec(event(), 0..4), 1..6),
+    ) {
+        let mut cluster = cluster;
+        let mut allocator = Allocator::new(&cluster.model(), &cluster.holders);
+        for events in episodes {
+            let (mut changed, nodes) = (BTreeSet::new(), cluster.model().nodes);
+            cluster = events.iter().fold(cluster, |cluster, event| happen(cluster, event, &mut changed));
+            let (before, model) = (allocator.allocation().clone(), cluster.model());
+            let all = allocate(&model, &holders::with_statuses(before.holders(), &model));
+            if let Some(Renewed { told, held }) = allocator.renew(&model, &changed) {
+                prop_assert_eq!(told, differences(&before, &all));
+                prop_assert_eq!(held, before.holders() != all.holders());
+            } else {
+                prop_assert_ne!(nodes, model.nodes.clone(), "it took all without need");
+                allocator = Allocator::new(&model, &holders::with_statuses(before.holders(), &model));
+            }
+            prop_assert_eq!(allocator.allocation(), &all);
+        }
     }
 }

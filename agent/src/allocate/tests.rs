@@ -1,16 +1,23 @@
 //! A table per rule. Addresses are 192.0.2.x and 2001:db8::x, written as `x` and `::x` in outcomes.
 
+mod additional;
 mod all_ports;
 mod azure;
+mod changes;
 mod dialects;
 mod families;
 mod faults;
+mod groups;
+mod labels;
 mod pools;
 mod scale;
 
-use super::fixture::{Cluster, name, vip};
+use super::fixture::{Cluster, Wishes, name, vip};
 use super::*;
-use crate::model::pool::{OnConflict, PoolSharing};
+use crate::model::{
+    pool::{OnConflict, PoolSharing},
+    request::ByAddress,
+};
 
 const WEB: (&str, &str) = ("vipmux.io/sharing-key", "web");
 const API: (&str, &str) = ("vipmux.io/sharing-key", "api");
@@ -65,6 +72,34 @@ fn rule_3_two_plain_services_share_by_address_only_where_the_pool_says_so() {
     let cluster = cluster.service("shop/b", &["443/TCP"], &[]).spec("shop/b", asks);
     assert_eq!(cluster.outcome(), "shop/a=10 shop/b:SharingMismatch");
     assert_eq!(with_pool(&cluster, PoolSharing::ByAddress, OnConflict::Spill).refusals, BTreeMap::new());
+}
+
+#[test]
+fn rule_3_whoever_asks_by_address_shares_with_the_like_and_with_plain_ones_where_the_pool_lets_them() {
+    use ByAddress::{Explicit, Never, Plain};
+    let cluster = |mine, theirs| {
+        let wishes = |by_address| Wishes { by_address: Some(by_address), ..Wishes::default() };
+        let cluster = lan().service("shop/a", &["80/TCP"], &[TEN]).wishing("shop/a", wishes(theirs));
+        cluster.service("team/b", &["443/TCP"], &[TEN]).wishing("team/b", wishes(mine))
+    };
+    let (shared, refused) = ("shop/a=10 team/b=10", "shop/a=10 team/b:SharingMismatch");
+    for (mine, theirs, pool, outcome) in [
+        (Explicit, Explicit, PoolSharing::Any, shared),
+        (Explicit, Plain, PoolSharing::Any, shared),
+        (Plain, Explicit, PoolSharing::Any, shared),
+        (Plain, Plain, PoolSharing::Any, refused),
+        (Plain, Plain, PoolSharing::ByAddress, shared),
+        (Explicit, Never, PoolSharing::ByAddress, refused),
+        (Explicit, Explicit, PoolSharing::KeyOnly, refused),
+        (Explicit, Explicit, PoolSharing::SameNamespace, refused),
+        (Explicit, Explicit, PoolSharing::None, refused),
+    ] {
+        let cluster = cluster(mine, theirs).sharing("lan", pool, OnConflict::Spill);
+        assert_eq!(cluster.outcome(), outcome, "{mine:?} {theirs:?} {pool:?}");
+    }
+    let keyed = lan().service("shop/a", &["80/TCP"], &[TEN]).service("shop/b", &["443/TCP"], &[WEB]);
+    let keyed = keyed.wishing("shop/a", Wishes { by_address: Some(Explicit), ..Wishes::default() });
+    assert_eq!(keyed.outcome(), "shop/a=10 shop/b=11", "one with a key shares with its group alone");
 }
 
 #[test]

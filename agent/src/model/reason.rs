@@ -15,6 +15,10 @@ pub enum Reason {
     PortConflict,
     /// The address is held by a Service that it may not share with (rule 4).
     SharingMismatch,
+    /// The address carries another label than the one that it asks for.
+    LabelConflict,
+    /// It does not say what its sharing group has to say alike.
+    GroupMismatch,
     /// No free address is left in the pools that it may use.
     PoolExhausted,
     /// No pool gives addresses to this Service, or the pool that it names does not exist.

@@ -60,7 +60,8 @@ pub struct Sharing {
 }
 
 /// Rule 3.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ByAddress {
     /// It carries annotations of dialects that share by key only.
     #[default]
@@ -158,6 +159,11 @@ impl<'a> Party<'a> {
             (ByAddress::Explicit, _) | (_, ByAddress::Explicit) => pool != PoolSharing::KeyOnly,
         };
         if by_address { Ok(()) } else { self.by_key(other) }
+    }
+
+    /// Whether the two are of one sharing group (rule 2): an equal key of one dialect, within mutual scope.
+    pub fn is_of_group_with(self, other: Self) -> bool {
+        self.by_key(other).is_ok()
     }
 
     fn by_key(self, other: Self) -> Result<(), Mismatch<'a>> {

@@ -90,7 +90,7 @@ impl Families {
         let refuse = |message: String| Err(Refusal::new(Reason::UnsupportedFamily, message));
         let missing = |family: &Family| asked.iter().all(|vip| vip.family() != *family);
         match self {
-            Self::Single(family) => match asked.iter().find(|vip| vip.family() != family) {
+            Self::Single(family) => match asked.iter().chain(&request.additional).find(|vip| vip.family() != family) {
                 Some(vip) => {
                     refuse(format!("it asks for {vip}, and spec.ipFamilies and spec.ipFamilyPolicy say {family} alone"))
                 }

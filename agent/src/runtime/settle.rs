@@ -5,12 +5,10 @@ mod stages;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
     net::IpAddr,
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use imbl::OrdMap;
@@ -18,6 +16,7 @@ use tokio::{select, sync::watch, task::spawn_blocking, time::sleep};
 
 use self::stages::{Memory, Stages};
 use crate::{
+    assignments::stamp,
     model::{NodeName, Options, PortClaim, Vip, advertisement::Candidates},
     plan::DesiredService,
     source::Objects,
@@ -87,14 +86,6 @@ pub(super) async fn follow(
 
 /// Lines of log of each kind at once.
 const MOST_LINES: usize = 100;
-
-/// Tells one version of a file from another: its inode, which every writing replaces, and when it was modified.
-type Stamp = (u64, SystemTime);
-
-fn stamp(path: &Path) -> Option<Stamp> {
-    let metadata = fs::metadata(path).ok()?;
-    Some((metadata.ino(), metadata.modified().ok()?))
-}
 
 /// Logs what is new and what is mended: of thousands at once, the first.
 pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Figure, Measured, Ratio, forwarding::Rate, sync::Latency};
+use super::{Figure, Measured, Ratio, allocation::Cost, forwarding::Rate, sync::Latency};
 
 /// A figure and its bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -49,7 +49,7 @@ const START: f64 = 2_000.0;
 
 /// All goals that these figures tell of; the costs of packets with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, forwarding, sync } = measured;
+    let Measured { figures, ratios, forwarding, sync, allocation } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
@@ -73,6 +73,9 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     {
         let goal = format!("a change's median: {} to {} Services", many.services, few.services);
         goals.push(Goal::at_most(goal, many.change / few.change, GROWTH));
+    }
+    for Cost { case, milliseconds, goal, .. } in allocation {
+        goals.extend(goal.map(|most| Goal::at_most(format!("allocation, {case}: ms"), *milliseconds, most)));
     }
     goals
 }

@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use super::{
     Plan,
+    allocation::Cost,
     cases::Case,
     forwarding::Rate,
     goals::{self, Goal},
@@ -52,6 +53,8 @@ pub struct Measured {
     pub forwarding: Vec<Rate>,
     /// How long changes take, by the number of Services.
     pub sync: Vec<Latency>,
+    /// What allocations cost.
+    pub allocation: Vec<Cost>,
 }
 
 /// Nanoseconds of CPU time for a packet: medians over the repetitions.
@@ -174,6 +177,9 @@ impl fmt::Display for Report {
         if !self.measured.sync.is_empty() {
             self.latencies(f)?;
         }
+        if !self.measured.allocation.is_empty() {
+            self.allocations(f)?;
+        }
         writeln!(f, "\n{:<90}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
         for Goal { goal, value, most, least, met } in &self.goals {
             let bound = |bound: &Option<f64>| bound.map_or_else(String::new, |bound| format!("{bound:.2}"));
@@ -232,6 +238,14 @@ impl Report {
                 f,
                 "{what:<34}{services:>9}{change:>9.2}{change_99:>9.2}{change_most:>9.2}{change_cpu:>9.2}{start:>9.0}"
             )?;
+        }
+        Ok(())
+    }
+
+    fn allocations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\n{:<34}{:>9}{:>9}", "ms of CPU time to allocate", "median", "most")?;
+        for Cost { case, milliseconds, most, .. } in &self.measured.allocation {
+            writeln!(f, "{case:<34}{milliseconds:>9.2}{most:>9.2}")?;
         }
         Ok(())
     }

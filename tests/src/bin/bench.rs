@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: what a packet costs, how many a core forwards, and how long a change takes; see docs/benchmarks.md.
+//! `cargo xtask bench`: what a packet costs, how many a core forwards, how long a change takes, and what an allocation costs;
+//! see docs/benchmarks.md.
 
 use std::io::{IsTerminal, Write, stderr};
 
@@ -7,17 +8,17 @@ use clap::Parser;
 use vipmux_tests::bench::{self, Part, Plan};
 
 /// Measures what a packet costs in the BPF programs, over an empty program in the same run, how many packets a core
-/// forwards beside nftables rules as kube-proxy has them, and how long a change takes from its file to the kernel. Needs
-/// root.
+/// forwards beside nftables rules as kube-proxy has them, how long a change takes from its file to the kernel, and what it
+/// costs to decide who gets which address. Needs root.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
+    /// What to measure.
+    #[arg(value_enum, default_value_t = Part::All)]
+    part: Part,
     /// Print JSON instead of a table.
     #[arg(long)]
     json: bool,
-    /// What to measure.
-    #[arg(long, value_enum, default_value_t = Part::All)]
-    part: Part,
     /// Numbers of Services to compare a packet's cost with; each even, ten endpoints each.
     #[arg(long, value_delimiter = ',', default_values_t = Plan::default().services)]
     services: Vec<u32>,
@@ -36,7 +37,7 @@ struct Arguments {
 }
 
 fn main() -> Result<()> {
-    let Arguments { json, part, services, repetitions, packets, flows, capacity } = Arguments::parse();
+    let Arguments { part, json, services, repetitions, packets, flows, capacity } = Arguments::parse();
     ensure!(nix::unistd::geteuid().is_root(), "the kernel loads BPF programs for root alone: run it as root");
     ensure!(flows.is_power_of_two(), "{flows} flows are no power of two");
     ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);

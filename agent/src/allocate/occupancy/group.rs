@@ -1,11 +1,6 @@
 //! The addresses on which one key is found.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    iter,
-    net::Ipv4Addr,
-    ops::Bound,
-};
+use std::{collections::BTreeMap, iter, net::Ipv4Addr, ops::Bound};
 
 use crate::model::{
     Vip,
@@ -16,69 +11,95 @@ use crate::model::{
 /// The addresses on which one key is found, so that a Service looks at those alone that it has a chance to share, however
 /// many the others of its key have.
 #[derive(Debug, Default)]
-pub(super) struct Group<'a> {
-    vips: BTreeSet<Vip>,
-    /// The same by whom a member there lets share.
-    by_consent: BTreeMap<Consent<'a>, BTreeSet<Vip>>,
-    /// For ports that clashed: below this address each of the group's has the port taken. Ports are only ever taken while
-    /// an allocation is made, so this goes back only where an address joins the group below it, or another partner a pair.
+pub(super) struct Group {
+    vips: Counted,
+    /// The same by whom a member there lets share: those of its namespace,
+    by_namespace: BTreeMap<String, Counted>,
+    /// another namespace,
+    to_namespace: BTreeMap<String, Counted>,
+    /// or every one.
+    to_all: Counted,
+    /// For ports that clashed: below this address each of the group's has the port taken. It goes back where an address
+    /// joins the group below it, a port comes free there, or another partner joins a pair.
     taken_below: BTreeMap<Port, Vip>,
-    /// Below this address each of the group's has a partner. They come and never go, as ports do.
+    /// Below this address each of the group's carries a label.
+    labelled_below: Option<Vip>,
+    /// Below this address each of the group's has a partner.
     paired_below: Option<Vip>,
 }
 
-/// How members can be found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Consent<'a> {
-    /// They are in this namespace.
-    In(&'a str),
-    /// They let this other namespace share.
-    To(&'a str),
-    /// They let every namespace share.
-    ToAll,
-}
+/// Addresses, with how many members are there.
+#[derive(Debug, Default)]
+struct Counted(BTreeMap<Vip, u32>);
 
-impl<'a> Group<'a> {
-    /// Notes that a member in this namespace, whose key reaches so far, is on the address.
-    pub(super) fn add(&mut self, vip: Vip, namespace: &'a str, scope: &'a Scope) {
-        let listed = match scope {
-            Scope::Cluster => None,
-            Scope::Namespaces(names) => Some(names.iter().map(|name| Consent::To(name))),
-        };
-        let reach = listed.map_or_else(|| vec![Consent::ToAll], Iterator::collect);
-        for consent in iter::once(Consent::In(namespace)).chain(reach) {
-            self.by_consent.entry(consent).or_default().insert(vip);
-        }
-        if self.vips.insert(vip) {
-            self.reopen(vip);
+impl Counted {
+    fn add(&mut self, vip: Vip) {
+        *self.0.entry(vip).or_default() += 1;
+    }
+
+    fn remove(&mut self, vip: Vip) {
+        if let Some(count) = self.0.get_mut(&vip) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(&vip);
+            }
         }
     }
 
-    /// Notes that a port which was taken on the address may be so no more.
+    fn after(&self, from: Bound<Vip>) -> impl Iterator<Item = Vip> {
+        self.0.range((from, Bound::Unbounded)).map(|(vip, _)| *vip)
+    }
+}
+
+impl Group {
+    /// Notes that a member in this namespace, whose key reaches so far, is on the address.
+    pub(super) fn add(&mut self, vip: Vip, namespace: &str, scope: &Scope) {
+        self.for_consents(namespace, scope, |vips| vips.add(vip));
+        if !self.vips.0.contains_key(&vip) {
+            self.reopen(vip);
+        }
+        self.vips.add(vip);
+    }
+
+    /// Notes that such a member is there no more.
+    pub(super) fn remove(&mut self, vip: Vip, namespace: &str, scope: &Scope) {
+        self.for_consents(namespace, scope, |vips| vips.remove(vip));
+        self.vips.remove(vip);
+    }
+
+    fn for_consents(&mut self, namespace: &str, scope: &Scope, change: impl Fn(&mut Counted)) {
+        change_at(&mut self.by_namespace, namespace, &change);
+        match scope {
+            Scope::Cluster => change(&mut self.to_all),
+            Scope::Namespaces(names) => {
+                for name in names {
+                    change_at(&mut self.to_namespace, name, &change);
+                }
+            }
+        }
+    }
+
+    /// Notes that a port or label which was taken on the address, or a partner that it had, may be so no more.
     pub(super) fn reopen(&mut self, vip: Vip) {
-        for limit in self.taken_below.values_mut().chain(&mut self.paired_below) {
+        let others = self.labelled_below.iter_mut().chain(&mut self.paired_below);
+        for limit in self.taken_below.values_mut().chain(others) {
             *limit = vip.min(*limit);
         }
     }
 
-    /// The addresses, ascending and not below `from`, with a member that may share with the party; and some without, where only one side
-    /// agrees.
-    pub(super) fn reachable<'s>(
-        &'s self,
-        from: Option<Vip>,
-        party: Party<'s>,
-    ) -> impl Iterator<Item = Vip> + use<'s, 'a> {
+    /// The addresses, ascending and not below `from`, with a member that may share with the party; and some without, where
+    /// only one side agrees.
+    pub(super) fn reachable<'s>(&'s self, from: Option<Vip>, party: Party<'s>) -> impl Iterator<Item = Vip> + use<'s> {
         let namespace = party.namespace;
-        let mut asked = vec![Consent::In(namespace)];
+        let mut found: Vec<&Counted> = self.by_namespace.get(namespace).into_iter().collect();
         match party.sharing.key.as_ref().map(|key| &key.scope) {
-            Some(Scope::Cluster) => asked.extend([Consent::To(namespace), Consent::ToAll]),
-            Some(Scope::Namespaces(names)) => asked.extend(names.iter().map(|name| Consent::In(name))),
+            Some(Scope::Cluster) => found.extend(self.to_namespace.get(namespace).into_iter().chain([&self.to_all])),
+            Some(Scope::Namespaces(names)) => found.extend(names.iter().filter_map(|name| self.by_namespace.get(name))),
             None => {}
         }
-        let found: Vec<&BTreeSet<Vip>> = asked.iter().filter_map(|consent| self.by_consent.get(consent)).collect();
         let mut from = from.map_or(Bound::Unbounded, Bound::Included);
         iter::from_fn(move || {
-            let next = found.iter().filter_map(|vips| vips.range((from, Bound::Unbounded)).next()).min().copied()?;
+            let next = found.iter().filter_map(|vips| vips.after(from).next()).min()?;
             from = Bound::Excluded(next);
             Some(next)
         })
@@ -94,6 +115,13 @@ impl<'a> Group<'a> {
         limit
     }
 
+    /// An address below which each of the group's carries a label. `labelled` says whether one does.
+    pub(super) fn labelled_below(&mut self, labelled: impl FnMut(Vip) -> bool) -> Vip {
+        let limit = self.none_below(self.labelled_below, labelled);
+        self.labelled_below = Some(limit);
+        limit
+    }
+
     /// An address below which each of the group's has a partner. `paired` says whether one has.
     pub(super) fn paired_below(&mut self, paired: impl FnMut(Vip) -> bool) -> Vip {
         let limit = self.none_below(self.paired_below, paired);
@@ -103,13 +131,27 @@ impl<'a> Group<'a> {
 
     fn none_below(&self, known: Option<Vip>, mut unfit: impl FnMut(Vip) -> bool) -> Vip {
         let from = known.unwrap_or(Vip(Ipv4Addr::UNSPECIFIED.into()));
-        let last = self.vips.range(from..).take_while(|vip| unfit(**vip)).last();
+        let last = self.vips.after(Bound::Included(from)).take_while(|vip| unfit(*vip)).last();
         last.map_or(from, |vip| Vip::from_number(vip.number().saturating_add(1)))
+    }
+}
+
+fn change_at(vips: &mut BTreeMap<String, Counted>, namespace: &str, change: impl Fn(&mut Counted)) {
+    match vips.get_mut(namespace) {
+        Some(counted) => {
+            change(counted);
+            if counted.0.is_empty() {
+                vips.remove(namespace);
+            }
+        }
+        None => change(vips.entry(namespace.to_owned()).or_default()),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use proptest::{collection, prelude::*};
 
     use super::*;
@@ -161,7 +203,20 @@ mod tests {
                 let wanted = may && from.is_none_or(|from| from <= vip(*last));
                 prop_assert!(!wanted || found.contains(&vip(*last)));
             }
-            prop_assert!(found.iter().all(|vip| group.vips.contains(vip) && from.is_none_or(|from| from <= *vip)));
+            prop_assert!(found.iter().all(|vip| group.vips.0.contains_key(vip) && from.is_none_or(|from| from <= *vip)));
+        }
+
+        #[test]
+        fn whoever_goes_leaves_nothing_behind(members in collection::vec((any::<u8>(), member()), 0..20)) {
+            let mut group = Group::default();
+            for (last, (namespace, sharing)) in &members {
+                group.add(vip(*last), namespace, scope(sharing));
+            }
+            for (last, (namespace, sharing)) in &members {
+                group.remove(vip(*last), namespace, scope(sharing));
+            }
+            let Group { vips, by_namespace, to_namespace, to_all, .. } = group;
+            prop_assert!(vips.0.is_empty() && to_all.0.is_empty() && by_namespace.is_empty() && to_namespace.is_empty());
         }
 
         #[test]
@@ -173,9 +228,9 @@ mod tests {
                     taken.insert(vip(last));
                 }
                 let limit = group.taken_below(PORT, |vip| taken.contains(&vip));
-                let free = group.vips.iter().find(|vip| !taken.contains(vip));
-                prop_assert!(group.vips.range(..limit).all(|vip| taken.contains(vip)));
-                prop_assert_eq!(group.vips.range(limit..).next(), free);
+                let free = group.vips.0.keys().find(|vip| !taken.contains(vip));
+                prop_assert!(group.vips.0.range(..limit).all(|(vip, _)| taken.contains(vip)));
+                prop_assert_eq!(group.vips.0.range(limit..).next().map(|(vip, _)| vip), free);
             }
         }
     }

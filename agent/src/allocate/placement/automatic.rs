@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Placement, conflict};
+use super::{Placement, conflict, pools::Spare};
 use crate::{
     allocate::{
         exhaustion,
@@ -10,30 +10,14 @@ use crate::{
     },
     model::{
         Family, Vip,
-        pool::{OnConflict, Pool},
-        reason::{Reason, Refusal},
+        pool::OnConflict,
+        reason::Refusal,
         service::{Families, Service},
     },
 };
 
 /// Where in its group a Service clashes first, and with whom.
-type Clash = (Vip, Refusal);
-
-/// The lowest free addresses of a pool, of each family.
-struct Spare<'a> {
-    pool: &'a Pool,
-    v4: Option<Vip>,
-    v6: Option<Vip>,
-}
-
-impl Spare<'_> {
-    fn of(&self, family: Family) -> Option<Vip> {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
-    }
-}
+pub(super) type Clash = (Vip, Refusal);
 
 /// Whether a group has an address to go with one of its own, or of a Service of it.
 enum Partner {
@@ -72,27 +56,32 @@ impl<'a> Placement<'a> {
         }
     }
 
-    /// Lets the Service move to an address of the group that its key names now.
-    pub(super) fn join_group(&mut self, service: &'a Service) -> Result<(), ()> {
+    /// The addresses, among its group's, of a Service whose key is another now; or the first clash there, where there is one.
+    pub(super) fn join_group(&mut self, service: &'a Service) -> Result<BTreeSet<Vip>, Option<Clash>> {
         let single = |placement: &mut Self, family| placement.group_address(family, service).map(|vip| [vip].into());
+        if let Families::Single(family) = service.families {
+            return single(self, family);
+        }
         let spares = self.spares(service).unwrap_or_default();
-        let addresses = match service.families {
-            Families::Single(family) => single(self, family).map_err(drop)?,
-            Families::RequireDual => self.group_pair(service, &spares).map_err(drop)?,
-            Families::PreferDual(first) => self
-                .group_pair(service, &spares)
-                .or_else(|_| single(self, first))
-                .or_else(|_| single(self, first.other()))
-                .map_err(drop)?,
+        let clash = match (self.group_pair(service, &spares), service.families) {
+            (Err(clash), Families::PreferDual(_)) => clash,
+            (outcome, _) => return outcome,
         };
-        self.settle(service, addresses);
-        Ok(())
+        if clash.as_ref().is_some_and(|clash| self.must_wait(service, clash)) {
+            return Err(clash);
+        }
+        let mut families = service.families.wanted();
+        families.find_map(|family| single(self, family).ok()).ok_or(clash)
     }
 
     /// Both addresses of a Service that has one of them and may have the other.
     pub(super) fn completed(&mut self, service: &'a Service) -> Option<BTreeSet<Vip>> {
-        let half = self.halves.get(&service.name).copied().filter(|vip| self.fits(*vip, service).is_ok());
-        let vip = half.or_else(|| self.placed.get(&service.name)?.first().copied())?;
+        if matches!(service.families, Families::Single(_)) || !service.request.addresses.is_empty() {
+            return None;
+        }
+        let held = self.holding.get(&service.name).and_then(|held| held.first().filter(|_| held.len() == 1)).copied();
+        let held = held.filter(|vip| self.fits(*vip, service).is_ok());
+        let vip = held.or_else(|| self.books.placed.get(&service.name)?.own().next())?;
         let lone = self.lone(vip.family().other(), service);
         let partner = match self.partner(vip, lone, service) {
             Partner::At(partner) => partner,
@@ -150,7 +139,7 @@ impl<'a> Placement<'a> {
     }
 
     /// Whether a clash within its group lets the Service wait (rule 8).
-    fn must_wait(&self, service: &Service, (vip, _): &Clash) -> bool {
+    pub(super) fn must_wait(&self, service: &Service, (vip, _): &Clash) -> bool {
         service.request.never_spills || self.pool_of(*vip).is_some_and(|pool| pool.on_conflict == OnConflict::Pending)
     }
 
@@ -158,9 +147,9 @@ impl<'a> Placement<'a> {
     fn group_address(&mut self, family: Family, service: &'a Service) -> Result<Vip, Option<Clash>> {
         let part = Part::Of(family);
         // A group whose members all clash has as many addresses as members: only the first of those is worth a look.
-        let taken_below = self.occupancy.taken_below(part, service);
+        let taken_below = self.books.occupancy.taken_below(part, service);
         let mut first_clash = self.first_clash_below(part, taken_below, service);
-        for (vip, tenancy) in self.occupancy.group_from(part, taken_below, service) {
+        for (vip, tenancy) in self.books.occupancy.group_from(part, taken_below, service) {
             if tenancy.clash(service).is_some() && first_clash.is_some() || !self.may_join(vip, tenancy, service) {
                 continue;
             }
@@ -175,9 +164,9 @@ impl<'a> Placement<'a> {
     /// The lowest pair of its group's addresses where the Service fits; else one of the group that has no partner and none
     /// to be had, and a free one; else the first clash, where there is one.
     fn group_pair(&mut self, service: &'a Service, spares: &[Spare<'a>]) -> Result<BTreeSet<Vip>, Option<Clash>> {
-        let taken_below = self.occupancy.taken_below(Part::Pairs, service);
+        let taken_below = self.books.occupancy.taken_below(Part::Pairs, service);
         let mut first_clash = self.first_clash_below(Part::Pairs, taken_below, service);
-        for (vip, tenancy) in self.occupancy.group_from(Part::Pairs, taken_below, service) {
+        for (vip, tenancy) in self.books.occupancy.group_from(Part::Pairs, taken_below, service) {
             match self.join_with_partner(vip, tenancy, None, service) {
                 Some(Partner::At(partner)) => return Ok([vip, partner].into()),
                 Some(Partner::Clashes(clash)) => first_clash = first_clash.or(Some(clash)),
@@ -187,11 +176,11 @@ impl<'a> Placement<'a> {
         let mut half = None;
         for family in Family::ALL {
             let (part, lone) = (Part::Of(family), self.lone(family.other(), service));
-            let taken_below = self.occupancy.taken_below(part, service);
+            let taken_below = self.books.occupancy.taken_below(part, service);
             first_clash = first_clash.or_else(|| self.first_clash_below(part, taken_below, service));
-            let from = taken_below.max(self.occupancy.paired_below(family, service));
-            for (vip, tenancy) in self.occupancy.group_from(part, from, service) {
-                if self.occupancy.has_partners(vip) {
+            let from = taken_below.max(self.books.occupancy.paired_below(family, service));
+            for (vip, tenancy) in self.books.occupancy.group_from(part, from, service) {
+                if self.books.occupancy.has_partners(vip) {
                     continue;
                 }
                 match self.join_with_partner(vip, tenancy, lone, service) {
@@ -206,13 +195,7 @@ impl<'a> Placement<'a> {
     }
 
     /// What goes with an address of its group, if the Service may be on that; otherwise the clash there.
-    fn join_with_partner(
-        &self,
-        vip: Vip,
-        tenancy: &Tenancy<'a>,
-        lone: Option<Vip>,
-        service: &Service,
-    ) -> Option<Partner> {
+    fn join_with_partner(&self, vip: Vip, tenancy: &Tenancy, lone: Option<Vip>, service: &Service) -> Option<Partner> {
         let partner =
             || clash(vip, tenancy, service).map_or_else(|| self.partner(vip, lone, service), Partner::Clashes);
         self.may_join(vip, tenancy, service).then(partner)
@@ -220,18 +203,18 @@ impl<'a> Placement<'a> {
 
     /// The lowest address of this family in the Service's group that is nobody's partner.
     fn lone(&mut self, family: Family, service: &'a Service) -> Option<Vip> {
-        let from = self.occupancy.paired_below(family, service);
-        let mut group = self.occupancy.group_from(Part::Of(family), from, service).map(|(vip, _)| vip);
-        group.find(|vip| !self.occupancy.has_partners(*vip))
+        let from = self.books.occupancy.paired_below(family, service);
+        let mut group = self.books.occupancy.group_from(Part::Of(family), from, service).map(|(vip, _)| vip);
+        group.find(|vip| !self.books.occupancy.has_partners(*vip))
     }
 
     /// What goes with an address of the Service's own or of its group's: what others hold together with it; where nobody
     /// does, the group's [lone](Self::lone) one of the other family.
     fn partner(&self, vip: Vip, lone: Option<Vip>, service: &Service) -> Partner {
-        let lone = lone.filter(|_| !self.occupancy.has_partners(vip));
+        let lone = lone.filter(|_| !self.books.occupancy.has_partners(vip));
         let mut first_clash = None;
-        for partner in self.occupancy.partners(vip).chain(lone) {
-            let Some(tenancy) = self.occupancy.on(partner) else { continue };
+        for partner in self.books.occupancy.partners(vip).chain(lone) {
+            let Some(tenancy) = self.books.occupancy.on(partner) else { continue };
             if !self.may_join(partner, tenancy, service) {
                 continue;
             }
@@ -244,71 +227,20 @@ impl<'a> Placement<'a> {
     }
 
     /// Whether the Service may be on an address of its group, clashes aside.
-    fn may_join(&self, vip: Vip, tenancy: &Tenancy<'a>, service: &Service) -> bool {
-        self.may_have(vip, service).is_ok() && self.mismatch(vip, tenancy, service).is_none()
+    fn may_join(&self, vip: Vip, tenancy: &Tenancy, service: &Service) -> bool {
+        !service.request.additional.contains(&vip)
+            && self.may_have(vip, service.request.pool.name(), service).is_ok()
+            && self.mismatch(vip, tenancy, service).is_none()
     }
 
     /// The first clash among the group's addresses that are all [taken](super::Occupancy::taken_below).
     fn first_clash_below(&self, part: Part, limit: Option<Vip>, service: &Service) -> Option<Clash> {
-        let group = self.occupancy.group(part, service);
+        let group = self.books.occupancy.group(part, service);
         let mut taken = group.take_while(|(vip, _)| limit.is_some_and(|limit| *vip < limit));
         taken.find_map(|(vip, tenancy)| match self.join_with_partner(vip, tenancy, None, service)? {
             Partner::Clashes(clash) => Some(clash),
             Partner::At(_) | Partner::None => None,
         })
-    }
-
-    /// The pools that may give the Service an address, best first.
-    fn spares(&mut self, service: &Service) -> Result<Vec<Spare<'a>>, Refusal> {
-        let model = self.model;
-        let pools = self.usable_pools(service)?;
-        let spare = |(index, pool)| Spare {
-            pool,
-            v4: self.lowest_free(index, pool, Family::V4),
-            v6: self.lowest_free(index, pool, Family::V6),
-        };
-        Ok(pools.into_iter().filter_map(|index| Some((index, model.pools.get(index)?))).map(spare).collect())
-    }
-
-    /// Indices of the pools that may give the Service an address, best first.
-    fn usable_pools(&self, service: &Service) -> Result<Vec<usize>, Refusal> {
-        if let Some(name) = service.request.pool.name() {
-            self.named_pool(name, service)?;
-        }
-        let usable = |pool: &Pool| match service.request.pool.name() {
-            Some(name) => pool.is_called(name),
-            None => pool.auto_assign && self.serves(pool, service),
-        };
-        let pools: Vec<usize> =
-            self.model.pools.iter().enumerate().filter(|(_, p)| usable(p)).map(|(i, _)| i).collect();
-        if !pools.is_empty() {
-            return Ok(pools);
-        }
-        let message = match (self.pool_names(|pool| !pool.auto_assign), self.pool_names(|pool| pool.auto_assign)) {
-            (manual, auto) if manual.is_empty() && auto.is_empty() => "there are no pools".to_owned(),
-            (manual, auto) if auto.is_empty() => format!("pools must be named (autoAssign is off): {manual}"),
-            (_, auto) => {
-                let assigning = self.model.pools.iter().filter(|pool| pool.auto_assign);
-                let fields: BTreeSet<&str> = assigning.map(Pool::audience_fields).collect();
-                let fields = fields.into_iter().collect::<Vec<_>>().join("; ");
-                format!("no pool serves this Service ({fields}): {auto}")
-            }
-        };
-        Err(Refusal::new(Reason::NoPool, message))
-    }
-
-    fn lowest_free(&mut self, index: usize, pool: &Pool, family: Family) -> Option<Vip> {
-        let key = (index, family);
-        let mut candidate = self.free_from.get(&key).copied();
-        while let Some(vip) = candidate {
-            if self.occupancy.on(vip).is_none() && self.model.reservation(vip).is_none() {
-                self.free_from.insert(key, vip);
-                return Some(vip);
-            }
-            candidate = pool.next(vip);
-        }
-        self.free_from.remove(&key);
-        None
     }
 }
 
@@ -317,6 +249,6 @@ fn spare_beside(spares: &[Spare<'_>], vip: Vip) -> Option<Vip> {
     spares.iter().find(|spare| spare.pool.contains(vip))?.of(vip.family().other())
 }
 
-fn clash(vip: Vip, tenancy: &Tenancy<'_>, service: &Service) -> Option<Clash> {
-    tenancy.clash(service).map(|(port, holder)| (vip, conflict(vip, port, holder)))
+fn clash(vip: Vip, tenancy: &Tenancy, service: &Service) -> Option<Clash> {
+    tenancy.clash(service).map(|clash| (vip, conflict(vip, service, clash)))
 }

@@ -29,6 +29,22 @@ fn of_families(mut cluster: Cluster, families: impl Fn(usize) -> (&'static [&'st
     cluster
 }
 
+/// The same, where each Service, by its number, asks for more.
+fn wishing(cluster: Cluster, wishes: impl Fn(usize) -> Wishes) -> Cluster {
+    let names: Vec<_> = cluster.objects.services.keys().cloned().collect();
+    names
+        .iter()
+        .fold(cluster, |cluster, name| cluster.wishing(&name.to_string(), wishes(name.name[1..].parse().unwrap())))
+}
+
+fn label(i: usize) -> &'static str {
+    i.to_string().leak()
+}
+
+fn setting(i: usize) -> &'static [(&'static str, &'static str)] {
+    vec![("setting", &*i.to_string().leak())].leak()
+}
+
 /// The processor's time that an allocation takes, and how many got an address.
 fn cost(cluster: &Cluster) -> (Duration, usize) {
     let now = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
@@ -66,6 +82,32 @@ fn no_shape_costs_many_times_what_another_does() {
         ("both families, one port", of_families(cluster(16, |_| (shop(), 80, &[WEB])), |_| BOTH), all),
         ("both if there are", of_families(cluster(24, |_| (shop(), 80, &[WEB])), |_| (&[], "PreferDualStack")), all),
         ("families and ports mixed", of_families(cluster(16, |i| (shop(), 80 + i % 7, &[WEB])), mixed), all),
+        (
+            "one key, a label each",
+            wishing(cluster(16, |i| (shop(), 80 + i, &[WEB])), |i| Wishes {
+                label: Some(label(i)),
+                ..Wishes::default()
+            }),
+            all,
+        ),
+        (
+            "one key, a setting in each namespace",
+            wishing(cluster(16, |i| (format!("ns{i}"), 80, &[WEB])), |i| Wishes {
+                alike: setting(i),
+                ..Wishes::default()
+            }),
+            all,
+        ),
+        (
+            "one key, a setting each",
+            wishing(cluster(16, |i| (shop(), 80 + i, &[WEB])), |i| Wishes { alike: setting(i), ..Wishes::default() }),
+            0,
+        ),
+        (
+            "where there are fewest claims",
+            wishing(cluster(16, |_| (shop(), 80, &[])), |_| Wishes { fewest_claims: true, ..Wishes::default() }),
+            all,
+        ),
         ("pairs closed in one family", of_families(cluster(16, |i| (shop(), 80 + i % 2, &[WEB])), closed), all),
     ] {
         let (taken, placed) = cost(&cluster);

@@ -106,6 +106,9 @@ struct VipRow {
     address: Vip,
     services: Vec<String>,
     leader: Option<NodeName>,
+    /// The label that it carries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -132,10 +135,12 @@ impl<'a> Report<'a> {
             }
         }
         let used = |pool: &Pool, family| used.get(&(pool.name.as_str(), family)).copied().unwrap_or(0);
+        let labels = allocation.labels();
         let vip_row = |(address, names): (&Vip, &BTreeSet<&ServiceName>)| VipRow {
             address: *address,
             services: names.iter().map(ToString::to_string).collect(),
             leader: leaders.get(address).cloned().flatten(),
+            label: labels.get(address).map(|label| (*label).to_owned()),
         };
         let pools = model.pools.iter().map(|pool| PoolRow {
             name: &pool.name,

@@ -8,13 +8,13 @@ use std::{
 
 use imbl::{OrdMap, ordmap::DiffItem};
 
-use super::{Settled, Stamp};
+use super::Settled;
 use crate::{
     allocate::{
-        Allocation, allocate,
+        Allocation, Allocator,
         holders::{Holders, with_statuses},
     },
-    assignments::{self, AssignmentsError},
+    assignments::{self, Stamp},
     election::rendezvous,
     model::{
         Model, Options, PortClaim, ServiceName, Slices,
@@ -49,10 +49,23 @@ struct Last {
     slices: Slices,
     claims: BTreeMap<ServiceName, Vec<PortClaim>>,
     settled: Settled,
+    agreement: Agreement,
+}
+
+/// Who gets what, and since when.
+struct Agreement {
+    allocator: Allocator,
     /// The state file that it rests on.
     seen: Option<Stamp>,
-    /// It could be read, and written where need was; otherwise that is tried again each time.
-    agreed: bool,
+    /// Why that could not be read, or not be written where need was; it is tried again each time.
+    failure: Option<String>,
+}
+
+impl Agreement {
+    /// Whether it is that of the state file as it is now.
+    fn holds(&self, seen: Option<Stamp>) -> bool {
+        self.failure.is_none() && self.seen == seen
+    }
 }
 
 impl Stages {
@@ -74,7 +87,7 @@ impl Stages {
 
     /// The short way, if nothing but endpoints changed: who holds what has nothing to do with them.
     fn renew(&mut self, objects: &Objects, seen: Option<Stamp>) -> Option<Settled> {
-        let last = self.last.as_mut().filter(|last| last.agreed && last.seen == seen)?;
+        let last = self.last.as_mut().filter(|last| last.agreement.holds(seen))?;
         let touched = last.model.renew(&mut last.slices, &self.memory.objects, objects)?;
         for owner in &touched {
             for claim in last.claims.get(owner).into_iter().flatten() {
@@ -89,32 +102,48 @@ impl Stages {
 
     /// All stages.
     fn begin(&mut self, objects: &Objects, seen: Option<Stamp>) -> Settled {
-        let before = self.last.take().map(|last| last.settled.services).unwrap_or_default();
+        let last = self.last.take();
+        let (before, agreement) = last.map(|last| (last.settled.services, last.agreement)).unzip();
         let model = Model::ingest(objects, &self.options);
         let mut complaints: BTreeSet<String> = objects.problems.iter().map(ToString::to_string).collect();
-        let agreed = self.agree(objects, &model);
-        let (allocation, agreed) = agreed.map_or_else(
-            |(allocation, error)| {
-                complaints.insert(format!("{:#}; addresses are held in memory only", anyhow::Error::from(error)));
-                (allocation, false)
-            },
-            |allocation| (allocation, true),
-        );
-        complaints.extend(refusals(&model, &allocation));
+        let renewed = agreement.filter(|it| it.holds(seen)).and_then(|it| self.renew_agreement(it, objects, &model));
+        let agreement = renewed.unwrap_or_else(|| self.agree(objects, &model, seen));
+        complaints.extend(agreement.failure.clone());
+        let allocation = agreement.allocator.allocation();
+        complaints.extend(refusals(&model, allocation));
         let claims = allocation.claims();
-        let settled = settled(&model, &allocation, &claims, &before, complaints);
+        let settled = settled(&model, allocation, &claims, &before.unwrap_or_default(), complaints);
         let mut by_owner: BTreeMap<ServiceName, Vec<PortClaim>> = BTreeMap::new();
         for (claim, owner) in claims {
             by_owner.entry(owner).or_default().push(claim);
         }
-        self.memory.holders = Arc::new(allocation.holders());
         let slices = Slices::of(objects);
-        self.last = Some(Last { model, slices, claims: by_owner, settled: settled.clone(), seen, agreed });
+        self.last = Some(Last { model, slices, claims: by_owner, settled: settled.clone(), agreement });
         settled
     }
 
+    /// Who gets what, from where the last allocation ended: at a cost that follows what changed, but for the state file,
+    /// which is written whole. `None`: all has to be looked at, or the state file is another one by now.
+    fn renew_agreement(&mut self, last: Agreement, objects: &Objects, model: &Model) -> Option<Agreement> {
+        let Agreement { mut allocator, seen, .. } = last;
+        let difference = self.memory.objects.services.diff(&objects.services);
+        let changed = difference.map(|item| match item {
+            DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => {
+                name.clone()
+            }
+        });
+        if !allocator.renew(model, &changed.collect())?.held {
+            return Some(Agreement { allocator, seen, failure: None });
+        }
+        let holders = allocator.allocation().holders();
+        // What fails is tried the long way, and told.
+        let seen = assignments::replace(&self.path, seen, &holders).ok()??;
+        self.memory.holders = Arc::new(holders);
+        Some(Agreement { allocator, seen: Some(seen), failure: None })
+    }
+
     /// Who gets what, written to the state file. Where that fails, by what is held in memory.
-    fn agree(&self, objects: &Objects, model: &Model) -> Result<Allocation, (Allocation, AssignmentsError)> {
+    fn agree(&mut self, objects: &Objects, model: &Model, seen: Option<Stamp>) -> Agreement {
         let difference = self.memory.objects.services.diff(&objects.services);
         let gone: BTreeSet<_> = difference
             .filter_map(|item| match item {
@@ -125,13 +154,19 @@ impl Stages {
         let allocate = |holders: &Holders| {
             let left = holders.iter().filter(|(name, _)| !gone.contains(name));
             let left = left.map(|(name, held)| (name.clone(), held.clone())).collect();
-            allocate(model, &with_statuses(left, model))
+            Allocator::new(model, &with_statuses(left, model))
         };
         let agreed = assignments::update(&self.path, |holders| {
-            let allocation = allocate(holders);
-            (allocation.holders(), allocation)
+            let allocator = allocate(holders);
+            (allocator.allocation().holders(), allocator)
         });
-        agreed.map_err(|error| (allocate(&self.memory.holders), error))
+        let told = |error| format!("{:#}; addresses are held in memory only", anyhow::Error::from(error));
+        let (allocator, failure) = match agreed {
+            Ok(allocator) => (allocator, None),
+            Err(error) => (allocate(&self.memory.holders), Some(told(error))),
+        };
+        self.memory.holders = Arc::new(allocator.allocation().holders());
+        Agreement { allocator, seen, failure }
     }
 }
 

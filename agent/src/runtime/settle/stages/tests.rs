@@ -108,6 +108,39 @@ fn the_short_way_leads_where_the_long_one_does() {
 }
 
 #[test]
+fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    let mut stages = Stages::new(Options::default(), path.clone(), Memory::default());
+    stages.settle(&Arc::new(objects(&["a", "b"])), None);
+    let mut seen = assignments::stamp(&path);
+    stages.settle(&Arc::new(objects(&["a", "b"])), seen);
+    for (services, expected) in [
+        (&["a", "b", "c"][..], ["a=192.0.2.1", "b=192.0.2.2", "c=192.0.2.3"].as_slice()),
+        (&["b", "c"], &["b=192.0.2.2", "c=192.0.2.3"]),
+        (&["b", "c", "d"], &["b=192.0.2.2", "c=192.0.2.3", "d=192.0.2.1"]),
+    ] {
+        let now = Arc::new(objects(services));
+        let model = Model::ingest(&now, &Options::default());
+        let last = stages.last.take().unwrap();
+        let agreement = stages.renew_agreement(last.agreement, &now, &model).expect("nothing but a Service changed");
+        assert_eq!(agreement.seen, assignments::stamp(&path));
+        stages.last = Some(Last { agreement, ..last });
+        stages.memory.objects = Arc::clone(&now);
+        assert_eq!(held(&stages.memory().holders), expected);
+        assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), expected);
+        seen = stages.last.as_ref().unwrap().agreement.seen;
+    }
+    // Another agent writes: all is looked at again.
+    assignments::update(&path, |_| (Holders::new(), ())).unwrap();
+    let last = stages.last.take().unwrap();
+    let now = Arc::new(objects(&["b", "c"]));
+    assert!(stages.renew_agreement(last.agreement, &now, &Model::ingest(&now, &Options::default())).is_none());
+    stages.settle(&now, seen);
+    assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), ["b=192.0.2.1", "c=192.0.2.2"]);
+}
+
+#[test]
 fn what_stays_is_the_very_same_after_the_long_way() {
     let directory = tempfile::tempdir().unwrap();
     let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
