@@ -6,6 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use aya::{
     Ebpf,
     programs::{ProgramInfo, SchedClassifier, TcAttachType},
+    util::KernelVersion,
 };
 use vipmux_tests::{
     agent,
@@ -78,16 +79,22 @@ fn a_vlan_that_goes_and_comes_back_is_served_again() -> Result<()> {
     services::await_all(&cluster)
 }
 
+/// Bonds run native XDP since Linux 5.15.
+fn on_a_bond(options: agent::Options) -> agent::Options {
+    let is_native = KernelVersion::current().is_ok_and(|version| version >= KernelVersion::new(5, 15, 0));
+    agent::Options { xdp_mode: if is_native { "native" } else { "generic" }, ..options }
+}
+
 #[test]
 fn a_vip_on_a_bond_is_served() -> Result<()> {
-    let Some(cluster) = served(Uplink::Bond, |options| options)? else { return Ok(()) };
+    let Some(cluster) = served(Uplink::Bond, on_a_bond)? else { return Ok(()) };
     assert!(has_xdp(cluster.await_leader(VIP)?, "eth0")?);
     Ok(())
 }
 
 #[test]
 fn a_bonds_card_stands_for_the_bond() -> Result<()> {
-    served(Uplink::Bond, |options| agent::Options { interface: "card0".to_owned(), ..options }).map(drop)
+    served(Uplink::Bond, |options| agent::Options { interface: "card0".to_owned(), ..on_a_bond(options) }).map(drop)
 }
 
 #[test]

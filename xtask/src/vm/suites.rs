@@ -12,7 +12,7 @@ use crate::workspace;
 
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends, replies, fragments,
 /// generic XDP, direct server return, restart and removal. The others run on the developer's kernel alone.
-const NETWORK: [&str; 13] = [
+const NETWORK: [&str; 14] = [
     "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
     "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
@@ -25,6 +25,7 @@ const NETWORK: [&str; 13] = [
     // What the machine that builds may have no kernel for.
     "direct_return::pods_behind_a_vlan_answer_in_the_vips_name",
     "sctp::associations_reach_every_pod_which_sees_the_client",
+    "uplinks::a_bonds_card_stands_for_the_bond",
     "uplinks::a_vip_on_a_bond_is_served",
     "uplinks::a_vip_on_a_vlan_is_served_with_its_tag",
 ];
