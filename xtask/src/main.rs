@@ -52,7 +52,8 @@ enum Command {
     },
     /// Measure what a packet costs, how many a core forwards, and how long a change takes
     Bench {
-        /// --json prints the figures for programs; `-- --help` tells all
+        /// packets, forwarding, sync or allocate measures a part; --json prints the figures for programs; `-- --help` tells
+        /// all
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },

@@ -136,3 +136,42 @@ fn an_address_or_a_pool_is_found_by_the_names_that_a_vip_pool_gives() {
     assert_eq!(cluster.outcome(), "a/x=51 a/y=51 b/x=51 b/y:AddressNotInPool c/x=50");
     assert!(cluster.message("b/y").starts_with("no address is called \"blog-ip\" (known: shop-ip)"));
 }
+
+#[test]
+fn a_second_label_on_an_address_is_an_error_and_the_first_stays() {
+    const LABEL: &str = "service.beta.kubernetes.io/azure-dns-label-name";
+    let cluster = cloud()
+        .service("a/x", &["80/TCP"], &[at("192.0.2.10"), (LABEL, "shop")])
+        .service("a/y", &["81/TCP"], &[at("192.0.2.10"), (LABEL, "shop")])
+        .service("a/z", &["82/TCP"], &[at("192.0.2.10")])
+        .settled();
+    let cluster = cluster.service("0/x", &["83/TCP"], &[at("192.0.2.10"), (LABEL, "blog")]).settled();
+    assert_eq!(cluster.outcome(), "0/x:LabelConflict a/x=10 a/y=10 a/z=10");
+    let told = "the label of 192.0.2.10 is \"shop\", by a/x, and \"blog\" cannot be a second one";
+    assert_eq!(cluster.message("0/x"), told);
+    let cluster = cluster.without("a/x").settled();
+    assert_eq!(cluster.outcome(), "0/x:LabelConflict a/y=10 a/z=10");
+    assert_eq!(cluster.without("a/y").outcome(), "0/x=10 a/z=10");
+}
+
+#[test]
+fn additional_addresses_are_given_beside_the_services_own() {
+    let more = ("service.beta.kubernetes.io/azure-additional-public-ips", "192.0.2.12,192.0.2.20");
+    let cluster = cloud().service("a/x", &["80/TCP"], &[more]).service("b/x", &["443/TCP"], &[at("192.0.2.12")]);
+    assert_eq!(cluster.outcome(), "a/x=10,12,20 b/x=12");
+    assert_eq!(cluster.allocate().claims().len(), 4);
+    let taken = cloud().service("b/x", &["80/TCP"], &[at("192.0.2.12")]).settled().service("a/x", &["80/TCP"], &[more]);
+    assert_eq!(taken.outcome(), "a/x:PortConflict b/x=12");
+}
+
+#[test]
+fn a_mode_chooses_the_pool_with_the_fewest_claims_when_the_address_is_given() {
+    let auto = ("service.beta.kubernetes.io/azure-load-balancer-mode", "__auto__");
+    let cluster = cloud()
+        .pool("more", &serde_json::json!({"addresses": ["192.0.2.40-192.0.2.41"]}))
+        .service("a/x", &["80/TCP", "443/TCP"], &[auto])
+        .service("a/y", &["80/TCP"], &[auto])
+        .settled();
+    assert_eq!(cluster.outcome(), "a/x=10 a/y=40");
+    assert_eq!(cluster.without("a/x").outcome(), "a/y=40");
+}

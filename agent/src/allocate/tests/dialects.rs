@@ -91,7 +91,33 @@ fn metallb() {
 fn ako() {
     const WEB: (&str, &str) = ("ako.vmware.com/enable-shared-vip", "web");
     const TEN: (&str, &str) = ("ako.vmware.com/load-balancer-ip", "192.0.2.10");
+    const GOLD: (&str, &str) = ("aviinfrasetting.ako.vmware.com/name", "gold");
+    const SILVER: (&str, &str) = ("aviinfrasetting.ako.vmware.com/name", "silver");
     hold(&[
+        (
+            "a group of one setting and one address is served",
+            &[("a/x", "80/TCP", &[WEB, GOLD, TEN], ""), ("a/y", "80/UDP", &[WEB, GOLD], "192.0.2.10")],
+            "a/x=10 a/y=10",
+        ),
+        (
+            "where settings differ none is",
+            &[
+                ("a/x", "80/TCP", &[WEB, GOLD], ""),
+                ("a/y", "80/UDP", &[WEB, SILVER], ""),
+                ("a/z", "81/TCP", &[WEB, GOLD], ""),
+            ],
+            "a/x:GroupMismatch a/y:GroupMismatch a/z:GroupMismatch",
+        ),
+        (
+            "nor where addresses do, or one names none",
+            &[
+                ("a/x", "80/TCP", &[WEB, TEN], ""),
+                ("a/y", "80/UDP", &[WEB], ""),
+                ("b/x", "80/TCP", &[WEB], "192.0.2.11"),
+                ("b/y", "81/TCP", &[WEB], "192.0.2.12"),
+            ],
+            "a/x:GroupMismatch a/y:GroupMismatch b/x:GroupMismatch b/y:GroupMismatch",
+        ),
         (
             "a key stays in its namespace",
             &[("a/x", "80/TCP", &[WEB], ""), ("a/y", "80/UDP", &[WEB], ""), ("b/x", "443/TCP", &[WEB], "")],
