@@ -1,33 +1,46 @@
 //! `vipmux plan`: a dry run over manifests.
 
+mod comparison;
 mod report;
 
 use std::{
     io::{self, Write},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::ValueEnum;
+use serde::Serialize;
 
-use self::report::Report;
+use self::{comparison::Comparison, report::Report};
 use crate::{
-    allocate::{allocate, holders},
+    allocate::{
+        Allocation, allocate,
+        holders::{Holders, with_statuses},
+    },
     assignments::{self, AssignmentsError},
     cli::table::{Colour, quiet_pipe},
     model::{Model, Options, tag::ServiceTag},
-    source::manifests::{self, ReadError},
+    source::{
+        Objects,
+        manifests::{self, ReadError},
+    },
 };
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 when all Services got what they asked for, 2 when some did not, 1 on unusable input."
+    after_help = "Exit status: 0 when all Services got what they asked for, 2 when some did not, 1 on unusable input.\n\
+                  With --before: 0 when nothing that is served is disturbed, 2 when a Service loses an address or port on \
+                  which it is served, or a VIP its leader, 1 on unusable input."
 )]
 pub struct Args {
     /// Kubernetes manifests: files, directories, or - for standard input (`kubectl get services,nodes -A -o yaml`)
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
+    /// The manifests as they are in force now (repeat for several): show what those of PATH would change instead
+    #[arg(long, value_name = "PATH")]
+    before: Vec<PathBuf>,
     /// How to print the plan
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -64,32 +77,78 @@ pub enum PlanError {
     /// The state file is not there.
     #[error("cannot use --state: {} does not exist", .0.display())]
     NoState(PathBuf),
+    /// Standard input, for both of two inputs.
+    #[error("standard input (-) can be one of --before and PATH only")]
+    StdinTwice,
     /// Standard output.
     #[error("cannot write the plan")]
     Write(#[source] io::Error),
 }
 
-/// Plans, prints, and says by the exit status whether all got what they asked for.
+/// What becomes of some manifests.
+struct Planned {
+    objects: Objects,
+    model: Model,
+    allocation: Allocation,
+}
+
+impl Planned {
+    fn new(objects: Objects, held: Holders, options: &Options) -> Self {
+        let model = Model::ingest(&objects, options);
+        let allocation = allocate(&model, &with_statuses(held, &model));
+        Self { objects, model, allocation }
+    }
+
+    fn report(&self) -> Report<'_> {
+        Report::new(&self.objects, &self.model, &self.allocation)
+    }
+
+    fn is_usable(&self) -> bool {
+        self.objects.problems.is_empty()
+    }
+}
+
+/// Plans, prints, and says by the exit status whether all got what they asked for; with `--before`, whether they keep what
+/// they have.
 pub fn run(args: &Args) -> Result<ExitCode, PlanError> {
+    let stdin = Path::new(manifests::STDIN);
+    if [&args.before, &args.paths].iter().all(|paths| paths.iter().any(|path| path == stdin)) {
+        return Err(PlanError::StdinTwice);
+    }
     let objects = manifests::read(&args.paths)?;
     let held = match &args.state {
         Some(path) => assignments::load(path)?.ok_or_else(|| PlanError::NoState(path.clone()))?,
-        None => holders::Holders::new(),
+        None => Holders::new(),
     };
     let options = Options { service_tags: args.service_tags.iter().cloned().collect(), ..Options::default() };
-    let model = Model::ingest(&objects, &options);
-    let allocation = allocate(&model, &holders::with_statuses(held, &model));
-    let report = Report::new(&objects, &model, &allocation);
-    quiet_pipe(print(&report, args.output, &mut io::stdout().lock())).map_err(PlanError::Write)?;
-    Ok(match (objects.problems.is_empty(), allocation.is_complete()) {
+    let (usable, as_wished, written) = if args.before.is_empty() {
+        let plan = Planned::new(objects, held, &options);
+        let written = print(&plan.report(), args.output, &mut io::stdout().lock());
+        (plan.is_usable(), plan.allocation.is_complete(), written)
+    } else {
+        let before = Planned::new(manifests::read(&args.before)?, held, &options);
+        let after = Planned::new(objects, before.allocation.holders(), &options);
+        let reports = (before.report(), after.report());
+        let comparison = Comparison::new((&reports.0, &before.allocation), (&reports.1, &after.allocation));
+        let written = print(&comparison, args.output, &mut io::stdout().lock());
+        (before.is_usable() && after.is_usable(), !comparison.disturbs(), written)
+    };
+    quiet_pipe(written).map_err(PlanError::Write)?;
+    Ok(match (usable, as_wished) {
         (false, _) => ExitCode::from(1),
         (true, false) => ExitCode::from(2),
         (true, true) => ExitCode::SUCCESS,
     })
 }
 
+/// What can be printed.
+trait Printed: Serialize {
+    /// Tables on `out`, warnings and problems on `err`.
+    fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()>;
+}
+
 /// Writes the plan; as a table, what cannot be shown in it goes to standard error.
-fn print(report: &Report<'_>, output: Output, out: &mut impl Write) -> io::Result<()> {
+fn print(report: &impl Printed, output: Output, out: &mut impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     match output {
         Output::Table => report.print(&mut out, &mut io::stderr().lock(), Colour::of_stdout())?,

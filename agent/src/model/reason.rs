@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Why a Service is in the state that it is in; the names are stable, Events and metrics carry them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Reason {
     /// It has its address to itself.
     Allocated,
@@ -41,6 +41,41 @@ pub enum Reason {
     OtherClass,
     /// It is not of type LoadBalancer.
     NotLoadBalancer,
+}
+
+impl Reason {
+    /// What to do about it, whoever the other party is; `None`: it is as it was asked for.
+    pub const fn remedy(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Allocated | Self::Shared => return None,
+            Self::PortConflict => {
+                "give one of the two another port, or let this one ask for another address, or for none"
+            }
+            Self::SharingMismatch => {
+                "give both the same sharing key of one dialect, and let their namespaces reach each other; or let this one ask \
+                 for another address, or for none"
+            }
+            Self::PoolExhausted => {
+                "add addresses to the pool, let the Service share one by a sharing key, or remove Services that are not needed"
+            }
+            Self::NoPool => "add a pool that serves the Service and assigns by itself, or name one that exists",
+            Self::PoolNotAllowed => {
+                "name a pool that serves the Service, or let this one serve its namespace and labels"
+            }
+            Self::AddressNotInPool => {
+                "ask for an address of a pool, and of the one that is named if one is; or add it there"
+            }
+            Self::AddressReserved => "ask for another address",
+            Self::AmbiguousRequest => "keep one of the two",
+            Self::InvalidAnnotation => "correct the annotation, or remove it",
+            Self::InvalidService => "correct the field",
+            Self::UnsupportedFamily => {
+                "let spec.ipFamilies, spec.ipFamilyPolicy and the addresses that the Service asks for agree"
+            }
+            Self::OtherClass => "change or remove spec.loadBalancerClass if vipmux is to serve it",
+            Self::NotLoadBalancer => "set spec.type to LoadBalancer if it is to have a VIP",
+        })
+    }
 }
 
 impl fmt::Display for Reason {

@@ -35,7 +35,7 @@ pub use self::watch::{WatchError, WatchGuard, watch};
 use crate::source::Objects;
 
 /// What stands for standard input.
-const STDIN: &str = "-";
+pub const STDIN: &str = "-";
 
 /// A document that could not be used.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -2,12 +2,14 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     io::{self, Write},
 };
 
 use k8s_openapi::api::core::v1 as api;
 use serde::Serialize;
 
+use super::Printed;
 use crate::{
     allocate::Allocation,
     cli::table::{Cell, Colour, Table, Tone},
@@ -30,37 +32,45 @@ pub(super) struct Report<'a> {
     /// Of this form.
     version: u32,
     /// Every Service of the input.
-    services: Vec<ServiceRow<'a>>,
+    pub(super) services: Vec<ServiceRow<'a>>,
     /// Every address that is assigned.
-    vips: Vec<VipRow>,
+    pub(super) vips: Vec<VipRow>,
     /// Every pool, best first.
     pools: Vec<PoolRow<'a>>,
     /// What was left out without stopping anyone.
-    notes: &'a [Note],
+    pub(super) notes: &'a [Note],
     /// Documents that could not be used.
-    problems: &'a [Problem],
+    pub(super) problems: &'a [Problem],
     /// How many Nodes there are.
     #[serde(skip)]
     nodes: usize,
 }
 
-#[derive(Debug, Serialize)]
-struct ServiceRow<'a> {
-    namespace: &'a str,
-    name: &'a str,
-    state: State,
-    addresses: Vec<Vip>,
-    ports: Vec<PortRow>,
-    reason: Reason,
-    message: &'a str,
-    warnings: &'a [String],
+/// A Service.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct ServiceRow<'a> {
+    pub(super) namespace: &'a str,
+    pub(super) name: &'a str,
+    pub(super) state: State,
+    pub(super) addresses: Vec<Vip>,
+    pub(super) ports: Vec<PortRow>,
+    pub(super) reason: Reason,
+    pub(super) message: &'a str,
+    /// What to do about the reason; `None` where it got what it asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    remedy: Option<&'static str>,
+    /// What its owner should know although it got an address.
+    pub(super) warnings: &'a [String],
+    /// What its owner should know, and that stops nothing: annotations without effect, for instance.
+    pub(super) notices: &'a [String],
     /// How its packets are treated, where that is particular.
     #[serde(skip_serializing_if = "Option::is_none")]
-    treatment: Option<TreatmentRow<'a>>,
+    pub(super) treatment: Option<TreatmentRow<'a>>,
 }
 
-#[derive(Debug, Serialize)]
-struct TreatmentRow<'a> {
+/// How a Service's packets are treated.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct TreatmentRow<'a> {
     #[serde(flatten)]
     policy: &'a Policy,
     idle_s: IdleTimeouts,
@@ -79,7 +89,7 @@ impl<'a> TreatmentRow<'a> {
         (!row.text().is_empty()).then_some(row)
     }
 
-    fn text(&self) -> String {
+    pub(super) fn text(&self) -> String {
         let unexposed = self.unexposed.iter().map(|port| format!("unexposed={port}"));
         let probes = (!self.probes.is_empty()).then(|| format!("probes={}", self.probes.len()));
         let all = self.policy.particulars(self.idle_s).into_iter().chain(unexposed).chain(probes);
@@ -89,23 +99,41 @@ impl<'a> TreatmentRow<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum State {
+pub(super) enum State {
     Allocated,
     Pending,
     Ignored,
 }
 
-#[derive(Debug, Serialize)]
-struct PortRow {
+impl State {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Allocated => "allocated",
+            Self::Pending => "pending",
+            Self::Ignored => "ignored",
+        }
+    }
+}
+
+/// A port of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub(super) struct PortRow {
     port: u16,
     protocol: Protocol,
 }
 
-#[derive(Debug, Serialize)]
-struct VipRow {
-    address: Vip,
-    services: Vec<String>,
-    leader: Option<NodeName>,
+impl fmt::Display for PortRow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        Port { number: self.port, protocol: self.protocol }.fmt(f)
+    }
+}
+
+/// An address that is assigned.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct VipRow {
+    pub(super) address: Vip,
+    pub(super) services: Vec<String>,
+    pub(super) leader: Option<NodeName>,
     /// The label that it carries.
     #[serde(skip_serializing_if = "Option::is_none")]
     label: Option<String>,
@@ -162,54 +190,23 @@ impl<'a> Report<'a> {
         }
     }
 
-    /// Tables on `out`, warnings and problems on `err`.
-    pub(super) fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()> {
-        for problem in self.problems {
-            writeln!(err, "error: {problem}")?;
-        }
-        for note in self.notes {
-            writeln!(err, "warning: {}: {}", note.object, note.message)?;
-        }
-        for row in &self.services {
-            for warning in row.warnings {
-                writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
-            }
-        }
-        if !self.vips.is_empty() && self.vips.iter().all(|row| row.leader.is_none()) {
-            let why =
-                if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
-            writeln!(err, "warning: nobody would lead: {why}")?;
-        }
-        self.service_table().print(out, colour)?;
-        let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
-        if unseen > 0 {
-            writeln!(out, "(not shown: {unseen} of other types)")?;
-        }
-        if !self.vips.is_empty() {
-            writeln!(out)?;
-            self.vip_table().print(out, colour)?;
-        }
-        Ok(())
-    }
-
     fn service_table(&self) -> Table {
         let header = ["SERVICE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE", "PARTICULARS"];
         // Where there are none, the last column is left out.
         let plain = self.services.iter().all(|row| row.treatment.is_none());
         let mut table = Table::new(&header[..header.len() - usize::from(plain)]);
         for row in self.services.iter().filter(|row| row.is_shown()) {
-            let (state, tone) = match row.state {
-                State::Allocated if row.warnings.is_empty() => ("allocated", Tone::Good),
-                State::Allocated => ("allocated", Tone::Warn),
-                State::Pending => ("pending", Tone::Bad),
-                State::Ignored => ("ignored", Tone::Plain),
+            let tone = match row.state {
+                State::Allocated if row.warnings.is_empty() => Tone::Good,
+                State::Allocated => Tone::Warn,
+                State::Pending => Tone::Bad,
+                State::Ignored => Tone::Plain,
             };
-            let ports = row.ports.iter().map(|row| Port { number: row.port, protocol: row.protocol });
             table.row([
                 Cell::from(format!("{}/{}", row.namespace, row.name)),
-                Cell::toned(state, tone),
+                Cell::toned(row.state.name(), tone),
                 Cell::from(joined(&row.addresses)),
-                Cell::from(joined(ports)),
+                Cell::from(joined(&row.ports)),
                 Cell::toned(row.reason.to_string(), tone),
                 Cell::from(row.message),
                 Cell::from(row.treatment.as_ref().map_or_else(String::new, TreatmentRow::text)),
@@ -228,6 +225,47 @@ impl<'a> Report<'a> {
     }
 }
 
+impl Printed for Report<'_> {
+    fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()> {
+        for problem in self.problems {
+            writeln!(err, "error: {problem}")?;
+        }
+        for note in self.notes {
+            writeln!(err, "warning: {}: {}", note.object, note.message)?;
+        }
+        for row in &self.services {
+            for warning in row.warnings {
+                writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
+            }
+        }
+        for row in &self.services {
+            for notice in row.notices {
+                writeln!(err, "note: {}/{}: {notice}", row.namespace, row.name)?;
+            }
+        }
+        let refused: BTreeSet<Reason> =
+            self.services.iter().filter(|row| row.is_shown()).map(|row| row.reason).collect();
+        for (reason, remedy) in refused.iter().filter_map(|reason| Some((reason, reason.remedy()?))) {
+            writeln!(err, "remedy: {reason}: {remedy}")?;
+        }
+        if !self.vips.is_empty() && self.vips.iter().all(|row| row.leader.is_none()) {
+            let why =
+                if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
+            writeln!(err, "warning: nobody would lead: {why}")?;
+        }
+        self.service_table().print(out, colour)?;
+        let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
+        if unseen > 0 {
+            writeln!(out, "(not shown: {unseen} of other types)")?;
+        }
+        if !self.vips.is_empty() {
+            writeln!(out)?;
+            self.vip_table().print(out, colour)?;
+        }
+        Ok(())
+    }
+}
+
 impl ServiceRow<'_> {
     /// A cluster's many internal Services would bury the others.
     fn is_shown(&self) -> bool {
@@ -241,16 +279,19 @@ fn service_row<'a>(
     name: &'a ServiceName,
     object: &api::Service,
 ) -> Option<ServiceRow<'a>> {
-    let row = |state, reason, message| ServiceRow {
+    let service = model.services.get(name);
+    let row = |state, reason: Reason, message| ServiceRow {
         namespace: &name.namespace,
         name: &name.name,
         state,
         addresses: Vec::new(),
-        ports: ports(object, model.services.get(name)),
+        ports: ports(object, service),
         reason,
         message,
+        remedy: reason.remedy(),
         warnings: &[],
-        treatment: model.services.get(name).and_then(TreatmentRow::of),
+        notices: service.map_or(&[], |service| &service.notices),
+        treatment: service.and_then(TreatmentRow::of),
     };
     if let Some(given) = allocation.assignments.get(name) {
         let addresses = given.addresses.iter().copied().collect();
@@ -274,6 +315,6 @@ fn ports(object: &api::Service, service: Option<&Service>) -> Vec<PortRow> {
     listed.filter_map(row).collect()
 }
 
-fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
+pub(super) fn joined<T: ToString>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }
