@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::Value;
+use vipmux::model::reason::Reason;
 
 const CLUSTER: &str = r"
 apiVersion: metallb.io/v1beta1
@@ -116,12 +117,14 @@ fn json_has_the_documented_fields_and_yaml_is_the_same() -> Result<()> {
         "namespace": "shop", "name": "web", "state": "allocated", "addresses": ["192.0.2.11"],
         "ports": [{"port": 80, "protocol": "TCP"}], "reason": "Allocated", "message": "192.0.2.11 from pool lan",
         "warnings": ["port 80/TCP on 192.0.2.10 is held by shop/rival, so the group has another address"],
+        "notices": [],
     });
     assert_eq!(service(&json, "web")?, &expected);
     let expected = serde_json::json!({
         "namespace": "shop", "name": "late", "state": "pending", "addresses": [],
         "ports": [{"port": 80, "protocol": "TCP"}], "reason": "PortConflict",
-        "message": "port 80/TCP on 192.0.2.10 is held by shop/rival", "warnings": [],
+        "message": "port 80/TCP on 192.0.2.10 is held by shop/rival", "remedy": Reason::PortConflict.remedy(),
+        "warnings": [], "notices": [],
     });
     assert_eq!(service(&json, "late")?, &expected);
     assert_eq!(service(&json, "other")?["state"], "ignored");
@@ -375,7 +378,8 @@ fn a_reader_that_leaves_early_is_not_an_error() -> Result<()> {
     drop(child.stdout.take());
     let output = child.wait_with_output()?;
     assert_eq!(output.status.code(), Some(2));
-    assert_eq!(text(&output.stderr), "");
+    let remedy = Reason::NoPool.remedy().context("a remedy")?;
+    assert_eq!(text(&output.stderr), format!("remedy: NoPool: {remedy}\n"), "and nothing of a broken pipe");
     Ok(())
 }
 
@@ -385,5 +389,57 @@ fn an_empty_directory_is_an_empty_plan() -> Result<()> {
     let output = plan(directory.path(), &["."])?;
     assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
     assert_eq!(text(&output.stdout), "SERVICE  STATE  ADDRESSES  PORTS  REASON  MESSAGE\n");
+    Ok(())
+}
+
+#[test]
+fn a_change_is_told_to_programs_with_both_sides() -> Result<()> {
+    let after = CLUSTER.replace("port: 80}", "port: 8080}");
+    let directory = manifests(&[("before.yaml", CLUSTER), ("after.yaml", &after)])?;
+    let output = plan(directory.path(), &["--before", "before.yaml", "after.yaml", "-o", "json"])?;
+    assert_eq!(output.status.code(), Some(2));
+    let json: Value = serde_json::from_slice(&output.stdout)?;
+    assert_eq!(json["version"], 1);
+    let web = service(&json, "web")?;
+    assert_eq!(web["changes"], serde_json::json!(["ports"]));
+    assert_eq!(web["before"]["ports"], serde_json::json!([{"port": 80, "protocol": "TCP"}]));
+    assert_eq!(web["after"]["ports"], serde_json::json!([{"port": 8080, "protocol": "TCP"}]));
+    assert_eq!(json["unchanged"], serde_json::json!({"services": 1, "vips": 1}));
+    let lost = serde_json::json!([{
+        "address": "192.0.2.10", "service": {"namespace": "shop", "name": "web"}, "ports": ["80/TCP"],
+    }]);
+    assert_eq!(json["disturbances"], lost);
+    let yaml = plan(directory.path(), &["--before", "before.yaml", "after.yaml", "-o", "yaml"])?;
+    assert_eq!(serde_saphyr::from_str::<Value>(&text(&yaml.stdout))?, json);
+    Ok(())
+}
+
+#[test]
+fn what_the_state_file_says_is_what_a_change_starts_from() -> Result<()> {
+    let state = "version: 1\nservices: {shop/web: {addresses: [192.0.2.11]}, shop/dns: {addresses: [192.0.2.11]}}";
+    let directory = manifests(&[("cluster.yaml", CLUSTER), ("state", state)])?;
+    let same = ["--before", "cluster.yaml", "cluster.yaml", "--state", "state"];
+    let output = plan(directory.path(), &same)?;
+    assert_eq!(text(&output.stdout), "unchanged: 2 Services, 1 VIPs\n");
+    let explicit = CLUSTER
+        .replace("{vipmux.io/sharing-key: edge}", "{vipmux.io/sharing-key: edge, vipmux.io/addresses: 192.0.2.10}");
+    fs::write(directory.path().join("after.yaml"), explicit)?;
+    let output = plan(directory.path(), &["--before", "cluster.yaml", "after.yaml", "--state", "state"])?;
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stdout).contains("192.0.2.11 -> 192.0.2.10"), "{}", text(&output.stdout));
+    Ok(())
+}
+
+#[test]
+fn a_change_of_what_cannot_be_read_names_the_file() -> Result<()> {
+    let directory = manifests(&[("cluster.yaml", CLUSTER)])?;
+    for args in [["--before", "gone.yaml", "cluster.yaml"], ["--before", "cluster.yaml", "gone.yaml"]] {
+        let output = plan(directory.path(), &args)?;
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(text(&output.stderr).contains("cannot read \"gone.yaml\""), "{}", text(&output.stderr));
+    }
+    let output = plan(directory.path(), &["--before", "-", "-"])?;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("one of --before and PATH only"), "{}", text(&output.stderr));
     Ok(())
 }

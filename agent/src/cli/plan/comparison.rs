@@ -43,7 +43,7 @@ struct Unchanged {
     vips: usize,
 }
 
-/// A Service, before and after; `None`: it is not there, or it is not ours.
+/// A Service, before and after; `None`: it is not there.
 #[derive(Debug, Serialize)]
 struct ServiceChange<'a> {
     namespace: &'a str,
@@ -119,14 +119,13 @@ type Side<'a> = (&'a Report<'a>, &'a Allocation);
 
 impl<'a> Comparison<'a> {
     pub(super) fn new((before, held): Side<'a>, (after, given): Side<'a>) -> Self {
-        fn ours<'a>(report: &'a Report<'a>) -> impl Iterator<Item = ((&'a str, &'a str), &'a ServiceRow<'a>)> {
-            let rows = report.services.iter().filter(|row| row.state != State::Ignored);
-            rows.map(|row| ((row.namespace, row.name), row))
-        }
-        let of_services = paired(ours(before), ours(after));
+        let by_name = |report: &'a Report<'a>| report.services.iter().map(|row| ((row.namespace, row.name), row));
+        let mut of_services = paired(by_name(before), by_name(after));
+        let is_ours = |row: Option<&ServiceRow<'_>>| row.is_some_and(|row| row.state != State::Ignored);
+        of_services.retain(|_, (before, after)| is_ours(*before) || is_ours(*after));
         let all = of_services.len();
         let changed = of_services.into_iter().filter_map(|((namespace, name), (before, after))| {
-            let changes = changes(before, after);
+            let changes = changes(before.filter(|row| is_ours(Some(row))), after.filter(|row| is_ours(Some(row))));
             (!changes.is_empty()).then_some(ServiceChange { namespace, name, changes, before, after })
         });
         let services: Vec<_> = changed.collect();
@@ -156,14 +155,16 @@ impl<'a> Comparison<'a> {
     }
 
     fn service_table(&self) -> Table {
-        let header = ["SERVICE", "CHANGE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE"];
-        let mut table = Table::new(&header);
+        let header = ["SERVICE", "CHANGE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE", "PARTICULARS"];
+        // Where they stay, the last column is left out.
+        let plain = self.services.iter().all(|row| !row.changes.contains(&Change::Treatment));
+        let mut table = Table::new(&header[..header.len() - usize::from(plain)]);
         for row in &self.services {
             let disturbed = self.disturbances.iter().filter_map(|disturbance| disturbance.service.as_ref());
             let disturbed =
                 disturbed.into_iter().any(|name| (&*name.namespace, &*name.name) == (row.namespace, row.name));
             let of = |text: &dyn Fn(&ServiceRow<'_>) -> String| from_to(row.before.map(text), row.after.map(text));
-            let last = row.after.or(row.before);
+            let treatment = |row: &ServiceRow<'_>| row.treatment.as_ref().map_or_else(String::new, |it| it.text());
             table.row([
                 Cell::from(format!("{}/{}", row.namespace, row.name)),
                 Cell::toned(
@@ -174,7 +175,8 @@ impl<'a> Comparison<'a> {
                 Cell::from(of(&|row| joined(&row.addresses))),
                 Cell::from(of(&|row| joined(&row.ports))),
                 Cell::from(of(&|row| row.reason.to_string())),
-                Cell::from(last.map_or("", |row| row.message)),
+                Cell::from(row.after.map_or("", |row| row.message)),
+                Cell::from(of(&treatment)),
             ]);
         }
         table
@@ -240,7 +242,9 @@ impl Printed for Comparison<'_> {
 impl Disturbance {
     fn text(&self) -> String {
         match &self.service {
-            Some(service) => format!("{service} is served on {} no more: {}", self.address, joined(&self.ports)),
+            Some(service) => {
+                format!("{service} would no longer be served on {}: {}", self.address, joined(&self.ports))
+            }
             None => format!("nobody would lead {}", self.address),
         }
     }
@@ -282,7 +286,8 @@ fn changes(before: Option<&ServiceRow<'_>>, after: Option<&ServiceRow<'_>>) -> V
     // Whom it shares with is in the message too, and told by address.
     let same_message = asked == [true, true] || before.message == after.message;
     let reason = asked != [true, true] && before.reason != after.reason;
-    let told = reason || !same_message || (before.warnings, before.notices) != (after.warnings, after.notices);
+    let news = reason || !same_message || (before.warnings, before.notices) != (after.warnings, after.notices);
+    let told = news && before.state == after.state;
     let changes = [
         of_addresses,
         (ports[0] != ports[1]).then_some(Change::Ports),
