@@ -1,6 +1,7 @@
 //! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
 
 pub mod agent;
+pub mod explain;
 pub mod inspect;
 pub mod plan;
 pub mod table;
@@ -22,6 +23,8 @@ pub struct Cli {
 enum Command {
     /// Run the agent: the DaemonSet's main process, or one per node by hand
     Agent(agent::Args),
+    /// Show why a Service or VIP is served or is not: from manifest to packet, and the first broken link
+    Explain(explain::Args),
     /// Show what the kernel holds, from the pinned maps alone; all but `diff` work while the agent is down
     Inspect(inspect::Inspect),
     /// Show who would get which address and port from manifests, and why; changes nothing
@@ -36,6 +39,9 @@ pub enum CliError {
     /// `vipmux agent`.
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    /// `vipmux explain`.
+    #[error(transparent)]
+    Explain(#[from] explain::ExplainError),
     /// `vipmux inspect`.
     #[error(transparent)]
     Inspect(#[from] crate::inspect::InspectError),
@@ -52,6 +58,7 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
             Command::Agent(args) => agent::run(args)?,
+            Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),
             Command::Plan(args) => return Ok(plan::run(&args)?),
             Command::Unload(unload) => unload.run()?,

@@ -1,4 +1,4 @@
-//! The agent's socket, for what the maps alone do not tell: `vipmux inspect diff`.
+//! The agent's socket, for what the maps alone do not tell: `vipmux inspect diff`, `vipmux explain`.
 //!
 //! A connection carries one request, a line of JSON, and one answer, another. Only root is answered, or who runs the
 //! agent.
@@ -22,6 +22,8 @@ use tokio::{
     sync::{Semaphore, mpsc, oneshot},
     time::timeout,
 };
+
+use crate::explain::{Account, Target, Unknown};
 
 /// Where the agent listens unless the configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vipmux/agent.sock";
@@ -87,17 +89,25 @@ pub enum AskError {
         #[source]
         source: serde_json::Error,
     },
+    /// The answer is to another question.
+    #[error("the agent on {} answered another question: is it another version?", path.display())]
+    Unasked {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The agent says why.
     #[error("the agent says: {0}")]
     Failed(String),
 }
 
 /// What can be asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Command {
     /// What the kernel holds otherwise than the agent wants it.
     Diff,
+    /// What was asked for and decided about a Service or VIP.
+    Explain(Target),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -112,6 +122,10 @@ struct Request {
 pub enum Answer {
     /// To [`Command::Diff`].
     Diff(Diff),
+    /// To [`Command::Explain`].
+    Account(Box<Account>),
+    /// To [`Command::Explain`]: there is no such thing.
+    Unknown(Unknown),
     /// Why there is none.
     Error(String),
 }

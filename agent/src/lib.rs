@@ -14,6 +14,7 @@ pub mod cli;
 pub mod control;
 pub mod datapath;
 pub mod election;
+pub mod explain;
 pub mod hashing;
 pub mod inspect;
 pub mod keeper;

@@ -40,12 +40,12 @@ use self::{
     check::Checks,
     interfaces::Interfaces,
     kernel::{Kernel, Synced},
-    settle::Settled,
+    settle::{Question, Settled},
 };
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{Announcer, SendError, Sender, groups},
-    control::{self, ListenError, Query},
+    control::{self, Answer, Command, ListenError, Query},
     datapath::{
         apply::Unclaimed,
         attach::{HandoverMac, Mode, Tc},
@@ -53,7 +53,8 @@ use crate::{
         maps::{MapsError, flow_entries},
         pins::{LinkKind, Pins},
     },
-    election::{Command, HEARTBEAT},
+    election::{self, HEARTBEAT},
+    explain::Target,
     keeper::Keeper,
     link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbors},
     model::{
@@ -68,6 +69,8 @@ use crate::{
 
 /// Most interfaces that VIPs are announced on: a bit each.
 const MOST_INTERFACES: usize = 32;
+/// Most questions about what was decided that wait at the same time.
+const MOST_QUESTIONS: usize = 16;
 /// Bytes of the machine's memory for each entry of a flow table. Both tables' entries take 280 bytes, so they take
 /// about a hundredth of it.
 const MEMORY_PER_FLOW: u64 = 28_000;
@@ -199,7 +202,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let ours = model::Options { reserved, service_tags: options.service_tags.clone(), ..model::Options::default() };
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     let state = options.state_dir.join("assignments.yaml");
-    tokio::spawn(settle::follow(objects, manifests.looked(), state, ours, sender));
+    let (questions, asked) = mpsc::channel(MOST_QUESTIONS);
+    tokio::spawn(settle::follow(objects, manifests.looked(), asked, state, ours, sender));
     let pins = Pins::new(&options.pin_path);
     let flows = match options.flows {
         0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
@@ -210,6 +214,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let agent = Agent {
         kernel,
         manifests,
+        questions,
         awaited: 0,
         announcer: Announcer::default(),
         sender: Sender::open()?,
@@ -266,6 +271,8 @@ struct Agent {
     options: Options,
     kernel: Kernel,
     manifests: WatchGuard,
+    /// To whom questions about what was decided are passed on.
+    questions: mpsc::Sender<Question>,
     /// The look at the manifests that the next choice must rest on.
     awaited: u64,
     announcer: Announcer,
@@ -327,7 +334,10 @@ impl Agent {
                 () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
                 reading = checks.read() => if !self.checked(&mut checks, reading)? { continue },
                 Some(query) = queries.recv(), if self.ready => {
-                    checks.ask(query, &self.kernel);
+                    match query.command.clone() {
+                        Command::Diff => checks.ask(query, &self.kernel),
+                        Command::Explain(target) => self.explain(query, target),
+                    }
                     continue;
                 }
                 () = sleep_until(check.unwrap_or(now)), if check.is_some() => {
@@ -427,19 +437,19 @@ impl Agent {
     }
 
     /// Announces what was gained, forgets what was lost, and tells both.
-    fn react(&mut self, commands: &[Command]) {
+    fn react(&mut self, commands: &[election::Command]) {
         for command in commands {
             match command {
-                Command::Lead(vip) => {
+                election::Command::Lead(vip) => {
                     self.lead(*vip);
                     tracing::info!(%vip, "leading");
                 }
-                Command::Follow(vip) => {
+                election::Command::Follow(vip) => {
                     self.announcer.lost(*vip);
                     tracing::info!(%vip, "no longer leading");
                 }
-                Command::Extend(_) => {}
-                Command::Gather => {
+                election::Command::Extend(_) => {}
+                election::Command::Gather => {
                     tracing::warn!("this agent was away for too long, or had no carrier: choosing leaders anew");
                     self.awaited = self.manifests.look();
                 }
@@ -451,6 +461,14 @@ impl Agent {
         let Some(value) = self.kernel.observed().vips().get(&vip.0.into()) else { return };
         for (ifindex, mac) in self.interfaces.announced_on(value.interfaces, value.vlan) {
             self.announcer.gained(vip, ifindex, mac, Instant::now());
+        }
+    }
+
+    /// Passes the question on to who knows what was decided.
+    fn explain(&self, query: Query, target: Target) {
+        let (node, refused) = (self.options.node.clone(), self.refused.iter().cloned().collect());
+        if let Err(full) = self.questions.try_send(Question { query, target, node, refused }) {
+            full.into_inner().query.answer(Answer::Error("the agent is busy: ask again".to_owned()));
         }
     }
 

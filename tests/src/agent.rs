@@ -3,7 +3,7 @@
 use std::{
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
-    process::Command,
+    process::{Command, Output},
     time::Duration,
 };
 
@@ -140,15 +140,17 @@ impl Agent {
         serde_json::from_str(&process::run(command)?).context("vipmux inspect wrote no JSON")
     }
 
+    /// `vipmux explain TARGET -j`: its exit status, and what it says; its error if it is one.
+    pub fn explain(&self, node: &Node, target: &str, arguments: &[&str]) -> Result<(i32, Value)> {
+        let mut command = self.command(node, "explain", &[target, "-j", "--socket"])?;
+        let output = command.arg(self.options.socket(&self.node)).args(arguments).output()?;
+        answered(&output).context("vipmux explain")
+    }
+
     /// `vipmux inspect diff -j`: its exit status, and what it says if it is no error.
     pub fn diff(&self, node: &Node) -> Result<(i32, Value)> {
         let mut command = self.command(node, "inspect", &["diff", "-j", "--socket"])?;
-        let output = command.arg(self.options.socket(&self.node)).output()?;
-        let code = output.status.code().context("vipmux inspect diff was killed")?;
-        if !matches!(code, 0 | 2) {
-            return Ok((code, Value::String(String::from_utf8_lossy(&output.stderr).into_owned())));
-        }
-        Ok((code, serde_json::from_slice(&output.stdout).context("vipmux inspect diff wrote no JSON")?))
+        answered(&command.arg(self.options.socket(&self.node)).output()?).context("vipmux inspect diff")
     }
 
     /// `vipmux unload`.
@@ -161,6 +163,16 @@ impl Agent {
         command.arg(name).arg("--pin-path").arg(self.pins()).args(arguments);
         Ok(command)
     }
+}
+
+/// The exit status and the JSON of a command that tells by status 2 that something is not as it should be; the error text of
+/// one that fails.
+fn answered(output: &Output) -> Result<(i32, Value)> {
+    let code = output.status.code().context("it was killed")?;
+    if !matches!(code, 0 | 2) {
+        return Ok((code, Value::String(String::from_utf8_lossy(&output.stderr).into_owned())));
+    }
+    Ok((code, serde_json::from_slice(&output.stdout).context("it wrote no JSON")?))
 }
 
 /// The agent's command line on a node.

@@ -40,10 +40,26 @@ fn a_request_is_answered_over_a_socket_for_root_alone() {
 }
 
 #[test]
+fn what_is_to_be_explained_and_the_answer_survive_the_way() {
+    let account = Account { refused: vec!["x".to_owned()], ..Account::default() };
+    let unknown =
+        Unknown { target: "192.0.2.1".parse().unwrap(), near: vec!["192.0.2.2".to_owned()], problems: vec![] };
+    for answer in [Answer::Account(Box::new(account)), Answer::Unknown(unknown)] {
+        let text = serde_json::to_string(&Reply { version: VERSION, answer: answer.clone() }).unwrap();
+        assert_eq!(serde_json::from_str::<Reply>(&text).unwrap().answer, answer);
+    }
+    let command = Command::Explain("shop/web".parse().unwrap());
+    let request = serde_json::to_string(&Request { version: VERSION, command: command.clone() }).unwrap();
+    assert_eq!(request, r#"{"version":1,"command":{"explain":"shop/web"}}"#);
+    assert_eq!(serde_json::from_str::<Request>(&request).unwrap().command, command);
+}
+
+#[test]
 fn requests_that_make_no_sense_are_told_so() {
     for (request, told) in [
         (r#"{"version":2,"command":"diff"}"#, "version 2 are not understood"),
         (r#"{"version":1,"command":"dance"}"#, "makes no sense"),
+        (r#"{"version":1,"command":{"explain":"neither"}}"#, "is neither NAMESPACE/SERVICE nor an IP address"),
         ("", "makes no sense"),
     ] {
         let answer = beside_an_agent(move |path| raw(path, format!("{request}\n").as_bytes()));

@@ -17,6 +17,7 @@ impl Diff {
         match ask(socket, Command::Diff)? {
             Answer::Diff(diff) => Ok(diff),
             Answer::Error(error) => Err(AskError::Failed(error).into()),
+            Answer::Account(_) | Answer::Unknown(_) => Err(AskError::Unasked { path: socket.into() }.into()),
         }
     }
 

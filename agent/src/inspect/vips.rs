@@ -93,7 +93,8 @@ impl FenceView {
         Self { standing, deadline_ns: fence.deadline, left_ms, lapsed_ms }
     }
 
-    fn text(&self) -> String {
+    /// For people.
+    pub fn text(&self) -> String {
         match (self.standing, self.left_ms, self.lapsed_ms) {
             (_, Some(left), _) => format!("{left} ms left"),
             (_, _, Some(since)) if since < 10_000 => format!("lapsed {since} ms ago"),

@@ -178,6 +178,13 @@ impl Service {
         self.ports.keys().copied()
     }
 
+    /// What is not as with most Services, in a word each.
+    pub fn particulars(&self) -> Vec<String> {
+        let unexposed = self.unexposed.iter().map(|port| format!("unexposed={port}"));
+        let probes = (!self.probes.is_empty()).then(|| format!("probes={}", self.probes.len()));
+        self.policy.particulars(self.idle).into_iter().chain(unexposed).chain(probes).collect()
+    }
+
     /// Its side of the question who may share.
     pub fn party(&self) -> Party<'_> {
         Party { namespace: &self.name.namespace, sharing: &self.request.sharing }

@@ -1,6 +1,7 @@
 //! From objects to what should be served: the pure stages in a row, on a thread of their own, so that 10,000 Services
 //! never keep the event loop from its heartbeat.
 
+mod question;
 mod stages;
 
 use std::{
@@ -12,8 +13,14 @@ use std::{
 };
 
 use imbl::OrdMap;
-use tokio::{select, sync::watch, task::spawn_blocking, time::sleep};
+use tokio::{
+    select,
+    sync::{mpsc, watch},
+    task::spawn_blocking,
+    time::sleep,
+};
 
+pub(super) use self::question::Question;
 use self::stages::{Memory, Stages};
 use crate::{
     assignments::stamp,
@@ -44,12 +51,13 @@ pub(super) struct Settled {
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Settles each new snapshot, after each look that was asked for, and again when another agent changed the state file
-/// `path`: all that share it end with the same view, whoever saw an edit first.
+/// `path`: all that share it end with the same view, whoever saw an edit first. Answers questions about it in between.
 ///
 /// Runs until the objects' source is gone. Cancel-safe: dropping it loses at most the snapshot in work.
 pub(super) async fn follow(
     mut objects: watch::Receiver<Arc<Objects>>,
     mut looked: watch::Receiver<u64>,
+    mut questions: mpsc::Receiver<Question>,
     path: PathBuf,
     options: Options,
     settled: watch::Sender<Arc<Settled>>,
@@ -78,6 +86,7 @@ pub(super) async fn follow(
             select! {
                 changed = objects.changed() => if changed.is_ok() { break } else { return },
                 Ok(()) = looked.changed() => break,
+                Some(question) = questions.recv() => question.answer(&stages),
                 () = sleep(LOOK) => if stamp(&path) != seen { break },
             }
         }

@@ -11,6 +11,7 @@ mod collisions;
 mod demo;
 mod direct;
 mod direct_return;
+mod explaining;
 mod flood;
 mod forwarding;
 mod harness;

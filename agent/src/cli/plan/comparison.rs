@@ -164,7 +164,8 @@ impl<'a> Comparison<'a> {
             let disturbed =
                 disturbed.into_iter().any(|name| (&*name.namespace, &*name.name) == (row.namespace, row.name));
             let of = |text: &dyn Fn(&ServiceRow<'_>) -> String| from_to(row.before.map(text), row.after.map(text));
-            let treatment = |row: &ServiceRow<'_>| row.treatment.as_ref().map_or_else(String::new, |it| it.text());
+            let treatment =
+                |row: &ServiceRow<'_>| row.treatment.as_ref().map_or_else(String::new, |it| it.text.clone());
             table.row([
                 Cell::from(format!("{}/{}", row.namespace, row.name)),
                 Cell::toned(

@@ -80,20 +80,16 @@ pub(super) struct TreatmentRow<'a> {
     /// How the backends of its ports are to be probed.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     probes: &'a BTreeMap<Port, Probe>,
+    /// The same for people.
+    #[serde(skip)]
+    pub(super) text: String,
 }
 
 impl<'a> TreatmentRow<'a> {
     fn of(service: &'a Service) -> Option<Self> {
         let Service { policy, unexposed, probes, .. } = service;
-        let row = Self { policy, idle_s: service.idle, unexposed, probes };
-        (!row.text().is_empty()).then_some(row)
-    }
-
-    pub(super) fn text(&self) -> String {
-        let unexposed = self.unexposed.iter().map(|port| format!("unexposed={port}"));
-        let probes = (!self.probes.is_empty()).then(|| format!("probes={}", self.probes.len()));
-        let all = self.policy.particulars(self.idle_s).into_iter().chain(unexposed).chain(probes);
-        all.collect::<Vec<_>>().join(",")
+        let text = service.particulars().join(",");
+        (!text.is_empty()).then_some(Self { policy, idle_s: service.idle, unexposed, probes, text })
     }
 }
 
@@ -209,7 +205,7 @@ impl<'a> Report<'a> {
                 Cell::from(joined(&row.ports)),
                 Cell::toned(row.reason.to_string(), tone),
                 Cell::from(row.message),
-                Cell::from(row.treatment.as_ref().map_or_else(String::new, TreatmentRow::text)),
+                Cell::from(row.treatment.as_ref().map_or("", |treatment| &treatment.text)),
             ]);
         }
         table

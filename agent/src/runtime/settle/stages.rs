@@ -16,6 +16,7 @@ use crate::{
     },
     assignments::{self, Stamp},
     election::rendezvous,
+    explain::Decided,
     model::{
         Model, Options, PortClaim, ServiceName, Slices,
         endpoints::{desired_service, desired_services},
@@ -76,6 +77,14 @@ impl Stages {
 
     pub(super) fn memory(&self) -> Memory {
         self.memory.clone()
+    }
+
+    /// What was settled last.
+    pub(super) fn decided(&self) -> Option<Decided<'_>> {
+        let Last { model, agreement, settled, .. } = self.last.as_ref()?;
+        let allocation = agreement.allocator.allocation();
+        let (services, leaders) = (&settled.services, &*settled.leaders);
+        Some(Decided { objects: &self.memory.objects, model, allocation, services, leaders })
     }
 
     /// What should be served by these objects. `seen`: the state file as it is now.
