@@ -246,18 +246,18 @@ pub struct Explanation {
 impl Explanation {
     /// Follows the chain. `account`: the model's half; `Err`: why there is none. An error tells that nobody knows the
     /// target.
-    pub fn new(target: Target, account: Result<Account, String>, kernel: Kernel) -> Result<Self, Unknown> {
-        let held = match &kernel {
+    pub fn new(target: Target, account: Result<Account, String>, kernel: &Kernel) -> Result<Self, Unknown> {
+        let held = match kernel {
             Kernel::Held(held) => Some((**held).clone().about(&target)),
             Kernel::Absent(_) => None,
         };
-        if let (Err(_), Kernel::Held(all), Some(held)) = (&account, &kernel, &held)
+        if let (Err(_), Kernel::Held(all), Some(held)) = (&account, kernel, &held)
             && held.vips.is_empty()
             && held.services.is_empty()
         {
             return Err(Unknown::new(&target, all.names()));
         }
-        let chain = chain::follow(&target, account.as_ref(), &kernel);
+        let chain = chain::follow(&target, account.as_ref(), kernel);
         let broken = chain.iter().find(|link| link.state == State::Broken).cloned();
         let (source, services, vips) = match account {
             Ok(Account { node, services, vips, .. }) => (node.map_or(Source::Manifests, Source::Agent), services, vips),

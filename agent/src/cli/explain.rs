@@ -90,7 +90,7 @@ pub enum ExplainError {
 pub fn run(args: &Args) -> Result<ExitCode, ExplainError> {
     let account = args.account()?;
     let kernel = kernel(&args.pin_path)?;
-    let explanation = Explanation::new(args.target.clone(), account, kernel)?;
+    let explanation = Explanation::new(args.target.clone(), account, &kernel)?;
     let format = match (args.pretty, args.json) {
         (true, _) => Format::PrettyJson,
         (false, true) => Format::Json,

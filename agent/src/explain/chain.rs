@@ -64,7 +64,7 @@ impl Chain {
         match account.problems.as_slice() {
             [] => self.holds(Step::Manifest, "all that was read can be used"),
             [first, ..] => {
-                self.note(Step::Manifest, format!("not all can be read, and its last good state is in force: {first}"))
+                self.note(Step::Manifest, format!("not all can be read, and its last good state is in force: {first}"));
             }
         }
         for service in &account.services {
@@ -79,7 +79,7 @@ impl Chain {
                 None => self.breaks(
                     Step::Leader,
                     format!("nobody leads {}: {}", vip.address, vip.why),
-                    "let a Node that is ready be selected by a policy that covers the pool (docs/pools.md)",
+                    "let there be a Node whose network is available, and that a policy for the pool selects if there are policies (docs/pools.md)",
                 ),
             }
         }
@@ -161,14 +161,14 @@ impl Chain {
             (all, 0, Some(lost)) => self.breaks(
                 Step::Endpoints,
                 format!(
-                    "none of {all} endpoints of {what} is on a node that is known ({} is on {:?})",
+                    "endpoints of {what}: {all}, and none that is ready is on a node that is known ({} is on {:?})",
                     lost.address, lost.node.0
                 ),
                 "let the manifests have the Nodes that the endpoints name",
             ),
             (all, 0, None) => self.breaks(
                 Step::Endpoints,
-                format!("none of {all} endpoints of {what} is ready"),
+                format!("endpoints of {what}: {all}, and none is ready"),
                 "see why the Pods are not ready: their readiness probes decide",
             ),
             _ => {
@@ -177,7 +177,7 @@ impl Chain {
                 let nodes: Vec<_> = nodes.into_iter().collect();
                 self.holds(
                     Step::Endpoints,
-                    format!("{what} has {usable} ready and {draining} draining, on {}", listed(&nodes)),
+                    format!("endpoints of {what}: {usable} ready, {draining} draining, on {}", listed(&nodes)),
                 );
             }
         }

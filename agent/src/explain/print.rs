@@ -39,10 +39,8 @@ impl Report for Explanation {
             }
             None if self.chain.iter().any(|link| link.state == State::Unknown) => {
                 let unknown = self.chain.iter().filter(|link| link.state == State::Unknown);
-                for remedy in unknown.filter_map(|link| link.remedy.as_ref()) {
-                    writeln!(out, "nothing that is known is broken; for the rest, {remedy}")?;
-                }
-                Ok(())
+                let remedy = unknown.filter_map(|link| link.remedy.as_deref()).next_back().unwrap_or_default();
+                writeln!(out, "nothing that is known is broken; for the rest, {remedy}")
             }
             None => writeln!(out, "nothing is broken"),
         }

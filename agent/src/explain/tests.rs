@@ -118,7 +118,7 @@ fn kernel(held: Held) -> Kernel {
 }
 
 fn shown(target: &str, account: Result<Account, String>, kernel: Kernel) -> String {
-    let explanation = Explanation::new(target.parse().unwrap(), account, kernel).unwrap();
+    let explanation = Explanation::new(target.parse().unwrap(), account, &kernel).unwrap();
     let mut out = Vec::new();
     explanation.print(&mut out, Colour::Never).unwrap();
     String::from_utf8(out).unwrap()
@@ -127,7 +127,7 @@ fn shown(target: &str, account: Result<Account, String>, kernel: Kernel) -> Stri
 /// The step that is broken first.
 fn broken(account: Account, held: Held) -> Option<Step> {
     let target = "shop/web".parse().unwrap();
-    Explanation::new(target, Ok(account), kernel(held)).unwrap().broken.map(|link| link.step)
+    Explanation::new(target, Ok(account), &kernel(held)).unwrap().broken.map(|link| link.step)
 }
 
 #[test]
@@ -175,8 +175,8 @@ fn the_first_broken_link_of_the_models_half_is_found() {
 
 #[test]
 fn the_first_broken_link_of_the_kernels_half_is_found() {
-    let objects = objects();
     type Change = fn(&mut Held);
+    let objects = objects();
     let cases: [(&str, Step, Change); 9] = [
         ("no-vip", Step::Vip, |held| held.vips.clear()),
         ("no-service", Step::Service, |held| held.services.clear()),
@@ -239,7 +239,7 @@ fn without_an_agent_the_kernels_half_or_the_models_half_is_told_alone() {
     let absent = Kernel::Absent("vipmux is not loaded on this node (no maps under /p)".into());
     insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(account.clone()), absent.clone()));
     let told = Account { node: Some(NodeName("n1".into())), ..account };
-    let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(told), absent).unwrap();
+    let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(told), &absent).unwrap();
     assert_eq!(explanation.broken.map(|link| link.step), Some(Step::Vip), "an agent without maps");
 }
 
@@ -250,7 +250,7 @@ fn an_unknown_name_is_told_with_those_near_it() {
     assert_eq!(unknown("default/web"), "there is no Service default/web; near it: shop/web");
     assert_eq!(unknown("192.0.2.11"), "192.0.2.11 is no VIP: no Service has it; near it: 192.0.2.10");
     assert_eq!(unknown("blog/something-else"), "there is no Service blog/something-else");
-    let held = Explanation::new("shop/wbe".parse().unwrap(), Err("no agent".into()), kernel(held())).unwrap_err();
+    let held = Explanation::new("shop/wbe".parse().unwrap(), Err("no agent".into()), &kernel(held())).unwrap_err();
     assert_eq!(held.to_string(), "there is no Service shop/wbe; near it: shop/web");
 }
 

@@ -55,6 +55,10 @@ impl Reason {
                 "give both the same sharing key of one dialect, and let their namespaces reach each other; or let this one ask \
                  for another address, or for none"
             }
+            Self::LabelConflict => {
+                "let the two ask for the same label, or let this one ask for another address, or for none"
+            }
+            Self::GroupMismatch => "let all Services of the group say the same, or give this one another sharing key",
             Self::PoolExhausted => {
                 "add addresses to the pool, let the Service share one by a sharing key, or remove Services that are not needed"
             }

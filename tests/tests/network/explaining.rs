@@ -47,7 +47,10 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
         assert!(findings(&explanation, "leader")[0].starts_with(&format!("{leader} leads {vip}")), "{explanation}");
         assert!(findings(&explanation, "announced")[0].contains("this node answers"), "{explanation}");
         let traffic = findings(&explanation, "traffic");
-        assert!(traffic.iter().any(|finding| finding.contains("packets") && finding.contains("shop/web")), "{traffic:?}");
+        assert!(
+            traffic.iter().any(|finding| finding.contains("packets") && finding.contains("shop/web")),
+            "{traffic:?}"
+        );
     }
     let other = if leader == "node-1" { "node-2" } else { "node-1" };
     let explanation = await_broken(&cluster, other, "shop/web", None)?;
@@ -90,7 +93,7 @@ fn without_its_agent_a_node_explains_what_its_kernel_holds_and_manifests_tell_th
     let explanation = await_broken(&cluster, &leader, "shop/web", Some("announced"))?;
     assert!(explanation["source"]["nowhere"].as_str().context("why")?.contains("no agent listens"), "{explanation}");
     assert!(findings(&explanation, "announced")[0].contains("does not answer"), "{explanation}");
-    assert!(findings(&explanation, "service")[0].contains("take new flows"), "{explanation}");
+    assert!(findings(&explanation, "service")[0].contains("ready"), "{explanation}");
     let manifests = cluster.manifests.path().to_str().context("a path")?.to_owned();
     let (code, explanation) = explain(&cluster, &leader, "shop/web", &["--manifests", &manifests])?;
     assert_eq!((code, &explanation["source"]), (2, &"manifests".into()));

@@ -106,11 +106,11 @@ impl Chain {
         if view.kernel {
             return self.holds(Step::Service, format!("{what} is left to the node's own stack"));
         }
-        let counts = format!("{} backends take new flows ({} here), {draining} drain", view.ready, view.local);
+        let counts = format!("backends: {} ready, {} of them here, {draining} draining", view.ready, view.local);
         if view.ready == 0 {
             return self.breaks(Step::Service, format!("{what}: no backend takes new flows"), remedy);
         }
-        self.holds(Step::Service, format!("{what}: {counts}"));
+        self.holds(Step::Service, format!("{what}, {counts}"));
         if !missing.is_empty() {
             self.note(Step::Service, format!("{what}: the map BACKENDS has no {}", listed(missing)));
         }
