@@ -219,6 +219,17 @@ impl Interface {
         }
     }
 
+    /// Whether it may be the node's end of a pod's or container's link: one that is made in pairs, where the node has no
+    /// address, or that of a host alone. A node that is a container has its uplinks of the same kind, on their subnets.
+    fn may_lead_to_a_pod(&self) -> bool {
+        let is_paired = matches!(&self.kind, Kind::Virtual(kind) if kind == "veth" || kind == "netkit");
+        let on_subnet = |&(own, prefix): &(IpAddr, u8)| match own {
+            IpAddr::V4(own) => prefix < 32 && !own.is_link_local(),
+            IpAddr::V6(own) => prefix < 128 && !own.is_unicast_link_local(),
+        };
+        is_paired && !self.addresses.iter().any(on_subnet)
+    }
+
     /// Whether it has no wire and its addresses mean nothing outside: a dummy, as kube-proxy's.
     fn is_dummy(&self) -> bool {
         self.kind == Kind::Dummy || self.name == KUBE_IPVS
@@ -242,10 +253,12 @@ fn same_subnet(a: IpAddr, b: IpAddr, prefix: u8) -> bool {
     difference.checked_shr(host_bits).unwrap_or(0) == 0
 }
 
-/// The interfaces of a network namespace, by index.
+/// The interfaces of a network namespace, by index, and which of them routes lead out of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Links {
     interfaces: BTreeMap<u32, Interface>,
+    /// By [`routes::read`].
+    routed: BTreeSet<u32>,
 }
 
 impl Links {
@@ -297,6 +310,15 @@ impl Links {
     pub fn owners(&self) -> BTreeMap<IpAddr, &Interface> {
         let real = self.iter().filter(|interface| !interface.is_dummy());
         real.flat_map(|interface| interface.addresses.iter().map(move |&(own, _)| (own, interface))).collect()
+    }
+
+    /// The interfaces by which routes lead out to a gateway, for replies to leave by: Ethernet, dummies and links to pods
+    /// left out.
+    pub fn exits(&self) -> impl Iterator<Item = &Interface> {
+        let is_exit = |interface: &&Interface| {
+            interface.suitable().is_ok() && !interface.is_dummy() && !interface.may_lead_to_a_pod()
+        };
+        self.routed.iter().filter_map(|ifindex| self.get(*ifindex)).filter(is_exit)
     }
 
     /// The interface among `allowed` on whose subnet `address` is: the longest prefix decides, then the lowest index.

@@ -229,6 +229,20 @@ impl Links {
             .with_context(|| format!("cannot add the route to {destination}/{prefix_length} on {interface}"))
     }
 
+    /// Makes an existing route lead to another gateway, by this interface.
+    pub fn move_route<A: Into<IpAddr>>(
+        &self,
+        interface: &str,
+        (destination, prefix_length): (A, u8),
+        gateway: A,
+    ) -> Result<()> {
+        let destination = destination.into();
+        let route = self.route(interface, destination, prefix_length)?.gateway(gateway.into())?;
+        self.runtime
+            .block_on(self.handle.route().add(route.build()).replace().execute())
+            .with_context(|| format!("cannot move the route to {destination}/{prefix_length} to {interface}"))
+    }
+
     fn route(&self, interface: &str, destination: IpAddr, prefix_length: u8) -> Result<RouteMessageBuilder<IpAddr>> {
         let route = RouteMessageBuilder::<IpAddr>::new().destination_prefix(destination, prefix_length)?;
         Ok(route.output_interface(self.index(interface)?))

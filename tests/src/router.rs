@@ -4,6 +4,7 @@
 //!  LAN ---- eth0 router eth1 ---- eth0 client
 //!  192.0.2.90         198.51.100.1     198.51.100.10
 //!  2001:db8::b:1      2001:db8:be::1   2001:db8:be::10
+//!  192.0.3.90, 2001:db8:0:3::b:1: for the nodes' second cards
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,6 +22,9 @@ use crate::{
 /// The router's address on the LAN.
 const ON_THE_LAN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 90);
 const ON_THE_LAN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xb, 1);
+/// The same on the network of the nodes' second cards ([`Lan::add_cards`]).
+const FOR_SECOND_CARDS: Ipv4Addr = Ipv4Addr::new(192, 0, 3, 90);
+const FOR_SECOND_CARDS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 3, 0, 0, 0xb, 1);
 /// The router's addresses for the client.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 1);
@@ -49,6 +53,8 @@ impl Router {
         let address_v6 = Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 0x10);
         plug_in(&router, (ON_THE_LAN, ON_THE_LAN_V6), lan.switch(), "router", (Uplink::Card, lan.mtu()))?;
         router.links(|links| {
+            links.add_address("eth0", FOR_SECOND_CARDS, 24)?;
+            links.add_address("eth0", FOR_SECOND_CARDS_V6, 64)?;
             links.add_veth(End::named("eth1"), End::named("eth0"), &client)?;
             links.add_address("eth1", GATEWAY, BEYOND.1)?;
             links.add_address("eth1", GATEWAY_V6, BEYOND_V6.1)
@@ -77,6 +83,18 @@ impl Router {
         self.namespace.links(|links| {
             links.narrow_route("eth0", address, to_the_address)?;
             links.narrow_route("eth1", client, to_the_client)
+        })
+    }
+
+    /// Has the nodes send what is for the client by their eth1, or by eth0 again.
+    pub fn move_routes(&self, lan: &Lan, second: bool) -> Result<()> {
+        let (card, gateway, gateway_v6) =
+            if second { ("eth1", FOR_SECOND_CARDS, FOR_SECOND_CARDS_V6) } else { ("eth0", ON_THE_LAN, ON_THE_LAN_V6) };
+        lan.nodes.iter().try_for_each(|node| {
+            node.namespace().links(|links| {
+                links.move_route(card, BEYOND, gateway)?;
+                links.move_route(card, BEYOND_V6, gateway_v6)
+            })
         })
     }
 

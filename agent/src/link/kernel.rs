@@ -13,7 +13,7 @@ use netlink_packet_route::{
 use rtnetlink::Handle;
 use vipmux_common::abi::Mac;
 
-use super::{Interface, Kind, Links};
+use super::{Interface, Kind, Links, routes};
 
 /// The kernel's interfaces could not be read or followed.
 #[derive(Debug, thiserror::Error)]
@@ -48,7 +48,7 @@ pub(super) fn connect() -> Result<Handle, LinkError> {
     Ok(handle)
 }
 
-/// All interfaces with their addresses.
+/// All interfaces with their addresses, and which of them routes lead out of.
 pub(super) async fn links(handle: &Handle) -> Result<Links, LinkError> {
     let mut found = Links::default();
     let mut links = handle.link().get().execute();
@@ -59,6 +59,7 @@ pub(super) async fn links(handle: &Handle) -> Result<Links, LinkError> {
     while let Some(address) = addresses.try_next().await.map_err(LinkError::request("list addresses"))? {
         found.apply(&RouteNetlinkMessage::NewAddress(address));
     }
+    found.routed = routes::read(handle).await?;
     Ok(found)
 }
 

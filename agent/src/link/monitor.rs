@@ -1,4 +1,4 @@
-//! Following the kernel: interfaces, addresses and neighbours as they change.
+//! Following the kernel: interfaces, addresses, neighbours and routes as they change.
 
 use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
 
@@ -22,10 +22,14 @@ use super::{
     fdb::Fdb,
     kernel,
     neighbors::{self, Command, Entry},
+    routes::{self, Pace},
 };
 
 const GROUPS: [MulticastGroup; 4] =
     [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Neigh];
+
+/// Heard by a socket of their own: there may be any number of routes, and what is lost of these is no loss to the others.
+const ROUTE_GROUPS: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
 
 /// Notifications that are taken in before their outcome is published.
 const CHUNK: usize = 256;
@@ -89,29 +93,40 @@ impl Monitor {
     }
 }
 
+type Notifications = ReadyChunks<BoxStream<'static, NetlinkMessage<RouteNetlinkMessage>>>;
+
 /// Sockets, and what was learned by them.
 struct Session {
     requests: Handle,
-    notifications: ReadyChunks<BoxStream<'static, NetlinkMessage<RouteNetlinkMessage>>>,
+    notifications: Notifications,
+    route_notifications: Notifications,
+    pace: Pace,
     links: Links,
     book: Book,
     fdb: Fdb,
-    /// Carries messages from the socket for notifications; aborted with the session, which loses what nobody reads.
-    _carrier: JoinSet<()>,
+    /// Carry messages from the sockets for notifications; aborted with the session, which loses what nobody reads.
+    _carriers: JoinSet<()>,
+}
+
+/// Subscribes by a socket of its own, whose messages a task carries.
+fn subscribe(groups: &[MulticastGroup], carriers: &mut JoinSet<()>) -> Result<Notifications, LinkError> {
+    let (connection, _, messages) = rtnetlink::new_multicast_connection(groups).map_err(LinkError::Open)?;
+    carriers.spawn(connection);
+    Ok(messages.map(|(message, _)| message).boxed().ready_chunks(CHUNK))
 }
 
 impl Session {
     async fn open() -> Result<Self, LinkError> {
         // Subscribed before the first read, so that no change falls between. A socket of its own: an overrun must not
         // swallow answers.
-        let (connection, _, messages) = rtnetlink::new_multicast_connection(&GROUPS).map_err(LinkError::Open)?;
-        let mut carrier = JoinSet::new();
-        carrier.spawn(connection);
-        let notifications = messages.map(|(message, _)| message).boxed().ready_chunks(CHUNK);
+        let mut carriers = JoinSet::new();
+        let notifications = subscribe(&GROUPS, &mut carriers)?;
+        let route_notifications = subscribe(&ROUTE_GROUPS, &mut carriers)?;
         let requests = kernel::connect()?;
         let links = kernel::links(&requests).await?;
         let fdb = Fdb::read(&requests).await?;
-        Ok(Self { requests, notifications, links, book: Book::default(), fdb, _carrier: carrier })
+        let (book, pace) = (Book::default(), Pace::new(Instant::now()));
+        Ok(Self { requests, notifications, route_notifications, pace, links, book, fdb, _carriers: carriers })
     }
 
     /// Reads everything anew, by another socket, after notifications were lost: what still waits at this one is older
@@ -133,6 +148,13 @@ impl Session {
             }
         }
         self.care().await;
+        Ok(())
+    }
+
+    async fn read_routes(&mut self) -> Result<(), LinkError> {
+        let from = Instant::now();
+        self.links.routed = routes::read(&self.requests).await?;
+        self.pace.read(from, Instant::now());
         Ok(())
     }
 
@@ -186,6 +208,16 @@ impl Session {
     }
 }
 
+/// Whether a notification is of a route that leads out to a gateway, or of the loss of some.
+fn is_of_exit(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    use RouteNetlinkMessage::{DelRoute, NewRoute};
+    match &message.payload {
+        NetlinkPayload::Overrun(_) => true,
+        NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => !routes::exits(route).is_empty(),
+        _ => false,
+    }
+}
+
 /// The task's side of a [`Monitor`].
 struct Follower {
     wanted: watch::Receiver<Wanted>,
@@ -223,7 +255,7 @@ impl Follower {
     }
 
     /// `Ok` when the monitor is gone. Every branch of the `select!` is cancel-safe: a chunk of notifications is either
-    /// handed out or still in the channel, `changed` keeps its mark, and the timer is an instant.
+    /// handed out or still in the channel, `changed` keeps its mark, and the timers are instants.
     async fn follow(&mut self, session: &mut Session) -> Result<(), LinkError> {
         self.place(session).await?;
         let mut care_at = None;
@@ -233,10 +265,20 @@ impl Follower {
             } else if care_at.is_none() {
                 care_at = Some(Instant::now() + RETRY);
             }
+            let routes_at = session.pace.due();
             tokio::select! {
                 messages = session.notifications.next() => {
                     let messages = messages.ok_or(LinkError::Closed)?;
                     self.notified(session, messages).await?;
+                }
+                messages = session.route_notifications.next() => {
+                    if messages.ok_or(LinkError::Closed)?.iter().any(is_of_exit) {
+                        session.pace.heard(Instant::now());
+                    }
+                }
+                () = sleep_until(routes_at.unwrap_or_else(Instant::now)), if routes_at.is_some() => {
+                    session.read_routes().await?;
+                    self.publish(session);
                 }
                 changed = self.wanted.changed() => {
                     if changed.is_err() {
@@ -262,7 +304,8 @@ impl Follower {
             session.reopen().await?;
             self.place(session).await?;
         } else if changed.links {
-            // Addresses may be on another interface now, or on none.
+            // Addresses may be on another interface now, or on none, and routes be gone with them.
+            session.pace.heard(Instant::now());
             self.place(session).await?;
             let commands = session.book.hurry();
             session.execute(commands).await;

@@ -41,7 +41,8 @@ fn node() -> Links {
         Interface { mac: None, ..interface(6, "wg0", Kind::Virtual("wireguard".to_owned()), &["10.9.0.1/24"]) },
         interface(70_000, "eth9", Kind::Device, &["203.0.113.1/24"]),
     ];
-    Links { interfaces: interfaces.into_iter().map(|interface| (interface.ifindex, interface)).collect() }
+    let interfaces = interfaces.into_iter().map(|interface| (interface.ifindex, interface)).collect();
+    Links { interfaces, ..Links::default() }
 }
 
 #[test]
@@ -124,7 +125,10 @@ fn the_longest_prefix_leads_to_a_neighbour() {
 }
 
 /// Waits until a watched value is as it should be.
-async fn until<T: fmt::Debug>(mut value: watch::Receiver<Arc<T>>, condition: impl FnMut(&Arc<T>) -> bool) -> Arc<T> {
+pub(super) async fn until<T: fmt::Debug>(
+    mut value: watch::Receiver<Arc<T>>,
+    condition: impl FnMut(&Arc<T>) -> bool,
+) -> Arc<T> {
     let outcome = timeout(Duration::from_secs(20), value.wait_for(condition)).await.map(|seen| seen.unwrap().clone());
     outcome.unwrap_or_else(|_| panic!("it never came to that; last: {:?}", value.borrow()))
 }

@@ -24,7 +24,7 @@ pub(super) struct Interfaces {
     pub(super) segments: Segments,
     /// By ifindex, where XDP runs.
     pub(super) attached: BTreeMap<u32, Attached>,
-    /// Where replies are translated.
+    /// Where replies are translated: the segments' interfaces, their ports, and where routes lead out to a gateway.
     outlets: BTreeSet<u32>,
     /// Ports, and whether the program for direct server return is on their way in; not there: that is not known.
     inlets: BTreeMap<u32, bool>,
@@ -96,6 +96,10 @@ impl Agent {
             self.complain(problem, complaints)?;
         }
         self.release(links, &segments, complaints)?;
+        if !segments.is_empty() {
+            // Before anything is served.
+            self.attach_exits(links, &segments.outlets(), complaints);
+        }
         for segment in segments.clone().iter() {
             if let Err(error) = self.attach_segment(links, &segments, segment) {
                 self.complain(error, complaints)?;
@@ -149,6 +153,8 @@ impl Agent {
     ) -> Result<(), AgentError> {
         let mut used = wanted.outlets();
         used.extend(wanted.ports().values().flat_map(|port| port.receivers.iter().copied()));
+        let exits = links.exits().map(|exit| exit.ifindex);
+        used.extend(exits.filter(|exit| self.kernel.is_outlet_alone(*exit)));
         let is_idle = |ifindex: &u32| links.get(*ifindex).is_none() || !wanted.is_empty() && !used.contains(ifindex);
         for ifindex in self.kernel.touched().into_iter().filter(is_idle) {
             if let Err(error) = self.let_go(links, ifindex) {

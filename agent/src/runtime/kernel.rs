@@ -9,7 +9,7 @@ use nix::{
     errno::Errno,
     time::{ClockId, clock_gettime},
 };
-use vipmux_common::abi::{self, Address, Config, Stat, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, Address, Config, INTERFACE_TAGS, Stat, VIP_LEADING, VIP_YIELDED};
 
 use crate::{
     datapath::{
@@ -17,7 +17,7 @@ use crate::{
         load::{self, LoadError, Programs},
         maps::{Maps, MapsError},
         pinned::Pinned,
-        pins::{PinError, Pins},
+        pins::{LinkKind, PinError, Pins},
         vip_index::VipIndex,
     },
     election::{Command, Election, HEARTBEAT, Input},
@@ -157,6 +157,13 @@ impl Kernel {
     pub(super) fn touched(&self) -> BTreeSet<u32> {
         let linked = self.pinned.links.keys().map(|(_, ifindex)| ifindex);
         self.interfaces.keys().chain(linked).copied().collect()
+    }
+
+    /// Whether nothing was done to an interface but for replies that leave by it.
+    pub(super) fn is_outlet_alone(&self, ifindex: u32) -> bool {
+        let abi::Interface { bit, flags, .. } = self.interface(ifindex);
+        let has = |kind| self.pinned.links.contains_key(&(kind, ifindex));
+        bit == 0 && flags & INTERFACE_TAGS == 0 && !has(LinkKind::Xdp) && !has(LinkKind::Ingress)
     }
 
     /// Where and what is pinned.

@@ -17,6 +17,7 @@ mod forwarding;
 mod harness;
 mod ipv6;
 mod leading;
+mod outlets;
 mod paths;
 mod policies;
 mod recovering;

@@ -14,7 +14,8 @@ fn port(controller: u32, interface: Interface) -> Interface {
 }
 
 fn links(interfaces: impl IntoIterator<Item = Interface>) -> Links {
-    Links { interfaces: interfaces.into_iter().map(|interface| (interface.ifindex, interface)).collect() }
+    let interfaces = interfaces.into_iter().map(|interface| (interface.ifindex, interface)).collect();
+    Links { interfaces, ..Links::default() }
 }
 
 /// A node with one of each.

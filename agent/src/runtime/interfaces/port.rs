@@ -11,7 +11,7 @@ use crate::{
     datapath::{
         attach::{By, HandoverMac, Side},
         load::Programs,
-        pins::INGRESS_PROGRAM,
+        pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
     },
     link::{Interface, Links, Port, Segment, Segments},
 };
@@ -56,6 +56,22 @@ impl Agent {
         self.mark(outlet, by)?;
         self.interfaces.outlets.insert(outlet.ifindex);
         Ok(())
+    }
+
+    /// Has replies translated that leave by other interfaces than the segments' own: where routes lead out to a gateway. One
+    /// that does not take the program is told, and stops nothing.
+    pub(super) fn attach_exits(&mut self, links: &Links, own: &BTreeSet<u32>, complaints: &mut BTreeSet<String>) {
+        for exit in links.exits().filter(|exit| !own.contains(&exit.ifindex)) {
+            let known = self.interfaces.outlets.contains(&exit.ifindex);
+            match self.attach_outlet(exit) {
+                Err(error) => {
+                    let error = anyhow::Error::from(error);
+                    complaints.insert(format!("replies by {} have the backends' addresses: {error:#}", exit.name));
+                }
+                Ok(()) if known => {}
+                Ok(()) => tracing::info!(interface = exit.name, "attached {EGRESS_PROGRAM}: a route leads out there"),
+            }
+        }
     }
 
     /// Remembers how a classifier was attached to an interface. Where it is by a link, filters of an earlier agent go.
@@ -150,6 +166,7 @@ impl Agent {
 
     /// Detaches the programs from an interface, and takes back what was done to it. Where that fails, it is tried again.
     pub(super) fn let_go(&mut self, links: &Links, ifindex: u32) -> Result<(), AgentError> {
+        let announced = self.interfaces.segments.get(ifindex).is_some() || !self.kernel.is_outlet_alone(ifindex);
         self.interfaces.unlink(ifindex);
         let entry = self.kernel.interface(ifindex);
         self.kernel.write_interface(ifindex, abi::Interface { flags: entry.flags & MARKS, ..Default::default() })?;
@@ -159,9 +176,12 @@ impl Agent {
             if entry.flags & INTERFACE_TAGS != 0 {
                 self.interfaces.ethtool.strip_tags(&interface.name, true)?;
             }
-            tracing::info!(interface = interface.name, "detached: no VIP is announced there any more");
-        } else {
+            let reason = if announced { "no VIP is announced there" } else { "no route leads out there" };
+            tracing::info!(interface = interface.name, "detached: {reason} any more");
+        } else if announced {
             tracing::warn!(ifindex, "an interface that VIPs are announced on is gone");
+        } else {
+            tracing::info!(ifindex, "an interface that replies left by is gone");
         }
         self.kernel.write_interface(ifindex, abi::Interface::default())?;
         Ok(self.kernel.note_links()?)
