@@ -47,7 +47,7 @@ fn what_is_told_of_each_manifest_is_what_was_reviewed() -> Result<()> {
 
 /// All of them, as serde knows them.
 fn reasons() -> BTreeSet<String> {
-    let told = serde_json::from_str::<Reason>("\"?\"").map(|_| String::new()).unwrap_or_else(|error| error.to_string());
+    let told = serde_json::from_str::<Reason>("\"?\"").map_or_else(|error| error.to_string(), |_| String::new());
     told.split('`').skip(1).step_by(2).filter(|name| *name != "?").map(str::to_owned).collect()
 }
 

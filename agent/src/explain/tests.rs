@@ -117,8 +117,8 @@ fn kernel(held: Held) -> Kernel {
     Kernel::Held(Box::new(held))
 }
 
-fn shown(target: &str, account: Result<Account, String>, kernel: Kernel) -> String {
-    let explanation = Explanation::new(target.parse().unwrap(), account, &kernel).unwrap();
+fn shown(target: &str, account: Result<Account, String>, kernel: &Kernel) -> String {
+    let explanation = Explanation::new(target.parse().unwrap(), account, kernel).unwrap();
     let mut out = Vec::new();
     explanation.print(&mut out, Colour::Never).unwrap();
     String::from_utf8(out).unwrap()
@@ -134,8 +134,8 @@ fn broken(account: Account, held: Held) -> Option<Step> {
 fn a_chain_that_holds_is_told_from_manifest_to_packet() {
     let mut objects = objects();
     put(&mut objects, service("dns", &json!({"vipmux.io/sharing-key": "edge"}), &json!({"ports": [{"port": 53}]})));
-    insta::assert_snapshot!("service", shown("shop/web", Ok(told(&objects, "shop/web")), kernel(held())));
-    insta::assert_snapshot!("vip", shown(VIP, Ok(told(&objects, VIP)), kernel(held())));
+    insta::assert_snapshot!("service", shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held())));
+    insta::assert_snapshot!("vip", shown(VIP, Ok(told(&objects, VIP)), &kernel(held())));
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn the_first_broken_link_of_the_models_half_is_found() {
         let account = told(&objects, "shop/web");
         assert_eq!(broken(account.clone(), held()), step, "{name}");
         if step.is_some() {
-            insta::assert_snapshot!(format!("model-{name}"), shown("shop/web", Ok(account), kernel(held())));
+            insta::assert_snapshot!(format!("model-{name}"), shown("shop/web", Ok(account), &kernel(held())));
         }
     }
 }
@@ -199,7 +199,7 @@ fn the_first_broken_link_of_the_kernels_half_is_found() {
         let (account, mut held) = (told(&objects, "shop/web"), held());
         change(&mut held);
         assert_eq!(broken(account.clone(), held.clone()), Some(step), "{name}");
-        insta::assert_snapshot!(format!("kernel-{name}"), shown("shop/web", Ok(account), kernel(held)));
+        insta::assert_snapshot!(format!("kernel-{name}"), shown("shop/web", Ok(account), &kernel(held)));
     }
 }
 
@@ -222,7 +222,7 @@ fn another_nodes_vip_is_no_broken_link() {
     endpoint(&mut objects, "web", &json!({"addresses": ["10.0.0.1"], "nodeName": "n2"}));
     let mut held = held();
     held.vips[0] = VipView { leading: false, answering: false, ..held.vips[0].clone() };
-    let text = shown("shop/web", Ok(told(&objects, "shop/web")), kernel(held));
+    let text = shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held));
     assert!(
         text.contains("n2, not this node, is to answer for 192.0.2.10") && text.ends_with("nothing is broken\n"),
         "{text}"
@@ -233,11 +233,11 @@ fn another_nodes_vip_is_no_broken_link() {
 fn without_an_agent_the_kernels_half_or_the_models_half_is_told_alone() {
     insta::assert_snapshot!(
         "kernel-alone",
-        shown("shop/web", Err("no agent listens on /run/x".into()), kernel(held()))
+        shown("shop/web", Err("no agent listens on /run/x".into()), &kernel(held()))
     );
     let account = account(&objects(), &"shop/web".parse().unwrap()).unwrap();
     let absent = Kernel::Absent("vipmux is not loaded on this node (no maps under /p)".into());
-    insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(account.clone()), absent.clone()));
+    insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(account.clone()), &absent));
     let told = Account { node: Some(NodeName("n1".into())), ..account };
     let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(told), &absent).unwrap();
     assert_eq!(explanation.broken.map(|link| link.step), Some(Step::Vip), "an agent without maps");

@@ -69,7 +69,8 @@ fn what_breaks_the_chain_is_found_on_a_live_agent() -> Result<()> {
     cluster.manifests.write_service(&Service::sharing("shop/empty", 81, "TCP", 8080))?;
     let explanation = await_broken(&cluster, &leader, "shop/empty", Some("endpoints"))?;
     assert!(findings(&explanation, "endpoints")[0].contains("has no IPv4 endpoints"), "{explanation}");
-    let elsewhere = Service::sharing("shop/elsewhere", 82, "TCP", 8080).annotated("vipmux.io/addresses", "203.0.113.1");
+    let elsewhere =
+        Service::sharing("shop/elsewhere", 82, "TCP", 8080).annotated("metallb.io/loadBalancerIPs", "203.0.113.1");
     cluster.manifests.write_service(&elsewhere)?;
     let explanation = await_broken(&cluster, &leader, "shop/elsewhere", Some("allocation"))?;
     assert!(explanation["broken"]["remedy"].as_str().context("a remedy")?.contains("pool"), "{explanation}");
