@@ -133,6 +133,21 @@ impl Cluster {
         Ok(answer)
     }
 
+    /// Waits until every node has so many ready pods for a port, at each address: what a node hands over to another one that
+    /// does not know the Service yet is lost.
+    pub fn await_ready(&self, port: u16, pods: usize) -> Result<()> {
+        for (node, agent) in self.lan.nodes.iter().zip(&self.agents) {
+            wait::until(&format!("{pods} pods of port {port} on {}", node.name), PATIENCE, || {
+                let view = agent.inspect_json(node, &["services"])?;
+                let all = view["services"].as_array().context("no services")?;
+                let mut of_port = all.iter().filter(|service| service["port"] == port).peekable();
+                ensure!(of_port.peek().is_some() && of_port.all(|service| service["ready"] == pods), "{view}");
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
     /// Asks once from the first client.
     pub fn ask(&self, request: Request, timeout: Duration) -> Result<Answer> {
         self.lan.client()?.namespace().run(|| request.send(timeout))

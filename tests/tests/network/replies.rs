@@ -70,8 +70,9 @@ pub(crate) fn exchange_fragments(
         cluster.add_pod(node, &pod, 50, &[Listener::new(Kind::UdpEcho, 5140, "ops/bulk")])?;
         endpoints.push(endpoint(cluster, &pod)?);
     }
+    let pods = endpoints.len();
     cluster.manifests.write_service(&bulk.with(endpoints))?;
-    cluster.await_service(Request::new(Kind::UdpEcho, vip, 515), "ops/bulk")?;
+    cluster.await_ready(515, pods)?;
     let text = "0123456789".repeat(3_000);
     let mut pods = BTreeSet::new();
     for _ in 0..FLOWS {

@@ -182,7 +182,7 @@ fn an_annotation_about_a_port_that_the_service_does_not_have_is_told() {
         ("port_53_health-probe_interval", "the Service has no TCP port \"53\""),
         ("port_53_no_probe_rule", "the Service has no TCP port \"53\""),
         ("port_80_no-lb-rule", "did you mean service.beta.kubernetes.io/port_80_no_lb_rule?"),
-        ("port_80_health-probe_intervall", "did you mean service.beta.kubernetes.io/port_80_health-probe_interval?"),
+        ("port_80_health-probe_intervals", "did you mean service.beta.kubernetes.io/port_80_health-probe_interval?"),
         ("azure-load-balancer-ipv5", "did you mean service.beta.kubernetes.io/azure-load-balancer-ipv4?"),
         ("azure-loadbalancer-internal", "did you mean service.beta.kubernetes.io/azure-load-balancer-internal?"),
     ] {
