@@ -199,6 +199,9 @@ fn a_lookup_says_what_the_program_does() {
     // The program goes by this machine's own clock.
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
     cluster.fixture.maps.index_vips().unwrap();
+    // More than are asked for here: a lookup does not tell what the limit does.
+    let config = cluster.fixture.maps.read_config().unwrap();
+    cluster.fixture.maps.config.set(0, Config { answers_per_second: 1_000_000, ..config }, 0).unwrap();
     let maps = cluster.maps();
     let program = entry(&mut cluster.fixture.ebpf);
 
