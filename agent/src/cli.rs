@@ -4,6 +4,7 @@ pub mod agent;
 pub mod explain;
 pub mod inspect;
 pub mod plan;
+pub mod planned;
 pub mod table;
 pub mod unload;
 

@@ -420,7 +420,7 @@ fn what_the_state_file_says_is_what_a_change_starts_from() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("state", state)])?;
     let same = ["--before", "cluster.yaml", "cluster.yaml", "--state", "state"];
     let output = plan(directory.path(), &same)?;
-    assert_eq!(text(&output.stdout), "unchanged: 2 Services, 1 VIPs\n");
+    assert_eq!(text(&output.stdout), "unchanged: Services 2, VIPs 1\n");
     let explicit = CLUSTER
         .replace("{vipmux.io/sharing-key: edge}", "{vipmux.io/sharing-key: edge, vipmux.io/addresses: 192.0.2.10}");
     fs::write(directory.path().join("after.yaml"), explicit)?;

@@ -8,13 +8,11 @@ use std::{
 
 use imbl::OrdMap;
 
-use super::table::Colour;
+use super::{
+    planned::{self, InputError, Planned},
+    table::Colour,
+};
 use crate::{
-    allocate::{
-        allocate,
-        holders::{Holders, with_statuses},
-    },
-    assignments::{self, AssignmentsError},
     control::{self, Answer, AskError, Command, DEFAULT_SOCKET},
     datapath::{
         maps::{Maps, MapsError},
@@ -26,8 +24,7 @@ use crate::{
         Format, InspectError, backends::Backends, clock::Clock, objects::Programs, services::Services, vips::Vips,
         write,
     },
-    model::{Model, Options, endpoints::desired_services, tag::ServiceTag},
-    source::manifests::{self, ReadError},
+    model::{endpoints::desired_services, tag::ServiceTag},
 };
 
 /// The exit status if something is broken.
@@ -72,15 +69,9 @@ pub enum ExplainError {
     /// There is no such thing.
     #[error(transparent)]
     Unknown(#[from] Unknown),
-    /// The manifests.
-    #[error("cannot read the manifests")]
-    Read(#[from] ReadError),
-    /// The state file.
-    #[error("cannot use --state")]
-    State(#[from] AssignmentsError),
-    /// The state file is not there.
-    #[error("cannot use --state: {} does not exist", .0.display())]
-    NoState(PathBuf),
+    /// What to go by without an agent.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// The kernel, or standard output.
     #[error(transparent)]
     Inspect(#[from] InspectError),
@@ -122,14 +113,8 @@ impl Args {
 
     /// The same from manifests.
     fn computed(&self) -> Result<Account, ExplainError> {
-        let objects = manifests::read(&self.manifests)?;
-        let held = match &self.state {
-            Some(path) => assignments::load(path)?.ok_or_else(|| ExplainError::NoState(path.clone()))?,
-            None => Holders::new(),
-        };
-        let options = Options { service_tags: self.service_tags.iter().cloned().collect(), ..Options::default() };
-        let model = Model::ingest(&objects, &options);
-        let allocation = allocate(&model, &with_statuses(held, &model));
+        let held = planned::holders(self.state.as_deref())?;
+        let Planned { objects, model, allocation } = Planned::read(&self.manifests, held, &self.service_tags)?;
         let services = desired_services(&model, &allocation.claims(), &OrdMap::new());
         let leaders = rendezvous::leaders(&model, allocation.vips().into_keys());
         let decided = Decided {

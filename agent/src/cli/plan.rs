@@ -13,19 +13,11 @@ use clap::ValueEnum;
 use serde::Serialize;
 
 use self::{comparison::Comparison, report::Report};
-use crate::{
-    allocate::{
-        Allocation, allocate,
-        holders::{Holders, with_statuses},
-    },
-    assignments::{self, AssignmentsError},
-    cli::table::{Colour, quiet_pipe},
-    model::{Model, Options, tag::ServiceTag},
-    source::{
-        Objects,
-        manifests::{self, ReadError},
-    },
+use super::{
+    planned::{self, InputError, Planned},
+    table::{Colour, quiet_pipe},
 };
+use crate::{model::tag::ServiceTag, source::manifests};
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
@@ -68,15 +60,9 @@ enum Output {
 /// What made `vipmux plan` fail.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The manifests.
-    #[error("cannot read the manifests")]
-    Read(#[from] ReadError),
-    /// The state file.
-    #[error("cannot use --state")]
-    State(#[from] AssignmentsError),
-    /// The state file is not there.
-    #[error("cannot use --state: {} does not exist", .0.display())]
-    NoState(PathBuf),
+    /// What is to be planned.
+    #[error(transparent)]
+    Input(#[from] InputError),
     /// Standard input, for both of two inputs.
     #[error("standard input (-) can be one of --before and PATH only")]
     StdinTwice,
@@ -85,20 +71,7 @@ pub enum PlanError {
     Write(#[source] io::Error),
 }
 
-/// What becomes of some manifests.
-struct Planned {
-    objects: Objects,
-    model: Model,
-    allocation: Allocation,
-}
-
 impl Planned {
-    fn new(objects: Objects, held: Holders, options: &Options) -> Self {
-        let model = Model::ingest(&objects, options);
-        let allocation = allocate(&model, &with_statuses(held, &model));
-        Self { objects, model, allocation }
-    }
-
     fn report(&self) -> Report<'_> {
         Report::new(&self.objects, &self.model, &self.allocation)
     }
@@ -115,19 +88,14 @@ pub fn run(args: &Args) -> Result<ExitCode, PlanError> {
     if [&args.before, &args.paths].iter().all(|paths| paths.iter().any(|path| path == stdin)) {
         return Err(PlanError::StdinTwice);
     }
-    let objects = manifests::read(&args.paths)?;
-    let held = match &args.state {
-        Some(path) => assignments::load(path)?.ok_or_else(|| PlanError::NoState(path.clone()))?,
-        None => Holders::new(),
-    };
-    let options = Options { service_tags: args.service_tags.iter().cloned().collect(), ..Options::default() };
+    let held = planned::holders(args.state.as_deref())?;
     let (usable, as_wished, written) = if args.before.is_empty() {
-        let plan = Planned::new(objects, held, &options);
+        let plan = Planned::read(&args.paths, held, &args.service_tags)?;
         let written = print(&plan.report(), args.output, &mut io::stdout().lock());
         (plan.is_usable(), plan.allocation.is_complete(), written)
     } else {
-        let before = Planned::new(manifests::read(&args.before)?, held, &options);
-        let after = Planned::new(objects, before.allocation.holders(), &options);
+        let before = Planned::read(&args.before, held, &args.service_tags)?;
+        let after = Planned::read(&args.paths, before.allocation.holders(), &args.service_tags)?;
         let reports = (before.report(), after.report());
         let comparison = Comparison::new((&reports.0, &before.allocation), (&reports.1, &after.allocation));
         let written = print(&comparison, args.output, &mut io::stdout().lock());

@@ -308,7 +308,8 @@ impl Decided<'_> {
 
 /// What a Service asks for.
 fn asked(service: &Service) -> Vec<String> {
-    let Request { addresses, additional, address_names, pool, sharing, never_spills, alike, label } = &service.request;
+    let Request { dialects, addresses, additional, address_names, pool, sharing, never_spills, alike, label } =
+        &service.request;
     let listed = |what: &str, items: Vec<String>| (!items.is_empty()).then(|| format!("{what} {}", items.join(", ")));
     let texts = |vips: &BTreeSet<Vip>| vips.iter().map(ToString::to_string).collect::<Vec<_>>();
     let other = Family::other;
@@ -330,6 +331,7 @@ fn asked(service: &Service) -> Vec<String> {
     let alike = alike.iter().map(|(what, value)| format!("{what}={value} of all who share")).collect();
     [
         Some(families),
+        listed("in the dialect of", dialects.iter().map(|&name| name.to_owned()).collect()),
         listed("the addresses", texts(addresses)),
         listed("beside them", texts(additional)),
         listed("the addresses called", address_names.iter().cloned().collect()),

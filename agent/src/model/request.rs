@@ -9,6 +9,8 @@ use crate::model::{Vip, pool::PoolSharing, reason::quoted};
 /// What a Service asks for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
+    /// [`crate::model::dialects::Dialect::name`] of those in which something is asked for.
+    pub dialects: BTreeSet<&'static str>,
     /// The addresses it wants, all of them or none; empty: one from a pool, of each family.
     pub addresses: BTreeSet<Vip>,
     /// Addresses that it wants beside those, whether they are named or from a pool: all of them or none (rule 10).

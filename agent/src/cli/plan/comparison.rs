@@ -232,7 +232,7 @@ impl Printed for Comparison<'_> {
             self.vip_table().print(out, colour)?;
             writeln!(out)?;
         }
-        writeln!(out, "unchanged: {} Services, {} VIPs", self.unchanged.services, self.unchanged.vips)?;
+        writeln!(out, "unchanged: Services {}, VIPs {}", self.unchanged.services, self.unchanged.vips)?;
         for disturbance in &self.disturbances {
             writeln!(out, "disturbed: {}", disturbance.text())?;
         }

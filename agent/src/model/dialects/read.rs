@@ -87,6 +87,7 @@ impl Found {
         self.pools.extend(self.pool_if_true.map(|said| self.pool_instead.unwrap_or(said)));
         let pool = agreed(self.pools, |name| quoted(name))?.map_or(by_default, PoolChoice::Named);
         Ok(Request {
+            dialects: self.dialects.iter().map(|dialect| dialect.name).collect(),
             addresses,
             additional: self.additional,
             address_names: self.address_names,
