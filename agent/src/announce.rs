@@ -7,19 +7,25 @@
 //! ```text
 //!            gained, again           due: frames            due: frames
 //!  (silent) ---------------> fresh ---------------> waiting ------------+
-//!     ^                                             ^   |  rounds left  |
-//!     |  lost (from everywhere)                     +---|---------------+
-//!     |                                                 | none left
-//!     +---------------------------------------------- settled
+//!     ^                                             ^ ^ |  rounds left  |
+//!     |  lost (from everywhere)             defend  | +-|---------------+
+//!     |                                             |   | none left
+//!     +---------------------------------------------+- settled
 //! ```
+//!
+//! Whether somebody else has an address is asked by [`probe`], before it is put into service, and watched for by
+//! [`watch`] as long as it is led; both pure too. What is on the wire is [`heard`] by the programs.
 //!
 //! [`groups`] has the frames delivered to this node by which neighbours ask for IPv6 VIPs.
 
 mod arp;
 pub mod groups;
+pub mod heard;
 mod ndp;
+pub mod probe;
 mod schedule;
 mod sender;
+pub mod watch;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -111,6 +117,20 @@ impl Announcer {
         }
     }
 
+    /// Somebody else spoke for `vip`: one more round wherever it is held, before all others that wait. Paced like them,
+    /// since whoever speaks for many VIPs decides how many rounds there are.
+    pub fn defend(&mut self, vip: Vip) {
+        for outlet in self.outlets.values_mut() {
+            let Some(burst) = outlet.held.get_mut(&vip).filter(|_| !outlet.fresh.contains(&vip)) else { continue };
+            if let Some(due) = burst.due {
+                outlet.waiting.remove(&(due, vip));
+            }
+            // In the place of the last one: the schedule goes on as before.
+            (burst.sent, burst.due) = (burst.sent.saturating_sub(1), Some(burst.start));
+            outlet.waiting.insert((burst.start, vip));
+        }
+    }
+
     /// The interface `ifindex` is gone, with what was held on it.
     pub fn removed(&mut self, ifindex: u32) {
         self.outlets.remove(&ifindex);
@@ -120,7 +140,7 @@ impl Announcer {
     pub fn due(&mut self, now: Instant) -> Vec<Frame> {
         let mut frames = Vec::new();
         for (&ifindex, outlet) in &mut self.outlets {
-            outlet.first_rounds(ifindex, &self.pacing, &mut frames);
+            outlet.first_rounds(ifindex, &self.pacing, now, &mut frames);
             outlet.paced_round(ifindex, &self.pacing, now, &mut frames);
         }
         frames
@@ -141,9 +161,9 @@ impl Outlet {
         }
     }
 
-    fn first_rounds(&mut self, ifindex: u32, pacing: &Pacing, frames: &mut Vec<Frame>) {
+    fn first_rounds(&mut self, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
         while let Some(vip) = self.fresh.pop_first() {
-            self.round(vip, ifindex, pacing, frames);
+            self.round(vip, ifindex, pacing, now, frames);
         }
     }
 
@@ -158,11 +178,11 @@ impl Outlet {
         }
         self.waiting.pop_first();
         let before = frames.len();
-        self.round(vip, ifindex, pacing, frames);
+        self.round(vip, ifindex, pacing, now, frames);
         self.free = Some(now + pacing.cost(frames.len() - before));
     }
 
-    fn round(&mut self, vip: Vip, ifindex: u32, pacing: &Pacing, frames: &mut Vec<Frame>) {
+    fn round(&mut self, vip: Vip, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
         let Some(burst) = self.held.get_mut(&vip) else { return };
         let frame = |bytes| Frame { ifindex, bytes };
         match vip.0 {
@@ -170,7 +190,7 @@ impl Outlet {
             IpAddr::V6(address) => frames.push(frame(ndp::announcement(address, burst.mac))),
         }
         burst.sent += 1;
-        burst.due = pacing.schedule().repeat(burst.start, burst.sent);
+        burst.due = pacing.repeat(burst.start, burst.sent, now);
         self.waiting.extend(burst.due.map(|due| (due, vip)));
     }
 

@@ -27,9 +27,9 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::OsString,
-    fs::{self, File, OpenOptions, Permissions},
-    io::{self, Read, Write},
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    fs::{self, File, OpenOptions},
+    io::{self, Read},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -42,6 +42,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     allocate::holders::{Alike, Held, Holders, Terms},
+    durable::{self, directory},
     model::{
         ServiceName, Vip,
         name::{Port, is_label},
@@ -274,10 +275,6 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-fn directory(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 /// Waits for the lock. The lock is on a file of its own, since the assignments' file is another one after each write.
 fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
     let lock_path = beside(path, ".lock");
@@ -297,18 +294,11 @@ fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
 fn write(path: &Path, holders: &Holders) -> io::Result<()> {
     let services = holders.iter().map(|(name, held)| (name.to_string(), Entry::of(held))).collect();
     let text = serde_saphyr::to_string(&Document { version: VERSION, services }).map_err(io::Error::other)?;
-    let directory = directory(path);
-    let mut file = tempfile::Builder::new()
-        .prefix(".assignments-")
-        .permissions(Permissions::from_mode(0o644))
-        .tempfile_in(directory)?;
-    file.write_all(text.as_bytes())?;
-    file.as_file().sync_all()?;
+    let file = durable::write_beside(path, text.as_bytes())?;
     if path.exists() {
         fs::copy(path, beside(path, ".old"))?;
     }
-    file.persist(path)?;
-    File::open(directory)?.sync_all()
+    durable::put(file, path)
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
 
 pub mod agent;
+pub mod drain;
 pub mod explain;
 pub mod inspect;
 pub mod plan;
@@ -24,6 +25,8 @@ pub struct Cli {
 enum Command {
     /// Run the agent: the DaemonSet's main process, or one per node by hand
     Agent(agent::Args),
+    /// Hand this node's VIPs over to other nodes, so that it can be stopped or restarted without an outage
+    Drain(drain::Args),
     /// Show why a Service or VIP is served or is not: from manifest to packet, and the first broken link
     Explain(explain::Args),
     /// Show what the kernel holds, from the pinned maps alone; all but `diff` work while the agent is down
@@ -40,6 +43,9 @@ pub enum CliError {
     /// `vipmux agent`.
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    /// `vipmux drain`.
+    #[error(transparent)]
+    Drain(#[from] drain::DrainError),
     /// `vipmux explain`.
     #[error(transparent)]
     Explain(#[from] explain::ExplainError),
@@ -59,6 +65,7 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
             Command::Agent(args) => agent::run(args)?,
+            Command::Drain(args) => drain::run(&args)?,
             Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),
             Command::Plan(args) => return Ok(plan::run(&args)?),

@@ -1,4 +1,5 @@
-//! The agent's socket, for what the maps alone do not tell: `vipmux inspect diff`, `vipmux explain`.
+//! The agent's socket, for what the maps alone do not tell, and for what the agent is to do: `vipmux inspect diff`,
+//! `vipmux explain`, `vipmux drain`.
 //!
 //! A connection carries one request, a line of JSON, and one answer, another. Only root is answered, or who runs the
 //! agent.
@@ -23,7 +24,10 @@ use tokio::{
     time::timeout,
 };
 
-use crate::explain::{Account, Target, Unknown};
+use crate::{
+    explain::{Account, Target, Unknown},
+    model::{NodeName, Vip},
+};
 
 /// Where the agent listens unless the configuration says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/vipmux/agent.sock";
@@ -63,7 +67,7 @@ pub enum ListenError {
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// Nobody listens.
-    #[error("no agent listens on {}: start it, or name its socket by --socket; the other views do without", path.display())]
+    #[error("no agent listens on {}: start it, or name its socket by --socket", path.display())]
     NoAgent {
         /// The socket.
         path: PathBuf,
@@ -108,6 +112,13 @@ pub enum Command {
     Diff,
     /// What was asked for and decided about a Service or VIP.
     Explain(Target),
+    /// Hand over what this node leads, and take no VIP; the answer says how far that is.
+    Drain {
+        /// No more: take part again.
+        cancel: bool,
+    },
+    /// How far the handing over is.
+    Draining,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -126,6 +137,8 @@ pub enum Answer {
     Account(Box<Account>),
     /// To [`Command::Explain`]: there is no such thing.
     Unknown(Unknown),
+    /// To [`Command::Drain`] and [`Command::Draining`].
+    Drain(Progress),
     /// Why there is none.
     Error(String),
 }
@@ -144,6 +157,19 @@ pub struct Diff {
     pub differences: Vec<Difference>,
     /// What the agent cannot have as it is wanted.
     pub refused: Vec<String>,
+}
+
+/// How far a node is with handing its VIPs over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The node takes no VIP, and hands over those that it leads; also when all are.
+    pub draining: bool,
+    /// VIPs that it still leads, and that another node is to take.
+    pub held: Vec<Vip>,
+    /// VIPs that were handed over since the draining began, and to whom.
+    pub handed: Vec<(Vip, NodeName)>,
+    /// VIPs that it still leads and that no node can take now, and why. None of them is in `held`.
+    pub kept: Vec<(Vip, String)>,
 }
 
 /// Something that the kernel holds otherwise.

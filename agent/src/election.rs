@@ -1,294 +1,532 @@
-//! Who answers for a VIP, as a state machine without clock or I/O: [`Election::handle`] takes an [`Input`] and the time,
-//! and gives [`Command`]s.
+//! Who answers for a VIP, as a state machine without clock, socket or randomness: [`Election::handle`] takes an [`Input`],
+//! what is known of the [`Peers`] and the time, and gives [`Command`]s.
 //!
-//! This is the static form: the leader of a VIP is the Node that rendezvous hashing picks among those in the manifests.
-//! Every agent reads the same Nodes, so every agent picks the same leader. A VIP's states on one node:
+//! A VIP's roles on one node:
 //!
 //! ```text
-//!               chosen                      a peer announced it
-//! Following ─────────────────► Leading ───────────────────────► Yielded
-//!     ▲                         │  ▲                              │ │
-//!     │      another chosen     │  │  still chosen after RETAKE   │ │
-//!     ├─────────────────────────┘  └──────────────────────────────┘ │
-//!     └─────────────────────────────────────────────────────────────┘
-//!                            another chosen
+//!                    nobody leads it, and it is this node's turn: the Lease is read, the LAN asked where the holder's
+//!                    death was not witnessed, the Lease swapped; or a leader hands it over (Take)
+//!             ┌──────────────────────────────────────────────────────────────────────────────────┐
+//!             │                                              the first leader ever               ▼
+//!         Following ──────────────────────────────────────► Detecting ── the address is free ─► Leading
+//!          ▲ ▲ ▲ ▲                                            │    ▲                            │ │ │
+//!          │ │ │ │                       a stranger has it    ▼    │ asked again                │ │ │
+//!          │ │ │ └── the Lease is another's ────────────── Conflicted                           │ │ │
+//!          │ │ │                                                                                │ │ │
+//!          │ │ │      a peer has the Lease, or a higher epoch            a peer announced it    │ │ │
+//!          │ │ └────────────────────────────────────────── Yielded ◄────────────────────────────┘ │ │
+//!          │ │                                                └─ the Lease is still ours ─► Leading │
+//!          │ │        the same                               the fence's deadline passed, or a peer │
+//!          │ └──────────────────────────────────────────── Suspended ◄── held this node for down ─┘ │
+//!          │                                                  └─ the Lease is still ours ─► Leading │
+//!          │                                                                                        │
+//!          │     Taken                                                        another should lead   │
+//!          └──────────────────────────────────────────────── Handing ◄────────────────────────────┘
+//!                                                              └─ Declined, or no answer ─► Leading
 //! ```
 //!
-//! The fence: each [`Input::Tick`] extends the kernel's deadline to *the time its evidence was asked for* + [`LEASE`].
-//! A deadline that has passed is never simply extended: every VIP is given up, and [`Command::Gather`] asks for a choice
-//! made on what is read from then on. Until it comes the deadline stands still, so that a woken agent cannot answer on
-//! stale beliefs; nor can one that has just started, on what the agent before it believed.
+//! The Lease is written only when leadership changes, and when a node comes back to what it held: comparing and swapping
+//! its version keeps two from doing either at once. Its number of transitions is the epoch. Without the store a takeover is
+//! allowed to a node that sees a majority and witnessed the holder's death; it writes the Lease when the store is back, or
+//! withdraws if that shows an epoch as high as its own.
+//!
+//! The fence: each [`Input::Tick`] extends the kernel's deadline to *the time the evidence was asked for* + [`Settings::lease`]. Evidence
+//! is a majority of the known members that answered ([`Peers::evidence`]), or else a fresh look at the Leases that shows
+//! those that this node holds to be still its own. A deadline that has passed is never simply extended: every VIP
+//! is suspended, and [`Command::Gather`] asks for evidence anew.
 
+mod errands;
+mod handover;
+pub mod lease;
+pub mod placement;
 pub mod rendezvous;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
+mod takeover;
+mod tenure;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
-use crate::model::{NodeName, Vip};
+use imbl::OrdMap;
+use vipmux_common::abi::Mac;
 
-/// How long the kernel answers after the last evidence.
+pub use self::tenure::{Leadership, Lost, Role};
+use self::{placement::Contenders, tenure::Place};
+use crate::{
+    election::lease::{Lease, Version},
+    membership::{Item, Key, Message, Peers, Standing, Why},
+    model::{NodeName, Vip},
+};
+
+/// How long the kernel answers after the last evidence, unless the settings say otherwise.
 pub const LEASE: Duration = Duration::from_millis(300);
 /// How often evidence is gathered.
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
-/// How long a VIP that a peer announced is left to it, while the choice still falls on this node.
-pub const RETAKE: Duration = Duration::from_secs(5);
+
+/// How long things take that are left to the user, or that tests shorten.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// How long the kernel answers after the last evidence.
+    pub lease: Duration,
+    /// How long a node that came waits before VIPs are moved to it; one that nobody leads it takes at once.
+    pub hold_down: Duration,
+    /// Whether the LAN is asked for another owner before an address is first put into service.
+    pub detect: bool,
+}
+
+impl Default for Settings {
+    /// [`LEASE`]; a minute; yes.
+    fn default() -> Self {
+        Self { lease: LEASE, hold_down: Duration::from_mins(1), detect: true }
+    }
+}
 
 /// What happened. Times are `CLOCK_BOOTTIME`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum Input {
-    /// The VIPs and their chosen leaders, and the maps are in sync with them. After a [`Command::Gather`], only a choice
-    /// made on evidence that is newer than it.
-    Chosen(BTreeMap<Vip, Option<NodeName>>),
+    /// The VIPs with who may lead them, and the maps are in sync with them. After a [`Command::Gather`], only what rests on
+    /// evidence that is newer than it.
+    Wanted(Arc<BTreeMap<Vip, Contenders>>),
+    /// The VIPs that this node cannot announce now: there is no interface with a carrier for them.
+    Unable(BTreeSet<Vip>),
     /// The agent's loop turned.
     Tick {
-        /// When the evidence (that the loop turns, and the carrier is up) was asked for.
-        asked: Duration,
         /// At least one announcing interface has a carrier.
         carrier: bool,
     },
+    /// Something about the peers changed.
+    Peers,
+    /// A peer held this node for down.
+    Disowned,
+    /// A peer's word.
+    Told {
+        /// Whose.
+        from: NodeName,
+        /// What it says.
+        message: Message,
+    },
+    /// The end of a [`Command::Read`] or [`Command::Swap`].
+    Stored {
+        /// The VIP.
+        vip: Vip,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// The end of a [`Command::Survey`].
+    Surveyed {
+        /// When the store was asked.
+        asked: Duration,
+        /// All Leases; `None`: the store is unavailable.
+        leases: Option<OrdMap<Vip, Lease>>,
+    },
     /// The kernel saw a peer announce a VIP that this node led, and stopped answering for it.
     PeerAnnounced(Vip),
+    /// The end of a [`Command::Probe`].
+    Probed {
+        /// The VIP.
+        vip: Vip,
+        /// Who answered.
+        found: Found,
+    },
+    /// This node is to lead nothing, as long as there is another (`true`), or is no longer (`false`).
+    Drain(bool),
+}
+
+/// What became of a store operation on a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was read; `None`: there is none.
+    Read(Option<Lease>),
+    /// It was swapped, and has this version now.
+    Swapped(Version),
+    /// It has another version than was expected.
+    Conflict,
+    /// The store cannot be used.
+    Unavailable,
+}
+
+/// Who has an address on the LAN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nobody answered.
+    Nobody,
+    /// Nobody answered, and nothing else came in either: this node may be cut off.
+    Nothing,
+    /// An agent's node did.
+    Peer,
+    /// Somebody else did.
+    Stranger(Mac),
 }
 
 /// What to do about it, in this order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Clear the VIP's flag: this node no longer answers for it.
-    Follow(Vip),
+    Follow {
+        /// The VIP.
+        vip: Vip,
+        /// Why.
+        why: Lost,
+    },
     /// Set the VIP's flag and announce it.
-    Lead(Vip),
+    Lead {
+        /// The VIP.
+        vip: Vip,
+        /// The epoch of the leadership.
+        epoch: u64,
+        /// Why.
+        why: Why,
+    },
     /// Push the fence's deadline to this time, `CLOCK_BOOTTIME`.
     Extend(Duration),
-    /// Read anew what the choice depends on, and choose again.
+    /// Read anew what is wanted.
     Gather,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Following,
-    Leading,
-    Yielded { since: Duration },
+    /// Begin a round of asking the peers ([`Membership::ask`](crate::membership::Membership::ask)).
+    Ask,
+    /// What peers answered so far is no evidence any more ([`Membership::renounce`](crate::membership::Membership::renounce)).
+    Renounce,
+    /// Read a Lease. Of each VIP only the end of the latest operation may be given back.
+    Read(Vip),
+    /// Write a Lease with this node as its holder.
+    Swap {
+        /// The VIP.
+        vip: Vip,
+        /// The version that it must have; `None`: there must be none.
+        expected: Option<Version>,
+        /// The epoch.
+        epoch: u64,
+    },
+    /// Read all Leases. One is under way at most.
+    Survey,
+    /// Remove a Lease, if it has this version.
+    Delete {
+        /// The VIP.
+        vip: Vip,
+        /// The version.
+        version: Version,
+    },
+    /// Tell a peer.
+    Tell {
+        /// Whom.
+        to: NodeName,
+        /// What.
+        message: Message,
+    },
+    /// Tell all peers of this node.
+    Publish(Item),
+    /// Tell them that it is no longer so.
+    Withdraw(Key),
+    /// Ask the LAN who has an address.
+    Probe {
+        /// The address.
+        vip: Vip,
+        /// Before it is first put into service, with all the patience of duplicate address detection; otherwise quickly.
+        detect: bool,
+    },
+    /// A stranger has the address: it is not announced.
+    Conflict {
+        /// The address.
+        vip: Vip,
+        /// The stranger's MAC.
+        mac: Mac,
+    },
 }
 
 /// The state machine of one node.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
+#[allow(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub struct Election {
     local: NodeName,
-    vips: BTreeMap<Vip, (Option<NodeName>, State)>,
-    /// The fence's, as last extended; `None` where it has passed, or was never extended by this agent.
+    settings: Settings,
+    started: Duration,
+    wanted: Arc<BTreeMap<Vip, Contenders>>,
+    unable: BTreeSet<Vip>,
+    places: BTreeMap<Vip, Place>,
+    /// Leases of VIPs that nobody wants, with when this was noticed.
+    leftover: BTreeMap<Vip, (Lease, Duration)>,
+    draining: bool,
+    ready: bool,
+    /// At least one announcing interface had a carrier at the last tick.
+    carrier: bool,
+    /// The fence's deadline, as last extended; `None` where it has passed, or was never extended by this agent.
     deadline: Option<Duration>,
-    /// A choice was made since the start and since the deadline last passed.
-    chosen: bool,
+    /// When a survey of the Leases was asked for that showed this node's to be its own.
+    surveyed: Option<Duration>,
+    /// When the deadline passed last: what was asked for before is no evidence.
+    lapsed: Duration,
+    /// The first survey came back, or will not.
+    begun: bool,
+    surveying: bool,
+    /// What is wanted was said since the start and since the deadline last passed.
+    informed: bool,
+    /// Something changed that leadership depends on.
+    dirty: bool,
+    /// When time alone may change something.
+    wake: Option<Duration>,
+    evaluated: Duration,
+    /// When a VIP was last handed over for the sake of balance.
+    rebalanced: Duration,
+    commands: Vec<Command>,
+    /// Broken on purpose.
+    #[cfg(any(test, feature = "simulation"))]
+    mutation: Option<simulation::Mutation>,
 }
 
 impl Election {
     /// A node that leads nothing yet.
-    pub fn new(local: NodeName) -> Self {
-        Self { local, vips: BTreeMap::new(), deadline: None, chosen: false }
+    pub fn new(local: NodeName, settings: Settings, now: Duration) -> Self {
+        Self {
+            local,
+            settings,
+            started: now,
+            wanted: Arc::default(),
+            unable: BTreeSet::new(),
+            places: BTreeMap::new(),
+            leftover: BTreeMap::new(),
+            draining: false,
+            ready: false,
+            carrier: false,
+            deadline: None,
+            surveyed: None,
+            lapsed: Duration::ZERO,
+            begun: false,
+            surveying: false,
+            informed: false,
+            dirty: false,
+            wake: None,
+            evaluated: Duration::ZERO,
+            rebalanced: now,
+            commands: Vec::new(),
+            #[cfg(any(test, feature = "simulation"))]
+            mutation: None,
+        }
     }
 
-    /// The VIPs that this node leads.
-    pub fn leading(&self) -> BTreeSet<Vip> {
-        let leading = self.vips.iter().filter(|(_, (_, state))| *state == State::Leading);
-        leading.map(|(vip, _)| *vip).collect()
+    /// The VIPs that this node answers for.
+    pub fn leading(&self) -> impl Iterator<Item = Vip> {
+        self.places.iter().filter(|(_, place)| place.role == Role::Leading).map(|(vip, _)| *vip)
     }
 
-    /// Whether this node leads the VIP.
+    /// Whether this node answers for the VIP.
     pub fn leads(&self, vip: Vip) -> bool {
-        self.vips.get(&vip).is_some_and(|(_, state)| *state == State::Leading)
+        self.places.get(&vip).is_some_and(|place| place.role == Role::Leading)
+    }
+
+    /// The VIPs that are wanted.
+    pub fn vips(&self) -> impl Iterator<Item = Vip> {
+        self.places.keys().copied()
+    }
+
+    /// Whether the hold-down is over.
+    pub fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// Whether another node could lead a VIP now.
+    pub fn has_other(&self, vip: Vip, peers: &Peers) -> bool {
+        let contenders = self.wanted.get(&vip).into_iter().flat_map(|contenders| contenders.iter());
+        contenders
+            .filter(|contender| contender.node != self.local)
+            .any(|contender| self.standing(contender, peers).is_some() && self.is_able(&contender.node, vip, peers))
+    }
+
+    /// What is known of who leads a VIP.
+    pub fn leadership(&self, vip: Vip) -> Option<Leadership> {
+        self.places.get(&vip).map(|place| place.leadership(&self.local))
+    }
+
+    /// The VIPs that this node holds, whether or not it answers for them.
+    pub fn held(&self) -> impl Iterator<Item = (Vip, Role)> {
+        self.places.iter().filter(|(_, place)| place.tenure.is_some()).map(|(vip, place)| (*vip, place.role))
+    }
+
+    /// When to give an [`Input::Peers`] if nothing else comes before. Never later than the next [`Input::Tick`] by much.
+    pub fn next(&self) -> Option<Duration> {
+        self.wake
     }
 
     /// Takes an input at `now` (`CLOCK_BOOTTIME`) and says what to do.
-    pub fn handle(&mut self, input: Input, now: Duration) -> Vec<Command> {
+    pub fn handle(&mut self, input: Input, peers: &Peers, now: Duration) -> Vec<Command> {
         match input {
-            Input::Chosen(chosen) => self.choose(chosen),
-            Input::Tick { asked, carrier } => self.tick(asked, carrier, now),
+            Input::Wanted(wanted) => self.want(wanted, now),
+            Input::Unable(unable) => self.enable(unable),
+            Input::Tick { carrier } => self.tick(carrier, peers, now),
+            Input::Peers => self.dirty = true,
+            Input::Disowned => self.suspend(&Lost::Disowned, now),
+            Input::Told { from, message } => self.told(&from, &message, now),
+            Input::Stored { vip, outcome } => self.stored(vip, outcome, peers, now),
+            Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
             Input::PeerAnnounced(vip) => self.announced(vip, now),
+            Input::Probed { vip, found } => self.probed(vip, &found, now),
+            Input::Drain(draining) => self.drain(draining),
         }
+        let due = self.wake.is_some_and(|wake| wake <= now);
+        if (self.dirty || due) && self.informed {
+            self.evaluate(peers, now);
+        }
+        std::mem::take(&mut self.commands)
     }
 
-    fn choose(&mut self, chosen: BTreeMap<Vip, Option<NodeName>>) -> Vec<Command> {
-        self.chosen = true;
-        let gone = self.vips.iter().filter(|(vip, (_, state))| *state == State::Leading && !chosen.contains_key(vip));
-        let mut commands: Vec<_> = gone.map(|(vip, _)| Command::Follow(*vip)).collect();
-        let mut next = BTreeMap::new();
-        for (vip, leader) in chosen {
-            let before = self.vips.get(&vip).map_or(State::Following, |(_, state)| *state);
-            let state = match (leader.as_ref() == Some(&self.local), before) {
-                (true, State::Following) => {
-                    commands.push(Command::Lead(vip));
-                    State::Leading
-                }
-                (true, before) => before,
-                (false, before) => {
-                    if before == State::Leading {
-                        commands.push(Command::Follow(vip));
-                    }
-                    State::Following
-                }
-            };
-            next.insert(vip, (leader, state));
+    fn want(&mut self, wanted: Arc<BTreeMap<Vip, Contenders>>, now: Duration) {
+        if !self.informed && !self.begun && !self.surveying {
+            self.survey();
         }
-        self.vips = next;
-        commands
+        (self.informed, self.dirty) = (true, true);
+        if self.wanted == wanted {
+            return;
+        }
+        let gone: Vec<_> = self.places.keys().filter(|vip| !wanted.contains_key(vip)).copied().collect();
+        for vip in gone {
+            let version = self.give_up(vip, Lost::Unwanted, now);
+            self.places.remove(&vip);
+            if let Some(lease) = version {
+                self.leftover.insert(vip, (lease, now));
+            }
+        }
+        for vip in wanted.keys() {
+            let floor = self.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
+            self.places.entry(*vip).or_insert_with(|| Place { floor, ..Place::default() });
+        }
+        self.wanted = wanted;
     }
 
-    fn tick(&mut self, asked: Duration, carrier: bool, now: Duration) -> Vec<Command> {
-        let mut commands = Vec::new();
+    fn enable(&mut self, unable: BTreeSet<Vip>) {
+        for vip in unable.difference(&self.unable) {
+            self.commands.push(Command::Publish(Item::Unable(*vip)));
+        }
+        for vip in self.unable.difference(&unable) {
+            self.commands.push(Command::Withdraw(Key::Unable(*vip)));
+        }
+        self.dirty |= self.unable != unable;
+        self.unable = unable;
+    }
+
+    fn drain(&mut self, draining: bool) {
+        self.commands.push(Command::Publish(Item::Draining(draining)));
+        self.dirty |= self.draining != draining;
+        self.draining = draining;
+    }
+
+    fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
+        self.commands.push(Command::Ask);
+        if !self.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
+            self.ready = true;
+            self.commands.push(Command::Publish(Item::Ready(true)));
+        }
+        self.carrier = carrier;
         if !carrier {
-            return commands;
+            return;
         }
-        if self.deadline.is_some_and(|deadline| now >= deadline) {
-            return self.lapse();
+        if self.is_past(now) {
+            (self.deadline, self.informed, self.surveyed, self.lapsed) = (None, false, None, now);
+            self.suspend(&Lost::Fenced, now);
+            self.commands.extend([Command::Renounce, Command::Gather]);
+            return;
         }
-        if !self.chosen {
-            return commands;
+        if !self.informed {
+            return;
         }
-        let deadline = asked + LEASE;
-        self.deadline = Some(deadline);
-        commands.push(Command::Extend(deadline));
-        for (vip, (_, state)) in &mut self.vips {
-            if matches!(state, State::Yielded { since } if now.saturating_sub(*since) >= RETAKE) {
-                *state = State::Leading;
-                commands.push(Command::Lead(*vip));
-            }
+        self.extend(peers, now);
+        let evidence = peers.evidence.max(self.surveyed);
+        let fresh = evidence.is_some_and(|asked| now.saturating_sub(asked) <= HEARTBEAT + HEARTBEAT / 2);
+        if !fresh && !self.surveying {
+            self.survey();
         }
-        commands
+        self.tidy(peers, now);
     }
 
-    fn lapse(&mut self) -> Vec<Command> {
-        (self.deadline, self.chosen) = (None, false);
-        let mut commands = Vec::new();
-        for (vip, (_, state)) in &mut self.vips {
-            if *state == State::Leading {
-                *state = State::Following;
-                commands.push(Command::Follow(*vip));
-            }
+    /// Pushes the deadline to where the evidence allows. One that has passed is left to the next tick.
+    fn extend(&mut self, peers: &Peers, now: Duration) {
+        if !self.carrier || !self.informed || self.is_past(now) {
+            return;
         }
-        commands.push(Command::Gather);
-        commands
+        let evidence = peers.evidence.max(self.surveyed);
+        if let Some(deadline) = evidence.map(|asked| asked + self.settings.lease).filter(|deadline| *deadline > now)
+            && self.deadline.is_none_or(|before| before < deadline)
+        {
+            self.dirty |= self.deadline.is_none();
+            self.deadline = Some(deadline);
+            self.commands.push(Command::Extend(deadline));
+        }
     }
 
-    fn announced(&mut self, vip: Vip, now: Duration) -> Vec<Command> {
-        match self.vips.get_mut(&vip) {
-            Some((_, state @ State::Leading)) => {
-                *state = State::Yielded { since: now };
-                vec![Command::Follow(vip)]
+    /// The fence's deadline has passed.
+    fn is_past(&self, now: Duration) -> bool {
+        #[cfg(any(test, feature = "simulation"))]
+        if self.is_broken(simulation::Mutation::ExtendsWhatHasPassed) {
+            return false;
+        }
+        self.deadline.is_some_and(|deadline| now >= deadline)
+    }
+
+    #[cfg(any(test, feature = "simulation"))]
+    fn is_broken(&self, mutation: simulation::Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// Whether this node may answer now.
+    fn is_open(&self, now: Duration) -> bool {
+        self.deadline.is_some_and(|deadline| now < deadline)
+    }
+
+    fn survey(&mut self) {
+        self.surveying = true;
+        self.commands.push(Command::Survey);
+    }
+
+    fn surveyed(&mut self, asked: Duration, leases: Option<OrdMap<Vip, Lease>>, peers: &Peers, now: Duration) {
+        self.surveying = false;
+        let first = !std::mem::replace(&mut self.begun, true);
+        self.dirty |= first;
+        let Some(leases) = leases else { return };
+        for (vip, lease) in &leases {
+            match self.places.get_mut(vip) {
+                Some(place) => place.learn(lease, now),
+                None if self.informed => {
+                    self.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
+                }
+                None => {}
             }
-            _ => Vec::new(),
+        }
+        let held = self.places.iter().filter(|(_, place)| place.is_written());
+        let lost: Vec<_> = held
+            .filter(|(vip, place)| {
+                let lease = leases.get(*vip);
+                // What was written after it was read is not lost.
+                let before = place.tenure.as_ref().is_some_and(|tenure| tenure.written < Some(asked));
+                before && lease.is_none_or(|lease| lease.holder != self.local)
+            })
+            .map(|(vip, _)| *vip)
+            .collect();
+        for vip in lost {
+            let holder = leases.get(&vip).map(|lease| lease.holder.clone());
+            self.give_up(vip, holder.map_or(Lost::Unwanted, Lost::Taken), now);
+        }
+        if asked >= self.lapsed {
+            self.surveyed = self.surveyed.max(Some(asked));
+            // The next tick but one may come too late: the store is only asked once other evidence has grown old.
+            self.extend(peers, now);
+        }
+    }
+
+    /// Removes Leases of VIPs that nobody has wanted for long; the first of all nodes does.
+    fn tidy(&mut self, peers: &Peers, now: Duration) {
+        let alive = peers.members.iter().filter(|(_, peer)| peer.standing == Standing::Alive);
+        if alive.map(|(name, _)| name).min().is_some_and(|first| *first < self.local) {
+            return;
+        }
+        let old = |(_, since): &(Lease, Duration)| now.saturating_sub(*since) >= tenure::LEFTOVER;
+        if let Some(vip) = self.leftover.iter().find(|(_, leftover)| old(leftover)).map(|(vip, _)| *vip)
+            && let Some((lease, _)) = self.leftover.remove(&vip)
+        {
+            self.commands.push(Command::Delete { vip, version: lease.version });
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::*;
-
-    const T: Duration = Duration::from_secs(100);
-
-    fn vip(last: u8) -> Vip {
-        Vip(Ipv4Addr::new(192, 0, 2, last).into())
-    }
-
-    fn node(name: &str) -> NodeName {
-        NodeName(name.into())
-    }
-
-    fn chosen<const N: usize>(leaders: [(u8, Option<&str>); N]) -> Input {
-        Input::Chosen(leaders.into_iter().map(|(last, leader)| (vip(last), leader.map(node))).collect())
-    }
-
-    fn tick(at: Duration) -> Input {
-        Input::Tick { asked: at, carrier: true }
-    }
-
-    /// One in each state: .1 is followed, .2 led, .3 yielded at `T`.
-    fn one_of_each() -> Election {
-        let mut election = Election::new(node("a"));
-        election.handle(chosen([(1, Some("b")), (2, Some("a")), (3, Some("a"))]), T);
-        election.handle(Input::PeerAnnounced(vip(3)), T);
-        election
-    }
-
-    #[test]
-    fn every_state_and_choice_has_its_transition() {
-        use Command::{Follow, Lead};
-        for (last, leader, commands, leads) in [
-            (1, Some("a"), vec![Lead(vip(1))], true),
-            (1, Some("b"), vec![], false),
-            (2, Some("a"), vec![], true),
-            (2, Some("b"), vec![Follow(vip(2))], false),
-            (2, None, vec![Follow(vip(2))], false),
-            (3, Some("a"), vec![], false),
-            (3, Some("b"), vec![], false),
-        ] {
-            let mut election = one_of_each();
-            election.vips.retain(|of, _| *of == vip(last));
-            assert_eq!(election.handle(chosen([(last, leader)]), T), commands, ".{last} {leader:?}");
-            assert_eq!(election.leading().contains(&vip(last)), leads, ".{last} {leader:?}");
-        }
-    }
-
-    #[test]
-    fn a_vip_that_is_gone_is_given_up() {
-        let mut election = one_of_each();
-        assert_eq!(election.handle(chosen([]), T), [Command::Follow(vip(2))]);
-        assert!(election.leading().is_empty());
-    }
-
-    #[test]
-    fn only_a_led_vip_can_be_announced_away() {
-        for (last, commands) in [(1, vec![]), (2, vec![Command::Follow(vip(2))]), (3, vec![]), (9, vec![])] {
-            assert_eq!(one_of_each().handle(Input::PeerAnnounced(vip(last)), T), commands);
-        }
-    }
-
-    #[test]
-    fn a_yielded_vip_is_taken_again_only_after_a_while() {
-        let mut election = one_of_each();
-        let early = T + RETAKE.saturating_sub(HEARTBEAT);
-        assert_eq!(election.handle(tick(early), early), [Command::Extend(early + LEASE)]);
-        let late = T + RETAKE;
-        assert_eq!(election.handle(tick(late), late), [Command::Extend(late + LEASE), Command::Lead(vip(3))]);
-    }
-
-    #[test]
-    fn a_deadline_that_passed_is_not_extended_before_a_new_choice() {
-        let mut election = one_of_each();
-        election.handle(tick(T), T);
-        let woken = T + LEASE;
-        assert_eq!(election.handle(tick(woken), woken), [Command::Follow(vip(2)), Command::Gather]);
-        assert!(election.leading().is_empty());
-        assert_eq!(election.handle(tick(woken + HEARTBEAT), woken + HEARTBEAT), [], "nothing is known yet");
-        let chosen = chosen([(1, Some("a")), (2, Some("b")), (3, Some("a"))]);
-        assert_eq!(election.handle(chosen, woken + HEARTBEAT), [Command::Lead(vip(1))], "the yielded one stays so");
-        let next = woken + 2 * HEARTBEAT;
-        assert_eq!(election.handle(tick(next), next), [Command::Extend(next + LEASE)]);
-    }
-
-    #[test]
-    fn before_the_first_choice_the_deadline_is_not_touched() {
-        let mut election = Election::new(node("a"));
-        assert_eq!(election.handle(tick(T), T), []);
-        election.handle(chosen([]), T);
-        assert_eq!(election.handle(tick(T), T), [Command::Extend(T + LEASE)]);
-    }
-
-    #[test]
-    fn the_deadline_counts_from_when_the_evidence_was_asked_for() {
-        let mut election = one_of_each();
-        let asked = T;
-        let now = T + Duration::from_millis(250);
-        assert_eq!(election.handle(tick(asked), now), [Command::Extend(asked + LEASE)]);
-    }
-
-    #[test]
-    fn without_a_carrier_the_deadline_stands_still() {
-        let mut election = one_of_each();
-        assert_eq!(election.handle(Input::Tick { asked: T, carrier: false }, T), []);
-    }
-}
+mod tests;

@@ -20,7 +20,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub use self::account::{
-    Account, Decided, EndpointAccount, PortAccount, ServiceAccount, Standing, Unknown, VipAccount,
+    Account, Decided, EndpointAccount, Failure, PortAccount, ServiceAccount, Standing, Unknown, VipAccount,
 };
 use crate::{
     inspect::{
@@ -171,6 +171,8 @@ pub enum Step {
     Vip,
     /// The kernel has the Service port, and backends for it.
     Service,
+    /// A node leads the VIP, as the agent here knows.
+    Led,
     /// The program is attached, and this node answers if it is to.
     Announced,
     /// What came through this node.
@@ -190,6 +192,7 @@ impl Step {
             Self::Agent => "agent",
             Self::Vip => "vip",
             Self::Service => "service",
+            Self::Led => "led",
             Self::Announced => "announced",
             Self::Traffic => "traffic",
         }

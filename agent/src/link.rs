@@ -54,6 +54,8 @@ pub struct Interface {
     pub controller: Option<u32>,
     /// It is up, has a carrier, and what is sent on it leaves.
     pub carrier: bool,
+    /// How often its carrier came, so that it is told from one that was never away.
+    pub carrier_ups: u32,
     /// The addresses that the node has on it, with the length of the subnet's prefix in bits.
     pub addresses: BTreeSet<(IpAddr, u8)>,
 }

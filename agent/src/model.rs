@@ -3,6 +3,7 @@
 pub mod advertisement;
 pub mod dialects;
 pub mod endpoints;
+pub mod health;
 pub(crate) mod ingest;
 pub mod name;
 pub mod node;

@@ -127,6 +127,8 @@ pub struct DesiredBackend {
     pub node: NodeName,
     /// It takes new flows; otherwise it keeps the flows that it has (it drains).
     pub ready: bool,
+    /// It fails its health probe. Not ready for that, unless all do.
+    pub failing: bool,
 }
 
 /// One write to the kernel. Steps are executed in order; each is atomic for a packet.

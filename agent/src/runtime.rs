@@ -3,14 +3,19 @@
 //!
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
 //! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
-//! neighbours, and those that keep the NAT chain and the groups. Questions come by a bounded channel ([`control`]).
+//! neighbours, those that keep the NAT chain and the groups, and the health probes. Questions come by a bounded channel ([`control`]).
 
 mod check;
+mod conflicts;
 mod desired;
+mod elector;
+mod health;
 mod interfaces;
 mod kernel;
+mod leaving;
 mod privileges;
 mod settle;
+mod showing;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -35,16 +40,21 @@ use tokio::{
     },
     time::{MissedTickBehavior, interval, sleep_until},
 };
+use vipmux_common::abi::Mac;
 
 use self::{
     check::Checks,
+    elector::Elector,
+    health::{Hearsay, Probes},
     interfaces::Interfaces,
     kernel::{Kernel, Synced},
+    leaving::Leaving,
     settle::{Question, Settled},
+    showing::Shown,
 };
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
-    announce::{Announcer, SendError, Sender, groups},
+    announce::{Announcer, Frame, Pacing, SendError, Sender, groups, probe::Prober, watch::Watch},
     control::{self, Answer, Command, ListenError, Query},
     datapath::{
         apply::Unclaimed,
@@ -53,8 +63,9 @@ use crate::{
         maps::{MapsError, flow_entries},
         pins::{LinkKind, Pins},
     },
-    election::{self, HEARTBEAT},
+    election::{self, Election, HEARTBEAT, Input},
     explain::Target,
+    gossip::{self, KeyFileError, StartError},
     keeper::Keeper,
     link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbors},
     model::{
@@ -63,14 +74,18 @@ use crate::{
         tag::ServiceTags,
     },
     plan::{Desired, REST, Unreachable},
+    probe::TlsError,
     snat::{self, SnatError},
     source::manifests::{self, WatchError, WatchGuard},
+    store::Report,
 };
 
 /// Most interfaces that VIPs are announced on: a bit each.
 const MOST_INTERFACES: usize = 32;
 /// Most questions about what was decided that wait at the same time.
 const MOST_QUESTIONS: usize = 16;
+/// How often is looked for answers while the LAN is asked for an address.
+const LISTEN: Duration = Duration::from_millis(10);
 /// Bytes of the machine's memory for each entry of a flow table. Both tables' entries take 280 bytes, so they take
 /// about a hundredth of it.
 const MEMORY_PER_FLOW: u64 = 28_000;
@@ -102,8 +117,16 @@ pub struct Options {
     pub flows: u32,
     /// How often the kernel's state is checked and repaired; zero: never.
     pub self_check: Duration,
+    /// How often each VIP is announced after the burst; zero: never.
+    pub announce_every: Duration,
     /// Source ranges that Services ask for by name.
     pub service_tags: ServiceTags,
+    /// The UDP port on which the agents speak to each other.
+    pub gossip_port: u16,
+    /// Where the gossip's keys are; `None`: in the state directory, and made there.
+    pub gossip_key: Option<PathBuf>,
+    /// How VIPs are led.
+    pub election: election::Settings,
     /// Where to listen for questions.
     pub socket: PathBuf,
 }
@@ -158,9 +181,18 @@ pub enum AgentError {
     /// The SNAT chain's socket cannot be opened.
     #[error(transparent)]
     Snat(#[from] SnatError),
+    /// Backends cannot be probed.
+    #[error(transparent)]
+    Probes(#[from] TlsError),
     /// The asynchronous runtime cannot be started.
     #[error("cannot start the asynchronous runtime")]
     Runtime(#[source] io::Error),
+    /// The gossip's keys cannot be had.
+    #[error(transparent)]
+    Keys(#[from] KeyFileError),
+    /// The agents cannot speak to each other.
+    #[error(transparent)]
+    Gossip(#[from] StartError),
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
@@ -181,8 +213,8 @@ impl From<LoadError> for AgentError {
     }
 }
 
-/// Runs the agent until SIGTERM or SIGINT. Programs, maps and links stay pinned: traffic goes on, and ARP is answered
-/// until the fence's deadline.
+/// Runs the agent until SIGTERM or SIGINT, when it hands over what it leads. Programs, maps and links stay pinned: traffic
+/// goes on, and what nobody took is answered for until the fence's deadline.
 pub async fn run(options: Options) -> Result<(), AgentError> {
     privileges::check()?;
     let _lock = lock(&options)?;
@@ -203,20 +235,31 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
     let state = options.state_dir.join("assignments.yaml");
     let (questions, asked) = mpsc::channel(MOST_QUESTIONS);
-    tokio::spawn(settle::follow(objects, manifests.looked(), asked, state, ours, sender));
+    let (probes, health) = Probes::start(options.node.clone())?;
+    tokio::spawn(settle::follow(objects, manifests.looked(), asked, state, ours, probes, sender));
     let pins = Pins::new(&options.pin_path);
     let flows = match options.flows {
         0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
         flows => flows,
     };
-    let kernel = Kernel::open(pins, flows, options.node.clone(), options.unclaimed)?;
+    let kernel = Kernel::open(pins, flows, options.unclaimed)?;
+    let (elector, reports) = elect(&options)?;
+    let shown = Shown::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let agent = Agent {
         kernel,
+        elector,
+        carrier: false,
+        macs: BTreeMap::new(),
+        leaving: None,
+        shown,
+        health,
+        prober: Prober::new(seed()?),
+        received: BTreeMap::new(),
         manifests,
         questions,
         awaited: 0,
-        announcer: Announcer::default(),
+        announcer: Announcer::new(Pacing::default().repeating(options.announce_every)),
         sender: Sender::open()?,
         snat: snat::keep()?,
         groups: groups::keep(),
@@ -226,10 +269,12 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         ready: false,
         changed: false,
         refused: BTreeSet::new(),
+        watch: Watch::default(),
+        conflicts: BTreeSet::new(),
         retry: None,
         options,
     };
-    agent.turn(&monitor, settled, queries).await?;
+    agent.turn(&monitor, settled, queries, reports).await?;
     tracing::info!("stopping; programs and maps stay in place (`vipmux unload` removes them)");
     monitor.stop().await;
     Ok(())
@@ -244,6 +289,25 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
         IpAddr::V6(own) => Some((subnet_anycast(own, prefix)?.into(), SUBNET_ANYCAST.to_owned())),
     });
     Ok(anycast.chain(gateways).collect())
+}
+
+/// Begins to listen to the other agents.
+fn elect(options: &Options) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
+    let keys = match &options.gossip_key {
+        Some(path) => gossip::load(path)?,
+        None => gossip::load_or_make(&options.state_dir.join("gossip.key"))?,
+    };
+    let now = kernel::boottime()?;
+    let election = Election::new(options.node.clone(), options.election, now);
+    let gossip = gossip::Settings { local: options.node.clone(), port: options.gossip_port, keys };
+    Elector::start(election, options.election.lease, gossip, &options.state_dir, seed()?)
+}
+
+/// Something that no two agents have.
+fn seed() -> Result<u64, AgentError> {
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed).map_err(StartError::Random)?;
+    Ok(u64::from_ne_bytes(seed))
 }
 
 /// One agent per node name and state directory.
@@ -270,6 +334,21 @@ fn flows_by_memory() -> u32 {
 struct Agent {
     options: Options,
     kernel: Kernel,
+    elector: Elector,
+    /// At least one announcing interface has a carrier.
+    carrier: bool,
+    /// What peers say is their address on the segment of their InternalIP.
+    macs: BTreeMap<NodeName, Mac>,
+    /// This node is to lead nothing.
+    leaving: Option<Leaving>,
+    /// What `vipmux inspect` sees of leaders and peers.
+    shown: Shown,
+    /// What health probes found, here and elsewhere.
+    health: Hearsay,
+    /// Who asks the LAN for addresses.
+    prober: Prober,
+    /// Frames that had come in when it was asked whether anybody is there.
+    received: BTreeMap<Vip, u64>,
     manifests: WatchGuard,
     /// To whom questions about what was decided are passed on.
     questions: mpsc::Sender<Question>,
@@ -288,6 +367,9 @@ struct Agent {
     changed: bool,
     /// VIPs and the like that were refused, as last told.
     refused: BTreeSet<String>,
+    watch: Watch,
+    /// Strangers that have addresses which are led here, as last told.
+    conflicts: BTreeSet<String>,
     /// When to try again what found no room.
     retry: Option<Instant>,
 }
@@ -298,6 +380,7 @@ impl Agent {
         monitor: &Monitor,
         mut settled: watch::Receiver<Arc<Settled>>,
         mut queries: mpsc::Receiver<Query>,
+        mut reports: mpsc::Receiver<Report>,
     ) -> Result<(), AgentError> {
         let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
@@ -311,20 +394,56 @@ impl Agent {
             let check = checks.next().filter(|_| self.ready).map(Into::into);
             let announce = self.announcer.next().map(Into::into);
             let retry = self.retry.map(Into::into);
+            let since_boot = kernel::boottime()?;
+            let turn = self.elector.next().map(|next| next.saturating_sub(since_boot));
+            let probe = self.prober.next().map(|next| next.saturating_sub(since_boot).min(LISTEN));
             let now = tokio::time::Instant::now();
             tokio::select! {
                 biased;
                 _ = heartbeat.tick() => {
-                    let commands = self.kernel.beat()?;
-                    self.react(&commands);
+                    self.beat()?;
+                    self.heed_strangers(&links.borrow())?;
+                    self.show()?;
+                    if self.has_left() {
+                        self.elector.leave().await;
+                        return Ok(());
+                    }
+                    continue;
+                }
+                () = self.health.found() => {
+                    self.hear_health()?;
+                    continue;
+                }
+                () = self.elector.happened() => {
+                    self.elect()?;
+                    self.hear_health()?;
+                    if !begun || !self.follow_macs() { continue }
+                }
+                Some(report) = reports.recv() => {
+                    let commands = self.elector.report(&mut self.kernel, report)?;
+                    self.react(&commands)?;
+                    continue;
+                }
+                () = sleep_until(now + probe.unwrap_or_default()), if probe.is_some() => {
+                    self.hear_answers()?;
+                    continue;
+                }
+                () = sleep_until(now + turn.unwrap_or_default()), if turn.is_some() => {
+                    self.elect()?;
                     continue;
                 }
                 () = sleep_until(announce.unwrap_or(now)), if announce.is_some() => {
                     self.announce();
                     continue;
                 }
-                _ = terminate.recv() => return Ok(()),
-                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => {
+                    self.leave()?;
+                    continue;
+                }
+                _ = interrupt.recv() => {
+                    self.leave()?;
+                    continue;
+                }
                 changed = settled.changed() => {
                     changed?;
                     begun = true;
@@ -337,6 +456,11 @@ impl Agent {
                     match query.command.clone() {
                         Command::Diff => checks.ask(query, &self.kernel),
                         Command::Explain(target) => self.explain(query, target),
+                        Command::Drain { cancel } => {
+                            self.drain(!cancel)?;
+                            query.answer(Answer::Drain(self.progress()));
+                        }
+                        Command::Draining => query.answer(Answer::Drain(self.progress())),
                     }
                     continue;
                 }
@@ -389,8 +513,15 @@ impl Agent {
             self.look_in(links, true, &mut complaints)?;
         }
         let before = self.kernel.announced();
-        let Synced { refused, unreachable, leftovers, commands } = self.kernel.sync(&desired)?;
-        self.react(&commands);
+        let mut commands = Vec::new();
+        let (elector, carrier) = (&mut self.elector, self.carrier);
+        let synced = self.kernel.sync(&desired, |kernel| {
+            commands.extend(elector.beat(kernel, carrier)?);
+            Ok(())
+        });
+        let Synced { refused, unreachable, leftovers } = synced?;
+        self.react(&commands)?;
+        self.tell_peers(links, settled, &desired)?;
         if !direct {
             self.look_in(links, false, &mut complaints)?;
         }
@@ -412,8 +543,7 @@ impl Agent {
         }
         if !self.ready && !self.interfaces.attached.is_empty() {
             self.ready = true;
-            let commands = self.kernel.beat()?;
-            self.react(&commands);
+            self.beat()?;
             tracing::info!(
                 node = %self.options.node,
                 vips = desired.vips.len(),
@@ -424,37 +554,53 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells the election who was chosen. The first beat after it opens the fence, which lets announcements out.
+    /// Tells the election what is wanted. The beat after it opens the fence, which lets announcements out.
     fn choose(&mut self, settled: &Settled, desired: &Desired) -> Result<(), AgentError> {
-        let leaders = settled.leaders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
-        let commands = self.kernel.choose(leaders.map(|(vip, leader)| (*vip, leader.clone())).collect())?;
-        self.react(&commands);
+        let wanted = settled.contenders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
+        let wanted = wanted.map(|(vip, contenders)| (*vip, Arc::clone(contenders))).collect();
+        let commands = self.elector.give(&mut self.kernel, Input::Wanted(Arc::new(wanted)))?;
+        self.react(&commands)?;
         if !commands.is_empty() {
-            let commands = self.kernel.beat()?;
-            self.react(&commands);
+            self.beat()?;
         }
         Ok(())
     }
 
-    /// Announces what was gained, forgets what was lost, and tells both.
-    fn react(&mut self, commands: &[election::Command]) {
+    /// One turn of the heart.
+    fn beat(&mut self) -> Result<(), AgentError> {
+        let commands = self.elector.beat(&mut self.kernel, self.carrier)?;
+        self.react(&commands)
+    }
+
+    /// Time has passed, or peers have spoken.
+    fn elect(&mut self) -> Result<(), AgentError> {
+        let commands = self.elector.turn(&mut self.kernel)?;
+        self.react(&commands)
+    }
+
+    /// Announces what was gained, forgets what was lost, asks the LAN, and tells it all.
+    fn react(&mut self, commands: &[election::Command]) -> Result<(), AgentError> {
         for command in commands {
             match command {
-                election::Command::Lead(vip) => {
+                election::Command::Lead { vip, epoch, why } => {
                     self.lead(*vip);
-                    tracing::info!(%vip, "leading");
+                    self.show_leader(*vip)?;
+                    tracing::info!(%vip, epoch, why = %why, "leading");
                 }
-                election::Command::Follow(vip) => {
+                election::Command::Follow { vip, why } => {
                     self.announcer.lost(*vip);
-                    tracing::info!(%vip, "no longer leading");
+                    self.show_leader(*vip)?;
+                    tracing::info!(%vip, why = %why, "no longer leading");
                 }
-                election::Command::Extend(_) => {}
-                election::Command::Gather => {
-                    tracing::warn!("this agent was away for too long, or had no carrier: choosing leaders anew");
-                    self.awaited = self.manifests.look();
+                election::Command::Gather => self.awaited = self.manifests.look(),
+                election::Command::Probe { vip, detect } => self.probe(*vip, *detect)?,
+                election::Command::Conflict { vip, mac } => {
+                    tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");
                 }
+                _ => {}
             }
         }
+        Ok(())
     }
 
     fn lead(&mut self, vip: Vip) {
@@ -466,7 +612,8 @@ impl Agent {
 
     /// Passes the question on to who knows what was decided.
     fn explain(&self, query: Query, target: Target) {
-        let (node, refused) = (self.options.node.clone(), self.refused.iter().cloned().collect());
+        let refused = self.refused.iter().chain(&self.conflicts).cloned().collect();
+        let node = self.options.node.clone();
         if let Err(full) = self.questions.try_send(Question { query, target, node, refused }) {
             full.into_inner().query.answer(Answer::Error("the agent is busy: ask again".to_owned()));
         }
@@ -475,6 +622,10 @@ impl Agent {
     /// Sends what is due. A frame that cannot be sent now is one of a burst.
     fn announce(&mut self) {
         let frames = self.announcer.due(Instant::now());
+        self.send(&frames);
+    }
+
+    fn send(&self, frames: &[Frame]) {
         let errors: Vec<_> = frames.iter().filter_map(|frame| self.sender.send(frame).err()).collect();
         if let Some(error) = errors.first() {
             tracing::warn!(

@@ -6,15 +6,17 @@
 //! (network byte order, loaded natively); all others are numbers in the host's byte order.
 
 mod counters;
+mod leadership;
 mod records;
 
 use core::mem::{align_of, offset_of, size_of};
 
 pub use counters::{DropReason, Stat};
+pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// The versions whose maps an agent carries over to its own, older ones and newer ones: they only add to each other. In
 /// such a family, maps come, and values grow at their ends, where zero stands for what was before ([`Config`]: the
@@ -49,6 +51,8 @@ pub mod capacity {
     pub const FLOWS: u32 = 16_384;
     /// Fragmented datagrams whose later fragments are awaited, in each direction.
     pub const FRAGMENTS: u32 = 8_192;
+    /// Others that spoke for a VIP lately: pairs of a VIP and a MAC.
+    pub const SPEAKERS: u32 = 1_024;
     /// Clients that Services with session affinity remember.
     pub const AFFINITY: u32 = 65_536;
     /// Prefixes that Services with source ranges allow, over all Services.
@@ -357,6 +361,9 @@ pub struct ServiceOwner {
 pub const BACKEND_READY: u16 = 1;
 /// The backend is on this node.
 pub const BACKEND_LOCAL: u16 = 2;
+/// The backend fails a health probe. Where it is ready all the same, so do all others of its Service port, or another
+/// Service does not probe it. Not read by programs.
+pub const BACKEND_FAILING: u16 = 4;
 
 /// `BACKENDS[index]`.
 #[repr(C)]
@@ -366,7 +373,7 @@ pub struct Backend {
     pub address: Address,
     /// The endpoint's port, wire; 0: the port that the client asked for.
     pub port: u16,
-    /// [`BACKEND_READY`], [`BACKEND_LOCAL`].
+    /// [`BACKEND_READY`], [`BACKEND_LOCAL`], [`BACKEND_FAILING`].
     pub flags: u16,
     /// Its node's index in `NODES`.
     pub node: u32,

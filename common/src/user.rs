@@ -7,8 +7,9 @@ use std::{
 
 use crate::abi::{
     Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ReverseKey, ReverseValue,
-    Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, VipSlot, VipValue,
+    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node, NodeLabel, Range, ReverseKey,
+    ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot,
+    VipValue,
 };
 
 macro_rules! pod {
@@ -33,7 +34,9 @@ pod!(
     FragmentValue,
     Interface,
     Lapse,
+    Leader,
     Mac,
+    Member,
     Node,
     NodeLabel,
     Range,
@@ -44,6 +47,8 @@ pod!(
     ServiceOwner,
     ServiceState,
     ServiceValue,
+    Speaker,
+    SpeakerKey,
     VipSlot,
     VipValue,
 );

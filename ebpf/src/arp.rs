@@ -39,7 +39,11 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     if (kind, lengths) != ETHERNET_IPV4 {
         return Ok(Verdict::PASS);
     }
-    if sender_ip != 0 && neighbor::hear(&Address::v4(sender_ip), sender, frame, interface) {
+    if sender_ip == 0 {
+        if operation == REQUEST {
+            neighbor::hear_probe(&Address::v4(target_ip), sender, 0, frame, interface);
+        }
+    } else if neighbor::hear(&Address::v4(sender_ip), sender, frame, interface) {
         return Ok(Verdict::PASS);
     }
     if operation != REQUEST || !neighbor::answers(&Address::v4(target_ip), frame, interface, &REASONS)? {

@@ -1,16 +1,16 @@
 //! All maps. The agent pins each under its name and sizes it at load time; see `vipmux_common::abi` for the types.
 
 use aya_ebpf::{
-    bindings::BPF_F_MMAPABLE,
+    bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
     macros::map,
     maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, ProgramArray},
 };
 use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node,
-        NodeLabel, Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
-        Stat, VipSlot, VipValue, capacity,
+        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
+        Member, Node, NodeLabel, Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState,
+        ServiceValue, Speaker, SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
     table,
 };
@@ -41,8 +41,17 @@ pub(crate) static NODES: Array<Node> = Array::with_max_entries(capacity::NODES, 
 /// For people and for a restarted agent; no program reads it.
 #[map]
 pub(crate) static NODE_NAMES: Array<NodeLabel> = Array::with_max_entries(capacity::NODES, 0);
+/// For people; no program reads it. A trie takes memory for what is in it alone.
+#[map]
+pub(crate) static LEADERS: LpmTrie<[u32; 4], Leader> = LpmTrie::with_max_entries(capacity::VIPS, 0);
+/// For people; no program reads it.
+#[map]
+pub(crate) static MEMBERS: HashMap<u32, Member> = HashMap::with_max_entries(capacity::NODES, BPF_F_NO_PREALLOC);
 #[map]
 pub(crate) static PEERS: HashMap<Mac, u32> = HashMap::with_max_entries(capacity::PEERS, 0);
+/// For the agent; no program reads it.
+#[map]
+pub(crate) static SPEAKERS: LruHashMap<SpeakerKey, Speaker> = LruHashMap::with_max_entries(capacity::SPEAKERS, 0);
 #[map]
 pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
 #[map]

@@ -91,15 +91,30 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
         neighbor::hear(&message.target, frame.source, frame, interface);
         return Ok(Verdict::PASS);
     }
-    if neighbor::hear(&message.source, frame.source, frame, interface)
-        || !neighbor::answers(&message.target, frame, interface, &REASONS)?
-    {
+    if message.source == Address::default() {
+        let option = first_option(frame);
+        neighbor::hear_probe(&message.target, frame.source, option, frame, interface);
+    } else if neighbor::hear(&message.source, frame.source, frame, interface) {
+        return Ok(Verdict::PASS);
+    }
+    if !neighbor::answers(&message.target, frame, interface, &REASONS)? {
         return Ok(Verdict::PASS);
     }
     let length = frame.length;
     let answer = advertise(frame, interface, &message).ok_or(DropReason::Malformed)?;
     count::stat(Stat::NdpAnswered, length);
     Ok(answer)
+}
+
+/// The first eight bytes behind a message, which are its first option if that is as long; 0: there are not so many.
+#[inline(always)]
+fn first_option(frame: &Frame) -> u64 {
+    let at = frame.network;
+    if at + IPV6 + ADVERTISEMENT > frame.end {
+        return 0;
+    }
+    // SAFETY: compared with the end above.
+    unsafe { read::<64, _>(at) }
 }
 
 /// RFC 4861, 7.2.4: to whom asked, or to all nodes where the question came from the unspecified address (duplicate

@@ -1,12 +1,14 @@
 //! Who answers for a VIP's address on the link: what ARP and Neighbor Discovery share.
 
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
-use vipmux_common::abi::{Address, DropReason, Interface, Mac, Stat, VIP_LEADING, VIP_YIELDED, VipValue};
+use vipmux_common::abi::{
+    Address, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_LEADING, VIP_YIELDED, VipValue,
+};
 
 use crate::{
     count,
     frame::Frame,
-    maps::{CONFIG, FENCE, INTERFACES, LAPSE, PEERS, VIPS},
+    maps::{CONFIG, FENCE, INTERFACES, LAPSE, PEERS, SPEAKERS, VIPS},
 };
 
 const NANOSECONDS: u64 = 1_000_000_000;
@@ -83,20 +85,58 @@ pub(crate) fn is_announced(vip: &VipValue, interface: &Interface, vlan: u32) -> 
 }
 
 /// Takes notice of somebody who speaks for an address; whether it is a VIP. A peer who speaks for one that we lead leads
-/// it now. Strangers are left to conflict detection.
+/// it now. Strangers are the agent's to deal with.
 #[inline(always)]
 pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &Interface) -> bool {
     let Some(vip) = VIPS.get_ptr_mut(address) else { return false };
     // SAFETY: a map value, which stays in place for the whole run. Only the flags are written, and the agent replaces
     // the whole element, so neither can leave a mixture.
     unsafe {
-        let announced = is_announced(&*vip, interface, frame.vlan);
-        if (*vip).flags & VIP_LEADING != 0 && announced && sender != interface.mac && PEERS.get_ptr(sender).is_some() {
+        if !is_announced(&*vip, interface, frame.vlan) {
+            return true;
+        }
+        if sender == interface.mac {
+            count::stat(Stat::Reflected, frame.length);
+            return true;
+        }
+        note(address, sender, frame, |speaker, now| speaker.claimed = now);
+        if PEERS.get_ptr(sender).is_none() {
+            count::stat(Stat::Foreign, frame.length);
+        } else if (*vip).flags & VIP_LEADING != 0 {
             (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;
             count::stat(Stat::Yielded, frame.length);
         }
     }
     true
+}
+
+/// Takes notice of somebody who asks everybody whether anybody has an address: it is about to take it (RFC 5227, 2.1.1;
+/// RFC 4862, 5.4.3). What is addressed to this node alone is a check whether we are still there, as switches make it.
+#[inline(always)]
+pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Frame, interface: &Interface) {
+    if !frame.is_group() || sender == interface.mac {
+        return;
+    }
+    let Some(vip) = VIPS.get_ptr(address) else { return };
+    // SAFETY: a map value, which stays in place for the whole run.
+    if is_announced(unsafe { &*vip }, interface, frame.vlan) {
+        note(address, sender, frame, |speaker, now| (speaker.probed, speaker.option) = (now, option));
+    }
+}
+
+/// Keeps for the agent who was heard. The element is replaced: an LRU map may have given it to another while it is changed.
+#[inline(always)]
+fn note(address: &Address, mac: Mac, frame: &Frame, heard: impl FnOnce(&mut Speaker, u64)) {
+    let key = SpeakerKey { vip: *address, mac };
+    // SAFETY: a copy of a map value, and a helper without arguments; the context is valid for the whole run.
+    let (mut speaker, now, ifindex) = unsafe {
+        let known = SPEAKERS.get_ptr(&key).map_or(Speaker::default(), |known| *known);
+        (known, bpf_ktime_get_boot_ns(), (*frame.context).ingress_ifindex)
+    };
+    speaker.ifindex = ifindex;
+    heard(&mut speaker, now);
+    // Without room, which an LRU map makes, it is not noted.
+    let _ = SPEAKERS.insert(&key, &speaker, 0);
 }
 
 /// Whether the node's own stack may speak for this address here: not for a VIP that it does not lead, and not where the VIP is

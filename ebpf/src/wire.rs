@@ -51,7 +51,7 @@ macro_rules! wire {
         })*
     };
 }
-wire!(u8: "u8", u16: "u16", u32: "u32",);
+wire!(u8: "u8", u16: "u16", u32: "u32", u64: "u64",);
 
 /// Loads what lies `OFFSET` bytes after `address`; see [`Wire::load`].
 ///

@@ -13,6 +13,7 @@ use serde_json::Value;
 use crate::{
     cleanup::Folder,
     lan::Node,
+    netns::Namespace,
     pod,
     process::{self, Process},
 };
@@ -43,6 +44,8 @@ pub struct Options {
     pub handover_mac: &'static str,
     /// `auto`, `tcx` or `clsact`.
     pub tc: &'static str,
+    /// How long a leader answers after the last evidence.
+    pub lease: &'static str,
 }
 
 impl Options {
@@ -59,6 +62,8 @@ impl Options {
             unreachable_endpoints: "refuse",
             handover_mac: "derived",
             tc: "auto",
+            // Most tests are not about failing over, and run beside many others: who leads is to stay.
+            lease: "3s",
         }
     }
 
@@ -177,13 +182,18 @@ fn answered(output: &Output) -> Result<(i32, Value)> {
 
 /// The agent's command line on a node.
 pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
-    let mut command = node.namespace().command(binary()?)?;
+    command_as(node.namespace(), &node.name, options, pins)
+}
+
+/// The command line of an agent that believes itself on the node of this name.
+pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &Path) -> Result<Command> {
+    let mut command = namespace.command(binary()?)?;
     command
-        .args(["agent", "--node-name", &node.name, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
+        .args(["agent", "--node-name", node, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
         .args(["--flows", &options.flows.to_string(), "--self-check", options.self_check])
         .arg("--socket")
-        .arg(options.socket(&node.name))
-        .args(["--unclaimed", options.unclaimed, "--tc", options.tc])
+        .arg(options.socket(node))
+        .args(["--unclaimed", options.unclaimed, "--tc", options.tc, "--lease", options.lease])
         .args(["--unreachable-endpoints", options.unreachable_endpoints, "--handover-mac", options.handover_mac])
         .arg("--manifests")
         .arg(&options.manifests)

@@ -99,7 +99,8 @@ fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> R
     Ok(found)
 }
 
-fn request(mac: MacAddr, source: Ipv4Addr, target: Ipv4Addr) -> Option<[u8; ETHERNET_HEADER + ARP_LENGTH]> {
+/// A broadcast ARP request in this name.
+pub(crate) fn request(mac: MacAddr, source: Ipv4Addr, target: Ipv4Addr) -> Option<[u8; ETHERNET_HEADER + ARP_LENGTH]> {
     let mut frame = [0; ETHERNET_HEADER + ARP_LENGTH];
     let mut ethernet = MutableEthernetPacket::new(&mut frame)?;
     ethernet.set_destination(MacAddr::broadcast());
@@ -202,7 +203,7 @@ pub(crate) fn open(
 }
 
 /// The next ARP frame, or `None` if the next frame is another or none comes within a tick.
-fn receive(receiver: &mut dyn DataLinkReceiver) -> Result<Option<Seen>> {
+pub(crate) fn receive(receiver: &mut dyn DataLinkReceiver) -> Result<Option<Seen>> {
     Ok(next_frame(receiver)?.and_then(parse))
 }
 

@@ -1,5 +1,6 @@
 //! What a packet costs: nanoseconds over an empty program in the same run; how many a core forwards ([`forwarding`]), how
-//! long a change takes ([`sync`]), and what it costs to decide who gets which address ([`allocation`]).
+//! long a change takes ([`sync`]), what it costs to decide who gets which address ([`allocation`]), and how long an address is
+//! away when its node fails ([`mod@failover`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper, which puts the packet back, picks the next flow and tail-calls the
 //! program under test. Time is the thread's CPU time, so that what else runs on the machine counts for little; cases
@@ -7,6 +8,7 @@
 
 pub mod allocation;
 mod cases;
+pub mod failover;
 pub mod forwarding;
 mod goals;
 mod measure;
@@ -18,7 +20,7 @@ mod wrapper;
 use anyhow::Result;
 
 pub use goals::Goal;
-pub use report::{Figure, Measured, Ratio, Report};
+pub use report::{Failure, Figure, Measured, Ratio, Report};
 
 /// What is measured how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +41,8 @@ pub struct Plan {
     pub sync: sync::Plan,
     /// What allocations cost.
     pub allocation: allocation::Plan,
+    /// How long an address is away.
+    pub failover: failover::Plan,
 }
 
 /// What can be measured by itself.
@@ -55,6 +59,22 @@ pub enum Part {
     Sync,
     /// What it costs to decide who gets which address.
     Allocate,
+    /// How long an address is away when its node fails, beside keepalived.
+    Failover,
+}
+
+impl Part {
+    /// Its name in output.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::All => "all",
+            Self::Packets => "packets",
+            Self::Forwarding => "forwarding",
+            Self::Sync => "sync",
+            Self::Allocate => "allocate",
+            Self::Failover => "failover",
+        }
+    }
 }
 
 impl Default for Plan {
@@ -68,29 +88,43 @@ impl Default for Plan {
             part: Part::All,
             sync: sync::Plan::default(),
             allocation: allocation::Plan::default(),
+            failover: failover::Plan::default(),
         }
     }
 }
 
-/// Loads everything, measures it and sums it up. `progress` is told what is going on.
+/// Loads everything, measures it and sums it up; a part that fails is told among the [`Report::failures`], and takes nothing from the
+/// others. `progress` is told what is going on.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
-    let wanted = |part| plan.part == Part::All || plan.part == part;
     let mut measured = Measured::default();
+    let mut failures = Vec::new();
+    let mut note = |part: Part, result: Result<()>| {
+        failures.extend(result.err().map(|error| Failure { part: part.name(), error: format!("{error:#}") }));
+    };
+    let wanted = |part| plan.part == Part::All || plan.part == part;
     // Before this thread, and with it the agents, is kept on one CPU.
+    if wanted(Part::Failover) {
+        let result = failover::run(&plan.failover, progress);
+        note(Part::Failover, result.map(|rows| measured.failover = rows));
+    }
     if wanted(Part::Sync) {
-        measured.sync = sync::run(&plan.sync, progress)?;
+        let result = sync::run(&plan.sync, progress);
+        note(Part::Sync, result.map(|rows| measured.sync = rows));
     }
     measure::stay_on_one_cpu()?;
     if wanted(Part::Allocate) {
-        measured.allocation = allocation::run(&plan.allocation, progress)?;
+        let result = allocation::run(&plan.allocation, progress);
+        note(Part::Allocate, result.map(|rows| measured.allocation = rows));
     }
     if wanted(Part::Packets) {
-        (measured.figures, measured.ratios) = packets(plan, progress)?;
+        let result = packets(plan, progress);
+        note(Part::Packets, result.map(|rows| (measured.figures, measured.ratios) = rows));
     }
     if wanted(Part::Forwarding) {
-        measured.forwarding = forwarding::run(plan, progress)?;
+        let result = forwarding::run(plan, progress);
+        note(Part::Forwarding, result.map(|rows| measured.forwarding = rows));
     }
-    Report::new(plan, measured)
+    Report::new(plan, measured, failures)
 }
 
 fn packets(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<(Vec<Figure>, Vec<Ratio>)> {

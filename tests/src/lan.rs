@@ -206,6 +206,26 @@ impl Lan {
         self.clients.first().context("the LAN has no client")
     }
 
+    /// Pulls a node's cable out: the node sees that it has no carrier.
+    pub fn unplug(&self, node: &str) -> Result<()> {
+        self.switch.links(|links| links.set_down(node))
+    }
+
+    /// Plugs it in again.
+    pub fn plug(&self, node: &str) -> Result<()> {
+        self.switch.links(|links| links.set_up(node))
+    }
+
+    /// Cuts a node off the segment: the switch forwards nothing to it and from it, and the node still has a carrier.
+    pub fn cut_off(&self, node: &str) -> Result<()> {
+        self.switch.links(|links| links.remove_port(node))
+    }
+
+    /// Lets the switch forward again.
+    pub fn join(&self, node: &str) -> Result<()> {
+        self.switch.links(|links| links.add_port(BRIDGE, node))
+    }
+
     /// The MTU of everything.
     pub fn mtu(&self) -> u32 {
         self.options.mtu

@@ -2,8 +2,10 @@
 //!
 //! [`lan`] makes the topology out of [`netns`], [`links`] and [`offload`], and [`router`] extends it; [`pod`] and
 //! [`agent`] run processes in it; [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`] are what a client on the LAN
-//! sees, and [`wire`] what passes a port; [`manifests`] writes what the agents read.
+//! sees, [`mod@watch`] what several see while something happens, and [`wire`] what passes a port; [`manifests`] writes what the agents read.
 //! Whatever is made on the machine is known to [`cleanup`], which removes it in every case.
+//!
+//! [`failover`] is a cluster whose leader is about to fail, [`keepalived`] what it is compared with.
 //!
 //! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
 
@@ -16,8 +18,10 @@ pub mod cluster;
 pub mod conntrack;
 pub mod demo;
 pub mod dns;
+pub mod failover;
 pub mod frames;
 pub mod identity;
+pub mod keepalived;
 pub mod lan;
 pub mod links;
 pub mod manifests;
@@ -33,4 +37,5 @@ pub mod sctp;
 pub mod traffic;
 pub mod transfer;
 pub mod wait;
+pub mod watch;
 pub mod wire;

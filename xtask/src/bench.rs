@@ -6,10 +6,16 @@ use anyhow::{Context, Result};
 
 use crate::{capabilities, setup, workspace};
 
+/// Parts of the bench that compare vipmux with no program that is not there.
+const OTHER_PARTS: [&str; 4] = ["packets", "forwarding", "sync", "allocate"];
+
 /// Builds the bench with optimisations and becomes it; stdout is the bench's alone, for `--json`.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
     capabilities::require("bench")?;
     setup::network_tests()?;
+    if !options.iter().any(|option| OTHER_PARTS.iter().any(|part| option == part)) {
+        setup::comparison();
+    }
     workspace::say("building the bench");
     let package = ["build", "--release", "-p", "vipmux", "-p", "vipmux-tests", "--bin", "vipmux", "--bin", "bench"];
     workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;

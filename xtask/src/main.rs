@@ -9,6 +9,7 @@ mod demo;
 mod fuzz;
 mod lint;
 mod setup;
+mod sim;
 mod summary;
 mod test;
 #[path = "../../agent/build/toolchain.rs"]
@@ -50,10 +51,10 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
-    /// Measure what a packet costs, how many a core forwards, and how long a change takes
+    /// Measure what a packet costs, how many a core forwards, how long a change takes, and a failover
     Bench {
-        /// packets, forwarding, sync or allocate measures a part; --json prints the figures for programs; `-- --help` tells
-        /// all
+        /// packets, forwarding, sync, allocate or failover measures a part; --json prints the figures for programs; `-- --help`
+        /// tells all
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
@@ -75,6 +76,12 @@ enum Command {
         #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
     },
+    /// Simulate clusters in which things go wrong, many seeds of each scenario, and check what is promised of them
+    Sim {
+        /// --seeds N runs so many; --seed S --scenario NAME --trace tells what happens in one; `-- --help` tells all
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
+        options: Vec<OsString>,
+    },
     /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
     Lint {
         /// The checks to run; all of them unless some are named
@@ -92,6 +99,7 @@ fn main() -> ExitCode {
         Command::Bench { options } => bench::run(&options),
         Command::Vm { kernels, update } => vm::run(&kernels, update),
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
+        Command::Sim { options } => sim::run(&options),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

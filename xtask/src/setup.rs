@@ -33,6 +33,9 @@ const VM_PROGRAMS: [(&str, &str, &str); 4] = [
     ("depmod", "kmod", "the guests load their kernel's modules with it"),
 ];
 
+/// What the bench compares vipmux with.
+const COMPARED: [(&str, &str, &str); 1] = [("keepalived", "keepalived", "the bench compares failovers with it")];
+
 /// Debian's compiler for BPF, with `core`'s sources.
 const DEBIAN_RUST: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
 
@@ -76,6 +79,13 @@ pub(crate) fn packet_tests() -> Result<()> {
 pub(crate) fn network_tests() -> Result<()> {
     packet_tests()?;
     programs(&TEST_PROGRAMS)
+}
+
+/// Installs what the bench compares vipmux with. Without it all but the comparison can be measured.
+pub(crate) fn comparison() {
+    if let Err(error) = programs(&COMPARED) {
+        workspace::say(&format!("{error:#}; going on without the comparison"));
+    }
 }
 
 /// Makes sure that guests with other kernels can be made and started.

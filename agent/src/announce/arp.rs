@@ -1,4 +1,4 @@
-//! Gratuitous ARP frames.
+//! Gratuitous ARP frames, and probes.
 
 use std::net::Ipv4Addr;
 
@@ -21,11 +21,16 @@ pub(super) fn announcement(vip: Ipv4Addr, mac: Mac) -> impl Iterator<Item = Vec<
     // The target's MAC means nothing in a request, so it is zero (RFC 5227, 1.1); in a reply it is the sender's.
     [(ArpOperations::Request, MacAddr::zero()), (ArpOperations::Reply, mac)]
         .into_iter()
-        .filter_map(move |(operation, target)| frame(vip, mac, operation, target))
+        .filter_map(move |(operation, target)| frame(vip, vip, mac, operation, target))
+}
+
+/// Does anybody have `vip`? Broadcast, in nobody's name, so that no cache learns anything (RFC 5227, 2.1.1).
+pub(super) fn probe(vip: Ipv4Addr, mac: Mac) -> Option<Vec<u8>> {
+    frame(Ipv4Addr::UNSPECIFIED, vip, mac.bytes().into(), ArpOperations::Request, MacAddr::zero())
 }
 
 /// `None` is never seen: the buffer has the size that the packet views ask for.
-fn frame(vip: Ipv4Addr, mac: MacAddr, operation: ArpOperation, target: MacAddr) -> Option<Vec<u8>> {
+fn frame(sender: Ipv4Addr, vip: Ipv4Addr, mac: MacAddr, operation: ArpOperation, target: MacAddr) -> Option<Vec<u8>> {
     let mut bytes = vec![0; ETHERNET + ARP];
     let (head, body) = bytes.split_at_mut(ETHERNET);
     let mut ethernet = MutableEthernetPacket::new(head)?;
@@ -39,7 +44,7 @@ fn frame(vip: Ipv4Addr, mac: MacAddr, operation: ArpOperation, target: MacAddr) 
     arp.set_proto_addr_len(4);
     arp.set_operation(operation);
     arp.set_sender_hw_addr(mac);
-    arp.set_sender_proto_addr(vip);
+    arp.set_sender_proto_addr(sender);
     arp.set_target_hw_addr(target);
     arp.set_target_proto_addr(vip);
     Some(bytes)
@@ -68,5 +73,18 @@ mod tests {
             2, 0, 0x5e, 0x10, 0x20, 0x30, 192, 0, 2, 1,
         ];
         assert_eq!(frames, [request.to_vec(), reply.to_vec()]);
+    }
+
+    #[test]
+    fn a_probe_names_no_sender_address() {
+        #[rustfmt::skip]
+        let expected = [
+            0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0x5e, 0x10, 0x20, 0x30, 0x08, 0x06,
+            0, 1, 0x08, 0, 6, 4, 0, 1,
+            2, 0, 0x5e, 0x10, 0x20, 0x30, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 192, 0, 2, 1,
+        ];
+        let frame = probe(Ipv4Addr::new(192, 0, 2, 1), Mac::new([2, 0, 0x5e, 0x10, 0x20, 0x30]));
+        assert_eq!(frame.unwrap(), expected);
     }
 }

@@ -35,7 +35,7 @@ impl Group {
     }
 
     /// The MAC that frames to it bear (RFC 2464, 7).
-    fn mac(self) -> [u8; 6] {
+    pub(super) fn mac(self) -> [u8; 6] {
         let [.., a, b, c, d] = self.address.octets();
         [0x33, 0x33, a, b, c, d]
     }

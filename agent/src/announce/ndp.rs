@@ -1,4 +1,5 @@
-//! Unsolicited neighbour advertisements (RFC 4861, 7.2.6; RFC 9131 for routers that do not know the address yet).
+//! Unsolicited neighbour advertisements (RFC 4861, 7.2.6; RFC 9131 for routers that do not know the address yet), and the
+//! solicitations of duplicate address detection (RFC 4862, 5.4.2).
 
 use std::net::Ipv6Addr;
 
@@ -7,14 +8,18 @@ use vipmux_common::{
     checksum::{fold, sum},
 };
 
+use super::groups::Group;
+
 const ETHERTYPE: [u8; 2] = [0x86, 0xdd];
 const ICMPV6: u8 = 58;
 /// Receivers take no other (RFC 4861, 7.1.2): what came through a router has less.
 const HOP_LIMIT: u8 = 255;
+const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// Neighbours replace the MAC that they know. Neither *solicited*, which nobody may claim who was not asked, nor *router*.
 const OVERRIDE: u8 = 0x20;
 const TARGET_LINK_LAYER_ADDRESS: u8 = 2;
+const NONCE: u8 = 14;
 /// All nodes on the link, routers among them (RFC 4291, 2.7.1).
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Where frames to [`ALL_NODES`] go (RFC 2464, 7).
@@ -22,32 +27,52 @@ const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 
 /// `vip` is at `mac`: an Ethernet frame to all nodes on the link.
 pub(super) fn announcement(vip: Ipv6Addr, mac: Mac) -> Vec<u8> {
-    let message = advertisement(vip, mac);
+    let message = message(ADVERTISEMENT, OVERRIDE, vip, option(TARGET_LINK_LAYER_ADDRESS, mac.bytes()));
+    frame((mac.bytes(), vip), (ALL_NODES_MAC, ALL_NODES), message)
+}
+
+/// Does anybody have `vip`? Asked from the unspecified address, to the group of those who do. Others who detect tell by
+/// the nonce that it is not their own question that came back, and so do we (RFC 7527).
+pub(super) fn probe(vip: Ipv6Addr, group: Group, mac: Mac, nonce: [u8; 6]) -> Vec<u8> {
+    let message = message(SOLICITATION, 0, vip, nonce_option(nonce));
+    frame((mac.bytes(), Ipv6Addr::UNSPECIFIED), (group.mac(), group.address), message)
+}
+
+/// The option that [`probe`] ends with (RFC 3971, 5.3.2).
+pub(super) fn nonce_option(nonce: [u8; 6]) -> [u8; 8] {
+    option(NONCE, nonce)
+}
+
+/// RFC 4861, 4.6: the length is in units of eight bytes.
+fn option(kind: u8, value: [u8; 6]) -> [u8; 8] {
+    let mut option = [kind, 1, 0, 0, 0, 0, 0, 0];
+    option[2..].copy_from_slice(&value);
+    option
+}
+
+/// A message about `target` with one option (RFC 4861, 4.3 and 4.4), its checksum zero.
+fn message(kind: u8, flags: u8, target: Ipv6Addr, option: [u8; 8]) -> Vec<u8> {
+    let mut message = vec![kind, 0, 0, 0, flags, 0, 0, 0];
+    message.extend(target.octets());
+    message.extend(option);
+    message
+}
+
+/// A message in its frame, between MACs and addresses, with the checksum over the pseudo-header (RFC 8200, 8.1).
+fn frame(from: ([u8; 6], Ipv6Addr), to: ([u8; 6], Ipv6Addr), mut message: Vec<u8>) -> Vec<u8> {
     let length = u16::try_from(message.len()).unwrap_or_default().to_be_bytes();
-    let mut frame = [ALL_NODES_MAC, mac.bytes()].concat();
+    let pseudo_header = [from.1.octets(), to.1.octets()].concat();
+    let summed = sum(&pseudo_header) + sum(&length) + sum(&[0, ICMPV6]) + sum(&message);
+    message[2..4].copy_from_slice(&(!fold(summed)).to_ne_bytes());
+    let mut frame = [to.0, from.0].concat();
     frame.extend(ETHERTYPE);
     // Version 6, no traffic class, no flow label.
     frame.extend([0x60, 0, 0, 0]);
     frame.extend(length);
     frame.extend([ICMPV6, HOP_LIMIT]);
-    frame.extend(vip.octets());
-    frame.extend(ALL_NODES.octets());
+    frame.extend(pseudo_header);
     frame.extend(message);
     frame
-}
-
-/// RFC 4861, 4.4 and 4.6.1, with the checksum over the pseudo-header (RFC 8200, 8.1).
-fn advertisement(vip: Ipv6Addr, mac: Mac) -> Vec<u8> {
-    let mut message = vec![ADVERTISEMENT, 0, 0, 0, OVERRIDE, 0, 0, 0];
-    message.extend(vip.octets());
-    // The option's length is in units of eight bytes.
-    message.extend([TARGET_LINK_LAYER_ADDRESS, 1]);
-    message.extend(mac.bytes());
-    let length = u8::try_from(message.len()).unwrap_or_default();
-    let pseudo_header = [vip.octets(), ALL_NODES.octets()].concat();
-    let summed = sum(&pseudo_header) + sum(&[0, length, 0, ICMPV6]) + sum(&message);
-    message[2..4].copy_from_slice(&(!fold(summed)).to_ne_bytes());
-    message
 }
 
 #[cfg(test)]
@@ -69,6 +94,28 @@ mod tests {
         ];
         assert_eq!(frame, expected);
     }
+
+    #[test]
+    fn a_probe_is_laid_out_as_rfc_4862_and_rfc_7527_say() {
+        let vip = "2001:db8::10".parse().unwrap();
+        let mac = Mac::new([2, 0, 0x5e, 0x10, 0x20, 0x30]);
+        let frame = probe(vip, Group::of(vip, 7), mac, [1, 2, 3, 4, 5, 6]);
+        #[rustfmt::skip]
+        let expected = [
+            0x33, 0x33, 0xff, 0, 0, 0x10, 2, 0, 0x5e, 0x10, 0x20, 0x30, 0x86, 0xdd,
+            0x60, 0, 0, 0, 0, 32, 58, 255,
+            0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
+            0xff, 0x02, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x01, 0xff, 0, 0, 0x10,
+            135, 0, PROBE_CHECKSUM[0], PROBE_CHECKSUM[1], 0, 0, 0, 0,
+            0x20, 0x01, 0x0d, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x10,
+            14, 1, 1, 2, 3, 4, 5, 6,
+        ];
+        assert_eq!(frame, expected);
+    }
+
+    /// Of 0xff02 + 0x0001 + 0xff00 + 0x0010 + 32 + 58 (pseudo-header) and
+    /// 0x8700 + 0x2001 + 0x0db8 + 0x0010 + 0x0e01 + 0x0102 + 0x0304 + 0x0506.
+    const PROBE_CHECKSUM: [u8; 2] = [0x35, 0xba];
 
     /// Of 0x2001 + 0x0db8 + 0x0010 + 0xff02 + 0x0001 + 32 + 58 (pseudo-header) and
     /// 0x8800 + 0x2000 + 0x2001 + 0x0db8 + 0x0010 + 0x0201 + 0x0200 + 0x5e10 + 0x2030.

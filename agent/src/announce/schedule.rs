@@ -48,22 +48,31 @@ impl Default for Schedule {
     }
 }
 
-/// A [`Schedule`], and how many frames a second its repeats may send on one interface.
+/// A [`Schedule`], what follows it, and how many frames a second repeats may send on one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pacing {
     schedule: Schedule,
     interval: Duration,
+    /// How long after a round the next one follows once the schedule is at its end; `None`: there is none.
+    every: Option<Duration>,
 }
 
 impl Pacing {
     /// At most `rate` frames a second on one interface, the first rounds not counted.
     pub fn new(schedule: Schedule, rate: NonZeroU32) -> Self {
-        Self { schedule, interval: Duration::from_secs(1) / rate.get() }
+        Self { schedule, interval: Duration::from_secs(1) / rate.get(), every: None }
     }
 
-    /// When to repeat.
-    pub fn schedule(&self) -> &Schedule {
-        &self.schedule
+    /// With a round so long after each other when the schedule is at its end, for as long as a VIP is held; zero: none.
+    /// They spread by themselves: each counts from when the one before it found its turn.
+    #[must_use]
+    pub fn repeating(self, every: Duration) -> Self {
+        Self { every: (!every.is_zero()).then_some(every), ..self }
+    }
+
+    /// When a burst that began at `start` goes on after `sent` rounds, the last of them now.
+    pub(super) fn repeat(&self, start: Instant, sent: usize, now: Instant) -> Option<Instant> {
+        self.schedule.repeat(start, sent).or_else(|| Some(now + self.every?))
     }
 
     /// For how long an interface is taken by this many frames.
@@ -75,7 +84,7 @@ impl Pacing {
 impl Default for Pacing {
     /// The default schedule at 10 frames a second.
     fn default() -> Self {
-        Self { schedule: Schedule::default(), interval: Duration::from_millis(100) }
+        Self { schedule: Schedule::default(), interval: Duration::from_millis(100), every: None }
     }
 }
 

@@ -130,3 +130,91 @@ fn an_ipv6_vip_has_the_same_burst_at_one_frame_a_round() {
     }
     assert_eq!(rounds, [0, 1, 3, 7, 15]);
 }
+
+fn repeating(every: Duration) -> Announcer {
+    Announcer::new(Pacing::default().repeating(every))
+}
+
+#[test]
+fn after_the_burst_a_vip_is_announced_every_so_often_until_it_is_lost() {
+    let (mut announcer, start) = (repeating(ms(60_000)), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    let mut rounds = Vec::new();
+    for _ in 0..8 {
+        let next = announcer.next().unwrap();
+        assert_eq!(about(&announcer.due(next)), [1, 1]);
+        rounds.push((next - start).as_secs());
+    }
+    assert_eq!(rounds, [0, 1, 3, 7, 15, 75, 135, 195]);
+    announcer.again(7, start + ms(200_000));
+    let again = announcer.next().unwrap();
+    announcer.due(again);
+    assert_eq!(announcer.next(), Some(again + ms(1000)), "a burst comes first");
+    announcer.lost(vip(1));
+    assert_eq!(announcer.next(), None);
+    assert_eq!(Pacing::default().repeating(Duration::ZERO), Pacing::default(), "zero is never");
+}
+
+#[test]
+fn slow_rounds_of_many_vips_are_spread_and_paced() {
+    let (mut announcer, start) = (repeating(ms(30_000)), Instant::now());
+    (1..=50).for_each(|n| announcer.gained(vip(n), 7, MAC, start));
+    let mut rounds = Vec::new();
+    while let Some(next) = announcer.next().filter(|next| *next < start + ms(200_000)) {
+        rounds.push((next - start, about(&announcer.due(next))));
+    }
+    for pair in rounds[1..].windows(2) {
+        assert!(pair[1].0 >= pair[0].0 + ms(200), "two frames cost 200 ms: {pair:?}");
+    }
+    let slow: Vec<_> = rounds.iter().filter(|(at, _)| *at >= ms(100_000)).collect();
+    assert!(slow.iter().all(|(_, vips)| vips.len() == 2 && vips[0] == vips[1]), "one at a time");
+    let of_last = |n| slow.iter().filter(|(_, vips)| vips[0] == n).map(|(at, _)| *at).collect::<Vec<_>>();
+    for n in [1, 25, 50] {
+        let at = of_last(n);
+        assert!(
+            at.windows(2).all(|pair| (30_000..40_000).contains(&pair[1].saturating_sub(pair[0]).as_millis())),
+            "{n}: {at:?}"
+        );
+        assert!(at.len() >= 3, "{n}: {at:?}");
+    }
+}
+
+#[test]
+fn a_defence_is_one_round_more_and_the_schedule_goes_on() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    announcer.gained(vip(1), 7, MAC, start);
+    announcer.gained(vip(2), 7, MAC, start);
+    announcer.gained(vip(1), 8, MAC, start);
+    announcer.due(start);
+    let now = start + ms(100);
+    announcer.defend(vip(1));
+    assert!(announcer.next().unwrap() <= now);
+    let frames = announcer.due(now);
+    assert_eq!(frames.iter().map(|frame| frame.ifindex).collect::<Vec<_>>(), [7, 7, 8, 8]);
+    assert_eq!(about(&frames), [1; 4]);
+    announcer.removed(8);
+    let rounds = run(&mut announcer, start);
+    let repeats = rounds.iter().filter(|(_, vips)| vips[0] == 1).count();
+    assert_eq!((rounds[0].clone(), repeats, rounds.len()), ((1000, vec![1, 1]), 4, 8));
+    announcer.defend(vip(1));
+    assert_eq!(run(&mut announcer, start).len(), 1, "also when the burst is over");
+    announcer.defend(vip(3));
+    assert_eq!(announcer.next(), None, "nobody holds it");
+}
+
+#[test]
+fn a_defence_comes_before_what_waits_and_is_paced() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    (1..=20).for_each(|n| announcer.gained(vip(n), 7, MAC, start));
+    announcer.due(start);
+    announcer.due(start + ms(1000));
+    announcer.defend(vip(20));
+    announcer.defend(vip(19));
+    assert_eq!(announcer.next(), Some(start + ms(1200)));
+    assert_eq!(about(&announcer.due(start + ms(1200))), [19, 19]);
+    assert_eq!(about(&announcer.due(start + ms(1400))), [20, 20]);
+    assert_eq!(about(&announcer.due(start + ms(1600))), [2, 2]);
+    announcer.gained(vip(30), 7, MAC, start);
+    announcer.defend(vip(30));
+    assert_eq!(about(&announcer.due(start + ms(1700))), [30, 30], "it is announced anyway");
+}

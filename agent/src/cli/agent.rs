@@ -15,7 +15,8 @@ use crate::{
         attach::{HandoverMac, Mode, Tc},
         pins::DEFAULT_PIN_PATH,
     },
-    model::{NodeName, tag::ServiceTag},
+    election, gossip,
+    model::{NodeName, name::is_subdomain, tag::ServiceTag},
     plan::Unreachable,
     runtime::{self, Options},
 };
@@ -32,8 +33,8 @@ pub struct Args {
     #[arg(long, value_name = "DIR", env = "VIPMUX_MANIFESTS")]
     manifests: PathBuf,
     /// The Node that this is, by `metadata.name`.
-    #[arg(long, value_name = "NAME", env = "VIPMUX_NODE_NAME")]
-    node_name: String,
+    #[arg(long, value_name = "NAME", env = "VIPMUX_NODE_NAME", value_parser = node_name)]
+    node_name: NodeName,
     /// Interface to announce VIPs on (a card, bond, VLAN or bridge, or one port of a bridge); repeat for several. Without
     /// it: the one whose subnet holds the Node's InternalIP.
     #[arg(long = "interface", value_name = "IFACE", env = "VIPMUX_INTERFACE", value_delimiter = ',')]
@@ -68,17 +69,39 @@ pub struct Args {
     /// never.
     #[arg(long, value_name = "TIME", env = "VIPMUX_SELF_CHECK", default_value = "30s", value_parser = time)]
     self_check: Duration,
+    /// How often each VIP that this node leads is announced again after the burst of its first 15 seconds, for clients and
+    /// switches that missed it: so many seconds, or `5m`; 0: never.
+    #[arg(long, value_name = "TIME", env = "VIPMUX_ANNOUNCE_EVERY", default_value = "0", value_parser = time)]
+    announce_every: Duration,
     /// A named set of source ranges that Services ask for by service.beta.kubernetes.io/azure-allowed-service-tags; repeat
     /// for several. All agents of a cluster need the same.
     #[arg(long = "service-tag", value_name = "NAME=CIDR,...", env = "VIPMUX_SERVICE_TAGS", value_delimiter = ';')]
     service_tags: Vec<ServiceTag>,
-    /// Where the agent listens for `vipmux inspect diff`.
+    /// The UDP port on which the agents of all nodes speak to each other.
+    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT)]
+    gossip_port: u16,
+    /// A file with the key that seals what the agents say to each other, the same on all nodes: 32 bytes in base64 or hex. A
+    /// second line has the key that is being replaced. Without it: gossip.key in the state directory, made if it is missing.
+    #[arg(long, value_name = "FILE", env = "VIPMUX_GOSSIP_KEY")]
+    gossip_key: Option<PathBuf>,
+    /// How long a leader answers for its VIPs after the last evidence that they are its own: an agent that is away for longer
+    /// loses them. From 300ms to 30s; failover takes that long, and a little more.
+    #[arg(long, value_name = "TIME", env = "VIPMUX_LEASE", default_value = "300ms", value_parser = lease)]
+    lease: Duration,
+    /// How long a node that came waits before VIPs are moved to it; what nobody leads it takes at once.
+    #[arg(long, value_name = "TIME", env = "VIPMUX_HOLD_DOWN", default_value = "60s", value_parser = time)]
+    hold_down: Duration,
+    /// Whether the LAN is asked, when an address is first put into service, if somebody else has it; then it is not
+    /// announced.
+    #[arg(long, value_name = "BOOL", env = "VIPMUX_DUPLICATE_ADDRESS_DETECTION", default_value_t = true, action = clap::ArgAction::Set)]
+    duplicate_address_detection: bool,
+    /// Where the agent listens for `vipmux inspect diff`, `vipmux explain` and `vipmux drain`.
     #[arg(long, value_name = "PATH", env = "VIPMUX_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 }
 
 /// Whole seconds, `s` or none behind, or minutes, `m` behind.
-fn time(text: &str) -> Result<Duration, String> {
+pub(super) fn time(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.strip_suffix('m') {
         Some(minutes) => (minutes, 60),
         None => (text.strip_suffix('s').unwrap_or(text), 1),
@@ -87,12 +110,30 @@ fn time(text: &str) -> Result<Duration, String> {
     Ok(Duration::from_secs(u64::from(seconds) * unit))
 }
 
+/// Between the shortest that heartbeats can keep up and the longest that is of use.
+fn lease(text: &str) -> Result<Duration, String> {
+    let time = match text.strip_suffix("ms") {
+        Some(milliseconds) => milliseconds.parse().map(Duration::from_millis).map_err(|error| error.to_string())?,
+        None => time(text)?,
+    };
+    let range = election::LEASE..=Duration::from_secs(30);
+    if range.contains(&time) { Ok(time) } else { Err(format!("{text} is not between 300ms and 30s")) }
+}
+
+/// A Node's name, as the API server takes it (RFC 1123): it stands in Leases too.
+fn node_name(text: &str) -> Result<NodeName, String> {
+    if is_subdomain(text) {
+        return Ok(NodeName(text.to_owned()));
+    }
+    Err("a Node's name has lowercase letters, digits, '-' and '.' (an RFC 1123 subdomain)".to_owned())
+}
+
 /// Runs the agent until it is told to stop.
 pub fn run(args: Args) -> Result<(), AgentError> {
     log();
     let options = Options {
         manifests: args.manifests,
-        node: NodeName(args.node_name),
+        node: args.node_name,
         interfaces: args.interfaces,
         state_dir: args.state_dir,
         pin_path: args.pin_path,
@@ -103,7 +144,15 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         unreachable: args.unreachable_endpoints,
         flows: args.flows,
         self_check: args.self_check,
+        announce_every: args.announce_every,
         service_tags: args.service_tags.into_iter().collect(),
+        gossip_port: args.gossip_port,
+        gossip_key: args.gossip_key,
+        election: election::Settings {
+            lease: args.lease,
+            hold_down: args.hold_down,
+            detect: args.duplicate_address_detection,
+        },
         socket: args.socket,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -131,6 +180,16 @@ fn log() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_lease_is_neither_too_short_nor_too_long() {
+        for (text, milliseconds) in [("300ms", 300), ("1s", 1000), ("1500ms", 1500), ("30", 30_000)] {
+            assert_eq!(lease(text), Ok(Duration::from_millis(milliseconds)), "{text}");
+        }
+        for text in ["299ms", "0", "31s", "1m", "ms", "1.5s"] {
+            assert!(lease(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn times_are_seconds_or_minutes() {

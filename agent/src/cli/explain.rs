@@ -4,6 +4,7 @@ use std::{
     io::{self, BufWriter, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
+    time::Duration,
 };
 
 use imbl::OrdMap;
@@ -18,13 +19,17 @@ use crate::{
         maps::{Maps, MapsError},
         pins::{DEFAULT_PIN_PATH, LinkKind, Pins},
     },
-    election::rendezvous,
+    election::placement::{self, contenders_of},
     explain::{Account, Decided, Explanation, Held, Kernel, Target, Unknown},
     inspect::{
         Format, InspectError, backends::Backends, clock::Clock, objects::Programs, services::Services, vips::Vips,
         write,
     },
-    model::{endpoints::desired_services, tag::ServiceTag},
+    model::{
+        endpoints::desired_services,
+        health::{Findings, Health},
+        tag::ServiceTag,
+    },
 };
 
 /// The exit status if something is broken.
@@ -102,7 +107,7 @@ impl Args {
             Ok(Answer::Account(account)) => return Ok(Ok(*account)),
             Ok(Answer::Unknown(unknown)) => return Err(unknown.into()),
             Ok(Answer::Error(error)) => AskError::Failed(error).to_string(),
-            Ok(Answer::Diff(_)) => AskError::Unasked { path: self.socket.clone() }.to_string(),
+            Ok(Answer::Diff(_) | Answer::Drain(_)) => AskError::Unasked { path: self.socket.clone() }.to_string(),
             Err(error) => error.to_string(),
         };
         if self.manifests.is_empty() {
@@ -115,14 +120,16 @@ impl Args {
     fn computed(&self) -> Result<Account, ExplainError> {
         let held = planned::holders(self.state.as_deref())?;
         let Planned { objects, model, allocation } = Planned::read(&self.manifests, held, &self.service_tags)?;
-        let services = desired_services(&model, &allocation.claims(), &OrdMap::new());
-        let leaders = rendezvous::leaders(&model, allocation.vips().into_keys());
+        let services = desired_services(&model, &allocation.claims(), &Health::default(), &OrdMap::new());
+        let leaders = placement::leaders(&contenders_of(&model, allocation.vips().into_keys()));
         let decided = Decided {
             objects: &objects,
             model: &model,
             allocation: &allocation,
             services: &services,
             leaders: &leaders,
+            findings: &Findings::new(),
+            now: Duration::ZERO,
         };
         Ok(Account::of(decided, &self.target)?)
     }

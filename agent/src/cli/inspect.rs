@@ -23,6 +23,7 @@ use crate::{
         clock::Clock,
         flows::Flows,
         lookup::{self, Request, Source},
+        members::Members,
         neighbors::Neighbors,
         objects::{MapList, Programs},
         services::Services,
@@ -67,8 +68,10 @@ enum What {
 /// What is read from the maps alone.
 #[derive(Clone, Debug, Subcommand)]
 enum View {
-    /// VIPs: who leads them, and until when this node answers for those that it leads
+    /// VIPs: who leads them, since when and why, and until when this node answers for those that it leads
     Vips,
+    /// Nodes as the agents' gossip has them: which are alive, may lead, and how many VIPs each leads
+    Members,
     /// Service ports: their backends and traffic
     Services,
     /// Backends: where they are, and which Services they serve
@@ -197,6 +200,7 @@ impl Inspect {
         let clock = Clock::now(maps.read_config()?.hz)?;
         match view {
             View::Vips => write(&Vips::read(&maps, &clock)?, format, out),
+            View::Members => write(&Members::read(&maps, &clock)?, format, out),
             View::Services => write(&Services::read(&maps, &clock)?, format, out),
             View::Backends => write(&Backends::read(&maps)?, format, out),
             View::Flows { limit } => write(&Flows::read(&maps, &clock, *limit)?, format, out),
@@ -274,7 +278,7 @@ mod tests {
     #[test]
     fn every_view_is_shown_of_empty_maps_both_ways() {
         let Some(fixture) = Fixture::new() else { return };
-        for view in ["vips", "services", "backends", "flows", "neighbors", "stats", "maps", "prog"]
+        for view in ["vips", "members", "services", "backends", "flows", "neighbors", "stats", "maps", "prog"]
             .into_iter()
             .chain(["lookup 198.51.100.7:1 192.0.2.10:80"])
         {

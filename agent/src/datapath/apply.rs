@@ -8,9 +8,7 @@ use aya::{
     util::nr_cpus,
 };
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{
-    self, ABI_VERSION, Config, Fence, Interface, Lapse, NodeLabel, Range, ServiceOwner, VipValue,
-};
+use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, Lapse, NodeLabel, ServiceOwner, VipValue};
 
 use super::maps::{Maps, MapsError};
 use crate::plan::Step;
@@ -85,16 +83,27 @@ pub fn records_per_second(flows: u32, cpus: usize) -> u32 {
 }
 
 /// Writes or removes an element of a hash map; one that is gone already is no error.
-fn put<K: aya::Pod, V: aya::Pod>(map: &mut HashMap<MapData, K, V>, key: &K, value: Option<&V>) -> Result<(), MapError> {
+pub(super) fn put<K: aya::Pod, V: aya::Pod>(
+    map: &mut HashMap<MapData, K, V>,
+    key: &K,
+    value: Option<&V>,
+) -> Result<(), MapError> {
     match value {
         Some(value) => map.insert(key, value, 0),
         None => removed(map.remove(key)),
     }
 }
 
-/// The same for a prefix.
-fn put_range(map: &mut LpmTrie<MapData, Range, u32>, key: &Key<Range>, present: bool) -> Result<(), MapError> {
-    if present { map.insert(key, 1, 0) } else { removed(map.remove(key)) }
+/// The same for a trie.
+pub(super) fn put_prefix<K: aya::Pod, V: aya::Pod>(
+    map: &mut LpmTrie<MapData, K, V>,
+    key: &Key<K>,
+    value: Option<&V>,
+) -> Result<(), MapError> {
+    match value {
+        Some(value) => map.insert(key, value, 0),
+        None => removed(map.remove(key)),
+    }
 }
 
 fn removed(result: Result<(), MapError>) -> Result<(), MapError> {
@@ -126,7 +135,8 @@ impl Maps {
             Step::ServiceState(slot, value) => ("SERVICE_STATES", self.service_states.set(*slot, value, 0)),
             Step::Service(key, value) => ("SERVICES", put(&mut self.services, key, value.as_ref())),
             Step::SourceRange((bits, range), present) => {
-                ("SOURCE_RANGES", put_range(&mut self.source_ranges, &Key::new(*bits, *range), *present))
+                let key = Key::new(*bits, *range);
+                ("SOURCE_RANGES", put_prefix(&mut self.source_ranges, &key, present.then_some(&1)))
             }
             Step::Vip(address, value) => ("VIPS", put(&mut self.vips, address, value.as_ref())),
         };

@@ -3,6 +3,7 @@
 pub(super) mod batch;
 #[cfg(test)]
 pub(crate) mod fixture;
+mod leadership;
 mod memory;
 pub(super) mod raw;
 #[cfg(test)]
@@ -22,9 +23,9 @@ use aya::{
 use vipmux_common::{
     abi::{
         ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node,
-        NodeLabel, Range, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat,
-        VipSlot, VipValue,
+        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
+        Member, Node, NodeLabel, Range, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
+        Speaker, SpeakerKey, Stat, VipSlot, VipValue,
     },
     table,
 };
@@ -150,8 +151,14 @@ maps! {
     nodes: "NODES" => Array<Node>,
     /// `NODE_NAMES`: by the index of `NODES`.
     node_names: "NODE_NAMES" => Array<NodeLabel>,
+    /// `LEADERS`: by VIP.
+    leaders: "LEADERS" => LpmTrie<[u32; 4], Leader>,
+    /// `MEMBERS`: by the index of `NODES`.
+    members: "MEMBERS" => HashMap<u32, Member>,
     /// `PEERS`: to the index of `NODES`.
     peers: "PEERS" => HashMap<Mac, u32>,
+    /// `SPEAKERS`: LRU.
+    speakers: "SPEAKERS" => HashMap<SpeakerKey, Speaker>,
     /// `FLOWS`: LRU.
     flows: "FLOWS" => HashMap<FlowKey, FlowValue>,
     /// `REVERSE`: LRU.
@@ -299,6 +306,11 @@ impl Maps {
     /// All MACs, to the index of their node.
     pub fn read_peers(&self) -> Result<BTreeMap<Mac, u32>, MapsError> {
         all("PEERS", &self.peers)
+    }
+
+    /// Who else was heard to speak for a VIP, or to ask for one, lately.
+    pub fn read_speakers(&self) -> Result<BTreeMap<SpeakerKey, Speaker>, MapsError> {
+        all("SPEAKERS", &self.speakers)
     }
 
     /// The keys of all source ranges: how many of their bits count, and the bits.

@@ -1,29 +1,40 @@
 //! Who should lead: weighted highest-random-weight hashing, the same on every node (Thaler and Ravishankar, 1998; weights as
 //! by Schindelhauer and Schomaker, 2005).
 
-use std::{cmp::Ordering, collections::BTreeMap};
+use std::cmp::Ordering;
 
 use twox_hash::XxHash64;
 
-use crate::model::{Model, NodeName, Vip, advertisement::Candidates, node::Node};
+use crate::model::{NodeName, Vip};
 
-/// The node that should lead each of these VIPs; `None`: there is none.
-pub fn leaders(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<Vip, Option<NodeName>> {
-    let mut by_pool = BTreeMap::new();
-    let leader_of = |vip| {
-        let pool = model.pool_of(vip);
-        let eligible = by_pool.entry(pool).or_insert_with(|| eligible(&model.nodes, model.advertisements.of(pool)));
-        (vip, leader(vip, eligible.iter().copied()).cloned())
-    };
-    vips.into_iter().map(leader_of).collect()
+/// The nodes' claims to one VIP.
+///
+/// Each leads a share of all VIPs that is as large as its share of the weight. When a node goes, only the VIPs that it led
+/// move; when one comes or gains weight, VIPs move to it only.
+#[derive(Clone, Copy, Debug)]
+pub struct Bids {
+    vip: Vip,
 }
 
-/// Of these nodes with their weights the one that should lead the VIP. Each leads a share of all VIPs that is as large as
-/// its share of the weight. When a node goes, only the VIPs that it led move; when one comes or gains weight, VIPs move to it
-/// only. `None` without nodes.
-pub fn leader<'a>(vip: Vip, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>) -> Option<&'a NodeName> {
-    let bids = nodes.into_iter().map(|(name, weight)| Bid { hash: hash(vip, name), weight: weight.max(1), name });
-    bids.max_by(Bid::order).map(|bid| bid.name)
+impl Bids {
+    /// Those for this VIP.
+    pub fn of(vip: Vip) -> Self {
+        Self { vip }
+    }
+
+    /// Of these nodes with their weights the one that should lead. `None` without nodes.
+    pub fn best<'a>(self, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>) -> Option<&'a NodeName> {
+        nodes.into_iter().map(|node| self.bid(node)).max_by(Bid::order).map(|bid| bid.name)
+    }
+
+    /// The one that should lead first, and so on.
+    pub fn sort<T>(self, nodes: &mut [T], node: impl Fn(&T) -> (&NodeName, u32)) {
+        nodes.sort_by(|a, b| self.bid(node(b)).order(&self.bid(node(a))));
+    }
+
+    fn bid(self, (name, weight): (&NodeName, u32)) -> Bid<'_> {
+        Bid { hash: hash(self.vip, name), weight: weight.max(1), name }
+    }
 }
 
 /// A node's claim to a VIP.
@@ -77,21 +88,6 @@ fn hash(vip: Vip, node: &NodeName) -> u64 {
     bytes.extend_from_slice(&vip.number().to_be_bytes());
     bytes.extend_from_slice(node.0.as_bytes());
     XxHash64::oneshot(0, &bytes)
-}
-
-/// The candidates that may lead now, with their weights: the network is up, not excluded by label (ignored where no node
-/// would be left), and not cordoned (those come last: they lead where no other may).
-pub fn eligible<'a>(nodes: &'a BTreeMap<NodeName, Node>, candidates: &Candidates) -> Vec<(&'a NodeName, u32)> {
-    let known = candidates.iter().filter_map(|(name, candidate)| Some((nodes.get(name)?, candidate.weight)));
-    let reachable: Vec<(&Node, u32)> = known.filter(|(node, _)| !node.network_unavailable).collect();
-    let included = prefer(reachable, |node| !node.excluded);
-    prefer(included, |node| !node.cordoned).into_iter().map(|(node, weight)| (&node.name, weight)).collect()
-}
-
-/// Those that are preferred; all, where none is.
-fn prefer(nodes: Vec<(&Node, u32)>, preferred: impl Fn(&Node) -> bool) -> Vec<(&Node, u32)> {
-    let some: Vec<_> = nodes.iter().copied().filter(|(node, _)| preferred(node)).collect();
-    if some.is_empty() { nodes } else { some }
 }
 
 #[cfg(test)]

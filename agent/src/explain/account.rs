@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    time::Duration,
 };
 
 use imbl::OrdMap;
@@ -11,16 +12,17 @@ use serde::{Deserialize, Serialize};
 use super::Target;
 use crate::{
     allocate::Allocation,
-    election::rendezvous,
+    election::placement::{self, Contender, contenders},
     model::{
         Family, Model, NodeName, PortClaim, ServiceName, Vip,
+        health::{self, Findings},
         name::Port,
         pool::PoolSharing,
         reason::{Reason, Refusal},
         request::{ByAddress, PoolChoice, Request},
         service::{Families, Service},
     },
-    plan::DesiredService,
+    plan::{DesiredBackend, DesiredService},
     source::Objects,
 };
 
@@ -40,6 +42,10 @@ pub struct Decided<'a> {
     pub services: &'a OrdMap<PortClaim, DesiredService>,
     /// Who should answer.
     pub leaders: &'a BTreeMap<Vip, Option<NodeName>>,
+    /// What this node found of its own backends.
+    pub findings: &'a Findings,
+    /// The time, `CLOCK_BOOTTIME`.
+    pub now: Duration,
 }
 
 /// All of it that is about one target.
@@ -125,6 +131,21 @@ pub struct EndpointAccount {
     pub known: bool,
     /// It takes new flows; otherwise it drains.
     pub ready: bool,
+    /// It fails its health probe. Where it is ready all the same, so do all others.
+    #[serde(default)]
+    pub failing: bool,
+    /// More of that, where it is on the agent's own node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
+}
+
+/// Why an endpoint counts as down.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Failure {
+    /// For so long, seconds.
+    pub for_s: u64,
+    /// What came of the last attempt.
+    pub error: String,
 }
 
 /// An address.
@@ -253,12 +274,14 @@ impl Decided<'_> {
             let claim = PortClaim { vip, protocol: port.protocol, port: port.number };
             let desired = self.services.get(&claim);
             let endpoints = desired.into_iter().flat_map(|desired| &*desired.backends);
-            let endpoint = |backend: &crate::plan::DesiredBackend| EndpointAccount {
+            let endpoint = |backend: &DesiredBackend| EndpointAccount {
                 address: backend.address,
                 port: backend.port,
                 node: backend.node.clone(),
                 known: self.model.nodes.contains_key(&backend.node),
                 ready: backend.ready,
+                failing: backend.failing,
+                failure: desired.filter(|_| backend.failing).and_then(|it| self.failure(&claim, &it.owner, backend)),
             };
             PortAccount {
                 vip,
@@ -269,6 +292,14 @@ impl Decided<'_> {
             }
         };
         claims.map(port).collect()
+    }
+
+    /// `None`: another node probes the backend.
+    fn failure(&self, claim: &PortClaim, owner: &ServiceName, backend: &DesiredBackend) -> Option<Failure> {
+        let key = health::key_of(self.model, claim, owner, backend)?;
+        let finding = self.findings.get(&key).filter(|finding| !finding.up)?;
+        let error = finding.error.clone().unwrap_or_default();
+        Some(Failure { for_s: self.now.saturating_sub(finding.since).as_secs(), error })
     }
 
     fn group(&self, service: &Service) -> Vec<ServiceName> {
@@ -285,10 +316,11 @@ impl Decided<'_> {
         let model = self.model;
         let pool = model.pool_of(vip).and_then(|index| model.pools.get(index));
         let leader = self.leaders.get(&vip).cloned().flatten();
-        let eligible = rendezvous::eligible(&model.nodes, model.candidates(vip));
-        let names = |(name, weight): &(&NodeName, u32)| match weight {
-            1 => name.to_string(),
-            weight => format!("{name} (weight {weight})"),
+        let contenders = contenders(&model.nodes, model.candidates(vip));
+        let eligible = placement::foremost(&contenders);
+        let names = |Contender { node, weight, .. }: &&Contender| match weight {
+            1 => node.to_string(),
+            weight => format!("{node} (weight {weight})"),
         };
         let why = match (eligible.as_slice(), model.nodes.len()) {
             ([], 0) => "there are no Nodes".to_owned(),

@@ -4,8 +4,13 @@ mod kernel;
 
 use std::collections::BTreeSet;
 
-use super::{Account, Kernel, Link, PortAccount, ServiceAccount, Standing, State, Step, Target};
-use crate::model::{Vip, name::Port, reason::Reason};
+use super::{
+    Account, EndpointAccount, Failure, Kernel, Link, PortAccount, ServiceAccount, Standing, State, Step, Target,
+};
+use crate::{
+    inspect::names,
+    model::{Vip, name::Port, reason::Reason},
+};
 
 /// Names that a finding lists.
 const NAMED: usize = 5;
@@ -75,10 +80,10 @@ impl Chain {
         }
         for vip in &account.vips {
             match &vip.leader {
-                Some(leader) => self.holds(Step::Leader, format!("{leader} leads {}: {}", vip.address, vip.why)),
+                Some(leader) => self.holds(Step::Leader, format!("{leader} should lead {}: {}", vip.address, vip.why)),
                 None => self.breaks(
                     Step::Leader,
-                    format!("nobody leads {}: {}", vip.address, vip.why),
+                    format!("nobody may lead {}: {}", vip.address, vip.why),
                     "let there be a Node whose network is available, and that a policy for the pool selects if there are policies (docs/pools.md)",
                 ),
             }
@@ -146,7 +151,7 @@ impl Chain {
         }
         let name = if port.name.is_empty() { "no name".to_owned() } else { format!("the name {}", port.name) };
         let usable = port.endpoints.iter().filter(|endpoint| endpoint.known && endpoint.ready).count();
-        let draining = port.endpoints.iter().filter(|endpoint| !endpoint.ready).count();
+        let draining = port.endpoints.iter().filter(|endpoint| !endpoint.ready && !endpoint.failing).count();
         let lost = port.endpoints.iter().find(|endpoint| !endpoint.known);
         match (port.endpoints.len(), usable, lost) {
             (0, ..) => self.breaks(
@@ -179,8 +184,25 @@ impl Chain {
                     Step::Endpoints,
                     format!("endpoints of {what}: {usable} ready, {draining} draining, on {}", listed(&nodes)),
                 );
+                self.failing(&what, port);
             }
         }
+    }
+
+    /// Which endpoints fail their health probes.
+    fn failing(&mut self, what: &str, port: &PortAccount) {
+        let failing: Vec<_> = port.endpoints.iter().filter(|endpoint| endpoint.failing).collect();
+        let Some(first) = failing.first() else { return };
+        let described = |endpoint: &&EndpointAccount| {
+            let at = names::endpoint(endpoint.address, endpoint.port);
+            match &endpoint.failure {
+                Some(Failure { for_s, error }) => format!("{at} on {} for {for_s} s ({error})", endpoint.node),
+                None => format!("{at} on {}", endpoint.node),
+            }
+        };
+        let named = listed(&failing.iter().map(described).collect::<Vec<_>>());
+        let (count, all) = (failing.len(), if first.ready { ", so that probes are ignored" } else { "" });
+        self.note(Step::Endpoints, format!("endpoints of {what}: {count} fail their health probes{all}: {named}"));
     }
 
     fn agent(&mut self, account: &Account) {

@@ -1,16 +1,27 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use imbl::OrdMap;
 use serde_json::{Value, json};
+use vipmux_common::abi::{Role, Why};
 
 use super::*;
 use crate::{
     allocate::{allocate, holders::Holders},
     cli::table::Colour,
     control::Answer,
-    election::rendezvous,
-    inspect::{Report as _, names::Claim, vips::Standing as Fence},
-    model::{Model, Options, endpoints::SERVICE_LABEL, endpoints::desired_services, ingest::object},
+    election::placement::{self, contenders_of},
+    inspect::{
+        Report as _,
+        leadership::{Code, Leadership},
+        names::Claim,
+        vips::Standing as Fence,
+    },
+    model::{
+        Model, Options,
+        endpoints::{SERVICE_LABEL, desired_services},
+        health::{self, Finding, Findings, Health, HealthKey},
+        ingest::object,
+    },
     source::Objects,
 };
 
@@ -51,17 +62,41 @@ fn endpoint(objects: &mut Objects, service: &str, endpoint: &Value) {
 }
 
 fn account(objects: &Objects, target: &Target) -> Result<Account, Unknown> {
+    account_with(objects, target, &Findings::new())
+}
+
+/// The same a minute after boot, of an agent on `n1` that found this.
+fn account_with(objects: &Objects, target: &Target, findings: &Findings) -> Result<Account, Unknown> {
     let model = Model::ingest(objects, &Options::default());
     let allocation = allocate(&model, &Holders::new());
-    let services = desired_services(&model, &allocation.claims(), &OrdMap::new());
-    let leaders: BTreeMap<_, _> = rendezvous::leaders(&model, allocation.vips().into_keys());
+    let mut health = Health::default();
+    health.hear(NodeName("n1".to_owned()), health::down(findings));
+    let services = desired_services(&model, &allocation.claims(), &health, &OrdMap::new());
+    let leaders: BTreeMap<_, _> = placement::leaders(&contenders_of(&model, allocation.vips().into_keys()));
     let (model, allocation, services, leaders) = (&model, &allocation, &services, &leaders);
-    Account::of(Decided { objects, model, allocation, services, leaders }, target)
+    let now = Duration::from_mins(1);
+    Account::of(Decided { objects, model, allocation, services, leaders, findings, now }, target)
 }
 
 /// The same as the agent on `n1` tells it.
 fn told(objects: &Objects, target: &str) -> Account {
     Account { node: Some(NodeName("n1".into())), ..account(objects, &target.parse().unwrap()).unwrap() }
+}
+
+/// For 192 seconds.
+fn led(leader: Option<&str>, role: Role, why: Option<(Why, Option<&str>)>) -> Leadership {
+    Leadership {
+        leader: leader.map(Into::into),
+        role: Some(Code(Ok(role))),
+        since_s: Some(192),
+        why: why.map(|(why, _)| Code(Ok(why))),
+        other: why.and_then(|(_, other)| other.map(Into::into)),
+    }
+}
+
+/// This node does not answer.
+fn silent(held: &mut Held, leadership: Leadership) {
+    held.vips[0] = VipView { leading: false, answering: false, leadership, ..held.vips[0].clone() };
 }
 
 /// All of [`objects`], led and answered for.
@@ -80,6 +115,7 @@ fn held() -> Held {
         node: Some("n1".into()),
         local: true,
         ready: true,
+        failing: false,
         generation: 1,
         used_by: vec![claim.clone()],
     };
@@ -105,6 +141,7 @@ fn held() -> Held {
         yielded: false,
         answering: true,
         epoch: 1,
+        leadership: led(Some("n1"), Role::Leading, Some((Why::First, None))),
         interfaces: vec!["eth0".into()],
         vlan: 0,
         services: 1,
@@ -177,7 +214,7 @@ fn the_first_broken_link_of_the_models_half_is_found() {
 fn the_first_broken_link_of_the_kernels_half_is_found() {
     type Change = fn(&mut Held);
     let objects = objects();
-    let cases: [(&str, Step, Change); 9] = [
+    let cases: [(&str, Step, Change); 12] = [
         ("no-vip", Step::Vip, |held| held.vips.clear()),
         ("no-service", Step::Service, |held| held.services.clear()),
         ("of-another", Step::Service, |held| held.services[0].claim.name = "other".into()),
@@ -189,11 +226,13 @@ fn the_first_broken_link_of_the_kernels_half_is_found() {
             held.vips[0].answering = false;
         }),
         ("yielded", Step::Announced, |held| {
-            held.vips[0] = VipView { leading: false, answering: false, yielded: true, ..held.vips[0].clone() };
+            silent(held, led(Some("n1"), Role::Yielded, Some((Why::First, None))));
+            held.vips[0].yielded = true;
         }),
-        ("not-led", Step::Announced, |held| {
-            held.vips[0] = VipView { leading: false, answering: false, ..held.vips[0].clone() };
-        }),
+        ("not-led", Step::Announced, |held| silent(held, Leadership::default())),
+        ("vacant", Step::Led, |held| silent(held, led(None, Role::Following, None))),
+        ("conflicted", Step::Announced, |held| silent(held, led(Some("n1"), Role::Conflicted, None))),
+        ("suspended", Step::Announced, |held| silent(held, led(Some("n1"), Role::Suspended, None))),
     ];
     for (name, step, change) in cases {
         let (account, mut held) = (told(&objects, "shop/web"), held());
@@ -201,6 +240,54 @@ fn the_first_broken_link_of_the_kernels_half_is_found() {
         assert_eq!(broken(account.clone(), held.clone()), Some(step), "{name}");
         insta::assert_snapshot!(format!("kernel-{name}"), shown("shop/web", Ok(account), &kernel(held)));
     }
+}
+
+#[test]
+fn backends_that_fail_their_probes_are_named_with_the_reason_where_it_is_known() {
+    let mut objects = objects();
+    node(&mut objects, "n2");
+    let probed = json!({"service.beta.kubernetes.io/azure-load-balancer-health-probe-protocol": "tcp"});
+    put(&mut objects, service("web", &probed, &json!({"ports": [{"port": 80}]})));
+    let slice = json!({
+        "metadata": {"labels": {(SERVICE_LABEL): "web"}}, "addressType": "IPv4", "ports": [{"port": 8080}],
+        "endpoints": [{"addresses": ["10.0.0.1"], "nodeName": "n1"}, {"addresses": ["10.0.0.2"], "nodeName": "n2"}],
+    });
+    objects.endpoint_slices.insert(("shop".to_owned(), "web".to_owned()), object(slice));
+    let name = ServiceName { namespace: "shop".into(), name: "web".into() };
+    let model = Model::ingest(&objects, &Options::default());
+    let check = model.services[&name].probes.values().next().unwrap().id();
+    let found = |address: &str, up: bool, since| {
+        let key = HealthKey { address: address.parse().unwrap(), port: 8080, check };
+        let error = (!up).then(|| "no connection: Connection refused (os error 111)".to_owned());
+        (key, Finding { up, since: Duration::from_secs(since), error })
+    };
+    let findings = |of: &[(HealthKey, Finding)]| {
+        let target = "shop/web".parse().unwrap();
+        let account = account_with(&objects, &target, &of.iter().cloned().collect()).unwrap();
+        let explanation = Explanation::new(target, Ok(account), &kernel(held())).unwrap();
+        let of_endpoints = explanation.chain.into_iter().filter(|link| link.step == Step::Endpoints);
+        of_endpoints.map(|link| (link.state, link.finding)).collect::<Vec<_>>()
+    };
+    let holds = |finding: &str| (State::Holds, finding.to_owned());
+    let both = holds("endpoints of 80/TCP on 192.0.2.10: 2 ready, 0 draining, on n1, n2");
+    assert_eq!(findings(&[found("10.0.0.1", true, 0)]), [both]);
+    let why = "10.0.0.1:8080 on n1 for 48 s (no connection: Connection refused (os error 111))";
+    let expected = [
+        holds("endpoints of 80/TCP on 192.0.2.10: 1 ready, 0 draining, on n2"),
+        (State::Note, format!("endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes: {why}")),
+    ];
+    assert_eq!(findings(&[found("10.0.0.1", false, 12)]), expected);
+}
+
+#[test]
+fn where_all_backends_fail_it_is_told_that_probes_are_ignored() {
+    let mut account = told(&objects(), "shop/web");
+    for endpoint in &mut account.services[0].ports[0].endpoints {
+        endpoint.failing = true;
+    }
+    let text = shown("shop/web", Ok(account), &kernel(held()));
+    let told = "endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes, so that probes are ignored: 10.0.0.1:8080 on n1";
+    assert!(text.contains(told) && text.ends_with("nothing is broken\n"), "{text}");
 }
 
 #[test]
@@ -221,12 +308,38 @@ fn another_nodes_vip_is_no_broken_link() {
     node(&mut objects, "n2");
     endpoint(&mut objects, "web", &json!({"addresses": ["10.0.0.1"], "nodeName": "n2"}));
     let mut held = held();
-    held.vips[0] = VipView { leading: false, answering: false, ..held.vips[0].clone() };
+    silent(&mut held, led(Some("n2"), Role::Following, Some((Why::Down, Some("n1")))));
+    insta::assert_snapshot!("elsewhere", shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held.clone())));
+    silent(&mut held, Leadership::default());
     let text = shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held));
-    assert!(
-        text.contains("n2, not this node, is to answer for 192.0.2.10") && text.ends_with("nothing is broken\n"),
-        "{text}"
-    );
+    assert!(text.contains("n2, not this node, is to answer for 192.0.2.10"), "by the model alone: {text}");
+    assert!(text.contains("nothing that is known is broken; for the rest, start the agent"), "{text}");
+}
+
+#[test]
+fn who_leads_is_who_answers_whoever_should_and_a_change_under_way_breaks_nothing() {
+    let (account, mut held) = (told(&objects(), "shop/web"), held());
+    let links = |held: &Held| {
+        let explained =
+            Explanation::new("shop/web".parse().unwrap(), Ok(account.clone()), &kernel(held.clone())).unwrap();
+        let links = explained.chain.into_iter().filter(|link| matches!(link.step, Step::Led | Step::Announced));
+        links.map(|link| (link.state, link.finding)).collect::<Vec<_>>()
+    };
+    for (leader, role, finding) in [
+        ("n2", Role::Following, "n2, not this node, is to answer for 192.0.2.10: ask there, too"),
+        ("n1", Role::Detecting, "this node asks the LAN who has 192.0.2.10 before it is put into service"),
+        ("n1", Role::Handing, "this node hands 192.0.2.10 over"),
+    ] {
+        silent(&mut held, led(Some(leader), role, Some((Why::Unwritten, None))));
+        let links = links(&held);
+        let led = format!("{leader} has led 192.0.2.10 for 3m12s, epoch 1: no Lease could be read");
+        assert_eq!(links, [(State::Holds, led), (State::Note, finding.to_owned())]);
+    }
+    held.fence = FenceView { standing: Fence::Lapsed, deadline_ns: 1, left_ms: None, lapsed_ms: Some(9_000) };
+    silent(&mut held, led(None, Role::Following, None));
+    let (state, finding) = links(&held).swap_remove(0);
+    assert_eq!(state, State::Note, "it may have changed since");
+    assert_eq!(finding, "nobody has led 192.0.2.10 for 3m12s; so the agent knew it when the fence lapsed");
 }
 
 #[test]

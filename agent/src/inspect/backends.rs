@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{BACKEND_LOCAL, BACKEND_READY};
+use vipmux_common::abi::{BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY};
 
 use super::{
     Report,
@@ -37,6 +37,9 @@ pub struct BackendView {
     pub local: bool,
     /// It takes new flows; otherwise it drains.
     pub ready: bool,
+    /// It fails a health probe. Where it is ready all the same, so do all others of its Service port, or another Service does
+    /// not probe it.
+    pub failing: bool,
     /// The index's generation.
     pub generation: u32,
     /// The port claims whose table holds it: what new flows can reach it by.
@@ -76,6 +79,7 @@ impl Backends {
             node: names.nodes.get(&backend.node).cloned(),
             local: backend.flags & BACKEND_LOCAL != 0,
             ready: backend.flags & BACKEND_READY != 0,
+            failing: backend.flags & BACKEND_FAILING != 0,
             generation: backend.generation,
             used_by: users.remove(&index).unwrap_or_default(),
         });
@@ -98,13 +102,18 @@ impl Report for Backends {
         let mut table =
             Table::new(&["INDEX", "ADDRESS", "NODE", "LOCAL", "STATE", "USED BY"]).right_aligned(&["INDEX"]);
         for backend in &self.backends {
-            let ready = Cell::toned("ready", Tone::Good);
+            let state = match (backend.ready, backend.failing) {
+                (true, false) => Cell::toned("ready", Tone::Good),
+                (true, true) => Cell::toned("ready, failing", Tone::Warn),
+                (false, false) => Cell::toned("draining", Tone::Warn),
+                (false, true) => Cell::toned("failing", Tone::Bad),
+            };
             table.row([
                 backend.index.to_string().into(),
                 names::endpoint(backend.address, backend.port).into(),
                 backend.node.as_deref().unwrap_or("?").into(),
                 if backend.local { "yes" } else { "no" }.into(),
-                if backend.ready { ready } else { Cell::toned("draining", Tone::Warn) },
+                state,
                 used_by(&backend.used_by).into(),
             ]);
         }

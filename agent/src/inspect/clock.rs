@@ -64,6 +64,11 @@ impl Clock {
         let left = deadline.saturating_sub(self.boottime);
         if left.is_zero() { Err(self.boottime.saturating_sub(deadline)) } else { Ok(left) }
     }
+
+    /// Since a moment, nanoseconds of `CLOCK_BOOTTIME`; zero for one ahead of this clock.
+    pub fn passed(&self, moment: u64) -> Duration {
+        self.boottime.saturating_sub(Duration::from_nanos(moment))
+    }
 }
 
 #[cfg(test)]

@@ -17,7 +17,9 @@ impl Diff {
         match ask(socket, Command::Diff)? {
             Answer::Diff(diff) => Ok(diff),
             Answer::Error(error) => Err(AskError::Failed(error).into()),
-            Answer::Account(_) | Answer::Unknown(_) => Err(AskError::Unasked { path: socket.into() }.into()),
+            Answer::Account(_) | Answer::Unknown(_) | Answer::Drain(_) => {
+                Err(AskError::Unasked { path: socket.into() }.into())
+            }
         }
     }
 

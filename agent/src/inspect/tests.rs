@@ -2,6 +2,7 @@
 
 mod cluster;
 mod ipv6;
+mod leadership;
 mod program;
 mod treatment;
 
@@ -48,15 +49,15 @@ fn json(report: &impl Report) -> Value {
 }
 
 #[test]
-fn vips_show_the_leader_and_the_fence() {
+fn vips_show_the_leader_and_the_fence_where_the_agent_says_nothing_more() {
     let Some(cluster) = Cluster::new() else { return };
     let vips = Vips::read(&cluster.maps(), &clock()).unwrap();
     assert_eq!(
         text(&vips),
         "\
-VIP         LEADER     FENCE        INTERFACES  VLAN  EPOCH  SERVICES
-192.0.2.10  this node  250 ms left  lo          -         3         6
-192.0.2.11  yielded    -            lo          7         5         1
+VIP         LEADER     EPOCH  SINCE  WHY  FENCE        INTERFACES  VLAN  SERVICES
+192.0.2.10  this node      3      -  -    250 ms left  lo          -            6
+192.0.2.11  yielded        5      -  -    -            lo          7            1
 "
     );
     assert_eq!(
@@ -66,8 +67,10 @@ VIP         LEADER     FENCE        INTERFACES  VLAN  EPOCH  SERVICES
             "fence": {"standing": "open", "deadline_ns": 1_000_250_000_000_u64, "left_ms": 250, "lapsed_ms": null},
             "vips": [
                 {"address": "192.0.2.10", "id": 1, "leading": true, "yielded": false, "answering": true, "epoch": 3,
+                 "leader": null, "role": null, "since_s": null, "why": null, "other": null,
                  "interfaces": ["lo"], "vlan": 0, "services": 6},
                 {"address": "192.0.2.11", "id": 2, "leading": false, "yielded": true, "answering": false, "epoch": 5,
+                 "leader": null, "role": null, "since_s": null, "why": null, "other": null,
                  "interfaces": ["lo"], "vlan": 7, "services": 1},
             ],
         })
@@ -79,7 +82,7 @@ fn a_leader_past_its_fence_is_not_answering() {
     let Some(cluster) = Cluster::new() else { return };
     let later = super::clock::Clock::at(Duration::from_secs(1003), Duration::from_secs(1003), HZ);
     let vips = Vips::read(&cluster.maps(), &later).unwrap();
-    assert!(text(&vips).contains("192.0.2.10  this node  lapsed 2750 ms ago"), "{}", text(&vips));
+    assert!(text(&vips).contains("192.0.2.10  this node      3      -  -    lapsed 2750 ms ago"), "{}", text(&vips));
     assert!(vips.vips[0].leading && !vips.vips[0].answering);
 }
 
@@ -116,20 +119,23 @@ fn backends_show_where_they_are_and_whom_they_serve() {
     assert_eq!(
         text(&backends),
         "\
-INDEX  ADDRESS        NODE    LOCAL  STATE     USED BY
-    0  10.0.0.1:8080  node-a  yes    ready     shop/web:80/TCP,shop/admin:81/TCP,shop/vlan:80/TCP
-    1  10.0.1.1:8080  node-b  no     ready     dns/dns:53/UDP,shop/web:80/TCP,shop/many:90/TCP
-    2  10.0.2.1:8080  node-c  no     ready     shop/far:8080/TCP
-    3  10.0.0.2:8080  node-a  yes    draining  -
-    4  10.0.1.2:8080  node-b  no     ready     shop/many:90/TCP
-    5  10.0.3.1:8080  node-d  no     ready     shop/many:90/TCP
+INDEX  ADDRESS        NODE    LOCAL  STATE           USED BY
+    0  10.0.0.1:8080  node-a  yes    ready           shop/web:80/TCP,shop/admin:81/TCP,shop/vlan:80/TCP
+    1  10.0.1.1:8080  node-b  no     ready           dns/dns:53/UDP,shop/web:80/TCP,shop/many:90/TCP
+    2  10.0.2.1:8080  node-c  no     ready           shop/far:8080/TCP
+    3  10.0.0.2:8080  node-a  yes    draining        -
+    4  10.0.1.2:8080  node-b  no     ready, failing  shop/many:90/TCP
+    5  10.0.3.1:8080  node-d  no     ready           shop/many:90/TCP
 "
     );
+    let mut failing = backends.clone();
+    failing.backends[3].failing = true;
+    assert!(text(&failing).contains("    3  10.0.0.2:8080  node-a  yes    failing         -\n"), "{}", text(&failing));
     let draining = &json(&backends)["backends"][3];
     assert_eq!(
         *draining,
         json!({"index": 3, "address": "10.0.0.2", "port": 8080, "node": "node-a", "local": true, "ready": false,
-               "generation": 13, "used_by": []})
+               "failing": false, "generation": 13, "used_by": []})
     );
 }
 

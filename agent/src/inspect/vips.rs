@@ -8,9 +8,14 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{Address, Config, Fence, VIP_LEADING, VIP_YIELDED, VipValue};
+use vipmux_common::abi::{Address, Config, Fence, Role, VIP_LEADING, VIP_YIELDED, VipValue};
 
-use super::{Report, clock::Clock, freshness};
+use super::{
+    Report,
+    clock::Clock,
+    freshness,
+    leadership::{Code, Leadership},
+};
 use crate::{
     cli::table::{Cell, Colour, Table, Tone},
     datapath::maps::{Maps, MapsError},
@@ -59,6 +64,9 @@ pub struct VipView {
     pub answering: bool,
     /// The epoch of its leadership.
     pub epoch: u64,
+    /// Who leads it, as the agent last said.
+    #[serde(flatten)]
+    pub leadership: Leadership,
     /// The interfaces it is announced on, by name.
     pub interfaces: Vec<String>,
     /// The 802.1Q VLAN it is announced on; 0 for untagged.
@@ -109,12 +117,14 @@ impl Vips {
     pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
         let fence = FenceView::new(maps.read_fence()?, &maps.read_config()?, clock);
         let interfaces = maps.read_interfaces()?;
+        let (leaders, nodes) = (maps.read_leaders()?, maps.read_node_names()?);
         let mut services: BTreeMap<u32, usize> = BTreeMap::new();
         for claim in maps.read_services()?.into_keys() {
             *services.entry(claim.vip).or_default() += 1;
         }
         let view = |(address, vip): (Address, VipValue)| {
             let leading = vip.flags & VIP_LEADING != 0;
+            let leader = leaders.get(&address);
             let announced = interfaces.iter().filter(|(_, interface)| interface.bit & vip.interfaces != 0);
             VipView {
                 address: IpAddr::from(address),
@@ -122,7 +132,8 @@ impl Vips {
                 leading,
                 yielded: vip.flags & VIP_YIELDED != 0,
                 answering: leading && fence.standing == Standing::Open,
-                epoch: vip.epoch,
+                epoch: leader.map_or(vip.epoch, |leader| leader.epoch),
+                leadership: leader.map(|leader| Leadership::new(leader, &nodes, clock)).unwrap_or_default(),
                 interfaces: announced.map(|(ifindex, _)| interface_name(*ifindex)).collect(),
                 vlan: vip.vlan,
                 services: services.get(&vip.id).copied().unwrap_or_default(),
@@ -135,10 +146,17 @@ impl Vips {
 }
 
 fn leader(vip: &VipView) -> Cell {
-    match (vip.leading, vip.yielded) {
-        (true, _) => Cell::toned("this node", if vip.answering { Tone::Good } else { Tone::Bad }),
-        (false, true) => Cell::toned("yielded", Tone::Warn),
-        (false, false) => Cell::from("elsewhere"),
+    let Leadership { leader, role, .. } = &vip.leadership;
+    match (role, leader) {
+        _ if vip.leading => Cell::toned("this node", if vip.answering { Tone::Good } else { Tone::Bad }),
+        (Some(_), Some(leader)) if !vip.leadership.is_own() => Cell::from(leader),
+        _ if vip.yielded => Cell::toned("yielded", Tone::Warn),
+        (Some(role), Some(_)) => {
+            let tone = if *role == Code(Ok(Role::Conflicted)) { Tone::Bad } else { Tone::Warn };
+            Cell::toned(format!("this node, {role}"), tone)
+        }
+        (Some(_), None) => Cell::toned("nobody", Tone::Bad),
+        (None, _) => Cell::from("elsewhere"),
     }
 }
 
@@ -146,8 +164,8 @@ impl Report for Vips {
     const KIND: &'static str = "vips";
 
     fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
-        let header = ["VIP", "LEADER", "FENCE", "INTERFACES", "VLAN", "EPOCH", "SERVICES"];
-        let mut table = Table::new(&header).right_aligned(&["EPOCH", "SERVICES"]);
+        let header = ["VIP", "LEADER", "EPOCH", "SINCE", "WHY", "FENCE", "INTERFACES", "VLAN", "SERVICES"];
+        let mut table = Table::new(&header).right_aligned(&["EPOCH", "SINCE", "SERVICES"]);
         for vip in &self.vips {
             let vlan = if vip.vlan == 0 { String::new() } else { vip.vlan.to_string() };
             let fence = match (vip.leading, vip.answering) {
@@ -158,10 +176,12 @@ impl Report for Vips {
             table.row([
                 vip.address.to_string().into(),
                 leader(vip),
+                vip.epoch.to_string().into(),
+                vip.leadership.since().unwrap_or_default().into(),
+                vip.leadership.reason().unwrap_or_default().into(),
                 fence,
                 vip.interfaces.join(",").into(),
                 vlan.into(),
-                vip.epoch.to_string().into(),
                 vip.services.to_string().into(),
             ]);
         }

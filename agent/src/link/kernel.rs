@@ -109,7 +109,7 @@ impl Links {
 impl Interface {
     /// Whether anything but the addresses differs.
     fn differs(&self, other: &Self) -> bool {
-        let of = |i: &Self| (i.ifindex, i.mac, i.mtu, i.carrier, i.controller);
+        let of = |i: &Self| (i.ifindex, i.mac, i.mtu, i.carrier, i.carrier_ups, i.controller);
         of(self) != of(other) || self.name != other.name || self.kind != other.kind
     }
 }
@@ -120,12 +120,13 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         return None;
     }
     let flags = link.header.flags;
-    let (mut name, mut mac, mut mtu, mut controller) = (None, None, None, None);
+    let (mut name, mut mac, mut mtu, mut controller, mut carrier_ups) = (None, None, None, None, 0);
     for attribute in &link.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text.clone()),
             LinkAttribute::Address(bytes) => mac = <[u8; 6]>::try_from(bytes.as_slice()).ok(),
             LinkAttribute::Mtu(bytes) => mtu = Some(*bytes),
+            LinkAttribute::CarrierUpCount(count) => carrier_ups = *count,
             LinkAttribute::Controller(index) => controller = Some(*index).filter(|index| *index != 0),
             _ => {}
         }
@@ -142,6 +143,7 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         // LOWER_UP falls with the carrier at once. RUNNING comes after it, when the queue has opened: before that, what
         // is sent is dropped without an error. Only an interface made some milliseconds ago claims both too early.
         carrier: flags.contains(LinkFlags::Up | LinkFlags::LowerUp | LinkFlags::Running),
+        carrier_ups,
         addresses: BTreeSet::new(),
     })
 }
@@ -242,6 +244,12 @@ mod tests {
         use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
         let mut links = Links::default();
         let address = || own("192.0.2.1", "192.0.2.1", 24);
+        // Its carrier was away in between.
+        let again = || {
+            let mut link = dummy(1400);
+            link.attributes.push(LinkAttribute::CarrierUpCount(2));
+            link
+        };
         assert!(!links.apply(&NewAddress(address())), "of an interface that is not known");
         for (message, changes) in [
             (NewLink(dummy(1500)), true),
@@ -249,6 +257,8 @@ mod tests {
             (NewAddress(address()), true),
             (NewAddress(address()), false),
             (NewLink(dummy(1400)), true),
+            (NewLink(again()), true),
+            (NewLink(again()), false),
             (NewLink(link(AddressFamily::Unspec, vec![])), false),
             (NewLink(link(AddressFamily::Bridge, dummy(9000).attributes)), false),
             (DelLink(link(AddressFamily::Bridge, dummy(9000).attributes)), false),

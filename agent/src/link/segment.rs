@@ -31,6 +31,8 @@ pub struct Segment {
     pub ports: BTreeSet<u32>,
     /// What is sent on it leaves, and one of its ports has a carrier.
     pub carrier: bool,
+    /// Changes whenever a carrier came, its own or a port's.
+    pub carrier_ups: u32,
 }
 
 /// An interface where frames of one or more segments come in.
@@ -68,7 +70,8 @@ impl Links {
         let found = || ports.iter().filter_map(|port| self.get(*port));
         found().try_for_each(|port| port.suitable().map(drop))?;
         let carrier = whole.carrier && found().any(|port| port.carrier);
-        Ok(Segment { ifindex: whole.ifindex, mac, vlan, ports, carrier })
+        let carrier_ups = found().fold(whole.carrier_ups, |ups, port| ups.wrapping_add(port.carrier_ups));
+        Ok(Segment { ifindex: whole.ifindex, mac, vlan, ports, carrier, carrier_ups })
     }
 
     /// Where what arrives at `interface` comes in, and with which tag.
@@ -157,6 +160,7 @@ impl Segments {
             Entry::Occupied(mut known) => {
                 known.get_mut().ports.extend(segment.ports);
                 known.get_mut().carrier |= segment.carrier;
+                known.get_mut().carrier_ups = known.get().carrier_ups.wrapping_add(segment.carrier_ups);
             }
             Entry::Vacant(place) => drop(place.insert(segment)),
         }

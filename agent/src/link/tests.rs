@@ -27,6 +27,7 @@ pub(super) fn interface(ifindex: u32, name: &str, kind: Kind, addresses: &[&str]
         kind,
         controller: None,
         carrier: true,
+        carrier_ups: 1,
         addresses: addresses.iter().map(parse).collect(),
     }
 }

@@ -12,6 +12,7 @@ use k8s_openapi::api::discovery::v1 as api;
 use crate::{
     model::{
         Family, Model, NodeName, PortClaim, Protocol, ServiceName,
+        health::{self, Health},
         name::Port,
         node::Node,
         prefix::Prefix,
@@ -187,6 +188,18 @@ impl Endpoints {
         Some(format!("{what} on another port ({other} for instance), and {because}; let targetPort be {own} too"))
     }
 
+    /// The endpoint's port behind a Service port, if it has one.
+    pub(super) fn port(
+        &self,
+        service: &ServiceName,
+        port_name: &str,
+        protocol: Protocol,
+        address: IpAddr,
+    ) -> Option<u16> {
+        let of_port = self.0.get(service)?.get(&(port_name.to_owned(), protocol))?;
+        of_port.range((address, 0)..=(address, u16::MAX)).map(|((_, port), _)| *port).next()
+    }
+
     /// The backends of a Service port in one address family. Those on nodes that are not known are among them only where
     /// no other takes new flows: whoever serves the port must know that it has endpoints after all.
     pub fn backends(
@@ -211,6 +224,7 @@ impl Endpoints {
                 port,
                 node: endpoint.node.clone(),
                 ready: endpoint.condition >= least,
+                failing: false,
             })
         };
         let mut found: BTreeSet<_> = backends(true).collect();
@@ -243,19 +257,20 @@ fn address(endpoint: &api::Endpoint) -> Result<IpAddr, String> {
     Ok(address)
 }
 
-/// What the data plane should hold for each claim. Claims of Services that the model does not have, or have no such port,
+/// What the data plane should hold for each claim, with this health of its backends. Claims of Services that the model does not have, or have no such port,
 /// are left out. `before`: an earlier result, of which everything that stays is kept, so that the difference is cheap to
 /// see. Otherwise equal sets of backends, and of source ranges, are one allocation.
 pub fn desired_services(
     model: &Model,
     claims: &BTreeMap<PortClaim, ServiceName>,
+    health: &Health,
     before: &OrdMap<PortClaim, DesiredService>,
 ) -> OrdMap<PortClaim, DesiredService> {
     let mut sets: BTreeSet<Arc<BTreeSet<DesiredBackend>>> = BTreeSet::new();
     let mut sources: BTreeSet<Arc<BTreeSet<Prefix>>> = BTreeSet::new();
     let mut desired = before.clone();
     for (claim, owner) in claims {
-        let Some(mut service) = desired_service(model, claim, owner) else {
+        let Some(mut service) = desired_service(model, claim, owner, health) else {
             desired.remove(claim);
             continue;
         };
@@ -282,11 +297,17 @@ fn shared<T: Ord>(known: &mut BTreeSet<Arc<BTreeSet<T>>>, set: Arc<BTreeSet<T>>)
 }
 
 /// What the data plane should hold for a claim; `None` if the model does not have the Service, or it has no such port.
-pub(crate) fn desired_service(model: &Model, claim: &PortClaim, owner: &ServiceName) -> Option<DesiredService> {
+pub(crate) fn desired_service(
+    model: &Model,
+    claim: &PortClaim,
+    owner: &ServiceName,
+    health: &Health,
+) -> Option<DesiredService> {
     let port = Port { number: claim.port, protocol: claim.protocol };
     let service = model.services.get(owner)?;
     let port_name = service.ports.get(&port)?;
     let backends = model.endpoints.backends(owner, port_name, claim.protocol, claim.vip.family());
+    let backends = health::judge(model, claim, owner, health, backends);
     let treatment = Treatment {
         sources: service.policy.sources_of(claim.vip.family()).map(Arc::new),
         affinity: service.policy.affinity,

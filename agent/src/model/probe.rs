@@ -1,4 +1,4 @@
-//! Active health probes of backends, as Azure's annotations ask for them. They are read and shown; nothing sends them yet.
+//! Active health probes of backends, as Azure's annotations ask for them.
 //!
 //! <https://cloud-provider-azure.sigs.k8s.io/topics/loadbalancer/#custom-load-balancer-health-probe>
 
@@ -103,6 +103,15 @@ pub enum Target {
     Number(u16),
 }
 
+impl Target {
+    /// With every port, endpoints have the ports that clients ask for, so that a port of the Service is its own number.
+    fn untranslated(self, listed: &[api::ServicePort]) -> Self {
+        let Self::OfService(name) = &self else { return self };
+        let own = listed.iter().find(|entry| entry.name.as_ref().unwrap_or(&String::new()) == name);
+        own.and_then(tcp).map_or(self, |port| Self::Number(port.number))
+    }
+}
+
 impl fmt::Display for Probe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (name, path) = match &self.check {
@@ -156,6 +165,7 @@ impl Probes {
         listed: &[api::ServicePort],
     ) -> Self {
         let first = listed.iter().find_map(|entry| self.of_ports.get(&tcp(entry)?)).cloned();
+        let first = first.map(|probe| Probe { target: probe.target.untranslated(listed), ..probe });
         let of = |port: &Port| {
             let own = self.of_ports.get(port).or(first.as_ref().filter(|_| port.number == 0));
             Some((*port, own?.clone()))
@@ -226,8 +236,10 @@ impl<'a> Asked<'a> {
 
     fn path(&self) -> Result<String, Refusal> {
         let Some((key, text)) = self.said(PATH) else { return Ok("/".to_owned()) };
-        let sound = text.starts_with('/') && text.len() <= MAX_PATH && text.bytes().all(|byte| byte.is_ascii_graphic());
-        let allowed = format!("a path of at most {MAX_PATH} bytes, such as /healthz");
+        let sound = text.starts_with('/') && text.len() <= MAX_PATH && text.bytes().all(is_of_path);
+        let allowed = format!(
+            "a path of at most {MAX_PATH} bytes, such as /healthz or /up?deep=1, with other characters percent-encoded"
+        );
         sound.then(|| text.to_owned()).ok_or_else(|| invalid(&key, text, &allowed))
     }
 
@@ -243,6 +255,11 @@ impl<'a> Asked<'a> {
             None => number.map(Target::Number).ok_or_else(|| invalid(&key, text, allowed)),
         }
     }
+}
+
+/// Whether it may be in a path or query as it is (RFC 3986, 3.3 and 3.4).
+fn is_of_path(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@%/?".contains(&byte)
 }
 
 /// From a path, which not all of them have.

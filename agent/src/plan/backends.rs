@@ -29,12 +29,15 @@ pub(super) struct Placement {
 }
 
 /// What a backend is wanted for.
+#[expect(clippy::struct_excessive_bools, reason = "any of them goes with any other")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Want {
     /// It is in a table of this plan.
     ready: bool,
     /// It keeps its flows.
     draining: bool,
+    /// It fails its health probe.
+    failing: bool,
     /// A table that could not be replaced leads to it.
     kept: bool,
 }
@@ -139,6 +142,9 @@ impl<'a> Placements<'a> {
         for &index in &*resolution.draining {
             self.want(index).draining = true;
         }
+        for &index in &*resolution.failing {
+            self.want(index).failing = true;
+        }
     }
 
     fn want(&mut self, index: u32) -> &mut Want {
@@ -150,7 +156,7 @@ impl<'a> Placements<'a> {
         let observed = self.observed;
         let nodes = self.nodes;
         let roles = Roles::new(set, self.local, |name| nodes.get(name).copied());
-        let new: BTreeSet<_> = roles.in_tables().filter(|identity| self.index(identity).is_none()).collect();
+        let new: BTreeSet<_> = roles.indexed().filter(|identity| self.index(identity).is_none()).collect();
         let shortage = |free| {
             let needed = u32::try_from(new.len()).unwrap_or(u32::MAX);
             Shortage { map: CapacityMap::Backends, capacity: observed.backends.capacity(), free, needed }
@@ -198,8 +204,8 @@ impl<'a> Placements<'a> {
 
     fn add_backend(&mut self, identity: Identity, index: u32) {
         let (address, port, node) = identity;
-        let flags = abi::BACKEND_READY | self.local_flag(node);
-        let backend = abi::Backend { address, port, flags, node, generation: self.generation, reserved: 0 };
+        // Its flags tell what it is wanted for, which is known in the end.
+        let backend = abi::Backend { address, port, flags: 0, node, generation: self.generation, reserved: 0 };
         self.new_indices.insert(identity, index);
         self.new_backends.insert(index, backend);
     }
@@ -209,14 +215,21 @@ impl<'a> Placements<'a> {
         Some(Endpoint::new(backend.address, backend.port))
     }
 
-    fn local_flag(&self, node: u32) -> u16 {
-        if self.local == Some(node) { abi::BACKEND_LOCAL } else { 0 }
+    fn flags(&self, ready: bool, failing: bool, node: u32) -> u16 {
+        let flag = |is: bool, flag: u16| if is { flag } else { 0 };
+        flag(ready, abi::BACKEND_READY)
+            | flag(failing, abi::BACKEND_FAILING)
+            | flag(self.local == Some(node), abi::BACKEND_LOCAL)
     }
 
     /// The steps for `BACKENDS` and `TABLES`, once everything has its place.
     pub(super) fn finish(mut self) -> Backends {
+        let arrival = |(index, backend): (&u32, &abi::Backend)| {
+            let Want { ready, failing, .. } = self.wants.get(index).copied().unwrap_or_default();
+            Step::Backend(*index, abi::Backend { flags: self.flags(ready, failing, backend.node), ..*backend })
+        };
         let mut backends = Backends {
-            arrivals: self.new_backends.iter().map(|(index, backend)| Step::Backend(*index, *backend)).collect(),
+            arrivals: self.new_backends.iter().map(arrival).collect(),
             tables: std::mem::take(&mut self.tables),
             drained: Vec::new(),
             departures: Vec::new(),
@@ -235,7 +248,8 @@ impl<'a> Placements<'a> {
                 nodes.insert(entry.node);
             }
             let ready = want.ready || (want.kept && entry.flags & abi::BACKEND_READY != 0);
-            let flags = if ready { abi::BACKEND_READY } else { 0 } | self.local_flag(entry.node);
+            let failing = want.failing || (want.kept && entry.flags & abi::BACKEND_FAILING != 0);
+            let flags = self.flags(ready, failing, entry.node);
             if flags != entry.flags {
                 let stage = if ready { &mut backends.arrivals } else { &mut backends.drained };
                 stage.push(Step::Backend(index, abi::Backend { flags, ..*entry }));
@@ -256,8 +270,13 @@ impl<'a> Placements<'a> {
         let indices: BTreeSet<u32> = scope.keys().chain(self.wants.keys()).copied().collect();
         let judged = indices.into_iter().filter_map(|index| {
             let others = scope.get(&index).copied().unwrap_or_else(|| observed.settled.uses(index));
-            let Want { ready, draining, kept } = want(index);
-            let want = Want { ready: ready || others.ready > 0, draining: draining || others.draining > 0, kept };
+            let Want { ready, draining, failing, kept } = want(index);
+            let want = Want {
+                ready: ready || others.ready > 0,
+                draining: draining || others.draining > 0,
+                failing: failing || others.failing > 0,
+                kept,
+            };
             Some((index, observed.backends.get(index)?, want))
         });
         judged.collect()

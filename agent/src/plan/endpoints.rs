@@ -33,15 +33,18 @@ pub(super) struct Roles {
     local: Vec<Identity>,
     /// In no table, for their established flows.
     draining: Vec<Identity>,
+    /// Those of all of them that fail their health probes.
+    failing: Vec<Identity>,
 }
 
 impl Roles {
     /// `node`: the index of a node; endpoints of one that has none are left out.
     pub(super) fn new(set: &Set, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
-        let (mut ready, mut draining) = (Vec::new(), Vec::new());
+        let (mut ready, mut draining, mut failing) = (Vec::new(), Vec::new(), BTreeSet::new());
         for backend in set.iter() {
             if let Some(node) = node(&backend.node) {
                 let identity = (backend.address.into(), backend.port.to_be(), node);
+                failing.extend(backend.failing.then_some(identity));
                 if backend.ready { &mut ready } else { &mut draining }.push(identity);
             }
         }
@@ -54,12 +57,13 @@ impl Roles {
         let own: Vec<_> = own.take(LONGEST as usize).collect();
         let excess = ready.split_off(ready.len().min(LONGEST as usize));
         draining.extend(excess);
-        Self { all: ready, local: own, draining }
+        let failing = ready.iter().chain(&own).chain(&draining).filter(|it| failing.contains(it)).copied().collect();
+        Self { all: ready, local: own, draining, failing }
     }
 
-    /// Those that need an index.
-    pub(super) fn in_tables(&self) -> impl Iterator<Item = Identity> {
-        self.all.iter().chain(&self.local).copied()
+    /// Those that need an index: in a table, or to be shown as failing.
+    pub(super) fn indexed(&self) -> impl Iterator<Item = Identity> {
+        self.all.iter().chain(&self.local).chain(&self.failing).copied()
     }
 
     pub(super) fn draining(&self) -> impl Iterator<Item = Identity> {
@@ -74,8 +78,8 @@ impl Roles {
             indices.dedup();
             Members::from(indices)
         };
-        let draining = members(&self.draining);
-        Resolution { all: members(&self.all), local: members(&self.local), draining }
+        let [draining, failing] = [&self.draining, &self.failing].map(|identities| members(identities));
+        Resolution { all: members(&self.all), local: members(&self.local), draining, failing }
     }
 }
 
@@ -85,4 +89,6 @@ pub(super) struct Resolution {
     pub(super) all: Members,
     pub(super) local: Members,
     pub(super) draining: Members,
+    /// Of all of them.
+    pub(super) failing: Members,
 }

@@ -249,9 +249,19 @@ impl Observed {
         self.sources.has_leftovers()
     }
 
+    /// Whether another node has this MAC.
+    pub fn is_peer(&self, mac: Mac) -> bool {
+        self.peers.contains_key(&mac)
+    }
+
     /// `VIPS`, by address.
     pub fn vips(&self) -> &BTreeMap<abi::Address, abi::VipValue> {
         &self.vips
+    }
+
+    /// A node's index in `NODES`.
+    pub fn node_index(&self, name: &NodeName) -> Option<u32> {
+        self.node_indices.get(name).copied()
     }
 
     /// `NODES`, by name.

@@ -16,7 +16,7 @@ use crate::{
         Capacities, Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Observed, Plan, Step, Subject,
         Treatment, Unreachable, plan,
         settled::Settled,
-        simulation::{Answer, Flow, HZ, Kernel, Table, Terms, expected, expected_terms},
+        simulation::{Answer, Flow, HZ, Kernel, Table, Terms, expected, expected_failing, expected_terms},
     },
 };
 
@@ -73,7 +73,13 @@ fn node(n: u8) -> NodeName {
 }
 
 prop_compose! {
-    fn backend()(host in 1..=9u8, moved in 0..20u8, alternate in any::<bool>(), ready in 0..4u8) -> DesiredBackend {
+    fn backend()(
+        host in 1..=9u8,
+        moved in 0..20u8,
+        alternate in any::<bool>(),
+        ready in 0..4u8,
+        failing in 0..4u8,
+    ) -> DesiredBackend {
         // As a rule an address is on one node; now and then it is seen on another.
         let on = if moved == 0 { (host + 1) % 3 } else { host % 3 };
         DesiredBackend {
@@ -81,6 +87,7 @@ prop_compose! {
             port: if alternate { 8081 } else { 8080 },
             node: node(if moved == 1 { (on + 1) % 3 } else { on }),
             ready: ready > 0,
+            failing: failing == 0,
         }
     }
 }
@@ -314,6 +321,10 @@ impl World {
             assert_eq!(self.kernel.terms(&claim), expected_terms(desired, &claim), "{claim}");
         }
         if plan.refused.is_empty() {
+            let (told, expected) = (self.kernel.failing(), expected_failing(desired, &self.kernel));
+            // As to draining endpoints, see above.
+            let right = if self.observed.settled.is_complete() { told == expected } else { told.is_subset(&expected) };
+            assert!(right, "{told:?} are said to fail, and {expected:?} do");
             // Sets that nothing refers to have rested by then, or need not.
             let work = |step: &Step| !matches!(step, Step::SourceRange(_, false));
             let again = |observed| super::plan(desired, observed, self.now).unwrap().steps.into_iter().find(work);

@@ -34,7 +34,7 @@ impl Known {
     fn new(set: &Set, local: Option<u32>, nodes: &BTreeMap<NodeName, u32>, observed: &Observed) -> Option<Self> {
         let roles = Roles::new(set, local, |name| nodes.get(name).copied());
         let index = |identity: &Identity| observed.backend_indices.get(identity).copied();
-        if roles.in_tables().any(|identity| index(&identity).is_none()) {
+        if roles.indexed().any(|identity| index(&identity).is_none()) {
             return None;
         }
         let complete = roles.draining().all(|identity| index(&identity).is_some());
@@ -75,6 +75,8 @@ pub(super) struct Uses {
     pub(super) ready: u32,
     /// Sets that let it keep its flows.
     pub(super) draining: u32,
+    /// Sets in which it fails its health probe.
+    pub(super) failing: u32,
 }
 
 /// A claim whose Service differs from the settled one: that, and the desired one.
@@ -183,13 +185,14 @@ impl Settled {
         let mut left = BTreeMap::new();
         for (set, gone) in claims {
             let Some((known, _)) = self.sets.get(set).filter(|(_, claims)| *claims == gone) else { continue };
-            let Resolution { all, local, draining } = &known.resolution;
+            let Resolution { all, local, draining, failing } = &known.resolution;
             let mut less = |index: &u32, field: fn(&mut Uses) -> &mut u32| {
                 let uses = field(left.entry(*index).or_insert_with(|| self.uses(*index)));
                 *uses = uses.saturating_sub(1);
             };
             all.iter().chain(&**local).for_each(|index| less(index, |uses| &mut uses.ready));
             draining.iter().for_each(|index| less(index, |uses| &mut uses.draining));
+            failing.iter().for_each(|index| less(index, |uses| &mut uses.failing));
         }
         left
     }
@@ -213,11 +216,12 @@ impl Settled {
 
 /// Counts a set in or out.
 fn count(uses: &mut Vec<Uses>, known: &Known, change: impl Fn(&mut u32)) {
-    let Resolution { all, local, draining } = &known.resolution;
+    let Resolution { all, local, draining, failing } = &known.resolution;
     let length = all.iter().chain(&**local).chain(&**draining).max().map_or(0, |last| *last as usize + 1);
     uses.resize(uses.len().max(length), Uses::default());
     all.iter().chain(&**local).for_each(|index| change(&mut uses[*index as usize].ready));
     draining.iter().for_each(|index| change(&mut uses[*index as usize].draining));
+    failing.iter().for_each(|index| change(&mut uses[*index as usize].failing));
 }
 
 fn changes<'a>(

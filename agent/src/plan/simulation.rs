@@ -44,7 +44,7 @@ pub(super) const CLIENTS: [IpAddr; 3] = [
 pub(super) const HZ: u32 = 250;
 
 /// A backend, as the whole cluster knows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) address: IpAddr,
     pub(super) port: u16,
@@ -303,6 +303,12 @@ impl Kernel {
         }
     }
 
+    /// The backends that are said to fail.
+    pub(super) fn failing(&self) -> BTreeSet<Target> {
+        let failing = self.entries.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_FAILING != 0);
+        failing.map(|(index, _)| self.target(*index)).collect()
+    }
+
     fn target(&self, index: u32) -> Target {
         let backend = self.entries.backends[&index];
         let node = self.entries.node_names[&backend.node].clone();
@@ -316,9 +322,7 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
         return Answer::NotVip;
     }
     let Some(service) = service(desired, claim) else { return Answer::NoService };
-    let mut ready = service.backends.iter().filter(|backend| backend.ready).peekable();
-    let out_of_reach = ready.peek().is_some() && ready.all(|backend| !desired.nodes.contains_key(&backend.node));
-    if service.treatment.kernel || out_of_reach && desired.unreachable == Unreachable::Kernel {
+    if is_left_to_the_stack(desired, service) {
         return Answer::Kernel(service.owner.clone());
     }
     let mut eligible: BTreeMap<Endpoint, &DesiredBackend> = BTreeMap::new();
@@ -336,6 +340,29 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
     let backend = backends[slots[hash::slot(hash, length) as usize] as usize];
     let target = Target { address: backend.address, port: backend.port, node: backend.node.clone() };
     Answer::To(service.owner.clone(), target)
+}
+
+fn is_left_to_the_stack(desired: &Desired, service: &DesiredService) -> bool {
+    let mut ready = service.backends.iter().filter(|backend| backend.ready).peekable();
+    let out_of_reach = ready.peek().is_some() && ready.all(|backend| !desired.nodes.contains_key(&backend.node));
+    service.treatment.kernel || out_of_reach && desired.unreachable == Unreachable::Kernel
+}
+
+/// The backends with an entry that a desired state has fail.
+pub(super) fn expected_failing(desired: &Desired, kernel: &Kernel) -> BTreeSet<Target> {
+    let mut failing = BTreeSet::new();
+    for service in desired.services.values().filter(|service| !is_left_to_the_stack(desired, service)) {
+        let mut ready = BTreeMap::new();
+        for backend in service.backends.iter().filter(|backend| desired.nodes.contains_key(&backend.node)) {
+            // Of one endpoint on two nodes the first is taken.
+            let endpoint = (backend.address, backend.port);
+            let taken = !backend.ready || *ready.entry(endpoint).or_insert(&backend.node) == &backend.node;
+            let DesiredBackend { address, port, node, .. } = backend.clone();
+            failing.extend((backend.failing && taken).then_some(Target { address, port, node }));
+        }
+    }
+    let there: BTreeSet<_> = kernel.entries.backends.keys().map(|index| kernel.target(*index)).collect();
+    failing.intersection(&there).cloned().collect()
 }
 
 fn service<'a>(desired: &'a Desired, claim: &PortClaim) -> Option<&'a DesiredService> {

@@ -36,6 +36,7 @@ pub(super) fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
         port: 8080,
         node: node(on),
         ready: *last > 0,
+        failing: false,
     };
     Arc::new(list.iter().map(backend).collect())
 }

@@ -7,10 +7,12 @@ use std::{
 
 use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
 
-use super::{Agent, settle::Settled};
+use super::{Agent, AgentError, settle::Settled};
 use crate::{
     announce::groups::Group,
+    election::Input,
     link::{Links, Neighbor, Neighbors},
+    membership::{Item, Peer, Standing},
     model::{NodeName, PortClaim, Vip, advertisement::Interfaces as Allowed},
     plan::{Desired, DesiredNode, DesiredVip, Unreachable},
 };
@@ -32,7 +34,8 @@ impl Agent {
                 continue;
             }
             let (interfaces, vlan) = self.place(links, settled, *vip, complaints);
-            vips.insert(*vip, DesiredVip { leading: self.kernel.leads(*vip), interfaces, vlan, epoch: 0 });
+            let (leading, epoch) = (self.kernel.leads(*vip), self.kernel.epoch(*vip));
+            vips.insert(*vip, DesiredVip { leading, interfaces, vlan, epoch });
         }
         let mut nodes = BTreeMap::new();
         for (name, addresses) in &*settled.nodes {
@@ -52,6 +55,34 @@ impl Agent {
         }
         let unreachable = self.options.unreachable;
         Desired { local: self.options.node.clone(), nodes, vips, services, unreachable }
+    }
+
+    /// Tells peers of this node what they need to know, and the election where VIPs can be announced.
+    pub(super) fn tell_peers(&mut self, links: &Links, settled: &Settled, desired: &Desired) -> Result<(), AgentError> {
+        self.elector.know(&settled.nodes)?;
+        let (own, owners) = (settled.nodes.get(&self.options.node).map_or(&[][..], Vec::as_slice), links.owners());
+        let mac = own.first().and_then(|own| owners.get(own).and_then(|interface| interface.mac));
+        if let Some(mac) = mac {
+            self.elector.publish(Item::Mac { segment: 0, mac })?;
+        }
+        // Another machine's agent that was given this Node's name by mistake holds its Leases as well.
+        let elsewhere = !own.is_empty() && own.iter().all(|address| !owners.contains_key(address));
+        let carried = |vip: &DesiredVip| !elsewhere && self.interfaces.carries(vip.interfaces, vip.vlan.into());
+        let unable = desired.vips.iter().filter(|(_, wanted)| !carried(wanted)).map(|(vip, _)| *vip).collect();
+        let commands = self.elector.give(&mut self.kernel, Input::Unable(unable))?;
+        self.react(&commands)
+    }
+
+    /// Whether peers say otherwise than before where they are.
+    pub(super) fn follow_macs(&mut self) -> bool {
+        let there = |peer: &Peer| matches!(peer.standing, Standing::Alive | Standing::Suspected);
+        let macs: BTreeMap<NodeName, Mac> = self.elector.peers(|peers| {
+            let macs = peers.members.iter().filter(|(_, peer)| there(peer));
+            macs.filter_map(|(name, peer)| Some((name.clone(), *peer.state.macs.get(&0)?))).collect()
+        });
+        let changed = macs != self.macs;
+        self.macs = macs;
+        changed
     }
 
     /// Where a VIP is announced: the bits of the interfaces, and the VLAN.
@@ -109,7 +140,9 @@ impl Agent {
         let address = address.ok_or("it has no InternalIP")?;
         match neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
-                let (mac, port) = (neighbor.mac(), self.interfaces.segments.port_to(*neighbor));
+                // What a peer says of itself is sealed; what the neighbour table has, anybody on the LAN may have said.
+                let (said, port) = (self.macs.get(name).copied(), self.interfaces.segments.port_to(*neighbor));
+                let mac = said.or(neighbor.mac());
                 let is_attached = mac.is_some() && port.is_some();
                 let port = port.unwrap_or_default();
                 Ok(DesiredNode { mac, ifindex: port, mtu: mtu(*ifindex), attached: is_attached })

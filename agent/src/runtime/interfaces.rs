@@ -74,6 +74,12 @@ impl Interfaces {
         (bits.fold(0, |a, b| a | b), vlan)
     }
 
+    /// Whether a VIP with these bits and this VLAN can be announced now.
+    pub(super) fn carries(&self, bits: u32, vlan: u32) -> bool {
+        let mut on = self.announced_on(bits, vlan);
+        on.any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(|segment| segment.carrier))
+    }
+
     /// The segments that a VIP with these bits and this VLAN is announced on, with the MACs to announce.
     pub(super) fn announced_on(&self, bits: u32, vlan: u32) -> impl Iterator<Item = (u32, Mac)> {
         let has = move |port: &u32| self.attached.get(port).is_some_and(|attached| attached.bit & bits != 0);
@@ -171,10 +177,14 @@ impl Agent {
         for old in before.iter().filter(|old| segments.get(old.ifindex).is_none()) {
             self.announcer.removed(old.ifindex);
         }
-        let had_none = |segment: &&Segment| before.get(segment.ifindex).is_some_and(|before| !before.carrier);
-        for segment in segments.iter().filter(|segment| segment.carrier).filter(had_none) {
+        // Also where it went and came since the last look.
+        let came_back = |segment: &&Segment| {
+            let before = before.get(segment.ifindex);
+            before.is_some_and(|before| !before.carrier || before.carrier_ups != segment.carrier_ups)
+        };
+        for segment in segments.iter().filter(|segment| segment.carrier).filter(came_back) {
             self.announcer.again(segment.ifindex, Instant::now());
         }
-        self.kernel.carrier = segments.iter().any(|segment| segment.carrier);
+        self.carrier = segments.iter().any(|segment| segment.carrier);
     }
 }

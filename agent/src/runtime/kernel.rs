@@ -12,6 +12,7 @@ use nix::{
 use vipmux_common::abi::{self, Address, Config, INTERFACE_TAGS, Stat, VIP_LEADING, VIP_YIELDED};
 
 use crate::{
+    announce::heard::Heard,
     datapath::{
         apply::{Unclaimed, new_config},
         load::{self, LoadError, Programs},
@@ -20,7 +21,7 @@ use crate::{
         pins::{LinkKind, PinError, Pins},
         vip_index::VipIndex,
     },
-    election::{Command, Election, HEARTBEAT, Input},
+    election::HEARTBEAT,
     model::{NodeName, PortClaim, ServiceName, Vip},
     plan::{self, Capacities, Desired, Difference, Entries, Observed, PlanError, Step},
 };
@@ -58,8 +59,6 @@ pub(super) struct Synced {
     pub(super) unreachable: Vec<PortClaim>,
     /// Something is left to be removed after [`REST`](plan::REST).
     pub(super) leftovers: bool,
-    /// What the heart did meanwhile.
-    pub(super) commands: Vec<Command>,
 }
 
 /// See the module.
@@ -69,11 +68,14 @@ pub(super) struct Kernel {
     /// The programs.
     pub(super) programs: Programs,
     observed: Observed,
-    election: Election,
-    /// At least one announcing interface has a carrier.
-    pub(super) carrier: bool,
+    /// The VIPs that this node answers for, with the epochs.
+    led: BTreeMap<Vip, u64>,
     beaten: Duration,
     yields: u64,
+    /// How often strangers spoke for a VIP, as last read.
+    foreign: u64,
+    /// They did since that was last asked.
+    strangers: bool,
     /// `INTERFACES`, as last written.
     interfaces: BTreeMap<u32, abi::Interface>,
     vip_index: VipIndex,
@@ -86,7 +88,7 @@ pub(super) struct Kernel {
 
 impl Kernel {
     /// Loads the programs, and reads what an earlier agent left in the maps.
-    pub(super) fn open(pins: Pins, flows: u32, local: NodeName, unclaimed: Unclaimed) -> Result<Self, KernelError> {
+    pub(super) fn open(pins: Pins, flows: u32, unclaimed: Unclaimed) -> Result<Self, KernelError> {
         let (programs, mut maps) = load::load(&pins, flows)?;
         let found = maps.read_config()?;
         // All but the ids is this agent's to say, whatever the one before it said.
@@ -99,19 +101,20 @@ impl Kernel {
             maps.apply(&Step::Config(config))?;
         }
         let observed = Observed::from_entries(Capacities::default(), entries(&maps)?);
-        let yields = yields(&maps)?;
-        let election = Election::new(local);
+        let [yields, foreign] = spoken(&maps)?;
         let (interfaces, vip_index) = (maps.read_interfaces()?, VipIndex::read(&maps)?);
         let pinned = Pinned::read(&pins)?;
-        let (carrier, beaten, writes) = (false, Duration::ZERO, 0);
+        let (led, beaten, writes) = (BTreeMap::new(), Duration::ZERO, 0);
         Ok(Self {
             maps,
             programs,
             observed,
-            election,
-            carrier,
+            led,
             beaten,
             yields,
+            foreign,
+            // Who spoke before this agent was there is noted too.
+            strangers: true,
             interfaces,
             vip_index,
             pinned,
@@ -202,7 +205,12 @@ impl Kernel {
 
     /// Whether this node leads the VIP.
     pub(super) fn leads(&self, vip: Vip) -> bool {
-        self.election.leads(vip)
+        self.led.contains_key(&vip)
+    }
+
+    /// The epoch in which this node leads the VIP; 0: it does not.
+    pub(super) fn epoch(&self, vip: Vip) -> u64 {
+        self.led.get(&vip).copied().unwrap_or_default()
     }
 
     /// The VIPs that this node answers for, with the bits of the interfaces that it does so on, and the VLAN.
@@ -213,18 +221,21 @@ impl Kernel {
 
     /// Brings the maps to `desired`, without touching who leads: that is for the state machine to say, also while a plan
     /// that was made before is executed. The heart goes on beating meanwhile.
-    pub(super) fn sync(&mut self, desired: &Desired) -> Result<Synced, KernelError> {
+    pub(super) fn sync(
+        &mut self,
+        desired: &Desired,
+        mut beat: impl FnMut(&mut Self) -> Result<(), KernelError>,
+    ) -> Result<Synced, KernelError> {
         let now = boottime()?;
         self.observed.forget_rested(now);
         let plan = plan::plan(desired, &self.observed, now)?;
-        let mut commands = Vec::new();
         for step in &plan.steps {
             match *step {
                 Step::Vip(address, Some(value)) => self.write_vip(address, value)?,
                 _ => self.execute(step)?,
             }
             if boottime()?.saturating_sub(self.beaten) >= HEARTBEAT {
-                commands.extend(self.beat()?);
+                beat(self)?;
             }
         }
         if plan.steps.iter().any(|step| matches!(step, Step::Vip(_, None))) {
@@ -235,7 +246,7 @@ impl Kernel {
             self.observed.settle(desired, &plan);
         }
         let leftovers = self.observed.has_leftovers();
-        Ok(Synced { refused: plan.refused, unreachable: plan.unreachable, leftovers, commands })
+        Ok(Synced { refused: plan.refused, unreachable: plan.unreachable, leftovers })
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -248,54 +259,59 @@ impl Kernel {
         Ok(())
     }
 
-    /// Tells the state machine who was chosen, now that the maps are in sync.
-    pub(super) fn choose(&mut self, leaders: BTreeMap<Vip, Option<NodeName>>) -> Result<Vec<Command>, KernelError> {
-        self.decide(Input::Chosen(leaders))
+    /// Who else speaks for VIPs, if a stranger did since the last call; nodes of the cluster among them.
+    pub(super) fn strangers(&mut self) -> Result<Option<Vec<Heard>>, MapsError> {
+        let heard = if self.strangers { Some(self.heard()?) } else { None };
+        self.strangers = false;
+        Ok(heard)
     }
 
-    /// One turn of the agent's loop: gathers evidence, and extends the fence.
-    pub(super) fn beat(&mut self) -> Result<Vec<Command>, KernelError> {
-        let asked = boottime()?;
-        self.beaten = asked;
-        let mut commands = self.notice_yields()?;
-        commands.extend(self.decide(Input::Tick { asked, carrier: self.carrier })?);
-        Ok(commands)
+    /// Who else spoke for VIPs or asked for them lately.
+    pub(super) fn heard(&self) -> Result<Vec<Heard>, MapsError> {
+        let is_peer = |mac| self.observed.is_peer(mac);
+        Ok(self.maps.read_speakers()?.iter().map(|(key, speaker)| Heard::new(*key, speaker, is_peer)).collect())
     }
 
-    /// What the program gave up since the last beat.
-    fn notice_yields(&mut self) -> Result<Vec<Command>, KernelError> {
-        let yields = yields(&self.maps)?;
-        let mut commands = Vec::new();
+    /// Begins a turn of the heart: the VIPs that the program gave up since the last one.
+    pub(super) fn beat(&mut self) -> Result<Vec<Vip>, KernelError> {
+        self.beaten = boottime()?;
+        let [yields, foreign] = spoken(&self.maps)?;
+        self.strangers |= foreign != self.foreign;
+        self.foreign = foreign;
+        let mut yielded = Vec::new();
         if yields == self.yields {
-            return Ok(commands);
+            return Ok(yielded);
         }
         self.yields = yields;
-        for vip in self.election.leading() {
+        for vip in self.led.keys() {
             let address = Address::from(vip.0);
             if let Some(value) = self.maps.read_vip(&address)?
                 && value.flags & VIP_LEADING == 0
             {
                 self.writes += 1;
                 self.observed.refresh_vip(address, value);
-                commands.extend(self.decide(Input::PeerAnnounced(vip))?);
+                yielded.push(*vip);
             }
         }
-        Ok(commands)
+        Ok(yielded)
     }
 
-    fn decide(&mut self, input: Input) -> Result<Vec<Command>, KernelError> {
-        let commands = self.election.handle(input, boottime()?);
-        for command in &commands {
-            match *command {
-                Command::Follow(vip) | Command::Lead(vip) => self.flag(vip)?,
-                Command::Extend(deadline) => {
-                    let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-                    self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?;
-                }
-                Command::Gather => {}
-            }
-        }
-        Ok(commands)
+    /// This node answers for the VIP from now on.
+    pub(super) fn lead(&mut self, vip: Vip, epoch: u64) -> Result<(), KernelError> {
+        self.led.insert(vip, epoch);
+        self.flag(vip)
+    }
+
+    /// It does not any more.
+    pub(super) fn follow(&mut self, vip: Vip) -> Result<(), KernelError> {
+        self.led.remove(&vip);
+        self.flag(vip)
+    }
+
+    /// Pushes the fence's deadline.
+    pub(super) fn extend(&mut self, deadline: Duration) -> Result<(), KernelError> {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        Ok(self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?)
     }
 
     /// Sets the leading flag by who leads; a VIP that is not in the maps has none.
@@ -308,17 +324,19 @@ impl Kernel {
     /// Writes a VIP, with the leading flag by who leads now: a plan may have been made before that changed.
     fn write_vip(&mut self, address: Address, value: abi::VipValue) -> Result<(), KernelError> {
         let others = value.flags & !VIP_LEADING;
-        let leads = self.election.leads(Vip(address.into()));
-        let flags = if leads { others & !VIP_YIELDED | VIP_LEADING } else { others };
-        let value = abi::VipValue { flags, ..value };
+        let epoch = self.led.get(&Vip(address.into()));
+        let flags = if epoch.is_some() { others & !VIP_YIELDED | VIP_LEADING } else { others };
+        let value = abi::VipValue { flags, epoch: epoch.copied().unwrap_or(value.epoch), ..value };
         let known = self.observed.vips().get(&address);
         if known == Some(&value) { Ok(()) } else { self.execute(&Step::Vip(address, Some(value))) }
     }
 }
 
-fn yields(maps: &Maps) -> Result<u64, MapsError> {
+/// How often a peer took a VIP, and a stranger spoke for one.
+fn spoken(maps: &Maps) -> Result<[u64; 2], MapsError> {
     let stats = maps.read_stats()?;
-    Ok(stats.iter().find(|(stat, _)| *stat == Stat::Yielded).map_or(0, |(_, count)| count.packets))
+    let packets = |wanted| stats.iter().find(|(stat, _)| *stat == wanted).map_or(0, |(_, count)| count.packets);
+    Ok([Stat::Yielded, Stat::Foreign].map(packets))
 }
 
 /// Everything that a plan starts from.

@@ -1,6 +1,7 @@
 //! From objects to what should be served: the pure stages in a row, on a thread of their own, so that 10,000 Services
 //! never keep the event loop from its heartbeat.
 
+mod probed;
 mod question;
 mod stages;
 
@@ -22,8 +23,10 @@ use tokio::{
 
 pub(super) use self::question::Question;
 use self::stages::{Memory, Stages};
+use super::health::Probes;
 use crate::{
     assignments::stamp,
+    election::placement::Contenders,
     model::{NodeName, Options, PortClaim, Vip, advertisement::Candidates},
     plan::DesiredService,
     source::Objects,
@@ -34,8 +37,10 @@ use crate::{
 pub(super) struct Settled {
     /// Port claims.
     pub(super) services: OrdMap<PortClaim, DesiredService>,
-    /// VIPs, with their chosen leaders.
+    /// VIPs, with the leaders that they have where all nodes start together.
     pub(super) leaders: Arc<BTreeMap<Vip, Option<NodeName>>>,
+    /// Those who contend for each of them.
+    pub(super) contenders: Arc<BTreeMap<Vip, Contenders>>,
     /// Who may lead each of them, and where it is announced there.
     pub(super) candidates: Arc<BTreeMap<Vip, Arc<Candidates>>>,
     /// Nodes' first InternalIP of each family, IPv4 first.
@@ -51,7 +56,8 @@ pub(super) struct Settled {
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Settles each new snapshot, after each look that was asked for, and again when another agent changed the state file
-/// `path`: all that share it end with the same view, whoever saw an edit first. Answers questions about it in between.
+/// `path`: all that share it end with the same view, whoever saw an edit first. Rests on what the probes found, and tells them
+/// what to check. Answers questions about it in between.
 ///
 /// Runs until the objects' source is gone. Cancel-safe: dropping it loses at most the snapshot in work.
 pub(super) async fn follow(
@@ -60,6 +66,7 @@ pub(super) async fn follow(
     mut questions: mpsc::Receiver<Question>,
     path: PathBuf,
     options: Options,
+    mut probes: Probes,
     settled: watch::Sender<Arc<Settled>>,
 ) {
     let mut stages = Stages::new(options.clone(), path.clone(), Memory::default());
@@ -69,6 +76,7 @@ pub(super) async fn follow(
         // Before the snapshot, which is then at least as new.
         let look = *looked.borrow_and_update();
         let snapshot = Arc::clone(&objects.borrow_and_update());
+        stages.hear(Arc::clone(&probes.health.borrow_and_update()));
         let memory = Memory { objects: Arc::clone(&snapshot), ..stages.memory() };
         let run = spawn_blocking(move || {
             let result = stages.settle(&snapshot, seen);
@@ -76,6 +84,7 @@ pub(super) async fn follow(
         });
         if let Ok((same, result)) = run.await {
             stages = same;
+            probes.want(stages.checkups(&probes.node));
             tell(&settled.borrow().complaints, &result.complaints);
             settled.send_replace(Arc::new(Settled { look, ..result }));
         } else {
@@ -86,7 +95,8 @@ pub(super) async fn follow(
             select! {
                 changed = objects.changed() => if changed.is_ok() { break } else { return },
                 Ok(()) = looked.changed() => break,
-                Some(question) = questions.recv() => question.answer(&stages),
+                Ok(()) = probes.health.changed() => break,
+                Some(question) = questions.recv() => question.answer(&stages, &probes.findings.borrow()),
                 () = sleep(LOOK) => if stamp(&path) != seen { break },
             }
         }

@@ -78,6 +78,10 @@ counters! {
         NdpAnswered = "ndp_answered",
         /// A peer's announcement took a VIP from this node.
         Yielded = "yielded",
+        /// ARP or Neighbor Discovery in a VIP's name by a MAC that is neither the interface's own nor a node's.
+        Foreign = "foreign",
+        /// The same by the interface's own MAC: reflected by the network, or another machine has that MAC too.
+        Reflected = "reflected",
         /// Delivered to a backend on this node.
         Local = "local",
         /// Handed over to the backend's node.

@@ -2,7 +2,7 @@
 
 use core::mem::{offset_of, size_of};
 
-use super::Address;
+use super::{Address, Mac};
 
 /// Key of `FLOWS`.
 #[repr(C)]
@@ -153,6 +153,33 @@ pub struct EgressFragmentValue {
     pub seen: u64,
 }
 
+/// Key of `SPEAKERS`: a VIP, and somebody else who speaks for it where it is announced, or asks whether anybody has it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpeakerKey {
+    /// The VIP.
+    pub vip: Address,
+    /// The sender of the ARP packet, or of the frame that Neighbor Discovery came in; never the interface's own MAC.
+    pub mac: Mac,
+}
+
+/// `SPEAKERS[SpeakerKey]`: for the agent's duplicate address detection; no program reads it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Speaker {
+    /// When it last spoke as one that has the address: `CLOCK_BOOTTIME`, nanoseconds; 0: never.
+    pub claimed: u64,
+    /// When it last asked everybody, without an address of its own, whether anybody has it (RFC 5227, 1.1; RFC 4862, 5.4.2);
+    /// likewise.
+    pub probed: u64,
+    /// The first option, wire, of its last such solicitation: a nonce, if any (RFC 7527). 0: it had none, or came by ARP.
+    pub option: u64,
+    /// The interface where it was heard last.
+    pub ifindex: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
 /// Index into `BUDGET`: answers, [`super::Config::answers_per_second`].
 pub const BUDGET_ANSWERS: u32 = 0;
 /// Index into `BUDGET`: flow records, [`super::Config::records_per_second`].
@@ -220,6 +247,7 @@ const _: () = {
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
     assert!(size_of::<FragmentValue>() == 32 && offset_of!(FragmentValue, seen) == 16);
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);
+    assert!(size_of::<SpeakerKey>() == 24 && size_of::<Speaker>() == 32 && offset_of!(Speaker, ifindex) == 24);
     assert!(size_of::<Budget>() == 16);
     assert!(size_of::<Lapse>() == 16 && size_of::<Scratch>() == 16);
 };

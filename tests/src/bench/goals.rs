@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Figure, Measured, Ratio, allocation::Cost, forwarding::Rate, sync::Latency};
+use super::{Figure, Measured, Ratio, allocation::Cost, failover::Failover, forwarding::Rate, sync::Latency};
 
 /// A figure and its bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -46,10 +46,14 @@ const GROWTH: f64 = 1.15;
 /// A change of an endpoint, milliseconds, and a start, the same.
 const CHANGE: f64 = 5.0;
 const START: f64 = 2_000.0;
+/// How long an address may be away after a crash: the median and the worst of the runs, milliseconds.
+const AWAY: (f64, f64) = (400.0, 1_000.0);
+/// Whose goals these are; the others are there for comparison.
+const OURS: &str = "vipmux";
 
 /// All goals that these figures tell of; the costs of packets with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, forwarding, sync, allocation } = measured;
+    let Measured { figures, ratios, forwarding, sync, allocation, failover } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
@@ -77,6 +81,31 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     for Cost { case, milliseconds, goal, .. } in allocation {
         goals.extend(goal.map(|most| Goal::at_most(format!("allocation, {case}: ms"), *milliseconds, most)));
     }
+    goals.extend(failover.iter().filter(|row| row.system == OURS).flat_map(failovers));
+    goals
+}
+
+/// What is planned loses nothing, what is not is soon over; nobody's request is answered by two nodes, and no connection to a node
+/// that nothing happened to is broken.
+fn failovers(row: &Failover) -> Vec<Goal> {
+    let Failover { case, planned, runs, longest, double_answers, broken, failures, .. } = row;
+    let (median, worst) = AWAY;
+    #[expect(clippy::cast_precision_loss, reason = "few values")]
+    let count = |what: &str, number: usize| {
+        let number = if *runs > 0 { number as f64 } else { f64::NAN };
+        Goal::at_most(format!("{case}: {what}"), number, 0.0)
+    };
+    let mut goals = if *planned {
+        vec![count("requests lost", longest.lost)]
+    } else {
+        vec![
+            Goal::at_most(format!("{case}: ms without an answer, median"), longest.median, median),
+            Goal::at_most(format!("{case}: ms without an answer, worst"), longest.worst, worst),
+        ]
+    };
+    goals.push(count("requests that two nodes answered", *double_answers));
+    goals.push(count("connections broken", *broken));
+    goals.push(count("runs that failed", failures.len()));
     goals
 }
 

@@ -9,6 +9,7 @@ use super::{
     Plan,
     allocation::Cost,
     cases::Case,
+    failover::{Away, Failover},
     forwarding::Rate,
     goals::{self, Goal},
     sync::Latency,
@@ -40,6 +41,17 @@ pub struct Report {
     pub measured: Measured,
     /// What all of it should come to.
     pub goals: Vec<Goal>,
+    /// What could not be measured.
+    pub failures: Vec<Failure>,
+}
+
+/// A part that failed, and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct Failure {
+    /// What was being measured.
+    pub part: &'static str,
+    /// Why that ended.
+    pub error: String,
 }
 
 /// What a run measured; empty for what was not asked for.
@@ -55,6 +67,8 @@ pub struct Measured {
     pub sync: Vec<Latency>,
     /// What allocations cost.
     pub allocation: Vec<Cost>,
+    /// How long an address is away when something happens to its node.
+    pub failover: Vec<Failover>,
 }
 
 /// Nanoseconds of CPU time for a packet: medians over the repetitions.
@@ -88,7 +102,7 @@ pub struct Ratio {
 }
 
 impl Report {
-    pub(super) fn new(plan: &Plan, measured: Measured) -> Result<Self> {
+    pub(super) fn new(plan: &Plan, measured: Measured, failures: Vec<Failure>) -> Result<Self> {
         let cpus = fs::read_to_string("/proc/cpuinfo").context("reading /proc/cpuinfo")?;
         let model = cpus.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("unknown");
         let kernel = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
@@ -102,6 +116,7 @@ impl Report {
             capacity: plan.capacity,
             goals: goals::all(&measured),
             measured,
+            failures,
         })
     }
 }
@@ -180,11 +195,17 @@ impl fmt::Display for Report {
         if !self.measured.allocation.is_empty() {
             self.allocations(f)?;
         }
+        if !self.measured.failover.is_empty() {
+            self.failovers(f)?;
+        }
         writeln!(f, "\n{:<90}{:>9}{:>9}{:>9}", "goals", "is", "at most", "at least")?;
         for Goal { goal, value, most, least, met } in &self.goals {
             let bound = |bound: &Option<f64>| bound.map_or_else(String::new, |bound| format!("{bound:.2}"));
             let (most, least) = (bound(most), bound(least));
             writeln!(f, "{goal:<90}{value:>9.2}{most:>9}{least:>9}{}", if *met { "" } else { "  missed" })?;
+        }
+        for Failure { part, error } in &self.failures {
+            writeln!(f, "\n{part} could not be measured: {error}")?;
         }
         Ok(())
     }
@@ -246,6 +267,32 @@ impl Report {
         writeln!(f, "\n{:<34}{:>9}{:>9}", "ms of CPU time to allocate", "median", "most")?;
         for Cost { case, milliseconds, most, .. } in &self.measured.allocation {
             writeln!(f, "{case:<34}{milliseconds:>9.2}{most:>9.2}")?;
+        }
+        Ok(())
+    }
+
+    fn failovers(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut system = "";
+        for row in &self.measured.failover {
+            if row.system != system {
+                system = &row.system;
+                writeln!(f, "\n{system}: ms without an answer, median and worst, and requests lost")?;
+                writeln!(
+                    f,
+                    "{:<28}{:>5}{:>22}{:>22}{:>22}{:>22}{:>8}{:>6}{:>10}",
+                    "", "runs", "UDP", "UDP, asking anew", "TCP", "ARP", "double", "moves", "broken"
+                )?;
+            }
+            let Failover { case, runs, warm, anew, connections, questions, double_answers, moves, .. } = row;
+            write!(f, "{case:<28}{runs:>5}")?;
+            for Away { median, worst, lost } in [warm, anew, connections, questions] {
+                write!(f, "{median:>8.0}{worst:>8.0}{lost:>6}")?;
+            }
+            let broken = if row.sessions > 0 { format!("{}/{}", row.broken, row.sessions) } else { String::new() };
+            writeln!(f, "{double_answers:>8}{moves:>6}{broken:>10}")?;
+            for failure in &row.failures {
+                writeln!(f, "  a run failed: {failure}")?;
+            }
         }
         Ok(())
     }

@@ -1,15 +1,15 @@
-//! `cargo xtask bench`: what a packet costs, how many a core forwards, how long a change takes, and what an allocation costs;
-//! see docs/benchmarks.md.
+//! `cargo xtask bench`: what a packet costs, how many a core forwards, how long a change takes, what an allocation costs, and how long
+//! an address is away when its node fails; see docs/benchmarks.md.
 
 use std::io::{IsTerminal, Write, stderr};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Parser;
-use vipmux_tests::bench::{self, Part, Plan};
+use vipmux_tests::bench::{self, Part, Plan, failover};
 
 /// Measures what a packet costs in the BPF programs, over an empty program in the same run, how many packets a core
-/// forwards beside nftables rules as kube-proxy has them, how long a change takes from its file to the kernel, and what it
-/// costs to decide who gets which address. Needs root.
+/// forwards beside nftables rules as kube-proxy has them, how long a change takes from its file to the kernel, what it costs to
+/// decide who gets which address, and how long an address is away when its node fails. Needs root.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
@@ -34,14 +34,18 @@ struct Arguments {
     /// Entries of the flow and reverse-flow tables.
     #[arg(long, default_value_t = Plan::default().capacity, value_parser = clap::value_parser!(u32).range(1024..=1 << 22))]
     capacity: u32,
+    /// Runs of each case of a failover.
+    #[arg(long, default_value_t = failover::Plan::default().runs)]
+    runs: usize,
 }
 
 fn main() -> Result<()> {
-    let Arguments { part, json, services, repetitions, packets, flows, capacity } = Arguments::parse();
+    let Arguments { part, json, services, repetitions, packets, flows, capacity, runs } = Arguments::parse();
     ensure!(nix::unistd::geteuid().is_root(), "the kernel loads BPF programs for root alone: run it as root");
     ensure!(flows.is_power_of_two(), "{flows} flows are no power of two");
     ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);
-    let plan = Plan { services, repetitions, packets, flows, capacity, part, ..Plan::default() };
+    let failover = failover::Plan { runs };
+    let plan = Plan { services, repetitions, packets, flows, capacity, part, failover, ..Plan::default() };
     let terminal = stderr().is_terminal();
     let report = bench::run(&plan, &mut |step| show(terminal, step))?;
     show(terminal, "");
@@ -49,6 +53,10 @@ fn main() -> Result<()> {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
         println!("{report}");
+    }
+    let failed: Vec<_> = report.failures.iter().map(|failure| failure.part).collect();
+    if !failed.is_empty() {
+        bail!("these could not be measured: {}", failed.join(", "));
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use vipmux::datapath::vip_index;
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey,
     FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey,
-    ServiceState, ServiceValue, VipSlot, VipValue,
+    ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
 };
 use vipmux_common::table;
 
@@ -59,6 +59,8 @@ pub struct State {
     pub egress_fragments: BTreeMap<FragmentKey, EgressFragmentValue>,
     /// `AFFINITY`; times are relative to [`NOW`].
     pub affinity: BTreeMap<AffinityKey, AffinityValue>,
+    /// `SPEAKERS`; times are 1, or 0 for never.
+    pub speakers: BTreeMap<SpeakerKey, Speaker>,
     /// `SOURCE_RANGES`: the bits that count and the prefix.
     pub source_ranges: BTreeSet<(u32, Range)>,
 }
@@ -80,8 +82,9 @@ impl State {
             ("NODE_NAMES", self.nodes.len()),
             ("PEERS", self.peers.len() + 8),
         ];
-        let mut capacities =
-            ["FLOWS", "REVERSE", "FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY"].map(|name| (name, flows)).to_vec();
+        let mut capacities = ["FLOWS", "REVERSE", "FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY", "SPEAKERS"]
+            .map(|name| (name, flows))
+            .to_vec();
         for (name, entries) in sizes {
             capacities.push((name, u32::try_from(entries)?.max(1)));
         }
@@ -152,6 +155,7 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_hash(ebpf, "EGRESS_FRAGMENTS", fragments)?;
     let affinity = state.affinity.iter().map(|(key, value)| (*key, AffinityValue { seen: seen(value.seen), ..*value }));
     write_hash(ebpf, "AFFINITY", affinity)?;
+    write_hash(ebpf, "SPEAKERS", state.speakers.iter().map(|(key, value)| (*key, *value)))?;
     write_ranges(ebpf, &state.source_ranges)
 }
 
@@ -191,6 +195,12 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         affinity: read_hash(ebpf, "AFFINITY")?
             .into_iter()
             .map(|(key, value): (AffinityKey, AffinityValue)| (key, AffinityValue { seen: seen(value.seen), ..value }))
+            .collect(),
+        speakers: read_hash(ebpf, "SPEAKERS")?
+            .into_iter()
+            .map(|(key, value): (SpeakerKey, Speaker)| {
+                (key, Speaker { claimed: value.claimed.min(1), probed: value.probed.min(1), ..value })
+            })
             .collect(),
         source_ranges: read_ranges(ebpf)?,
     })

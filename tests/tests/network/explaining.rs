@@ -44,7 +44,10 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
     for target in ["shop/web", &vip] {
         let explanation = await_broken(&cluster, &leader, target, None)?;
         assert_eq!(explanation["source"]["agent"], *leader);
-        assert!(findings(&explanation, "leader")[0].starts_with(&format!("{leader} leads {vip}")), "{explanation}");
+        assert!(
+            findings(&explanation, "leader")[0].starts_with(&format!("{leader} should lead {vip}")),
+            "{explanation}"
+        );
         assert!(findings(&explanation, "announced")[0].contains("this node answers"), "{explanation}");
         let traffic = findings(&explanation, "traffic");
         assert!(
@@ -98,7 +101,7 @@ fn without_its_agent_a_node_explains_what_its_kernel_holds_and_manifests_tell_th
     let manifests = cluster.manifests.path().to_str().context("a path")?.to_owned();
     let (code, explanation) = explain(&cluster, &leader, "shop/web", &["--manifests", &manifests])?;
     assert_eq!((code, &explanation["source"]), (2, &"manifests".into()));
-    assert!(findings(&explanation, "leader")[0].starts_with(&format!("{leader} leads")), "{explanation}");
+    assert!(findings(&explanation, "leader")[0].starts_with(&format!("{leader} should lead")), "{explanation}");
     let (code, error) = explain(&cluster, &leader, "shop/gone", &[])?;
     assert_eq!(code, 1, "{error}");
     Ok(())

@@ -13,10 +13,10 @@ use vipmux_tests::{
     arp,
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
+    failover::await_stopped,
     lan::Options,
     manifests::{VIP, VIP_V6},
     ndp,
-    process::Process,
     traffic::Traffic,
     wait,
 };
@@ -24,7 +24,7 @@ use vipmux_tests::{
 use crate::{ipv6, services};
 
 /// After its agent's last sign of life a node may answer for this long.
-pub(crate) const DEADLINE: Duration = Duration::from_millis(300);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
 /// Far longer than a change of the leader takes, and shorter than a yielded address is left to nobody.
 const SILENCE: Duration = Duration::from_secs(2);
 /// An answer, where there is one, comes within well under a millisecond; this leaves room for a busy machine.
@@ -67,34 +67,38 @@ fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
     Ok(())
 }
 
+/// With its peers' agents stopped as well there is none that could take over.
 #[test]
-fn a_stopped_agent_is_silent_after_the_deadline_and_answers_again_when_continued() -> Result<()> {
+fn stopped_agents_are_silent_after_the_deadline_and_one_answers_again_when_continued() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = cluster.planned_leader(VIP)?.name.clone();
-    let agent = cluster.agent(&leader)?.process();
     let mut session = connect(&cluster)?;
-    agent.signal(Signal::SIGSTOP)?;
-    wait_until_stopped(agent)?;
+    for agent in &cluster.agents {
+        agent.process().signal(Signal::SIGSTOP)?;
+        await_stopped(agent.process().id())?;
+    }
     assert_silent(&cluster)?;
     serves_who_knows_the_mac(&cluster, &mut session)?;
 
-    agent.signal(Signal::SIGCONT)?;
-    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+    cluster.agents.iter().try_for_each(|agent| agent.process().signal(Signal::SIGCONT))?;
+    let leader = cluster.await_leader(VIP)?.mac;
+    assert_eq!(answers(&cluster, VIP)?, [leader]);
     assert_eq!(session.say("continued")?.service, "shop/secure");
-    Ok(())
+    services::await_all(&cluster)
 }
 
 #[test]
-fn a_killed_agents_node_is_silent_after_the_deadline_while_traffic_goes_on() -> Result<()> {
+fn killed_agents_nodes_are_silent_after_the_deadline_while_traffic_goes_on() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = cluster.planned_leader(VIP)?.name.clone();
     let mut session = connect(&cluster)?;
-    cluster.agent_mut(&leader)?.process_mut().kill()?;
+    cluster.agents.iter_mut().try_for_each(|agent| agent.process_mut().kill())?;
     assert_silent(&cluster)?;
     serves_who_knows_the_mac(&cluster, &mut session)?;
 
-    cluster.restart_agent(&leader)?;
-    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+    for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
+        agent.restart(node)?;
+    }
+    let leader = cluster.await_leader(VIP)?.mac;
+    assert_eq!(answers(&cluster, VIP)?, [leader]);
     assert_eq!(session.say("restarted")?.service, "shop/secure");
     services::await_all(&cluster)
 }
@@ -102,41 +106,41 @@ fn a_killed_agents_node_is_silent_after_the_deadline_while_traffic_goes_on() -> 
 #[test]
 fn an_edit_of_the_nodes_moves_the_address_without_a_long_silence() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let first = cluster.planned_leader(VIP)?.name.clone();
-    for cordoned in [[first.as_str()].as_slice(), &[], &[first.as_str()], &[]] {
-        cluster.manifests.write_nodes(&cluster.lan, cordoned)?;
-        let leader = cluster.planned_leader(VIP)?.mac;
+    for _ in 0..3 {
+        let (first, mac) = { cluster.await_leader(VIP).map(|node| (node.name.clone(), node.mac))? };
+        cluster.manifests.write_nodes(&cluster.lan, &[&first])?;
         let begin = Instant::now();
         let (mut heard, mut silence, mut in_a_row) = (begin, Duration::ZERO, 0);
         while in_a_row < 10 && silence < SILENCE {
-            ensure!(begin.elapsed() < PATIENCE, "others than {leader} answer");
+            ensure!(begin.elapsed() < PATIENCE, "{first} still answers");
             let client = cluster.lan.client()?;
             let answer = arp::first_answer(client.namespace(), client.address, VIP, WINDOW)?;
             silence = silence.max(heard.elapsed());
-            if let Some(mac) = answer {
+            if let Some(answer) = answer {
                 heard = Instant::now();
-                in_a_row = if mac == leader { in_a_row + 1 } else { 0 };
+                in_a_row = if answer == mac { 0 } else { in_a_row + 1 };
             }
         }
         assert!(silence < SILENCE, "nobody answered for {silence:?}");
-        assert_eq!(answers(&cluster, VIP)?, [leader]);
+        let second = cluster.await_leader(VIP)?.mac;
+        cluster.manifests.write_nodes(&cluster.lan, &[])?;
+        services::await_all(&cluster)?;
+        assert_eq!(answers(&cluster, VIP)?, [second], "it does not go back when the node is uncordoned");
     }
     Ok(())
 }
 
 #[test]
-fn a_leader_whose_cable_was_out_answers_again() -> Result<()> {
+fn a_leader_whose_cable_is_out_is_followed_by_another_which_keeps_the_address() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = cluster.planned_leader(VIP)?.name.clone();
-    let agent = cluster.agent(&leader)?.process();
-    let mut session = connect(&cluster)?;
-    cluster.lan.switch().links(|links| links.set_down(&leader))?;
-    assert_silent(&cluster)?;
-    cluster.lan.switch().links(|links| links.set_up(&leader))?;
-    agent.wait_for_line("choosing anew", PATIENCE, |line| line.contains("choosing leaders anew"))?;
-    assert_eq!(cluster.await_leader(VIP)?.name, leader);
-    assert_eq!(session.say("plugged in")?.service, "shop/secure");
-    services::await_all(&cluster)
+    let first = cluster.await_leader(VIP)?.name.clone();
+    cluster.lan.switch().links(|links| links.set_down(&first))?;
+    let second = cluster.await_leader(VIP)?;
+    assert_ne!(second.name, first);
+    cluster.lan.switch().links(|links| links.set_up(&first))?;
+    services::await_all(&cluster)?;
+    assert_eq!(answers(&cluster, VIP)?, [second.mac]);
+    Ok(())
 }
 
 #[test]
@@ -172,14 +176,15 @@ fn an_address_that_is_gained_is_announced_by_request_and_by_reply() -> Result<()
     await_announcement(&cluster, &capture)
 }
 
+/// All were cut off, so none could take over.
 #[test]
 fn a_leader_whose_carrier_comes_back_announces_and_serves() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = &cluster.planned_leader(VIP)?.name;
-    cluster.lan.switch().links(|links| links.set_down(leader))?;
+    let nodes = &cluster.lan.nodes;
+    cluster.lan.switch().links(|links| nodes.iter().try_for_each(|node| links.set_down(&node.name)))?;
     assert!(cluster.ask(Request::new(Kind::Http, VIP, 80), WINDOW).is_err());
     let capture = arp::Capture::start(cluster.lan.client()?.namespace())?;
-    cluster.lan.switch().links(|links| links.set_up(leader))?;
+    cluster.lan.switch().links(|links| nodes.iter().try_for_each(|node| links.set_up(&node.name)))?;
     await_announcement(&cluster, &capture)?;
     services::await_all(&cluster)
 }
@@ -234,7 +239,6 @@ fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
 
 /// Waits for a request and for a reply to nobody in the VIP's name, and sees that only the leader sends such.
 fn await_announcement(cluster: &Cluster, capture: &arp::Capture) -> Result<()> {
-    let leader = cluster.planned_leader(VIP)?.mac;
     for operation in [ArpOperations::Request, ArpOperations::Reply] {
         wait::until(&format!("an announcement by {operation:?}"), PATIENCE, || {
             let seen = capture.seen();
@@ -242,7 +246,7 @@ fn await_announcement(cluster: &Cluster, capture: &arp::Capture) -> Result<()> {
             Ok(())
         })?;
     }
-    let claims = capture.claims(VIP);
+    let (leader, claims) = (cluster.await_leader(VIP)?.mac, capture.claims(VIP));
     assert!(claims.iter().all(|mac| *mac == leader), "{claims:?}, leader {leader}");
     Ok(())
 }
@@ -283,17 +287,4 @@ fn serves_who_knows_the_mac(cluster: &Cluster, session: &mut Session) -> Result<
     let answer = cluster.ask(Request::new(Kind::Http, VIP, 80), TIMEOUT)?;
     assert_eq!(answer.service, "shop/web");
     Ok(())
-}
-
-/// SIGSTOP takes effect when a thread next leaves the kernel: all of them have to be seen stopped.
-pub(crate) fn wait_until_stopped(process: &Process) -> Result<()> {
-    let tasks = format!("/proc/{}/task", process.id());
-    wait::until("the agent is stopped", PATIENCE, || {
-        for task in std::fs::read_dir(&tasks)? {
-            let status = std::fs::read_to_string(task?.path().join("status"))?;
-            let state = status.lines().find(|line| line.starts_with("State:")).unwrap_or_default();
-            ensure!(state.contains('T'), "{state}");
-        }
-        Ok(())
-    })
 }

@@ -4,6 +4,7 @@
 
 mod advertising;
 mod affinity;
+mod bad_days;
 mod changes;
 mod checking;
 mod closed;
@@ -11,10 +12,13 @@ mod collisions;
 mod demo;
 mod direct;
 mod direct_return;
+mod duplicates;
 mod explaining;
+mod failing_over;
 mod flood;
 mod forwarding;
 mod harness;
+mod health;
 mod ipv6;
 mod leading;
 mod outlets;

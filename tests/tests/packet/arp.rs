@@ -1,18 +1,21 @@
 //! ARP, in both directions.
 
 use vipmux_common::abi::{self, DropReason, Stat, VIP_LEADING, VIP_YIELDED};
-use vipmux_tests::frames::{Arp, BROADCAST, Ethernet, Mac};
+use vipmux_tests::{
+    frames::{Arp, BROADCAST, Ethernet, Mac},
+    program::State,
+};
 
 use crate::{
     case::{Case, Counter, Verdict},
     fixture::{
         CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, NEIGHBOR, PEER_MAC, SELF_MAC, STRANGER_MAC, TAGGED, VIP, VLAN,
-        boot_time, from_client, vip_of,
+        boot_time, claimed, from_client, probed, vip_of,
     },
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), leaving()]
+    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), heard(), leaving()]
         .into_iter()
         .flatten()
         .collect()
@@ -30,6 +33,9 @@ fn answer(tags: &[u16], arp: &Arp) -> Verdict {
 
 const ANSWERED: &[Counter] = &[Counter::Stat(Stat::ArpAnswered)];
 const YIELDED: &[Counter] = &[Counter::Stat(Stat::Yielded), Counter::Stat(Stat::Passed)];
+const FOREIGN: &[Counter] = &[Counter::Stat(Stat::Foreign), Counter::Stat(Stat::Passed)];
+const REFLECTED: &[Counter] = &[Counter::Stat(Stat::Reflected), Counter::Stat(Stat::Passed)];
+const NO_OPTION: [u8; 8] = [0; 8];
 
 fn answered() -> Vec<Case> {
     let request = Arp::request(CLIENT_MAC, NEIGHBOR, VIP);
@@ -51,7 +57,13 @@ fn answered() -> Vec<Case> {
         Case::ingress("padding after a request stays", padded(broadcast(CLIENT_MAC).arp(&request)))
             .becomes(Verdict::Transmitted(padded(Ethernet::new(SELF_MAC, CLIENT_MAC).arp(&reply))), ANSWERED),
         Case::ingress("a probe, which has no sender address, is answered", broadcast(CLIENT_MAC).arp(&probe))
-            .becomes(answer(&[], &probe_reply), ANSWERED),
+            .becomes(answer(&[], &probe_reply), ANSWERED)
+            .then(|state| probed(state, VIP, CLIENT_MAC, NO_OPTION)),
+        Case::ingress(
+            "a probe to this node alone, as switches check for hosts, is only answered",
+            from_client().arp(&probe),
+        )
+        .becomes(answer(&[], &probe_reply), ANSWERED),
         Case::ingress("a reply goes to the frame's sender and names the packet's", through_proxy)
             .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, STRANGER_MAC).arp(&reply)), ANSWERED),
         Case::ingress("a tagged request is answered with its tag", broadcast(CLIENT_MAC).tagged(VLAN).arp(&tagged))
@@ -90,7 +102,8 @@ fn left_to_others() -> Vec<Case> {
             "a probe for a VIP led elsewhere is dropped",
             broadcast(CLIENT_MAC).arp(&Arp::probe(CLIENT_MAC, FOLLOWED)),
         )
-        .dropped(DropReason::ArpNotLeading),
+        .dropped(DropReason::ArpNotLeading)
+        .then(|state| probed(state, FOLLOWED, CLIENT_MAC, NO_OPTION)),
         Case::ingress("an interface that is not attached answers nothing", broadcast(CLIENT_MAC).arp(&request(VIP)))
             .given(|state| state.interfaces.fill(abi::Interface::default())),
     ]
@@ -113,7 +126,7 @@ fn fenced() -> Vec<Case> {
 fn abandoned() -> Vec<Case> {
     let request = |target| broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, target));
     let own = |sender| broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, sender, NEIGHBOR));
-    let long_ago: fn(&mut vipmux_tests::program::State) = |state| {
+    let long_ago: fn(&mut State) = |state| {
         state.config.abandon_after = 1;
         state.fence.deadline = boot_time().saturating_sub(1_000_000_000);
     };
@@ -138,11 +151,10 @@ fn not_understood() -> Vec<Case> {
     ]
 }
 
-fn yields(vip: std::net::Ipv4Addr) -> fn(&mut vipmux_tests::program::State) {
-    match vip {
-        TAGGED => |state| vip_of(state, TAGGED).flags = VIP_YIELDED,
-        _ => |state| vip_of(state, VIP).flags = VIP_YIELDED,
-    }
+/// To the peer that spoke.
+fn yields(state: &mut State) {
+    vip_of(state, VIP).flags = VIP_YIELDED;
+    claimed(state, VIP, PEER_MAC);
 }
 
 fn announced() -> Vec<Case> {
@@ -150,46 +162,87 @@ fn announced() -> Vec<Case> {
     vec![
         Case::ingress("a peer's announcement takes the VIP", by(PEER_MAC, VIP))
             .becomes(Verdict::Untouched, YIELDED)
-            .then(yields(VIP)),
+            .then(yields),
         Case::ingress("a peer behind another interface takes it too", by(FAR_MAC, VIP))
             .becomes(Verdict::Untouched, YIELDED)
-            .then(yields(VIP)),
+            .then(|state| {
+                vip_of(state, VIP).flags = VIP_YIELDED;
+                claimed(state, VIP, FAR_MAC);
+            }),
         Case::ingress(
             "a peer's gratuitous reply takes the VIP",
             broadcast(PEER_MAC).arp(&Arp::reply(PEER_MAC, VIP, BROADCAST, VIP)),
         )
         .becomes(Verdict::Untouched, YIELDED)
-        .then(yields(VIP)),
+        .then(yields),
         Case::ingress(
             "a peer's request from the VIP takes it",
             broadcast(PEER_MAC).arp(&Arp::request(PEER_MAC, VIP, NEIGHBOR)),
         )
         .becomes(Verdict::Untouched, YIELDED)
-        .then(yields(VIP)),
+        .then(yields),
         Case::ingress(
             "a tagged announcement takes a tagged VIP",
             broadcast(PEER_MAC).tagged(VLAN).arp(&Arp::announcement(PEER_MAC, TAGGED)),
         )
         .becomes(Verdict::Untouched, YIELDED)
-        .then(yields(TAGGED)),
+        .then(|state| {
+            vip_of(state, TAGGED).flags = VIP_YIELDED;
+            claimed(state, TAGGED, PEER_MAC);
+        }),
         Case::ingress("an announcement in another VLAN takes nothing", by(PEER_MAC, TAGGED)),
         Case::ingress("an announcement of a VIP announced elsewhere takes nothing", by(PEER_MAC, ELSEWHERE)),
-        Case::ingress("a stranger's announcement takes nothing", by(STRANGER_MAC, VIP)),
-        Case::ingress("this node's own announcement, looped back, takes nothing", by(SELF_MAC, VIP)),
-        Case::ingress("a peer's announcement of a VIP led elsewhere changes nothing", by(PEER_MAC, FOLLOWED)),
+        Case::ingress("this node's own announcement, looped back, takes nothing", by(SELF_MAC, VIP))
+            .becomes(Verdict::Untouched, REFLECTED),
+        Case::ingress("a peer's announcement of a VIP led elsewhere takes nothing", by(PEER_MAC, FOLLOWED))
+            .then(|state| claimed(state, FOLLOWED, PEER_MAC)),
         Case::ingress("a peer's announcement of another address changes nothing", by(PEER_MAC, NEIGHBOR)),
         Case::ingress(
             "a yielded VIP's requests are left to its new leader",
             broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, VIP)),
         )
-        .given(yields(VIP))
+        .given(yields)
         .dropped(DropReason::ArpNotLeading),
+    ]
+}
+
+/// Strangers, and probes: noted for the agent.
+fn heard() -> Vec<Case> {
+    let by = |vip| broadcast(STRANGER_MAC).arp(&Arp::announcement(STRANGER_MAC, vip));
+    let probe = |mac: Mac, vip| broadcast(mac).arp(&Arp::probe(mac, vip));
+    let reply = Arp::reply(STRANGER_MAC, FOLLOWED, SELF_MAC, std::net::Ipv4Addr::UNSPECIFIED);
+    let foreign = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, FOREIGN);
+    vec![
+        foreign("a stranger's announcement takes nothing, and is noted", by(VIP))
+            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+        foreign("so is one that was noted before, and its probe stays noted", by(VIP))
+            .given(|state| probed(state, VIP, STRANGER_MAC, NO_OPTION))
+            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+        foreign("a stranger's answer to this node's probe is noted", Ethernet::new(STRANGER_MAC, SELF_MAC).arp(&reply))
+            .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
+        foreign(
+            "a stranger's request from a tagged VIP is noted",
+            broadcast(STRANGER_MAC).tagged(VLAN).arp(&Arp::request(STRANGER_MAC, TAGGED, NEIGHBOR)),
+        )
+        .then(|state| claimed(state, TAGGED, STRANGER_MAC)),
+        Case::ingress("a stranger where the VIP is not announced is nobody's business", by(ELSEWHERE)),
+        Case::ingress("nor is one in another VLAN", by(TAGGED)),
+        Case::ingress("this node's own probe, looped back, is not noted", probe(SELF_MAC, FOLLOWED))
+            .dropped(DropReason::ArpNotLeading),
+        Case::ingress("a peer's probe is noted", probe(PEER_MAC, FOLLOWED))
+            .dropped(DropReason::ArpNotLeading)
+            .then(|state| probed(state, FOLLOWED, PEER_MAC, NO_OPTION)),
+        Case::ingress("a probe where the VIP is not announced is not noted", probe(STRANGER_MAC, ELSEWHERE)),
+        Case::ingress(
+            "a reply in nobody's name is no probe",
+            broadcast(STRANGER_MAC).arp(&Arp { operation: 2, ..Arp::probe(STRANGER_MAC, VIP) }),
+        ),
     ]
 }
 
 fn leaving() -> Vec<Case> {
     let from = |sender| broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, sender, NEIGHBOR));
-    let lapsed: fn(&mut vipmux_tests::program::State) = |state| state.fence.deadline = boot_time();
+    let lapsed: fn(&mut State) = |state| state.fence.deadline = boot_time();
     vec![
         Case::egress("the node may speak for a VIP that it leads", from(VIP)),
         Case::egress("the node may speak for its own address", from(NEIGHBOR)),

@@ -82,6 +82,8 @@ pub(crate) fn state(state: State) -> State {
         let key = abi::AffinityKey { client: moved(old.client), ..old };
         (key, abi::AffinityValue { tag: value.tag ^ hash::affinity(&old) ^ hash::affinity(&key), ..value })
     });
+    let speakers =
+        state.speakers.into_iter().map(|(old, value)| (abi::SpeakerKey { vip: moved(old.vip), ..old }, value));
     State {
         vips,
         backends: backends.collect(),
@@ -90,6 +92,7 @@ pub(crate) fn state(state: State) -> State {
         fragments: fragments.collect(),
         egress_fragments: egress_fragments.collect(),
         affinity: affinity.collect(),
+        speakers: speakers.collect(),
         source_ranges: state.source_ranges.into_iter().map(range).collect(),
         ..state
     }

@@ -267,6 +267,23 @@ pub(crate) fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
     state.vips.get_mut(&address(vip)).unwrap()
 }
 
+/// Somebody was heard to speak for a VIP.
+pub(crate) fn claimed(state: &mut State, vip: Ipv4Addr, mac: Mac) {
+    speaker(state, vip, mac).claimed = 1;
+}
+
+/// Somebody was heard to ask whether anybody has a VIP, with this option behind the question.
+pub(crate) fn probed(state: &mut State, vip: Ipv4Addr, mac: Mac, option: [u8; 8]) {
+    let speaker = speaker(state, vip, mac);
+    (speaker.probed, speaker.option) = (1, u64::from_ne_bytes(option));
+}
+
+fn speaker(state: &mut State, vip: Ipv4Addr, mac: Mac) -> &mut abi::Speaker {
+    let key = abi::SpeakerKey { vip: address(vip), mac: abi::Mac::new(mac) };
+    let ifindex = u32::try_from(IFINDEX).unwrap();
+    state.speakers.entry(key).or_insert(abi::Speaker { ifindex, ..abi::Speaker::default() })
+}
+
 /// Now on the fence's clock, `CLOCK_BOOTTIME`, nanoseconds.
 pub(crate) fn boot_time() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();

@@ -13,12 +13,12 @@ use crate::{
     family::v6,
     fixture::{
         CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, NEIGHBOR, PEER_MAC, SELF_MAC, STRANGER_MAC, TAGGED, VIP, VLAN,
-        boot_time, from_client, vip_of,
+        boot_time, claimed, from_client, probed, vip_of,
     },
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), leaving()]
+    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), heard(), leaving()]
         .into_iter()
         .flatten()
         .map(Case::v6)
@@ -27,9 +27,14 @@ pub(crate) fn cases() -> Vec<Case> {
 
 const ANSWERED: &[Counter] = &[Counter::Stat(Stat::NdpAnswered)];
 const YIELDED: &[Counter] = &[Counter::Stat(Stat::Yielded), Counter::Stat(Stat::Passed)];
+const FOREIGN: &[Counter] = &[Counter::Stat(Stat::Foreign), Counter::Stat(Stat::Passed)];
+const REFLECTED: &[Counter] = &[Counter::Stat(Stat::Reflected), Counter::Stat(Stat::Passed)];
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 /// Option 14 (RFC 3971, 5.3.2), as kernels put it into DAD's solicitations (RFC 7527).
 const NONCE: (u8, [u8; 6]) = (14, [1, 2, 3, 4, 5, 6]);
+/// The same as it lies in the message.
+const NONCE_OPTION: [u8; 8] = [14, 1, 1, 2, 3, 4, 5, 6];
+const NO_OPTION: [u8; 8] = [0; 8];
 
 /// To the group that an address is asked for in.
 fn to_group(source: Mac, target: Ipv4Addr) -> Ethernet {
@@ -73,7 +78,7 @@ fn answered() -> Vec<Case> {
     let mut padded = group(&bare);
     padded.resize(100, 0xa5);
     let to_all = Ethernet::new(SELF_MAC, multicast_mac(ALL_NODES));
-    let probed = |name, message: &Ndp| {
+    let detects = |name, message: &Ndp| {
         Case::ingress(name, to_group(CLIENT_MAC, VIP).ipv6(&probe(message)))
             .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED)
     };
@@ -92,8 +97,12 @@ fn answered() -> Vec<Case> {
         plain("one with more options is answered with a shorter frame", group(&asked(VIP).option(nonce, &data))),
         plain("the longest option goes", group(&asked(VIP).option(nonce, &[7; 8 * 255 - 2]))).in_this_family(),
         plain("padding after a solicitation goes", padded),
-        probed("duplicate address detection is answered to all nodes", &bare),
-        probed("duplicate address detection with a nonce is answered", &bare.clone().option(nonce, &data)),
+        detects("duplicate address detection is answered to all nodes", &bare)
+            .then(|state| probed(state, VIP, CLIENT_MAC, NO_OPTION)),
+        detects("duplicate address detection with a nonce is answered", &bare.clone().option(nonce, &data))
+            .then(|state| probed(state, VIP, CLIENT_MAC, NONCE_OPTION)),
+        Case::ingress("detection that asks this node alone is only answered", from_client().ipv6(&probe(&bare)))
+            .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED),
         Case::ingress("an answer goes to the frame's sender", through_proxy)
             .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, STRANGER_MAC).ipv6(&answer(VIP))), ANSWERED),
         tagged("a tagged solicitation is answered with its tag", VLAN, TAGGED),
@@ -126,7 +135,8 @@ fn left_to_others() -> Vec<Case> {
             "duplicate address detection for a VIP led elsewhere is dropped",
             to_group(CLIENT_MAC, FOLLOWED).ipv6(&probe(&Ndp::solicitation(v6(FOLLOWED)))),
         )
-        .dropped(DropReason::NdpNotLeading),
+        .dropped(DropReason::NdpNotLeading)
+        .then(|state| probed(state, FOLLOWED, CLIENT_MAC, NO_OPTION)),
         asks("an interface that is not attached answers no solicitation", VIP)
             .given(|state| state.interfaces.fill(abi::Interface::default())),
     ]
@@ -177,8 +187,10 @@ fn not_understood() -> Vec<Case> {
     ]
 }
 
+/// To the peer that spoke.
 fn yields(state: &mut State) {
     vip_of(state, VIP).flags = VIP_YIELDED;
+    claimed(state, VIP, PEER_MAC);
 }
 
 /// To all nodes, as an address that moves is announced (RFC 4861, 7.2.6).
@@ -197,28 +209,61 @@ fn announced() -> Vec<Case> {
     let to_us = Ethernet::new(PEER_MAC, SELF_MAC).ipv6(&announcement(PEER_MAC, VIP));
     let tagged = Ethernet::new(PEER_MAC, multicast_mac(ALL_NODES)).tagged(VLAN).ipv6(&announcement(PEER_MAC, TAGGED));
     let from_afar = announces(PEER_MAC, &announcement(PEER_MAC, VIP).hop_limit(64));
-    let probed = to_group(PEER_MAC, VIP).ipv6(&probe(&Ndp::solicitation(v6(VIP))));
+    let detects = to_group(PEER_MAC, VIP).ipv6(&probe(&Ndp::solicitation(v6(VIP))));
     let to_all = Ethernet::new(SELF_MAC, multicast_mac(ALL_NODES));
     vec![
         taken("a peer's advertisement takes the VIP", by(PEER_MAC, VIP)),
-        taken("an advertisement by a peer behind another interface takes it too", by(FAR_MAC, VIP)),
+        taken("an advertisement by a peer behind another interface takes it too", by(FAR_MAC, VIP)).then(|state| {
+            vip_of(state, VIP).flags = VIP_YIELDED;
+            claimed(state, VIP, FAR_MAC);
+        }),
         taken("a peer's solicitation from the VIP takes it", to_group(PEER_MAC, NEIGHBOR).ipv6(&from_vip)),
         taken("a peer's advertisement to this node takes the VIP", to_us),
-        Case::ingress("a tagged advertisement takes a tagged VIP", tagged)
-            .becomes(Verdict::Untouched, YIELDED)
-            .then(|state| vip_of(state, TAGGED).flags = VIP_YIELDED),
+        Case::ingress("a tagged advertisement takes a tagged VIP", tagged).becomes(Verdict::Untouched, YIELDED).then(
+            |state| {
+                vip_of(state, TAGGED).flags = VIP_YIELDED;
+                claimed(state, TAGGED, PEER_MAC);
+            },
+        ),
         Case::ingress("an advertisement in another VLAN takes nothing", by(PEER_MAC, TAGGED)),
         Case::ingress("an advertisement of a VIP announced elsewhere takes nothing", by(PEER_MAC, ELSEWHERE)),
-        Case::ingress("a stranger's advertisement takes nothing", by(STRANGER_MAC, VIP)),
-        Case::ingress("this node's own advertisement, looped back, takes nothing", by(SELF_MAC, VIP)),
+        Case::ingress("this node's own advertisement, looped back, takes nothing", by(SELF_MAC, VIP))
+            .becomes(Verdict::Untouched, REFLECTED),
         Case::ingress("an advertisement from off the link takes nothing", from_afar),
-        Case::ingress("a peer's advertisement of a VIP led elsewhere changes nothing", by(PEER_MAC, FOLLOWED)),
+        Case::ingress("a peer's advertisement of a VIP led elsewhere takes nothing", by(PEER_MAC, FOLLOWED))
+            .then(|state| claimed(state, FOLLOWED, PEER_MAC)),
         Case::ingress("a peer's advertisement of another address changes nothing", by(PEER_MAC, NEIGHBOR)),
-        Case::ingress("a peer's duplicate address detection takes nothing, and is answered", probed)
-            .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED),
+        Case::ingress("a peer's duplicate address detection takes nothing, and is answered", detects)
+            .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED)
+            .then(|state| probed(state, VIP, PEER_MAC, NO_OPTION)),
         asks("a yielded VIP's solicitations are left to its new leader", VIP)
             .given(yields)
             .dropped(DropReason::NdpNotLeading),
+    ]
+}
+
+/// Strangers, and duplicate address detection: noted for the agent.
+fn heard() -> Vec<Case> {
+    let by = |vip| announces(STRANGER_MAC, &announcement(STRANGER_MAC, vip));
+    let from_vip = Ipv6::ndp(v6(VIP), solicited_node(v6(NEIGHBOR)), &Ndp::solicitation(v6(NEIGHBOR)).mac(STRANGER_MAC));
+    let detects = |mac, vip| {
+        let (nonce, data) = NONCE;
+        to_group(mac, vip).ipv6(&probe(&Ndp::solicitation(v6(vip)).option(nonce, &data)))
+    };
+    let foreign = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, FOREIGN);
+    vec![
+        foreign("a stranger's advertisement takes nothing, and is noted", by(VIP))
+            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+        foreign("a stranger's answer to this node's detection is noted", by(FOLLOWED))
+            .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
+        foreign("a stranger's solicitation from a VIP is noted", to_group(STRANGER_MAC, NEIGHBOR).ipv6(&from_vip))
+            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+        Case::ingress("a stranger's advertisement where the VIP is not announced is not noted", by(ELSEWHERE)),
+        Case::ingress("this node's own detection, looped back, is not noted", detects(SELF_MAC, FOLLOWED))
+            .dropped(DropReason::NdpNotLeading),
+        Case::ingress("a peer's detection is noted with its nonce", detects(PEER_MAC, FOLLOWED))
+            .dropped(DropReason::NdpNotLeading)
+            .then(|state| probed(state, FOLLOWED, PEER_MAC, NONCE_OPTION)),
     ]
 }
 

@@ -13,7 +13,7 @@ use super::Printed;
 use crate::{
     allocate::Allocation,
     cli::table::{Cell, Colour, Table, Tone},
-    election::rendezvous,
+    election::placement::{self, contenders_of},
     model::{
         Family, Model, NodeName, Protocol, ServiceName, Vip,
         name::Port,
@@ -151,7 +151,7 @@ struct PoolRow<'a> {
 impl<'a> Report<'a> {
     pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
         let vips = allocation.vips();
-        let leaders = rendezvous::leaders(model, vips.keys().copied());
+        let leaders = placement::leaders(&contenders_of(model, vips.keys().copied()));
         let mut used: BTreeMap<(&str, Family), u64> = BTreeMap::new();
         for vip in vips.keys() {
             if let Some(pool) = model.pools.iter().find(|pool| pool.contains(*vip)) {

@@ -78,7 +78,8 @@ pub(crate) fn load(pins: &Pins) -> Ebpf {
     for (name, entries) in [("INTERFACES", 16), ("TABLES", 8_192), ("BACKENDS", 10_000), ("NODES", 64)] {
         loader.map_max_entries(name, entries);
     }
-    for name in ["VIPS", "SERVICES", "SERVICE_STATES", "SERVICE_NAMES", "SERVICE_STATS", "NODE_NAMES", "PEERS"] {
+    let small = ["VIPS", "LEADERS", "SERVICES", "SERVICE_STATES", "SERVICE_NAMES", "SERVICE_STATS"];
+    for name in small.into_iter().chain(["NODE_NAMES", "MEMBERS", "PEERS"]) {
         loader.map_max_entries(name, 64);
     }
     loader.load(OBJECT).unwrap()

@@ -14,13 +14,13 @@ const FLOWS: u32 = 4096;
 /// What was otherwise in version 3: the sizes of values, and maps that were not there.
 const VERSION_3: [(&str, u32); 5] =
     [("CONFIG", 44), ("SERVICE_STATES", 8), ("TABLES", 4), ("REVERSE", 40), ("FRAGMENTS", 24)];
-const NEW_IN_4: [&str; 3] = ["AFFINITY", "SOURCE_RANGES", "LAPSE"];
+const NEW_SINCE: [&str; 6] = ["AFFINITY", "SOURCE_RANGES", "LAPSE", "LEADERS", "MEMBERS", "SPEAKERS"];
 
 /// Makes and pins the maps as the agents of version 3 had them.
 fn make_version_3(pins: &Pins) {
     fs::create_dir_all(pins.maps()).unwrap();
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in Maps::NAMES.iter().filter(|name| !NEW_IN_4.contains(name)) {
+    for name in Maps::NAMES.iter().filter(|name| !NEW_SINCE.contains(name)) {
         let mut layout = Layout::from(&object.maps[*name]);
         if let Some((_, size)) = VERSION_3.iter().find(|(other, _)| other == name) {
             layout.value_size = *size;
@@ -113,6 +113,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     assert_eq!(maps.read_services().unwrap()[&key].slot, 9);
     assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123 });
     assert_eq!(maps.read_table(250, 4).unwrap(), [3, 0, 4, 5]);
+    assert!(maps.read_leaders().unwrap().is_empty() && maps.read_members().unwrap().is_empty());
     assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "what is alike stays the same map");
     assert!(!pins.old_maps().exists() && !pins.next_maps().exists());
 }
@@ -125,14 +126,14 @@ fn flow_tables_of_another_size_keep_their_records_and_the_rest_stays() {
     let flows: BTreeMap<_, _> = (0..500).map(|port| flow(&mut maps, port)).collect();
     maps.reverse.insert(reverse_key(1), reverse_4(2), 0).unwrap();
     let id = |name| RawMap::open(&pins.maps(), name).unwrap().id();
-    let before = ["SERVICES", "TABLES", "FRAGMENTS"].map(id);
+    let before = ["SERVICES", "TABLES", "FRAGMENTS", "LEADERS", "MEMBERS"].map(id);
     drop(programs);
 
     let (programs, maps) = load(&pins, 2 * FLOWS).unwrap();
     assert_eq!(crate::datapath::maps::flow_entries(&pins), Some(2 * FLOWS));
     assert_eq!(maps.read_flows(usize::MAX).unwrap().into_iter().collect::<BTreeMap<_, _>>(), flows);
     assert_eq!(maps.read_reverse(9).unwrap(), [(reverse_key(1), reverse_4(2))]);
-    assert_eq!(["SERVICES", "TABLES", "FRAGMENTS"].map(id), before);
+    assert_eq!(["SERVICES", "TABLES", "FRAGMENTS", "LEADERS", "MEMBERS"].map(id), before);
     let flow_table = id("FLOWS");
     drop(programs);
 

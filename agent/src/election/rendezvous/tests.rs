@@ -1,12 +1,8 @@
-use k8s_openapi::api::core::v1 as api;
+use std::collections::BTreeMap;
+
 use proptest::{collection, prelude::*};
-use serde_json::json;
 
 use super::*;
-use crate::{
-    model::{Options, ingest::object},
-    source::Objects,
-};
 
 fn vips(count: u32) -> impl Iterator<Item = Vip> {
     (0..count).map(|i| Vip(std::net::Ipv4Addr::from_bits(0xc000_0200 + i).into()))
@@ -16,6 +12,10 @@ fn names(count: usize) -> Vec<NodeName> {
     (0..count).map(|i| NodeName(format!("n{i}"))).collect()
 }
 
+fn leader<'a>(vip: Vip, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>) -> Option<&'a NodeName> {
+    Bids::of(vip).best(nodes)
+}
+
 /// The leader among nodes that weigh the same.
 fn unweighted<'a>(vip: Vip, nodes: impl IntoIterator<Item = &'a NodeName>) -> Option<&'a NodeName> {
     leader(vip, nodes.into_iter().map(|name| (name, 1)))
@@ -23,59 +23,6 @@ fn unweighted<'a>(vip: Vip, nodes: impl IntoIterator<Item = &'a NodeName>) -> Op
 
 fn weighted<'a>(vip: Vip, nodes: &'a [NodeName], weights: &[u32]) -> Option<&'a NodeName> {
     leader(vip, nodes.iter().zip(weights.iter().copied()))
-}
-
-/// A node, with `x` excluded, `c` cordoned, `u` network unavailable.
-fn node(name: &str, flags: &str) -> (NodeName, Node) {
-    let name = NodeName(name.to_owned());
-    let node = Node {
-        excluded: flags.contains('x'),
-        cordoned: flags.contains('c'),
-        network_unavailable: flags.contains('u'),
-        ..Node::ingest(&name, &api::Node::default())
-    };
-    (name, node)
-}
-
-#[test]
-fn excluded_and_cordoned_nodes_lead_only_where_no_other_may_and_unreachable_ones_never() {
-    for (nodes, expected) in [
-        (vec![("a", ""), ("b", "x"), ("c", "c"), ("d", "u")], vec!["a"]),
-        (vec![("b", "x"), ("c", "c"), ("d", "u")], vec!["c"]),
-        (vec![("b", "x"), ("e", "xc"), ("d", "u")], vec!["b"]),
-        (vec![("e", "xc"), ("d", "u")], vec!["e"]),
-        (vec![("d", "u")], vec![]),
-    ] {
-        let nodes: BTreeMap<_, _> = nodes.into_iter().map(|(name, flags)| node(name, flags)).collect();
-        let eligible = eligible(&nodes, &Candidates::everybody(&nodes));
-        assert_eq!(eligible.into_iter().map(|(name, _)| name.0.as_str()).collect::<Vec<_>>(), expected);
-    }
-}
-
-/// Nodes `a`, which is excluded by label, `b` and `c`, and a policy for pool `a` that selects node `a` alone.
-fn model_with_a_policy() -> Model {
-    let mut objects = Objects::default();
-    for (pool, address) in [("a", "192.0.2.1"), ("b", "192.0.2.2")] {
-        objects.address_pools.insert(pool.to_owned(), object(json!({"spec": {"addresses": [address]}})));
-    }
-    for name in ["a", "b", "c"] {
-        let labels = if name == "a" { json!({(crate::model::node::EXCLUDE_LABEL): ""}) } else { json!({}) };
-        let node = object(json!({"metadata": {"name": name, "labels": labels}}));
-        objects.nodes.insert(NodeName(name.to_owned()), node);
-    }
-    let spec = json!({"pools": ["a"], "nodeSelectors": [{"matchLabels": {"kubernetes.io/hostname": "a"}}]});
-    objects.vip_policies.insert("a".to_owned(), object(json!({"metadata": {"name": "a"}, "spec": spec})));
-    Model::ingest(&objects, &Options::default())
-}
-
-#[test]
-fn each_vip_is_led_by_a_node_that_may_announce_its_pool_or_by_none() {
-    let model = model_with_a_policy();
-    let vip = |text: &str| Vip(text.parse().unwrap());
-    let leaders = leaders(&model, ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(vip));
-    let shown: Vec<_> = leaders.values().map(|leader| leader.as_ref().map(|name| name.0.as_str())).collect();
-    // The excluded one leads, since it is the only one that may; pool b is covered by nothing; the third is in no pool.
-    assert_eq!(shown, [Some("a"), None, Some("a")]);
 }
 
 #[test]

@@ -1,7 +1,10 @@
 //! The kernel's half of the chain.
 
+mod leader;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use self::leader::Chosen;
 use super::{Chain, listed};
 use crate::{
     explain::{Account, Held, Kernel, Step, Target, grouped, owns},
@@ -11,7 +14,7 @@ use crate::{
         services::ServiceView,
         vips::{Standing, VipView},
     },
-    model::{NodeName, PortClaim, ServiceName, Vip},
+    model::{PortClaim, ServiceName, Vip},
 };
 
 const COMPARE: &str = "compare by `vipmux inspect diff`; the agent repairs what differs by itself, every --self-check";
@@ -44,11 +47,12 @@ impl Chain {
             None => self.all(target, held, remedy),
         };
         for vip in vips.iter().filter_map(|vip| found.get(vip)) {
-            let leader = account.map(|account| {
-                let of = account.vips.iter().find(|of| of.address.0 == vip.address);
-                (account.node.as_ref(), of.and_then(|of| of.leader.as_ref()))
-            });
-            self.announced(vip, held, leader);
+            let chosen = Chosen {
+                local: account.and_then(|account| account.node.as_ref()),
+                vip: account.into_iter().flat_map(|account| &account.vips).find(|of| of.address.0 == vip.address),
+            };
+            self.led(vip, held.fence.standing);
+            self.announced(vip, held, chosen);
         }
         self.traffic(&services);
     }
@@ -116,8 +120,8 @@ impl Chain {
         }
     }
 
-    /// `leader`: this node, where it is known, and who should lead; `None`: that is not known.
-    fn announced(&mut self, vip: &VipView, held: &Held, leader: Option<(Option<&NodeName>, Option<&NodeName>)>) {
+    /// Where the VIP is answered for, and whether this node does.
+    fn announced(&mut self, vip: &VipView, held: &Held, chosen: Chosen<'_>) {
         let address = vip.address;
         if vip.interfaces.is_empty() {
             let remedy =
@@ -134,41 +138,11 @@ impl Chain {
             let finding = format!("vipmux_xdp is not attached to {}, where {address} is announced", listed(&detached));
             return self.breaks(Step::Announced, finding, COMPARE);
         }
-        let place = vip.interfaces.join(", ");
         if held.fence.standing == Standing::Abandoned {
             let finding = format!("{}: VIPs are left to the node's own stack", held.fence.text());
             return self.breaks(Step::Announced, format!("the fence {finding}"), START);
         }
-        let should = match leader {
-            Some((Some(node), Some(leader))) => Some(node == leader),
-            _ => None,
-        };
-        match (vip.leading, should) {
-            (true, _) if vip.answering => {
-                self.holds(
-                    Step::Announced,
-                    format!("this node answers for {address} on {place}, {}", held.fence.text()),
-                );
-            }
-            (true, _) => {
-                let finding = format!("this node leads {address} and does not answer: the fence {}", held.fence.text());
-                self.breaks(Step::Announced, finding, START);
-            }
-            (false, Some(true)) if vip.yielded => self.breaks(
-                Step::Announced,
-                format!("this node gave {address} up, since another machine announced it"),
-                "find who else has the address: another load balancer's speaker, or a host",
-            ),
-            (false, Some(true)) => {
-                let finding = format!("this node should lead {address} and does not (yet)");
-                self.breaks(Step::Announced, finding, "see the agent's log: it chooses anew when it was away");
-            }
-            (false, _) => {
-                let who = leader.and_then(|(_, leader)| leader);
-                let who = who.map_or_else(|| "another node".to_owned(), |name| format!("{name}, not this node,"));
-                self.note(Step::Announced, format!("{who} is to answer for {address}: ask there, too"));
-            }
-        }
+        self.answers(vip, held, chosen);
     }
 
     fn traffic(&mut self, services: &[&ServiceView]) {

@@ -5,10 +5,10 @@ use std::time::Duration;
 use aya::{maps::PerCpuValues, util::nr_cpus};
 use vipmux_common::{
     abi::{
-        ABI_VERSION, Address, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason, FLOW_CLIENT_FIN,
-        FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node,
-        NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat,
-        UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
+        ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
+        FLOW_CLIENT_FIN, FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED,
+        NODE_SELF, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
+        Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
     },
     hash,
 };
@@ -133,7 +133,7 @@ impl Cluster {
             ("10.0.1.1", 1, ready),
             ("10.0.2.1", 2, ready),
             ("10.0.0.2", 0, BACKEND_LOCAL),
-            ("10.0.1.2", 1, ready),
+            ("10.0.1.2", 1, ready | BACKEND_FAILING),
             ("10.0.3.1", 3, ready),
         ]) {
             let (address, port) = (address(ip), 8080_u16.to_be());

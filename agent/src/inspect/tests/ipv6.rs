@@ -20,9 +20,9 @@ fn views_show_ipv6_addresses_in_columns_of_their_width() {
     let Some(cluster) = cluster() else { return };
     let maps = cluster.maps();
     let vips = text(&Vips::read(&maps, &clock()).unwrap());
-    let header = "VIP           LEADER     FENCE        INTERFACES  VLAN  EPOCH  SERVICES";
+    let header = "VIP           LEADER     EPOCH  SINCE  WHY  FENCE        INTERFACES  VLAN  SERVICES";
     assert_eq!(vips.lines().next(), Some(header));
-    assert_eq!(last_line(&vips), "2001:db8::10  this node  250 ms left  lo          -         4         1");
+    assert_eq!(last_line(&vips), "2001:db8::10  this node      4      -  -    250 ms left  lo          -            1");
     let services = text(&Services::read(&maps, &clock()).unwrap());
     assert!(
         services.contains("\n192.0.2.11    80/TCP    shop/vlan       1      1        0      0      0\n"),
@@ -31,10 +31,10 @@ fn views_show_ipv6_addresses_in_columns_of_their_width() {
     assert_eq!(last_line(&services), "2001:db8::10  80/TCP    shop/six        2      1        0      0      0");
     let backends = text(&Backends::read(&maps).unwrap());
     assert!(
-        backends.contains("\n    6  [fd00::1]:8080        node-a  yes    ready     shop/six:80/TCP\n"),
+        backends.contains("\n    6  [fd00::1]:8080        node-a  yes    ready           shop/six:80/TCP\n"),
         "{backends}"
     );
-    assert_eq!(last_line(&backends), "    7  [fd00:0:0:1::1]:8080  node-b  no     ready     shop/six:80/TCP");
+    assert_eq!(last_line(&backends), "    7  [fd00:0:0:1::1]:8080  node-b  no     ready           shop/six:80/TCP");
 }
 
 #[test]

@@ -23,6 +23,7 @@ fn links(addresses: &[(u32, &str)]) -> Links {
             kind: Kind::Device,
             controller: None,
             carrier: true,
+            carrier_ups: 1,
             addresses: [(ip(address), 24)].into(),
         };
         links.interfaces.insert(ifindex, interface);

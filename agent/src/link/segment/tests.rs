@@ -138,6 +138,18 @@ fn a_bridge_without_a_cable_has_no_carrier_whatever_its_other_ports_do() {
 }
 
 #[test]
+fn a_carrier_that_came_back_between_two_looks_is_told_by_its_count() {
+    let ups = |links: &Links| segments(links, &["br0"]).unwrap().get(10).unwrap().carrier_ups;
+    let mut links = node();
+    for ifindex in [8, 10] {
+        let before = ups(&links);
+        assert_eq!(ups(&links), before);
+        links.interfaces.get_mut(&ifindex).unwrap().carrier_ups += 1;
+        assert_ne!(ups(&links), before, "{ifindex}");
+    }
+}
+
+#[test]
 fn a_vip_is_announced_where_its_subnet_is() {
     let links = node();
     for (names, vip, ports, vlan) in [

@@ -154,7 +154,8 @@ fn a_service_with_every_port_has_the_addresses_of_all_its_slices() {
     let model = annotated(&serde_json::json!({"vipmux.io/all-ports": "true"}), &slices);
     let claim = |protocol, port| PortClaim { vip: Vip([192, 0, 2, 10].into()), protocol, port };
     let claims = [claim(Protocol::Tcp, 0), claim(Protocol::Udp, 0), claim(Protocol::Sctp, 0), claim(Protocol::Tcp, 80)];
-    let desired = desired_services(&model, &claims.map(|claim| (claim, web())).into(), &OrdMap::new());
+    let desired =
+        desired_services(&model, &claims.map(|claim| (claim, web())).into(), &Health::default(), &OrdMap::new());
     assert_eq!(desired.len(), 3, "its own ports claim nothing");
     for service in desired.values() {
         let backends: Vec<_> = service.backends.iter().map(|it| (it.address.to_string(), it.port)).collect();
@@ -192,7 +193,8 @@ fn what_a_service_says_of_its_packets_reaches_each_of_its_claims() {
         claim("192.0.2.10", Protocol::Udp, 53),
         claim("2001:db8::10", Protocol::Tcp, 80),
     ];
-    let desired = desired_services(&model, &claims.map(|claim| (claim, web())).into(), &OrdMap::new());
+    let desired =
+        desired_services(&model, &claims.map(|claim| (claim, web())).into(), &Health::default(), &OrdMap::new());
     let of = |claim| &desired[&claim].treatment;
     assert!(desired.values().all(|service| service.treatment.kernel));
     assert_eq!((of(claims[0]).idle, of(claims[1]).idle), (Some(90), None));
@@ -223,7 +225,7 @@ fn a_vip_gets_the_backends_of_its_own_family() {
     let model = model(&[v4, v6]);
     let claim = |vip: &str| PortClaim { vip: Vip(vip.parse().unwrap()), protocol: Protocol::Tcp, port: 80 };
     let (v4, v6) = (claim("192.0.2.10"), claim("2001:db8::10"));
-    let desired = desired_services(&model, &[(v4, web()), (v6, web())].into(), &OrdMap::new());
+    let desired = desired_services(&model, &[(v4, web()), (v6, web())].into(), &Health::default(), &OrdMap::new());
     let shown = |claim| {
         let of_claim: Vec<_> =
             desired[claim].backends.iter().map(|b| (b.address.to_string(), b.port, b.ready)).collect();
@@ -240,7 +242,12 @@ fn equal_sets_of_backends_are_one() {
     let model = model(&[both]);
     let claim = |protocol, port| PortClaim { vip: Vip([192, 0, 2, 10].into()), protocol, port };
     let (http, dns, stray) = (claim(Protocol::Tcp, 80), claim(Protocol::Udp, 53), claim(Protocol::Tcp, 81));
-    let desired = desired_services(&model, &[(http, web()), (dns, web()), (stray, web())].into(), &OrdMap::new());
+    let desired = desired_services(
+        &model,
+        &[(http, web()), (dns, web()), (stray, web())].into(),
+        &Health::default(),
+        &OrdMap::new(),
+    );
     assert_eq!(desired.len(), 2);
     assert!(Arc::ptr_eq(&desired[&http].backends, &desired[&dns].backends));
     assert_eq!(desired[&http].owner, web());

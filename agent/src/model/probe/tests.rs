@@ -119,6 +119,8 @@ fn a_malformed_value_is_refused_with_what_is_allowed() {
         (THRESHOLD[1], "99999999999", "a whole number of failures, 2 at least"),
         (PATH_OF_ALL, "healthz", "a path of at most 2048 bytes, such as /healthz"),
         (PATH_OF_ALL, "/a b", "a path of at most 2048 bytes"),
+        (PATH_OF_ALL, "/a#b", "with other characters percent-encoded"),
+        (PATH_OF_ALL, "/a<b", "with other characters percent-encoded"),
         (PATH_OF_ALL, &long, "a path of at most 2048 bytes"),
         ("{80}no_probe_rule", "yes", "true or false"),
     ] {
@@ -168,7 +170,7 @@ fn ports_that_are_not_exposed_are_not_probed_and_with_every_port_the_first_probe
     let https = Port { number: 443, protocol: Protocol::Tcp };
     assert_eq!(of(&[https]), ["443/TCP https:https/ every 5s, down after 2"]);
     let every: Vec<Port> = Port::every().collect();
-    let expected = ["TCP", "UDP", "SCTP"].map(|protocol| format!("all/{protocol} https:https/ every 5s, down after 2"));
+    let expected = ["TCP", "UDP", "SCTP"].map(|protocol| format!("all/{protocol} https:443/ every 5s, down after 2"));
     assert_eq!(of(&every), expected);
 }
 

@@ -20,7 +20,8 @@ fn vip(last: u8) -> Vip {
 
 /// A Service with an endpoint here, on these VIPs and that port of each.
 fn desired(vips: &[Vip], port: u16) -> Desired {
-    let backend = DesiredBackend { address: [10, 0, 0, 1].into(), port: 8080, node: here(), ready: true };
+    let backend =
+        DesiredBackend { address: [10, 0, 0, 1].into(), port: 8080, node: here(), ready: true, failing: false };
     let service = DesiredService {
         owner: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
         backends: Arc::new(BTreeSet::from([backend])),
@@ -39,7 +40,7 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
 
 fn kernel() -> Option<Kernel> {
     let pins = fixture::mounted()?;
-    Some(Kernel::open(pins, 64, here(), Unclaimed::Reject).unwrap())
+    Some(Kernel::open(pins, 64, Unclaimed::Reject).unwrap())
 }
 
 #[test]
@@ -61,19 +62,23 @@ fn packets_find_a_vip_as_it_is_after_each_step() {
 #[test]
 fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
     let Some(mut kernel) = kernel() else { return };
-    kernel.carrier = true;
     let vips: Vec<_> = (1..=3).map(vip).collect();
     let led = |kernel: &Kernel| kernel.announced().into_keys().collect::<Vec<_>>();
-    kernel.sync(&desired(&vips, 80)).unwrap();
-    kernel.choose(vips.iter().map(|vip| (*vip, Some(here()))).collect()).unwrap();
+    kernel.sync(&desired(&vips, 80), |_| Ok(())).unwrap();
+    for vip in &vips {
+        kernel.lead(*vip, 7).unwrap();
+    }
     assert_eq!(led(&kernel), vips);
     let mut stale = desired(&vips, 443);
     stale.vips.values_mut().for_each(|vip| vip.interfaces = 3);
-    kernel.sync(&stale).unwrap();
+    kernel.sync(&stale, |_| Ok(())).unwrap();
     assert_eq!(led(&kernel), vips);
+    assert!(kernel.observed.vips().values().all(|vip| vip.epoch == 7));
     stale.vips.values_mut().for_each(|vip| (vip.leading, vip.interfaces) = (true, 7));
-    kernel.choose(vips.iter().map(|vip| (*vip, None)).collect()).unwrap();
-    kernel.sync(&stale).unwrap();
+    for vip in &vips {
+        kernel.follow(*vip).unwrap();
+    }
+    kernel.sync(&stale, |_| Ok(())).unwrap();
     assert_eq!(led(&kernel), []);
     assert!(kernel.observed.vips().values().all(|vip| vip.interfaces == 7));
 }

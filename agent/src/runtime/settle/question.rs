@@ -4,7 +4,8 @@ use super::stages::Stages;
 use crate::{
     control::{Answer, Query},
     explain::{Account, Target},
-    model::NodeName,
+    model::{NodeName, health::Findings},
+    runtime::kernel::boottime,
 };
 
 /// A question.
@@ -21,8 +22,9 @@ pub(in crate::runtime) struct Question {
 }
 
 impl Question {
-    pub(super) fn answer(self, stages: &Stages) {
-        let answer = match stages.decided().map(|decided| Account::of(decided, &self.target)) {
+    pub(super) fn answer(self, stages: &Stages, findings: &Findings) {
+        let now = boottime().unwrap_or_default();
+        let answer = match stages.decided(findings, now).map(|decided| Account::of(decided, &self.target)) {
             Some(Ok(account)) => {
                 Answer::Account(Box::new(Account { node: Some(self.node), refused: self.refused, ..account }))
             }

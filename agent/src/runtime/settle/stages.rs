@@ -4,22 +4,24 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
+    time::Duration,
 };
 
 use imbl::{OrdMap, ordmap::DiffItem};
 
-use super::Settled;
+use super::{Settled, probed::Probed};
 use crate::{
     allocate::{
         Allocation, Allocator,
         holders::{Holders, with_statuses},
     },
     assignments::{self, Stamp},
-    election::rendezvous,
+    election::placement::{self, contenders_of},
     explain::Decided,
     model::{
-        Model, Options, PortClaim, ServiceName, Slices,
+        Model, NodeName, Options, PortClaim, ServiceName, Slices,
         endpoints::{desired_service, desired_services},
+        health::{self, Checkups, Findings, Health},
         reason::Refusal,
     },
     plan::DesiredService,
@@ -41,6 +43,7 @@ pub(super) struct Stages {
     options: Options,
     path: PathBuf,
     memory: Memory,
+    health: Arc<Health>,
     last: Option<Last>,
 }
 
@@ -51,6 +54,46 @@ struct Last {
     claims: BTreeMap<ServiceName, Vec<PortClaim>>,
     settled: Settled,
     agreement: Agreement,
+    /// The backends' health that it rests on.
+    health: Arc<Health>,
+    probed: Probed,
+    /// What is told of claims whose probes are ignored; among the complaints.
+    ignored: BTreeMap<PortClaim, String>,
+}
+
+impl Last {
+    /// Settles the claims of a Service anew.
+    fn settle(&mut self, owner: &ServiceName) {
+        for claim in self.claims.get(owner).into_iter().flatten() {
+            let Some(desired) = desired_service(&self.model, claim, owner, &self.health) else { continue };
+            if self.settled.services.get(claim) != Some(&desired) {
+                self.settled.services.insert(*claim, desired);
+            }
+        }
+        self.watch(owner);
+    }
+
+    /// Takes note of the backends of a Service that are probed, and of those whose probes are ignored.
+    fn watch(&mut self, owner: &ServiceName) {
+        let mut checkups = Vec::new();
+        for claim in self.claims.get(owner).into_iter().flatten() {
+            let Some(desired) = self.settled.services.get(claim) else { continue };
+            checkups.extend(health::checkups(&self.model, claim, desired));
+            let told = health::ignored(claim, desired);
+            let before = match &told {
+                Some(text) => self.ignored.insert(*claim, text.clone()),
+                None => self.ignored.remove(claim),
+            };
+            if before != told {
+                let complaints = Arc::make_mut(&mut self.settled.complaints);
+                if let Some(text) = &before {
+                    complaints.remove(text);
+                }
+                complaints.extend(told);
+            }
+        }
+        self.probed.set(owner, checkups);
+    }
 }
 
 /// Who gets what, and since when.
@@ -72,7 +115,17 @@ impl Agreement {
 impl Stages {
     /// `path`: the state file.
     pub(super) fn new(options: Options, path: PathBuf, memory: Memory) -> Self {
-        Self { options, path, memory, last: None }
+        Self { options, path, memory, health: Arc::default(), last: None }
+    }
+
+    /// Takes the health of backends that the next state is to rest on.
+    pub(super) fn hear(&mut self, health: Arc<Health>) {
+        self.health = health;
+    }
+
+    /// What a node is to check of its backends, by what was settled last.
+    pub(super) fn checkups(&self, node: &NodeName) -> Checkups {
+        self.last.as_ref().map(|last| last.probed.checkups(node)).unwrap_or_default()
     }
 
     pub(super) fn memory(&self) -> Memory {
@@ -80,11 +133,11 @@ impl Stages {
     }
 
     /// What was settled last.
-    pub(super) fn decided(&self) -> Option<Decided<'_>> {
+    pub(super) fn decided<'a>(&'a self, findings: &'a Findings, now: Duration) -> Option<Decided<'a>> {
         let Last { model, agreement, settled, .. } = self.last.as_ref()?;
         let allocation = agreement.allocator.allocation();
         let (services, leaders) = (&settled.services, &*settled.leaders);
-        Some(Decided { objects: &self.memory.objects, model, allocation, services, leaders })
+        Some(Decided { objects: &self.memory.objects, model, allocation, services, leaders, findings, now })
     }
 
     /// What should be served by these objects. `seen`: the state file as it is now.
@@ -94,17 +147,14 @@ impl Stages {
         settled
     }
 
-    /// The short way, if nothing but endpoints changed: who holds what has nothing to do with them.
+    /// The short way, if nothing but endpoints and their health changed: who holds what has nothing to do with them.
     fn renew(&mut self, objects: &Objects, seen: Option<Stamp>) -> Option<Settled> {
         let last = self.last.as_mut().filter(|last| last.agreement.holds(seen))?;
-        let touched = last.model.renew(&mut last.slices, &self.memory.objects, objects)?;
+        let mut touched = last.model.renew(&mut last.slices, &self.memory.objects, objects)?;
+        touched.extend(last.probed.concerned(&last.health, &self.health));
+        last.health = Arc::clone(&self.health);
         for owner in &touched {
-            for claim in last.claims.get(owner).into_iter().flatten() {
-                let desired = desired_service(&last.model, claim, owner);
-                if let Some(desired) = desired.filter(|desired| last.settled.services.get(claim) != Some(desired)) {
-                    last.settled.services.insert(*claim, desired);
-                }
-            }
+            last.settle(owner);
         }
         Some(last.settled.clone())
     }
@@ -121,14 +171,21 @@ impl Stages {
         let allocation = agreement.allocator.allocation();
         complaints.extend(refusals(&model, allocation));
         let claims = allocation.claims();
-        let settled = settled(&model, allocation, &claims, &before.unwrap_or_default(), complaints);
+        let services = desired_services(&model, &claims, &self.health, &before.unwrap_or_default());
+        let settled = settled(&model, allocation, services, complaints);
         let mut by_owner: BTreeMap<ServiceName, Vec<PortClaim>> = BTreeMap::new();
         for (claim, owner) in claims {
             by_owner.entry(owner).or_default().push(claim);
         }
-        let slices = Slices::of(objects);
-        self.last = Some(Last { model, slices, claims: by_owner, settled: settled.clone(), agreement });
-        settled
+        let probing = model.services.values().filter(|service| !service.probes.is_empty());
+        let probing: Vec<_> = probing.map(|service| service.name.clone()).collect();
+        let (slices, health) = (Slices::of(objects), Arc::clone(&self.health));
+        let (probed, ignored) = Default::default();
+        let mut last = Last { model, slices, claims: by_owner, settled, agreement, health, probed, ignored };
+        for owner in &probing {
+            last.watch(owner);
+        }
+        self.last.insert(last).settled.clone()
     }
 
     /// Who gets what, from where the last allocation ended: at a cost that follows what changed, but for the state file,
@@ -182,16 +239,17 @@ impl Stages {
 fn settled(
     model: &Model,
     allocation: &Allocation,
-    claims: &BTreeMap<PortClaim, ServiceName>,
-    before: &OrdMap<PortClaim, DesiredService>,
+    services: OrdMap<PortClaim, DesiredService>,
     complaints: BTreeSet<String>,
 ) -> Settled {
     let vips = allocation.vips();
     let candidates = vips.keys().map(|vip| (*vip, Arc::clone(model.candidates(*vip))));
+    let contenders = contenders_of(model, vips.keys().copied());
     let nodes = model.nodes.values().map(|node| (node.name.clone(), node.reached_by().collect()));
     Settled {
-        services: desired_services(model, claims, before),
-        leaders: Arc::new(rendezvous::leaders(model, vips.keys().copied())),
+        services,
+        leaders: Arc::new(placement::leaders(&contenders)),
+        contenders: Arc::new(contenders),
         candidates: Arc::new(candidates.collect()),
         nodes: Arc::new(nodes.collect()),
         complaints: Arc::new(complaints),

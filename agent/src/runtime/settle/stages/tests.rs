@@ -107,6 +107,99 @@ fn the_short_way_leads_where_the_long_one_does() {
     assert_eq!(stages.renew(&fewer, None), None, "a Service is gone");
 }
 
+const PROBED: &str = "service.beta.kubernetes.io/azure-load-balancer-health-probe-protocol";
+
+/// [`objects`], with slices for each of these numbers, where these are probed by TCP.
+fn with_probes(services: &[(&str, &[u8])], probed: &[&str]) -> Arc<Objects> {
+    let names: Vec<_> = services.iter().map(|(service, _)| *service).collect();
+    let mut objects = objects(&names);
+    for service in probed {
+        let mut changed = k8s_openapi::api::core::v1::Service::clone(&objects.services[&name(service)]);
+        changed.metadata.annotations = Some([(PROBED.to_owned(), "Tcp".to_owned())].into());
+        objects.services.insert(name(service), Arc::new(changed));
+    }
+    services.iter().fold(Arc::new(objects), |all, (service, endpoints)| with_slice(&all, service, endpoints))
+}
+
+/// `10.0.0.n` is down on `n1`, for each of these numbers.
+fn down(stages: &Stages, numbers: &[u8]) -> Arc<Health> {
+    let mut health = Health::default();
+    let keys = stages.checkups(&NodeName("n1".to_owned())).all.into_keys();
+    let keys = keys.filter(|key| numbers.iter().any(|n| key.address == std::net::IpAddr::from([10, 0, 0, *n])));
+    health.hear(NodeName("n1".to_owned()), keys.collect());
+    Arc::new(health)
+}
+
+/// The backends of each Service, as `service=1 2!-`: `!` for those that fail, `-` for those that take no new flows.
+fn backends(settled: &Settled) -> Vec<String> {
+    let one = |backend: &crate::plan::DesiredBackend| {
+        let marks = [if backend.failing { "!" } else { "" }, if backend.ready { "" } else { "-" }].concat();
+        format!("{}{marks}", backend.address.to_string().trim_start_matches("10.0.0."))
+    };
+    let all = settled.services.values().map(|service| {
+        let backends: Vec<_> = service.backends.iter().map(one).collect();
+        format!("{}={}", service.owner.name, backends.join(" "))
+    });
+    all.collect()
+}
+
+#[test]
+fn a_change_of_health_touches_those_who_probe_the_backend_alone() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("assignments.yaml");
+    let fresh = || Stages::new(Options::default(), path.clone(), Memory::default());
+    let mut stages = fresh();
+    let now = with_probes(&[("a", &[1, 2]), ("b", &[1, 2]), ("c", &[2, 3])], &["a", "c"]);
+    let before = stages.settle(&now, None);
+    assert_eq!(backends(&before), ["a=1 2", "b=1 2", "c=2 3"]);
+    assert_eq!(stages.checkups(&NodeName("n1".to_owned())).all.len(), 3);
+    assert_eq!(stages.checkups(&NodeName("n2".to_owned())), Checkups::default());
+    for (numbers, expected) in [
+        (&[1][..], ["a=1!- 2", "b=1 2", "c=2 3"]),
+        (&[2], ["a=1 2!-", "b=1 2", "c=2!- 3"]),
+        (&[1, 2], ["a=1! 2!", "b=1 2", "c=2!- 3"]),
+        (&[3], ["a=1 2", "b=1 2", "c=2 3!-"]),
+        (&[], ["a=1 2", "b=1 2", "c=2 3"]),
+    ] {
+        let health = down(&stages, numbers);
+        stages.hear(Arc::clone(&health));
+        let short = stages.renew(&now, None).expect("nothing but health changed");
+        assert_eq!(backends(&short), expected, "{numbers:?}");
+        let mut long = fresh();
+        long.hear(health);
+        assert_eq!(short, long.settle(&now, None), "{numbers:?}");
+        let unprobed = |settled: &Settled| {
+            let service = settled.services.values().find(|service| service.owner.name == "b");
+            Arc::clone(&service.unwrap().backends)
+        };
+        assert!(Arc::ptr_eq(&unprobed(&before), &unprobed(&short)));
+        assert_eq!(stages.checkups(&NodeName("n1".to_owned())).all.len(), 3, "those that fail go on being asked");
+    }
+}
+
+#[test]
+fn that_probes_are_ignored_is_told_until_one_backend_is_up_or_comes() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
+    let now = with_probes(&[("a", &[1, 2])], &["a"]);
+    let plain = stages.settle(&now, None).complaints;
+    let told = "Service shop/a, port 80/TCP on 192.0.2.1: all 2 backends fail their health probes: they are served \
+                nevertheless";
+    let both = down(&stages, &[1, 2]);
+    stages.hear(Arc::clone(&both));
+    let failing = stages.settle(&now, None);
+    assert_eq!(failing.complaints.difference(&plain).collect::<Vec<_>>(), [told]);
+    stages.hear(down(&stages, &[2]));
+    assert_eq!(stages.settle(&now, None).complaints, plain);
+    stages.hear(both);
+    assert_eq!(stages.settle(&now, None).complaints, failing.complaints);
+    let more = stages.settle(&with_probes(&[("a", &[1, 2, 3])], &["a"]), None);
+    assert_eq!((backends(&more), &more.complaints), (vec!["a=1!- 2!- 3".to_owned()], &plain));
+    let none = stages.settle(&with_probes(&[("a", &[1, 2])], &[]), None);
+    assert_eq!((backends(&none), &none.complaints), (vec!["a=1 2".to_owned()], &plain));
+    assert_eq!(stages.checkups(&NodeName("n1".to_owned())), Checkups::default());
+}
+
 #[test]
 fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
     let directory = tempfile::tempdir().unwrap();

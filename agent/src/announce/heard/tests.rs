@@ -1,0 +1,78 @@
+//! The real programs and a machine on a wire: what is asked leaves, and what is answered is noted.
+
+use std::{net::IpAddr, thread};
+
+use nix::time::{ClockId, clock_gettime};
+use vipmux_common::abi::{Interface, VipValue};
+
+use super::*;
+use crate::{
+    announce::{
+        Sender,
+        probe::{Outcome, Pace, Prober},
+    },
+    datapath::{
+        attach::{Mode, Side, Tc},
+        load::load,
+        maps::{Maps, fixture::mounted},
+    },
+    link::{Links, netns::Namespace},
+};
+
+fn eth0(namespace: &Namespace) -> (u32, Mac) {
+    namespace.ready("eth0");
+    namespace.run(async |_| {
+        let links = Links::read().await.unwrap();
+        let interface = links.named("eth0").unwrap();
+        (interface.ifindex, interface.mac.unwrap())
+    })
+}
+
+fn now() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).unwrap().into()
+}
+
+fn ask(node: &Namespace, maps: &Maps, vip: Vip, outlet: (u32, Mac), pace: Pace) -> Outcome {
+    node.enter(|| {
+        let (sender, mut prober) = (Sender::open().unwrap(), Prober::new(7));
+        prober.begin(vip, vec![outlet], pace, now());
+        loop {
+            thread::sleep(prober.next().unwrap().saturating_sub(now()));
+            let noted = maps.read_speakers().unwrap();
+            let heard: Vec<_> = noted.iter().map(|(key, speaker)| Heard::new(*key, speaker, |_| false)).collect();
+            let turn = prober.turn(&heard, now());
+            turn.frames.iter().for_each(|frame| sender.send(frame).unwrap());
+            if let Some((_, outcome)) = turn.outcomes.first() {
+                return *outcome;
+            }
+        }
+    })
+}
+
+#[test]
+fn a_machine_that_has_the_address_is_found() {
+    for mode in [Mode::Native, Mode::Generic] {
+        let Some([node, stranger]) = Namespace::new() else { return };
+        let Some(pins) = mounted() else { return };
+        node.veth("eth0", &stranger, "eth0");
+        let (place, (_, mac)) = (eth0(&node), eth0(&stranger));
+        let (mut programs, mut maps) = load(&pins, 64).unwrap();
+        maps.set_interface(place.0, Interface { mac: place.1, bit: 1, flags: 0 }).unwrap();
+        node.enter(|| {
+            programs.attach_classifier(Side::Out, "eth0", place.0, Tc::default()).unwrap();
+            programs.attach_xdp("eth0", (place.0, 1500), mode, None).unwrap();
+        });
+        for (id, vip) in (1..).zip(["192.0.2.50", "2001:db8::50"]) {
+            let address: IpAddr = vip.parse().unwrap();
+            let value = VipValue { id, interfaces: 1, ..VipValue::default() };
+            maps.vips.insert(vipmux_common::abi::Address::from(address), value, 0).unwrap();
+            for pace in [Pace::Ask, Pace::Detect] {
+                assert_eq!(ask(&node, &maps, Vip(address), place, pace), Outcome::Free, "{vip}, {mode:?}, {pace:?}");
+            }
+            stranger.address("eth0", vip, 24);
+            let taken = Outcome::Taken { mac, ifindex: place.0 };
+            // Not `Ask`: on a busy machine an answer may take longer than that waits.
+            assert_eq!(ask(&node, &maps, Vip(address), place, Pace::Detect), taken, "{vip}, {mode:?}");
+        }
+    }
+}

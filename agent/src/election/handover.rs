@@ -1,0 +1,144 @@
+//! Planned handover: the old leader stops answering and says so, the new one answers and announces, and the old one goes on
+//! forwarding what still arrives. The new one writes the Lease; nobody else can, as long as the old one is there.
+
+use std::time::Duration;
+
+#[cfg(any(test, feature = "simulation"))]
+use super::simulation::Mutation;
+use super::{
+    Election, Role,
+    tenure::{Errand, Hold, Lost, Tenure},
+};
+use crate::{
+    election::lease::Lease,
+    membership::{Message, Why},
+    model::{NodeName, Vip},
+};
+
+/// How often an heir is told that does not answer, and for how long.
+const AGAIN: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_millis(300);
+/// How long nothing is handed over that was declined, or not answered.
+const DECLINED: Duration = Duration::from_secs(10);
+/// From one VIP that moves for the sake of balance to the next.
+const BALANCE: Duration = Duration::from_secs(1);
+
+/// A VIP that another should lead.
+pub(super) struct Leaver {
+    pub(super) vip: Vip,
+    pub(super) heir: NodeName,
+    /// This node cannot or should not lead at all; otherwise it only leads more than its share.
+    pub(super) must: bool,
+}
+
+impl Election {
+    pub(super) fn hand_over(&mut self, leavers: Vec<Leaver>, now: Duration) {
+        for Leaver { vip, heir, must } in leavers {
+            if !must {
+                let next = self.rebalanced + BALANCE;
+                if now < next {
+                    self.wake_at(next);
+                    continue;
+                }
+                self.rebalanced = now;
+            }
+            self.stop(vip, Role::Handing, Lost::Handed(heir.clone()), now);
+            #[cfg(any(test, feature = "simulation"))]
+            if self.is_broken(Mutation::AnswersWhileHanding) {
+                self.commands.pop();
+            }
+            if let Some(place) = self.places.get_mut(&vip) {
+                place.heir = Some((heir, 0));
+            }
+        }
+    }
+
+    /// Tells the heirs whom it is time to tell, and takes back what none of them took.
+    pub(super) fn remind(&mut self, vip: Vip, now: Duration) {
+        let Some(place) = self.places.get_mut(&vip) else { return };
+        let (Some((heir, told)), Some(tenure)) = (&mut place.heir, &place.tenure) else { return };
+        if now >= place.since + PATIENCE {
+            place.kept = now + DECLINED;
+            return self.lead(vip, now);
+        }
+        let next = place.since + AGAIN * *told;
+        if now < next {
+            return self.wake_at(next);
+        }
+        *told += 1;
+        let (to, message) = (heir.clone(), Message::Take { vip, epoch: tenure.epoch + 1 });
+        self.tell(to, message);
+        self.wake_at(now + AGAIN);
+    }
+
+    pub(super) fn told(&mut self, from: &NodeName, message: &Message, now: Duration) {
+        match *message {
+            Message::Take { vip, epoch } => {
+                let accepted = self.accept(vip, epoch, from, now);
+                if let Some(place) = self.places.get_mut(&vip).filter(|_| !accepted) {
+                    place.declined = Some((epoch, now));
+                }
+                let answer = if accepted { Message::Taken { vip, epoch } } else { Message::Declined { vip, epoch } };
+                self.tell(from.clone(), answer);
+            }
+            Message::Taken { vip, epoch } if self.is_handing(vip, epoch, from) => {
+                self.give_up(vip, Lost::Handed(from.clone()), now);
+                if let Some(place) = self.places.get_mut(&vip) {
+                    let why = Some(Why::Handed(self.local.clone()));
+                    place.hold = Some(Hold { node: from.clone(), epoch, since: now, why });
+                }
+            }
+            Message::Declined { vip, epoch } if self.is_handing(vip, epoch, from) => {
+                self.lead(vip, now);
+                if let Some(place) = self.places.get_mut(&vip) {
+                    place.kept = now + DECLINED;
+                }
+            }
+            Message::Taken { .. } | Message::Declined { .. } => {}
+        }
+    }
+
+    fn is_handing(&self, vip: Vip, epoch: u64, to: &NodeName) -> bool {
+        self.places.get(&vip).is_some_and(|place| {
+            let heir = place.heir.as_ref().is_some_and(|(heir, _)| heir == to);
+            let next = place.tenure.as_ref().is_some_and(|tenure| tenure.epoch + 1 == epoch);
+            place.role == Role::Handing && heir && next
+        })
+    }
+
+    /// Begins to lead what another handed over, if it can; whether it leads it.
+    fn accept(&mut self, vip: Vip, epoch: u64, from: &NodeName, now: Duration) -> bool {
+        let can = self.informed && self.is_open(now) && !self.unable.contains(&vip) && !self.draining;
+        let Some(place) = self.places.get_mut(&vip) else { return false };
+        if let Some(tenure) = &place.tenure {
+            return tenure.epoch == epoch && place.role == Role::Leading;
+        }
+        // The other one leads again since it was declined: what it said before must not be taken up.
+        let late = |(declined, at): (u64, Duration)| declined == epoch && now < at + DECLINED / 2;
+        let beyond = epoch <= place.epoch() || epoch > Lease::MAX_EPOCH;
+        if !can || beyond || place.declined.is_some_and(late) {
+            return false;
+        }
+        place.errand = None;
+        place.rest = now;
+        let why = Why::Handed(from.clone());
+        self.begin(vip, Tenure { epoch, why, since: now, written: None, version: None }, Role::Leading, now);
+        true
+    }
+
+    /// Looks after what this node holds and must do something about.
+    pub(super) fn attend(&mut self, now: Duration) {
+        let (held, open): (Vec<_>, _) = (self.held().collect(), self.is_open(now));
+        for (vip, role) in held {
+            let Some(place) = self.places.get(&vip) else { continue };
+            let unwritten = !place.is_written();
+            match role {
+                Role::Handing => self.remind(vip, now),
+                Role::Conflicted => self.attempt(vip, Errand::Detect, now),
+                Role::Suspended | Role::Yielded if open => self.attempt(vip, Errand::CheckRead, now),
+                Role::Leading if unwritten => self.attempt(vip, Errand::CheckRead, now),
+                Role::Leading | Role::Detecting | Role::Following | Role::Suspended | Role::Yielded => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,149 @@
+use k8s_openapi::api::core::v1 as api;
+use proptest::{collection, prelude::*};
+use serde_json::json;
+
+use super::*;
+use crate::{
+    model::{Options, ingest::object},
+    source::Objects,
+};
+
+fn vips(count: u32) -> impl Iterator<Item = Vip> {
+    (0..count).map(|i| Vip(std::net::Ipv4Addr::from_bits(0xc000_0200 + i).into()))
+}
+
+fn contender(number: usize, weight: u32) -> Contender {
+    Contender { node: NodeName(format!("n{number}")), weight, excluded: false, cordoned: false }
+}
+
+fn loads<'a>(leaders: impl IntoIterator<Item = &'a NodeName>) -> BTreeMap<&'a NodeName, u64> {
+    let mut loads = BTreeMap::new();
+    for leader in leaders {
+        *loads.entry(leader).or_default() += 1;
+    }
+    loads
+}
+
+/// A node, with `x` excluded, `c` cordoned, `u` network unavailable.
+fn node(name: &str, flags: &str) -> (NodeName, Node) {
+    let name = NodeName(name.to_owned());
+    let node = Node {
+        excluded: flags.contains('x'),
+        cordoned: flags.contains('c'),
+        network_unavailable: flags.contains('u'),
+        ..Node::ingest(&name, &api::Node::default())
+    };
+    (name, node)
+}
+
+#[test]
+fn excluded_and_cordoned_nodes_lead_only_where_no_other_may_and_unreachable_ones_never() {
+    for (nodes, expected) in [
+        (vec![("a", ""), ("b", "x"), ("c", "c"), ("d", "u")], vec!["a"]),
+        (vec![("b", "x"), ("c", "c"), ("d", "u")], vec!["c"]),
+        (vec![("b", "x"), ("e", "xc"), ("d", "u")], vec!["b"]),
+        (vec![("e", "xc"), ("d", "u")], vec!["e"]),
+        (vec![("d", "u")], vec![]),
+    ] {
+        let nodes: BTreeMap<_, _> = nodes.into_iter().map(|(name, flags)| node(name, flags)).collect();
+        let contenders = contenders(&nodes, &Candidates::everybody(&nodes));
+        let foremost = foremost(&contenders).into_iter().map(|contender| contender.node.0.as_str());
+        assert_eq!(foremost.collect::<Vec<_>>(), expected);
+    }
+}
+
+/// Nodes `a`, which is excluded by label, `b` and `c`, and a policy for pool `a` that selects node `a` alone.
+fn model_with_a_policy() -> Model {
+    let mut objects = Objects::default();
+    for (pool, address) in [("a", "192.0.2.1"), ("b", "192.0.2.2")] {
+        objects.address_pools.insert(pool.to_owned(), object(json!({"spec": {"addresses": [address]}})));
+    }
+    for name in ["a", "b", "c"] {
+        let labels = if name == "a" { json!({(crate::model::node::EXCLUDE_LABEL): ""}) } else { json!({}) };
+        let node = object(json!({"metadata": {"name": name, "labels": labels}}));
+        objects.nodes.insert(NodeName(name.to_owned()), node);
+    }
+    let spec = json!({"pools": ["a"], "nodeSelectors": [{"matchLabels": {"kubernetes.io/hostname": "a"}}]});
+    objects.vip_policies.insert("a".to_owned(), object(json!({"metadata": {"name": "a"}, "spec": spec})));
+    Model::ingest(&objects, &Options::default())
+}
+
+#[test]
+fn each_vip_is_led_by_a_node_that_may_announce_its_pool_or_by_none() {
+    let model = model_with_a_policy();
+    let vip = |text: &str| Vip(text.parse().unwrap());
+    let leaders = leaders(&contenders_of(&model, ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(vip)));
+    let shown: Vec<_> = leaders.values().map(|leader| leader.as_ref().map(|name| name.0.as_str())).collect();
+    // The excluded one leads, since it is the only one that may; pool b is covered by nothing; the third is in no pool.
+    assert_eq!(shown, [Some("a"), None, Some("a")]);
+}
+
+proptest! {
+    #[test]
+    fn no_node_leads_more_than_its_share_rounded_up_and_one(
+        weights in collection::vec(1_u32..=100, 1..12), count in 0_u32..300,
+    ) {
+        let pool: Contenders = weights.iter().enumerate().map(|(number, weight)| contender(number, *weight)).collect();
+        let wanted = vips(count).map(|vip| (vip, Arc::clone(&pool))).collect();
+        let leaders = leaders(&wanted);
+        prop_assert!(leaders.values().all(Option::is_some));
+        let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
+        let loads = loads(leaders.values().flatten());
+        for contender in pool.iter() {
+            let share = (u64::from(count) * u64::from(contender.weight)).div_ceil(total);
+            prop_assert!(loads.get(&contender.node).copied().unwrap_or_default() <= share + 1);
+        }
+    }
+
+    #[test]
+    fn when_nodes_go_only_what_they_led_is_placed_anew_and_all_who_see_it_agree(
+        nodes in 2_usize..12, count in 1_u32..200, gone in 0_usize..12,
+    ) {
+        let pool: Contenders = (0..nodes).map(|number| contender(number, 1)).collect();
+        let wanted: BTreeMap<_, _> = vips(count).map(|vip| (vip, Arc::clone(&pool))).collect();
+        let before = leaders(&wanted);
+        let gone = NodeName(format!("n{}", gone % nodes));
+        let standing = |contender: &Contender| (contender.node != gone).then(Reluctance::default);
+        let held: Vec<_> = before.values().flatten().filter(|node| **node != gone).collect();
+        let mut placement = Placement::new(&wanted, &standing, held.iter().copied());
+        let mut after = held.clone();
+        for (vip, leader) in &before {
+            if leader.as_ref() == Some(&gone) {
+                let heir = placement.place(*vip, 0, |_| true).unwrap();
+                prop_assert!(*heir != gone);
+                after.push(heir);
+            }
+        }
+        let most = u64::from(count).div_ceil((nodes - 1) as u64) + 1;
+        prop_assert!(loads(after).values().all(|load| *load <= most));
+    }
+
+    #[test]
+    fn each_turn_is_another_nodes(nodes in 1_usize..12, start in 0_u32..50) {
+        let pool: Contenders = (0..nodes).map(|number| contender(number, 1)).collect();
+        let vip = vips(start + 1).last().unwrap();
+        let wanted: BTreeMap<_, _> = [(vip, pool)].into();
+        let standing = |_: &Contender| Some(Reluctance::default());
+        let turns: std::collections::BTreeSet<_> = (0..nodes)
+            .map(|turn| Placement::new(&wanted, &standing, []).place(vip, turn, |_| true).unwrap().clone())
+            .collect();
+        prop_assert_eq!(turns.len(), nodes);
+    }
+}
+
+#[test]
+fn who_stands_best_leads_and_the_others_where_it_cannot() {
+    let pool: Contenders = (0..3).map(|number| contender(number, 1)).collect();
+    let wanted: BTreeMap<_, _> = vips(1).map(|vip| (vip, Arc::clone(&pool))).collect();
+    let vip = *wanted.keys().next().unwrap();
+    let standing = |contender: &Contender| {
+        let n = contender.node.0.as_str();
+        (n != "n2").then_some(Reluctance { excluded: false, leaving: n == "n0", unready: n == "n1" })
+    };
+    let place = |able: &dyn Fn(&NodeName) -> bool| {
+        Placement::new(&wanted, &standing, []).place(vip, 0, able).map(|node| node.0.clone())
+    };
+    assert_eq!(place(&|_| true).as_deref(), Some("n1"), "rather one that has just come than one that leaves");
+    assert_eq!(place(&|node| node.0 != "n1").as_deref(), Some("n0"));
+    assert_eq!(place(&|node| node.0 == "n2"), None);
+}

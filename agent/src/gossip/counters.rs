@@ -1,0 +1,95 @@
+//! What came of the datagrams, in numbers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::membership::sealing::Unopened;
+
+/// Counts, each from the agent's start.
+#[derive(Debug, Default)]
+pub struct Counters([AtomicU64; Count::ALL.len()]);
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Count {
+    /// Payloads that were sent.
+    Sent,
+    /// Payloads and replies that were not: no address in common, a full queue, an error of the system.
+    Unsent,
+    /// Payloads that were received and handed on.
+    Taken,
+    /// Payloads that were received and lost, since too many waited.
+    Overflowed,
+    /// Challenges and responses that were sent.
+    Replied,
+    /// Responses that admitted a session, and needed no reply.
+    Admitted,
+    /// Datagrams of which nothing came.
+    Unopened(Unopened),
+}
+
+impl Count {
+    /// All of them, in the order of their places.
+    pub const ALL: [Self; 6 + Unopened::ALL.len()] = {
+        let mut all = [Self::Sent; 6 + Unopened::ALL.len()];
+        let named = [Self::Sent, Self::Unsent, Self::Taken, Self::Overflowed, Self::Replied, Self::Admitted];
+        let mut place = 0;
+        while place < all.len() {
+            all[place] =
+                if place < named.len() { named[place] } else { Self::Unopened(Unopened::ALL[place - named.len()]) };
+            place += 1;
+        }
+        all
+    };
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::Unsent => "unsent",
+            Self::Taken => "taken",
+            Self::Overflowed => "overflowed",
+            Self::Replied => "replied",
+            Self::Admitted => "admitted",
+            Self::Unopened(reason) => reason.name(),
+        }
+    }
+
+    const fn place(self) -> usize {
+        match self {
+            Self::Sent => 0,
+            Self::Unsent => 1,
+            Self::Taken => 2,
+            Self::Overflowed => 3,
+            Self::Replied => 4,
+            Self::Admitted => 5,
+            Self::Unopened(reason) => 6 + reason as usize,
+        }
+    }
+}
+
+impl Counters {
+    /// How many there were.
+    pub fn get(&self, count: Count) -> u64 {
+        self.0[count.place()].load(Ordering::Relaxed)
+    }
+
+    pub(super) fn add(&self, count: Count, more: usize) {
+        self.0[count.place()].fetch_add(more as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn each_has_a_place_and_a_name_of_its_own() {
+        for (place, count) in Count::ALL.into_iter().enumerate() {
+            assert_eq!(count.place(), place, "{count:?}");
+        }
+        let names: BTreeSet<_> = Count::ALL.into_iter().map(Count::name).collect();
+        assert_eq!(names.len(), Count::ALL.len());
+    }
+}

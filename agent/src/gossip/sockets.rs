@@ -1,0 +1,169 @@
+//! One socket for each family in which this Node has an InternalIP.
+
+use std::{
+    collections::BTreeSet,
+    future::pending,
+    io, iter,
+    net::{self, IpAddr},
+};
+
+use nix::sys::socket::{setsockopt, sockopt};
+use tokio::{net::UdpSocket, select};
+
+use super::Addresses;
+use crate::{
+    membership::sealing::LONGEST_DATAGRAM,
+    model::{Family, NodeName},
+};
+
+/// Bytes of datagrams that may wait in the kernel, which allows no more than `net.core.rmem_max`: a cluster of 1,000
+/// answers at once.
+const RECEIVE_BUFFER: usize = 512 << 10;
+
+/// The sockets, and what they should be bound to.
+pub(super) struct Sockets {
+    local: NodeName,
+    port: u16,
+    v4: Option<Bound>,
+    v6: Option<Bound>,
+    /// Why one of them is not bound. Told once.
+    trouble: BTreeSet<String>,
+}
+
+struct Bound {
+    address: IpAddr,
+    incoming: UdpSocket,
+    /// The same socket: what is sent either goes at once or is lost, and needs nobody who waits.
+    outgoing: net::UdpSocket,
+}
+
+impl Sockets {
+    pub(super) fn new(local: NodeName, port: u16) -> Self {
+        Self { local, port, v4: None, v6: None, trouble: BTreeSet::new() }
+    }
+
+    /// Whether something should be bound and is not.
+    pub(super) fn incomplete(&self) -> bool {
+        !self.trouble.is_empty()
+    }
+
+    /// Binds to what is this Node's first address of each family now. Nothing is known of any Node: nothing to tell.
+    pub(super) fn bind(&mut self, addresses: &Addresses) {
+        let own = addresses.get(&self.local).map_or(&[][..], Vec::as_slice);
+        let mut trouble = BTreeSet::new();
+        if own.is_empty() && !addresses.is_empty() {
+            trouble
+                .insert(format!("{} is no Node with an InternalIP: the agent cannot speak with its peers", self.local));
+        }
+        for family in Family::ALL {
+            let wanted = first_of(family, own);
+            let port = self.port;
+            let bound = self.of_mut(family);
+            if bound.as_ref().map(|bound| bound.address) == wanted {
+                continue;
+            }
+            *bound = None;
+            let Some(address) = wanted else { continue };
+            match Bound::to(address, port) {
+                Ok(new) => {
+                    *bound = Some(new);
+                    tracing::info!(%address, port, "listening to the peers");
+                }
+                Err(error) => {
+                    trouble.insert(self.bind_trouble(address, &error));
+                }
+            }
+        }
+        for new in trouble.difference(&self.trouble) {
+            tracing::warn!("{new}");
+        }
+        self.trouble = trouble;
+    }
+
+    fn bind_trouble(&self, address: IpAddr, error: &io::Error) -> String {
+        let Self { local, port, .. } = self;
+        match error.kind() {
+            io::ErrorKind::AddrNotAvailable => format!(
+                "{address}, an InternalIP of {local}, is not an address of this machine: is it this Node, or is another \
+                 agent running as {local}?"
+            ),
+            io::ErrorKind::AddrInUse => {
+                format!("port {port} of {address} is taken: is another agent running here as {local}?")
+            }
+            _ => format!("cannot listen to the peers on port {port} of {address}: {error}"),
+        }
+    }
+
+    /// Waits until something may have come in. Nothing is lost if another thing comes first.
+    pub(super) async fn readable(&self) -> Family {
+        select! {
+            () = readable(self.v4.as_ref()) => Family::V4,
+            () = readable(self.v6.as_ref()) => Family::V6,
+        }
+    }
+
+    /// At most `most` datagrams that have come in, and where from. One that is longer than any of ours is cut off, and
+    /// still longer than any of ours.
+    pub(super) fn receive(&self, family: Family, most: usize) -> Vec<(Vec<u8>, IpAddr)> {
+        let Some(bound) = self.of(family) else { return Vec::new() };
+        let mut buffer = [0; LONGEST_DATAGRAM + 1];
+        let one = || {
+            // Nothing more, or an error of the socket, which the kernel forgets once it is told.
+            let (length, from) = bound.incoming.try_recv_from(&mut buffer).ok()?;
+            Some((buffer[..length].to_vec(), from.ip()))
+        };
+        iter::from_fn(one).take(most).collect()
+    }
+
+    /// Sends to the first of these addresses that is the first of a family which this Node has, too; if the system does
+    /// not take it, to the first of the other. Says whether the system took it. Never waits.
+    pub(super) fn send(&self, datagram: &[u8], to: &[IpAddr]) -> bool {
+        let preferred = to.first().map_or(Family::V4, |address| Family::of(*address));
+        [preferred, preferred.other()].into_iter().any(|family| {
+            let (Some(bound), Some(address)) = (self.of(family), first_of(family, to)) else { return false };
+            let sent = bound.outgoing.send_to(datagram, (address, self.port));
+            if let Err(error) = &sent {
+                tracing::debug!(%error, %address, "gossip was not sent");
+            }
+            sent.is_ok()
+        })
+    }
+
+    const fn of(&self, family: Family) -> Option<&Bound> {
+        match family {
+            Family::V4 => self.v4.as_ref(),
+            Family::V6 => self.v6.as_ref(),
+        }
+    }
+
+    const fn of_mut(&mut self, family: Family) -> &mut Option<Bound> {
+        match family {
+            Family::V4 => &mut self.v4,
+            Family::V6 => &mut self.v6,
+        }
+    }
+}
+
+impl Bound {
+    fn to(address: IpAddr, port: u16) -> io::Result<Self> {
+        let outgoing = net::UdpSocket::bind((address, port))?;
+        outgoing.set_nonblocking(true)?;
+        setsockopt(&outgoing, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
+        Ok(Self { address, incoming: UdpSocket::from_std(outgoing.try_clone()?)?, outgoing })
+    }
+}
+
+fn first_of(family: Family, addresses: &[IpAddr]) -> Option<IpAddr> {
+    addresses.iter().copied().find(|address| Family::of(*address) == family)
+}
+
+async fn readable(bound: Option<&Bound>) {
+    // An error: the runtime is shutting down.
+    let ready = match bound {
+        Some(bound) => bound.incoming.readable().await.is_ok(),
+        None => false,
+    };
+    if !ready {
+        pending::<()>().await;
+    }
+}

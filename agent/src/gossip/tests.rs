@@ -1,0 +1,185 @@
+use std::process;
+
+use tokio::time::{sleep, timeout};
+
+use super::*;
+use crate::membership::sealing::{LONGEST_DATAGRAM, Unopened};
+
+const PORT: u16 = DEFAULT_PORT;
+
+fn name(text: &str) -> NodeName {
+    NodeName(text.to_owned())
+}
+
+/// A loopback address that no other test has, nor another process that runs these.
+fn loopback(test: u8, node: u8) -> IpAddr {
+    let process = process::id().to_be_bytes();
+    IpAddr::from([127, process[2], process[3], test << 3 | node])
+}
+
+fn addresses(nodes: &[(&str, &[IpAddr])]) -> Addresses {
+    nodes.iter().map(|(node, addresses)| (name(node), addresses.to_vec())).collect()
+}
+
+struct Agent {
+    gossip: Gossip,
+    incoming: mpsc::Receiver<Incoming>,
+    nodes: watch::Sender<Addresses>,
+}
+
+impl Agent {
+    fn start(local: &str, nodes: &Addresses, port: u16, key: u8) -> Self {
+        let (sender, receiver) = watch::channel(nodes.clone());
+        let settings = Settings { local: name(local), port, keys: Keys::generate([key; 32]) };
+        let (gossip, incoming) = Gossip::start(settings, receiver).unwrap();
+        Self { gossip, incoming, nodes: sender }
+    }
+
+    fn count(&self, count: Count) -> u64 {
+        self.gossip.counters().get(count)
+    }
+
+    /// Says it again until it is heard: a first word may fall to the exchange that lets its speaker in, or come before
+    /// the other listens.
+    async fn tell(&self, other: &mut Self, to: &str, what: &[u8]) -> NodeName {
+        for _ in 0..1_000 {
+            self.gossip.send(vec![(name(to), what.to_vec())]);
+            if let Ok(Some(heard)) = timeout(Duration::from_millis(10), other.incoming.recv()).await
+                && heard.bytes == what
+            {
+                return heard.node;
+            }
+        }
+        panic!("nothing is heard of {what:?}: {:?} and {:?}", self.gossip.counters(), other.gossip.counters());
+    }
+
+    async fn until(&self, what: Count, at_least: u64) {
+        for _ in 0..1_000 {
+            if self.count(what) >= at_least {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{what:?} stays below {at_least}: {:?}", self.gossip.counters());
+    }
+}
+
+#[tokio::test]
+async fn agents_hear_each_other_and_one_that_starts_again() {
+    let nodes = addresses(&[("a", &[loopback(0, 1)]), ("b", &[loopback(0, 2)])]);
+    let mut a = Agent::start("a", &nodes, PORT, 1);
+    let mut b = Agent::start("b", &nodes, PORT, 1);
+    assert_eq!(a.tell(&mut b, "b", b"one").await, name("a"));
+    assert_eq!(b.tell(&mut a, "a", b"two").await, name("b"));
+    drop(a);
+    let mut again = Agent::start("a", &nodes, PORT, 1);
+    assert_eq!(again.tell(&mut b, "b", b"three").await, name("a"));
+    assert_eq!(b.tell(&mut again, "a", b"four").await, name("b"));
+}
+
+#[tokio::test]
+async fn an_address_that_comes_later_is_bound_then_and_another_one_in_its_place() {
+    // Not of this machine, by RFC 5737.
+    let elsewhere = IpAddr::from([192, 0, 2, 1]);
+    let mut b = Agent::start("b", &Addresses::new(), PORT, 1);
+    let mut a = Agent::start("a", &addresses(&[("a", &[elsewhere])]), PORT, 1);
+    for first in [1, 3] {
+        let nodes = addresses(&[("a", &[loopback(1, first)]), ("b", &[loopback(1, first + 1)])]);
+        a.nodes.send_replace(nodes.clone());
+        b.nodes.send_replace(nodes);
+        let said = first.to_be_bytes();
+        assert_eq!(a.tell(&mut b, "b", &said).await, name("a"));
+        assert_eq!(b.tell(&mut a, "a", &said).await, name("b"));
+    }
+}
+
+#[tokio::test]
+async fn a_port_that_is_taken_is_tried_again() {
+    let nodes = addresses(&[("a", &[loopback(2, 1)]), ("b", &[loopback(2, 2)])]);
+    let taken = std::net::UdpSocket::bind((loopback(2, 1), PORT)).unwrap();
+    let a = Agent::start("a", &nodes, PORT, 1);
+    let mut b = Agent::start("b", &nodes, PORT, 1);
+    a.gossip.send(vec![(name("b"), vec![1])]);
+    a.until(Count::Unsent, 1).await;
+    drop(taken);
+    a.tell(&mut b, "b", b"here").await;
+}
+
+#[tokio::test]
+async fn where_one_family_fails_the_other_one_is_taken() {
+    let (v6, port) = (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), free_port());
+    // The kernel refuses a broadcast address; and it is the first one.
+    let refused = IpAddr::from([255, 255, 255, 255]);
+    let nodes = addresses(&[("a", &[loopback(3, 1), v6]), ("b", &[refused, v6])]);
+    // Both on the one IPv6 loopback address: what a says comes back to it, from where b is.
+    let a = Agent::start("a", &nodes, port, 1);
+    for _ in 0..3 {
+        a.gossip.send(vec![(name("b"), vec![1])]);
+    }
+    a.until(Count::Sent, 3).await;
+    a.until(Count::Unopened(Unopened::Echoed), 3).await;
+}
+
+#[tokio::test]
+async fn what_should_not_come_is_counted_and_does_not_stop_the_rest() {
+    let nodes = addresses(&[("a", &[loopback(4, 1)]), ("b", &[loopback(4, 2)])]);
+    let mut b = Agent::start("b", &nodes, PORT, 1);
+    let strange = addresses(&[("c", &[loopback(4, 3)]), ("b", &[loopback(4, 2)])]);
+    let stranger = Agent::start("c", &strange, PORT, 1);
+    let elsewhere = addresses(&[("a", &[loopback(4, 4)]), ("b", &[loopback(4, 2)])]);
+    let impostor = Agent::start("a", &elsewhere, PORT, 1);
+    let foreign = addresses(&[("a", &[loopback(4, 5)]), ("b", &[loopback(4, 2)])]);
+    let other_key = Agent::start("a", &foreign, PORT, 2);
+    for (agent, reason) in
+        [(&stranger, Unopened::Stranger), (&impostor, Unopened::WrongAddress), (&other_key, Unopened::OtherKey)]
+    {
+        for _ in 0..20 {
+            agent.gossip.send(vec![(name("b"), vec![1])]);
+        }
+        b.until(Count::Unopened(reason), 1).await;
+    }
+    let noise = std::net::UdpSocket::bind((loopback(4, 6), 0)).unwrap();
+    for (length, version) in [(1, 1), (40, 0), (LONGEST_DATAGRAM + 1, 2), (9_000, 7)] {
+        noise.send_to(&vec![version; length], (loopback(4, 2), PORT)).unwrap();
+    }
+    b.until(Count::Unopened(Unopened::Malformed), 1).await;
+    b.until(Count::Unopened(Unopened::OtherVersion), 3).await;
+    assert_eq!((b.count(Count::Taken), b.incoming.try_recv().is_err()), (0, true));
+    let a = Agent::start("a", &nodes, PORT, 1);
+    a.tell(&mut b, "b", b"here").await;
+}
+
+#[tokio::test]
+async fn what_nobody_takes_is_lost_and_counted() {
+    let nodes = addresses(&[("a", &[loopback(5, 1)]), ("b", &[loopback(5, 2)])]);
+    let a = Agent::start("a", &nodes, PORT, 1);
+    let mut b = Agent::start("b", &nodes, PORT, 1);
+    a.tell(&mut b, "b", b"first").await;
+    // More than wait for their turn, and then more than wait to be sent.
+    while b.count(Count::Overflowed) == 0 {
+        a.gossip.send((0..50).map(|_| (name("b"), vec![7; 100])).collect());
+        sleep(Duration::from_millis(1)).await;
+    }
+    let before = a.count(Count::Unsent);
+    for _ in 0..OUTGOING + 2 {
+        a.gossip.send(vec![(name("b"), vec![1])]);
+    }
+    assert!(a.count(Count::Unsent) >= before + 2, "this runtime has one thread, which was here");
+    while b.incoming.try_recv().is_ok() {}
+    a.tell(&mut b, "b", b"last").await;
+}
+
+#[tokio::test]
+async fn the_task_ends_with_whoever_listens() {
+    let nodes = addresses(&[("a", &[loopback(6, 1)])]);
+    let Agent { gossip, incoming, nodes } = Agent::start("a", &nodes, PORT, 1);
+    drop((incoming, nodes));
+    while !gossip.task.is_finished() {
+        sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn free_port() -> u16 {
+    let socket = std::net::UdpSocket::bind("[::1]:0").unwrap();
+    socket.local_addr().unwrap().port()
+}

@@ -1,0 +1,104 @@
+//! Who leads a VIP and why, as the agent on this node last said.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+};
+
+use serde::{Serialize, Serializer};
+use vipmux_common::abi::{Leader, NodeLabel, Role, Why};
+
+use super::clock::Clock;
+
+/// What a code of the maps means; `Err`: a newer agent's, as it is. In JSON its name, or the number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Code<T>(pub Result<T, u32>);
+
+impl<T: Display> Serialize for Code<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match &self.0 {
+            Ok(known) => serializer.collect_str(known),
+            Err(code) => serializer.serialize_u32(*code),
+        }
+    }
+}
+
+impl<T: Display> Display for Code<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Ok(known) => known.fmt(f),
+            Err(code) => code.fmt(f),
+        }
+    }
+}
+
+/// Who leads a VIP. All `None`: the agent said nothing of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Leadership {
+    /// The Node's name, `?` for one that went; `None`: nobody that is known.
+    pub leader: Option<String>,
+    /// This node's own part.
+    pub role: Option<Code<Role>>,
+    /// Since when it is so, in seconds; of another node, since this one learned of it.
+    pub since_s: Option<u64>,
+    /// Why it is that one.
+    pub why: Option<Code<Why>>,
+    /// The other node that the reason is about, `?` for one that went.
+    pub other: Option<String>,
+}
+
+impl Leadership {
+    /// `nodes`: by their indices in `NODES`.
+    pub fn new(leader: &Leader, nodes: &BTreeMap<u32, NodeLabel>, clock: &Clock) -> Self {
+        let name = |reference: u32| {
+            let index = reference.checked_sub(1)?;
+            Some(nodes.get(&index).map_or_else(|| "?".to_owned(), ToString::to_string))
+        };
+        Self {
+            leader: name(leader.node),
+            role: Some(Code(Role::of(leader.role))),
+            since_s: Some(clock.passed(leader.since).as_secs()),
+            why: (leader.why != 0).then(|| Code(Why::of(leader.why))),
+            other: name(leader.other),
+        }
+    }
+
+    /// It is this node that holds the VIP, whether it answers or not.
+    pub fn is_own(&self) -> bool {
+        self.role.is_some_and(|Code(role)| role.is_ok_and(|role| role != Role::Following))
+    }
+
+    /// The agent said that nobody leads it.
+    pub fn is_vacant(&self) -> bool {
+        self.role.is_some() && self.leader.is_none()
+    }
+
+    /// Why it is that one, for people.
+    pub fn reason(&self) -> Option<String> {
+        let other = self.other.as_deref().unwrap_or("another node");
+        Some(match self.why?.0 {
+            Ok(Why::First) => "nobody led it before".to_owned(),
+            Ok(Why::Resumed) => "it led it before".to_owned(),
+            Ok(Why::Down) => format!("{other} was down"),
+            Ok(Why::Handed) => format!("{other} handed it over"),
+            Ok(Why::Silent) => format!("{other} was not heard of"),
+            Ok(Why::Unwritten) => "no Lease could be read".to_owned(),
+            Err(code) => format!("reason {code}"),
+        })
+    }
+
+    /// How long it is so, for people.
+    pub fn since(&self) -> Option<String> {
+        self.since_s.map(span)
+    }
+}
+
+/// So many seconds, in two units at most: `12s`, `3m12s`, `5h3m`, `2d7h`.
+pub fn span(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3_600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        3_600..86_400 => format!("{}h{}m", seconds / 3_600, seconds / 60 % 60),
+        _ => format!("{}d{}h", seconds / 86_400, seconds / 3_600 % 24),
+    }
+}

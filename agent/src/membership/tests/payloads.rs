@@ -1,0 +1,261 @@
+use std::collections::BTreeSet;
+
+use foca::State;
+use proptest::{prelude::*, sample::Index};
+use vipmux_common::abi::Mac;
+
+use super::{
+    Network,
+    network::{ms, name},
+    together,
+};
+use crate::{
+    membership::{
+        Event, Item, Key, MOST_PAYLOAD, Malformed, Membership, Message, Probed, Settings, Standing, Why,
+        publication::Publication,
+        state::Change,
+        swim::{Identity, admitted},
+        wire::{Answer, Ask, Delta, Pull, Version, Wire},
+    },
+    model::{NodeName, Vip},
+};
+
+fn fresh() -> Membership {
+    let mut membership = Membership::new(name(0), 1, Settings::default(), ms(1));
+    membership.know((0..4).map(name).collect(), ms(1));
+    membership.take_outbox();
+    membership
+}
+
+fn longest_name() -> NodeName {
+    NodeName(["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61)].join("."))
+}
+
+/// One that is long in each part.
+fn longest(number: u16) -> Item {
+    let [high, low] = number.to_be_bytes();
+    let mut address = [255; 16];
+    (address[14], address[15]) = (high, low);
+    Item::Claim { vip: Vip(address.into()), epoch: u64::MAX, why: Why::Silent(longest_name()) }
+}
+
+fn some_wires() -> Vec<Wire<'static>> {
+    let at = Version { run: u64::MAX, number: 300 };
+    let vip = Vip("2001:db8::1".parse().unwrap());
+    let probed = Probed { address: "10.0.0.1".parse().unwrap(), port: 80, check: u64::MAX };
+    let changes = vec![
+        Change::Set(longest(1)),
+        Change::Set(Item::Mac { segment: 3, mac: Mac::new([1, 2, 3, 4, 5, 6]) }),
+        Change::Set(Item::Health { probed, up: true }),
+        Change::Gone(Key::Unable(vip)),
+    ];
+    vec![
+        Wire::Ask(Ask { asked: 17, generation: 2, at }),
+        Wire::Answer(Answer { asked: 17, at, disowned: Some(u64::MAX) }),
+        Wire::Answer(Answer { asked: 17, at, disowned: None }),
+        Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
+        Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
+        Wire::Told(Message::Declined { vip, epoch: 3 }),
+        Wire::Leave { generation: 1 },
+    ]
+}
+
+/// Payloads as members send them.
+fn real_payloads() -> Vec<Vec<u8>> {
+    let mut sender = Membership::new(name(1), 2, Settings::default(), ms(1));
+    sender.know((0..4).map(name).collect(), ms(1));
+    let mut payloads: Vec<_> = some_wires().iter().map(|wire| wire.encode().unwrap()).collect();
+    let mut receiver = fresh();
+    for (_, payload) in sender.take_outbox() {
+        receiver.receive(&name(1), &payload, ms(2)).unwrap();
+        payloads.push(payload);
+    }
+    for (_, payload) in receiver.take_outbox() {
+        sender.receive(&name(0), &payload, ms(3)).unwrap();
+    }
+    for at in (3..1000).step_by(7) {
+        sender.turn(ms(at));
+        payloads.extend(sender.take_outbox().into_iter().map(|(_, payload)| payload));
+    }
+    payloads
+}
+
+#[test]
+fn what_is_sent_is_read_again() {
+    for wire in some_wires() {
+        let payload = wire.encode().unwrap();
+        assert_eq!(Wire::decode(&payload).unwrap(), wire);
+    }
+}
+
+#[test]
+fn a_delta_of_the_longest_items_fits_a_payload_and_moves_on() {
+    let mut publication = Publication::new(u64::MAX);
+    (0..100).for_each(|number| assert!(publication.publish(longest(number)).unwrap()));
+    let mut since = Version { run: u64::MAX, number: 0 };
+    let mut seen = BTreeSet::new();
+    loop {
+        let delta = publication.page(&Pull { asked: u64::MAX, since, begun: u64::MAX });
+        assert!(delta.upto.number > since.number);
+        since = delta.upto;
+        seen.extend(delta.changes.iter().map(|change| format!("{change:?}")));
+        let more = delta.more;
+        assert!(Wire::Delta(delta).encode().unwrap().len() <= MOST_PAYLOAD);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 100);
+}
+
+#[test]
+fn who_is_no_node_or_speaks_for_another_is_refused() {
+    let mut membership = fresh();
+    let ask = some_wires()[0].encode().unwrap();
+    for stranger in [name(4), name(0), NodeName(String::new())] {
+        assert!(matches!(membership.receive(&stranger, &ask, ms(2)), Err(Malformed::Stranger)));
+    }
+    let swim =
+        real_payloads().into_iter().find(|payload| matches!(Wire::decode(payload), Ok(Wire::Swim { .. }))).unwrap();
+    assert!(matches!(membership.receive(&name(2), &swim, ms(2)), Err(Malformed::Misnamed)));
+    assert!(membership.receive(&name(1), &swim, ms(2)).is_ok());
+}
+
+#[test]
+fn of_strangers_and_of_whom_a_minority_holds_for_down_swim_does_not_hear() {
+    let identity = |node: usize| Identity { node: Identity::key(&name(node)), generation: 1 };
+    let header =
+        foca::Header { src: identity(1), src_incarnation: 0, dst: identity(0), message: foca::Message::Gossip };
+    let members = [(2, State::Alive), (7, State::Alive), (3, State::Down), (8, State::Down)];
+    let packet = |members: &[(usize, State)]| {
+        let mut buffer = [0; MOST_PAYLOAD];
+        let mut packet = postcard::to_slice(&header, &mut buffer).unwrap().to_vec();
+        packet.extend_from_slice(&u16::try_from(members.len()).unwrap().to_be_bytes());
+        for (node, state) in members {
+            let member = foca::Member::new(identity(*node), 3, *state);
+            packet.extend_from_slice(postcard::to_slice(&member, &mut buffer).unwrap());
+        }
+        packet
+    };
+    let nodes = (0..4).map(|node| (Identity::key(&name(node)), name(node))).collect();
+    let heard = |downs| admitted(&packet(&members), Identity::key(&name(1)), &nodes, downs).unwrap();
+    assert_eq!(heard(true), packet(&[members[0], members[2]]));
+    assert_eq!(heard(false), packet(&members[..1]));
+}
+
+#[test]
+fn what_is_too_long_or_trails_is_refused() {
+    let mut membership = fresh();
+    let long = vec![0; MOST_PAYLOAD + 1];
+    assert!(matches!(membership.receive(&name(1), &long, ms(2)), Err(Malformed::TooLong(_))));
+    let mut trailing = some_wires()[0].encode().unwrap();
+    trailing.push(0);
+    assert!(matches!(membership.receive(&name(1), &trailing, ms(2)), Err(Malformed::Trailing(1))));
+}
+
+#[test]
+fn names_and_segments_out_of_bounds_are_refused() {
+    let delta = |item| {
+        let at = Version { run: 1, number: 1 };
+        let changes = vec![Change::Set(item)];
+        Wire::Delta(Delta { asked: 1, upto: at, since: 0, reset: None, more: false, changes }).encode().unwrap()
+    };
+    let vip = Vip("192.0.2.1".parse().unwrap());
+    for bad in ["", "A", "../x", &"a".repeat(254)] {
+        let why = Why::Down(NodeName(bad.to_owned()));
+        let payload = delta(Item::Claim { vip, epoch: 1, why });
+        assert!(matches!(Wire::decode(&payload), Err(Malformed::Undecodable(_))), "{bad}");
+    }
+    let payload = delta(Item::Mac { segment: 32, mac: Mac::default() });
+    assert!(matches!(Wire::decode(&payload), Err(Malformed::Undecodable(_))));
+}
+
+#[test]
+fn answers_to_what_was_never_asked_are_no_evidence() {
+    let mut network = together(2, 40);
+    let mut membership = network.take(0);
+    let now = network.now;
+    membership.renounce(now);
+    let at = Version::default();
+    for asked in [now + ms(1), now.saturating_sub(ms(1)), ms(0), std::time::Duration::from_nanos(u64::MAX)] {
+        let asked = u64::try_from(asked.as_nanos()).unwrap();
+        let answer = Wire::Answer(Answer { asked, at, disowned: None }).encode().unwrap();
+        membership.receive(&name(1), &answer, now).unwrap();
+        assert_eq!(membership.peers().evidence, None);
+    }
+}
+
+#[test]
+fn who_asks_is_alive() {
+    let mut membership = fresh();
+    membership.receive(&name(1), &some_wires()[0].encode().unwrap(), ms(2)).unwrap();
+    let peer = &membership.peers().members[&name(1)];
+    assert_eq!((peer.standing, peer.generation, peer.heard), (Standing::Alive, 2, Some(ms(2))));
+    let answered = membership.take_outbox().into_iter().any(|(to, payload)| {
+        let answer = matches!(Wire::decode(&payload), Ok(Wire::Answer(Answer { asked: 17, disowned: None, .. })));
+        answer && to == name(1)
+    });
+    assert!(answered);
+}
+
+#[test]
+fn only_who_is_held_for_down_as_it_is_now_takes_another_generation() {
+    for (held, generation) in [(0, 1), (1, 2), (5, 6)] {
+        let mut membership = fresh();
+        membership.receive(&name(1), &some_wires()[0].encode().unwrap(), ms(2)).unwrap();
+        membership.take_events();
+        let at = Version::default();
+        let answer = Wire::Answer(Answer { asked: 2_000_000, at, disowned: Some(held) }).encode().unwrap();
+        membership.receive(&name(1), &answer, ms(2)).unwrap();
+        assert_eq!(membership.take_events().contains(&Event::Disowned), generation > 1);
+        assert_eq!(membership.peers().evidence, None, "it is no evidence in any case");
+        membership.take_outbox();
+        membership.ask(ms(3));
+        let (_, ask) = &membership.take_outbox()[0];
+        assert!(matches!(Wire::decode(ask), Ok(Wire::Ask(ask)) if ask.generation == generation));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_harmless(payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
+        let mut membership = fresh();
+        for payload in payloads {
+            let _ = membership.receive(&name(1), &payload, ms(2));
+            membership.turn(ms(3));
+        }
+        prop_assert!(membership.peers().members.len() <= 3);
+    }
+
+    #[test]
+    fn good_payloads_gone_bad_are_harmless(
+        picks in prop::collection::vec((any::<Index>(), any::<Index>(), any::<u8>(), 0..4_u8), 1..60),
+    ) {
+        let payloads = real_payloads();
+        let mut network = Network::new(4, 41);
+        network.run(ms(300));
+        let mut membership = network.take(0);
+        let mut now = network.now;
+        for (payload, at, byte, how) in picks {
+            let mut payload = payload.get(&payloads).clone();
+            let at = at.index(payload.len());
+            match how {
+                0 => payload[at] = byte,
+                1 => payload.truncate(at),
+                2 => payload.insert(at, byte),
+                _ => payload[at] ^= 1 << (byte % 8),
+            }
+            let _ = membership.receive(&name(usize::from(byte % 3) + 1), &payload, now);
+            now += ms(u64::from(byte));
+            membership.turn(now);
+            membership.ask(now);
+            for (_, payload) in membership.take_outbox() {
+                prop_assert!(payload.len() <= MOST_PAYLOAD);
+                prop_assert!(Wire::decode(&payload).is_ok());
+            }
+            membership.take_events();
+        }
+        prop_assert!(membership.peers().members.len() <= 3);
+        prop_assert!(membership.peers().evidence.is_none_or(|evidence| evidence <= now));
+    }
+}

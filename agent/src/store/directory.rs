@@ -1,0 +1,320 @@
+//! The Leases' store without a cluster: the folder `leases` of the state directory, one file per VIP.
+//!
+//! ```yaml
+//! apiVersion: coordination.k8s.io/v1
+//! kind: Lease
+//! metadata:
+//!   annotations:
+//!     vipmux.io/address: "192.0.2.10"
+//!   name: vip-c000020a             # the address in hex, as in the file's name, vip-c000020a.yaml
+//!   resourceVersion: "1795102800000002" # another with every writing
+//! spec:
+//!   acquireTime: "2026-11-20T15:30:00.000000Z" # by the clock of the node that wrote it; for people
+//!   holderIdentity: n1             # the Node that leads the VIP
+//!   leaseTransitions: 1            # how often the leader changed
+//! ```
+//!
+//! Files are written whole, under a lock of a few VIPs (see [`ledger`]). They are to be changed by hand only while no
+//! agent runs. A file that is no Lease is never written over. A folder that went is not made anew by an agent that saw
+//! it: what it said is not forgotten because a disk is away.
+
+mod ledger;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File},
+    io::{self, Read},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
+use tokio::task::spawn_blocking;
+
+use self::ledger::{Ledger, MAX_NUMBER, Numbers, Record};
+use super::{Deleted, Lease, Store, StoreError, Survey, Swapped, Version, object, operations::LIMIT};
+use crate::{
+    durable,
+    model::{NodeName, Vip},
+};
+
+/// How long another agent may have a lock.
+const LOCKED: Duration = Duration::from_millis(500);
+/// Bytes of a file; a larger one is no Lease.
+const MAX_BYTES: u64 = 16 << 10;
+/// Leases in the folder; more are a mistake.
+const MAX_LEASES: usize = 1 << 16;
+/// How often the names are listed, at most, until nothing is written meanwhile.
+const LISTINGS: usize = 3;
+
+/// A folder of Leases.
+#[derive(Clone, Debug)]
+pub struct Directory(Arc<Folder>);
+
+#[derive(Debug)]
+struct Folder {
+    path: PathBuf,
+    ledger: Ledger,
+    /// It was there once.
+    seen: AtomicBool,
+    known: Mutex<Known>,
+}
+
+/// What the last survey found.
+#[derive(Debug, Default)]
+struct Known {
+    /// From before the Leases were read.
+    numbers: Numbers,
+    survey: Survey,
+}
+
+impl Directory {
+    /// The store in the folder `leases` of this state directory. It is made when it is first used.
+    pub fn new(state: &Path) -> Self {
+        let path = state.join("leases");
+        let (ledger, seen, known) = (Ledger::of(&path), AtomicBool::default(), Mutex::default());
+        Self(Arc::new(Folder { path, ledger, seen, known }))
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Folder) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let folder = Arc::clone(&self.0);
+        let work = spawn_blocking(move || folder.prepare().and_then(|()| work(&folder)));
+        work.await.unwrap_or_else(|error| Err(unavailable("finish an operation")(error.into())))
+    }
+}
+
+impl Store for Directory {
+    async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
+        self.blocking(move |folder| folder.read(vip)).await
+    }
+
+    async fn swap(
+        &self,
+        vip: Vip,
+        expected: Option<&Version>,
+        holder: &NodeName,
+        epoch: u64,
+    ) -> Result<Swapped, StoreError> {
+        let (expected, holder, deadline) = (expected.cloned(), holder.clone(), Instant::now() + LIMIT);
+        self.blocking(move |folder| folder.swap(vip, expected.as_ref(), &holder, epoch, deadline)).await
+    }
+
+    async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
+        let version = version.clone();
+        self.blocking(move |folder| folder.delete(vip, &version)).await
+    }
+
+    async fn survey(&self) -> Result<Survey, StoreError> {
+        self.blocking(Folder::survey).await
+    }
+}
+
+fn unavailable(doing: impl Into<String>) -> impl FnOnce(io::Error) -> StoreError {
+    let doing = doing.into();
+    |source| StoreError::Unavailable { doing, source }
+}
+
+impl Folder {
+    fn file(&self, vip: Vip) -> PathBuf {
+        self.path.join(object::name(vip) + ".yaml")
+    }
+
+    /// Makes the folder and its ledger, unless this agent has seen them before.
+    fn prepare(&self) -> Result<(), StoreError> {
+        if self.seen.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let make = || {
+            if !self.path.is_dir() {
+                fs::create_dir_all(&self.path)?;
+                durable::sync_names(durable::directory(&self.path))?;
+            }
+            self.ledger.create()
+        };
+        make().map_err(unavailable(format!("make {}", self.path.display())))?;
+        self.seen.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
+        let path = self.file(vip);
+        let read = || unavailable(format!("read {}", path.display()));
+        let mut bytes = Vec::new();
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::metadata(&self.path).map_err(read())?;
+                return Ok(None);
+            }
+            Err(error) => return Err(read()(error)),
+        };
+        file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(read())?;
+        let malformed = |message| StoreError::Malformed { lease: path.display().to_string(), message };
+        parse(vip, bytes).map(Some).map_err(malformed)
+    }
+
+    fn swap(
+        &self,
+        vip: Vip,
+        expected: Option<&Version>,
+        holder: &NodeName,
+        epoch: u64,
+        deadline: Instant,
+    ) -> Result<Swapped, StoreError> {
+        let change = |number: u64| {
+            let version = Version(number.to_string());
+            let object = object::object(vip, Some(version.clone()), holder, epoch, Timestamp::now())?;
+            write(&self.file(vip), &object, deadline)?;
+            Ok(version)
+        };
+        Ok(self.change(vip, expected, change)?.map_or(Swapped::Conflict, Swapped::Done))
+    }
+
+    fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
+        let path = self.file(vip);
+        let remove = || fs::remove_file(&path).and_then(|()| durable::sync_names(&self.path));
+        let change = |_| remove().map_err(unavailable(format!("delete {}", path.display())));
+        Ok(match self.change(vip, Some(version), change)? {
+            None if self.read(vip)?.is_some() => Deleted::Conflict,
+            _ => Deleted::Done,
+        })
+    }
+
+    /// Lets `change` change the VIP's file under the lock, if it has the version that is expected. `change` is given
+    /// the number of the version that comes next.
+    fn change<T>(
+        &self,
+        vip: Vip,
+        expected: Option<&Version>,
+        change: impl FnOnce(u64) -> Result<T, StoreError>,
+    ) -> Result<Option<T>, StoreError> {
+        let fits = |present: &Option<Lease>| present.as_ref().map(|lease| &lease.version) == expected;
+        // Who comes too late need not wait for who has the lock.
+        if !fits(&self.read(vip)?) {
+            return Ok(None);
+        }
+        let record = self.lock(vip)?;
+        if !fits(&self.read(vip)?) {
+            return Ok(None);
+        }
+        // A ledger that lost its newest numbers together with the machine must not give them again.
+        let above = expected.and_then(number).unwrap_or_default();
+        let next = record.begin(above).map_err(unavailable(format!("write {}", self.ledger.path().display())))?;
+        let changed = change(next);
+        // A number that stays odd costs readers time, and the next writer makes good for it.
+        let _ = record.end(next);
+        changed.map(Some)
+    }
+
+    fn lock(&self, vip: Vip) -> Result<Record, StoreError> {
+        let locked = self.ledger.lock(vip, Instant::now() + LOCKED);
+        locked.map_err(unavailable(format!("lock {} for {vip}", self.ledger.path().display())))
+    }
+
+    /// Reads the Leases that may have changed since the last survey.
+    fn survey(&self) -> Result<Survey, StoreError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let numbers = self.numbers()?;
+        if numbers == known.numbers && numbers.all_settled() && known.survey.faults.is_empty() {
+            return Ok(known.survey.clone());
+        }
+        let listed = self.listed(&numbers)?;
+        let Known { numbers: before, survey: Survey { leases: old, .. } } = &*known;
+        let unlisted = old.keys().filter(|vip| !listed.contains(vip));
+        let kept = |vip: &Vip| listed.contains(vip) && old.contains_key(vip) && numbers.vouch(before, *vip);
+        let (mut leases, mut faults) = (old.clone(), imbl::OrdMap::new());
+        for vip in listed.iter().chain(unlisted).copied().filter(|vip| !kept(vip)) {
+            match self.read(vip) {
+                Ok(Some(lease)) if old.get(&vip) == Some(&lease) => {}
+                Ok(Some(lease)) => {
+                    leases.insert(vip, lease);
+                }
+                Ok(None) => {
+                    leases.remove(&vip);
+                }
+                Err(error) => {
+                    leases.remove(&vip);
+                    faults.insert(vip, Arc::new(error));
+                }
+            }
+        }
+        *known = Known { numbers, survey: Survey { leases, faults } };
+        Ok(known.survey.clone())
+    }
+
+    fn numbers(&self) -> Result<Numbers, StoreError> {
+        self.ledger.numbers().map_err(unavailable(format!("read {}", self.ledger.path().display())))
+    }
+
+    /// The VIPs that have files. A file that is replaced while the names are listed can escape the listing on some
+    /// file systems, so they are listed again if one was.
+    fn listed(&self, numbers: &Numbers) -> Result<BTreeSet<Vip>, StoreError> {
+        let (mut listed, mut before) = (BTreeSet::new(), numbers.clone());
+        for _ in 0..LISTINGS {
+            self.list(&mut listed).map_err(unavailable(format!("list {}", self.path.display())))?;
+            let after = self.numbers()?;
+            if after == before && after.all_settled() {
+                break;
+            }
+            before = after;
+        }
+        Ok(listed)
+    }
+
+    fn list(&self, listed: &mut BTreeSet<Vip>) -> io::Result<()> {
+        for entry in fs::read_dir(&self.path)? {
+            let name = entry?.file_name();
+            let vip = name.to_str().and_then(|name| object::vip(name.strip_suffix(".yaml")?));
+            listed.extend(vip);
+            if listed.len() > MAX_LEASES {
+                return Err(io::Error::other(format!("there are more than {MAX_LEASES} Leases")));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn write(path: &Path, object: &Object, deadline: Instant) -> Result<(), StoreError> {
+    let write = || {
+        let text = serde_saphyr::to_string(object).map_err(io::Error::other)?;
+        let file = durable::write_beside(path, text.as_bytes())?;
+        // By then it was told that nothing came of it; so let it be so, as far as that can be.
+        if Instant::now() >= deadline {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "it took too long"));
+        }
+        durable::put(file, path)
+    };
+    write().map_err(unavailable(format!("write {}", path.display())))
+}
+
+/// What the VIP's file says, or what is wrong with it.
+fn parse(vip: Vip, bytes: Vec<u8>) -> Result<Lease, String> {
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
+    }
+    let text = String::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let options = serde_saphyr::options! {
+        budget: serde_saphyr::budget! { max_aliases: 0, max_anchors: 0 },
+        with_snippet: false,
+    };
+    let object: Object = serde_saphyr::from_str_with_options(&text, options).map_err(|error| error.to_string())?;
+    let lease = object::lease(vip, object)?;
+    if number(&lease.version).is_none() {
+        return Err(format!("metadata.resourceVersion is {}, and no number up to {MAX_NUMBER}", lease.version));
+    }
+    Ok(lease)
+}
+
+fn number(version: &Version) -> Option<u64> {
+    version.0.parse().ok().filter(|number| *number <= MAX_NUMBER)
+}
+
+#[cfg(test)]
+mod tests;

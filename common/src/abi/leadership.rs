@@ -1,0 +1,162 @@
+//! Who leads which VIP, and how the agents stand to each other: what an agent knows of it, for people. No program reads it.
+
+use core::{
+    fmt,
+    mem::{offset_of, size_of},
+};
+
+macro_rules! codes {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $code:literal, $text:literal,)* }) => {
+        $(#[$doc])*
+        #[repr(u32)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$variant_doc])* $variant = $code),* }
+
+        impl $name {
+            /// All of them, in the order of their codes.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// The name that `inspect` shows.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text),* }
+            }
+
+            /// What a code means. `Err`: the code, which is a newer agent's.
+            pub const fn of(code: u32) -> Result<Self, u32> {
+                match code { $($code => Ok(Self::$variant),)* code => Err(code) }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+    };
+}
+
+codes! {
+    /// A node's own part in a VIP: [`Leader::role`].
+    Role {
+        /// Another node leads it, or none.
+        Following = 0, "following",
+        /// It holds the VIP, and asks the LAN for another owner before the address is first put into service.
+        Detecting = 1, "detecting",
+        /// It holds the VIP, and a stranger has the address.
+        Conflicted = 2, "conflicted",
+        /// It answers.
+        Leading = 3, "leading",
+        /// It stopped answering since a peer announced the VIP.
+        Yielded = 4, "yielded",
+        /// It stopped answering until it is clear that the VIP is still its own.
+        Suspended = 5, "suspended",
+        /// It stopped answering, so that another can begin.
+        Handing = 6, "handing",
+    }
+}
+
+codes! {
+    /// Why the leader is that one: [`Leader::why`], where that is not 0.
+    Why {
+        /// Nobody led the VIP before.
+        First = 1, "first",
+        /// It led the VIP before its agent was started again.
+        Resumed = 2, "resumed",
+        /// The leader before, [`Leader::other`], was down.
+        Down = 3, "down",
+        /// The leader before, [`Leader::other`], handed the VIP over.
+        Handed = 4, "handed",
+        /// The leader before, [`Leader::other`], held the VIP and was not heard of.
+        Silent = 5, "silent",
+        /// Nobody led the VIP that was known of, and the Leases could not be read.
+        Unwritten = 6, "unwritten",
+    }
+}
+
+codes! {
+    /// How a node stands: [`Member::standing`].
+    Standing {
+        /// It is alive.
+        Alive = 1, "alive",
+        /// A probe failed, and it has not answered since. It still counts as alive.
+        Suspected = 2, "suspected",
+        /// It is down.
+        Down = 3, "down",
+        /// It said that it leaves.
+        Left = 4, "left",
+        /// It is the agent's own node.
+        Own = 5, "this_node",
+    }
+}
+
+/// Value of the LPM trie `LEADERS`: who leads a VIP. There is an entry for each VIP that the agent takes part in; its key is
+/// all of the four words of the VIP's [`Address`](super::Address).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Leader {
+    /// The leader's index in `NODES`, and one more; 0: nobody that is known.
+    pub node: u32,
+    /// The [`Role`] of the agent's own node.
+    pub role: u32,
+    /// The epoch of the leadership; 0 without a leader.
+    pub epoch: u64,
+    /// Since when it is so, nanoseconds of `CLOCK_BOOTTIME`; of another node, when the agent learned of it.
+    pub since: u64,
+    /// [`Why`]; 0: not known.
+    pub why: u32,
+    /// The index in `NODES` of the other node that `why` is about, and one more; 0: none.
+    pub other: u32,
+}
+
+/// The node's maps are in sync, and it may lead. In [`Member::flags`].
+pub const MEMBER_READY: u32 = 1;
+/// The node hands its VIPs over, and takes no others.
+pub const MEMBER_DRAINING: u32 = 2;
+
+/// `MEMBERS[index]`, by the index of `NODES`: the agent on that node, or this one. None: it was never heard of.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    /// Its generation: how often it had to come back as another.
+    pub generation: u64,
+    /// When a message of it came last, nanoseconds of `CLOCK_BOOTTIME`; 0: never, or it is the agent's own node.
+    pub heard: u64,
+    /// Since when it stands so, nanoseconds of `CLOCK_BOOTTIME`.
+    pub since: u64,
+    /// [`Standing`].
+    pub standing: u32,
+    /// [`MEMBER_READY`], [`MEMBER_DRAINING`].
+    pub flags: u32,
+    /// How many VIPs it says it leads.
+    pub claims: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = {
+    assert!(size_of::<Leader>() == 32 && offset_of!(Leader, epoch) == 8 && offset_of!(Leader, why) == 24);
+    assert!(size_of::<Member>() == 40 && offset_of!(Member, standing) == 24 && offset_of!(Member, claims) == 32);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_mean_what_they_were_made_from_and_others_nothing() {
+        macro_rules! check {
+            ($($name:ident),*) => {
+                $(
+                    for (place, known) in $name::ALL.iter().enumerate() {
+                        assert_eq!($name::of(*known as u32), Ok(*known));
+                        assert!($name::ALL[..place].iter().all(|other| other.name() != known.name()), "{known:?}");
+                    }
+                    assert_eq!($name::of(7), Err(7));
+                )*
+                assert_eq!((Why::of(0), Standing::of(0)), (Err(0), Err(0)), "not known");
+            };
+        }
+        check!(Role, Why, Standing);
+        assert_eq!(Role::of(Leader::default().role), Ok(Role::Following));
+    }
+}

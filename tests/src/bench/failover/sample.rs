@@ -1,0 +1,88 @@
+//! What one run came to, and what all of them did.
+
+use serde::Serialize;
+
+use super::median;
+use crate::watch::View;
+
+/// What one run came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub(super) warm: Span,
+    pub(super) anew: Span,
+    pub(super) connections: Span,
+    pub(super) questions: Span,
+    pub(super) double_answers: usize,
+    pub(super) moves: usize,
+    pub(super) sessions: usize,
+    pub(super) broken: usize,
+}
+
+/// The longest time without an answer, milliseconds, and how many requests were not answered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Span {
+    pub(super) outage: f64,
+    pub(super) lost: usize,
+}
+
+/// The same of all runs.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Away {
+    /// The longest time without an answer beyond the pause between requests, milliseconds: the median of the runs.
+    pub median: f64,
+    /// The same in the worst run.
+    pub worst: f64,
+    /// Requests that were never answered, in all runs.
+    pub lost: usize,
+}
+
+impl Away {
+    pub(super) fn of(spans: &[Span]) -> Self {
+        let outages: Vec<_> = spans.iter().map(|span| span.outage).collect();
+        Self {
+            worst: outages.iter().copied().fold(f64::NAN, f64::max),
+            median: median(outages),
+            lost: spans.iter().map(|span| span.lost).sum(),
+        }
+    }
+}
+
+impl Sample {
+    /// What the clients saw; `sessions` are connections that stayed, and those of them that broke.
+    pub(super) fn of(view: &View, (sessions, broken): (usize, usize)) -> Self {
+        let View { warm, anew, connections, questions } = view;
+        let series =
+            |series: &crate::watch::Series| Span { outage: series.outage().as_secs_f64() * 1e3, lost: series.lost() };
+        Self {
+            warm: series(warm),
+            anew: series(anew),
+            connections: series(connections),
+            questions: Span { outage: questions.outage().as_secs_f64() * 1e3, lost: questions.lost() },
+            double_answers: questions.answered_twice(),
+            moves: questions.leaders().len().saturating_sub(1),
+            sessions,
+            broken,
+        }
+    }
+
+    /// An ARP request that falls into a handover is asked again by any kernel, and so counts as no loss.
+    pub(super) fn longest(&self) -> Span {
+        let Self { warm, anew, connections, questions, .. } = self;
+        let outage = [warm, anew, connections, questions].map(|span| span.outage).into_iter().fold(0.0, f64::max);
+        Span { outage, lost: warm.lost + anew.lost + connections.lost }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_summed_up_by_their_median_and_the_worst() {
+        let span = |outage, lost| Span { outage, lost };
+        let away = Away::of(&[span(3.0, 0), span(900.0, 7), span(2.0, 1)]);
+        assert!((away.median - 3.0).abs() < 1e-9 && (away.worst - 900.0).abs() < 1e-9, "{away:?}");
+        assert_eq!(away.lost, 8);
+        assert!(Away::of(&[]).median.is_nan() && Away::of(&[]).worst.is_nan());
+    }
+}

@@ -1,0 +1,92 @@
+//! keepalived, in the same topology. The servers are on the node that answers, so connections end with it.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+use nix::sys::signal::Signal;
+
+use super::{Case, Sample, Site};
+use crate::{
+    cluster::PATIENCE,
+    failover,
+    keepalived::{Advertisements, Keepalived, Whom, version},
+    lan::Lan,
+};
+
+/// As for the agents.
+const AFTER: Duration = Duration::from_millis(1_500);
+const ASLEEP: Duration = Duration::from_secs(1);
+/// A backup that starts waits for three advertisements, and somewhat longer.
+const REST: Duration = Duration::from_secs(5);
+
+pub(super) struct Others {
+    site: Keepalived,
+    system: String,
+    rested: Instant,
+}
+
+impl Others {
+    pub(super) fn new(advertisements: Advertisements) -> Result<Self> {
+        let often = match advertisements {
+            Advertisements::Default => "each second",
+            Advertisements::Fast => "each 0.1 s",
+        };
+        let system = format!("{}, {often}", version()?);
+        let site = Keepalived::new(Lan::new(failover::LAN)?, advertisements)?;
+        Ok(Self { site, system, rested: Instant::now() + REST })
+    }
+
+    fn happen(&self, case: Case, node: &str) -> Result<()> {
+        match case {
+            Case::KillMain => self.site.signal(node, Whom::Main, Signal::SIGKILL),
+            Case::Pause => self.site.signal(node, Whom::All, Signal::SIGSTOP),
+            Case::Unplug => self.site.lan.unplug(node),
+            Case::CutOff => self.site.lan.cut_off(node),
+            Case::Terminate => self.site.signal(node, Whom::Main, Signal::SIGTERM),
+            _ => self.site.signal(node, Whom::All, Signal::SIGKILL),
+        }
+    }
+
+    fn mend(&mut self, case: Case, node: &str) -> Result<()> {
+        match case {
+            Case::Pause => Ok(()),
+            Case::Unplug => self.site.lan.plug(node),
+            Case::CutOff => self.site.lan.join(node),
+            _ => self.site.start(node),
+        }
+    }
+}
+
+impl Site for Others {
+    fn system(&self) -> String {
+        self.system.clone()
+    }
+
+    fn cases(&self) -> Vec<Case> {
+        vec![Case::Kill, Case::KillMain, Case::Pause, Case::Unplug, Case::CutOff, Case::Terminate]
+    }
+
+    fn measure(&mut self, case: Case) -> Result<Sample> {
+        thread::sleep(self.rested.saturating_duration_since(Instant::now()));
+        let leader = self.site.leader()?;
+        let (node, mac) = (leader.name.clone(), leader.mac);
+        let mut watch = self.site.watch()?;
+        let happened = self.happen(case, &node).and_then(|()| {
+            watch.wait_for_another(mac, PATIENCE)?;
+            if case == Case::Pause {
+                thread::sleep(ASLEEP);
+                self.site.signal(&node, Whom::All, Signal::SIGCONT)?;
+            }
+            thread::sleep(AFTER);
+            Ok(())
+        });
+        let view = watch.stop();
+        let mended = self.mend(case, &node);
+        self.rested = Instant::now() + REST;
+        happened.and(mended)?;
+        Ok(Sample::of(&view?, (0, 0)))
+    }
+}

@@ -1,0 +1,35 @@
+//! A TCP client that opens connections, whether or not the earlier ones came about, and closes them again.
+
+use std::{net::SocketAddrV4, time::Instant};
+
+use anyhow::Result;
+use tokio::{
+    net::TcpStream,
+    runtime::Builder,
+    task::JoinSet,
+    time::{MissedTickBehavior, interval, timeout},
+};
+
+use super::{GRACE, PAUSE, Series, Shared};
+
+/// Connects until it is over.
+pub(super) fn ask(server: SocketAddrV4, shared: &Shared<Series>) -> Result<()> {
+    Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let mut pause = interval(PAUSE);
+        pause.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut attempts = JoinSet::new();
+        while !shared.is_over() {
+            pause.tick().await;
+            let number = shared.lock().begin(Instant::now());
+            let shared = shared.clone();
+            attempts.spawn(async move {
+                if let Ok(Ok(_)) = timeout(GRACE, TcpStream::connect(server)).await {
+                    shared.lock().answer(number, Instant::now());
+                }
+            });
+            while attempts.try_join_next().is_some() {}
+        }
+        attempts.join_all().await;
+        Ok(())
+    })
+}

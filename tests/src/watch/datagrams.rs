@@ -1,0 +1,94 @@
+//! A UDP client that sends numbers, whether or not the earlier ones were answered.
+
+use std::{
+    net::{Ipv4Addr, SocketAddrV4, UdpSocket},
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+
+use super::{GRACE, PAUSE, Series, Shared};
+use crate::links::Links;
+
+/// An identification and what was said; nothing longer comes.
+const MAX_REPLY: usize = 1_024;
+
+/// Asks an echo server until it is over. With `anew`, the kernel forgets the server's MAC whenever it knows it.
+pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> Result<()> {
+    let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    socket.connect(server)?;
+    socket.set_nonblocking(true)?;
+    let links = anew.then(Links::open).transpose()?;
+    let mut next = Instant::now();
+    while !shared.is_over() {
+        if let Some(links) = &links {
+            forget(links, *server.ip())?;
+        }
+        let now = Instant::now();
+        let number = shared.lock().begin(now);
+        // What cannot be sent, since nobody has the address or since the last datagram was refused, is lost.
+        let _ = socket.send(number.to_string().as_bytes());
+        // A delay of this machine's does not make a burst.
+        next = (next + PAUSE).max(now);
+        receive(&socket, shared, next, false)?;
+    }
+    receive(&socket, shared, Instant::now() + GRACE, true)
+}
+
+/// An entry that is not resolved yet has datagrams waiting for it, which would be lost with it.
+fn forget(links: &Links, address: Ipv4Addr) -> Result<()> {
+    if links.neighbour(address)?.is_some() { links.forget_neighbour(address) } else { Ok(()) }
+}
+
+/// Takes answers until then, or until nothing is lost if that is enough.
+fn receive(socket: &UdpSocket, shared: &Shared<Series>, until: Instant, enough: bool) -> Result<()> {
+    let mut reply = [0; MAX_REPLY];
+    loop {
+        match socket.recv(&mut reply) {
+            Ok(length) => {
+                if let Some(number) = number(&reply[..length]) {
+                    shared.lock().answer(number, Instant::now());
+                }
+                continue;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            // An ICMP error for an earlier datagram.
+            Err(_) => continue,
+        }
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || enough && shared.lock().lost() == 0 {
+            return Ok(());
+        }
+        await_readable(socket, left)?;
+    }
+}
+
+fn await_readable(socket: &UdpSocket, limit: Duration) -> Result<()> {
+    let limit = PollTimeout::try_from(limit.max(Duration::from_millis(1)))?;
+    match poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], limit) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error).context("waiting for a datagram"),
+    }
+}
+
+/// The number that a reply repeats.
+fn number(reply: &[u8]) -> Option<usize> {
+    std::str::from_utf8(reply).ok()?.rsplit_once("said=")?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_tells_what_it_answers() {
+        assert_eq!(number(b"service=a/b pod=c client=192.0.2.1:1 said=17"), Some(17));
+        assert_eq!(number(b"said=hello"), None);
+        assert_eq!(number(b""), None);
+    }
+}
