@@ -256,6 +256,8 @@ pub struct Election {
     deadline: Option<Duration>,
     /// When a survey of the Leases was asked for that showed this node's to be its own.
     surveyed: Option<Duration>,
+    /// When there was evidence again, after none.
+    back: Duration,
     /// When the deadline passed last: what was asked for before is no evidence.
     lapsed: Duration,
     /// The first survey came back, or will not.
@@ -292,6 +294,7 @@ impl Election {
             carrier: false,
             deadline: None,
             surveyed: None,
+            back: Duration::ZERO,
             lapsed: Duration::ZERO,
             begun: false,
             surveying: false,
@@ -448,7 +451,9 @@ impl Election {
         if let Some(deadline) = evidence.map(|asked| asked + self.settings.lease).filter(|deadline| *deadline > now)
             && self.deadline.is_none_or(|before| before < deadline)
         {
-            self.dirty |= self.deadline.is_none();
+            if self.deadline.is_none() {
+                (self.back, self.dirty) = (now, true);
+            }
             self.deadline = Some(deadline);
             self.commands.push(Command::Extend(deadline));
         }

@@ -157,7 +157,8 @@ impl Election {
                 Permission::Granted { why: Why::Down(node()), witnessed: peers.majority && known }
             }
             Standing::Alive | Standing::Suspected => {
-                let at = place.and_then(|place| place.unclaimed).unwrap_or(now) + CLAIMLESS;
+                // While it was down nobody could know what it claims.
+                let at = place.and_then(|place| place.unclaimed).unwrap_or(now).max(peer.since) + CLAIMLESS;
                 let silent = Permission::Granted { why: Why::Silent(node()), witnessed: false };
                 if now < at { Permission::Later(at) } else { silent }
             }
@@ -165,10 +166,10 @@ impl Election {
     }
 
     /// When a peer's kernel answers no more: what it heard of us last may have extended its deadline once more, and clocks
-    /// differ.
+    /// differ. Who was cut off itself knows nothing of how long it has been silent.
     fn silent_from(&self, peer: &Peer) -> Duration {
         let lease = self.settings.lease;
-        peer.heard.map_or(Duration::ZERO, |heard| heard + lease + lease / 50 + MARGIN)
+        peer.heard.map_or(Duration::ZERO, |heard| heard.max(self.back) + lease + lease / 50 + MARGIN)
     }
 
     /// Whether this node is known to have led it last.

@@ -3,13 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux_tests::{
-    arp,
-    cluster::PATIENCE,
-    lan::Options,
-    manifests::VIP,
-    wait,
-};
+use vipmux_tests::{arp, cluster::PATIENCE, lan::Options, manifests::VIP, wait};
 
 use crate::{leading::answers, services};
 

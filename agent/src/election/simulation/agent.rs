@@ -260,7 +260,7 @@ impl World {
             return;
         }
         agent.wake = None;
-        if now.saturating_sub(agent.turned) <= HUNG {
+        if agent.parting || now.saturating_sub(agent.turned) <= HUNG {
             agent.membership.turn(now);
         }
         if agent.parting && agent.membership.next().is_none() {
