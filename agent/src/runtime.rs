@@ -68,6 +68,7 @@ use crate::{
     gossip::{self, KeyFileError, StartError},
     keeper::Keeper,
     link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbors},
+    membership::sealing::Keys,
     model::{
         self, NodeName, Vip,
         range::{SUBNET_ANYCAST, subnet_anycast},
@@ -242,8 +243,10 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
         flows => flows,
     };
+    // Before anything is put into the kernel that would stay.
+    let keys = keys(&options)?;
     let kernel = Kernel::open(pins, flows, options.unclaimed)?;
-    let (elector, reports) = elect(&options)?;
+    let (elector, reports) = elect(&options, keys)?;
     let shown = Shown::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let agent = Agent {
@@ -291,12 +294,16 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
     Ok(anycast.chain(gateways).collect())
 }
 
+/// What seals the gossip.
+fn keys(options: &Options) -> Result<Keys, KeyFileError> {
+    match &options.gossip_key {
+        Some(path) => gossip::load(path),
+        None => gossip::load_or_make(&options.state_dir.join("gossip.key")),
+    }
+}
+
 /// Begins to listen to the other agents.
-fn elect(options: &Options) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
-    let keys = match &options.gossip_key {
-        Some(path) => gossip::load(path)?,
-        None => gossip::load_or_make(&options.state_dir.join("gossip.key"))?,
-    };
+fn elect(options: &Options, keys: Keys) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
     let now = kernel::boottime()?;
     let election = Election::new(options.node.clone(), options.election, now);
     let gossip = gossip::Settings { local: options.node.clone(), port: options.gossip_port, keys };

@@ -66,6 +66,19 @@ fn an_agent_without_privileges_says_what_is_missing() -> Result<()> {
 }
 
 #[test]
+fn a_damaged_gossip_key_is_told_and_nothing_is_put_into_the_kernel() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let (manifests, state) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?);
+    fs::write(state.path().join("gossip.key"), "no key\n")?;
+    let (options, pins) = (agent::Options::new(manifests.path(), state.path()), Folder::of_pins("keyless"));
+    let mut process = Process::spawn("the agent", agent::command(&lan.nodes[0], &options, pins.path())?)?;
+    let status = process.wait(PATIENCE)?;
+    assert!(!status.success() && process.output().contains("line 1 is no key"), "{}", process.output());
+    assert!(!pins.path().join("maps").exists(), "maps stay behind");
+    Ok(())
+}
+
+#[test]
 fn a_second_agent_on_the_same_pins_is_refused() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let manifests = Manifests::for_lan(&lan)?;
