@@ -97,6 +97,9 @@ pub struct Peer {
     pub generation: u64,
     /// When a message of it came last.
     pub heard: Option<Duration>,
+    /// Of one that is down: nobody can hold evidence of it that was asked for later than this. `None`: not enough others
+    /// were heard of it, or there are more than are all asked.
+    pub silent: Option<Duration>,
     /// When that was asked which it answered last.
     pub answered: Option<Duration>,
     /// Our copy of its state is as new as this, or newer.
@@ -142,6 +145,8 @@ enum Timer {
     Again(Duration),
     /// Asks a suspect.
     Press(NodeName),
+    /// Asks the others about those who are down; so many times.
+    Inquire(u32),
     /// Pulls a state again.
     Pull(NodeName),
     Join,
@@ -156,6 +161,7 @@ enum Timer {
 /// The membership of one node.
 pub struct Membership {
     settings: Settings,
+    started: Duration,
     local: NodeName,
     rng: XorShiftRng,
     /// Those of the manifests, and ourselves, by [`Identity::key`].
@@ -170,6 +176,8 @@ pub struct Membership {
     uncounted: bool,
     /// Somebody was found down while no majority answered.
     doubtful: bool,
+    /// When whom we held for down was forgotten last.
+    forgiven: Option<Duration>,
     publication: Publication,
     rounds: Rounds,
     /// As [`Peers::evidence`]; but of a sample it takes two thirds, since a majority of it can be chance.
@@ -207,6 +215,7 @@ impl Membership {
         let publication = Publication::new(rng.next_u64().max(1));
         let mut membership = Self {
             settings,
+            started: now,
             rng,
             nodes: BTreeMap::from([(key, local.clone())]),
             local,
@@ -216,6 +225,7 @@ impl Membership {
             known: 0,
             uncounted: false,
             doubtful: false,
+            forgiven: None,
             publication,
             rounds: Rounds::default(),
             assent: None,
@@ -265,7 +275,9 @@ impl Membership {
         match wire {
             Wire::Swim { majority, packet } => {
                 let judges = self.judges(now);
-                let packet = admitted(packet, key, &self.nodes, majority || !judges)?;
+                // Who has just come back hears of those without a majority too, and will soon know better.
+                let back = self.forgiven.is_some_and(|at| now < at + self.settings.suspicion);
+                let packet = admitted(packet, key, &self.nodes, majority || !judges && !back)?;
                 self.swim.notify(judges);
                 let received = self.swim.receive(&packet);
                 self.settle(now);
@@ -275,10 +287,7 @@ impl Membership {
             Wire::Answer(answer) => self.answered(from, answer, now),
             Wire::Pull(pull) => self.send(from, &Wire::Delta(self.publication.page(&pull))),
             Wire::Delta(delta) => self.advance(from, delta, now)?,
-            Wire::Told(message) if self.happened.told.len() < MOST_WAITING => {
-                self.happened.told.push((from.clone(), message));
-            }
-            Wire::Told(_) => {}
+            Wire::Told { asked, message } => self.told(from, asked, message, now),
             Wire::Leave { generation } => self.parted(from, generation, now),
         }
         if let Some(peer) = self.peers.members.get_mut(from) {
@@ -330,7 +339,19 @@ impl Membership {
 
     /// Sends a message of the election, once.
     pub fn tell(&mut self, to: &NodeName, message: Message) {
-        self.send(to, &Wire::Told(message));
+        let asked = self.contacts.get(to).map_or(0, |contact| contact.asked);
+        self.send(to, &Wire::Told { asked, message });
+    }
+
+    fn told(&mut self, from: &NodeName, asked: u64, message: Message, now: Duration) {
+        let age = now.checked_sub(Duration::from_nanos(asked));
+        if matches!(message, Message::Take { .. }) && age.is_none_or(|age| age > self.settings.fresh) {
+            // The next one will tell that it is younger than this.
+            let ask = self.question(now);
+            self.send(from, &Wire::Ask(ask));
+        } else if self.happened.told.len() < MOST_WAITING {
+            self.happened.told.push((from.clone(), message));
+        }
     }
 
     /// Leaves: from now on nothing is taken in, and nothing is said but that. To be turned until there is nothing

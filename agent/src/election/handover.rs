@@ -15,8 +15,12 @@ use crate::{
     model::{NodeName, Vip},
 };
 
-/// How often an heir is told that does not answer, and for how long.
-const AGAIN: Duration = Duration::from_millis(50);
+/// How often an heir is told that does not answer,
+const AGAIN: Duration = Duration::from_millis(25);
+/// for how long,
+const TOLD: Duration = Duration::from_millis(100);
+/// and when this node answers again. It could not take up later what it was told by then
+/// ([`Settings::fresh`](crate::membership::Settings::fresh)).
 const PATIENCE: Duration = Duration::from_millis(300);
 /// How long nothing is handed over that was declined, or not answered.
 const DECLINED: Duration = Duration::from_secs(10);
@@ -60,6 +64,10 @@ impl Election {
         if now >= place.since + PATIENCE {
             place.kept = now + DECLINED;
             return self.lead(vip, now);
+        }
+        if now > place.since + TOLD {
+            let end = place.since + PATIENCE;
+            return self.wake_at(end);
         }
         let next = place.since + AGAIN * *told;
         if now < next {

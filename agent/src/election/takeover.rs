@@ -24,7 +24,7 @@ use crate::{
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
 /// Added to that after which a silent peer's kernel answers no more.
 const MARGIN: Duration = Duration::from_millis(15);
-/// Where members ask samples of each other, and so silence tells nothing: how long after a holder was declared down.
+/// How long it takes until all have heard that one is down. Where members ask samples of each other nothing else tells.
 const DISTANT: Duration = Duration::from_millis(100);
 /// With more members than this they ask samples.
 const ALL_ASKED: usize = 31;
@@ -77,7 +77,10 @@ impl Election {
             let Some((node, claim)) = claims.get(vip) else { continue };
             match &place.tenure {
                 // Both may think that it is theirs only where the store is away, or does not know yet.
-                Some(tenure) if claim.epoch > tenure.epoch => outdone.push((*vip, (*node).clone(), (*claim).clone())),
+                // Of equals the one gives way that did not write the Lease: it may be the other that did.
+                Some(tenure) if (claim.epoch, true) > (tenure.epoch, tenure.written.is_some()) => {
+                    outdone.push((*vip, (*node).clone(), (*claim).clone()))
+                }
                 Some(tenure) if claim.epoch == tenure.epoch && place.role == Role::Leading => {
                     if place.errand.is_none() && place.rest <= now {
                         (place.errand, place.rest) = (Some(Errand::CheckRead), now + CLAIMLESS);
@@ -129,17 +132,15 @@ impl Election {
         };
         match peer.standing {
             Standing::Left => {
-                // What it could not hand over it answers for until its deadline.
-                let at = self.silent_from(peer);
+                // What it could not hand over it answers for until its deadline. It has asked nobody since it said so.
+                let at = self.past(peer.since);
                 #[cfg(any(test, feature = "simulation"))]
                 let at = if self.is_broken(Mutation::WaitsForNoSilence) { Duration::ZERO } else { at };
                 let granted = Permission::Granted { why: Why::Down(node()), witnessed: true };
                 if now < at { Permission::Later(at) } else { granted }
             }
             Standing::Down => {
-                let silent = self.silent_from(peer);
-                let distant = if peers.members.len() >= ALL_ASKED { peer.since + DISTANT } else { Duration::ZERO };
-                let at = silent.max(distant);
+                let at = self.silent_from(peer, peers);
                 #[cfg(any(test, feature = "simulation"))]
                 let at = if self.is_broken(Mutation::WaitsForNoSilence) { Duration::ZERO } else { at };
                 if now < at {
@@ -165,11 +166,22 @@ impl Election {
         }
     }
 
-    /// When a peer's kernel answers no more: what it heard of us last may have extended its deadline once more, and clocks
-    /// differ. Who was cut off itself knows nothing of how long it has been silent.
-    fn silent_from(&self, peer: &Peer) -> Duration {
+    /// When the kernel of a peer that is down answers no more.
+    fn silent_from(&self, peer: &Peer, peers: &Peers) -> Duration {
+        // Who was cut off itself knows nothing of what happened until it was back.
+        if peers.members.len() >= ALL_ASKED {
+            // What it heard of us last may have extended its deadline once more.
+            let heard = peer.heard.map_or(Duration::ZERO, |heard| self.past(heard.max(self.back)));
+            return heard.max(peer.since + DISTANT);
+        }
+        // Where too few say so, all have heard by then that it is down.
+        self.past(peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
+    }
+
+    /// When a deadline has passed that rests on what was asked for then, on whatever node; clocks differ.
+    fn past(&self, asked: Duration) -> Duration {
         let lease = self.settings.lease;
-        peer.heard.map_or(Duration::ZERO, |heard| heard.max(self.back) + lease + lease / 50 + MARGIN)
+        asked + lease + lease / 50 + MARGIN
     }
 
     /// Whether this node is known to have led it last.

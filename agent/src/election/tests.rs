@@ -1,7 +1,7 @@
 use std::{net::Ipv4Addr, sync::Arc};
 
 use super::{placement::Contender, *};
-use crate::membership::{Claimed, Peer, State};
+use crate::membership::{self, Claimed, Peer, State};
 
 const T: Duration = Duration::from_secs(100);
 const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 9]);
@@ -28,7 +28,16 @@ fn lease(holder: &str, epoch: u64, text: &str) -> Lease {
 
 fn peer(standing: Standing, now: Duration) -> Peer {
     let state = State { ready: true, ..State::default() };
-    Peer { standing, since: now, generation: 1, heard: Some(now), answered: Some(now), current: Some(now), state }
+    Peer {
+        standing,
+        since: now,
+        generation: 1,
+        heard: Some(now),
+        silent: None,
+        answered: Some(now),
+        current: Some(now),
+        state,
+    }
 }
 
 fn claimed(epoch: u64) -> Claimed {
@@ -102,6 +111,7 @@ impl Bench {
         let now = self.now;
         let peer = self.peer(name);
         (peer.standing, peer.since) = (standing, now);
+        peer.silent = peer.heard.filter(|_| standing == Standing::Down);
     }
 
     fn give(&mut self, input: Input) -> &mut Self {
@@ -254,6 +264,40 @@ fn a_holder_must_have_been_silent_for_longer_than_its_fence_may_hold() {
     }
     bench.later(ms(10)).tick().give(Input::Peers);
     assert_eq!(bench.said(), ["read"]);
+}
+
+#[test]
+fn where_too_few_say_how_long_a_holder_was_silent_it_had_evidence_until_all_heard() {
+    let mut bench = Bench::following();
+    bench.later(ms(200)).falls("b", Standing::Down);
+    bench.peer("b").silent = None;
+    let down = bench.now;
+    bench.tick().ticks(4).later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0], "{:?} after it was found down", bench.now.saturating_sub(down));
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+#[test]
+fn of_two_with_one_epoch_the_one_gives_way_that_did_not_write_the_lease() {
+    for written in [true, false] {
+        let mut bench = Bench::following();
+        bench.falls("b", Standing::Down);
+        bench.ticks(4).later(ms(30)).give(Input::Peers);
+        bench.give(read(Some(lease("b", 4, "v4"))));
+        let outcome = if written { Outcome::Swapped(version("v5")) } else { Outcome::Unavailable };
+        bench.give(Input::Stored { vip: vip(1), outcome: outcome.clone() });
+        if !written {
+            // A write that did not end is tried again, from a look at the Lease on.
+            bench.ticks(3).give(Input::Stored { vip: vip(1), outcome });
+        }
+        assert_eq!(bench.role(), Role::Leading);
+        bench.said();
+        bench.claim("c", 5);
+        bench.later(ms(20)).give(Input::Peers);
+        let expected: &[&str] = if written { &["read"] } else { &["follow: c took it", "withdraw"] };
+        assert_eq!(bench.said(), expected, "written: {written}");
+    }
 }
 
 #[test]
@@ -612,6 +656,28 @@ fn what_is_declined_or_not_answered_is_kept() {
         assert_eq!(bench.said().last().map(String::as_str), Some("lead 1: nobody led it before"));
         bench.ticks(50);
         assert_eq!(bench.said(), [""; 0], "and it is not tried again at once");
+    }
+}
+
+#[test]
+fn an_heir_is_told_nothing_that_it_could_take_up_when_this_node_answers_again() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.said();
+    let (stopped, fresh) = (bench.now, membership::Settings::default().fresh);
+    loop {
+        bench.later(ms(1)).give(Input::Peers);
+        let said = bench.said();
+        let since = bench.now.saturating_sub(stopped);
+        if said.iter().any(|said| said.starts_with("lead")) {
+            assert_eq!(since, ms(300));
+            break;
+        }
+        assert!(said.is_empty() || since + fresh < ms(300), "{said:?} after {since:?}");
+        if since.as_millis().is_multiple_of(100) {
+            bench.tick().said();
+        }
     }
 }
 

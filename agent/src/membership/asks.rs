@@ -4,9 +4,9 @@ use std::{collections::BTreeSet, time::Duration};
 
 use crate::{
     membership::{
-        Identity, Membership, Standing, Timer,
+        Identity, Membership, Peer, Standing, Timer,
         members::known,
-        wire::{Answer, Ask, Wire},
+        wire::{Answer, Ask, Gone, Wire},
     },
     model::NodeName,
 };
@@ -15,6 +15,9 @@ use crate::{
 pub(super) fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
+
+/// How long it is told that somebody is down.
+const LATELY: Duration = Duration::from_secs(10);
 
 impl Membership {
     pub(super) fn question(&self, now: Duration) -> Ask {
@@ -70,8 +73,28 @@ impl Membership {
             let _ = self.swim.learn(identity, foca::State::Alive, true);
             self.settle(now);
         }
-        self.send(from, &Wire::Answer(Answer { asked: ask.asked, at: self.publication.version(), disowned }));
+        if let Some(contact) = self.contacts.get_mut(from) {
+            contact.asked = ask.asked;
+            if disowned.is_none() {
+                contact.assented = Some(now);
+            }
+        }
+        let at = self.publication.version();
+        self.send(from, &Wire::Answer(Answer { asked: ask.asked, at, disowned, gone: self.gone(now) }));
         self.hear(from, ask.at, None, now);
+    }
+
+    /// Whom we hold for down, for those who wait until nobody can hold it for alive.
+    fn gone(&self, now: Duration) -> Vec<Gone> {
+        if self.known > self.settings.sample {
+            return Vec::new();
+        }
+        let gone = self.contacts.iter().filter_map(|(name, contact)| {
+            let silent = now.saturating_sub(contact.assented.unwrap_or(self.started));
+            let gone = Gone { node: Identity::key(name), generation: contact.down?, silent: nanoseconds(silent) };
+            (silent < LATELY).then_some(gone)
+        });
+        gone.collect()
     }
 
     pub(super) fn answered(&mut self, from: &NodeName, answer: Answer, now: Duration) {
@@ -90,7 +113,12 @@ impl Membership {
             return;
         };
         peer.answered = peer.answered.max(Some(asked));
-        contact.answered = contact.answered.max(Some(asked));
+        if contact.answered <= Some(asked) {
+            contact.answered = Some(asked);
+            let gone = answer.gone.iter().filter(|gone| self.nodes.contains_key(&gone.node));
+            let last = |gone: &Gone| now.saturating_sub(Duration::from_nanos(gone.silent));
+            contact.gone = gone.map(|gone| (gone.node, (gone.generation, last(gone)))).collect();
+        }
         if peer.standing == Standing::Suspected && asked + self.settings.probe_period >= peer.since {
             (peer.standing, peer.since) = (Standing::Alive, now);
             self.happened.changed = true;
@@ -98,6 +126,7 @@ impl Membership {
         let (answers, of) = self.rounds.answered(asked, from);
         if self.known <= self.settings.sample {
             self.weigh(now);
+            self.witness();
         } else if self.peers.majority {
             if answers * 2 > of {
                 self.peers.evidence = self.peers.evidence.max(Some(asked));
@@ -124,5 +153,39 @@ impl Membership {
             needed => answered.len().checked_sub(needed).and_then(|at| answered[at]),
         };
         self.assent = self.peers.evidence;
+    }
+
+    /// Finds since when nobody who is down can have had evidence: a majority of the known members, ourselves included, hold
+    /// it for down, and it takes one of those to be held for alive by a majority.
+    pub(super) fn witness(&mut self) {
+        if self.known > self.settings.sample {
+            return;
+        }
+        let needed = (self.known + 1).div_ceil(2);
+        for (name, peer) in &mut self.peers.members {
+            let silent = if peer.standing == Standing::Down {
+                let key = Identity::key(name);
+                let own = self.contacts.get(name).and_then(|contact| contact.assented).unwrap_or(self.started);
+                let others = self.contacts.values().filter_map(|contact| contact.gone.get(&key));
+                let same = others.filter(|(generation, _)| *generation >= peer.generation).map(|(_, last)| *last);
+                let mut last: Vec<_> = same.chain([own]).collect();
+                last.sort_unstable();
+                last.get(needed - 1).copied()
+            } else {
+                None
+            };
+            self.happened.changed |= std::mem::replace(&mut peer.silent, silent) != silent;
+        }
+    }
+
+    /// Asks all whether they hold those for down too whom we do, until a majority does.
+    pub(super) fn inquire(&mut self, left: u32, now: Duration) {
+        let open = |peer: &Peer| peer.standing == Standing::Down && peer.silent.is_none();
+        if self.known <= self.settings.sample && self.peers.members.values().any(open) {
+            self.news(now);
+            if left > 1 {
+                self.set(now + self.settings.alarm, Timer::Inquire(left - 1));
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What is known of a peer beside what others may see; and the copying of its state.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use crate::{
     membership::{
@@ -19,6 +19,13 @@ pub(super) struct Contact {
     pub(super) down: Option<u64>,
     /// When that was asked which it answered last; unlike [`crate::membership::Peer::answered`], never renounced.
     pub(super) answered: Option<Duration>,
+    /// What it asked us last, by its clock.
+    pub(super) asked: u64,
+    /// When we last answered it as a living one.
+    pub(super) assented: Option<Duration>,
+    /// Whom it holds for down, as of `answered`: the generation, and when it can have answered it last, by
+    /// [`Identity::key`](super::Identity::key).
+    pub(super) gone: BTreeMap<u64, (u64, Duration)>,
     replica: Replica,
     /// Heard of while it is pulled.
     newest: Option<Version>,
@@ -36,6 +43,7 @@ impl Contact {
     /// Forgets how far the copy of its state has come.
     pub(super) fn restart(&mut self) {
         (self.replica, self.newest, self.pulling) = (Replica::default(), None, None);
+        self.gone.clear();
     }
 
     /// When to give up waiting.

@@ -12,6 +12,8 @@ use crate::{
 
 /// Of the nodes that are not alive, so many are spoken to each [`crate::membership::Settings::join`].
 const ANNOUNCED: usize = 8;
+/// How often the others are asked about one who was found down.
+const INQUIRIES: u32 = 10;
 
 impl Standing {
     /// Counted among the living.
@@ -44,6 +46,7 @@ impl Membership {
             Timer::Swim(timer) => self.swim_timer(timer, due, now),
             Timer::Again(asked) => self.ask_again(asked, now),
             Timer::Press(name) => self.press(name, now),
+            Timer::Inquire(left) => self.inquire(left, now),
             Timer::Pull(name) => self.pull_again(&name, now),
             Timer::Join => {
                 self.join();
@@ -122,6 +125,7 @@ impl Membership {
                 if let Some(from) = self.alarm_from.take() {
                     self.set(from.max(now), Timer::Alarm);
                 }
+                self.set(now, Timer::Inquire(INQUIRIES));
             }
             Notification::Rename(_, member) => {
                 let Some(name) = self.nodes.get(&member.node) else { return };
@@ -144,6 +148,7 @@ impl Membership {
             since: now,
             generation: member.generation,
             heard: None,
+            silent: None,
             answered: None,
             current: None,
             state: State::default(),
@@ -175,6 +180,7 @@ impl Membership {
         self.known = count(|peer| peer.standing != Standing::Left);
         self.peers.majority = (alive + 1) * 2 > self.known + 1;
         self.weigh(now);
+        self.witness();
     }
 
     /// Somebody did not know us for what we are: we have another generation now, which they are to hear of.
@@ -241,7 +247,7 @@ impl Membership {
         if !mistaken {
             return;
         }
-        self.doubtful = false;
+        (self.doubtful, self.forgiven) = (false, Some(now));
         self.timers.retain(|_, timer| !matches!(timer, Timer::Swim(_)));
         self.contacts.values_mut().for_each(|contact| contact.down = None);
         let _ = self.swim.forgive(self.rng.next_u64());

@@ -21,6 +21,9 @@ pub struct Settings {
     pub join: Duration,
     /// Who has not answered an ask is asked a second and a third time after one and two of these.
     pub again: Duration,
+    /// A [`Message::Take`](super::Message::Take) counts no longer than this after an ask that its sender knew of. More than
+    /// it takes from one round of asks to the next.
+    pub fresh: Duration,
     /// So many members are asked in a round, at most.
     pub sample: usize,
     /// That our state changed is told at once, but no more often than this;
@@ -58,6 +61,7 @@ impl Default for Settings {
             alarm: milliseconds(20),
             join: milliseconds(1000),
             again: milliseconds(30),
+            fresh: milliseconds(150),
             sample: 31,
             news: milliseconds(10),
             news_each: Duration::from_micros(100),

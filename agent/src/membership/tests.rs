@@ -292,6 +292,56 @@ fn evidence_is_as_old_as_the_oldest_answer_of_a_majority() {
 }
 
 #[test]
+fn who_is_down_has_had_no_evidence_since_the_others_say_it_was_silent() {
+    let (mut all, mut told) = (0, 0);
+    for seed in 0..60 {
+        for nodes in [2, 3, 4, 5] {
+            let mut network = together(nodes, seed);
+            // One is cut off for a while, of which it notices nothing; meanwhile another one is, and stays so.
+            let (first, both) = (ms(seed * 5 % 200), ms(20 + seed * 7 % 180));
+            network.cut = Box::new(|from, to| from == 1 || to == 1);
+            network.run(first);
+            network.cut = Box::new(|from, to| from < 2 || to < 2);
+            network.run(both);
+            network.cut = Box::new(|from, to| from == 0 || to == 0);
+            for _ in 0..900 {
+                network.run(ms(1));
+                let evidence = network.of(0).peers().evidence;
+                for of in (1..nodes).filter(|of| network.of(*of).peers().majority || nodes == 2) {
+                    let peer = network.peer(of, 0);
+                    assert!(peer.silent.is_none() || peer.standing == Standing::Down);
+                    if let Some(silent) = peer.silent {
+                        assert!(
+                            Some(silent) >= evidence,
+                            "{nodes} nodes, seed {seed}: n{of} says {silent:?}, {evidence:?}"
+                        );
+                    }
+                }
+            }
+            if nodes > 2 {
+                all += nodes - 1;
+                told += (1..nodes).filter(|of| network.peer(*of, 0).silent.is_some()).count();
+            }
+        }
+    }
+    // Who was cut off has forgotten whom it held for down, and may not have found that again.
+    assert!(told * 10 > all * 9, "{told} of {all} know it");
+}
+
+#[test]
+fn a_majority_says_soon_since_when_one_was_silent() {
+    for nodes in [2, 3, 5, 12, 31] {
+        let mut network = together(nodes, 20);
+        network.kill(0);
+        let down = |network: &Network| (1..nodes).all(|of| network.standing(of, 0) == Some(Standing::Down));
+        assert!(network.until(ms(6000), down).is_some());
+        let silent = |network: &Network| (1..nodes).all(|of| network.peer(of, 0).silent.is_some());
+        let took = network.until(ms(100), silent);
+        assert!(took.is_some(), "{nodes} nodes");
+    }
+}
+
+#[test]
 fn what_is_renounced_is_no_evidence() {
     let mut network = together(3, 12);
     // Answers to what was asked before are on their way.
@@ -355,6 +405,32 @@ fn messages_come_through_unless_the_node_is_unknown() {
     let mut stranger = network.take(1);
     stranger.know([name(1)].into(), network.now);
     assert!(stranger.peers().members.is_empty(), "it is forgotten with its Node");
+}
+
+#[test]
+fn a_vip_that_was_handed_over_a_while_ago_is_not_taken_up() {
+    let mut network = together(2, 18);
+    let (mut sender, mut receiver, now) = (network.take(0), network.take(1), network.now);
+    let message = Message::Take { vip: Vip("192.0.2.1".parse().unwrap()), epoch: 7 };
+    let told = Event::Told { from: name(0), message };
+    let tell = |sender: &mut Membership| {
+        sender.take_outbox();
+        sender.tell(&name(1), message);
+        sender.take_outbox().pop().unwrap().1
+    };
+    let first = tell(&mut sender);
+    receiver.receive(&name(0), &first, now).unwrap();
+    assert!(receiver.take_events().contains(&told));
+    receiver.take_outbox();
+    let late = now + network.settings.fresh;
+    receiver.receive(&name(0), &first, late).unwrap();
+    assert!(!receiver.take_events().contains(&told), "it may be another's again");
+    // The sender hears what time it is, and the next word is taken up.
+    for (_, payload) in receiver.take_outbox() {
+        sender.receive(&name(1), &payload, late).unwrap();
+    }
+    receiver.receive(&name(0), &tell(&mut sender), late).unwrap();
+    assert!(receiver.take_events().contains(&told));
 }
 
 #[test]

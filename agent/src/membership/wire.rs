@@ -29,7 +29,11 @@ pub(super) enum Wire<'a> {
     Answer(Answer),
     Pull(Pull),
     Delta(Delta),
-    Told(Message),
+    Told {
+        /// What the receiver asked the sender last; 0: nothing.
+        asked: u64,
+        message: Message,
+    },
     /// The sender leaves; of this generation, nothing will follow.
     Leave {
         generation: u64,
@@ -45,13 +49,25 @@ pub(super) struct Ask {
     pub(super) at: Version,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Answer {
     pub(super) asked: u64,
     pub(super) at: Version,
     /// The answerer does not take the asker for a living member: it holds this generation of it for down, or knows it
     /// for a newer one than the asker's.
     pub(super) disowned: Option<u64>,
+    /// Whom the answerer has held for down since lately; of large clusters nobody.
+    pub(super) gone: Vec<Gone>,
+}
+
+/// A node that the sender holds for down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Gone {
+    /// [`Identity::key`](super::Identity::key) of its name.
+    pub(super) node: u64,
+    pub(super) generation: u64,
+    /// The sender has not answered it as a living one for so many nanoseconds.
+    pub(super) silent: u64,
 }
 
 /// How far a node's state has come: one more with each change.
@@ -88,7 +104,8 @@ pub(super) struct Delta {
 /// What one node's election says to another's. It may be lost: the sender repeats it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// The sender has stopped answering for the VIP: lead it, with this epoch.
+    /// The sender has stopped answering for the VIP: lead it, with this epoch. It is not given out where more than
+    /// [`Settings::fresh`](super::Settings::fresh) went by since it was sent: the sender may answer again.
     Take {
         /// Which.
         vip: Vip,

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     arp,
     client::{self, Kind, Request, Session},
@@ -18,6 +18,7 @@ use vipmux_tests::{
     pod::{self, Listener, Pod},
     sctp,
     traffic::Traffic,
+    wait,
 };
 
 /// All kinds of servers that this kernel can run.
@@ -108,9 +109,13 @@ fn an_ndp_probe_sees_every_answer() -> Result<()> {
     for node in &lan.nodes {
         node.namespace().links(|links| links.add_address("eth0", VIP_V6, 128))?;
     }
-    let mut answers = ask(Duration::from_secs(1))?;
-    answers.sort_unstable();
-    assert_eq!(answers, [lan.nodes[0].mac, lan.nodes[1].mac]);
+    // A kernel joins an address's multicast group some time after it was given the address.
+    wait::until("both nodes to answer", TIMEOUT, || {
+        let mut answers = ask(Duration::from_millis(200))?;
+        answers.sort_unstable();
+        ensure!(answers == [lan.nodes[0].mac, lan.nodes[1].mac], "{answers:?} answered");
+        Ok(())
+    })?;
     prober.namespace().run(|| client::ping_v6(lan.nodes[0].address_v6, 56, TIMEOUT))
 }
 

@@ -2,9 +2,10 @@
 //!
 //! - *One answers.* After a crash, a kill, a pause, a restart, a lost link or a drain, never do two nodes answer for one VIP
 //!   where one client can reach both. After other faults (gossip that is filtered, loss one way, a store that some reach and
-//!   others do not, partitions) two may, until the second one's announcement reaches the first one, or at most as long as
-//!   a deadline lasts: [`LEASE`](crate::election::LEASE), and a hundredth for clocks that are apart. Where the LAN was in
-//!   two parts and came together while gossip did not, that is until the next announcement, however late.
+//!   others do not, partitions) two may, until the second one's announcement reaches the first one, or at most until a
+//!   deadline has passed that rests on the first one's next round of asks: [`HEARTBEAT`](crate::election::HEARTBEAT) and
+//!   [`LEASE`](crate::election::LEASE), and a hundredth for clocks that are apart. Where the LAN was in two parts and came
+//!   together while gossip did not, that is until the next announcement, however late.
 //! - *Somebody answers.* While the networks are whole and the store answers, each VIP has an answer within
 //!   [`Promise::answer`] of the last fault, where a majority of the nodes runs, and has for [`SETTLED`]. With less, or
 //!   after a cold start, within [`COLD`]; it takes 3 s until a node that is not heard of counts as silent. Without a store
@@ -26,7 +27,7 @@ use crate::{
 };
 
 /// How long two may answer after other faults than those after which none do.
-pub(super) const WINDOW: Duration = Duration::from_millis(310);
+pub(super) const WINDOW: Duration = Duration::from_millis(410);
 /// How long a node must run to count as one that knows who led.
 const SETTLED: Duration = Duration::from_secs(5);
 /// How long it takes where one begins from nothing.

@@ -15,7 +15,7 @@ use crate::{
         publication::Publication,
         state::Change,
         swim::{Identity, admitted},
-        wire::{Answer, Ask, Delta, Pull, Version, Wire},
+        wire::{Answer, Ask, Delta, Gone, Pull, Version, Wire},
     },
     model::{NodeName, Vip},
 };
@@ -51,11 +51,16 @@ fn some_wires() -> Vec<Wire<'static>> {
     ];
     vec![
         Wire::Ask(Ask { asked: 17, generation: 2, at }),
-        Wire::Answer(Answer { asked: 17, at, disowned: Some(u64::MAX) }),
-        Wire::Answer(Answer { asked: 17, at, disowned: None }),
+        Wire::Answer(Answer { asked: 17, at, disowned: Some(u64::MAX), gone: Vec::new() }),
+        Wire::Answer(Answer {
+            asked: 17,
+            at,
+            disowned: None,
+            gone: vec![Gone { node: 1, generation: 2, silent: 3 }; 31],
+        }),
         Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
         Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
-        Wire::Told(Message::Declined { vip, epoch: 3 }),
+        Wire::Told { asked: 17, message: Message::Declined { vip, epoch: 3 } },
         Wire::Leave { generation: 1 },
     ]
 }
@@ -179,7 +184,7 @@ fn answers_to_what_was_never_asked_are_no_evidence() {
     let at = Version::default();
     for asked in [now + ms(1), now.saturating_sub(ms(1)), ms(0), std::time::Duration::from_nanos(u64::MAX)] {
         let asked = u64::try_from(asked.as_nanos()).unwrap();
-        let answer = Wire::Answer(Answer { asked, at, disowned: None }).encode().unwrap();
+        let answer = Wire::Answer(Answer { asked, at, disowned: None, gone: Vec::new() }).encode().unwrap();
         membership.receive(&name(1), &answer, now).unwrap();
         assert_eq!(membership.peers().evidence, None);
     }
@@ -205,7 +210,8 @@ fn only_who_is_held_for_down_as_it_is_now_takes_another_generation() {
         membership.receive(&name(1), &some_wires()[0].encode().unwrap(), ms(2)).unwrap();
         membership.take_events();
         let at = Version::default();
-        let answer = Wire::Answer(Answer { asked: 2_000_000, at, disowned: Some(held) }).encode().unwrap();
+        let answer =
+            Wire::Answer(Answer { asked: 2_000_000, at, disowned: Some(held), gone: Vec::new() }).encode().unwrap();
         membership.receive(&name(1), &answer, ms(2)).unwrap();
         assert_eq!(membership.take_events().contains(&Event::Disowned), generation > 1);
         assert_eq!(membership.peers().evidence, None, "it is no evidence in any case");
