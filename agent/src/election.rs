@@ -38,6 +38,7 @@
 mod errands;
 mod handover;
 pub mod lease;
+mod overview;
 pub mod placement;
 pub mod rendezvous;
 #[cfg(any(test, feature = "simulation"))]
@@ -55,7 +56,7 @@ use imbl::OrdMap;
 use vipmux_common::abi::Mac;
 
 pub use self::tenure::{Leadership, Lost, Role};
-use self::{placement::Contenders, tenure::Place};
+use self::{overview::Overview, placement::Contenders, tenure::Place};
 use crate::{
     election::lease::{Lease, Version},
     membership::{Item, Key, Message, Peers, Standing, Why},
@@ -246,6 +247,7 @@ pub struct Election {
     wanted: Arc<BTreeMap<Vip, Contenders>>,
     unable: BTreeSet<Vip>,
     places: BTreeMap<Vip, Place>,
+    overview: Overview,
     /// Leases of VIPs that nobody wants, with when this was noticed.
     leftover: BTreeMap<Vip, (Lease, Duration)>,
     draining: bool,
@@ -288,6 +290,7 @@ impl Election {
             wanted: Arc::default(),
             unable: BTreeSet::new(),
             places: BTreeMap::new(),
+            overview: Overview::default(),
             leftover: BTreeMap::new(),
             draining: false,
             ready: false,
@@ -311,7 +314,7 @@ impl Election {
 
     /// The VIPs that this node answers for.
     pub fn leading(&self) -> impl Iterator<Item = Vip> {
-        self.places.iter().filter(|(_, place)| place.role == Role::Leading).map(|(vip, _)| *vip)
+        self.held().filter(|(_, role)| *role == Role::Leading).map(|(vip, _)| vip)
     }
 
     /// Whether this node answers for the VIP.
@@ -344,7 +347,7 @@ impl Election {
 
     /// The VIPs that this node holds, whether or not it answers for them.
     pub fn held(&self) -> impl Iterator<Item = (Vip, Role)> {
-        self.places.iter().filter(|(_, place)| place.tenure.is_some()).map(|(vip, place)| (*vip, place.role))
+        self.overview.held.iter().filter_map(|vip| Some((*vip, self.places.get(vip)?.role)))
     }
 
     /// When to give an [`Input::Peers`] if nothing else comes before. Never later than the next [`Input::Tick`] by much.
@@ -386,6 +389,7 @@ impl Election {
         for vip in gone {
             let version = self.give_up(vip, Lost::Unwanted, now);
             self.places.remove(&vip);
+            self.overview.forget(vip);
             if let Some(lease) = version {
                 self.leftover.insert(vip, (lease, now));
             }
@@ -394,6 +398,8 @@ impl Election {
             let floor = self.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
             self.places.entry(*vip).or_insert_with(|| Place { floor, ..Place::default() });
         }
+        self.overview.touched.extend(wanted.keys());
+        self.overview.standings = None;
         self.wanted = wanted;
     }
 
@@ -410,14 +416,16 @@ impl Election {
 
     fn drain(&mut self, draining: bool) {
         self.commands.push(Command::Publish(Item::Draining(draining)));
-        self.dirty |= self.draining != draining;
+        if self.draining != draining {
+            (self.dirty, self.overview.standings) = (true, None);
+        }
         self.draining = draining;
     }
 
     fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
         self.commands.push(Command::Ask);
         if !self.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
-            self.ready = true;
+            (self.ready, self.overview.standings) = (true, None);
             self.commands.push(Command::Publish(Item::Ready(true)));
         }
         self.carrier = carrier;
@@ -490,7 +498,11 @@ impl Election {
         let Some(leases) = leases else { return };
         for (vip, lease) in &leases {
             match self.places.get_mut(vip) {
-                Some(place) => place.learn(lease, now),
+                Some(place) => {
+                    if place.learn(lease, now) {
+                        self.overview.touched.insert(*vip);
+                    }
+                }
                 None if self.informed => {
                     self.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
                 }

@@ -284,7 +284,7 @@ impl Membership {
                 received.map_err(Malformed::Swim)?;
             }
             Wire::Ask(ask) => self.asked(from, ask, now),
-            Wire::Answer(answer) => self.answered(from, answer, now),
+            Wire::Answer(answer) => self.answered(from, &answer, now),
             Wire::Pull(pull) => self.send(from, &Wire::Delta(self.publication.page(&pull))),
             Wire::Delta(delta) => self.advance(from, delta, now)?,
             Wire::Told { asked, message } => self.told(from, asked, message, now),

@@ -564,7 +564,7 @@ impl Agent {
     /// Tells the election what is wanted. The beat after it opens the fence, which lets announcements out.
     fn choose(&mut self, settled: &Settled, desired: &Desired) -> Result<(), AgentError> {
         let wanted = settled.contenders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
-        let wanted = wanted.map(|(vip, contenders)| (*vip, Arc::clone(contenders))).collect();
+        let wanted = wanted.map(|(vip, contenders)| (*vip, contenders.clone())).collect();
         let commands = self.elector.give(&mut self.kernel, Input::Wanted(Arc::new(wanted)))?;
         self.react(&commands)?;
         if !commands.is_empty() {

@@ -105,6 +105,7 @@ impl Election {
         }
         if let Some(lease) = &lease {
             place.learn(lease, now);
+            self.overview.touched.insert(vip);
         }
         let claimed = peers.members.values().any(|peer| {
             matches!(peer.standing, Standing::Alive | Standing::Suspected) && peer.state.claims.contains_key(&vip)

@@ -5,7 +5,11 @@
 //! what it is a contender for, rounded up, and one more. So no node leads much more than others, and a node that comes or
 //! goes moves little.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use super::rendezvous::Bids;
 use crate::model::{Model, NodeName, Vip, advertisement::Candidates, node::Node};
@@ -24,7 +28,58 @@ pub struct Contender {
 }
 
 /// The contenders for VIPs of one pool, by name; shared, since there are few pools and many VIPs.
-pub type Contenders = Arc<[Contender]>;
+#[derive(Clone, Debug)]
+pub struct Contenders(Arc<Pool>);
+
+#[derive(Debug)]
+struct Pool {
+    contenders: Box<[Contender]>,
+    /// Those whose bids are the highest, of the VIPs that were asked about; they are the same whoever is there.
+    first: Mutex<BTreeMap<Vip, Arc<[usize]>>>,
+}
+
+/// So many of the highest bids are remembered: seldom do all of those go at once, or lead as much as they should.
+const FIRST: usize = 16;
+
+impl Contenders {
+    /// Where those are whose bids are the highest, best first.
+    fn first(&self, vip: Vip) -> Arc<[usize]> {
+        let mut known = self.0.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = known.entry(vip).or_insert_with(|| {
+            let bids = self.iter().map(|contender| (&contender.node, contender.weight));
+            Bids::of(vip).first(bids, FIRST).into()
+        });
+        Arc::clone(first)
+    }
+
+    /// The same for all that share it, and of no others that live.
+    fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+}
+
+impl Deref for Contenders {
+    type Target = [Contender];
+
+    fn deref(&self) -> &[Contender] {
+        &self.0.contenders
+    }
+}
+
+impl PartialEq for Contenders {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || **self == **other
+    }
+}
+
+impl Eq for Contenders {}
+
+impl FromIterator<Contender> for Contenders {
+    fn from_iter<I: IntoIterator<Item = Contender>>(contenders: I) -> Self {
+        let contenders = contenders.into_iter().collect();
+        Self(Arc::new(Pool { contenders, first: Mutex::default() }))
+    }
+}
 
 /// Those who may lead what `candidates` may, but for nodes whose network is unavailable.
 pub fn contenders(nodes: &BTreeMap<NodeName, Node>, candidates: &Candidates) -> Contenders {
@@ -46,7 +101,7 @@ pub fn contenders_of(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTre
     let of = |vip| {
         let pool = model.pool_of(vip);
         let shared = by_pool.entry(pool).or_insert_with(|| contenders(&model.nodes, model.advertisements.of(pool)));
-        (vip, Arc::clone(shared))
+        (vip, shared.clone())
     };
     vips.into_iter().map(of).collect()
 }
@@ -63,69 +118,111 @@ pub struct Reluctance {
     pub unready: bool,
 }
 
-/// Whom to place VIPs at: what is known of nodes at one moment.
-pub struct Placement<'a> {
-    vips: &'a BTreeMap<Vip, Contenders>,
-    /// How a contender stands; `None`: it cannot lead now.
-    standing: &'a dyn Fn(&Contender) -> Option<Reluctance>,
-    /// Those of each pool who stand best, with their weights.
-    pools: BTreeMap<*const Contender, Vec<&'a Contender>>,
-    bounds: BTreeMap<&'a NodeName, u64>,
-    loads: BTreeMap<&'a NodeName, u64>,
+/// How all contenders stand, and what that makes of their shares.
+#[derive(Debug)]
+pub struct Standings {
+    /// By [`Contenders::id`].
+    pools: BTreeMap<usize, Best>,
+    bounds: BTreeMap<NodeName, u64>,
 }
 
-impl<'a> Placement<'a> {
-    /// `held`: who leads what already.
-    pub fn new(
-        vips: &'a BTreeMap<Vip, Contenders>,
-        standing: &'a dyn Fn(&Contender) -> Option<Reluctance>,
-        held: impl IntoIterator<Item = &'a NodeName>,
+/// Those of a pool who stand best.
+#[derive(Debug)]
+struct Best {
+    /// How they stand; `None`: there is none.
+    least: Option<Reluctance>,
+    /// Whether each contender is one of them.
+    are: Vec<bool>,
+}
+
+impl Best {
+    fn of(contenders: &[Contender], standing: &dyn Fn(&Contender) -> Option<Reluctance>) -> Self {
+        let all: Vec<_> = contenders.iter().map(standing).collect();
+        let least = all.iter().flatten().min().copied();
+        Self { least, are: all.into_iter().map(|standing| standing.is_some() && standing == least).collect() }
+    }
+}
+
+impl Standings {
+    /// Those for VIPs with these contenders. `standing`: how one stands; `None`: it cannot lead now.
+    pub fn new<'a>(
+        vips: impl IntoIterator<Item = &'a Contenders>,
+        standing: &dyn Fn(&Contender) -> Option<Reluctance>,
     ) -> Self {
-        let mut counts: BTreeMap<*const Contender, (&'a Contenders, u64)> = BTreeMap::new();
-        for contenders in vips.values() {
-            counts.entry(contenders.as_ptr()).or_insert((contenders, 0)).1 += 1;
+        let mut counts: BTreeMap<usize, (&'a Contenders, u64)> = BTreeMap::new();
+        for contenders in vips {
+            counts.entry(contenders.id()).or_insert((contenders, 0)).1 += 1;
         }
         let mut pools = BTreeMap::new();
         // In units of 2^-32 of a VIP.
         let mut shares: BTreeMap<&'a NodeName, u64> = BTreeMap::new();
         for (pool, (contenders, count)) in counts {
-            let chosen = Self::best_of(contenders, standing);
-            let total: u64 = chosen.iter().map(|contender| u64::from(contender.weight)).sum();
-            for contender in &chosen {
+            let best = Best::of(contenders, standing);
+            let chosen = || contenders.iter().zip(&best.are).filter(|(_, is)| **is).map(|(contender, _)| contender);
+            let total: u64 = chosen().map(|contender| u64::from(contender.weight)).sum();
+            for contender in chosen() {
                 let share = (count << 32).saturating_mul(u64::from(contender.weight)) / total.max(1);
                 let sum = shares.entry(&contender.node).or_default();
                 *sum = sum.saturating_add(share);
             }
-            pools.insert(pool, chosen);
+            pools.insert(pool, best);
         }
         // A share that is whole but for the roundings above is that, and no more.
         let rounded = |share: u64| share.saturating_sub(1 << 16).div_ceil(1 << 32);
-        let bounds = shares.into_iter().map(|(node, share)| (node, rounded(share) + 1)).collect();
-        let mut loads: BTreeMap<&'a NodeName, u64> = BTreeMap::new();
-        for node in held {
-            *loads.entry(node).or_default() += 1;
-        }
-        Self { vips, standing, pools, bounds, loads }
-    }
-
-    fn best_of(contenders: &'a [Contender], standing: &dyn Fn(&Contender) -> Option<Reluctance>) -> Vec<&'a Contender> {
-        let Some(least) = contenders.iter().filter_map(standing).min() else { return Vec::new() };
-        contenders.iter().filter(|contender| standing(contender) == Some(least)).collect()
+        let bounds = shares.into_iter().map(|(node, share)| (node.clone(), rounded(share) + 1)).collect();
+        Self { pools, bounds }
     }
 
     /// Most VIPs that a node should lead.
     pub fn bound(&self, node: &NodeName) -> u64 {
         self.bounds.get(node).copied().unwrap_or_default()
     }
+}
+
+/// Whom to place VIPs at: what is known of nodes at one moment.
+pub struct Placement<'a> {
+    vips: &'a BTreeMap<Vip, Contenders>,
+    standing: &'a dyn Fn(&Contender) -> Option<Reluctance>,
+    standings: &'a Standings,
+    /// What each node leads already,
+    loads: &'a BTreeMap<NodeName, u64>,
+    /// and what was placed at it beside.
+    placed: BTreeMap<&'a NodeName, u64>,
+}
+
+impl<'a> Placement<'a> {
+    /// `standings` are those of `vips` by `standing`.
+    pub const fn new(
+        vips: &'a BTreeMap<Vip, Contenders>,
+        standing: &'a dyn Fn(&Contender) -> Option<Reluctance>,
+        standings: &'a Standings,
+        loads: &'a BTreeMap<NodeName, u64>,
+    ) -> Self {
+        Self { vips, standing, standings, loads, placed: BTreeMap::new() }
+    }
+
+    /// The node leads so many more.
+    pub fn add(&mut self, node: &'a NodeName, more: u64) {
+        *self.placed.entry(node).or_default() += more;
+    }
+
+    fn load(&self, node: &NodeName) -> u64 {
+        let of = |loads: Option<&u64>| loads.copied().unwrap_or_default();
+        of(self.loads.get(node)) + of(self.placed.get(node))
+    }
 
     /// Whether a node leads less than it should at most, or just that.
     pub fn has_room(&self, node: &NodeName) -> bool {
-        self.loads.get(node).copied().unwrap_or_default() <= self.bound(node)
+        self.load(node) <= self.standings.bound(node)
     }
 
     /// How those stand who stand best of those who can announce a VIP.
     pub fn best(&self, vip: Vip, able: impl Fn(&NodeName) -> bool) -> Option<Reluctance> {
         let contenders = self.vips.get(&vip)?;
+        let best = self.standings.pools.get(&contenders.id())?;
+        if contenders.iter().zip(&best.are).any(|(contender, is)| *is && able(&contender.node)) {
+            return best.least;
+        }
         contenders.iter().filter(|contender| able(&contender.node)).filter_map(self.standing).min()
     }
 
@@ -133,37 +230,49 @@ impl<'a> Placement<'a> {
     /// did not.
     pub fn place(&mut self, vip: Vip, turn: usize, able: impl Fn(&NodeName) -> bool) -> Option<&'a NodeName> {
         let contenders = self.vips.get(&vip)?;
-        let best = self.pools.get(&contenders.as_ptr())?;
-        let able = |contender: &&&Contender| able(&contender.node);
-        let mut usable: Vec<&'a Contender> = best.iter().filter(able).copied().collect();
+        let best = self.standings.pools.get(&contenders.id())?;
+        let room = |node: &NodeName| self.load(node) < self.standings.bound(node);
+        let first = contenders.first(vip);
+        let fits = |at: &&usize| best.are[**at] && able(&contenders[**at].node) && room(&contenders[**at].node);
+        let chosen = match first.iter().filter(fits).nth(turn) {
+            Some(at) => Some(&contenders[*at].node),
+            None => self.place_among_all(contenders, best, vip, turn, able),
+        };
+        if let Some(node) = chosen {
+            self.add(node, 1);
+        }
+        chosen
+    }
+
+    /// [`Self::place`], where those who come first do not come into question.
+    fn place_among_all(
+        &self,
+        contenders: &'a [Contender],
+        best: &Best,
+        vip: Vip,
+        turn: usize,
+        able: impl Fn(&NodeName) -> bool,
+    ) -> Option<&'a NodeName> {
+        let able = |contender: &&Contender| able(&contender.node);
+        let mut usable: Vec<&'a Contender> = contenders
+            .iter()
+            .zip(&best.are)
+            .filter(|(_, is)| **is)
+            .map(|(contender, _)| contender)
+            .filter(able)
+            .collect();
         if usable.is_empty() {
             // Those who stand best cannot announce this one.
-            let next = |contender: &&Contender| able(&contender) && (self.standing)(contender).is_some();
+            let next = |contender: &&Contender| able(contender) && (self.standing)(contender).is_some();
             usable = contenders.iter().filter(next).collect();
             let least = usable.iter().filter_map(|contender| (self.standing)(contender)).min();
             usable.retain(|contender| (self.standing)(contender) == least);
         }
-        let room = |node: &NodeName| self.loads.get(node).copied().unwrap_or_default() < self.bound(node);
         let bids = Bids::of(vip);
-        let bid = |contender: &&'a Contender| -> (&'a NodeName, u32) { (&contender.node, contender.weight) };
-        let chosen = if turn == 0 {
-            let first = bids.best(usable.iter().map(bid));
-            // Mostly the first one has room, and looking that up for each costs more than their bids.
-            if first.is_some_and(room) {
-                first
-            } else {
-                bids.best(usable.iter().map(bid).filter(|(node, _)| room(node))).or(first)
-            }
-        } else {
-            bids.sort(&mut usable, |contender| (&contender.node, contender.weight));
-            // Those with room first; the order among them stays.
-            usable.sort_by_key(|contender| !room(&contender.node));
-            (!usable.is_empty()).then(|| &usable[turn % usable.len()].node)
-        };
-        if let Some(node) = chosen {
-            *self.loads.entry(node).or_default() += 1;
-        }
-        chosen
+        bids.sort(&mut usable, |contender| (&contender.node, contender.weight));
+        // Those with room first; the order among them stays.
+        usable.sort_by_key(|contender| self.load(&contender.node) >= self.standings.bound(&contender.node));
+        (!usable.is_empty()).then(|| &usable[turn % usable.len()].node)
     }
 }
 
@@ -174,13 +283,15 @@ fn as_the_objects_say(contender: &Contender) -> Option<Reluctance> {
 
 /// Those who come first if all nodes could lead.
 pub fn foremost(contenders: &[Contender]) -> Vec<&Contender> {
-    Placement::best_of(contenders, &as_the_objects_say)
+    let best = Best::of(contenders, &as_the_objects_say);
+    contenders.iter().zip(best.are).filter(|(_, is)| *is).map(|(contender, _)| contender).collect()
 }
 
 /// The node that should lead each VIP if all nodes could; `None`: there is none. What `vipmux plan` shows, and what comes
 /// about where all agents start together.
 pub fn leaders(vips: &BTreeMap<Vip, Contenders>) -> BTreeMap<Vip, Option<NodeName>> {
-    let mut placement = Placement::new(vips, &as_the_objects_say, []);
+    let (standings, loads) = (Standings::new(vips.values(), &as_the_objects_say), BTreeMap::new());
+    let mut placement = Placement::new(vips, &as_the_objects_say, &standings, &loads);
     vips.keys().map(|vip| (*vip, placement.place(*vip, 0, |_| true).cloned())).collect()
 }
 

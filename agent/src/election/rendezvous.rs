@@ -1,7 +1,7 @@
 //! Who should lead: weighted highest-random-weight hashing, the same on every node (Thaler and Ravishankar, 1998; weights as
 //! by Schindelhauer and Schomaker, 2005).
 
-use std::cmp::Ordering;
+use std::{cmp::Ordering, hash::Hasher};
 
 use twox_hash::XxHash64;
 
@@ -22,9 +22,16 @@ impl Bids {
         Self { vip }
     }
 
-    /// Of these nodes with their weights the one that should lead. `None` without nodes.
-    pub fn best<'a>(self, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>) -> Option<&'a NodeName> {
-        nodes.into_iter().map(|node| self.bid(node)).max_by(Bid::order).map(|bid| bid.name)
+    /// Where those of these nodes with their weights are that should lead first, so many at most, best first.
+    pub fn first<'a>(self, nodes: impl IntoIterator<Item = (&'a NodeName, u32)>, most: usize) -> Vec<usize> {
+        let mut bids: Vec<_> = nodes.into_iter().map(|node| self.bid(node)).enumerate().collect();
+        let order = |(_, a): &(usize, Bid<'_>), (_, b): &(usize, Bid<'_>)| b.order(a);
+        if bids.len() > most && most > 0 {
+            bids.select_nth_unstable_by(most - 1, order);
+        }
+        bids.truncate(most);
+        bids.sort_unstable_by(order);
+        bids.into_iter().map(|(at, _)| at).collect()
     }
 
     /// The one that should lead first, and so on.
@@ -84,10 +91,10 @@ fn rarity(hash: u64) -> u64 {
 /// XxHash64, seed 0, of the VIP's 16 bytes (IPv4 in its mapped form) and the node's name. Changing it moves nearly every
 /// VIP, and agents that differ in it disagree.
 fn hash(vip: Vip, node: &NodeName) -> u64 {
-    let mut bytes = Vec::with_capacity(16 + node.0.len());
-    bytes.extend_from_slice(&vip.number().to_be_bytes());
-    bytes.extend_from_slice(node.0.as_bytes());
-    XxHash64::oneshot(0, &bytes)
+    let mut hasher = XxHash64::with_seed(0);
+    hasher.write(&vip.number().to_be_bytes());
+    hasher.write(node.0.as_bytes());
+    hasher.finish()
 }
 
 #[cfg(test)]

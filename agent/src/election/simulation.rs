@@ -333,7 +333,7 @@ impl World {
             .iter()
             .map(|node| Contender { node: node.name.clone(), weight: 1, excluded: false, cordoned: node.cordoned })
             .collect();
-        self.wanted = Arc::new(self.vips.iter().map(|vip| (*vip, Arc::clone(&contenders))).collect());
+        self.wanted = Arc::new(self.vips.iter().map(|vip| (*vip, contenders.clone())).collect());
         for node in 0..self.nodes.len() {
             let after = self.dice.millis(5, 100);
             self.turn_after(node, after, Turn::Sync { looked: true });

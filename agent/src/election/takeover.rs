@@ -11,12 +11,11 @@ use super::simulation::Mutation;
 use super::{
     Command, Election, Role,
     handover::Leaver,
-    placement::{Contender, Placement, Reluctance},
+    placement::{Contender, Placement, Reluctance, Standings},
     tenure::{Errand, Lost},
 };
 use crate::{
-    election::lease::Lease,
-    membership::{Claimed, Peer, Peers, Standing, Why},
+    membership::{Peer, Peers, Standing, Why},
     model::{NodeName, Vip},
 };
 
@@ -34,8 +33,10 @@ const DETACHED: Duration = Duration::from_secs(30);
 const CLAIMLESS: Duration = Duration::from_secs(1);
 /// How long the one whose turn it is has to act.
 const TURN: Duration = Duration::from_millis(400);
-/// No evaluation follows another before.
+/// No evaluation follows another before,
 const SPACING: Duration = Duration::from_millis(5);
+/// and this for each VIP that nobody leads: about five times what looking at one takes.
+const SPACING_EACH: Duration = Duration::from_micros(2);
 
 /// Whether a VIP that nobody leads may be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,16 +54,21 @@ pub(super) enum Permission {
 impl Election {
     /// Looks at every VIP.
     pub(super) fn evaluate(&mut self, peers: &Peers, now: Duration) {
-        let next = self.evaluated + SPACING;
+        let free = u32::try_from(self.overview.free.len()).unwrap_or(u32::MAX);
+        let next = self.evaluated + SPACING + SPACING_EACH * free;
         if now < next && self.evaluated > Duration::ZERO {
             self.wake = Some(next);
             return;
         }
         (self.evaluated, self.dirty, self.wake) = (now, false, None);
-        let claims = claims(peers);
-        self.hear(&claims, now);
-        self.take_turns(&claims, peers, now);
-        self.leave(&claims, peers, now);
+        self.overview.update(peers);
+        self.hear(now);
+        if self.overview.standings.is_none() {
+            let standings = Standings::new(self.wanted.values(), &|contender| self.standing(contender, peers));
+            self.overview.standings = Some(standings);
+        }
+        self.take_turns(peers, now);
+        self.leave(peers, now);
         self.attend(now);
     }
 
@@ -70,33 +76,47 @@ impl Election {
         self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
     }
 
-    /// Takes note of what peers claim.
-    fn hear(&mut self, claims: &BTreeMap<Vip, (&NodeName, &Claimed)>, now: Duration) {
-        let mut outdone = Vec::new();
-        for (vip, place) in &mut self.places {
-            let Some((node, claim)) = claims.get(vip) else { continue };
-            match &place.tenure {
-                // Both may think that it is theirs only where the store is away, or does not know yet.
-                // Of equals the one gives way that did not write the Lease: it may be the other that did.
-                Some(tenure) if (claim.epoch, true) > (tenure.epoch, tenure.written.is_some()) => {
-                    outdone.push((*vip, (*node).clone(), (*claim).clone()))
+    /// Takes note of what has changed.
+    fn hear(&mut self, now: Duration) {
+        while let Some(vip) = self.overview.touched.pop_first() {
+            let Some(place) = self.places.get_mut(&vip) else { continue };
+            let claim = self.overview.claim(vip);
+            let outdone = match (&place.tenure, claim) {
+                // Both may think that it is theirs only where the store is away, or does not know yet. Of equals the one gives
+                // way that did not write the Lease: it may be the other that did.
+                (Some(tenure), Some((_, claim))) => (claim.epoch, true) > (tenure.epoch, tenure.written.is_some()),
+                _ => false,
+            };
+            #[cfg(any(test, feature = "simulation"))]
+            let outdone = outdone && self.mutation != Some(Mutation::IgnoresClaims);
+            if outdone && let Some((node, _)) = claim {
+                // Which touches it again.
+                let node = node.clone();
+                self.give_up(vip, Lost::Taken(node), now);
+                continue;
+            }
+            if place.tenure.is_some() {
+                self.overview.settle(vip, Some(&self.local));
+            } else {
+                if let Some((node, claim)) = claim {
+                    place.hear(node, claim);
                 }
-                Some(tenure) if claim.epoch == tenure.epoch && place.role == Role::Leading => {
-                    if place.errand.is_none() && place.rest <= now {
-                        (place.errand, place.rest) = (Some(Errand::CheckRead), now + CLAIMLESS);
-                        self.commands.push(Command::Read(*vip));
-                    }
-                }
-                Some(_) => {}
-                None => place.hear(node, claim),
+                let leader = claim.map(|(node, _)| node.clone());
+                self.overview.settle(vip, leader.as_ref());
             }
         }
-        #[cfg(any(test, feature = "simulation"))]
-        outdone.retain(|_| !self.is_broken(Mutation::IgnoresClaims));
-        for (vip, node, claim) in outdone {
-            self.give_up(vip, Lost::Taken(node.clone()), now);
-            if let Some(place) = self.places.get_mut(&vip) {
-                place.hear(&node, &claim);
+        self.doubt(now);
+    }
+
+    /// Looks at the Leases of those VIPs that a peer claims in the same epoch.
+    fn doubt(&mut self, now: Duration) {
+        for vip in &self.overview.held {
+            let Some(place) = self.places.get_mut(vip).filter(|place| place.role == Role::Leading) else { continue };
+            let free = place.errand.is_none() && place.rest <= now;
+            let Some(tenure) = place.tenure.as_ref().filter(|_| free) else { continue };
+            if self.overview.claim(*vip).is_some_and(|(_, claim)| claim.epoch == tenure.epoch) {
+                (place.errand, place.rest) = (Some(Errand::CheckRead), now + CLAIMLESS);
+                self.commands.push(Command::Read(*vip));
             }
         }
     }
@@ -196,21 +216,10 @@ impl Election {
         let (draining, ready) = if *node == self.local {
             (self.draining, self.ready)
         } else {
-            let peer = peers.members.get(node).filter(|peer| is_there(peer))?;
+            let peer = peers.members.get(node).filter(|peer| peer.standing.lives())?;
             (peer.state.draining, peer.state.ready)
         };
         Some(Reluctance { excluded: *excluded, leaving: *cordoned || draining, unready: !ready })
-    }
-
-    /// The nodes that lead something, once for each VIP.
-    fn holders<'a>(
-        &'a self,
-        claims: &'a BTreeMap<Vip, (&'a NodeName, &'a Claimed)>,
-    ) -> impl Iterator<Item = &'a NodeName> {
-        self.places.iter().filter_map(|(vip, place)| match (&place.tenure, claims.get(vip)) {
-            (Some(_), _) => Some(&self.local),
-            (None, claim) => claim.map(|(node, _)| *node),
-        })
     }
 
     /// Whether this node is among those that may lead a VIP at all.
@@ -235,30 +244,28 @@ impl Election {
     }
 
     /// Begins to take over what is this node's turn to take.
-    fn take_turns(&mut self, claims: &BTreeMap<Vip, (&NodeName, &Claimed)>, peers: &Peers, now: Duration) {
-        let free: Vec<Vip> = self
-            .places
-            .iter()
-            .filter(|(vip, place)| place.tenure.is_none() && !claims.contains_key(vip))
-            .map(|(vip, _)| *vip)
-            .collect();
-        if free.is_empty() {
+    fn take_turns(&mut self, peers: &Peers, now: Duration) {
+        if self.overview.free.is_empty() {
             return;
         }
         let settled = self.is_settled(peers, now);
         if !settled {
             self.wake_at(self.started + SETTLE);
         }
-        let mut granted = Vec::new();
+        let free: Vec<Vip> = self.overview.free.iter().copied().collect();
+        let (mut granted, mut taking) = (Vec::new(), 0);
         for vip in free {
             // Nobody else comes into question for what was its own.
             let own = self.begun && self.is_own(vip);
             if !settled && !own {
                 continue;
             }
-            if let Some(place) = self.places.get_mut(&vip) {
-                place.unclaimed.get_or_insert(now);
+            let Some(place) = self.places.get_mut(&vip) else { continue };
+            if place.errand.is_some() {
+                taking += 1;
+                continue;
             }
+            place.unclaimed.get_or_insert(now);
             match self.permission(vip, peers, now) {
                 Permission::Later(at) => self.wake_at(at),
                 Permission::Granted { why, .. } => granted.push((vip, why)),
@@ -266,9 +273,11 @@ impl Election {
         }
         let wanted = self.wanted.clone();
         let mut due = Vec::new();
-        {
+        if let Some(standings) = self.overview.standings.as_ref().filter(|_| !granted.is_empty()) {
             let standing = |contender: &Contender| self.standing(contender, peers);
-            let mut placement = Placement::new(&wanted, &standing, self.holders(claims));
+            let mut placement = Placement::new(&wanted, &standing, standings, &self.overview.loads);
+            // What it is about to take it leads soon.
+            placement.add(&self.local, taking);
             let unable = self.unable(peers);
             let able = |node: &NodeName, vip| unable.get(node).is_none_or(|unable| !unable.contains(&vip));
             for (vip, why) in granted {
@@ -294,7 +303,7 @@ impl Election {
                 self.wake_at(now + TURN);
             } else if !open || rest > now {
                 self.wake_at(rest.max(now + SPACING * 2));
-            } else if place.errand.is_none() {
+            } else {
                 place.errand = Some(Errand::TakeRead);
                 self.commands.push(Command::Read(vip));
             }
@@ -302,7 +311,7 @@ impl Election {
     }
 
     /// Hands over what another should lead.
-    fn leave(&mut self, claims: &BTreeMap<Vip, (&NodeName, &Claimed)>, peers: &Peers, now: Duration) {
+    fn leave(&mut self, peers: &Peers, now: Duration) {
         let led: Vec<Vip> = self.leading().collect();
         if led.is_empty() {
             return;
@@ -313,12 +322,12 @@ impl Election {
         }
         let wanted = self.wanted.clone();
         let (mut leavers, mut rests, mut forbidden) = (Vec::new(), Vec::new(), Vec::new());
-        {
+        if let Some(standings) = &self.overview.standings {
             let standing = |contender: &Contender| self.standing(contender, peers);
-            let mut placement = Placement::new(&wanted, &standing, self.holders(claims));
+            let mut placement = Placement::new(&wanted, &standing, standings, &self.overview.loads);
             let unable = self.unable(peers);
             let able = |node: &NodeName, vip| unable.get(node).is_none_or(|unable| !unable.contains(&vip));
-            let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(placement.bound(&self.local));
+            let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(standings.bound(&self.local));
             for vip in led {
                 let Some(place) = self.places.get(&vip).filter(|place| place.errand.is_none()) else { continue };
                 let rest = place.rest.max(place.kept);
@@ -355,23 +364,4 @@ impl Election {
         }
         self.hand_over(leavers, now);
     }
-}
-
-/// Whether it is in touch.
-fn is_there(peer: &Peer) -> bool {
-    matches!(peer.standing, Standing::Alive | Standing::Suspected)
-}
-
-/// What peers that are there claim, the highest epoch of each VIP; of equals the first by name.
-fn claims(peers: &Peers) -> BTreeMap<Vip, (&NodeName, &Claimed)> {
-    let mut best: BTreeMap<Vip, (&NodeName, &Claimed)> = BTreeMap::new();
-    for (name, peer) in peers.members.iter().filter(|(_, peer)| is_there(peer)) {
-        for (vip, claim) in peer.state.claims.iter().filter(|(_, claim)| claim.epoch <= Lease::MAX_EPOCH) {
-            let known = best.entry(*vip).or_insert((name, claim));
-            if known.1.epoch < claim.epoch {
-                *known = (name, claim);
-            }
-        }
-    }
-    best
 }

@@ -160,14 +160,16 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// What a Lease says.
-    pub(super) fn learn(&mut self, lease: &Lease, now: Duration) {
-        if self.hold.as_ref().is_none_or(|hold| hold.epoch < lease.epoch || hold.node != lease.holder) {
-            let newer = self.hold.as_ref().is_none_or(|hold| hold.epoch <= lease.epoch);
-            if newer {
-                self.hold = Some(Hold { node: lease.holder.clone(), epoch: lease.epoch, since: now, why: None });
-            }
+    /// What a Lease says. Whether it is new.
+    pub(super) fn learn(&mut self, lease: &Lease, now: Duration) -> bool {
+        let new = self
+            .hold
+            .as_ref()
+            .is_none_or(|hold| hold.epoch < lease.epoch || hold.epoch == lease.epoch && hold.node != lease.holder);
+        if new {
+            self.hold = Some(Hold { node: lease.holder.clone(), epoch: lease.epoch, since: now, why: None });
         }
+        new
     }
 
     /// What a peer claims. One that was away may claim what is known to have been another's since.
@@ -220,6 +222,8 @@ impl Election {
         (place.role, place.since, place.tenure) = (role, now, Some(tenure));
         (place.open, place.unclaimed, place.heir) = (None, None, None);
         place.kept = now;
+        self.overview.held.insert(vip);
+        self.overview.touched.insert(vip);
         self.dirty = true;
         match role {
             Role::Detecting => {
@@ -262,6 +266,8 @@ impl Election {
         (place.heir, place.open, place.unclaimed) = (None, None, None);
         place.errand = None;
         let tenure = place.tenure.take()?;
+        self.overview.held.remove(&vip);
+        self.overview.touched.insert(vip);
         self.commands.push(Command::Withdraw(Key::Claim(vip)));
         let version = tenure.version?;
         Some(Lease { holder: self.local.clone(), epoch: tenure.epoch, version })

@@ -97,7 +97,7 @@ impl Membership {
         gone.collect()
     }
 
-    pub(super) fn answered(&mut self, from: &NodeName, answer: Answer, now: Duration) {
+    pub(super) fn answered(&mut self, from: &NodeName, answer: &Answer, now: Duration) {
         let asked = Duration::from_nanos(answer.asked);
         if asked > now || asked < self.renounced {
             return;

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
@@ -112,7 +113,7 @@ pub struct State {
     /// It hands its VIPs over and takes no others.
     pub draining: bool,
     /// What it leads.
-    pub claims: BTreeMap<Vip, Claimed>,
+    pub claims: OrdMap<Vip, Claimed>,
     /// What it cannot announce.
     pub unable: BTreeSet<Vip>,
     /// Its address on each of its segments.
@@ -188,8 +189,8 @@ impl State {
 
     /// Takes over when claims were learned of that were known `before`, and are the same.
     pub(super) fn recall(&mut self, before: &Self) {
-        for (vip, claimed) in &mut self.claims {
-            if let Some(known) = before.claims.get(vip)
+        for (vip, known) in &before.claims {
+            if let Some(claimed) = self.claims.get_mut(vip)
                 && (known.epoch, &known.why) == (claimed.epoch, &claimed.why)
             {
                 claimed.since = known.since;

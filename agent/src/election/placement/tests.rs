@@ -24,6 +24,10 @@ fn loads<'a>(leaders: impl IntoIterator<Item = &'a NodeName>) -> BTreeMap<&'a No
     loads
 }
 
+fn owned(loads: &BTreeMap<&NodeName, u64>) -> BTreeMap<NodeName, u64> {
+    loads.iter().map(|(node, load)| ((*node).clone(), *load)).collect()
+}
+
 /// A node, with `x` excluded, `c` cordoned, `u` network unavailable.
 fn node(name: &str, flags: &str) -> (NodeName, Node) {
     let name = NodeName(name.to_owned());
@@ -84,7 +88,7 @@ proptest! {
         weights in collection::vec(1_u32..=100, 1..12), count in 0_u32..300,
     ) {
         let pool: Contenders = weights.iter().enumerate().map(|(number, weight)| contender(number, *weight)).collect();
-        let wanted = vips(count).map(|vip| (vip, Arc::clone(&pool))).collect();
+        let wanted = vips(count).map(|vip| (vip, pool.clone())).collect();
         let leaders = leaders(&wanted);
         prop_assert!(leaders.values().all(Option::is_some));
         let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
@@ -97,15 +101,16 @@ proptest! {
 
     #[test]
     fn when_nodes_go_only_what_they_led_is_placed_anew_and_all_who_see_it_agree(
-        nodes in 2_usize..12, count in 1_u32..200, gone in 0_usize..12,
+        nodes in 2_usize..40, count in 1_u32..200, gone in 0_usize..40,
     ) {
         let pool: Contenders = (0..nodes).map(|number| contender(number, 1)).collect();
-        let wanted: BTreeMap<_, _> = vips(count).map(|vip| (vip, Arc::clone(&pool))).collect();
+        let wanted: BTreeMap<_, _> = vips(count).map(|vip| (vip, pool.clone())).collect();
         let before = leaders(&wanted);
         let gone = NodeName(format!("n{}", gone % nodes));
         let standing = |contender: &Contender| (contender.node != gone).then(Reluctance::default);
         let held: Vec<_> = before.values().flatten().filter(|node| **node != gone).collect();
-        let mut placement = Placement::new(&wanted, &standing, held.iter().copied());
+        let (standings, led) = (Standings::new(wanted.values(), &standing), owned(&loads(held.iter().copied())));
+        let mut placement = Placement::new(&wanted, &standing, &standings, &led);
         let mut after = held.clone();
         for (vip, leader) in &before {
             if leader.as_ref() == Some(&gone) {
@@ -119,29 +124,54 @@ proptest! {
     }
 
     #[test]
-    fn each_turn_is_another_nodes(nodes in 1_usize..12, start in 0_u32..50) {
+    fn each_turn_is_another_nodes(nodes in 1_usize..40, start in 0_u32..50) {
         let pool: Contenders = (0..nodes).map(|number| contender(number, 1)).collect();
         let vip = vips(start + 1).last().unwrap();
         let wanted: BTreeMap<_, _> = [(vip, pool)].into();
         let standing = |_: &Contender| Some(Reluctance::default());
+        let (standings, led) = (Standings::new(wanted.values(), &standing), BTreeMap::new());
         let turns: std::collections::BTreeSet<_> = (0..nodes)
-            .map(|turn| Placement::new(&wanted, &standing, []).place(vip, turn, |_| true).unwrap().clone())
+            .map(|turn| Placement::new(&wanted, &standing, &standings, &led).place(vip, turn, |_| true).unwrap().clone())
             .collect();
         prop_assert_eq!(turns.len(), nodes);
+    }
+
+    #[test]
+    fn what_is_remembered_of_the_bids_changes_nothing(
+        nodes in collection::vec((1_u32..4, 0_u64..4, 0_u8..4, any::<bool>()), 1..60), start in 0_u32..50, turn in 0_usize..60,
+    ) {
+        let pool: Contenders = nodes.iter().enumerate().map(|(number, node)| contender(number, node.0)).collect();
+        let vip = vips(start + 1).last().unwrap();
+        let wanted: BTreeMap<_, _> = [(vip, pool.clone())].into();
+        let number = |node: &NodeName| node.0[1..].parse::<usize>().unwrap();
+        let standing = |contender: &Contender| {
+            let standing = nodes[number(&contender.node)].2;
+            (standing > 0).then_some(Reluctance { leaving: standing > 2, ..Reluctance::default() })
+        };
+        let able = |node: &NodeName| nodes[number(node)].3;
+        let standings = Standings::new(wanted.values(), &standing);
+        let led = nodes.iter().enumerate().map(|(number, node)| (NodeName(format!("n{number}")), node.1)).collect();
+        let mut placement = Placement::new(&wanted, &standing, &standings, &led);
+        let best = Best::of(&pool, &standing);
+        let expected = placement.place_among_all(&pool, &best, vip, turn, able).cloned();
+        prop_assert_eq!(placement.place(vip, turn, able).cloned(), expected);
+        let least = pool.iter().filter(|contender| able(&contender.node)).filter_map(standing).min();
+        prop_assert_eq!(placement.best(vip, able), least);
     }
 }
 
 #[test]
 fn who_stands_best_leads_and_the_others_where_it_cannot() {
     let pool: Contenders = (0..3).map(|number| contender(number, 1)).collect();
-    let wanted: BTreeMap<_, _> = vips(1).map(|vip| (vip, Arc::clone(&pool))).collect();
+    let wanted: BTreeMap<_, _> = vips(1).map(|vip| (vip, pool.clone())).collect();
     let vip = *wanted.keys().next().unwrap();
     let standing = |contender: &Contender| {
         let n = contender.node.0.as_str();
         (n != "n2").then_some(Reluctance { excluded: false, leaving: n == "n0", unready: n == "n1" })
     };
+    let (standings, led) = (Standings::new(wanted.values(), &standing), BTreeMap::new());
     let place = |able: &dyn Fn(&NodeName) -> bool| {
-        Placement::new(&wanted, &standing, []).place(vip, 0, able).map(|node| node.0.clone())
+        Placement::new(&wanted, &standing, &standings, &led).place(vip, 0, able).map(|node| node.0.clone())
     };
     assert_eq!(place(&|_| true).as_deref(), Some("n1"), "rather one that has just come than one that leaves");
     assert_eq!(place(&|node| node.0 != "n1").as_deref(), Some("n0"));
