@@ -78,7 +78,8 @@ pub struct Args {
     #[arg(long = "service-tag", value_name = "NAME=CIDR,...", env = "VIPMUX_SERVICE_TAGS", value_delimiter = ';')]
     service_tags: Vec<ServiceTag>,
     /// The UDP port on which the agents of all nodes speak to each other.
-    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT)]
+    #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
+          value_parser = clap::value_parser!(u16).range(1..))]
     gossip_port: u16,
     /// A file with the key that seals what the agents say to each other, the same on all nodes: 32 bytes in base64 or hex. A
     /// second line has the key that is being replaced. Without it: gossip.key in the state directory, made if it is missing.
@@ -189,6 +190,22 @@ mod tests {
         for text in ["299ms", "0", "31s", "1m", "ms", "1.5s"] {
             assert!(lease(text).is_err(), "{text}");
         }
+    }
+
+    /// Each agent would get another one.
+    #[test]
+    fn gossip_has_a_port() {
+        #[derive(clap::Parser)]
+        struct Command {
+            #[command(flatten)]
+            args: Args,
+        }
+        let parse = |port| {
+            let command = ["agent", "--manifests", "m", "--node-name", "n", "--gossip-port", port];
+            <Command as clap::Parser>::try_parse_from(command).map(|command| command.args.gossip_port)
+        };
+        assert_eq!(parse("1").unwrap(), 1);
+        assert!(parse("0").unwrap_err().to_string().contains("1..=65535"));
     }
 
     #[test]
