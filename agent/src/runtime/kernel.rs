@@ -231,7 +231,7 @@ impl Kernel {
         let plan = plan::plan(desired, &self.observed, now)?;
         for step in &plan.steps {
             match *step {
-                Step::Vip(address, Some(value)) => self.write_vip(address, value)?,
+                Step::Vip(address, Some(value)) => self.rewrite_vip(address, value)?,
                 _ => self.execute(step)?,
             }
             if boottime()?.saturating_sub(self.beaten) >= HEARTBEAT {
@@ -319,6 +319,19 @@ impl Kernel {
         let address = Address::from(vip.0);
         let known = self.observed.vips().get(&address).copied();
         known.map_or(Ok(()), |known| self.write_vip(address, known))
+    }
+
+    /// Writes a VIP for a plan. What the program gave up since the last beat stays so until that tells of it.
+    fn rewrite_vip(&mut self, address: Address, value: abi::VipValue) -> Result<(), KernelError> {
+        let epoch = self.led.get(&Vip(address.into())).copied();
+        let found = if epoch.is_some() { self.maps.read_vip(&address)? } else { None };
+        match (epoch, found) {
+            (Some(epoch), Some(found)) if found.flags & VIP_YIELDED != 0 => {
+                let flags = value.flags & !VIP_LEADING | VIP_YIELDED;
+                self.execute(&Step::Vip(address, Some(abi::VipValue { flags, epoch, ..value })))
+            }
+            _ => self.write_vip(address, value),
+        }
     }
 
     /// Writes a VIP, with the leading flag by who leads now: a plan may have been made before that changed.

@@ -82,3 +82,25 @@ fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
     assert_eq!(led(&kernel), []);
     assert!(kernel.observed.vips().values().all(|vip| vip.interfaces == 7));
 }
+
+#[test]
+fn what_a_program_gave_up_stays_so_until_it_is_led_anew_whatever_a_plan_writes() {
+    let Some(mut kernel) = kernel() else { return };
+    let address = Address::from(vip(1).0);
+    let is_led = |kernel: &Kernel| kernel.maps.read_vip(&address).unwrap().unwrap().flags & VIP_LEADING != 0;
+    let mut desired = desired(&[vip(1)], 80);
+    kernel.sync(&desired, |_| Ok(())).unwrap();
+    kernel.lead(vip(1), 7).unwrap();
+    assert!(is_led(&kernel));
+    let led = kernel.maps.read_vip(&address).unwrap().unwrap();
+    let flags = led.flags & !VIP_LEADING | VIP_YIELDED;
+    kernel.maps.apply(&Step::Vip(address, Some(abi::VipValue { flags, ..led }))).unwrap();
+    for interfaces in [3, 7] {
+        desired.vips.values_mut().for_each(|vip| (vip.leading, vip.interfaces) = (true, interfaces));
+        kernel.sync(&desired, |_| Ok(())).unwrap();
+        let found = kernel.maps.read_vip(&address).unwrap().unwrap();
+        assert_eq!((is_led(&kernel), found.interfaces, found.epoch), (false, interfaces, 7));
+    }
+    kernel.lead(vip(1), 8).unwrap();
+    assert!(is_led(&kernel));
+}
