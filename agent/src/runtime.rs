@@ -198,7 +198,7 @@ pub enum AgentError {
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
     /// What it goes by is not followed any more, so it must not go on by what it was last.
-    #[error("a part of the agent that follows the manifests or the network failed")]
+    #[error("a part of the agent failed that follows the manifests, the network, the peers or the backends' health")]
     Blind(#[from] RecvError),
 }
 
@@ -417,11 +417,13 @@ impl Agent {
                     }
                     continue;
                 }
-                () = self.health.found() => {
+                found = self.health.found() => {
+                    found?;
                     self.hear_health()?;
                     continue;
                 }
-                () = self.elector.happened() => {
+                happened = self.elector.happened() => {
+                    happened?;
                     self.elect()?;
                     self.hear_health()?;
                     if !begun || !self.follow_macs() { continue }

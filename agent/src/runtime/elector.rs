@@ -15,7 +15,10 @@ use std::{
 
 use tokio::{
     select,
-    sync::{Notify, mpsc, watch},
+    sync::{
+        Notify, mpsc,
+        watch::{self, error::RecvError},
+    },
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -41,6 +44,8 @@ pub(super) struct Elector {
     election: Election,
     shared: Arc<Shared>,
     voice: JoinHandle<()>,
+    /// Marked by the voice when there are events; closed when it ends.
+    happened: watch::Receiver<()>,
     addresses: watch::Sender<Addresses>,
     store: Operations<Directory>,
     /// The store operation that is under way for each VIP, by when it was asked for: of one that was overtaken the end is
@@ -58,15 +63,13 @@ struct Shared {
     membership: Mutex<Membership>,
     /// There is something in the outbox.
     outgoing: Notify,
-    /// There are events.
-    happened: Notify,
     /// `CLOCK_BOOTTIME` of the event loop's last turn, nanoseconds.
     turned: AtomicU64,
 }
 
 impl Shared {
-    /// A thread that panicked while it held the lock left a state machine that may be inconsistent, but the loop ends with
-    /// the task, and the fence closes.
+    /// A task that panicked while it held the lock left a state machine that may be inconsistent, but the event loop ends
+    /// with it, and the fence closes.
     fn lock(&self) -> MutexGuard<'_, Membership> {
         self.membership.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,6 +85,7 @@ struct Voice {
     shared: Arc<Shared>,
     gossip: Gossip,
     payloads: mpsc::Receiver<Incoming>,
+    happened: watch::Sender<()>,
 }
 
 /// Payloads that are taken in before it is somebody else's turn.
@@ -119,7 +123,7 @@ impl Voice {
                 self.gossip.send(outbox);
             }
             if happened {
-                self.shared.happened.notify_one();
+                self.happened.send_replace(());
             }
         }
     }
@@ -149,13 +153,16 @@ impl Elector {
         let shared = Arc::new(Shared {
             membership: Mutex::new(membership),
             outgoing: Notify::new(),
-            happened: Notify::new(),
             turned: AtomicU64::new(nanoseconds(now)),
         });
-        let voice = tokio::spawn(Voice { shared: Arc::clone(&shared), gossip, payloads }.run());
+        let (marked, happened) = watch::channel(());
+        let voice = Voice { shared: Arc::clone(&shared), gossip, payloads, happened: marked };
+        let voice = tokio::spawn(voice.run());
         let (store, reports) = Operations::new(Directory::new(state));
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
-        Ok((Self { local, election, shared, voice, addresses, store, latest, operations, pending, faults }, reports))
+        let elector =
+            Self { local, election, shared, voice, happened, addresses, store, latest, operations, pending, faults };
+        Ok((elector, reports))
     }
 
     /// The Nodes of the cluster, with their InternalIPs.
@@ -169,9 +176,9 @@ impl Elector {
         Ok(())
     }
 
-    /// Waits until a peer said something.
-    pub(super) async fn happened(&self) {
-        self.shared.happened.notified().await;
+    /// Waits until a peer said something; an error if none will be heard any more. Cancel-safe.
+    pub(super) async fn happened(&mut self) -> Result<(), RecvError> {
+        self.happened.changed().await
     }
 
     /// When to call [`Self::turn`], `CLOCK_BOOTTIME`.
@@ -399,3 +406,6 @@ impl Drop for Elector {
 fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

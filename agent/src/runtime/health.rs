@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::watch;
+use tokio::sync::watch::{self, error::RecvError};
 
 use super::{Agent, AgentError, kernel::boottime};
 use crate::{
@@ -67,12 +67,9 @@ pub(super) struct Hearsay {
 }
 
 impl Hearsay {
-    /// Waits until this node has found something.
-    pub(super) async fn found(&mut self) {
-        if self.findings.changed().await.is_err() {
-            // Nobody probes any more: this ends with the runtime.
-            std::future::pending::<()>().await;
-        }
+    /// Waits until this node has found something; an error if nobody probes any more. Cancel-safe.
+    pub(super) async fn found(&mut self) -> Result<(), RecvError> {
+        self.findings.changed().await
     }
 }
 
@@ -107,5 +104,22 @@ impl Agent {
             changed
         });
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_agent_whose_backends_nobody_probes_any_more_is_told_so() {
+        let (probes, mut hearsay) = Probes::start(NodeName("here".to_owned())).unwrap();
+        drop(probes);
+        let found = timeout(Duration::from_mins(1), hearsay.found()).await;
+        assert!(found.is_ok_and(|found| found.is_err()));
     }
 }
