@@ -300,7 +300,7 @@ fn exchange(mut stream: &StdStream, command: Command) -> io::Result<Vec<u8>> {
     stream.write_all(&request)?;
     let mut text = Vec::new();
     stream.take(LONGEST_ANSWER).read_to_end(&mut text)?;
-    Ok(text)
+    if text.is_empty() { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(text) }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 //! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
 //! neighbours, those that keep the NAT chain and the groups, and the health probes. Questions come by a bounded channel ([`control`]).
 
+mod asked;
 mod check;
 mod conflicts;
 mod desired;
@@ -55,7 +56,7 @@ use self::{
 pub use self::{kernel::KernelError, privileges::PrivilegeError};
 use crate::{
     announce::{Announcer, Frame, Pacing, SendError, Sender, groups, probe::Prober, watch::Watch},
-    control::{self, Answer, Command, ListenError, Query},
+    control::{self, ListenError, Query},
     datapath::{
         apply::Unclaimed,
         attach::{HandoverMac, Mode, Tc},
@@ -64,7 +65,6 @@ use crate::{
         pins::{LinkKind, Pins},
     },
     election::{self, Election, HEARTBEAT, Input},
-    explain::Target,
     gossip::{self, KeyFileError, StartError},
     keeper::Keeper,
     link::{self, Ethtool, EthtoolError, InterfaceError, LinkError, Links, Monitor, Neighbors},
@@ -461,16 +461,8 @@ impl Agent {
                 changed = neighbors.changed(), if begun => changed?,
                 () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
                 reading = checks.read() => if !self.checked(&mut checks, reading)? { continue },
-                Some(query) = queries.recv(), if self.ready => {
-                    match query.command.clone() {
-                        Command::Diff => checks.ask(query, &self.kernel),
-                        Command::Explain(target) => self.explain(query, target),
-                        Command::Drain { cancel } => {
-                            self.drain(!cancel)?;
-                            query.answer(Answer::Drain(self.progress()));
-                        }
-                        Command::Draining => query.answer(Answer::Drain(self.progress())),
-                    }
+                Some(query) = queries.recv() => {
+                    self.answer(query, &mut checks)?;
                     continue;
                 }
                 () = sleep_until(check.unwrap_or(now)), if check.is_some() => {
@@ -616,15 +608,6 @@ impl Agent {
         let Some(value) = self.kernel.observed().vips().get(&vip.0.into()) else { return };
         for (ifindex, mac) in self.interfaces.announced_on(value.interfaces, value.vlan) {
             self.announcer.gained(vip, ifindex, mac, Instant::now());
-        }
-    }
-
-    /// Passes the question on to who knows what was decided.
-    fn explain(&self, query: Query, target: Target) {
-        let refused = self.refused.iter().chain(&self.conflicts).cloned().collect();
-        let node = self.options.node.clone();
-        if let Err(full) = self.questions.try_send(Question { query, target, node, refused }) {
-            full.into_inner().query.answer(Answer::Error("the agent is busy: ask again".to_owned()));
         }
     }
 

@@ -109,3 +109,18 @@ fn where_no_agent_is_the_error_says_what_to_do() {
         "no agent listens on /nonexistent/agent.sock: start it, or name its socket by --socket"
     );
 }
+
+/// One that ends, for instance.
+#[test]
+fn an_agent_that_says_nothing_is_not_taken_for_another_version() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("agent.sock");
+    let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+    let agent = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        io::BufRead::read_line(&mut io::BufReader::new(stream), &mut String::new()).unwrap()
+    });
+    let error = ask(&path, Command::Draining).unwrap_err();
+    assert!(matches!(error, AskError::Broken { .. }), "{error}");
+    assert_ne!(agent.join().unwrap(), 0, "it was asked");
+}

@@ -65,6 +65,29 @@ fn an_agent_without_privileges_says_what_is_missing() -> Result<()> {
     Ok(())
 }
 
+/// Without an InternalIP it has nowhere to announce, and no interface is named.
+#[test]
+fn an_agent_that_is_not_ready_yet_is_drained_and_says_that_there_is_nothing_to_compare() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let (manifests, state, pins) = (Manifests::empty()?, Folder::temporary("state")?, Folder::of_pins("waiting"));
+    let (namespace, socket) = (lan.nodes[0].namespace(), state.path().join("agent.sock"));
+    let mut command = namespace.command(agent::binary()?)?;
+    command.args(["agent", "--node-name", "node-1", "--flows", "1024", "--manifests"]).arg(manifests.path());
+    command.arg("--state-dir").arg(state.path()).arg("--pin-path").arg(pins.path()).arg("--socket").arg(&socket);
+    let agent = Process::spawn("the agent", command)?;
+    agent.wait_for_line("what it waits for", PATIENCE, |line| line.contains("no interface to announce on yet"))?;
+    let ask = |what: &[&str]| -> Result<_> {
+        let output = namespace.command(agent::binary()?)?.args(what).arg("--socket").arg(&socket).output()?;
+        let told = [output.stdout, output.stderr].concat();
+        Ok((output.status.code(), String::from_utf8(told)?))
+    };
+    let (status, told) = ask(&["drain"])?;
+    assert!(status == Some(0) && told.contains("drained: 0 VIPs handed over"), "{status:?}: {told}");
+    let (status, told) = ask(&["inspect", "diff"])?;
+    assert!(status == Some(1) && told.contains("it is not ready yet"), "{status:?}: {told}");
+    Ok(())
+}
+
 #[test]
 fn a_damaged_gossip_key_is_told_and_nothing_is_put_into_the_kernel() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
