@@ -581,6 +581,7 @@ impl Agent {
 
     /// Announces what was gained, forgets what was lost, asks the LAN, and tells it all.
     fn react(&mut self, commands: &[election::Command]) -> Result<(), AgentError> {
+        let mut asked = Vec::new();
         for command in commands {
             match command {
                 election::Command::Lead { vip, epoch, why } => {
@@ -594,14 +595,14 @@ impl Agent {
                     tracing::info!(%vip, why = %why, "no longer leading");
                 }
                 election::Command::Gather => self.awaited = self.manifests.look(),
-                election::Command::Probe { vip, detect } => self.probe(*vip, *detect)?,
+                election::Command::Probe { vip, detect } => asked.push((*vip, *detect)),
                 election::Command::Conflict { vip, mac } => {
                     tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");
                 }
                 _ => {}
             }
         }
-        Ok(())
+        self.probe(&asked)
     }
 
     fn lead(&mut self, vip: Vip) {

@@ -33,16 +33,23 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks the LAN who has an address. Where it is announced nowhere nobody can be asked, and nobody answered.
-    pub(super) fn probe(&mut self, vip: Vip, detect: bool) -> Result<(), AgentError> {
-        let value = self.kernel.observed().vips().get(&vip.0.into()).copied().unwrap_or_default();
-        let places = self.interfaces.announced_on(value.interfaces, value.vlan).collect();
-        let pace = if detect { Pace::Detect } else { Pace::Ask };
-        if !detect {
-            self.received.insert(vip, self.frames());
+    /// Asks the LAN who has these addresses, from the loop's next turn on. Where one is announced nowhere nobody can be asked,
+    /// and nobody answered.
+    pub(super) fn probe(&mut self, vips: &[(Vip, bool)]) -> Result<(), AgentError> {
+        if vips.is_empty() {
+            return Ok(());
         }
-        self.prober.begin(vip, places, pace, boottime()?);
-        self.hear_answers()
+        let (frames, now) = (self.frames(), boottime()?);
+        for &(vip, detect) in vips {
+            let value = self.kernel.observed().vips().get(&vip.0.into()).copied().unwrap_or_default();
+            let places = self.interfaces.announced_on(value.interfaces, value.vlan).collect();
+            let pace = if detect { Pace::Detect } else { Pace::Ask };
+            if !detect {
+                self.received.insert(vip, frames);
+            }
+            self.prober.begin(vip, places, pace, now);
+        }
+        Ok(())
     }
 
     /// Goes on asking, and tells the election who answered.
@@ -50,10 +57,14 @@ impl Agent {
         let heard = self.kernel.heard()?;
         let Turn { frames, outcomes } = self.prober.turn(&heard, boottime()?);
         self.send(&frames);
+        if outcomes.is_empty() {
+            return Ok(());
+        }
+        let received = self.frames();
         for (vip, outcome) in outcomes {
             let before = self.received.remove(&vip);
             let found = match outcome {
-                Outcome::Free if before.is_some_and(|before| before == self.frames()) => Found::Nothing,
+                Outcome::Free if before == Some(received) => Found::Nothing,
                 Outcome::Free => Found::Nobody,
                 Outcome::Taken { mac, .. } if self.kernel.observed().is_peer(mac) => Found::Peer,
                 Outcome::Taken { mac, .. } => Found::Stranger(mac),

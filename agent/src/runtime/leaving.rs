@@ -1,6 +1,9 @@
 //! Handing over what this node leads: since it was told to drain, or to stop.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use super::{Agent, AgentError};
 use crate::{
@@ -20,7 +23,7 @@ const UNMOVED: Duration = Duration::from_secs(1);
 pub(super) struct Leaving {
     since: Instant,
     /// What this node led then.
-    led: Vec<Vip>,
+    led: BTreeSet<Vip>,
     /// The agent stops then.
     stops: bool,
 }
@@ -57,14 +60,15 @@ impl Agent {
     pub(super) fn progress(&self) -> Progress {
         let Some(leaving) = &self.leaving else { return Progress::default() };
         let mut progress = Progress { draining: true, ..Progress::default() };
-        for (vip, _) in self.elector.held() {
+        let held: BTreeSet<_> = self.elector.held().map(|(vip, _)| vip).collect();
+        for vip in held.iter().copied() {
             if self.elector.has_other(vip) {
                 progress.held.push(vip);
             } else {
                 progress.kept.push((vip, "no other node can lead it now".to_owned()));
             }
         }
-        let gone = leaving.led.iter().filter(|vip| !self.elector.held().any(|(held, _)| held == **vip));
+        let gone = leaving.led.difference(&held);
         let to = |vip: &Vip| Some((*vip, self.elector.leadership(*vip)?.leader?));
         progress.handed = gone.filter_map(to).collect();
         progress
