@@ -45,6 +45,8 @@ pub struct Desired {
     pub local: NodeName,
     /// Nodes, with how they are reached from here. Backends on a node that is not in here are left out of the tables.
     pub nodes: BTreeMap<NodeName, DesiredNode>,
+    /// Further MACs that nodes speak for VIPs by, on other segments than that which leads to them.
+    pub speakers: BTreeMap<Mac, NodeName>,
     /// VIPs.
     pub vips: BTreeMap<Vip, DesiredVip>,
     /// Port claims. A claim whose VIP is not in `vips` is an error of the caller. One with port 0 has every port that no

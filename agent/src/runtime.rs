@@ -344,8 +344,8 @@ struct Agent {
     elector: Elector,
     /// At least one announcing interface has a carrier.
     carrier: bool,
-    /// What peers say is their address on the segment of their InternalIP.
-    macs: BTreeMap<NodeName, Mac>,
+    /// What peers say are their MACs: 0 is that on the segment of their InternalIP.
+    macs: BTreeMap<NodeName, BTreeMap<u8, Mac>>,
     /// This node is to lead nothing.
     leaving: Option<Leaving>,
     /// What `vipmux inspect` sees of leaders and peers.

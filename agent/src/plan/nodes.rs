@@ -58,10 +58,10 @@ impl<'a> Nodes<'a> {
 
     fn plan_peers(&mut self, desired: &Desired, observed: &Observed, refused: &mut Vec<Refusal>) {
         let mut peers: BTreeMap<Mac, (&NodeName, u32)> = BTreeMap::new();
-        for (name, index) in &self.indices {
-            let mac = desired.nodes.get(*name).and_then(|node| node.mac);
+        let nodes = desired.nodes.iter().filter_map(|(name, node)| Some((node.mac?, name)));
+        for (mac, name) in nodes.chain(desired.speakers.iter().map(|(mac, name)| (*mac, name))) {
             // This node is no peer of its own: its announcements must not make it yield.
-            if let Some(mac) = mac.filter(|_| **name != desired.local) {
+            if let Some(index) = self.indices.get(name).filter(|_| *name != desired.local) {
                 peers.entry(mac).or_insert((name, *index));
             }
         }

@@ -144,12 +144,14 @@ prop_compose! {
         }).collect();
         let all: BTreeSet<_> = services.keys().filter(|claim| claim.port == 0).copied().collect();
         services.retain(|claim, _| claim.port == 0 || !all.contains(&PortClaim { port: 0, ..*claim }));
+        let second = |(n, (_, mac)): (&u8, &(bool, u8))| (*mac > 1).then(|| (Mac::new([2, 0, 0, 1, *mac, *n]), node(*n)));
+        let speakers = nodes.iter().filter_map(second).collect();
         let nodes = nodes.into_iter().map(|(n, (attached, mac))| {
             let mac = (mac > 0).then(|| Mac::new([2, 0, 0, 0, mac, n]));
             (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, attached })
         }).collect();
         let unreachable = if to_kernel { Unreachable::Kernel } else { Unreachable::Refuse };
-        Desired { local: node(0), nodes, vips, services: services.into(), unreachable }
+        Desired { local: node(0), nodes, speakers, vips, services: services.into(), unreachable }
     }
 }
 

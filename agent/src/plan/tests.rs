@@ -2,7 +2,11 @@
 
 pub(super) mod treatment;
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use vipmux_common::abi::{self, Mac};
 
@@ -49,6 +53,7 @@ pub(super) fn desired() -> Desired {
     Desired {
         local: node("a"),
         nodes: [node_with_mac(1, "a"), node_with_mac(2, "b")].into(),
+        speakers: BTreeMap::new(),
         vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: 0, epoch: 1 })].into(),
         services: imbl::OrdMap::new(),
         unreachable: Unreachable::Refuse,
@@ -321,6 +326,18 @@ fn backends_on_unknown_nodes_are_left_out() {
     world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "elsewhere")])));
     assert_eq!(world.backend(2), None);
     assert_eq!(world.kernel.entries().tables.len(), 1);
+}
+
+#[test]
+fn nodes_are_peers_by_all_their_macs_as_long_as_they_have_them() {
+    let mut world = World::new();
+    let mac = |last| Mac::new([2, 0, 0, 0, 0, last]);
+    // This node's own, one that is another node's already, and one of a node that nobody knows.
+    let speakers = [(mac(3), node("b")), (mac(4), node("a")), (mac(2), node("elsewhere")), (mac(5), node("elsewhere"))];
+    world.reach(&Desired { speakers: speakers.into(), ..desired() });
+    assert_eq!(world.kernel.entries.peers, [(mac(2), 1), (mac(3), 1)].into());
+    world.reach(&Desired { speakers: [(mac(6), node("b"))].into(), ..desired() });
+    assert_eq!(world.kernel.entries.peers, [(mac(2), 1), (mac(6), 1)].into());
 }
 
 #[test]

@@ -18,8 +18,7 @@ impl Agent {
     pub(super) fn heed_strangers(&mut self, links: &Links) -> Result<(), AgentError> {
         let now = boottime()?;
         if let Some(heard) = self.kernel.strangers()? {
-            let ours = self.interfaces.segments.iter().map(|segment| segment.mac).collect();
-            self.watch.hear(&heard, &ours, now);
+            self.watch.hear(&heard, &self.interfaces.macs(), now);
         }
         for vip in self.watch.defend(|vip| self.kernel.leads(vip), now) {
             self.announcer.defend(vip);

@@ -12,7 +12,7 @@ use crate::{
     announce::groups::Group,
     election::Input,
     link::{Links, Neighbor, Neighbors},
-    membership::{Item, Peer, Standing},
+    membership::{Item, Key, MOST_SEGMENTS, Peer, Standing},
     model::{NodeName, PortClaim, Vip, advertisement::Interfaces as Allowed},
     plan::{Desired, DesiredNode, DesiredVip, Unreachable},
 };
@@ -53,8 +53,13 @@ impl Agent {
         if vips.len() < settled.leaders.len() {
             services = services.into_iter().filter(|(claim, _)| vips.contains_key(&claim.vip)).collect();
         }
+        let of_node = |(name, macs): (&NodeName, &BTreeMap<u8, Mac>)| {
+            let name = name.clone();
+            macs.range(1..).map(move |(_, mac)| (*mac, name.clone())).collect::<Vec<_>>()
+        };
+        let speakers = self.macs.iter().flat_map(of_node).collect();
         let unreachable = self.options.unreachable;
-        Desired { local: self.options.node.clone(), nodes, vips, services, unreachable }
+        Desired { local: self.options.node.clone(), nodes, speakers, vips, services, unreachable }
     }
 
     /// Tells peers of this node what they need to know, and the election where VIPs can be announced.
@@ -62,9 +67,7 @@ impl Agent {
         self.elector.know(&settled.nodes)?;
         let (own, owners) = (settled.nodes.get(&self.options.node).map_or(&[][..], Vec::as_slice), links.owners());
         let mac = own.first().and_then(|own| owners.get(own).and_then(|interface| interface.mac));
-        if let Some(mac) = mac {
-            self.elector.publish(Item::Mac { segment: 0, mac })?;
-        }
+        self.tell_macs(mac)?;
         // Another machine's agent that was given this Node's name by mistake holds its Leases as well.
         let elsewhere = !own.is_empty() && own.iter().all(|address| !owners.contains_key(address));
         let carried = |vip: &DesiredVip| !elsewhere && self.interfaces.carries(vip.interfaces, vip.vlan.into());
@@ -73,13 +76,32 @@ impl Agent {
         self.react(&commands)
     }
 
+    /// Tells peers this node's MACs, that of its InternalIP's interface first: what it announces elsewhere must be known for a
+    /// node's, too.
+    fn tell_macs(&self, first: Option<Mac>) -> Result<(), AgentError> {
+        if let Some(mac) = first {
+            self.elector.publish(Item::Mac { segment: 0, mac })?;
+        }
+        let mut others = self.interfaces.macs().into_iter().filter(|mac| Some(*mac) != first);
+        for segment in 1..MOST_SEGMENTS {
+            match others.next() {
+                Some(mac) => self.elector.publish(Item::Mac { segment, mac })?,
+                None => self.elector.withdraw(&Key::Mac(segment))?,
+            }
+        }
+        Ok(())
+    }
+
     /// Whether peers say otherwise than before where they are.
     pub(super) fn follow_macs(&mut self) -> bool {
         let there = |peer: &Peer| matches!(peer.standing, Standing::Alive | Standing::Suspected);
-        let macs: BTreeMap<NodeName, Mac> = self.elector.peers(|peers| {
-            let macs = peers.members.iter().filter(|(_, peer)| there(peer));
-            macs.filter_map(|(name, peer)| Some((name.clone(), *peer.state.macs.get(&0)?))).collect()
-        });
+        // Of one that is down the neighbour table knows better where frames go; but it may speak for VIPs all the same.
+        let of_peer = |(name, peer): (&NodeName, &Peer)| {
+            let macs = peer.state.macs.iter().filter(|(segment, _)| **segment > 0 || there(peer));
+            (name.clone(), macs.map(|(segment, mac)| (*segment, *mac)).collect())
+        };
+        let macs: BTreeMap<NodeName, BTreeMap<u8, Mac>> =
+            self.elector.peers(|peers| peers.members.iter().map(of_peer).collect());
         let changed = macs != self.macs;
         self.macs = macs;
         changed
@@ -141,7 +163,8 @@ impl Agent {
         match neighbors.get(&address) {
             Some(neighbor @ (Neighbor::Resolved { ifindex, .. } | Neighbor::Unresolved { ifindex })) => {
                 // What a peer says of itself is sealed; what the neighbour table has, anybody on the LAN may have said.
-                let (said, port) = (self.macs.get(name).copied(), self.interfaces.segments.port_to(*neighbor));
+                let said = self.macs.get(name).and_then(|macs| macs.get(&0)).copied();
+                let port = self.interfaces.segments.port_to(*neighbor);
                 let mac = said.or(neighbor.mac());
                 let is_attached = mac.is_some() && port.is_some();
                 let port = port.unwrap_or_default();

@@ -80,6 +80,11 @@ impl Interfaces {
         on.any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(|segment| segment.carrier))
     }
 
+    /// The MACs that VIPs are announced with.
+    pub(super) fn macs(&self) -> BTreeSet<Mac> {
+        self.segments.iter().map(|segment| segment.mac).collect()
+    }
+
     /// The segments that a VIP with these bits and this VLAN is announced on, with the MACs to announce.
     pub(super) fn announced_on(&self, bits: u32, vlan: u32) -> impl Iterator<Item = (u32, Mac)> {
         let has = move |port: &u32| self.attached.get(port).is_some_and(|attached| attached.bit & bits != 0);

@@ -216,6 +216,7 @@ fn what_is_wanted_is_of_this_nodes_backends_by_protocol() {
     let mut desired = Desired {
         local: here,
         nodes: BTreeMap::new(),
+        speakers: BTreeMap::new(),
         vips: BTreeMap::new(),
         services: [
             (claim(Protocol::Tcp), service.clone()),

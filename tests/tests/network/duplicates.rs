@@ -1,9 +1,23 @@
 //! A machine that is no node has an address which a node leads.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux_tests::{arp, cluster::PATIENCE, lan::Options, manifests::VIP, wait};
+use serde_json::json;
+use vipmux::datapath::maps::Maps;
+use vipmux_common::abi::Mac;
+use vipmux_tests::{
+    agent, arp,
+    client::Kind,
+    cluster::{Cluster, PATIENCE},
+    lan::{Lan, Options},
+    manifests::{Manifests, Service, VIP},
+    pod::Listener,
+    wait,
+};
 
 use crate::{leading::answers, services};
 
@@ -11,6 +25,8 @@ use crate::{leading::answers, services};
 const QUIET: Duration = Duration::from_secs(5);
 /// Far shorter than what is left of that one then.
 const AT_ONCE: Duration = Duration::from_secs(1);
+/// An address on the network of the nodes' second cards.
+const BESIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 3, 200);
 
 #[test]
 fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()> {
@@ -69,6 +85,56 @@ fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() ->
     }
     cluster.await_leader(VIP)?;
     services::await_all(&cluster)
+}
+
+/// Where it announces the address, its MAC is another one than that by which it is reached.
+#[test]
+fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
+    let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let cards = lan.add_cards()?;
+    let mut cluster = Cluster::new(lan, Manifests::empty()?)?;
+    cluster.manifests.write_nodes(&cluster.lan, &[])?;
+    cluster.manifests.write("pool.yaml", &[pool()])?;
+    cluster.add_pod("node-1", "web-1", 10, &[Listener::new(Kind::Http, 8080, "shop/web")])?;
+    let service = Service::sharing("shop/web", 80, "TCP", 8080).with([cluster.endpoint("web-1")?]);
+    cluster.manifests.write_service(&Service { address: Some(BESIDE), sharing_key: None, ..service })?;
+    cluster.start_agents(&agent::Options { interface: "eth0,eth1".to_owned(), ..cluster.agent_options() })?;
+    for (agent, other) in cluster.agents.iter().zip(cards.iter().rev()) {
+        wait::until("the other node's second card is known", PATIENCE, || {
+            let peers = Maps::open(agent.pins())?.read_peers()?;
+            ensure!(peers.contains_key(&Mac::new(other.octets())), "{peers:?}");
+            Ok(())
+        })?;
+    }
+    let leader = wait::until("a leader", PATIENCE, || {
+        let answers = answers(&cluster, BESIDE)?;
+        cards.iter().position(|card| answers == [*card]).with_context(|| format!("{answers:?} answer"))
+    })?;
+    let before = cluster.counted("stats", "foreign")?;
+    // To the other and back again.
+    for (cordoned, next) in [(leader, 1 - leader), (1 - leader, leader)] {
+        cluster.manifests.write_nodes(&cluster.lan, &[&cluster.lan.nodes[cordoned].name])?;
+        wait::until("the address has moved", PATIENCE, || {
+            let answers = answers(&cluster, BESIDE)?;
+            ensure!(answers == [cards[next]], "{answers:?} answer");
+            Ok(())
+        })?;
+    }
+    assert_eq!(cluster.counted("stats", "foreign")?, before, "nodes are taken for strangers");
+    for agent in &cluster.agents {
+        let output = agent.process().output();
+        assert!(!output.contains("is also used by"), "{output}");
+    }
+    Ok(())
+}
+
+fn pool() -> serde_json::Value {
+    json!({
+        "apiVersion": "metallb.io/v1beta1",
+        "kind": "IPAddressPool",
+        "metadata": { "namespace": "metallb-system", "name": "beside" },
+        "spec": { "addresses": [format!("{BESIDE}/32")] },
+    })
 }
 
 fn tells(line: &str, mac: &str) -> bool {

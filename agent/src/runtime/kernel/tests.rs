@@ -32,6 +32,7 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
     Desired {
         local: here(),
         nodes: [(here(), DesiredNode { mac: None, ifindex: 1, mtu: 1500, attached: true })].into(),
+        speakers: BTreeMap::new(),
         vips: vips.iter().map(of_vip).collect(),
         services: vips.iter().map(claim).collect::<OrdMap<_, _>>(),
         unreachable: Unreachable::Refuse,
