@@ -218,8 +218,8 @@ impl Elector {
         let input = match (operation, result) {
             (Operation::Survey, Ok(store::Outcome::Surveyed(survey))) => {
                 self.complain(survey.faults.values().map(|error| anyhow::Error::from(Arc::clone(error))));
-                // Nothing is known of what could not be read, so it is no evidence for who leads it.
-                let known = survey.faults.keys().all(|vip| !self.election.leads(*vip));
+                // Nothing is known of what could not be read, so it is no evidence for who holds it.
+                let known = self.election.held().all(|(vip, _)| !survey.faults.contains_key(&vip));
                 Input::Surveyed { asked, leases: known.then_some(survey.leases) }
             }
             (Operation::Survey, result) => {
