@@ -7,7 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::membership::sealing::{Keys, KeysError};
+use crate::{
+    durable,
+    membership::sealing::{Keys, KeysError},
+};
 
 /// A larger file is something else.
 const MAX_BYTES: u64 = 64 << 10;
@@ -92,7 +95,7 @@ pub fn load_or_make(path: &Path) -> Result<Keys, KeyFileError> {
 fn make(path: &Path) -> io::Result<()> {
     let mut random = [0; 32];
     getrandom::fill(&mut random)?;
-    let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = durable::directory(path);
     fs::create_dir_all(directory)?;
     let mut file = tempfile::Builder::new()
         .prefix(".gossip-key-")
@@ -101,7 +104,7 @@ fn make(path: &Path) -> io::Result<()> {
     file.write_all(Keys::generate(random).file().as_bytes())?;
     file.as_file().sync_all()?;
     file.persist_noclobber(path)?;
-    File::open(directory)?.sync_all()
+    durable::sync_names(directory)
 }
 
 fn exposed(path: &Path, mode: u32) -> Option<String> {
