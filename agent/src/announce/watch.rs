@@ -62,6 +62,11 @@ impl Watch {
         }
     }
 
+    /// Forgets those who turn out to be nodes: one that announces a VIP may be heard before its MAC is known.
+    pub fn acquit(&mut self, is_peer: impl Fn(Mac) -> bool) {
+        self.claims.retain(|(_, mac), _| !is_peer(*mac));
+    }
+
     /// The VIPs that are to be defended now, of those that are `led`. Each is told once.
     pub fn defend(&mut self, led: impl Fn(Vip) -> bool, now: Duration) -> BTreeSet<Vip> {
         self.forget(now);

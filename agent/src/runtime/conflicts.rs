@@ -20,6 +20,7 @@ impl Agent {
         if let Some(heard) = self.kernel.strangers()? {
             self.watch.hear(&heard, &self.interfaces.macs(), now);
         }
+        self.watch.acquit(|mac| self.kernel.observed().is_peer(mac));
         for vip in self.watch.defend(|vip| self.kernel.leads(vip), now) {
             self.announcer.defend(vip);
         }

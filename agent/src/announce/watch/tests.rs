@@ -49,6 +49,16 @@ fn only_a_strangers_recent_claim_is_a_conflict() {
 }
 
 #[test]
+fn who_turns_out_to_be_a_node_is_no_stranger() {
+    let mut watch = Watch::default();
+    hear(&mut watch, &[claim(1, T), Heard { mac: OTHER_STRANGER, ..claim(1, T) }], T);
+    watch.acquit(|mac| mac == STRANGER);
+    assert_eq!(conflicts(&watch), [(vip(1), OTHER_STRANGER)]);
+    watch.acquit(|mac| mac == OTHER_STRANGER);
+    assert_eq!((conflicts(&watch), watch.defend(all, T)), (vec![], BTreeSet::new()));
+}
+
+#[test]
 fn each_claim_is_defended_against_once_and_at_most_every_ten_seconds() {
     let mut watch = Watch::default();
     let mut defended = Vec::new();
