@@ -189,7 +189,7 @@ impl Task {
         let addresses = self.addresses.borrow();
         for (node, payload) in batch {
             let to = addresses.get(node).map_or(&[][..], Vec::as_slice);
-            let sent = match self.sealer.seal(payload) {
+            let sent = match self.sealer.seal(node, payload) {
                 Ok(datagram) => self.sockets.send(&datagram, to),
                 Err(error) => {
                     tracing::debug!(%error, %node, "a payload was not sent");

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! datagram:   version │ key id │ session │ counter │ XChaCha20-Poly1305 of the plaintext, with its tag
-//! bytes:         1    │   4    │   16    │    8    │ nonce: session and counter; the header is authenticated, too
+//! bytes:         1    │   4    │   16    │    8    │ nonce: session and counter
+//! authenticated, but not sent: the header and the receiver's name
 //! plaintext:  length of the sender's name (1) │ the name │ kind (1) │ body
 //! ```
 //!
 //! Numbers are big-endian. A *session* is one run of an agent: a random number that no other has, so that no nonce is used
 //! twice. Its counter tells each of its datagrams from the others, and a receiver takes each once, in any order within
-//! [`WINDOW`].
+//! [`WINDOW`]. What was sealed for one node opens at no other: to hand a VIP to two nodes it is not enough to copy a datagram.
 //!
 //! A session that a receiver does not know could be an old one, recorded. So nothing that it says is taken before it has
 //! answered a *challenge*, in a datagram that only its agent can seal now:
@@ -100,9 +101,9 @@ pub enum Unopened {
     OtherVersion,
     /// Sealed under a key that is not ours.
     OtherKey,
-    /// Names our key and does not open with it: damaged or forged.
+    /// Names our key and does not open with it: damaged, forged, or sealed for another node.
     Forged,
-    /// One of our own.
+    /// Of our own session: one of our own that came back.
     Echoed,
     /// Sealed in our name, and not by us.
     Namesake,
@@ -176,10 +177,10 @@ impl Sealer {
         }
     }
 
-    /// A datagram with this payload, of at most [`LONGEST_PAYLOAD`] bytes. It can be sent to anybody, and more than once:
-    /// each receiver takes it once.
-    pub fn seal(&mut self, payload: &[u8]) -> Result<Vec<u8>, SealError> {
-        self.seal_message(Message::Payload(payload))
+    /// A datagram for the node `to` with this payload, of at most [`LONGEST_PAYLOAD`] bytes. It can be sent more than once,
+    /// and is taken once.
+    pub fn seal(&mut self, to: &NodeName, payload: &[u8]) -> Result<Vec<u8>, SealError> {
+        self.seal_message(to, Message::Payload(payload))
     }
 
     /// Opens a datagram that came from `from` at `now` (`CLOCK_BOOTTIME`). `origin` says whether a node may speak from an
@@ -198,9 +199,7 @@ impl Sealer {
         let Some(Plaintext { sender, message }) = Plaintext::parse(&plaintext) else {
             return Opened::Nothing { reason: Unopened::Malformed, sender: None };
         };
-        let refusal = if header.session == self.session {
-            Some(Unopened::Echoed)
-        } else if sender == self.local {
+        let refusal = if sender == self.local {
             Some(Unopened::Namesake)
         } else {
             match origin(&sender, from) {
@@ -216,6 +215,11 @@ impl Sealer {
         opened.unwrap_or_else(|reason| Opened::Nothing { reason, sender: Some(sender) })
     }
 
+    /// Takes these keys in place of those before; sessions go on.
+    pub fn rekey(&mut self, keys: Keys) {
+        self.keys = keys;
+    }
+
     /// Forgets the sessions of nodes that are not to be kept. Should one come back, its session is challenged.
     pub fn retain(&mut self, keep: impl Fn(&NodeName) -> bool) {
         self.sessions.retain(keep);
@@ -223,20 +227,23 @@ impl Sealer {
 
     fn unseal(&self, datagram: &[u8]) -> Result<(Header, Vec<u8>), Unopened> {
         let (header, ciphertext) = Header::parse(datagram)?;
+        if header.session == self.session {
+            return Err(Unopened::Echoed);
+        }
         let mut named = self.keys.iter().filter(|key| key.id() == header.key).peekable();
         named.peek().ok_or(Unopened::OtherKey)?;
-        let plaintext = named.find_map(|key| key.open(&header.nonce(), ciphertext, &header.emit()));
+        let plaintext = named.find_map(|key| key.open(&header.nonce(), ciphertext, &header.bound_to(&self.local)));
         Ok((header, plaintext.ok_or(Unopened::Forged)?))
     }
 
-    fn seal_message(&mut self, message: Message<'_>) -> Result<Vec<u8>, SealError> {
+    fn seal_message(&mut self, to: &NodeName, message: Message<'_>) -> Result<Vec<u8>, SealError> {
         let plaintext = Plaintext { sender: self.local.clone(), message }.emit()?;
         self.counter = self.counter.checked_add(1).ok_or(SealError::Exhausted)?;
         let key = self.keys.sealing();
         let header = Header { key: key.id(), session: self.session, counter: self.counter };
-        let emitted = header.emit();
-        let sealed = key.seal(&header.nonce(), &plaintext, &emitted).ok_or(SealError::TooLong(plaintext.len()))?;
-        Ok([emitted.as_slice(), &sealed].concat())
+        let sealed = key.seal(&header.nonce(), &plaintext, &header.bound_to(to));
+        let sealed = sealed.ok_or(SealError::TooLong(plaintext.len()))?;
+        Ok([header.emit().as_slice(), &sealed].concat())
     }
 
     /// Takes what a node says that may say it from where it does.
@@ -258,13 +265,13 @@ impl Sealer {
             }
             (Verdict::Unknown, Message::Payload(_)) => {
                 let cookie = self.challenger.cookie(&subject, now);
-                self.reply(Message::Challenge { session: header.session, cookie }, now)
+                self.reply(sender, Message::Challenge { session: header.session, cookie }, now)
             }
             (_, Message::Challenge { session, .. }) if session != self.session => Err(Unopened::Unasked),
-            (Verdict::Fresh, Message::Challenge { cookie, .. }) => self.respond(cookie, None, now),
+            (Verdict::Fresh, Message::Challenge { cookie, .. }) => self.respond(sender, cookie, None, now),
             (Verdict::Unknown, Message::Challenge { cookie, .. }) => {
                 let mine = self.challenger.cookie(&subject, now);
-                self.respond(cookie, Some(mine), now)
+                self.respond(sender, cookie, Some(mine), now)
             }
             (Verdict::Unknown, Message::Response { cookie, .. })
                 if !self.challenger.recognises(cookie, &subject, now) =>
@@ -275,20 +282,26 @@ impl Sealer {
                 if verdict == Verdict::Unknown {
                     self.sessions.admit(sender, header.session, header.counter, now);
                 }
-                challenge.map_or(Ok(Opened::Admitted), |theirs| self.respond(theirs, None, now))
+                challenge.map_or(Ok(Opened::Admitted), |theirs| self.respond(sender, theirs, None, now))
             }
         }
     }
 
-    fn respond(&mut self, cookie: Cookie, challenge: Option<Cookie>, now: Duration) -> Result<Opened, Unopened> {
-        self.reply(Message::Response { cookie, challenge }, now)
+    fn respond(
+        &mut self,
+        to: &NodeName,
+        cookie: Cookie,
+        challenge: Option<Cookie>,
+        now: Duration,
+    ) -> Result<Opened, Unopened> {
+        self.reply(to, Message::Response { cookie, challenge }, now)
     }
 
-    fn reply(&mut self, message: Message<'_>, now: Duration) -> Result<Opened, Unopened> {
+    fn reply(&mut self, to: &NodeName, message: Message<'_>, now: Duration) -> Result<Opened, Unopened> {
         if !self.challenger.may_reply(now) {
             return Err(Unopened::TooMany);
         }
-        self.seal_message(message).map(Opened::Reply).map_err(|_| Unopened::TooMany)
+        self.seal_message(to, message).map(Opened::Reply).map_err(|_| Unopened::TooMany)
     }
 }
 

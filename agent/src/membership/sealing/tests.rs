@@ -56,6 +56,12 @@ fn reason(opened: &Opened) -> Unopened {
     *reason
 }
 
+/// Sealed for the other one of the two that most tests have.
+fn say(from: &mut Sealer, bytes: &[u8]) -> Vec<u8> {
+    let to = if from.local.0 == B { A } else { B };
+    from.seal(&name(to), bytes).unwrap()
+}
+
 fn payload(node: &str, bytes: &[u8]) -> Opened {
     Opened::Payload { node: name(node), bytes: bytes.to_vec() }
 }
@@ -63,7 +69,7 @@ fn payload(node: &str, bytes: &[u8]) -> Opened {
 /// Has `b` admit the session of `a` by an exchange at `now`; gives all that `a` sealed for it.
 fn admit(a: &mut Sealer, b: &mut Sealer, now: Duration) -> [Vec<u8>; 2] {
     let (from, to) = (a.local.0.clone(), b.local.0.clone());
-    let first = a.seal(b"lost").unwrap();
+    let first = say(a, b"lost");
     let challenge = reply(open(b, &from, &first, now));
     let response = reply(open(a, &to, &challenge, now));
     match open(b, &from, &response, now) {
@@ -83,7 +89,7 @@ fn pair() -> (Sealer, Sealer) {
 #[test]
 fn one_exchange_admits_both_sessions() {
     let (mut a, mut b) = pair();
-    let (said, answered) = (a.seal(b"ask").unwrap(), b.seal(b"answer").unwrap());
+    let (said, answered) = (say(&mut a, b"ask"), say(&mut b, b"answer"));
     assert_eq!(open(&mut b, A, &said, NOW), payload(A, b"ask"));
     assert_eq!(open(&mut a, B, &answered, NOW), payload(B, b"answer"));
 }
@@ -91,7 +97,7 @@ fn one_exchange_admits_both_sessions() {
 #[test]
 fn both_may_begin_at_once() {
     let (mut a, mut b) = (agent(A, 1), agent(B, 1));
-    let (mut to_b, mut to_a) = (vec![a.seal(b"x").unwrap()], vec![b.seal(b"y").unwrap()]);
+    let (mut to_b, mut to_a) = (vec![say(&mut a, b"x")], vec![say(&mut b, b"y")]);
     for _ in 0..10 {
         let replies = |opened: Vec<Opened>| -> Vec<Vec<u8>> {
             opened
@@ -104,7 +110,7 @@ fn both_may_begin_at_once() {
         (to_a, to_b) = (from_b, from_a);
     }
     assert!(to_a.is_empty() && to_b.is_empty(), "they come to an end");
-    let (said, answered) = (a.seal(b"ask").unwrap(), b.seal(b"answer").unwrap());
+    let (said, answered) = (say(&mut a, b"ask"), say(&mut b, b"answer"));
     assert_eq!(open(&mut b, A, &said, NOW), payload(A, b"ask"));
     assert_eq!(open(&mut a, B, &answered, NOW), payload(B, b"answer"));
 }
@@ -112,7 +118,7 @@ fn both_may_begin_at_once() {
 #[test]
 fn nothing_that_was_cut_off_or_changed_opens() {
     let (mut a, mut b) = pair();
-    let good = a.seal(b"take it").unwrap();
+    let good = say(&mut a, b"take it");
     for length in 0..good.len() {
         let opened = open(&mut b, A, &good[..length], NOW);
         assert!(matches!(reason(&opened), Unopened::Malformed | Unopened::Forged), "{length}: {opened:?}");
@@ -135,7 +141,7 @@ fn nothing_that_was_cut_off_or_changed_opens() {
 #[test]
 fn each_datagram_is_taken_once_in_any_order_within_the_window() {
     let (mut a, mut b) = pair();
-    let sealed: Vec<_> = (0..=WINDOW).map(|i| a.seal(&i.to_be_bytes()).unwrap()).collect();
+    let sealed: Vec<_> = (0..=WINDOW).map(|i| say(&mut a, &i.to_be_bytes())).collect();
     let (oldest, others) = sealed.split_first().unwrap();
     for datagram in others.iter().rev() {
         assert!(matches!(open(&mut b, A, datagram, NOW), Opened::Payload { .. }));
@@ -149,7 +155,7 @@ fn each_datagram_is_taken_once_in_any_order_within_the_window() {
 #[test]
 fn what_was_sealed_before_the_exchange_is_not_taken_after_it() {
     let (mut a, mut b) = (agent(A, 1), agent(B, 1));
-    let before = a.seal(b"before").unwrap();
+    let before = say(&mut a, b"before");
     let [first, response] = admit(&mut a, &mut b, NOW);
     for old in [before, first, response] {
         assert_eq!(reason(&open(&mut b, A, &old, NOW)), Unopened::Replayed);
@@ -161,15 +167,15 @@ fn a_node_has_two_sessions_and_only_an_exchange_pushes_the_older_out() {
     let (mut first, mut b) = pair();
     let (mut second, mut third) = (agent(A, 2), agent(A, 3));
     admit(&mut second, &mut b, NOW);
-    let late = first.seal(b"late").unwrap();
+    let late = say(&mut first, b"late");
     assert_eq!(open(&mut b, A, &late, NOW), payload(A, b"late"), "still under way at the restart");
-    let datagram = third.seal(b"x").unwrap();
+    let datagram = say(&mut third, b"x");
     reply(open(&mut b, A, &datagram, NOW));
-    let late = first.seal(b"later").unwrap();
+    let late = say(&mut first, b"later");
     assert_eq!(open(&mut b, A, &late, NOW), payload(A, b"later"), "a challenge pushes nothing out");
     admit(&mut third, &mut b, NOW);
     for (agent, taken) in [(&mut first, false), (&mut second, true), (&mut third, true)] {
-        let said = agent.seal(b"here").unwrap();
+        let said = say(agent, b"here");
         assert_eq!(open(&mut b, A, &said, NOW) == payload(A, b"here"), taken, "{:?}", agent.session);
     }
 }
@@ -181,7 +187,7 @@ fn what_was_recorded_of_a_run_that_ended_is_never_taken_and_pushes_nothing_out()
     let mut run = agent(A, 1);
     recorded.extend(admit(&mut run, &mut b, NOW));
     // Never delivered.
-    recorded.extend((0..5).map(|_| run.seal(b"kept back").unwrap()));
+    recorded.extend((0..5).map(|_| say(&mut run, b"kept back")));
     let (mut second, mut third) = (agent(A, 2), agent(A, 3));
     admit(&mut second, &mut b, NOW);
     admit(&mut third, &mut b, NOW);
@@ -192,7 +198,7 @@ fn what_was_recorded_of_a_run_that_ended_is_never_taken_and_pushes_nothing_out()
         }
     }
     for agent in [&mut second, &mut third] {
-        let said = agent.seal(b"here").unwrap();
+        let said = say(agent, b"here");
         assert_eq!(open(&mut b, A, &said, NOW + Duration::from_secs(20)), payload(A, b"here"));
     }
 }
@@ -200,7 +206,7 @@ fn what_was_recorded_of_a_run_that_ended_is_never_taken_and_pushes_nothing_out()
 #[test]
 fn a_recorded_challenge_gets_nobody_admitted() {
     let (mut a, mut b) = (agent(A, 1), agent(B, 1));
-    let said = a.seal(b"x").unwrap();
+    let said = say(&mut a, b"x");
     let challenge = reply(open(&mut b, A, &said, NOW));
     let mut later = agent(A, 2);
     assert_eq!(reason(&open(&mut later, B, &challenge, NOW)), Unopened::Unasked, "it names another session");
@@ -238,7 +244,7 @@ fn a_cookie_is_good_for_one_session_at_one_address_until_the_next_admission() {
 #[test]
 fn a_session_that_was_silent_for_long_must_answer_anew() {
     let (mut a, mut b) = pair();
-    let (kept_back, in_time) = (a.seal(b"kept back").unwrap(), a.seal(b"in time").unwrap());
+    let (kept_back, in_time) = (say(&mut a, b"kept back"), say(&mut a, b"in time"));
     let later = NOW + IDLE;
     assert_eq!(open(&mut b, A, &in_time, later), payload(A, b"in time"));
     let later = later + IDLE + Duration::from_nanos(1);
@@ -246,7 +252,7 @@ fn a_session_that_was_silent_for_long_must_answer_anew() {
     let response = reply(open(&mut a, B, &challenge, later));
     assert!(matches!(open(&mut b, A, &response, later), Opened::Admitted | Opened::Reply(_)));
     assert_eq!(reason(&open(&mut b, A, &kept_back, later)), Unopened::Replayed);
-    let said = a.seal(b"here").unwrap();
+    let said = say(&mut a, b"here");
     assert_eq!(open(&mut b, A, &said, later), payload(A, b"here"));
 }
 
@@ -260,7 +266,7 @@ fn a_node_that_was_forgotten_and_comes_back_must_answer_anew() {
     assert!(matches!(open(&mut b, A, &first, NOW), Opened::Reply(_)));
     admit(&mut a, &mut b, NOW);
     b.retain(|node| node.0 == A);
-    let said = a.seal(b"here").unwrap();
+    let said = say(&mut a, b"here");
     assert_eq!(open(&mut b, A, &said, NOW), payload(A, b"here"), "kept");
 }
 
@@ -272,10 +278,10 @@ fn while_a_key_is_replaced_all_understand_each_other() {
             let (mut a, mut b) = (agent_with(&keys(ours), A, 1), agent_with(&keys(theirs), B, 1));
             if i.abs_diff(j) <= 1 {
                 admit(&mut a, &mut b, NOW);
-                let said = a.seal(b"here").unwrap();
+                let said = say(&mut a, b"here");
                 assert_eq!(open(&mut b, A, &said, NOW), payload(A, b"here"), "{ours:?} and {theirs:?}");
             } else if !theirs.contains(&ours[0]) {
-                let said = a.seal(b"here").unwrap();
+                let said = say(&mut a, b"here");
                 assert_eq!(reason(&open(&mut b, A, &said, NOW)), Unopened::OtherKey, "{ours:?} and {theirs:?}");
             }
         }
@@ -283,17 +289,48 @@ fn while_a_key_is_replaced_all_understand_each_other() {
 }
 
 #[test]
+fn another_key_takes_its_place_and_sessions_go_on() {
+    let (mut a, mut b) = pair();
+    let under_way = say(&mut a, b"under way");
+    for (ours, theirs) in [([1].as_slice(), [1, 2].as_slice()), (&[2, 1], &[1, 2]), (&[2, 1], &[2]), (&[2], &[2])] {
+        a.rekey(keys(ours));
+        b.rekey(keys(theirs));
+        let (said, answered) = (say(&mut a, b"ask"), say(&mut b, b"answer"));
+        assert_eq!(open(&mut b, A, &said, NOW), payload(A, b"ask"), "{ours:?} and {theirs:?}");
+        assert_eq!(open(&mut a, B, &answered, NOW), payload(B, b"answer"), "{ours:?} and {theirs:?}");
+    }
+    assert_eq!(reason(&open(&mut b, A, &under_way, NOW)), Unopened::OtherKey, "the old one opens nothing any more");
+}
+
+#[test]
+fn what_was_sealed_for_one_node_opens_at_no_other() {
+    const C: &str = "c";
+    let (mut a, mut b) = pair();
+    let mut c = agent(C, 1);
+    let first = a.seal(&name(C), b"lost").unwrap();
+    let challenge = reply(open(&mut c, A, &first, NOW));
+    let response = reply(open(&mut a, C, &challenge, NOW));
+    let last = reply(open(&mut c, A, &response, NOW));
+    assert_eq!(open(&mut a, C, &last, NOW), Opened::Admitted);
+    let to_b = say(&mut a, b"lead it");
+    assert_eq!(reason(&open(&mut c, A, &to_b, NOW)), Unopened::Forged);
+    assert_eq!(open(&mut b, A, &to_b, NOW), payload(A, b"lead it"));
+    let to_c = a.seal(&name(C), b"here").unwrap();
+    assert_eq!(open(&mut c, A, &to_c, NOW), payload(A, b"here"), "it listens to a");
+}
+
+#[test]
 fn who_has_the_key_is_heard_only_as_itself_and_from_where_it_is() {
     let mut b = agent(B, 1);
-    let said = |node, run| agent(node, run).seal(b"x").unwrap();
+    let said = |node, run| agent(node, run).seal(&name(B), b"x").unwrap();
     for (what, said, from, expected, sender) in [
-        ("a stranger", said("mallory", 1), address("mallory"), Unopened::Stranger, "mallory"),
-        ("another's address", said(A, 1), address(B), Unopened::WrongAddress, A),
-        ("our name", said(B, 2), address(B), Unopened::Namesake, B),
-        ("our session", said(B, 1), address(B), Unopened::Echoed, B),
+        ("a stranger", said("mallory", 1), address("mallory"), Unopened::Stranger, Some("mallory")),
+        ("another's address", said(A, 1), address(B), Unopened::WrongAddress, Some(A)),
+        ("our name", said(B, 2), address(B), Unopened::Namesake, Some(B)),
+        ("our session", b.seal(&name(A), b"x").unwrap(), address(B), Unopened::Echoed, None),
     ] {
         let opened = b.open(&said, from, origin, NOW);
-        assert_eq!(opened, Opened::Nothing { reason: expected, sender: Some(name(sender)) }, "{what}");
+        assert_eq!(opened, Opened::Nothing { reason: expected, sender: sender.map(name) }, "{what}");
     }
     let names: std::collections::BTreeSet<_> = Unopened::ALL.map(Unopened::name).into();
     assert_eq!(names.len(), Unopened::ALL.len());
@@ -302,7 +339,7 @@ fn who_has_the_key_is_heard_only_as_itself_and_from_where_it_is() {
 #[test]
 fn replies_are_limited_and_come_again() {
     let mut b = agent(B, 1);
-    let said = agent(A, 1).seal(b"x").unwrap();
+    let said = say(&mut agent(A, 1), b"x");
     let mut replies = |now| {
         let opened = (0..3 * REPLIES).map(|_| open(&mut b, A, &said, now));
         let (replies, refused): (Vec<_>, Vec<_>) = opened.partition(|opened| matches!(opened, Opened::Reply(_)));
@@ -319,30 +356,31 @@ fn a_payload_has_a_longest_length() {
     let longest_name = ["a".repeat(63).as_str(), &"b".repeat(63), &"c".repeat(63), &"d".repeat(61)].join(".");
     let (mut a, mut b) = (agent(&longest_name, 1), agent(B, 1));
     admit(&mut a, &mut b, NOW);
-    let longest = a.seal(&[1; LONGEST_PAYLOAD]).unwrap();
+    let longest = say(&mut a, &[1; LONGEST_PAYLOAD]);
     assert_eq!(longest.len(), LONGEST_DATAGRAM);
     assert_eq!(open(&mut b, &longest_name, &longest, NOW), payload(&longest_name, &[1; LONGEST_PAYLOAD]));
-    assert_eq!(a.seal(&[1; LONGEST_PAYLOAD + 1]), Err(SealError::TooLong(LONGEST_PAYLOAD + 1)));
+    assert_eq!(a.seal(&name(B), &[1; LONGEST_PAYLOAD + 1]), Err(SealError::TooLong(LONGEST_PAYLOAD + 1)));
     assert_eq!(reason(&open(&mut b, A, &[1; LONGEST_DATAGRAM + 1], NOW)), Unopened::Malformed);
-    let empty = a.seal(&[]).unwrap();
+    let empty = say(&mut a, &[]);
     assert_eq!(open(&mut b, &longest_name, &empty, NOW), payload(&longest_name, &[]));
     let too_long = name(&format!("{longest_name}e"));
-    assert_eq!(Sealer::new(&keys(&[1]), too_long, [1; 16], [1; 32]).seal(&[]), Err(SealError::TooLong(254)));
+    let mut nobody = Sealer::new(&keys(&[1]), too_long, [1; 16], [1; 32]);
+    assert_eq!(nobody.seal(&name(B), &[]), Err(SealError::TooLong(254)));
 }
 
 #[test]
 fn a_counter_never_wraps() {
     let mut a = agent(A, 1);
     a.counter = u64::MAX - 1;
-    assert!(a.seal(b"last").is_ok());
-    assert_eq!(a.seal(b"more"), Err(SealError::Exhausted));
+    assert!(a.seal(&name(B), b"last").is_ok());
+    assert_eq!(a.seal(&name(B), b"more"), Err(SealError::Exhausted));
 }
 
-/// Seals a plaintext that no agent would.
+/// Seals a plaintext for `b` that no agent would.
 fn seal_anything(session: SessionId, counter: u64, plaintext: &[u8]) -> Vec<u8> {
     let keys = keys(&[1]);
     let header = Header { key: keys.sealing().id(), session, counter };
-    let sealed = keys.sealing().seal(&header.nonce(), plaintext, &header.emit()).unwrap();
+    let sealed = keys.sealing().seal(&header.nonce(), plaintext, &header.bound_to(&name(B))).unwrap();
     [header.emit().as_slice(), &sealed].concat()
 }
 
@@ -371,7 +409,7 @@ proptest! {
         let unsealed: Vec<u8> = version.into_iter().chain(bytes).collect();
         let unheard = matches!(open(&mut b, A, &unsealed, NOW), Opened::Nothing { sender: None, .. });
         prop_assert!(unheard);
-        let said = a.seal(b"here").unwrap();
+        let said = say(&mut a, b"here");
         prop_assert_eq!(open(&mut b, A, &said, NOW), payload(A, b"here"));
     }
 }
@@ -435,7 +473,7 @@ proptest! {
         for (step, event) in events.into_iter().enumerate() {
             match event {
                 Event::Say { by } => {
-                    let datagram = agents[by].seal(&sent.len().to_be_bytes()).unwrap();
+                    let datagram = say(&mut agents[by], &sent.len().to_be_bytes());
                     sent.push(Sent { by, run: runs[by], datagram });
                 }
                 Event::Deliver { which } => {
@@ -463,13 +501,13 @@ proptest! {
         // Whatever was done, two datagrams later they understand each other.
         let [a, b] = &mut agents;
         now += Duration::from_secs(2);
-        let said = a.seal(b"one").unwrap();
+        let said = say(a, b"one");
         if let Opened::Reply(challenge) = open(b, A, &said, now) {
             let response = reply(open(a, B, &challenge, now));
             let admitted = open(b, A, &response, now);
             prop_assert!(matches!(admitted, Opened::Reply(_) | Opened::Admitted), "{:?}", admitted);
         }
-        let said = a.seal(b"two").unwrap();
+        let said = say(a, b"two");
         prop_assert_eq!(open(b, A, &said, now), payload(A, b"two"));
     }
 }

@@ -62,6 +62,12 @@ impl Header {
         parse().filter(|(_, ciphertext)| ciphertext.len() > TAG).ok_or(Unopened::Malformed)
     }
 
+    /// What the ciphertext is bound to: it opens for that node alone.
+    pub(super) fn bound_to(&self, receiver: &NodeName) -> Vec<u8> {
+        // The header's length is fixed, so no two of these are the same bytes.
+        [self.emit().as_slice(), receiver.0.as_bytes()].concat()
+    }
+
     /// Never the same twice under any key: no two runs have the same session, and none counts the same twice.
     pub(super) fn nonce(&self) -> [u8; 24] {
         let mut nonce = [0; 24];
