@@ -28,7 +28,7 @@ use tokio::{
 use self::{complaint::Complaints, sockets::Sockets};
 pub use self::{
     counters::{Count, Counters},
-    key_file::{KeyFileError, load, load_or_make},
+    key_file::{KeyFileError, follow, load, load_or_make},
 };
 use crate::{
     membership::sealing::{Keys, Opened, Origin, Sealer},
@@ -59,7 +59,7 @@ pub struct Settings {
     /// The UDP port, the same on all nodes.
     pub port: u16,
     /// The keys, the same on all nodes.
-    pub keys: Keys,
+    pub keys: watch::Receiver<Keys>,
 }
 
 /// Something that a peer says.
@@ -100,13 +100,15 @@ impl Gossip {
     ) -> Result<(Self, mpsc::Receiver<Incoming>), StartError> {
         let (mut session, mut secret) = ([0; 16], [0; 32]);
         getrandom::fill(&mut session).and_then(|()| getrandom::fill(&mut secret)).map_err(StartError::Random)?;
-        let Settings { local, port, keys } = settings;
+        let Settings { local, port, mut keys } = settings;
+        let sealer = Sealer::new(&keys.borrow_and_update(), local.clone(), session, secret);
         let (outgoing, batches) = mpsc::channel(OUTGOING);
         let (incoming, payloads) = mpsc::channel(INCOMING);
         let counters = Arc::new(Counters::default());
         let task = Task {
-            sealer: Sealer::new(&keys, local.clone(), session, secret),
+            sealer,
             sockets: Sockets::new(local, port),
+            keys,
             addresses,
             incoming,
             counters: Arc::clone(&counters),
@@ -138,6 +140,7 @@ impl Drop for Gossip {
 struct Task {
     sealer: Sealer,
     sockets: Sockets,
+    keys: watch::Receiver<Keys>,
     addresses: watch::Receiver<Addresses>,
     incoming: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
@@ -162,6 +165,11 @@ impl Task {
             let done = select! {
                 changed = self.addresses.changed() => {
                     changed.map(|()| self.follow_addresses()).map_err(|_| End::Unwanted)
+                }
+                // Those whom nobody follows any more stay.
+                Ok(()) = self.keys.changed() => {
+                    self.sealer.rekey(self.keys.borrow_and_update().clone());
+                    Ok(())
                 }
                 _ = retry.tick(), if self.sockets.incomplete() => {
                     self.sockets.bind(&self.addresses.borrow());

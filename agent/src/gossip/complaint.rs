@@ -51,7 +51,9 @@ pub(super) fn text(reason: Unopened, sender: Option<&NodeName>, from: IpAddr) ->
         Unopened::OtherKey => {
             format!("{from} seals its gossip with another key: is the gossip key the same on all nodes?")
         }
-        Unopened::Forged => format!("gossip from {from} does not open with the key that it names: damaged, forged, or for another node"),
+        Unopened::Forged => {
+            format!("gossip from {from} does not open with the key that it names: damaged, forged, or for another node")
+        }
         Unopened::Namesake => {
             format!("an agent at {from} speaks as {sender}, which is this one: do two agents have this name?")
         }

@@ -5,6 +5,14 @@ use std::{
     io::{self, Read as _, Write as _},
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::{
+    select,
+    sync::watch,
+    task::spawn_blocking,
+    time::{MissedTickBehavior, interval},
 };
 
 use crate::{
@@ -14,6 +22,8 @@ use crate::{
 
 /// A larger file is something else.
 const MAX_BYTES: u64 = 64 << 10;
+/// How often it is looked at.
+const LOOK: Duration = Duration::from_secs(5);
 
 /// There are no keys to be had.
 #[derive(Debug, thiserror::Error)]
@@ -55,8 +65,13 @@ pub enum KeyFileError {
     },
 }
 
-/// Reads the keys. Warns where others than its owner can, too.
+/// Reads the keys.
 pub fn load(path: &Path) -> Result<Keys, KeyFileError> {
+    read(path).map(|(keys, _)| keys)
+}
+
+/// The keys, and what is to be said about the file.
+fn read(path: &Path) -> Result<(Keys, Option<String>), KeyFileError> {
     let read = |source| KeyFileError::Read { path: path.to_owned(), source };
     let file = match File::open(path) {
         Ok(file) => file,
@@ -69,10 +84,64 @@ pub fn load(path: &Path) -> Result<Keys, KeyFileError> {
     let mut text = String::new();
     file.take(MAX_BYTES).read_to_string(&mut text).map_err(read)?;
     let keys = Keys::parse(&text).map_err(|source| KeyFileError::Damaged { path: path.to_owned(), source })?;
-    if let Some(warning) = exposed(path, mode) {
-        tracing::warn!("{warning}");
+    Ok((keys, exposed(path, mode)))
+}
+
+/// Follows the file that these keys are from: what is written there, or put in its place, comes out within seconds. While
+/// there are no keys in it, or too many, those before stay. What is wrong with it is told once.
+pub fn follow(path: PathBuf, keys: Keys) -> watch::Receiver<Keys> {
+    follow_each(LOOK, path, keys)
+}
+
+/// With so long from one look to the next.
+pub(super) fn follow_each(pause: Duration, path: PathBuf, keys: Keys) -> watch::Receiver<Keys> {
+    let (sender, receiver) = watch::channel(keys);
+    tokio::spawn(look(pause, path, sender));
+    receiver
+}
+
+/// Ends with the last receiver, or the runtime.
+async fn look(pause: Duration, path: PathBuf, keys: watch::Sender<Keys>) {
+    let mut looks = interval(pause);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut told = None;
+    loop {
+        select! {
+            _ = looks.tick() => {}
+            () = keys.closed() => return,
+        }
+        let file = path.clone();
+        // The directory may be on a network that does not answer.
+        let Ok(looked) = spawn_blocking(move || read(&file)).await else { return };
+        if let Some(complaint) = heed(looked, &keys, &mut told) {
+            tracing::warn!("{complaint}");
+        }
     }
-    Ok(keys)
+}
+
+/// Passes on what was read, if it is new. What is to be said about it, if that was not `told` last.
+fn heed(
+    looked: Result<(Keys, Option<String>), KeyFileError>,
+    keys: &watch::Sender<Keys>,
+    told: &mut Option<String>,
+) -> Option<String> {
+    let complaint = match looked {
+        Ok((new, complaint)) => {
+            keys.send_if_modified(|keys| {
+                let changed = *keys != new;
+                if changed {
+                    tracing::info!(keys = ?new, "the gossip's keys are others now");
+                    *keys = new;
+                }
+                changed
+            });
+            complaint
+        }
+        Err(error) => Some(format!("{:#}; the keys from before stay in use", anyhow::Error::from(error))),
+    };
+    let news = complaint.clone().filter(|complaint| told.as_ref() != Some(complaint));
+    *told = complaint;
+    news
 }
 
 /// Reads the keys; where there is no such file, makes one first, which only its owner can read. Of several agents that
@@ -153,6 +222,44 @@ mod tests {
         }
         fs::write(&path, [0xff]).unwrap();
         assert!(matches!(load_or_make(&path), Err(KeyFileError::Read { .. })));
+    }
+
+    #[test]
+    fn what_is_wrong_with_the_file_leaves_the_keys_and_is_told_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("gossip.key");
+        let [first, second] = [1, 2].map(|byte| Keys::generate([byte; 32]));
+        let (sender, receiver) = watch::channel(first.clone());
+        let mut told = None;
+        let mut look = |mode| {
+            if path.exists() {
+                fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            }
+            heed(read(&path), &sender, &mut told)
+        };
+        for (text, keys, word) in [
+            (Some(first.file()), &first, None),
+            (Some("secret".to_owned()), &first, Some("line 1 is no key")),
+            (Some(String::new()), &first, Some("no key in it")),
+            (None, &first, Some("there is no gossip key")),
+            (Some(second.file()), &second, None),
+            (Some("secret".to_owned()), &second, Some("line 1 is no key")),
+        ] {
+            match &text {
+                Some(text) => fs::write(&path, text).unwrap(),
+                None => fs::remove_file(&path).unwrap(),
+            }
+            let complaint = look(0o600);
+            assert_eq!(*receiver.borrow(), *keys, "{text:?}");
+            assert_eq!(complaint.is_some(), word.is_some(), "{text:?}: {complaint:?}");
+            assert!(
+                complaint.is_none_or(|complaint| complaint.contains(word.unwrap()) && !complaint.contains("secret"))
+            );
+            assert_eq!(look(0o600), None, "{text:?}: told again");
+        }
+        fs::write(&path, second.file()).unwrap();
+        assert!(look(0o644).unwrap().contains("open to others"));
+        assert_eq!(look(0o644), None);
     }
 
     #[test]

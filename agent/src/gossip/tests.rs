@@ -1,8 +1,8 @@
-use std::process;
+use std::{fs, os::unix::fs::symlink, path::PathBuf, process};
 
 use tokio::time::{sleep, timeout};
 
-use super::*;
+use super::{key_file::follow_each, *};
 use crate::membership::sealing::{LONGEST_DATAGRAM, Unopened};
 
 const PORT: u16 = DEFAULT_PORT;
@@ -29,8 +29,13 @@ struct Agent {
 
 impl Agent {
     fn start(local: &str, nodes: &Addresses, port: u16, key: u8) -> Self {
+        let (_, keys) = watch::channel(Keys::generate([key; 32]));
+        Self::start_with(local, nodes, port, keys)
+    }
+
+    fn start_with(local: &str, nodes: &Addresses, port: u16, keys: watch::Receiver<Keys>) -> Self {
         let (sender, receiver) = watch::channel(nodes.clone());
-        let settings = Settings { local: name(local), port, keys: Keys::generate([key; 32]) };
+        let settings = Settings { local: name(local), port, keys };
         let (gossip, incoming) = Gossip::start(settings, receiver).unwrap();
         Self { gossip, incoming, nodes: sender }
     }
@@ -167,6 +172,62 @@ async fn what_nobody_takes_is_lost_and_counted() {
     assert!(a.count(Count::Unsent) >= before + 2, "this runtime has one thread, which was here");
     while b.incoming.try_recv().is_ok() {}
     a.tell(&mut b, "b", b"last").await;
+}
+
+/// A directory like a mounted Secret's: the file is a link through another one, `..data`, which is replaced.
+struct Secret {
+    directory: tempfile::TempDir,
+    version: u32,
+}
+
+impl Secret {
+    fn new(text: &str) -> Self {
+        let mut secret = Self { directory: tempfile::tempdir().unwrap(), version: 0 };
+        secret.replace(text);
+        symlink("..data/gossip.key", secret.path()).unwrap();
+        secret
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("gossip.key")
+    }
+
+    fn replace(&mut self, text: &str) {
+        self.version += 1;
+        let (directory, version) = (self.directory.path(), format!("..{}", self.version));
+        fs::create_dir(directory.join(&version)).unwrap();
+        fs::write(directory.join(&version).join("gossip.key"), text).unwrap();
+        symlink(version, directory.join("..data_tmp")).unwrap();
+        fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
+    }
+
+    fn follow(&self) -> watch::Receiver<Keys> {
+        follow_each(Duration::from_millis(5), self.path(), load(&self.path()).unwrap())
+    }
+}
+
+#[tokio::test]
+async fn keys_are_replaced_while_agents_run() {
+    let nodes = addresses(&[("a", &[loopback(7, 1)]), ("b", &[loopback(7, 2)])]);
+    let [old, new] = [1, 2].map(|byte| Keys::generate([byte; 32]).file());
+    let mut secret = Secret::new(&old);
+    let mut a = Agent::start_with("a", &nodes, PORT, secret.follow());
+    let mut b = Agent::start_with("b", &nodes, PORT, secret.follow());
+    a.tell(&mut b, "b", b"the old one").await;
+    let mut watched = secret.follow();
+    for text in [format!("{old}{new}"), format!("{new}{old}"), new] {
+        secret.replace(&text);
+        watched.changed().await.unwrap();
+        assert_eq!(*watched.borrow_and_update(), Keys::parse(&text).unwrap());
+        a.tell(&mut b, "b", text.as_bytes()).await;
+        b.tell(&mut a, "a", text.as_bytes()).await;
+    }
+    let third = addresses(&[("a", &[loopback(7, 3)]), ("b", &[loopback(7, 2)])]);
+    drop(a);
+    b.nodes.send_replace(third.clone());
+    let mut only_new = Agent::start("a", &third, PORT, 2);
+    only_new.tell(&mut b, "b", b"the new one").await;
+    b.tell(&mut only_new, "a", b"is heard").await;
 }
 
 #[tokio::test]

@@ -175,16 +175,18 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
     Ok(anycast.chain(gateways).collect())
 }
 
-/// What seals the gossip.
-fn keys(options: &Options) -> Result<Keys, KeyFileError> {
-    match &options.gossip_key {
-        Some(path) => gossip::load(path),
-        None => gossip::load_or_make(&options.state_dir.join("gossip.key")),
-    }
+/// What seals the gossip, as long as it is followed.
+fn keys(options: &Options) -> Result<watch::Receiver<Keys>, KeyFileError> {
+    let made = options.state_dir.join("gossip.key");
+    let (path, keys) = match &options.gossip_key {
+        Some(path) => (path.clone(), gossip::load(path)?),
+        None => (made.clone(), gossip::load_or_make(&made)?),
+    };
+    Ok(gossip::follow(path, keys))
 }
 
 /// Begins to listen to the other agents.
-fn elect(options: &Options, keys: Keys) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
+fn elect(options: &Options, keys: watch::Receiver<Keys>) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
     let now = boottime()?;
     let election = Election::new(options.node.clone(), options.election, now);
     let gossip = gossip::Settings { local: options.node.clone(), port: options.gossip_port, keys };
