@@ -1,13 +1,15 @@
 //! Which other agents are alive, what they say of themselves, and the evidence that they still know us: a state machine
 //! without clock or I/O. Payloads and the time come in; what is to be sent and what happened is taken out.
 //!
-//! Three things go on beside each other:
+//! Four things go on beside each other:
 //!
 //! - *SWIM* ([`foca`]) finds out who is down: each node probes another every [`Settings::probe_period`], directly and through
 //!   others, and what one finds all learn by gossip. The verdict is the majority's: when a partition is over, a node that
 //!   saw none forgets whom it held for down, and is told itself that it was.
 //! - *Asks* ([`Membership::ask`]) are the evidence for the fence: who answers holds us for alive. Whoever SWIM suspects is
 //!   asked too, and what answers is not down: asks go both ways, and there are more of them than of SWIM's probes.
+//! - *Farewells*: who leaves says so to all. An ask tells how many members the asker knows: one that knows more than who is
+//!   asked may have missed a farewell, and is told of those that were heard.
 //! - *State*: each node numbers the changes of its items. Asks and answers tell the latest number; who is behind pulls what
 //!   came since.
 //!
@@ -19,7 +21,8 @@
 //!                               │ └────────────────────────────────────────────────────┤
 //!                               │           it joins, with a higher generation         │
 //!                               └────────────────────────── Left ◄─────────────────────┘
-//!                                                            it said so, whatever it was
+//!                                                       it said so, whatever it was; some
+//!                                                       hear it of those who heard it
 //! ```
 //!
 //! *Generations*: who is held for down in one generation can only be alive in a later one, which it takes when it is told.
@@ -288,7 +291,7 @@ impl Membership {
             Wire::Pull(pull) => self.send(from, &Wire::Delta(self.publication.page(&pull))),
             Wire::Delta(delta) => self.advance(from, delta, now)?,
             Wire::Told { asked, message } => self.told(from, asked, message, now),
-            Wire::Leave { generation } => self.parted(from, generation, now),
+            Wire::Left(departed) => departed.into_iter().for_each(|departed| self.parted(departed, now)),
         }
         if let Some(peer) = self.peers.members.get_mut(from) {
             peer.heard = Some(now);

@@ -22,7 +22,7 @@ const LATELY: Duration = Duration::from_secs(10);
 impl Membership {
     pub(super) fn question(&self, now: Duration) -> Ask {
         let generation = self.swim.identity().generation;
-        Ask { asked: nanoseconds(now), generation, at: self.publication.version() }
+        Ask { asked: nanoseconds(now), generation, known: self.known as u64, at: self.publication.version() }
     }
 
     /// Begins a round.
@@ -81,10 +81,11 @@ impl Membership {
         }
         let at = self.publication.version();
         self.send(from, &Wire::Answer(Answer { asked: ask.asked, at, disowned, gone: self.gone(now) }));
+        self.pass_on_departed(from, ask.known, now);
         self.hear(from, ask.at, None, now);
     }
 
-    /// Whom we hold for down, for those who wait until nobody can hold it for alive.
+    /// Whom we hold for down, for those who wait until nobody can hold it for alive. More may have left than fit an answer.
     fn gone(&self, now: Duration) -> Vec<Gone> {
         if self.known > self.settings.sample {
             return Vec::new();
@@ -94,7 +95,7 @@ impl Membership {
             let gone = Gone { node: Identity::key(name), generation: contact.down?, silent: nanoseconds(silent) };
             (silent < LATELY).then_some(gone)
         });
-        gone.collect()
+        gone.take(self.settings.sample).collect()
     }
 
     pub(super) fn answered(&mut self, from: &NodeName, answer: &Answer, now: Duration) {

@@ -26,6 +26,8 @@ pub(super) struct Contact {
     /// Whom it holds for down, as of `answered`: the generation, and when it can have answered it last, by
     /// [`Identity::key`](super::Identity::key).
     pub(super) gone: BTreeMap<u64, (u64, Duration)>,
+    /// From when on it may be told again who has left.
+    pub(super) tell_departed: Duration,
     replica: Replica,
     /// Heard of while it is pulled.
     newest: Option<Version>,

@@ -6,7 +6,12 @@ use foca::OwnedNotification as Notification;
 use rand_core::Rng;
 
 use crate::{
-    membership::{Identity, Membership, Peer, Peers, Standing, Timer, state::State, wire::Wire},
+    membership::{
+        Identity, Membership, Peer, Peers, Standing, Timer,
+        contact::Contact,
+        state::State,
+        wire::{Departed, MOST_DEPARTED, Wire},
+    },
     model::NodeName,
 };
 
@@ -62,7 +67,8 @@ impl Membership {
                 self.settle(now);
             }
             Timer::Farewell(left) => {
-                let farewell = Wire::Leave { generation: self.swim.identity().generation };
+                let Identity { node, generation } = self.swim.identity();
+                let farewell = Wire::Left(vec![Departed { node, generation }]);
                 let known: Vec<_> = known(&self.peers).cloned().collect();
                 for name in &known {
                     self.send(name, &farewell);
@@ -255,18 +261,38 @@ impl Membership {
         self.settle(now);
     }
 
-    /// A peer has left.
-    pub(super) fn parted(&mut self, name: &NodeName, generation: u64, now: Duration) {
+    /// A node has left, as itself or somebody who heard it says.
+    pub(super) fn parted(&mut self, Departed { node, generation }: Departed, now: Duration) {
+        let Some(name) = self.nodes.get(&node).cloned() else { return };
         let here = |peer: &Peer| peer.standing != Standing::Left && peer.generation <= generation;
-        if !self.peers.members.get(name).is_some_and(here) {
+        if !self.peers.members.get(&name).is_some_and(here) {
             return;
         }
-        let _ = self.swim.learn(Identity { node: Identity::key(name), generation }, foca::State::Down, true);
+        let _ = self.swim.learn(Identity { node, generation }, foca::State::Down, true);
         self.settle(now);
-        if let Some(peer) = self.peers.members.get_mut(name) {
+        if let Some(peer) = self.peers.members.get_mut(&name) {
             (peer.standing, peer.since) = (Standing::Left, now);
             (self.uncounted, self.happened.changed) = (true, true);
         }
         self.count(now);
+    }
+
+    /// Tells a peer who has left, if it knows so many members that it may have missed that.
+    pub(super) fn pass_on_departed(&mut self, to: &NodeName, known: u64, now: Duration) {
+        let may_be_told = |contact: &Contact| contact.tell_departed <= now;
+        if known <= self.known as u64 || !self.contacts.get(to).is_some_and(may_be_told) {
+            return;
+        }
+        let left = self.peers.members.iter().filter(|(_, peer)| peer.standing == Standing::Left);
+        let departed =
+            |(name, peer): (&NodeName, &Peer)| Departed { node: Identity::key(name), generation: peer.generation };
+        let departed: Vec<_> = left.map(departed).collect();
+        if !departed.is_empty() {
+            let some = draw(&mut self.rng, departed, MOST_DEPARTED);
+            self.send(to, &Wire::Left(some));
+            if let Some(contact) = self.contacts.get_mut(to) {
+                contact.tell_departed = now + self.settings.join;
+            }
+        }
     }
 }

@@ -110,6 +110,58 @@ fn a_farewell_gets_through_in_spite_of_losses() {
 }
 
 #[test]
+fn those_who_stay_go_on_with_evidence_where_most_leave_at_once() {
+    let mut network = together(100, 18);
+    (0..80).for_each(|node| {
+        network.act(node, Membership::leave);
+    });
+    network.run(ms(1000));
+    for node in 80..100 {
+        assert_eq!((0..80).find(|left| network.standing(node, *left) != Some(Standing::Left)), None, "{node}");
+        assert!(network.now - network.of(node).peers().evidence.unwrap() <= HEARTBEAT + ms(2), "{node}");
+    }
+}
+
+#[test]
+fn who_missed_a_farewell_hears_of_it_from_others() {
+    for nodes in [3, 5, 40] {
+        for seed in 0..10 {
+            let mut network = together(nodes, seed);
+            network.cut = Box::new(|from, to| from == 0 && to <= 2);
+            network.act(0, Membership::leave);
+            network.run(ms(70));
+            network.kill(0);
+            let left = |network: &Network| (1..nodes).all(|node| network.standing(node, 0) == Some(Standing::Left));
+            if nodes == 3 {
+                network.run(ms(1000));
+                assert!(!left(&network), "nobody heard it");
+                continue;
+            }
+            let took = network.until(ms(1000), left);
+            assert!(took.is_some_and(|took| took <= HEARTBEAT), "{nodes} nodes, seed {seed}: {took:?}");
+        }
+    }
+}
+
+#[test]
+fn who_was_cut_off_hears_later_who_has_left_and_who_is_dead_remains_known() {
+    for seed in 0..10 {
+        let mut network = together(6, seed);
+        network.cut = Box::new(|from, to| (from == 5) != (to == 5));
+        network.act(0, Membership::leave);
+        network.kill(1);
+        network.run(ms(2000));
+        network.kill(0);
+        assert_eq!(network.standing(5, 0), Some(Standing::Down));
+        network.cut = Box::new(|_, _| false);
+        let left = |network: &Network| network.standing(5, 0) == Some(Standing::Left);
+        assert!(network.until(ms(3000), left).is_some(), "seed {seed}");
+        network.run(ms(3000));
+        assert!((2..6).all(|node| network.standing(node, 1) == Some(Standing::Down)), "seed {seed}");
+    }
+}
+
+#[test]
 fn who_was_down_comes_back_with_a_higher_generation() {
     let mut network = together(3, 5);
     for generation in 2..5 {

@@ -15,6 +15,8 @@ pub const MOST_PAYLOAD: usize = 1150;
 pub(super) const SWIM_OVERHEAD: usize = 4;
 /// What [`Wire::Delta`] adds to its changes at most.
 pub(super) const DELTA_OVERHEAD: usize = 64;
+/// Most nodes that one [`Wire::Left`] names: each takes twenty bytes at most.
+pub(super) const MOST_DEPARTED: usize = 50;
 
 /// One payload. Numbers named `asked` are nanoseconds of the asker's clock, and mean nothing to others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,10 +36,8 @@ pub(super) enum Wire<'a> {
         asked: u64,
         message: Message,
     },
-    /// The sender leaves; of this generation, nothing will follow.
-    Leave {
-        generation: u64,
-    },
+    /// These have left: the sender itself, or others who told it so.
+    Left(Vec<Departed>),
 }
 
 /// Are you there, and do you hold me for alive?
@@ -46,7 +46,17 @@ pub(super) struct Ask {
     pub(super) asked: u64,
     /// The asker's.
     pub(super) generation: u64,
+    /// How many members it knows.
+    pub(super) known: u64,
     pub(super) at: Version,
+}
+
+/// A node that left. Of this generation of it, nothing will follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Departed {
+    /// [`Identity::key`](crate::membership::swim::Identity::key) of its name.
+    pub(super) node: u64,
+    pub(super) generation: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

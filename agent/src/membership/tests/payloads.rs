@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use foca::State;
 use proptest::{prelude::*, sample::Index};
@@ -15,7 +15,7 @@ use crate::{
         publication::Publication,
         state::Change,
         swim::{Identity, admitted},
-        wire::{Answer, Ask, Delta, Gone, Pull, Version, Wire},
+        wire::{Answer, Ask, Delta, Departed, Gone, MOST_DEPARTED, Pull, Version, Wire},
     },
     model::{NodeName, Vip},
 };
@@ -50,7 +50,7 @@ fn some_wires() -> Vec<Wire<'static>> {
         Change::Gone(Key::Unable(vip)),
     ];
     vec![
-        Wire::Ask(Ask { asked: 17, generation: 2, at }),
+        Wire::Ask(Ask { asked: 17, generation: 2, known: 3, at }),
         Wire::Answer(Answer { asked: 17, at, disowned: Some(u64::MAX), gone: Vec::new() }),
         Wire::Answer(Answer {
             asked: 17,
@@ -61,7 +61,7 @@ fn some_wires() -> Vec<Wire<'static>> {
         Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
         Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
         Wire::Told { asked: 17, message: Message::Declined { vip, epoch: 3 } },
-        Wire::Leave { generation: 1 },
+        Wire::Left(vec![Departed { node: u64::MAX, generation: 1 }; MOST_DEPARTED]),
     ]
 }
 
@@ -182,7 +182,7 @@ fn answers_to_what_was_never_asked_are_no_evidence() {
     let now = network.now;
     membership.renounce(now);
     let at = Version::default();
-    for asked in [now + ms(1), now.saturating_sub(ms(1)), ms(0), std::time::Duration::from_nanos(u64::MAX)] {
+    for asked in [now + ms(1), now.saturating_sub(ms(1)), ms(0), Duration::from_nanos(u64::MAX)] {
         let asked = u64::try_from(asked.as_nanos()).unwrap();
         let answer = Wire::Answer(Answer { asked, at, disowned: None, gone: Vec::new() }).encode().unwrap();
         membership.receive(&name(1), &answer, now).unwrap();
@@ -201,6 +201,69 @@ fn who_asks_is_alive() {
         answer && to == name(1)
     });
     assert!(answered);
+}
+
+/// Those that node 1 is told have left, after it asked as one that knows so many members.
+fn told_departed(membership: &mut Membership, known: u64, now: Duration) -> Vec<Departed> {
+    membership.take_outbox();
+    let ask = Wire::Ask(Ask { asked: 17, generation: 1, known, at: Version::default() });
+    membership.receive(&name(1), &ask.encode().unwrap(), now).unwrap();
+    let departed = |(to, payload): (NodeName, Vec<u8>)| match Wire::decode(&payload) {
+        Ok(Wire::Left(departed)) if to == name(1) => departed,
+        _ => Vec::new(),
+    };
+    membership.take_outbox().into_iter().flat_map(departed).collect()
+}
+
+fn departed(node: usize, generation: u64) -> Departed {
+    Departed { node: Identity::key(&name(node)), generation }
+}
+
+#[test]
+fn who_left_is_passed_on_to_who_knows_more_members_and_not_to_others_nor_often() {
+    let mut membership = fresh();
+    for node in 1..4 {
+        let ask = some_wires()[0].encode().unwrap();
+        membership.receive(&name(node), &ask, ms(2)).unwrap();
+    }
+    let farewell = Wire::Left(vec![departed(2, 2)]).encode().unwrap();
+    membership.receive(&name(2), &farewell, ms(3)).unwrap();
+    assert_eq!(membership.peers().members[&name(2)].standing, Standing::Left);
+    assert_eq!(told_departed(&mut membership, 2, ms(4)), [], "it knows no more");
+    assert_eq!(told_departed(&mut membership, 3, ms(5)), [departed(2, 2)]);
+    assert_eq!(told_departed(&mut membership, 3, ms(500)), [], "it was just told");
+    assert_eq!(told_departed(&mut membership, 3, ms(1005)), [departed(2, 2)]);
+    // It is there again, with the next generation, of which nobody said anything.
+    let ask = Wire::Ask(Ask { asked: 17, generation: 3, known: 3, at: Version::default() });
+    membership.receive(&name(2), &ask.encode().unwrap(), ms(1500)).unwrap();
+    assert_eq!(told_departed(&mut membership, 9, ms(2500)), []);
+    membership.receive(&name(1), &farewell, ms(2501)).unwrap();
+    assert_eq!(membership.peers().members[&name(2)].standing, Standing::Alive);
+}
+
+#[test]
+fn who_was_never_there_and_is_down_is_not_passed_on_as_gone() {
+    let mut membership = fresh();
+    let ask = some_wires()[0].encode().unwrap();
+    membership.receive(&name(1), &ask, ms(2)).unwrap();
+    let header = foca::Header {
+        src: Identity { node: Identity::key(&name(1)), generation: 2 },
+        src_incarnation: 0,
+        dst: Identity { node: Identity::key(&name(0)), generation: 1 },
+        message: foca::Message::Gossip,
+    };
+    let mut buffer = [0; MOST_PAYLOAD];
+    let mut packet = postcard::to_slice(&header, &mut buffer).unwrap().to_vec();
+    packet.extend_from_slice(&1_u16.to_be_bytes());
+    for state in [State::Alive, State::Down] {
+        let mut packet = packet.clone();
+        let member = foca::Member::new(Identity { node: Identity::key(&name(2)), generation: 1 }, 0, state);
+        packet.extend_from_slice(postcard::to_slice(&member, &mut buffer).unwrap());
+        let wire = Wire::Swim { majority: true, packet: &packet };
+        membership.receive(&name(1), &wire.encode().unwrap(), ms(3)).unwrap();
+    }
+    assert_eq!(membership.peers().members[&name(2)].standing, Standing::Down);
+    assert_eq!(told_departed(&mut membership, 9, ms(4)), []);
 }
 
 #[test]
