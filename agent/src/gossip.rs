@@ -208,6 +208,10 @@ impl Task {
         }
     }
 
+    fn reply(&self, datagram: &[u8], to: IpAddr) -> Count {
+        if self.sockets.send(datagram, &[to]) { Count::Replied } else { Count::Unsent }
+    }
+
     fn receive(&mut self, family: Family) -> Result<(), End> {
         let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(End::Clock)?;
         for (datagram, from) in self.sockets.receive(family, BATCH) {
@@ -218,13 +222,17 @@ impl Task {
                 Some(_) => Origin::WrongAddress,
             };
             let count = match self.sealer.open(&datagram, from, origin, now) {
-                Opened::Payload { node, bytes } => match self.incoming.try_send(Incoming { node, bytes }) {
-                    Ok(()) => Count::Taken,
-                    Err(TrySendError::Full(_)) => Count::Overflowed,
-                    Err(TrySendError::Closed(_)) => return Err(End::Unwanted),
-                },
-                Opened::Reply(reply) if self.sockets.send(&reply, &[from]) => Count::Replied,
-                Opened::Reply(_) => Count::Unsent,
+                Opened::Payload { node, bytes, reply } => {
+                    if let Some(reply) = reply {
+                        self.counters.add(self.reply(&reply, from), 1);
+                    }
+                    match self.incoming.try_send(Incoming { node, bytes }) {
+                        Ok(()) => Count::Taken,
+                        Err(TrySendError::Full(_)) => Count::Overflowed,
+                        Err(TrySendError::Closed(_)) => return Err(End::Unwanted),
+                    }
+                }
+                Opened::Reply(reply) => self.reply(&reply, from),
                 Opened::Admitted => Count::Admitted,
                 Opened::Nothing { reason, sender } => {
                     if let Some(datagrams) = self.complaints.hear(reason, now)

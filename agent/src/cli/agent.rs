@@ -82,7 +82,8 @@ pub struct Args {
           value_parser = clap::value_parser!(u16).range(1..))]
     gossip_port: u16,
     /// A file with the key that seals what the agents say to each other, the same on all nodes: 32 bytes in base64 or hex. A
-    /// second line has the key that is being replaced. Without it: gossip.key in the state directory, made if it is missing.
+    /// second line has another key that opens, while one is replaced; the file is looked at every five seconds. Without it:
+    /// gossip.key in the state directory, made if it is missing.
     #[arg(long, value_name = "FILE", env = "VIPMUX_GOSSIP_KEY")]
     gossip_key: Option<PathBuf>,
     /// How long a leader answers for its VIPs after the last evidence that they are its own: an agent that is away for longer

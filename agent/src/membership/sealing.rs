@@ -4,7 +4,7 @@
 //! ```text
 //! datagram:   version │ key id │ session │ counter │ XChaCha20-Poly1305 of the plaintext, with its tag
 //! bytes:         1    │   4    │   16    │    8    │ nonce: session and counter
-//! authenticated, but not sent: the header and the receiver's name
+//! authenticated, too: the header, and the receiver's name, which is not in it
 //! plaintext:  length of the sender's name (1) │ the name │ kind (1) │ body
 //! ```
 //!
@@ -25,8 +25,8 @@
 //! ```
 //!
 //! Nothing is kept about a challenge (see `challenge`). A node has at most two sessions admitted: while it starts again,
-//! datagrams of the one before may still be under way. A session that was silent for [`IDLE`] must answer anew: what it
-//! sent, and somebody kept back, is worth nothing later.
+//! datagrams of the one before may still be under way. A session is heard for [`PROOF`] after it answered a challenge, and is
+//! challenged anew in time: what somebody kept back is worth nothing once its sender is gone, however it is doled out.
 
 mod challenge;
 mod keys;
@@ -36,13 +36,13 @@ mod wire;
 use std::{net::IpAddr, time::Duration};
 
 pub use keys::{Keys, KeysError};
-pub use session::{IDLE, WINDOW};
+pub use session::{PROOF, WINDOW};
 pub use wire::{LONGEST_DATAGRAM, LONGEST_PAYLOAD};
 
 use self::{
     challenge::{Challenger, Subject},
     session::{Sessions, Verdict},
-    wire::{Cookie, Header, Message, Plaintext, SessionId},
+    wire::{Header, Message, Plaintext, SessionId},
 };
 use crate::model::NodeName;
 
@@ -78,6 +78,8 @@ pub enum Opened {
         node: NodeName,
         /// What.
         bytes: Vec<u8>,
+        /// A datagram to be sent back, too.
+        reply: Option<Vec<u8>>,
     },
     /// A datagram to be sent back to where this one came from.
     Reply(Vec<u8>),
@@ -255,53 +257,56 @@ impl Sealer {
         from: IpAddr,
         now: Duration,
     ) -> Result<Opened, Unopened> {
+        let session = header.session;
         let admissions = self.sessions.admissions(sender);
-        let subject = Subject { session: header.session, from, admissions };
-        let verdict = self.sessions.judge(sender, header.session, header.counter, now);
+        let subject = Subject { session, from, admissions };
+        let verdict = self.sessions.judge(sender, session, header.counter, now);
         match (verdict, message) {
             (Verdict::Old, _) => Err(Unopened::Replayed),
             (Verdict::Fresh, Message::Payload(bytes)) => {
-                Ok(Opened::Payload { node: sender.clone(), bytes: bytes.to_vec() })
+                Ok(Opened::Payload { node: sender.clone(), bytes: bytes.to_vec(), reply: None })
             }
-            (Verdict::Unknown, Message::Payload(_)) => {
-                let cookie = self.challenger.cookie(&subject, now);
-                self.reply(sender, Message::Challenge { session: header.session, cookie }, now)
+            (verdict, Message::Payload(bytes)) => {
+                let challenge = Message::Challenge { session, cookie: self.challenger.cookie(&subject, now) };
+                let challenge = self.reply(sender, challenge, verdict, now)?;
+                Ok(match verdict {
+                    Verdict::Due => {
+                        Opened::Payload { node: sender.clone(), bytes: bytes.to_vec(), reply: Some(challenge) }
+                    }
+                    _ => Opened::Reply(challenge),
+                })
             }
             (_, Message::Challenge { session, .. }) if session != self.session => Err(Unopened::Unasked),
-            (Verdict::Fresh, Message::Challenge { cookie, .. }) => self.respond(sender, cookie, None, now),
-            (Verdict::Unknown, Message::Challenge { cookie, .. }) => {
-                let mine = self.challenger.cookie(&subject, now);
-                self.respond(sender, cookie, Some(mine), now)
+            (verdict, Message::Challenge { cookie, .. }) => {
+                let mine = (verdict != Verdict::Fresh).then(|| self.challenger.cookie(&subject, now));
+                self.reply(sender, Message::Response { cookie, challenge: mine }, verdict, now).map(Opened::Reply)
             }
-            (Verdict::Unknown, Message::Response { cookie, .. })
-                if !self.challenger.recognises(cookie, &subject, now) =>
-            {
-                Err(Unopened::Unasked)
-            }
-            (verdict, Message::Response { challenge, .. }) => {
-                if verdict == Verdict::Unknown {
-                    self.sessions.admit(sender, header.session, header.counter, now);
+            (verdict, Message::Response { cookie, challenge }) => {
+                if verdict != Verdict::Fresh {
+                    if !self.challenger.recognises(cookie, &subject, now) {
+                        return Err(Unopened::Unasked);
+                    }
+                    self.sessions.admit(sender, session, header.counter, now);
                 }
-                challenge.map_or(Ok(Opened::Admitted), |theirs| self.respond(sender, theirs, None, now))
+                let Some(theirs) = challenge else { return Ok(Opened::Admitted) };
+                let response = Message::Response { cookie: theirs, challenge: None };
+                self.reply(sender, response, Verdict::Fresh, now).map(Opened::Reply)
             }
         }
     }
 
-    fn respond(
+    /// What unknown sessions say can have been recorded, and come as often as somebody likes.
+    fn reply(
         &mut self,
         to: &NodeName,
-        cookie: Cookie,
-        challenge: Option<Cookie>,
+        message: Message<'_>,
+        verdict: Verdict,
         now: Duration,
-    ) -> Result<Opened, Unopened> {
-        self.reply(to, Message::Response { cookie, challenge }, now)
-    }
-
-    fn reply(&mut self, to: &NodeName, message: Message<'_>, now: Duration) -> Result<Opened, Unopened> {
-        if !self.challenger.may_reply(now) {
+    ) -> Result<Vec<u8>, Unopened> {
+        if verdict == Verdict::Unknown && !self.challenger.may_reply(now) {
             return Err(Unopened::TooMany);
         }
-        self.seal_message(to, message).map(Opened::Reply).map_err(|_| Unopened::TooMany)
+        self.seal_message(to, message).map_err(|_| Unopened::TooMany)
     }
 }
 

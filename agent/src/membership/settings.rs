@@ -17,7 +17,7 @@ pub struct Settings {
     pub gossip: Duration,
     /// That somebody is down is passed on at once, but no more often than this.
     pub alarm: Duration,
-    /// How often a few nodes that are not alive are spoken to.
+    /// How often a few nodes that are not alive are spoken to, and a peer is told who has left.
     pub join: Duration,
     /// Who has not answered an ask is asked a second and a third time after one and two of these.
     pub again: Duration,

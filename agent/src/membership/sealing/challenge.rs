@@ -16,9 +16,9 @@ use super::wire::{Cookie, SessionId};
 /// How coarse a cookie tells the time.
 pub(super) const SLOT: Duration = Duration::from_secs(1);
 
-/// Challenges and responses in a second. A node that starts in a cluster of 1,000 has all others to admit. Whoever floods
-/// it with old datagrams makes it spend this much, some milliseconds of a second; and while the flood is not a hundred
-/// times as much, others still get through by trying again.
+/// Replies in a second to sessions that are not known. A node that starts in a cluster of 1,000 has all others to
+/// admit. Whoever floods it with old datagrams makes it spend this much, some milliseconds of a second; and while the flood is
+/// not a hundred times as much, others still get through by trying again. Sessions that are known are not concerned.
 pub(super) const REPLIES: u32 = 1_000;
 /// As many may come at once.
 const BURST: Duration = Duration::from_secs(1);

@@ -10,8 +10,10 @@ pub const WINDOW: u64 = 1_024;
 /// In words of 64 bits.
 const WORDS: usize = 16;
 const _: () = assert!(WINDOW == 64 * 16);
-/// How long a session may be silent before it must answer a challenge again.
-pub const IDLE: Duration = Duration::from_secs(30);
+/// How long a session is heard after it has answered a challenge.
+pub const PROOF: Duration = Duration::from_secs(30);
+/// How long after it has answered one it is challenged again: so early that nothing is lost.
+const RENEWAL: Duration = Duration::from_secs(15);
 /// Sessions of one node.
 const SESSIONS: usize = 2;
 
@@ -35,7 +37,8 @@ struct Admitted {
 struct Session {
     id: SessionId,
     window: Window,
-    heard: Duration,
+    /// When it answered a challenge last.
+    proven: Duration,
 }
 
 /// What to think of a datagram by its session and counter.
@@ -43,9 +46,13 @@ struct Session {
 pub(super) enum Verdict {
     /// The session is admitted, and the counter new.
     Fresh,
-    /// The session is admitted, and the counter is not new, or too old to tell.
+    /// It is, too; and it is time for another challenge.
+    Due,
+    /// The counter is new, but the session has not answered a challenge for so long that it must do so first.
+    Lapsed,
+    /// The session is or was admitted, and the counter is not new, or too old to tell.
     Old,
-    /// The session is not admitted.
+    /// The session is not known.
     Unknown,
 }
 
@@ -57,28 +64,35 @@ impl Sessions {
 
     /// Judges a datagram that was opened at `now`. What is fresh is so only once.
     pub(super) fn judge(&mut self, node: &NodeName, id: SessionId, counter: u64, now: Duration) -> Verdict {
-        let Some(admitted) = self.nodes.get_mut(node) else { return Verdict::Unknown };
-        admitted.sessions.retain(|session| now.saturating_sub(session.heard) <= IDLE);
-        let Some(session) = admitted.sessions.iter_mut().find(|session| session.id == id) else {
+        let sessions = self.nodes.get_mut(node).map(|admitted| &mut admitted.sessions);
+        let Some(session) = sessions.and_then(|sessions| sessions.iter_mut().find(|session| session.id == id)) else {
             return Verdict::Unknown;
         };
         if !session.window.take(counter) {
             return Verdict::Old;
         }
-        session.heard = now;
-        Verdict::Fresh
+        match now.saturating_sub(session.proven) {
+            age if age <= RENEWAL => Verdict::Fresh,
+            age if age <= PROOF => Verdict::Due,
+            _ => Verdict::Lapsed,
+        }
     }
 
     /// Admits a session from `counter` on: what it sealed before may have been recorded before. It pushes out the node's
-    /// oldest one, where there are two.
+    /// oldest one, where there are two. One that is heard already is heard on.
     pub(super) fn admit(&mut self, node: &NodeName, id: SessionId, counter: u64, now: Duration) {
         let new = || Admitted { admissions: self.floor, sessions: Vec::new() };
         let admitted = self.nodes.entry(node.clone()).or_insert_with(new);
         admitted.admissions += 1;
+        let known = admitted.sessions.iter().position(|session| session.id == id);
+        let window = match known.map(|at| admitted.sessions.remove(at)) {
+            Some(session) if now.saturating_sub(session.proven) <= PROOF => session.window,
+            _ => Window::after(counter),
+        };
         if admitted.sessions.len() == SESSIONS {
             admitted.sessions.remove(0);
         }
-        admitted.sessions.push(Session { id, window: Window::after(counter), heard: now });
+        admitted.sessions.push(Session { id, window, proven: now });
     }
 
     /// Forgets the other nodes.

@@ -63,7 +63,7 @@ fn say(from: &mut Sealer, bytes: &[u8]) -> Vec<u8> {
 }
 
 fn payload(node: &str, bytes: &[u8]) -> Opened {
-    Opened::Payload { node: name(node), bytes: bytes.to_vec() }
+    Opened::Payload { node: name(node), bytes: bytes.to_vec(), reply: None }
 }
 
 /// Has `b` admit the session of `a` by an exchange at `now`; gives all that `a` sealed for it.
@@ -199,7 +199,8 @@ fn what_was_recorded_of_a_run_that_ended_is_never_taken_and_pushes_nothing_out()
     }
     for agent in [&mut second, &mut third] {
         let said = say(agent, b"here");
-        assert_eq!(open(&mut b, A, &said, NOW + Duration::from_secs(20)), payload(A, b"here"));
+        let opened = open(&mut b, A, &said, NOW + Duration::from_secs(20));
+        assert!(matches!(opened, Opened::Payload { bytes, .. } if bytes == b"here"));
     }
 }
 
@@ -245,15 +246,53 @@ fn a_cookie_is_good_for_one_session_at_one_address_until_the_next_admission() {
 fn a_session_that_was_silent_for_long_must_answer_anew() {
     let (mut a, mut b) = pair();
     let (kept_back, in_time) = (say(&mut a, b"kept back"), say(&mut a, b"in time"));
-    let later = NOW + IDLE;
-    assert_eq!(open(&mut b, A, &in_time, later), payload(A, b"in time"));
-    let later = later + IDLE + Duration::from_nanos(1);
-    let challenge = reply(open(&mut b, A, &kept_back, later));
+    assert!(matches!(open(&mut b, A, &in_time, NOW + PROOF), Opened::Payload { .. }));
+    let later = NOW + PROOF + Duration::from_nanos(1);
+    let first = say(&mut a, b"lost");
+    let challenge = reply(open(&mut b, A, &first, later));
     let response = reply(open(&mut a, B, &challenge, later));
     assert!(matches!(open(&mut b, A, &response, later), Opened::Admitted | Opened::Reply(_)));
     assert_eq!(reason(&open(&mut b, A, &kept_back, later)), Unopened::Replayed);
     let said = say(&mut a, b"here");
     assert_eq!(open(&mut b, A, &said, later), payload(A, b"here"));
+}
+
+#[test]
+fn what_was_kept_back_is_worth_nothing_once_its_sender_is_gone_however_it_is_doled_out() {
+    let (mut a, mut b) = pair();
+    let kept_back: Vec<_> = (0..100).map(|_| say(&mut a, b"kept back")).collect();
+    drop(a);
+    for (datagram, second) in kept_back.iter().zip((0..).step_by(10)) {
+        let opened = open(&mut b, A, datagram, NOW + Duration::from_secs(second));
+        let taken = matches!(opened, Opened::Payload { .. });
+        assert_eq!(taken, Duration::from_secs(second) <= PROOF, "after {second} s: {opened:?}");
+    }
+}
+
+#[test]
+fn a_session_that_goes_on_is_challenged_in_time_and_nothing_of_it_is_lost_even_in_a_flood() {
+    let (mut a, mut b) = pair();
+    let old = say(&mut agent(A, 9), b"recorded");
+    let mut challenges = 0;
+    for second in (0..105).step_by(7) {
+        let now = NOW + Duration::from_secs(second);
+        while matches!(open(&mut b, A, &old, now), Opened::Reply(_)) {}
+        for by_a in [true, false] {
+            let (from, to, sender) = if by_a { (&mut a, &mut b, A) } else { (&mut b, &mut a, B) };
+            let said = say(from, b"on");
+            let opened = open(to, sender, &said, now);
+            let Opened::Payload { reply: challenge, .. } = opened else { panic!("{second}: {opened:?}") };
+            let Some(challenge) = challenge else { continue };
+            challenges += 1;
+            let receiver = to.local.0.clone();
+            let response = reply(open(from, &receiver, &challenge, now));
+            match open(to, sender, &response, now) {
+                Opened::Reply(last) => assert_eq!(open(from, &receiver, &last, now), Opened::Admitted),
+                opened => assert_eq!(opened, Opened::Admitted),
+            }
+        }
+    }
+    assert!((3..=6).contains(&challenges), "{challenges} in 105 s");
 }
 
 #[test]
@@ -480,11 +519,12 @@ proptest! {
                     let Some(Sent { by, run, datagram }) = which.of(&sent) else { continue };
                     let (by, run, to) = (*by, *run, 1 - *by);
                     match open(&mut agents[to], NODES[by], datagram, now) {
-                        Opened::Payload { bytes, .. } => {
+                        Opened::Payload { bytes, reply, .. } => {
                             prop_assert!(taken.insert((to, runs[to], bytes)), "taken twice");
                             let over = births[by].get(usize::from(run)).copied().unwrap_or(usize::MAX);
                             let begun = births[to][usize::from(runs[to]) - 1];
                             prop_assert!(over >= begun, "of a run that was over before this one began");
+                            sent.extend(reply.map(|datagram| Sent { by: to, run: runs[to], datagram }));
                         }
                         Opened::Reply(datagram) => sent.push(Sent { by: to, run: runs[to], datagram }),
                         Opened::Admitted | Opened::Nothing { .. } => {}
@@ -508,6 +548,7 @@ proptest! {
             prop_assert!(matches!(admitted, Opened::Reply(_) | Opened::Admitted), "{:?}", admitted);
         }
         let said = say(a, b"two");
-        prop_assert_eq!(open(b, A, &said, now), payload(A, b"two"));
+        let opened = open(b, A, &said, now);
+        prop_assert!(matches!(&opened, Opened::Payload { bytes, .. } if bytes == b"two"), "{:?}", opened);
     }
 }
