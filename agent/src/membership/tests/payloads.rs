@@ -242,6 +242,24 @@ fn who_left_is_passed_on_to_who_knows_more_members_and_not_to_others_nor_often()
 }
 
 #[test]
+fn an_answer_is_given_also_where_more_have_left_than_fit_it() {
+    let mut membership = Membership::new(name(0), 1, Settings::default(), ms(1));
+    membership.know((0..200).map(name).collect(), ms(1));
+    let ask = some_wires()[0].encode().unwrap();
+    for node in 1..200 {
+        membership.receive(&name(node), &ask, ms(2)).unwrap();
+    }
+    for node in 2..200 {
+        let farewell = Wire::Left(vec![departed(node, 2)]).encode().unwrap();
+        membership.receive(&name(node), &farewell, ms(3000)).unwrap();
+    }
+    membership.take_outbox();
+    membership.receive(&name(1), &ask, ms(3001)).unwrap();
+    let answer = |(_, payload): &(NodeName, Vec<u8>)| matches!(Wire::decode(payload), Ok(Wire::Answer(_)));
+    assert!(membership.take_outbox().iter().any(answer));
+}
+
+#[test]
 fn who_was_never_there_and_is_down_is_not_passed_on_as_gone() {
     let mut membership = fresh();
     let ask = some_wires()[0].encode().unwrap();
