@@ -56,7 +56,11 @@ use imbl::OrdMap;
 use vipmux_common::abi::Mac;
 
 pub use self::tenure::{Leadership, Lost, Role};
-use self::{overview::Overview, placement::Contenders, tenure::Place};
+use self::{
+    overview::Overview,
+    placement::{Contender, Contenders},
+    tenure::Place,
+};
 use crate::{
     election::lease::{Lease, Version},
     membership::{Item, Key, Message, Peers, Standing, Why},
@@ -332,12 +336,15 @@ impl Election {
         self.ready
     }
 
-    /// Whether another node could lead a VIP now.
+    /// Whether another node is to lead a VIP rather than this one, and can now: one that is not itself to lead nothing, say.
     pub fn has_other(&self, vip: Vip, peers: &Peers) -> bool {
-        let contenders = self.wanted.get(&vip).into_iter().flat_map(|contenders| contenders.iter());
-        contenders
-            .filter(|contender| contender.node != self.local)
-            .any(|contender| self.standing(contender, peers).is_some() && self.is_able(&contender.node, vip, peers))
+        let standing = |contender: &Contender| {
+            self.standing(contender, peers).filter(|_| self.is_able(&contender.node, vip, peers))
+        };
+        let Some(contenders) = self.wanted.get(&vip) else { return false };
+        let own = contenders.iter().find(|contender| contender.node == self.local).and_then(standing);
+        let mut others = contenders.iter().filter(|contender| contender.node != self.local).filter_map(standing);
+        others.any(|other| own.is_none_or(|own| other.precedes(own)))
     }
 
     /// What is known of who leads a VIP.

@@ -158,6 +158,15 @@ impl Agent {
         answered(&command.arg(self.options.socket(&self.node)).output()?).context("vipmux inspect diff")
     }
 
+    /// `vipmux drain`: its exit status, and what it wrote to stdout and to stderr.
+    pub fn drain(&self, node: &Node, arguments: &[&str]) -> Result<(i32, String, String)> {
+        let mut command = node.namespace().command(binary()?)?;
+        let output =
+            command.args(["drain", "--socket"]).arg(self.options.socket(&self.node)).args(arguments).output()?;
+        let code = output.status.code().context("vipmux drain was killed")?;
+        Ok((code, String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
+    }
+
     /// `vipmux unload`.
     pub fn unload(&self, node: &Node) -> Result<String> {
         process::run(self.command(node, "unload", &[])?)

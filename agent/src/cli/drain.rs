@@ -19,7 +19,7 @@ const POLL: Duration = Duration::from_millis(200);
 #[command(
     after_help = "Exit status: 0 when nothing is led here any more, or after --cancel; 1 when something is, or the \
                         agent cannot be asked. The node then goes on draining: until --cancel, or until its agent is \
-                        started again, it takes no VIP, and what is left goes as soon as another node can take it."
+                        started again, it takes no VIP that another node can take, and what is left goes as soon as one can."
 )]
 pub struct Args {
     /// Take part again: lead VIPs like any other node

@@ -118,6 +118,13 @@ pub struct Reluctance {
     pub unready: bool,
 }
 
+impl Reluctance {
+    /// Whether one who stands so is to have what another leads that stands like this. For being ready alone nothing is moved.
+    pub(super) fn precedes(self, other: Self) -> bool {
+        (self.excluded, self.leaving) < (other.excluded, other.leaving)
+    }
+}
+
 /// How all contenders stand, and what that makes of their shares.
 #[derive(Debug)]
 pub struct Standings {

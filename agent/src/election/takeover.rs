@@ -341,7 +341,7 @@ impl Election {
                     forbidden.extend(own.is_none().then_some(vip));
                     continue;
                 };
-                let must = mine.is_none_or(|mine| (best.excluded, best.leaving) < (mine.excluded, mine.leaving));
+                let must = mine.is_none_or(|mine| best.precedes(mine));
                 if !must && spare == 0 {
                     continue;
                 }

@@ -364,7 +364,7 @@ impl Elector {
         self.shared.lock().generation()
     }
 
-    /// Whether another node could lead a VIP now.
+    /// Whether another node is to lead a VIP rather than this one, and can now.
     pub(super) fn has_other(&self, vip: Vip) -> bool {
         self.election.has_other(vip, self.shared.lock().peers())
     }

@@ -136,13 +136,16 @@ fn member(peer: &Peer) -> abi::Member {
         Standing::Down => abi::Standing::Down,
         Standing::Left => abi::Standing::Left,
     };
+    // One that is not there leads nothing, whatever it said last.
+    let there = matches!(peer.standing, Standing::Alive | Standing::Suspected);
+    let claims = if there { peer.state.claims.len() } else { 0 };
     abi::Member {
         generation: peer.generation,
         heard: peer.heard.map_or(0, nanoseconds),
         since: nanoseconds(peer.since),
         standing: standing as u32,
         flags: flags(peer.state.ready, peer.state.draining),
-        claims: u32::try_from(peer.state.claims.len()).unwrap_or(u32::MAX),
+        claims: u32::try_from(claims).unwrap_or(u32::MAX),
         reserved: 0,
     }
 }

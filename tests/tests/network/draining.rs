@@ -1,0 +1,224 @@
+//! `vipmux drain` on live agents: what it says, where the VIPs go, and what keeps them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use pnet::util::MacAddr;
+use vipmux_tests::{
+    cluster::{Cluster, PATIENCE},
+    lan::Options,
+    manifests::VIP,
+    wait,
+};
+
+use crate::{leading, members, services};
+
+/// So many that no node leads all: two of three have at least one.
+const VIPS: u32 = 10;
+
+/// Three nodes that lead these VIPs between them.
+fn led() -> Result<Option<Cluster>> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(None) };
+    for (number, vip) in vips().into_iter().enumerate().skip(1) {
+        let mut service = services::web(&cluster)?;
+        service.name.1 = format!("web-{number}");
+        service.sharing_key = None;
+        service.address = Some(vip);
+        cluster.manifests.write_service(&service)?;
+    }
+    cluster.start_agents(&cluster.agent_options())?;
+    await_led(&cluster, |_| true)?;
+    Ok(Some(cluster))
+}
+
+fn vips() -> Vec<Ipv4Addr> {
+    (0..VIPS).map(|n| Ipv4Addr::from(u32::from(VIP) + n)).collect()
+}
+
+/// The VIPs that a node leads, by its own word.
+fn own(cluster: &Cluster, node: &str) -> Result<BTreeSet<Ipv4Addr>> {
+    let view = cluster.agent(node)?.inspect_json(cluster.lan.node(node)?, &["vips"])?;
+    let vips = view["vips"].as_array().context("no vips")?.iter();
+    let led = vips.filter(|vip| vip["role"] == "leading");
+    led.map(|vip| Ok(vip["address"].as_str().context("no address")?.parse()?)).collect()
+}
+
+/// Waits until each VIP is led, by a node of these.
+fn await_led(cluster: &Cluster, may: impl Fn(&str) -> bool) -> Result<()> {
+    let nodes = || cluster.lan.nodes.iter().filter(|node| may(&node.name));
+    wait::until("each VIP is led", PATIENCE, || {
+        let all = nodes().map(|node| own(cluster, &node.name)).collect::<Result<Vec<_>>>()?;
+        let led: Vec<_> = all.iter().flatten().copied().collect();
+        ensure!(led.len() == vips().len() && led.iter().collect::<BTreeSet<_>>().len() == led.len(), "{all:?}");
+        Ok(())
+    })
+    .with_context(|| cluster.last_outputs())
+}
+
+/// Each VIP is answered for by one node, of these.
+fn check_answers(cluster: &Cluster, may: impl Fn(&str) -> bool) -> Result<()> {
+    vips().into_iter().try_for_each(|vip| {
+        let node = answering(cluster, vip)?;
+        ensure!(may(&node), "{node} answers for {vip}");
+        Ok(())
+    })
+}
+
+/// The one node that answers for a VIP.
+fn answering(cluster: &Cluster, vip: Ipv4Addr) -> Result<String> {
+    let answers = wait::until(&format!("an answer for {vip}"), PATIENCE, || {
+        let answers = leading::answers(cluster, vip)?;
+        ensure!(!answers.is_empty(), "there is none");
+        Ok(answers)
+    })
+    .with_context(|| cluster.last_outputs())?;
+    let node = |mac: &MacAddr| Some(cluster.lan.node_of(*mac)?.name.clone());
+    let nodes: Vec<_> = answers.iter().filter_map(node).collect();
+    ensure!(nodes.len() == 1 && answers.len() == 1, "{answers:?} answer for {vip}");
+    Ok(nodes.concat())
+}
+
+/// `vipmux drain` on a node: its exit status, the VIPs that it tells of with where they are, its last line, and its error.
+fn drain(
+    cluster: &Cluster,
+    node: &str,
+    arguments: &[&str],
+) -> Result<(i32, BTreeMap<Ipv4Addr, String>, String, String)> {
+    let (code, said, error) = cluster.agent(node)?.drain(cluster.lan.node(node)?, arguments)?;
+    let (mut told, mut last) = (BTreeMap::new(), "");
+    for line in said.lines() {
+        match line.split_once(' ').map(|(vip, what)| (vip.parse(), what)) {
+            Some((Ok(vip), what)) => ensure!(told.insert(vip, what.to_owned()).is_none(), "{vip} twice in {said}"),
+            _ => last = line,
+        }
+    }
+    Ok((code, told, last.to_owned(), error))
+}
+
+/// Drains a node, which works; where its VIPs went.
+fn drained(cluster: &Cluster, node: &str) -> Result<BTreeMap<Ipv4Addr, String>> {
+    let (code, told, last, error) = drain(cluster, node, &[])?;
+    ensure!((code, error.as_str()) == (0, ""), "{code}, {told:?}, {last}, {error}");
+    let count = if told.len() == 1 { "1 VIP".to_owned() } else { format!("{} VIPs", told.len()) };
+    ensure!(last.starts_with(&format!("drained: {count} handed over in ")), "{last}, after {told:?}");
+    let to = |(vip, what): (_, String)| Some((vip, what.strip_prefix("handed over to ")?.to_owned()));
+    let handed: BTreeMap<_, _> = told.clone().into_iter().filter_map(to).collect();
+    ensure!(handed.len() == told.len(), "{told:?}");
+    Ok(handed)
+}
+
+/// What is told where no other node is to take anything.
+fn kept() -> BTreeMap<Ipv4Addr, String> {
+    vips().into_iter().map(|vip| (vip, "is still led here: no other node can lead it now".to_owned())).collect()
+}
+
+/// The other two nodes.
+fn others<'a>(cluster: &'a Cluster, node: &str) -> Result<[&'a str; 2]> {
+    let others: Vec<_> =
+        cluster.lan.nodes.iter().map(|other| other.name.as_str()).filter(|name| *name != node).collect();
+    others.try_into().ok().context("the LAN has three nodes")
+}
+
+/// Tells a node's agent to stop, and waits for its end.
+fn stop(cluster: &mut Cluster, node: &str) -> Result<()> {
+    let process = cluster.agent_mut(node)?.process_mut();
+    process.signal(Signal::SIGTERM)?;
+    process.wait(PATIENCE).map(drop)
+}
+
+#[test]
+fn a_drained_node_says_where_its_addresses_went_and_takes_none_until_it_takes_part_again() -> Result<()> {
+    let Some(mut cluster) = led()? else { return Ok(()) };
+    let first = cluster.await_leader(VIP)?.name.clone();
+    let before = own(&cluster, &first)?;
+    let handed = drained(&cluster, &first)?;
+    assert_eq!(handed.keys().copied().collect::<BTreeSet<_>>(), before);
+    assert_eq!(own(&cluster, &first)?, BTreeSet::new());
+    for (vip, heir) in &handed {
+        assert_eq!(answering(&cluster, *vip)?, *heir, "{vip}");
+    }
+    check_answers(&cluster, |node| node != first)?;
+
+    let [killed, left] = others(&cluster, &first)?.map(str::to_owned);
+    cluster.agent_mut(&killed)?.process_mut().kill()?;
+    await_led(&cluster, |node| node == left)?;
+    check_answers(&cluster, |node| node == left)?;
+    assert_eq!(own(&cluster, &first)?, BTreeSet::new());
+
+    let (code, told, last, error) = drain(&cluster, &first, &["--cancel"])?;
+    assert_eq!((code, told.len(), last.as_str(), error.as_str()), (0, 0, "this node takes part again", ""));
+    wait::until("a share of the addresses", PATIENCE, || {
+        ensure!(!own(&cluster, &first)?.is_empty(), "it leads none");
+        Ok(())
+    })
+    .with_context(|| cluster.last_outputs())?;
+    check_answers(&cluster, |node| node != killed)
+}
+
+/// All others come last, so that it has everything once it takes part.
+#[test]
+fn a_drained_node_whose_agent_is_started_again_takes_part_again() -> Result<()> {
+    let Some(mut cluster) = led()? else { return Ok(()) };
+    let first = cluster.await_leader(VIP)?.name.clone();
+    drained(&cluster, &first)?;
+    cluster.manifests.write_nodes(&cluster.lan, &others(&cluster, &first)?)?;
+    cluster.restart_agent(&first)?;
+    await_led(&cluster, |node| node == first)?;
+    check_answers(&cluster, |node| node == first)
+}
+
+#[test]
+fn what_no_other_node_can_take_stays_and_goes_as_soon_as_one_can() -> Result<()> {
+    let Some(mut cluster) = led()? else { return Ok(()) };
+    let first = cluster.await_leader(VIP)?.name.clone();
+    let [second, third] = others(&cluster, &first)?.map(str::to_owned);
+    for gone in [&second, &third] {
+        stop(&mut cluster, gone)?;
+        members::await_standing(&cluster, &first, gone, "left")?;
+    }
+    await_led(&cluster, |node| node == first)?;
+    let (code, told, _, error) = drain(&cluster, &first, &[])?;
+    assert_eq!((code, &told), (1, &kept()));
+    ensure!(error.contains("not drained: 10 VIPs still led here; the node goes on draining"), "{error}");
+    check_answers(&cluster, |node| node == first)?;
+
+    cluster.restart_agent(&second)?;
+    await_led(&cluster, |node| node == second)?;
+    check_answers(&cluster, |node| node == second)?;
+    assert_eq!(drained(&cluster, &first)?, vips().into_iter().map(|vip| (vip, second.clone())).collect());
+
+    // It comes last, and not never.
+    stop(&mut cluster, &second)?;
+    await_led(&cluster, |node| node == first)?;
+    check_answers(&cluster, |node| node == first)
+}
+
+#[test]
+fn the_last_node_that_does_not_drain_hands_nothing_to_those_that_do() -> Result<()> {
+    let Some(cluster) = led()? else { return Ok(()) };
+    let last = cluster.await_leader(VIP)?.name.clone();
+    for other in others(&cluster, &last)? {
+        drained(&cluster, other)?;
+    }
+    await_led(&cluster, |node| node == last)?;
+    let (code, told, _, error) = drain(&cluster, &last, &["--timeout", "5s"])?;
+    assert_eq!((code, &told), (1, &kept()), "{error}");
+    check_answers(&cluster, |node| node == last)
+}
+
+#[test]
+fn who_drains_a_node_without_an_agent_is_told_what_to_do() -> Result<()> {
+    let Some(mut cluster) = led()? else { return Ok(()) };
+    let first = cluster.await_leader(VIP)?.name.clone();
+    cluster.agent_mut(&first)?.process_mut().kill()?;
+    for arguments in [&[][..], &["--cancel"]] {
+        let (code, told, last, error) = drain(&cluster, &first, arguments)?;
+        assert_eq!((code, told.len(), last.as_str()), (1, 0, ""));
+        ensure!(error.contains("no agent listens on") && error.contains("--socket"), "{error}");
+    }
+    Ok(())
+}
