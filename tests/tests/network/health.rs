@@ -8,7 +8,7 @@ use vipmux_tests::{
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Lan, Options},
-    manifests::{Manifests, Service, VIP},
+    manifests::{Endpoint, Manifests, Service, VIP},
     pod::{self, Listener},
     process::Process,
     wait,
@@ -20,6 +20,19 @@ const HEALTH_PORT: u16 = 9001;
 const CONNECTIONS: usize = 40;
 const REQUEST: Kind = Kind::Echo;
 
+/// A backend takes new flows, and fails its probe.
+const UP: (bool, bool) = (true, false);
+const DOWN: (bool, bool) = (false, true);
+const IGNORED: (bool, bool) = (true, true);
+
+/// The Service, whose pods are asked.
+fn probed(endpoints: impl IntoIterator<Item = Endpoint>) -> Service {
+    Service::sharing("shop/web", 80, "TCP", 8080)
+        .with(endpoints)
+        .annotated("service.beta.kubernetes.io/azure-load-balancer-health-probe-protocol", "Http")
+        .annotated("service.beta.kubernetes.io/port_80_health-probe_port", "9001")
+}
+
 /// Starts a pod's health server.
 fn start(cluster: &Cluster, pod: &str) -> Result<Process> {
     let pod = cluster.pod(pod)?;
@@ -29,7 +42,12 @@ fn start(cluster: &Cluster, pod: &str) -> Result<Process> {
 
 /// Waits until the maps have each pod so: it takes new flows, it fails.
 fn await_states(cluster: &Cluster, expected: [(&str, bool, bool); 2]) -> Result<()> {
-    let (node, agent) = (&cluster.lan.nodes[0], &cluster.agents[0]);
+    await_states_on(cluster, "node-1", expected)
+}
+
+/// Waits until a node's maps have each pod so.
+fn await_states_on(cluster: &Cluster, node: &str, expected: [(&str, bool, bool); 2]) -> Result<()> {
+    let (node, agent) = (cluster.lan.node(node)?, cluster.agent(node)?);
     wait::until("the health of the pods", PATIENCE, || {
         let view = agent.inspect_json(node, &["backends"])?;
         let backends = view["backends"].as_array().context("no backends")?;
@@ -73,11 +91,7 @@ fn pods_that_fail_their_probe_get_no_new_connections_unless_all_do() -> Result<(
         cluster.add_pod("node-1", pod, host, &[Listener::new(REQUEST, 8080, "shop/web")])?;
     }
     let (mut first, mut second) = (start(&cluster, "web-1")?, start(&cluster, "web-2")?);
-    let web = Service::sharing("shop/web", 80, "TCP", 8080)
-        .with([cluster.endpoint("web-1")?, cluster.endpoint("web-2")?])
-        .annotated("service.beta.kubernetes.io/azure-load-balancer-health-probe-protocol", "Http")
-        .annotated("service.beta.kubernetes.io/port_80_health-probe_port", "9001");
-    cluster.manifests.write_service(&web)?;
+    cluster.manifests.write_service(&probed([cluster.endpoint("web-1")?, cluster.endpoint("web-2")?]))?;
     cluster.start_agents(&cluster.agent_options())?;
     cluster.await_service(Request::new(REQUEST, VIP, 80), "shop/web")?;
     await_states(&cluster, [("web-1", true, false), ("web-2", true, false)])?;
@@ -107,4 +121,99 @@ fn pods_that_fail_their_probe_get_no_new_connections_unless_all_do() -> Result<(
     ensure!(reached(&cluster)?.len() == 2, "one pod is never reached again");
     assert_eq!(staying.say("to the end")?.pod, "web-1");
     Ok(())
+}
+
+/// Two nodes with a pod each that serves and says that it is well: the leader, the other node, and what serves their health.
+struct Spread {
+    cluster: Cluster,
+    leader: String,
+    other: String,
+    health: BTreeMap<String, Process>,
+}
+
+impl Spread {
+    fn new() -> Result<Option<Self>> {
+        let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(None) };
+        let manifests = Manifests::for_lan(&lan)?;
+        let mut cluster = Cluster::new(lan, manifests)?;
+        let (mut endpoints, mut health) = (Vec::new(), BTreeMap::new());
+        for node in ["node-1", "node-2"] {
+            let pod = on(node);
+            cluster.add_pod(node, &pod, 10, &[Listener::new(REQUEST, 8080, "shop/web")])?;
+            endpoints.push(cluster.endpoint(&pod)?);
+            health.insert(node.to_owned(), start(&cluster, &pod)?);
+        }
+        cluster.manifests.write_service(&probed(endpoints))?;
+        cluster.start_agents(&cluster.agent_options())?;
+        cluster.await_service(Request::new(REQUEST, VIP, 80), "shop/web")?;
+        let leader = cluster.await_leader(VIP)?.name.clone();
+        let other = if leader == "node-1" { "node-2" } else { "node-1" }.to_owned();
+        Ok(Some(Self { cluster, leader, other, health }))
+    }
+
+    /// Waits until both nodes have the pods so.
+    fn await_both(&self, leaders: (bool, bool), others: (bool, bool)) -> Result<()> {
+        let pods = [(on(&self.leader), leaders), (on(&self.other), others)];
+        let expected = pods.each_ref().map(|(pod, (ready, failing))| (pod.as_str(), *ready, *failing));
+        ["node-1", "node-2"].into_iter().try_for_each(|node| await_states_on(&self.cluster, node, expected))
+    }
+
+    fn is_reached(&self, nodes: &[&String]) -> Result<()> {
+        let reached = reached(&self.cluster)?;
+        let pods: Vec<_> = nodes.iter().map(|node| on(node)).collect();
+        ensure!(reached.len() == pods.len() && pods.iter().all(|pod| reached.contains_key(pod)), "{reached:?}");
+        Ok(())
+    }
+
+    /// What the leader's agent says of the endpoints that fail.
+    fn explained(&self) -> Result<Option<String>> {
+        let (agent, node) = (self.cluster.agent(&self.leader)?, self.cluster.lan.node(&self.leader)?);
+        let (code, explanation) = agent.explain(node, "shop/web", &[])?;
+        ensure!(code == 0, "{explanation}");
+        let links = explanation["chain"].as_array().context("no chain")?;
+        let mut findings = links.iter().filter_map(|link| link["finding"].as_str());
+        Ok(findings.find(|finding| finding.contains("fail their health probes")).map(str::to_owned))
+    }
+}
+
+/// A node's pod.
+fn on(node: &str) -> String {
+    format!("on-{node}")
+}
+
+#[test]
+fn a_leader_heeds_what_another_node_says_of_its_pods() -> Result<()> {
+    let Some(mut spread) = Spread::new()? else { return Ok(()) };
+    let (leader, other) = (spread.leader.clone(), spread.other.clone());
+    spread.await_both(UP, UP)?;
+    spread.is_reached(&[&leader, &other])?;
+    assert_eq!(spread.explained()?, None);
+
+    spread.health.remove(&other);
+    spread.await_both(UP, DOWN)?;
+    spread.is_reached(&[&leader])?;
+    let at = |node: &str| Ok::<_, anyhow::Error>(format!("{}:8080 on {node}", spread.cluster.pod(&on(node))?.address));
+    let explained = spread.explained()?.context("nothing is said of it")?;
+    ensure!(explained.ends_with(&format!("1 fail their health probes: {}", at(&other)?)), "{explained}");
+
+    spread.health.insert(other.clone(), start(&spread.cluster, &on(&other))?);
+    spread.await_both(UP, UP)?;
+    spread.is_reached(&[&leader, &other])?;
+    assert_eq!(spread.explained()?, None);
+
+    spread.health.clear();
+    spread.await_both(IGNORED, IGNORED)?;
+    spread.is_reached(&[&leader, &other])?;
+    let explained = spread.explained()?.context("nothing is said of it")?;
+    ensure!(explained.contains("2 fail their health probes, so that probes are ignored"), "{explained}");
+    let told = |line: &str| line.contains("all 2 backends fail their health probes: they are served nevertheless");
+    for agent in &spread.cluster.agents {
+        agent.process().wait_for_line("that probes are ignored", PATIENCE, told)?;
+    }
+
+    // Nobody says anything of its pods any more, and what was said is void.
+    spread.cluster.agent_mut(&other)?.process_mut().kill()?;
+    let (leaders, others) = (on(&leader), on(&other));
+    await_states_on(&spread.cluster, &leader, [(&leaders, DOWN.0, DOWN.1), (&others, UP.0, UP.1)])?;
+    spread.is_reached(&[&other])
 }
