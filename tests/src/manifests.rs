@@ -57,7 +57,14 @@ impl Manifests {
 
     /// Writes a LAN's Nodes; those that are cordoned lead nothing.
     pub fn write_nodes(&self, lan: &Lan, cordoned: &[&str]) -> Result<()> {
-        let document = |node: &Node| node_document(node, cordoned.contains(&node.name.as_str()));
+        let addresses = |node: &Node| vec![node.address.into(), node.address_v6.into()];
+        let document = |node| node_document(node, &addresses(node), cordoned.contains(&node.name.as_str()));
+        self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
+    }
+
+    /// Writes a LAN's Nodes with their IPv6 addresses alone.
+    pub fn write_nodes_v6(&self, lan: &Lan) -> Result<()> {
+        let document = |node: &Node| node_document(node, &[node.address_v6.into()], false);
         self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
@@ -290,17 +297,15 @@ impl Service {
     }
 }
 
-fn node_document(node: &Node, cordoned: bool) -> Value {
+fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -> Value {
+    let address = |address: &IpAddr| json!({ "type": "InternalIP", "address": address.to_string() });
     json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": { "name": node.name },
         "spec": { "unschedulable": cordoned },
         "status": {
-            "addresses": [
-                { "type": "InternalIP", "address": node.address.to_string() },
-                { "type": "InternalIP", "address": node.address_v6.to_string() },
-            ],
+            "addresses": addresses.iter().map(address).collect::<Vec<_>>(),
             "conditions": [{
                 "type": "Ready",
                 "status": "True",

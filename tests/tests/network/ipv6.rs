@@ -79,7 +79,7 @@ fn requests() -> Vec<(Request, &'static str, usize)> {
     requests
 }
 
-fn answers(cluster: &Cluster) -> Result<Vec<MacAddr>> {
+pub(crate) fn answers(cluster: &Cluster) -> Result<Vec<MacAddr>> {
     let client = cluster.lan.client()?;
     ndp::answers(client.namespace(), client.address_v6, VIP_V6, WINDOW)
 }

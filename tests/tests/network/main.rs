@@ -21,6 +21,7 @@ mod forwarding;
 mod harness;
 mod health;
 mod ipv6;
+mod ipv6_nodes;
 mod leading;
 mod members;
 mod outlets;
