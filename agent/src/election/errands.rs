@@ -156,8 +156,6 @@ impl Election {
         match lease {
             Some(lease) if lease.holder == self.local && lease.epoch >= epoch => {
                 if place.role == Role::Leading {
-                    // Another may claim it in the same epoch until it can read that too.
-                    place.rest = now + LATER;
                     (tenure.epoch, tenure.written, tenure.version) = (lease.epoch, Some(now), Some(lease.version));
                 } else {
                     self.swap(vip, Some(&lease), lease.epoch, Errand::CheckSwap);

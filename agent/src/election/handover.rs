@@ -101,6 +101,8 @@ impl Election {
                 if let Some(place) = self.places.get_mut(&vip) {
                     place.kept = now + DECLINED;
                 }
+                // Perhaps the Lease has a higher epoch: one that wrote it need not have learned that it did.
+                self.attempt(vip, Errand::CheckRead, now);
             }
             Message::Taken { .. } | Message::Declined { .. } => {}
         }

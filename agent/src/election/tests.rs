@@ -653,10 +653,28 @@ fn what_is_declined_or_not_answered_is_kept() {
         } else {
             bench.ticks(4);
         }
-        assert_eq!(bench.said().last().map(String::as_str), Some("lead 1: nobody led it before"));
+        let said = bench.said();
+        assert!(said.contains(&"lead 1: nobody led it before".to_owned()), "{said:?}");
+        assert_eq!(said.contains(&"read".to_owned()), declined);
+        if declined {
+            bench.give(read(Some(lease("a", 1, "v1"))));
+        }
         bench.ticks(50);
         assert_eq!(bench.said(), [""; 0], "and it is not tried again at once");
     }
+}
+
+/// It has the Lease by a swap whose end it was not told, and the leader was not away, so that neither would look again.
+#[test]
+fn who_declines_because_it_has_the_lease_is_given_way_to() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.give(told("b", Message::Declined { vip: vip(1), epoch: 2 }));
+    bench.said();
+    bench.give(read(Some(lease("b", 2, "v2"))));
+    assert_eq!(bench.said(), ["follow: b took it", "withdraw"]);
+    assert_eq!((bench.role(), bench.leader()), (Role::Following, Some("b")));
 }
 
 #[test]
@@ -724,6 +742,7 @@ fn what_was_declined_is_made_sure_of_after_a_lapse_all_the_same() {
     bench.want(&["a", "b"]);
     bench.later(ms(10)).give(Input::Drain(true));
     bench.give(told("b", Message::Declined { vip: vip(1), epoch: 2 }));
+    bench.give(read(Some(lease("a", 1, "v1"))));
     assert_eq!(bench.role(), Role::Leading);
     bench.later(LEASE).give(Input::Tick { carrier: true });
     bench.want(&["a", "b"]);
