@@ -28,16 +28,29 @@ const PORT: u16 = 80;
 
 #[test]
 fn a_client_on_one_segment_reaches_pods_on_the_other_in_native_mode() -> Result<()> {
-    reaches_both("native")
+    reaches_both("native", |_| Ok(()))
 }
 
 #[test]
 fn a_client_on_one_segment_reaches_pods_on_the_other_in_generic_mode() -> Result<()> {
-    reaches_both("generic")
+    reaches_both("generic", |_| Ok(()))
 }
 
-/// The pod on the node between, and that on a node which has the one segment alone.
-fn reaches_both(xdp_mode: &'static str) -> Result<()> {
+/// Until then the other node leads it, where the client cannot ask.
+#[test]
+fn what_lies_on_a_segment_is_handed_to_the_node_there_that_comes_late() -> Result<()> {
+    reaches_both("generic", |cluster| {
+        wait::until("the other node leads", PATIENCE, || {
+            let view = cluster.agent("node-2")?.inspect_json(cluster.lan.node("node-2")?, &["vips"])?;
+            let vips = view["vips"].as_array().context("no vips")?;
+            ensure!(vips.len() == 2 && vips.iter().all(|vip| vip["role"] == "leading"), "{view}");
+            Ok(())
+        })
+    })
+}
+
+/// The pod on the node between, which comes last, and that on a node which has the one segment alone.
+fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
     let client = lan.add_segment(BETWEEN)?;
     let manifests = Manifests::for_lan(&lan)?;
@@ -54,6 +67,7 @@ fn reaches_both(xdp_mode: &'static str) -> Result<()> {
     cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
     let options = agent::Options { xdp_mode, ..cluster.agent_options() };
     cluster.start_agents_but(BETWEEN, &options)?;
+    before_it_comes(&cluster)?;
     let both = agent::Options { interface: "eth0,eth1".to_owned(), ..options };
     let agent = Agent::start(cluster.lan.node(BETWEEN)?, &both)?;
     agent.wait_ready(PATIENCE)?;
