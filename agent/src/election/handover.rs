@@ -22,8 +22,10 @@ const TOLD: Duration = Duration::from_millis(100);
 /// and when this node answers again. It could not take up later what it was told by then
 /// ([`Settings::fresh`](crate::membership::Settings::fresh)).
 const PATIENCE: Duration = Duration::from_millis(300);
-/// How long nothing is handed over that was declined, or not answered.
+/// How long nothing is handed over that was declined,
 const DECLINED: Duration = Duration::from_secs(10);
+/// and that was not answered: each time twice as long as before, up to that. Mostly the heir has just come, and is busy.
+const UNANSWERED: Duration = Duration::from_secs(1);
 /// From one VIP that moves for the sake of balance to the next.
 const BALANCE: Duration = Duration::from_secs(1);
 
@@ -62,7 +64,8 @@ impl Election {
         let Some(place) = self.places.get_mut(&vip) else { return };
         let (Some((heir, told)), Some(tenure)) = (&mut place.heir, &place.tenure) else { return };
         if now >= place.since + PATIENCE {
-            place.kept = now + DECLINED;
+            place.kept = now + (UNANSWERED * (1 << place.unanswered.min(4))).min(DECLINED);
+            place.unanswered += 1;
             return self.lead(vip, now);
         }
         if now > place.since + TOLD {

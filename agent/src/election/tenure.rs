@@ -155,6 +155,8 @@ pub(super) struct Place {
     pub(super) heir: Option<(NodeName, u32)>,
     /// It is not handed over before: that was tried in vain.
     pub(super) kept: Duration,
+    /// How often heirs did not answer, since this node has it.
+    pub(super) unanswered: u32,
     /// The epoch in which this node declined it last, and when.
     pub(super) declined: Option<(u64, Duration)>,
 }
@@ -221,7 +223,7 @@ impl Election {
         self.commands.push(Command::Publish(Item::Claim { vip, epoch, why }));
         (place.role, place.since, place.tenure) = (role, now, Some(tenure));
         (place.open, place.unclaimed, place.heir) = (None, None, None);
-        place.kept = now;
+        (place.kept, place.unanswered) = (now, 0);
         self.overview.held.insert(vip);
         self.overview.touched.insert(vip);
         self.dirty = true;
