@@ -504,16 +504,14 @@ impl Election {
         self.dirty |= first;
         let Some(leases) = leases else { return };
         for (vip, lease) in &leases {
-            match self.places.get_mut(vip) {
-                Some(place) => {
-                    if place.learn(lease, now) {
-                        self.overview.touched.insert(*vip);
-                    }
-                }
-                None if self.informed => {
+            let Some(place) = self.places.get_mut(vip) else {
+                if self.informed {
                     self.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
                 }
-                None => {}
+                continue;
+            };
+            if place.learn(lease, now) {
+                self.overview.touched.insert(*vip);
             }
         }
         let held = self.places.iter().filter(|(_, place)| place.is_written());

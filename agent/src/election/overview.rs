@@ -69,14 +69,14 @@ impl Overview {
         changed.extend(seen.map(|(gone, _)| gone.clone()));
         for name in changed {
             let now = peers.members.get(&name).and_then(Seen::of);
-            self.replace(name, now);
+            self.replace(&name, now);
         }
     }
 
-    fn replace(&mut self, name: NodeName, now: Option<Seen>) {
+    fn replace(&mut self, name: &NodeName, now: Option<Seen>) {
         let before = match now.clone() {
             Some(now) => self.seen.insert(name.clone(), now),
-            None => self.seen.remove(&name),
+            None => self.seen.remove(name),
         };
         let standing = |seen: &Option<Seen>| seen.as_ref().map(|seen| (seen.ready, seen.draining));
         if standing(&before) != standing(&now) {
@@ -98,7 +98,7 @@ impl Overview {
             if claims {
                 claimants.push(name.clone());
             } else {
-                claimants.retain(|claimant| *claimant != name);
+                claimants.retain(|claimant| claimant != name);
                 if claimants.is_empty() {
                     self.claimants.remove(&vip);
                 }

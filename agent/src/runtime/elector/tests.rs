@@ -17,7 +17,8 @@ fn here() -> NodeName {
 
 fn elector(state: &Path) -> (Elector, mpsc::Receiver<Report>) {
     let election = Election::new(here(), Settings::default(), boottime().unwrap());
-    let gossip = gossip::Settings { local: here(), port: gossip::DEFAULT_PORT, keys: Keys::generate([7; 32]) };
+    let gossip =
+        gossip::Settings { local: here(), port: gossip::DEFAULT_PORT, keys: watch::channel(Keys::generate([7; 32])).1 };
     Elector::start(election, Settings::default().lease, gossip, state, 1).unwrap()
 }
 
@@ -41,7 +42,7 @@ async fn an_address_whose_lease_cannot_be_read_stays_this_nodes() {
     // No address of this machine: nothing is bound.
     elector.know(&[(here(), vec![[192, 0, 2, 2].into()])].into()).unwrap();
     let contender = Contender { node: here(), weight: 1, excluded: false, cordoned: false };
-    let wanted = Arc::new([(vip, Arc::from([contender]))].into());
+    let wanted = Arc::new([(vip, [contender].into_iter().collect())].into());
     let is_held = |elector: &Elector| elector.held().any(|(held, role)| held == vip && role != Role::Leading);
     let taking = async {
         while !is_held(&elector) {
