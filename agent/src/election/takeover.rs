@@ -21,6 +21,8 @@ use crate::{
 
 /// How long after the start a holder that is not heard of is left alone, and nothing is begun that depends on who else is there.
 pub(super) const SETTLE: Duration = Duration::from_secs(3);
+/// How long after the start a node waits for what others claim, before it comes back to what was its own.
+const MEET: Duration = Duration::from_millis(500);
 /// Added to that after which a silent peer's kernel answers no more.
 const MARGIN: Duration = Duration::from_millis(15);
 /// How long it takes until all have heard that one is down. Where members ask samples of each other nothing else tells.
@@ -125,6 +127,20 @@ impl Election {
     fn is_settled(&self, peers: &Peers, now: Duration) -> bool {
         let heard = |contender: &Contender| contender.node == self.local || peers.members.contains_key(&contender.node);
         now >= self.started + SETTLE || self.begun && self.pools().all(|contenders| contenders.iter().all(heard))
+    }
+
+    /// Whether all who may lead were heard of, and what they claim, or it was long enough to wait for those that are there.
+    fn has_met_all(&mut self, peers: &Peers, now: Duration) -> bool {
+        let end = self.started + MEET;
+        let met = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.current.is_some());
+        let all = |contenders: &[Contender]| {
+            contenders.iter().all(|contender| contender.node == self.local || met(&contender.node))
+        };
+        if now >= end || self.pools().all(all) {
+            return true;
+        }
+        self.wake_at(end);
+        false
     }
 
     fn pools(&self) -> impl Iterator<Item = &[Contender]> {
@@ -252,12 +268,13 @@ impl Election {
         if !settled {
             self.wake_at(self.started + SETTLE);
         }
+        let met = self.has_met_all(peers, now);
         let free: Vec<Vip> = self.overview.free.iter().copied().collect();
         let (mut granted, mut taking) = (Vec::new(), 0);
         for vip in free {
-            // Nobody else comes into question for what was its own.
-            let own = self.begun && self.is_own(vip);
-            if !settled && !own {
+            // Nobody else comes into question for what was its own, unless one took it while the store was away.
+            let ready = if self.is_own(vip) { met && (settled || self.begun) } else { settled };
+            if !ready {
                 continue;
             }
             let Some(place) = self.places.get_mut(&vip) else { continue };

@@ -308,7 +308,7 @@ fn one_that_left_in_order_is_followed_once_the_deadline_of_what_it_still_led_has
     bench.falls("b", Standing::Left);
     bench.give(Input::Peers).ticks(3).later(ms(20)).give(Input::Peers);
     assert_eq!(bench.said(), [""; 0]);
-    bench.later(ms(5)).give(Input::Peers);
+    bench.later(ms(6)).give(Input::Peers);
     assert_eq!(bench.said(), ["read"]);
 }
 
@@ -467,6 +467,24 @@ fn an_agent_that_came_back_in_time_goes_on_with_what_is_still_its_own() {
     assert_eq!(bench.said(), ["survey", "read", "swap v3 for 3"]);
     bench.give(swapped("v4"));
     assert_eq!(bench.said(), ["claim 3", "lead 3: it led it before, and came back in time"]);
+}
+
+#[test]
+fn who_comes_back_hears_first_whether_another_took_it_while_the_store_was_away() {
+    for claims in [true, false] {
+        let mut bench = Bench::new(Settings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+        bench.want(&["a", "b", "c"]);
+        bench.peer("b").current = None;
+        bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip(1), lease("a", 3, "v3"))])) });
+        bench.tick().ticks(4);
+        assert_eq!(bench.said(), ["survey"], "b may claim it");
+        if claims {
+            bench.claim("b", 4);
+            bench.peer("b").current = Some(bench.now);
+        }
+        bench.ticks(2);
+        assert_eq!(bench.said(), if claims { &[][..] } else { &["read"][..] }, "b claims it: {claims}");
+    }
 }
 
 #[test]

@@ -18,11 +18,13 @@ use crate::keepalived::{self, Advertisements};
 pub struct Plan {
     /// Runs of each case.
     pub runs: usize,
+    /// The case to measure; `None`: all.
+    pub case: Option<Case>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { runs: 20 }
+        Self { runs: 20, case: None }
     }
 }
 
@@ -70,16 +72,25 @@ trait Site {
 }
 
 /// What can happen to the node that leads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Case {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Case {
+    /// Its process is killed.
     Kill,
+    /// Of its processes the first one is killed; keepalived has several.
     KillMain,
+    /// Its process is stopped, and goes on later.
     Pause,
+    /// Its link goes down.
     Unplug,
+    /// The switch cuts it off.
     CutOff,
+    /// It is told to stop.
     Terminate,
+    /// One node after the other is told to stop, and started again.
     RollingRestart,
+    /// The Leases cannot be reached.
     StoreAway,
+    /// Its process is killed while the Leases cannot be reached.
     KillWithoutStore,
 }
 
@@ -119,7 +130,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Failover>>
             rows.push(Failover::new("keepalived".to_owned(), Case::Kill, &[], failures));
         }
     }
-    let mut results: Vec<_> = sites.iter().map(|site| Results::of(&**site)).collect();
+    let mut results: Vec<_> = sites.iter().map(|site| Results::of(&**site, plan.case)).collect();
     let most = results.iter().map(|results| results.cases.len()).max().unwrap_or(0);
     // In turns, so that each cluster comes to rest while others are measured.
     for run in 0..plan.runs {
@@ -156,9 +167,10 @@ struct CaseResults {
 }
 
 impl Results {
-    fn of(site: &dyn Site) -> Self {
+    fn of(site: &dyn Site, only: Option<Case>) -> Self {
+        let wanted = |case: &Case| only.is_none_or(|only| only == *case);
         let empty = |case| CaseResults { case, samples: Vec::new(), failures: Vec::new() };
-        Self { system: site.system(), cases: site.cases().into_iter().map(empty).collect() }
+        Self { system: site.system(), cases: site.cases().into_iter().filter(wanted).map(empty).collect() }
     }
 }
 

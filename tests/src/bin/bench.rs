@@ -37,14 +37,17 @@ struct Arguments {
     /// Runs of each case of a failover.
     #[arg(long, default_value_t = failover::Plan::default().runs)]
     runs: usize,
+    /// Of what can happen to a node this alone, rather than all.
+    #[arg(long)]
+    case: Option<failover::Case>,
 }
 
 fn main() -> Result<()> {
-    let Arguments { part, json, services, repetitions, packets, flows, capacity, runs } = Arguments::parse();
+    let Arguments { part, json, services, repetitions, packets, flows, capacity, runs, case } = Arguments::parse();
     ensure!(nix::unistd::geteuid().is_root(), "the kernel loads BPF programs for root alone: run it as root");
     ensure!(flows.is_power_of_two(), "{flows} flows are no power of two");
     ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);
-    let failover = failover::Plan { runs };
+    let failover = failover::Plan { runs, case };
     let plan = Plan { services, repetitions, packets, flows, capacity, part, failover, ..Plan::default() };
     let terminal = stderr().is_terminal();
     let report = bench::run(&plan, &mut |step| show(terminal, step))?;
