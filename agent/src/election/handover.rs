@@ -119,17 +119,20 @@ impl Election {
         })
     }
 
-    /// Begins to lead what another handed over, if it can; whether it leads it.
+    /// Begins to lead what another handed over, if it can. Whether the other is rid of it: also where this node has it from an
+    /// earlier word, and may be handing it on, and where somebody has had it since.
     fn accept(&mut self, vip: Vip, epoch: u64, from: &NodeName, now: Duration) -> bool {
         let can = self.informed && self.is_open(now) && !self.unable.contains(&vip) && !self.draining;
         let Some(place) = self.places.get_mut(&vip) else { return false };
         if let Some(tenure) = &place.tenure {
-            return tenure.epoch == epoch && place.role == Role::Leading;
+            return tenure.epoch >= epoch;
+        }
+        if epoch <= place.epoch() {
+            return true;
         }
         // The other one leads again since it was declined: what it said before must not be taken up.
         let late = |(declined, at): (u64, Duration)| declined == epoch && now < at + DECLINED / 2;
-        let beyond = epoch <= place.epoch() || epoch > Lease::MAX_EPOCH;
-        if !can || beyond || place.declined.is_some_and(late) {
+        if !can || epoch > Lease::MAX_EPOCH || place.declined.is_some_and(late) {
             return false;
         }
         place.errand = None;

@@ -739,7 +739,18 @@ fn what_is_handed_over_is_taken_by_who_can() {
     assert!(bench.election.places[&vip(1)].is_written());
 
     let mut stale = Bench::following();
-    assert_eq!(stale.give(take(4)).said(), ["b: declined 4"], "an old word");
+    assert_eq!(
+        stale.give(take(4)).said(),
+        ["b: taken 4"],
+        "an old word: it was taken since, and b must not lead it again"
+    );
+    let mut handing = Bench::following();
+    handing.give(take(5));
+    handing.want(&["a", "c"]);
+    handing.later(ms(10)).give(Input::Drain(true));
+    assert_eq!(handing.role(), Role::Handing);
+    handing.said();
+    assert_eq!(handing.give(take(5)).said(), ["b: taken 5"], "heard twice, and on its way to c by now");
     let mut unable = Bench::following();
     unable.give(Input::Unable([vip(1)].into()));
     unable.said();
