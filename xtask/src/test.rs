@@ -6,15 +6,19 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
-    capabilities, setup,
+    capabilities, setup, sim,
     summary::{self, Outcome},
     workspace,
 };
 
+/// Seeds of each of the simulation's scenarios: some seconds' worth.
+const SEEDS: &str = "200";
+
 /// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Suite {
-    /// The agent's, the ABI's and xtask's own unit and property tests (those that touch the kernel need root)
+    /// The agent's, the ABI's and xtask's own unit and property tests (those that touch the kernel need root), and some
+    /// thousand simulated clusters
     Pure,
     /// One frame in, verdict and exact bytes out, through the kernel's BPF_PROG_TEST_RUN (needs root)
     Packet,
@@ -47,7 +51,11 @@ impl Suite {
         if let Err(error) = self.prepare() {
             return Outcome::Failed(error);
         }
-        for mut command in self.commands() {
+        let commands = match self.commands() {
+            Ok(commands) => commands,
+            Err(error) => return Outcome::Failed(error),
+        };
+        for mut command in commands {
             workspace::say(&format!("suite {name}: {}", workspace::shown(&command)));
             if let Err(error) = workspace::run(&mut command) {
                 workspace::say(&format!("suite {name}: {error:#}"));
@@ -87,26 +95,27 @@ impl Suite {
         }
     }
 
-    fn commands(self) -> Vec<Command> {
+    fn commands(self) -> Result<Vec<Command>> {
         let test = |arguments: &[&str]| {
             let mut command = workspace::cargo(["test"]);
             command.args(workspace::locked()).args(arguments);
             command
         };
-        match self {
+        Ok(match self {
             Self::Pure => {
-                vec![test(&["-p", "vipmux", "-p", "vipmux-common", "-p", "xtask", "--features", "vipmux-common/user"])]
+                let mut simulation = sim::command()?;
+                simulation.args(["--seeds", SEEDS]);
+                let crates = ["-p", "vipmux", "-p", "vipmux-common", "-p", "xtask", "--features", "vipmux-common/user"];
+                vec![test(&crates), sim::build(), simulation]
             }
             Self::Packet => vec![test(&["-p", "vipmux-tests", "--test", "packet"])],
             Self::Network => {
                 let mut agent = workspace::cargo(["build", "-p", "vipmux", "--bin", "vipmux"]);
                 agent.args(workspace::locked());
                 let mut suite = test(&["-p", "vipmux-tests", "--lib", "--bins", "--test", "network"]);
-                if let Ok(folder) = workspace::target_folder() {
-                    suite.env("VIPMUX_BIN", folder.join("debug/vipmux"));
-                }
+                suite.env("VIPMUX_BIN", workspace::target_folder()?.join("debug/vipmux"));
                 vec![agent, suite]
             }
-        }
+        })
     }
 }

@@ -1,7 +1,9 @@
 use std::{net::Ipv4Addr, sync::Arc};
 
-use super::{placement::Contender, *};
-use crate::membership::{self, Claimed, Peer, State};
+use vipmux_common::abi::Mac;
+
+use super::{lease::Version, *};
+use crate::membership::{self, Claimed, Message, Peer, State, Why};
 
 const T: Duration = Duration::from_secs(100);
 const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 9]);

@@ -85,7 +85,7 @@ impl Agent {
         let alone = self
             .elector
             .peers(|peers| peers.members.values().all(|peer| matches!(peer.standing, Standing::Down | Standing::Left)));
-        let moving = self.elector.held().any(|(_, role)| role == Role::Handing);
-        alone || !moving && waited >= UNMOVED
+        let moves = |(vip, role)| role == Role::Handing || self.elector.has_other(vip);
+        alone || waited >= UNMOVED && !self.elector.held().any(moves)
     }
 }

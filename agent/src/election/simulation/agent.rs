@@ -238,8 +238,9 @@ impl World {
         }
         let mut peers = agent.membership.peers().members.values();
         let alone = peers.all(|peer| matches!(peer.standing, Standing::Down | Standing::Left));
-        let moving = held.iter().any(|(_, role)| *role == Role::Handing);
-        alone || !moving && waited >= UNMOVED
+        let has_other = |vip| agent.election.has_other(vip, agent.membership.peers());
+        let moving = held.iter().any(|(vip, role)| *role == Role::Handing || has_other(*vip));
+        alone || waited >= UNMOVED && !moving
     }
 
     /// Tells an agent to stop, or to drain.
