@@ -39,14 +39,14 @@ impl Manifests {
     pub fn for_lan(lan: &Lan) -> Result<Self> {
         let manifests = Self::empty()?;
         manifests.write_nodes(lan, &[])?;
-        manifests.write("pool.yaml", &[pool_document(&[POOL])])?;
+        manifests.write("pool.yaml", &[pool("lan", &[POOL])])?;
         Ok(manifests)
     }
 
     /// The same with addresses of both families in the pool.
     pub fn for_dual_stack_lan(lan: &Lan) -> Result<Self> {
         let manifests = Self::for_lan(lan)?;
-        manifests.write("pool.yaml", &[pool_document(&[POOL, POOL_V6])])?;
+        manifests.write("pool.yaml", &[pool("lan", &[POOL, POOL_V6])])?;
         Ok(manifests)
     }
 
@@ -318,11 +318,12 @@ fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -> Value {
     })
 }
 
-fn pool_document(ranges: &[&str]) -> Value {
+/// An IPAddressPool of these ranges.
+pub fn pool(name: &str, ranges: &[&str]) -> Value {
     json!({
         "apiVersion": "metallb.io/v1beta1",
         "kind": "IPAddressPool",
-        "metadata": { "namespace": "metallb-system", "name": "lan" },
+        "metadata": { "namespace": "metallb-system", "name": name },
         "spec": { "addresses": ranges },
     })
 }

@@ -6,7 +6,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
 use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::Mac;
 use vipmux_tests::{
@@ -14,7 +13,7 @@ use vipmux_tests::{
     client::Kind,
     cluster::{Cluster, PATIENCE},
     lan::{Lan, Options},
-    manifests::{Manifests, Service, VIP},
+    manifests::{self, Manifests, Service, VIP},
     pod::Listener,
     wait,
 };
@@ -94,7 +93,7 @@ fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
     let cards = lan.add_cards()?;
     let mut cluster = Cluster::new(lan, Manifests::empty()?)?;
     cluster.manifests.write_nodes(&cluster.lan, &[])?;
-    cluster.manifests.write("pool.yaml", &[pool()])?;
+    cluster.manifests.write("pool.yaml", &[manifests::pool("beside", &[&format!("{BESIDE}/32")])])?;
     cluster.add_pod("node-1", "web-1", 10, &[Listener::new(Kind::Http, 8080, "shop/web")])?;
     let service = Service::sharing("shop/web", 80, "TCP", 8080).with([cluster.endpoint("web-1")?]);
     cluster.manifests.write_service(&Service { address: Some(BESIDE), sharing_key: None, ..service })?;
@@ -126,15 +125,6 @@ fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
         assert!(!output.contains("is also used by"), "{output}");
     }
     Ok(())
-}
-
-fn pool() -> serde_json::Value {
-    json!({
-        "apiVersion": "metallb.io/v1beta1",
-        "kind": "IPAddressPool",
-        "metadata": { "namespace": "metallb-system", "name": "beside" },
-        "spec": { "addresses": [format!("{BESIDE}/32")] },
-    })
 }
 
 fn tells(line: &str, mac: &str) -> bool {

@@ -6,13 +6,12 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
 use vipmux_tests::{
     agent::{self, Agent},
     client::{Kind, Request},
     cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Lan, Options},
-    manifests::{Manifests, Service},
+    manifests::{self, Manifests, Service},
     pod::Listener,
     wait,
 };
@@ -61,7 +60,9 @@ fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -
     }
     // The other node is no way into that segment.
     cluster.manifests.write_nodes(&cluster.lan, &["node-2"])?;
-    cluster.manifests.write("pool-2.yaml", &[pool()])?;
+    cluster
+        .manifests
+        .write("pool-2.yaml", &[manifests::pool("beside", &[&format!("{}/32", VIPS.0), &format!("{}/128", VIPS.1)])])?;
     let service = Service::sharing("shop/web", PORT, "TCP", 8080).with(endpoints(&cluster, &pods)?);
     let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
     cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
@@ -88,13 +89,4 @@ fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -
     }
     ensure!(cluster.counted("stats", "handed_over")? > 0, "no frame was handed over");
     Ok(())
-}
-
-fn pool() -> serde_json::Value {
-    json!({
-        "apiVersion": "metallb.io/v1beta1",
-        "kind": "IPAddressPool",
-        "metadata": { "namespace": "metallb-system", "name": "beside" },
-        "spec": { "addresses": [format!("{}/32", VIPS.0), format!("{}/128", VIPS.1)] },
-    })
 }
