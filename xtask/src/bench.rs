@@ -17,7 +17,7 @@ pub(crate) fn run(options: &[OsString]) -> Result<()> {
         setup::comparison();
     }
     workspace::say("building the bench");
-    let package = ["build", "--release", "-p", "vipmux", "-p", "vipmux-tests", "--bin", "vipmux", "--bin", "bench"];
+    let package = ["build", "--release", "-p", "vipmux", "-p", "vipmux-tests", "--bins"];
     workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;
     let bench = workspace::target_folder()?.join("release/bench");
     let error = Command::new(&bench).args(options).exec();
