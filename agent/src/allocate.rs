@@ -9,11 +9,13 @@ pub mod holders;
 mod occupancy;
 mod outcome;
 mod placement;
+mod trusted;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use self::allocator::{Allocator, Renewed};
 use self::holders::{Held, Holders, Terms};
+pub use self::trusted::{Trust, trusted};
 use crate::model::{
     Model, PortClaim, ServiceName, Vip,
     name::Port,

@@ -18,5 +18,10 @@ pub use self::{
 /// The group and version of vipmux's own kinds.
 pub const API_VERSION: &str = "vipmux.io/v1alpha1";
 
+/// The condition of a Service that says whether it has addresses, and why.
+pub const ALLOCATED: &str = "vipmux.io/Allocated";
+/// The condition of a Service that says who answers for them.
+pub const ANNOUNCED: &str = "vipmux.io/Announced";
+
 #[cfg(test)]
 mod tests;

@@ -1,6 +1,7 @@
 //! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
 
 pub mod agent;
+pub mod cluster;
 pub mod drain;
 pub mod explain;
 pub mod inspect;

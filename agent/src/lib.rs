@@ -11,6 +11,7 @@ pub mod announce;
 pub mod api;
 pub mod assignments;
 pub mod cli;
+pub mod cluster;
 pub mod control;
 pub mod datapath;
 mod durable;

@@ -2,7 +2,7 @@
 //! what they say.
 //!
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
-//! and never a backlog: the manifests' follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
+//! and never a backlog: the source's follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
 //! neighbours, those that keep the NAT chain and the groups, and the health probes. Questions come by a bounded channel ([`control`](crate::control)).
 
 mod asked;
@@ -16,6 +16,7 @@ mod health;
 mod interfaces;
 mod kernel;
 mod leaving;
+mod origin;
 mod privileges;
 mod settle;
 mod showing;
@@ -48,6 +49,7 @@ use self::{
 pub use self::{
     error::AgentError,
     kernel::KernelError,
+    origin::Origin,
     privileges::PrivilegeError,
     starting::{Options, run},
 };
@@ -60,7 +62,7 @@ use crate::{
     link::Monitor,
     model::{NodeName, Vip},
     snat,
-    source::manifests::WatchGuard,
+    source::Follower,
     store::Report,
 };
 
@@ -85,7 +87,7 @@ struct Agent {
     prober: Prober,
     /// Frames that had come in when it was asked whether anybody is there.
     received: BTreeMap<Vip, u64>,
-    manifests: WatchGuard,
+    source: Follower,
     /// To whom questions about what was decided are passed on.
     questions: mpsc::Sender<Question>,
     /// The look at the manifests that the next choice must rest on.
@@ -233,7 +235,7 @@ impl Agent {
                     self.show_leader(*vip)?;
                     tracing::info!(%vip, why = %why, "no longer leading");
                 }
-                Command::Gather => self.awaited = self.manifests.look(),
+                Command::Gather => self.awaited = self.source.look(),
                 Command::Probe { vip, detect } => asked.push((*vip, *detect)),
                 Command::Conflict { vip, mac } => {
                     tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");

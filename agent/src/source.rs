@@ -1,6 +1,11 @@
-//! Where the objects come from: a directory of manifests ([`manifests`]); the API server later.
+//! Where the objects come from: the API server ([`kubernetes`]), or a directory of manifests ([`manifests`]).
 
+mod field;
+pub mod kubernetes;
 pub mod manifests;
+mod object;
+mod problem;
+mod validate;
 
 use std::sync::Arc;
 
@@ -9,11 +14,12 @@ use k8s_openapi::api::{
     core::v1::{Namespace, Node, Service},
     discovery::v1::EndpointSlice,
 };
+use tokio::sync::watch;
 
+pub use self::problem::Problem;
 use crate::{
     api::{IpAddressPool, L2Advertisement, VipPolicy, VipPool},
     model::{NodeName, ServiceName},
-    source::manifests::Problem,
 };
 
 /// Everything that a source knows, as the API has it. Keys are `metadata`'s names, in their order, so that the input's
@@ -38,4 +44,32 @@ pub struct Objects {
     pub vip_policies: OrdMap<String, Arc<VipPolicy>>,
     /// Documents that could not be used; where one replaced a good one, the last good state stays in force above.
     pub problems: Vec<Problem>,
+}
+
+/// Follows the objects until it is dropped.
+#[derive(Debug)]
+#[must_use = "the source is followed until this is dropped"]
+pub enum Follower {
+    /// A directory.
+    Manifests(manifests::WatchGuard),
+    /// An API server.
+    Kubernetes(kubernetes::Guard),
+}
+
+impl Follower {
+    /// Asks for a look at the source, without waiting for it; its number.
+    pub fn look(&self) -> u64 {
+        match self {
+            Self::Manifests(guard) => guard.look(),
+            Self::Kubernetes(guard) => guard.look(),
+        }
+    }
+
+    /// The number of the last look that was [asked](Self::look) for and is done. 0 before the first.
+    pub fn looked(&self) -> watch::Receiver<u64> {
+        match self {
+            Self::Manifests(guard) => guard.looked(),
+            Self::Kubernetes(guard) => guard.looked(),
+        }
+    }
 }

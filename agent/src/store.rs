@@ -1,12 +1,14 @@
 //! Who leads each VIP, where all agents see it: one `coordination.k8s.io/v1` Lease per VIP, taken by compare-and-swap.
 //!
 //! A Lease is written only when leadership changes; it has no duration, since whether its holder is alive is told by
-//! gossip. [`Operations`] runs what the event loop asks for, beside it; [`Directory`] keeps the Leases without a
-//! cluster.
+//! gossip. [`Operations`] runs what the event loop asks for, beside it; [`Kubernetes`] keeps the Leases in a cluster, and
+//! [`Directory`] without one.
 
 mod directory;
+mod kubernetes;
 mod object;
 mod operations;
+mod place;
 
 use std::{future::Future, io, sync::Arc};
 
@@ -14,7 +16,9 @@ use imbl::OrdMap;
 
 pub use self::{
     directory::Directory,
+    kubernetes::Kubernetes,
     operations::{Operation, Operations, Outcome, Report},
+    place::Place,
 };
 pub use crate::election::lease::{Lease, Version};
 use crate::model::{NodeName, Vip};

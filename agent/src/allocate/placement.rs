@@ -78,6 +78,36 @@ impl<'a> Placement<'a> {
         }
     }
 
+    /// Gives the Service those of the addresses of its status that are nobody else's, whatever pools say of sharing; an error
+    /// about the first that is.
+    pub(super) fn trust(&mut self, service: &Service, shown: BTreeSet<Vip>) -> Result<(), Refusal> {
+        let mut lost = Ok(());
+        let free = |vip: &Vip| {
+            let why = self.is_anothers(*vip, service);
+            let is_free = why.is_none();
+            if let (true, Some(why)) = (lost.is_ok(), why) {
+                lost = Err(why);
+            }
+            is_free
+        };
+        let free: BTreeSet<Vip> = shown.into_iter().filter(free).collect();
+        if !free.is_empty() {
+            self.give(&service.name, Terms::of(service), free);
+        }
+        lost
+    }
+
+    /// Why the Service cannot be served there, whoever gave it that address.
+    fn is_anothers(&self, vip: Vip, service: &Service) -> Option<Refusal> {
+        if let Some(what) = self.model.reservation(vip) {
+            return Some(reserved(vip, what));
+        }
+        match self.books.occupancy.on(vip)?.clash(service)? {
+            clash @ Clash::Port(..) => Some(conflict(vip, service, clash)),
+            Clash::Label(..) => None,
+        }
+    }
+
     fn is_placed(&self, service: &Service) -> bool {
         self.books.placed.contains_key(&service.name)
     }
@@ -141,7 +171,7 @@ impl<'a> Placement<'a> {
         let additional = request.additional.iter().map(|vip| (*vip, None));
         for (vip, pool) in main.chain(additional) {
             if let Some(what) = self.model.reservation(vip) {
-                return Err(Refusal::new(Reason::AddressReserved, format!("{vip} is {what} and is never assigned")));
+                return Err(reserved(vip, what));
             }
             self.may_have(vip, pool, service)?;
             self.fits(vip, service)?;
@@ -174,6 +204,11 @@ impl<'a> Placement<'a> {
     ) -> Option<(&'s Tenant, Mismatch<'s>)> {
         tenancy.mismatch(service.party(), &service.name, self.sharing_on(vip))
     }
+}
+
+/// Rule 14 was about to be broken.
+fn reserved(vip: Vip, what: &str) -> Refusal {
+    Refusal::new(Reason::AddressReserved, format!("{vip} is {what} and is never assigned"))
 }
 
 /// Rule 1 was about to be broken.

@@ -8,7 +8,9 @@ use std::{
 
 use tracing_subscriber::EnvFilter;
 
+use super::cluster::{AccessArgs, ScopeArgs};
 use crate::{
+    allocate::Trust,
     control::DEFAULT_SOCKET,
     datapath::{
         apply::Unclaimed,
@@ -16,9 +18,9 @@ use crate::{
         pins::DEFAULT_PIN_PATH,
     },
     election, gossip,
-    model::{NodeName, name::is_subdomain, tag::ServiceTag},
+    model::{self, NodeName, name::is_subdomain},
     plan::Unreachable,
-    runtime::{self, Options},
+    runtime::{self, Options, Origin},
 };
 
 pub use crate::runtime::AgentError;
@@ -29,9 +31,18 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 /// The arguments of `vipmux agent`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Directory of Kubernetes manifests (Services, EndpointSlices, Nodes, pools and policies), watched for changes.
+    /// Directory of Kubernetes manifests (Services, EndpointSlices, Nodes, pools and policies), watched for changes. Without
+    /// it: the API server.
     #[arg(long, value_name = "DIR", env = "VIPMUX_MANIFESTS")]
-    manifests: PathBuf,
+    manifests: Option<PathBuf>,
+    #[command(flatten)]
+    access: AccessArgs,
+    /// Who gives addresses in a cluster: `on` is `vipmux allocator`, and `off` another controller, whose statuses are taken
+    /// whatever pools say.
+    #[arg(long, value_enum, env = "VIPMUX_ALLOCATOR", default_value_t)]
+    allocator: Allocator,
+    #[command(flatten)]
+    scope: ScopeArgs,
     /// The Node that this is, by `metadata.name`.
     #[arg(long, value_name = "NAME", env = "VIPMUX_NODE_NAME", value_parser = node_name)]
     node_name: NodeName,
@@ -39,7 +50,8 @@ pub struct Args {
     /// it: the one whose subnet holds the Node's InternalIP.
     #[arg(long = "interface", value_name = "IFACE", env = "VIPMUX_INTERFACE", value_delimiter = ',')]
     interfaces: Vec<String>,
-    /// Where assignments.yaml is kept; agents that share it agree on addresses.
+    /// Where the agent keeps what it must not forget. With --manifests also assignments.yaml and the Leases: agents that share
+    /// it agree on addresses.
     #[arg(long, value_name = "DIR", env = "VIPMUX_STATE_DIR", default_value = "/var/lib/vipmux")]
     state_dir: PathBuf,
     /// Where maps, programs and links are pinned, on a bpffs.
@@ -58,9 +70,10 @@ pub struct Args {
     /// What becomes of packets to a VIP that no Service or no backend takes.
     #[arg(long, value_enum, env = "VIPMUX_UNCLAIMED", default_value_t)]
     unclaimed: Unclaimed,
-    /// What becomes of a Service port all of whose endpoints are on no known node, or on nodes off the segment.
-    #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS", default_value_t)]
-    unreachable_endpoints: Unreachable,
+    /// What becomes of a Service port all of whose endpoints are on no known node, or on nodes off the segment. Without it:
+    /// `kernel` in a cluster, and `refuse` with --manifests.
+    #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS")]
+    unreachable_endpoints: Option<Unreachable>,
     /// Entries of each flow table (two of them, 128 and 152 bytes an entry); 0: as the pinned
     /// ones, or by the machine's memory, between 16,384 and 1,048,576. Pinned tables of another size are carried over.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
@@ -73,17 +86,13 @@ pub struct Args {
     /// switches that missed it: so many seconds, or `5m`; 0: never.
     #[arg(long, value_name = "TIME", env = "VIPMUX_ANNOUNCE_EVERY", default_value = "0", value_parser = time)]
     announce_every: Duration,
-    /// A named set of source ranges that Services ask for by service.beta.kubernetes.io/azure-allowed-service-tags; repeat
-    /// for several. All agents of a cluster need the same.
-    #[arg(long = "service-tag", value_name = "NAME=CIDR,...", env = "VIPMUX_SERVICE_TAGS", value_delimiter = ';')]
-    service_tags: Vec<ServiceTag>,
     /// The UDP port on which the agents of all nodes speak to each other.
     #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     gossip_port: u16,
     /// A file with the key that seals what the agents say to each other, the same on all nodes: 32 bytes in base64 or hex. A
     /// second line has another key that opens, while one is replaced; the file is looked at every five seconds. Without it:
-    /// gossip.key in the state directory, made if it is missing.
+    /// gossip.key in the state directory, made if it is missing; in a cluster it is needed.
     #[arg(long, value_name = "FILE", env = "VIPMUX_GOSSIP_KEY")]
     gossip_key: Option<PathBuf>,
     /// How long a leader answers for its VIPs after the last evidence that they are its own: an agent that is away for longer
@@ -100,6 +109,23 @@ pub struct Args {
     /// Where the agent listens for `vipmux inspect diff`, `vipmux explain` and `vipmux drain`.
     #[arg(long, value_name = "PATH", env = "VIPMUX_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
+}
+
+/// Whether vipmux's own allocator gives addresses.
+#[derive(Clone, Copy, Debug, Default, clap::ValueEnum)]
+enum Allocator {
+    #[default]
+    On,
+    Off,
+}
+
+impl From<Allocator> for Trust {
+    fn from(allocator: Allocator) -> Self {
+        match allocator {
+            Allocator::On => Self::Allocator,
+            Allocator::Off => Self::Anybody,
+        }
+    }
 }
 
 /// Whole seconds, `s` or none behind, or minutes, `m` behind.
@@ -133,8 +159,14 @@ fn node_name(text: &str) -> Result<NodeName, String> {
 /// Runs the agent until it is told to stop.
 pub fn run(args: Args) -> Result<(), AgentError> {
     log();
+    let origin = match args.manifests {
+        Some(directory) => Origin::Manifests(directory),
+        None => Origin::Cluster { access: args.access.into(), trust: args.allocator.into() },
+    };
+    let model::Options { load_balancer_class, unset_class_is_ours, service_tags, .. } = args.scope.into();
     let options = Options {
-        manifests: args.manifests,
+        unreachable: args.unreachable_endpoints.unwrap_or_else(|| origin.unreachable()),
+        origin,
         node: args.node_name,
         interfaces: args.interfaces,
         state_dir: args.state_dir,
@@ -143,11 +175,12 @@ pub fn run(args: Args) -> Result<(), AgentError> {
         handover_mac: args.handover_mac,
         tc: args.tc,
         unclaimed: args.unclaimed,
-        unreachable: args.unreachable_endpoints,
         flows: args.flows,
         self_check: args.self_check,
         announce_every: args.announce_every,
-        service_tags: args.service_tags.into_iter().collect(),
+        service_tags,
+        load_balancer_class,
+        unset_class_is_ours,
         gossip_port: args.gossip_port,
         gossip_key: args.gossip_key,
         election: election::Settings {

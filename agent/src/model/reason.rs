@@ -37,6 +37,8 @@ pub enum Reason {
     InvalidService,
     /// It asks for an address of a family that it does not want, or for none of one that it requires (rule 10).
     UnsupportedFamily,
+    /// Nobody has given it an address yet, or one that is in no pool.
+    Unallocated,
     /// Its `loadBalancerClass` is another's (rule 12).
     OtherClass,
     /// It is not of type LoadBalancer.
@@ -75,6 +77,9 @@ impl Reason {
             Self::InvalidService => "correct the field",
             Self::UnsupportedFamily => {
                 "let spec.ipFamilies, spec.ipFamilyPolicy and the addresses that the Service asks for agree"
+            }
+            Self::Unallocated => {
+                "see that `vipmux allocator` runs, or with --allocator off the controller that gives addresses"
             }
             Self::OtherClass => "change or remove spec.loadBalancerClass if vipmux is to serve it",
             Self::NotLoadBalancer => "set spec.type to LoadBalancer if it is to have a VIP",

@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -32,7 +31,7 @@ use crate::{
     gossip::{self, Addresses, Gossip, Incoming},
     membership::{self, Event, Membership, Peers},
     model::{NodeName, Vip},
-    store::{self, Directory, Operation, Operations, Report, Swapped},
+    store::{self, Operation, Operations, Place, Report, Swapped},
 };
 
 /// How long the event loop may be away before gossip falls silent.
@@ -47,7 +46,7 @@ pub(super) struct Elector {
     /// Marked by the voice when there are events; closed when it ends.
     happened: watch::Receiver<()>,
     addresses: watch::Sender<Addresses>,
-    store: Operations<Directory>,
+    store: Operations<Place>,
     /// The store operation that is under way for each VIP, by when it was asked for: of one that was overtaken the end is
     /// of no interest.
     latest: BTreeMap<Vip, Duration>,
@@ -142,7 +141,7 @@ impl Elector {
         election: Election,
         lease: Duration,
         gossip: gossip::Settings,
-        state: &Path,
+        place: Place,
         seed: u64,
     ) -> Result<(Self, mpsc::Receiver<Report>), super::AgentError> {
         let now = boottime()?;
@@ -158,7 +157,7 @@ impl Elector {
         let (marked, happened) = watch::channel(());
         let voice = Voice { shared: Arc::clone(&shared), gossip, payloads, happened: marked };
         let voice = tokio::spawn(voice.run());
-        let (store, reports) = Operations::new(Directory::new(state));
+        let (store, reports) = Operations::new(place);
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
         let elector =
             Self { local, election, shared, voice, happened, addresses, store, latest, operations, pending, faults };

@@ -7,6 +7,7 @@ use tokio::sync::watch::error::RecvError;
 use super::{KernelError, PrivilegeError};
 use crate::{
     announce::SendError,
+    cluster::AccessError,
     control::ListenError,
     datapath::{load::LoadError, maps::MapsError},
     gossip::{KeyFileError, StartError},
@@ -43,6 +44,9 @@ pub enum AgentError {
     /// The manifests cannot be followed.
     #[error(transparent)]
     Manifests(#[from] WatchError),
+    /// There is no cluster.
+    #[error(transparent)]
+    Access(#[from] AccessError),
     /// The network's state cannot be followed.
     #[error("cannot follow the network interfaces")]
     Links(#[from] LinkError),
@@ -76,6 +80,11 @@ pub enum AgentError {
     /// The gossip's keys cannot be had.
     #[error(transparent)]
     Keys(#[from] KeyFileError),
+    /// In a cluster somebody has to make one for all nodes.
+    #[error(
+        "in a cluster all agents need the same key: name its file (--gossip-key); `vipmux allocator` makes it as a Secret"
+    )]
+    NoKey,
     /// The agents cannot speak to each other.
     #[error(transparent)]
     Gossip(#[from] StartError),
@@ -83,7 +92,7 @@ pub enum AgentError {
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
     /// What it goes by is not followed any more, so it must not go on by what it was last.
-    #[error("a part of the agent failed that follows the manifests, the network, the peers or the backends' health")]
+    #[error("a part of the agent failed that follows the objects, the network, the peers or the backends' health")]
     Blind(#[from] RecvError),
 }
 

@@ -1,6 +1,7 @@
 //! From objects to what should be served: the pure stages in a row, on a thread of their own, so that 10,000 Services
 //! never keep the event loop from its heartbeat.
 
+mod agreement;
 mod probed;
 mod question;
 mod stages;
@@ -8,7 +9,6 @@ mod stages;
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -21,11 +21,10 @@ use tokio::{
     time::sleep,
 };
 
-pub(super) use self::question::Question;
 use self::stages::{Memory, Stages};
+pub(super) use self::{agreement::Authority, question::Question};
 use super::health::Probes;
 use crate::{
-    assignments::stamp,
     election::placement::Contenders,
     model::{NodeName, Options, PortClaim, Vip, advertisement::Candidates},
     plan::DesiredService,
@@ -47,32 +46,31 @@ pub(super) struct Settled {
     pub(super) nodes: Arc<BTreeMap<NodeName, Vec<IpAddr>>>,
     /// What could not be done as asked, with whom it is about: told once, when it is new.
     pub(super) complaints: Arc<BTreeSet<String>>,
-    /// The last look at the manifests that was asked for and that this rests on (see
-    /// [`WatchGuard::look`](crate::source::manifests::WatchGuard::look)).
+    /// The last look at the source that was asked for and that this rests on (see [`Follower::look`](crate::source::Follower::look)).
     pub(super) look: u64,
 }
 
 /// How often the state file is looked at for what other agents wrote.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Settles each new snapshot, after each look that was asked for, and again when another agent changed the state file
-/// `path`: all that share it end with the same view, whoever saw an edit first. Rests on what the probes found, and tells them
-/// what to check. Answers questions about it in between.
+/// Settles each new snapshot, after each look that was asked for, and where addresses are written to a state file again when
+/// another agent changed that: all that share it end with the same view, whoever saw an edit first. Rests on what the probes
+/// found, and tells them what to check. Answers questions about it in between.
 ///
 /// Runs until the objects' source is gone. Cancel-safe: dropping it loses at most the snapshot in work.
 pub(super) async fn follow(
     mut objects: watch::Receiver<Arc<Objects>>,
     mut looked: watch::Receiver<u64>,
     mut questions: mpsc::Receiver<Question>,
-    path: PathBuf,
+    authority: Authority,
     options: Options,
     mut probes: Probes,
     settled: watch::Sender<Arc<Settled>>,
 ) {
-    let mut stages = Stages::new(options.clone(), path.clone(), Memory::default());
+    let mut stages = Stages::new(options.clone(), authority.clone(), Memory::default());
     loop {
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
-        let seen = stamp(&path);
+        let seen = authority.stamp();
         // Before the snapshot, which is then at least as new.
         let look = *looked.borrow_and_update();
         let snapshot = Arc::clone(&objects.borrow_and_update());
@@ -89,7 +87,7 @@ pub(super) async fn follow(
             settled.send_replace(Arc::new(Settled { look, ..result }));
         } else {
             tracing::error!("settling a snapshot failed; the last good state stays in force until the next one");
-            stages = Stages::new(options.clone(), path.clone(), memory);
+            stages = Stages::new(options.clone(), authority.clone(), memory);
         }
         loop {
             select! {
@@ -97,7 +95,7 @@ pub(super) async fn follow(
                 Ok(()) = looked.changed() => break,
                 Ok(()) = probes.health.changed() => break,
                 Some(question) = questions.recv() => question.answer(&stages, &probes.findings.borrow()),
-                () = sleep(LOOK) => if stamp(&path) != seen { break },
+                () = sleep(LOOK) => if authority.stamp() != seen { break },
             }
         }
     }

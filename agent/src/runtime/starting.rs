@@ -21,6 +21,7 @@ use super::{
     health::Probes,
     interfaces::Interfaces,
     kernel::{Kernel, boottime},
+    origin::{self, Opened, Origin},
     privileges, settle,
     showing::Shown,
 };
@@ -34,7 +35,7 @@ use crate::{
         pins::Pins,
     },
     election::{self, Election},
-    gossip::{self, KeyFileError, StartError},
+    gossip::{self, StartError},
     link::{self, Ethtool, LinkError, Links, Monitor},
     membership::sealing::Keys,
     model::{
@@ -44,8 +45,7 @@ use crate::{
     },
     plan::Unreachable,
     snat,
-    source::manifests,
-    store::Report,
+    store::{Place, Report},
 };
 
 /// Most questions about what was decided that wait at the same time.
@@ -57,8 +57,8 @@ const MEMORY_PER_FLOW: u64 = 28_000;
 /// What the agent is told.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The directory of manifests.
-    pub manifests: PathBuf,
+    /// Where its objects come from.
+    pub origin: Origin,
     /// The Node that this is.
     pub node: NodeName,
     /// Interfaces to announce on; empty: whose subnet holds the Node's InternalIP.
@@ -85,9 +85,13 @@ pub struct Options {
     pub announce_every: Duration,
     /// Source ranges that Services ask for by name.
     pub service_tags: ServiceTags,
+    /// Services with this `loadBalancerClass` are ours.
+    pub load_balancer_class: String,
+    /// Services without one are ours too.
+    pub unset_class_is_ours: bool,
     /// The UDP port on which the agents speak to each other.
     pub gossip_port: u16,
-    /// Where the gossip's keys are; `None`: in the state directory, and made there.
+    /// Where the gossip's keys are; `None`: in the state directory, and made there, but not in a cluster.
     pub gossip_key: Option<PathBuf>,
     /// How VIPs are led.
     pub election: election::Settings,
@@ -100,7 +104,9 @@ pub struct Options {
 pub async fn run(options: Options) -> Result<(), AgentError> {
     privileges::check()?;
     let _lock = lock(&options)?;
-    let (objects, manifests) = manifests::watch(&options.manifests)?;
+    // Before anything is put into the kernel that would stay.
+    let keys = keys(&options)?;
+    let Opened { listed, follower, authority, leases } = origin::open(&options.origin, &options.state_dir).await?;
     let monitor = Monitor::start().await?;
     let links = monitor.links();
     for name in &options.interfaces {
@@ -113,21 +119,27 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     }
     let (sender, settled) = watch::channel(Arc::default());
     let reserved = reserved(&links.borrow().clone()).await?;
-    let ours = model::Options { reserved, service_tags: options.service_tags.clone(), ..model::Options::default() };
-    // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
-    let state = options.state_dir.join("assignments.yaml");
+    let ours = model::Options {
+        load_balancer_class: options.load_balancer_class.clone(),
+        unset_class_is_ours: options.unset_class_is_ours,
+        reserved,
+        service_tags: options.service_tags.clone(),
+    };
     let (questions, asked) = mpsc::channel(MOST_QUESTIONS);
     let (probes, health) = Probes::start(options.node.clone())?;
-    tokio::spawn(settle::follow(objects, manifests.looked(), asked, state, ours, probes, sender));
+    let looked = follower.looked();
+    // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
+    tokio::spawn(async move {
+        let Some(objects) = listed.await else { return };
+        settle::follow(objects, looked, asked, authority, ours, probes, sender).await;
+    });
     let pins = Pins::new(&options.pin_path);
     let flows = match options.flows {
         0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
         flows => flows,
     };
-    // Before anything is put into the kernel that would stay.
-    let keys = keys(&options)?;
     let kernel = Kernel::open(pins, flows, options.unclaimed)?;
-    let (elector, reports) = elect(&options, keys)?;
+    let (elector, reports) = elect(&options, leases, keys)?;
     let shown = Shown::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let agent = Agent {
@@ -140,7 +152,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         health,
         prober: Prober::new(seed()?),
         received: BTreeMap::new(),
-        manifests,
+        source: follower,
         questions,
         awaited: 0,
         announcer: Announcer::new(Pacing::default().repeating(options.announce_every)),
@@ -176,21 +188,27 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
 }
 
 /// What seals the gossip, as long as it is followed.
-fn keys(options: &Options) -> Result<watch::Receiver<Keys>, KeyFileError> {
+fn keys(options: &Options) -> Result<watch::Receiver<Keys>, AgentError> {
     let made = options.state_dir.join("gossip.key");
-    let (path, keys) = match &options.gossip_key {
-        Some(path) => (path.clone(), gossip::load(path)?),
-        None => (made.clone(), gossip::load_or_make(&made)?),
+    let (path, keys) = match (&options.gossip_key, &options.origin) {
+        (Some(path), _) => (path.clone(), gossip::load(path)?),
+        (None, Origin::Manifests(_)) => (made.clone(), gossip::load_or_make(&made)?),
+        // Each node would make its own, and hear nobody.
+        (None, Origin::Cluster { .. }) => return Err(AgentError::NoKey),
     };
     Ok(gossip::follow(path, keys))
 }
 
 /// Begins to listen to the other agents.
-fn elect(options: &Options, keys: watch::Receiver<Keys>) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
+fn elect(
+    options: &Options,
+    leases: Place,
+    keys: watch::Receiver<Keys>,
+) -> Result<(Elector, mpsc::Receiver<Report>), AgentError> {
     let now = boottime()?;
     let election = Election::new(options.node.clone(), options.election, now);
     let gossip = gossip::Settings { local: options.node.clone(), port: options.gossip_port, keys };
-    Elector::start(election, options.election.lease, gossip, &options.state_dir, seed()?)
+    Elector::start(election, options.election.lease, gossip, leases, seed()?)
 }
 
 /// Something that no two agents have.

@@ -1,7 +1,8 @@
 //! A directory of Kubernetes manifests.
 //!
 //! [`read`] takes files, directories and standard input once; [`watch`] follows a directory. Both read what `kubectl apply
-//! -f` does: YAML and JSON, several documents in a file, and lists. What is malformed is a [`Problem`]; the rest is used.
+//! -f` does: YAML and JSON, several documents in a file, and lists. What is malformed is a
+//! [`Problem`](super::Problem); the rest is used.
 //!
 //! ```text
 //! files -> documents -> parse (object, validate, field) -> store -> Objects
@@ -9,26 +10,20 @@
 //! ```
 
 mod documents;
-mod field;
 mod files;
 mod list;
-mod object;
 mod parallel;
 mod parse;
 mod pending;
 mod queue;
 mod store;
-mod validate;
 mod watch;
 
 use std::{
-    fmt,
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
 };
-
-use serde::Serialize;
 
 use self::store::Store;
 pub use self::watch::{WatchError, WatchGuard, watch};
@@ -36,45 +31,6 @@ use crate::source::Objects;
 
 /// What stands for standard input.
 pub const STDIN: &str = "-";
-
-/// A document that could not be used.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-pub struct Problem {
-    /// The file; `-` for standard input.
-    pub file: PathBuf,
-    /// The document's number in the file, from 1, among those with content; 0 where it is the whole file or directory. An
-    /// item of a `List` shows in `field`, as `items[i]`.
-    pub document: usize,
-    /// The line of the file, from 1, where known.
-    pub line: Option<usize>,
-    /// The path of the field at fault, such as `spec.ports[0].port`; empty where it is the whole document.
-    pub field: String,
-    /// What is wrong with it.
-    pub message: String,
-}
-
-impl Problem {
-    /// A problem of a whole file or directory.
-    fn of_file(file: &Path, message: String) -> Self {
-        Self { file: file.to_owned(), document: 0, line: None, field: String::new(), message }
-    }
-}
-
-impl fmt::Display for Problem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.file.display())?;
-        if let Some(line) = self.line {
-            write!(f, ":{line}")?;
-        }
-        if self.document > 0 {
-            write!(f, ": document {}", self.document)?;
-        }
-        if !self.field.is_empty() {
-            write!(f, ": {}", self.field)?;
-        }
-        write!(f, ": {}", self.message)
-    }
-}
 
 /// Input that cannot be read at all.
 #[derive(Debug, thiserror::Error)]

@@ -57,7 +57,7 @@ fn what_cannot_be_read_leaves_no_address_to_others() {
     // Refused, or in a file that is broken just now.
     let refused = newcomers(settled.clone()).spec("shop/a", |spec| spec.ports = None);
     let mut unread = newcomers(settled.clone().without("shop/a"));
-    unread.objects.problems.push(crate::source::manifests::Problem {
+    unread.objects.problems.push(crate::source::Problem {
         file: "a.yaml".into(),
         document: 1,
         line: None,

@@ -15,7 +15,7 @@ use crate::{
     allocate::Allocation,
     cli::table::{Cell, Colour, Table, Tone},
     model::{PortClaim, ServiceName, Vip, name::Port, reason::Note},
-    source::manifests::Problem,
+    source::Problem,
 };
 
 /// What would change.

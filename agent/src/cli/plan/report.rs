@@ -23,7 +23,7 @@ use crate::{
         reason::{Note, Reason},
         service::Service,
     },
-    source::{Objects, manifests::Problem},
+    source::{Objects, Problem},
 };
 
 /// A plan.

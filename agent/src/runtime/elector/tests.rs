@@ -1,11 +1,13 @@
 use imbl::OrdMap;
 
+use std::path::Path;
+
 use super::*;
 use crate::{
     datapath::{apply::Unclaimed, maps::fixture},
     election::{Settings, placement::Contender},
     membership::sealing::Keys,
-    store::{StoreError, Survey},
+    store::{Directory, StoreError, Survey},
 };
 
 /// Longer than anything takes that comes at all.
@@ -19,7 +21,7 @@ fn elector(state: &Path) -> (Elector, mpsc::Receiver<Report>) {
     let election = Election::new(here(), Settings::default(), boottime().unwrap());
     let gossip =
         gossip::Settings { local: here(), port: gossip::DEFAULT_PORT, keys: watch::channel(Keys::generate([7; 32])).1 };
-    Elector::start(election, Settings::default().lease, gossip, state, 1).unwrap()
+    Elector::start(election, Settings::default().lease, gossip, Place::Directory(Directory::new(state)), 1).unwrap()
 }
 
 #[tokio::test]

@@ -2,20 +2,20 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
 
-use imbl::{OrdMap, ordmap::DiffItem};
+use imbl::OrdMap;
 
-use super::{Settled, probed::Probed};
+use super::{
+    Settled,
+    agreement::{Agreement, Authority},
+    probed::Probed,
+};
 use crate::{
-    allocate::{
-        Allocation, Allocator,
-        holders::{Holders, with_statuses},
-    },
-    assignments::{self, Stamp},
+    allocate::{Allocation, holders::Holders},
+    assignments::Stamp,
     election::placement::{self, contenders_of},
     explain::Decided,
     model::{
@@ -41,7 +41,7 @@ pub(super) struct Memory {
 /// See the module.
 pub(super) struct Stages {
     options: Options,
-    path: PathBuf,
+    authority: Authority,
     memory: Memory,
     health: Arc<Health>,
     last: Option<Last>,
@@ -96,26 +96,10 @@ impl Last {
     }
 }
 
-/// Who gets what, and since when.
-struct Agreement {
-    allocator: Allocator,
-    /// The state file that it rests on.
-    seen: Option<Stamp>,
-    /// Why that could not be read, or not be written where need was; it is tried again each time.
-    failure: Option<String>,
-}
-
-impl Agreement {
-    /// Whether it is that of the state file as it is now.
-    fn holds(&self, seen: Option<Stamp>) -> bool {
-        self.failure.is_none() && self.seen == seen
-    }
-}
-
 impl Stages {
-    /// `path`: the state file.
-    pub(super) fn new(options: Options, path: PathBuf, memory: Memory) -> Self {
-        Self { options, path, memory, health: Arc::default(), last: None }
+    /// `authority`: who gives addresses.
+    pub(super) fn new(options: Options, authority: Authority, memory: Memory) -> Self {
+        Self { options, authority, memory, health: Arc::default(), last: None }
     }
 
     /// Takes the health of backends that the next state is to rest on.
@@ -135,7 +119,7 @@ impl Stages {
     /// What was settled last.
     pub(super) fn decided<'a>(&'a self, findings: &'a Findings, now: Duration) -> Option<Decided<'a>> {
         let Last { model, agreement, settled, .. } = self.last.as_ref()?;
-        let allocation = agreement.allocator.allocation();
+        let allocation = agreement.allocation();
         let (services, leaders) = (&settled.services, &*settled.leaders);
         Some(Decided { objects: &self.memory.objects, model, allocation, services, leaders, findings, now })
     }
@@ -165,10 +149,9 @@ impl Stages {
         let (before, agreement) = last.map(|last| (last.settled.services, last.agreement)).unzip();
         let model = Model::ingest(objects, &self.options);
         let mut complaints: BTreeSet<String> = objects.problems.iter().map(ToString::to_string).collect();
-        let renewed = agreement.filter(|it| it.holds(seen)).and_then(|it| self.renew_agreement(it, objects, &model));
-        let agreement = renewed.unwrap_or_else(|| self.agree(objects, &model, seen));
-        complaints.extend(agreement.failure.clone());
-        let allocation = agreement.allocator.allocation();
+        let agreement = self.authority.agree(agreement, &mut self.memory, objects, &model, seen);
+        complaints.extend(agreement.failure().map(str::to_owned));
+        let allocation = agreement.allocation();
         complaints.extend(refusals(&model, allocation));
         let claims = allocation.claims();
         let services = desired_services(&model, &claims, &self.health, &before.unwrap_or_default());
@@ -186,53 +169,6 @@ impl Stages {
             last.watch(owner);
         }
         self.last.insert(last).settled.clone()
-    }
-
-    /// Who gets what, from where the last allocation ended: at a cost that follows what changed, but for the state file,
-    /// which is written whole. `None`: all has to be looked at, or the state file is another one by now.
-    fn renew_agreement(&mut self, last: Agreement, objects: &Objects, model: &Model) -> Option<Agreement> {
-        let Agreement { mut allocator, seen, .. } = last;
-        let difference = self.memory.objects.services.diff(&objects.services);
-        let changed = difference.map(|item| match item {
-            DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => {
-                name.clone()
-            }
-        });
-        if !allocator.renew(model, &changed.collect())?.held {
-            return Some(Agreement { allocator, seen, failure: None });
-        }
-        let holders = allocator.allocation().holders();
-        // What fails is tried the long way, and told.
-        let seen = assignments::replace(&self.path, seen, &holders).ok()??;
-        self.memory.holders = Arc::new(holders);
-        Some(Agreement { allocator, seen: Some(seen), failure: None })
-    }
-
-    /// Who gets what, written to the state file. Where that fails, by what is held in memory.
-    fn agree(&mut self, objects: &Objects, model: &Model, seen: Option<Stamp>) -> Agreement {
-        let difference = self.memory.objects.services.diff(&objects.services);
-        let gone: BTreeSet<_> = difference
-            .filter_map(|item| match item {
-                DiffItem::Remove(name, _) => Some(name.clone()),
-                _ => None,
-            })
-            .collect();
-        let allocate = |holders: &Holders| {
-            let left = holders.iter().filter(|(name, _)| !gone.contains(name));
-            let left = left.map(|(name, held)| (name.clone(), held.clone())).collect();
-            Allocator::new(model, &with_statuses(left, model))
-        };
-        let agreed = assignments::update(&self.path, |holders| {
-            let allocator = allocate(holders);
-            (allocator.allocation().holders(), allocator)
-        });
-        let told = |error| format!("{:#}; addresses are held in memory only", anyhow::Error::from(error));
-        let (allocator, failure) = match agreed {
-            Ok(allocator) => (allocator, None),
-            Err(error) => (allocate(&self.memory.holders), Some(told(error))),
-        };
-        self.memory.holders = Arc::new(allocator.allocation().holders());
-        Agreement { allocator, seen, failure }
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use super::Problem;
+use crate::source::Problem;
 
 /// The size of a file, bytes.
 pub(super) const FILE_MAX: u64 = 32 << 20;

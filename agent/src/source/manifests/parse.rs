@@ -10,13 +10,14 @@ use serde_json::Value;
 use serde_saphyr::MessageFormatter as _;
 
 use super::{
-    Problem,
     documents::{self, Document},
-    field::{self, FieldPath},
     files::Text,
-    list,
+    list, parallel,
+};
+use crate::source::{
+    Problem,
+    field::{self, FieldPath},
     object::{Class, Identity, Kind, Object},
-    parallel,
     validate::Flaw,
 };
 

@@ -5,12 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{
-    Problem,
+use super::parse::{Entry, Parsed, Place};
+use crate::source::{
+    Objects, Problem,
     object::{Identity, Object},
-    parse::{Entry, Parsed, Place},
 };
-use crate::source::Objects;
 
 /// What the files hold, kept so that a change of one file costs no more than that file.
 #[derive(Debug, Default)]

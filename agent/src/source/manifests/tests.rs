@@ -5,7 +5,10 @@ mod reading;
 mod watching;
 
 use super::{files::Text, parse::Parsed, *};
-use crate::{model::ServiceName, source::Objects};
+use crate::{
+    model::ServiceName,
+    source::{Objects, Problem},
+};
 use std::sync::Arc;
 
 /// A Service of `shop` with a port.

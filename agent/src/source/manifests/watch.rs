@@ -12,14 +12,13 @@ use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
 use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
-    Problem,
     files::{self, Stamp, Stamps, Text, Tree},
     parse,
     pending::{Due, Scope},
     queue::Queue,
     store::Store,
 };
-use crate::source::Objects;
+use crate::source::{Objects, Problem};
 
 /// How often the whole directory is looked at though nothing was heard: a link's target elsewhere, and file systems that
 /// send no events. A look is a `stat` per file.

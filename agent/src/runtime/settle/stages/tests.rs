@@ -1,9 +1,10 @@
 use std::time::SystemTime;
 
-use super::*;
+use super::{super::agreement::File, *};
 use crate::{
+    assignments,
     model::{NodeName, Vip, endpoints::SERVICE_LABEL, ingest::object},
-    source::manifests::Problem,
+    source::Problem,
 };
 
 fn name(text: &str) -> ServiceName {
@@ -36,7 +37,7 @@ fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
     // An agent that starts, as far as it did not see the Services in `gone` before.
     let settle = |snapshot: &Objects, gone: &[&str]| {
         let memory = Memory { objects: Arc::new(objects(gone)), ..Memory::default() };
-        let mut stages = Stages::new(Options::default(), path.clone(), memory);
+        let mut stages = Stages::new(Options::default(), Authority::File(path.clone()), memory);
         let settled = stages.settle(&Arc::new(snapshot.clone()), None);
         (stages.memory().holders, settled)
     };
@@ -65,7 +66,7 @@ fn a_gateway_is_never_assigned() {
     let path = directory.path().join("assignments.yaml");
     let gateway = ([192, 0, 2, 1].into(), "a gateway of the nodes".to_owned());
     let options = Options { reserved: [gateway].into(), ..Options::default() };
-    let mut stages = Stages::new(options, path, Memory::default());
+    let mut stages = Stages::new(options, Authority::File(path), Memory::default());
     stages.settle(&Arc::new(objects(&["a"])), None);
     assert_eq!(held(&stages.memory().holders), ["a=192.0.2.2"]);
 }
@@ -87,7 +88,7 @@ fn with_slice(objects: &Objects, service: &str, endpoints: &[u8]) -> Arc<Objects
 fn the_short_way_leads_where_the_long_one_does() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
-    let fresh = || Stages::new(Options::default(), path.clone(), Memory::default());
+    let fresh = || Stages::new(Options::default(), Authority::File(path.clone()), Memory::default());
     let first = objects(&["a", "b"]);
     let mut stages = fresh();
     stages.settle(&Arc::new(first.clone()), None);
@@ -147,7 +148,7 @@ fn backends(settled: &Settled) -> Vec<String> {
 fn a_change_of_health_touches_those_who_probe_the_backend_alone() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
-    let fresh = || Stages::new(Options::default(), path.clone(), Memory::default());
+    let fresh = || Stages::new(Options::default(), Authority::File(path.clone()), Memory::default());
     let mut stages = fresh();
     let now = with_probes(&[("a", &[1, 2]), ("b", &[1, 2]), ("c", &[2, 3])], &["a", "c"]);
     let before = stages.settle(&now, None);
@@ -180,7 +181,8 @@ fn a_change_of_health_touches_those_who_probe_the_backend_alone() {
 #[test]
 fn that_probes_are_ignored_is_told_until_one_backend_is_up_or_comes() {
     let directory = tempfile::tempdir().unwrap();
-    let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
+    let mut stages =
+        Stages::new(Options::default(), Authority::File(directory.path().join("assignments.yaml")), Memory::default());
     let now = with_probes(&[("a", &[1, 2])], &["a"]);
     let plain = stages.settle(&now, None).complaints;
     let told = "Service shop/a, port 80/TCP on 192.0.2.1: all 2 backends fail their health probes: they are served \
@@ -204,7 +206,7 @@ fn that_probes_are_ignored_is_told_until_one_backend_is_up_or_comes() {
 fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
-    let mut stages = Stages::new(Options::default(), path.clone(), Memory::default());
+    let mut stages = Stages::new(Options::default(), Authority::File(path.clone()), Memory::default());
     stages.settle(&Arc::new(objects(&["a", "b"])), None);
     let mut seen = assignments::stamp(&path);
     stages.settle(&Arc::new(objects(&["a", "b"])), seen);
@@ -216,19 +218,22 @@ fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
         let now = Arc::new(objects(services));
         let model = Model::ingest(&now, &Options::default());
         let last = stages.last.take().unwrap();
-        let agreement = stages.renew_agreement(last.agreement, &now, &model).expect("nothing but a Service changed");
-        assert_eq!(agreement.seen, assignments::stamp(&path));
+        let file = File { path: &path, memory: &mut stages.memory, objects: &now, model: &model };
+        let agreement = file.renew(Some(last.agreement)).ok().expect("nothing but a Service changed");
+        assert!(agreement.holds(assignments::stamp(&path)));
         stages.last = Some(Last { agreement, ..last });
         stages.memory.objects = Arc::clone(&now);
         assert_eq!(held(&stages.memory().holders), expected);
         assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), expected);
-        seen = stages.last.as_ref().unwrap().agreement.seen;
+        seen = assignments::stamp(&path);
     }
     // Another agent writes: all is looked at again.
     assignments::update(&path, |_| (Holders::new(), ())).unwrap();
     let last = stages.last.take().unwrap();
     let now = Arc::new(objects(&["b", "c"]));
-    assert!(stages.renew_agreement(last.agreement, &now, &Model::ingest(&now, &Options::default())).is_none());
+    let model = Model::ingest(&now, &Options::default());
+    let file = File { path: &path, memory: &mut stages.memory, objects: &now, model: &model };
+    assert!(file.renew(Some(last.agreement)).is_err());
     stages.settle(&now, seen);
     assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), ["b=192.0.2.1", "c=192.0.2.2"]);
 }
@@ -236,7 +241,8 @@ fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
 #[test]
 fn what_stays_is_the_very_same_after_the_long_way() {
     let directory = tempfile::tempdir().unwrap();
-    let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
+    let mut stages =
+        Stages::new(Options::default(), Authority::File(directory.path().join("assignments.yaml")), Memory::default());
     let now = with_slice(&objects(&["a"]), "a", &[1]);
     let before = stages.settle(&now, None);
     let mut more = Objects::clone(&now);
@@ -253,7 +259,7 @@ fn a_state_file_that_cannot_be_written_is_tried_again() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
     std::fs::write(&path, "damaged").unwrap();
-    let mut stages = Stages::new(Options::default(), path.clone(), Memory::default());
+    let mut stages = Stages::new(Options::default(), Authority::File(path.clone()), Memory::default());
     let now = Arc::new(objects(&["a"]));
     assert_eq!(stages.settle(&now, None).complaints.len(), 1);
     std::fs::remove_file(&path).unwrap();
@@ -267,7 +273,7 @@ fn a_restart_beside_a_pool_that_shrank_moves_nobody_and_a_changed_mind_does() {
     let path = directory.path().join("assignments.yaml");
     // Each run is an agent of its own, with nothing but the state file.
     let run = |objects: &Objects| {
-        let mut stages = Stages::new(Options::default(), path.clone(), Memory::default());
+        let mut stages = Stages::new(Options::default(), Authority::File(path.clone()), Memory::default());
         let settled = stages.settle(&Arc::new(objects.clone()), None);
         (held(&stages.memory().holders), settled)
     };
@@ -297,7 +303,8 @@ fn a_restart_beside_a_pool_that_shrank_moves_nobody_and_a_changed_mind_does() {
 #[test]
 fn each_vip_comes_with_those_who_may_lead_it() {
     let directory = tempfile::tempdir().unwrap();
-    let mut stages = Stages::new(Options::default(), directory.path().join("assignments.yaml"), Memory::default());
+    let mut stages =
+        Stages::new(Options::default(), Authority::File(directory.path().join("assignments.yaml")), Memory::default());
     let mut objects = objects(&["a"]);
     for node in ["n1", "n2"] {
         objects.nodes.insert(NodeName(node.to_owned()), object(serde_json::json!({})));

@@ -13,13 +13,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
+    Objects,
     field::FieldPath,
     validate::{self, Flaw},
 };
 use crate::{
     api::{self, IpAddressPool, L2Advertisement, VipPolicy, VipPool},
     model::{NodeName, ServiceName},
-    source::Objects,
 };
 
 /// A kind that is read.
@@ -36,7 +36,8 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    /// All of them.
+    pub(super) const ALL: [Self; 8] = [
         Self::Service,
         Self::EndpointSlice,
         Self::Node,
@@ -71,6 +72,20 @@ impl Kind {
         }
     }
 
+    /// What the API server calls it in paths.
+    pub(super) const fn plural(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices",
+            Self::Node => "nodes",
+            Self::Namespace => "namespaces",
+            Self::IpAddressPool => "ipaddresspools",
+            Self::L2Advertisement => "l2advertisements",
+            Self::VipPool => "vippools",
+            Self::VipPolicy => "vippolicies",
+        }
+    }
+
     /// Whether an object's namespace is part of its identity. MetalLB's are named across namespaces: it reads them from its
     /// own alone.
     const fn namespaced(self) -> bool {
@@ -78,7 +93,7 @@ impl Kind {
     }
 
     /// Whether it is vipmux's own.
-    const fn is_own(self) -> bool {
+    pub(super) const fn is_own(self) -> bool {
         matches!(self, Self::VipPool | Self::VipPolicy)
     }
 }
@@ -214,7 +229,42 @@ impl Object {
     }
 }
 
+impl Object {
+    /// Whether it is what `objects` have as `identity`.
+    pub(super) fn is_in(&self, identity: &Identity, objects: &Objects) -> bool {
+        fn same<T: PartialEq>(object: &Arc<T>, there: Option<&Arc<T>>) -> bool {
+            there.is_some_and(|there| there == object)
+        }
+        let Identity { namespace, name, .. } = identity.clone();
+        match self {
+            Self::Service(o) => same(o, objects.services.get(&ServiceName { namespace, name })),
+            Self::EndpointSlice(o) => same(o, objects.endpoint_slices.get(&(namespace, name))),
+            Self::Node(o) => same(o, objects.nodes.get(&NodeName(name))),
+            Self::Namespace(o) => same(o, objects.namespaces.get(&name)),
+            Self::IpAddressPool(o) => same(o, objects.address_pools.get(&name)),
+            Self::L2Advertisement(o) => same(o, objects.l2_advertisements.get(&name)),
+            Self::VipPool(o) => same(o, objects.vip_pools.get(&name)),
+            Self::VipPolicy(o) => same(o, objects.vip_policies.get(&name)),
+        }
+    }
+}
+
 impl Identity {
+    /// Whether `objects` have something of this identity.
+    pub(super) fn is_in(&self, objects: &Objects) -> bool {
+        let Self { kind, namespace, name } = self.clone();
+        match kind {
+            Kind::Service => objects.services.contains_key(&ServiceName { namespace, name }),
+            Kind::EndpointSlice => objects.endpoint_slices.contains_key(&(namespace, name)),
+            Kind::Node => objects.nodes.contains_key(&NodeName(name)),
+            Kind::Namespace => objects.namespaces.contains_key(&name),
+            Kind::IpAddressPool => objects.address_pools.contains_key(&name),
+            Kind::L2Advertisement => objects.l2_advertisements.contains_key(&name),
+            Kind::VipPool => objects.vip_pools.contains_key(&name),
+            Kind::VipPolicy => objects.vip_policies.contains_key(&name),
+        }
+    }
+
     /// Takes what has this identity out of `objects`.
     pub(super) fn take_from(&self, objects: &mut Objects) {
         let Self { kind, namespace, name } = self.clone();

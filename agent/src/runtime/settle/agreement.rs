@@ -1,0 +1,169 @@
+//! Who gets what, by whose word.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use imbl::ordmap::DiffItem;
+
+use super::stages::Memory;
+use crate::{
+    allocate::{
+        Allocation, Allocator, Trust,
+        holders::{Holders, with_statuses},
+        trusted,
+    },
+    api,
+    assignments::{self, Stamp},
+    model::{
+        Model,
+        reason::{Reason, Refusal},
+        service::Service,
+    },
+    source::Objects,
+};
+
+/// Who gives addresses.
+#[derive(Clone, Debug)]
+pub(in crate::runtime) enum Authority {
+    /// All agents that share this state file.
+    File(PathBuf),
+    /// Somebody else, by the Services' statuses.
+    Statuses(Trust),
+}
+
+/// Who gets what, and since when.
+pub(super) struct Agreement {
+    decision: Decision,
+    /// The state file that it rests on.
+    seen: Option<Stamp>,
+    /// Why that could not be read, or not be written where need was; it is tried again each time.
+    failure: Option<String>,
+}
+
+enum Decision {
+    Own(Allocator),
+    Trusted(Allocation),
+}
+
+impl Agreement {
+    /// Whether it is that of the state file as it is now.
+    pub(super) fn holds(&self, seen: Option<Stamp>) -> bool {
+        self.failure.is_none() && self.seen == seen
+    }
+
+    /// What it comes to.
+    pub(super) fn allocation(&self) -> &Allocation {
+        match &self.decision {
+            Decision::Own(allocator) => allocator.allocation(),
+            Decision::Trusted(allocation) => allocation,
+        }
+    }
+
+    /// What stands in its way.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+}
+
+impl Authority {
+    /// The state file as it is now.
+    pub(super) fn stamp(&self) -> Option<Stamp> {
+        match self {
+            Self::File(path) => assignments::stamp(path),
+            Self::Statuses(_) => None,
+        }
+    }
+
+    /// Who gets what; with a state file, as it is written there then. `memory`: of the last snapshot. `seen`: the state file
+    /// as it is now.
+    pub(super) fn agree(
+        &self,
+        last: Option<Agreement>,
+        memory: &mut Memory,
+        objects: &Objects,
+        model: &Model,
+        seen: Option<Stamp>,
+    ) -> Agreement {
+        match self {
+            Self::File(path) => {
+                let file = File { path, memory, objects, model };
+                let last = last.filter(|last| last.holds(seen));
+                file.renew(last).unwrap_or_else(|file| file.begin(seen))
+            }
+            Self::Statuses(trust) => {
+                let allocation = trusted(model, *trust, |service| verdict(objects, service));
+                Agreement { decision: Decision::Trusted(allocation), seen: None, failure: None }
+            }
+        }
+    }
+}
+
+/// Why the Service has nothing, as the allocator says in its status.
+fn verdict(objects: &Objects, service: &Service) -> Option<Refusal> {
+    let status = objects.services.get(&service.name)?.status.as_ref()?;
+    let mut conditions = status.conditions.iter().flatten();
+    let condition = conditions.find(|it| it.type_ == api::ALLOCATED && it.status == "False")?;
+    let reason = serde_json::from_value(condition.reason.clone().into()).unwrap_or(Reason::Unallocated);
+    Some(Refusal::new(reason, condition.message.clone()))
+}
+
+/// What the agents that share a state file decide.
+pub(super) struct File<'a> {
+    pub(super) path: &'a Path,
+    pub(super) memory: &'a mut Memory,
+    pub(super) objects: &'a Objects,
+    pub(super) model: &'a Model,
+}
+
+impl File<'_> {
+    /// Who gets what, from where the last allocation ended: at a cost that follows what changed, but for the state file,
+    /// which is written whole. An error: all has to be looked at, or the state file is another one by now.
+    pub(super) fn renew(self, last: Option<Agreement>) -> Result<Agreement, Self> {
+        let Some(Agreement { decision: Decision::Own(mut allocator), seen, .. }) = last else { return Err(self) };
+        let difference = self.memory.objects.services.diff(&self.objects.services);
+        let changed = difference.map(|item| match item {
+            DiffItem::Add(name, _) | DiffItem::Remove(name, _) | DiffItem::Update { new: (name, _), .. } => {
+                name.clone()
+            }
+        });
+        let Some(renewed) = allocator.renew(self.model, &changed.collect()) else { return Err(self) };
+        if !renewed.held {
+            return Ok(Agreement { decision: Decision::Own(allocator), seen, failure: None });
+        }
+        let holders = allocator.allocation().holders();
+        // What fails is tried the long way, and told.
+        let Ok(Some(seen)) = assignments::replace(self.path, seen, &holders) else { return Err(self) };
+        self.memory.holders = Arc::new(holders);
+        Ok(Agreement { decision: Decision::Own(allocator), seen: Some(seen), failure: None })
+    }
+
+    /// Who gets what, written to the state file. Where that fails, by what is held in memory.
+    fn begin(self, seen: Option<Stamp>) -> Agreement {
+        let difference = self.memory.objects.services.diff(&self.objects.services);
+        let gone: BTreeSet<_> = difference
+            .filter_map(|item| match item {
+                DiffItem::Remove(name, _) => Some(name.clone()),
+                _ => None,
+            })
+            .collect();
+        let allocate = |holders: &Holders| {
+            let left = holders.iter().filter(|(name, _)| !gone.contains(name));
+            let left = left.map(|(name, held)| (name.clone(), held.clone())).collect();
+            Allocator::new(self.model, &with_statuses(left, self.model))
+        };
+        let agreed = assignments::update(self.path, |holders| {
+            let allocator = allocate(holders);
+            (allocator.allocation().holders(), allocator)
+        });
+        let told = |error| format!("{:#}; addresses are held in memory only", anyhow::Error::from(error));
+        let (allocator, failure) = match agreed {
+            Ok(allocator) => (allocator, None),
+            Err(error) => (allocate(&self.memory.holders), Some(told(error))),
+        };
+        self.memory.holders = Arc::new(allocator.allocation().holders());
+        Agreement { decision: Decision::Own(allocator), seen, failure }
+    }
+}

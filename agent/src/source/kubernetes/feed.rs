@@ -1,0 +1,214 @@
+//! One kind's watch.
+
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt as _, stream::BoxStream};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject},
+    runtime::watcher::{self, Config, watcher},
+};
+use serde_json::Value;
+use tokio::{sync::mpsc, time::sleep};
+
+use super::{Audience, trim::trimmed};
+use crate::source::{
+    Problem,
+    object::{Identity, Kind, Object},
+};
+
+/// How often it is looked whether the API server has a kind by now that it did not have.
+const ABSENT: Duration = Duration::from_secs(30);
+/// How often a watch that fails for the same reason is told.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
+/// Between attempts: the first one, doubled with each, and the longest; all of them with up to as much again, so that a
+/// thousand agents do not come at once.
+const BACKOFF: Duration = Duration::from_millis(200);
+const BACKOFF_MAX: Duration = Duration::from_secs(8);
+
+/// What one of the watches told.
+#[derive(Debug)]
+pub(super) struct Event {
+    /// Of which kind.
+    pub(super) kind: Kind,
+    /// What.
+    pub(super) told: Told,
+}
+
+#[derive(Debug)]
+pub(super) enum Told {
+    /// All objects follow; those that do not are gone.
+    Begun,
+    /// It is like this, or cannot be understood.
+    There(Identity, Result<Object, Vec<Problem>>),
+    /// It was deleted, or is not selected any more.
+    Gone(Identity),
+    /// All objects were told.
+    Done,
+}
+
+/// Follows one kind.
+pub(super) struct Feed {
+    client: Client,
+    kind: Kind,
+    audience: Audience,
+    events: mpsc::Sender<Event>,
+    /// Whether lists are asked for as a stream of events (Kubernetes 1.32 and later), which spares both sides memory.
+    streaming: bool,
+    /// The failures since the last event, and what was told of them.
+    failures: u32,
+    told: Option<(String, Instant)>,
+}
+
+type Events = BoxStream<'static, watcher::Result<watcher::Event<DynamicObject>>>;
+
+impl Feed {
+    /// Passes on what it hears to `events`.
+    pub(super) fn new(client: Client, kind: Kind, audience: Audience, events: mpsc::Sender<Event>) -> Self {
+        Self { client, kind, audience, events, streaming: true, failures: 0, told: None }
+    }
+
+    /// Runs until nobody listens. Cancel-safe.
+    pub(super) async fn run(mut self) {
+        let mut stream = self.watch();
+        while let Some(heard) = stream.next().await {
+            let alive = match heard {
+                Ok(event) => {
+                    self.failures = 0;
+                    self.pass(event).await
+                }
+                Err(error) if self.streaming && is_no_streaming(&error) => {
+                    self.streaming = false;
+                    stream = self.watch();
+                    true
+                }
+                Err(error) if is_absent(&error) => {
+                    let alive = self.absent().await;
+                    sleep(ABSENT).await;
+                    alive
+                }
+                Err(error) => {
+                    self.complain(&error);
+                    sleep(self.pause()).await;
+                    true
+                }
+            };
+            if !alive {
+                return;
+            }
+        }
+    }
+
+    fn watch(&self) -> Events {
+        let (selector, fields) = match self.kind {
+            // Headless Services are no load balancers, and have as many slices as anybody.
+            Kind::EndpointSlice => ("!service.kubernetes.io/headless", ""),
+            Kind::Service => ("", "spec.type=LoadBalancer"),
+            _ => ("", ""),
+        };
+        let mut config = Config::default();
+        config.label_selector = Some(selector.to_owned()).filter(|text| !text.is_empty());
+        config.field_selector = Some(fields.to_owned()).filter(|text| !text.is_empty());
+        let config = if self.streaming { config.streaming_lists() } else { config };
+        watcher(Api::all_with(self.client.clone(), &resource(self.kind)), config).boxed()
+    }
+
+    async fn pass(&self, event: watcher::Event<DynamicObject>) -> bool {
+        let told = match event {
+            watcher::Event::Init => Told::Begun,
+            watcher::Event::InitDone => Told::Done,
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                let Some((identity, object)) = self.read(object) else { return true };
+                Told::There(identity, object)
+            }
+            watcher::Event::Delete(object) => {
+                let Some(identity) = Identity::of(self.kind, &value(object)) else { return true };
+                Told::Gone(identity)
+            }
+        };
+        self.events.send(Event { kind: self.kind, told }).await.is_ok()
+    }
+
+    fn read(&self, object: DynamicObject) -> Option<(Identity, Result<Object, Vec<Problem>>)> {
+        let value = value(object);
+        let identity = Identity::of(self.kind, &value)?;
+        let object = match Object::decode(self.kind, value) {
+            Ok((_, object)) => Ok(trimmed(object, self.audience)),
+            Err(flaws) => Err(flaws.into_iter().map(|flaw| Problem::of_object(&identity, flaw)).collect()),
+        };
+        Some((identity, object))
+    }
+
+    /// The API server has no such kind: then there are no objects of it.
+    async fn absent(&self) -> bool {
+        if self.kind.is_own() && self.told.is_none() {
+            tracing::warn!(kind = self.kind.name(), "the API server does not have this kind: its CRD is not installed");
+        }
+        for told in [Told::Begun, Told::Done] {
+            if self.events.send(Event { kind: self.kind, told }).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Tells a failure once in a while.
+    fn complain(&mut self, error: &watcher::Error) {
+        let text = format!("{error:#}");
+        let again = self.told.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() > TELL_AGAIN);
+        if again {
+            tracing::warn!(kind = self.kind.name(), %error, "the API server cannot be followed; what is served stays");
+            self.told = Some((text, Instant::now()));
+        }
+    }
+
+    fn pause(&mut self) -> Duration {
+        let pause = (BACKOFF * 2_u32.saturating_pow(self.failures.min(16))).min(BACKOFF_MAX);
+        self.failures += 1;
+        let mut jitter = [0; 1];
+        // Without randomness they come at once, and the API server bears that.
+        let _ = getrandom::fill(&mut jitter);
+        pause + pause * u32::from(jitter[0]) / 256
+    }
+}
+
+/// As the API has it, `apiVersion` and `kind` aside.
+fn value(object: DynamicObject) -> Value {
+    // What came as JSON can be written as JSON.
+    serde_json::to_value(object).unwrap_or_default()
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    let api_version = kind.api_version();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: api_version.to_owned(),
+        kind: kind.name().to_owned(),
+        plural: kind.plural().to_owned(),
+    }
+}
+
+fn status(error: &watcher::Error) -> Option<u16> {
+    let of = |error: &kube::Error| match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
+    };
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => of(error),
+        watcher::Error::WatchError(status) => Some(status.code),
+        watcher::Error::NoResourceVersion => None,
+    }
+}
+
+/// The API server knows the kind, but not `sendInitialEvents`: "Forbidden" in its validation, which is 422.
+fn is_no_streaming(error: &watcher::Error) -> bool {
+    matches!(status(error), Some(400 | 422))
+}
+
+fn is_absent(error: &watcher::Error) -> bool {
+    status(error) == Some(404)
+}

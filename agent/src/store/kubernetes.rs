@@ -1,0 +1,112 @@
+//! The Leases' store in a cluster: `coordination.k8s.io/v1` Leases of vipmux's own namespace.
+//!
+//! `metadata.resourceVersion` is what is compared and swapped: the API server refuses a write that expects another one than
+//! the object has (409). Reads name no version, so that they are as new as the last write
+//! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>): never a watch, which can be
+//! half-open for minutes.
+
+use std::{io, sync::Arc};
+
+use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+};
+
+use super::{Deleted, Lease, Store, StoreError, Survey, Swapped, Version, object};
+use crate::{
+    cluster::Cluster,
+    model::{NodeName, Vip},
+};
+
+/// The Leases of a cluster.
+#[derive(Clone, Debug)]
+pub struct Kubernetes(Api<Object>);
+
+impl Kubernetes {
+    /// Those of vipmux's namespace.
+    pub fn new(cluster: &Cluster) -> Self {
+        Self(Api::namespaced(cluster.client.clone(), &cluster.namespace))
+    }
+}
+
+/// What the API server refuses for what is there by now, or is not any more.
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
+}
+
+fn unavailable(doing: String, error: kube::Error) -> StoreError {
+    StoreError::Unavailable { doing, source: io::Error::other(error) }
+}
+
+/// What the object says, or that it is no Lease.
+fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
+    object::lease(vip, found).map_err(|message| StoreError::Malformed { lease: object::name(vip), message })
+}
+
+impl Store for Kubernetes {
+    async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
+        let name = object::name(vip);
+        let found = self.0.get_opt(&name).await.map_err(|error| unavailable(format!("read {name}"), error))?;
+        found.map(|found| lease(vip, found)).transpose()
+    }
+
+    async fn swap(
+        &self,
+        vip: Vip,
+        expected: Option<&Version>,
+        holder: &NodeName,
+        epoch: u64,
+    ) -> Result<Swapped, StoreError> {
+        let wanted = object::object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
+        let (name, parameters) = (object::name(vip), PostParams::default());
+        let result = match expected {
+            Some(_) => self.0.replace(&name, &parameters, &wanted).await,
+            None => self.0.create(&parameters, &wanted).await,
+        };
+        match result {
+            Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
+            Err(error) if is_conflict(&error) => self.is_there(&error).map(|()| Swapped::Conflict),
+            Err(error) => Err(unavailable(format!("write {name}"), error)),
+        }
+    }
+
+    async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
+        let name = object::name(vip);
+        let preconditions = Preconditions { resource_version: Some(version.0.clone()), uid: None };
+        match self.0.delete(&name, &DeleteParams::default().preconditions(preconditions)).await {
+            Ok(_) => Ok(Deleted::Done),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Deleted::Done),
+            Err(error) if is_conflict(&error) => Ok(Deleted::Conflict),
+            Err(error) => Err(unavailable(format!("delete {name}"), error)),
+        }
+    }
+
+    async fn survey(&self) -> Result<Survey, StoreError> {
+        let listed = self.0.list(&ListParams::default()).await;
+        let listed = listed.map_err(|error| unavailable("list the Leases".to_owned(), error))?;
+        let mut survey = Survey::default();
+        for found in listed.items {
+            // Others keep Leases in this namespace, the allocator among them.
+            let Some(vip) = found.metadata.name.as_deref().and_then(object::vip) else { continue };
+            match lease(vip, found) {
+                Ok(lease) => drop(survey.leases.insert(vip, lease)),
+                Err(error) => drop(survey.faults.insert(vip, Arc::new(error))),
+            }
+        }
+        Ok(survey)
+    }
+}
+
+impl Kubernetes {
+    /// A namespace that is not there is 404 too, and no Lease that somebody else deleted.
+    fn is_there(&self, error: &kube::Error) -> Result<(), StoreError> {
+        match error {
+            kube::Error::Api(status) if status.details.as_ref().is_some_and(|details| details.kind == "namespaces") => {
+                let source = io::Error::new(io::ErrorKind::NotFound, status.message.clone());
+                Err(StoreError::Unavailable { doing: "write Leases".to_owned(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+}
