@@ -1,6 +1,6 @@
 //! The cluster that this runs in: how its API server is reached, and under which namespace vipmux keeps its own objects.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{fmt, path::PathBuf, time::Duration};
 
 use kube::{
     Client, Config,
@@ -71,13 +71,8 @@ impl Cluster {
     }
 }
 
-impl std::fmt::Debug for Cluster {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster").field("namespace", &self.namespace).finish_non_exhaustive()
     }
-}
-
-/// An error of the client, where the rest has errors of I/O.
-pub fn unavailable(error: kube::Error) -> io::Error {
-    io::Error::other(error)
 }

@@ -21,18 +21,29 @@ use crate::{
 
 /// The Leases of a cluster.
 #[derive(Clone, Debug)]
-pub struct Kubernetes(Api<Object>);
+pub struct Kubernetes(Box<Api<Object>>);
 
 impl Kubernetes {
     /// Those of vipmux's namespace.
     pub fn new(cluster: &Cluster) -> Self {
-        Self(Api::namespaced(cluster.client.clone(), &cluster.namespace))
+        Self(Box::new(Api::namespaced(cluster.client.clone(), &cluster.namespace)))
     }
 }
 
 /// What the API server refuses for what is there by now, or is not any more.
 fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
+}
+
+/// A namespace that is not there is 404 too, and no Lease that somebody else deleted.
+fn is_there(error: &kube::Error) -> Result<(), StoreError> {
+    match error {
+        kube::Error::Api(status) if status.details.as_ref().is_some_and(|details| details.kind == "namespaces") => {
+            let source = io::Error::new(io::ErrorKind::NotFound, status.message.clone());
+            Err(StoreError::Unavailable { doing: "write Leases".to_owned(), source })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn unavailable(doing: String, error: kube::Error) -> StoreError {
@@ -66,7 +77,7 @@ impl Store for Kubernetes {
         };
         match result {
             Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
-            Err(error) if is_conflict(&error) => self.is_there(&error).map(|()| Swapped::Conflict),
+            Err(error) if is_conflict(&error) => is_there(&error).map(|()| Swapped::Conflict),
             Err(error) => Err(unavailable(format!("write {name}"), error)),
         }
     }
@@ -95,18 +106,5 @@ impl Store for Kubernetes {
             }
         }
         Ok(survey)
-    }
-}
-
-impl Kubernetes {
-    /// A namespace that is not there is 404 too, and no Lease that somebody else deleted.
-    fn is_there(&self, error: &kube::Error) -> Result<(), StoreError> {
-        match error {
-            kube::Error::Api(status) if status.details.as_ref().is_some_and(|details| details.kind == "namespaces") => {
-                let source = io::Error::new(io::ErrorKind::NotFound, status.message.clone());
-                Err(StoreError::Unavailable { doing: "write Leases".to_owned(), source })
-            }
-            _ => Ok(()),
-        }
     }
 }

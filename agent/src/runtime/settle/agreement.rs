@@ -44,7 +44,7 @@ pub(super) struct Agreement {
 }
 
 enum Decision {
-    Own(Allocator),
+    Own(Box<Allocator>),
     Trusted(Allocation),
 }
 
@@ -164,6 +164,6 @@ impl File<'_> {
             Err(error) => (allocate(&self.memory.holders), Some(told(error))),
         };
         self.memory.holders = Arc::new(allocator.allocation().holders());
-        Agreement { decision: Decision::Own(allocator), seen, failure }
+        Agreement { decision: Decision::Own(Box::new(allocator)), seen, failure }
     }
 }

@@ -20,7 +20,7 @@ use crate::source::{
 /// How often it is looked whether the API server has a kind by now that it did not have.
 const ABSENT: Duration = Duration::from_secs(30);
 /// How often a watch that fails for the same reason is told.
-const TELL_AGAIN: Duration = Duration::from_secs(60);
+const TELL_AGAIN: Duration = Duration::from_mins(1);
 /// Between attempts: the first one, doubled with each, and the longest; all of them with up to as much again, so that a
 /// thousand agents do not come at once.
 const BACKOFF: Duration = Duration::from_millis(200);
@@ -100,15 +100,12 @@ impl Feed {
     }
 
     fn watch(&self) -> Events {
-        let (selector, fields) = match self.kind {
+        let config = match self.kind {
             // Headless Services are no load balancers, and have as many slices as anybody.
-            Kind::EndpointSlice => ("!service.kubernetes.io/headless", ""),
-            Kind::Service => ("", "spec.type=LoadBalancer"),
-            _ => ("", ""),
+            Kind::EndpointSlice => Config::default().labels("!service.kubernetes.io/headless"),
+            Kind::Service => Config::default().fields("spec.type=LoadBalancer"),
+            _ => Config::default(),
         };
-        let mut config = Config::default();
-        config.label_selector = Some(selector.to_owned()).filter(|text| !text.is_empty());
-        config.field_selector = Some(fields.to_owned()).filter(|text| !text.is_empty());
         let config = if self.streaming { config.streaming_lists() } else { config };
         watcher(Api::all_with(self.client.clone(), &resource(self.kind)), config).boxed()
     }

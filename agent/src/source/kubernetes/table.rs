@@ -50,8 +50,10 @@ impl Table {
                 let seen = self.listing.remove(&kind).unwrap_or_default();
                 let gone: Vec<_> =
                     self.known.get(&kind).into_iter().flatten().filter(|it| !seen.contains(*it)).cloned().collect();
-                let changed = gone.iter().fold(false, |changed, identity| self.remove(kind, identity) || changed);
-                self.listed.insert(kind) || changed
+                for identity in &gone {
+                    self.remove(kind, identity);
+                }
+                self.listed.insert(kind) || !gone.is_empty()
             }
         }
     }
