@@ -21,12 +21,34 @@ use crate::{
 /// Entries of each agent's flow tables: sized by the memory, those of several LANs would not fit into it.
 const FLOWS: u32 = 16_384;
 
+/// Where an agent's objects come from.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// A folder of manifests.
+    Manifests(PathBuf),
+    /// An API server.
+    Cluster(Access),
+}
+
+/// How an agent reaches its API server, and its peers.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// With the rights that it is to have.
+    pub kubeconfig: PathBuf,
+    /// Where it keeps its Leases.
+    pub namespace: String,
+    /// The file with the agents' key.
+    pub gossip_key: PathBuf,
+    /// `on`: vipmux's allocator gives addresses; `off`: the test does.
+    pub allocator: &'static str,
+}
+
 /// How an agent is started.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The manifests' folder.
-    pub manifests: PathBuf,
-    /// Where the agents keep the assignments; shared by all of them.
+    /// Where its objects come from.
+    pub origin: Origin,
+    /// Where the agents keep the assignments, or whatever else they have; shared by all of them.
     pub state: PathBuf,
     /// The announcing interface.
     pub interface: String,
@@ -51,8 +73,13 @@ pub struct Options {
 impl Options {
     /// Native XDP on eth0: the harness's switch is made for it, so a fallback would hide a failure.
     pub fn new(manifests: &Path, state: &Path) -> Self {
+        Self::with(Origin::Manifests(manifests.to_owned()), state)
+    }
+
+    /// The same, wherever the objects come from.
+    pub fn with(origin: Origin, state: &Path) -> Self {
         Self {
-            manifests: manifests.to_owned(),
+            origin,
             state: state.to_owned(),
             interface: "eth0".to_owned(),
             xdp_mode: "native",
@@ -204,12 +231,18 @@ pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &P
         .arg(options.socket(node))
         .args(["--unclaimed", options.unclaimed, "--tc", options.tc, "--lease", options.lease])
         .args(["--unreachable-endpoints", options.unreachable_endpoints, "--handover-mac", options.handover_mac])
-        .arg("--manifests")
-        .arg(&options.manifests)
         .arg("--state-dir")
         .arg(&options.state)
         .arg("--pin-path")
         .arg(pins);
+    match &options.origin {
+        Origin::Manifests(folder) => command.arg("--manifests").arg(folder),
+        Origin::Cluster(Access { kubeconfig, namespace, gossip_key, allocator }) => command
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(["--namespace", namespace, "--allocator", allocator, "--gossip-key"])
+            .arg(gossip_key),
+    };
     Ok(command)
 }
 
