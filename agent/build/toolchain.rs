@@ -4,6 +4,9 @@
 //! `bpf-linker` built against the same LLVM. A rustup nightly with `rust-src` has them; otherwise Debian's `rustc-web`,
 //! `cargo-web` and `rust-web-src` packages, with `RUSTC_BOOTSTRAP=1` in place of the nightly.
 
+#[path = "cache.rs"]
+pub(crate) mod cache;
+
 use std::{
     collections::BTreeSet,
     env,
@@ -75,11 +78,7 @@ fn fitting(toolchains: &[Toolchain], linkers: &[(Option<u32>, PathBuf)]) -> Opti
 
 /// The folder that `cargo xtask` installs tools into, so that it never overwrites the user's own.
 pub(crate) fn tools_folder() -> Option<PathBuf> {
-    let cache = env::var_os("XDG_CACHE_HOME")
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute())
-        .or_else(|| env::home_dir().map(|home| home.join(".cache")))?;
-    Some(cache.join("vipmux/tools"))
+    Some(cache::folder()?.join("tools"))
 }
 
 /// Every `bpf-linker` that runs: on `PATH`, where `cargo install` puts it, and where `cargo xtask setup` does.

@@ -31,7 +31,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Install the BPF toolchain and what the tests need, and mount bpffs; does nothing when all is there
+    /// Install the BPF toolchain and what the tests need, Kubernetes included, and mount bpffs; does nothing when all is there
     Setup,
     /// Build every crate and the BPF programs
     Build {
@@ -41,7 +41,7 @@ enum Command {
     },
     /// Run the test suites, all of them unless some are named
     Test {
-        /// The suites to run (the one against a real API server comes with the cluster support)
+        /// The suites to run
         #[arg(value_name = "SUITE")]
         suites: Vec<test::Suite>,
     },

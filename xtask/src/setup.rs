@@ -5,6 +5,8 @@
 
 mod apt;
 mod bpffs;
+mod cluster;
+mod go;
 mod linker;
 mod lint_tools;
 
@@ -24,6 +26,10 @@ const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
     ("nft", "nftables", "the network tests put rules like kube-proxy's and a CNI's on their nodes"),
     ("tc", "iproute2", "the network tests look at filters with it"),
 ];
+
+/// Programs that the tests against a real API server need besides.
+const API_PROGRAMS: [(&str, &str, &str); 1] =
+    [("iptables-restore", "iptables", "kube-proxy writes its rules with it in one of its modes")];
 
 /// Programs that `cargo xtask vm` needs besides.
 const VM_PROGRAMS: [(&str, &str, &str); 4] = [
@@ -46,7 +52,8 @@ const ALTERNATIVE: &str = "without Debian's packages, install a nightly (`rustup
 /// Installs all that building, the tests, the demo and the bench need.
 pub(crate) fn run() -> Result<()> {
     network_tests()?;
-    workspace::say("all set: the BPF toolchain, the test programs and bpffs are there");
+    api_tests()?;
+    workspace::say("all set: the BPF toolchain, the test programs, Kubernetes' own and bpffs are there");
     Ok(())
 }
 
@@ -79,6 +86,13 @@ pub(crate) fn packet_tests() -> Result<()> {
 pub(crate) fn network_tests() -> Result<()> {
     packet_tests()?;
     programs(&TEST_PROGRAMS)
+}
+
+/// Makes sure that the tests against a real API server find it, and all else that they start.
+pub(crate) fn api_tests() -> Result<()> {
+    network_tests()?;
+    programs(&API_PROGRAMS)?;
+    cluster::install()
 }
 
 /// Installs what the bench compares vipmux with. Without it all but the comparison can be measured.

@@ -8,20 +8,16 @@ mod guest;
 mod root;
 mod suites;
 
-use std::{
-    fs::{self, File},
-    path::PathBuf,
-    time::Instant,
-};
+use std::{path::PathBuf, time::Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use nix::fcntl::{Flock, FlockArg};
 
 use crate::{
     setup,
     summary::{self, Outcome},
-    toolchain, workspace,
+    toolchain::cache,
+    workspace,
 };
 
 /// A kernel of Debian's, by its version.
@@ -70,7 +66,7 @@ pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
     kernels.dedup();
     setup::guests()?;
     let folder = workspace::target_folder()?.join("vm");
-    let _lock = lock(&folder)?;
+    let _lock = workspace::lock(&folder)?;
     let executables = suites::build()?;
     let files = root::pack(&folder, &executables)?;
     let mut rows = Vec::new();
@@ -95,19 +91,6 @@ pub(crate) fn run(kernels: &[Kernel], update: bool) -> Result<()> {
 
 /// Where kernels are kept, for all checkouts.
 fn cache() -> Result<PathBuf> {
-    let tools = toolchain::tools_folder().context("neither XDG_CACHE_HOME nor a home directory to keep kernels in")?;
-    Ok(tools.with_file_name("vm"))
-}
-
-/// Makes a folder, and waits until no other run works in it.
-fn lock(folder: &std::path::Path) -> Result<Flock<File>> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let file = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
-    let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => return Ok(lock),
-        Err((file, _)) => file,
-    };
-    workspace::say(&format!("waiting for another run that works in {}", folder.display()));
-    Flock::lock(file, FlockArg::LockExclusive)
-        .map_err(|(_, errno)| anyhow!(errno).context(format!("cannot lock {}", folder.display())))
+    let cache = cache::folder().context("neither XDG_CACHE_HOME nor a home directory to keep kernels in")?;
+    Ok(cache.join("vm"))
 }

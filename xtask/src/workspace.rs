@@ -3,13 +3,15 @@
 use std::{
     env,
     ffi::OsStr,
+    fs::{self, File},
     io,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use nix::fcntl::{Flock, FlockArg};
 
 /// The workspace's root folder.
 pub(crate) fn root() -> PathBuf {
@@ -67,6 +69,19 @@ pub(crate) fn shown(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = [program].into_iter().chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// Makes a folder, and waits until no other run works in it.
+pub(crate) fn lock(folder: &Path) -> Result<Flock<File>> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let file = File::open(folder).with_context(|| format!("cannot open {}", folder.display()))?;
+    let file = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => return Ok(lock),
+        Err((file, _)) => file,
+    };
+    say(&format!("waiting for another run that works in {}", folder.display()));
+    Flock::lock(file, FlockArg::LockExclusive)
+        .map_err(|(_, errno)| anyhow!(errno).context(format!("cannot lock {}", folder.display())))
 }
 
 /// Tells the user what comes next, on stderr.

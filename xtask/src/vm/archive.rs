@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use super::{lock, root};
+use super::root;
 use crate::workspace;
 
 /// The package that names the newest kernel of a suite, in the flavour for guests: the smallest one.
@@ -39,7 +39,7 @@ pub(super) struct Image {
 
 /// The kernel of a suite: the one in the cache, or, where there is none or with `update`, the newest in the archive.
 pub(super) fn kernel(cache: &Path, suite: &str, update: bool) -> Result<Image> {
-    let _lock = lock(cache)?;
+    let _lock = workspace::lock(cache)?;
     let folder = cache.join(suite);
     if let Some(image) = cached(&folder).filter(|_| !update) {
         return Ok(image);

@@ -1,0 +1,136 @@
+//! The cluster's programs that the tests start: kube-apiserver, etcd, kube-proxy, kubectl and helm.
+//!
+//! Nobody publishes them where a test may count on it, but their sources are Go modules. They are built once for each
+//! version, into the cache folder. KUBEBUILDER_ASSETS names a folder with others.
+
+mod build;
+mod programs;
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+use self::programs::{MODULES, Module, Program};
+use super::go::Go;
+use crate::{toolchain::cache, workspace};
+
+/// The variable that names a folder with programs to take instead, as other projects' tests have it.
+const ASSETS: &str = "KUBEBUILDER_ASSETS";
+/// Without them in that folder the variable is a mistake.
+const EXPECTED: [&str; 2] = ["kube-apiserver", "etcd"];
+
+/// Makes sure that all of them are there.
+pub(super) fn install() -> Result<()> {
+    let assets = env::var_os(ASSETS).filter(|folder| !folder.is_empty());
+    if let Some(folder) = &assets {
+        check(folder)?;
+    }
+    let cache = cache::folder().context("neither XDG_CACHE_HOME nor a home directory to build Kubernetes in")?;
+    if missing(assets.as_deref(), &cache).is_empty() {
+        return Ok(());
+    }
+    let folder = cache.join("cluster");
+    let _lock = workspace::lock(&folder)?;
+    // Another run may have built them meanwhile.
+    let missing = missing(assets.as_deref(), &cache);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    build_all(&folder, &cache, &missing)
+}
+
+/// Whether a folder that the user names is one of programs.
+fn check(assets: &OsStr) -> Result<()> {
+    for program in EXPECTED {
+        let path = Path::new(assets).join(program);
+        if !path.is_file() {
+            bail!("{ASSETS} names a folder without {program}: there is no {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// The programs that are not there, with their modules.
+fn missing(assets: Option<&OsStr>, cache: &Path) -> Vec<(&'static Module, Vec<&'static Program>)> {
+    let is_missing = |program: &&Program| programs::find(program.name, assets, Some(cache)).is_none();
+    let of_module = |module: &'static Module| (module, module.programs.iter().filter(is_missing).collect::<Vec<_>>());
+    MODULES.iter().map(of_module).filter(|(_, programs)| !programs.is_empty()).collect()
+}
+
+/// Builds them in a folder that stays where this is interrupted: what was compiled by then is not compiled again.
+fn build_all(folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) -> Result<()> {
+    let names: Vec<_> = missing.iter().flat_map(|(_, programs)| programs).map(|program| program.name).collect();
+    workspace::say(&format!("building {} from Go modules, for the tests (ten minutes or so, once)", names.join(", ")));
+    let work = folder.join("build");
+    let go = Go::install(&work)?;
+    for (module, programs) in missing {
+        let tree = build::Tree::new(&go, &work, module)?;
+        for program in programs {
+            let place = module.place(cache, program.name);
+            tree.build(program, &place)?;
+            workspace::say(&format!("built {} {}: {}", program.name, module.version, place.display()));
+        }
+    }
+    remove(work)
+}
+
+/// Removes the sources and what was compiled: gigabytes, which only the next version would have a use for.
+fn remove(work: PathBuf) -> Result<()> {
+    fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(label: &str) -> PathBuf {
+        let folder = env::temp_dir().join(format!("vipmux-{}-cluster-{label}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder
+    }
+
+    fn names(missing: &[(&Module, Vec<&Program>)]) -> Vec<&'static str> {
+        missing.iter().flat_map(|(_, programs)| programs).map(|program| program.name).collect()
+    }
+
+    #[test]
+    fn what_the_user_names_or_has_built_is_not_missing() {
+        let (cache, assets) = (folder("cache"), folder("assets"));
+        assert_eq!(names(&missing(None, &cache)), ["kube-apiserver", "kube-proxy", "kubectl", "etcd", "helm"]);
+
+        fs::write(assets.join("kube-apiserver"), "").unwrap();
+        assert!(check(assets.as_os_str()).unwrap_err().to_string().contains("etcd"));
+        fs::write(assets.join("etcd"), "").unwrap();
+        check(assets.as_os_str()).unwrap();
+        assert_eq!(names(&missing(Some(assets.as_os_str()), &cache)), ["kube-proxy", "kubectl", "helm"]);
+
+        let place = MODULES[0].place(&cache, "kube-proxy");
+        fs::create_dir_all(place.parent().unwrap()).unwrap();
+        fs::write(&place, "").unwrap();
+        assert_eq!(names(&missing(Some(assets.as_os_str()), &cache)), ["kubectl", "helm"]);
+        assert_eq!(programs::find("kube-proxy", None, Some(&cache)), Some(place));
+        assert_eq!(programs::find("etcd", Some(assets.as_os_str()), None), Some(assets.join("etcd")));
+        assert_eq!(programs::find("bash", None, Some(&cache)), None);
+        for folder in [cache, assets] {
+            fs::remove_dir_all(folder).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_version_is_written_once_for_people_and_once_for_the_linker() {
+        for module in MODULES {
+            let (_, minor_and_patch) = module.version.split_once('.').unwrap();
+            assert!(module.siblings.ends_with(&format!(".{minor_and_patch}")), "{}", module.name);
+            let mut versions =
+                module.stamps.iter().filter(|(variable, _)| variable.to_lowercase().ends_with("version"));
+            assert!(versions.all(|(_, value)| *value == module.version), "{}", module.name);
+            let mut minors = module.stamps.iter().filter(|(variable, _)| variable.ends_with("Minor"));
+            assert!(minors.all(|(_, value)| minor_and_patch.starts_with(&format!("{value}."))), "{}", module.name);
+        }
+    }
+}

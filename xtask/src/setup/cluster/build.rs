@@ -1,0 +1,171 @@
+//! Building a module's programs, as the main module would: with the versions that its own go.mod asks for.
+//!
+//! `go install PACKAGE@VERSION` refuses Kubernetes and etcd, since their go.mod replaces modules by folders of the repository.
+//! Those modules are published beside it, so a go.mod of our own that replaces them by versions takes its place.
+
+use std::{
+    fs,
+    io::{self, BufRead as _, BufReader, IsTerminal as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::programs::{Module, Program};
+use crate::{setup::go::Go, workspace};
+
+/// Packages between two words about them, where there is no terminal to count on.
+const INTERVAL: usize = 200;
+
+/// A folder with a go.mod by which a module's programs can be built.
+pub(super) struct Tree<'a> {
+    go: &'a Go,
+    folder: PathBuf,
+    module: &'a Module,
+}
+
+impl<'a> Tree<'a> {
+    /// Downloads the module and finds the versions of what it needs. Go checks all of it by the public log of checksums.
+    pub(super) fn new(go: &'a Go, work: &Path, module: &'a Module) -> Result<Self> {
+        let folder = work.join(module.name);
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let tree = Self { go, folder, module };
+        let path = tree.folder.join("go.mod");
+        let write = |text: &str| fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
+        let is_of_version = |text: &str| text.starts_with(&heading(module));
+        if fs::read_to_string(&path).is_ok_and(|text| is_of_version(&text)) {
+            return Ok(tree);
+        }
+        workspace::say(&format!("downloading {} {} with go", module.path, module.version));
+        let its_own = go.download(&tree.folder, module.path, module.version)?.go_mod;
+        let its_own = fs::read_to_string(&its_own).with_context(|| format!("cannot read {}", its_own.display()))?;
+        write(&go_mod(module, &its_own))?;
+        let mut get = tree.command(["get"]);
+        get.args(module.programs.iter().map(|program| format!("{}@{}", program.package, module.version)));
+        workspace::prepare(&mut get)?;
+        // Last: the file is whole with its first line, and then not made again.
+        let resolved = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        write(&format!("{}{resolved}", heading(module)))?;
+        Ok(tree)
+    }
+
+    /// Builds a program; it comes to be at its place whole or not at all.
+    pub(super) fn build(&self, program: &Program, place: &Path) -> Result<()> {
+        let draft = self.folder.join(program.name);
+        let mut build = self.command(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags"]);
+        build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(program.package);
+        workspace::say(&workspace::shown(&build));
+        count_packages(&mut build, program.name)?;
+        let folder = place.parent().context("the program's place is in no folder")?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        fs::rename(&draft, place).with_context(|| format!("cannot make {}", place.display()))
+    }
+
+    fn command<const N: usize>(&self, arguments: [&str; N]) -> Command {
+        self.go.command(&self.folder, arguments)
+    }
+}
+
+/// What tells a go.mod that was made to its end, and for which version.
+fn heading(module: &Module) -> String {
+    format!("// {} {}\n", module.path, module.version)
+}
+
+/// A go.mod to build a module's programs with, by that module's own: the same Go, the same replacements, but by versions.
+fn go_mod(module: &Module, its_own: &str) -> String {
+    let go = its_own.lines().find(|line| line.starts_with("go ")).unwrap_or_default();
+    let replaced = its_own.lines().filter_map(sibling).map(|sibling| {
+        let version = module.siblings;
+        format!("replace {sibling} => {sibling} {version}\n")
+    });
+    format!("module tests\n\n{go}\n\n{}", replaced.collect::<String>())
+}
+
+/// The module that a line of a go.mod replaces by a folder of the repository. Those replaced by nothing at all, as etcd has
+/// them, are guards against a mistake of its own.
+fn sibling(line: &str) -> Option<&str> {
+    let (module, target) = line.trim().trim_start_matches("replace ").split_once(" => ")?;
+    let is_folder = target.starts_with("./staging/") || target.starts_with("../");
+    is_folder.then_some(module.trim())
+}
+
+fn link_flags(module: &Module) -> String {
+    let stamps = module.stamps.iter().map(|(variable, value)| format!(" -X {variable}={value}"));
+    format!("-s -w{}", stamps.collect::<String>())
+}
+
+/// Runs a `go build -v`, which names each package that it compiles: they are counted, and everything else is shown.
+fn count_packages(build: &mut Command, program: &str) -> Result<()> {
+    let mut child = build
+        .stdin(Stdio::null())
+        .stdout(io::stderr())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run `{}`", workspace::shown(build)))?;
+    let mut count = 0;
+    let terminal = io::stderr().is_terminal();
+    for line in child.stderr.take().map(BufReader::new).into_iter().flat_map(|pipe| pipe.split(b'\n')) {
+        let line = line.with_context(|| format!("cannot read what `{}` says", workspace::shown(build)))?;
+        let line = String::from_utf8_lossy(&line);
+        if !is_package(&line) {
+            eprintln!("{line}");
+            continue;
+        }
+        count += 1;
+        if terminal {
+            let _ = write!(io::stderr(), "\r    {program}: {count} packages compiled");
+        } else if count % INTERVAL == 0 {
+            eprintln!("    {program}: {count} packages compiled");
+        }
+    }
+    if terminal && count > 0 {
+        eprintln!("\r    {program}: {count} packages compiled, and linked");
+    }
+    let status = child.wait().with_context(|| format!("cannot wait for `{}`", workspace::shown(build)))?;
+    if !status.success() {
+        bail!("`{}` failed ({status})", workspace::shown(build));
+    }
+    Ok(())
+}
+
+/// Whether a line names a package and is no message.
+fn is_package(line: &str) -> bool {
+    !line.is_empty() && !line.contains([' ', '\t', ':', '#'])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::setup::cluster::programs::MODULES;
+
+    #[test]
+    fn folders_of_the_repository_are_replaced_by_published_modules() {
+        let kubernetes = "module k8s.io/kubernetes\n\ngo 1.26.0\n\ngodebug default=go1.26\n\nreplace (\n\
+                          \tk8s.io/api => ./staging/src/k8s.io/api\n)\n\nrequire k8s.io/api v0.0.0\n";
+        let expected = "module tests\n\ngo 1.26.0\n\nreplace k8s.io/api => k8s.io/api v0.37.1\n";
+        assert_eq!(go_mod(&MODULES[0], kubernetes), expected);
+
+        let etcd = "go 1.26.0\n\nreplace (\n\tgo.etcd.io/etcd/client/v3 => ../client/v3\n)\n\n\
+                    replace go.etcd.io/etcd => ./FORBIDDEN_DEPENDENCY\nreplace go.etcd.io/etcd/pkg/v3 => ../pkg\n";
+        let expected = "module tests\n\ngo 1.26.0\n\n\
+                        replace go.etcd.io/etcd/client/v3 => go.etcd.io/etcd/client/v3 v3.7.3\n\
+                        replace go.etcd.io/etcd/pkg/v3 => go.etcd.io/etcd/pkg/v3 v3.7.3\n";
+        assert_eq!(go_mod(&MODULES[1], etcd), expected);
+    }
+
+    #[test]
+    fn packages_are_told_from_messages() {
+        assert!(is_package("k8s.io/kubernetes/cmd/kube-proxy"));
+        assert!(is_package("internal/goarch"));
+        for message in ["", "go: downloading k8s.io/api v0.37.1", "# k8s.io/api/core/v1", "core.go:7: undefined: x"] {
+            assert!(!is_package(message), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_failed_build_is_an_error_that_names_it() {
+        let mut false_command = Command::new("false");
+        assert!(count_packages(&mut false_command, "x").unwrap_err().to_string().contains("`false` failed"));
+    }
+}

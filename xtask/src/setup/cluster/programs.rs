@@ -1,0 +1,88 @@
+//! The cluster's programs that the tests start, at pinned versions; shared with the tests, which look for them.
+
+use std::{
+    ffi::OsStr,
+    path::{Path, PathBuf},
+};
+
+/// A Go module, and the programs that are built from it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Module {
+    /// Of its folder.
+    pub(crate) name: &'static str,
+    /// As Go's tools know it.
+    pub(crate) path: &'static str,
+    /// The one version that everybody tests with.
+    pub(crate) version: &'static str,
+    /// The version of the modules that it has beside it in its repository, and that are published on their own.
+    pub(crate) siblings: &'static str,
+    /// What is built from it.
+    pub(crate) programs: &'static [Program],
+    /// What the linker writes into these programs, so that they know their version.
+    pub(crate) stamps: &'static [(&'static str, &'static str)],
+}
+
+/// A program of a module.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Program {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Its package.
+    pub(crate) package: &'static str,
+}
+
+/// Kubernetes, etcd and Helm. What they have in common, Kubernetes' client above all, is compiled once where it is of one
+/// version: Helm's release decides which one of Kubernetes costs least.
+pub(crate) const MODULES: [Module; 3] = [
+    Module {
+        name: "kubernetes",
+        path: "k8s.io/kubernetes",
+        version: "v1.37.1",
+        siblings: "v0.37.1",
+        programs: &[
+            Program { name: "kube-apiserver", package: "k8s.io/kubernetes/cmd/kube-apiserver" },
+            Program { name: "kube-proxy", package: "k8s.io/kubernetes/cmd/kube-proxy" },
+            Program { name: "kubectl", package: "k8s.io/kubernetes/cmd/kubectl" },
+        ],
+        stamps: &[
+            ("k8s.io/component-base/version.gitVersion", "v1.37.1"),
+            ("k8s.io/component-base/version.gitMajor", "1"),
+            ("k8s.io/component-base/version.gitMinor", "37"),
+            ("k8s.io/client-go/pkg/version.gitVersion", "v1.37.1"),
+        ],
+    },
+    Module {
+        name: "etcd",
+        path: "go.etcd.io/etcd/server/v3",
+        version: "v3.7.3",
+        siblings: "v3.7.3",
+        programs: &[Program { name: "etcd", package: "go.etcd.io/etcd/server/v3" }],
+        stamps: &[],
+    },
+    Module {
+        name: "helm",
+        path: "helm.sh/helm/v4",
+        version: "v4.3.1",
+        siblings: "v4.3.1",
+        programs: &[Program { name: "helm", package: "helm.sh/helm/v4/cmd/helm" }],
+        stamps: &[("helm.sh/helm/v4/internal/version.version", "v4.3.1")],
+    },
+];
+
+impl Module {
+    /// Where a program of it is, or is to be, below the cache folder.
+    pub(crate) fn place(&self, cache: &Path, program: &str) -> PathBuf {
+        cache.join("cluster").join(format!("{}-{}", self.name, self.version)).join(program)
+    }
+}
+
+/// Where a program is: among `assets`, the folder that KUBEBUILDER_ASSETS names (by convention kube-apiserver, etcd and
+/// kubectl), or else below the cache folder, if it was built.
+pub(crate) fn find(program: &str, assets: Option<&OsStr>, cache: Option<&Path>) -> Option<PathBuf> {
+    let given = assets.map(|folder| Path::new(folder).join(program));
+    let built = || {
+        let module = MODULES.iter().find(|module| module.programs.iter().any(|built| built.name == program))?;
+        Some(module.place(cache?, program))
+    };
+    given.filter(|path| path.is_file()).or_else(built).filter(|path| path.is_file())
+}
