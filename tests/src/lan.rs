@@ -146,6 +146,36 @@ pub struct Client {
     namespace: Namespace,
 }
 
+/// A machine that is neither node nor client.
+#[derive(Debug)]
+pub struct Machine {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Its IPv6 address.
+    pub address_v6: Ipv6Addr,
+    /// Its network namespace.
+    pub namespace: Namespace,
+}
+
+impl Machine {
+    const ADDRESSES: (Ipv4Addr, Ipv6Addr) =
+        (Ipv4Addr::new(192, 0, 2, 5), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 5));
+
+    /// One that is on no LAN.
+    pub fn alone() -> Result<Self> {
+        const INTERFACE: &str = "alone0";
+        let namespace = Namespace::new(&format!("{}-alone", cleanup::number()))?;
+        let (address, address_v6) = Self::ADDRESSES;
+        namespace.links(|links| {
+            links.add_holder(INTERFACE)?;
+            links.set_up(INTERFACE)?;
+            links.add_address(INTERFACE, address, PREFIX_LENGTHS.0)?;
+            links.add_address(INTERFACE, address_v6, PREFIX_LENGTHS.1)
+        })?;
+        Ok(Self { address, address_v6, namespace })
+    }
+}
+
 impl Lan {
     /// Makes a LAN for a test; `None` where the test is to be skipped ([`requirement::root`], [`requirement::uplink`]).
     pub fn for_test(options: Options) -> Result<Option<Self>> {
@@ -264,6 +294,17 @@ impl Lan {
         }
         self.switch.run(|| attach_pass(&mut self.pass, &port, self.options.mtu))?;
         Ok(Client { address, address_v6, mac, namespace })
+    }
+
+    /// Adds a machine that is neither node nor client, at 192.0.2.5 and 2001:db8::5, which reaches the pods. There is room for
+    /// one.
+    pub fn add_machine(&self, name: &str) -> Result<Machine> {
+        let namespace = Namespace::new(&format!("{}-{name}", cleanup::number()))?;
+        let (address, address_v6) = Machine::ADDRESSES;
+        let uplink = self.options.uplink.of_client();
+        plug_in(&namespace, (address, address_v6), &self.switch, name, (uplink, self.options.mtu))?;
+        namespace.links(|links| self.nodes.iter().try_for_each(|node| route_pods_of(links, node)))?;
+        Ok(Machine { address, address_v6, namespace })
     }
 
     /// Lets every node reach the other nodes' pods, as a CNI does.

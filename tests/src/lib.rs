@@ -7,14 +7,18 @@
 //!
 //! [`failover`] is a cluster whose leader is about to fail, [`keepalived`] what it is compared with.
 //!
+//! [`api_server`] is a real one with its etcd, and [`kube_proxy`] is the real one on a node; [`cluster_programs`] knows where they are.
+//!
 //! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
 
 pub mod agent;
+pub mod api_server;
 pub mod arp;
 pub mod bench;
 pub mod cleanup;
 pub mod client;
 pub mod cluster;
+pub mod cluster_programs;
 pub mod conntrack;
 pub mod demo;
 pub mod dns;
@@ -22,6 +26,7 @@ pub mod failover;
 pub mod frames;
 pub mod identity;
 pub mod keepalived;
+pub mod kube_proxy;
 pub mod lan;
 pub mod links;
 pub mod manifests;

@@ -2,13 +2,14 @@
 
 use std::{
     io::{self, Write as _},
+    path::PathBuf,
     thread,
 };
 
 use anyhow::{Context as _, Result, bail};
 use nix::unistd::geteuid;
 
-use crate::{cleanup, lan::Uplink, netns::Namespace, sctp};
+use crate::{cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, sctp};
 
 /// Whether the running test may make network namespaces and load BPF programs. With `CI=true`, where nothing may be skipped
 /// that the machine's owner can help, it is an error if it may not.
@@ -16,11 +17,46 @@ pub fn root() -> Result<bool> {
     if geteuid().is_root() {
         return Ok(true);
     }
-    let why = "it makes network namespaces or loads BPF programs, run it as root";
+    missing("it makes network namespaces or loads BPF programs, run it as root")
+}
+
+/// Skips the test for want of something that the machine's owner can help: an error with `CI=true`.
+fn missing(why: &str) -> Result<bool> {
     if std::env::var("CI").is_ok_and(|value| value == "true") {
         bail!("a test cannot run, and CI=true lets none be skipped: {why}");
     }
     skip(why)
+}
+
+/// Whether a real API server can be started. With `CI=true` it is an error if it cannot.
+pub fn api_server() -> Result<bool> {
+    if !root()? {
+        return Ok(false);
+    }
+    match ["etcd", "kube-apiserver"].into_iter().try_for_each(|program| cluster_programs::find(program).map(drop)) {
+        Ok(()) => Ok(true),
+        Err(error) => missing(&format!("{error:#}")),
+    }
+}
+
+/// Whether kube-proxy can run in this mode, beside a real API server. With `CI=true` it is an error if it cannot.
+pub fn kube_proxy(mode: Mode) -> Result<bool> {
+    let (program, package) = match mode {
+        Mode::Iptables => ("iptables-restore", "iptables"),
+        Mode::Nftables => ("nft", "nftables"),
+    };
+    if !api_server()? {
+        return Ok(false);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders = std::env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);
+    if !folders.into_iter().any(|folder: PathBuf| folder.join(program).is_file()) {
+        return missing(&format!("kube-proxy in mode {mode} wants {program}: install the package {package}"));
+    }
+    match cluster_programs::find("kube-proxy") {
+        Ok(_) => Ok(true),
+        Err(error) => missing(&format!("{error:#}")),
+    }
 }
 
 /// Whether the kernel has this kind of interface. Where not, that is no failure with `CI=true` either, since only another

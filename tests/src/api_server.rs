@@ -1,0 +1,159 @@
+//! A real API server with its etcd, for one test, in a network namespace of its own.
+//!
+//! ```text
+//!  etcd <-- 127.0.0.1:2379 -- kube-apiserver      192.0.2.5, 2001:db8::5, port 6443
+//!                                   |
+//!  ================+=================+=====       the LAN's switch, if there is a LAN
+//!                  |
+//!               node-1 ...                        agents and kube-proxy reach it as they do in a cluster
+//! ```
+//!
+//! There is no controller manager and no kubelet: tests write Nodes, EndpointSlices and whatever else those would.
+//! Authorisation is by RBAC, also for the ServiceAccounts whose tokens [`ApiServer::service_account`] asks for; all
+//! requests are in the audit log ([`ApiServer::requests`]).
+
+mod access;
+mod audit;
+mod launch;
+mod objects;
+
+use std::{
+    collections::HashMap,
+    fmt,
+    net::Ipv4Addr,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use kube::{Client, core::GroupVersionKind};
+use tokio::runtime::Runtime;
+
+pub use self::{
+    access::{ADMIN, KUBE_PROXY, ServiceAccount},
+    audit::{Mark, Request},
+};
+use self::{launch::Launch, objects::Kind};
+use crate::{
+    lan::{Lan, Machine},
+    process::Process,
+    requirement, wait,
+};
+
+/// The namespace that vipmux is in.
+pub const SYSTEM: &str = "vipmux-system";
+/// Starting on a busy machine.
+const START: Duration = Duration::from_secs(120);
+
+/// The API server; it ends when dropped, with all that it knew.
+pub struct ApiServer {
+    kinds: Mutex<HashMap<GroupVersionKind, Kind>>,
+    client: Option<Client>,
+    runtime: Runtime,
+    server: Process,
+    etcd: Process,
+    launch: Launch,
+}
+
+impl fmt::Debug for ApiServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiServer").field("server", &self.server).field("etcd", &self.etcd).finish_non_exhaustive()
+    }
+}
+
+impl ApiServer {
+    /// An API server that nobody but the test talks to; `None` where the test is to be skipped ([`requirement::api_server`]).
+    pub fn alone() -> Result<Option<Self>> {
+        if !requirement::api_server()? {
+            return Ok(None);
+        }
+        Self::start_on(Machine::alone()?).map(Some)
+    }
+
+    /// An API server on a LAN; `None` where the test is to be skipped.
+    pub fn on(lan: &Lan) -> Result<Option<Self>> {
+        if !requirement::api_server()? {
+            return Ok(None);
+        }
+        Self::start_on(lan.add_machine("control-plane")?).map(Some)
+    }
+
+    fn start_on(machine: Machine) -> Result<Self> {
+        let launch = Launch::prepare(machine)?;
+        let etcd = launch.etcd()?;
+        let server = launch.api_server()?;
+        // Its threads are made by a thread in the namespace, and are there too.
+        let runtime = launch.machine.namespace.run(|| {
+            let builder = &mut tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(1).enable_all().build().context("cannot start a tokio runtime")
+        })?;
+        let mut api = Self { kinds: Mutex::default(), client: None, runtime, server, etcd, launch };
+        api.await_ready()?;
+        Ok(api)
+    }
+
+    /// Kills it, as a machine's failure does; etcd stays. Whoever is connected sees the connection closed.
+    pub fn stop(&mut self) -> Result<()> {
+        self.server.kill()
+    }
+
+    /// Starts it again after [`ApiServer::stop`]: at the same address, with the same certificate, keys and objects.
+    pub fn start(&mut self) -> Result<()> {
+        ensure!(self.server.poll()?.is_some(), "the API server is running");
+        self.server = self.launch.api_server()?;
+        self.await_ready()
+    }
+
+    /// Its process, to stop it for a while, say.
+    pub fn process(&self) -> &Process {
+        &self.server
+    }
+
+    /// etcd's process.
+    pub fn etcd(&self) -> &Process {
+        &self.etcd
+    }
+
+    /// Its address on the LAN.
+    pub fn address(&self) -> Ipv4Addr {
+        self.launch.machine.address
+    }
+
+    /// The machine that it is on.
+    pub fn machine(&self) -> &Machine {
+        &self.launch.machine
+    }
+
+    /// A client of it with all rights. What it does has to run by [`ApiServer::block_on`].
+    pub fn client(&self) -> Result<Client> {
+        self.client.clone().context("the API server has never been ready")
+    }
+
+    /// Does something with clients of it, where it is reached. The futures' own tasks go on afterwards.
+    pub fn block_on<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
+        self.launch.machine.namespace.run(|| self.runtime.block_on(work))
+    }
+
+    fn await_ready(&mut self) -> Result<()> {
+        let ready = wait::until("the API server's readiness", START, || {
+            ensure!(self.server.poll()?.is_none(), "it has ended");
+            self.ask_ready()
+        });
+        ready.with_context(|| format!("the API server's last output:\n{}", self.server.last_output()))?;
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        Ok(())
+    }
+
+    fn ask_ready(&mut self) -> Result<()> {
+        let client = match self.client.take() {
+            Some(client) => client,
+            // It makes its certificate as it starts.
+            None => self.block_on(access::connect(self.launch.kubeconfig(ADMIN)?))?,
+        };
+        let client = self.client.insert(client).clone();
+        let request = http::Request::get("/readyz").body(Vec::new())?;
+        let answer = self.block_on(async { Ok(client.request_text(request).await?) })?;
+        ensure!(answer == "ok", "{answer}");
+        Ok(())
+    }
+}

@@ -1,0 +1,139 @@
+//! Who may talk to the API server, and how they prove who they are.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, Result};
+use k8s_openapi::api::{
+    authentication::v1::{TokenRequest, TokenRequestSpec},
+    core::v1::ServiceAccount as Account,
+};
+use kube::{
+    Api, Client, Config,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::json;
+
+use super::{
+    ApiServer,
+    launch::{Launch, PORT},
+};
+
+/// The user who may do everything.
+pub const ADMIN: &str = "admin";
+/// The user that kube-proxy is, with the rights that the API server itself gives it.
+pub const KUBE_PROXY: &str = "system:kube-proxy";
+
+pub(super) const TOKENS_FILE: &str = "tokens.csv";
+/// Here the API server puts a certificate of its own making.
+pub(super) const CERTIFICATES: &str = "certificates";
+/// That certificate, and behind it that of the authority that it makes for the purpose.
+const CERTIFICATE_FILE: &str = "certificates/apiserver.crt";
+/// Its key, with which it signs ServiceAccounts' tokens too. It makes it before it looks for a key for them.
+pub(super) const KEY_FILE: &str = "certificates/apiserver.key";
+pub(super) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+/// How long ServiceAccounts' tokens are good for, seconds: longer than any test.
+const TOKEN_LIFETIME: i64 = 24 * 60 * 60;
+
+/// Users with tokens that never change, and their groups. The network namespace keeps strangers away, not the token.
+const USERS: [(&str, &str); 2] = [(ADMIN, "system:masters"), (KUBE_PROXY, "")];
+
+/// A file for `--token-auth-file`: each user's token is its name.
+pub(super) fn tokens() -> String {
+    let line = |(user, groups): &(&str, &str)| format!("{user},{user},{user},\"{groups}\"\n");
+    USERS.iter().map(line).collect()
+}
+
+pub(super) async fn connect(kubeconfig: PathBuf) -> Result<Client> {
+    let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(Client::try_from(config)?)
+}
+
+/// A ServiceAccount, as what runs in a Pod of it has it.
+#[derive(Clone, Debug)]
+pub struct ServiceAccount {
+    /// A file for `--kubeconfig`.
+    pub kubeconfig: PathBuf,
+    /// A folder with `token`, `ca.crt` and `namespace`: what a kubelet mounts at
+    /// `/var/run/secrets/kubernetes.io/serviceaccount`.
+    pub mount: PathBuf,
+}
+
+impl ApiServer {
+    /// A file for `--kubeconfig`; `user` is [`ADMIN`] or [`KUBE_PROXY`].
+    pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        self.launch.kubeconfig(user)
+    }
+
+    /// A ServiceAccount with a token that it really has, by the TokenRequest API; it has to be there, and so its namespace.
+    pub fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount> {
+        let client = self.client()?;
+        let token = self.block_on(async {
+            let spec = TokenRequestSpec { expiration_seconds: Some(TOKEN_LIFETIME), ..TokenRequestSpec::default() };
+            let request = TokenRequest { spec: Some(spec), ..TokenRequest::default() };
+            let accounts = Api::<Account>::namespaced(client, namespace);
+            let made = accounts.create_token_request(name, &PostParams::default(), &request).await?;
+            made.status.and_then(|status| status.token).context("there is no token in the answer")
+        });
+        let token = token.with_context(|| format!("cannot get a token for the ServiceAccount {namespace}/{name}"))?;
+        let label = format!("{namespace}-{name}");
+        let kubeconfig = self.launch.write_kubeconfig(&label, &token, namespace)?;
+        let mount = self.launch.path(&format!("{label}.mount"));
+        fs::create_dir_all(&mount).with_context(|| format!("cannot make {}", mount.display()))?;
+        for (file, text) in
+            [("token", token), ("ca.crt", self.launch.authority()?), ("namespace", namespace.to_owned())]
+        {
+            write(&mount.join(file), &text)?;
+        }
+        Ok(ServiceAccount { kubeconfig, mount })
+    }
+}
+
+impl Launch {
+    pub(super) fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
+        let known = USERS.iter().find(|(known, _)| *known == user);
+        let (user, _) = known.with_context(|| format!("no user {user}; other ones are ServiceAccounts"))?;
+        self.write_kubeconfig(&user.replace(':', "-"), user, "default")
+    }
+
+    fn write_kubeconfig(&self, label: &str, token: &str, namespace: &str) -> Result<PathBuf> {
+        let path = self.path(&format!("{label}.kubeconfig"));
+        let server = format!("https://{}:{PORT}", self.machine.address);
+        let authority = self.path(CERTIFICATE_FILE);
+        // JSON is YAML.
+        let text = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": label,
+            "contexts": [{"name": label, "context": {"cluster": "tests", "user": label, "namespace": namespace}}],
+            "clusters": [{"name": "tests", "cluster": {"server": server, "certificate-authority": authority}}],
+            "users": [{"name": label, "user": {"token": token}}],
+        });
+        write(&path, &text.to_string())?;
+        Ok(path)
+    }
+
+    /// The certificate of who signed the API server's.
+    fn authority(&self) -> Result<String> {
+        let path = self.path(CERTIFICATE_FILE);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_as_the_api_server_reads_them() {
+        assert_eq!(tokens().lines().next(), Some("admin,admin,admin,\"system:masters\""));
+    }
+}

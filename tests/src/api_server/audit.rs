@@ -1,0 +1,181 @@
+//! The API server's audit log: who has asked for what.
+
+use std::fs;
+
+use anyhow::{Context as _, Result};
+use serde::Deserialize;
+
+use super::ApiServer;
+
+pub(super) const POLICY_FILE: &str = "audit-policy.yaml";
+pub(super) const LOG_FILE: &str = "audit.log";
+/// All requests but those that it sends itself, without their content.
+pub(super) const POLICY: &str = "\
+apiVersion: audit.k8s.io/v1
+kind: Policy
+omitStages: [RequestReceived]
+rules:
+- level: None
+  users: ['system:apiserver']
+- level: Metadata
+";
+
+/// Verbs that change nothing.
+const READING: [&str; 3] = ["get", "list", "watch"];
+
+/// A request that was answered; of a watch, that it began.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// `admin`, or `system:serviceaccount:NAMESPACE:NAME`.
+    pub user: String,
+    /// What the client says it is.
+    pub agent: String,
+    /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
+    pub verb: String,
+    /// With its subresource: `services/status`; empty of what is no resource, such as `/readyz`.
+    pub resource: String,
+    /// Empty of what is in none.
+    pub namespace: String,
+    /// The object's name; empty where it is about several.
+    pub name: String,
+    /// The answer's HTTP status.
+    pub code: u16,
+}
+
+impl Request {
+    /// Whether it was to change something.
+    pub fn is_write(&self) -> bool {
+        !READING.contains(&self.verb.as_str())
+    }
+}
+
+/// A moment in the audit log.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mark(usize);
+
+impl ApiServer {
+    /// Now.
+    pub fn mark(&self) -> Result<Mark> {
+        Ok(Mark(complete(&self.log()?).len()))
+    }
+
+    /// All requests that were answered after a moment; `Mark::default()` is the beginning.
+    pub fn requests(&self, after: Mark) -> Result<Vec<Request>> {
+        let log = self.log()?;
+        parse(complete(&log).get(after.0..).unwrap_or_default())
+    }
+
+    fn log(&self) -> Result<String> {
+        let path = self.launch.path(LOG_FILE);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    }
+}
+
+/// The log without the line that may be half written.
+fn complete(log: &str) -> &str {
+    log.rfind('\n').map_or("", |end| &log[..=end])
+}
+
+fn parse(log: &str) -> Result<Vec<Request>> {
+    let event = |line: &str| {
+        serde_json::from_str::<Event>(line).with_context(|| format!("cannot read this line of the audit log: {line}"))
+    };
+    log.lines().map(event).filter_map(|event| event.map(Event::into_request).transpose()).collect()
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    stage: String,
+    verb: String,
+    user: User,
+    #[serde(default)]
+    user_agent: String,
+    #[serde(default)]
+    object_ref: ObjectRef,
+    #[serde(default)]
+    response_status: Status,
+}
+
+#[derive(Deserialize)]
+struct User {
+    #[serde(default)]
+    username: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ObjectRef {
+    resource: String,
+    subresource: String,
+    namespace: String,
+    name: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    code: u16,
+}
+
+impl Event {
+    /// One for each request: a watch is told twice, when it begins and when it ends, which may be never.
+    fn into_request(self) -> Option<Request> {
+        let is_watch = self.verb == "watch" && self.response_status.code < 400;
+        if (self.stage == "ResponseStarted") != is_watch {
+            return None;
+        }
+        let ObjectRef { resource, subresource, namespace, name } = self.object_ref;
+        let resource = if subresource.is_empty() { resource } else { format!("{resource}/{subresource}") };
+        Some(Request {
+            user: self.user.username,
+            agent: self.user_agent,
+            verb: self.verb,
+            resource,
+            namespace,
+            name,
+            code: self.response_status.code,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(stage: &str, verb: &str, object: &str, code: u16) -> String {
+        format!(
+            "{{\"kind\":\"Event\",\"stage\":\"{stage}\",\"verb\":\"{verb}\",\"user\":{{\"username\":\"admin\"}},\
+             \"userAgent\":\"test\",{object}\"responseStatus\":{{\"metadata\":{{}},\"code\":{code}}}}}\n"
+        )
+    }
+
+    #[test]
+    fn a_watch_counts_once_also_before_its_end() {
+        let object = "\"objectRef\":{\"resource\":\"services\",\"apiVersion\":\"v1\"},";
+        let log = line("ResponseStarted", "watch", object, 200) + &line("ResponseComplete", "watch", object, 200);
+        let requests = parse(&log).unwrap();
+        let [watch] = requests.as_slice() else { panic!("{requests:?}") };
+        assert_eq!((watch.verb.as_str(), watch.resource.as_str(), watch.is_write()), ("watch", "services", false));
+        // One that is refused never starts.
+        assert_eq!(parse(&line("ResponseComplete", "watch", object, 403)).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn subresources_and_what_is_no_resource_are_told() {
+        let object = "\"objectRef\":{\"resource\":\"services\",\"subresource\":\"status\",\"namespace\":\"shop\",\
+                      \"name\":\"web\"},";
+        let log = line("ResponseComplete", "patch", object, 409) + &line("ResponseComplete", "get", "", 200);
+        let requests = parse(&log).unwrap();
+        assert_eq!(requests[0].resource, "services/status");
+        assert_eq!((requests[0].namespace.as_str(), requests[0].name.as_str(), requests[0].code), ("shop", "web", 409));
+        assert!(requests[0].is_write());
+        assert_eq!(requests[1].resource, "");
+    }
+
+    #[test]
+    fn a_line_that_is_half_written_is_left_for_later() {
+        assert_eq!(complete("{}\n{}\n{\"sta"), "{}\n{}\n");
+        assert_eq!(complete("{\"sta"), "");
+    }
+}

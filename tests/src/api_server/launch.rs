@@ -1,0 +1,81 @@
+//! How etcd and kube-apiserver are started.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use anyhow::{Context as _, Result};
+
+use super::{access, audit};
+use crate::{cleanup::Folder, cluster_programs, lan::Machine, process::Process};
+
+/// Where the API server listens, on all addresses of its machine.
+pub(super) const PORT: u16 = 6443;
+/// Where etcd listens, for the API server alone: nobody else is in the namespace.
+const ETCD: &str = "http://127.0.0.1:2379";
+/// Of etcd's, which are of no use to a single one.
+const ETCD_PEERS: &str = "http://127.0.0.1:2380";
+/// What Services' cluster addresses are taken from.
+const SERVICE_NETWORKS: &str = "10.96.0.0/16,2001:db8:96::/112";
+
+/// What both are started with, again and again: a machine, and a folder with their data, keys and logs.
+#[derive(Debug)]
+pub(super) struct Launch {
+    pub(super) folder: Folder,
+    pub(super) machine: Machine,
+}
+
+impl Launch {
+    pub(super) fn prepare(machine: Machine) -> Result<Self> {
+        let launch = Self { folder: Folder::temporary("api-server")?, machine };
+        let write = |file: &str, text: &str| {
+            let path = launch.path(file);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        write(audit::POLICY_FILE, audit::POLICY)?;
+        write(access::TOKENS_FILE, &access::tokens())?;
+        Ok(launch)
+    }
+
+    pub(super) fn etcd(&self) -> Result<Process> {
+        let mut command = self.command("etcd")?;
+        command.arg("--data-dir").arg(self.path("etcd"));
+        // What a crash of this machine would lose is of no use after it.
+        command.args(["--unsafe-no-fsync", "--log-level", "warn"]);
+        command.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
+        command.args(["--listen-peer-urls", ETCD_PEERS, "--initial-advertise-peer-urls", ETCD_PEERS]);
+        command.args(["--initial-cluster", &format!("default={ETCD_PEERS}")]);
+        Process::spawn("etcd", command)
+    }
+
+    pub(super) fn api_server(&self) -> Result<Process> {
+        let mut command = self.command("kube-apiserver")?;
+        let address = self.machine.address.to_string();
+        command.args(["--advertise-address", &address, "--secure-port", &PORT.to_string()]);
+        command.args(["--etcd-servers", ETCD, "--service-cluster-ip-range", SERVICE_NETWORKS]);
+        command.args(["--authorization-mode", "Node,RBAC", "--service-account-issuer", access::ISSUER]);
+        let key = self.path(access::KEY_FILE);
+        command.arg("--service-account-signing-key-file").arg(&key).arg("--service-account-key-file").arg(&key);
+        command.arg("--token-auth-file").arg(self.path(access::TOKENS_FILE));
+        command.arg("--cert-dir").arg(self.path(access::CERTIFICATES));
+        command.arg("--audit-policy-file").arg(self.path(audit::POLICY_FILE));
+        command.arg("--audit-log-path").arg(self.path(audit::LOG_FILE));
+        // In one file, whatever comes.
+        command.args(["--audit-log-maxsize", "100000"]);
+        Process::spawn("kube-apiserver", command)
+    }
+
+    /// A command of the cluster's programs on the machine, with a home that is nobody's.
+    pub(super) fn command(&self, program: &str) -> Result<Command> {
+        let mut command = self.machine.namespace.command(cluster_programs::find(program)?)?;
+        command.env("HOME", self.folder.path()).current_dir(self.folder.path());
+        for variable in
+            ["KUBECONFIG", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HTTPS_PROXY", "https_proxy"]
+        {
+            command.env_remove(variable);
+        }
+        Ok(command)
+    }
+
+    pub(super) fn path(&self, file: &str) -> PathBuf {
+        self.folder.path().join(file)
+    }
+}

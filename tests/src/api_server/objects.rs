@@ -1,0 +1,227 @@
+//! Objects in the API server: written by tests, also those that a controller manager or a kubelet would write.
+
+use std::{fs, sync::PoisonError, time::Duration};
+
+use anyhow::{Context as _, Result, bail};
+use kube::{
+    Api, Client, CustomResourceExt as _,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
+    core::{ApiResource, GroupVersionKind, TypeMeta},
+    discovery::{self, Scope},
+};
+use serde_json::{Value, json};
+use vipmux::api::{VipPolicy, VipPool};
+
+use super::{ADMIN, ApiServer};
+use crate::{
+    cleanup,
+    lan::{Lan, Node},
+    process, wait,
+};
+
+/// Whose fields they are that tests write.
+const FIELD_MANAGER: &str = "vipmux-tests";
+/// The API server serves a new kind a moment after it has accepted it.
+const NEW_KIND: Duration = Duration::from_secs(30);
+
+/// What the API server calls a kind, and where its objects are.
+#[derive(Clone, Debug)]
+pub(super) struct Kind {
+    resource: ApiResource,
+    scope: Scope,
+}
+
+impl ApiServer {
+    /// Applies the documents of a YAML stream (server-side apply), and returns the objects as they are then. Where a document
+    /// has a status, that is applied too, as a controller would. Fields that are unknown are an error.
+    pub fn apply(&self, yaml: &str) -> Result<Vec<Value>> {
+        self.apply_all(&documents(yaml)?)
+    }
+
+    /// As [`ApiServer::apply`], of documents.
+    pub fn apply_all(&self, documents: &[Value]) -> Result<Vec<Value>> {
+        documents.iter().map(|document| self.apply_one(document)).collect()
+    }
+
+    fn apply_one(&self, document: &Value) -> Result<Value> {
+        let parameters = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
+        let (objects, name) = self.objects_of(document)?;
+        let applied = self.block_on(async {
+            let applied = objects.patch(&name, &parameters, &Patch::Apply(document)).await?;
+            if document["status"].is_null() {
+                return Ok(applied);
+            }
+            Ok(objects.patch_status(&name, &parameters, &Patch::Apply(document)).await?)
+        });
+        let applied = applied.with_context(|| format!("cannot apply {}", described(document)))?;
+        Ok(serde_json::to_value(applied)?)
+    }
+
+    /// Deletes the objects that documents name.
+    pub fn delete_all(&self, documents: &[Value]) -> Result<()> {
+        documents.iter().try_for_each(|document| {
+            let (objects, name) = self.objects_of(document)?;
+            self.block_on(async { Ok(objects.delete(&name, &DeleteParams::default()).await.map(drop)?) })
+                .with_context(|| format!("cannot delete {}", described(document)))
+        })
+    }
+
+    /// An object as it is, by any document that names it; `None` where there is none.
+    pub fn get(&self, document: &Value) -> Result<Option<Value>> {
+        let (objects, name) = self.objects_of(document)?;
+        let found = self.block_on(async { Ok(objects.get_opt(&name).await?) });
+        let found = found.with_context(|| format!("cannot read {}", described(document)))?;
+        found.map(|object| Ok(serde_json::to_value(object)?)).transpose()
+    }
+
+    /// Makes a namespace.
+    pub fn add_namespace(&self, name: &str) -> Result<()> {
+        self.apply_all(&[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})]).map(drop)
+    }
+
+    /// Makes a LAN's Nodes, ready, with their addresses and their pods' networks, as kubelets and a controller manager do.
+    pub fn add_nodes(&self, lan: &Lan) -> Result<()> {
+        self.apply_all(&lan.nodes.iter().map(node).collect::<Vec<_>>()).map(drop)
+    }
+
+    /// Makes vipmux's own kinds known, and waits until they can be used.
+    pub fn add_custom_kinds(&self) -> Result<()> {
+        let kinds = [serde_json::to_value(VipPool::crd())?, serde_json::to_value(VipPolicy::crd())?];
+        self.apply_all(&kinds)?;
+        kinds.iter().try_for_each(|definition| self.await_kind(definition))
+    }
+
+    /// Waits until the API server serves the kind that a CustomResourceDefinition defines.
+    pub fn await_kind(&self, definition: &Value) -> Result<()> {
+        let spec = &definition["spec"];
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("it is no CustomResourceDefinition");
+        let kind = GroupVersionKind::gvk(
+            &text(&spec["group"])?,
+            &text(&spec["versions"][0]["name"])?,
+            &text(&spec["names"]["kind"])?,
+        );
+        wait::until(&format!("the kind {}", kind.kind), NEW_KIND, || {
+            let client = self.client()?;
+            let resource = self.kind(&kind)?.resource;
+            let listed =
+                async { Ok(Api::<DynamicObject>::all_with(client, &resource).list(&ListParams::default()).await?) };
+            self.block_on(listed).map(drop)
+        })
+    }
+
+    /// `kubectl` with these arguments, as the administrator; what it writes to stdout.
+    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
+        self.run_as_admin("kubectl", arguments)
+    }
+
+    /// `kubectl apply -f` of a YAML stream; what it says.
+    pub fn kubectl_apply(&self, yaml: &str, arguments: &[&str]) -> Result<String> {
+        let path = self.launch.path(&format!("{}.yaml", cleanup::number()));
+        fs::write(&path, yaml).with_context(|| format!("cannot write {}", path.display()))?;
+        let file = path.to_str().context("the temporary folder's name is no text")?;
+        self.kubectl(&[&["apply", "-f", file], arguments].concat())
+    }
+
+    /// `helm` with these arguments, as the administrator; what it writes to stdout.
+    pub fn helm(&self, arguments: &[&str]) -> Result<String> {
+        self.run_as_admin("helm", arguments)
+    }
+
+    fn run_as_admin(&self, program: &str, arguments: &[&str]) -> Result<String> {
+        let mut command = self.launch.command(program)?;
+        command.env("KUBECONFIG", self.kubeconfig(ADMIN)?).args(arguments);
+        process::run(command)
+    }
+
+    /// Where the object of a document is, and its name.
+    fn objects_of(&self, document: &Value) -> Result<(Api<DynamicObject>, String)> {
+        let types: TypeMeta = serde_json::from_value(json!({
+            "apiVersion": document["apiVersion"],
+            "kind": document["kind"],
+        }))
+        .with_context(|| format!("no apiVersion and kind in {document}"))?;
+        let name = document["metadata"]["name"].as_str().with_context(|| format!("no metadata.name in {document}"))?;
+        let kind = self.kind(&GroupVersionKind::try_from(types)?)?;
+        let client = self.client()?;
+        let objects = match (kind.scope, document["metadata"]["namespace"].as_str()) {
+            (Scope::Cluster, None) => Api::all_with(client, &kind.resource),
+            (Scope::Cluster, Some(_)) => bail!("{} is in no namespace", described(document)),
+            (Scope::Namespaced, namespace) => {
+                Api::namespaced_with(client, namespace.unwrap_or("default"), &kind.resource)
+            }
+        };
+        Ok((objects, name.to_owned()))
+    }
+
+    fn kind(&self, kind: &GroupVersionKind) -> Result<Kind> {
+        if let Some(known) = self.kinds.lock().unwrap_or_else(PoisonError::into_inner).get(kind) {
+            return Ok(known.clone());
+        }
+        let found = self.block_on(find(self.client()?, kind.clone()));
+        let found = found.with_context(|| format!("the API server does not tell of the kind {}", kind.kind))?;
+        self.kinds.lock().unwrap_or_else(PoisonError::into_inner).insert(kind.clone(), found.clone());
+        Ok(found)
+    }
+}
+
+async fn find(client: Client, kind: GroupVersionKind) -> Result<Kind> {
+    let (resource, capabilities) = discovery::pinned_kind(&client, &kind).await?;
+    Ok(Kind { resource, scope: capabilities.scope })
+}
+
+/// The documents of a YAML stream that are not empty.
+fn documents(yaml: &str) -> Result<Vec<Value>> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("this is no YAML")?;
+    Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+fn described(document: &Value) -> String {
+    let text = |value: &Value| value.as_str().unwrap_or("?").to_owned();
+    let metadata = &document["metadata"];
+    let namespace = metadata["namespace"].as_str().map(|namespace| format!("{namespace}/")).unwrap_or_default();
+    format!("{} {namespace}{}", text(&document["kind"]), text(&metadata["name"]))
+}
+
+fn node(node: &Node) -> Value {
+    let (v4, v6) = (format!("{}/24", node.pod_address(0)), format!("{}/64", node.pod_address_v6(0)));
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": node.name, "labels": { "kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux" } },
+        "spec": { "podCIDR": v4, "podCIDRs": [v4, v6] },
+        "status": {
+            "addresses": [
+                { "type": "InternalIP", "address": node.address.to_string() },
+                { "type": "InternalIP", "address": node.address_v6.to_string() },
+                { "type": "Hostname", "address": node.name },
+            ],
+            "conditions": [{
+                "type": "Ready",
+                "status": "True",
+                "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+                "reason": "KubeletReady",
+                "message": "kubelet is posting ready status",
+            }],
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_has_as_many_documents_as_are_not_empty() {
+        let documents = documents("---\n# nothing\n---\na: 1\n---\nb: [2]\n").unwrap();
+        assert_eq!(documents, [json!({"a": 1}), json!({"b": [2]})]);
+        assert!(super::documents("a: [").is_err());
+    }
+
+    #[test]
+    fn documents_are_described_as_one_would_name_them() {
+        let service = json!({"kind": "Service", "metadata": {"namespace": "shop", "name": "web"}});
+        assert_eq!(described(&service), "Service shop/web");
+        assert_eq!(described(&json!({"kind": "Node", "metadata": {"name": "node-1"}})), "Node node-1");
+    }
+}

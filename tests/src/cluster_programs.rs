@@ -1,0 +1,24 @@
+//! Where the programs of a cluster are that tests start: kube-apiserver, etcd, kube-proxy, kubectl and helm.
+//!
+//! `cargo xtask setup` builds them; KUBEBUILDER_ASSETS names a folder with others.
+
+#[path = "../../agent/build/cache.rs"]
+mod cache;
+#[path = "../../xtask/src/setup/cluster/programs.rs"]
+#[allow(dead_code, reason = "how they are built is for xtask to know")]
+mod programs;
+
+use std::{env, path::PathBuf};
+
+use anyhow::{Context as _, Result};
+
+/// What to do where a program is missing.
+pub const REMEDY: &str = "run `cargo xtask setup`, which builds it, or name a folder with kube-apiserver and etcd by \
+                          KUBEBUILDER_ASSETS";
+
+/// A program's path.
+pub fn find(program: &str) -> Result<PathBuf> {
+    let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty());
+    let found = programs::find(program, assets.as_deref(), cache::folder().as_deref());
+    found.with_context(|| format!("there is no {program}: {REMEDY}"))
+}

@@ -1,0 +1,146 @@
+//! kube-proxy on a node, as a cluster has it.
+
+use std::{
+    fmt, fs,
+    io::{Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+
+use crate::{
+    api_server::{ApiServer, KUBE_PROXY},
+    cleanup::Folder,
+    cluster_programs,
+    lan::Node,
+    process::Process,
+    wait,
+};
+
+/// Starting on a busy machine.
+const START: Duration = Duration::from_secs(60);
+const ATTEMPT: Duration = Duration::from_secs(5);
+const HEALTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
+const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
+/// When it last wrote its rules, seconds since 1970; 0 before the first time.
+const WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
+
+/// How it writes its rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// With `iptables-restore`, the default for years.
+    Iptables,
+    /// With `nft`.
+    Nftables,
+}
+
+impl Mode {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Iptables, Self::Nftables];
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Iptables => "iptables",
+            Self::Nftables => "nftables",
+        })
+    }
+}
+
+/// A running kube-proxy; killed when dropped, and its rules stay, as they do on a node.
+#[derive(Debug)]
+pub struct KubeProxy {
+    process: Process,
+    _folder: Folder,
+}
+
+impl KubeProxy {
+    /// Starts it on a node that the API server knows ([`ApiServer::add_nodes`]), and waits until its rules are there.
+    pub fn start(node: &Node, api: &ApiServer, mode: Mode) -> Result<Self> {
+        let folder = Folder::temporary(&format!("kube-proxy-{}", node.name))?;
+        let path = folder.path().join("config.json");
+        fs::write(&path, configuration(node, api, mode)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        let mut command = node.namespace().command(cluster_programs::find("kube-proxy")?)?;
+        command.arg("--config").arg(&path);
+        let process = Process::spawn(&format!("kube-proxy on {}", node.name), command)?;
+        let mut proxy = Self { process, _folder: folder };
+        proxy.await_rules(node)?;
+        Ok(proxy)
+    }
+
+    /// Its process.
+    pub fn process(&self) -> &Process {
+        &self.process
+    }
+
+    /// Stops it; its rules stay.
+    pub fn stop(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    fn await_rules(&mut self, node: &Node) -> Result<()> {
+        let written = wait::until(&format!("the rules of kube-proxy on {}", node.name), START, || {
+            ensure!(self.process.poll()?.is_none(), "it has ended");
+            node.namespace().run(|| {
+                ensure!(has_written(&get(METRICS, "/metrics")?), "it has not written them yet");
+                get(HEALTH, "/healthz").map(drop)
+            })
+        });
+        written.with_context(|| format!("its last output:\n{}", self.process.last_output()))
+    }
+}
+
+fn configuration(node: &Node, api: &ApiServer, mode: Mode) -> Result<String> {
+    let configuration = json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": mode.to_string(),
+        "hostnameOverride": node.name,
+        "clientConnection": { "kubeconfig": api.kubeconfig(KUBE_PROXY)? },
+        "healthzBindAddress": HEALTH.to_string(),
+        "metricsBindAddress": METRICS.to_string(),
+        "detectLocalMode": "ClusterCIDR",
+        "clusterCIDR": "10.244.0.0/16,2001:db8:244::/48",
+        // These sysctls are the machine's, and cannot be written in a network namespace of it.
+        "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
+    });
+    Ok(configuration.to_string())
+}
+
+/// Whether its metrics say that all families' rules were written. Each has a line of its own, from the start.
+fn has_written(metrics: &str) -> bool {
+    let mut times = metrics.lines().filter(|line| line.starts_with(WRITTEN)).peekable();
+    times.peek().is_some() && times.all(|line| line.rsplit(' ').next().is_some_and(|time| time != "0"))
+}
+
+/// What a page says whose status is 200.
+fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let mut stream =
+        TcpStream::connect_timeout(&address, ATTEMPT).with_context(|| format!("cannot reach {address}"))?;
+    stream.set_read_timeout(Some(ATTEMPT))?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("{address}{path}: no HTTP"))?;
+    let status = head.lines().next().unwrap_or_default();
+    ensure!(status.split(' ').nth(1) == Some("200"), "{address}{path}: {status} {body}");
+    Ok(body.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_written_once_each_family_has_its_own() {
+        let line = |family: &str, time: &str| format!("{WRITTEN}{{ip_family=\"{family}\"}} {time}\n");
+        assert!(!has_written(""));
+        assert!(!has_written(&format!("# HELP {WRITTEN} x\n")));
+        assert!(!has_written(&(line("IPv4", "1.7e+09") + &line("IPv6", "0"))));
+        assert!(has_written(&(line("IPv4", "1.7e+09") + &line("IPv6", "1.7e+09"))));
+    }
+}

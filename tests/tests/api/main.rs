@@ -1,0 +1,8 @@
+//! Against a real API server with its etcd, and with the real kube-proxy on the nodes.
+//!
+//! Each test owns its API server, as it owns its LAN: VipPools, Nodes and Leases are the whole cluster's. They run in parallel,
+//! as many as there are cores.
+
+mod harness;
+mod kube_proxy;
+mod pools;
