@@ -32,6 +32,7 @@ use tokio::runtime::Runtime;
 pub use self::{
     access::{ADMIN, KUBE_PROXY, ServiceAccount},
     audit::{Mark, Request},
+    objects::documents,
 };
 use self::{launch::Launch, objects::Kind};
 use crate::{

@@ -1,11 +1,12 @@
 //! A LAN with an agent on each node, all reading one folder of manifests.
 
-use std::{net::IpAddr, time::Duration};
+use std::{fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::{
-    agent::{self, Agent, Plan},
+    agent::{self, Access, Agent, Origin, Plan},
+    api_server::{self, ApiServer},
     arp,
     cleanup::Folder,
     client::Request,
@@ -36,6 +37,8 @@ pub struct Cluster {
     /// What the agents read.
     pub manifests: Manifests,
     state: Folder,
+    /// How agents and allocators reach the API server, if there is one.
+    access: Option<Access>,
     /// The machines.
     pub lan: Lan,
 }
@@ -43,12 +46,30 @@ pub struct Cluster {
 impl Cluster {
     /// A cluster whose agents are not started yet.
     pub fn new(lan: Lan, manifests: Manifests) -> Result<Self> {
-        Ok(Self { agents: Vec::new(), pods: Vec::new(), manifests, state: Folder::temporary("state")?, lan })
+        let state = Folder::temporary("state")?;
+        let access = manifests.api().map(|api| access(api, &state)).transpose()?;
+        Ok(Self { agents: Vec::new(), pods: Vec::new(), manifests, state, access, lan })
+    }
+
+    /// The same with a real API server, which knows the LAN's Nodes and a pool; `None` where the test is to be skipped.
+    pub fn in_kubernetes(lan: Lan) -> Result<Option<Self>> {
+        let Some(api) = ApiServer::on(&lan)? else { return Ok(None) };
+        let manifests = Manifests::applied_to(api)?.of_lan(&lan)?;
+        Self::new(lan, manifests).map(Some)
+    }
+
+    /// The API server.
+    pub fn api(&self) -> Result<&ApiServer> {
+        self.manifests.api().context("this cluster has no API server")
     }
 
     /// How the agents are started by default.
     pub fn agent_options(&self) -> agent::Options {
-        agent::Options::new(self.manifests.path(), self.state.path())
+        let origin = match &self.access {
+            Some(access) => Origin::Cluster(access.clone()),
+            None => Origin::Manifests(self.manifests.path().to_owned()),
+        };
+        agent::Options::with(origin, self.state.path())
     }
 
     /// Starts an agent on every node, and waits until all are ready.
@@ -171,4 +192,17 @@ impl Cluster {
             text + &format!("{}'s agent:\n{}", agent.node(), agent.process().last_output())
         })
     }
+}
+
+/// How the agents of a cluster reach its API server; their key is in the state folder.
+fn access(api: &ApiServer, state: &Folder) -> Result<Access> {
+    api.add_namespace(api_server::SYSTEM)?;
+    let gossip_key = state.path().join("gossip.key");
+    fs::write(&gossip_key, "76".repeat(32) + "\n").with_context(|| format!("cannot write {}", gossip_key.display()))?;
+    Ok(Access {
+        kubeconfig: api.kubeconfig(api_server::ADMIN)?,
+        namespace: api_server::SYSTEM.to_owned(),
+        gossip_key,
+        allocator: "off",
+    })
 }

@@ -47,7 +47,16 @@ impl Stage {
     /// On a LAN like [`LAN`], with agents that are started and a Service that is answered for.
     pub fn new(lan: Lan) -> Result<Self> {
         let manifests = Manifests::for_lan(&lan)?;
-        let mut cluster = Cluster::new(lan, manifests)?;
+        Self::of(Cluster::new(lan, manifests)?)
+    }
+
+    /// The same with a real API server; `None` where the test is to be skipped.
+    pub fn in_kubernetes(options: Options) -> Result<Option<Self>> {
+        let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
+        Cluster::in_kubernetes(lan)?.map(Self::of).transpose()
+    }
+
+    fn of(mut cluster: Cluster) -> Result<Self> {
         let nodes: Vec<_> = cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
         for node in nodes {
             let listeners = SERVICES.map(|(name, port, kind)| Listener::new(kind, port, name));
@@ -120,15 +129,22 @@ impl Stage {
         self.cluster.restart_agent(node)
     }
 
-    /// Puts a file where the folder of the Leases is, so that no agent can read or write any.
-    pub fn take_store_away(&self) -> Result<()> {
+    /// Kills the API server; or without one puts a file where the folder of the Leases is, so that no agent can read or write
+    /// any.
+    pub fn take_store_away(&mut self) -> Result<()> {
+        if let Some(api) = self.cluster.manifests.api_mut() {
+            return api.stop();
+        }
         let (leases, aside) = self.leases();
         fs::rename(&leases, &aside).with_context(|| format!("cannot move {}", leases.display()))?;
         fs::write(&leases, "not a folder").with_context(|| format!("cannot write {}", leases.display()))
     }
 
     /// Undoes that.
-    pub fn bring_store_back(&self) -> Result<()> {
+    pub fn bring_store_back(&mut self) -> Result<()> {
+        if let Some(api) = self.cluster.manifests.api_mut() {
+            return api.start();
+        }
         let (leases, aside) = self.leases();
         fs::remove_file(&leases).with_context(|| format!("cannot remove {}", leases.display()))?;
         fs::rename(&aside, &leases).with_context(|| format!("cannot move {}", aside.display()))

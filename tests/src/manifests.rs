@@ -1,6 +1,7 @@
-//! A folder of manifests that a test writes and edits.
+//! A folder of manifests that a test writes and edits; or the same in a real API server.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     path::{Path, PathBuf},
@@ -10,6 +11,7 @@ use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
 use crate::{
+    api_server::{self, ApiServer},
     cleanup::Folder,
     lan::{Lan, Node},
 };
@@ -27,20 +29,48 @@ pub const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x200);
 #[derive(Debug)]
 pub struct Manifests {
     folder: Folder,
+    /// Where the same is, as if somebody applied each file when it is written, and deleted what it does not have any more.
+    api: Option<ApiServer>,
 }
 
 impl Manifests {
     /// An empty folder.
     pub fn empty() -> Result<Self> {
-        Ok(Self { folder: Folder::temporary("manifests")? })
+        Ok(Self { folder: Folder::temporary("manifests")?, api: None })
+    }
+
+    /// An empty folder, and an API server that has whatever is written there. It knows vipmux's kinds and MetalLB's.
+    pub fn applied_to(api: ApiServer) -> Result<Self> {
+        api.add_custom_kinds()?;
+        api.add_metallb_kinds()?;
+        Self::applied_to_bare(api)
+    }
+
+    /// The same where the API server knows no custom kind.
+    pub fn applied_to_bare(api: ApiServer) -> Result<Self> {
+        Ok(Self { api: Some(api), ..Self::empty()? })
+    }
+
+    /// The API server.
+    pub fn api(&self) -> Option<&ApiServer> {
+        self.api.as_ref()
+    }
+
+    /// The API server.
+    pub fn api_mut(&mut self) -> Option<&mut ApiServer> {
+        self.api.as_mut()
     }
 
     /// A folder with a LAN's Nodes and an address pool.
     pub fn for_lan(lan: &Lan) -> Result<Self> {
-        let manifests = Self::empty()?;
-        manifests.write_nodes(lan, &[])?;
-        manifests.write("pool.yaml", &[pool("lan", &[POOL])])?;
-        Ok(manifests)
+        Self::empty()?.of_lan(lan)
+    }
+
+    /// With a LAN's Nodes and an address pool.
+    pub fn of_lan(self, lan: &Lan) -> Result<Self> {
+        self.write_nodes(lan, &[])?;
+        self.write("pool.yaml", &[pool("lan", &[POOL])])?;
+        Ok(self)
     }
 
     /// The same with addresses of both families in the pool.
@@ -80,6 +110,9 @@ impl Manifests {
 
     /// Writes a file, whole or not at all, of documents; JSON is YAML.
     pub fn write(&self, file: &str, documents: &[Value]) -> Result<()> {
+        if let Some(api) = &self.api {
+            self.apply(api, file, documents)?;
+        }
         let text = documents.iter().try_fold(String::new(), |text, document| {
             anyhow::Ok(text + "---\n" + &serde_json::to_string_pretty(document)? + "\n")
         })?;
@@ -96,12 +129,33 @@ impl Manifests {
 
     /// Removes a file.
     pub fn remove(&self, file: &str) -> Result<()> {
+        if let Some(api) = &self.api {
+            self.apply(api, file, &[])?;
+        }
         let path = self.file(file);
         fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))
     }
 
     fn file(&self, name: &str) -> PathBuf {
         self.path().join(name)
+    }
+
+    /// Lets the API server have these documents, and no longer those that the file has now and they have not.
+    fn apply(&self, api: &ApiServer, file: &str, documents: &[Value]) -> Result<()> {
+        let identity = |document: &Value| {
+            let metadata = &document["metadata"];
+            [&document["kind"], &metadata["namespace"], &metadata["name"]].map(Value::to_string)
+        };
+        let stay: BTreeSet<_> = documents.iter().map(identity).collect();
+        let namespaces = documents.iter().filter_map(|document| document["metadata"]["namespace"].as_str());
+        namespaces.collect::<BTreeSet<_>>().into_iter().try_for_each(|name| api.add_namespace(name))?;
+        api.apply_all(documents)?;
+        let before = match fs::read_to_string(self.file(file)) {
+            Ok(text) => api_server::documents(&text)?,
+            Err(_) => Vec::new(),
+        };
+        let gone: Vec<_> = before.into_iter().filter(|document| !stay.contains(&identity(document))).collect();
+        api.delete_all(&gone)
     }
 }
 

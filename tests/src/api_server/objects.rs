@@ -91,6 +91,13 @@ impl ApiServer {
         kinds.iter().try_for_each(|definition| self.await_kind(definition))
     }
 
+    /// Makes MetalLB's kinds known that vipmux reads, without their schemas, and waits until they can be used.
+    pub fn add_metallb_kinds(&self) -> Result<()> {
+        let kinds = [("IPAddressPool", "ipaddresspools"), ("L2Advertisement", "l2advertisements")].map(metallb_kind);
+        self.apply_all(&kinds)?;
+        kinds.iter().try_for_each(|definition| self.await_kind(definition))
+    }
+
     /// Waits until the API server serves the kind that a CustomResourceDefinition defines.
     pub fn await_kind(&self, definition: &Value) -> Result<()> {
         let spec = &definition["spec"];
@@ -170,7 +177,7 @@ async fn find(client: Client, kind: GroupVersionKind) -> Result<Kind> {
 }
 
 /// The documents of a YAML stream that are not empty.
-fn documents(yaml: &str) -> Result<Vec<Value>> {
+pub fn documents(yaml: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("this is no YAML")?;
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
 }
@@ -180,6 +187,25 @@ fn described(document: &Value) -> String {
     let metadata = &document["metadata"];
     let namespace = metadata["namespace"].as_str().map(|namespace| format!("{namespace}/")).unwrap_or_default();
     format!("{} {namespace}{}", text(&document["kind"]), text(&metadata["name"]))
+}
+
+fn metallb_kind((kind, plural): (&str, &str)) -> Value {
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("{plural}.metallb.io") },
+        "spec": {
+            "group": "metallb.io",
+            "names": { "kind": kind, "plural": plural, "singular": kind.to_lowercase() },
+            "scope": "Namespaced",
+            "versions": [{
+                "name": "v1beta1",
+                "served": true,
+                "storage": true,
+                "schema": { "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true } },
+            }],
+        },
+    })
 }
 
 fn node(node: &Node) -> Value {

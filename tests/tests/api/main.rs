@@ -6,3 +6,4 @@
 mod harness;
 mod kube_proxy;
 mod pools;
+mod serving;

@@ -1,0 +1,163 @@
+//! Agents that live by an API server: from objects to packets, without vipmux's allocator.
+
+use std::net::IpAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use vipmux_tests::{
+    agent,
+    client::{Kind, Request},
+    cluster::{Cluster, PATIENCE},
+    lan::{Lan, Options},
+    manifests::{Manifests, Service, VIP, VIP_V6},
+    pod::Listener,
+    wait,
+};
+
+const PORT: u16 = 80;
+const POD_PORT: u16 = 8080;
+
+/// Two nodes, a pod on each, agents, and an API server; nobody gives addresses but the test.
+fn cluster() -> Result<Option<Cluster>> {
+    let options = Options { nodes: 2, kubernetes_rules: true, ..Options::default() };
+    let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
+    let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
+    for node in ["node-1", "node-2"] {
+        let listener = Listener::new(Kind::Http, POD_PORT, "shop/web");
+        cluster.add_pod(node, &format!("on-{node}"), 10, &[listener])?;
+    }
+    Ok(Some(cluster))
+}
+
+/// The status that a controller gives a Service.
+fn given(service: &str, addresses: &[IpAddr]) -> Value {
+    let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
+    let ingress: Vec<_> =
+        addresses.iter().map(|address| json!({ "ip": address.to_string(), "ipMode": "VIP" })).collect();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "namespace": namespace, "name": name },
+        "status": { "loadBalancer": { "ingress": ingress } },
+    })
+}
+
+fn web(cluster: &Cluster) -> Result<Service> {
+    let endpoints = ["on-node-1", "on-node-2"];
+    let v4 = endpoints.map(|pod| cluster.endpoint(pod)).into_iter().collect::<Result<Vec<_>>>()?;
+    let v6 = endpoints.map(|pod| cluster.endpoint_v6(pod)).into_iter().collect::<Result<Vec<_>>>()?;
+    Ok(Service::sharing("shop/web", PORT, "TCP", POD_PORT).dual_stack().with(v4.into_iter().chain(v6)))
+}
+
+#[test]
+fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<()> {
+    let Some(mut cluster) = cluster()? else { return Ok(()) };
+    let options = cluster.agent_options();
+    cluster.start_agents(&options)?;
+    cluster.manifests.write_service(&web(&cluster)?)?;
+    let addresses: [IpAddr; 2] = [VIP.into(), VIP_V6.into()];
+    cluster.api()?.apply_all(&[given("shop/web", &addresses)])?;
+    let client = cluster.lan.client()?;
+    for (address, seen) in addresses.into_iter().zip([IpAddr::from(client.address), client.address_v6.into()]) {
+        cluster.await_leader(address)?;
+        let answer = cluster.await_service(Request::new(Kind::Http, address, PORT), "shop/web")?;
+        assert_eq!(answer.client.ip(), seen);
+    }
+    // Each VIP has a Lease, of the node that answers.
+    for address in addresses {
+        let leader = &cluster.await_leader(address)?.name;
+        assert_eq!(&holder(&cluster, address)?, leader);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
+    let Some(mut cluster) = cluster()? else { return Ok(()) };
+    let options = cluster.agent_options();
+    cluster.start_agents(&options)?;
+    let service = web(&cluster)?;
+    cluster.manifests.write_service(&service)?;
+    cluster.api()?.apply_all(&[given("shop/web", &[VIP.into()])])?;
+    cluster.await_leader(VIP)?;
+    cluster.manifests.remove_service(&service)?;
+    wait::until("the agents to let go of the address", PATIENCE, || {
+        for (node, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
+            let vips = agent.inspect_json(node, &["vips"])?;
+            ensure!(vips["vips"].as_array().is_some_and(Vec::is_empty), "{vips}");
+        }
+        Ok(())
+    })
+}
+
+/// The kinds of vipmux and MetalLB are not needed where another controller gives addresses.
+#[test]
+fn agents_need_no_custom_kind() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
+    let Some(api) = vipmux_tests::api_server::ApiServer::on(&lan)? else { return Ok(()) };
+    let manifests = Manifests::applied_to_bare(api)?;
+    manifests.write_nodes(&lan, &[])?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    cluster.add_pod("node-1", "on-node-1", 10, &[Listener::new(Kind::Http, POD_PORT, "shop/web")])?;
+    let options = cluster.agent_options();
+    cluster.start_agents(&options)?;
+    let service = Service::sharing("shop/web", PORT, "TCP", POD_PORT).with([cluster.endpoint("on-node-1")?]);
+    cluster.manifests.write_service(&service)?;
+    cluster.api()?.apply_all(&[given("shop/web", &[VIP.into()])])?;
+    cluster.await_service(Request::new(Kind::Http, VIP, PORT), "shop/web")?;
+    Ok(())
+}
+
+/// The API server is killed, objects change while it comes back, and what is served stays served in between.
+#[test]
+fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_seen_after_it() -> Result<()> {
+    let Some(mut cluster) = cluster()? else { return Ok(()) };
+    let options = cluster.agent_options();
+    cluster.start_agents(&options)?;
+    cluster.manifests.write_service(&web(&cluster)?)?;
+    cluster.api()?.apply_all(&[given("shop/web", &[VIP.into()])])?;
+    let request = Request::new(Kind::Http, VIP, PORT);
+    cluster.await_service(request, "shop/web")?;
+    cluster.await_ready(PORT, 2)?;
+
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    cluster.manifests.api_mut().context("no API server")?.stop()?;
+    for _ in 0..20 {
+        let answer = cluster.ask(request, PATIENCE)?;
+        ensure!(answer.service == "shop/web", "{answer}");
+    }
+    assert_eq!(cluster.await_leader(VIP)?.name, leader);
+
+    cluster.manifests.api_mut().context("no API server")?.start()?;
+    let one = Service::sharing("shop/web", PORT, "TCP", POD_PORT).dual_stack();
+    cluster.manifests.write_service(&one.with([cluster.endpoint("on-node-1")?]))?;
+    cluster.await_ready(PORT, 1)
+}
+
+#[test]
+fn an_agent_without_a_key_for_its_peers_is_told_to_have_one() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
+    let state = vipmux_tests::cleanup::Folder::temporary("state")?;
+    let mut command = lan.nodes[0].namespace().command(agent::binary()?)?;
+    command.args(["agent", "--node-name", "node-1", "--kubeconfig", "/dev/null", "--state-dir"]).arg(state.path());
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(1) && said.contains("--gossip-key"), "{said}");
+    Ok(())
+}
+
+/// The node that a VIP's Lease names.
+fn holder(cluster: &Cluster, address: IpAddr) -> Result<String> {
+    let bytes = match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    };
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let named = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": { "namespace": "vipmux-system", "name": format!("vip-{hex}") },
+    });
+    let lease = cluster.api()?.get(&named)?.with_context(|| format!("{address} has no Lease"))?;
+    lease["spec"]["holderIdentity"].as_str().map(str::to_owned).with_context(|| lease.to_string())
+}
