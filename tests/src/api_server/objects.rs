@@ -46,15 +46,24 @@ impl ApiServer {
     fn apply_one(&self, document: &Value) -> Result<Value> {
         let parameters = PatchParams::apply(FIELD_MANAGER).force().validation_strict();
         let (objects, name) = self.objects_of(document)?;
-        let applied = self.block_on(async {
-            let applied = objects.patch(&name, &parameters, &Patch::Apply(document)).await?;
-            if document["status"].is_null() {
-                return Ok(applied);
-            }
-            Ok(objects.patch_status(&name, &parameters, &Patch::Apply(document)).await?)
-        });
+        let mut wanted = document.clone();
+        if let Some(fields) = wanted.as_object_mut() {
+            fields.remove("status");
+        }
+        let applied = self.block_on(async { Ok(objects.patch(&name, &parameters, &Patch::Apply(&wanted)).await?) });
         let applied = applied.with_context(|| format!("cannot apply {}", described(document)))?;
-        Ok(serde_json::to_value(applied)?)
+        if document["status"].is_null() { Ok(serde_json::to_value(applied)?) } else { self.set_status(document) }
+    }
+
+    /// Writes the status of the object that a document names, and returns the object as it is then. It is no apply: a Node's
+    /// addresses, of which there may be two of a type, could not be written so.
+    pub fn set_status(&self, document: &Value) -> Result<Value> {
+        let (objects, name) = self.objects_of(document)?;
+        let status = json!({ "status": document["status"] });
+        let written = async { Ok(objects.patch_status(&name, &PatchParams::default(), &Patch::Merge(status)).await?) };
+        let written = self.block_on(written);
+        let written = written.with_context(|| format!("cannot write the status of {}", described(document)))?;
+        Ok(serde_json::to_value(written)?)
     }
 
     /// Deletes the objects that documents name.

@@ -56,7 +56,7 @@ fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<(
     cluster.start_agents(&options)?;
     cluster.manifests.write_service(&web(&cluster)?)?;
     let addresses: [IpAddr; 2] = [VIP.into(), VIP_V6.into()];
-    cluster.api()?.apply_all(&[given("shop/web", &addresses)])?;
+    cluster.api()?.set_status(&given("shop/web", &addresses))?;
     let client = cluster.lan.client()?;
     for (address, seen) in addresses.into_iter().zip([IpAddr::from(client.address), client.address_v6.into()]) {
         cluster.await_leader(address)?;
@@ -78,7 +78,7 @@ fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
     cluster.start_agents(&options)?;
     let service = web(&cluster)?;
     cluster.manifests.write_service(&service)?;
-    cluster.api()?.apply_all(&[given("shop/web", &[VIP.into()])])?;
+    cluster.api()?.set_status(&given("shop/web", &[VIP.into()]))?;
     cluster.await_leader(VIP)?;
     cluster.manifests.remove_service(&service)?;
     wait::until("the agents to let go of the address", PATIENCE, || {
@@ -103,7 +103,7 @@ fn agents_need_no_custom_kind() -> Result<()> {
     cluster.start_agents(&options)?;
     let service = Service::sharing("shop/web", PORT, "TCP", POD_PORT).with([cluster.endpoint("on-node-1")?]);
     cluster.manifests.write_service(&service)?;
-    cluster.api()?.apply_all(&[given("shop/web", &[VIP.into()])])?;
+    cluster.api()?.set_status(&given("shop/web", &[VIP.into()]))?;
     cluster.await_service(Request::new(Kind::Http, VIP, PORT), "shop/web")?;
     Ok(())
 }
@@ -115,7 +115,7 @@ fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_see
     let options = cluster.agent_options();
     cluster.start_agents(&options)?;
     cluster.manifests.write_service(&web(&cluster)?)?;
-    cluster.api()?.apply_all(&[given("shop/web", &[VIP.into()])])?;
+    cluster.api()?.set_status(&given("shop/web", &[VIP.into()]))?;
     let request = Request::new(Kind::Http, VIP, PORT);
     cluster.await_service(request, "shop/web")?;
     cluster.await_ready(PORT, 2)?;
