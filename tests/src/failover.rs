@@ -92,7 +92,8 @@ impl Stage {
         let endpoints: Vec<_> = pods.map(|pod| self.cluster.endpoint(&pod.name)).collect::<Result<_>>()?;
         SERVICES.iter().try_for_each(|(name, port, kind)| {
             let service = Service::sharing(name, *port, kind.protocol(), *port);
-            self.cluster.manifests.write_service(&service.with(endpoints.clone()))
+            self.cluster.manifests.write_service(&service.with(endpoints.clone()))?;
+            self.cluster.manifests.api().map_or(Ok(()), |api| api.give(name, &[ADDRESS.into()]))
         })
     }
 

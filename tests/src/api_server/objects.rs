@@ -1,6 +1,6 @@
 //! Objects in the API server: written by tests, also those that a controller manager or a kubelet would write.
 
-use std::{fs, sync::PoisonError, time::Duration};
+use std::{fs, net::IpAddr, sync::PoisonError, time::Duration};
 
 use anyhow::{Context as _, Result, bail};
 use kube::{
@@ -64,6 +64,20 @@ impl ApiServer {
         let written = self.block_on(written);
         let written = written.with_context(|| format!("cannot write the status of {}", described(document)))?;
         Ok(serde_json::to_value(written)?)
+    }
+
+    /// Gives a Service addresses, as a controller does.
+    pub fn give(&self, service: &str, addresses: &[IpAddr]) -> Result<()> {
+        let (namespace, name) = service.split_once('/').with_context(|| format!("{service} is no namespace/name"))?;
+        let ingress: Vec<_> =
+            addresses.iter().map(|address| json!({ "ip": address.to_string(), "ipMode": "VIP" })).collect();
+        let document = json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "namespace": namespace, "name": name },
+            "status": { "loadBalancer": { "ingress": ingress } },
+        });
+        self.set_status(&document).map(drop)
     }
 
     /// Deletes the objects that documents name.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 use vipmux_tests::{
     agent,
     client::{Kind, Request},
@@ -29,19 +29,6 @@ fn cluster() -> Result<Option<Cluster>> {
     Ok(Some(cluster))
 }
 
-/// The status that a controller gives a Service.
-fn given(service: &str, addresses: &[IpAddr]) -> Value {
-    let (namespace, name) = service.split_once('/').unwrap_or(("default", service));
-    let ingress: Vec<_> =
-        addresses.iter().map(|address| json!({ "ip": address.to_string(), "ipMode": "VIP" })).collect();
-    json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "namespace": namespace, "name": name },
-        "status": { "loadBalancer": { "ingress": ingress } },
-    })
-}
-
 fn web(cluster: &Cluster) -> Result<Service> {
     let endpoints = ["on-node-1", "on-node-2"];
     let v4 = endpoints.map(|pod| cluster.endpoint(pod)).into_iter().collect::<Result<Vec<_>>>()?;
@@ -56,7 +43,7 @@ fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<(
     cluster.start_agents(&options)?;
     cluster.manifests.write_service(&web(&cluster)?)?;
     let addresses: [IpAddr; 2] = [VIP.into(), VIP_V6.into()];
-    cluster.api()?.set_status(&given("shop/web", &addresses))?;
+    cluster.api()?.give("shop/web", &addresses)?;
     let client = cluster.lan.client()?;
     for (address, seen) in addresses.into_iter().zip([IpAddr::from(client.address), client.address_v6.into()]) {
         cluster.await_leader(address)?;
@@ -78,7 +65,7 @@ fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
     cluster.start_agents(&options)?;
     let service = web(&cluster)?;
     cluster.manifests.write_service(&service)?;
-    cluster.api()?.set_status(&given("shop/web", &[VIP.into()]))?;
+    cluster.api()?.give("shop/web", &[VIP.into()])?;
     cluster.await_leader(VIP)?;
     cluster.manifests.remove_service(&service)?;
     wait::until("the agents to let go of the address", PATIENCE, || {
@@ -103,7 +90,7 @@ fn agents_need_no_custom_kind() -> Result<()> {
     cluster.start_agents(&options)?;
     let service = Service::sharing("shop/web", PORT, "TCP", POD_PORT).with([cluster.endpoint("on-node-1")?]);
     cluster.manifests.write_service(&service)?;
-    cluster.api()?.set_status(&given("shop/web", &[VIP.into()]))?;
+    cluster.api()?.give("shop/web", &[VIP.into()])?;
     cluster.await_service(Request::new(Kind::Http, VIP, PORT), "shop/web")?;
     Ok(())
 }
@@ -115,7 +102,7 @@ fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_see
     let options = cluster.agent_options();
     cluster.start_agents(&options)?;
     cluster.manifests.write_service(&web(&cluster)?)?;
-    cluster.api()?.set_status(&given("shop/web", &[VIP.into()]))?;
+    cluster.api()?.give("shop/web", &[VIP.into()])?;
     let request = Request::new(Kind::Http, VIP, PORT);
     cluster.await_service(request, "shop/web")?;
     cluster.await_ready(PORT, 2)?;
