@@ -104,9 +104,9 @@ pub struct Options {
 pub async fn run(options: Options) -> Result<(), AgentError> {
     privileges::check()?;
     let _lock = lock(&options)?;
+    let Opened { listed, follower, authority, leases } = origin::open(&options.origin, &options.state_dir).await?;
     // Before anything is put into the kernel that would stay.
     let keys = keys(&options)?;
-    let Opened { listed, follower, authority, leases } = origin::open(&options.origin, &options.state_dir).await?;
     let monitor = Monitor::start().await?;
     let links = monitor.links();
     for name in &options.interfaces {

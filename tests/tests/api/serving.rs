@@ -1,11 +1,13 @@
 //! Agents that live by an API server: from objects to packets, without vipmux's allocator.
 
-use std::net::IpAddr;
+use std::{ffi::OsStr, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use vipmux_tests::{
     agent,
+    api_server::{ADMIN, ApiServer},
+    cleanup::Folder,
     client::{Kind, Request},
     cluster::{Cluster, PATIENCE},
     lan::{Lan, Options},
@@ -81,7 +83,7 @@ fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
 #[test]
 fn agents_need_no_custom_kind() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
-    let Some(api) = vipmux_tests::api_server::ApiServer::on(&lan)? else { return Ok(()) };
+    let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
     let manifests = Manifests::applied_to_bare(api)?;
     manifests.write_nodes(&lan, &[])?;
     let mut cluster = Cluster::new(lan, manifests)?;
@@ -122,14 +124,26 @@ fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_see
 }
 
 #[test]
-fn an_agent_without_a_key_for_its_peers_is_told_to_have_one() -> Result<()> {
+fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
-    let state = vipmux_tests::cleanup::Folder::temporary("state")?;
-    let mut command = lan.nodes[0].namespace().command(agent::binary()?)?;
-    command.args(["agent", "--node-name", "node-1", "--kubeconfig", "/dev/null", "--state-dir"]).arg(state.path());
-    let output = command.output()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.code() == Some(1) && said.contains("--gossip-key"), "{said}");
+    let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
+    let state = Folder::temporary("state")?;
+    let say = |arguments: &[&OsStr]| {
+        let mut command = lan.nodes[0].namespace().command(agent::binary()?)?;
+        command.args(["agent", "--node-name", "node-1", "--state-dir"]).arg(state.path()).args(arguments);
+        let output = command.env_remove("KUBECONFIG").output()?;
+        ensure!(output.status.code() == Some(1), "{output:?}");
+        Ok(String::from_utf8(output.stderr)?)
+    };
+    let kubeconfig = api.kubeconfig(ADMIN)?;
+    for (arguments, expected) in [
+        (vec![], "this is no Pod of a cluster: name a kubeconfig (--kubeconfig), or a directory of manifests (--manifests)"),
+        (vec!["--kubeconfig".as_ref(), "/nowhere".as_ref()], "cannot use the kubeconfig \"/nowhere\""),
+        (vec!["--kubeconfig".as_ref(), kubeconfig.as_os_str()], "in a cluster all agents need the same key"),
+    ] {
+        let said = say(&arguments)?;
+        ensure!(said.contains(expected), "{expected}:\n{said}");
+    }
     Ok(())
 }
 
