@@ -3,7 +3,7 @@
 use std::{
     fmt, fs,
     io::{Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr, TcpStream},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
     time::Duration,
 };
 
@@ -26,6 +26,10 @@ const HEALTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALH
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
 /// When it last wrote its rules, seconds since 1970; 0 before the first time.
 const WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
+
+/// Services' cluster addresses, as the API server gives them.
+const SERVICE_NETWORKS: ((Ipv4Addr, u8), (Ipv6Addr, u8)) =
+    ((Ipv4Addr::new(10, 96, 0, 0), 16), (Ipv6Addr::new(0x2001, 0xdb8, 0x96, 0, 0, 0, 0, 0), 112));
 
 /// How it writes its rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +64,7 @@ pub struct KubeProxy {
 impl KubeProxy {
     /// Starts it on a node that the API server knows ([`ApiServer::add_nodes`]), and waits until its rules are there.
     pub fn start(node: &Node, api: &ApiServer, mode: Mode) -> Result<Self> {
+        route_services(node, api)?;
         let folder = Folder::temporary(&format!("kube-proxy-{}", node.name))?;
         let path = folder.path().join("config.json");
         fs::write(&path, configuration(node, api, mode)?)
@@ -92,6 +97,16 @@ impl KubeProxy {
         });
         written.with_context(|| format!("its last output:\n{}", self.process.last_output()))
     }
+}
+
+/// Gives a node a route for cluster addresses, as every cluster's nodes have one, if only by default: the kernel looks for one
+/// before kube-proxy's rules translate the address.
+fn route_services(node: &Node, api: &ApiServer) -> Result<()> {
+    let (v4, v6) = SERVICE_NETWORKS;
+    node.namespace().links(|links| {
+        links.move_route("eth0", v4, api.machine().address)?;
+        links.move_route("eth0", v6, api.machine().address_v6)
+    })
 }
 
 fn configuration(node: &Node, api: &ApiServer, mode: Mode) -> Result<String> {

@@ -109,11 +109,11 @@ fn nodes_reach_the_api_server_on_the_lan_and_kubectl_shows_them() -> Result<()> 
         lan.nodes[0].namespace().run(|| Ok(TcpStream::connect_timeout(&server, TIMEOUT).map(drop)?))?;
     }
     let wide = api.kubectl(&["get", "nodes", "-o", "wide"])?;
-    let rows: Vec<Vec<_>> = wide.lines().skip(1).map(|row| row.split_whitespace().take(6).collect()).collect();
-    let nodes = lan.nodes.iter().map(|node| (node.name.as_str(), node.address.to_string()));
-    ensure!(rows.len() == lan.nodes.len(), "{wide}");
-    for ((name, address), row) in nodes.zip(rows) {
-        assert_eq!((row[0], row[1], row[5]), (name, "Ready", address.as_str()), "{wide}");
+    ensure!(wide.lines().count() == lan.nodes.len() + 1, "{wide}");
+    for (node, row) in lan.nodes.iter().zip(wide.lines().skip(1)) {
+        let words: Vec<_> = row.split_whitespace().collect();
+        assert_eq!(words[..2], [node.name.as_str(), "Ready"], "{wide}");
+        assert!(words.contains(&node.address.to_string().as_str()), "{wide}");
     }
     Ok(())
 }
