@@ -44,7 +44,7 @@ use crate::{
 /// The namespace that vipmux is in.
 pub const SYSTEM: &str = "vipmux-system";
 /// Starting on a busy machine.
-const START: Duration = Duration::from_secs(120);
+const START: Duration = Duration::from_mins(2);
 
 /// The API server; it ends when dropped, with all that it knew.
 pub struct ApiServer {

@@ -7,7 +7,11 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{Api, Client, Config, api::ListParams, config::Kubeconfig};
+use kube::{
+    Api, Client, Config,
+    api::ListParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
 use serde_json::{Value, json};
 use vipmux_tests::{
     api_server::{ADMIN, ApiServer, Mark, SYSTEM},
@@ -64,7 +68,8 @@ fn a_service_account_has_the_rights_of_its_roles_and_its_requests_are_told_by_it
     let after = api.mark()?;
     let (allowed, forbidden) = api.block_on(async {
         let kubeconfig = Kubeconfig::read_from(&account.kubeconfig)?;
-        let client = Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &Default::default()).await?)?;
+        let client =
+            Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
         let all = ListParams::default();
         let allowed = Api::<ConfigMap>::namespaced(client.clone(), SYSTEM).list(&all).await;
         Ok((allowed, Api::<ConfigMap>::namespaced(client, "default").list(&all).await))

@@ -6,12 +6,7 @@
 mod build;
 mod programs;
 
-use std::{
-    env,
-    ffi::OsStr,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{env, ffi::OsStr, fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 
@@ -76,16 +71,18 @@ fn build_all(folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) 
             workspace::say(&format!("built {} {}: {}", program.name, module.version, place.display()));
         }
     }
-    remove(work)
+    remove(&work)
 }
 
 /// Removes the sources and what was compiled: gigabytes, which only the next version would have a use for.
-fn remove(work: PathBuf) -> Result<()> {
-    fs::remove_dir_all(&work).with_context(|| format!("cannot remove {}", work.display()))
+fn remove(work: &Path) -> Result<()> {
+    fs::remove_dir_all(work).with_context(|| format!("cannot remove {}", work.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     fn folder(label: &str) -> PathBuf {
