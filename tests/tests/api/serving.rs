@@ -1,6 +1,6 @@
 //! Agents that live by an API server: from objects to packets, without vipmux's allocator.
 
-use std::{ffi::OsStr, net::IpAddr};
+use std::{ffi::OsStr, fmt::Write as _, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
@@ -153,7 +153,10 @@ fn holder(cluster: &Cluster, address: IpAddr) -> Result<String> {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let mut hex = String::new();
+    for byte in bytes {
+        write!(hex, "{byte:02x}")?;
+    }
     let named = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
