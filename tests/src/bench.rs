@@ -94,8 +94,8 @@ impl Default for Plan {
 }
 
 /// Loads everything, measures it and sums it up; a part that fails is told among the [`Report::failures`], and takes nothing from the
-/// others. `progress` is told what is going on.
-pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
+/// others. `progress` is told what is going on, and `outcome` what came of a part of it that takes long.
+pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(&str)) -> Result<Report> {
     let mut measured = Measured::default();
     let mut failures = Vec::new();
     let mut note = |part: Part, result: Result<()>| {
@@ -104,7 +104,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Report> {
     let wanted = |part| plan.part == Part::All || plan.part == part;
     // Before this thread, and with it the agents, is kept on one CPU.
     if wanted(Part::Failover) {
-        let result = failover::run(&plan.failover, progress);
+        let result = failover::run(&plan.failover, progress, outcome);
         note(Part::Failover, result.map(|rows| measured.failover = rows));
     }
     if wanted(Part::Sync) {

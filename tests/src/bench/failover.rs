@@ -5,6 +5,8 @@ mod ours;
 mod sample;
 mod theirs;
 
+use std::time::Duration;
+
 use anyhow::Result;
 use serde::Serialize;
 
@@ -114,8 +116,15 @@ impl Case {
     }
 }
 
-/// Runs every case of every site once, and then again. `progress` is told what is going on.
-pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Failover>> {
+/// How long clients go on after the address is with another node, and how long nothing at all is to happen where that is the
+/// case.
+const AFTER: Duration = Duration::from_millis(1_500);
+/// When a stopped process is woken, after another node has taken its place.
+const ASLEEP: Duration = Duration::from_secs(1);
+
+/// Runs every case of every site once, and then again. `progress` is told what is going on, and `outcome` what came of each
+/// run: all of them take more than an hour.
+pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(&str)) -> Result<Vec<Failover>> {
     progress("failover: starting");
     let mut sites: Vec<Box<dyn Site>> = vec![Box::new(Agents::new()?)];
     let mut rows = Vec::new();
@@ -137,10 +146,18 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Failover>>
         for turn in 0..most {
             for (site, Results { system, cases }) in sites.iter_mut().zip(&mut results) {
                 let Some(result) = cases.get_mut(turn) else { continue };
-                progress(&format!("failover: run {} of {}: {system}, {}", run + 1, plan.runs, result.case.name()));
+                let which = format!("failover: run {} of {}: {system}, {}", run + 1, plan.runs, result.case.name());
+                progress(&which);
                 match site.measure(result.case) {
-                    Ok(sample) => result.samples.push(sample),
-                    Err(error) => result.failures.push(format!("{error:#}")),
+                    Ok(sample) => {
+                        outcome(&format!("{which}: {sample}"));
+                        result.samples.push(sample);
+                    }
+                    Err(error) => {
+                        let failure = format!("{error:#}");
+                        outcome(&format!("{which}: failed: {failure}"));
+                        result.failures.push(failure);
+                    }
                 }
             }
         }

@@ -50,7 +50,7 @@ fn main() -> Result<()> {
     let failover = failover::Plan { runs, case };
     let plan = Plan { services, repetitions, packets, flows, capacity, part, failover, ..Plan::default() };
     let terminal = stderr().is_terminal();
-    let report = bench::run(&plan, &mut |step| show(terminal, step))?;
+    let report = bench::run(&plan, &mut |step| show(terminal, step), &mut |line| tell(terminal, line))?;
     show(terminal, "");
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -69,4 +69,10 @@ fn show(terminal: bool, step: &str) {
     if terminal {
         let _ = write!(stderr(), "\r\x1b[K{step}");
     }
+}
+
+/// A line that stays.
+fn tell(terminal: bool, line: &str) {
+    show(terminal, "");
+    let _ = writeln!(stderr(), "{line}");
 }

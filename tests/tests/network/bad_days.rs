@@ -112,9 +112,7 @@ fn a_leader_whose_agent_flaps_loses_its_address_once() -> Result<()> {
         scene.stage.signal(&scene.node, Signal::SIGKILL)?;
     }
     scene.stage.start_agent(&scene.node)?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other)?.check_nothing_lost_by_who_knows_the_mac()
+    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
 /// On one machine, or where the state directory is shared.

@@ -67,6 +67,19 @@ impl Scene {
         self.watch.wait_for_answers(requests, LONG).with_context(|| self.stage.cluster.last_outputs())
     }
 
+    /// Waits until the agent of the node that led has said that it does not any more.
+    fn await_the_end_of_its_leadership(&self) -> Result<()> {
+        let agent = self.stage.cluster.agent(&self.node)?.process();
+        agent.wait_for_line("no longer leading", PATIENCE, |line| line.contains("no longer leading")).map(drop)
+    }
+
+    /// Lets clients ask for some time after all is mended; then [`Self::followed_by`], without a connection that is broken.
+    pub(crate) fn stays_with(mut self, other: MacAddr) -> Result<View> {
+        self.go_on()?;
+        self.check_sessions()?;
+        self.followed_by(other)
+    }
+
     /// What the clients saw, which must be that nobody but the first one answered, and that nobody was answered twice.
     pub(crate) fn undisturbed(self) -> Result<View> {
         let view = self.watch.stop()?;
@@ -95,9 +108,7 @@ fn a_killed_agents_address_is_taken_over_while_its_node_goes_on_forwarding() -> 
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.start_agent(&scene.node)?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other)?.check_nothing_lost_by_who_knows_the_mac()
+    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
 #[test]
@@ -107,11 +118,8 @@ fn an_agent_that_is_woken_after_its_address_was_taken_over_does_not_answer() -> 
     await_stopped(scene.stage.cluster.agent(&scene.node)?.process().id())?;
     let other = scene.await_another()?;
     scene.stage.signal(&scene.node, Signal::SIGCONT)?;
-    let agent = scene.stage.cluster.agent(&scene.node)?.process();
-    agent.wait_for_line("no longer leading", PATIENCE, |line| line.contains("no longer leading"))?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other).map(drop)
+    scene.await_the_end_of_its_leadership()?;
+    scene.stays_with(other).map(drop)
 }
 
 #[test]
@@ -121,9 +129,7 @@ fn an_address_moves_when_its_leader_loses_the_link_and_stays_when_that_is_back()
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.cluster.lan.plug(&scene.node)?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other).map(drop)
+    scene.stays_with(other).map(drop)
 }
 
 #[test]
@@ -133,11 +139,8 @@ fn an_address_moves_when_the_switch_forwards_nothing_of_its_leader_and_stays_whe
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.cluster.lan.join(&scene.node)?;
-    let agent = scene.stage.cluster.agent(&scene.node)?.process();
-    agent.wait_for_line("no longer leading", PATIENCE, |line| line.contains("no longer leading"))?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other).map(drop)
+    scene.await_the_end_of_its_leadership()?;
+    scene.stays_with(other).map(drop)
 }
 
 #[test]
@@ -147,9 +150,7 @@ fn an_agent_that_is_told_to_stop_hands_over_and_nothing_is_lost() -> Result<()> 
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.start_agent(&scene.node)?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other)?.check_nothing_lost()
+    scene.stays_with(other)?.check_nothing_lost()
 }
 
 /// As a DaemonSet's controller does it: the next one is stopped as soon as the last one is ready.
@@ -179,9 +180,7 @@ fn a_cordoned_node_hands_over_and_nothing_is_lost() -> Result<()> {
     scene.stage.cluster.manifests.write_nodes(&scene.stage.cluster.lan, &[&scene.node])?;
     let other = scene.await_another()?;
     scene.stage.cluster.manifests.write_nodes(&scene.stage.cluster.lan, &[])?;
-    scene.go_on()?;
-    scene.check_sessions()?;
-    scene.followed_by(other)?.check_nothing_lost()
+    scene.stays_with(other)?.check_nothing_lost()
 }
 
 #[test]

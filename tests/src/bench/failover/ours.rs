@@ -8,7 +8,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 
-use super::{Case, Sample, Site};
+use super::{AFTER, ASLEEP, Case, Sample, Site};
 use crate::{
     cluster::PATIENCE,
     failover::{self, Stage},
@@ -17,11 +17,6 @@ use crate::{
 
 /// Connections that stay.
 const SESSIONS: usize = 8;
-/// How long clients go on after the address is with another node, and how long nothing at all is to happen where that is the
-/// case.
-const AFTER: Duration = Duration::from_millis(1_500);
-/// When a stopped agent is woken, after another has taken its place.
-const ASLEEP: Duration = Duration::from_secs(1);
 /// How long a cluster is left alone after each run: an agent that starts waits for up to 3 s until it knows who is there.
 const REST: Duration = Duration::from_secs(4);
 

@@ -1,5 +1,7 @@
 //! What one run came to, and what all of them did.
 
+use std::fmt;
+
 use serde::Serialize;
 
 use super::median;
@@ -73,9 +75,42 @@ impl Sample {
     }
 }
 
+impl fmt::Display for Sample {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { warm, anew, connections, questions, double_answers, moves, sessions, broken } = self;
+        let Span { outage, lost } = self.longest();
+        write!(
+            f,
+            "away for {outage:.0} ms (who knows the MAC {:.0}, who asks for it {:.0}, connections {:.0}, ARP {:.0}); \
+             lost: {lost}, double answers: {double_answers}, moves: {moves}, broken connections: {broken} of {sessions}",
+            warm.outage, anew.outage, connections.outage, questions.outage
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_run_is_told_in_one_line() {
+        let span = |outage, lost| Span { outage, lost };
+        let sample = Sample {
+            warm: span(301.4, 30),
+            anew: span(312.0, 31),
+            connections: span(290.6, 3),
+            questions: span(280.0, 9),
+            double_answers: 0,
+            moves: 1,
+            sessions: 8,
+            broken: 2,
+        };
+        assert_eq!(
+            sample.to_string(),
+            "away for 312 ms (who knows the MAC 301, who asks for it 312, connections 291, ARP 280); \
+             lost: 64, double answers: 0, moves: 1, broken connections: 2 of 8"
+        );
+    }
 
     #[test]
     fn runs_are_summed_up_by_their_median_and_the_worst() {

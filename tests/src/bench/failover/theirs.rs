@@ -8,7 +8,7 @@ use std::{
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::{Case, Sample, Site};
+use super::{AFTER, ASLEEP, Case, Sample, Site};
 use crate::{
     cluster::PATIENCE,
     failover,
@@ -16,9 +16,6 @@ use crate::{
     lan::Lan,
 };
 
-/// As for the agents.
-const AFTER: Duration = Duration::from_millis(1_500);
-const ASLEEP: Duration = Duration::from_secs(1);
 /// A backup that starts waits for three advertisements, and somewhat longer.
 const REST: Duration = Duration::from_secs(5);
 
