@@ -1,0 +1,270 @@
+//! Whatever happens, in whatever order, and at whatever time: what one node never does.
+
+use std::cell::Cell;
+
+use proptest::{collection, prelude::*, sample::select, test_runner::TestRunner};
+
+use super::*;
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Milliseconds go by.
+    Wait(u64),
+    /// The loop turns; with evidence that was asked for so many milliseconds ago, if any is new.
+    Turn {
+        carrier: bool,
+        evidence: Option<u64>,
+    },
+    /// A peer is found to stand like this.
+    Stands(&'static str, Standing),
+    /// A peer claims the VIP in this epoch, or does no longer.
+    Claims(&'static str, Option<u64>),
+    /// The VIP is wanted of these.
+    Wanted(Option<&'static [&'static str]>),
+    Unable(bool),
+    Drain(bool),
+    Disowned,
+    Announced,
+    /// A peer says something of an epoch that is so much higher than what this node knows.
+    Told(&'static str, Message),
+    /// What was asked of the store, or for all Leases, comes back; or it is unavailable.
+    Stored(bool),
+    Surveyed(bool),
+    /// What was asked of the LAN comes back.
+    Probed(Found),
+    /// Another node writes the Lease, or somebody removes it.
+    Written(Option<&'static str>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let peer = || select(vec!["b", "c"]);
+    let standing = select(vec![Standing::Alive, Standing::Suspected, Standing::Down, Standing::Left]);
+    let found = select(vec![Found::Nobody, Found::Nothing, Found::Peer, Found::Stranger(MAC)]);
+    let message = (0..3_u64).prop_flat_map(|epoch| {
+        let vip = vip(1);
+        select(vec![Message::Take { vip, epoch }, Message::Taken { vip, epoch }, Message::Declined { vip, epoch }])
+    });
+    let (alone, both, all, another) = (&["a"][..], &["a", "b"][..], &["a", "b", "c"][..], &["b"][..]);
+    let wanted = select(vec![Some(alone), Some(alone), Some(both), Some(both), Some(all), Some(another), None]);
+    prop_oneof![
+        10 => (1..120_u64).prop_map(Step::Wait),
+        1 => (200..5_000_u64).prop_map(Step::Wait),
+        20 => (prop::bool::weighted(0.95), prop::option::weighted(0.8, 0..150_u64))
+            .prop_map(|(carrier, evidence)| Step::Turn { carrier, evidence }),
+        4 => (peer(), standing).prop_map(|(peer, standing)| Step::Stands(peer, standing)),
+        3 => (peer(), prop::option::of(0..6_u64)).prop_map(|(peer, epoch)| Step::Claims(peer, epoch)),
+        3 => wanted.prop_map(Step::Wanted),
+        1 => any::<bool>().prop_map(Step::Unable),
+        2 => any::<bool>().prop_map(Step::Drain),
+        1 => Just(Step::Disowned),
+        2 => Just(Step::Announced),
+        4 => (peer(), message).prop_map(|(peer, message)| Step::Told(peer, message)),
+        12 => prop::bool::weighted(0.8).prop_map(Step::Stored),
+        4 => prop::bool::weighted(0.8).prop_map(Step::Surveyed),
+        4 => found.prop_map(Step::Probed),
+        2 => select(vec![Some("b"), Some("c"), None]).prop_map(Step::Written),
+    ]
+}
+
+/// The node and its world: what it has said, and what it waits for.
+struct World {
+    bench: Bench,
+    lease: Option<Lease>,
+    versions: u64,
+    /// The operation on the store whose end is to be given back.
+    operation: Option<Command>,
+    /// When the store was asked for all Leases, which have not come yet;
+    asked: Option<Duration>,
+    /// and when it was asked for those that came, since the deadline passed last.
+    surveyed: Option<Duration>,
+    /// When it did.
+    lapsed: Duration,
+    probing: bool,
+    /// As the kernel has it.
+    deadline: Option<Duration>,
+    answers: bool,
+    /// As peers are told.
+    claimed: Option<u64>,
+    /// The highest epoch that was claimed since the VIP came to be wanted.
+    highest: u64,
+    /// What is wanted has to be read anew.
+    gathers: bool,
+}
+
+impl World {
+    fn new() -> Self {
+        let settings = Settings { lease: LEASE, hold_down: ms(500), detect: true };
+        Self {
+            bench: Bench::new(settings),
+            lease: None,
+            versions: 0,
+            operation: None,
+            asked: None,
+            surveyed: None,
+            lapsed: Duration::ZERO,
+            probing: false,
+            deadline: None,
+            answers: false,
+            claimed: None,
+            highest: 0,
+            gathers: false,
+        }
+    }
+
+    fn write(&mut self, holder: &str, epoch: u64) -> Version {
+        self.versions += 1;
+        let lease = lease(holder, epoch, &format!("v{}", self.versions));
+        let version = lease.version.clone();
+        self.lease = Some(lease);
+        version
+    }
+
+    /// The input that this comes to, if it is one that may come now.
+    fn input(&mut self, step: Step) -> Option<Input> {
+        let (now, bench) = (self.bench.now, &mut self.bench);
+        Some(match step {
+            Step::Wait(milliseconds) => {
+                bench.later(ms(milliseconds));
+                return None;
+            }
+            Step::Turn { carrier, evidence } => {
+                let asked = evidence.map(|ago| now - ms(ago));
+                bench.peers.evidence = bench.peers.evidence.max(asked);
+                Input::Tick { carrier }
+            }
+            Step::Stands(peer, standing) => {
+                bench.falls(peer, standing);
+                bench.peers.majority = bench.peers.members.values().any(|peer| peer.standing.lives());
+                Input::Peers
+            }
+            Step::Claims(peer, epoch) => {
+                let claims = &mut bench.peer(peer).state.claims;
+                match epoch {
+                    Some(epoch) => claims.insert(vip(1), claimed(epoch)),
+                    None => claims.remove(&vip(1)),
+                };
+                Input::Peers
+            }
+            Step::Wanted(contenders) => {
+                let contender =
+                    |name: &&str| Contender { node: node(name), weight: 1, excluded: false, cordoned: false };
+                let wanted = contenders.map(|contenders| (vip(1), contenders.iter().map(contender).collect()));
+                if wanted.is_none() {
+                    // Who has it next may begin at the beginning, once the Lease is removed.
+                    self.highest = 0;
+                }
+                self.gathers = false;
+                Input::Wanted(Arc::new(wanted.into_iter().collect()))
+            }
+            Step::Unable(unable) => Input::Unable(unable.then(|| vip(1)).into_iter().collect()),
+            Step::Drain(drains) => Input::Drain(drains),
+            Step::Disowned => Input::Disowned,
+            // The kernel yields what it answers for.
+            Step::Announced => self.answers.then(|| Input::PeerAnnounced(vip(1)))?,
+            Step::Told(peer, mut message) => {
+                let known = bench.election.places.get(&vip(1)).map_or(0, Place::epoch);
+                let (Message::Take { epoch, .. } | Message::Taken { epoch, .. } | Message::Declined { epoch, .. }) =
+                    &mut message;
+                *epoch += known;
+                told(peer, message)
+            }
+            Step::Stored(works) => {
+                let operation = self.operation.take()?;
+                stored(if works { self.store(operation) } else { Outcome::Unavailable })
+            }
+            Step::Surveyed(works) => {
+                let asked = self.asked.take()?;
+                let leases = works.then(|| self.lease.iter().map(|lease| (vip(1), lease.clone())).collect());
+                self.surveyed = self.surveyed.max(Some(asked).filter(|asked| works && *asked >= self.lapsed));
+                Input::Surveyed { asked, leases }
+            }
+            Step::Probed(found) => std::mem::take(&mut self.probing).then(|| probed(found))?,
+            Step::Written(holder) => {
+                let epoch = self.lease.as_ref().map_or(0, |lease| lease.epoch) + 1;
+                match holder {
+                    Some(holder) => drop(self.write(holder, epoch)),
+                    // It is begun anew where nobody remembers.
+                    None => (self.lease, self.highest) = (None, 0),
+                }
+                return None;
+            }
+        })
+    }
+
+    fn store(&mut self, operation: Command) -> Outcome {
+        let Command::Swap { expected, epoch, .. } = operation else { return Outcome::Read(self.lease.clone()) };
+        if self.lease.as_ref().map(|lease| &lease.version) != expected.as_ref() {
+            return Outcome::Conflict;
+        }
+        Outcome::Swapped(self.write("a", epoch))
+    }
+
+    /// Takes what was said, and says what is wrong with it.
+    fn obey(&mut self) -> Result<(), TestCaseError> {
+        let now = self.bench.now;
+        for command in std::mem::take(&mut self.bench.commands) {
+            match command {
+                Command::Lead { epoch, .. } => {
+                    prop_assert!(!self.answers, "it answers already");
+                    prop_assert!(self.deadline.is_some_and(|deadline| now < deadline), "the fence is closed");
+                    prop_assert_eq!(self.claimed, Some(epoch), "it leads what it claims");
+                    self.answers = true;
+                }
+                Command::Follow { .. } => prop_assert!(std::mem::take(&mut self.answers), "it does not answer"),
+                Command::Extend(deadline) => {
+                    prop_assert!(!self.gathers, "what is wanted was not read anew");
+                    prop_assert!(self.deadline.is_none_or(|before| now < before && before < deadline), "it has passed");
+                    let evidence = self.bench.peers.evidence.max(self.surveyed);
+                    prop_assert!(evidence.is_some_and(|asked| deadline <= asked + LEASE), "nobody said so");
+                    self.deadline = Some(deadline);
+                }
+                Command::Gather => {
+                    (self.gathers, self.deadline, self.surveyed, self.lapsed) = (true, None, None, now);
+                }
+                Command::Renounce => self.bench.peers.evidence = None,
+                Command::Survey => prop_assert_eq!(self.asked.replace(now), None, "one is under way at most"),
+                Command::Read(_) | Command::Swap { .. } => self.operation = Some(command),
+                Command::Probe { .. } => self.probing = true,
+                Command::Publish(Item::Claim { epoch, .. }) => {
+                    prop_assert!(epoch >= self.highest, "epoch {epoch} after {}", self.highest);
+                    (self.claimed, self.highest) = (Some(epoch), epoch);
+                }
+                Command::Withdraw(Key::Claim(_)) => prop_assert!(self.claimed.take().is_some(), "it claims nothing"),
+                _ => {}
+            }
+        }
+        let leads = self.bench.election.leads(vip(1));
+        prop_assert_eq!(leads, self.answers, "what it believes is what it said");
+        prop_assert_eq!(self.bench.election.held().next().is_some(), self.claimed.is_some(), "it claims what it holds");
+        Ok(())
+    }
+}
+
+#[test]
+fn a_node_answers_only_while_the_fence_is_open_and_claims_what_it_holds() {
+    let (runs, answered) = (256, Cell::new(0));
+    let mut runner =
+        TestRunner::new(ProptestConfig { cases: runs, failure_persistence: None, ..ProptestConfig::default() });
+    let run = runner.run(&collection::vec(step(), 100..300), |steps| {
+        let (mut world, mut answers) = (World::new(), false);
+        world.obey()?;
+        for step in steps {
+            let Some(input) = world.input(step) else { continue };
+            let lapsed = world.deadline.is_some_and(|deadline| deadline <= world.bench.now);
+            let silences = match input {
+                Input::Disowned | Input::PeerAnnounced(_) => true,
+                Input::Tick { carrier } => carrier && lapsed,
+                _ => false,
+            };
+            world.bench.give(input);
+            world.obey()?;
+            prop_assert!(!silences || !world.answers, "it answers in spite of that");
+            answers |= world.answers;
+        }
+        answered.set(answered.get() + u32::from(answers));
+        Ok(())
+    });
+    run.unwrap();
+    assert!(answered.get() > runs / 4, "it answered in {} of {runs} runs, which says little", answered.get());
+}

@@ -1,0 +1,203 @@
+//! Every state and every input: what each does to the role, and what is said.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// What comes of it, by state: the input, the role afterwards, and what is said. An input that is not there does nothing.
+const EXPECTED: &str = include_str!("transitions.txt");
+
+/// The roles, with what is under way. All of them contend for `.1`.
+const STATES: [(&str, fn() -> Bench); 14] = [
+    ("following b", Bench::following),
+    ("following b, which is down: reading the Lease", || {
+        let mut bench = Bench::following();
+        bench.falls("b", Standing::Down);
+        bench.ticks(4);
+        bench
+    }),
+    ("following b, whose end nobody saw: asking the LAN", || {
+        let mut bench = Bench::following();
+        bench.peers.members.remove(&node("c"));
+        bench.falls("b", Standing::Down);
+        bench.peers.majority = false;
+        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench
+    }),
+    ("following b, which is down: swapping the Lease", || {
+        let mut bench = Bench::following();
+        bench.falls("b", Standing::Down);
+        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench
+    }),
+    ("detecting", detecting),
+    ("conflicted", || {
+        let mut bench = detecting();
+        bench.give(probed(Found::Stranger(MAC)));
+        bench
+    }),
+    ("leading", Bench::leading),
+    ("leading what a peer claims too: reading the Lease", || {
+        let mut bench = Bench::leading();
+        bench.claim("b", 1);
+        bench.later(ms(10)).give(Input::Peers);
+        bench
+    }),
+    ("leading, and the Lease is not written", || {
+        let mut bench = Bench::following();
+        bench.falls("b", Standing::Down);
+        bench.ticks(4).give(stored(Outcome::Unavailable));
+        bench
+    }),
+    ("yielded: reading the Lease", yielded),
+    ("yielded: swapping the Lease", || {
+        let mut bench = yielded();
+        bench.give(read(Some(lease("a", 1, "v1"))));
+        bench
+    }),
+    ("suspended: reading the Lease", suspended),
+    ("suspended: swapping the Lease", || {
+        let mut bench = suspended();
+        bench.give(read(Some(lease("a", 1, "v1"))));
+        bench
+    }),
+    ("handing over to b", || {
+        let mut bench = Bench::leading();
+        bench.want(&["a", "b"]);
+        bench.later(ms(10)).give(Input::Drain(true));
+        bench
+    }),
+];
+
+fn detecting() -> Bench {
+    let mut bench = Bench::new(Settings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) }).tick();
+    bench.later(ms(20)).give(Input::Peers).give(read(None)).give(swapped("v1"));
+    bench
+}
+
+fn yielded() -> Bench {
+    let mut bench = Bench::leading();
+    bench.ticks(20).give(Input::PeerAnnounced(vip(1)));
+    bench
+}
+
+fn suspended() -> Bench {
+    let mut bench = Bench::leading();
+    bench.later(ms(50)).give(Input::Disowned);
+    bench
+}
+
+/// The inputs, each made for the highest epoch that the node knows of.
+const INPUTS: [(&str, fn(&mut Bench, u64) -> Input); 31] = [
+    ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
+    ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
+    ("wanted of b alone", |_, _| {
+        let b = Contender { node: node("b"), weight: 1, excluded: false, cordoned: false };
+        Input::Wanted(Arc::new([(vip(1), [b].into_iter().collect())].into()))
+    }),
+    ("no interface with a carrier for it", |_, _| Input::Unable([vip(1)].into())),
+    ("a turn of the loop", |bench, _| {
+        bench.peers.evidence = Some(bench.now);
+        Input::Tick { carrier: true }
+    }),
+    ("a turn of the loop without a carrier", |_, _| Input::Tick { carrier: false }),
+    ("a turn of the loop after the deadline", |bench, _| {
+        bench.later(LEASE);
+        Input::Tick { carrier: true }
+    }),
+    ("peers changed", |_, _| Input::Peers),
+    ("c claims it in this epoch", |bench, epoch| {
+        claims(bench, epoch);
+        Input::Peers
+    }),
+    ("c claims it in the next epoch", |bench, epoch| {
+        claims(bench, epoch + 1);
+        Input::Peers
+    }),
+    ("held for down", |_, _| Input::Disowned),
+    ("b says: take this epoch", |_, epoch| told("b", Message::Take { vip: vip(1), epoch })),
+    ("b says: take the next epoch", |_, epoch| told("b", Message::Take { vip: vip(1), epoch: epoch + 1 })),
+    ("b says: taken", |_, epoch| told("b", Message::Taken { vip: vip(1), epoch: epoch + 1 })),
+    ("b says: declined", |_, epoch| told("b", Message::Declined { vip: vip(1), epoch: epoch + 1 })),
+    ("read: no Lease", |_, _| read(None)),
+    ("read: its own Lease", |_, epoch| read(Some(lease("a", epoch, "v9")))),
+    ("read: c's Lease of the next epoch", |_, epoch| read(Some(lease("c", epoch + 1, "v9")))),
+    ("swapped", |_, _| swapped("v9")),
+    ("a conflict", |_, _| stored(Outcome::Conflict)),
+    ("the store is unavailable", |_, _| stored(Outcome::Unavailable)),
+    ("all Leases: its own", |bench, epoch| surveyed(bench, Some(lease("a", epoch, "v9")))),
+    ("all Leases: c's of the next epoch", |bench, epoch| surveyed(bench, Some(lease("c", epoch + 1, "v9")))),
+    ("all Leases: none", |bench, _| surveyed(bench, None)),
+    ("all Leases: the store is unavailable", |bench, _| Input::Surveyed { asked: bench.now, leases: None }),
+    ("a peer announced it", |_, _| Input::PeerAnnounced(vip(1))),
+    ("on the LAN: nobody", |_, _| probed(Found::Nobody)),
+    ("on the LAN: nothing at all", |_, _| probed(Found::Nothing)),
+    ("on the LAN: a peer", |_, _| probed(Found::Peer)),
+    ("on the LAN: a stranger", |_, _| probed(Found::Stranger(MAC))),
+    ("told to drain, or no longer", |bench, _| Input::Drain(!bench.election.draining)),
+];
+
+fn claims(bench: &mut Bench, epoch: u64) {
+    let now = bench.now;
+    bench.peers.members.entry(node("c")).or_insert_with(|| peer(Standing::Alive, now));
+    bench.claim("c", epoch);
+}
+
+fn surveyed(bench: &Bench, lease: Option<Lease>) -> Input {
+    Input::Surveyed { asked: bench.now, leases: Some(lease.into_iter().map(|lease| (vip(1), lease)).collect()) }
+}
+
+/// Which kind of input it is; so that one that is new is missed here.
+const fn kind(input: &Input) -> usize {
+    match input {
+        Input::Wanted(_) => 0,
+        Input::Unable(_) => 1,
+        Input::Tick { .. } => 2,
+        Input::Peers => 3,
+        Input::Disowned => 4,
+        Input::Told { .. } => 5,
+        Input::Stored { .. } => 6,
+        Input::Surveyed { .. } => 7,
+        Input::PeerAnnounced(_) => 8,
+        Input::Probed { .. } => 9,
+        Input::Drain(_) => 10,
+    }
+}
+
+/// The role, and whom it follows.
+fn shown(bench: &Bench) -> String {
+    match bench.election.leadership(vip(1)) {
+        None => "gone".to_owned(),
+        Some(Leadership { role: Role::Following, leader, .. }) => {
+            format!("following {}", leader.map_or("nobody".to_owned(), |leader| leader.0))
+        }
+        Some(Leadership { role, .. }) => format!("{role:?}").to_lowercase(),
+    }
+}
+
+#[test]
+fn each_input_does_in_each_state_what_the_table_says() {
+    let (mut roles, mut kinds, mut table) = (BTreeSet::new(), BTreeSet::new(), String::new());
+    for (state, reach) in STATES {
+        roles.insert(reach().role());
+        table += &format!("{state}\n");
+        for (what, make) in INPUTS {
+            let mut bench = reach();
+            bench.said();
+            bench.later(ms(10));
+            let (before, epoch) = (shown(&bench), bench.election.places[&vip(1)].epoch());
+            let input = make(&mut bench, epoch);
+            kinds.insert(kind(&input));
+            bench.give(input);
+            let (said, after) = (bench.said().join(", "), shown(&bench));
+            if !said.is_empty() || after != before {
+                let said = if said.is_empty() { said } else { format!("; {said}") };
+                table += &format!("    {what}: {after}{said}\n");
+            }
+        }
+    }
+    assert_eq!((roles.len(), kinds.len()), (7, 11), "each role and each kind of input is in the table");
+    let differs = table.lines().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
+    assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));
+}
