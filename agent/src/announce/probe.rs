@@ -20,6 +20,8 @@ use std::{
     time::Duration,
 };
 
+use rand_core::{Rng, SeedableRng};
+use rand_xorshift::XorShiftRng;
 use vipmux_common::abi::Mac;
 
 use super::{Frame, arp, groups::Group, heard::Heard, ndp};
@@ -79,9 +81,7 @@ pub struct Turn {
 /// Asks for VIPs. Times are `CLOCK_BOOTTIME`.
 #[derive(Debug)]
 pub struct Prober {
-    seed: u64,
-    /// How many VIPs were asked for, ever.
-    runs: u64,
+    nonces: XorShiftRng,
     queued: BTreeMap<Vip, Question>,
     /// The queued ones in turn.
     turns: BTreeSet<(Duration, Vip)>,
@@ -109,7 +109,8 @@ struct Run {
 impl Prober {
     /// Asks for nothing yet. `seed` is random, so that the nonces of two nodes differ.
     pub fn new(seed: u64) -> Self {
-        Self { seed, runs: 0, queued: BTreeMap::new(), turns: BTreeSet::new(), asking: BTreeMap::new() }
+        let nonces = XorShiftRng::seed_from_u64(seed);
+        Self { nonces, queued: BTreeMap::new(), turns: BTreeSet::new(), asking: BTreeMap::new() }
     }
 
     /// Asks for `vip` on these interfaces, each with the MAC that it would be announced with there; starts over if it was
@@ -173,13 +174,9 @@ impl Prober {
         answers.into_iter().map(|(vip, (_, mac, ifindex))| (vip, Outcome::Taken { mac, ifindex })).collect()
     }
 
-    /// One that was not used before: splitmix64 of the seed and the number of the run.
+    /// One that was hardly used before.
     fn nonce(&mut self) -> [u8; 6] {
-        self.runs += 1;
-        let mut x = self.seed.wrapping_add(self.runs.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let [_, _, nonce @ ..] = (x ^ (x >> 31)).to_be_bytes();
+        let [_, _, nonce @ ..] = self.nonces.next_u64().to_be_bytes();
         nonce
     }
 }

@@ -7,6 +7,9 @@ use std::{
     time::Duration,
 };
 
+use rand_core::{Rng, SeedableRng};
+use rand_xorshift::XorShiftRng;
+
 use crate::model::health::{Checkup, Checkups, Finding, Findings, HealthKey};
 
 /// Most attempts at the same time.
@@ -60,7 +63,7 @@ enum Stage {
 /// ```
 #[derive(Clone, Debug)]
 pub(super) struct Schedule {
-    random: u64,
+    random: XorShiftRng,
     courses: BTreeMap<HealthKey, Course>,
     /// Those that wait.
     queue: BTreeSet<(Duration, HealthKey)>,
@@ -73,7 +76,7 @@ pub(super) struct Schedule {
 impl Schedule {
     pub(super) fn new(seed: u64) -> Self {
         let (courses, queue, running, findings) = Default::default();
-        Self { random: seed, courses, queue, running, last_serial: 0, findings }
+        Self { random: XorShiftRng::seed_from_u64(seed), courses, queue, running, last_serial: 0, findings }
     }
 
     /// Takes what is wanted. Of a checkup that stays, what is known stays, too.
@@ -167,13 +170,9 @@ impl Schedule {
         self.queue.iter().find(|(_, key)| count(key).is_none_or(|count| count < MOST_OF_NAMESPACE)).copied()
     }
 
-    /// A number in the range, by splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+    /// A number in the range.
     fn permille(&mut self, range: Range<u32>) -> u32 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.random ^ (self.random >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let [a, b, c, d, ..] = (mixed ^ (mixed >> 31)).to_be_bytes();
-        range.start + u32::from_be_bytes([a, b, c, d]) % (range.end - range.start)
+        range.start + self.random.next_u32() % (range.end - range.start)
     }
 }
 
