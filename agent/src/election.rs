@@ -36,10 +36,12 @@
 //! is suspended, and [`Command::Gather`] asks for evidence anew.
 
 mod errands;
+mod fence;
 mod handover;
 mod io;
 pub mod lease;
 mod overview;
+mod permission;
 pub mod placement;
 pub mod rendezvous;
 #[cfg(any(test, feature = "simulation"))]
@@ -53,9 +55,8 @@ use std::{
     time::Duration,
 };
 
-use imbl::OrdMap;
-
 pub use self::{
+    handover::LEAVING,
     io::{Command, Found, Input, Outcome},
     tenure::{Leadership, Lost, Role},
 };
@@ -283,110 +284,9 @@ impl Election {
         self.draining = draining;
     }
 
-    fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
-        self.commands.push(Command::Ask);
-        if !self.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
-            (self.ready, self.overview.standings) = (true, None);
-            self.commands.push(Command::Publish(Item::Ready(true)));
-        }
-        self.carrier = carrier;
-        if !carrier {
-            return;
-        }
-        if self.is_past(now) {
-            (self.deadline, self.informed, self.surveyed, self.lapsed) = (None, false, None, now);
-            self.suspend(&Lost::Fenced, now);
-            self.commands.extend([Command::Renounce, Command::Gather]);
-            return;
-        }
-        if !self.informed {
-            return;
-        }
-        self.extend(peers, now);
-        let evidence = peers.evidence.max(self.surveyed);
-        let fresh = evidence.is_some_and(|asked| now.saturating_sub(asked) <= HEARTBEAT + HEARTBEAT / 2);
-        if !fresh && !self.surveying {
-            self.survey();
-        }
-        self.tidy(peers, now);
-    }
-
-    /// Pushes the deadline to where the evidence allows. One that has passed is left to the next tick.
-    fn extend(&mut self, peers: &Peers, now: Duration) {
-        if !self.carrier || !self.informed || self.is_past(now) {
-            return;
-        }
-        let evidence = peers.evidence.max(self.surveyed);
-        if let Some(deadline) = evidence.map(|asked| asked + self.settings.lease).filter(|deadline| *deadline > now)
-            && self.deadline.is_none_or(|before| before < deadline)
-        {
-            if self.deadline.is_none() {
-                (self.back, self.dirty) = (now, true);
-            }
-            self.deadline = Some(deadline);
-            self.commands.push(Command::Extend(deadline));
-        }
-    }
-
-    /// The fence's deadline has passed.
-    fn is_past(&self, now: Duration) -> bool {
-        #[cfg(any(test, feature = "simulation"))]
-        if self.is_broken(simulation::Mutation::ExtendsWhatHasPassed) {
-            return false;
-        }
-        self.deadline.is_some_and(|deadline| now >= deadline)
-    }
-
     #[cfg(any(test, feature = "simulation"))]
     fn is_broken(&self, mutation: simulation::Mutation) -> bool {
         self.mutation == Some(mutation)
-    }
-
-    /// Whether this node may answer now.
-    fn is_open(&self, now: Duration) -> bool {
-        self.deadline.is_some_and(|deadline| now < deadline)
-    }
-
-    fn survey(&mut self) {
-        self.surveying = true;
-        self.commands.push(Command::Survey);
-    }
-
-    fn surveyed(&mut self, asked: Duration, leases: Option<OrdMap<Vip, Lease>>, peers: &Peers, now: Duration) {
-        self.surveying = false;
-        let first = !std::mem::replace(&mut self.begun, true);
-        self.dirty |= first;
-        let Some(leases) = leases else { return };
-        for (vip, lease) in &leases {
-            let Some(place) = self.places.get_mut(vip) else {
-                if self.informed {
-                    self.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
-                }
-                continue;
-            };
-            if place.learn(lease, now) {
-                self.overview.touched.insert(*vip);
-            }
-        }
-        let held = self.places.iter().filter(|(_, place)| place.is_written());
-        let lost: Vec<_> = held
-            .filter(|(vip, place)| {
-                let lease = leases.get(*vip);
-                // What was written after it was read is not lost.
-                let before = place.tenure.as_ref().is_some_and(|tenure| tenure.written < Some(asked));
-                before && lease.is_none_or(|lease| lease.holder != self.local)
-            })
-            .map(|(vip, _)| *vip)
-            .collect();
-        for vip in lost {
-            let holder = leases.get(&vip).map(|lease| lease.holder.clone());
-            self.give_up(vip, holder.map_or(Lost::Unwanted, Lost::Taken), now);
-        }
-        if asked >= self.lapsed {
-            self.surveyed = self.surveyed.max(Some(asked));
-            // The next tick but one may come too late: the store is only asked once other evidence has grown old.
-            self.extend(peers, now);
-        }
     }
 
     /// Removes Leases of VIPs that nobody has wanted for long; the first of all nodes does.

@@ -61,7 +61,7 @@ use self::{
 };
 pub use self::{
     publication::Full,
-    settings::Settings,
+    settings::{SAMPLE, Settings},
     state::{Claimed, Item, Key, MOST_ITEMS, MOST_SEGMENTS, Probed, State, Why},
     wire::{MOST_PAYLOAD, Malformed, Message},
 };

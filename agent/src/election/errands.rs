@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-#[cfg(any(test, feature = "simulation"))]
-use super::simulation::Mutation;
 use super::{
     Command, Election, Found, Outcome, Role,
-    takeover::Permission,
-    tenure::{Errand, Hold, Lost, Place, Tenure},
+    permission::Permission,
+    tenure::{Errand, Hold, Lost, Place, Tenure, Written},
 };
+#[cfg(any(test, feature = "simulation"))]
+use super::{lease::Version, simulation::Mutation};
 use crate::{
     election::lease::Lease,
     membership::{Peers, Standing, Why},
@@ -66,7 +66,8 @@ impl Election {
         if self.mutation == Some(Mutation::LeadsInSpiteOfConflict)
             && let (Some(Errand::TakeSwap { epoch, why }), Outcome::Conflict) = (&place.errand, &outcome)
         {
-            let tenure = Tenure { epoch: *epoch, why: why.clone(), since: now, written: Some(now), version: None };
+            let written = Some(Written { at: now, version: Version("lost".to_owned()) });
+            let tenure = Tenure { epoch: *epoch, why: why.clone(), since: now, written };
             place.errand = None;
             return self.begin(vip, tenure, Role::Leading, now);
         }
@@ -76,8 +77,8 @@ impl Election {
             (Some(Errand::TakeSwap { epoch, why }), Outcome::Swapped(version)) => {
                 let first = why == Why::First && self.settings.detect;
                 let role = if first { Role::Detecting } else { Role::Leading };
-                let (written, version) = (Some(now), Some(version));
-                self.begin(vip, Tenure { epoch, why, since: now, written, version }, role, now);
+                let written = Some(Written { at: now, version });
+                self.begin(vip, Tenure { epoch, why, since: now, written }, role, now);
             }
             (Some(Errand::TakeSwap { .. } | Errand::CheckSwap), Outcome::Conflict) => self.rest(vip, now + QUICKLY),
             // It may have been written all the same: the next reading tells.
@@ -85,7 +86,7 @@ impl Election {
             (Some(Errand::CheckRead), Outcome::Read(lease)) => self.check(vip, lease, now),
             (Some(Errand::CheckSwap), Outcome::Swapped(version)) => {
                 if let Some(tenure) = &mut place.tenure {
-                    (tenure.written, tenure.version) = (Some(now), Some(version));
+                    tenure.written = Some(Written { at: now, version });
                     if matches!(place.role, Role::Suspended | Role::Yielded) {
                         self.lead(vip, now);
                     }
@@ -107,9 +108,7 @@ impl Election {
             place.learn(lease, now);
             self.overview.touched.insert(vip);
         }
-        let claimed = peers.members.values().any(|peer| {
-            matches!(peer.standing, Standing::Alive | Standing::Suspected) && peer.state.claims.contains_key(&vip)
-        });
+        let claimed = peers.members.values().any(|peer| peer.standing.lives() && peer.state.claims.contains_key(&vip));
         let epoch = place.epoch();
         match self.permission(vip, peers, now) {
             _ if claimed => {}
@@ -141,7 +140,7 @@ impl Election {
             Permission::Granted { why, witnessed: true } if peers.majority => {
                 let epoch = self.places.get(&vip).map_or(0, Place::epoch) + 1;
                 let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
-                self.begin(vip, Tenure { epoch, why, since: now, written: None, version: None }, Role::Leading, now);
+                self.begin(vip, Tenure { epoch, why, since: now, written: None }, Role::Leading, now);
                 self.rest(vip, now + LATER);
             }
             _ => self.rest(vip, now + SOON),
@@ -156,7 +155,8 @@ impl Election {
         match lease {
             Some(lease) if lease.holder == self.local && lease.epoch >= epoch => {
                 if place.role == Role::Leading {
-                    (tenure.epoch, tenure.written, tenure.version) = (lease.epoch, Some(now), Some(lease.version));
+                    let written = Written { at: now, version: lease.version };
+                    (tenure.epoch, tenure.written) = (lease.epoch, Some(written));
                 } else {
                     self.swap(vip, Some(&lease), lease.epoch, Errand::CheckSwap);
                 }

@@ -7,11 +7,13 @@ use std::time::Duration;
 use super::simulation::Mutation;
 use super::{
     Election, Role,
+    placement::{Contender, Placement},
+    takeover::SETTLE,
     tenure::{Errand, Hold, Lost, Tenure},
 };
 use crate::{
     election::lease::Lease,
-    membership::{Message, Why},
+    membership::{Message, Peers, Why},
     model::{NodeName, Vip},
 };
 
@@ -29,16 +31,94 @@ const UNANSWERED: Duration = Duration::from_secs(1);
 /// From one VIP that moves for the sake of balance to the next.
 const BALANCE: Duration = Duration::from_secs(1);
 
+/// How long an agent that was told to stop waits for others to take what it leads.
+pub const LEAVING: Duration = Duration::from_secs(5);
+/// How long a VIP stays that nobody can take, until that is taken for settled.
+const UNMOVED: Duration = Duration::from_secs(1);
+
 /// A VIP that another should lead.
-pub(super) struct Leaver {
-    pub(super) vip: Vip,
-    pub(super) heir: NodeName,
+struct Leaver {
+    vip: Vip,
+    heir: NodeName,
     /// This node cannot or should not lead at all; otherwise it only leads more than its share.
-    pub(super) must: bool,
+    must: bool,
+}
+
+/// What is to become of what this node leads.
+#[derive(Default)]
+struct Departures {
+    leavers: Vec<Leaver>,
+    /// Neither this node nor another that is there may lead these.
+    forbidden: Vec<Vip>,
+    /// When others are to be looked at again.
+    rest: Option<Duration>,
 }
 
 impl Election {
-    pub(super) fn hand_over(&mut self, leavers: Vec<Leaver>, now: Duration) {
+    /// Hands over what another should lead.
+    pub(super) fn leave(&mut self, peers: &Peers, now: Duration) {
+        let led: Vec<Vip> = self.leading().collect();
+        if led.is_empty() {
+            return;
+        }
+        if !self.is_settled(peers, now) {
+            self.wake_at(self.started + SETTLE);
+            return;
+        }
+        let Departures { leavers, forbidden, rest } = self.departures(&led, peers, now);
+        if let Some(rest) = rest {
+            self.wake_at(rest);
+        }
+        for vip in forbidden {
+            self.give_up(vip, Lost::Forbidden, now);
+        }
+        self.hand_over(leavers, now);
+    }
+
+    fn departures(&self, led: &[Vip], peers: &Peers, now: Duration) -> Departures {
+        let mut departures = Departures::default();
+        let Some(standings) = &self.overview.standings else { return departures };
+        let standing = |contender: &Contender| self.standing(contender, peers);
+        let mut placement = Placement::new(&self.wanted, &standing, standings, &self.overview.loads);
+        let unable = self.unable(peers);
+        let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(standings.bound(&self.local));
+        for &vip in led {
+            let Some(place) = self.places.get(&vip).filter(|place| place.errand.is_none()) else { continue };
+            let rest = place.rest.max(place.kept);
+            if rest > now {
+                departures.rest = Some(departures.rest.map_or(rest, |first| first.min(rest)));
+                continue;
+            }
+            let able = |node: &NodeName| !unable.includes(node, vip);
+            let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|contender| contender.node == self.local));
+            let Some(best) = placement.best(vip, able) else {
+                departures.forbidden.extend(own.is_none().then_some(vip));
+                continue;
+            };
+            let mine = own.filter(|own| able(&own.node)).and_then(standing);
+            let must = mine.is_none_or(|mine| best.precedes(mine));
+            if !must && spare == 0 {
+                continue;
+            }
+            let heir = placement.place(vip, 0, |node| *node != self.local && able(node));
+            let Some(heir) = heir.filter(|heir| must || placement.has_room(heir)) else { continue };
+            spare -= u64::from(!must);
+            departures.leavers.push(Leaver { vip, heir: heir.clone(), must });
+        }
+        departures
+    }
+
+    /// Whether an agent that was told so long ago to stop has handed over what others can take, or waits in vain.
+    pub fn has_left(&self, waited: Duration, peers: &Peers) -> bool {
+        if waited >= LEAVING || self.held().next().is_none() {
+            return true;
+        }
+        let alone = !peers.members.values().any(|peer| peer.standing.lives());
+        let moves = |(vip, role)| role == Role::Handing || self.has_other(vip, peers);
+        alone || waited >= UNMOVED && !self.held().any(moves)
+    }
+
+    fn hand_over(&mut self, leavers: Vec<Leaver>, now: Duration) {
         for Leaver { vip, heir, must } in leavers {
             if !must {
                 let next = self.rebalanced + BALANCE;
@@ -138,7 +218,7 @@ impl Election {
         place.errand = None;
         place.rest = now;
         let why = Why::Handed(from.clone());
-        self.begin(vip, Tenure { epoch, why, since: now, written: None, version: None }, Role::Leading, now);
+        self.begin(vip, Tenure { epoch, why, since: now, written: None }, Role::Leading, now);
         true
     }
 

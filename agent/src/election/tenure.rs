@@ -102,9 +102,15 @@ pub(super) struct Tenure {
     pub(super) epoch: u64,
     pub(super) why: Why,
     pub(super) since: Duration,
-    /// When the Lease was written, and its version then; `None`: it is to be written when the store is back.
-    pub(super) written: Option<Duration>,
-    pub(super) version: Option<Version>,
+    /// `None`: the Lease is to be written when the store is back.
+    pub(super) written: Option<Written>,
+}
+
+/// A Lease that says what this node holds: when it was written, or found to be so, and its version then.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Written {
+    pub(super) at: Duration,
+    pub(super) version: Version,
 }
 
 /// Who holds a VIP otherwise.
@@ -271,7 +277,7 @@ impl Election {
         self.overview.held.remove(&vip);
         self.overview.touched.insert(vip);
         self.commands.push(Command::Withdraw(Key::Claim(vip)));
-        let version = tenure.version?;
+        let Written { version, .. } = tenure.written?;
         Some(Lease { holder: self.local.clone(), epoch: tenure.epoch, version })
     }
 

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// Most members that a node asks in a round, unless the settings say otherwise: with more it asks samples.
+pub const SAMPLE: usize = 31;
+
 /// How quickly what is found out and said. The defaults are for a local network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -62,7 +65,7 @@ impl Default for Settings {
             join: milliseconds(1000),
             again: milliseconds(30),
             fresh: milliseconds(150),
-            sample: 31,
+            sample: SAMPLE,
             news: milliseconds(10),
             news_each: Duration::from_micros(100),
             pull: milliseconds(30),

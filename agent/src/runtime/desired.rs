@@ -12,7 +12,7 @@ use crate::{
     announce::groups::Group,
     election::Input,
     link::{Links, Neighbor, Neighbors},
-    membership::{Item, Key, MOST_SEGMENTS, Peer, Standing},
+    membership::{Item, Key, MOST_SEGMENTS, Peer},
     model::{NodeName, PortClaim, Vip, advertisement::Interfaces as Allowed},
     plan::{Desired, DesiredNode, DesiredVip, Unreachable},
 };
@@ -94,10 +94,9 @@ impl Agent {
 
     /// Whether peers say otherwise than before where they are.
     pub(super) fn follow_macs(&mut self) -> bool {
-        let there = |peer: &Peer| matches!(peer.standing, Standing::Alive | Standing::Suspected);
         // Of one that is down the neighbour table knows better where frames go; but it may speak for VIPs all the same.
         let of_peer = |(name, peer): (&NodeName, &Peer)| {
-            let macs = peer.state.macs.iter().filter(|(segment, _)| **segment > 0 || there(peer));
+            let macs = peer.state.macs.iter().filter(|(segment, _)| **segment > 0 || peer.standing.lives());
             (name.clone(), macs.map(|(segment, mac)| (*segment, *mac)).collect())
         };
         let macs: BTreeMap<NodeName, BTreeMap<u8, Mac>> =

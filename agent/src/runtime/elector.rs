@@ -23,7 +23,7 @@ use tokio::{
 };
 
 use super::{
-    kernel::{Kernel, KernelError, boottime},
+    kernel::{Kernel, KernelError, boottime, nanoseconds},
     settle::tell,
 };
 use crate::{
@@ -368,6 +368,11 @@ impl Elector {
         self.election.has_other(vip, self.shared.lock().peers())
     }
 
+    /// Whether an agent that was told so long ago to stop has handed over what others can take, or waits in vain.
+    pub(super) fn has_left(&self, waited: Duration) -> bool {
+        self.election.has_left(waited, self.shared.lock().peers())
+    }
+
     /// What is known of who leads a VIP.
     pub(super) fn leadership(&self, vip: Vip) -> Option<Leadership> {
         self.election.leadership(vip)
@@ -400,10 +405,6 @@ impl Drop for Elector {
     fn drop(&mut self) {
         self.voice.abort();
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

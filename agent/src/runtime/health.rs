@@ -10,7 +10,7 @@ use tokio::sync::watch::{self, error::RecvError};
 
 use super::{Agent, AgentError, kernel::boottime};
 use crate::{
-    membership::{Item, Key, Peer, Probed, Standing},
+    membership::{Item, Key, Probed},
     model::{
         NodeName,
         health::{self, Checkups, Findings, Health, HealthKey},
@@ -87,8 +87,7 @@ impl Agent {
         }
         let mut health = Health::default();
         self.elector.peers(|peers| {
-            let there = |peer: &Peer| matches!(peer.standing, Standing::Alive | Standing::Suspected);
-            for (node, peer) in peers.members.iter().filter(|(_, peer)| there(peer)) {
+            for (node, peer) in peers.members.iter().filter(|(_, peer)| peer.standing.lives()) {
                 let failing = peer.state.health.iter().filter(|(_, up)| !**up);
                 let key = |(it, _): (&Probed, _)| HealthKey { address: it.address, port: it.port, check: it.check };
                 health.hear(node.clone(), failing.map(key).collect());

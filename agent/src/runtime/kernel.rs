@@ -51,6 +51,11 @@ pub(super) fn boottime() -> Result<Duration, KernelError> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(KernelError::Clock)
 }
 
+/// As the maps have it, which is enough for 584 years.
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// How the maps were brought to what is desired.
 pub(super) struct Synced {
     /// What found no room.
@@ -310,7 +315,6 @@ impl Kernel {
 
     /// Pushes the fence's deadline.
     pub(super) fn extend(&mut self, deadline: Duration) -> Result<(), KernelError> {
-        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         Ok(self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?)
     }
 

@@ -1,31 +1,21 @@
 //! Handing over what this node leads: since it was told to drain, or to stop.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Instant};
 
 use super::{Agent, AgentError};
 use crate::{
     control::Progress,
-    election::{Input, Role},
-    membership::Standing,
+    election::{Input, LEAVING},
     model::Vip,
 };
 
-/// How long an agent that was told to stop waits for others to take what it leads.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a VIP stays that nobody can take, until that is taken for settled.
-const UNMOVED: Duration = Duration::from_secs(1);
-
-/// Why, and since when.
+/// It was told to hand over.
 #[derive(Clone, Debug)]
 pub(super) struct Leaving {
-    since: Instant,
     /// What this node led then.
     led: BTreeSet<Vip>,
-    /// The agent stops then.
-    stops: bool,
+    /// Since when the agent is to stop, once that is done.
+    stopping: Option<Instant>,
 }
 
 impl Agent {
@@ -34,10 +24,10 @@ impl Agent {
         self.drain(true)?;
         let vips = self.elector.held().count();
         if let Some(leaving) = &mut self.leaving {
-            if std::mem::replace(&mut leaving.stops, true) {
-                leaving.since -= PATIENCE;
+            if let Some(since) = &mut leaving.stopping {
+                *since -= LEAVING;
             } else {
-                leaving.since = Instant::now();
+                leaving.stopping = Some(Instant::now());
                 tracing::info!(vips, "told to stop: handing over what this node leads");
             }
         }
@@ -47,11 +37,11 @@ impl Agent {
     /// Leads nothing from now on, as long as there is another node; or does again. An agent that was told to stop goes on with
     /// that.
     pub(super) fn drain(&mut self, drains: bool) -> Result<(), AgentError> {
-        if drains == self.leaving.is_some() || self.leaving.as_ref().is_some_and(|leaving| leaving.stops) {
+        if drains == self.leaving.is_some() || self.leaving.as_ref().is_some_and(|leaving| leaving.stopping.is_some()) {
             return Ok(());
         }
         let led = self.elector.held().map(|(vip, _)| vip).collect();
-        self.leaving = drains.then(|| Leaving { since: Instant::now(), led, stops: false });
+        self.leaving = drains.then(|| Leaving { led, stopping: None });
         let commands = self.elector.give(&mut self.kernel, Input::Drain(drains))?;
         self.react(&commands)
     }
@@ -76,16 +66,7 @@ impl Agent {
 
     /// Whether it was told to stop, and has handed over what others can take.
     pub(super) fn has_left(&self) -> bool {
-        let Some(Leaving { since, stops: true, .. }) = &self.leaving else { return false };
-        let waited = since.elapsed();
-        let mut held = self.elector.held();
-        if waited >= PATIENCE || held.next().is_none() {
-            return true;
-        }
-        let alone = self
-            .elector
-            .peers(|peers| peers.members.values().all(|peer| matches!(peer.standing, Standing::Down | Standing::Left)));
-        let moves = |(vip, role)| role == Role::Handing || self.elector.has_other(vip);
-        alone || waited >= UNMOVED && !self.elector.held().any(moves)
+        let stopping = self.leaving.as_ref().and_then(|leaving| leaving.stopping);
+        stopping.is_some_and(|since| self.elector.has_left(since.elapsed()))
     }
 }

@@ -9,7 +9,7 @@ use vipmux_common::abi::{self, Address, MEMBER_DRAINING, MEMBER_READY};
 
 use super::{
     Agent, AgentError,
-    kernel::{Kernel, KernelError, boottime},
+    kernel::{Kernel, KernelError, boottime, nanoseconds},
 };
 use crate::{
     election::{Leadership, Role},
@@ -137,8 +137,7 @@ fn member(peer: &Peer) -> abi::Member {
         Standing::Left => abi::Standing::Left,
     };
     // One that is not there leads nothing, whatever it said last.
-    let there = matches!(peer.standing, Standing::Alive | Standing::Suspected);
-    let claims = if there { peer.state.claims.len() } else { 0 };
+    let claims = if peer.standing.lives() { peer.state.claims.len() } else { 0 };
     abi::Member {
         generation: peer.generation,
         heard: peer.heard.map_or(0, nanoseconds),
@@ -153,8 +152,4 @@ fn member(peer: &Peer) -> abi::Member {
 fn flags(ready: bool, draining: bool) -> u32 {
     let flag = |set, flag| if set { flag } else { 0 };
     flag(ready, MEMBER_READY) | flag(draining, MEMBER_DRAINING)
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

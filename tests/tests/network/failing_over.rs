@@ -88,7 +88,7 @@ impl Scene {
     }
 
     /// What the clients saw, which must be that this node came after the first one, and that nobody was answered twice.
-    pub(crate) fn followed_by(self, other: MacAddr) -> Result<View> {
+    fn followed_by(self, other: MacAddr) -> Result<View> {
         let view = self.watch.stop()?;
         view.check_leaders(&[self.mac, other]).with_context(|| self.stage.cluster.last_outputs())?;
         Ok(view)

@@ -1,27 +1,20 @@
 //! An agent's process: the two state machines, and what the runtime does between them and the world.
 
+mod lan;
+mod voice;
+
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
 
-use super::{Happening, Mutation, Operation, Turn, World};
+use super::{Mutation, Operation, Turn, World};
 use crate::{
-    election::{Command, Election, Found, HEARTBEAT, Input, Outcome, Role},
-    membership::{self, Event, Item, Membership, Peers, Standing},
+    election::{Command, Election, HEARTBEAT, Input, Outcome},
+    membership::{self, Event, Item, Membership, Peers},
     model::Vip,
 };
-
-/// As in `runtime/elector.rs`: without a turn of the event loop for so long, gossip falls silent.
-const HUNG: Duration = Duration::from_secs(1);
-/// As in `runtime/leaving.rs`.
-const PATIENCE: Duration = Duration::from_secs(5);
-const UNMOVED: Duration = Duration::from_secs(1);
-/// As in `announce/schedule.rs`: seconds from one announcement to the next.
-const BURST: [u64; 4] = [1, 2, 4, 8];
-/// As in `announce/probe.rs`: how often the LAN is asked for an address.
-const ROUNDS: u32 = 3;
 
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Agent {
@@ -204,8 +197,8 @@ impl World {
             return;
         }
         self.tick(node);
-        if self.has_left(node) {
-            let now = self.local(node);
+        let now = self.local(node);
+        if self.nodes[node].agent.as_ref().is_some_and(|agent| agent.has_left(now)) {
             if let Some(agent) = &mut self.nodes[node].agent {
                 agent.parting = true;
                 agent.membership.leave(now);
@@ -228,21 +221,6 @@ impl World {
         self.work(node, inputs);
     }
 
-    fn has_left(&self, node: usize) -> bool {
-        let Some(agent) = &self.nodes[node].agent else { return false };
-        let Some(since) = agent.leaving else { return false };
-        let waited = self.local(node).saturating_sub(since);
-        let held: Vec<_> = agent.election.held().collect();
-        if waited >= PATIENCE || held.is_empty() {
-            return true;
-        }
-        let mut peers = agent.membership.peers().members.values();
-        let alone = peers.all(|peer| matches!(peer.standing, Standing::Down | Standing::Left));
-        let has_other = |vip| agent.election.has_other(vip, agent.membership.peers());
-        let moving = held.iter().any(|(vip, role)| *role == Role::Handing || has_other(*vip));
-        alone || waited >= UNMOVED && !moving
-    }
-
     /// Tells an agent to stop, or to drain.
     pub(super) fn drain(&mut self, node: usize, drains: bool, stops: bool) {
         let now = self.local(node);
@@ -252,51 +230,6 @@ impl World {
         }
         self.nodes[node].leaving = drains;
         self.work(node, vec![Input::Drain(drains)]);
-    }
-
-    fn wake(&mut self, node: usize) {
-        let (world, now) = (self.now, self.local(node));
-        let Some(agent) = &mut self.nodes[node].agent else { return };
-        if agent.wake.is_none_or(|wake| wake > world) {
-            return;
-        }
-        agent.wake = None;
-        if agent.parting || now.saturating_sub(agent.turned) <= HUNG {
-            agent.membership.turn(now);
-        }
-        if agent.parting && agent.membership.next().is_none() {
-            self.flush(node);
-            return self.kill(node);
-        }
-        let due = self.nodes[node].agent.as_ref().and_then(|agent| agent.election.next());
-        if due.is_some_and(|due| due <= now) { self.elect(node) } else { self.listen(node) }
-    }
-
-    fn receive(&mut self, node: usize, from: usize, bytes: &[u8]) {
-        let now = self.local(node);
-        let name = self.nodes[from].name.clone();
-        let Some(agent) = &mut self.nodes[node].agent else { return };
-        if now.saturating_sub(agent.turned) > HUNG {
-            return;
-        }
-        if let Err(error) = agent.membership.receive(&name, bytes, now) {
-            self.checker.violate(|| format!("{name}'s payload makes no sense: {error}"));
-        }
-        self.listen(node);
-    }
-
-    /// The event loop hears of what gossip brought, most often at once.
-    fn listen(&mut self, node: usize) {
-        let Some(agent) = &self.nodes[node].agent else { return };
-        if !agent.membership.has_events() || agent.parting {
-            return self.flush(node);
-        }
-        if self.dice.chance(900) {
-            return self.elect(node);
-        }
-        let after = self.dice.micros(100, 5_000);
-        self.turn_after(node, after, Turn::Elect);
-        self.flush(node);
     }
 
     fn elect(&mut self, node: usize) {
@@ -414,80 +347,15 @@ impl World {
             self.checker.violate(|| full.to_string());
         }
     }
-
-    /// The announcements of a leadership begin.
-    fn burst(&mut self, node: usize, vip: Vip) {
-        self.sequence += 1;
-        let lead = self.sequence;
-        if let Some(agent) = &mut self.nodes[node].agent {
-            agent.led.insert(vip, lead);
-            let after = self.dice.micros(0, 300);
-            self.turn_after(node, after, Turn::Announce { vip, lead, round: 0 });
-        }
-    }
-
-    fn announce(&mut self, node: usize, vip: Vip, lead: u64, round: usize) {
-        if self.nodes[node].agent.as_ref().is_none_or(|agent| agent.led.get(&vip) != Some(&lead)) {
-            return;
-        }
-        self.broadcast(node, vip);
-        if let Some(wait) = BURST.get(round) {
-            self.turn_after(node, Duration::from_secs(*wait), Turn::Announce { vip, lead, round: round + 1 });
-        }
-    }
-
-    fn probe(&mut self, node: usize, vip: Vip, detect: bool, round: u32) {
-        let found = if self.strangers.contains(&vip) && self.network.is_on(node) {
-            Found::Stranger(vipmux_common::abi::Mac::new([2, 0, 0, 0, 0, 9]))
-        } else if self.is_answered(node, vip) {
-            Found::Peer
-        } else if round < ROUNDS {
-            let after = Duration::from_millis(if detect { 100 } else { 20 });
-            return self.turn_after(node, after, Turn::Probe { vip, detect, round: round + 1 });
-        } else {
-            Found::Nobody
-        };
-        self.work(node, vec![Input::Probed { vip, found }]);
-    }
-
-    /// Sends what is to be sent, and sees to it that the agent is woken in time.
-    fn flush(&mut self, node: usize) {
-        let (world, now, clock) = (self.now, self.local(node), self.nodes[node].clock);
-        let Some(agent) = &mut self.nodes[node].agent else { return };
-        let outbox = agent.membership.take_outbox();
-        let hung = now.saturating_sub(agent.turned) > HUNG;
-        let next = agent.membership.next().into_iter().chain(agent.election.next()).min();
-        if let Some(next) = next {
-            let at = clock.world(next).max(world) + self.dice.micros(100, 1_000);
-            if agent.wake.is_none_or(|wake| at + Duration::from_millis(1) < wake) {
-                agent.wake = Some(at);
-                let run = self.nodes[node].run;
-                self.at(at, Happening::Turn { node, run, turn: Turn::Wake });
-            }
-        }
-        if !hung {
-            for (to, bytes) in outbox {
-                self.transmit(node, &to, bytes);
-            }
-        }
-    }
-
-    fn transmit(&mut self, from: usize, to: &crate::model::NodeName, bytes: Vec<u8>) {
-        let Some(&to) = self.names.get(to) else { return };
-        if !self.network.gossips(from, to) || self.dice.chance(self.network.loss) {
-            return;
-        }
-        let copies = 1 + usize::from(self.dice.chance(self.network.twice));
-        let bytes: Arc<[u8]> = bytes.into();
-        for _ in 0..copies {
-            let after = self.dice.micros(100, self.network.delay);
-            let turn = Turn::Payload { from, bytes: Arc::clone(&bytes) };
-            self.turn_after(to, after, turn);
-        }
-    }
 }
 
 impl Agent {
+    /// Whether it was told to stop, and has handed over what others can take.
+    fn has_left(&self, now: Duration) -> bool {
+        let waited = self.leaving.map(|since| now.saturating_sub(since));
+        waited.is_some_and(|waited| self.election.has_left(waited, self.membership.peers()))
+    }
+
     /// What [`Mutation::CountsFromTheAnswer`] makes of the peers.
     fn counted_from_the_answer(&mut self, now: Duration) -> Peers {
         let mut peers = self.membership.peers().clone();
