@@ -41,7 +41,7 @@ impl Agent {
             return Ok(());
         }
         let led = self.elector.held().map(|(vip, _)| vip).collect();
-        self.leaving = drains.then(|| Leaving { led, stopping: None });
+        self.leaving = drains.then_some(Leaving { led, stopping: None });
         let commands = self.elector.give(&mut self.kernel, Input::Drain(drains))?;
         self.react(&commands)
     }

@@ -129,7 +129,7 @@ impl World {
                 return None;
             }
             Step::Turn { carrier, evidence } => {
-                let asked = evidence.map(|ago| now - ms(ago));
+                let asked = evidence.map(|ago| now.saturating_sub(ms(ago)));
                 bench.peers.evidence = bench.peers.evidence.max(asked);
                 Input::Tick { carrier }
             }
@@ -182,10 +182,11 @@ impl World {
             Step::Probed(found) => std::mem::take(&mut self.probing).then(|| probed(found))?,
             Step::Written(holder) => {
                 let epoch = self.lease.as_ref().map_or(0, |lease| lease.epoch) + 1;
-                match holder {
-                    Some(holder) => drop(self.write(holder, epoch)),
+                if let Some(holder) = holder {
+                    self.write(holder, epoch);
+                } else {
                     // It is begun anew where nobody remembers.
-                    None => (self.lease, self.highest) = (None, 0),
+                    (self.lease, self.highest) = (None, 0);
                 }
                 return None;
             }

@@ -7,8 +7,13 @@ use super::*;
 /// What comes of it, by state: the input, the role afterwards, and what is said. An input that is not there does nothing.
 const EXPECTED: &str = include_str!("transitions.txt");
 
+/// What one is called, and how it is reached.
+type State = (&'static str, fn() -> Bench);
+/// What one is called, and how it is made for an epoch.
+type Made = (&'static str, fn(&mut Bench, u64) -> Input);
+
 /// The roles, with what is under way. All of them contend for `.1`.
-const STATES: [(&str, fn() -> Bench); 14] = [
+const STATES: [State; 14] = [
     ("following b", Bench::following),
     ("following b, which is down: reading the Lease", || {
         let mut bench = Bench::following();
@@ -89,7 +94,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [(&str, fn(&mut Bench, u64) -> Input); 31] = [
+const INPUTS: [Made; 31] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| {
@@ -178,10 +183,10 @@ fn shown(bench: &Bench) -> String {
 
 #[test]
 fn each_input_does_in_each_state_what_the_table_says() {
-    let (mut roles, mut kinds, mut table) = (BTreeSet::new(), BTreeSet::new(), String::new());
+    let (mut roles, mut kinds, mut lines) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
     for (state, reach) in STATES {
         roles.insert(reach().role());
-        table += &format!("{state}\n");
+        lines.push(state.to_owned());
         for (what, make) in INPUTS {
             let mut bench = reach();
             bench.said();
@@ -193,11 +198,12 @@ fn each_input_does_in_each_state_what_the_table_says() {
             let (said, after) = (bench.said().join(", "), shown(&bench));
             if !said.is_empty() || after != before {
                 let said = if said.is_empty() { said } else { format!("; {said}") };
-                table += &format!("    {what}: {after}{said}\n");
+                lines.push(format!("    {what}: {after}{said}"));
             }
         }
     }
     assert_eq!((roles.len(), kinds.len()), (7, 11), "each role and each kind of input is in the table");
-    let differs = table.lines().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
+    let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
+    let table = lines.join("\n") + "\n";
     assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));
 }
