@@ -24,6 +24,7 @@ pub mod keeper;
 pub mod link;
 pub mod membership;
 pub mod model;
+pub mod permissions;
 pub mod plan;
 pub mod probe;
 pub mod runtime;
