@@ -29,6 +29,8 @@ pub struct Right {
 const OWN: &str = "vipmux.io";
 /// The group of MetalLB's resources, which are read where they are installed.
 pub const METALLB: &str = "metallb.io";
+/// The name of the allocator's own Lease.
+pub const ALLOCATOR_LEASE: &str = "vipmux-allocator";
 /// The name of the Secret with the gossip's key.
 pub const GOSSIP_SECRET: &str = "vipmux-gossip";
 
@@ -45,12 +47,12 @@ const READ: [(&str, &str); 8] = [
 ];
 
 /// Of the agents' account, which every node has: nothing that changes a Service or a Node.
-pub const AGENT: [Right; 2 * READ.len() + 8] = joined(
+pub const AGENT: [Right; 2 * READ.len() + 7] = joined(
     following(),
     [
+        // Reads that are as new as the last write, and no watch: see `store::kubernetes`.
         namespaced("coordination.k8s.io", "leases", "get"),
         namespaced("coordination.k8s.io", "leases", "list"),
-        namespaced("coordination.k8s.io", "leases", "watch"),
         namespaced("coordination.k8s.io", "leases", "create"),
         namespaced("coordination.k8s.io", "leases", "update"),
         namespaced("coordination.k8s.io", "leases", "delete"),
@@ -67,12 +69,13 @@ pub const ALLOCATOR: [Right; 2 * READ.len() + 13] = joined(
         cluster("", "services/status", "patch"),
         cluster(OWN, "vippools/status", "patch"),
         cluster(OWN, "vippolicies/status", "patch"),
-        namespaced("coordination.k8s.io", "leases", "get"),
         namespaced("coordination.k8s.io", "leases", "list"),
         namespaced("coordination.k8s.io", "leases", "watch"),
         namespaced("coordination.k8s.io", "leases", "create"),
-        namespaced("coordination.k8s.io", "leases", "update"),
         namespaced("coordination.k8s.io", "leases", "delete"),
+        // The VIPs' are the agents' to change.
+        Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "get") },
+        Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "update") },
         cluster("events.k8s.io", "events", "create"),
         cluster("events.k8s.io", "events", "patch"),
         // The name of what is created is not known to the API server when it decides.
