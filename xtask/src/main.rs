@@ -7,6 +7,7 @@ mod build;
 mod capabilities;
 mod demo;
 mod fuzz;
+mod generate;
 mod lint;
 mod setup;
 mod sim;
@@ -82,6 +83,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
+    /// Write the files that follow from the code, such as the custom resources in deploy/
+    Generate,
     /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
     Lint {
         /// The checks to run; all of them unless some are named
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Vm { kernels, update } => vm::run(&kernels, update),
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Sim { options } => sim::run(&options),
+        Command::Generate => generate::run(),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

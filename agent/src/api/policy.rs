@@ -20,6 +20,7 @@ use super::{
     doc = "Which nodes announce the addresses of which pools, and on which interfaces",
     status = "VipPolicyStatus",
     derive = "PartialEq",
+    shortname = "vpolicy",
     category = "vipmux",
     printcolumn(name = "Pools", type_ = "string", json_path = ".spec.pools"),
     printcolumn(name = "Interfaces", type_ = "string", json_path = ".spec.interfaces"),

@@ -18,6 +18,7 @@ use super::{rules, schema};
     doc = "Addresses that Services of type LoadBalancer get, and which Services",
     status = "VipPoolStatus",
     derive = "PartialEq",
+    shortname = "vpool",
     category = "vipmux",
     validation = rules::ALIAS_IS_ANOTHER_NAME,
     printcolumn(name = "Addresses", type_ = "string", json_path = ".spec.addresses"),

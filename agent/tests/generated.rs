@@ -1,0 +1,62 @@
+//! The files that are written by `cargo xtask generate`: what they would be now is what they are.
+
+use std::{env, fs, path::PathBuf};
+
+use kube::CustomResourceExt as _;
+use serde_json::{Value, json};
+use vipmux::api::{VipPolicy, VipPool};
+
+/// What `cargo xtask generate` sets: files are written, and not compared.
+const SWITCH: &str = "VIPMUX_GENERATE";
+const HEADER: &str = "# Written by `cargo xtask generate` from the types in agent/src/api.\n";
+
+/// A file's path in the repository, and what is to be in it.
+type Generated = (String, String);
+
+/// The custom resources, for `kubectl apply` and for the chart. Helm leaves alone what carries its annotation: otherwise the
+/// pools would go with the release.
+fn custom_resources() -> Vec<Generated> {
+    let crds = [("vippools", VipPool::crd()), ("vippolicies", VipPolicy::crd())];
+    let files = crds.iter().flat_map(|(name, crd)| {
+        let mut kept = crd.clone();
+        kept.metadata.annotations = Some([("helm.sh/resource-policy".to_owned(), "keep".to_owned())].into());
+        [
+            (format!("deploy/crds/{name}.yaml"), yaml(crd)),
+            (format!("deploy/helm/vipmux/files/crds/{name}.yaml"), yaml(&kept)),
+        ]
+    });
+    files.collect()
+}
+
+fn yaml(object: &impl serde::Serialize) -> String {
+    let value = whole_numbers(serde_json::to_value(object).unwrap());
+    HEADER.to_owned() + &serde_saphyr::to_string(&value).unwrap()
+}
+
+/// A schema's bounds are floating-point numbers in its type, and whole ones wherever they are shown.
+fn whole_numbers(value: Value) -> Value {
+    match value {
+        #[allow(clippy::cast_possible_truncation, reason = "it is compared with the original")]
+        Value::Number(number) => {
+            let whole = number.as_f64().map(|float| (float, float as i64));
+            let whole = whole.filter(|(float, whole)| number.is_f64() && json!(*whole).as_f64() == Some(*float));
+            whole.map_or(Value::Number(number), |(_, whole)| json!(whole))
+        }
+        Value::Array(list) => list.into_iter().map(whole_numbers).collect(),
+        Value::Object(map) => map.into_iter().map(|(key, value)| (key, whole_numbers(value))).collect(),
+        other => other,
+    }
+}
+
+#[test]
+fn they_are_current() {
+    for (path, contents) in custom_resources() {
+        let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(&path);
+        if env::var_os(SWITCH).is_some() {
+            fs::write(file, contents).unwrap();
+            continue;
+        }
+        let found = fs::read_to_string(file).unwrap_or_default();
+        assert!(found == contents, "{path} is not what the code says: run `cargo xtask generate`");
+    }
+}
