@@ -7,6 +7,11 @@ use std::{
 
 use clap::Args;
 use nix::time::{ClockId, clock_gettime};
+use tokio::{
+    runtime::Runtime,
+    select,
+    signal::unix::{Signal, SignalKind, signal},
+};
 
 use super::table::quiet_pipe;
 use crate::{
@@ -25,6 +30,9 @@ pub struct Unload {
     /// Where everything is pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH")]
     pin_path: PathBuf,
+    /// Then wait to be told to stop, as a Pod that takes vipmux out of its node (deploy/uninstall)
+    #[arg(long)]
+    stay: bool,
 }
 
 /// The kernel was not, or not wholly, cleared of vipmux.
@@ -45,6 +53,9 @@ pub enum UnloadCommandError {
     /// The asynchronous runtime cannot be started.
     #[error("cannot start the asynchronous runtime")]
     Runtime(#[source] io::Error),
+    /// The signals could not be waited for.
+    #[error("cannot wait for a signal")]
+    Signal(#[source] io::Error),
     /// The system's clocks could not be read.
     #[error("cannot read the clock")]
     Clock(#[from] nix::Error),
@@ -56,10 +67,19 @@ pub enum UnloadCommandError {
 impl Unload {
     /// Unloads, and says on standard output what it did.
     pub fn run(&self) -> Result<(), UnloadCommandError> {
-        self.write(&mut io::stdout().lock())
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(UnloadCommandError::Runtime)?;
+        // Before the work: what comes meanwhile ends the waiting.
+        let stop =
+            if self.stay { Some(runtime.block_on(Stop::listen()).map_err(UnloadCommandError::Signal)?) } else { None };
+        self.write(&runtime, &mut io::stdout().lock())?;
+        if let Some(stop) = stop {
+            runtime.block_on(stop.told());
+        }
+        Ok(())
     }
 
-    fn write(&self, out: &mut impl Write) -> Result<(), UnloadCommandError> {
+    fn write(&self, runtime: &Runtime, out: &mut impl Write) -> Result<(), UnloadCommandError> {
         let pins = Pins::new(&self.pin_path);
         let boottime = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
         let now = std::time::Duration::from(boottime).as_nanos();
@@ -67,13 +87,31 @@ impl Unload {
         let told = quiet_pipe(tell(&pins, done.as_ref(), out));
         // Also where nothing is pinned: these may be all that is left.
         IdentitySnat::open()?.remove()?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.map_err(UnloadCommandError::Runtime)?.block_on(remove_neighbors())?;
+        runtime.block_on(remove_neighbors())?;
         if let Some(done) = &done {
             let ethtool = Ethtool::open()?;
             done.tags.iter().try_for_each(|ifindex| strip_tags(&ethtool, *ifindex))?;
         }
         told.map_err(UnloadCommandError::Output)
+    }
+}
+
+/// The signals that ask to stop. The first process of a container is ended by none that it does not listen for.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    async fn listen() -> io::Result<Self> {
+        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn told(mut self) {
+        select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
     }
 }
 
@@ -159,7 +197,8 @@ mod tests {
         snat.sync(&backends).unwrap();
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
         let mut out = Vec::new();
-        Unload { pin_path: pins.root().into() }.write(&mut out).unwrap();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        Unload { pin_path: pins.root().into(), stay: false }.write(&runtime, &mut out).unwrap();
         assert!(out.starts_with(b"nothing to unload"));
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Replaced, "it was gone");
     }
