@@ -50,7 +50,7 @@ pub use self::{
     error::AgentError,
     kernel::KernelError,
     origin::Origin,
-    privileges::PrivilegeError,
+    privileges::{CAPABILITIES, PrivilegeError},
     starting::{Options, run},
 };
 use crate::{

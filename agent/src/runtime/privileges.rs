@@ -9,6 +9,16 @@ const NEEDED: [(u32, &str, &str); 4] = [
     (38, "CAP_PERFMON", "BPF programs that compare packet pointers"),
     (39, "CAP_BPF", "BPF maps and programs"),
 ];
+/// Those capabilities: each one's number and name.
+pub const CAPABILITIES: [(u32, &str); NEEDED.len()] = {
+    let mut capabilities = [(0, ""); NEEDED.len()];
+    let mut at = 0;
+    while at < NEEDED.len() {
+        capabilities[at] = (NEEDED[at].0, NEEDED[at].1);
+        at += 1;
+    }
+    capabilities
+};
 /// Stands for `CAP_BPF` and `CAP_PERFMON` too.
 const SYS_ADMIN: u32 = 21;
 
