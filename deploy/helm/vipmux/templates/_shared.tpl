@@ -1,0 +1,70 @@
+{{- define "vipmux.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- with .Values.image.digest }}@{{ . }}{{ end }}
+{{- end }}
+
+{{- /* Of a container that loads BPF programs, or takes them out. */}}
+{{- define "vipmux.security" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+runAsUser: 0
+capabilities:
+  drop: [ALL]
+  add: [BPF, NET_ADMIN, NET_RAW, PERFMON]
+# Container runtimes' profiles keep bpf(2) from CAP_BPF (CRI-O, older ones of containerd), and pins out of a bpffs
+# (AppArmor's); so does SELinux's type of containers. Where there is no SELinux its options are ignored.
+seccompProfile:
+  type: Unconfined
+appArmorProfile:
+  type: Unconfined
+seLinuxOptions:
+  level: s0
+  type: spc_t
+{{- end }}
+
+{{- /* The port of --http-listen, ADDR:PORT; nothing where it is off. */}}
+{{- define "vipmux.http" -}}
+{{- $listen := .Values.config.httpListen | default "[::]:7945" }}
+{{- if ne $listen "off" }}{{ splitList ":" $listen | last }}{{ end }}
+{{- end }}
+
+{{- define "vipmux.probes" -}}
+startupProbe:
+  httpGet:
+    path: /healthz
+    port: http
+  periodSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  httpGet:
+    path: /healthz
+    port: http
+  periodSeconds: 10
+  timeoutSeconds: 5
+  failureThreshold: 3
+readinessProbe:
+  httpGet:
+    path: /readyz
+    port: http
+  periodSeconds: 5
+  timeoutSeconds: 5
+  failureThreshold: 2
+{{- end }}
+
+{{- /* What Pods may say about where they run, and what is said about them. */}}
+{{- define "vipmux.placement" -}}
+priorityClassName: {{ .priorityClassName }}
+nodeSelector:
+  kubernetes.io/os: linux
+  {{- with .nodeSelector }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,378 @@
+//! What `deploy/` has: kustomize and the chart make the same objects, the API server takes them, and they grant what they
+//! are to grant.
+
+use std::{collections::BTreeMap, fs};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Map, Value, json};
+use vipmux::permissions::{AGENT, ALLOCATOR, Right, Scope};
+use vipmux_tests::{
+    api_server::{ApiServer, SYSTEM},
+    cleanup::Folder,
+    cluster::PATIENCE,
+    wait,
+};
+
+/// What the chart leaves to Helm.
+const NOT_IN_THE_CHART: &str = "Namespace";
+/// The chart is for clusters of this version and later; `helm template` asks no API server for its own.
+const KUBERNETES: &str = "1.31.0";
+
+/// A namespace for restricted Pods alone, with the accounts of ours.
+const STRICT: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: { name: strict, labels: { pod-security.kubernetes.io/enforce: restricted } }
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: { namespace: strict, name: vipmux-agent }
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: { namespace: strict, name: vipmux-allocator }
+";
+
+/// Objects by kind and name.
+type Objects = BTreeMap<(String, String), Value>;
+
+fn path(of: &str) -> String {
+    format!("{}/../deploy/{of}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// What is rendered, without what only tells who rendered it.
+fn objects(yaml: &str) -> Result<Objects> {
+    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("it is no YAML")?;
+    let mut objects = Objects::new();
+    for document in documents.into_iter().filter(|document| !document.is_null()) {
+        let text = |value: &Value| value.as_str().map(str::to_owned).with_context(|| format!("no object: {document}"));
+        let key = (text(&document["kind"])?, text(&document["metadata"]["name"])?);
+        ensure!(objects.insert(key.clone(), plain(document)).is_none(), "{key:?} twice");
+    }
+    Ok(objects)
+}
+
+/// Without empty lists and maps, which say as much as none, and without the chart's own annotations.
+fn plain(value: Value) -> Value {
+    let is_empty = |value: &Value| match value {
+        Value::Null => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        _ => false,
+    };
+    match value {
+        Value::Array(list) => list.into_iter().map(plain).collect(),
+        Value::Object(map) => {
+            let own = |key: &str| key.starts_with("helm.sh/") || key == "checksum/config";
+            let kept = map.into_iter().filter(|(key, _)| !own(key)).map(|(key, value)| (key, plain(value)));
+            Value::Object(kept.filter(|(_, value)| !is_empty(value)).collect::<Map<_, _>>())
+        }
+        other => other,
+    }
+}
+
+fn kustomized(api: &ApiServer, folder: &str) -> Result<String> {
+    api.kubectl(&["kustomize", &path(folder)])
+}
+
+/// What the chart makes with these values; an error is Helm's.
+fn charted(api: &ApiServer, values: &Value) -> Result<String> {
+    let folder = Folder::temporary("values")?;
+    let file = folder.path().join("values.yaml");
+    fs::write(&file, values.to_string())?;
+    let file = file.to_str().context("the temporary folder's name is no text")?;
+    let chart = path("helm/vipmux");
+    api.helm(&["template", "any", &chart, "--namespace", SYSTEM, "--kube-version", KUBERNETES, "--values", file])
+}
+
+/// `kubectl create` of one document; what it says.
+fn create(api: &ApiServer, document: &Value, arguments: &[&str]) -> Result<String> {
+    let folder = Folder::temporary("create")?;
+    let file = folder.path().join("object.json");
+    fs::write(&file, document.to_string())?;
+    let file = file.to_str().context("the temporary folder's name is no text")?;
+    api.kubectl(&[&["create", "--filename", file], arguments].concat())
+}
+
+fn compare(chart: &Objects, base: &Objects) {
+    let expected: Vec<_> = base.keys().filter(|(kind, _)| kind != NOT_IN_THE_CHART).collect();
+    assert_eq!(chart.keys().collect::<Vec<_>>(), expected);
+    for (key, object) in chart {
+        assert_eq!(object, &base[key], "{key:?}");
+    }
+}
+
+#[test]
+fn the_chart_makes_the_objects_of_the_kustomization() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    let none = charted(&api, &json!({}))?;
+    compare(&objects(&none)?, &objects(&kustomized(&api, "kustomize")?)?);
+    let unloading = charted(&api, &json!({"agent": {"unload": true}}))?;
+    compare(&objects(&unloading)?, &objects(&kustomized(&api, "uninstall")?)?);
+    Ok(())
+}
+
+/// A dry run sees what is wrong with each object by itself, and that in the namespace alone which is really there.
+fn accept(api: &ApiServer, yaml: &str) -> Result<()> {
+    let applied = api.kubectl_apply(yaml, &["--server-side", "--dry-run=server", "--validate=strict"])?;
+    let lines: Vec<_> = applied.lines().collect();
+    ensure!(lines.iter().all(|line| line.ends_with("serverside-applied (server dry run)")), "{applied}");
+    ensure!(lines.len() == objects(yaml)?.len(), "{applied}");
+    Ok(())
+}
+
+/// Waits until the kinds that were installed can be used.
+fn await_kinds(api: &ApiServer) -> Result<()> {
+    objects(&kustomized(api, "crds")?)?.values().try_for_each(|definition| api.await_kind(definition))
+}
+
+#[test]
+fn the_api_server_takes_every_object_and_its_tables_have_columns() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.apply(&fs::read_to_string(path("kustomize/namespace.yaml"))?)?;
+    for folder in ["crds", "kustomize", "uninstall"] {
+        accept(&api, &kustomized(&api, folder)?)?;
+    }
+    api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
+    // Again, over what is there, and one after the other as an uninstallation goes.
+    api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
+    api.kubectl(&["apply", "--server-side", "--kustomize", &path("uninstall")])?;
+    let daemon_set = json!({
+        "apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"namespace": SYSTEM, "name": "vipmux-agent"},
+    });
+    let found = api.get(&daemon_set)?.context("no DaemonSet")?;
+    let pod = &found["spec"]["template"]["spec"];
+    assert_eq!(pod["initContainers"][0]["args"], json!(["unload"]));
+    assert_eq!(pod["containers"][0]["args"], json!(["unload", "--stay"]));
+    assert!(pod["containers"][0]["livenessProbe"].is_null(), "{pod}");
+
+    await_kinds(&api)?;
+    api.apply(
+        "{apiVersion: vipmux.io/v1alpha1, kind: VipPool, metadata: {name: lan}, spec: {addresses: [192.0.2.0/28]}}",
+    )?;
+    let table = api.kubectl(&["get", "vpool"])?;
+    assert!(table.starts_with("NAME   ADDRESSES") && table.contains(r#"lan    ["192.0.2.0/28"]"#), "{table}");
+    let explained = [
+        ("vpool.spec.priority", "Lower goes first, none last"),
+        ("vpolicy", "Which nodes announce the addresses of which pools"),
+    ];
+    for (what, text) in explained {
+        // The API server publishes the schemas of new kinds a moment after the kinds.
+        wait::until(&format!("an explanation of {what}"), PATIENCE, || {
+            let told = api.kubectl(&["explain", what])?;
+            ensure!(told.contains(text), "{told}");
+            Ok(())
+        })?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_chart_is_installed_upgraded_and_taken_out_and_the_pools_stay() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    let chart = path("helm/vipmux");
+    let notes = api.helm(&["install", "any", &chart, "--namespace", SYSTEM, "--create-namespace"])?;
+    assert!(notes.contains(&format!("kubectl label namespace {SYSTEM} pod-security.kubernetes.io/enforce=privileged")));
+    assert!(!notes.contains("create secret"), "{notes}");
+    let pool = json!({
+        "apiVersion": "vipmux.io/v1alpha1", "kind": "VipPool", "metadata": {"name": "lan"},
+        "spec": {"addresses": ["192.0.2.0/28"]},
+    });
+    await_kinds(&api)?;
+    api.apply_all(std::slice::from_ref(&pool))?;
+    api.kubectl(&["label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=privileged"])?;
+    let upgrade = ["upgrade", "any", &chart, "--namespace", SYSTEM, "--reuse-values"];
+    let notes = api.helm(&[&upgrade[..], &["--set", "allocator.enabled=false"]].concat())?;
+    assert!(notes.contains("create secret generic vipmux-gossip") && !notes.contains("label namespace"), "{notes}");
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": SYSTEM, "name": "vipmux-allocator"},
+    });
+    assert_eq!(api.get(&deployment)?, None);
+    let notes = api.helm(&[&upgrade[..], &["--set", "agent.unload=true"]].concat())?;
+    assert!(notes.contains("helm -n vipmux-system uninstall any"), "{notes}");
+    api.helm(&["uninstall", "any", "--namespace", SYSTEM])?;
+    assert!(api.get(&pool)?.is_some(), "the pool went with the release");
+    Ok(())
+}
+
+/// Value sets that users have, with what is to be among what the chart makes of them.
+fn value_sets() -> Vec<(Value, &'static [&'static str], &'static [&'static str])> {
+    vec![
+        (
+            json!({
+                "image": {
+                    "repository": "registry.example/vipmux", "digest": format!("sha256:{}", "0a".repeat(32)),
+                    "pullPolicy": "Always", "pullSecrets": [{"name": "registry"}],
+                },
+                "crds": {"install": false},
+            }),
+            &["image: registry.example/vipmux:0.1.0@sha256:0a0a", "- name: registry", "imagePullPolicy: Always"],
+            &["CustomResourceDefinition"],
+        ),
+        (
+            json!({"config": {"gossipPort": 7000, "httpListen": "127.0.0.1:7001", "interface": ["eth1", "eth2"]}}),
+            &["containerPort: 7000", "containerPort: 7001", "    gossipPort: 7000\n", "    - eth2\n"],
+            &["containerPort: 7945", "containerPort: 7944"],
+        ),
+        (
+            json!({"config": {"httpListen": "off"}}),
+            &["httpListen: \"off\""],
+            &["Probe:", "name: http", "containerPort: 7945"],
+        ),
+        (
+            json!({"allocator": {"enabled": false}}),
+            &["- name: VIPMUX_ALLOCATOR\n          value: \"off\""],
+            &["kind: Deployment", "PodDisruptionBudget", "name: vipmux-allocator"],
+        ),
+        (
+            json!({
+                "agent": {
+                    "maxUnavailable": "10%", "resources": {"limits": {"memory": "1Gi"}},
+                    "nodeSelector": {"edge": "true"},
+                    "tolerations": [{"key": "edge", "operator": "Exists", "effect": "NoSchedule"}],
+                    "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": [{"key": "arch", "operator": "Exists"}]}],
+                    }}},
+                    "podAnnotations": {"team": "network"}, "podLabels": {"tier": "edge"},
+                    "env": [{"name": "KUBERNETES_SERVICE_HOST", "value": "192.0.2.5"}],
+                },
+                "allocator": {"replicas": 3, "env": [{"name": "RUST_LOG", "value": "debug"}], "tolerations": [
+                    {"key": "node-role.kubernetes.io/control-plane", "operator": "Exists"},
+                ]},
+            }),
+            &["maxUnavailable: 10%", "memory: 1Gi", "edge: \"true\"", "team: network", "replicas: 3", "RUST_LOG"],
+            &["replicas: 2"],
+        ),
+    ]
+}
+
+#[test]
+fn the_chart_makes_what_its_values_say_and_the_api_server_takes_it() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.apply(&fs::read_to_string(path("kustomize/namespace.yaml"))?)?;
+    for (values, present, absent) in value_sets() {
+        let made = charted(&api, &values)?;
+        for text in present {
+            assert!(made.contains(text), "no {text:?} for {values} in:\n{made}");
+        }
+        for text in absent {
+            assert!(!made.contains(text), "{text:?} for {values} in:\n{made}");
+        }
+        accept(&api, &made).with_context(|| values.to_string())?;
+    }
+    Ok(())
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused_by_name() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    let refused = [
+        (json!({"agents": {}}), "agents"),
+        (json!({"image": {"repo": "x"}}), "repo"),
+        (json!({"image": {"digest": "latest"}}), "/image/digest"),
+        (json!({"agent": {"maxUnavailable": 0}}), "/agent/maxUnavailable"),
+        (json!({"agent": {"unload": "yes"}}), "/agent/unload"),
+        (json!({"agent": {"env": [{"name": "VIPMUX_NODE_NAME", "value": "n"}]}}), "/agent/env/0/name"),
+        (json!({"agent": {"resources": {"limit": {}}}}), "limit"),
+        (json!({"allocator": {"replicas": 0}}), "/allocator/replicas"),
+        // YAML's `off` without quotes.
+        (json!({"config": {"httpListen": false}}), "/config/httpListen"),
+        (json!({"config": {"nodeName": "n"}}), "/config/nodeName"),
+        (json!({"config": {"gossipPort": 70_000}}), "/config/gossipPort"),
+    ];
+    for (values, named) in refused {
+        let error = charted(&api, &values).err().with_context(|| format!("{values} is taken"))?;
+        let text = format!("{error:#}");
+        assert!(text.contains(named), "{values}: {text}");
+        assert!(text.contains("schema"), "{values}: {text}");
+    }
+    Ok(())
+}
+
+/// A Pod of a template, as its controller would make it.
+fn pod_of(objects: &Objects, kind: &str, name: &str, namespace: &str) -> Result<Value> {
+    let object = objects.get(&(kind.to_owned(), name.to_owned())).with_context(|| format!("no {kind} {name}"))?;
+    let template = &object["spec"]["template"];
+    Ok(json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name}, "spec": template["spec"],
+    }))
+}
+
+/// The Pod Security Standards are the API server's to check, of Pods alone.
+#[test]
+fn the_allocators_pods_are_admitted_where_restricted_ones_alone_are_and_the_agents_in_their_namespace() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
+    api.apply(STRICT)?;
+    let objects = objects(&kustomized(&api, "kustomize")?)?;
+    let create = |pod: &Value| create(&api, pod, &["--dry-run=server", "--validate=strict"]);
+    create(&pod_of(&objects, "Deployment", "vipmux-allocator", "strict")?)?;
+    let agent = pod_of(&objects, "DaemonSet", "vipmux-agent", "strict")?;
+    let error = create(&agent).err().context("a Pod with capabilities and the host's network is a restricted one")?;
+    assert!(format!("{error:#}").contains("violates PodSecurity"), "{error:#}");
+    create(&pod_of(&objects, "DaemonSet", "vipmux-agent", SYSTEM)?).map(drop)
+}
+
+/// What the API server says of a right.
+fn is_allowed(api: &ApiServer, account: &str, right: &Right) -> Result<bool> {
+    let (resource, subresource) = right.resource.split_once('/').unwrap_or((right.resource, ""));
+    let namespace = match (right.scope, right.resource) {
+        (Scope::Namespace, _) => SYSTEM,
+        // What a ClusterRole grants holds in every namespace.
+        (Scope::Cluster, _) => "",
+    };
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "metadata": {},
+        "spec": {
+            "user": format!("system:serviceaccount:{SYSTEM}:{account}"),
+            "resourceAttributes": {
+                "group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb,
+                "namespace": namespace, "name": right.name.unwrap_or_default(),
+            },
+        },
+    });
+    let told = create(api, &review, &["--output", "json"])?;
+    let told: Value = serde_json::from_str(&told)?;
+    told["status"]["allowed"].as_bool().with_context(|| format!("no answer in {told}"))
+}
+
+#[test]
+fn the_accounts_have_their_rights_and_not_each_others() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
+    for (account, rights) in [("vipmux-agent", &AGENT[..]), ("vipmux-allocator", &ALLOCATOR[..])] {
+        for right in rights {
+            assert!(is_allowed(&api, account, right)?, "{account} lacks {right:?}");
+        }
+    }
+    let agents_alone = AGENT.iter().filter(|right| right.verb == "update").collect::<Vec<_>>();
+    ensure!(!agents_alone.is_empty(), "the agents update nothing");
+    for right in agents_alone {
+        assert!(!is_allowed(&api, "vipmux-allocator", right)?, "the allocator may {right:?}");
+    }
+    for right in ALLOCATOR.iter().filter(|right| right.resource.ends_with("/status") || right.resource == "secrets") {
+        assert!(!is_allowed(&api, "vipmux-agent", right)?, "the agents may {right:?}");
+    }
+    Ok(())
+}
+
+/// What the chart's own documentation tells of is what it has.
+#[test]
+fn the_charts_page_names_every_value() -> Result<()> {
+    let values: Value = serde_saphyr::from_str(&fs::read_to_string(path("helm/vipmux/values.yaml"))?)?;
+    let page = fs::read_to_string(path("helm/vipmux/README.md"))?;
+    for (group, values) in values.as_object().context("no values")? {
+        let Some(values) = values.as_object().filter(|values| !values.is_empty()) else {
+            assert!(page.contains(&format!("`{group}`")), "{group} is not in the chart's README.md");
+            continue;
+        };
+        for value in values.keys() {
+            let (first, name) = (format!("`{group}."), format!(".{value}`"));
+            let told = page.lines().any(|line| line.contains(&first) && line.contains(&name));
+            assert!(told, "{group}.{value} is not in the chart's README.md");
+        }
+    }
+    Ok(())
+}
