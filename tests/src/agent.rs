@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::{
     cleanup::Folder,
+    container,
     lan::Node,
     netns::Namespace,
     pod,
@@ -68,6 +69,8 @@ pub struct Options {
     pub tc: &'static str,
     /// How long a leader answers after the last evidence.
     pub lease: &'static str,
+    /// The files of the container image to start it from; `None`: as an ordinary process.
+    pub image: Option<PathBuf>,
 }
 
 impl Options {
@@ -91,11 +94,20 @@ impl Options {
             tc: "auto",
             // Most tests are not about failing over, and run beside many others: who leads is to stay.
             lease: "3s",
+            image: None,
+        }
+    }
+
+    /// `vipmux` as the agent is started: in a container, or as an ordinary process.
+    pub fn program(&self, namespace: &Namespace) -> Result<Command> {
+        match &self.image {
+            Some(image) => container::command(image, namespace),
+            None => namespace.command(binary()?),
         }
     }
 
     /// Where the agent on a node listens.
-    fn socket(&self, node: &str) -> PathBuf {
+    pub fn socket(&self, node: &str) -> PathBuf {
         self.state.join(format!("{node}.sock"))
     }
 }
@@ -223,7 +235,7 @@ pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
 
 /// The command line of an agent that believes itself on the node of this name.
 pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &Path) -> Result<Command> {
-    let mut command = namespace.command(binary()?)?;
+    let mut command = options.program(namespace)?;
     command
         .args(["agent", "--node-name", node, "--interface", &options.interface, "--xdp-mode", options.xdp_mode])
         .args(["--flows", &options.flows.to_string(), "--self-check", options.self_check])

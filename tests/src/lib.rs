@@ -20,6 +20,7 @@ pub mod client;
 pub mod cluster;
 pub mod cluster_programs;
 pub mod conntrack;
+pub mod container;
 pub mod demo;
 pub mod dns;
 pub mod failover;

@@ -20,6 +20,15 @@ pub fn root() -> Result<bool> {
     missing("it makes network namespaces or loads BPF programs, run it as root")
 }
 
+/// The files of the container image, which `cargo xtask test network` makes and names by `VIPMUX_IMAGE_ROOT`; without them it is
+/// an error with `CI=true`.
+pub fn image() -> Result<Option<PathBuf>> {
+    if let Some(root) = std::env::var_os("VIPMUX_IMAGE_ROOT") {
+        return Ok(Some(root.into()));
+    }
+    missing("it starts the container image, run it by `cargo xtask test network`").map(|_| None)
+}
+
 /// Skips the test for want of something that the machine's owner can help: an error with `CI=true`.
 fn missing(why: &str) -> Result<bool> {
     if std::env::var("CI").is_ok_and(|value| value == "true") {

@@ -8,6 +8,7 @@ mod capabilities;
 mod demo;
 mod fuzz;
 mod generate;
+mod image;
 mod lint;
 mod setup;
 mod sim;
@@ -85,6 +86,8 @@ enum Command {
     },
     /// Write the files that follow from the code, such as the custom resources in deploy/
     Generate,
+    /// Build the container image of one static binary, or its files where nothing makes images (target/image)
+    Image,
     /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
     Lint {
         /// The checks to run; all of them unless some are named
@@ -104,6 +107,7 @@ fn main() -> ExitCode {
         Command::Fuzz { seconds, targets } => fuzz::run(seconds, &targets),
         Command::Sim { options } => sim::run(&options),
         Command::Generate => generate::run(),
+        Command::Image => image::run(),
         Command::Lint { checks } => lint::run(&checks),
     };
     match result {

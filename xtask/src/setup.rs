@@ -9,12 +9,14 @@ mod cluster;
 mod go;
 mod linker;
 mod lint_tools;
+mod static_target;
 
 use std::{env, path::PathBuf};
 
 use anyhow::{Result, bail};
 
 pub(crate) use lint_tools::{LintTool, components, lint_tools};
+pub(crate) use static_target::install as static_target;
 
 use crate::{
     toolchain::{self, Toolchain},

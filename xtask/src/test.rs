@@ -1,12 +1,12 @@
 //! `cargo xtask test`: the suites in order, from the fastest.
 
-use std::{process::Command, time::Instant};
+use std::{path::PathBuf, process::Command, time::Instant};
 
 use anyhow::Result;
 use clap::ValueEnum;
 
 use crate::{
-    capabilities, setup, sim,
+    capabilities, image, setup, sim,
     summary::{self, Outcome},
     workspace,
 };
@@ -128,7 +128,13 @@ impl Suite {
                 vec![test(&crates), sim::build(), simulation]
             }
             Self::Packet => vec![test(&["-p", "vipmux-tests", "--test", "packet"])],
-            Self::Network => with_agent(test(&["-p", "vipmux-tests", "--lib", "--bins", "--test", "network"]))?,
+            Self::Network => {
+                let mut suite = test(&["-p", "vipmux-tests", "--lib", "--bins", "--test", "network"]);
+                if let Some(root) = image_files()? {
+                    suite.env("VIPMUX_IMAGE_ROOT", root);
+                }
+                with_agent(suite)?
+            }
             Self::Api => with_agent(test(&["-p", "vipmux-tests", "--test", "api"]))?,
         })
     }
@@ -140,4 +146,17 @@ fn with_agent(mut suite: Command) -> Result<Vec<Command>> {
     agent.args(workspace::locked());
     suite.env("VIPMUX_BIN", workspace::target_folder()?.join("debug/vipmux"));
     Ok(vec![agent, suite])
+}
+
+/// The container image's files, which the network suite starts agents from. Where they cannot be made, its tests of the image are
+/// skipped; with `CI=true` that is a failure.
+fn image_files() -> Result<Option<PathBuf>> {
+    match image::context(image::Profile::Dev) {
+        Ok(context) => Ok(Some(context.join("root"))),
+        Err(error) if workspace::in_ci() => Err(error.context("the container image's files cannot be made")),
+        Err(error) => {
+            workspace::say(&format!("going on without the container image: {error:#}"));
+            Ok(None)
+        }
+    }
 }

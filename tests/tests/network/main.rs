@@ -20,6 +20,7 @@ mod flood;
 mod forwarding;
 mod harness;
 mod health;
+mod image;
 mod ipv6;
 mod ipv6_nodes;
 mod leading;

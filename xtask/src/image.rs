@@ -1,0 +1,192 @@
+//! `cargo xtask image`: the files of the container image, and the image where there is a program that makes one.
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{setup, workspace};
+
+/// What the image holds beside its one program: folders that Pods mount into.
+const FOLDERS: [&str; 8] = ["dev", "etc/vipmux", "proc", "run/vipmux", "sys", "tmp", "usr/bin", "var/lib/vipmux"];
+/// The terms, of the program and of the BPF programs in it.
+const LICENCES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "ebpf/LICENSE-GPL-2.0"];
+/// Where they are to be.
+const LICENCE_FOLDER: &str = "usr/share/licenses/vipmux";
+/// Programs that make an image of a Dockerfile, the one to prefer first, each with a command that tells whether it can: docker is
+/// nothing without its daemon.
+const BUILDERS: [(&str, &str); 3] = [("buildah", "--version"), ("podman", "--version"), ("docker", "info")];
+
+/// How the program is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Profile {
+    /// For a cluster.
+    Release,
+    /// For the tests.
+    Dev,
+}
+
+/// Makes the image's files, and the image, tagged with the version, if this machine can.
+pub(crate) fn run() -> Result<()> {
+    let context = context(Profile::Release)?;
+    let tag = format!("vipmux:{}", env!("CARGO_PKG_VERSION"));
+    let Some(builder) = builder() else {
+        workspace::say(&format!(
+            "neither buildah nor podman nor a docker daemon here: the image's files are in {}; where there is one, run \
+             `docker build --file deploy/Dockerfile --tag {tag} {}`",
+            context.join("root").display(),
+            context.display()
+        ));
+        return Ok(());
+    };
+    let archive = context.join(format!("vipmux-{}.tar", env!("CARGO_PKG_VERSION")));
+    workspace::say(&format!("building the image {tag} with {builder}"));
+    workspace::run(&mut build(builder, &tag, &context))?;
+    remove(&archive)?;
+    workspace::run(&mut save(builder, &tag, &archive))?;
+    workspace::say(&format!("the image is {tag}, and {}", archive.display()));
+    Ok(())
+}
+
+/// Makes the context of the image's build, and in it the image's files, `root`.
+pub(crate) fn context(profile: Profile) -> Result<PathBuf> {
+    setup::bpf_toolchain()?;
+    let triple = setup::static_target()?;
+    let target = workspace::target_folder()?;
+    workspace::run(&mut compile(triple, profile, &target))?;
+    let program = target.join(triple).join(profile.folder()).join("vipmux");
+    let context = target.join(match profile {
+        Profile::Release => "image",
+        Profile::Dev => "image-dev",
+    });
+    assemble(&program, &context.join("root"))?;
+    Ok(context)
+}
+
+impl Profile {
+    const fn folder(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Dev => "debug",
+        }
+    }
+}
+
+/// Without debug information, most of which is of the libraries.
+fn compile(triple: &str, profile: Profile, target: &Path) -> Command {
+    let mut cargo = workspace::cargo(["build", "-p", "vipmux", "--bin", "vipmux", "--target", triple]);
+    cargo.args(workspace::locked()).arg("--target-dir").arg(target);
+    if profile == Profile::Release {
+        cargo.arg("--release").env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo");
+    }
+    cargo
+}
+
+/// Puts the files together, in the place of what is there.
+fn assemble(program: &Path, root: &Path) -> Result<()> {
+    remove(root)?;
+    for folder in FOLDERS.iter().chain([&LICENCE_FOLDER]) {
+        let path = root.join(folder);
+        fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+    }
+    put(program, &root.join("usr/bin/vipmux"), 0o755)?;
+    for licence in LICENCES {
+        let name = Path::new(licence).file_name().unwrap_or(OsStr::new(licence));
+        put(&workspace::root().join(licence), &root.join(LICENCE_FOLDER).join(name), 0o644)?;
+    }
+    Ok(())
+}
+
+fn put(source: &Path, target: &Path, mode: u32) -> Result<()> {
+    let copy = || {
+        fs::copy(source, target)?;
+        fs::set_permissions(target, fs::Permissions::from_mode(mode))
+    };
+    copy().with_context(|| format!("cannot copy {} to {}", source.display(), target.display()))
+}
+
+/// Removes a file or folder that may not be there.
+fn remove(path: &Path) -> Result<()> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A program of this machine that can make an image.
+fn builder() -> Option<&'static str> {
+    let works = |(builder, question): &(&str, &str)| {
+        setup::find_program(builder).is_some_and(|path| workspace::succeeds(Command::new(path).arg(question)))
+    };
+    BUILDERS.iter().find(|builder| works(builder)).map(|(builder, _)| *builder)
+}
+
+fn build(builder: &str, tag: &str, context: &Path) -> Command {
+    let mut command = Command::new(builder);
+    command.args(["build", "--file"]).arg(workspace::root().join("deploy/Dockerfile"));
+    command.args(["--tag", tag]).arg(context);
+    command
+}
+
+/// Into a file that every container runtime can load.
+fn save(builder: &str, tag: &str, archive: &Path) -> Command {
+    let mut command = Command::new(builder);
+    match builder {
+        "buildah" => {
+            let mut target = std::ffi::OsString::from("oci-archive:");
+            target.push(archive);
+            target.push(format!(":{tag}"));
+            command.args(["push", "--quiet", tag]).arg(target)
+        }
+        "podman" => command.args(["save", "--format", "oci-archive", "--output"]).arg(archive).arg(tag),
+        _ => command.args(["save", "--output"]).arg(archive).arg(tag),
+    };
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_files_are_the_program_the_licences_and_empty_folders() {
+        let folder = env::temp_dir().join(format!("vipmux-xtask-image-{}", std::process::id()));
+        let (program, root) = (folder.join("program"), folder.join("root"));
+        fs::create_dir_all(root.join("of-another-time")).unwrap();
+        fs::write(&program, "ELF").unwrap();
+        assemble(&program, &root).unwrap();
+        let mut files = Vec::new();
+        let mut folders = vec![root.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+                if entry.is_dir() { folders.push(entry) } else { files.push(entry) }
+            }
+        }
+        files.sort();
+        let names: Vec<_> = files.iter().map(|file| file.strip_prefix(&root).unwrap().to_str().unwrap()).collect();
+        let licences = "usr/share/licenses/vipmux/LICENSE-";
+        let expected = ["APACHE", "GPL-2.0", "MIT"].map(|name| format!("{licences}{name}"));
+        assert_eq!(names[0], "usr/bin/vipmux");
+        assert_eq!(names[1..], expected);
+        assert_eq!(fs::metadata(&files[0]).unwrap().permissions().mode() & 0o777, 0o755);
+        assert!(FOLDERS.iter().all(|folder| root.join(folder).is_dir()));
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn the_archive_is_one_that_runtimes_load() {
+        let shown = |builder| workspace::shown(&save(builder, "vipmux:1", Path::new("/a.tar")));
+        assert_eq!(shown("buildah"), "buildah push --quiet vipmux:1 oci-archive:/a.tar:vipmux:1");
+        assert_eq!(shown("podman"), "podman save --format oci-archive --output /a.tar vipmux:1");
+        assert_eq!(shown("docker"), "docker save --output /a.tar vipmux:1");
+    }
+}
