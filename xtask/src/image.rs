@@ -1,15 +1,14 @@
 //! `cargo xtask image`: the files of the container image, and the image where there is a program that makes one.
 
 use std::{
-    env,
-    ffi::OsStr,
+    ffi::{OsStr, OsString},
     fs,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::{setup, workspace};
 
@@ -142,7 +141,7 @@ fn save(builder: &str, tag: &str, archive: &Path) -> Command {
     let mut command = Command::new(builder);
     match builder {
         "buildah" => {
-            let mut target = std::ffi::OsString::from("oci-archive:");
+            let mut target = OsString::from("oci-archive:");
             target.push(archive);
             target.push(format!(":{tag}"));
             command.args(["push", "--quiet", tag]).arg(target)
@@ -159,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_files_are_the_program_the_licences_and_empty_folders() {
-        let folder = env::temp_dir().join(format!("vipmux-xtask-image-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("vipmux-xtask-image-{}", std::process::id()));
         let (program, root) = (folder.join("program"), folder.join("root"));
         fs::create_dir_all(root.join("of-another-time")).unwrap();
         fs::write(&program, "ELF").unwrap();
