@@ -70,8 +70,10 @@ impl Unload {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(UnloadCommandError::Runtime)?;
         // Before the work: what comes meanwhile ends the waiting.
-        let stop =
-            if self.stay { Some(runtime.block_on(Stop::listen()).map_err(UnloadCommandError::Signal)?) } else { None };
+        let stop = {
+            let _context = runtime.enter();
+            self.stay.then(Stop::listen).transpose().map_err(UnloadCommandError::Signal)?
+        };
         self.write(&runtime, &mut io::stdout().lock())?;
         if let Some(stop) = stop {
             runtime.block_on(stop.told());
@@ -103,7 +105,8 @@ struct Stop {
 }
 
 impl Stop {
-    async fn listen() -> io::Result<Self> {
+    /// Within a runtime.
+    fn listen() -> io::Result<Self> {
         Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
