@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     api_server::{ApiServer, KUBE_PROXY},
@@ -132,8 +132,23 @@ fn has_written(metrics: &str) -> bool {
     times.peek().is_some() && times.all(|line| line.rsplit(' ').next().is_some_and(|time| time != "0"))
 }
 
+/// What kube-proxy answers at a Service's `healthCheckNodePort` of a node: the HTTP status, and how many endpoints it counts
+/// there.
+pub fn local_endpoints(server: SocketAddr) -> Result<(u16, u64)> {
+    let (status, body) = ask(server, "/")?;
+    let body: Value = serde_json::from_str(&body).with_context(|| format!("{server}: {body}"))?;
+    Ok((status, body["localEndpoints"].as_u64().with_context(|| format!("{server}: no localEndpoints in {body}"))?))
+}
+
 /// What a page says whose status is 200.
 fn get(address: SocketAddr, path: &str) -> Result<String> {
+    let (status, body) = ask(address, path)?;
+    ensure!(status == 200, "{address}{path}: {status} {body}");
+    Ok(body)
+}
+
+/// A page's status, and what it says.
+fn ask(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream =
         TcpStream::connect_timeout(&address, ATTEMPT).with_context(|| format!("cannot reach {address}"))?;
     stream.set_read_timeout(Some(ATTEMPT))?;
@@ -141,9 +156,8 @@ fn get(address: SocketAddr, path: &str) -> Result<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("{address}{path}: no HTTP"))?;
-    let status = head.lines().next().unwrap_or_default();
-    ensure!(status.split(' ').nth(1) == Some("200"), "{address}{path}: {status} {body}");
-    Ok(body.to_owned())
+    let status = head.split(' ').nth(1).with_context(|| format!("{address}{path}: {head}"))?;
+    Ok((status.parse().with_context(|| format!("{address}{path}: {head}"))?, body.to_owned()))
 }
 
 #[cfg(test)]

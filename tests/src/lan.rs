@@ -7,7 +7,7 @@
 //!            |             |
 //!         node-1        node-N       192.0.2.11, 2001:db8::a:1 ...; they forward
 //!          |   |           |
-//!       pod     pod       pod        10.244.NODE.X/32, 2001:db8:244:NODE::X/128, routed veths
+//!       pod     pod       pod        10.244.NODE.X, 2001:db8:244:NODE::X, by a PodNetwork
 //! ```
 //!
 //! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of it.
@@ -24,6 +24,7 @@ use crate::{
     netns::Namespace,
     offload::{self, Offload},
     pod::Pod,
+    pod_network::PodNetwork,
     process,
     program::{self, TESTING_OBJECT},
     requirement,
@@ -35,7 +36,7 @@ const ORDINARY_MTU: u32 = 1_500;
 /// Of the LAN's network: IPv4 and IPv6.
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Of a node's pods' network likewise.
-const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
+pub(crate) const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
 
 /// What the interface is that has a machine's address, always called eth0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,10 @@ pub struct Options {
     pub clients: u8,
     /// Nodes carry nftables rules like those of kube-proxy and of a CNI.
     pub kubernetes_rules: bool,
+    /// Nodes carry a CNI's rules alone: those of kube-proxy are to come from a real one.
+    pub cni_rules: bool,
+    /// How pods are connected.
+    pub pods: PodNetwork,
     /// `net.ipv4.conf.*.rp_filter` of the nodes: 0, 1 or 2.
     pub reverse_path_filter: u8,
     /// Clients and pods leave checksums and segmentation to their interfaces, as Linux does by default; where not, their
@@ -88,6 +93,8 @@ impl Options {
         nodes: 3,
         clients: 1,
         kubernetes_rules: false,
+        cni_rules: false,
+        pods: PodNetwork::Routed,
         reverse_path_filter: 0,
         offloads: false,
         mtu: ORDINARY_MTU,
@@ -177,9 +184,10 @@ impl Machine {
 }
 
 impl Lan {
-    /// Makes a LAN for a test; `None` where the test is to be skipped ([`requirement::root`], [`requirement::uplink`]).
+    /// Makes a LAN for a test; `None` where the test is to be skipped ([`requirement::root`], [`requirement::uplink`],
+    /// [`requirement::pods`]).
     pub fn for_test(options: Options) -> Result<Option<Self>> {
-        if !requirement::root()? || !requirement::uplink(options.uplink)? {
+        if !requirement::root()? || !requirement::uplink(options.uplink)? || !requirement::pods(options.pods)? {
             return Ok(None);
         }
         Self::new(options).map(Some)
@@ -296,6 +304,18 @@ impl Lan {
         Ok(Client { address, address_v6, mac, namespace })
     }
 
+    /// Gives nodes a default route, as every node of a cluster has one: without it the kernel refuses a Service's address
+    /// before kube-proxy's rules see the packet. Nobody is at the gateway.
+    pub fn add_default_routes(&self) -> Result<()> {
+        let gateway = (Ipv4Addr::new(192, 0, 2, 1), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+        self.nodes.iter().try_for_each(|node| {
+            node.namespace.links(|links| {
+                links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(gateway.0))?;
+                links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(gateway.1))
+            })
+        })
+    }
+
     /// Adds a machine that is neither node nor client, at 192.0.2.5 and 2001:db8::5, which reaches the pods. There is room for
     /// one.
     pub fn add_machine(&self, name: &str) -> Result<Machine> {
@@ -344,42 +364,27 @@ impl Node {
             namespace.sysctl(key, value)?;
         }
         let node = Self { name, address, address_v6, mac, number, lan: lan.to_owned(), options, namespace };
+        options.pods.prepare(&node)?;
+        if options.kubernetes_rules || options.cni_rules {
+            node.nft(&options.pods.rules(&node))?;
+        }
         if options.kubernetes_rules {
-            node.add_kubernetes_rules()?;
+            ["ip", "ip6"].into_iter().try_for_each(|family| node.nft(&kube_proxy_rules(family)).map(drop))?;
         }
         Ok(node)
-    }
-
-    /// What kube-proxy (drop of INVALID, masquerading of marked packets) and a CNI (masquerading of what leaves the pods'
-    /// network) put on a node.
-    fn add_kubernetes_rules(&self) -> Result<()> {
-        let networks = [("ip", "10.244.0.0/16"), ("ip6", "2001:db8:244::/48")];
-        networks.into_iter().try_for_each(|(family, pods)| {
-            self.nft(&format!(
-                "table {family} kube-proxy {{
-                    chain filter-forward {{
-                        type filter hook forward priority 0; policy accept;
-                        ct state invalid drop
-                    }}
-                    chain nat-postrouting {{
-                        type nat hook postrouting priority 100; policy accept;
-                        meta mark & 0x4000 == 0x4000 masquerade
-                    }}
-                }}
-                table {family} cni {{
-                    chain postrouting {{
-                        type nat hook postrouting priority 100; policy accept;
-                        {family} saddr {pods} {family} daddr != {pods} masquerade fully-random
-                    }}
-                }}"
-            ))
-            .map(drop)
-        })
     }
 
     /// Runs `nft` with these commands on the node and returns what it writes.
     pub fn nft(&self, commands: &str) -> Result<String> {
         self.namespace.nft(commands)
+    }
+
+    /// The packets of a named counter of a table of family `inet` or another, as in `("inet", "watch", "arrived")`.
+    pub fn nft_packets(&self, (family, table, counter): (&str, &str, &str)) -> Result<u64> {
+        let listed = self.nft(&format!("list counter {family} {table} {counter}"))?;
+        let mut words = listed.split_whitespace().skip_while(|word| *word != "packets");
+        let packets = words.nth(1).with_context(|| format!("no packets in {listed}"))?;
+        packets.parse().with_context(|| format!("in {listed}"))
     }
 
     /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`; its servers are started by [`Pod::serve`].
@@ -408,6 +413,22 @@ impl Node {
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
+}
+
+/// What kube-proxy with iptables puts on a node: INVALID is dropped, marked packets are masqueraded.
+fn kube_proxy_rules(family: &str) -> String {
+    format!(
+        "table {family} kube-proxy {{
+            chain filter-forward {{
+                type filter hook forward priority 0; policy accept;
+                ct state invalid drop
+            }}
+            chain nat-postrouting {{
+                type nat hook postrouting priority 100; policy accept;
+                meta mark & 0x4000 == 0x4000 masquerade
+            }}
+        }}"
+    )
 }
 
 impl Client {

@@ -1,6 +1,6 @@
 //! A small LAN of network namespaces with nodes, pods and clients, for vipmux's network suite, its demo and its bench.
 //!
-//! [`lan`] makes the topology out of [`netns`], [`links`] and [`offload`], and [`router`] extends it; [`pod`] and
+//! [`lan`] makes the topology out of [`netns`], [`links`], [`pod_network`] and [`offload`], and [`router`] extends it; [`pod`] and
 //! [`agent`] run processes in it; [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`] are what a client on the LAN
 //! sees, [`mod@watch`] what several see while something happens, and [`wire`] what passes a port; [`manifests`] writes what the agents read.
 //! Whatever is made on the machine is known to [`cleanup`], which removes it in every case.
@@ -35,6 +35,7 @@ pub mod ndp;
 pub mod netns;
 pub mod offload;
 pub mod pod;
+pub mod pod_network;
 pub mod process;
 pub mod program;
 pub mod requirement;

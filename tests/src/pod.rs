@@ -14,9 +14,9 @@ use pnet::util::MacAddr;
 use crate::{
     client::Kind,
     lan::{Node, Options},
-    links::End,
     netns::Namespace,
     offload::{self, Offload},
+    pod_network::Plug,
     process::Process,
 };
 
@@ -56,10 +56,6 @@ impl FromStr for Listener {
     }
 }
 
-/// The gateway of every pod, as Calico has it: the node's end of the veth.
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
-const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
-const GATEWAY_MAC: MacAddr = MacAddr(0xee, 0xee, 0xee, 0xee, 0xee, 0xee);
 /// Starting a process on a busy machine.
 const START: Duration = Duration::from_secs(20);
 
@@ -74,6 +70,10 @@ pub struct Pod {
     pub address: Ipv4Addr,
     /// Its IPv6 address.
     pub address_v6: Ipv6Addr,
+    /// Its own MAC.
+    pub mac: MacAddr,
+    /// The MAC of its gateway.
+    pub gateway: MacAddr,
     servers: Option<Process>,
     listeners: Vec<Listener>,
     namespace: Namespace,
@@ -86,32 +86,14 @@ fn port(address: Ipv4Addr) -> String {
 }
 
 impl Pod {
-    /// Makes the pod's network behind a node: a veth pair, a /32 and a /128 on each side, the node as gateway.
+    /// Makes the pod's network behind a node, as the LAN's pods have it.
     pub(crate) fn attach(lan: &str, node: &Node, name: &str, host: u8, options: Options) -> Result<Self> {
         let (address, address_v6) = (node.pod_address(host), node.pod_address_v6(host));
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
         let [.., third, fourth] = address.octets();
         let mac = MacAddr(0x02, 0, 10, 244, third, fourth);
-        let port = port(address);
-        node.namespace().links(|links| {
-            let here = End { name: &port, mac: Some(GATEWAY_MAC) };
-            links.add_veth(here, End { name: "eth0", mac: Some(mac) }, &namespace)?;
-            links.set_mtu(&port, options.mtu)?;
-            links.add_route(&port, (address, 32), None)?;
-            links.add_neighbour(&port, address, mac)?;
-            links.add_route(&port, (address_v6, 128), None)?;
-            links.add_neighbour(&port, address_v6, mac)
-        })?;
-        namespace.links(|links| {
-            links.set_mtu("eth0", options.mtu)?;
-            links.add_address("eth0", address, 32)?;
-            links.add_route("eth0", (GATEWAY, 32), None)?;
-            links.add_neighbour("eth0", GATEWAY, GATEWAY_MAC)?;
-            links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))?;
-            links.add_address("eth0", address_v6, 128)?;
-            links.add_neighbour("eth0", GATEWAY_V6, GATEWAY_MAC)?;
-            links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
-        })?;
+        let plug = Plug { port: &port(address), addresses: (address, address_v6), mac, mtu: options.mtu };
+        let gateway = options.pods.connect(node, &namespace, &plug)?;
         if !options.offloads {
             namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         }
@@ -120,13 +102,20 @@ impl Pod {
             node: node.name.clone(),
             address,
             address_v6,
+            mac,
+            gateway,
             servers: None,
             listeners: Vec::new(),
             namespace,
         })
     }
 
-    /// Makes the way to it from its node as narrow as this.
+    /// The node's end of its veth pair.
+    pub fn port(&self) -> String {
+        port(self.address)
+    }
+
+    /// Makes the way to it from its node as narrow as this, where it is routed.
     pub fn narrow(&self, node: &Node, mtu: u32) -> Result<()> {
         node.namespace().links(|links| {
             links.narrow_route(&port(self.address), self.address, mtu)?;

@@ -2,14 +2,16 @@
 
 use std::{
     io::{self, Write as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     thread,
 };
 
 use anyhow::{Context as _, Result, bail};
 use nix::unistd::geteuid;
 
-use crate::{cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, sctp};
+use crate::{
+    cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, pod_network::PodNetwork, sctp,
+};
 
 /// Whether the running test may make network namespaces and load BPF programs. With `CI=true`, where nothing may be skipped
 /// that the machine's owner can help, it is an error if it may not.
@@ -90,6 +92,15 @@ pub fn uplink(uplink: Uplink) -> Result<bool> {
             skip(&format!("this kernel is built without {option}, run it on one that has it"))
         }
         Err(error) => Err(error).context("cannot tell what the kernel has"),
+    }
+}
+
+/// Whether pods can be connected so. With `CI=true` it is an error if they cannot.
+pub fn pods(network: PodNetwork) -> Result<bool> {
+    match network {
+        PodNetwork::Routed => Ok(true),
+        PodNetwork::Bridged if Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists() => Ok(true),
+        PodNetwork::Bridged => missing("bridged frames do not pass iptables here, load the module br_netfilter"),
     }
 }
 

@@ -1,6 +1,6 @@
-//! What passes an interface, in both directions.
+//! What passes an interface, in both directions; frames that no socket would send; and what a namespace has reset.
 
-use std::{net::IpAddr, time::Duration};
+use std::{fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result};
 use pnet::{
@@ -43,6 +43,26 @@ impl Tap {
             }
         }
     }
+}
+
+/// Sends a frame so many times from an interface.
+pub fn send(namespace: &Namespace, interface: &str, frame: &[u8], times: usize) -> Result<()> {
+    namespace.run(|| {
+        let (mut sender, _) = arp::open(&arp::interface(interface)?, QUIET)?;
+        (0..times).try_for_each(|_| Ok(sender.send_to(frame, None).context("the frame does not fit the buffer")??))
+    })
+}
+
+/// How many TCP segments with RST a network namespace has sent, ever: `tcpOutRsts` (RFC 4022), of both families.
+pub fn resets(namespace: &Namespace) -> Result<u64> {
+    // `/proc/net` would be the network namespace of the process' first thread.
+    let text =
+        namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp").context("cannot read the counters"))?;
+    let mut rows = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
+    let (names, values) = rows.next().zip(rows.next()).context("no counters of TCP")?;
+    let mut both = names.split_whitespace().zip(values.split_whitespace());
+    let (_, value) = both.find(|(name, _)| *name == "OutRsts").context("no OutRsts")?;
+    Ok(value.parse()?)
 }
 
 /// Of a TCP segment or UDP datagram. ICMP is another matter: routers tell of a better way by it.

@@ -4,6 +4,7 @@
 //! as many as there are cores.
 
 mod deploy;
+mod coexisting;
 mod failing_over;
 mod harness;
 mod kube_proxy;

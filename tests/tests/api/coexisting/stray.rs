@@ -1,0 +1,105 @@
+//! Segments that conntrack finds invalid, late ones say: kube-proxy's rule or the CNI's drops them where there is one, and
+//! connections go on in either case.
+
+use std::{fs, net::IpAddr};
+
+use anyhow::{Context as _, Result, ensure};
+use vipmux_tests::{
+    client::{Kind, Session},
+    cluster::{PATIENCE, TIMEOUT},
+    frames::{ACK, Ethernet, Ipv4, Ipv6, PSH, Tcp},
+    kube_proxy::Mode,
+    lan::Node,
+    pod_network::PodNetwork,
+    process, wait, wire,
+};
+
+use super::scene::{Offer, Scene, VIPS, of_family};
+
+/// Segments that are sent out of any window, by the client and by the pod.
+const STRAY: usize = 5;
+
+pub(super) fn segments_harm_nobody(scene: &Scene) -> Result<()> {
+    for node in &scene.cluster.lan.nodes {
+        check_rule(scene, node)?;
+        watch(node)?;
+    }
+    for offer in scene.offers_of(Kind::Echo) {
+        for vip in VIPS {
+            harm_nobody(scene, &offer, vip).with_context(|| offer.at(vip).to_string())?;
+        }
+    }
+    scene.cluster.lan.nodes.iter().try_for_each(|node| node.nft("delete table inet watch").map(drop))
+}
+
+/// With iptables, kube-proxy drops what is invalid unless conntrack is told to be liberal; with nftables it never does.
+fn check_rule(scene: &Scene, node: &Node) -> Result<()> {
+    let path = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
+    let liberal = node.namespace().run(|| fs::read_to_string(path).context(path))?;
+    assert_eq!(liberal.trim(), "0", "{}", node.name);
+    if scene.mode == Mode::Iptables {
+        for program in ["iptables-save", "ip6tables-save"] {
+            let mut command = node.namespace().command(program)?;
+            command.args(["-t", "filter"]);
+            let rules = process::run(command)?;
+            let drop = rules.lines().find(|rule| rule.contains("KUBE-FORWARD") && rule.contains("--ctstate INVALID"));
+            ensure!(drop.is_some_and(|rule| rule.ends_with("-j DROP")), "{}: {rules}", node.name);
+        }
+    }
+    Ok(())
+}
+
+/// Counts what is invalid before and after the rules of kube-proxy and of the CNI, which have the priority 0.
+fn watch(node: &Node) -> Result<()> {
+    node.nft(
+        "table inet watch {
+            counter arrived {}
+            counter left {}
+            chain before { type filter hook forward priority -10; ct state invalid counter name arrived; }
+            chain after { type filter hook forward priority 10; ct state invalid counter name left; }
+        }",
+    )
+    .map(drop)
+}
+
+fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<()> {
+    let client = scene.cluster.lan.client()?;
+    let mut session = client.namespace().run(|| Session::connect(offer.at(vip).server, TIMEOUT))?;
+    session.say("hello")?;
+    let port = session.local_address()?.port();
+    let own = of_family(vip, client.address, client.address_v6);
+    let leader = client.neighbour(vip)?.context("the client has no MAC for the VIP")?;
+    let counted = |counter| offer.node.nft_packets(("inet", "watch", counter));
+    let (arrived, left) = (counted("arrived")?, counted("left")?);
+
+    let late = |from, to| Tcp::new(from, to, ACK | PSH).numbers(0x1234_5678, 0x1234_5678).data(b"late");
+    let to_vip = Ethernet::new(client.mac.octets(), leader.octets());
+    wire::send(client.namespace(), "eth0", &frame(&to_vip, (own, vip), late(port, offer.port))?, STRAY)?;
+    let to_client = Ethernet::new(offer.pod.mac.octets(), offer.pod.gateway.octets());
+    let reply = frame(&to_client, (offer.pod_address(vip), own), late(offer.port, port))?;
+    wire::send(offer.pod.namespace(), "eth0", &reply, STRAY)?;
+
+    let sent = u64::try_from(2 * STRAY)?;
+    wait::until("the segments at the node of the pod", PATIENCE, || {
+        let (arrived, left) = (counted("arrived")? - arrived, counted("left")? - left);
+        ensure!(arrived == sent && left == passing(scene, sent), "{arrived} have come, {left} gone on");
+        Ok(())
+    })?;
+    session.say("still there?").context("the connection is broken").map(drop)
+}
+
+/// How many of these go on: flannel has no such rule, and nor has kube-proxy with nftables.
+fn passing(scene: &Scene, sent: u64) -> u64 {
+    match (scene.mode, scene.pods) {
+        (Mode::Nftables, PodNetwork::Bridged) => sent,
+        _ => 0,
+    }
+}
+
+fn frame(ethernet: &Ethernet, (from, to): (IpAddr, IpAddr), segment: Tcp) -> Result<Vec<u8>> {
+    Ok(match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => ethernet.ipv4(&Ipv4::tcp(from, to, segment)),
+        (IpAddr::V6(from), IpAddr::V6(to)) => ethernet.ipv6(&Ipv6::tcp(from, to, segment)),
+        _ => anyhow::bail!("{from} and {to} are of different families"),
+    })
+}
