@@ -27,6 +27,8 @@ const PART: u64 = 500_000;
 const LONG: Duration = Duration::from_mins(2);
 /// Between the chunks of transfers that are to leave room for other things.
 const EASY: Duration = Duration::from_millis(5);
+/// For what is not to be answered; rules' counters or another's answers tell that it is not just slow.
+const SILENCE: Duration = Duration::from_millis(500);
 const HELLO: &str = "hello";
 
 #[test]

@@ -5,14 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Kind, Request},
-    cluster::{PATIENCE, TIMEOUT},
+    cluster::PATIENCE,
     kube_proxy::{self, Mode},
+    netns::Namespace,
     pod_network::PodNetwork,
     wait,
 };
 
 use super::{
-    local,
+    SILENCE, local,
     scene::{Scene, VIPS, of_family},
     unanswered,
 };
@@ -53,7 +54,7 @@ fn health_checks_are_answered(mode: Mode, pods: PodNetwork) -> Result<()> {
                 if here {
                     assert_eq!(offer.await_seen_by(client.namespace(), request)?, own);
                 } else {
-                    client.namespace().run(|| unanswered(&request.send(TIMEOUT)))?;
+                    client.namespace().run(|| unanswered(&request.send(SILENCE)))?;
                 }
             }
         }
@@ -62,7 +63,7 @@ fn health_checks_are_answered(mode: Mode, pods: PodNetwork) -> Result<()> {
 }
 
 /// 200 where the pod is, and 503 where none is.
-fn await_health(client: &vipmux_tests::netns::Namespace, server: (IpAddr, u16), here: bool) -> Result<()> {
+fn await_health(client: &Namespace, server: (IpAddr, u16), here: bool) -> Result<()> {
     let expected = if here { (200, 1) } else { (503, 0) };
     wait::until(&format!("the health check at {}", server.0), PATIENCE, || {
         let answer = client.run(|| kube_proxy::local_endpoints(server.into()))?;

@@ -1,6 +1,6 @@
 //! Rules as network policies become them: they hold for what comes by the VIP as for what does not.
 
-use std::{net::TcpStream, time::Duration};
+use std::net::{IpAddr, TcpStream};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use vipmux_tests::{
@@ -11,12 +11,10 @@ use vipmux_tests::{
 };
 
 use super::{
+    SILENCE,
     scene::{Offer, Scene, VIPS, of_family},
     unanswered,
 };
-
-/// For what is not to be answered; that it was dropped is told by the rule's counter.
-const SILENCE: Duration = Duration::from_millis(500);
 
 /// Where a CNI's rule sees packets.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +110,7 @@ fn holds(offer: &Offer<'_>, hook: Hook, welcome: &Client, other: &Client) -> Res
     Ok(())
 }
 
-fn ask(offer: &Offer<'_>, vip: std::net::IpAddr) -> Result<()> {
+fn ask(offer: &Offer<'_>, vip: IpAddr) -> Result<()> {
     let server = offer.at(vip).server;
     if offer.kind == Kind::UdpEcho {
         return Datagrams::connect(server, SILENCE)?.say("anyone?").map(drop);
