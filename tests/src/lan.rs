@@ -304,18 +304,6 @@ impl Lan {
         Ok(Client { address, address_v6, mac, namespace })
     }
 
-    /// Gives nodes a default route, as every node of a cluster has one: without it the kernel refuses a Service's address
-    /// before kube-proxy's rules see the packet. Nobody is at the gateway.
-    pub fn add_default_routes(&self) -> Result<()> {
-        let gateway = (Ipv4Addr::new(192, 0, 2, 1), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
-        self.nodes.iter().try_for_each(|node| {
-            node.namespace.links(|links| {
-                links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(gateway.0))?;
-                links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(gateway.1))
-            })
-        })
-    }
-
     /// Adds a machine that is neither node nor client, at 192.0.2.5 and 2001:db8::5, which reaches the pods. There is room for
     /// one.
     pub fn add_machine(&self, name: &str) -> Result<Machine> {

@@ -33,7 +33,6 @@ fn services_reach_their_pods(mode: Mode) -> Result<()> {
         return Ok(());
     }
     let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
-    lan.add_default_routes()?;
     let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
     let mut pod = lan.nodes[0].add_pod("web-1", 10)?;
     pod.serve(&[Listener::new(Kind::Http, POD_PORT, "shop/web")])?;

@@ -53,7 +53,6 @@ impl Scene {
             return Ok(None);
         }
         let Some(lan) = Lan::for_test(Options { pods, ..LAN })? else { return Ok(None) };
-        lan.add_default_routes()?;
         let callers = lan.nodes.iter().map(|node| node.add_pod(&format!("calls-on-{}", node.name), CALLER));
         let callers = callers.collect::<Result<Vec<_>>>()?;
         let Some(cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
