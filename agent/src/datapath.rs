@@ -2,11 +2,13 @@
 
 pub mod apply;
 pub mod attach;
-mod clsact;
+pub mod clsact;
 pub mod load;
 pub mod maps;
+pub mod others;
 pub mod pinned;
 pub mod pins;
+pub mod rehearsal;
 mod syscall;
 mod transition;
 pub mod unload;

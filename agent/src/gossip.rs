@@ -28,7 +28,7 @@ use tokio::{
 use self::{complaint::Complaints, sockets::Sockets};
 pub use self::{
     counters::{Count, Counters},
-    key_file::{KeyFileError, follow, load, load_or_make},
+    key_file::{KeyFileError, follow, is_exposed, load, load_or_make},
 };
 use crate::{
     membership::sealing::{Keys, Opened, Origin, Sealer},

@@ -223,7 +223,7 @@ impl Interface {
 
     /// Whether it may be the node's end of a pod's or container's link: one that is made in pairs, where the node has no
     /// address, or that of a host alone. A node that is a container has its uplinks of the same kind, on their subnets.
-    fn may_lead_to_a_pod(&self) -> bool {
+    pub(crate) fn may_lead_to_a_pod(&self) -> bool {
         let is_paired = matches!(&self.kind, Kind::Virtual(kind) if kind == "veth" || kind == "netkit");
         let on_subnet = |&(own, prefix): &(IpAddr, u8)| match own {
             IpAddr::V4(own) => prefix < 32 && !own.is_link_local(),
@@ -233,7 +233,7 @@ impl Interface {
     }
 
     /// Whether it has no wire and its addresses mean nothing outside: a dummy, as kube-proxy's.
-    fn is_dummy(&self) -> bool {
+    pub(crate) fn is_dummy(&self) -> bool {
         self.kind == Kind::Dummy || self.name == KUBE_IPVS
     }
 
@@ -321,6 +321,11 @@ impl Links {
             interface.suitable().is_ok() && !interface.is_dummy() && !interface.may_lead_to_a_pod()
         };
         self.routed.iter().filter_map(|ifindex| self.get(*ifindex)).filter(is_exit)
+    }
+
+    /// All interfaces by which routes lead out to a gateway, also those that are no way for replies.
+    pub fn routed(&self) -> impl Iterator<Item = &Interface> {
+        self.routed.iter().filter_map(|ifindex| self.get(*ifindex))
     }
 
     /// The interface among `allowed` on whose subnet `address` is: the longest prefix decides, then the lowest index.

@@ -17,7 +17,7 @@ mod interfaces;
 mod kernel;
 mod leaving;
 mod origin;
-mod privileges;
+pub(crate) mod privileges;
 mod settle;
 mod showing;
 mod starting;

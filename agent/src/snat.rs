@@ -276,6 +276,11 @@ impl IdentitySnat {
         Ok(Synced::Replaced)
     }
 
+    /// Asks whether the kernel would take the table, and changes nothing: a table that is there stays.
+    pub fn propose(&mut self) -> Result<(), SnatError> {
+        ruleset::propose(&mut self.socket, &OrdSet::new())
+    }
+
     /// Whether the table is there.
     pub fn is_there(&mut self) -> Result<bool, SnatError> {
         Ok(ruleset::table_handle(&mut self.socket)?.is_some())

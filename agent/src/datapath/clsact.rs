@@ -12,7 +12,7 @@ use aya::programs::{
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::{
     RouteNetlinkMessage,
-    tc::{TcHandle as Handle, TcMessage},
+    tc::{TcAttribute, TcHandle as Handle, TcMessage},
 };
 use netlink_sys::{Socket, SocketAddr, protocols::NETLINK_ROUTE};
 
@@ -65,6 +65,39 @@ pub(super) fn remove(ifindex: u32, made: bool) -> Result<(), FilterError> {
     remove_both(ifindex, made).map_err(failed(ifindex))
 }
 
+/// A filter on an interface's way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Filter {
+    /// `bpf`, `flower` and so on.
+    pub kind: String,
+    /// The lowest comes first.
+    pub priority: u16,
+    /// It has the priority and the handle of vipmux's.
+    pub ours: bool,
+}
+
+/// The filters on an interface's way out, in their order.
+pub fn on_the_way_out(ifindex: u32) -> io::Result<Vec<Filter>> {
+    let all = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, Handle::MIN_EGRESS)?);
+    let found = gone(exchange(&open()?, all, NLM_F_DUMP))?.unwrap_or_default();
+    let filter = |found: &TcMessage| {
+        let handle = u32::from(found.header.handle);
+        // The kernel tells of a classifier once more, without a handle, before its filters.
+        if handle == 0 {
+            return None;
+        }
+        let kind = found.attributes.iter().find_map(|attribute| match attribute {
+            TcAttribute::Kind(kind) => Some(kind.clone()),
+            _ => None,
+        });
+        let priority = u16::try_from(found.header.info >> 16).unwrap_or_default();
+        Some(Filter { kind: kind?, priority, ours: priority == PRIORITY && handle == u32::from(HANDLE) })
+    };
+    let mut filters: Vec<_> = found.iter().filter_map(filter).collect();
+    filters.sort_by_key(|filter| filter.priority);
+    Ok(filters)
+}
+
 /// Removes the filter of the way in alone, if it is there.
 pub(super) fn remove_ingress(ifindex: u32) -> Result<(), FilterError> {
     open().and_then(|socket| remove_filter(&socket, ifindex, Handle::MIN_INGRESS)).map_err(failed(ifindex))
@@ -83,7 +116,7 @@ fn remove_both(ifindex: u32, made: bool) -> io::Result<()> {
     }
     for direction in directions {
         let all = RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction)?);
-        if gone(exchange(&socket, all, NLM_F_DUMP))?.unwrap_or_default() != 0 {
+        if !gone(exchange(&socket, all, NLM_F_DUMP))?.unwrap_or_default().is_empty() {
             return Ok(());
         }
     }
@@ -122,15 +155,15 @@ fn gone<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// One question or request; how many things the kernel told of.
-fn exchange(socket: &Socket, inner: RouteNetlinkMessage, flags: u16) -> io::Result<usize> {
+/// One question or request; the filters that the kernel told of.
+fn exchange(socket: &Socket, inner: RouteNetlinkMessage, flags: u16) -> io::Result<Vec<TcMessage>> {
     let mut message = NetlinkMessage::from(inner);
     message.header.flags = NLM_F_REQUEST | flags;
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
     socket.send_to(&bytes, &SocketAddr::new(0, 0), 0)?;
-    let mut count = 0;
+    let mut filters = Vec::new();
     let mut buffer = Vec::with_capacity(ANSWER);
     loop {
         buffer.clear();
@@ -140,10 +173,10 @@ fn exchange(socket: &Socket, inner: RouteNetlinkMessage, flags: u16) -> io::Resu
             let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
             rest = rest.get((answer.header.length as usize).next_multiple_of(4)..).unwrap_or_default();
             match answer.payload {
-                NetlinkPayload::Done(_) => return Ok(count),
-                NetlinkPayload::Error(error) if error.raw_code() == 0 => return Ok(count),
+                NetlinkPayload::Done(_) => return Ok(filters),
+                NetlinkPayload::Error(error) if error.raw_code() == 0 => return Ok(filters),
                 NetlinkPayload::Error(error) => return Err(error.to_io()),
-                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewTrafficFilter(_)) => count += 1,
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewTrafficFilter(filter)) => filters.push(filter),
                 _ => {}
             }
         }

@@ -11,6 +11,7 @@ pub(super) enum Command {
     MapNextKey = 4,
     ObjectGet = 7,
     ObjectInfo = 15,
+    ProgramQuery = 16,
     MapLookupBatch = 24,
     MapUpdateBatch = 26,
     LinkDetach = 34,

@@ -70,6 +70,11 @@ pub fn load(path: &Path) -> Result<Keys, KeyFileError> {
     read(path).map(|(keys, _)| keys)
 }
 
+/// Whether the keys can be read, and whether others than their owner can read them.
+pub fn is_exposed(path: &Path) -> Result<bool, KeyFileError> {
+    read(path).map(|(_, complaint)| complaint.is_some())
+}
+
 /// The keys, and what is to be said about the file.
 fn read(path: &Path) -> Result<(Keys, Option<String>), KeyFileError> {
     let read = |source| KeyFileError::Read { path: path.to_owned(), source };

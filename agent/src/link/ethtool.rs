@@ -15,6 +15,14 @@ const GET_DRIVER: u32 = 0x03;
 const GET_FLAGS: u32 = 0x25;
 /// `ETHTOOL_SFLAGS`.
 const SET_FLAGS: u32 = 0x26;
+/// `ETHTOOL_GSTRINGS`.
+const GET_STRINGS: u32 = 0x1b;
+/// `ETHTOOL_GFEATURES`.
+const GET_FEATURES: u32 = 0x3a;
+/// `ETH_SS_FEATURES`: the set of the features' names.
+const FEATURES: u32 = 4;
+/// Features come by 32.
+const BLOCKS: u32 = 2;
 /// `ETH_FLAG_RXVLAN`: received frames' tags are taken out of them.
 const RX_VLAN: u32 = 1 << 8;
 /// Drivers that hand on frames of senders on this very machine, whose checksums may be left for hardware that never
@@ -70,6 +78,33 @@ struct Driver {
     rest: [u8; 160],
 }
 
+/// `struct ethtool_gstrings`.
+#[repr(C)]
+struct Names {
+    command: u32,
+    set: u32,
+    count: u32,
+    texts: [[u8; 32]; BLOCKS as usize * 32],
+}
+
+/// `struct ethtool_gfeatures`.
+#[repr(C)]
+struct Features {
+    command: u32,
+    blocks: u32,
+    block: [Block; BLOCKS as usize],
+}
+
+/// `struct ethtool_get_features_block`.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+struct Block {
+    available: u32,
+    requested: u32,
+    active: u32,
+    never_changed: u32,
+}
+
 /// `struct ifreq` of include/uapi/linux/if.h, with the member of its union that is used here.
 #[repr(C)]
 struct Request {
@@ -88,16 +123,37 @@ impl Ethtool {
     /// Whether frames come in at `interface` whose checksums may be partial, since their senders are local. `false` for
     /// drivers that do not say who they are.
     pub fn has_local_senders(&self, interface: &str) -> Result<bool, EthtoolError> {
+        let driver = self.driver(interface)?;
+        Ok(driver.is_some_and(|driver| LOCAL_SENDERS.contains(&driver.as_str())))
+    }
+
+    /// The driver's name; `None` if it does not say.
+    pub fn driver(&self, interface: &str) -> Result<Option<String>, EthtoolError> {
         let mut info = Driver { command: GET_DRIVER, name: [0; 32], rest: [0; 160] };
         // SAFETY: ETHTOOL_GDRVINFO writes a `struct ethtool_drvinfo`.
         match unsafe { self.ask("ask for the driver", interface, &mut info) } {
-            Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+            Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
             Err(error) => Err(error),
             Ok(()) => {
-                let driver = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
-                Ok(LOCAL_SENDERS.iter().any(|local| local.as_bytes() == driver))
+                let name = info.name.split(|byte| *byte == 0).next().unwrap_or_default();
+                Ok(Some(String::from_utf8_lossy(name).into_owned()))
             }
         }
+    }
+
+    /// Whether the driver lets its taking out of VLAN tags be changed.
+    pub fn can_change_tags(&self, interface: &str) -> Result<bool, EthtoolError> {
+        let mut names = Names { command: GET_STRINGS, set: FEATURES, count: 0, texts: [[0; 32]; BLOCKS as usize * 32] };
+        // SAFETY: ETHTOOL_GSTRINGS writes as many names as there are in the set, and the kernel has no more features than
+        // there is room for (`NETDEV_FEATURE_COUNT`, 64 at most: they are bits of a `u64`).
+        unsafe { self.ask("ask for the features' names", interface, &mut names) }?;
+        let mut features =
+            Features { command: GET_FEATURES, blocks: BLOCKS, block: [Block::default(); BLOCKS as usize] };
+        // SAFETY: ETHTOOL_GFEATURES writes as many blocks as the structure says that it has.
+        unsafe { self.ask("ask for the features", interface, &mut features) }?;
+        let is_ours = |name: &[u8; 32]| name.split(|byte| *byte == 0).next() == Some(b"rx-vlan-hw-parse");
+        let Some(bit) = names.texts.iter().position(is_ours) else { return Ok(false) };
+        Ok(features.block[bit / 32].available & 1 << (bit % 32) != 0)
     }
 
     /// Whether `interface` takes the VLAN tags out of the frames it receives.
@@ -172,7 +228,9 @@ mod tests {
             let ethtool = Ethtool::open().unwrap();
             assert!(ethtool.has_local_senders("eth0").unwrap());
             assert!(!ethtool.has_local_senders("br0").unwrap());
+            assert_eq!(ethtool.driver("eth0").unwrap().as_deref(), Some("veth"));
             assert!(ethtool.strips_tags("eth0").unwrap(), "veth does so by default");
+            assert!(ethtool.can_change_tags("eth0").unwrap());
             for strip in [false, false, true] {
                 ethtool.strip_tags("eth0", strip).unwrap();
                 assert_eq!(ethtool.strips_tags("eth0").unwrap(), strip);
@@ -188,6 +246,7 @@ mod tests {
             // The loopback can do neither; turning on what is fixed off is refused as the other way round.
             let error = ethtool.strip_tags("lo", true).unwrap_err();
             assert!(matches!(error, EthtoolError::TagsStripped { .. }), "{error}");
+            assert!(!ethtool.can_change_tags("lo").unwrap());
             let error = ethtool.strips_tags("eth7").unwrap_err();
             assert!(error.to_string().contains("eth7"), "{error}");
             assert!(matches!(ethtool.strips_tags("a-name-beyond-limits"), Err(EthtoolError::Name(_))));

@@ -20,7 +20,7 @@ pub const CAPABILITIES: [(u32, &str); NEEDED.len()] = {
     capabilities
 };
 /// Stands for `CAP_BPF` and `CAP_PERFMON` too.
-const SYS_ADMIN: u32 = 21;
+pub(crate) const SYS_ADMIN: u32 = 21;
 
 /// The process lacks rights.
 #[derive(Debug, thiserror::Error)]
@@ -35,10 +35,14 @@ pub enum PrivilegeError {
 
 /// Checks that every needed capability is effective.
 pub(super) fn check() -> Result<(), PrivilegeError> {
-    let status = fs::read_to_string("/proc/self/status").map_err(PrivilegeError::Unknown)?;
-    let effective = effective(&status).ok_or_else(|| PrivilegeError::Unknown(io::ErrorKind::InvalidData.into()))?;
-    let missing = missing(effective);
+    let missing = missing(held()?);
     if missing.is_empty() { Ok(()) } else { Err(PrivilegeError::Missing(missing)) }
+}
+
+/// The capabilities that this process has, as a mask.
+pub(crate) fn held() -> Result<u64, PrivilegeError> {
+    let status = fs::read_to_string("/proc/self/status").map_err(PrivilegeError::Unknown)?;
+    effective(&status).ok_or_else(|| PrivilegeError::Unknown(io::ErrorKind::InvalidData.into()))
 }
 
 /// The mask after `CapEff:`.
@@ -47,7 +51,8 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(mask.trim(), 16).ok()
 }
 
-fn missing(effective: u64) -> Vec<String> {
+/// Those that the agent needs and these are not, with what for.
+pub(crate) fn missing(effective: u64) -> Vec<String> {
     let has = |bit: u32| effective & 1 << bit != 0;
     let granted = |bit: u32| has(bit) || bit >= 38 && has(SYS_ADMIN);
     let lacking = NEEDED.iter().filter(|(bit, ..)| !granted(*bit));

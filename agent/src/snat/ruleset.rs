@@ -146,6 +146,15 @@ impl Set {
 
 /// Replaces the table, if there is one, by a new one with these elements.
 pub(super) fn replace(socket: &mut Socket, wanted: &OrdSet<Element>) -> Result<(), SnatError> {
+    socket.commit("make the identity SNAT chain", replacement(wanted))
+}
+
+/// Asks whether the kernel would do that.
+pub(super) fn propose(socket: &mut Socket, wanted: &OrdSet<Element>) -> Result<(), SnatError> {
+    socket.propose("make the identity SNAT chain", replacement(wanted))
+}
+
+fn replacement(wanted: &OrdSet<Element>) -> Vec<Change> {
     let direct = super::has_direct(wanted);
     let (always, also) = SETS.split_at(ALWAYS);
     let also = if direct { also } else { &[] };
@@ -170,7 +179,7 @@ pub(super) fn replace(socket: &mut Socket, wanted: &OrdSet<Element>) -> Result<(
     changes.extend(rules.into_iter().map(|rule| Change::Append(NfTablesMessage::NewRule(rule))));
     let wanted: Vec<_> = wanted.iter().copied().collect();
     changes.extend(elements(&wanted).map(NfTablesMessage::NewSetElement).map(Change::Create));
-    socket.commit("make the identity SNAT chain", changes)
+    changes
 }
 
 /// Adds and removes elements of the sets.

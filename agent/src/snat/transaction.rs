@@ -29,6 +29,13 @@ pub(super) enum Change {
     Delete(NfTablesMessage),
 }
 
+/// What becomes of a transaction that the kernel has nothing against.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Commit,
+    Abort,
+}
+
 /// A socket that never blocks: nfnetlink answers before `sendto` returns.
 pub(super) struct Socket {
     socket: netlink_sys::Socket,
@@ -53,6 +60,15 @@ impl Socket {
 
     /// Does all changes in one transaction, or none.
     pub(super) fn commit(&mut self, operation: &'static str, changes: Vec<Change>) -> Result<(), SnatError> {
+        self.transact(operation, changes, Ending::Commit)
+    }
+
+    /// Has the kernel look at a transaction as it does at any, and then take it back, as `nft --check` does.
+    pub(super) fn propose(&mut self, operation: &'static str, changes: Vec<Change>) -> Result<(), SnatError> {
+        self.transact(operation, changes, Ending::Abort)
+    }
+
+    fn transact(&mut self, operation: &'static str, changes: Vec<Change>, ends: Ending) -> Result<(), SnatError> {
         let last = changes.len().saturating_sub(1);
         let first = self.sequence.wrapping_add(1);
         let mut batch = self.message(ControlMessage::BatchBegin, 0);
@@ -66,7 +82,10 @@ impl Socket {
             batch.extend(self.message(message, if index == last { flags | NLM_F_ACK } else { flags }));
         }
         let acknowledged = self.sequence;
-        batch.extend(self.message(ControlMessage::BatchEnd, 0));
+        // Without its end a batch is looked at, and taken back (`NFNL_ABORT_VALIDATE`).
+        if ends == Ending::Commit {
+            batch.extend(self.message(ControlMessage::BatchEnd, 0));
+        }
         self.send(operation, &batch)?;
         self.acknowledgement(operation, first, acknowledged)
     }

@@ -16,7 +16,7 @@ use nix::{
 use vipmux_common::abi::{ABI_VERSION, Config};
 
 use super::Maps;
-use crate::datapath::{OBJECT, pins::Pins};
+use crate::datapath::{OBJECT, pins::Pins, rehearsal::SMALL};
 
 const BPFFS: &str = "/sys/fs/bpf";
 
@@ -75,12 +75,8 @@ pub(crate) fn load(pins: &Pins) -> Ebpf {
     for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name, pins.map(name));
     }
-    for (name, entries) in [("INTERFACES", 16), ("TABLES", 8_192), ("BACKENDS", 10_000), ("NODES", 64)] {
+    for (name, entries) in SMALL {
         loader.map_max_entries(name, entries);
-    }
-    let small = ["VIPS", "LEADERS", "SERVICES", "SERVICE_STATES", "SERVICE_NAMES", "SERVICE_STATS"];
-    for name in small.into_iter().chain(["NODE_NAMES", "MEMBERS", "PEERS"]) {
-        loader.map_max_entries(name, 64);
     }
     loader.load(OBJECT).unwrap()
 }
