@@ -1,6 +1,7 @@
 //! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
 
 pub mod agent;
+pub mod check;
 pub mod cluster;
 pub mod drain;
 pub mod explain;
@@ -26,6 +27,8 @@ pub struct Cli {
 enum Command {
     /// Run the agent: the DaemonSet's main process, or one per node by hand
     Agent(agent::Args),
+    /// Look at this node before the agent runs on it, or while it does: one line for each check, with the remedy
+    Check(check::Args),
     /// Hand this node's VIPs over to other nodes, so that it can be stopped or restarted without an outage
     Drain(drain::Args),
     /// Show why a Service or VIP is served or is not: from manifest to packet, and the first broken link
@@ -44,6 +47,9 @@ pub enum CliError {
     /// `vipmux agent`.
     #[error(transparent)]
     Agent(#[from] agent::AgentError),
+    /// `vipmux check`.
+    #[error(transparent)]
+    Check(#[from] check::CheckError),
     /// `vipmux drain`.
     #[error(transparent)]
     Drain(#[from] drain::DrainError),
@@ -66,6 +72,7 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
             Command::Agent(args) => agent::run(args)?,
+            Command::Check(args) => return Ok(check::run(args)?),
             Command::Drain(args) => drain::run(&args)?,
             Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),

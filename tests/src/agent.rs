@@ -1,6 +1,7 @@
 //! `vipmux` itself: agents on nodes, and its other commands.
 
 use std::{
+    ffi::OsStr,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
     process::{Command, Output},
@@ -216,6 +217,12 @@ impl Agent {
         command.arg(name).arg("--pin-path").arg(self.pins()).args(arguments);
         Ok(command)
     }
+}
+
+/// `vipmux check -j` on a node: its exit status, and what it says; its error if it is one.
+pub fn check<A: AsRef<OsStr>>(node: &Node, arguments: impl IntoIterator<Item = A>) -> Result<(i32, Value)> {
+    let mut command = node.namespace().command(binary()?)?;
+    answered(&command.args(["check", "-j"]).args(arguments).output()?).context("vipmux check")
 }
 
 /// The exit status and the JSON of a command that tells by status 2 that something is not as it should be; the error text of

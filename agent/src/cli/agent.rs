@@ -149,7 +149,7 @@ fn lease(text: &str) -> Result<Duration, String> {
 }
 
 /// A Node's name, as the API server takes it (RFC 1123): it stands in Leases too.
-fn node_name(text: &str) -> Result<NodeName, String> {
+pub(super) fn node_name(text: &str) -> Result<NodeName, String> {
     if is_subdomain(text) {
         return Ok(NodeName(text.to_owned()));
     }

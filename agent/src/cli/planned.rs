@@ -30,15 +30,15 @@ pub enum InputError {
 }
 
 /// What becomes of some manifests.
-pub(super) struct Planned {
-    pub(super) objects: Objects,
-    pub(super) model: Model,
-    pub(super) allocation: Allocation,
+pub(crate) struct Planned {
+    pub(crate) objects: Objects,
+    pub(crate) model: Model,
+    pub(crate) allocation: Allocation,
 }
 
 impl Planned {
     /// `held`: who holds what; where that says nothing, the Services' statuses count.
-    pub(super) fn read(paths: &[PathBuf], held: Holders, tags: &[ServiceTag]) -> Result<Self, InputError> {
+    pub(crate) fn read(paths: &[PathBuf], held: Holders, tags: &[ServiceTag]) -> Result<Self, InputError> {
         let objects = manifests::read(paths)?;
         let options = Options { service_tags: tags.iter().cloned().collect(), ..Options::default() };
         let model = Model::ingest(&objects, &options);

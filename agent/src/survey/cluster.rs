@@ -1,0 +1,191 @@
+//! The API server: nothing is written there but questions about rights, which it does not keep.
+
+use std::{collections::BTreeSet, net::IpAddr, time::Duration};
+
+use futures_util::future::join_all;
+use k8s_openapi::api::{
+    apps::v1::DaemonSet,
+    authentication::v1::SelfSubjectReview,
+    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    coordination::v1::Lease,
+    core::v1::{Node as Object, Service},
+};
+use kube::{
+    Api, Client, ResourceExt as _,
+    api::{ListParams, PostParams},
+};
+use tokio::time::timeout;
+
+use super::{Options, kernel::chain, source};
+use crate::{
+    cluster::{self, Access, AccessError},
+    link::Links,
+    model::{self, NodeName, node::Node as Ingested},
+    permissions::{AGENT, Right, Scope},
+    preflight::{
+        Seen, Unseen,
+        cluster::{Cluster, Node, Source},
+    },
+};
+
+/// How long the API server may take to say its version.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The versions of resources that are looked for.
+const OWN: &str = "vipmux.io/v1alpha1";
+const METALLB: &str = "metallb.io/v1beta1";
+
+pub(super) async fn observe(options: &Options, links: &Links) -> (Source, source::Read) {
+    let access = Access { kubeconfig: options.kubeconfig.clone(), namespace: options.namespace.clone() };
+    match cluster::Cluster::connect(&access).await {
+        Ok(connected) => look(options, links, connected).await,
+        // Nobody said that there is one.
+        Err(AccessError::ServiceAccount(_)) => {
+            let why = "no kubeconfig and no manifests are named, and this is no Pod".to_owned();
+            (Source::Nowhere(why), source::Read::default())
+        }
+        Err(error) => {
+            let namespace = options.namespace.clone().unwrap_or_default();
+            (silent(namespace, options, &chain(&error)), source::Read::default())
+        }
+    }
+}
+
+/// It does not answer.
+fn silent(namespace: String, options: &Options, why: &str) -> Source {
+    let unseen = || Unseen { why: why.to_owned(), remedy: "see `api`".to_owned() };
+    Source::Cluster(Box::new(Cluster {
+        version: Err(why.to_owned()),
+        user: None,
+        denied: Err(unseen()),
+        namespace,
+        leases: Err(unseen()),
+        own: Err(unseen()),
+        metallb: Err(unseen()),
+        node: options.node.as_ref().map_or(Node::Unnamed, |node| Node::Unread(node.0.clone(), "see `api`".to_owned())),
+    }))
+}
+
+async fn look(options: &Options, links: &Links, connected: cluster::Cluster) -> (Source, source::Read) {
+    let cluster::Cluster { client, namespace } = connected;
+    let version = match timeout(PATIENCE, client.apiserver_version()).await {
+        Ok(Ok(version)) => version.git_version,
+        Ok(Err(error)) => return (silent(namespace, options, &chain(&error)), source::Read::default()),
+        Err(_) => {
+            let why = format!("it said nothing for {} s", PATIENCE.as_secs());
+            return (silent(namespace, options, &why), source::Read::default());
+        }
+    };
+    let node = match &options.node {
+        Some(name) => node(&client, name, links).await,
+        None => Node::Unnamed,
+    };
+    let read = source::Read {
+        addresses: source::addresses(&node),
+        vips: vips(&client).await,
+        daemon_sets: daemon_sets(&client).await,
+    };
+    let cluster = Cluster {
+        version: Ok(version),
+        user: user(&client).await,
+        denied: denied(&client, &namespace).await,
+        leases: leases(&client, &namespace).await,
+        own: kinds(&client, OWN).await,
+        metallb: kinds(&client, METALLB).await,
+        namespace,
+        node,
+    };
+    (Source::Cluster(Box::new(cluster)), read)
+}
+
+async fn node(client: &Client, name: &NodeName, links: &Links) -> Node {
+    let nodes: Api<Object> = Api::all(client.clone());
+    // By a list: the agent's account may list Nodes, and need not get one.
+    let parameters = ListParams::default();
+    match nodes.list(&parameters).await {
+        Ok(listed) => match listed.items.iter().find(|node| node.name_any() == name.0) {
+            Some(node) => source::here(&Ingested::ingest(name, node), links),
+            None => Node::Absent(name.0.clone(), listed.items.iter().map(kube::ResourceExt::name_any).collect()),
+        },
+        Err(error) => Node::Unread(name.0.clone(), chain(&error)),
+    }
+}
+
+/// The addresses in the statuses of Services that are ours by their class; empty where they may not be listed.
+async fn vips(client: &Client) -> BTreeSet<IpAddr> {
+    let services: Api<Service> = Api::all(client.clone());
+    let listed = services.list(&ListParams::default()).await.map(|listed| listed.items).unwrap_or_default();
+    let ours = model::Options::default().load_balancer_class;
+    let is_ours = |service: &&Service| {
+        let class = service.spec.as_ref().and_then(|spec| spec.load_balancer_class.as_ref());
+        class.is_none_or(|class| *class == ours)
+    };
+    let ingress = |service: &Service| {
+        let balancer = service.status.as_ref().and_then(|status| status.load_balancer.clone());
+        balancer.and_then(|balancer| balancer.ingress).unwrap_or_default()
+    };
+    let addresses = listed.iter().filter(is_ours).flat_map(ingress).filter_map(|ingress| ingress.ip?.parse().ok());
+    addresses.collect()
+}
+
+/// `None`: they may not be listed, which the agent's account may not.
+async fn daemon_sets(client: &Client) -> Option<BTreeSet<String>> {
+    let sets: Api<DaemonSet> = Api::all(client.clone());
+    let listed = sets.list_metadata(&ListParams::default()).await.ok()?;
+    Some(listed.iter().map(|set| format!("{}/{}", set.namespace().unwrap_or_default(), set.name_any())).collect())
+}
+
+/// `None`: the API server is older than 1.28, or does not say.
+async fn user(client: &Client) -> Option<String> {
+    let reviews: Api<SelfSubjectReview> = Api::all(client.clone());
+    let review = reviews.create(&PostParams::default(), &SelfSubjectReview::default()).await.ok()?;
+    review.status?.user_info?.username
+}
+
+async fn denied(client: &Client, namespace: &str) -> Seen<Vec<Right>> {
+    let reviews: Api<SelfSubjectAccessReview> = Api::all(client.clone());
+    let ask = async |right: &Right| {
+        let review = reviews.create(&PostParams::default(), &review(right, namespace)).await;
+        let review = review.map_err(|error| unseen(&error))?;
+        Ok((!review.status.is_some_and(|status| status.allowed)).then_some(*right))
+    };
+    let answers = join_all(AGENT.iter().map(ask)).await;
+    answers.into_iter().filter_map(Result::transpose).collect()
+}
+
+fn review(right: &Right, namespace: &str) -> SelfSubjectAccessReview {
+    let (resource, subresource) = match right.resource.split_once('/') {
+        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+        None => (right.resource, None),
+    };
+    let resource_attributes = Some(ResourceAttributes {
+        group: Some(right.group.to_owned()),
+        resource: Some(resource.to_owned()),
+        subresource,
+        verb: Some(right.verb.to_owned()),
+        namespace: (right.scope == Scope::Namespace).then(|| namespace.to_owned()),
+        name: right.name.map(str::to_owned),
+        ..ResourceAttributes::default()
+    });
+    SelfSubjectAccessReview {
+        spec: SelfSubjectAccessReviewSpec { resource_attributes, ..SelfSubjectAccessReviewSpec::default() },
+        ..SelfSubjectAccessReview::default()
+    }
+}
+
+async fn leases(client: &Client, namespace: &str) -> Seen<usize> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), namespace);
+    leases.list(&ListParams::default()).await.map(|listed| listed.items.len()).map_err(|error| unseen(&error))
+}
+
+/// The kinds that are served in a group's version.
+async fn kinds(client: &Client, version: &str) -> Seen<BTreeSet<String>> {
+    match client.list_api_group_resources(version).await {
+        Ok(listed) => Ok(listed.resources.into_iter().map(|resource| resource.kind).collect()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(BTreeSet::new()),
+        Err(error) => Err(unseen(&error)),
+    }
+}
+
+fn unseen(error: &kube::Error) -> Unseen {
+    Unseen { why: chain(error), remedy: "see `permissions`, and whether the API server is well".to_owned() }
+}
