@@ -9,4 +9,5 @@ mod failing_over;
 mod harness;
 mod kube_proxy;
 mod pools;
+mod preflight;
 mod serving;

@@ -28,6 +28,7 @@ mod members;
 mod outlets;
 mod paths;
 mod policies;
+mod preflight;
 mod recovering;
 mod removal;
 mod replies;
