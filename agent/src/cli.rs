@@ -5,6 +5,7 @@ pub mod check;
 pub mod cluster;
 pub mod drain;
 pub mod explain;
+pub mod http;
 pub mod inspect;
 pub mod plan;
 pub mod planned;

@@ -3,7 +3,8 @@
 //!
 //! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
 //! and never a backlog: the source's follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
-//! neighbours, those that keep the NAT chain and the groups, and the health probes. Questions come by a bounded channel ([`control`](crate::control)).
+//! neighbours, those that keep the NAT chain and the groups, the health probes, and what is served by HTTP (`observing`).
+//! Questions come by a bounded channel ([`control`](crate::control)).
 
 mod asked;
 mod check;
@@ -16,11 +17,14 @@ mod health;
 mod interfaces;
 mod kernel;
 mod leaving;
+mod observing;
 mod origin;
 pub(crate) mod privileges;
+mod quota;
 mod settle;
 mod showing;
 mod starting;
+mod vitals;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,8 +47,10 @@ use self::{
     interfaces::Interfaces,
     kernel::{Kernel, boottime},
     leaving::Leaving,
+    quota::Quota,
     settle::{Question, Settled},
     showing::Shown,
+    vitals::Vitals,
 };
 pub use self::{
     error::AgentError,
@@ -60,6 +66,7 @@ use crate::{
     election::{Command, HEARTBEAT},
     keeper::Keeper,
     link::Monitor,
+    metrics::Meters,
     model::{NodeName, Vip},
     snat,
     source::Follower,
@@ -108,6 +115,17 @@ struct Agent {
     watch: Watch,
     /// Strangers that have addresses which are led here, as last told.
     conflicts: BTreeSet<String>,
+    /// What is counted, and how the agent fares: both are read beside the loop.
+    meters: Meters,
+    vitals: Arc<Vitals>,
+    /// Of what was settled, that which was counted last.
+    course: settle::Course,
+    /// Of the fence's lapses, those that were counted.
+    lapses: u64,
+    /// Lines of log about VIPs that come and go, about addresses that strangers have, and about frames that were not sent.
+    leaderships: Quota,
+    strangers: Quota,
+    failures: Quota,
     /// When to try again what found no room.
     retry: Option<Instant>,
 }
@@ -133,6 +151,7 @@ impl Agent {
             let announce = self.announcer.next().map(Into::into);
             let retry = self.retry.map(Into::into);
             let since_boot = boottime()?;
+            self.show_vitals(since_boot, begun);
             let turn = self.elector.next().map(|next| next.saturating_sub(since_boot));
             let probe = self.prober.next().map(|next| next.saturating_sub(since_boot).min(LISTEN));
             let now = tokio::time::Instant::now();
@@ -142,6 +161,7 @@ impl Agent {
                     self.beat()?;
                     self.heed_strangers(&links.borrow())?;
                     self.show()?;
+                    self.tell_untold();
                     if self.has_left() {
                         self.elector.leave().await;
                         return Ok(());
@@ -160,6 +180,7 @@ impl Agent {
                     if !begun || !self.follow_macs() { continue }
                 }
                 Some(report) = reports.recv() => {
+                    self.meters.stored(&report.operation, &report.result);
                     let commands = self.elector.report(&mut self.kernel, report)?;
                     self.react(&commands)?;
                     continue;
@@ -228,17 +249,26 @@ impl Agent {
                 Command::Lead { vip, epoch, why } => {
                     self.lead(*vip);
                     self.show_leader(*vip)?;
-                    tracing::info!(%vip, epoch, why = %why, "leading");
+                    self.meters.gained(why);
+                    if self.leaderships.take(Instant::now()) {
+                        tracing::info!(%vip, epoch, why = %why, "leading");
+                    }
                 }
                 Command::Follow { vip, why } => {
                     self.announcer.lost(*vip);
                     self.show_leader(*vip)?;
-                    tracing::info!(%vip, why = %why, "no longer leading");
+                    self.meters.lost(why);
+                    if self.leaderships.take(Instant::now()) {
+                        tracing::info!(%vip, why = %why, "no longer leading");
+                    }
                 }
                 Command::Gather => self.awaited = self.source.look(),
                 Command::Probe { vip, detect } => asked.push((*vip, *detect)),
                 Command::Conflict { vip, mac } => {
-                    tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");
+                    self.meters.conflict();
+                    if self.strangers.take(Instant::now()) {
+                        tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");
+                    }
                 }
                 _ => {}
             }
@@ -259,9 +289,12 @@ impl Agent {
         self.send(&frames);
     }
 
-    fn send(&self, frames: &[Frame]) {
-        let errors: Vec<_> = frames.iter().filter_map(|frame| self.sender.send(frame).err()).collect();
-        if let Some(error) = errors.first() {
+    fn send(&mut self, frames: &[Frame]) {
+        let sent = frames.iter().map(|frame| self.sender.send(frame)).inspect(|sent| self.meters.announced(sent));
+        let errors: Vec<_> = sent.filter_map(Result::err).collect();
+        if let Some(error) = errors.first()
+            && self.failures.take(Instant::now())
+        {
             tracing::warn!(
                 error = error as &dyn std::error::Error,
                 failed = errors.len(),

@@ -72,6 +72,8 @@ pub struct Options {
     pub lease: &'static str,
     /// The files of the container image to start it from; `None`: as an ordinary process.
     pub image: Option<PathBuf>,
+    /// Where it serves metrics and probes; `off` for a second agent in a network namespace.
+    pub http_listen: &'static str,
 }
 
 impl Options {
@@ -96,6 +98,7 @@ impl Options {
             // Most tests are not about failing over, and run beside many others: who leads is to stay.
             lease: "3s",
             image: None,
+            http_listen: "[::]:7945",
         }
     }
 
@@ -249,6 +252,7 @@ pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &P
         .arg("--socket")
         .arg(options.socket(node))
         .args(["--unclaimed", options.unclaimed, "--tc", options.tc, "--lease", options.lease])
+        .args(["--http-listen", options.http_listen])
         .args(["--unreachable-endpoints", options.unreachable_endpoints, "--handover-mac", options.handover_mac])
         .arg("--state-dir")
         .arg(&options.state)

@@ -40,6 +40,7 @@ pub mod process;
 pub mod program;
 pub mod requirement;
 pub mod router;
+pub mod scrape;
 pub mod sctp;
 pub mod traffic;
 pub mod transfer;

@@ -8,7 +8,10 @@ use std::{
 
 use tracing_subscriber::EnvFilter;
 
-use super::cluster::{AccessArgs, ScopeArgs};
+use super::{
+    cluster::{AccessArgs, ScopeArgs},
+    http::HttpArgs,
+};
 use crate::{
     allocate::Trust,
     control::DEFAULT_SOCKET,
@@ -109,6 +112,8 @@ pub struct Args {
     /// Where the agent listens for `vipmux inspect diff`, `vipmux explain` and `vipmux drain`.
     #[arg(long, value_name = "PATH", env = "VIPMUX_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
+    #[command(flatten)]
+    http: HttpArgs,
 }
 
 /// Whether vipmux's own allocator gives addresses.
@@ -189,6 +194,7 @@ pub fn run(args: Args) -> Result<(), AgentError> {
             detect: args.duplicate_address_detection,
         },
         socket: args.socket,
+        http: args.http.http_listen,
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)

@@ -46,6 +46,25 @@ pub enum Reason {
 }
 
 impl Reason {
+    /// All for which a Service gets no address though it asks for one.
+    pub const REFUSALS: [Self; 15] = [
+        Self::PortConflict,
+        Self::SharingMismatch,
+        Self::LabelConflict,
+        Self::GroupMismatch,
+        Self::PoolExhausted,
+        Self::NoPool,
+        Self::PoolNotAllowed,
+        Self::AddressNotInPool,
+        Self::AddressReserved,
+        Self::AmbiguousRequest,
+        Self::InvalidAnnotation,
+        Self::InvalidService,
+        Self::UnsupportedFamily,
+        Self::Unallocated,
+        Self::OtherClass,
+    ];
+
     /// What to do about it, whoever the other party is; `None`: it is as it was asked for.
     pub const fn remedy(self) -> Option<&'static str> {
         Some(match self {

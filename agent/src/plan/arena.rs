@@ -138,6 +138,12 @@ impl Arena {
         }
     }
 
+    /// Slots that tables cover, also those that rest. All of them, where a damaged map's ranges overlap.
+    pub(super) fn covered(&self) -> u32 {
+        let free = |gaps: &BTreeMap<u32, u32>| gaps.iter().map(|(start, end)| end - start).sum::<u32>();
+        self.capacity - self.gaps.as_ref().map_or(0, free)
+    }
+
     fn cover(&mut self, range: Range) {
         let Some(gaps) = &mut self.gaps else { return };
         let gap = gaps.range(..=range.offset).next_back().map(|(start, end)| (*start, *end));

@@ -129,6 +129,21 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// Of each map: its name, entries in use, and how many it has room for.
+    pub fn fill(&self) -> [(&'static str, usize, usize); 7] {
+        let Capacities { vips, services, tables, backends, nodes, peers, source_ranges } = self.capacities;
+        let maps = [
+            ("VIPS", self.vips.len(), vips),
+            ("SERVICES", self.services.len(), services),
+            ("TABLES", self.tables.covered() as usize, tables),
+            ("BACKENDS", self.backends.taken(), backends),
+            ("NODES", self.nodes.taken(), nodes),
+            ("PEERS", self.peers.len(), peers),
+            ("SOURCE_RANGES", self.sources.len(), source_ranges),
+        ];
+        maps.map(|(map, used, capacity)| (map, used, capacity as usize))
+    }
+
     /// The mirror of new maps, of which only `CONFIG` has been written.
     pub fn empty(capacities: Capacities, config: abi::Config) -> Self {
         Self {

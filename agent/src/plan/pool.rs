@@ -31,6 +31,11 @@ impl<T: Clone + Default + PartialEq> Pool<T> {
         self.capacity
     }
 
+    /// How many indices are taken.
+    pub(super) fn taken(&self) -> usize {
+        self.places.len() - self.open.len()
+    }
+
     pub(super) fn get(&self, index: u32) -> Option<&T> {
         match self.places.get(index as usize) {
             Some(Place::Taken(entry)) => Some(entry),

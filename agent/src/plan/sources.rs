@@ -64,6 +64,11 @@ pub(super) struct Sets {
 }
 
 impl Sets {
+    /// Entries in the map.
+    pub(super) fn len(&self) -> usize {
+        self.entries
+    }
+
     /// An entry was written (`present`), or removed.
     pub(super) fn record(&mut self, key: &Key, present: bool, now: Duration) {
         let set = key.1.set;

@@ -189,6 +189,24 @@ fn an_endpoint_more_costs_one_backend_one_table_and_one_switch() {
 }
 
 #[test]
+fn how_full_the_maps_are_follows_what_is_in_them() {
+    let mut world = World::new();
+    assert!(world.observed.fill().iter().all(|(_, used, capacity)| *used == 0 && *capacity > 0));
+    let web = desired().serve(80, "web", &backends(&[(1, "a"), (2, "b")]));
+    world.reach(&web.serve(443, "other", &backends(&[(7, "b")])));
+    let entries = world.kernel.entries();
+    let slots: u32 = entries.table_ranges().iter().map(|(_, length)| length).sum();
+    assert!(slots > 0);
+    let used = [1, 2, slots as usize, 3, 2, entries.peers.len(), 0];
+    assert_eq!(world.observed.fill().map(|(_, used, _)| used), used);
+    let mut nothing = desired();
+    nothing.vips.clear();
+    world.reach(&nothing);
+    let left = world.observed.fill().map(|(map, used, _)| (map, used));
+    assert!([("VIPS", 0), ("SERVICES", 0), ("BACKENDS", 0)].iter().all(|gone| left.contains(gone)), "{left:?}");
+}
+
+#[test]
 fn the_loss_of_leadership_comes_first() {
     let mut world = World::new();
     world.reach(&desired().serve(80, "web", &backends(&[(1, "b")])));

@@ -196,6 +196,7 @@ impl Agent {
             }
         };
         checks.tell(None);
+        self.meters.checked();
         let found = self.findings(&reading);
         let refused = self.refused.iter().cloned().collect();
         let differences = found.iter().map(|(difference, _)| difference.clone()).collect();
@@ -211,7 +212,8 @@ impl Agent {
         if found.len() > MOST_LINES {
             tracing::warn!(untold = found.len() - MOST_LINES, "more is repaired");
         }
-        for (_, finding) in &found {
+        for (difference, finding) in &found {
+            self.meters.repaired(&difference.what);
             self.repair(finding)?;
         }
         Ok(!found.is_empty())

@@ -28,6 +28,7 @@ impl Agent {
         let conflicts: BTreeSet<_> = conflicts.map(|conflict| self.told(links, conflict)).collect();
         if conflicts != self.conflicts {
             settle::tell(&self.conflicts, &conflicts);
+            self.meters.contested(conflicts.len());
             self.conflicts = conflicts;
         }
         Ok(())

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     election::{Command, Election, Input, Leadership, Outcome, Role},
-    gossip::{self, Addresses, Gossip, Incoming},
+    gossip::{self, Addresses, Counters, Gossip, Incoming},
     membership::{self, Event, Membership, Peers},
     model::{NodeName, Vip},
     store::{self, Operation, Operations, Place, Report, Swapped},
@@ -43,6 +43,8 @@ pub(super) struct Elector {
     election: Election,
     shared: Arc<Shared>,
     voice: JoinHandle<()>,
+    /// What came of the gossip's datagrams.
+    counters: Arc<Counters>,
     /// Marked by the voice when there are events; closed when it ends.
     happened: watch::Receiver<()>,
     addresses: watch::Sender<Addresses>,
@@ -154,13 +156,26 @@ impl Elector {
             outgoing: Notify::new(),
             turned: AtomicU64::new(nanoseconds(now)),
         });
+        let counters = Arc::clone(gossip.counters());
         let (marked, happened) = watch::channel(());
         let voice = Voice { shared: Arc::clone(&shared), gossip, payloads, happened: marked };
         let voice = tokio::spawn(voice.run());
         let (store, reports) = Operations::new(place);
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
-        let elector =
-            Self { local, election, shared, voice, happened, addresses, store, latest, operations, pending, faults };
+        let elector = Self {
+            local,
+            election,
+            shared,
+            voice,
+            counters,
+            happened,
+            addresses,
+            store,
+            latest,
+            operations,
+            pending,
+            faults,
+        };
         Ok((elector, reports))
     }
 
@@ -346,6 +361,11 @@ impl Elector {
     /// Looks at the peers.
     pub(super) fn peers<T>(&self, look: impl FnOnce(&Peers) -> T) -> T {
         look(self.shared.lock().peers())
+    }
+
+    /// What came of the gossip's datagrams.
+    pub(super) fn counters(&self) -> Arc<Counters> {
+        Arc::clone(&self.counters)
     }
 
     /// The VIPs that are wanted.

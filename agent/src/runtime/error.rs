@@ -11,6 +11,7 @@ use crate::{
     control::ListenError,
     datapath::{load::LoadError, maps::MapsError},
     gossip::{KeyFileError, StartError},
+    http,
     link::{EthtoolError, InterfaceError, LinkError},
     model::NodeName,
     probe::TlsError,
@@ -68,6 +69,9 @@ pub enum AgentError {
     /// Nobody can ask it anything.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// Nobody can see its metrics.
+    #[error(transparent)]
+    Http(#[from] http::ListenError),
     /// The SNAT chain's socket cannot be opened.
     #[error(transparent)]
     Snat(#[from] SnatError),

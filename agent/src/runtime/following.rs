@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use super::{
     Agent, AgentError,
-    kernel::Synced,
+    kernel::{Synced, boottime},
     settle::{self, Settled},
 };
 use crate::{
@@ -53,12 +53,16 @@ impl Agent {
         }
         let before = self.kernel.announced();
         let mut commands = Vec::new();
-        let (elector, carrier) = (&mut self.elector, self.carrier);
+        let (elector, carrier, vitals) = (&mut self.elector, self.carrier, &self.vitals);
+        let begun = Instant::now();
         let synced = self.kernel.sync(&desired, |kernel| {
             commands.extend(elector.beat(kernel, carrier)?);
+            vitals.turn(boottime()?, kernel.deadline());
             Ok(())
         });
-        let Synced { refused, unreachable, leftovers } = synced?;
+        let Synced { refused, unreachable, leftovers, steps } = synced?;
+        self.meters.applied(steps, refused.len(), begun.elapsed());
+        self.measure(settled);
         self.react(&commands)?;
         self.tell_peers(links, settled, &desired)?;
         if !direct {
@@ -91,6 +95,20 @@ impl Agent {
             );
         }
         Ok(())
+    }
+
+    /// Counts what was settled and is now in the maps, once.
+    fn measure(&mut self, settled: &Settled) {
+        let course = settled.course;
+        if course == self.course {
+            return;
+        }
+        self.course = course;
+        self.meters.settled(course.took);
+        self.meters.tally(&settled.tally);
+        if let Some(since) = course.since {
+            self.meters.arrived(since.elapsed());
+        }
     }
 
     /// Tells the election what is wanted. The beat after it opens the fence, which lets announcements out.

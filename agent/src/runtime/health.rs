@@ -67,6 +67,11 @@ pub(super) struct Hearsay {
 }
 
 impl Hearsay {
+    /// What this node found.
+    pub(super) fn findings(&self) -> watch::Receiver<Findings> {
+        self.findings.clone()
+    }
+
     /// Waits until this node has found something; an error if nobody probes any more. Cancel-safe.
     pub(super) async fn found(&mut self) -> Result<(), RecvError> {
         self.findings.changed().await

@@ -64,6 +64,8 @@ pub(super) struct Synced {
     pub(super) unreachable: Vec<PortClaim>,
     /// Something is left to be removed after [`REST`](plan::REST).
     pub(super) leftovers: bool,
+    /// How much was written.
+    pub(super) steps: usize,
 }
 
 /// See the module.
@@ -89,6 +91,12 @@ pub(super) struct Kernel {
     pins: Pins,
     /// Changes with everything that was written to the maps.
     writes: u64,
+    /// The fence's deadline, as it was pushed last; zero: never.
+    deadline: Duration,
+    /// It passed, and was not pushed since.
+    lapsed: bool,
+    /// Times that it did.
+    lapses: u64,
 }
 
 impl Kernel {
@@ -125,6 +133,9 @@ impl Kernel {
             pinned,
             pins,
             writes,
+            deadline: Duration::ZERO,
+            lapsed: false,
+            lapses: 0,
         })
     }
 
@@ -251,7 +262,8 @@ impl Kernel {
             self.observed.settle(desired, &plan);
         }
         let leftovers = self.observed.has_leftovers();
-        Ok(Synced { refused: plan.refused, unreachable: plan.unreachable, leftovers })
+        let steps = plan.steps.len();
+        Ok(Synced { refused: plan.refused, unreachable: plan.unreachable, leftovers, steps })
     }
 
     fn execute(&mut self, step: &Step) -> Result<(), KernelError> {
@@ -280,6 +292,10 @@ impl Kernel {
     /// Begins a turn of the heart: the VIPs that the program gave up since the last one.
     pub(super) fn beat(&mut self) -> Result<Vec<Vip>, KernelError> {
         self.beaten = boottime()?;
+        if !self.lapsed && !self.deadline.is_zero() && self.beaten >= self.deadline {
+            self.lapsed = true;
+            self.lapses += 1;
+        }
         let [yields, foreign] = spoken(&self.maps)?;
         self.strangers |= foreign != self.foreign;
         self.foreign = foreign;
@@ -313,8 +329,19 @@ impl Kernel {
         self.flag(vip)
     }
 
+    /// The fence's deadline, `CLOCK_BOOTTIME`; zero: it was never pushed.
+    pub(super) fn deadline(&self) -> Duration {
+        self.deadline
+    }
+
+    /// How often it passed, as the loop's turns saw it.
+    pub(super) fn lapses(&self) -> u64 {
+        self.lapses
+    }
+
     /// Pushes the fence's deadline.
     pub(super) fn extend(&mut self, deadline: Duration) -> Result<(), KernelError> {
+        (self.deadline, self.lapsed) = (deadline, false);
         Ok(self.maps.write_deadline(nanoseconds(deadline), nanoseconds(boottime()?))?)
     }
 

@@ -37,7 +37,7 @@ impl Agent {
     /// Leads nothing from now on, as long as there is another node; or does again. An agent that was told to stop goes on with
     /// that.
     pub(super) fn drain(&mut self, drains: bool) -> Result<(), AgentError> {
-        if drains == self.leaving.is_some() || self.leaving.as_ref().is_some_and(|leaving| leaving.stopping.is_some()) {
+        if drains == self.leaving.is_some() || self.stops() {
             return Ok(());
         }
         let led = self.elector.held().map(|(vip, _)| vip).collect();
@@ -62,6 +62,11 @@ impl Agent {
         let to = |vip: &Vip| Some((*vip, self.elector.leadership(*vip)?.leader?));
         progress.handed = gone.filter_map(to).collect();
         progress
+    }
+
+    /// Whether it was told to stop.
+    pub(super) fn stops(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.stopping.is_some())
     }
 
     /// Whether it was told to stop, and has handed over what others can take.

@@ -10,12 +10,12 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use imbl::OrdMap;
 use tokio::{
-    select,
+    pin, select,
     sync::{mpsc, watch},
     task::spawn_blocking,
     time::sleep,
@@ -26,6 +26,7 @@ pub(super) use self::{agreement::Authority, question::Question};
 use super::health::Probes;
 use crate::{
     election::placement::Contenders,
+    metrics::Tally,
     model::{NodeName, Options, PortClaim, Vip, advertisement::Candidates},
     plan::DesiredService,
     source::Objects,
@@ -48,6 +49,19 @@ pub(super) struct Settled {
     pub(super) complaints: Arc<BTreeSet<String>>,
     /// The last look at the source that was asked for and that this rests on (see [`Follower::look`](crate::source::Follower::look)).
     pub(super) look: u64,
+    /// What became of the Services.
+    pub(super) tally: Arc<Tally>,
+    /// How it came about.
+    pub(super) course: Course,
+}
+
+/// How something was settled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Course {
+    /// When the first event came that it takes in; `None`: it was another occasion.
+    pub(super) since: Option<Instant>,
+    /// How long it took; zero: nothing was settled yet.
+    pub(super) took: Duration,
 }
 
 /// How often the state file is looked at for what other agents wrote.
@@ -68,6 +82,8 @@ pub(super) async fn follow(
     settled: watch::Sender<Arc<Settled>>,
 ) {
     let mut stages = Stages::new(options.clone(), authority.clone(), Memory::default());
+    // When something changed that is not settled yet.
+    let mut since = None;
     loop {
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
         let seen = authority.stamp();
@@ -77,21 +93,36 @@ pub(super) async fn follow(
         stages.hear(Arc::clone(&probes.health.borrow_and_update()));
         let memory = Memory { objects: Arc::clone(&snapshot), ..stages.memory() };
         let run = spawn_blocking(move || {
+            let begun = Instant::now();
             let result = stages.settle(&snapshot, seen);
-            (stages, result)
+            (stages, result, begun.elapsed())
         });
-        if let Ok((same, result)) = run.await {
+        pin!(run);
+        let mut next = None;
+        let run = loop {
+            select! {
+                run = &mut run => break run,
+                // That there will be none any more is seen below.
+                Ok(()) = objects.changed(), if next.is_none() => next = Some(Instant::now()),
+            }
+        };
+        let taken_in = std::mem::replace(&mut since, next);
+        if let Ok((same, result, took)) = run {
             stages = same;
             probes.want(stages.checkups(&probes.node));
             tell(&settled.borrow().complaints, &result.complaints);
-            settled.send_replace(Arc::new(Settled { look, ..result }));
+            settled.send_replace(Arc::new(Settled { look, course: Course { since: taken_in, took }, ..result }));
         } else {
             tracing::error!("settling a snapshot failed; the last good state stays in force until the next one");
             stages = Stages::new(options.clone(), authority.clone(), memory);
         }
-        loop {
+        // However much changes.
+        while let Ok(question) = questions.try_recv() {
+            question.answer(&stages, &probes.findings.borrow());
+        }
+        while since.is_none() {
             select! {
-                changed = objects.changed() => if changed.is_ok() { break } else { return },
+                changed = objects.changed() => if changed.is_ok() { since = Some(Instant::now()) } else { return },
                 Ok(()) = looked.changed() => break,
                 Ok(()) = probes.health.changed() => break,
                 Some(question) = questions.recv() => question.answer(&stages, &probes.findings.borrow()),
@@ -116,5 +147,33 @@ pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
     let untold = new.count().saturating_sub(MOST_LINES) + mended.count().saturating_sub(MOST_LINES);
     if untold > 0 {
         tracing::warn!(untold, "more was refused or mended; `vipmux plan` tells all");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_mins(1);
+
+    #[tokio::test]
+    async fn what_changed_is_settled_with_the_time_at_which_it_did() {
+        let directory = tempfile::tempdir().unwrap();
+        let (objects, snapshots) = watch::channel(Arc::default());
+        let ((_looks, looked), (_asker, questions)) = (watch::channel(0), mpsc::channel(1));
+        let (probes, _hearsay) = Probes::start(NodeName("here".to_owned())).unwrap();
+        let (sender, mut settled) = watch::channel(Arc::new(Settled::default()));
+        let authority = Authority::File(directory.path().join("assignments.yaml"));
+        tokio::spawn(follow(snapshots, looked, questions, authority, Options::default(), probes, sender));
+        timeout(PATIENCE, settled.changed()).await.unwrap().unwrap();
+        let first = settled.borrow_and_update().course;
+        assert!(first.since.is_none() && !first.took.is_zero(), "{first:?}");
+        let before = Instant::now();
+        objects.send_replace(Arc::default());
+        let changed = timeout(PATIENCE, settled.wait_for(|settled| settled.course.since.is_some())).await.unwrap();
+        let since = changed.unwrap().course.since.unwrap();
+        assert!(since >= before && since <= Instant::now(), "{since:?}, {before:?}");
     }
 }

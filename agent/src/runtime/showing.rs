@@ -43,6 +43,7 @@ impl Agent {
             return Ok(());
         }
         self.shown.at = Some(now);
+        self.meters.fill(self.kernel.observed().fill());
         let vips: BTreeSet<Vip> = self.elector.vips().collect();
         let gone = self.shown.leaders.keys().filter(|address| !vips.contains(&Vip((**address).into())));
         for address in gone.copied().collect::<Vec<_>>() {

@@ -21,9 +21,13 @@ use super::{
     health::Probes,
     interfaces::Interfaces,
     kernel::{Kernel, boottime},
+    observing::{self, Sources},
     origin::{self, Opened, Origin},
-    privileges, settle,
+    privileges,
+    quota::Quota,
+    settle,
     showing::Shown,
+    vitals::Vitals,
 };
 use crate::{
     announce::{Announcer, Pacing, Sender, groups, probe::Prober, watch::Watch},
@@ -36,8 +40,10 @@ use crate::{
     },
     election::{self, Election},
     gossip::{self, StartError},
+    http::Listen,
     link::{self, Ethtool, LinkError, Links, Monitor},
     membership::sealing::Keys,
+    metrics::Meters,
     model::{
         self, NodeName,
         range::{SUBNET_ANYCAST, subnet_anycast},
@@ -97,6 +103,8 @@ pub struct Options {
     pub election: election::Settings,
     /// Where to listen for questions.
     pub socket: PathBuf,
+    /// Where to serve metrics and probes.
+    pub http: Listen,
 }
 
 /// Runs the agent until SIGTERM or SIGINT, when it hands over what it leads. Programs, maps and links stay pinned: traffic
@@ -138,10 +146,14 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
         flows => flows,
     };
+    let port = observing::listen(options.http)?;
     let kernel = Kernel::open(pins, flows, options.unclaimed)?;
-    let (elector, reports) = elect(&options, leases, keys)?;
+    let (elector, reports) = elect(&options, leases, keys.clone())?;
     let shown = Shown::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
+    let (meters, vitals) = (Meters::default(), Arc::<Vitals>::default());
+    let (gossip, findings) = (elector.counters(), health.findings());
+    observing::serve(port, &options.pin_path, Sources { meters: &meters, vitals: &vitals, gossip, keys, findings })?;
     let agent = Agent {
         kernel,
         elector,
@@ -167,6 +179,13 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         refused: BTreeSet::new(),
         watch: Watch::default(),
         conflicts: BTreeSet::new(),
+        meters,
+        vitals,
+        course: settle::Course::default(),
+        lapses: 0,
+        leaderships: Quota::default(),
+        strangers: Quota::default(),
+        failures: Quota::default(),
         retry: None,
         options,
     };

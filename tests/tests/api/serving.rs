@@ -137,7 +137,10 @@ fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
     };
     let kubeconfig = api.kubeconfig(ADMIN)?;
     for (arguments, expected) in [
-        (vec![], "this is no Pod of a cluster: name a kubeconfig (--kubeconfig), or a directory of manifests (--manifests)"),
+        (
+            vec![],
+            "this is no Pod of a cluster: name a kubeconfig (--kubeconfig), or a directory of manifests (--manifests)",
+        ),
         (vec!["--kubeconfig".as_ref(), "/nowhere".as_ref()], "cannot use the kubeconfig \"/nowhere\""),
         (vec!["--kubeconfig".as_ref(), kubeconfig.as_os_str()], "in a cluster all agents need the same key"),
     ] {

@@ -25,6 +25,7 @@ mod ipv6;
 mod ipv6_nodes;
 mod leading;
 mod members;
+mod observing;
 mod outlets;
 mod paths;
 mod policies;

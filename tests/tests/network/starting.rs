@@ -108,7 +108,7 @@ fn a_second_agent_on_the_same_pins_is_refused() -> Result<()> {
     let (state, other_state) = (Folder::temporary("state")?, Folder::temporary("other-state")?);
     let first = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), state.path()))?;
     first.wait_ready(PATIENCE)?;
-    let options = agent::Options::new(manifests.path(), other_state.path());
+    let options = agent::Options { http_listen: "off", ..agent::Options::new(manifests.path(), other_state.path()) };
     let mut second = Process::spawn("another agent", agent::command(&lan.nodes[0], &options, first.pins())?)?;
     assert!(!second.wait(PATIENCE)?.success(), "{}", second.output());
     assert!(second.output().contains("another agent works with the pins"), "{}", second.output());
@@ -122,7 +122,8 @@ fn an_interface_that_has_another_xdp_program_is_refused() -> Result<()> {
     let (state, other_state) = (Folder::temporary("state")?, Folder::temporary("other-state")?);
     let first = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), state.path()))?;
     first.wait_ready(PATIENCE)?;
-    let mut second = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), other_state.path()))?;
+    let options = agent::Options { http_listen: "off", ..agent::Options::new(manifests.path(), other_state.path()) };
+    let mut second = Agent::start(&lan.nodes[0], &options)?;
     let status = second.process_mut().wait(PATIENCE)?;
     let output = second.process().output();
     assert!(!status.success(), "{output}");

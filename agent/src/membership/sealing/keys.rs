@@ -92,6 +92,11 @@ impl Keys {
         format!("# vipmux's gossip key, a secret: the same on all nodes.\n{lines}")
     }
 
+    /// What tells the keys from others, the one that seals first: the beginnings of their hashes, in hex.
+    pub fn ids(&self) -> impl Iterator<Item = String> {
+        self.iter().map(|key| format!("{:08x}", u32::from_be_bytes(key.id())))
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &Key> {
         [&self.sealing].into_iter().chain(&self.other)
     }
@@ -185,6 +190,15 @@ mod tests {
         ] {
             assert_eq!(Keys::parse(&text), Err(error), "{text}");
         }
+    }
+
+    #[test]
+    fn keys_are_told_apart_the_one_that_seals_first() {
+        let two = Keys::parse(&format!("{HEX}\n{OTHER}\n")).unwrap();
+        let turned = Keys::parse(&format!("{OTHER}\n{HEX}\n")).unwrap();
+        let ids: Vec<_> = two.ids().collect();
+        assert!(ids.len() == 2 && ids[0] != ids[1] && ids.iter().all(|id| id.len() == 8), "{ids:?}");
+        assert!(turned.ids().eq(ids.into_iter().rev()));
     }
 
     #[test]

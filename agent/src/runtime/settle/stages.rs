@@ -9,7 +9,7 @@ use std::{
 use imbl::OrdMap;
 
 use super::{
-    Settled,
+    Course, Settled,
     agreement::{Agreement, Authority},
     probed::Probed,
 };
@@ -18,11 +18,12 @@ use crate::{
     assignments::Stamp,
     election::placement::{self, contenders_of},
     explain::Decided,
+    metrics::Tally,
     model::{
         Model, NodeName, Options, PortClaim, ServiceName, Slices,
         endpoints::{desired_service, desired_services},
         health::{self, Checkups, Findings, Health},
-        reason::Refusal,
+        reason::{Reason, Refusal},
     },
     plan::DesiredService,
     source::Objects,
@@ -190,7 +191,17 @@ fn settled(
         nodes: Arc::new(nodes.collect()),
         complaints: Arc::new(complaints),
         look: 0,
+        tally: Arc::new(tally(allocation)),
+        course: Course::default(),
     }
+}
+
+fn tally(allocation: &Allocation) -> Tally {
+    let mut refused: BTreeMap<Reason, usize> = BTreeMap::new();
+    for refusal in allocation.refusals.values() {
+        *refused.entry(refusal.reason).or_default() += 1;
+    }
+    Tally { allocated: allocation.assignments.len(), withheld: allocation.withheld.len(), refused }
 }
 
 fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {

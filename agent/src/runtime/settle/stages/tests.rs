@@ -55,6 +55,7 @@ fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
     assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), held(&holders));
     let told = "Service shop/a cannot be read: 192.0.2.1 is kept for it, and nothing is served there";
     assert!(settled.complaints.contains(told), "{:?}", settled.complaints);
+    assert_eq!(*settled.tally, Tally { allocated: 1, withheld: 1, refused: BTreeMap::new() });
     assert_eq!(settled.leaders.keys().map(ToString::to_string).collect::<Vec<_>>(), ["192.0.2.2"]);
     let (holders, _) = settle(&broken, &["a"]);
     assert_eq!(held(&holders), ["b=192.0.2.2"], "it was seen to be deleted");

@@ -1,0 +1,100 @@
+//! What Prometheus is told, and whether docs/metrics.md tells of it.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use tokio::sync::watch;
+
+use super::*;
+use crate::{
+    election::Lost,
+    membership::{Why, sealing::Keys},
+    model::{health::Findings, reason::Reason},
+    store::{Operation, Outcome, Survey},
+};
+
+/// Everything that an agent tells, with something of each.
+fn everything() -> String {
+    let meters = Meters::default();
+    meters.gained(&Why::First);
+    meters.lost(&Lost::Fenced);
+    meters.repaired("VIPS");
+    meters.stored(&Operation::Survey, &Ok(Outcome::Surveyed(Survey::default())));
+    meters.tally(&Tally { allocated: 3, withheld: 0, refused: [(Reason::PortConflict, 2)].into() });
+    meters.fill([("VIPS", 5, 100)]);
+    let mut registry = registry();
+    meters.register(&mut registry);
+    let (_, keys) = watch::channel(Keys::generate([7; 32]));
+    registry.register_collector(Box::new(GossipMetrics { counters: Arc::default(), keys }));
+    registry.register_collector(Box::new(ProbeMetrics(watch::channel(Findings::new()).1)));
+    encode([&registry, &Reading::sample().registry()]).unwrap()
+}
+
+/// Names as PromQL has them.
+fn names(text: &str) -> BTreeSet<String> {
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    families
+        .map(|(name, kind)| match kind {
+            "counter" => format!("{name}_total"),
+            "info" => format!("{name}_info"),
+            _ => name.to_owned(),
+        })
+        .collect()
+}
+
+#[test]
+fn values_stand_where_they_belong() {
+    let text = everything();
+    let service = r#"{namespace="shop",service="web",vip="192.0.2.10",port="80",protocol="TCP"}"#;
+    for line in [
+        &format!("vipmux_service_packets_total{service} 3"),
+        &format!("vipmux_service_bytes_total{service} 180"),
+        &format!("vipmux_service_flows_total{service} 2"),
+        r#"vipmux_vip_leading{vip="192.0.2.10"} 1.0"#,
+        r#"vipmux_vip_leading{vip="192.0.2.12"} 0.0"#,
+        r#"vipmux_vips{role="following"} 1.0"#,
+        "vipmux_vips_without_leader 1.0",
+        r#"vipmux_members{standing="down"} 0.0"#,
+        "vipmux_fence_remaining_seconds -1.5",
+        r#"vipmux_leaderships_gained_total{why="first"} 1"#,
+        r#"vipmux_leaderships_gained_total{why="down"} 0"#,
+        r#"vipmux_services_refused{reason="PortConflict"} 2"#,
+        r#"vipmux_services_refused{reason="PoolExhausted"} 0"#,
+        r#"vipmux_services{state="refused"} 2"#,
+        r#"vipmux_map_capacity_entries{map="VIPS"} 100"#,
+        r#"vipmux_lease_operations_total{operation="survey",result="done"} 1"#,
+        "vipmux_gossip_keys 1.0",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains(r#"vip="192.0.2.11""#), "a VIP in which this node has no part has series");
+    assert!(text.ends_with("# EOF\n"));
+}
+
+/// OpenMetrics 1.0, "Metric naming" and "ABNF": names are unique, and each line is a sample or a comment.
+#[test]
+fn the_text_is_well_formed() {
+    let text = everything();
+    let kinds = text.lines().filter(|line| line.starts_with("# TYPE "));
+    assert_eq!(kinds.count(), names(&text).len(), "a name is there twice");
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        assert!(value.parse::<f64>().is_ok(), "{line}");
+        let name = series.split('{').next().unwrap();
+        assert!(name.starts_with("vipmux_") || name.starts_with("process_"), "{line}");
+        assert!(name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'), "{line}");
+    }
+    assert!(text.contains(r#"service="a\"b""#), "a quote is not escaped");
+}
+
+#[test]
+fn the_page_tells_of_each_metric_and_of_no_other() {
+    let page = include_str!("../../../docs/metrics.md");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let rows = rows.filter(|(name, _)| name.starts_with("vipmux_") || name.starts_with("process_"));
+    let told: BTreeSet<String> = rows.map(|(name, _)| name.to_owned()).collect();
+    // The event loop's own are registered where it runs.
+    let of_the_loop = ["vipmux_event_loop_silent_seconds", "vipmux_ready"].map(str::to_owned);
+    let mut expected = names(&everything());
+    expected.extend(of_the_loop);
+    assert_eq!(told, expected);
+}

@@ -1,0 +1,72 @@
+//! What an agent tells by HTTP, asked for from a machine's own network namespace.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::netns::Namespace;
+
+/// Where agents serve it.
+const PORT: u16 = 7945;
+
+/// Asks for a path: the status and the body.
+pub fn get(from: &Namespace, host: impl Into<IpAddr>, path: &str, timeout: Duration) -> Result<(u16, String)> {
+    let to = SocketAddr::new(host.into(), PORT);
+    let answer = from.run(|| {
+        let mut stream = TcpStream::connect_timeout(&to, timeout).with_context(|| format!("no connection to {to}"))?;
+        stream.set_read_timeout(Some(timeout))?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).with_context(|| format!("{to} does not answer for {path}"))?;
+        Ok(answer)
+    })?;
+    let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no answer by HTTP: {answer}"))?;
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+    Ok((status.with_context(|| format!("no status: {head}"))?, body.to_owned()))
+}
+
+/// The metrics of an agent.
+#[derive(Clone, Debug)]
+pub struct Metrics(String);
+
+impl Metrics {
+    /// Asks for them.
+    pub fn scrape(from: &Namespace, host: impl Into<IpAddr>, timeout: Duration) -> Result<Self> {
+        let (status, body) = get(from, host, "/metrics", timeout)?;
+        ensure!(status == 200 && body.ends_with("# EOF\n"), "status {status}: {body}");
+        Ok(Self(body))
+    }
+
+    /// The sum of a metric's values over all series that have these labels.
+    pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let of_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
+        let has = |line: &&str| labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")));
+        let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
+        self.0.lines().filter(of_it).filter(has).filter_map(value).sum()
+    }
+
+    /// Whether there is a series of this metric.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_summed_over_the_series_that_are_meant() {
+        let metrics =
+            Metrics("# TYPE a counter\na_total{x=\"1\",y=\"2\"} 3\na_total{x=\"2\",y=\"2\"} 4\na 5\n".to_owned());
+        let sum = |name, labels: &[_]| metrics.sum(name, labels).to_string();
+        assert_eq!(sum("a_total", &[]), "7");
+        assert_eq!(sum("a_total", &[("x", "1")]), "3");
+        assert_eq!(sum("a_total", &[("x", "3")]), "0");
+        assert!(metrics.has("a") && metrics.has("a_total") && !metrics.has("a_tot"));
+    }
+}

@@ -1,0 +1,190 @@
+//! What agents tell by HTTP: metrics, health and readiness.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use vipmux_tests::{
+    agent::Agent,
+    client::{Kind, Request},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
+    failover::await_stopped,
+    lan::Options,
+    manifests::VIP,
+    scrape::{self, Metrics},
+    wait,
+};
+
+use crate::services;
+
+/// For an answer that nobody is expected to give.
+const SILENCE: Duration = Duration::from_millis(700);
+
+/// Asks the agent on a node, from that node, as the kubelet does.
+fn ask(cluster: &Cluster, node: &str, path: &str) -> Result<(u16, String)> {
+    let node = cluster.lan.node(node)?;
+    scrape::get(node.namespace(), node.address, path, TIMEOUT)
+}
+
+/// Waits until the agent on a node answers for a path so, and a line of the answer begins so.
+fn await_answer(cluster: &Cluster, node: &str, path: &str, status: u16, line: &str) -> Result<()> {
+    wait::until(&format!("{status} for {path}, with {line}"), PATIENCE, || {
+        let (found, body) = ask(cluster, node, path)?;
+        ensure!(found == status && body.lines().any(|it| it.starts_with(line)), "status {found}: {body}");
+        Ok(())
+    })
+    .with_context(|| cluster.last_outputs())
+}
+
+/// The sum of a metric over all nodes.
+fn sum(cluster: &Cluster, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
+    let of_node = |node: &vipmux_tests::lan::Node| {
+        Ok(Metrics::scrape(node.namespace(), node.address, TIMEOUT)?.sum(name, labels))
+    };
+    cluster.lan.nodes.iter().map(of_node).sum()
+}
+
+#[test]
+fn an_agent_is_ready_while_it_can_answer_and_alive_all_the_time() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let name = cluster.lan.nodes[0].name.clone();
+    // Without a carrier it has no evidence that anything is its own.
+    cluster.lan.unplug(&name)?;
+    let options = cluster.agent_options();
+    for node in &cluster.lan.nodes {
+        cluster.agents.push(Agent::start(node, &options)?);
+    }
+    await_answer(&cluster, &name, "/readyz", 503, "[-]fence failed: nothing says yet")?;
+    await_answer(&cluster, &name, "/readyz", 503, "[+]source ok")?;
+    await_answer(&cluster, &name, "/healthz", 200, "[+]event-loop ok")?;
+
+    cluster.lan.plug(&name)?;
+    await_answer(&cluster, &name, "/readyz", 200, "passed")?;
+    for check in ["[+]source ok", "[+]attached ok", "[+]synced ok", "[+]fence ok", "[+]staying ok"] {
+        await_answer(&cluster, &name, "/readyz", 200, check)?;
+    }
+    let node = cluster.lan.node(&name)?;
+    let metrics = || Metrics::scrape(node.namespace(), node.address, TIMEOUT);
+    let before = metrics()?;
+    assert_eq!(before.sum("vipmux_ready", &[]).to_string(), "1");
+    assert!(before.sum("vipmux_fence_remaining_seconds", &[]) > 0.0 && before.has("vipmux_fence_lapses_total"));
+
+    cluster.lan.unplug(&name)?;
+    await_answer(&cluster, &name, "/readyz", 503, "[-]fence failed: the deadline passed")?;
+    assert_eq!(ask(&cluster, &name, "/healthz")?.0, 200);
+    let found = metrics()?;
+    let lapses = |metrics: &Metrics| metrics.sum("vipmux_fence_lapses_total", &[]);
+    assert_eq!(found.sum("vipmux_ready", &[]).to_string(), "0");
+    assert!(lapses(&found) > lapses(&before), "{} and {} lapses", lapses(&before), lapses(&found));
+    assert!(found.sum("vipmux_fence_remaining_seconds", &[]) < 0.0);
+    cluster.lan.plug(&name)?;
+    await_answer(&cluster, &name, "/readyz", 200, "passed")
+}
+
+#[test]
+fn metrics_rise_with_the_traffic_and_with_what_happens() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let web = [("namespace", "shop"), ("service", "web"), ("vip", "192.0.2.200"), ("port", "80"), ("protocol", "TCP")];
+    assert_eq!(VIP.to_string(), web[2].1, "the address that the labels have");
+    let counted = |cluster: &Cluster| -> Result<[f64; 4]> {
+        let of = |name| sum(cluster, name, &web);
+        let drops = sum(cluster, "vipmux_dropped_packets_total", &[("reason", "no_service")])?;
+        Ok([
+            of("vipmux_service_packets_total")?,
+            of("vipmux_service_bytes_total")?,
+            of("vipmux_service_flows_total")?,
+            drops,
+        ])
+    };
+    let before = counted(&cluster)?;
+    for _ in 0..20 {
+        cluster.ask(Request::new(Kind::Http, VIP, 80), TIMEOUT)?;
+    }
+    assert!(cluster.ask(Request::new(Kind::Http, VIP, 81), TIMEOUT).is_err(), "nobody has this port");
+    let [packets, bytes, flows, drops] = counted(&cluster)?;
+    // A request is a SYN, an ACK, the request itself and a FIN at least, of 54 bytes or more.
+    assert!(
+        packets >= before[0] + 80.0 && bytes >= before[1] + 80.0 * 54.0,
+        "{packets} packets, {bytes} bytes, {before:?}"
+    );
+    assert!(flows >= before[2] + 20.0 && drops > before[3], "{flows} flows, {drops} drops, {before:?}");
+
+    let leading = |cluster: &Cluster| sum(cluster, "vipmux_vip_leading", &[("vip", "192.0.2.200")]);
+    assert_eq!(leading(&cluster)?.to_string(), "1");
+    let allocated = sum(&cluster, "vipmux_services", &[("state", "allocated")])?;
+    assert_eq!(allocated.to_string(), "15", "five Services on each of three nodes");
+    assert_eq!(sum(&cluster, "vipmux_vips_without_leader", &[])?.to_string(), "0");
+    assert_eq!(sum(&cluster, "vipmux_map_entries", &[("map", "SERVICES")])?.to_string(), "15");
+    wait::until("three members on three nodes", PATIENCE, || {
+        let standing = |standing| sum(&cluster, "vipmux_members", &[("standing", standing)]);
+        let (alive, own) = (standing("alive")?.to_string(), standing("this_node")?.to_string());
+        ensure!((alive.as_str(), own.as_str()) == ("6", "3"), "{alive} alive, {own} own");
+        Ok(())
+    })?;
+    for name in ["vipmux_gossip_datagrams_total", "vipmux_plan_steps_total", "vipmux_announcements_total"] {
+        assert!(sum(&cluster, name, &[])? > 0.0, "{name}");
+    }
+
+    let (first, gained) =
+        (cluster.await_leader(VIP)?.name.clone(), sum(&cluster, "vipmux_leaderships_gained_total", &[])?);
+    let delays = sum(&cluster, "vipmux_event_to_kernel_seconds_count", &[])?;
+    let (code, said, error) = cluster.agent(&first)?.drain(cluster.lan.node(&first)?, &[])?;
+    ensure!(code == 0, "{said}{error}");
+    wait::until("a leader after the handover", PATIENCE, || {
+        let handed = sum(&cluster, "vipmux_leaderships_gained_total", &[("why", "handed")])?;
+        ensure!(handed >= 1.0 && leading(&cluster)?.to_string() == "1", "{handed} handed over, {gained} before in all");
+        Ok(())
+    })?;
+    assert!(sum(&cluster, "vipmux_leaderships_lost_total", &[("why", "handed")])? >= 1.0);
+
+    let web = services::web(&cluster)?;
+    cluster.manifests.write_service(&vipmux_tests::manifests::Service { local: true, ..web })?;
+    wait::until("the change in the histograms of all nodes", PATIENCE, || {
+        let now = sum(&cluster, "vipmux_event_to_kernel_seconds_count", &[])?;
+        ensure!(now >= delays + 3.0, "{now}, and {delays} before");
+        Ok(())
+    })?;
+
+    let agent = cluster.agent_mut(&first)?.process_mut();
+    agent.signal(Signal::SIGTERM)?;
+    agent.wait(PATIENCE)?;
+    assert!(ask(&cluster, &first, "/healthz").is_err(), "somebody answers for an agent that has ended");
+    Ok(())
+}
+
+/// What the kubelet sees of an agent that is stuck as a whole. One whose event loop alone hangs says so (`vitals`).
+#[test]
+fn a_stopped_agent_does_not_answer_its_probes() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let node = &cluster.lan.nodes[0];
+    let process = cluster.agent(&node.name)?.process();
+    assert_eq!(ask(&cluster, &node.name, "/healthz")?.0, 200);
+    process.signal(Signal::SIGSTOP)?;
+    await_stopped(process.id())?;
+    assert!(scrape::get(node.namespace(), node.address, "/healthz", SILENCE).is_err());
+    process.signal(Signal::SIGCONT)?;
+    await_answer(&cluster, &node.name, "/healthz", 200, "passed")?;
+    await_answer(&cluster, &node.name, "/readyz", 200, "passed")
+}
+
+#[test]
+fn an_agent_whose_port_is_taken_says_so_and_leaves_nothing_behind() -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let options = cluster.agent_options();
+    let node = &cluster.lan.nodes[0];
+    let taken = node.namespace().run(|| Ok(std::net::TcpListener::bind("0.0.0.0:7945")?))?;
+    let mut agent = Agent::start(node, &options)?;
+    let status = agent.process_mut().wait(PATIENCE)?;
+    let output = agent.process().output();
+    assert_eq!(status.code(), Some(1), "{output}");
+    ensure!(
+        output.contains("something else listens on [::]:7945: stop it, or choose another --http-listen"),
+        "{output}"
+    );
+    ensure!(!agent.pins().join("maps").exists(), "maps were pinned");
+    drop(taken);
+    agent.restart(node)?;
+    agent.wait_ready(PATIENCE)?;
+    cluster.agents.push(agent);
+    Ok(())
+}
