@@ -3,18 +3,22 @@
 pub mod agent;
 pub mod check;
 pub mod cluster;
+pub mod config;
 pub mod drain;
 pub mod explain;
 pub mod http;
 pub mod inspect;
+pub mod log;
 pub mod plan;
 pub mod planned;
 pub mod table;
 pub mod unload;
 
-use std::process::ExitCode;
+use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+
+pub use self::config::CommandLineError;
 
 /// Many LoadBalancer Services behind one IP address, on bare-metal Kubernetes.
 #[derive(Debug, Parser)]
@@ -30,6 +34,7 @@ enum Command {
     Agent(agent::Args),
     /// Look at this node before the agent runs on it, or while it does: one line for each check, with the remedy
     Check(check::Args),
+    Agent(Box<agent::Args>),
     /// Hand this node's VIPs over to other nodes, so that it can be stopped or restarted without an outage
     Drain(drain::Args),
     /// Show why a Service or VIP is served or is not: from manifest to packet, and the first broken link
@@ -69,11 +74,17 @@ pub enum CliError {
 }
 
 impl Cli {
+    /// From the process's arguments, its environment and the configuration file that these name.
+    pub fn read() -> Result<Self, CommandLineError> {
+        config::parse(&std::env::args_os().collect::<Vec<OsString>>())
+    }
+
     /// Runs the subcommand.
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
             Command::Agent(args) => agent::run(args)?,
             Command::Check(args) => return Ok(check::run(args)?),
+            Command::Agent(args) => agent::run(*args)?,
             Command::Drain(args) => drain::run(&args)?,
             Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),

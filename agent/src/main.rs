@@ -2,13 +2,13 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
-use vipmux::cli::Cli;
+use vipmux::cli::{Cli, CommandLineError};
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
-        Err(message) => {
+        Err(CommandLineError::File(error)) => return failed(error),
+        Err(CommandLineError::Usage(message)) => {
             // Help and version are asked for; a wrong usage is unusable input, which has exit status 1 everywhere here
             // (clap's own 2 means that a plan does not give everyone what they asked for).
             let code = if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
@@ -19,9 +19,11 @@ fn main() -> ExitCode {
     };
     match cli.run() {
         Ok(code) => code,
-        Err(error) => {
-            eprintln!("vipmux: {:#}", anyhow::Error::from(error));
-            ExitCode::FAILURE
-        }
+        Err(error) => failed(error),
     }
+}
+
+fn failed(error: impl std::error::Error + Send + Sync + 'static) -> ExitCode {
+    eprintln!("vipmux: {:#}", anyhow::Error::from(error));
+    ExitCode::FAILURE
 }

@@ -1,16 +1,12 @@
 //! `vipmux agent`.
 
-use std::{
-    io::{self, IsTerminal as _},
-    path::PathBuf,
-    time::Duration,
-};
-
-use tracing_subscriber::EnvFilter;
+use std::{path::PathBuf, time::Duration};
 
 use super::{
     cluster::{AccessArgs, ScopeArgs},
+    config::ConfigArgs,
     http::HttpArgs,
+    log::LogArgs,
 };
 use crate::{
     allocate::Trust,
@@ -34,6 +30,10 @@ const LAST_WORK: Duration = Duration::from_secs(1);
 /// The arguments of `vipmux agent`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
+    #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
+    log: LogArgs,
     /// Directory of Kubernetes manifests (Services, EndpointSlices, Nodes, pools and policies), watched for changes. Without
     /// it: the API server.
     #[arg(long, value_name = "DIR", env = "VIPMUX_MANIFESTS")]
@@ -163,7 +163,7 @@ pub(super) fn node_name(text: &str) -> Result<NodeName, String> {
 
 /// Runs the agent until it is told to stop.
 pub fn run(args: Args) -> Result<(), AgentError> {
-    log();
+    args.log.start();
     let origin = match args.manifests {
         Some(directory) => Origin::Manifests(directory),
         None => Origin::Cluster { access: args.access.into(), trust: args.allocator.into() },
@@ -205,17 +205,6 @@ pub fn run(args: Args) -> Result<(), AgentError> {
     // A thread that waits for another agent's lock, or for nftables, keeps nobody waiting: it leaves nothing half done.
     runtime.shutdown_timeout(LAST_WORK);
     result
-}
-
-/// Text on a terminal, JSON elsewhere; `RUST_LOG` chooses what is logged.
-fn log() {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
-    if io::stderr().is_terminal() {
-        builder.with_target(false).init();
-    } else {
-        builder.json().flatten_event(true).init();
-    }
 }
 
 #[cfg(test)]

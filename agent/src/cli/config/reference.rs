@@ -1,0 +1,97 @@
+//! What the file may hold, for editors and for people: a JSON Schema, and the table of docs/configuration.md. Both follow
+//! from the options.
+
+use std::fmt::Write as _;
+
+use clap::{Arg, Command, CommandFactory};
+use serde_json::{Map, Value, json};
+
+use super::keys::{Key, Keys, Kind};
+
+/// The JSON Schema (draft 2020-12) of a configuration file.
+pub fn schema<C: CommandFactory>() -> Value {
+    let keys = keys(&C::command());
+    let properties: Map<_, _> = keys.shown().map(|key| (key.name.clone(), property(key))).collect();
+    json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "vipmux configuration",
+        "description": "The file of --config: every long option as a key. Flags and environment variables go before it.",
+        "type": "object",
+        "additionalProperties": false,
+        "properties": properties,
+    })
+}
+
+fn keys(command: &Command) -> Keys {
+    let mut command = command.clone();
+    command.build();
+    Keys::of(&command, "")
+}
+
+fn property(key: &Key) -> Value {
+    let mut one = match key.kind {
+        Kind::Boolean => json!({"type": "boolean"}),
+        Kind::Integer => json!({"type": "integer"}),
+        Kind::Time => json!({"type": ["string", "integer"], "pattern": "^[0-9]+(ms|s|m)?$"}),
+        Kind::Word => json!({"type": "string", "enum": key.words()}),
+        Kind::Text => json!({"type": "string"}),
+    };
+    if key.repeats {
+        one = json!({"oneOf": [{"type": "array", "items": one}, one]});
+    }
+    one["description"] = format!("{} (vipmux {})", help(&key.arg), key.commands.join(", vipmux ")).into();
+    if let Some(default) = default(&key.arg) {
+        one["default"] = match key.kind {
+            Kind::Boolean | Kind::Integer => serde_json::from_str(&default).unwrap_or(Value::String(default)),
+            Kind::Time | Kind::Word | Kind::Text => Value::String(default),
+        };
+    }
+    one
+}
+
+/// The table of all options, in Markdown.
+pub fn table<C: CommandFactory>() -> String {
+    let keys = keys(&C::command());
+    let mut text =
+        "| key | flag | environment | default | what | of |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
+    for key in keys.shown() {
+        let arg = &key.arg;
+        let environment = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
+        let default = default(arg).map(|value| format!("`{value}`")).unwrap_or_default();
+        let what = match key.kind {
+            Kind::Word => format!("{} One of {}.", help(arg), code(&key.words())),
+            _ => help(arg),
+        };
+        let what = what.replace('|', "\\|");
+        let flag = format!("--{}{}", arg.get_long().unwrap_or_default(), value_name(arg));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "| `{}` | `{flag}` | {environment} | {default} | {what} | {} |",
+            key.name,
+            key.commands.join(", ")
+        );
+    }
+    text
+}
+
+fn code(words: &[String]) -> String {
+    words.iter().map(|word| format!("`{word}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn value_name(arg: &Arg) -> String {
+    let names = arg.get_value_names().filter(|_| arg.get_action().takes_values()).unwrap_or_default();
+    names.iter().fold(String::new(), |text, name| text + " " + name)
+}
+
+/// All that the help says, in one line, as a sentence.
+fn help(arg: &Arg) -> String {
+    let text = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if text.is_empty() || text.ends_with(['.', '?', '!']) { text } else { text + "." }
+}
+
+fn default(arg: &Arg) -> Option<String> {
+    let values: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    (!values.is_empty()).then(|| values.join(","))
+}
