@@ -54,6 +54,12 @@ pub enum AccessError {
 impl Cluster {
     /// Prepares to speak to the API server; it need not be there. Within a tokio runtime.
     pub async fn connect(access: &Access) -> Result<Self, AccessError> {
+        Self::connect_within(access, SILENCE).await
+    }
+
+    /// The same, where a connection may be silent for so long. Less than a minute and a half interrupts watches that are
+    /// well, which costs requests and loses nothing.
+    pub async fn connect_within(access: &Access, silence: Duration) -> Result<Self, AccessError> {
         let mut config = match &access.kubeconfig {
             Some(path) => {
                 let failed = |source| AccessError::Kubeconfig { path: path.clone(), source: Box::new(source) };
@@ -63,8 +69,10 @@ impl Cluster {
             None => Config::incluster().map_err(|source| AccessError::ServiceAccount(Box::new(source)))?,
         };
         config.connect_timeout = Some(CONNECT);
-        config.read_timeout = Some(SILENCE);
+        config.read_timeout = Some(silence);
         config.write_timeout = Some(CONNECT);
+        // Who asks knows better whether and when to ask again: kube would go on for minutes, and say nothing.
+        config.default_retry = false;
         let namespace = access.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|source| AccessError::Client(Box::new(source)))?;
         Ok(Self { client, namespace })

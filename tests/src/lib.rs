@@ -7,11 +7,12 @@
 //!
 //! [`failover`] is a cluster whose leader is about to fail, [`keepalived`] what it is compared with.
 //!
-//! [`api_server`] is a real one with its etcd, and [`kube_proxy`] is the real one on a node; [`cluster_programs`] knows where they are.
+//! [`api_server`] is a real one with its etcd, and [`kube_proxy`] is the real one on a node, [`api_proxy`] a bad connection to the first; [`cluster_programs`] knows where they are.
 //!
 //! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
 
 pub mod agent;
+pub mod api_proxy;
 pub mod api_server;
 pub mod arp;
 pub mod bench;

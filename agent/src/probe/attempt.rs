@@ -49,7 +49,7 @@ pub enum AttemptError {
     Tls(#[source] io::Error),
     /// No request can be made of the path.
     #[error("no request can be made of this path")]
-    Path(#[source] hyper::http::Error),
+    Path(#[source] http::Error),
     /// There is an answer of another kind, or none.
     #[error("no answer by HTTP")]
     Http(#[source] hyper::Error),

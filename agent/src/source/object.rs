@@ -92,6 +92,11 @@ impl Kind {
         matches!(self, Self::Service | Self::EndpointSlice)
     }
 
+    /// Whether an API server may not have it: whoever says that there are no Services, say, is no API server.
+    pub(super) const fn is_custom(self) -> bool {
+        self.is_own() || matches!(self, Self::IpAddressPool | Self::L2Advertisement)
+    }
+
     /// Whether it is vipmux's own.
     pub(super) const fn is_own(self) -> bool {
         matches!(self, Self::VipPool | Self::VipPolicy)

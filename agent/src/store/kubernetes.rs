@@ -12,8 +12,9 @@ use kube::{
     Api,
     api::{DeleteParams, ListParams, PostParams, Preconditions},
 };
+use tokio::time::timeout;
 
-use super::{Deleted, Lease, Store, StoreError, Survey, Swapped, Version, object};
+use super::{Deleted, Lease, Store, StoreError, Survey, Swapped, Version, object, operations::LIMIT};
 use crate::{
     cluster::Cluster,
     model::{NodeName, Vip},
@@ -50,6 +51,14 @@ fn unavailable(doing: String, error: kube::Error) -> StoreError {
     StoreError::Unavailable { doing, source: io::Error::other(error) }
 }
 
+/// The answer, unless it takes too long: then the connection is closed, and the next request gets another one. An API
+/// server whose machine is gone would keep each of them for a minute and a half, and with them the turns of all that is
+/// asked of it after it is back.
+async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it took more than {LIMIT:?}"));
+    timeout(LIMIT, request).await.map_err(|elapsed| kube::Error::Service(late(elapsed).into()))?
+}
+
 /// What the object says, or that it is no Lease.
 fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
     object::lease(vip, found).map_err(|message| StoreError::Malformed { lease: object::name(vip), message })
@@ -58,7 +67,8 @@ fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
 impl Store for Kubernetes {
     async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
         let name = object::name(vip);
-        let found = self.0.get_opt(&name).await.map_err(|error| unavailable(format!("read {name}"), error))?;
+        let found =
+            answered(self.0.get_opt(&name)).await.map_err(|error| unavailable(format!("read {name}"), error))?;
         found.map(|found| lease(vip, found)).transpose()
     }
 
@@ -72,8 +82,8 @@ impl Store for Kubernetes {
         let wanted = object::object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
         let (name, parameters) = (object::name(vip), PostParams::default());
         let result = match expected {
-            Some(_) => self.0.replace(&name, &parameters, &wanted).await,
-            None => self.0.create(&parameters, &wanted).await,
+            Some(_) => answered(self.0.replace(&name, &parameters, &wanted)).await,
+            None => answered(self.0.create(&parameters, &wanted)).await,
         };
         match result {
             Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
@@ -85,7 +95,8 @@ impl Store for Kubernetes {
     async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
         let name = object::name(vip);
         let preconditions = Preconditions { resource_version: Some(version.0.clone()), uid: None };
-        match self.0.delete(&name, &DeleteParams::default().preconditions(preconditions)).await {
+        let parameters = DeleteParams::default().preconditions(preconditions);
+        match answered(self.0.delete(&name, &parameters)).await {
             Ok(_) => Ok(Deleted::Done),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Deleted::Done),
             Err(error) if is_conflict(&error) => Ok(Deleted::Conflict),
@@ -94,7 +105,8 @@ impl Store for Kubernetes {
     }
 
     async fn survey(&self) -> Result<Survey, StoreError> {
-        let listed = self.0.list(&ListParams::default()).await;
+        let all = ListParams::default();
+        let listed = answered(self.0.list(&all)).await;
         let listed = listed.map_err(|error| unavailable("list the Leases".to_owned(), error))?;
         let mut survey = Survey::default();
         for found in listed.items {

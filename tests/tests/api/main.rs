@@ -8,6 +8,8 @@ mod coexisting;
 mod failing_over;
 mod harness;
 mod kube_proxy;
+mod leases;
 mod pools;
 mod preflight;
 mod serving;
+mod watches;

@@ -1,5 +1,7 @@
 //! One kind's watch.
 
+mod pace;
+
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream::BoxStream};
@@ -11,6 +13,7 @@ use kube::{
 use serde_json::Value;
 use tokio::{sync::mpsc, time::sleep};
 
+use self::pace::{paced, pause};
 use super::{Audience, trim::trimmed};
 use crate::source::{
     Problem,
@@ -21,10 +24,6 @@ use crate::source::{
 const ABSENT: Duration = Duration::from_secs(30);
 /// How often a watch that fails for the same reason is told.
 const TELL_AGAIN: Duration = Duration::from_mins(1);
-/// Between attempts: the first one, doubled with each, and the longest; all of them with up to as much again, so that a
-/// thousand agents do not come at once.
-const BACKOFF: Duration = Duration::from_millis(200);
-const BACKOFF_MAX: Duration = Duration::from_secs(8);
 
 /// What one of the watches told.
 #[derive(Debug)]
@@ -55,9 +54,12 @@ pub(super) struct Feed {
     events: mpsc::Sender<Event>,
     /// Whether lists are asked for as a stream of events (Kubernetes 1.32 and later), which spares both sides memory.
     streaming: bool,
-    /// The failures since the last event, and what was told of them.
+    /// The failures since it last went well.
     failures: u32,
+    /// What was told of a failure, and when.
     told: Option<(String, Instant)>,
+    /// What was told last is that it fails, or that there is no such kind.
+    failing: bool,
 }
 
 type Events = BoxStream<'static, watcher::Result<watcher::Event<DynamicObject>>>;
@@ -65,7 +67,8 @@ type Events = BoxStream<'static, watcher::Result<watcher::Event<DynamicObject>>>
 impl Feed {
     /// Passes on what it hears to `events`.
     pub(super) fn new(client: Client, kind: Kind, audience: Audience, events: mpsc::Sender<Event>) -> Self {
-        Self { client, kind, audience, events, streaming: true, failures: 0, told: None }
+        let client = paced(client);
+        Self { client, kind, audience, events, streaming: true, failures: 0, told: None, failing: false }
     }
 
     /// Runs until nobody listens. Cancel-safe.
@@ -73,23 +76,33 @@ impl Feed {
         let mut stream = self.watch();
         while let Some(heard) = stream.next().await {
             let alive = match heard {
-                Ok(event) => {
-                    self.failures = 0;
-                    self.pass(event).await
-                }
+                Ok(event) => self.pass(event).await,
                 Err(error) if self.streaming && is_no_streaming(&error) => {
                     self.streaming = false;
                     stream = self.watch();
                     true
                 }
-                Err(error) if is_absent(&error) => {
+                Err(error) if self.kind.is_custom() && status(&error) == Some(404) => {
                     let alive = self.absent().await;
                     sleep(ABSENT).await;
+                    // Objects of a kind that was made again are others.
+                    stream = self.watch();
                     alive
                 }
                 Err(error) => {
-                    self.complain(&error);
-                    sleep(self.pause()).await;
+                    if status(&error) == Some(410) {
+                        // Nothing to complain of: it was away for long. The watcher itself does not list anew where the API
+                        // server says it by the answer's status.
+                        tracing::debug!(
+                            kind = self.kind.name(),
+                            "too old to be followed from there: all is listed anew"
+                        );
+                        stream = self.watch();
+                    } else {
+                        self.complain(&error);
+                    }
+                    sleep(pause(self.failures)).await;
+                    self.failures += 1;
                     true
                 }
             };
@@ -110,7 +123,14 @@ impl Feed {
         watcher(Api::all_with(self.client.clone(), &resource(self.kind)), config).boxed()
     }
 
-    async fn pass(&self, event: watcher::Event<DynamicObject>) -> bool {
+    async fn pass(&mut self, event: watcher::Event<DynamicObject>) -> bool {
+        // That a list begins says nothing: it may break off each time.
+        if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+            self.failures = 0;
+            if std::mem::take(&mut self.failing) {
+                tracing::info!(kind = self.kind.name(), "the API server is followed again");
+            }
+        }
         let told = match event {
             watcher::Event::Init => Told::Begun,
             watcher::Event::InitDone => Told::Done,
@@ -137,8 +157,8 @@ impl Feed {
     }
 
     /// The API server has no such kind: then there are no objects of it.
-    async fn absent(&self) -> bool {
-        if self.kind.is_own() && self.told.is_none() {
+    async fn absent(&mut self) -> bool {
+        if self.kind.is_own() && !std::mem::replace(&mut self.failing, true) {
             tracing::warn!(kind = self.kind.name(), "the API server does not have this kind: its CRD is not installed");
         }
         for told in [Told::Begun, Told::Done] {
@@ -156,16 +176,8 @@ impl Feed {
         if again {
             tracing::warn!(kind = self.kind.name(), %error, "the API server cannot be followed; what is served stays");
             self.told = Some((text, Instant::now()));
+            self.failing = true;
         }
-    }
-
-    fn pause(&mut self) -> Duration {
-        let pause = (BACKOFF * 2_u32.saturating_pow(self.failures.min(16))).min(BACKOFF_MAX);
-        self.failures += 1;
-        let mut jitter = [0; 1];
-        // Without randomness they come at once, and the API server bears that.
-        let _ = getrandom::fill(&mut jitter);
-        pause + pause * u32::from(jitter[0]) / 256
     }
 }
 
@@ -204,8 +216,4 @@ fn status(error: &watcher::Error) -> Option<u16> {
 /// The API server knows the kind, but not `sendInitialEvents`: "Forbidden" in its validation, which is 422.
 fn is_no_streaming(error: &watcher::Error) -> bool {
     matches!(status(error), Some(400 | 422))
-}
-
-fn is_absent(error: &watcher::Error) -> bool {
-    status(error) == Some(404)
 }

@@ -1,0 +1,382 @@
+//! The store of Leases through a connection that delays, loses and repeats requests.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use futures_util::{StreamExt as _, future};
+use k8s_openapi::api::coordination::v1::Lease as Object;
+use kube::{
+    Api, Client,
+    api::{ListParams, WatchEvent, WatchParams},
+};
+use serde_json::json;
+use tokio::time::timeout;
+use vipmux::{
+    cluster::{Access, Cluster},
+    model::{NodeName, Vip},
+    store::{Deleted, Kubernetes, Lease, Operation, Operations, Outcome, Store as _, StoreError, Swapped, Version},
+};
+use vipmux_tests::{
+    api_proxy::{ApiProxy, Fault, Rule},
+    api_server::{ApiServer, SYSTEM},
+    cluster::PATIENCE,
+    wait,
+};
+
+const VIP: Vip = Vip(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 10)));
+const NAME: &str = "vip-c000020a";
+/// For what may have to be tried very often.
+const LONG: Duration = Duration::from_mins(2);
+
+/// An API server, and a bad connection to it.
+struct Site {
+    proxy: ApiProxy,
+    api: ApiServer,
+}
+
+fn site(seed: u64) -> Result<Option<Site>> {
+    let Some(api) = ApiServer::alone()? else { return Ok(None) };
+    api.add_namespace(SYSTEM)?;
+    Ok(Some(Site { proxy: ApiProxy::start(&api, seed)?, api }))
+}
+
+impl Site {
+    fn store_of(&self, namespace: &str) -> Result<Kubernetes> {
+        let access = Access { kubeconfig: Some(self.proxy.kubeconfig()), namespace: Some(namespace.to_owned()) };
+        self.api.block_on(async { Ok(Kubernetes::new(&Cluster::connect(&access).await?)) })
+    }
+
+    fn store(&self) -> Result<Kubernetes> {
+        self.store_of(SYSTEM)
+    }
+
+    /// The Leases, past the proxy. What it does has to run by [`ApiServer::block_on`].
+    fn leases(&self) -> Result<Api<Object>> {
+        Ok(Api::namespaced(self.api.client()?, SYSTEM))
+    }
+
+    fn swap(&self, store: &Kubernetes, expected: Option<&Version>, epoch: u64) -> Result<Result<Swapped, StoreError>> {
+        self.api.block_on(async { Ok(store.swap(VIP, expected, &node("node-1"), epoch).await) })
+    }
+
+    fn read(&self, store: &Kubernetes) -> Result<Option<Lease>> {
+        self.api.block_on(async { Ok(store.read(VIP).await?) })
+    }
+
+    /// Makes the Lease, and returns its version.
+    fn first(&self, store: &Kubernetes) -> Result<Version> {
+        done(self.swap(store, None, 1)?)
+    }
+}
+
+fn node(name: &str) -> NodeName {
+    NodeName(name.to_owned())
+}
+
+fn done(swapped: Result<Swapped, StoreError>) -> Result<Version> {
+    match swapped? {
+        Swapped::Done(version) => Ok(version),
+        Swapped::Conflict => anyhow::bail!("somebody else wrote it"),
+    }
+}
+
+fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
+    matches!(result, Err(StoreError::Unavailable { .. }))
+}
+
+/// Who wrote an epoch, as the API server tells it.
+type History = Vec<(u64, String, String)>;
+
+/// What the Lease said, from its first version to that of the last epoch.
+async fn history(client: Client, last: u64) -> Result<History> {
+    let leases = Api::<Object>::namespaced(client, SYSTEM);
+    let begun = leases.list(&ListParams::default()).await?.metadata.resource_version.context("no version")?;
+    let mut seen = History::new();
+    let mut events = leases.watch(&WatchParams::default().timeout(290), &begun).await?.boxed();
+    while let Some(event) = events.next().await {
+        let object = match event? {
+            WatchEvent::Added(object) | WatchEvent::Modified(object) => object,
+            other => anyhow::bail!("{other:?}"),
+        };
+        let spec = object.spec.context("no spec")?;
+        let epoch = u64::try_from(spec.lease_transitions.context("no epoch")?)?;
+        seen.push((
+            epoch,
+            spec.holder_identity.context("no holder")?,
+            object.metadata.resource_version.context("no version")?,
+        ));
+        if epoch == last {
+            return Ok(seen);
+        }
+    }
+    anyhow::bail!("the watch ended after {seen:?}")
+}
+
+/// Tries to be the next holder until the last epoch is there; the epochs that it was told to have won.
+async fn contend(store: Kubernetes, name: String, last: u64) -> Result<Vec<(u64, String, String)>> {
+    let mut won = Vec::new();
+    loop {
+        let lease = match store.read(VIP).await {
+            Ok(lease) => lease,
+            Err(StoreError::Unavailable { .. }) => continue,
+            Err(error) => return Err(error.into()),
+        };
+        let epoch = lease.as_ref().map_or(0, |lease| lease.epoch);
+        if epoch >= last {
+            return Ok(won);
+        }
+        let expected = lease.as_ref().map(|lease| &lease.version);
+        match store.swap(VIP, expected, &node(&name), epoch + 1).await {
+            Ok(Swapped::Done(Version(version))) => won.push((epoch + 1, name.clone(), version)),
+            Ok(Swapped::Conflict) | Err(StoreError::Unavailable { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[test]
+fn of_many_who_swap_at_once_one_wins_each_epoch_whatever_the_connection_does() -> Result<()> {
+    const CONTENDERS: usize = 8;
+    const EPOCHS: u64 = 30;
+    let Some(site) = site(6)? else { return Ok(()) };
+    site.proxy.set_rules([
+        Rule::new(Fault::Delay(Duration::from_millis(40))).in_percent(30),
+        Rule::new(Fault::Late(Duration::from_millis(40))).in_percent(20),
+        Rule::new(Fault::Lose).in_percent(10),
+        Rule::new(Fault::Again(Duration::from_millis(60))).of_writes().in_percent(25),
+        Rule::new(Fault::Twice).of_writes().in_percent(25),
+        Rule::new(Fault::LoseAnswer).in_percent(15),
+    ]);
+    let stores = (0..CONTENDERS).map(|_| site.store()).collect::<Result<Vec<_>>>()?;
+    let direct = site.api.client()?;
+    let (history, won) = site.api.block_on(async {
+        let history = tokio::spawn(history(direct, EPOCHS));
+        // The watch is to see the first one.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        let contending = stores.into_iter().enumerate().map(|(number, store)| {
+            let contending = contend(store, format!("node-{number}"), EPOCHS);
+            async { tokio::spawn(contending).await? }
+        });
+        let won = timeout(LONG, future::try_join_all(contending)).await.context("they get nowhere")??;
+        let history = timeout(PATIENCE, history).await.context("the last epoch is not seen")???;
+        Ok((history, won.concat()))
+    })?;
+    let epochs: Vec<_> = history.iter().map(|(epoch, ..)| *epoch).collect();
+    ensure!(epochs == (1..=EPOCHS).collect::<Vec<_>>(), "each epoch once, one after the other: {history:?}");
+    for winner in &won {
+        ensure!(history.contains(winner), "{winner:?} was told to have won: {history:?}");
+    }
+    let mut winners = BTreeMap::new();
+    for (epoch, name, _) in &won {
+        let other = winners.insert(epoch, name);
+        ensure!(other.is_none(), "{name} and {other:?} were told to have won epoch {epoch}");
+    }
+    // Else nothing was tried.
+    for fault in ["delay", "late", "lose", "again", "twice", "lose answer"] {
+        ensure!(site.proxy.did(fault) > 0, "nothing happened to a request: {fault}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_write_whose_answer_is_lost_is_told_as_unavailable_and_reading_tells_the_truth() -> Result<()> {
+    let Some(site) = site(1)? else { return Ok(()) };
+    let store = site.store()?;
+    let lose_one = |fault| site.proxy.set_rules([Rule::new(fault).of_writes().on("leases").times(1)]);
+
+    lose_one(Fault::LoseAnswer);
+    ensure!(is_unavailable(&site.swap(&store, None, 1)?), "it was told of the answer that was lost");
+    let made = site.read(&store)?.context("it was written")?;
+    assert_eq!((made.holder, made.epoch), (node("node-1"), 1));
+
+    lose_one(Fault::LoseAnswer);
+    ensure!(is_unavailable(&site.swap(&store, Some(&made.version), 2)?), "it was told of the answer that was lost");
+    let second = site.read(&store)?.context("it is there")?;
+    assert_eq!(second.epoch, 2);
+    assert_ne!(second.version, made.version);
+
+    lose_one(Fault::Lose);
+    ensure!(is_unavailable(&site.swap(&store, Some(&second.version), 3)?), "the request was lost");
+    assert_eq!(site.read(&store)?, Some(second.clone()));
+
+    lose_one(Fault::LoseAnswer);
+    let deleted = site.api.block_on(async { Ok(store.delete(VIP, &second.version).await) })?;
+    ensure!(is_unavailable(&deleted), "{deleted:?}");
+    assert_eq!(site.read(&store)?, None);
+    let again = site.api.block_on(async { Ok(store.delete(VIP, &second.version).await?) })?;
+    assert_eq!(again, Deleted::Done, "what is gone is gone");
+    Ok(())
+}
+
+#[test]
+fn a_write_that_arrives_twice_is_done_or_a_conflict_and_never_two_epochs() -> Result<()> {
+    let Some(site) = site(2)? else { return Ok(()) };
+    let store = site.store()?;
+    let twice = || site.proxy.set_rules([Rule::new(Fault::Twice).of_writes().on("leases")]);
+    let again = || site.proxy.set_rules([Rule::new(Fault::Again(Duration::ZERO)).of_writes().on("leases")]);
+
+    twice();
+    assert_eq!(site.swap(&store, None, 1)??, Swapped::Conflict, "the second one came too late");
+    let made = site.read(&store)?.context("the first one made it")?;
+    assert_eq!((made.holder, made.epoch), (node("node-1"), 1));
+    assert_eq!(site.swap(&store, Some(&made.version), 2)??, Swapped::Conflict);
+    let second = site.read(&store)?.context("it is there")?;
+    assert_eq!(second.epoch, 2);
+
+    again();
+    let third = done(site.swap(&store, Some(&second.version), 3)?)?;
+    wait::until("the copy", PATIENCE, || Ok(ensure!(site.proxy.did("again") == 1)))?;
+    let lease = site.read(&store)?.context("it is there")?;
+    assert_eq!((lease.epoch, &lease.version), (3, &third), "the copy changed nothing");
+
+    // Others write meanwhile, and the copy comes after that.
+    site.proxy.set_rules([Rule::new(Fault::Again(Duration::from_secs(1))).of_writes().on("leases").times(1)]);
+    let fourth = done(site.swap(&store, Some(&third), 4)?)?;
+    let other = site.api.block_on(async { Ok(store.swap(VIP, Some(&fourth), &node("node-2"), 5).await) })?;
+    let fifth = done(other)?;
+    wait::until("the copy", PATIENCE, || Ok(ensure!(site.proxy.did("again") == 2)))?;
+    let lease = site.read(&store)?.context("it is there")?;
+    assert_eq!((lease.holder, lease.epoch, lease.version), (node("node-2"), 5, fifth));
+    Ok(())
+}
+
+#[test]
+fn a_namespace_that_is_not_there_is_no_conflict() -> Result<()> {
+    let Some(site) = site(3)? else { return Ok(()) };
+    let store = site.store_of("nowhere")?;
+    let swapped = site.swap(&store, None, 1)?;
+    let error = swapped.err().context("it was written into no namespace")?;
+    let told = format!("{:#}", anyhow::Error::from(error));
+    ensure!(told.contains("unavailable") && told.contains("namespaces \"nowhere\" not found"), "{told}");
+    assert_eq!(site.read(&store)?, None);
+    let survey = site.api.block_on(async { Ok(store.survey().await?) })?;
+    ensure!(survey.leases.is_empty() && survey.faults.is_empty(), "{survey:?}");
+    Ok(())
+}
+
+#[test]
+fn what_is_no_lease_is_told_and_disturbs_no_other() -> Result<()> {
+    const OTHER: Vip = Vip(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 11)));
+    let Some(site) = site(4)? else { return Ok(()) };
+    let store = site.store()?;
+    let object = |name: &str, spec| {
+        json!({
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": { "namespace": SYSTEM, "name": name },
+            "spec": spec,
+        })
+    };
+    site.api.apply_all(&[
+        object(NAME, json!({ "leaseTransitions": 3 })),
+        object("vipmux-allocator", json!({ "holderIdentity": "vipmux-allocator-0" })),
+        object("vip-of-somebody", json!({ "holderIdentity": "x" })),
+    ])?;
+    let good = site.api.block_on(async { Ok(store.swap(OTHER, None, &node("node-1"), 1).await) })?;
+    done(good)?;
+
+    let survey = site.api.block_on(async { Ok(store.survey().await?) })?;
+    assert_eq!(survey.leases.keys().collect::<Vec<_>>(), [&OTHER]);
+    let fault = survey.faults.get(&VIP).context("the malformed one is not told")?.to_string();
+    ensure!(fault.contains(NAME) && fault.contains("spec.holderIdentity"), "{fault}");
+    assert_eq!(survey.faults.len(), 1, "others' Leases are no business of ours: {survey:?}");
+
+    let read = site.api.block_on(async { Ok(store.read(VIP).await) })?;
+    ensure!(matches!(&read, Err(StoreError::Malformed { .. })), "{read:?}");
+    assert_eq!(site.swap(&store, None, 1)??, Swapped::Conflict, "it is left as it is");
+    let left = site.leases()?;
+    let left = site.api.block_on(async { Ok(left.get(NAME).await?) })?;
+    assert_eq!(left.spec.and_then(|spec| spec.lease_transitions), Some(3));
+    Ok(())
+}
+
+/// It refuses for a while whom it cannot serve.
+#[test]
+fn what_an_api_server_refuses_for_now_is_told_at_once() -> Result<()> {
+    let Some(site) = site(5)? else { return Ok(()) };
+    let store = site.store()?;
+    let version = site.first(&store)?;
+    for code in [410, 429, 503] {
+        site.proxy.set_rules([Rule::new(Fault::Answer(code))]);
+        let before = site.proxy.asked(&["get", "list", "update"], "leases");
+        let (read, swapped, survey) = site.api.block_on(async {
+            let survey = store.survey().await;
+            Ok((store.read(VIP).await, store.swap(VIP, Some(&version), &node("node-1"), 2).await, survey))
+        })?;
+        ensure!(is_unavailable(&read) && is_unavailable(&swapped) && is_unavailable(&survey), "{code}: {read:?}");
+        let after = site.proxy.asked(&["get", "list", "update"], "leases");
+        assert_eq!(after - before, 3, "who asks again is the election, by its own clock");
+    }
+    site.proxy.clear();
+    assert_eq!(site.read(&store)?.map(|lease| lease.epoch), Some(1));
+    Ok(())
+}
+
+/// As one whose machine lost its power: connections stay open, and nothing ever comes.
+#[test]
+fn an_api_server_that_falls_silent_holds_up_only_what_was_asked_of_it_then() -> Result<()> {
+    // More than run at a time.
+    const READS: usize = 20;
+    let Some(site) = site(7)? else { return Ok(()) };
+    let store = site.store()?;
+    site.first(&store)?;
+    site.proxy.set_rules([Rule::new(Fault::Stall)]);
+    site.api.block_on(async {
+        let (operations, mut reports) = Operations::new(store);
+        let now = Duration::ZERO;
+        ensure!(operations.begin(Operation::Survey, now), "the first survey");
+        for _ in 0..READS {
+            ensure!(operations.begin(Operation::Read(VIP), now), "a read");
+        }
+        for _ in 0..=READS {
+            let report = timeout(PATIENCE, reports.recv()).await.context("no word of what was begun")?;
+            let result = report.context("no more reports")?.result;
+            ensure!(is_unavailable(&result), "{result:?}");
+        }
+        site.proxy.clear();
+        for operation in [Operation::Survey, Operation::Read(VIP)] {
+            let begun = async {
+                while !operations.begin(operation.clone(), now) {
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                }
+                reports.recv().await
+            };
+            let report =
+                timeout(PATIENCE, begun).await.with_context(|| format!("{operation:?} waits for the silent ones"))?;
+            let lease = match report.context("no more reports")?.result? {
+                Outcome::Read(lease) => lease,
+                Outcome::Surveyed(survey) => survey.leases.get(&VIP).cloned(),
+                other => anyhow::bail!("{other:?}"),
+            };
+            ensure!(lease.is_some_and(|lease| lease.epoch == 1), "the Lease is not read");
+        }
+        Ok(())
+    })
+}
+
+/// The turn of a client that left is not lost with it: what it asked for may come later, and changes nothing then.
+#[test]
+fn a_write_that_arrives_after_its_sender_gave_up_overwrites_nobody() -> Result<()> {
+    let Some(site) = site(8)? else { return Ok(()) };
+    let store = Arc::new(site.store()?);
+    let version = site.first(&store)?;
+    site.proxy.set_rules([Rule::new(Fault::Delay(Duration::from_secs(4))).of_writes().times(1)]);
+    let late = site.swap(&store, Some(&version), 2)?;
+    ensure!(is_unavailable(&late), "{late:?}");
+    let other = site.api.block_on(async { Ok(store.swap(VIP, Some(&version), &node("node-2"), 2).await) })?;
+    let won = done(other)?;
+    wait::until("the late write", PATIENCE, || {
+        // It is in the API server's log once it was refused.
+        let requests = site.api.requests(vipmux_tests::api_server::Mark::default())?;
+        let refused = requests.iter().filter(|request| request.resource == "leases" && request.code == 409).count();
+        Ok(ensure!(refused == 1, "{refused} writes were refused"))
+    })?;
+    let lease = site.read(&store)?.context("it is there")?;
+    assert_eq!((lease.holder, lease.version), (node("node-2"), won));
+    Ok(())
+}
