@@ -1,6 +1,6 @@
 //! A LAN with an agent on each node, all reading one folder of manifests.
 
-use std::{fs, net::IpAddr, time::Duration};
+use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -61,6 +61,12 @@ impl Cluster {
     /// The API server.
     pub fn api(&self) -> Result<&ApiServer> {
         self.manifests.api().context("this cluster has no API server")
+    }
+
+    /// Agents that are started from now on use another kubeconfig: of another account, or of a bad connection.
+    pub fn reach_api_by(&mut self, kubeconfig: PathBuf) -> Result<()> {
+        self.access.as_mut().context("this cluster has no API server")?.kubeconfig = kubeconfig;
+        Ok(())
     }
 
     /// How the agents are started by default.

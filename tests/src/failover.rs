@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::{
     agent,
+    api_proxy::ApiProxy,
     client::{Kind, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Lan, Node, Options},
@@ -33,6 +34,8 @@ const SERVICES: [(&str, u16, Kind); 3] = [
     ("failing/lines", LINES, Kind::Echo),
     ("failing/bulk", BULK, Kind::Bulk),
 ];
+/// Of what a proxy leaves to chance.
+const SEED: u64 = 1;
 /// Entries of each flow table: connections that are watched must not make room for those that come and go.
 const FLOWS: u32 = 65_536;
 
@@ -54,6 +57,15 @@ impl Stage {
     pub fn in_kubernetes(options: Options) -> Result<Option<Self>> {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
         Cluster::in_kubernetes(lan)?.map(Self::of).transpose()
+    }
+
+    /// The same, where all that agents say to the API server goes through a proxy, which does no harm yet.
+    pub fn in_kubernetes_by_proxy(options: Options) -> Result<Option<(Self, ApiProxy)>> {
+        let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
+        let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
+        let proxy = ApiProxy::start(cluster.api()?, SEED)?;
+        cluster.reach_api_by(proxy.kubeconfig())?;
+        Ok(Some((Self::of(cluster)?, proxy)))
     }
 
     fn of(mut cluster: Cluster) -> Result<Self> {

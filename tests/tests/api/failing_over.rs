@@ -21,29 +21,34 @@ const LONG: Duration = Duration::from_mins(2);
 const OUTAGE: Duration = Duration::from_mins(1);
 
 /// Clients that ask, and connections that stay, while something happens to the leader.
-struct Scene {
-    stage: Stage,
-    node: String,
-    mac: MacAddr,
+pub(crate) struct Scene {
+    pub(crate) stage: Stage,
+    /// The leader.
+    pub(crate) node: String,
+    /// Its MAC.
+    pub(crate) mac: MacAddr,
     sessions: Vec<Session>,
     watch: Watch,
 }
 
 impl Scene {
     fn new() -> Result<Option<Self>> {
-        let Some(stage) = Stage::in_kubernetes(failover::LAN)? else { return Ok(None) };
+        Stage::in_kubernetes(failover::LAN)?.map(Self::of).transpose()
+    }
+
+    pub(crate) fn of(stage: Stage) -> Result<Self> {
         let leader = stage.leader()?;
         let (node, mac) = (leader.name.clone(), leader.mac);
         stage.spare(&node)?;
         let (sessions, watch) = (stage.sessions(SESSIONS)?, stage.watch()?);
-        Ok(Some(Self { stage, node, mac, sessions, watch }))
+        Ok(Self { stage, node, mac, sessions, watch })
     }
 
-    fn go_on(&mut self) -> Result<()> {
+    pub(crate) fn go_on(&mut self) -> Result<()> {
         self.watch.wait_for_answers(SOME, LONG).with_context(|| self.stage.cluster.last_outputs())
     }
 
-    fn await_another(&mut self) -> Result<MacAddr> {
+    pub(crate) fn await_another(&mut self) -> Result<MacAddr> {
         let outputs = self.stage.cluster.last_outputs();
         let other = self.watch.wait_for_another(self.mac, PATIENCE).context(outputs)?;
         self.go_on()?;
@@ -51,7 +56,7 @@ impl Scene {
     }
 
     /// What the clients saw: these nodes, in this order, and no request that two answered; and no connection is broken.
-    fn ends_with(mut self, nodes: &[MacAddr]) -> Result<View> {
+    pub(crate) fn ends_with(mut self, nodes: &[MacAddr]) -> Result<View> {
         let broken = failover::broken(&mut self.sessions);
         ensure!(broken == 0, "{broken} of {SESSIONS} connections are broken");
         let view = self.watch.stop()?;

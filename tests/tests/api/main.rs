@@ -5,11 +5,13 @@
 
 mod deploy;
 mod coexisting;
+mod bad_connection;
 mod failing_over;
 mod harness;
 mod kube_proxy;
 mod leases;
 mod pools;
 mod preflight;
+mod scale;
 mod serving;
 mod watches;

@@ -151,7 +151,7 @@ fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
 }
 
 /// The node that a VIP's Lease names.
-fn holder(cluster: &Cluster, address: IpAddr) -> Result<String> {
+pub(crate) fn holder(cluster: &Cluster, address: IpAddr) -> Result<String> {
     let bytes = match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),

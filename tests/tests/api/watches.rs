@@ -213,7 +213,8 @@ fn watches_that_are_refused_or_end_at_once_make_no_storm() -> Result<()> {
         scene.proxy.set_rules([Rule::new(fault)]);
         scene.proxy.cut();
         let asked = scene.count_while_in_trouble();
-        ensure!((KINDS..=KINDS * ATTEMPTS).contains(&asked), "{fault:?}: {asked} requests in {TROUBLE:?}");
+        // Others than the Services' may still be waiting since the last trouble.
+        ensure!((1..=KINDS * ATTEMPTS).contains(&asked), "{fault:?}: {asked} requests in {TROUBLE:?}");
         assert_eq!(names_of(&scene.objects.borrow()), ["a", "b"], "{fault:?}");
         scene.proxy.clear();
         // Until it goes well again.

@@ -1,0 +1,91 @@
+//! What happens to the node that leads while the agents' connection to the API server is bad, and clients ask.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use pnet::util::MacAddr;
+use vipmux_tests::{
+    api_proxy::{ApiProxy, Fault, Rule},
+    cluster::PATIENCE,
+    failover::{self, ADDRESS, Stage},
+    wait,
+};
+
+use crate::{failing_over::Scene, serving::holder};
+
+/// Whose Leases and objects all go through the proxy.
+fn scene() -> Result<Option<(Scene, ApiProxy)>> {
+    let Some((stage, proxy)) = Stage::in_kubernetes_by_proxy(failover::LAN)? else { return Ok(None) };
+    Ok(Some((Scene::of(stage)?, proxy)))
+}
+
+/// Waits until the Lease names the node that has this MAC.
+fn await_holder(scene: &Scene, mac: MacAddr) -> Result<()> {
+    let cluster = &scene.stage.cluster;
+    let leader = &cluster.lan.node_of(mac).context("no node has that MAC")?.name;
+    wait::until("the Lease of who leads", PATIENCE, || {
+        let holder = holder(cluster, ADDRESS.into())?;
+        Ok(ensure!(holder == *leader, "the Lease names {holder}, and {leader} leads"))
+    })
+    .with_context(|| cluster.last_outputs())
+}
+
+#[test]
+fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_repeats_requests() -> Result<()> {
+    let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
+    let mac = scene.mac;
+    proxy.set_rules([
+        Rule::new(Fault::Delay(Duration::from_millis(700))),
+        Rule::new(Fault::Delay(Duration::from_secs(2))).in_percent(30),
+        Rule::new(Fault::Lose).in_percent(15),
+        Rule::new(Fault::Again(Duration::from_secs(1))).of_writes(),
+        Rule::new(Fault::LoseAnswer).in_percent(15),
+    ]);
+    scene.go_on()?;
+    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
+    let other = scene.await_another()?;
+    wait::until("a write of the Lease, and its copy", PATIENCE, || Ok(ensure!(proxy.did("again") > 0)))
+        .with_context(|| format!("{:?}", proxy.faults()))?;
+    proxy.clear();
+    await_holder(&scene, other)?;
+    let node = scene.node.clone();
+    scene.stage.start_agent(&node)?;
+    scene.go_on()?;
+    await_holder(&scene, other)?;
+    scene.ends_with(&[mac, other])?.check_nothing_lost_by_who_knows_the_mac()
+}
+
+/// Connections stay open and nothing ever comes, as when its machine lost its power; it is not refused, which would be told at
+/// once.
+#[test]
+fn a_majority_takes_over_while_the_api_server_is_silent() -> Result<()> {
+    let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
+    let mac = scene.mac;
+    proxy.set_rules([Rule::new(Fault::Stall)]);
+    proxy.freeze();
+    scene.go_on()?;
+    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
+    let other = scene.await_another()?;
+    proxy.clear();
+    await_holder(&scene, other)?;
+    scene.go_on()?;
+    scene.ends_with(&[mac, other])?.check_nothing_lost_by_who_knows_the_mac()
+}
+
+/// The Lease of who took over is written, and nobody but the API server knows: who asks again finds its own.
+#[test]
+fn a_takeover_whose_every_write_seems_to_fail_is_one_takeover() -> Result<()> {
+    let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
+    let mac = scene.mac;
+    proxy.set_rules([
+        Rule::new(Fault::Twice).of_writes().on("leases"),
+        Rule::new(Fault::LoseAnswer).of_writes().on("leases").in_percent(50),
+    ]);
+    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
+    let other = scene.await_another()?;
+    ensure!(proxy.did("twice") > 0, "no Lease was written");
+    proxy.clear();
+    await_holder(&scene, other)?;
+    scene.ends_with(&[mac, other])?.check_nothing_lost_by_who_knows_the_mac()
+}

@@ -1,0 +1,273 @@
+//! A cluster of 1,000 Services and 200 Nodes, two of which are really there: what its agents ask the API server for, and how
+//! long a change takes to the kernel. Figures are printed, and nothing depends on them.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::Ipv4Addr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+use vipmux::datapath::maps::Maps;
+use vipmux_common::abi::{ServiceKey, ServiceValue};
+use vipmux_tests::{
+    agent::Agent,
+    api_server::{ApiServer, Mark, Request, SYSTEM},
+    cluster::{Cluster, PATIENCE},
+    lan::{Lan, Options},
+    manifests::{Endpoint, Service, VIP},
+    wait,
+};
+
+const SERVICES: u16 = 1_000;
+const ENDPOINTS: u32 = 10;
+const NODES: u8 = 200;
+const FIRST_PORT: u16 = 20_000;
+const NAMESPACE: &str = "scale";
+/// Of threads that write objects.
+const WRITERS: usize = 8;
+/// How long nothing but Nodes' heartbeats happens.
+const STEADY: Duration = Duration::from_secs(20);
+/// Between a Node's heartbeats.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+const CHANGES: u32 = 300;
+/// Between changes.
+const PAUSE: Duration = Duration::from_millis(20);
+/// How often the map is looked at.
+const LOOK: Duration = Duration::from_micros(50);
+/// For writing all objects, and for the agents to follow.
+const LONG: Duration = Duration::from_mins(3);
+
+const ACCOUNT: &str = "vipmux-agent";
+const RIGHTS: &str = "
+apiVersion: v1
+kind: ServiceAccount
+metadata: { namespace: vipmux-system, name: vipmux-agent }
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: { name: vipmux-agent }
+roleRef: { apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin }
+subjects: [{ kind: ServiceAccount, namespace: vipmux-system, name: vipmux-agent }]
+";
+
+/// The cluster, before there are Services in it; its agents have an account of their own, by which their requests are told.
+fn cluster() -> Result<Option<Cluster>> {
+    let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(None) };
+    let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
+    let api = cluster.api()?;
+    api.apply(RIGHTS)?;
+    let account = api.service_account(SYSTEM, ACCOUNT)?;
+    for namespace in [NAMESPACE, "kube-node-lease"] {
+        api.add_namespace(namespace)?;
+    }
+    in_parallel((3..=NODES).collect(), |number| api.apply_all(&[node(number)]).map(drop))?;
+    cluster.reach_api_by(account.kubeconfig)?;
+    Ok(Some(cluster))
+}
+
+/// Does something with each of these, several at a time.
+fn in_parallel<T: Copy + Send + Sync>(items: Vec<T>, work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    let work = &work;
+    thread::scope(|scope| {
+        let share = items.len().div_ceil(WRITERS);
+        let writers: Vec<_> = items
+            .chunks(share)
+            .map(|share| scope.spawn(move || share.iter().try_for_each(|item| work(*item))))
+            .collect();
+        writers.into_iter().try_for_each(|writer| writer.join().unwrap_or_else(|_| bail!("a writer panicked")))
+    })
+}
+
+/// A Node whose kubelet is nowhere.
+fn node(number: u8) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": format!("node-{number}"), "labels": { "kubernetes.io/os": "linux" } },
+        "status": {
+            "addresses": [{ "type": "InternalIP", "address": format!("192.0.3.{number}") }],
+            "conditions": conditions(0),
+        },
+    })
+}
+
+fn conditions(beat: u64) -> Value {
+    let at = format!("2026-01-01T00:{:02}:{:02}Z", beat / 60 % 60, beat % 60);
+    json!([{
+        "type": "Ready",
+        "status": "True",
+        "lastHeartbeatTime": at,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "reason": "KubeletReady",
+        "message": "kubelet is posting ready status",
+    }])
+}
+
+/// What a kubelet writes to say that it is alive: its Node's status, which it does less often, and its Lease.
+fn beat(api: &ApiServer, number: u8, beat: u64) -> Result<()> {
+    let name = format!("node-{number}");
+    api.set_status(&json!({
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": { "name": name },
+        "status": { "conditions": conditions(beat) },
+    }))?;
+    let renewed = format!("2026-01-01T00:{:02}:{:02}.000000Z", beat / 60 % 60, beat % 60);
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": { "namespace": "kube-node-lease", "name": name },
+        "spec": { "holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": renewed },
+    });
+    api.apply_all(&[lease]).map(drop)
+}
+
+/// Half of its endpoints here and half elsewhere; with each generation one of them is another.
+fn service(number: u16, generation: u32) -> Service {
+    let service = Service::sharing(&format!("{NAMESPACE}/s{number}"), FIRST_PORT + number, "TCP", 8080);
+    service.with((0..ENDPOINTS).map(|n| {
+        let host = if n == 0 { (2 << 20) + (generation << 11) } else { 1 << 20 } + u32::from(number) * ENDPOINTS + n;
+        let address = Ipv4Addr::from(u32::from(Ipv4Addr::new(10, 0, 0, 0)) + host);
+        Endpoint::new(address, if n.is_multiple_of(2) { "node-2" } else { "node-1" })
+    }))
+}
+
+fn add_services(cluster: &Cluster) -> Result<()> {
+    let api = cluster.api()?;
+    in_parallel((0..SERVICES).collect(), |number| {
+        let service = service(number, 0);
+        api.apply_all(&service.documents())?;
+        api.give(&service.full_name(), &[VIP.into()])
+    })
+}
+
+/// What an agent has put into the kernel.
+fn maps(agent: &Agent) -> Result<Maps> {
+    let maps = Maps::open(agent.pins())?;
+    wait::until("all Services in the kernel", LONG, || {
+        let found = maps.read_services()?.len();
+        Ok(ensure!(found == usize::from(SERVICES), "{found} are there"))
+    })?;
+    Ok(maps)
+}
+
+/// Those of the agents.
+fn requests(api: &ApiServer, after: Mark) -> Result<Vec<Request>> {
+    let account = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    Ok(api.requests(after)?.into_iter().filter(|request| request.user == account).collect())
+}
+
+/// By what they ask for.
+fn counted(requests: &[Request]) -> String {
+    let mut counts = BTreeMap::<_, usize>::new();
+    for Request { verb, resource, .. } in requests {
+        *counts.entry(format!("{verb} {resource}")).or_default() += 1;
+    }
+    let counts: Vec<_> = counts.into_iter().map(|(what, count)| format!("{count} {what}")).collect();
+    if counts.is_empty() { "none".to_owned() } else { counts.join(", ") }
+}
+
+/// MiB that a process has in memory.
+fn resident(agent: &Agent) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{}/status", agent.process().id()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+    let kibibytes: f64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kibibytes / 1024.0)
+}
+
+/// Nodes say that they are alive, and nothing else happens.
+fn steady(api: &ApiServer) -> Result<()> {
+    let begin = Instant::now();
+    let mut beats = 0;
+    while begin.elapsed() < STEADY {
+        beats += 1;
+        let next = HEARTBEAT * u32::try_from(beats)?;
+        in_parallel((1..=NODES).collect(), |number| beat(api, number, beats * HEARTBEAT.as_secs()))?;
+        thread::sleep(next.saturating_sub(begin.elapsed()));
+    }
+    Ok(())
+}
+
+/// Milliseconds from before an EndpointSlice is written: to the API server's answer, and to the kernel.
+fn change(api: &ApiServer, maps: &Maps, number: u16, generation: u32) -> Result<(f64, f64)> {
+    let vip = maps.read_vip(&VIP.into())?.context("the address is no VIP")?;
+    let key = ServiceKey { vip: vip.id, port: (FIRST_PORT + number).to_be(), protocol: 6, padding: 0 };
+    let value = || -> Result<ServiceValue> { maps.services.get(&key, 0).context("the Service is not in the kernel") };
+    let before = value()?;
+    let slice = service(number, generation).documents().pop().context("no EndpointSlice")?;
+    let begin = Instant::now();
+    let milliseconds = |begin: Instant| begin.elapsed().as_secs_f64() * 1e3;
+    thread::scope(|scope| {
+        let written = scope.spawn(|| {
+            api.apply_all(&[slice])?;
+            anyhow::Ok(milliseconds(begin))
+        });
+        while value()? == before {
+            ensure!(begin.elapsed() < PATIENCE, "Service {number} did not change in the kernel");
+            thread::sleep(LOOK);
+        }
+        let seen = milliseconds(begin);
+        let written = written.join().unwrap_or_else(|_| bail!("the writer panicked"))?;
+        Ok((written, seen))
+    })
+}
+
+/// Median, 99th percentile and the most.
+fn quantiles(mut figures: Vec<f64>) -> Result<[f64; 3]> {
+    figures.sort_by(f64::total_cmp);
+    let last = figures.len().checked_sub(1).context("no figures")?;
+    Ok([last / 2, last * 99 / 100, last].map(|index| figures[index]))
+}
+
+#[test]
+fn a_thousand_services_on_two_hundred_nodes_cost_the_api_server_no_write_in_steady_state() -> Result<()> {
+    let Some(mut cluster) = cluster()? else { return Ok(()) };
+    let options = cluster.agent_options();
+    // Before the Services, so that who leads is settled among all who are there.
+    cluster.start_agents(&options)?;
+    let begin = Instant::now();
+    add_services(&cluster)?;
+    let written = begin.elapsed();
+    let maps = cluster.agents.iter().map(maps).collect::<Result<Vec<_>>>()?;
+    cluster.await_leader(VIP)?;
+    let api = cluster.api()?;
+    wait::until("the Lease", PATIENCE, || {
+        let writes = requests(api, Mark::default())?.into_iter().filter(Request::is_write).count();
+        Ok(ensure!(writes > 0, "no agent has written anything"))
+    })?;
+    let started = requests(api, Mark::default())?;
+
+    let mark = api.mark()?;
+    steady(api)?;
+    let steady = requests(api, mark)?;
+    let beats = api.requests(mark)?.iter().filter(|request| request.is_write()).count();
+    ensure!(beats >= 2 * usize::from(NODES), "{beats} heartbeats");
+    let writes: Vec<_> = steady.iter().filter(|request| request.is_write()).collect();
+    ensure!(writes.is_empty(), "{writes:?}\n{}", cluster.last_outputs());
+
+    let mut changes = Vec::new();
+    for number in 0..CHANGES {
+        thread::sleep(PAUSE);
+        let which = u16::try_from(number * 7_919 % u32::from(SERVICES))?;
+        changes.push(change(api, &maps[0], which, number / u32::from(SERVICES) + 1)?);
+    }
+    let (answers, kernels): (Vec<_>, Vec<_>) = changes.into_iter().unzip();
+    let [median, most_of_them, most] = quantiles(kernels)?;
+    let [answer, slow_answer, _] = quantiles(answers)?;
+    let memory = cluster.agents.iter().map(resident).collect::<Result<Vec<_>>>()?;
+    println!(
+        "{SERVICES} Services of {ENDPOINTS} endpoints, written in {written:.1?}; {NODES} Nodes, two of them with agents"
+    );
+    println!("requests of both agents until then: {}", counted(&started));
+    println!("requests of both agents in {STEADY:?} with {beats} heartbeats: {}", counted(&steady));
+    println!("memory (resident) of the agents: {memory:.1?} MiB");
+    println!(
+        "from the write of an EndpointSlice to the kernel: median {median:.2} ms, 99th percentile {most_of_them:.2} ms, most {most:.2} ms"
+    );
+    println!("to the API server's answer: median {answer:.2} ms, 99th percentile {slow_answer:.2} ms");
+    Ok(())
+}
