@@ -31,10 +31,9 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the agent: the DaemonSet's main process, or one per node by hand
-    Agent(agent::Args),
+    Agent(Box<agent::Args>),
     /// Look at this node before the agent runs on it, or while it does: one line for each check, with the remedy
     Check(check::Args),
-    Agent(Box<agent::Args>),
     /// Hand this node's VIPs over to other nodes, so that it can be stopped or restarted without an outage
     Drain(drain::Args),
     /// Show why a Service or VIP is served or is not: from manifest to packet, and the first broken link
@@ -82,9 +81,8 @@ impl Cli {
     /// Runs the subcommand.
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
-            Command::Agent(args) => agent::run(args)?,
-            Command::Check(args) => return Ok(check::run(args)?),
             Command::Agent(args) => agent::run(*args)?,
+            Command::Check(args) => return Ok(check::run(args)?),
             Command::Drain(args) => drain::run(&args)?,
             Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),

@@ -3,9 +3,9 @@
 //! Each test owns its API server, as it owns its LAN: VipPools, Nodes and Leases are the whole cluster's. They run in parallel,
 //! as many as there are cores.
 
-mod deploy;
-mod coexisting;
 mod bad_connection;
+mod coexisting;
+mod deploy;
 mod failing_over;
 mod harness;
 mod kube_proxy;
