@@ -2,8 +2,10 @@
 
 use std::{collections::BTreeSet, fs};
 
+use anyhow::{Context as _, Result, bail};
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
+    core::v1::Container,
     rbac::v1::{ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject},
 };
 use serde::de::DeserializeOwned;
@@ -16,16 +18,21 @@ use vipmux::{
 /// A verb on a resource, in a scope; the last is an object's name, if it is for one alone.
 type Grant = (Scope, String, String, String, Option<String>);
 
-fn documents(file: &str) -> Vec<Value> {
+fn documents(file: &str) -> Result<Vec<Value>> {
     let path = format!("{}/../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
-    let text = fs::read_to_string(&path).unwrap();
-    serde_saphyr::from_multiple(&text).unwrap()
+    let text = fs::read_to_string(&path).context(path)?;
+    serde_saphyr::from_multiple(&text).with_context(|| file.to_owned())
 }
 
-fn of_kind<T: DeserializeOwned>(documents: &[Value], kind: &str) -> T {
+/// The one document of a file.
+fn document(file: &str) -> Result<Value> {
+    documents(file)?.into_iter().next().with_context(|| format!("{file} is empty"))
+}
+
+fn of_kind<T: DeserializeOwned>(documents: &[Value], kind: &str) -> Result<T> {
     let found: Vec<_> = documents.iter().filter(|document| document["kind"] == kind).collect();
-    let [document] = found.as_slice() else { panic!("{} of {kind}", found.len()) };
-    serde_json::from_value((*document).clone()).unwrap()
+    let [document] = found.as_slice() else { bail!("{} of {kind}", found.len()) };
+    serde_json::from_value((*document).clone()).with_context(|| kind.to_owned())
 }
 
 /// What rules grant. Each right is given once: a second one would hide that the first is gone.
@@ -61,54 +68,57 @@ fn bound(name: &str, role: &RoleRef, kind: &str, subjects: Option<Vec<Subject>>)
     assert_eq!(subjects, [account]);
 }
 
-fn check_roles(name: &str, file: &str, rights: &[Right]) {
-    let documents = documents(file);
-    let cluster: ClusterRole = of_kind(&documents, "ClusterRole");
-    let own: Role = of_kind(&documents, "Role");
+fn check_roles(name: &str, file: &str, rights: &[Right]) -> Result<()> {
+    let documents = documents(file)?;
+    let cluster: ClusterRole = of_kind(&documents, "ClusterRole")?;
+    let own: Role = of_kind(&documents, "Role")?;
     let mut grants = BTreeSet::new();
     granted(Scope::Cluster, &cluster.rules.unwrap_or_default(), &mut grants);
     granted(Scope::Namespace, &own.rules.unwrap_or_default(), &mut grants);
     assert_eq!(grants, asked(rights), "{file}");
-    let binding: ClusterRoleBinding = of_kind(&documents, "ClusterRoleBinding");
+    let binding: ClusterRoleBinding = of_kind(&documents, "ClusterRoleBinding")?;
     bound(name, &binding.role_ref, "ClusterRole", binding.subjects);
-    let binding: RoleBinding = of_kind(&documents, "RoleBinding");
+    let binding: RoleBinding = of_kind(&documents, "RoleBinding")?;
     bound(name, &binding.role_ref, "Role", binding.subjects);
+    Ok(())
 }
 
 #[test]
-fn the_agents_roles_grant_what_they_ask_for_and_nothing_else() {
-    check_roles("vipmux-agent", "kustomize/rbac-agent.yaml", &AGENT);
+fn the_agents_roles_grant_what_they_ask_for_and_nothing_else() -> Result<()> {
+    check_roles("vipmux-agent", "kustomize/rbac-agent.yaml", &AGENT)
 }
 
 #[test]
-fn the_allocators_roles_grant_what_it_asks_for_and_nothing_else() {
-    check_roles("vipmux-allocator", "kustomize/rbac-allocator.yaml", &ALLOCATOR);
+fn the_allocators_roles_grant_what_it_asks_for_and_nothing_else() -> Result<()> {
+    check_roles("vipmux-allocator", "kustomize/rbac-allocator.yaml", &ALLOCATOR)
 }
 
 /// Those that it looks for when it starts, and no privileged container.
 #[test]
-fn the_agents_containers_have_the_capabilities_that_the_agent_needs() {
-    let daemon_set: DaemonSet = of_kind(&documents("kustomize/agent.yaml"), "DaemonSet");
-    let unload = documents("uninstall/unload.yaml").remove(0);
-    let unload = serde_json::from_value(unload["spec"]["template"]["spec"]["initContainers"][0].clone()).unwrap();
-    let agent = daemon_set.spec.template.spec.unwrap().containers.remove(0);
-    for context in [agent, unload].map(|container: k8s_openapi::api::core::v1::Container| container.security_context) {
-        let context = context.unwrap();
-        let capabilities = context.capabilities.unwrap();
-        let added: BTreeSet<_> = capabilities.add.unwrap().iter().map(|name| format!("CAP_{name}")).collect();
+fn the_agents_containers_have_the_capabilities_that_the_agent_needs() -> Result<()> {
+    let daemon_set: DaemonSet = of_kind(&documents("kustomize/agent.yaml")?, "DaemonSet")?;
+    let mut pod = daemon_set.spec.template.spec.context("no Pod")?;
+    let unload = document("uninstall/unload.yaml")?["spec"]["template"]["spec"]["initContainers"][0].clone();
+    let unload: Container = serde_json::from_value(unload)?;
+    for container in [pod.containers.remove(0), unload] {
+        let context = container.security_context.context("no securityContext")?;
+        let capabilities = context.capabilities.context("no capabilities")?;
+        let added: BTreeSet<_> = capabilities.add.iter().flatten().map(|name| format!("CAP_{name}")).collect();
         assert_eq!(added, CAPABILITIES.iter().map(|(_, name)| (*name).to_owned()).collect());
-        assert_eq!(capabilities.drop.unwrap(), ["ALL"]);
+        assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]));
         assert_eq!((context.privileged, context.read_only_root_filesystem), (None, Some(true)));
     }
+    Ok(())
 }
 
 #[test]
-fn the_chart_and_the_base_are_of_this_version() {
+fn the_chart_and_the_base_are_of_this_version() -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
-    let chart = documents("helm/vipmux/Chart.yaml").remove(0);
+    let chart = document("helm/vipmux/Chart.yaml")?;
     assert_eq!((chart["version"].as_str(), chart["appVersion"].as_str()), (Some(version), Some(version)));
     for folder in ["kustomize", "uninstall"] {
-        let kustomization = documents(&format!("{folder}/kustomization.yaml")).remove(0);
+        let kustomization = document(&format!("{folder}/kustomization.yaml"))?;
         assert_eq!(kustomization["images"], json!([{"name": "vipmux", "newTag": version}]), "{folder}");
     }
+    Ok(())
 }

@@ -2,12 +2,13 @@
 
 use std::{env, fs, path::PathBuf};
 
+use anyhow::{Context as _, Result};
 use kube::CustomResourceExt as _;
 use serde_json::{Value, json};
 use vipmux::api::{VipPolicy, VipPool};
 
 /// What `cargo xtask generate` sets: files are written, and not compared.
-const SWITCH: &str = "VIPMUX_GENERATE";
+const SWITCH: &str = "BLESS";
 const HEADER: &str = "# Written by `cargo xtask generate` from the types in agent/src/api.\n";
 
 /// A file's path in the repository, and what is to be in it.
@@ -15,22 +16,21 @@ type Generated = (String, String);
 
 /// The custom resources, for `kubectl apply` and for the chart. Helm leaves alone what carries its annotation: otherwise the
 /// pools would go with the release.
-fn custom_resources() -> Vec<Generated> {
+fn custom_resources() -> Result<Vec<Generated>> {
     let crds = [("vippools", VipPool::crd()), ("vippolicies", VipPolicy::crd())];
-    let files = crds.iter().flat_map(|(name, crd)| {
-        let mut kept = crd.clone();
+    let mut files = Vec::new();
+    for (name, crd) in crds {
+        files.push((format!("deploy/crds/{name}.yaml"), yaml(&crd)?));
+        let mut kept = crd;
         kept.metadata.annotations = Some([("helm.sh/resource-policy".to_owned(), "keep".to_owned())].into());
-        [
-            (format!("deploy/crds/{name}.yaml"), yaml(crd)),
-            (format!("deploy/helm/vipmux/files/crds/{name}.yaml"), yaml(&kept)),
-        ]
-    });
-    files.collect()
+        files.push((format!("deploy/helm/vipmux/files/crds/{name}.yaml"), yaml(&kept)?));
+    }
+    Ok(files)
 }
 
-fn yaml(object: &impl serde::Serialize) -> String {
-    let value = whole_numbers(serde_json::to_value(object).unwrap());
-    HEADER.to_owned() + &serde_saphyr::to_string(&value).unwrap()
+fn yaml(object: &impl serde::Serialize) -> Result<String> {
+    let value = whole_numbers(serde_json::to_value(object)?);
+    Ok(HEADER.to_owned() + &serde_saphyr::to_string(&value)?)
 }
 
 /// A schema's bounds are floating-point numbers in its type, and whole ones wherever they are shown.
@@ -49,14 +49,15 @@ fn whole_numbers(value: Value) -> Value {
 }
 
 #[test]
-fn they_are_current() {
-    for (path, contents) in custom_resources() {
+fn they_are_current() -> Result<()> {
+    for (path, contents) in custom_resources()? {
         let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(&path);
         if env::var_os(SWITCH).is_some() {
-            fs::write(file, contents).unwrap();
+            fs::write(file, contents).context(path)?;
             continue;
         }
         let found = fs::read_to_string(file).unwrap_or_default();
         assert!(found == contents, "{path} is not what the code says: run `cargo xtask generate`");
     }
+    Ok(())
 }

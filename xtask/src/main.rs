@@ -84,7 +84,7 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
-    /// Write the files that follow from the code, such as the custom resources in deploy/
+    /// Write the files that follow from the code: custom resources and the configuration's schema in deploy/, docs/configuration.md
     Generate,
     /// Build the container image of one static binary, or its files where nothing makes images (target/image)
     Image,
