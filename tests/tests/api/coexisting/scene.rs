@@ -13,7 +13,7 @@ use vipmux_tests::{
     netns::Namespace,
     pod::{Listener, Pod},
     pod_network::PodNetwork,
-    requirement, wait,
+    requirement, wait, wire,
 };
 
 /// The addresses that all Services share.
@@ -151,11 +151,21 @@ impl Scene {
         self.cluster.api()?.get(&named)?.with_context(|| format!("no Service {name}"))
     }
 
+    /// Does a part of a test, in which no client and no pod is to send a single RST.
+    pub(super) fn without_resets(&mut self, part: &str, work: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        let before = self.resets()?;
+        work(self).context(part.to_owned())?;
+        for ((name, after), (_, before)) in self.resets()?.into_iter().zip(before) {
+            ensure!(after == before, "{part}: {} resets were sent in {name}", after - before);
+        }
+        Ok(())
+    }
+
     /// Resets that clients and pods have sent so far.
-    pub(super) fn resets(&self) -> Result<u64> {
+    fn resets(&self) -> Result<Vec<(String, u64)>> {
         let clients = self.cluster.lan.clients.iter().map(Client::namespace);
         let pods = self.cluster.pods.iter().chain(&self.callers).map(Pod::namespace);
-        clients.chain(pods).map(vipmux_tests::wire::resets).sum()
+        clients.chain(pods).map(|namespace| Ok((namespace.name().to_owned(), wire::resets(namespace)?))).collect()
     }
 }
 

@@ -27,11 +27,14 @@ pub(super) fn segments_harm_nobody(scene: &Scene) -> Result<()> {
         check_rule(scene, node)?;
         watch(node)?;
     }
+    // A segment that is still on its way when its connection has ended is answered by RST, as it should be: so they stay.
+    let mut sessions = Vec::new();
     for offer in scene.offers_of(Kind::Echo) {
         for vip in VIPS {
-            harm_nobody(scene, &offer, vip).with_context(|| offer.at(vip).to_string())?;
+            sessions.push(harm_nobody(scene, &offer, vip).with_context(|| offer.at(vip).to_string())?);
         }
     }
+    sessions.iter_mut().try_for_each(|session| session.say("and now?").map(drop)).context("a connection is broken")?;
     scene.cluster.lan.nodes.iter().try_for_each(|node| node.nft("delete table inet watch").map(drop))
 }
 
@@ -52,20 +55,26 @@ fn check_rule(scene: &Scene, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Counts what is invalid before and after the rules of kube-proxy and of the CNI, which have the priority 0.
+/// Counts what is sent here, and what is invalid of it, before and after the rules of kube-proxy and of the CNI, which have the priority 0.
 fn watch(node: &Node) -> Result<()> {
-    node.nft(
-        "table inet watch {
-            counter arrived {}
-            counter left {}
-            chain before { type filter hook forward priority -10; ct state invalid counter name arrived; }
-            chain after { type filter hook forward priority 10; ct state invalid counter name left; }
-        }",
-    )
+    let [one, other] = NUMBERS;
+    node.nft(&format!(
+        "table inet watch {{
+            counter stray {{}}
+            counter invalid {{}}
+            counter left {{}}
+            chain before {{
+                type filter hook forward priority -10;
+                tcp sequence {{ {one}, {other} }} counter name stray
+                ct state invalid counter name invalid
+            }}
+            chain after {{ type filter hook forward priority 10; ct state invalid counter name left; }}
+        }}"
+    ))
     .map(drop)
 }
 
-fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<()> {
+fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<Session> {
     let client = scene.cluster.lan.client()?;
     let mut session = client.namespace().run(|| Session::connect(offer.at(vip).server, TIMEOUT))?;
     session.say("hello")?;
@@ -73,7 +82,7 @@ fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<()> {
     let own = of_family(vip, client.address, client.address_v6);
     let leader = client.neighbour(vip)?.context("the client has no MAC for the VIP")?;
     let counted = |counter| offer.node.nft_packets(("inet", "watch", counter));
-    let (arrived, left) = (counted("arrived")?, counted("left")?);
+    let before = (counted("stray")?, counted("invalid")?, counted("left")?);
 
     let to_vip = Ethernet::new(client.mac.octets(), leader.octets());
     let to_client = Ethernet::new(offer.pod.mac.octets(), offer.pod.gateway.octets());
@@ -85,13 +94,15 @@ fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<()> {
         wire::send(offer.pod.namespace(), "eth0", &reply, STRAY.into())?;
     }
     wait::until("the segments at the node of the pod", PATIENCE, || {
-        let (arrived, left) = (counted("arrived")? - arrived, counted("left")? - left);
-        let expected = if goes_on(scene) { arrived } else { 0 };
-        ensure!(arrived >= 2 * u64::from(STRAY), "{arrived} have come");
-        ensure!(left == expected, "{left} of {arrived} have gone on, and not {expected}");
+        let (all, invalid) = (counted("stray")? - before.0, counted("invalid")? - before.1);
+        let (left, expected) = (counted("left")? - before.2, if goes_on(scene) { invalid } else { 0 });
+        let sent = u64::from(STRAY) * 2;
+        ensure!(all == 2 * sent && invalid >= sent, "{all} have come, of which {invalid} are invalid");
+        ensure!(left == expected, "{left} of {invalid} have gone on, and not {expected}");
         Ok(())
     })?;
-    session.say("still there?").context("the connection is broken").map(drop)
+    session.say("still there?").context("the connection is broken")?;
+    Ok(session)
 }
 
 /// Whether what is invalid goes on: flannel has no rule against it, and nor has kube-proxy with nftables.
