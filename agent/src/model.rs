@@ -18,6 +18,7 @@ mod renew;
 pub mod request;
 pub mod selector;
 pub mod service;
+pub mod shown;
 mod siblings;
 pub mod tag;
 

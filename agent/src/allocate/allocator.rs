@@ -141,8 +141,7 @@ impl Allocator {
 
     /// What these hold.
     fn holders(&self, model: &Model, names: &BTreeSet<&ServiceName>) -> Holders {
-        let by_status = |name| by_status(model.services.get(name)?, model);
-        let held = |name| self.allocation.held(name).or_else(|| by_status(name));
+        let held = |name| self.allocation.held(name).or_else(|| by_status(name, model));
         names.iter().filter_map(|name| Some(((*name).clone(), held(name)?))).collect()
     }
 

@@ -146,6 +146,17 @@ impl Cluster {
         self
     }
 
+    /// Lets the Service's status say that an allocator gave it what is shown there.
+    pub(super) fn given(mut self, service: &str) -> Self {
+        let condition = serde_json::json!({
+            "type": crate::api::ALLOCATED, "status": "True", "reason": "Allocated", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        });
+        let status = self.object(service).status.get_or_insert_default();
+        status.conditions = Some(vec![serde_json::from_value(condition).unwrap()]);
+        self
+    }
+
     pub(super) fn object(&mut self, service: &str) -> &mut api::Service {
         Arc::make_mut(self.objects.services.get_mut(&name(service)).unwrap())
     }

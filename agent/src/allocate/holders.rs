@@ -10,6 +10,7 @@ use crate::model::{
     request::{ByAddress, Request, Sharing},
     selector::Labels,
     service::{Families, Service},
+    shown::Shown,
 };
 
 /// Who holds which addresses, from `assignments.yaml` or from the Services' statuses.
@@ -112,15 +113,15 @@ fn unread(name: &ServiceName, held: &Held) -> Service {
         request: Request::default(),
         fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
         notices: Vec::new(),
-        status: BTreeSet::new(),
+        status: Shown::default(),
     }
 }
 
 /// Adds what the Services' statuses show, where the holders say nothing.
 pub fn with_statuses(mut holders: Holders, model: &Model) -> Holders {
-    for (name, service) in &model.services {
+    for name in model.services.keys().chain(model.refused.keys()) {
         if !holders.contains_key(name)
-            && let Some(held) = by_status(service, model)
+            && let Some(held) = by_status(name, model)
         {
             holders.insert(name.clone(), held);
         }
@@ -128,9 +129,11 @@ pub fn with_statuses(mut holders: Holders, model: &Model) -> Holders {
     holders
 }
 
-/// What the Service holds by its status. That can come from anywhere, so only addresses that are in a pool count.
-pub(super) fn by_status(service: &Service, model: &Model) -> Option<Held> {
-    let in_a_pool = |vip: &&Vip| model.pools.iter().any(|pool| pool.contains(**vip));
-    let addresses: BTreeSet<Vip> = service.status.iter().filter(in_a_pool).copied().collect();
+/// What the Service holds by its status. That can come from anywhere, so only addresses that are in a pool count; all of
+/// them where the status says that they were given by an allocator, whatever became of the pools since.
+pub(super) fn by_status(name: &ServiceName, model: &Model) -> Option<Held> {
+    let shown = model.status(name)?;
+    let counts = |vip: &&Vip| shown.given || model.pools.iter().any(|pool| pool.contains(**vip));
+    let addresses: BTreeSet<Vip> = shown.addresses.iter().filter(counts).copied().collect();
     (!addresses.is_empty()).then_some(Held { addresses, terms: None })
 }

@@ -251,7 +251,7 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
         for (a, b) in names.iter().flat_map(|a| names.iter().map(move |b| (*a, *b))).filter(|(a, b)| a != b) {
             let pool = model.pool_of(vip).map(|pool| model.pools[pool].sharing).unwrap_or_default();
             // What a status tells is not parted where the pool alone would not have it.
-            let shown = [a, b].iter().any(|name| !model.services[*name].status.is_empty());
+            let shown = [a, b].iter().any(|name| !model.services[*name].status.addresses.is_empty());
             let pool = if shown && pool != PoolSharing::ByAddress { PoolSharing::Any } else { pool };
             let may = model.services[a].party().may_share(model.services[b].party(), pool);
             prop_assert_eq!(may, Ok(()), "{} and {} on {}", a, b, vip);

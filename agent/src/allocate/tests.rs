@@ -401,6 +401,36 @@ fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
 }
 
 #[test]
+fn what_an_allocator_gave_is_kept_by_its_status_whatever_became_of_the_pools() {
+    let shown = |given| {
+        let cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["443/TCP"], &[]);
+        let cluster = cluster.showing("shop/a", "198.51.100.1");
+        let cluster = if given { cluster.given("shop/a") } else { cluster };
+        // The pool is gone, or was never there.
+        cluster.restarted()
+    };
+    assert_eq!(shown(false).outcome(), "shop/a=10 shop/b=11", "who else wrote a status gives nothing");
+    assert_eq!(shown(true).outcome(), "shop/a=198.51.100.1 shop/b=10");
+    assert!(shown(true).allocate().assignments[&name("shop/a")].warnings[0].contains("is in no pool any more"));
+    let taken = shown(true).node("n1", "198.51.100.1");
+    assert_eq!(taken.outcome(), "shop/a=10 shop/b=11", "what is never assigned is not kept either");
+}
+
+#[test]
+fn a_service_that_cannot_be_read_keeps_what_its_status_shows() {
+    let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "192.0.2.10").given("shop/a");
+    let cluster = cluster.spec("shop/a", |spec| spec.ports = None).restarted();
+    let cluster = cluster.service("shop/b", &["80/TCP"], &[TEN]).service("shop/c", &["80/TCP"], &[]);
+    assert_eq!(cluster.outcome(), "shop/a:InvalidService shop/b:SharingMismatch shop/c=11");
+    let held = &cluster.allocate().withheld[&name("shop/a")];
+    assert_eq!(held.addresses, [vip("192.0.2.10")].into());
+    let mended = cluster.settled().spec("shop/a", |spec| {
+        spec.ports = Some(vec![serde_json::from_value(serde_json::json!({"port": 80})).unwrap()]);
+    });
+    assert_eq!(mended.outcome(), "shop/a=10 shop/b:PortConflict shop/c=11");
+}
+
+#[test]
 fn a_member_that_waited_joins_an_address_its_group_gets_later() {
     // `a` finds its pool full; `b` then brings the group to an address that `a` may join.
     let cluster = Cluster::default()

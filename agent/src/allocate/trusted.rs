@@ -32,8 +32,8 @@ pub fn trusted(model: &Model, trust: Trust, told: impl Fn(&Service) -> Option<Re
     let mut allocation = Allocation { refusals: model.refused.clone(), ..Allocation::default() };
     for service in &services {
         let shown = match trust {
-            Trust::Allocator => by_status(service, model).map(|held| held.addresses).unwrap_or_default(),
-            Trust::Anybody => service.status.clone(),
+            Trust::Allocator => by_status(&service.name, model).map(|held| held.addresses).unwrap_or_default(),
+            Trust::Anybody => service.status.addresses.clone(),
         };
         if let Err(refusal) = placement.trust(service, shown) {
             allocation.refusals.insert(service.name.clone(), refusal);
@@ -60,7 +60,7 @@ pub fn trusted(model: &Model, trust: Trust, told: impl Fn(&Service) -> Option<Re
 }
 
 fn unallocated(service: &Service, trust: Trust) -> Refusal {
-    let shown: Vec<_> = service.status.iter().map(ToString::to_string).collect();
+    let shown: Vec<_> = service.status.addresses.iter().map(ToString::to_string).collect();
     let message = match (trust, shown.is_empty()) {
         (Trust::Allocator, true) => "no allocator has given it an address yet".to_owned(),
         (Trust::Anybody, true) => "no controller has given it an address yet".to_owned(),

@@ -21,6 +21,7 @@ use crate::{
         reason::{Note, Reason, Refusal, quoted},
         selector::Labels,
         service::Service,
+        shown::Shown,
         siblings,
         tag::ServiceTags,
     },
@@ -62,6 +63,8 @@ pub struct Model {
     pub services: BTreeMap<ServiceName, Service>,
     /// Services that want one and cannot be understood.
     pub refused: BTreeMap<ServiceName, Refusal>,
+    /// What the statuses of those show.
+    pub shown: BTreeMap<ServiceName, Shown>,
     /// Services that are not ours.
     pub ignored: BTreeMap<ServiceName, Refusal>,
     /// Nodes.
@@ -105,6 +108,11 @@ impl Model {
         let known =
             if known.is_empty() { "there are no pools".to_owned() } else { format!("pools: {}", known.join(", ")) };
         format!("pool {} does not exist ({known})", quoted(name))
+    }
+
+    /// What the status of a Service that wants an address shows.
+    pub fn status(&self, name: &ServiceName) -> Option<&Shown> {
+        self.services.get(name).map(|service| &service.status).or_else(|| self.shown.get(name))
     }
 
     /// The index of the best pool that has the address.
@@ -168,7 +176,10 @@ impl Model {
             }
             match Service::ingest(name, service, &address_names, &options.service_tags) {
                 Ok(service) => drop(self.services.insert(name.clone(), service)),
-                Err(refusal) => drop(self.refused.insert(name.clone(), refusal)),
+                Err(refusal) => {
+                    self.refused.insert(name.clone(), refusal);
+                    self.shown.insert(name.clone(), Shown::of(service));
+                }
             }
         }
         for (name, notice) in siblings::notices(&self.services, objects) {
@@ -227,6 +238,11 @@ fn misplaced(name: &ServiceName, service: &api::Service) -> Option<Note> {
     let message =
         format!("{key} has no effect, since spec.type is not LoadBalancer: make it one, or remove the annotation");
     Some(Note::new(format!("Service {name}"), message))
+}
+
+/// Whether the Service is ours to give addresses to (rule 12).
+pub(crate) fn is_ours(service: &api::Service, options: &Options) -> bool {
+    not_ours(service, options).is_none()
 }
 
 /// Rule 12.

@@ -5,13 +5,12 @@ mod unexposed;
 use std::{
     collections::{BTreeMap, BTreeSet},
     iter,
-    net::IpAddr,
 };
 
 use k8s_openapi::{api::core::v1 as api, jiff::Timestamp};
 
 use crate::model::{
-    Family, Protocol, ServiceName, Vip, dialects,
+    Family, Protocol, ServiceName, dialects,
     name::{Port, is_label},
     policy::{IdleTimeouts, Policy},
     pools::AddressNames,
@@ -19,6 +18,7 @@ use crate::model::{
     reason::{Reason, Refusal, quoted},
     request::{Party, Request},
     selector::Labels,
+    shown::Shown,
     tag::ServiceTags,
 };
 
@@ -58,8 +58,8 @@ pub struct Service {
     /// What its owner should know, and that stops nothing: annotations without effect here, misspelt ones, a key or an
     /// address for one family alone.
     pub notices: Vec<String>,
-    /// The addresses that its status shows.
-    pub status: BTreeSet<Vip>,
+    /// What its status shows.
+    pub status: Shown,
 }
 
 /// `ipFamilies` and `ipFamilyPolicy`, resolved.
@@ -169,7 +169,7 @@ impl Service {
             request,
             fault: fault.or(slip).or(misread),
             notices,
-            status: status(service),
+            status: Shown::of(service),
         })
     }
 
@@ -266,14 +266,6 @@ fn families(spec: &api::ServiceSpec, request: Option<&Request>) -> Result<Famili
             Err(invalid("spec.ipFamilyPolicy", format!("{} is not {allowed}", quoted(other))))
         }
     }
-}
-
-/// Hostnames and what does not parse are other controllers' business.
-fn status(service: &api::Service) -> BTreeSet<Vip> {
-    let balancer = service.status.as_ref().and_then(|status| status.load_balancer.as_ref());
-    let ingress = balancer.iter().flat_map(|balancer| balancer.ingress.iter().flatten());
-    let address = |text: &str| Some(Vip(text.parse::<IpAddr>().ok()?.to_canonical()));
-    ingress.filter_map(|entry| address(entry.ip.as_deref()?)).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,67 @@
+//! What a Service's status shows: all that a cluster remembers of who holds which address.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use k8s_openapi::api::core::v1 as api;
+
+use crate::{api::ALLOCATED, model::Vip};
+
+/// What a status shows.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shown {
+    /// The addresses.
+    pub addresses: BTreeSet<Vip>,
+    /// The condition [`ALLOCATED`] is `True`: it was an allocator of ours that gave them.
+    pub given: bool,
+}
+
+impl Shown {
+    /// What this Service's shows. Hostnames and what does not parse are other controllers' business.
+    pub fn of(service: &api::Service) -> Self {
+        let Some(status) = &service.status else { return Self::default() };
+        let ingress = status.load_balancer.as_ref().and_then(|balancer| balancer.ingress.as_deref());
+        let mut conditions = status.conditions.iter().flatten();
+        Self {
+            addresses: Self::of_ingress(ingress.unwrap_or_default()),
+            given: conditions.any(|condition| condition.type_ == ALLOCATED && condition.status == "True"),
+        }
+    }
+
+    /// The addresses that these entries have.
+    pub fn of_ingress(entries: &[api::LoadBalancerIngress]) -> BTreeSet<Vip> {
+        let address = |text: &str| Some(Vip(text.parse::<IpAddr>().ok()?.to_canonical()));
+        entries.iter().filter_map(|entry| address(entry.ip.as_deref()?)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_who_gave_them_are_read() {
+        let of = |status: serde_json::Value| {
+            let service: api::Service = serde_json::from_value(serde_json::json!({ "status": status })).unwrap();
+            let shown = Shown::of(&service);
+            (shown.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), shown.given)
+        };
+        let condition = |kind: &str, status: &str| {
+            serde_json::json!({"type": kind, "status": status, "reason": "Allocated", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        };
+        let ingress = serde_json::json!([
+            {"ip": "::ffff:192.0.2.1"}, {"ip": "2001:db8::1", "ipMode": "VIP"}, {"hostname": "a.example.org"}, {"ip": "x"},
+        ]);
+        let addresses = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
+        for (conditions, given) in [
+            (vec![], false),
+            (vec![condition(ALLOCATED, "False")], false),
+            (vec![condition("example.org/Allocated", "True")], false),
+            (vec![condition("example.org/Other", "False"), condition(ALLOCATED, "True")], true),
+        ] {
+            let status = serde_json::json!({"loadBalancer": {"ingress": ingress}, "conditions": conditions});
+            assert_eq!(of(status), (addresses.clone(), given));
+        }
+        assert_eq!(of(serde_json::json!({})), (vec![], false));
+    }
+}
