@@ -3,7 +3,7 @@
 //! Service and EndpointSlice -> [`source`] -> [`model`] -> [`allocate`] -> [`plan`] -> [`datapath`] -> the BPF programs.
 //! Tick -> [`election`] -> commands -> fence, [`announce`].
 //!
-//! [`model`], [`allocate`], [`election`], [`hashing`] and [`plan`] are pure: no clock, no I/O, no randomness, no hash
+//! [`model`], [`allocate`], [`election`], [`hashing`], [`plan`] and [`status`] are pure: no clock, no I/O, no randomness, no hash
 //! order; `cargo xtask lint` holds that line.
 
 pub mod allocate;
@@ -33,5 +33,6 @@ pub mod probe;
 pub mod runtime;
 pub mod snat;
 pub mod source;
+pub mod status;
 pub mod store;
 pub mod survey;

@@ -98,6 +98,11 @@ impl Candidates {
         Self { nodes: nodes.keys().map(candidate).collect(), by: BTreeSet::new() }.weighed()
     }
 
+    /// Whether this object, as `Kind name`, is among those that say so.
+    pub fn is_by(&self, object: &str) -> bool {
+        self.by.contains(object)
+    }
+
     fn allow(&mut self, advertisement: &Advertisement, nodes: &BTreeMap<NodeName, Node>) {
         self.by.insert(advertisement.object.clone());
         for node in nodes.values().filter(|node| advertisement.selects(node)) {

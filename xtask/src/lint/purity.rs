@@ -16,7 +16,8 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 /// The agent's modules that know no clock, I/O, runtime, randomness or hash order; with all that is below them.
-const PURE: [&str; 8] = ["model", "allocate", "election", "membership", "hashing", "plan", "preflight", "permissions"];
+const PURE: [&str; 9] =
+    ["model", "allocate", "election", "membership", "hashing", "plan", "preflight", "permissions", "status"];
 
 /// Something that a pure module must not mention.
 #[derive(Clone, Debug, PartialEq, Eq)]
