@@ -1,6 +1,7 @@
 //! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
 
 pub mod agent;
+pub mod allocator;
 pub mod check;
 pub mod cluster;
 pub mod config;
@@ -32,6 +33,8 @@ pub struct Cli {
 enum Command {
     /// Run the agent: the DaemonSet's main process, or one per node by hand
     Agent(Box<agent::Args>),
+    /// Run the allocator of a cluster: it gives Services their addresses, and is the one that writes their statuses
+    Allocator(allocator::Args),
     /// Look at this node before the agent runs on it, or while it does: one line for each check, with the remedy
     Check(check::Args),
     /// Hand this node's VIPs over to other nodes, so that it can be stopped or restarted without an outage
@@ -55,6 +58,9 @@ pub enum CliError {
     /// `vipmux check`.
     #[error(transparent)]
     Check(#[from] check::CheckError),
+    /// `vipmux allocator`.
+    #[error(transparent)]
+    Allocator(#[from] allocator::AllocatorError),
     /// `vipmux drain`.
     #[error(transparent)]
     Drain(#[from] drain::DrainError),
@@ -83,6 +89,9 @@ impl Cli {
         match self.command {
             Command::Agent(args) => agent::run(*args)?,
             Command::Check(args) => return Ok(check::run(args)?),
+            Command::Check(args) => return Ok(check::run(args)?),
+            Command::Agent(args) => agent::run(*args)?,
+            Command::Allocator(args) => allocator::run(args)?,
             Command::Drain(args) => drain::run(&args)?,
             Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),

@@ -7,6 +7,7 @@
 //! order; `cargo xtask lint` holds that line.
 
 pub mod allocate;
+pub mod allocator;
 pub mod announce;
 pub mod api;
 pub mod assignments;

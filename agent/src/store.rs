@@ -17,6 +17,7 @@ use imbl::OrdMap;
 pub use self::{
     directory::Directory,
     kubernetes::Kubernetes,
+    object::leader,
     operations::{Operation, Operations, Outcome, Report},
     place::Place,
 };

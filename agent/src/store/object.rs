@@ -93,6 +93,12 @@ pub(super) fn lease(vip: Vip, object: Object) -> Result<Lease, String> {
     Ok(Lease { holder: NodeName(holder), epoch, version: Version(version) })
 }
 
+/// The VIP of this object, if it is a VIP's, and who leads it, if that can be read.
+pub fn leader(object: &Object) -> Option<(Vip, Option<NodeName>)> {
+    let vip = vip(object.metadata.name.as_deref()?)?;
+    Some((vip, lease(vip, object.clone()).ok().map(|lease| lease.holder)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

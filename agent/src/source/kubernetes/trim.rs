@@ -22,7 +22,7 @@ pub(super) fn trimmed(mut object: Object, audience: Audience) -> Object {
     match &mut object {
         Object::Service(service) => service_of(Arc::make_mut(service), audience),
         Object::EndpointSlice(slice) => endpoint_slice(Arc::make_mut(slice)),
-        Object::Node(node) => node_of(Arc::make_mut(node)),
+        Object::Node(node) => node_of(Arc::make_mut(node), audience),
         Object::Namespace(namespace) => namespace_of(Arc::make_mut(namespace)),
         Object::IpAddressPool(pool) => {
             let pool = Arc::make_mut(pool);
@@ -98,14 +98,15 @@ fn endpoint_slice(slice: &mut EndpointSlice) {
     }
 }
 
-fn node_of(node: &mut Node) {
+fn node_of(node: &mut Node, audience: Audience) {
     let all = std::mem::take(&mut node.metadata);
     node.metadata = ObjectMeta { name: all.name, labels: all.labels, ..ObjectMeta::default() };
     let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
     node.spec = Some(NodeSpec { unschedulable, ..NodeSpec::default() });
     let NodeStatus { addresses, conditions, .. } = node.status.take().unwrap_or_default();
     let mut conditions = conditions.unwrap_or_default();
-    conditions.retain(|condition| condition.type_ == "NetworkUnavailable");
+    let wanted = |kind: &str| kind == "NetworkUnavailable" || kind == "Ready" && audience == Audience::Allocator;
+    conditions.retain(|condition| wanted(&condition.type_));
     for condition in &mut conditions {
         (condition.last_heartbeat_time, condition.last_transition_time) = (None, None);
         (condition.message, condition.reason) = (None, None);

@@ -1,0 +1,341 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use proptest::{collection, prelude::*, sample::select};
+use serde_json::json;
+
+use super::*;
+use crate::{
+    model::Vip,
+    status::{
+        body,
+        fixture::{Applied, Server, name, vip},
+        withdrawal,
+    },
+};
+
+const KEY: (&str, &str) = ("vipmux.io/sharing-key", "web");
+
+/// An allocator, its API server, and a watch that may be late.
+struct World {
+    server: Server,
+    /// What the watch shows.
+    shown: Objects,
+    decider: Decider,
+    ledger: Ledger,
+    writes: usize,
+    /// Requests, with those that came to nothing.
+    requests: usize,
+    adopt: bool,
+}
+
+impl World {
+    fn new(addresses: &[&str]) -> Self {
+        let server = Server::new(addresses);
+        let (shown, decider) = (server.objects.clone(), Decider::new(Options::default(), false));
+        Self { server, shown, decider, ledger: Ledger::default(), writes: 0, requests: 0, adopt: false }
+    }
+
+    /// The watch shows all that there is.
+    fn watch(&mut self) {
+        self.shown = self.server.objects.clone();
+    }
+
+    /// Decides by what the watch shows, and writes all that is to be written.
+    fn write(&mut self) -> usize {
+        let decision = self.decider.decide(&self.shown, &self.server.leaders, &mut self.ledger);
+        let before = self.requests;
+        for (service, (base, statement, _)) in decision.services {
+            self.requests += 1;
+            match self.server.apply(&service, &body(&service, &base, &statement, Timestamp::UNIX_EPOCH)) {
+                Applied::Made(made) => {
+                    self.writes += usize::from(made != base);
+                    let manager = self.server.manager(&service).to_owned();
+                    self.ledger.wrote(&service, &base, statement, &made, Some(&manager));
+                }
+                Applied::Stale => self.ledger.conflicted(&service, &base),
+                Applied::Taken(manager) => self.ledger.taken(&service, &base, &manager),
+                Applied::Gone => {}
+            }
+        }
+        for service in decision.departed {
+            let Some(there) = self.server.objects.services.get(&service).cloned() else { continue };
+            self.requests += 1;
+            self.server.apply(&service, &withdrawal(&service, &there));
+        }
+        for (object, (base, status)) in decision.customs {
+            self.requests += 1;
+            let version = self.server.next();
+            let made = ObjectMeta { resource_version: Some(version), ..base.clone() };
+            match (&object, status.clone()) {
+                (Custom::Pool(name), CustomStatus::Pool(status)) => {
+                    let pool = Arc::make_mut(self.server.objects.vip_pools.get_mut(name).unwrap());
+                    (pool.status, pool.metadata) = (Some(status), made.clone());
+                }
+                (Custom::Policy(name), CustomStatus::Policy(status)) => {
+                    let policy = Arc::make_mut(self.server.objects.vip_policies.get_mut(name).unwrap());
+                    (policy.status, policy.metadata) = (Some(status), made.clone());
+                }
+                other => panic!("{other:?}"),
+            }
+            self.ledger.wrote_custom(object, &base, status, &made);
+        }
+        self.requests - before
+    }
+
+    /// Until nothing is written any more.
+    fn settle(&mut self) {
+        for _ in 0..20 {
+            self.watch();
+            if self.write() == 0 {
+                return;
+            }
+        }
+        panic!("it never ends");
+    }
+
+    /// Another allocator, which knows what statuses say.
+    fn restart(&mut self) {
+        self.decider = Decider::new(Options::default(), self.adopt);
+        self.ledger = Ledger::default();
+    }
+
+    /// Who shows what.
+    fn all(&self) -> BTreeMap<String, BTreeSet<Vip>> {
+        let names = self.server.objects.services.keys().map(|name| name.name.clone());
+        names.map(|name| (name.clone(), self.server.shown(&name))).collect()
+    }
+}
+
+#[test]
+fn a_service_gets_its_address_in_one_write() {
+    let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
+    world.server.put("a", 80, &[]);
+    world.settle();
+    assert_eq!((world.server.shown("a"), world.writes), ([vip("192.0.2.10")].into(), 1));
+    assert_eq!(world.server.objects.vip_pools.get("lan").unwrap().status.as_ref().unwrap().ipv4.unwrap().used, 1);
+}
+
+#[test]
+fn between_a_write_and_its_echo_nothing_is_written_and_nothing_given_twice() {
+    let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
+    world.server.put("a", 80, &[]);
+    world.watch();
+    world.write();
+    assert_eq!(world.write(), 0);
+    // The watch shows `b`, and not yet what was written of `a`.
+    world.server.put("b", 80, &[]);
+    let late = world.shown.services.get(&name("a")).cloned().unwrap();
+    world.watch();
+    world.shown.services.insert(name("a"), late);
+    world.write();
+    assert_eq!(world.server.shown("b"), [vip("192.0.2.11")].into());
+    world.settle();
+    assert_eq!(world.server.shown("a"), [vip("192.0.2.10")].into());
+}
+
+#[test]
+fn what_could_not_be_written_is_kept() {
+    let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
+    world.server.put("a", 80, &[]);
+    world.watch();
+    // It was changed meanwhile, so that the write comes to nothing.
+    world.server.write("a", |object| object["metadata"]["labels"] = json!({"x": "y"}));
+    world.write();
+    assert_eq!((world.server.shown("a"), world.write()), ([].into(), 0));
+    world.shown.services.insert(name("b"), world.server.objects.services.get(&name("a")).cloned().unwrap());
+    world.server.put("b", 80, &[]);
+    world.settle();
+    assert_eq!(world.server.shown("a"), [vip("192.0.2.10")].into());
+    assert_eq!(world.server.shown("b"), [vip("192.0.2.11")].into());
+}
+
+#[test]
+fn another_controller_is_asked_once_and_told_once() {
+    let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
+    world.server.put("a", 80, &[]);
+    world.server.intrude("a", "metallb", &["198.51.100.1"]);
+    world.settle();
+    assert_eq!(world.server.shown("a"), [vip("198.51.100.1")].into());
+    let conditions = |world: &World| {
+        let service = world.server.objects.services.get(&name("a")).unwrap();
+        let conditions = service.status.as_ref().unwrap().conditions.clone().unwrap_or_default();
+        conditions.into_iter().map(|condition| format!("{} {}", condition.status, condition.reason)).collect::<Vec<_>>()
+    };
+    assert_eq!(conditions(&world), ["False ForeignStatus", "False NoLeader"]);
+    world.restart();
+    let (requests, writes) = (world.requests, world.writes);
+    world.settle();
+    assert_eq!((world.requests - requests, world.writes - writes), (1, 0), "asked once more, and nothing new");
+    // It gives up its claim.
+    world.server.intrude("a", "metallb", &["192.0.2.10"]);
+    world.settle();
+    assert_eq!(conditions(&world), ["True Allocated", "False NoLeader"]);
+}
+
+#[test]
+fn a_refused_service_that_shows_anothers_address_is_settled_too() {
+    let mut world = World::new(&["192.0.2.10"]);
+    world.server.put("a", 80, &[("vipmux.io/addresses", "203.0.113.1")]);
+    world.server.intrude("a", "metallb", &["198.51.100.1"]);
+    world.settle();
+    let service = world.server.objects.services.get(&name("a")).unwrap();
+    let told = service.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].clone();
+    assert!(told.reason == "AddressNotInPool" && told.message.contains("metallb wrote 198.51.100.1"), "{told:?}");
+}
+
+#[test]
+fn what_was_written_is_taken_back_where_a_service_leaves() {
+    let mut world = World::new(&["192.0.2.10"]);
+    for service in ["typed", "classed"] {
+        world.server.put(service, 80, &[KEY]);
+        world.server.write(service, |object| object["spec"]["ports"] = json!([{"port": service.len()}]));
+    }
+    world.settle();
+    assert_eq!(world.server.shown("typed"), world.server.shown("classed"));
+    world.server.write("classed", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
+    // The watch is of load balancers alone.
+    world.server.write("typed", |object| object["spec"]["type"] = json!("ClusterIP"));
+    world.watch();
+    world.shown.services.remove(&name("typed"));
+    world.write();
+    for service in ["typed", "classed"] {
+        let status = world.server.objects.services.get(&name(service)).unwrap().status.clone().unwrap();
+        assert!(!is_marked(world.server.objects.services.get(&name(service)).unwrap()), "{status:?}");
+        assert_eq!(world.server.shown(service), [].into());
+    }
+    world.server.put("next", 80, &[]);
+    world.settle();
+    assert_eq!(world.server.shown("next"), [vip("192.0.2.10")].into());
+}
+
+#[test]
+fn endpoints_of_others_are_nothing_to_decide_on() {
+    let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
+    let slice = |service: &str, address: &str| {
+        crate::model::ingest::object(json!({
+            "metadata": {"labels": {"kubernetes.io/service-name": service}}, "addressType": "IPv4",
+            "endpoints": [{"addresses": [address]}],
+        }))
+    };
+    let key = |namespace: &str, name: &str| (namespace.to_owned(), name.to_owned());
+    world.server.objects.endpoint_slices.insert(key("shop", "a"), slice("a", "192.0.2.10"));
+    world.server.objects.endpoint_slices.insert(key("default", "x"), slice("kubernetes", "192.0.2.10"));
+    world.server.put("a", 80, &[]);
+    world.settle();
+    assert_eq!(world.server.shown("a"), [vip("192.0.2.11")].into(), "an address of the API server's is never assigned");
+    let last = relevant(&world.server.objects);
+    world.server.objects.endpoint_slices.insert(key("shop", "b"), slice("b", "10.0.0.1"));
+    assert!(same(&last, &relevant(&world.server.objects)));
+    world.server.objects.endpoint_slices.insert(key("default", "x"), slice("kubernetes", "192.0.2.12"));
+    assert!(!same(&last, &relevant(&world.server.objects)));
+}
+
+/// Something that happens.
+#[derive(Clone, Copy, Debug)]
+enum Happens {
+    Put(usize, u16, Option<&'static str>, Option<&'static str>),
+    Slip(usize),
+    Class(usize),
+    Delete(usize),
+    Pool(&'static [&'static str]),
+    Lead(&'static str, &'static str),
+    Intrude(usize, &'static str),
+    Watch,
+    Write,
+    Restart,
+}
+
+fn happens() -> impl Strategy<Value = Happens> {
+    let index = || 0..6_usize;
+    let address = || select(vec!["192.0.2.10", "192.0.2.11", "198.51.100.1"]);
+    let pools: [&'static [&'static str]; 3] =
+        [&["192.0.2.10-192.0.2.13"], &["192.0.2.11"], &["192.0.2.10-192.0.2.11", "198.51.100.1"]];
+    prop_oneof![
+        6 => (index(), 80..83_u16, prop::option::of(select(vec!["x", "y"])), prop::option::weighted(0.3, address()))
+            .prop_map(|(index, port, key, address)| Happens::Put(index, port, key, address)),
+        1 => index().prop_map(Happens::Slip),
+        1 => index().prop_map(Happens::Class),
+        2 => index().prop_map(Happens::Delete),
+        1 => select(pools.to_vec()).prop_map(Happens::Pool),
+        2 => (address(), select(vec!["n1", "n2"])).prop_map(|(vip, node)| Happens::Lead(vip, node)),
+        1 => (index(), address()).prop_map(|(index, vip)| Happens::Intrude(index, vip)),
+        4 => Just(Happens::Watch),
+        6 => Just(Happens::Write),
+        1 => Just(Happens::Restart),
+    ]
+}
+
+impl World {
+    fn happen(&mut self, happens: Happens) {
+        let service = |index: usize| format!("s{index}");
+        let there = |world: &Self, index: usize| world.server.objects.services.contains_key(&name(&service(index)));
+        match happens {
+            Happens::Put(index, port, key, address) => {
+                let key = key.map(|key| ("vipmux.io/sharing-key", key));
+                let address = address.map(|address| ("vipmux.io/addresses", address));
+                let annotations: Vec<_> = key.into_iter().chain(address).collect();
+                self.server.put(&service(index), port, &annotations);
+            }
+            Happens::Slip(index) if there(self, index) => self.server.write(&service(index), |object| {
+                object["metadata"]["annotations"] = json!({"vipmux.io/direct-server-return": "maybe"});
+            }),
+            Happens::Class(index) if there(self, index) => self
+                .server
+                .write(&service(index), |object| object["spec"]["loadBalancerClass"] = json!("example.org/other")),
+            Happens::Intrude(index, vip) if there(self, index) => {
+                self.server.intrude(&service(index), "metallb", &[vip]);
+            }
+            Happens::Delete(index) => drop(self.server.remove(&service(index))),
+            Happens::Pool(addresses) => self.server.pool("lan", addresses),
+            Happens::Lead(vip, node) => self.server.lead(vip, node),
+            Happens::Watch => self.watch(),
+            Happens::Write => drop(self.write()),
+            // A new one begins with all that was written (`fresh`).
+            Happens::Restart => {
+                self.watch();
+                self.restart();
+            }
+            Happens::Slip(_) | Happens::Class(_) | Happens::Intrude(..) => {}
+        }
+    }
+}
+
+proptest! {
+    /// Whatever happens in whatever order, and however late the watch is.
+    #[test]
+    fn it_ends_with_statuses_that_are_right_and_that_nobody_writes_again(all in collection::vec(happens(), 1..60)) {
+        let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
+        for happens in all {
+            world.happen(happens);
+        }
+        world.settle();
+        let shown = world.all();
+        // All that ours show is theirs: one owner for each port of an address.
+        let mut claims = BTreeMap::new();
+        for (service, object) in &world.server.objects.services {
+            let marked = is_marked(object);
+            let ours = object.spec.as_ref().unwrap().load_balancer_class.is_none();
+            prop_assert_eq!(marked, ours, "{} is marked if it is ours", service);
+            if !ours || world.server.manager(service) == "metallb" {
+                continue;
+            }
+            let port = object.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].port;
+            for vip in &shown[&service.name] {
+                let other = claims.insert((*vip, port), service);
+                prop_assert_eq!(other, None, "{} and {} on {}", service, port, vip);
+            }
+        }
+        let writes = world.writes;
+        for _ in 0..3 {
+            world.watch();
+            prop_assert_eq!(world.write(), 0, "in steady state nobody asks for anything");
+        }
+        world.restart();
+        world.settle();
+        // On which terms one holds something that cannot be read is nowhere written, and refusals may give advice by that.
+        let readable = world.server.objects.services.values().all(|object| !object.metadata.annotations.iter().flatten().any(|(_, value)| value == "maybe"));
+        prop_assert!(!readable || world.writes == writes, "another allocator writes nothing");
+        prop_assert_eq!(world.all(), shown, "and moves nobody");
+    }
+}

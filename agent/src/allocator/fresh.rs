@@ -1,0 +1,145 @@
+//! All Services as they were when this allocator's turn began: what the one before wrote last is among that, which a watch may
+//! show later.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use k8s_openapi::api::core::v1::Service;
+use kube::{Api, Client, Error, api::ListParams};
+use tokio::time::timeout;
+
+use crate::{
+    model::{Options, ServiceName, ingest::is_ours},
+    source::Objects,
+    status::is_marked,
+};
+
+/// Services at once; with thousands of them an answer would be of many megabytes.
+const PAGE: u32 = 500;
+/// How long a page may take.
+const LIMIT: Duration = Duration::from_secs(10);
+/// How long a Service that was listed and that the watch does not show is taken to be there: a watch is not that late.
+const LATEST: Duration = Duration::from_mins(1);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Fresh {
+    /// Those that the watch does not show as they are here, or newer.
+    ahead: BTreeMap<ServiceName, Arc<Service>>,
+    until: Duration,
+}
+
+/// Why there is no list.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FreshError {
+    /// The API server has none.
+    #[error("cannot list the Services: {0}")]
+    List(Error),
+    /// It does not answer.
+    #[error("cannot list the Services: no answer within {LIMIT:?}")]
+    Late,
+}
+
+/// Lists all Services, as new as the last write: those that may be ours, and the names of those that are not and have
+/// something of ours in their statuses.
+pub(super) async fn list(
+    client: &Client,
+    options: &Options,
+    now: Duration,
+) -> Result<(Fresh, Vec<ServiceName>), FreshError> {
+    let api: Api<Service> = Api::all(client.clone());
+    let (mut ahead, mut departed) = (BTreeMap::new(), Vec::new());
+    // No version is named, so it is read from a majority of etcd, and the following pages are of the same state.
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = timeout(LIMIT, api.list(&params)).await;
+        let page = page.map_err(|_| FreshError::Late)?.map_err(FreshError::List)?;
+        for mut service in page.items {
+            let (Some(namespace), Some(name)) = (service.metadata.namespace.clone(), service.metadata.name.clone())
+            else {
+                continue;
+            };
+            let name = ServiceName { namespace, name };
+            service.metadata.managed_fields = None;
+            if is_ours(&service, options) {
+                ahead.insert(name, Arc::new(service));
+            } else if is_marked(&service) {
+                departed.push(name);
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok((Fresh { ahead, until: now + LATEST }, departed)),
+        }
+    }
+}
+
+impl Fresh {
+    /// The objects, with what is newer here. What the watch shows from now on is not told again.
+    pub(super) fn over(&mut self, objects: &Objects, now: Duration) -> Objects {
+        if now >= self.until {
+            self.ahead.clear();
+        }
+        self.ahead.retain(|name, service| match objects.services.get(name) {
+            Some(shown) => version(shown) < version(service),
+            None => true,
+        });
+        if self.ahead.is_empty() {
+            return objects.clone();
+        }
+        let mut objects = objects.clone();
+        for (name, service) in &self.ahead {
+            objects.services.insert(name.clone(), Arc::clone(service));
+        }
+        objects
+    }
+
+    /// When there is nothing left that waits for the watch; `None`: that is so.
+    pub(super) fn until(&self) -> Option<Duration> {
+        (!self.ahead.is_empty()).then_some(self.until)
+    }
+
+    /// This one is gone.
+    pub(super) fn remove(&mut self, name: &ServiceName) {
+        self.ahead.remove(name);
+    }
+}
+
+/// Versions of one kind can be compared as numbers (KEP-5504); one that is none counts as old.
+fn version(service: &Service) -> u64 {
+    service.metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ingest::object;
+
+    fn name(text: &str) -> ServiceName {
+        ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
+    }
+
+    fn service(version: &str) -> Arc<Service> {
+        object(serde_json::json!({"metadata": {"resourceVersion": version}}))
+    }
+
+    #[test]
+    fn what_the_watch_shows_later_is_there_until_it_does() {
+        let ahead = [("a", "9"), ("b", "12"), ("c", "7")].map(|(it, version)| (name(it), service(version)));
+        let mut fresh = Fresh { ahead: ahead.into(), until: LATEST };
+        let mut objects = Objects::default();
+        let shown = |objects: &Objects| {
+            let one = |(name, it): (&ServiceName, &Arc<Service>)| format!("{}{}", name.name, version(it));
+            objects.services.iter().map(one).collect::<Vec<_>>().join(" ")
+        };
+        objects.services.insert(name("a"), service("10"));
+        objects.services.insert(name("b"), service("9"));
+        objects.services.insert(name("d"), service("3"));
+        assert_eq!(shown(&fresh.over(&objects, Duration::ZERO)), "a10 b12 c7 d3");
+        objects.services.insert(name("b"), service("12"));
+        objects.services.remove(&name("a"));
+        assert_eq!(shown(&fresh.over(&objects, Duration::ZERO)), "b12 c7 d3", "what was shown may go");
+        assert_eq!(fresh.until(), Some(LATEST));
+        assert_eq!(shown(&fresh.over(&objects, LATEST)), "b12 d3", "it was deleted before the watch began");
+        assert_eq!(fresh.until(), None);
+    }
+}
