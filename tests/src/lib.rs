@@ -12,6 +12,7 @@
 //! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
 
 pub mod agent;
+pub mod allocator;
 pub mod api_proxy;
 pub mod api_server;
 pub mod arp;

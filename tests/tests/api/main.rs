@@ -3,6 +3,7 @@
 //! Each test owns its API server, as it owns its LAN: VipPools, Nodes and Leases are the whole cluster's. They run in parallel,
 //! as many as there are cores.
 
+mod allocating;
 mod bad_connection;
 mod coexisting;
 mod deploy;

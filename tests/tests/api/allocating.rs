@@ -1,0 +1,385 @@
+//! The allocator against a real API server: what it writes, what it leaves alone, and that there is one.
+
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+
+use anyhow::{Context as _, Result, ensure};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+use vipmux_tests::{
+    allocator::{self, Allocator, USER},
+    api_server::{ApiServer, Mark, SYSTEM},
+    cluster::PATIENCE,
+    wait,
+};
+
+const POOL: &str = "
+apiVersion: vipmux.io/v1alpha1
+kind: VipPool
+metadata: { name: lan }
+spec: { addresses: [192.0.2.200-192.0.2.203] }
+";
+const KEY: (&str, &str) = ("vipmux.io/sharing-key", "web");
+/// Longer than it takes to settle what a decision was made on late: who leads, pools, Events.
+const QUIET: Duration = Duration::from_secs(12);
+
+/// An API server with a pool, and what an allocator needs.
+fn cluster() -> Result<Option<(ApiServer, PathBuf)>> {
+    let Some(api) = ApiServer::alone()? else { return Ok(None) };
+    let kubeconfig = allocator::prepare(&api)?;
+    api.add_namespace("shop")?;
+    api.apply(POOL)?;
+    Ok(Some((api, kubeconfig)))
+}
+
+fn service(name: &str, port: u16, annotations: &[(&str, &str)]) -> Value {
+    let annotations: std::collections::BTreeMap<_, _> = annotations.iter().copied().collect();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "namespace": "shop", "name": name, "annotations": annotations },
+        "spec": { "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{ "port": port }] },
+    })
+}
+
+fn get(api: &ApiServer, name: &str) -> Result<Value> {
+    api.get(&service(name, 1, &[]))?.with_context(|| format!("there is no Service {name}"))
+}
+
+fn addresses(service: &Value) -> Vec<&str> {
+    let ingress = service["status"]["loadBalancer"]["ingress"].as_array();
+    ingress.into_iter().flatten().filter_map(|entry| entry["ip"].as_str()).collect()
+}
+
+/// A condition, as `status reason`.
+fn condition(service: &Value, kind: &str) -> String {
+    let conditions = service["status"]["conditions"].as_array();
+    let found = conditions.into_iter().flatten().find(|condition| condition["type"] == format!("vipmux.io/{kind}"));
+    found
+        .map(|it| format!("{} {}", it["status"].as_str().unwrap_or("?"), it["reason"].as_str().unwrap_or("?")))
+        .unwrap_or_default()
+}
+
+fn await_condition(api: &ApiServer, name: &str, kind: &str, expected: &str) -> Result<Value> {
+    wait::until(&format!("{name}: {kind} is {expected}"), PATIENCE, || {
+        let service = get(api, name)?;
+        let found = condition(&service, kind);
+        ensure!(found == expected, "it is {found:?}: {}", service["status"]);
+        Ok(service)
+    })
+}
+
+/// Waits until a Service has an address and says so; its addresses.
+fn await_addresses(api: &ApiServer, name: &str) -> Result<Vec<String>> {
+    wait::until(&format!("an address of {name}"), PATIENCE, || {
+        let service = get(api, name)?;
+        ensure!(condition(&service, "Allocated").starts_with("True"), "{}", service["status"]);
+        Ok(addresses(&service).into_iter().map(str::to_owned).collect())
+    })
+}
+
+/// The Events about a Service, as `type reason`.
+fn events(api: &ApiServer, name: &str) -> Result<Vec<String>> {
+    let listed = api.kubectl(&["get", "events.v1.events.k8s.io", "-n", "shop", "-o", "json"])?;
+    let listed: Value = serde_json::from_str(&listed)?;
+    let about = |event: &&Value| event["regarding"]["name"] == name;
+    let line = |event: &Value| {
+        format!("{} {}", event["type"].as_str().unwrap_or("?"), event["reason"].as_str().unwrap_or("?"))
+    };
+    Ok(listed["items"].as_array().into_iter().flatten().filter(about).map(line).collect())
+}
+
+/// What allocators wrote after a moment, but for their Lease.
+fn writes(api: &ApiServer, after: Mark) -> Result<Vec<String>> {
+    let all = api.requests(after)?;
+    let theirs = all.into_iter().filter(|request| request.user == USER && request.is_write());
+    let line = theirs.filter(|request| request.resource != "leases");
+    Ok(line.map(|it| format!("{} {} {} {}", it.verb, it.resource, it.name, it.code)).collect())
+}
+
+/// Another controller's write of a Service's addresses, as MetalLB's: an update of the status.
+fn intrude(api: &ApiServer, name: &str, address: &str) -> Result<()> {
+    use k8s_openapi::api::core::v1::Service;
+    use kube::{
+        Api,
+        api::{Patch, PatchParams},
+    };
+    let client = api.client()?;
+    api.block_on(async {
+        let services: Api<Service> = Api::namespaced(client, "shop");
+        let patch = json!({"status": {"loadBalancer": {"ingress": [{"ip": address, "ipMode": "VIP"}]}}});
+        let params = PatchParams { field_manager: Some("controller".to_owned()), ..PatchParams::default() };
+        Ok(services.patch_status(name, &params, &Patch::Merge(&patch)).await.map(drop)?)
+    })
+}
+
+#[test]
+fn services_get_addresses_and_are_told_why_or_why_not() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let _allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    api.apply_all(&[service("alone", 80, &[])])?;
+    assert_eq!(await_addresses(&api, "alone")?, ["192.0.2.200"]);
+    api.apply_all(&[service("web", 80, &[KEY])])?;
+    assert_eq!(await_addresses(&api, "web")?, ["192.0.2.201"]);
+    api.apply_all(&[
+        service("tls", 443, &[KEY]),
+        service("clash", 80, &[("vipmux.io/addresses", "192.0.2.200")]),
+        service("typo", 80, &[("vipmux.io/addresses", "192.0.2.20O")]),
+    ])?;
+    assert_eq!(await_addresses(&api, "tls")?, ["192.0.2.201"]);
+    for (name, allocated) in [
+        ("web", "True Shared"),
+        ("tls", "True Shared"),
+        ("clash", "False PortConflict"),
+        ("typo", "False InvalidAnnotation"),
+    ] {
+        let service = await_condition(&api, name, "Allocated", allocated)?;
+        let conditions = service["status"]["conditions"].as_array().context("no conditions")?;
+        assert!(conditions.iter().all(|it| it["observedGeneration"] == service["metadata"]["generation"]), "{service}");
+    }
+    let web = get(&api, "web")?;
+    assert_eq!(web["status"]["loadBalancer"]["ingress"], json!([{"ip": "192.0.2.201", "ipMode": "VIP"}]));
+    assert_eq!(condition(&web, "Announced"), "False NoLeader");
+    wait::until("the Events", PATIENCE, || {
+        ensure!(events(&api, "alone")? == ["Normal Allocated"], "{:?}", events(&api, "alone"));
+        ensure!(events(&api, "clash")? == ["Warning PortConflict"], "{:?}", events(&api, "clash"));
+        ensure!(events(&api, "typo")? == ["Warning InvalidAnnotation"], "{:?}", events(&api, "typo"));
+        ensure!(events(&api, "web")? == ["Normal Allocated", "Normal Shared"], "{:?}", events(&api, "web"));
+        Ok(())
+    })?;
+    // Who leads is in the VIPs' Leases.
+    api.apply_all(&[
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
+        json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"namespace": SYSTEM, "name": "vip-c00002c9"},
+            "spec": {"holderIdentity": "n1", "leaseTransitions": 1}}),
+    ])?;
+    await_condition(&api, "tls", "Announced", "True Led")?;
+    let pool = wait::until("the pool's status", PATIENCE, || {
+        let pool = json!({"apiVersion": "vipmux.io/v1alpha1", "kind": "VipPool", "metadata": {"name": "lan"}});
+        let pool = api.get(&pool)?.context("no pool")?;
+        let status = &pool["status"];
+        ensure!(status["ipv4"] == json!({"capacity": 4, "used": 2}), "{status}");
+        ensure!(status["leading"][1] == json!({"node": "n1", "addresses": ["192.0.2.201"]}), "{status}");
+        Ok(pool)
+    })?;
+    assert_eq!(pool["status"]["observedGeneration"], pool["metadata"]["generation"]);
+    // What is wrong is mended.
+    api.apply_all(&[service("typo", 80, &[("vipmux.io/addresses", "192.0.2.203")])])?;
+    assert_eq!(await_addresses(&api, "typo")?, ["192.0.2.203"]);
+    Ok(())
+}
+
+#[test]
+fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    let names: Vec<String> = (0..9).map(|index| format!("s{index}")).collect();
+    for (index, name) in names.iter().enumerate() {
+        let key = if index < 6 { vec![KEY] } else { vec![] };
+        api.apply_all(&[service(name, 80 + u16::try_from(index % 4)?, &key)])?;
+        await_told(&api, name)?;
+    }
+    let statuses =
+        || -> Result<Vec<Value>> { names.iter().map(|name| Ok(get(&api, name)?["status"].clone())).collect() };
+    std::thread::sleep(QUIET);
+    let (after, before) = (api.mark()?, statuses()?);
+    std::thread::sleep(QUIET);
+    assert_eq!(writes(&api, after)?, Vec::<String>::new());
+    first.stop()?;
+    assert_eq!(Allocator::holder(&api)?, "", "the Lease is given back");
+    let _second = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    wait::until("the second allocator's turn", PATIENCE, || {
+        ensure!(Allocator::holder(&api)? == "b");
+        Ok(())
+    })?;
+    std::thread::sleep(QUIET);
+    assert_eq!(writes(&api, after)?, Vec::<String>::new(), "no status, no Event, no Secret");
+    assert_eq!(statuses()?, before);
+    Ok(())
+}
+
+/// Waits until something was said of a Service.
+fn await_told(api: &ApiServer, name: &str) -> Result<()> {
+    wait::until(&format!("a word on {name}"), PATIENCE, || {
+        ensure!(!condition(&get(api, name)?, "Allocated").is_empty());
+        Ok(())
+    })
+}
+
+#[test]
+fn a_gossip_key_is_made_once() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": { "namespace": SYSTEM, "name": "vipmux-gossip" },
+    });
+    let await_key = || {
+        wait::until("the gossip key", PATIENCE, || {
+            let secret = api.get(&secret)?.context("there is none")?;
+            Ok(secret["data"]["gossip.key"].as_str().context("it has no key")?.to_owned())
+        })
+    };
+    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    let key = await_key()?;
+    first.stop()?;
+    let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    second.process().wait_for_line("its turn", PATIENCE, |line| line.contains("writes from now on"))?;
+    assert_eq!(await_key()?, key);
+    Ok(())
+}
+
+#[test]
+fn another_controller_is_told_and_not_overwritten_unless_that_is_asked_for() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    api.apply_all(&[service("theirs", 80, &[]), service("pooled", 80, &[])])?;
+    intrude(&api, "theirs", "198.51.100.1")?;
+    // It gave what vipmux would give, too.
+    intrude(&api, "pooled", "192.0.2.202")?;
+    let mut allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    assert_eq!(await_addresses(&api, "pooled")?, ["192.0.2.202"]);
+    let theirs = await_condition(&api, "theirs", "Allocated", "False ForeignStatus")?;
+    assert_eq!(addresses(&theirs), ["198.51.100.1"]);
+    let text = theirs["status"].to_string();
+    assert!(text.contains("controller wrote 198.51.100.1 into status.loadBalancer.ingress"), "{text}");
+    wait::until("the Event", PATIENCE, || {
+        ensure!(events(&api, "theirs")? == ["Warning ForeignStatus"], "{:?}", events(&api, "theirs"));
+        Ok(())
+    })?;
+    let after = api.mark()?;
+    std::thread::sleep(QUIET);
+    let tried: Vec<_> = writes(&api, after)?.into_iter().filter(|line| line.contains("services/status")).collect();
+    assert!(tried.is_empty(), "it is not tried again and again: {tried:?}");
+    // One that comes later is told too, and what vipmux wrote is not fought for.
+    intrude(&api, "pooled", "198.51.100.2")?;
+    let pooled = await_condition(&api, "pooled", "Allocated", "False ForeignStatus")?;
+    assert_eq!(addresses(&pooled), ["198.51.100.2"]);
+    allocator.stop()?;
+    let _adopting = Allocator::start(&api, &kubeconfig, "b", &["--adopt"])?;
+    for name in ["theirs", "pooled"] {
+        let found = await_addresses(&api, name)?;
+        assert!(found.iter().all(|address| address.starts_with("192.0.2.20")), "{name}: {found:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_was_written_is_taken_back_when_a_service_leaves() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let mut allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    for name in ["one", "two"] {
+        api.apply_all(&[service(name, 80, &[])])?;
+        await_addresses(&api, name)?;
+    }
+    let cluster_ip = |name: &str| {
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"namespace": "shop", "name": name},
+            "spec": {"type": "ClusterIP", "ports": [{"port": 80}]}})
+    };
+    let await_clean = |name: &str| {
+        wait::until(&format!("a clean status of {name}"), PATIENCE, || {
+            let service = get(&api, name)?;
+            let status = &service["status"];
+            ensure!(
+                addresses(&service).is_empty() && status["conditions"].as_array().is_none_or(Vec::is_empty),
+                "{status}"
+            );
+            Ok(())
+        })
+    };
+    api.apply_all(&[cluster_ip("one")])?;
+    await_clean("one")?;
+    // While no allocator is there.
+    allocator.stop()?;
+    api.apply_all(&[cluster_ip("two")])?;
+    let _next = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    await_clean("two")?;
+    api.apply_all(&[service("three", 80, &[])])?;
+    assert_eq!(await_addresses(&api, "three")?, ["192.0.2.200"], "its address is free again");
+    Ok(())
+}
+
+#[test]
+fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let mut first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    wait::until("the first one's turn", PATIENCE, || {
+        ensure!(Allocator::holder(&api)? == "a");
+        Ok(())
+    })?;
+    let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("who allocates"))?;
+    // What is taken in an order that no new allocation would have.
+    for (name, address) in [("one", "192.0.2.203"), ("two", "192.0.2.201")] {
+        api.apply_all(&[service(name, 80, &[("vipmux.io/addresses", address)])])?;
+        await_addresses(&api, name)?;
+        api.apply_all(&[service(name, 80, &[])])?;
+    }
+    wait::until("their new generations are seen", PATIENCE, || {
+        for name in ["one", "two"] {
+            ensure!(get(&api, name)?["metadata"]["annotations"].as_object().is_none_or(serde_json::Map::is_empty));
+        }
+        Ok(())
+    })?;
+    first.kill()?;
+    api.apply_all(&[service("three", 80, &[])])?;
+    assert_eq!(await_addresses(&api, "three")?, ["192.0.2.200"]);
+    assert_eq!(Allocator::holder(&api)?, "b");
+    for (name, address) in [("one", "192.0.2.203"), ("two", "192.0.2.201")] {
+        assert_eq!(await_addresses(&api, name)?, [address]);
+    }
+    Ok(())
+}
+
+#[test]
+fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let first = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    api.apply_all(&[service("one", 80, &[])])?;
+    await_addresses(&api, "one")?;
+    let _second = Allocator::start(&api, &kubeconfig, "b", &[])?;
+    first.process().signal(Signal::SIGSTOP)?;
+    for name in ["two", "three"] {
+        api.apply_all(&[service(name, 80, &[])])?;
+        await_addresses(&api, name)?;
+    }
+    assert_eq!(Allocator::holder(&api)?, "b");
+    let after = api.mark()?;
+    first.process().signal(Signal::SIGCONT)?;
+    first
+        .process()
+        .wait_for_line("it sees that its time is over", PATIENCE, |line| line.contains("the mandate has ended"))?;
+    api.apply_all(&[service("four", 80, &[])])?;
+    await_addresses(&api, "four")?;
+    let all: BTreeSet<_> =
+        ["one", "two", "three", "four"].iter().map(|name| await_addresses(&api, name)).collect::<Result<_>>()?;
+    assert_eq!(all.len(), 4, "{all:?}");
+    let lines = writes(&api, after)?;
+    let statuses = lines.iter().filter(|line| line.starts_with("patch services/status four")).count();
+    assert_eq!(statuses, 1, "one of them wrote it, once: {lines:?}");
+    Ok(())
+}
+
+#[test]
+fn a_thousand_services_get_addresses_in_one_write_each() -> Result<()> {
+    /// 50 a second, and as slow as a busy machine is.
+    const LONG: Duration = Duration::from_mins(5);
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let count: u16 = 1_000;
+    let all: Vec<_> = (0..count).map(|index| service(&format!("s{index}"), 1_000 + index % 500, &[KEY])).collect();
+    api.apply_all(&all)?;
+    let after = api.mark()?;
+    let _allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
+    let told = wait::until("a word on each", LONG, || {
+        let listed = api.kubectl(&["get", "services", "-n", "shop", "-o", "json"])?;
+        let listed: Value = serde_json::from_str(&listed)?;
+        let items = listed["items"].as_array().context("no items")?.clone();
+        let untold = items.iter().filter(|service| condition(service, "Allocated").is_empty()).count();
+        ensure!(untold == 0, "{untold} wait");
+        Ok(items)
+    })?;
+    // 500 ports, twice: the group has two addresses.
+    let shown: BTreeSet<_> = told.iter().flat_map(|service| addresses(service)).collect();
+    assert_eq!(shown, ["192.0.2.200", "192.0.2.201"].into());
+    let patches = writes(&api, after)?.into_iter().filter(|line| line.starts_with("patch services/status")).count();
+    assert_eq!(patches, usize::from(count));
+    Ok(())
+}
