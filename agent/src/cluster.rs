@@ -9,8 +9,8 @@ use kube::{
 
 /// How long a connection may take.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How long a connection may be silent: the API server sends bookmarks once a minute, so a watch whose other end is gone is
-/// noticed then, and is taken up again elsewhere.
+/// How long a connection may be silent: the API server sends bookmarks of most kinds once a minute, so a watch whose other
+/// end is gone is noticed then, and is taken up again elsewhere.
 const SILENCE: Duration = Duration::from_secs(90);
 
 /// How the API server is reached.
@@ -57,8 +57,8 @@ impl Cluster {
         Self::connect_within(access, SILENCE).await
     }
 
-    /// The same, where a connection may be silent for so long. Less than a minute and a half interrupts watches that are
-    /// well, which costs requests and loses nothing.
+    /// The same, where a connection may be silent for so long. Less than a minute interrupts all watches, which costs
+    /// requests and loses nothing.
     pub async fn connect_within(access: &Access, silence: Duration) -> Result<Self, AccessError> {
         let mut config = match &access.kubeconfig {
             Some(path) => {

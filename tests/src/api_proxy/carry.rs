@@ -103,11 +103,12 @@ impl Carrier {
             }
         }
         let mut answer = self.forward(&parts, &body).await;
+        // What is carried out is so once it is answered whole, which a watch never is.
+        let whole = async |answer| if asked.verb == "watch" { Ok(()) } else { whole(answer).await };
         for fault in faults {
             answer = match fault {
                 Fault::Twice => {
                     self.count(fault);
-                    // The first one's end: it was carried out, or could not be.
                     drop(whole(answer).await);
                     self.forward(&parts, &body).await
                 }
@@ -182,7 +183,7 @@ impl Carrier {
     }
 }
 
-/// Waits for its end, since only then a request is carried out for sure.
+/// Waits for its end.
 async fn whole(answer: Answer) -> io::Result<()> {
     answer?.into_body().collect().await.map(drop)
 }

@@ -2,7 +2,12 @@
 
 mod pace;
 
-use std::time::{Duration, Instant};
+use std::{
+    error::Error,
+    io,
+    iter::successors,
+    time::{Duration, Instant},
+};
 
 use futures_util::{StreamExt as _, stream::BoxStream};
 use kube::{
@@ -88,6 +93,14 @@ impl Feed {
                     // Objects of a kind that was made again are others.
                     stream = self.watch();
                     alive
+                }
+                // The watcher goes on from where it was.
+                Err(error) if is_silence(&error) => {
+                    tracing::debug!(
+                        kind = self.kind.name(),
+                        "nothing was heard for long: following by another connection"
+                    );
+                    true
                 }
                 Err(error) => {
                     if status(&error) == Some(410) {
@@ -216,4 +229,12 @@ fn status(error: &watcher::Error) -> Option<u16> {
 /// The API server knows the kind, but not `sendInitialEvents`: "Forbidden" in its validation, which is 422.
 fn is_no_streaming(error: &watcher::Error) -> bool {
     matches!(status(error), Some(400 | 422))
+}
+
+/// A watch that began well fell silent. That is no fault where nothing happens: of a kind that nobody has written since it
+/// started, the API server sends no bookmarks.
+fn is_silence(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchFailed(error) = error else { return false };
+    let mut causes = successors(Some(error as &(dyn Error + 'static)), |error| error.source());
+    causes.any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut))
 }

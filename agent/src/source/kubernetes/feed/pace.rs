@@ -14,6 +14,9 @@ use tower::service_fn;
 /// thousand agents do not come at once.
 const FIRST: Duration = Duration::from_millis(200);
 const LONGEST: Duration = Duration::from_secs(8);
+/// A watch that lived for so long has served its purpose, and the next one may come at once: whoever cuts them off more often
+/// keeps us from hearing anything, and to wait longer would do the same.
+const LASTED: Duration = Duration::from_secs(2);
 
 /// How long to wait after so many failures.
 pub(super) fn pause(failures: u32) -> Duration {
@@ -59,7 +62,7 @@ impl Pace {
     fn wait(&mut self, now: Instant) -> Duration {
         let lasted = self.last.map(|last| now.saturating_duration_since(last));
         let wait = match lasted {
-            Some(lasted) if lasted < LONGEST => {
+            Some(lasted) if lasted < LASTED => {
                 let wait = pause(self.short).saturating_sub(lasted);
                 self.short += 1;
                 wait
@@ -98,7 +101,7 @@ mod tests {
         for _ in 0..10 {
             now += pace.wait(now);
         }
-        now += LONGEST;
+        now += LASTED;
         assert_eq!(pace.wait(now), Duration::ZERO);
         now += pace.wait(now);
         assert!(pace.wait(now) < FIRST * 4, "and begins from the start");
