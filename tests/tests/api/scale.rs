@@ -249,6 +249,11 @@ fn a_thousand_services_on_two_hundred_nodes_cost_the_api_server_no_write_in_stea
     let writes: Vec<_> = steady.iter().filter(|request| request.is_write()).collect();
     ensure!(writes.is_empty(), "{writes:?}\n{}", cluster.last_outputs());
 
+    for agent in &cluster.agents {
+        let output = agent.process().output();
+        ensure!(!output.contains("cannot be followed"), "nothing is wrong with the API server: {output}");
+    }
+
     let mut changes = Vec::new();
     for number in 0..CHANGES {
         thread::sleep(PAUSE);

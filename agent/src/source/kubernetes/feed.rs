@@ -235,6 +235,6 @@ fn is_no_streaming(error: &watcher::Error) -> bool {
 /// started, the API server sends no bookmarks.
 fn is_silence(error: &watcher::Error) -> bool {
     let watcher::Error::WatchFailed(error) = error else { return false };
-    let mut causes = successors(Some(error as &(dyn Error + 'static)), |error| error.source());
+    let mut causes = successors(Some::<&(dyn Error + 'static)>(error), |error| Error::source(*error));
     causes.any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut))
 }
