@@ -22,6 +22,7 @@ pub mod keeper;
 mod leaders;
 pub mod ledger;
 pub mod mandate;
+mod observing;
 pub mod queue;
 mod write;
 
@@ -41,6 +42,7 @@ use self::{
 };
 use crate::{
     cluster::{AccessError, Cluster},
+    http::{Listen, ListenError},
     model,
     source::kubernetes::{Audience, follow},
 };
@@ -54,6 +56,8 @@ pub struct Options {
     pub ours: model::Options,
     /// Whether statuses that another controller wrote are overwritten.
     pub adopt: bool,
+    /// Where it tells how it fares.
+    pub http: Listen,
 }
 
 /// Why an allocator stops.
@@ -62,6 +66,9 @@ pub enum AllocatorError {
     /// There is no cluster.
     #[error(transparent)]
     Access(#[from] AccessError),
+    /// Nobody can ask it how it fares.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
@@ -104,6 +111,9 @@ pub async fn run(cluster: Cluster, options: Options, pulse: Arc<watch::Sender<Pu
     };
     tokio::pin!(stop);
     let identity = identity(&options.name)?;
+    if let Some(listener) = options.http.open()? {
+        observing::serve(listener, &pulse);
+    }
     let Cluster { client, namespace } = &cluster;
     // Ends with itself, or with the process: it makes one object or none.
     let _key = tokio::spawn({

@@ -88,10 +88,8 @@ impl Cli {
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
             Command::Agent(args) => agent::run(*args)?,
-            Command::Check(args) => return Ok(check::run(args)?),
-            Command::Check(args) => return Ok(check::run(args)?),
-            Command::Agent(args) => agent::run(*args)?,
             Command::Allocator(args) => allocator::run(args)?,
+            Command::Check(args) => return Ok(check::run(args)?),
             Command::Drain(args) => drain::run(&args)?,
             Command::Explain(args) => return Ok(explain::run(&args)?),
             Command::Inspect(inspect) => return Ok(inspect.run()?),

@@ -57,6 +57,16 @@ pub enum Listen {
     On(SocketAddr),
 }
 
+impl Listen {
+    /// Takes the port, if there is to be one. Within a tokio runtime.
+    pub fn open(self) -> Result<Option<TcpListener>, ListenError> {
+        match self {
+            Self::Off => Ok(None),
+            Self::On(address) => bind(address).map(Some),
+        }
+    }
+}
+
 impl FromStr for Listen {
     type Err = String;
 

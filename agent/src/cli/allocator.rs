@@ -6,6 +6,8 @@ use tokio::sync::watch;
 
 use super::{
     cluster::{AccessArgs, ScopeArgs},
+    config::ConfigArgs,
+    http::HttpArgs,
     log::LogArgs,
 };
 use crate::{
@@ -25,6 +27,8 @@ const RESERVED: &str = "reserved (--reserve)";
 #[derive(Debug, clap::Args)]
 pub struct Args {
     #[command(flatten)]
+    config: ConfigArgs,
+    #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
     scope: ScopeArgs,
@@ -41,6 +45,8 @@ pub struct Args {
     reserve: Vec<IpAddr>,
     #[command(flatten)]
     log: LogArgs,
+    #[command(flatten)]
+    http: HttpArgs,
 }
 
 impl Args {
@@ -50,6 +56,7 @@ impl Args {
             name: self.name.clone().unwrap_or_else(host),
             ours: model::Options { reserved: reserved.collect(), ..model::Options::from(self.scope.clone()) },
             adopt: self.adopt,
+            http: self.http.http_listen,
         }
     }
 }

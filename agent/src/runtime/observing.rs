@@ -8,19 +8,11 @@ use super::{AgentError, vitals::Vitals};
 use crate::{
     datapath::maps::Maps,
     gossip::Counters,
-    http::{self, Listen, ListenError, Site},
+    http::{self, Site},
     membership::sealing::Keys,
     metrics::{self, GossipMetrics, Meters, ProbeMetrics, Reading},
     model::health::Findings,
 };
-
-/// Takes the port, if there is to be one.
-pub(super) fn listen(listen: Listen) -> Result<Option<TcpListener>, ListenError> {
-    match listen {
-        Listen::Off => Ok(None),
-        Listen::On(address) => http::bind(address).map(Some),
-    }
-}
 
 /// Who counts.
 pub(super) struct Sources<'a> {

@@ -146,7 +146,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
         flows => flows,
     };
-    let port = observing::listen(options.http)?;
+    let port = options.http.open()?;
     let kernel = Kernel::open(pins, flows, options.unclaimed)?;
     let (elector, reports) = elect(&options, leases, keys.clone())?;
     let shown = Shown::read(&kernel)?;

@@ -77,8 +77,8 @@ async fn converse(stream: TcpStream, carrier: Arc<Carrier>) {
         let carrier = Arc::clone(&carrier);
         async move {
             // On a task of its own: it goes on though the client leaves.
-            let carried = tokio::spawn(async move { carrier.carry(request).await });
-            carried.await.unwrap_or_else(|error| Err(io::Error::other(error)))
+            let work = tokio::spawn(async move { carrier.carry(request).await });
+            work.await.unwrap_or_else(|error| Err(io::Error::other(error)))
         }
     });
     // An error: either side closed the connection, which is what it is all about.
