@@ -9,6 +9,7 @@ mod coexisting;
 mod deploy;
 mod failing_over;
 mod harness;
+mod installing;
 mod kube_proxy;
 mod leases;
 mod pools;
