@@ -146,10 +146,10 @@ impl Cluster {
         self
     }
 
-    /// Lets the Service's status say that an allocator gave it what is shown there.
-    pub(super) fn given(mut self, service: &str) -> Self {
+    /// Lets the Service's status say whether an allocator gave it what is shown there.
+    pub(super) fn given(mut self, service: &str, given: &str) -> Self {
         let condition = serde_json::json!({
-            "type": crate::api::ALLOCATED, "status": "True", "reason": "Allocated", "message": "",
+            "type": crate::api::ALLOCATED, "status": given, "reason": "Allocated", "message": "",
             "lastTransitionTime": "2026-01-01T00:00:00Z",
         });
         let status = self.object(service).status.get_or_insert_default();

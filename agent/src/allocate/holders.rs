@@ -129,11 +129,12 @@ pub fn with_statuses(mut holders: Holders, model: &Model) -> Holders {
     holders
 }
 
-/// What the Service holds by its status. That can come from anywhere, so only addresses that are in a pool count; all of
-/// them where the status says that they were given by an allocator, whatever became of the pools since.
+/// What the Service holds by its status. That can come from anywhere, so only addresses that are in a pool count. Where an
+/// allocator said something of them its word does: all of them, whatever became of the pools since, or none.
 pub(super) fn by_status(name: &ServiceName, model: &Model) -> Option<Held> {
     let shown = model.status(name)?;
-    let counts = |vip: &&Vip| shown.given || model.pools.iter().any(|pool| pool.contains(**vip));
+    let in_a_pool = |vip: Vip| model.pools.iter().any(|pool| pool.contains(vip));
+    let counts = |vip: &&Vip| shown.given.unwrap_or_else(|| in_a_pool(**vip));
     let addresses: BTreeSet<Vip> = shown.addresses.iter().filter(counts).copied().collect();
     (!addresses.is_empty()).then_some(Held { addresses, terms: None })
 }

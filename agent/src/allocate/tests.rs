@@ -402,23 +402,33 @@ fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
 
 #[test]
 fn what_an_allocator_gave_is_kept_by_its_status_whatever_became_of_the_pools() {
-    let shown = |given| {
+    // In a pool that is gone, or was never there.
+    let (elsewhere, pooled) = ("198.51.100.1", "192.0.2.12");
+    let shown = |address, given: Option<&str>| {
         let cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["443/TCP"], &[]);
-        let cluster = cluster.showing("shop/a", "198.51.100.1");
-        let cluster = if given { cluster.given("shop/a") } else { cluster };
-        // The pool is gone, or was never there.
+        let cluster = cluster.showing("shop/a", address);
+        let cluster = if let Some(given) = given { cluster.given("shop/a", given) } else { cluster };
         cluster.restarted()
     };
-    assert_eq!(shown(false).outcome(), "shop/a=10 shop/b=11", "who else wrote a status gives nothing");
-    assert_eq!(shown(true).outcome(), "shop/a=198.51.100.1 shop/b=10");
-    assert!(shown(true).allocate().assignments[&name("shop/a")].warnings[0].contains("is in no pool any more"));
-    let taken = shown(true).node("n1", "198.51.100.1");
+    for (address, given, expected) in [
+        (elsewhere, None, "shop/a=10 shop/b=11"),
+        (elsewhere, Some("True"), "shop/a=198.51.100.1 shop/b=10"),
+        (elsewhere, Some("False"), "shop/a=10 shop/b=11"),
+        (pooled, None, "shop/a=12 shop/b=10"),
+        (pooled, Some("True"), "shop/a=12 shop/b=10"),
+        (pooled, Some("False"), "shop/a=10 shop/b=11"),
+    ] {
+        assert_eq!(shown(address, given).outcome(), expected, "{address} {given:?}");
+    }
+    let given = shown(elsewhere, Some("True"));
+    assert!(given.allocate().assignments[&name("shop/a")].warnings[0].contains("is in no pool any more"));
+    let taken = given.node("n1", elsewhere);
     assert_eq!(taken.outcome(), "shop/a=10 shop/b=11", "what is never assigned is not kept either");
 }
 
 #[test]
 fn a_service_that_cannot_be_read_keeps_what_its_status_shows() {
-    let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "192.0.2.10").given("shop/a");
+    let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "192.0.2.10").given("shop/a", "True");
     let cluster = cluster.spec("shop/a", |spec| spec.ports = None).restarted();
     let cluster = cluster.service("shop/b", &["80/TCP"], &[TEN]).service("shop/c", &["80/TCP"], &[]);
     assert_eq!(cluster.outcome(), "shop/a:InvalidService shop/b:SharingMismatch shop/c=11");

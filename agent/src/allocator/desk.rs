@@ -21,7 +21,7 @@ use super::{
     clock::boottime,
     decision::{Decider, Decision},
     events::Teller,
-    fresh::{self, Fresh},
+    fresh::{self, Fresh, Listed},
     keeper::Tenure,
     leaders::Followed,
     ledger::{Custom, CustomStatus, Ledger, Verdict},
@@ -196,17 +196,17 @@ impl Desk {
     async fn take_over(&mut self, term: i32, now: Duration) {
         self.again = now + AGAIN;
         match fresh::list(&self.writer.client, &self.writer.options, now).await {
-            Ok((fresh, departed)) => {
+            Ok(Listed { fresh, departed, ledger }) => {
                 tracing::info!("this allocator writes from now on");
                 self.turn = Some(Turn {
                     term,
                     decider: Decider::new(self.writer.options.clone(), self.writer.adopt),
-                    ledger: Ledger::default(),
+                    ledger,
                     fresh,
                     queue: Queue::new(MEASURE),
                     services: BTreeMap::new(),
                     customs: BTreeMap::new(),
-                    departed: departed.into_iter().collect(),
+                    departed,
                     written: BTreeMap::new(),
                     denied: BTreeMap::new(),
                     complaints: BTreeSet::new(),

@@ -1,12 +1,17 @@
 //! All Services as they were when this allocator's turn began: what the one before wrote last is among that, which a watch may
 //! show later.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::Service;
 use kube::{Api, Client, Error, api::ListParams};
 use tokio::time::timeout;
 
+use super::{answer::owner, ledger::Ledger};
 use crate::{
     model::{Options, ServiceName, ingest::is_ours},
     source::Objects,
@@ -39,15 +44,20 @@ pub(super) enum FreshError {
     Late,
 }
 
-/// Lists all Services, as new as the last write: those that may be ours, and the names of those that are not and have
-/// something of ours in their statuses.
-pub(super) async fn list(
-    client: &Client,
-    options: &Options,
-    now: Duration,
-) -> Result<(Fresh, Vec<ServiceName>), FreshError> {
+/// What a list of all Services says.
+pub(super) struct Listed {
+    /// Those that are ours.
+    pub(super) fresh: Fresh,
+    /// Those that are not, and have something of ours in their statuses.
+    pub(super) departed: BTreeSet<ServiceName>,
+    /// With what others wrote: found here, it need not be found by writing.
+    pub(super) ledger: Ledger,
+}
+
+/// Lists all Services, as new as the last write.
+pub(super) async fn list(client: &Client, options: &Options, now: Duration) -> Result<Listed, FreshError> {
     let api: Api<Service> = Api::all(client.clone());
-    let (mut ahead, mut departed) = (BTreeMap::new(), Vec::new());
+    let (mut ahead, mut departed, mut ledger) = (BTreeMap::new(), BTreeSet::new(), Ledger::default());
     // No version is named, so it is read from a majority of etcd, and the following pages are of the same state.
     let mut params = ListParams::default().limit(PAGE);
     loop {
@@ -59,16 +69,19 @@ pub(super) async fn list(
                 continue;
             };
             let name = ServiceName { namespace, name };
-            service.metadata.managed_fields = None;
             if is_ours(&service, options) {
+                if let Some(manager) = owner(&service) {
+                    ledger.taken(&name, &service, manager);
+                }
+                service.metadata.managed_fields = None;
                 ahead.insert(name, Arc::new(service));
             } else if is_marked(&service) {
-                departed.push(name);
+                departed.insert(name);
             }
         }
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok((Fresh { ahead, until: now + LATEST }, departed)),
+            None => return Ok(Listed { fresh: Fresh { ahead, until: now + LATEST }, departed, ledger }),
         }
     }
 }

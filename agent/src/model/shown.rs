@@ -11,8 +11,9 @@ use crate::{api::ALLOCATED, model::Vip};
 pub struct Shown {
     /// The addresses.
     pub addresses: BTreeSet<Vip>,
-    /// The condition [`ALLOCATED`] is `True`: it was an allocator of ours that gave them.
-    pub given: bool,
+    /// What an allocator of ours says of them, by the condition [`ALLOCATED`]: it gave them, or it did not. `None`: it has said
+    /// nothing yet.
+    pub given: Option<bool>,
 }
 
 impl Shown {
@@ -23,7 +24,7 @@ impl Shown {
         let mut conditions = status.conditions.iter().flatten();
         Self {
             addresses: Self::of_ingress(ingress.unwrap_or_default()),
-            given: conditions.any(|condition| condition.type_ == ALLOCATED && condition.status == "True"),
+            given: conditions.find(|condition| condition.type_ == ALLOCATED).map(|told| told.status == "True"),
         }
     }
 
@@ -54,14 +55,14 @@ mod tests {
         ]);
         let addresses = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
         for (conditions, given) in [
-            (vec![], false),
-            (vec![condition(ALLOCATED, "False")], false),
-            (vec![condition("example.org/Allocated", "True")], false),
-            (vec![condition("example.org/Other", "False"), condition(ALLOCATED, "True")], true),
+            (vec![], None),
+            (vec![condition(ALLOCATED, "False")], Some(false)),
+            (vec![condition("example.org/Allocated", "True")], None),
+            (vec![condition("example.org/Other", "False"), condition(ALLOCATED, "True")], Some(true)),
         ] {
             let status = serde_json::json!({"loadBalancer": {"ingress": ingress}, "conditions": conditions});
             assert_eq!(of(status), (addresses.clone(), given));
         }
-        assert_eq!(of(serde_json::json!({})), (vec![], false));
+        assert_eq!(of(serde_json::json!({})), (vec![], None));
     }
 }

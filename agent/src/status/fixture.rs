@@ -143,6 +143,11 @@ impl Server {
         Applied::Made(made)
     }
 
+    /// Who else wrote a Service's addresses.
+    pub(crate) fn intruder(&self, name: &ServiceName) -> Option<&str> {
+        self.foreign.get(name).map(String::as_str)
+    }
+
     /// Whose status [`apply`](Self::apply) left to whom.
     pub(crate) fn manager(&self, name: &ServiceName) -> &str {
         self.foreign.get(name).map_or(OURS, String::as_str)

@@ -97,9 +97,8 @@ impl Statement {
         let Some(Foreign { manager, shown, addresses }) = foreign else { return self };
         let given = self.ingress.take().unwrap_or_default();
         let message = format!(
-            "{manager} wrote {shown} into status.loadBalancer.ingress, and that is left as it is{}: let {manager} leave this \
-             Service alone, or let vipmux take over what others wrote (vipmux allocator --adopt)",
-            if given.is_empty() { String::new() } else { format!("; {} is kept for the Service", list(&given)) }
+            "{manager} wrote {shown} into status.loadBalancer.ingress, and that is left as it is: let {manager} leave this \
+             Service alone, or let vipmux take over what others wrote (vipmux allocator --adopt)"
         );
         if given.is_empty() {
             self.allocated.message.push_str(NOTE);

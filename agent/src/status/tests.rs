@@ -232,7 +232,7 @@ fn another_controller_is_named_and_left_alone() {
         [
             "left alone",
             "False ForeignStatus: metallb-controller wrote 198.51.100.1 into status.loadBalancer.ingress, and that is left as \
-             it is; 192.0.2.10 is kept for the Service: let metallb-controller leave this Service alone, or let vipmux take \
+             it is: let metallb-controller leave this Service alone, or let vipmux take \
              over what others wrote (vipmux allocator --adopt)",
             "True Led: 198.51.100.1 by n2",
         ]
