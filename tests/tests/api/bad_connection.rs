@@ -26,7 +26,8 @@ fn await_holder(scene: &Scene, mac: MacAddr) -> Result<()> {
     let leader = &cluster.lan.node_of(mac).context("no node has that MAC")?.name;
     wait::until("the Lease of who leads", PATIENCE, || {
         let holder = holder(cluster, ADDRESS.into())?;
-        Ok(ensure!(holder == *leader, "the Lease names {holder}, and {leader} leads"))
+        ensure!(holder == *leader, "the Lease names {holder}, and {leader} leads");
+        Ok(())
     })
     .with_context(|| cluster.last_outputs())
 }
@@ -45,8 +46,11 @@ fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_
     scene.go_on()?;
     scene.stage.signal(&scene.node, Signal::SIGKILL)?;
     let other = scene.await_another()?;
-    wait::until("a write of the Lease, and its copy", PATIENCE, || Ok(ensure!(proxy.did("again") > 0)))
-        .with_context(|| format!("{:?}", proxy.faults()))?;
+    wait::until("a write of the Lease, and its copy", PATIENCE, || {
+        ensure!(proxy.did("again") > 0);
+        Ok(())
+    })
+    .with_context(|| format!("{:?}", proxy.faults()))?;
     proxy.clear();
     await_holder(&scene, other)?;
     let node = scene.node.clone();

@@ -230,7 +230,10 @@ fn a_write_that_arrives_twice_is_done_or_a_conflict_and_never_two_epochs() -> Re
 
     again();
     let third = done(site.swap(&store, Some(&second.version), 3)?)?;
-    wait::until("the copy", PATIENCE, || Ok(ensure!(site.proxy.did("again") == 1)))?;
+    wait::until("the copy", PATIENCE, || {
+        ensure!(site.proxy.did("again") == 1);
+        Ok(())
+    })?;
     let lease = site.read(&store)?.context("it is there")?;
     assert_eq!((lease.epoch, &lease.version), (3, &third), "the copy changed nothing");
 
@@ -239,7 +242,10 @@ fn a_write_that_arrives_twice_is_done_or_a_conflict_and_never_two_epochs() -> Re
     let fourth = done(site.swap(&store, Some(&third), 4)?)?;
     let other = site.api.block_on(async { Ok(store.swap(VIP, Some(&fourth), &node("node-2"), 5).await) })?;
     let fifth = done(other)?;
-    wait::until("the copy", PATIENCE, || Ok(ensure!(site.proxy.did("again") == 2)))?;
+    wait::until("the copy", PATIENCE, || {
+        ensure!(site.proxy.did("again") == 2);
+        Ok(())
+    })?;
     let lease = site.read(&store)?.context("it is there")?;
     assert_eq!((lease.holder, lease.epoch, lease.version), (node("node-2"), 5, fifth));
     Ok(())
@@ -374,7 +380,8 @@ fn a_write_that_arrives_after_its_sender_gave_up_overwrites_nobody() -> Result<(
         // It is in the API server's log once it was refused.
         let requests = site.api.requests(vipmux_tests::api_server::Mark::default())?;
         let refused = requests.iter().filter(|request| request.resource == "leases" && request.code == 409).count();
-        Ok(ensure!(refused == 1, "{refused} writes were refused"))
+        ensure!(refused == 1, "{refused} writes were refused");
+        Ok(())
     })?;
     let lease = site.read(&store)?.context("it is there")?;
     assert_eq!((lease.holder, lease.version), (node("node-2"), won));

@@ -64,13 +64,13 @@ fn cluster() -> Result<Option<Cluster>> {
     for namespace in [NAMESPACE, "kube-node-lease"] {
         api.add_namespace(namespace)?;
     }
-    in_parallel((3..=NODES).collect(), |number| api.apply_all(&[node(number)]).map(drop))?;
+    in_parallel(&(3..=NODES).collect::<Vec<_>>(), |number| api.apply_all(&[node(number)]).map(drop))?;
     cluster.reach_api_by(account.kubeconfig)?;
     Ok(Some(cluster))
 }
 
 /// Does something with each of these, several at a time.
-fn in_parallel<T: Copy + Send + Sync>(items: Vec<T>, work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+fn in_parallel<T: Copy + Send + Sync>(items: &[T], work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
     let work = &work;
     thread::scope(|scope| {
         let share = items.len().div_ceil(WRITERS);
@@ -138,7 +138,7 @@ fn service(number: u16, generation: u32) -> Service {
 
 fn add_services(cluster: &Cluster) -> Result<()> {
     let api = cluster.api()?;
-    in_parallel((0..SERVICES).collect(), |number| {
+    in_parallel(&(0..SERVICES).collect::<Vec<_>>(), |number| {
         let service = service(number, 0);
         api.apply_all(&service.documents())?;
         api.give(&service.full_name(), &[VIP.into()])
@@ -150,7 +150,8 @@ fn maps(agent: &Agent) -> Result<Maps> {
     let maps = Maps::open(agent.pins())?;
     wait::until("all Services in the kernel", LONG, || {
         let found = maps.read_services()?.len();
-        Ok(ensure!(found == usize::from(SERVICES), "{found} are there"))
+        ensure!(found == usize::from(SERVICES), "{found} are there");
+        Ok(())
     })?;
     Ok(maps)
 }
@@ -186,7 +187,7 @@ fn steady(api: &ApiServer) -> Result<()> {
     while begin.elapsed() < STEADY {
         beats += 1;
         let next = HEARTBEAT * u32::try_from(beats)?;
-        in_parallel((1..=NODES).collect(), |number| beat(api, number, beats * HEARTBEAT.as_secs()))?;
+        in_parallel(&(1..=NODES).collect::<Vec<_>>(), |number| beat(api, number, beats * HEARTBEAT.as_secs()))?;
         thread::sleep(next.saturating_sub(begin.elapsed()));
     }
     Ok(())
@@ -237,7 +238,8 @@ fn a_thousand_services_on_two_hundred_nodes_cost_the_api_server_no_write_in_stea
     let api = cluster.api()?;
     wait::until("the Lease", PATIENCE, || {
         let writes = requests(api, Mark::default())?.into_iter().filter(Request::is_write).count();
-        Ok(ensure!(writes > 0, "no agent has written anything"))
+        ensure!(writes > 0, "no agent has written anything");
+        Ok(())
     })?;
     let started = requests(api, Mark::default())?;
 

@@ -33,7 +33,7 @@ const LONG: Duration = Duration::from_mins(2);
 /// The agents' own patience with a silent connection is 90 s.
 const SILENCE: Duration = Duration::from_secs(3);
 /// Longer than that, and less than twice as long.
-const QUIET: Duration = Duration::from_secs(120);
+const QUIET: Duration = Duration::from_mins(2);
 /// Kinds that are followed.
 const KINDS: usize = 8;
 /// What is asked for one kind in [`TROUBLE`]: 0.2 s, 0.4 s, and so on lie between, up to twice as long; and there may be two
@@ -105,7 +105,8 @@ impl Scene {
     fn await_watches(&self, resource: &str, count: usize) -> Result<()> {
         let before = self.watches(resource);
         wait::until(&format!("{count} watches of {resource}"), LONG, || {
-            Ok(ensure!(self.watches(resource) >= before + count))
+            ensure!(self.watches(resource) >= before + count);
+            Ok(())
         })
     }
 
@@ -231,7 +232,10 @@ fn watches_that_are_refused_or_end_at_once_make_no_storm() -> Result<()> {
         scene.proxy.set_rules([Rule::new(fault)]);
         scene.proxy.cut();
         // They may still be waiting since the last trouble.
-        wait::until("the trouble", LONG, || Ok(ensure!(scene.proxy.did(fault.name()) > before)))?;
+        wait::until("the trouble", LONG, || {
+            ensure!(scene.proxy.did(fault.name()) > before);
+            Ok(())
+        })?;
         let asked = scene.count_while_in_trouble();
         ensure!(asked <= KINDS * ATTEMPTS, "{fault:?}: {asked} requests in {TROUBLE:?}");
         assert_eq!(names_of(&scene.objects.borrow()), ["a", "b"], "{fault:?}");
