@@ -149,6 +149,19 @@ mod tests {
         }
     }
 
+    /// A node whose clock is an hour off, or years, writes what any other does.
+    #[test]
+    fn nothing_goes_by_the_time_in_a_lease() {
+        let holder = NodeName("n1".to_owned());
+        let of_time = |acquired| {
+            let version = Some(Version("7".to_owned()));
+            lease(of("192.0.2.1"), object(of("192.0.2.1"), version, &holder, 3, acquired).unwrap())
+        };
+        let expected = of_time(Timestamp::UNIX_EPOCH);
+        assert!(expected.is_ok());
+        assert_eq!([of_time(Timestamp::MIN), of_time(Timestamp::MAX)], [expected.clone(), expected]);
+    }
+
     #[test]
     fn what_no_lease_can_say_is_refused() {
         let long = "a".repeat(254);
