@@ -83,7 +83,7 @@ impl<'a> Placement<'a> {
     pub(super) fn trust(&mut self, service: &Service, shown: BTreeSet<Vip>) -> Result<(), Refusal> {
         let mut lost = Ok(());
         let free = |vip: &Vip| {
-            let why = self.is_anothers(*vip, service);
+            let why = self.is_taken(*vip, service);
             let is_free = why.is_none();
             if let (true, Some(why)) = (lost.is_ok(), why) {
                 lost = Err(why);
@@ -98,7 +98,7 @@ impl<'a> Placement<'a> {
     }
 
     /// Why the Service cannot be served there, whoever gave it that address.
-    fn is_anothers(&self, vip: Vip, service: &Service) -> Option<Refusal> {
+    fn is_taken(&self, vip: Vip, service: &Service) -> Option<Refusal> {
         if let Some(what) = self.model.reservation(vip) {
             return Some(reserved(vip, what));
         }

@@ -179,7 +179,7 @@ fn another_controller_is_asked_once_and_told_once() {
 }
 
 #[test]
-fn a_refused_service_that_shows_anothers_address_is_settled_too() {
+fn a_refused_service_that_shows_the_address_of_another_is_settled_too() {
     let mut world = World::new(&["192.0.2.10"]);
     world.server.put("a", 80, &[("vipmux.io/addresses", "203.0.113.1")]);
     world.server.intrude("a", "metallb", &["198.51.100.1"]);
