@@ -47,7 +47,7 @@ const READ: [(&str, &str); 8] = [
 ];
 
 /// Of the agents' account, which every node has: nothing that changes a Service or a Node.
-pub const AGENT: [Right; 2 * READ.len() + 7] = joined(
+pub const AGENT: [Right; 2 * READ.len() + 5] = joined(
     following(),
     [
         // Reads that are as new as the last write, and no watch: see `store::kubernetes`.
@@ -56,14 +56,11 @@ pub const AGENT: [Right; 2 * READ.len() + 7] = joined(
         namespaced("coordination.k8s.io", "leases", "create"),
         namespaced("coordination.k8s.io", "leases", "update"),
         namespaced("coordination.k8s.io", "leases", "delete"),
-        // On Services, so in their namespaces.
-        cluster("events.k8s.io", "events", "create"),
-        cluster("events.k8s.io", "events", "patch"),
     ],
 );
 
 /// Of the allocator's account.
-pub const ALLOCATOR: [Right; 2 * READ.len() + 13] = joined(
+pub const ALLOCATOR: [Right; 2 * READ.len() + 12] = joined(
     following(),
     [
         cluster("", "services/status", "patch"),
@@ -72,10 +69,10 @@ pub const ALLOCATOR: [Right; 2 * READ.len() + 13] = joined(
         namespaced("coordination.k8s.io", "leases", "list"),
         namespaced("coordination.k8s.io", "leases", "watch"),
         namespaced("coordination.k8s.io", "leases", "create"),
-        namespaced("coordination.k8s.io", "leases", "delete"),
         // The VIPs' are the agents' to change.
         Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "get") },
         Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "update") },
+        // On Services, so in their namespaces.
         cluster("events.k8s.io", "events", "create"),
         cluster("events.k8s.io", "events", "patch"),
         // The name of what is created is not known to the API server when it decides.
@@ -137,10 +134,10 @@ mod tests {
 
     /// Whoever takes a node over has its agent's token.
     #[test]
-    fn an_agent_cannot_write_anything_but_leases_and_events() {
+    fn an_agent_cannot_write_anything_but_leases() {
         let writes = AGENT.iter().filter(|right| !matches!(right.verb, "get" | "list" | "watch"));
         let written: BTreeSet<_> = writes.map(|right| right.resource).collect();
-        assert_eq!(written, BTreeSet::from(["events", "leases"]));
+        assert_eq!(written, BTreeSet::from(["leases"]));
         assert!(AGENT.iter().filter(|right| right.resource == "leases").all(|right| right.scope == Scope::Namespace));
     }
 }

@@ -20,6 +20,8 @@ use crate::{
     process::{self, Process},
 };
 
+/// The ServiceAccount of the agents.
+pub const ACCOUNT: &str = "vipmux-agent";
 /// Entries of each agent's flow tables: sized by the memory, those of several LANs would not fit into it.
 const FLOWS: u32 = 16_384;
 

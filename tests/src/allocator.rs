@@ -1,6 +1,11 @@
 //! `vipmux allocator` beside an API server, with the rights of its ServiceAccount.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    net::Ipv4Addr,
+    path::PathBuf,
+    sync::atomic::{AtomicU8, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
@@ -9,7 +14,9 @@ use serde_json::{Value, json};
 use crate::{
     agent,
     api_server::{ApiServer, SYSTEM},
+    cluster::PATIENCE,
     process::Process,
+    scrape::{self, Metrics},
 };
 
 /// Its ServiceAccount and its Lease.
@@ -18,46 +25,11 @@ pub const NAME: &str = "vipmux-allocator";
 pub const USER: &str = "system:serviceaccount:vipmux-system:vipmux-allocator";
 /// How long a stopped one may take to end.
 const END: Duration = Duration::from_secs(20);
+/// How many were started.
+static STARTED: AtomicU8 = AtomicU8::new(0);
 
-/// What it may do.
-const RIGHTS: &str = "
-apiVersion: v1
-kind: ServiceAccount
-metadata: { namespace: vipmux-system, name: vipmux-allocator }
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRole
-metadata: { name: vipmux-allocator }
-rules:
-- { apiGroups: [''], resources: [services, nodes, namespaces], verbs: [list, watch] }
-- { apiGroups: [discovery.k8s.io], resources: [endpointslices], verbs: [list, watch] }
-- { apiGroups: [vipmux.io], resources: [vippools, vippolicies], verbs: [list, watch] }
-- { apiGroups: [metallb.io], resources: [ipaddresspools, l2advertisements], verbs: [list, watch] }
-- { apiGroups: [''], resources: [services/status], verbs: [patch] }
-- { apiGroups: [vipmux.io], resources: [vippools/status, vippolicies/status], verbs: [patch] }
-- { apiGroups: [events.k8s.io], resources: [events], verbs: [create, patch] }
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: { name: vipmux-allocator }
-roleRef: { apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: vipmux-allocator }
-subjects: [{ kind: ServiceAccount, namespace: vipmux-system, name: vipmux-allocator }]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: { namespace: vipmux-system, name: vipmux-allocator }
-rules:
-- { apiGroups: [coordination.k8s.io], resources: [leases], verbs: [create, list, watch] }
-- { apiGroups: [coordination.k8s.io], resources: [leases], resourceNames: [vipmux-allocator], verbs: [get, update] }
-- { apiGroups: [''], resources: [secrets], verbs: [create] }
-- { apiGroups: [''], resources: [secrets], resourceNames: [vipmux-gossip], verbs: [get] }
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: { namespace: vipmux-system, name: vipmux-allocator }
-roleRef: { apiGroup: rbac.authorization.k8s.io, kind: Role, name: vipmux-allocator }
-subjects: [{ kind: ServiceAccount, namespace: vipmux-system, name: vipmux-allocator }]
-";
+/// What it may do, as it is deployed.
+const RIGHTS: &str = include_str!("../../deploy/kustomize/rbac-allocator.yaml");
 
 /// Makes vipmux's namespace and kinds, and the allocator's account with its rights. What [`Allocator::start`] wants.
 pub fn prepare(api: &ApiServer) -> Result<PathBuf> {
@@ -71,18 +43,28 @@ pub fn prepare(api: &ApiServer) -> Result<PathBuf> {
 #[derive(Debug)]
 pub struct Allocator {
     process: Process,
+    /// Where it tells how it fares.
+    listens: Ipv4Addr,
 }
 
 impl Allocator {
     /// Starts one of this name, on the API server's machine.
     pub fn start(api: &ApiServer, kubeconfig: &PathBuf, name: &str, arguments: &[&str]) -> Result<Self> {
+        // Several are on one machine.
+        let listens = Ipv4Addr::new(127, 0, 1, STARTED.fetch_add(1, Ordering::Relaxed));
         let mut command = api.machine().namespace.command(agent::binary()?)?;
         command.args(["allocator", "--name", name, "--namespace", SYSTEM, "--kubeconfig"]).arg(kubeconfig);
+        command.arg("--http-listen").arg(format!("{listens}:{}", scrape::PORT));
         let process = Process::spawn(name, {
             command.args(arguments);
             command
         })?;
-        Ok(Self { process })
+        Ok(Self { process, listens })
+    }
+
+    /// What it tells by HTTP.
+    pub fn metrics(&self, api: &ApiServer) -> Result<Metrics> {
+        Metrics::scrape(&api.machine().namespace, self.listens, PATIENCE)
     }
 
     /// Its process.

@@ -200,13 +200,17 @@ impl Cluster {
     }
 }
 
-/// How the agents of a cluster reach its API server; their key is in the state folder.
+/// What agents may do, as they are deployed.
+const RIGHTS: &str = include_str!("../../deploy/kustomize/rbac-agent.yaml");
+
+/// How the agents of a cluster reach its API server, with exactly their rights; their key is in the state folder.
 fn access(api: &ApiServer, state: &Folder) -> Result<Access> {
     api.add_namespace(api_server::SYSTEM)?;
+    api.apply(RIGHTS)?;
     let gossip_key = state.path().join("gossip.key");
     fs::write(&gossip_key, "76".repeat(32) + "\n").with_context(|| format!("cannot write {}", gossip_key.display()))?;
     Ok(Access {
-        kubeconfig: api.kubeconfig(api_server::ADMIN)?,
+        kubeconfig: api.service_account(api_server::SYSTEM, agent::ACCOUNT)?.kubeconfig,
         namespace: api_server::SYSTEM.to_owned(),
         gossip_key,
         allocator: "off",

@@ -1,11 +1,14 @@
 //! A cluster in which something is about to happen to the node that leads: agents on three nodes, a pod on each, and Services
 //! whose endpoints are on the other nodes, so that what fails is the node that answers and not the one that serves.
 
+mod scene;
+
 use std::{fs, net::Ipv4Addr};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 
+pub use self::scene::Scene;
 use crate::{
     agent,
     api_proxy::ApiProxy,

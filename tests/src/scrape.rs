@@ -1,4 +1,4 @@
-//! What an agent tells by HTTP, asked for from a machine's own network namespace.
+//! What an agent or allocator tells by HTTP, asked for from a machine's own network namespace.
 
 use std::{
     io::{Read as _, Write as _},
@@ -10,8 +10,8 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::netns::Namespace;
 
-/// Where agents serve it.
-const PORT: u16 = 7945;
+/// Where it is served.
+pub const PORT: u16 = 7945;
 
 /// Asks for a path: the status and the body.
 pub fn get(from: &Namespace, host: impl Into<IpAddr>, path: &str, timeout: Duration) -> Result<(u16, String)> {
@@ -29,7 +29,7 @@ pub fn get(from: &Namespace, host: impl Into<IpAddr>, path: &str, timeout: Durat
     Ok((status.with_context(|| format!("no status: {head}"))?, body.to_owned()))
 }
 
-/// The metrics of an agent.
+/// The metrics of an agent or allocator.
 #[derive(Clone, Debug)]
 pub struct Metrics(String);
 
@@ -46,7 +46,8 @@ impl Metrics {
         let of_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
         let has = |line: &&str| labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")));
         let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
-        self.0.lines().filter(of_it).filter(has).filter_map(value).sum()
+        // Not `sum`, whose sum of nothing is -0.
+        self.0.lines().filter(of_it).filter(has).filter_map(value).fold(0.0, |sum, value| sum + value)
     }
 
     /// Whether there is a series of this metric.

@@ -146,7 +146,7 @@ pub(super) struct Place {
     pub(super) tenure: Option<Tenure>,
     /// The newest that is known of others.
     pub(super) hold: Option<Hold>,
-    /// The highest epoch that was known of when the VIP came to be wanted again.
+    /// The highest epoch that was known of when the VIP came to be wanted again, or that was this node's own.
     pub(super) floor: u64,
     pub(super) errand: Option<Errand>,
     /// Since when it may be taken over, for whose turn it is.
@@ -274,6 +274,8 @@ impl Election {
         (place.heir, place.open, place.unclaimed) = (None, None, None);
         place.errand = None;
         let tenure = place.tenure.take()?;
+        // Whatever becomes of the Lease, what comes after is told from what was.
+        place.floor = place.floor.max(tenure.epoch);
         self.overview.held.remove(&vip);
         self.overview.touched.insert(vip);
         self.commands.push(Command::Withdraw(Key::Claim(vip)));

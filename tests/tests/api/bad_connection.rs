@@ -8,15 +8,15 @@ use pnet::util::MacAddr;
 use vipmux_tests::{
     api_proxy::{ApiProxy, Fault, Rule},
     cluster::PATIENCE,
-    failover::{self, ADDRESS, Stage},
+    failover::{ADDRESS, LAN, Scene, Stage},
     wait,
 };
 
-use crate::{failing_over::Scene, serving::holder};
+use crate::serving::holder;
 
 /// Whose Leases and objects all go through the proxy.
 fn scene() -> Result<Option<(Scene, ApiProxy)>> {
-    let Some((stage, proxy)) = Stage::in_kubernetes_by_proxy(failover::LAN)? else { return Ok(None) };
+    let Some((stage, proxy)) = Stage::in_kubernetes_by_proxy(LAN)? else { return Ok(None) };
     Ok(Some((Scene::of(stage)?, proxy)))
 }
 
@@ -35,7 +35,6 @@ fn await_holder(scene: &Scene, mac: MacAddr) -> Result<()> {
 #[test]
 fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_repeats_requests() -> Result<()> {
     let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
-    let mac = scene.mac;
     proxy.set_rules([
         Rule::new(Fault::Delay(Duration::from_millis(700))),
         Rule::new(Fault::Delay(Duration::from_secs(2))).in_percent(30),
@@ -57,7 +56,7 @@ fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_
     scene.stage.start_agent(&node)?;
     scene.go_on()?;
     await_holder(&scene, other)?;
-    scene.ends_with(&[mac, other])?.check_nothing_lost_by_who_knows_the_mac()
+    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
 /// Connections stay open and nothing ever comes, as when its machine lost its power; it is not refused, which would be told at
@@ -65,7 +64,6 @@ fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_
 #[test]
 fn a_majority_takes_over_while_the_api_server_is_silent() -> Result<()> {
     let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
-    let mac = scene.mac;
     proxy.set_rules([Rule::new(Fault::Stall)]);
     proxy.freeze();
     scene.go_on()?;
@@ -74,14 +72,13 @@ fn a_majority_takes_over_while_the_api_server_is_silent() -> Result<()> {
     proxy.clear();
     await_holder(&scene, other)?;
     scene.go_on()?;
-    scene.ends_with(&[mac, other])?.check_nothing_lost_by_who_knows_the_mac()
+    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
 /// The Lease of who took over is written, and nobody but the API server knows: who reads it again finds its own name.
 #[test]
 fn a_takeover_whose_first_writes_seem_to_fail_is_one_takeover() -> Result<()> {
     let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
-    let mac = scene.mac;
     proxy.set_rules([
         Rule::new(Fault::LoseAnswer).of_writes().on("leases").times(1),
         Rule::new(Fault::Twice).of_writes().on("leases").times(3),
@@ -91,5 +88,5 @@ fn a_takeover_whose_first_writes_seem_to_fail_is_one_takeover() -> Result<()> {
     ensure!(proxy.did("twice") > 0, "no Lease was written");
     proxy.clear();
     await_holder(&scene, other)?;
-    scene.ends_with(&[mac, other])?.check_nothing_lost_by_who_knows_the_mac()
+    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }

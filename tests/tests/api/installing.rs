@@ -59,7 +59,7 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     let gossip_key = state.path().join("gossip.key");
     fs::write(&gossip_key, key)?;
     let access = Access {
-        kubeconfig: api.service_account(SYSTEM, "vipmux-agent")?.kubeconfig,
+        kubeconfig: api.service_account(SYSTEM, agent::ACCOUNT)?.kubeconfig,
         namespace: SYSTEM.to_owned(),
         gossip_key,
         allocator: "on",

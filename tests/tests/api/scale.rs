@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::{ServiceKey, ServiceValue};
 use vipmux_tests::{
-    agent::Agent,
+    agent::{self, Agent},
     api_server::{ApiServer, Mark, Request, SYSTEM},
     cluster::{Cluster, PATIENCE},
     lan::{Lan, Options},
@@ -41,31 +41,15 @@ const LOOK: Duration = Duration::from_micros(50);
 /// For writing all objects, and for the agents to follow.
 const LONG: Duration = Duration::from_mins(3);
 
-const ACCOUNT: &str = "vipmux-agent";
-const RIGHTS: &str = "
-apiVersion: v1
-kind: ServiceAccount
-metadata: { namespace: vipmux-system, name: vipmux-agent }
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: ClusterRoleBinding
-metadata: { name: vipmux-agent }
-roleRef: { apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: cluster-admin }
-subjects: [{ kind: ServiceAccount, namespace: vipmux-system, name: vipmux-agent }]
-";
-
-/// The cluster, before there are Services in it; its agents have an account of their own, by which their requests are told.
+/// The cluster, before there are Services in it.
 fn cluster() -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(None) };
-    let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
+    let Some(cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
     let api = cluster.api()?;
-    api.apply(RIGHTS)?;
-    let account = api.service_account(SYSTEM, ACCOUNT)?;
     for namespace in [NAMESPACE, "kube-node-lease"] {
         api.add_namespace(namespace)?;
     }
     in_parallel(&(3..=NODES).collect::<Vec<_>>(), |number| api.apply_all(&[node(number)]).map(drop))?;
-    cluster.reach_api_by(account.kubeconfig)?;
     Ok(Some(cluster))
 }
 
@@ -158,7 +142,7 @@ fn maps(agent: &Agent) -> Result<Maps> {
 
 /// Those of the agents.
 fn requests(api: &ApiServer, after: Mark) -> Result<Vec<Request>> {
-    let account = format!("system:serviceaccount:{SYSTEM}:{ACCOUNT}");
+    let account = format!("system:serviceaccount:{SYSTEM}:{}", agent::ACCOUNT);
     Ok(api.requests(after)?.into_iter().filter(|request| request.user == account).collect())
 }
 

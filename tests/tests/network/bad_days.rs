@@ -10,13 +10,11 @@ use vipmux_tests::{
     agent, arp,
     cleanup::Folder,
     cluster::PATIENCE,
-    failover::LAN,
+    failover::{LAN, Scene},
     lan::{Node, Options},
     process::Process,
     watch::PAUSE,
 };
-
-use crate::failing_over::{Scene, scene, scene_on};
 
 /// Requests of each kind: ten seconds of them.
 const LONG: usize = 1_000;
@@ -49,7 +47,7 @@ fn follower(scene: &Scene) -> Result<&Node> {
 
 #[test]
 fn a_leader_keeps_its_address_though_a_third_of_the_gossip_is_lost_and_is_followed_when_killed() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     for node in &scene.stage.cluster.lan.nodes {
         filter(node, "numgen random mod 100 < 30 drop")?;
     }
@@ -73,7 +71,7 @@ fn a_leader_keeps_its_address_though_a_third_of_the_gossip_is_lost_and_is_follow
 /// the address, or another takes it, once.
 #[test]
 fn gossip_that_the_leaders_firewall_drops_moves_the_address_once_at_most() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     filter(scene.stage.cluster.lan.node(&scene.node)?, "drop")?;
     scene.go_on_for(LONG)?;
     scene.check_sessions()?;
@@ -91,7 +89,7 @@ fn gossip_that_the_leaders_firewall_drops_moves_the_address_once_at_most() -> Re
 
 #[test]
 fn a_follower_whose_agent_flaps_disturbs_nobody() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     let follower = follower(&scene)?.name.clone();
     for _ in 0..5 {
         scene.stage.signal(&follower, Signal::SIGKILL)?;
@@ -104,7 +102,7 @@ fn a_follower_whose_agent_flaps_disturbs_nobody() -> Result<()> {
 
 #[test]
 fn a_leader_whose_agent_flaps_loses_its_address_once() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.signal(&scene.node, Signal::SIGKILL)?;
     let other = scene.await_another()?;
     for _ in 0..4 {
@@ -118,7 +116,7 @@ fn a_leader_whose_agent_flaps_loses_its_address_once() -> Result<()> {
 /// On one machine, or where the state directory is shared.
 #[test]
 fn a_second_agent_of_the_same_name_with_the_same_state_is_refused() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     let pins = Folder::of_pins("second");
     let leader = scene.stage.cluster.lan.node(&scene.node)?;
     let options = agent::Options { interface: "lo".to_owned(), ..scene.stage.cluster.agent_options() };
@@ -134,7 +132,7 @@ fn a_second_agent_of_the_same_name_with_the_same_state_is_refused() -> Result<()
 #[test]
 fn a_second_agent_of_the_same_name_on_another_machine_is_told_and_disturbs_nobody() -> Result<()> {
     // The last client is the machine.
-    let Some(mut scene) = scene_on(Options { clients: LAN.clients + 1, ..LAN })? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(Options { clients: LAN.clients + 1, ..LAN })? else { return Ok(()) };
     let mut outputs = Vec::new();
     for name in [scene.node.clone(), follower(&scene)?.name.clone()] {
         let second = namesake(&scene, &name)?;
@@ -171,7 +169,7 @@ struct Namesake {
 /// The switch sends what is for both to whoever spoke last, until that machine is gone.
 #[test]
 fn a_machine_that_has_the_leaders_mac_for_a_while_does_no_lasting_harm() -> Result<()> {
-    let Some(mut scene) = scene_on(Options { clients: LAN.clients + 1, ..LAN })? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(Options { clients: LAN.clients + 1, ..LAN })? else { return Ok(()) };
     let machine = scene.stage.cluster.lan.clients.last().context("no machine")?;
     machine.namespace().links(|links| links.set_mac("eth0", scene.mac))?;
     for _ in 0..SOME {

@@ -5,105 +5,22 @@ use std::{fs, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
-use pnet::util::MacAddr;
 use serde_json::{Value, json};
 use vipmux_tests::{
-    client::Session,
     cluster::PATIENCE,
-    failover::{self, ADDRESS, BULK, Stage, await_stopped},
-    lan::Options,
+    failover::{ADDRESS, BULK, LAN, Scene, Stage, await_stopped},
     transfer::Transfer,
     wait,
-    watch::{View, Watch},
 };
 
-/// Connections that stay.
-const SESSIONS: usize = 6;
-/// A second of each kind of requests: far longer than whoever comes back takes to answer wrongly.
-const SOME: usize = 100;
 /// Bytes before something happens, and after another node leads.
 const TRANSFERRED: u64 = 10 << 20;
 /// For a transfer on a busy machine.
 const LONG: Duration = Duration::from_mins(2);
 
-/// The leader, with connections and clients that do not go through its pods.
-pub(crate) struct Scene {
-    pub(crate) stage: Stage,
-    pub(crate) node: String,
-    pub(crate) mac: MacAddr,
-    sessions: Vec<Session>,
-    pub(crate) watch: Watch,
-}
-
-pub(crate) fn scene() -> Result<Option<Scene>> {
-    scene_on(failover::LAN)
-}
-
-pub(crate) fn scene_on(options: Options) -> Result<Option<Scene>> {
-    let Some(stage) = Stage::for_test(options)? else { return Ok(None) };
-    let leader = stage.leader()?;
-    let (node, mac) = (leader.name.clone(), leader.mac);
-    stage.spare(&node)?;
-    let (sessions, watch) = (stage.sessions(SESSIONS)?, stage.watch()?);
-    Ok(Some(Scene { stage, node, mac, sessions, watch }))
-}
-
-impl Scene {
-    /// Waits until another node answers, and everything is answered for some time.
-    pub(crate) fn await_another(&mut self) -> Result<MacAddr> {
-        let outputs = self.stage.cluster.last_outputs();
-        let other = self.watch.wait_for_another(self.mac, PATIENCE).context(outputs)?;
-        self.go_on()?;
-        Ok(other)
-    }
-
-    /// Lets clients ask for some time.
-    pub(crate) fn go_on(&mut self) -> Result<()> {
-        self.go_on_for(SOME)
-    }
-
-    /// Lets clients ask until so many requests of each kind were answered.
-    pub(crate) fn go_on_for(&mut self, requests: usize) -> Result<()> {
-        self.watch.wait_for_answers(requests, LONG).with_context(|| self.stage.cluster.last_outputs())
-    }
-
-    /// Waits until the agent of the node that led has said that it does not any more.
-    fn await_the_end_of_its_leadership(&self) -> Result<()> {
-        let agent = self.stage.cluster.agent(&self.node)?.process();
-        agent.wait_for_line("no longer leading", PATIENCE, |line| line.contains("no longer leading")).map(drop)
-    }
-
-    /// Lets clients ask for some time after all is mended; then [`Self::followed_by`], without a connection that is broken.
-    pub(crate) fn stays_with(mut self, other: MacAddr) -> Result<View> {
-        self.go_on()?;
-        self.check_sessions()?;
-        self.followed_by(other)
-    }
-
-    /// What the clients saw, which must be that nobody but the first one answered, and that nobody was answered twice.
-    pub(crate) fn undisturbed(self) -> Result<View> {
-        let view = self.watch.stop()?;
-        view.check_leaders(&[self.mac]).with_context(|| self.stage.cluster.last_outputs())?;
-        Ok(view)
-    }
-
-    /// What the clients saw, which must be that this node came after the first one, and that nobody was answered twice.
-    fn followed_by(self, other: MacAddr) -> Result<View> {
-        let view = self.watch.stop()?;
-        view.check_leaders(&[self.mac, other]).with_context(|| self.stage.cluster.last_outputs())?;
-        Ok(view)
-    }
-
-    pub(crate) fn check_sessions(&mut self) -> Result<()> {
-        let broken = failover::broken(&mut self.sessions);
-        ensure!(broken == 0, "{broken} of {SESSIONS} connections are broken");
-        Ok(())
-    }
-}
-
 #[test]
 fn a_killed_agents_address_is_taken_over_while_its_node_goes_on_forwarding() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.signal(&scene.node, Signal::SIGKILL)?;
     let other = scene.await_another()?;
     scene.check_sessions()?;
@@ -113,7 +30,7 @@ fn a_killed_agents_address_is_taken_over_while_its_node_goes_on_forwarding() -> 
 
 #[test]
 fn an_agent_that_is_woken_after_its_address_was_taken_over_does_not_answer() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.signal(&scene.node, Signal::SIGSTOP)?;
     await_stopped(scene.stage.cluster.agent(&scene.node)?.process().id())?;
     let other = scene.await_another()?;
@@ -124,7 +41,7 @@ fn an_agent_that_is_woken_after_its_address_was_taken_over_does_not_answer() -> 
 
 #[test]
 fn an_address_moves_when_its_leader_loses_the_link_and_stays_when_that_is_back() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.cluster.lan.unplug(&scene.node)?;
     let other = scene.await_another()?;
     scene.check_sessions()?;
@@ -134,7 +51,7 @@ fn an_address_moves_when_its_leader_loses_the_link_and_stays_when_that_is_back()
 
 #[test]
 fn an_address_moves_when_the_switch_forwards_nothing_of_its_leader_and_stays_when_it_does_again() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.cluster.lan.cut_off(&scene.node)?;
     let other = scene.await_another()?;
     scene.check_sessions()?;
@@ -145,7 +62,7 @@ fn an_address_moves_when_the_switch_forwards_nothing_of_its_leader_and_stays_whe
 
 #[test]
 fn an_agent_that_is_told_to_stop_hands_over_and_nothing_is_lost() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.stop_agent(&scene.node)?;
     let other = scene.await_another()?;
     scene.check_sessions()?;
@@ -153,30 +70,14 @@ fn an_agent_that_is_told_to_stop_hands_over_and_nothing_is_lost() -> Result<()> 
     scene.stays_with(other)?.check_nothing_lost()
 }
 
-/// As a DaemonSet's controller does it: the next one is stopped as soon as the last one is ready.
 #[test]
 fn a_rolling_restart_of_all_agents_loses_nothing() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
-    let nodes: Vec<_> = scene.stage.cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
-    for node in &nodes {
-        scene.stage.stop_agent(node)?;
-        scene.stage.start_agent(node)?;
-        scene.watch.wait_for_answers(1, PATIENCE).with_context(|| scene.stage.cluster.last_outputs())?;
-        scene.check_sessions()?;
-    }
-    scene.go_on()?;
-    let view = scene.watch.stop()?;
-    view.check_nothing_lost()?;
-    let leaders = view.questions.leaders();
-    ensure!(view.questions.answered_twice() == 0, "some requests were answered by two of {leaders:?}");
-    // Each restart moves the address once at most.
-    ensure!((2..=nodes.len() + 1).contains(&leaders.len()), "{leaders:?} answered one after the other");
-    Ok(())
+    Scene::for_test(LAN)?.map_or(Ok(()), Scene::outlives_a_rolling_restart)
 }
 
 #[test]
 fn a_cordoned_node_hands_over_and_nothing_is_lost() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.cluster.manifests.write_nodes(&scene.stage.cluster.lan, &[&scene.node])?;
     let other = scene.await_another()?;
     scene.stage.cluster.manifests.write_nodes(&scene.stage.cluster.lan, &[])?;
@@ -186,7 +87,7 @@ fn a_cordoned_node_hands_over_and_nothing_is_lost() -> Result<()> {
 #[test]
 fn a_node_that_is_excluded_by_its_label_hands_over_and_nothing_is_lost() -> Result<()> {
     const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     let manifests = &scene.stage.cluster.manifests;
     let text = fs::read_to_string(manifests.path().join("nodes.yaml"))?;
     let documents = text.split("---\n").filter(|document| !document.is_empty());
@@ -201,7 +102,7 @@ fn a_node_that_is_excluded_by_its_label_hands_over_and_nothing_is_lost() -> Resu
 
 #[test]
 fn without_the_store_nothing_changes_and_a_killed_leader_is_followed_all_the_same() -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     scene.stage.take_store_away()?;
     scene.go_on()?;
     scene.check_sessions()?;
@@ -235,7 +136,7 @@ fn a_transfer_to_a_pod_elsewhere_survives_its_leaders_link() -> Result<()> {
 
 /// Bytes go both ways while it happens, and each end gets the other's, by their hash.
 fn transfer_survives(happen: impl FnOnce(&Stage, &str) -> Result<()>) -> Result<()> {
-    let Some(mut scene) = scene()? else { return Ok(()) };
+    let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     let namespace = scene.stage.cluster.lan.client()?.namespace();
     let mut transfer = Transfer::start(namespace, (ADDRESS, BULK).into(), Duration::ZERO)?;
     transfer.wait_for_more(TRANSFERRED, LONG)?;

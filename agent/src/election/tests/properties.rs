@@ -185,8 +185,7 @@ impl World {
                 if let Some(holder) = holder {
                     self.write(holder, epoch);
                 } else {
-                    // It is begun anew where nobody remembers.
-                    (self.lease, self.highest) = (None, 0);
+                    self.lease = None;
                 }
                 return None;
             }
