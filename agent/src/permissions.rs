@@ -1,6 +1,8 @@
 //! What the API server must let each account do. `vipmux check` asks for each of these rights, and the tests hold the RBAC
 //! objects in `deploy/` to them.
 
+use k8s_openapi::api::authorization::v1::ResourceAttributes;
+
 /// Where a right holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
@@ -23,6 +25,25 @@ pub struct Right {
     pub scope: Scope,
     /// The one object that it is for; `None`: all of them.
     pub name: Option<&'static str>,
+}
+
+impl Right {
+    /// As an access review has it; `namespace` is vipmux's own. What a ClusterRole grants holds in every namespace.
+    pub fn attributes(&self, namespace: &str) -> ResourceAttributes {
+        let (resource, subresource) = match self.resource.split_once('/') {
+            Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
+            None => (self.resource, None),
+        };
+        ResourceAttributes {
+            group: Some(self.group.to_owned()),
+            resource: Some(resource.to_owned()),
+            subresource,
+            verb: Some(self.verb.to_owned()),
+            namespace: (self.scope == Scope::Namespace).then(|| namespace.to_owned()),
+            name: self.name.map(str::to_owned),
+            ..ResourceAttributes::default()
+        }
+    }
 }
 
 /// The group of vipmux's own resources.

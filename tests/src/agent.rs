@@ -72,6 +72,8 @@ pub struct Options {
     pub tc: &'static str,
     /// How long a leader answers after the last evidence.
     pub lease: &'static str,
+    /// How long a node that came waits before VIPs are moved to it.
+    pub hold_down: &'static str,
     /// The files of the container image to start it from; `None`: as an ordinary process.
     pub image: Option<PathBuf>,
     /// Where it serves metrics and probes; `off` for a second agent in a network namespace.
@@ -97,8 +99,9 @@ impl Options {
             unreachable_endpoints: "refuse",
             handover_mac: "derived",
             tc: "auto",
-            // Most tests are not about failing over, and run beside many others: who leads is to stay.
+            // Most tests are not about failing over, and run beside many others: who leads is to stay, however long it takes.
             lease: "3s",
+            hold_down: "60m",
             image: None,
             http_listen: "[::]:7945",
         }
@@ -254,6 +257,7 @@ pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &P
         .arg("--socket")
         .arg(options.socket(node))
         .args(["--unclaimed", options.unclaimed, "--tc", options.tc, "--lease", options.lease])
+        .args(["--hold-down", options.hold_down])
         .args(["--http-listen", options.http_listen])
         .args(["--unreachable-endpoints", options.unreachable_endpoints, "--handover-mac", options.handover_mac])
         .arg("--state-dir")

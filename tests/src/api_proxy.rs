@@ -74,6 +74,11 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 impl ApiProxy {
     /// A proxy that does no harm yet. What the rules leave to chance follows from `seed`, as far as the order of requests does.
     pub fn start(api: &ApiServer, seed: u64) -> Result<Self> {
+        Self::start_as(api, api.kubeconfig(ADMIN)?, seed)
+    }
+
+    /// The same, with the rights of another user than the administrator.
+    pub fn start_as(api: &ApiServer, kubeconfig: PathBuf, seed: u64) -> Result<Self> {
         let folder = Folder::temporary("api-proxy")?;
         let listener = api.machine().namespace.run(|| {
             let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).context("cannot listen")?;
@@ -86,7 +91,6 @@ impl ApiProxy {
         let state = Arc::new(Mutex::new(state));
         let fates = watch::Sender::new(Fates::default());
         let (stop, stopped) = oneshot::channel();
-        let kubeconfig = api.kubeconfig(ADMIN)?;
         let theirs = (Arc::clone(&state), fates.clone());
         let thread = api.machine().namespace.spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

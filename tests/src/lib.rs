@@ -41,6 +41,7 @@ pub mod pod_network;
 pub mod process;
 pub mod program;
 pub mod requirement;
+pub mod rights;
 pub mod router;
 pub mod scrape;
 pub mod sctp;

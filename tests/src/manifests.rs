@@ -351,7 +351,7 @@ impl Service {
     }
 }
 
-fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -> Value {
+pub(crate) fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -> Value {
     let address = |address: &IpAddr| json!({ "type": "InternalIP", "address": address.to_string() });
     json!({
         "apiVersion": "v1",

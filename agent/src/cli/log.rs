@@ -11,6 +11,10 @@ use tracing_subscriber::{
     filter::{LevelFilter, ParseError},
 };
 
+/// What is left out unless it is asked for by this name: kube's client tells of each request that fails, as an error, and so do
+/// those who ask, with what becomes of it.
+const LEFT_OUT: &str = "kube_client::client::builder";
+
 /// What of the log can be chosen.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LogArgs {
@@ -68,11 +72,17 @@ impl FromStr for LogLevel {
     }
 }
 
+impl LogLevel {
+    fn filter(&self) -> EnvFilter {
+        let text = format!("{LEFT_OUT}=off,{}", self.0);
+        EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse_lossy(text)
+    }
+}
+
 impl LogArgs {
     /// Begins to log. Once in a process.
     pub fn start(&self) {
-        let filter =
-            EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse_lossy(&self.log_level.0);
+        let filter = self.log_level.filter();
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
         if self.log_format.is_text(io::stderr().is_terminal()) {
             builder.with_target(false).init();
@@ -108,6 +118,14 @@ mod tests {
         }
         let error = "loud".parse::<LogLevel>().unwrap_err().to_string();
         assert!(error.starts_with("loud is no level: there are error, warn,"), "{error}");
+    }
+
+    #[test]
+    fn what_is_left_out_can_be_asked_for() {
+        let filter = |text: &str| text.parse::<LogLevel>().unwrap().filter().to_string();
+        assert_eq!(filter("debug"), "kube_client::client::builder=off,debug");
+        assert_eq!(filter("info,kube_client::client::builder=warn"), "kube_client::client::builder=warn,info");
+        assert_eq!(filter(""), "kube_client::client::builder=off,info");
     }
 
     #[test]

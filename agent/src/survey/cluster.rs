@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use k8s_openapi::api::{
     apps::v1::DaemonSet,
     authentication::v1::SelfSubjectReview,
-    authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
+    authorization::v1::{SelfSubjectAccessReview, SelfSubjectAccessReviewSpec},
     coordination::v1::Lease,
     core::v1::{Node as Object, Service},
 };
@@ -21,7 +21,7 @@ use crate::{
     cluster::{self, Access, AccessError},
     link::Links,
     model::{self, NodeName, node::Node as Ingested},
-    permissions::{AGENT, Right, Scope},
+    permissions::{AGENT, Right},
     preflight::{
         Seen, Unseen,
         cluster::{Cluster, Node, Source},
@@ -153,21 +153,11 @@ async fn denied(client: &Client, namespace: &str) -> Seen<Vec<Right>> {
 }
 
 fn review(right: &Right, namespace: &str) -> SelfSubjectAccessReview {
-    let (resource, subresource) = match right.resource.split_once('/') {
-        Some((resource, subresource)) => (resource, Some(subresource.to_owned())),
-        None => (right.resource, None),
-    };
-    let resource_attributes = Some(ResourceAttributes {
-        group: Some(right.group.to_owned()),
-        resource: Some(resource.to_owned()),
-        subresource,
-        verb: Some(right.verb.to_owned()),
-        namespace: (right.scope == Scope::Namespace).then(|| namespace.to_owned()),
-        name: right.name.map(str::to_owned),
-        ..ResourceAttributes::default()
-    });
     SelfSubjectAccessReview {
-        spec: SelfSubjectAccessReviewSpec { resource_attributes, ..SelfSubjectAccessReviewSpec::default() },
+        spec: SelfSubjectAccessReviewSpec {
+            resource_attributes: Some(right.attributes(namespace)),
+            ..SelfSubjectAccessReviewSpec::default()
+        },
         ..SelfSubjectAccessReview::default()
     }
 }

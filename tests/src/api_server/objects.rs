@@ -16,7 +16,7 @@ use super::{ADMIN, ApiServer};
 use crate::{
     cleanup,
     lan::{Lan, Node},
-    process, wait,
+    manifests, process, wait,
 };
 
 /// Whose fields they are that tests write.
@@ -233,27 +233,10 @@ fn metallb_kind((kind, plural): (&str, &str)) -> Value {
 
 fn node(node: &Node) -> Value {
     let (v4, v6) = (format!("{}/24", node.pod_address(0)), format!("{}/64", node.pod_address_v6(0)));
-    json!({
-        "apiVersion": "v1",
-        "kind": "Node",
-        "metadata": { "name": node.name, "labels": { "kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux" } },
-        "spec": { "podCIDR": v4, "podCIDRs": [v4, v6] },
-        "status": {
-            "addresses": [
-                { "type": "InternalIP", "address": node.address.to_string() },
-                { "type": "InternalIP", "address": node.address_v6.to_string() },
-                { "type": "Hostname", "address": node.name },
-            ],
-            "conditions": [{
-                "type": "Ready",
-                "status": "True",
-                "lastHeartbeatTime": "2026-01-01T00:00:00Z",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-                "reason": "KubeletReady",
-                "message": "kubelet is posting ready status",
-            }],
-        },
-    })
+    let mut document = manifests::node_document(node, &[node.address.into(), node.address_v6.into()], false);
+    document["metadata"]["labels"] = json!({ "kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux" });
+    document["spec"] = json!({ "podCIDR": v4, "podCIDRs": [v4, v6] });
+    document
 }
 
 #[cfg(test)]

@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value, json};
-use vipmux::permissions::{AGENT, ALLOCATOR, Right, Scope};
+use vipmux::permissions::{AGENT, ALLOCATOR};
 use vipmux_tests::{
     api_server::{ApiServer, SYSTEM},
     cleanup::Folder,
     cluster::PATIENCE,
-    wait,
+    rights, wait,
 };
 
 /// What the chart leaves to Helm.
@@ -313,47 +313,22 @@ fn the_allocators_pods_are_admitted_where_restricted_ones_alone_are_and_the_agen
     create(&pod_of(&objects, "DaemonSet", "vipmux-agent", SYSTEM)?).map(drop)
 }
 
-/// What the API server says of a right.
-fn is_allowed(api: &ApiServer, account: &str, right: &Right) -> Result<bool> {
-    let (resource, subresource) = right.resource.split_once('/').unwrap_or((right.resource, ""));
-    let namespace = match (right.scope, right.resource) {
-        (Scope::Namespace, _) => SYSTEM,
-        // What a ClusterRole grants holds in every namespace.
-        (Scope::Cluster, _) => "",
-    };
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SubjectAccessReview",
-        "metadata": {},
-        "spec": {
-            "user": format!("system:serviceaccount:{SYSTEM}:{account}"),
-            "resourceAttributes": {
-                "group": right.group, "resource": resource, "subresource": subresource, "verb": right.verb,
-                "namespace": namespace, "name": right.name.unwrap_or_default(),
-            },
-        },
-    });
-    let told = create(api, &review, &["--output", "json"])?;
-    let told: Value = serde_json::from_str(&told)?;
-    told["status"]["allowed"].as_bool().with_context(|| format!("no answer in {told}"))
-}
-
 #[test]
 fn the_accounts_have_their_rights_and_not_each_others() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
-    for (account, rights) in [("vipmux-agent", &AGENT[..]), ("vipmux-allocator", &ALLOCATOR[..])] {
-        for right in rights {
-            assert!(is_allowed(&api, account, right)?, "{account} lacks {right:?}");
+    for (account, whole) in [("vipmux-agent", &AGENT[..]), ("vipmux-allocator", &ALLOCATOR[..])] {
+        for right in whole {
+            assert!(rights::is_allowed(&api, account, right)?, "{account} lacks {right:?}");
         }
     }
     let agents_alone = AGENT.iter().filter(|right| right.verb == "update").collect::<Vec<_>>();
     ensure!(!agents_alone.is_empty(), "the agents update nothing");
     for right in agents_alone {
-        assert!(!is_allowed(&api, "vipmux-allocator", right)?, "the allocator may {right:?}");
+        assert!(!rights::is_allowed(&api, "vipmux-allocator", right)?, "the allocator may {right:?}");
     }
     for right in ALLOCATOR.iter().filter(|right| right.resource.ends_with("/status") || right.resource == "secrets") {
-        assert!(!is_allowed(&api, "vipmux-agent", right)?, "the agents may {right:?}");
+        assert!(!rights::is_allowed(&api, "vipmux-agent", right)?, "the agents may {right:?}");
     }
     Ok(())
 }

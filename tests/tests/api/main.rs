@@ -14,6 +14,7 @@ mod kube_proxy;
 mod leases;
 mod pools;
 mod preflight;
+mod rights;
 mod scale;
 mod serving;
 mod watches;

@@ -3,34 +3,13 @@
 use std::ffi::OsString;
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::{Value, json};
-use vipmux::permissions::{AGENT, Right, Scope};
+use vipmux::permissions::AGENT;
 use vipmux_tests::{
     agent,
     api_server::{ApiServer, SYSTEM, ServiceAccount},
     lan::{Lan, Options},
+    rights,
 };
-
-/// The rights as roles, bound to the ServiceAccount `agent`.
-fn roles(rights: &[Right]) -> Vec<Value> {
-    let rules = |scope| -> Vec<Value> {
-        let rule =
-            |right: &Right| json!({ "apiGroups": [right.group], "resources": [right.resource], "verbs": [right.verb] });
-        rights.iter().filter(|right| right.scope == scope).map(rule).collect()
-    };
-    let subjects = json!([{ "kind": "ServiceAccount", "name": "agent", "namespace": SYSTEM }]);
-    let group = "rbac.authorization.k8s.io";
-    let api = format!("{group}/v1");
-    vec![
-        json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "namespace": SYSTEM, "name": "agent" } }),
-        json!({ "apiVersion": api, "kind": "ClusterRole", "metadata": { "name": "agent" }, "rules": rules(Scope::Cluster) }),
-        json!({ "apiVersion": api, "kind": "Role", "metadata": { "namespace": SYSTEM, "name": "agent" }, "rules": rules(Scope::Namespace) }),
-        json!({ "apiVersion": api, "kind": "ClusterRoleBinding", "metadata": { "name": "agent" }, "subjects": subjects,
-                "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": "agent" } }),
-        json!({ "apiVersion": api, "kind": "RoleBinding", "metadata": { "namespace": SYSTEM, "name": "agent" }, "subjects": subjects,
-                "roleRef": { "apiGroup": group, "kind": "Role", "name": "agent" } }),
-    ]
-}
 
 /// What `vipmux check` says of the cluster on the first node, by check.
 fn check(lan: &Lan, account: &ServiceAccount, name: &str) -> Result<impl Fn(&str) -> Result<(String, String)> + use<>> {
@@ -53,7 +32,7 @@ fn what_a_cluster_lacks_is_told_until_it_is_there() -> Result<()> {
     api.add_namespace(SYSTEM)?;
     api.add_nodes(&lan)?;
     let without: Vec<_> = AGENT.iter().filter(|right| right.resource != "endpointslices").copied().collect();
-    api.apply_all(&roles(&without))?;
+    api.apply_all(&rights::objects("agent", &without))?;
     let account = api.service_account(SYSTEM, "agent")?;
 
     let of = check(&lan, &account, "node-9")?;
@@ -66,7 +45,7 @@ fn what_a_cluster_lacks_is_told_until_it_is_there() -> Result<()> {
     let missing = found.split(" may not ").nth(1).context("nothing is missing")?;
     assert_eq!(missing, "list endpointslices.discovery.k8s.io, watch endpointslices.discovery.k8s.io");
 
-    api.apply_all(&roles(&AGENT))?;
+    api.apply_all(&rights::objects("agent", &AGENT))?;
     api.add_custom_kinds()?;
     api.add_metallb_kinds()?;
     let of = check(&lan, &account, "node-1")?;
@@ -84,7 +63,7 @@ fn a_check_writes_nothing_but_questions() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
-    api.apply_all(&roles(&AGENT))?;
+    api.apply_all(&rights::objects("agent", &AGENT))?;
     let account = api.service_account(SYSTEM, "agent")?;
     let after = api.mark()?;
     check(&lan, &account, "node-1")?("api")?;

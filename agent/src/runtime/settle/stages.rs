@@ -204,6 +204,8 @@ fn tally(allocation: &Allocation) -> Tally {
     Tally { allocated: allocation.assignments.len(), withheld: allocation.withheld.len(), refused }
 }
 
+/// Not of those who wait for their controller, as each new Service of a cluster does for a moment: they are told what they wait
+/// for by who makes them wait.
 fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
     let one = |(name, refusal): (&ServiceName, &Refusal)| {
         format!("Service {name} is not served: {} ({:?})", refusal.message, refusal.reason)
@@ -220,7 +222,9 @@ fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
         let addresses: Vec<_> = held.addresses.iter().map(ToString::to_string).collect();
         format!("Service {name} cannot be read: {} is kept for it, and nothing is served there", addresses.join(", "))
     });
-    let refused = allocation.refusals.iter().map(one);
+    let waits = |name: &ServiceName| model.services.get(name).is_some_and(|it| it.status.addresses.is_empty());
+    let told = |(name, refusal): &(&ServiceName, &Refusal)| refusal.reason != Reason::Unallocated || !waits(name);
+    let refused = allocation.refusals.iter().filter(told).map(one);
     refused.chain(notes).chain(warnings).chain(notices).chain(withheld).collect()
 }
 

@@ -2,6 +2,7 @@ use std::time::SystemTime;
 
 use super::{super::agreement::File, *};
 use crate::{
+    allocate::trusted::Trust,
     assignments,
     model::{NodeName, Vip, endpoints::SERVICE_LABEL, ingest::object},
     source::Problem,
@@ -70,6 +71,22 @@ fn a_gateway_is_never_assigned() {
     let mut stages = Stages::new(options, Authority::File(path), Memory::default());
     stages.settle(&Arc::new(objects(&["a"])), None);
     assert_eq!(held(&stages.memory().holders), ["a=192.0.2.2"]);
+}
+
+/// In a cluster each Service is new for a moment.
+#[test]
+fn who_waits_for_the_allocator_is_no_complaint_and_who_shows_an_address_of_no_pool_is_one() {
+    let mut snapshot = objects(&["a", "b"]);
+    let spec = serde_json::json!({
+        "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.51.100.1"}]}},
+    });
+    snapshot.services.insert(name("b"), object(spec));
+    let mut stages = Stages::new(Options::default(), Authority::Statuses(Trust::Allocator), Memory::default());
+    let settled = stages.settle(&Arc::new(snapshot), None);
+    let complaint = "Service shop/b is not served: its status shows 198.51.100.1, which is in no pool (Unallocated)";
+    assert_eq!(settled.complaints.iter().collect::<Vec<_>>(), [complaint]);
+    assert_eq!(settled.tally.refused, BTreeMap::from([(Reason::Unallocated, 2)]));
 }
 
 /// `objects` with a slice for `service`, of an endpoint for each of these numbers.

@@ -1,0 +1,98 @@
+//! ServiceAccounts that may do just what a test wants them to.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
+use kube::{Api, api::PostParams};
+use serde_json::{Value, json};
+use vipmux::permissions::{Right, Scope};
+
+use crate::{
+    api_server::{ApiServer, SYSTEM},
+    cluster::PATIENCE,
+    wait,
+};
+
+/// An account in vipmux's namespace, and roles that are these rights.
+pub fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
+    let rules = |scope| -> Vec<Value> {
+        let rule = |right: &Right| {
+            let names: Vec<_> = right.name.into_iter().collect();
+            json!({
+                "apiGroups": [right.group], "resources": [right.resource], "verbs": [right.verb], "resourceNames": names,
+            })
+        };
+        rights.iter().filter(|right| right.scope == scope).map(rule).collect()
+    };
+    let subjects = json!([{ "kind": "ServiceAccount", "name": account, "namespace": SYSTEM }]);
+    let group = "rbac.authorization.k8s.io";
+    let object = |kind: &str, mut rest: Value| {
+        rest["apiVersion"] = format!("{group}/v1").into();
+        rest["kind"] = kind.into();
+        rest["metadata"] = json!({ "name": account, "namespace": SYSTEM });
+        if kind.starts_with("Cluster")
+            && let Some(metadata) = rest["metadata"].as_object_mut()
+        {
+            metadata.remove("namespace");
+        }
+        rest
+    };
+    let role = |kind: &str| json!({ "apiGroup": group, "kind": kind, "name": account });
+    vec![
+        json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "namespace": SYSTEM, "name": account } }),
+        object("ClusterRole", json!({ "rules": rules(Scope::Cluster) })),
+        object("Role", json!({ "rules": rules(Scope::Namespace) })),
+        object("ClusterRoleBinding", json!({ "subjects": subjects, "roleRef": role("ClusterRole") })),
+        object("RoleBinding", json!({ "subjects": subjects, "roleRef": role("Role") })),
+    ]
+}
+
+/// Whether the API server would let an account of vipmux's namespace do this.
+pub fn is_allowed(api: &ApiServer, account: &str, right: &Right) -> Result<bool> {
+    let resource_attributes = Some(right.attributes(SYSTEM));
+    let spec = SubjectAccessReviewSpec { user: Some(user(account)), resource_attributes, ..Default::default() };
+    let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+    let reviews = Api::<SubjectAccessReview>::all(api.client()?);
+    let told = api.block_on(async { Ok(reviews.create(&PostParams::default(), &review).await?) })?;
+    Ok(told.status.context("no answer")?.allowed)
+}
+
+/// An account that lacks a right.
+#[derive(Clone, Debug)]
+pub struct Lacking {
+    /// What it lacks.
+    pub right: Right,
+    /// As whom its requests are told.
+    pub user: String,
+    /// A file for `--kubeconfig`.
+    pub kubeconfig: PathBuf,
+}
+
+/// For each of these rights an account that has all of `whole` but that one; once the API server holds them to it.
+pub fn lacking(api: &ApiServer, whole: &[Right], label: &str, lacks: &[Right]) -> Result<Vec<Lacking>> {
+    let account = |index: usize| format!("{label}-{index}");
+    for (index, right) in lacks.iter().enumerate() {
+        let rest: Vec<_> = whole.iter().filter(|other| *other != right).copied().collect();
+        ensure!(rest.len() + 1 == whole.len(), "{right:?} is no right of theirs");
+        api.apply_all(&objects(&account(index), &rest))?;
+    }
+    // It learns of roles and bindings in the order in which they were made, each kind for itself.
+    api.apply_all(&objects("witness", whole))?;
+    for scope in [Scope::Cluster, Scope::Namespace] {
+        let right = whole.iter().find(|right| right.scope == scope).context("no right in this scope")?;
+        wait::until("what was granted is in force", PATIENCE, || {
+            ensure!(is_allowed(api, "witness", right)?, "{right:?}");
+            Ok(())
+        })?;
+    }
+    let lacking = |(index, right): (usize, &Right)| {
+        let kubeconfig = api.service_account(SYSTEM, &account(index))?.kubeconfig;
+        Ok(Lacking { right: *right, user: user(&account(index)), kubeconfig })
+    };
+    lacks.iter().enumerate().map(lacking).collect()
+}
+
+fn user(account: &str) -> String {
+    format!("system:serviceaccount:{SYSTEM}:{account}")
+}

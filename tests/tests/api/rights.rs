@@ -1,0 +1,169 @@
+//! That each right of the deployed accounts is needed: without it the API server refuses what is asked for, and nothing else.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+use vipmux::{
+    cluster::{Access, Cluster},
+    model::{NodeName, Vip},
+    permissions::{AGENT, ALLOCATOR, Right, Scope},
+    source::kubernetes::{self, Audience},
+    store::{Deleted, Kubernetes, Store as _, StoreError, Swapped, Version},
+};
+use vipmux_tests::{
+    allocator::{self, Allocator},
+    api_proxy::{ApiProxy, Fault, Rule},
+    api_server::{ApiServer, Mark, SYSTEM},
+    cluster::PATIENCE,
+    rights::{self, Lacking},
+    wait,
+};
+
+/// What an account was refused: verbs and resources.
+fn refused(api: &ApiServer, account: &Lacking) -> Result<BTreeSet<(String, String)>> {
+    let requests = api.requests(Mark::default())?;
+    let theirs = requests.into_iter().filter(|request| request.user == account.user && request.code == 403);
+    Ok(theirs.map(|request| (request.verb, request.resource)).collect())
+}
+
+/// Waits until the account was refused what it lacks the right to; nothing else may be.
+fn await_refusal(api: &ApiServer, account: &Lacking) -> Result<()> {
+    let expected = BTreeSet::from([(account.right.verb.to_owned(), account.right.resource.to_owned())]);
+    let refused = wait::until(&format!("a refusal for want of {:?}", account.right), PATIENCE, || {
+        let refused = refused(api, account)?;
+        ensure!(!refused.is_empty());
+        Ok(refused)
+    })?;
+    assert_eq!(refused, expected, "without {:?}", account.right);
+    Ok(())
+}
+
+fn is_to_follow(right: &&Right) -> bool {
+    right.scope == Scope::Cluster && matches!(right.verb, "list" | "watch")
+}
+
+/// How the account reaches the API server. Objects come with the beginning of their watch, and by a list where the API server
+/// does not know of that: then it is such a one.
+fn reach(api: &ApiServer, account: &Lacking) -> Result<ApiProxy> {
+    let proxy = ApiProxy::start_as(api, account.kubeconfig.clone(), 1)?;
+    if account.right.verb == "list" {
+        proxy.set_rules([Rule::new(Fault::Answer(400)).of(&["watch"]).on(account.right.resource)]);
+    }
+    Ok(proxy)
+}
+
+#[test]
+fn every_right_to_follow_is_needed() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.add_namespace(SYSTEM)?;
+    for (label, whole, audience) in
+        [("agent", &AGENT[..], Audience::Agent), ("allocator", &ALLOCATOR[..], Audience::Allocator)]
+    {
+        let lacks: Vec<_> = whole.iter().filter(is_to_follow).copied().collect();
+        ensure!(lacks.len() == 16, "{lacks:?}");
+        let (mut guards, mut proxies) = (Vec::new(), Vec::new());
+        let accounts = rights::lacking(&api, whole, label, &lacks)?;
+        for account in &accounts {
+            let proxy = reach(&api, account)?;
+            let access = Access { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
+            let guard = api.block_on(async {
+                let cluster = Cluster::connect(&access).await?;
+                Ok(kubernetes::follow(&cluster.client, audience))
+            })?;
+            guards.push(guard);
+            proxies.push(proxy);
+        }
+        accounts.iter().try_for_each(|account| await_refusal(&api, account))?;
+    }
+    Ok(())
+}
+
+/// All that agents do with Leases; with all rights it works.
+async fn use_leases(store: &Kubernetes, vip: Vip) -> Result<(), StoreError> {
+    let node = NodeName("node-1".to_owned());
+    store.survey().await?;
+    store.read(vip).await?;
+    let mut version: Option<Version> = None;
+    for epoch in [1, 2] {
+        let swapped = store.swap(vip, version.as_ref(), &node, epoch).await?;
+        let Swapped::Done(next) = swapped else { panic!("somebody else wrote it") };
+        version = Some(next);
+    }
+    let version = version.unwrap_or_else(|| panic!("nothing was written"));
+    assert_eq!(store.delete(vip, &version).await?, Deleted::Done);
+    Ok(())
+}
+
+#[test]
+fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.add_namespace(SYSTEM)?;
+    let lacks: Vec<_> = AGENT.iter().filter(|right| !is_to_follow(right)).copied().collect();
+    let use_leases = |kubeconfig, last| {
+        let access = Access { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
+        let vip = Vip([192, 0, 2, last].into());
+        api.block_on(async { Ok(use_leases(&Kubernetes::new(&Cluster::connect(&access).await?), vip).await) })
+    };
+    for (last, account) in (1..).zip(rights::lacking(&api, &AGENT, "agent", &lacks)?) {
+        let result = use_leases(account.kubeconfig.clone(), last)?;
+        let error = result.err().with_context(|| format!("all works without {:?}", account.right))?;
+        let text = format!("{:#}", anyhow::Error::from(error));
+        assert!(text.contains("forbidden") && text.contains(account.right.verb), "{text}");
+        await_refusal(&api, &account)?;
+    }
+    let whole = api.service_account(SYSTEM, "witness")?;
+    Ok(use_leases(whole.kubeconfig, 0)??)
+}
+
+fn service(name: &str, pool: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": { "namespace": "default", "name": name, "annotations": { "vipmux.io/pool": pool } },
+        "spec": { "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{ "port": 80 }] },
+    })
+}
+
+/// A pool and a policy whose statuses are to be written, whatever they say.
+fn pool_and_policy(generation: usize) -> Vec<Value> {
+    let kind = |kind: &str, spec: Value| json!({ "apiVersion": "vipmux.io/v1alpha1", "kind": kind, "metadata": { "name": "lan" }, "spec": spec });
+    let last = 230 + generation;
+    vec![
+        kind("VipPool", json!({ "addresses": [format!("192.0.2.200-192.0.2.{last}")] })),
+        kind("VipPolicy", json!({ "pools": ["lan"], "interfaces": [format!("eth{generation}")] })),
+    ]
+}
+
+/// Each is started where all is to do that an allocator ever does: another Lease and key to make, a pool, a policy and a Service
+/// that have no status, and one Service that is given the same reason to wait twice.
+#[test]
+fn every_right_to_write_is_needed_by_the_allocator() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    allocator::prepare(&api)?;
+    let lacks: Vec<_> = ALLOCATOR.iter().filter(|right| !is_to_follow(right)).copied().collect();
+    let made = [("coordination.k8s.io/v1", "Lease", allocator::NAME), ("v1", "Secret", "vipmux-gossip")].map(
+        |(version, kind, name)| {
+            json!({ "apiVersion": version, "kind": kind, "metadata": { "namespace": SYSTEM, "name": name } })
+        },
+    );
+    for (index, account) in rights::lacking(&api, &ALLOCATOR, "allocator", &lacks)?.iter().enumerate() {
+        for object in &made {
+            if api.get(object)?.is_some() {
+                api.delete_all(std::slice::from_ref(object))?;
+            }
+        }
+        api.apply_all(&pool_and_policy(index))?;
+        let name = format!("s{index}");
+        let proxy = reach(&api, account)?;
+        let _allocator = Allocator::start(&api, &proxy.kubeconfig(), &format!("a{index}"), &[])?;
+        let mut pools = ["nowhere", "lan"].iter().cycle();
+        wait::until(&format!("a refusal for want of {:?}", account.right), PATIENCE * 2, || {
+            api.apply_all(&[service(&name, pools.next().context("no pool")?)])?;
+            ensure!(!refused(&api, account)?.is_empty());
+            Ok(())
+        })?;
+        await_refusal(&api, account)?;
+    }
+    Ok(())
+}
