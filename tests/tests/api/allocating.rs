@@ -307,9 +307,9 @@ fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody(
     })?;
     let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
     second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("who allocates"))?;
-    for (allocator, leads) in [(&first, 1.0), (&second, 0.0)] {
+    for (allocator, leads) in [(&first, true), (&second, false)] {
         let metrics = allocator.metrics(&api)?;
-        assert!(metrics.sum("vipmux_allocator_leading", &[]) == leads, "{metrics:?}");
+        assert_eq!(metrics.sum("vipmux_allocator_leading", &[]) > 0.0, leads, "{metrics:?}");
     }
     // What is taken in an order that no new allocation would have.
     for (name, address) in [("one", "192.0.2.203"), ("two", "192.0.2.201")] {

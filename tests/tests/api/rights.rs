@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
 use vipmux::{
     cluster::{Access, Cluster},
     model::{NodeName, Vip},
     permissions::{AGENT, ALLOCATOR, Right, Scope},
     source::kubernetes::{self, Audience},
-    store::{Deleted, Kubernetes, Store as _, StoreError, Swapped, Version},
+    store::{Deleted, Kubernetes, Store as _, Swapped},
 };
 use vipmux_tests::{
     allocator::{self, Allocator},
@@ -39,7 +39,7 @@ fn await_refusal(api: &ApiServer, account: &Lacking) -> Result<()> {
     Ok(())
 }
 
-fn is_to_follow(right: &&Right) -> bool {
+fn is_to_follow(right: &Right) -> bool {
     right.scope == Scope::Cluster && matches!(right.verb, "list" | "watch")
 }
 
@@ -60,7 +60,7 @@ fn every_right_to_follow_is_needed() -> Result<()> {
     for (label, whole, audience) in
         [("agent", &AGENT[..], Audience::Agent), ("allocator", &ALLOCATOR[..], Audience::Allocator)]
     {
-        let lacks: Vec<_> = whole.iter().filter(is_to_follow).copied().collect();
+        let lacks: Vec<_> = whole.iter().filter(|right| is_to_follow(right)).copied().collect();
         ensure!(lacks.len() == 16, "{lacks:?}");
         let (mut guards, mut proxies) = (Vec::new(), Vec::new());
         let accounts = rights::lacking(&api, whole, label, &lacks)?;
@@ -80,18 +80,13 @@ fn every_right_to_follow_is_needed() -> Result<()> {
 }
 
 /// All that agents do with Leases; with all rights it works.
-async fn use_leases(store: &Kubernetes, vip: Vip) -> Result<(), StoreError> {
+async fn use_leases(store: &Kubernetes, vip: Vip) -> Result<()> {
     let node = NodeName("node-1".to_owned());
     store.survey().await?;
     store.read(vip).await?;
-    let mut version: Option<Version> = None;
-    for epoch in [1, 2] {
-        let swapped = store.swap(vip, version.as_ref(), &node, epoch).await?;
-        let Swapped::Done(next) = swapped else { panic!("somebody else wrote it") };
-        version = Some(next);
-    }
-    let version = version.unwrap_or_else(|| panic!("nothing was written"));
-    assert_eq!(store.delete(vip, &version).await?, Deleted::Done);
+    let Swapped::Done(first) = store.swap(vip, None, &node, 1).await? else { bail!("it was there") };
+    let Swapped::Done(second) = store.swap(vip, Some(&first), &node, 2).await? else { bail!("it was swapped") };
+    ensure!(store.delete(vip, &second).await? == Deleted::Done, "it was swapped");
     Ok(())
 }
 
@@ -108,12 +103,12 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     for (last, account) in (1..).zip(rights::lacking(&api, &AGENT, "agent", &lacks)?) {
         let result = use_leases(account.kubeconfig.clone(), last)?;
         let error = result.err().with_context(|| format!("all works without {:?}", account.right))?;
-        let text = format!("{:#}", anyhow::Error::from(error));
+        let text = format!("{error:#}");
         assert!(text.contains("forbidden") && text.contains(account.right.verb), "{text}");
         await_refusal(&api, &account)?;
     }
     let whole = api.service_account(SYSTEM, "witness")?;
-    Ok(use_leases(whole.kubeconfig, 0)??)
+    use_leases(whole.kubeconfig, 0)?
 }
 
 fn service(name: &str, pool: &str) -> Value {

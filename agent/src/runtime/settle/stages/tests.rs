@@ -2,7 +2,7 @@ use std::time::SystemTime;
 
 use super::{super::agreement::File, *};
 use crate::{
-    allocate::trusted::Trust,
+    allocate::Trust,
     assignments,
     model::{NodeName, Vip, endpoints::SERVICE_LABEL, ingest::object},
     source::Problem,
