@@ -12,10 +12,8 @@
 //! written: an address that was given away in mind is given to nobody else.
 
 pub mod answer;
-mod clock;
 pub mod decision;
 mod desk;
-mod events;
 mod fresh;
 pub mod gossip_key;
 pub mod keeper;
@@ -35,13 +33,14 @@ use tokio::{
 };
 
 use self::{
+    answer::MANAGER,
     desk::Desk,
-    events::Teller,
     keeper::{Keeper, Stop},
     write::Writer,
 };
 use crate::{
     cluster::{AccessError, Cluster},
+    events::{Author, Teller},
     http::{Listen, ListenError},
     model,
     source::kubernetes::{Audience, follow},
@@ -134,7 +133,8 @@ pub async fn run(cluster: Cluster, options: Options, pulse: Arc<watch::Sender<Pu
     // Waited for below, so that the Lease is given back.
     let keeping = tokio::spawn(keeper.run(stopped));
     let writer = Writer { client: client.clone(), options: options.ours.clone(), adopt: options.adopt };
-    let teller = Teller::start(client.clone(), options.name.clone());
+    let author = Author { controller: MANAGER, action: "Allocating", instance: options.name.clone() };
+    let teller = Teller::start(client.clone(), author);
     let mut desk = Desk::new(writer, teller, tenure, leaders, objects, pulse);
     select! {
         () = desk.run() => {}

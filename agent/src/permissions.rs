@@ -68,7 +68,7 @@ const READ: [(&str, &str); 8] = [
 ];
 
 /// Of the agents' account, which every node has: nothing that changes a Service or a Node.
-pub const AGENT: [Right; 2 * READ.len() + 5] = joined(
+pub const AGENT: [Right; 2 * READ.len() + 7] = joined(
     following(),
     [
         // Reads that are as new as the last write, and no watch: see `store::kubernetes`.
@@ -77,6 +77,9 @@ pub const AGENT: [Right; 2 * READ.len() + 5] = joined(
         namespaced("coordination.k8s.io", "leases", "create"),
         namespaced("coordination.k8s.io", "leases", "update"),
         namespaced("coordination.k8s.io", "leases", "delete"),
+        // On Services, so in their namespaces.
+        cluster("events.k8s.io", "events", "create"),
+        cluster("events.k8s.io", "events", "patch"),
     ],
 );
 
@@ -93,7 +96,6 @@ pub const ALLOCATOR: [Right; 2 * READ.len() + 12] = joined(
         // The VIPs' are the agents' to change.
         Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "get") },
         Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "update") },
-        // On Services, so in their namespaces.
         cluster("events.k8s.io", "events", "create"),
         cluster("events.k8s.io", "events", "patch"),
         // The name of what is created is not known to the API server when it decides.
@@ -155,10 +157,10 @@ mod tests {
 
     /// Whoever takes a node over has its agent's token.
     #[test]
-    fn an_agent_cannot_write_anything_but_leases() {
+    fn an_agent_cannot_write_anything_but_leases_and_events() {
         let writes = AGENT.iter().filter(|right| !matches!(right.verb, "get" | "list" | "watch"));
         let written: BTreeSet<_> = writes.map(|right| right.resource).collect();
-        assert_eq!(written, BTreeSet::from(["leases"]));
+        assert_eq!(written, BTreeSet::from(["events", "leases"]));
         assert!(AGENT.iter().filter(|right| right.resource == "leases").all(|right| right.scope == Scope::Namespace));
     }
 }

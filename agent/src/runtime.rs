@@ -115,6 +115,8 @@ struct Agent {
     watch: Watch,
     /// Strangers that have addresses which are led here, as last told.
     conflicts: BTreeSet<String>,
+    /// Who tells the owners of Services of them.
+    owners: mpsc::Sender<(Vip, String)>,
     /// What is counted, and how the agent fares: both are read beside the loop.
     meters: Meters,
     vitals: Arc<Vitals>,
@@ -264,12 +266,7 @@ impl Agent {
                 }
                 Command::Gather => self.awaited = self.source.look(),
                 Command::Probe { vip, detect } => asked.push((*vip, *detect)),
-                Command::Conflict { vip, mac } => {
-                    self.meters.conflict();
-                    if self.strangers.take(Instant::now()) {
-                        tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");
-                    }
-                }
+                Command::Conflict { vip, mac } => self.heed_owner(*vip, *mac),
                 _ => {}
             }
         }

@@ -18,9 +18,7 @@ use tokio::{
 
 use super::{
     Pulse,
-    clock::boottime,
     decision::{Decider, Decision},
-    events::Teller,
     fresh::{self, Fresh, Listed},
     keeper::Tenure,
     leaders::Followed,
@@ -29,6 +27,8 @@ use super::{
     write::{LIMIT, Report, Work, Writer},
 };
 use crate::{
+    clock::boottime,
+    events::Teller,
     model::ServiceName,
     source::Objects,
     status::{Difference, Statement},

@@ -16,9 +16,9 @@ use tokio::{
 
 use super::{
     answer::MANAGER,
-    clock::{boottime, wall},
     mandate::{DURATION, Found, Mandate, Proposal, Record, Step, Written},
 };
+use crate::clock::{boottime, wall};
 
 /// The Lease's name.
 pub const LEASE: &str = "vipmux-allocator";

@@ -9,8 +9,9 @@ use prometheus_client::{
 };
 use tokio::{net::TcpListener, sync::watch};
 
-use super::{Pulse, clock::boottime};
+use super::Pulse;
 use crate::{
+    clock::boottime,
     http::{self, Check, Site},
     metrics,
 };

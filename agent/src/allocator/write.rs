@@ -12,11 +12,11 @@ use tokio::time::timeout;
 
 use super::{
     answer::{Answer, MANAGER},
-    clock::wall,
     ledger::{Custom, CustomStatus},
 };
 use crate::{
     api::{API_VERSION, VipPolicy, VipPool},
+    clock::wall,
     model::{Options, ServiceName, ingest::is_ours},
     status::{Statement, body, is_marked, withdrawal},
 };

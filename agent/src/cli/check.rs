@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::{
     agent::node_name,
     cluster::AccessArgs,
+    config::SharedConfigArgs,
     table::{Cell, Colour, Table, Tone},
 };
 use crate::{
@@ -35,6 +36,8 @@ const FAILS: u8 = 2;
                         warnings aside; 2 when something does; 1 when the node cannot be looked at."
 )]
 pub struct Args {
+    #[command(flatten)]
+    config: SharedConfigArgs,
     /// Interface to announce VIPs on; repeat for several. Without it: the one whose subnet holds the Node's InternalIP
     #[arg(long = "interface", value_name = "IFACE", env = "VIPMUX_INTERFACE", value_delimiter = ',')]
     interfaces: Vec<String>,

@@ -9,7 +9,8 @@
 //!                                                                                               file's values as defaults
 //! ```
 //!
-//! Several commands may read one file (a ConfigMap), so a key of another one is no mistake; it is judged all the same.
+//! Several commands may read one file (a ConfigMap), so a key of another one is no mistake; it is judged all the same. Commands
+//! that work beside an agent take from its file what they have of its options.
 
 mod file;
 mod keys;
@@ -17,16 +18,18 @@ mod reference;
 
 use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf};
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches, parser::ValueSource};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser::ValueSource};
 
 pub use self::reference::{schema, table};
 use self::{
     file::Entry,
-    keys::{Key, Keys},
+    keys::{ALTERNATIVES, Key, Keys},
 };
 
-/// The id of the option that names the file. Commands that have it read one.
+/// The id of the option that names the file. The options of the commands that have it are keys.
 const OPTION: &str = "config";
+/// The id of the option that names an agent's file.
+const SHARED: &str = "shared-config";
 
 /// What a command has that can be configured by a file.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,6 +37,15 @@ pub struct ConfigArgs {
     /// A YAML file with the options, by their long names in camelCase (`xdpMode: native`; lists for those that repeat). Flags
     /// and environment variables go before it. Read once, at the start.
     #[arg(id = OPTION, long = OPTION, value_name = "FILE", env = "VIPMUX_CONFIG")]
+    config: Option<PathBuf>,
+}
+
+/// What a command has that works beside an agent, and has options of its.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SharedConfigArgs {
+    /// The agent's configuration file, for the options that this command shares with it. Flags and environment variables go
+    /// before it
+    #[arg(id = SHARED, long = OPTION, value_name = "FILE", env = "VIPMUX_CONFIG")]
     config: Option<PathBuf>,
 }
 
@@ -92,26 +104,45 @@ impl fmt::Display for Lines<'_> {
 
 /// Reads the command line, with the configuration file that it names.
 pub fn parse<C: CommandFactory + FromArgMatches>(arguments: &[OsString]) -> Result<C, CommandLineError> {
-    let strict = || Ok(C::from_arg_matches(&C::command().try_get_matches_from(arguments)?)?);
+    let read = |command: clap::Command| {
+        let matches = command.try_get_matches_from(arguments)?;
+        one_of_each_pair(&mut C::command(), &matches)?;
+        Ok(C::from_arg_matches(&matches)?)
+    };
+    let strict = || read(C::command());
     // What is required may be in the file.
     let relaxed = C::command()
         .mut_subcommands(|command| if reads(&command) { command.mut_args(|arg| arg.required(false)) } else { command });
     // Who is wrong already is told so by the very command.
     let Ok(matches) = relaxed.try_get_matches_from(arguments) else { return strict() };
     let Some((name, given)) = matches.subcommand() else { return strict() };
-    let Some(path) = given.try_get_one::<PathBuf>(OPTION).ok().flatten() else { return strict() };
+    let file = |id| given.try_get_one::<PathBuf>(id).ok().flatten();
+    let Some(path) = file(OPTION).or_else(|| file(SHARED)) else { return strict() };
     let values = values(&C::command(), name, given, path.clone())?;
     let configured = C::command().mut_subcommand(name, |command| {
         values.into_iter().fold(command, |command, (id, values)| {
             command.mut_arg(id, |arg| arg.required(false).default_values(values))
         })
     });
-    Ok(C::from_arg_matches(&configured.try_get_matches_from(arguments)?)?)
+    read(configured)
 }
 
 /// Whether a command reads a configuration file.
 fn reads(command: &clap::Command) -> bool {
-    command.get_arguments().any(|arg| arg.get_id() == OPTION)
+    command.get_arguments().any(|arg| arg.get_long() == Some(OPTION))
+}
+
+/// Flags that exclude each other are not both there. Clap's own `conflicts_with` would take a variable for a flag, and KUBECONFIG
+/// may be in the environment for others.
+fn one_of_each_pair(command: &mut clap::Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+    let Some((_, given)) = matches.subcommand() else { return Ok(()) };
+    let flag = |id| given.try_contains_id(id).is_ok() && given.value_source(id) == Some(ValueSource::CommandLine);
+    match ALTERNATIVES.into_iter().find(|(one, other)| flag(one) && flag(other)) {
+        None => Ok(()),
+        Some((one, other)) => {
+            Err(command.error(ErrorKind::ArgumentConflict, format!("--{one} cannot be used beside --{other}")))
+        }
+    }
 }
 
 /// The values that the file has for the command `name`, by the options' ids.
@@ -134,7 +165,9 @@ fn values(
         problems.sort_by_key(|problem| problem.line);
         return Err(ConfigError::Problems { path, problems });
     }
-    let stated: Vec<_> = keys.own().filter(|key| is_given(given, &key.id)).collect();
+    // A variable such as KUBECONFIG may be there for others.
+    let stated: Vec<_> =
+        keys.own().filter(|key| given.value_source(&key.id) == Some(ValueSource::CommandLine)).collect();
     let is_overruled = |key: &Key| stated.iter().any(|other| key.excludes(other));
     let own = settings.into_iter().filter(|setting| setting.key.own && !is_overruled(setting.key));
     Ok(own.map(|setting| (setting.key.id.clone(), setting.values)).collect())
@@ -171,11 +204,6 @@ fn contradictions<'a>(settings: &'a [Setting<'_>]) -> impl Iterator<Item = Probl
         let message = format!("{}: cannot be used beside {} (line {})", key.name, other.key.name, other.line);
         Some(Problem { line: Some(*line), message })
     })
-}
-
-/// Whether an option was set by a flag, or in the environment.
-fn is_given(given: &ArgMatches, id: &str) -> bool {
-    matches!(given.value_source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable))
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{agent::time, table::quiet_pipe};
+use super::{agent::time, config::SharedConfigArgs, table::quiet_pipe};
 use crate::control::{self, Answer, AskError, Command, DEFAULT_SOCKET, Progress};
 
 /// How often the agent is asked how far it is.
@@ -22,6 +22,8 @@ const POLL: Duration = Duration::from_millis(200);
                         started again, it takes no VIP that another node can take, and what is left goes as soon as one can."
 )]
 pub struct Args {
+    #[command(flatten)]
+    config: SharedConfigArgs,
     /// Take part again: lead VIPs like any other node
     #[arg(long)]
     cancel: bool,

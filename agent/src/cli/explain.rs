@@ -10,6 +10,7 @@ use std::{
 use imbl::OrdMap;
 
 use super::{
+    config::SharedConfigArgs,
     planned::{self, InputError, Planned},
     table::Colour,
 };
@@ -42,6 +43,8 @@ const BROKEN: u8 = 2;
                         or VIP, or the input cannot be used."
 )]
 pub struct Args {
+    #[command(flatten)]
+    config: SharedConfigArgs,
     /// A Service, or a VIP: an IPv4 or IPv6 address
     #[arg(value_name = "NAMESPACE/SERVICE|VIP")]
     target: Target,

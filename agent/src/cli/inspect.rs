@@ -10,7 +10,7 @@ use std::{
 use clap::{Args, Subcommand, ValueEnum};
 use vipmux_common::abi::Mac;
 
-use super::table::Colour;
+use super::{config::SharedConfigArgs, table::Colour};
 use crate::{
     control::{DEFAULT_SOCKET, Diff},
     datapath::{
@@ -40,6 +40,8 @@ const DIFFERS: u8 = 2;
 /// Show what the kernel holds, from the pinned maps alone; all but `diff` work while the agent is down
 #[derive(Clone, Debug, Args)]
 pub struct Inspect {
+    #[command(flatten)]
+    config: SharedConfigArgs,
     /// Where the maps are pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH", global = true)]
     pin_path: PathBuf,

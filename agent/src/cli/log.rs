@@ -74,8 +74,9 @@ impl FromStr for LogLevel {
 
 impl LogLevel {
     fn filter(&self) -> EnvFilter {
-        let text = format!("{LEFT_OUT}=off,{}", self.0);
-        EnvFilter::builder().with_default_directive(LevelFilter::INFO.into()).parse_lossy(text)
+        // Without a word, as without the option.
+        let chosen = if self.0.is_empty() { "info" } else { &self.0 };
+        EnvFilter::builder().parse_lossy(format!("{LEFT_OUT}=off,{chosen}"))
     }
 }
 

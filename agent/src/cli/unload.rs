@@ -13,7 +13,7 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
 };
 
-use super::table::quiet_pipe;
+use super::{config::SharedConfigArgs, table::quiet_pipe};
 use crate::{
     datapath::{
         pins::{DEFAULT_PIN_PATH, Pins},
@@ -27,6 +27,8 @@ use crate::{
 /// maps, and in this network namespace the nftables table and neighbour entries
 #[derive(Clone, Debug, Args)]
 pub struct Unload {
+    #[command(flatten)]
+    config: SharedConfigArgs,
     /// Where everything is pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH")]
     pin_path: PathBuf,

@@ -1,6 +1,13 @@
 //! Strangers that have an address: asked for before it is led here for the first time, and told and defended against then.
 
-use std::collections::BTreeSet;
+pub(super) mod owners;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Instant,
+};
+
+use vipmux_common::abi::Mac;
 
 use super::{Agent, AgentError, kernel::boottime, settle};
 use crate::{
@@ -25,13 +32,31 @@ impl Agent {
             self.announcer.defend(vip);
         }
         let conflicts = self.watch.conflicts(|vip| self.kernel.leads(vip));
-        let conflicts: BTreeSet<_> = conflicts.map(|conflict| self.told(links, conflict)).collect();
+        let conflicts: BTreeMap<_, _> = conflicts.map(|it| (self.told(links, it), it.vip)).collect();
+        for (told, vip) in conflicts.iter().filter(|(told, _)| !self.conflicts.contains(*told)) {
+            self.tell_owners(*vip, told.clone());
+        }
+        let conflicts: BTreeSet<_> = conflicts.into_keys().collect();
         if conflicts != self.conflicts {
             settle::tell(&self.conflicts, &conflicts);
             self.meters.contested(conflicts.len());
             self.conflicts = conflicts;
         }
         Ok(())
+    }
+
+    /// A stranger was found to have an address before it was put into service.
+    pub(super) fn heed_owner(&mut self, vip: Vip, mac: Mac) {
+        self.meters.conflict();
+        if self.strangers.take(Instant::now()) {
+            tracing::warn!(%vip, %mac, "a stranger has this address: it is not announced, and asked for again");
+        }
+        self.tell_owners(vip, format!("{mac} has the address {vip}: it is not announced, and asked for again"));
+    }
+
+    /// Of more than anybody looks at some is left out; the log and the metrics have it too.
+    fn tell_owners(&self, vip: Vip, note: String) {
+        self.owners.try_send((vip, note)).ok();
     }
 
     /// Asks the LAN who has these addresses, from the loop's next turn on. Where one is announced nowhere nobody can be asked,

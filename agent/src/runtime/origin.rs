@@ -1,13 +1,20 @@
 //! Where the agent's objects come from, and with them who gives addresses and where the Leases are.
 
-use std::{future::Future, path::PathBuf, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+};
 
 use tokio::sync::watch;
 
-use super::{AgentError, settle::Authority};
+use super::{AgentError, conflicts::owners, settle::Authority};
 use crate::{
     allocate::Trust,
     cluster::{Access, Cluster},
+    events::Teller,
+    model::NodeName,
     plan::Unreachable,
     source::{
         Follower, Objects,
@@ -51,10 +58,12 @@ pub(super) struct Opened {
     pub(super) follower: Follower,
     pub(super) authority: Authority,
     pub(super) leases: Place,
+    /// Who makes Events of what Services' owners should know; `None`: there is nobody to read them.
+    pub(super) teller: Option<Teller>,
 }
 
-/// Begins to follow it. `state`: the state directory.
-pub(super) async fn open(origin: &Origin, state: &std::path::Path) -> Result<Opened, AgentError> {
+/// Begins to follow it, as the agent of this node. `state`: the state directory.
+pub(super) async fn open(origin: &Origin, node: &NodeName, state: &Path) -> Result<Opened, AgentError> {
     match origin {
         Origin::Manifests(directory) => {
             let (objects, guard) = manifests::watch(directory)?;
@@ -63,6 +72,7 @@ pub(super) async fn open(origin: &Origin, state: &std::path::Path) -> Result<Ope
                 follower: Follower::Manifests(guard),
                 authority: Authority::File(state.join("assignments.yaml")),
                 leases: Place::Directory(Directory::new(state)),
+                teller: None,
             })
         }
         Origin::Cluster { access, trust } => {
@@ -73,6 +83,7 @@ pub(super) async fn open(origin: &Origin, state: &std::path::Path) -> Result<Ope
                 follower: Follower::Kubernetes(guard),
                 authority: Authority::Statuses(*trust),
                 leases: Place::Kubernetes(Kubernetes::new(&cluster)),
+                teller: Some(Teller::start(cluster.client, owners::author(node))),
             })
         }
     }

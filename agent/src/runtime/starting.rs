@@ -17,6 +17,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::{
     Agent, AgentError,
+    conflicts::owners,
     elector::Elector,
     health::Probes,
     interfaces::Interfaces,
@@ -112,7 +113,8 @@ pub struct Options {
 pub async fn run(options: Options) -> Result<(), AgentError> {
     privileges::check()?;
     let _lock = lock(&options)?;
-    let Opened { listed, follower, authority, leases } = origin::open(&options.origin, &options.state_dir).await?;
+    let Opened { listed, follower, authority, leases, teller } =
+        origin::open(&options.origin, &options.node, &options.state_dir).await?;
     // Before anything is put into the kernel that would stay.
     let keys = keys(&options)?;
     let monitor = Monitor::start().await?;
@@ -136,9 +138,13 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let (questions, asked) = mpsc::channel(MOST_QUESTIONS);
     let (probes, health) = Probes::start(options.node.clone())?;
     let looked = follower.looked();
-    // Ends with the agent: it is aborted with the runtime, and holds nothing that needs care.
+    let (owners, conflicts) = mpsc::channel(owners::WAITING);
+    // Both end with the agent: they are aborted with the runtime, and hold nothing that needs care.
     tokio::spawn(async move {
         let Some(objects) = listed.await else { return };
+        if let Some(teller) = teller {
+            tokio::spawn(owners::tell(teller, objects.clone(), conflicts));
+        }
         settle::follow(objects, looked, asked, authority, ours, probes, sender).await;
     });
     let pins = Pins::new(&options.pin_path);
@@ -179,6 +185,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         refused: BTreeSet::new(),
         watch: Watch::default(),
         conflicts: BTreeSet::new(),
+        owners,
         meters,
         vitals,
         course: settle::Course::default(),

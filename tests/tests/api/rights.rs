@@ -3,12 +3,15 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use vipmux::{
     cluster::{Access, Cluster},
+    events::{Author, Teller},
     model::{NodeName, Vip},
     permissions::{AGENT, ALLOCATOR, Right, Scope},
     source::kubernetes::{self, Audience},
+    status::{News, Weight},
     store::{Deleted, Kubernetes, Store as _, Swapped},
 };
 use vipmux_tests::{
@@ -94,7 +97,7 @@ async fn use_leases(store: &Kubernetes, vip: Vip) -> Result<()> {
 fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
-    let lacks: Vec<_> = AGENT.iter().filter(|right| !is_to_follow(right)).copied().collect();
+    let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "leases").copied().collect();
     let use_leases = |kubeconfig, last| {
         let access = Access { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
         let vip = Vip([192, 0, 2, last].into());
@@ -109,6 +112,26 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     }
     let whole = api.service_account(SYSTEM, "witness")?;
     use_leases(whole.kubeconfig, 0)?
+}
+
+#[test]
+fn every_right_to_events_is_needed_by_agents() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.add_namespace(SYSTEM)?;
+    let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "events").copied().collect();
+    ensure!(lacks.len() + 5 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
+    for account in rights::lacking(&api, &AGENT, "agent", &lacks)? {
+        let service: Service = serde_json::from_value(service("web", "lan"))?;
+        let access = Access { kubeconfig: Some(account.kubeconfig.clone()), namespace: None };
+        let author = Author { controller: "test", action: "Testing", instance: account.user.clone() };
+        let teller = api.block_on(async { Ok(Teller::start(Cluster::connect(&access).await?.client, author)) })?;
+        // Said again, it is counted in the Event that said it.
+        for _ in 0..2 {
+            teller.tell(&service, News::new(Weight::Warning, "AddressInUse", "a stranger has the address"));
+        }
+        await_refusal(&api, &account)?;
+    }
+    Ok(())
 }
 
 fn service(name: &str, pool: &str) -> Value {

@@ -3,10 +3,11 @@
 use std::{ffi::OsStr, fmt::Write as _, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::json;
+use serde_json::{Value, json};
 use vipmux_tests::{
     agent,
     api_server::{ADMIN, ApiServer},
+    arp,
     cleanup::Folder,
     client::{Kind, Request},
     cluster::{Cluster, PATIENCE},
@@ -77,6 +78,34 @@ fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
         }
         Ok(())
     })
+}
+
+/// They look at their Service, and not at a node's log.
+#[test]
+fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<()> {
+    let Some(mut cluster) = cluster()? else { return Ok(()) };
+    let options = cluster.agent_options();
+    cluster.start_agents(&options)?;
+    cluster.manifests.write_service(&web(&cluster)?)?;
+    cluster.api()?.give("shop/web", &[VIP.into()])?;
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let stranger = cluster.lan.client()?;
+    arp::announce(stranger.namespace(), VIP)?;
+    let event = wait::until("an Event about the stranger", PATIENCE, || {
+        let events = cluster.api()?.kubectl(&["get", "events", "--namespace", "shop", "--output", "json"])?;
+        let events: Value = serde_json::from_str(&events)?;
+        let mut events = events["items"].as_array().into_iter().flatten();
+        let found = events.find(|event| event["reason"] == "AddressInUse").cloned();
+        found.with_context(|| cluster.last_outputs())
+    })?;
+    assert_eq!(event["involvedObject"]["name"], "web");
+    assert_eq!((&event["type"], &event["reportingInstance"]), (&json!("Warning"), &json!(leader)));
+    let message = event["message"].as_str().unwrap_or_default();
+    assert!(message.contains(&format!("the address {VIP} is also used by {}", stranger.mac)), "{message}");
+    // It is found by the Service's uid.
+    let described = cluster.api()?.kubectl(&["describe", "service", "web", "--namespace", "shop"])?;
+    assert!(described.contains("AddressInUse"), "{described}");
+    Ok(())
 }
 
 /// The kinds of vipmux and MetalLB are not needed where another controller gives addresses.

@@ -8,10 +8,10 @@ use super::{Desk, Key, Turn};
 use crate::{
     allocator::{
         answer::{Answer, owner},
-        clock::boottime,
-        events::Teller,
         write::Report,
     },
+    clock::boottime,
+    events::Teller,
     model::ServiceName,
     status::{News, Statement, Weight, ingress},
 };

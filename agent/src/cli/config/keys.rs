@@ -11,6 +11,8 @@ use serde_json::Value;
 
 use super::{OPTION, file::Given, reads};
 
+/// Options that exclude each other, by their ids, which are their names: where objects come from.
+pub(super) const ALTERNATIVES: [(&str, &str); 1] = [("manifests", "kubeconfig")];
 /// How unlike a key may be for it to be the one that was meant, by [`strsim::jaro_winkler`].
 const LIKE: f64 = 0.75;
 
@@ -27,8 +29,6 @@ pub(super) struct Key {
     pub(super) commands: Vec<String>,
     /// The command that runs does.
     pub(super) own: bool,
-    /// Ids of options that it cannot be used beside.
-    conflicts: Vec<String>,
     /// What its value is.
     pub(super) kind: Kind,
     /// It can have several.
@@ -52,19 +52,25 @@ pub(super) enum Kind {
 pub(super) struct Keys(BTreeMap<String, Key>);
 
 impl Keys {
-    /// The options of all commands below `all` that read a configuration file. `running`: the one that runs.
+    /// The options of all commands below `all` that have a configuration file of their own. `running`: the one that runs, which
+    /// may have some of them too.
     pub(super) fn of(all: &Command, running: &str) -> Self {
         let mut keys = BTreeMap::new();
+        let has_file = |command: &&Command| command.get_arguments().any(|arg| arg.get_id() == OPTION);
         let (own, others): (Vec<_>, Vec<_>) =
-            all.get_subcommands().filter(|command| reads(command)).partition(|command| command.get_name() == running);
+            all.get_subcommands().filter(has_file).partition(|command| command.get_name() == running);
         for command in own.into_iter().chain(others) {
-            for (name, arg) in command.get_arguments().filter_map(|arg| Some((camel_case(arg.get_long()?), arg))) {
-                if matches!(arg.get_id().as_str(), OPTION | "help" | "version") {
-                    continue;
-                }
+            for (name, arg) in options(command) {
                 let own = command.get_name() == running;
-                let key = keys.entry(name.clone()).or_insert_with(|| Key::new(name, arg, command, own));
+                let key = keys.entry(name.clone()).or_insert_with(|| Key::new(name, arg, own));
                 key.commands.push(command.get_name().to_owned());
+            }
+        }
+        let shares = all.find_subcommand(running).filter(|command| !has_file(command) && reads(command));
+        for (name, arg) in shares.into_iter().flat_map(options) {
+            // What has the same name and another variable, or none, means something else.
+            if let Some(key) = keys.get_mut(&name).filter(|key| arg.get_env().is_some() && key.arg.get_env() == arg.get_env()) {
+                *key = Key { commands: std::mem::take(&mut key.commands), ..Key::new(name, arg, true) };
             }
         }
         Self(keys)
@@ -101,9 +107,14 @@ impl Keys {
     }
 }
 
+/// The options of a command that can be keys, with their names there.
+fn options(command: &Command) -> impl Iterator<Item = (String, &Arg)> {
+    let named = command.get_arguments().filter(|arg| !matches!(arg.get_long(), Some(OPTION | "help" | "version")));
+    named.filter_map(|arg| Some((camel_case(arg.get_long()?), arg)))
+}
+
 impl Key {
-    fn new(name: String, arg: &Arg, command: &Command, own: bool) -> Self {
-        let conflicts = command.get_arg_conflicts_with(arg);
+    fn new(name: String, arg: &Arg, own: bool) -> Self {
         let repeats = matches!(arg.get_action(), ArgAction::Append)
             || arg.get_num_args().is_some_and(|number| number.max_values() > 1);
         Self {
@@ -112,7 +123,6 @@ impl Key {
             arg: arg.clone(),
             commands: Vec::new(),
             own,
-            conflicts: conflicts.into_iter().map(|other| other.get_id().as_str().to_owned()).collect(),
             kind: Kind::of(arg),
             repeats,
         }
@@ -120,7 +130,8 @@ impl Key {
 
     /// Whether the two options cannot be used together.
     pub(super) fn excludes(&self, other: &Self) -> bool {
-        self.conflicts.contains(&other.id) || other.conflicts.contains(&self.id)
+        let pair = (self.id.as_str(), other.id.as_str());
+        ALTERNATIVES.into_iter().any(|(one, another)| pair == (one, another) || pair == (another, one))
     }
 
     /// The words that it may be, where these are all.

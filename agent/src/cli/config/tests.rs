@@ -17,7 +17,7 @@ struct Cli {
 enum Sub {
     Serve(Serve),
     Allot(Allot),
-    /// Reads no file
+    /// Reads the file of the others
     Look(Look),
 }
 
@@ -48,7 +48,7 @@ struct Serve {
     self_check: Duration,
     #[arg(long, default_value_t = true, action = clap::ArgAction::Set)]
     detection: bool,
-    #[arg(long, conflicts_with = "kubeconfig")]
+    #[arg(long)]
     manifests: Option<PathBuf>,
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
@@ -67,8 +67,15 @@ struct Allot {
 
 #[derive(Debug, clap::Args)]
 struct Look {
+    #[command(flatten)]
+    config: SharedConfigArgs,
     #[arg(long)]
     all: bool,
+    #[arg(long, env = "VIPMUX_TEST_GOSSIP_PORT", default_value_t = 1)]
+    gossip_port: u16,
+    /// Another one than the others have.
+    #[arg(long)]
+    manifests: Option<PathBuf>,
 }
 
 /// The command line with a file of this text.

@@ -23,22 +23,30 @@ use tokio::{
 };
 
 use self::measured::{Measured, Step};
-use super::{
-    answer::MANAGER,
+use crate::{
     clock::{boottime, wall},
+    status::{News, Weight},
 };
-use crate::status::{News, Weight};
 
 /// Events that wait for their turn; more than that are left out.
 const WAITING: usize = 4096;
 /// How long a request may take.
 const LIMIT: Duration = Duration::from_secs(5);
-/// What was done, as Events call it.
-const ACTION: &str = "Allocating";
+
+/// Who tells, as Events have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Author {
+    /// `reportingController`.
+    pub controller: &'static str,
+    /// `action`: what was being done.
+    pub action: &'static str,
+    /// `reportingInstance`.
+    pub instance: String,
+}
 
 /// Tells what is new about Services.
 #[derive(Clone, Debug)]
-pub(super) struct Teller(mpsc::Sender<(Regarding, News)>);
+pub struct Teller(mpsc::Sender<(Regarding, News)>);
 
 /// Whom an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,16 +57,16 @@ struct Regarding {
 }
 
 impl Teller {
-    /// Tells as `instance` of the allocator.
-    pub(super) fn start(client: Client, instance: String) -> Self {
+    /// Begins to tell. Within a tokio runtime.
+    pub fn start(client: Client, author: Author) -> Self {
         let (sender, news) = mpsc::channel(WAITING);
         // Ends with the last teller; an Event that is not made is made by nobody, and the condition says it too.
-        tokio::spawn(publish(client, instance, news));
+        tokio::spawn(publish(client, author, news));
         Self(sender)
     }
 
     /// Tells this about the Service, some time.
-    pub(super) fn tell(&self, service: &Service, news: News) {
+    pub fn tell(&self, service: &Service, news: News) {
         let metadata = &service.metadata;
         let regarding = Regarding {
             namespace: metadata.namespace.clone().unwrap_or_default(),
@@ -71,7 +79,7 @@ impl Teller {
     }
 }
 
-async fn publish(client: Client, instance: String, mut all: mpsc::Receiver<(Regarding, News)>) {
+async fn publish(client: Client, author: Author, mut all: mpsc::Receiver<(Regarding, News)>) {
     let mut measured = Measured::default();
     while let Some((regarding, news)) = all.recv().await {
         sleep(measured.wait(boottime())).await;
@@ -80,7 +88,7 @@ async fn publish(client: Client, instance: String, mut all: mpsc::Receiver<(Rega
         let result = match &step {
             Step::LeaveOut => continue,
             Step::Make(suffix) => {
-                let event = event(&regarding, &news, &instance, suffix);
+                let event = event(&regarding, &news, &author, suffix);
                 timeout(LIMIT, api.create(&PostParams::default(), &event)).await.map(|made| made.map(drop))
             }
             Step::Count(suffix, count) => {
@@ -103,7 +111,7 @@ fn name(regarding: &Regarding, suffix: &str) -> String {
     format!("{}.{suffix}", regarding.name)
 }
 
-fn event(regarding: &Regarding, news: &News, instance: &str, suffix: &str) -> Event {
+fn event(regarding: &Regarding, news: &News, author: &Author, suffix: &str) -> Event {
     Event {
         metadata: ObjectMeta {
             namespace: Some(regarding.namespace.clone()),
@@ -111,7 +119,7 @@ fn event(regarding: &Regarding, news: &News, instance: &str, suffix: &str) -> Ev
             ..ObjectMeta::default()
         },
         event_time: Some(MicroTime(wall())),
-        action: Some(ACTION.to_owned()),
+        action: Some(author.action.to_owned()),
         reason: Some(news.reason.clone()),
         note: Some(news.note.clone()),
         type_: Some(match news.weight {
@@ -126,8 +134,8 @@ fn event(regarding: &Regarding, news: &News, instance: &str, suffix: &str) -> Ev
             uid: Some(regarding.uid.clone()),
             ..ObjectReference::default()
         }),
-        reporting_controller: Some(MANAGER.to_owned()),
-        reporting_instance: Some(instance.to_owned()),
+        reporting_controller: Some(author.controller.to_owned()),
+        reporting_instance: Some(author.instance.clone()),
         ..Event::default()
     }
 }
