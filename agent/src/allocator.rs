@@ -14,6 +14,8 @@
 pub mod answer;
 pub mod decision;
 mod desk;
+#[cfg(test)]
+mod fixture;
 mod fresh;
 pub mod gossip_key;
 pub mod keeper;

@@ -37,5 +37,6 @@ pub mod runtime;
 pub mod snat;
 pub mod source;
 pub mod status;
+mod stop;
 pub mod store;
 pub mod survey;

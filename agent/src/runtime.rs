@@ -34,7 +34,6 @@ use std::{
 
 use imbl::OrdSet;
 use tokio::{
-    signal::unix::{SignalKind, signal},
     sync::{mpsc, watch},
     time::{MissedTickBehavior, interval, sleep_until},
 };
@@ -70,6 +69,7 @@ use crate::{
     model::{NodeName, Vip},
     snat,
     source::Follower,
+    stop::Stop,
     store::Report,
 };
 
@@ -135,13 +135,12 @@ struct Agent {
 impl Agent {
     async fn turn(
         mut self,
+        mut stop: Stop,
         monitor: &Monitor,
         mut settled: watch::Receiver<Arc<Settled>>,
         mut queries: mpsc::Receiver<Query>,
         mut reports: mpsc::Receiver<Report>,
     ) -> Result<(), AgentError> {
-        let mut terminate = signal(SignalKind::terminate()).map_err(AgentError::Signal)?;
-        let mut interrupt = signal(SignalKind::interrupt()).map_err(AgentError::Signal)?;
         let (mut links, mut neighbors) = (monitor.links(), monitor.neighbors());
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -160,10 +159,15 @@ impl Agent {
             tokio::select! {
                 biased;
                 _ = heartbeat.tick() => {
+                    let begun = Instant::now();
                     self.beat()?;
                     self.heed_strangers(&links.borrow())?;
                     self.show()?;
                     self.tell_untold();
+                    // However long that took, others have their turn before the next.
+                    if begun.elapsed() >= HEARTBEAT {
+                        heartbeat.reset_after(LISTEN);
+                    }
                     if self.has_left() {
                         self.elector.leave().await;
                         return Ok(());
@@ -199,11 +203,7 @@ impl Agent {
                     self.announce();
                     continue;
                 }
-                _ = terminate.recv() => {
-                    self.leave()?;
-                    continue;
-                }
-                _ = interrupt.recv() => {
+                () = stop.told() => {
                     self.leave()?;
                     continue;
                 }

@@ -99,6 +99,6 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes the VIP's Lease, if it has this version.
     fn delete(&self, vip: Vip, version: &Version) -> impl Future<Output = Result<Deleted, StoreError>> + Send;
 
-    /// All Leases. Costs little where none changed since the last time.
+    /// All Leases. In files that costs little where none changed since the last time; an API server tells all of them.
     fn survey(&self) -> impl Future<Output = Result<Survey, StoreError>> + Send;
 }

@@ -4,15 +4,17 @@ use std::{
     ffi::OsStr,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Command,
     time::Duration,
 };
 
 use anyhow::{Context as _, Result, bail};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::{
     cleanup::Folder,
+    cluster::PATIENCE,
     container,
     lan::Node,
     netns::Namespace,
@@ -151,6 +153,12 @@ impl Agent {
         self.restart(node)
     }
 
+    /// Tells the agent to stop, and waits for its end.
+    pub fn stop(&mut self) -> Result<()> {
+        self.process.signal(Signal::SIGTERM)?;
+        self.process.wait(PATIENCE).map(drop)
+    }
+
     /// How it is started the next time.
     pub fn options_mut(&mut self) -> &mut Options {
         &mut self.options
@@ -196,21 +204,22 @@ impl Agent {
     /// `vipmux explain TARGET -j`: its exit status, and what it says; its error if it is one.
     pub fn explain(&self, node: &Node, target: &str, arguments: &[&str]) -> Result<(i32, Value)> {
         let mut command = self.command(node, "explain", &[target, "-j", "--socket"])?;
-        let output = command.arg(self.options.socket(&self.node)).args(arguments).output()?;
-        answered(&output).context("vipmux explain")
+        command.arg(self.options.socket(&self.node)).args(arguments);
+        answered(command).context("vipmux explain")
     }
 
     /// `vipmux inspect diff -j`: its exit status, and what it says if it is no error.
     pub fn diff(&self, node: &Node) -> Result<(i32, Value)> {
         let mut command = self.command(node, "inspect", &["diff", "-j", "--socket"])?;
-        answered(&command.arg(self.options.socket(&self.node)).output()?).context("vipmux inspect diff")
+        command.arg(self.options.socket(&self.node));
+        answered(command).context("vipmux inspect diff")
     }
 
     /// `vipmux drain`: its exit status, and what it wrote to stdout and to stderr.
     pub fn drain(&self, node: &Node, arguments: &[&str]) -> Result<(i32, String, String)> {
         let mut command = node.namespace().command(binary()?)?;
-        let output =
-            command.args(["drain", "--socket"]).arg(self.options.socket(&self.node)).args(arguments).output()?;
+        command.args(["drain", "--socket"]).arg(self.options.socket(&self.node)).args(arguments);
+        let output = process::output(command)?;
         let code = output.status.code().context("vipmux drain was killed")?;
         Ok((code, String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
     }
@@ -230,12 +239,14 @@ impl Agent {
 /// `vipmux check -j` on a node: its exit status, and what it says; its error if it is one.
 pub fn check<A: AsRef<OsStr>>(node: &Node, arguments: impl IntoIterator<Item = A>) -> Result<(i32, Value)> {
     let mut command = node.namespace().command(binary()?)?;
-    answered(&command.args(["check", "-j"]).args(arguments).output()?).context("vipmux check")
+    command.args(["check", "-j"]).args(arguments);
+    answered(command).context("vipmux check")
 }
 
 /// The exit status and the JSON of a command that tells by status 2 that something is not as it should be; the error text of
 /// one that fails.
-fn answered(output: &Output) -> Result<(i32, Value)> {
+fn answered(command: Command) -> Result<(i32, Value)> {
+    let output = process::output(command)?;
     let code = output.status.code().context("it was killed")?;
     if !matches!(code, 0 | 2) {
         return Ok((code, Value::String(String::from_utf8_lossy(&output.stderr).into_owned())));
@@ -306,7 +317,9 @@ pub struct Plan(Value);
 impl Plan {
     /// Runs `vipmux plan`. That some Service gets nothing (exit status 2) is a result like any other.
     pub fn of(manifests: &Path) -> Result<Self> {
-        let output = Command::new(binary()?).arg("plan").arg(manifests).args(["-o", "json"]).output()?;
+        let mut command = Command::new(binary()?);
+        command.arg("plan").arg(manifests).args(["-o", "json"]);
+        let output = process::output(command)?;
         if !matches!(output.status.code(), Some(0 | 2)) {
             bail!("vipmux plan failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr));
         }

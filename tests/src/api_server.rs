@@ -30,7 +30,7 @@ use kube::{Client, core::GroupVersionKind};
 use tokio::runtime::Runtime;
 
 pub use self::{
-    access::{ADMIN, KUBE_PROXY, ServiceAccount},
+    access::{ADMIN, KUBE_PROXY, ServiceAccount, connect},
     audit::{Mark, Request},
     objects::documents,
 };
@@ -149,7 +149,7 @@ impl ApiServer {
         let client = match self.client.take() {
             Some(client) => client,
             // It makes its certificate as it starts.
-            None => self.block_on(access::connect(self.launch.kubeconfig(ADMIN)?))?,
+            None => self.block_on(connect(self.launch.kubeconfig(ADMIN)?))?,
         };
         let client = self.client.insert(client).clone();
         let request = http::Request::get("/readyz").body(Vec::new())?;

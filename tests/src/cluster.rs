@@ -1,11 +1,13 @@
 //! A LAN with an agent on each node, all reading one folder of manifests.
 
-use std::{fs, net::IpAddr, path::PathBuf, time::Duration};
+use std::{fs, net::IpAddr, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
 
 use crate::{
     agent::{self, Access, Agent, Origin, Plan},
+    api_proxy::ApiProxy,
     api_server::{self, ApiServer},
     arp,
     cleanup::Folder,
@@ -63,10 +65,13 @@ impl Cluster {
         self.manifests.api().context("this cluster has no API server")
     }
 
-    /// Agents that are started from now on use another kubeconfig: of another account, or of a bad connection.
-    pub fn reach_api_by(&mut self, kubeconfig: PathBuf) -> Result<()> {
-        self.access.as_mut().context("this cluster has no API server")?.kubeconfig = kubeconfig;
-        Ok(())
+    /// Agents that are started from now on reach it, with the same rights, through a proxy that does no harm yet. `seed`: of what
+    /// the proxy leaves to chance.
+    pub fn reach_api_by_proxy(&mut self, seed: u64) -> Result<ApiProxy> {
+        let (api, access) = self.manifests.api().zip(self.access.as_mut()).context("this cluster has no API server")?;
+        let proxy = ApiProxy::start_as(api, access.kubeconfig.clone(), seed)?;
+        access.kubeconfig = proxy.kubeconfig();
+        Ok(proxy)
     }
 
     /// How the agents are started by default.
@@ -150,6 +155,31 @@ impl Cluster {
             let mac = answer.context("no answer")?;
             self.lan.node_of(mac).with_context(|| format!("{mac} is no node's MAC"))
         })
+    }
+
+    /// A node, as the agent on another has it.
+    pub fn member(&self, by: &str, node: &str) -> Result<Value> {
+        let view = self.agent(by)?.inspect_json(self.lan.node(by)?, &["members"])?;
+        let members = view["members"].as_array().context("no members")?;
+        let member = members.iter().find(|member| member["node"] == node);
+        member.cloned().with_context(|| format!("{node} is not among {view}"))
+    }
+
+    /// Waits until the agent on a node has another so.
+    pub fn await_standing(&self, by: &str, node: &str, standing: &str) -> Result<()> {
+        wait::until(&format!("{by} has {node} as {standing}"), PATIENCE, || {
+            let member = self.member(by, node)?;
+            ensure!(member["standing"] == standing, "{member}");
+            Ok(())
+        })
+        .with_context(|| self.last_outputs())
+    }
+
+    /// Waits until each agent has all others as alive.
+    pub fn await_all_alive(&self) -> Result<()> {
+        let names = || self.lan.nodes.iter().map(|node| node.name.as_str());
+        let mut pairs = names().flat_map(|by| names().filter(move |node| *node != by).map(move |node| (by, node)));
+        pairs.try_for_each(|(by, node)| self.await_standing(by, node, "alive"))
     }
 
     /// Asks from the first client, again until the Service answers; an answer of another is an error at once.

@@ -66,8 +66,7 @@ impl Stage {
     pub fn in_kubernetes_by_proxy(options: Options) -> Result<Option<(Self, ApiProxy)>> {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
         let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
-        let proxy = ApiProxy::start(cluster.api()?, SEED)?;
-        cluster.reach_api_by(proxy.kubeconfig())?;
+        let proxy = cluster.reach_api_by_proxy(SEED)?;
         Ok(Some((Self::of(cluster)?, proxy)))
     }
 
@@ -135,9 +134,7 @@ impl Stage {
 
     /// Tells a node's agent to stop, and waits for its end.
     pub fn stop_agent(&mut self, node: &str) -> Result<()> {
-        let process = self.cluster.agent_mut(node)?.process_mut();
-        process.signal(Signal::SIGTERM)?;
-        process.wait(PATIENCE).map(drop)
+        self.cluster.agent_mut(node)?.stop()
     }
 
     /// Starts a node's agent again after its end, and waits until it is ready.

@@ -360,16 +360,21 @@ pub(crate) fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -
         "spec": { "unschedulable": cordoned },
         "status": {
             "addresses": addresses.iter().map(address).collect::<Vec<_>>(),
-            "conditions": [{
-                "type": "Ready",
-                "status": "True",
-                "lastHeartbeatTime": "2026-01-01T00:00:00Z",
-                "lastTransitionTime": "2026-01-01T00:00:00Z",
-                "reason": "KubeletReady",
-                "message": "kubelet is posting ready status",
-            }],
+            "conditions": conditions("2026-01-01T00:00:00Z"),
         },
     })
+}
+
+/// A Node's conditions as of a heartbeat: it is ready.
+pub fn conditions(heartbeat: &str) -> Value {
+    json!([{
+        "type": "Ready",
+        "status": "True",
+        "lastHeartbeatTime": heartbeat,
+        "lastTransitionTime": "2026-01-01T00:00:00Z",
+        "reason": "KubeletReady",
+        "message": "kubelet is posting ready status",
+    }])
 }
 
 /// An IPAddressPool of these ranges.

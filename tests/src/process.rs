@@ -4,8 +4,8 @@ use std::{
     collections::VecDeque,
     io::{self, BufRead as _, BufReader, Read},
     os::unix::process::CommandExt as _,
-    process::{Child, Command, ExitStatus, Stdio},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    process::{self, Child, Command, ExitStatus, Stdio},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -25,6 +25,8 @@ use crate::{cleanup::Guard, wait};
 const KEPT_LINES: usize = 20_000;
 /// How long the output of a process that has ended is waited for.
 const LAST_WORDS: Duration = Duration::from_secs(5);
+/// How long a command may take that is run to its end.
+const RUN: Duration = Duration::from_mins(2);
 /// Lines of output that an error shows.
 const SHOWN_LINES: usize = 30;
 
@@ -61,16 +63,7 @@ pub struct Process {
 impl Process {
     /// Starts a command and keeps what it writes to stdout and stderr. It dies with the calling thread, however that ends.
     pub fn spawn(label: &str, mut command: Command) -> Result<Self> {
-        let die_together = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
-        // SAFETY: between fork and exec this makes a system call with plain arguments.
-        unsafe { command.pre_exec(die_together) };
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let (guard, mut child) = Guard::for_process(|| {
-            let child = command
-                .spawn()
-                .with_context(|| format!("cannot start {label} ({})", command.get_program().to_string_lossy()))?;
-            Ok((Pid::from_raw(i32::try_from(child.id())?), child))
-        })?;
+        let (guard, mut child) = start(label, &mut command)?;
         let log = Arc::new(Log::default());
         if let Some(pipe) = child.stdout.take() {
             follow(&log, pipe)?;
@@ -185,12 +178,39 @@ fn follow(log: &Arc<Log>, pipe: impl Read + Send + 'static) -> Result<()> {
     Ok(())
 }
 
+/// Starts a child that dies with the calling thread, with pipes for its output.
+fn start(label: &str, command: &mut Command) -> Result<(Guard, Child)> {
+    let die_together = || prctl::set_pdeathsig(Signal::SIGKILL).map_err(io::Error::from);
+    // SAFETY: between fork and exec this makes a system call with plain arguments.
+    unsafe { command.pre_exec(die_together) };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Guard::for_process(|| {
+        let child = command
+            .spawn()
+            .with_context(|| format!("cannot start {label} ({})", command.get_program().to_string_lossy()))?;
+        Ok((Pid::from_raw(i32::try_from(child.id())?), child))
+    })
+}
+
+/// Runs a command to its end, whatever that is; one that takes too long is killed.
+pub fn output(mut command: Command) -> Result<process::Output> {
+    let label = format!("{command:?}");
+    let (guard, child) = start(&label, &mut command)?;
+    let (tell, told) = mpsc::channel();
+    thread::Builder::new().name("output".to_owned()).spawn(move || drop(tell.send(child.wait_with_output())))?;
+    // Until it has ended, it is the guard that kills it.
+    let output = told.recv_timeout(RUN).with_context(|| format!("{label} did not end within {RUN:?}"))?;
+    guard.forget();
+    output.with_context(|| format!("cannot follow {label}"))
+}
+
 /// Runs a command to its end and returns its stdout; anything but success is an error with its stderr.
-pub fn run(mut command: Command) -> Result<String> {
-    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {command:?}"))?;
+pub fn run(command: Command) -> Result<String> {
+    let label = format!("{command:?}");
+    let output = output(command)?;
     if !output.status.success() {
         let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        bail!("{command:?} failed ({}): {stdout}{stderr}", output.status);
+        bail!("{label} failed ({}): {stdout}{stderr}", output.status);
     }
     Ok(String::from_utf8(output.stdout)?)
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// An account in vipmux's namespace, and roles that are these rights.
-pub fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
+fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
     let rules = |scope| -> Vec<Value> {
         let rule = |right: &Right| {
             let names: Vec<_> = right.name.into_iter().collect();
@@ -48,6 +48,17 @@ pub fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
     ]
 }
 
+/// Makes an account of vipmux's namespace with these rights, and waits until the API server lets it have them.
+pub fn grant(api: &ApiServer, account: &str, rights: &[Right]) -> Result<()> {
+    api.apply_all(&objects(account, rights))?;
+    rights.iter().try_for_each(|right| {
+        wait::until("what was granted is in force", PATIENCE, || {
+            ensure!(is_allowed(api, account, right)?, "{account} may not {right:?}");
+            Ok(())
+        })
+    })
+}
+
 /// Whether the API server would let an account of vipmux's namespace do this.
 pub fn is_allowed(api: &ApiServer, account: &str, right: &Right) -> Result<bool> {
     let resource_attributes = Some(right.attributes(SYSTEM));
@@ -69,7 +80,8 @@ pub struct Lacking {
     pub kubeconfig: PathBuf,
 }
 
-/// For each of these rights an account that has all of `whole` but that one; once the API server holds them to it.
+/// For each of these rights an account, `label-N`, that has all of `whole` but that one, and `label-witness`, which has all; once the
+/// API server holds them to it.
 pub fn lacking(api: &ApiServer, whole: &[Right], label: &str, lacks: &[Right]) -> Result<Vec<Lacking>> {
     let account = |index: usize| format!("{label}-{index}");
     for (index, right) in lacks.iter().enumerate() {
@@ -78,14 +90,7 @@ pub fn lacking(api: &ApiServer, whole: &[Right], label: &str, lacks: &[Right]) -
         api.apply_all(&objects(&account(index), &rest))?;
     }
     // It learns of roles and bindings in the order in which they were made, each kind for itself.
-    api.apply_all(&objects("witness", whole))?;
-    for scope in [Scope::Cluster, Scope::Namespace] {
-        let right = whole.iter().find(|right| right.scope == scope).context("no right in this scope")?;
-        wait::until("what was granted is in force", PATIENCE, || {
-            ensure!(is_allowed(api, "witness", right)?, "{right:?}");
-            Ok(())
-        })?;
-    }
+    grant(api, &format!("{label}-witness"), whole)?;
     let lacking = |(index, right): (usize, &Right)| {
         let kubeconfig = api.service_account(SYSTEM, &account(index))?.kubeconfig;
         Ok(Lacking { right: *right, user: user(&account(index)), kubeconfig })

@@ -18,6 +18,8 @@ const FOLDERS: [&str; 8] = ["dev", "etc/vipmux", "proc", "run/vipmux", "sys", "t
 const LICENCES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "ebpf/LICENSE-GPL-2.0"];
 /// Where they are to be.
 const LICENCE_FOLDER: &str = "usr/share/licenses/vipmux";
+/// What container runtimes take `vipmux` for. An archive is imported by the very name that it has, and buildah would leave it short.
+const NAME: &str = "docker.io/library/vipmux";
 /// Programs that make an image of a Dockerfile, the one to prefer first, each with a command that tells whether it can: docker is
 /// nothing without its daemon.
 const BUILDERS: [(&str, &str); 3] = [("buildah", "--version"), ("podman", "--version"), ("docker", "info")];
@@ -34,7 +36,7 @@ pub(crate) enum Profile {
 /// Makes the image's files, and the image, tagged with the version, if this machine can.
 pub(crate) fn run() -> Result<()> {
     let context = context(Profile::Release)?;
-    let tag = format!("vipmux:{}", env!("CARGO_PKG_VERSION"));
+    let tag = format!("{NAME}:{}", env!("CARGO_PKG_VERSION"));
     let Some(builder) = builder() else {
         workspace::say(&format!(
             "neither buildah nor podman nor a docker daemon here: the image's files are in {}; where there is one, run \

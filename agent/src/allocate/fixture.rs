@@ -157,6 +157,16 @@ impl Cluster {
         self
     }
 
+    /// Changes the Service after its status was written.
+    pub(super) fn edited(mut self, service: &str) -> Self {
+        let object = self.object(service);
+        object.metadata.generation = Some(2);
+        for condition in object.status.iter_mut().flat_map(|status| &mut status.conditions).flatten() {
+            condition.observed_generation = Some(1);
+        }
+        self
+    }
+
     pub(super) fn object(&mut self, service: &str) -> &mut api::Service {
         Arc::make_mut(self.objects.services.get_mut(&name(service)).unwrap())
     }

@@ -337,6 +337,17 @@ fn rule_9_two_holders_of_one_claim_are_settled_by_age() {
     assert_eq!(cluster.created("shop/b", 2001).outcome(), "shop/a=10 shop/b=12");
 }
 
+/// An allocator whose turn begins knows no more than the statuses.
+#[test]
+fn rule_9_of_two_holders_of_one_claim_the_one_that_was_edited_since_goes() {
+    let claim = |cluster: Cluster, service: &str| {
+        cluster.service(service, &["80/TCP"], &[]).showing(service, "192.0.2.12").given(service, "True")
+    };
+    let mut cluster = claim(claim(lan(), "shop/a"), "shop/b").edited("shop/a");
+    cluster.holders = holders::with_statuses(Holders::new(), &cluster.model());
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=12");
+}
+
 #[test]
 fn rule_11_a_full_pool_says_how_full_and_whether_a_key_would_help() {
     let full = |key: &[(&str, &str)]| {

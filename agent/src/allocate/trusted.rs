@@ -23,10 +23,11 @@ pub enum Trust {
 }
 
 /// Who has what by the statuses. Of two that show one port claim it is the earlier one's (rule 7), whoever looks: all agents
-/// settle it alike, without a word. `told`: why a Service has nothing, as its status says.
+/// settle it alike, without a word. Those whose spec was changed since they got their addresses come last, so that an edit takes
+/// nothing from anybody (rule 9) before the allocator has judged it. `told`: why a Service has nothing, as its status says.
 pub fn trusted(model: &Model, trust: Trust, told: impl Fn(&Service) -> Option<Refusal>) -> Allocation {
     let mut services: Vec<&Service> = model.services.values().collect();
-    services.sort_by(|a, b| a.seniority().cmp(&b.seniority()));
+    services.sort_by(|a, b| (a.status.outdated, a.seniority()).cmp(&(b.status.outdated, b.seniority())));
     let mut books = Books::new(model);
     let mut placement = Placement::new(model, &mut books);
     let mut allocation = Allocation { refusals: model.refused.clone(), ..Allocation::default() };

@@ -33,6 +33,12 @@ struct Last {
     allocator: Allocator,
 }
 
+impl Last {
+    fn serves(&self, name: &ServiceName) -> bool {
+        self.model.services.contains_key(name) || self.model.refused.contains_key(name)
+    }
+}
+
 /// What is to be written.
 #[derive(Debug, Default)]
 pub struct Decision {
@@ -57,11 +63,14 @@ impl Decider {
         let objects = relevant(objects);
         ledger.retain(&objects);
         let before = self.last.take();
-        let mut departed = departed(before.as_ref().map(|last| &last.objects), &objects);
+        let mut departed = before.as_ref().map(|last| departed(last, &objects)).unwrap_or_default();
         let last = self.allocate(before, objects);
         let last = self.last.insert(last);
         let Last { objects, model, allocator } = &*last;
-        let marked = |name: &&ServiceName| objects.services.get(*name).is_some_and(|service| is_marked(service));
+        let marked = |name: &&ServiceName| {
+            let service = objects.services.get(*name);
+            service.is_some_and(|service| is_marked(service) && !ledger.has_withdrawn(name, service))
+        };
         departed.extend(model.ignored.keys().filter(marked).cloned());
         let view = View { objects, model, allocation: allocator.allocation(), leaders };
         let services = objects.services.iter().filter_map(|(name, service)| {
@@ -85,9 +94,7 @@ impl Decider {
 
     /// Whether this Service is one that is ours, by the last decision.
     pub fn serves(&self, name: &ServiceName) -> bool {
-        self.last
-            .as_ref()
-            .is_some_and(|last| last.model.services.contains_key(name) || last.model.refused.contains_key(name))
+        self.last.as_ref().is_some_and(|last| last.serves(name))
     }
 
     /// Whether there is such a pool or policy.
@@ -167,12 +174,14 @@ fn same(a: &Objects, b: &Objects) -> bool {
         && a.problems == b.problems
 }
 
-/// Services that were there with something of ours, and are not any more. The watch is of load balancers alone: one that is
-/// of another type by now looks like one that is gone.
-fn departed(before: Option<&Objects>, now: &Objects) -> BTreeSet<ServiceName> {
-    let difference = before.into_iter().flat_map(|before| before.services.diff(&now.services));
-    let gone = difference.filter_map(|item| match item {
-        DiffItem::Remove(name, service) => is_marked(service).then(|| name.clone()),
+/// Services that were ours, or had something of ours, and are not there any more. The watch is of load balancers alone: one
+/// that is of another type by now looks like one that is gone.
+///
+/// Of those that were ours even one that showed nothing of ours is asked for: it may have been written since, and have left before the
+/// watch told either. Where thousands are deleted at once that costs nothing, for all of them had been written.
+fn departed(before: &Last, now: &Objects) -> BTreeSet<ServiceName> {
+    let gone = before.objects.services.diff(&now.services).filter_map(|item| match item {
+        DiffItem::Remove(name, service) => (is_marked(service) || before.serves(name)).then(|| name.clone()),
         DiffItem::Add(..) | DiffItem::Update { .. } => None,
     });
     gone.collect()

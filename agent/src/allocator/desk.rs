@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     Pulse,
     decision::{Decider, Decision},
-    fresh::{self, Fresh, Listed},
+    fresh::{self, Fresh, FreshError, Listed},
     keeper::Tenure,
     leaders::Followed,
     ledger::{Custom, CustomStatus, Ledger, Verdict},
@@ -161,18 +161,20 @@ impl Desk {
     async fn look(&mut self) {
         let now = boottime();
         let tenure = self.tenure.borrow_and_update().clone();
-        if self.turn.take_if(|turn| !tenure.is_ours(now) || turn.term != tenure.term).is_some() {
+        if self.turn.take_if(|turn| !tenure.lets_write_in(turn.term, now)).is_some() {
             tracing::warn!("the mandate has ended: nothing is written any more");
         }
         if !tenure.is_ours(now) {
             return;
         }
-        // What is led by whom is not known before.
-        if self.turn.is_none() && now >= self.again && self.leaders.borrow().is_some() {
-            self.take_over(tenure.term, now).await;
+        if self.may_take_over() && now >= self.again {
+            self.take_over(tenure.term).await;
         }
-        let Some(mut turn) = self.turn.take() else { return };
-        turn.dirty |= turn.fresh.until().is_some_and(|until| now >= until);
+        if self.turn.as_ref().and_then(|turn| turn.fresh.until()).is_some_and(|until| now >= until) {
+            self.list_anew().await;
+        }
+        let now = boottime();
+        let Some(turn) = self.turn.take() else { return };
         if !turn.dirty || now < turn.decides {
             self.turn = Some(turn);
             return;
@@ -181,7 +183,7 @@ impl Desk {
         let objects = Arc::clone(&self.objects.borrow_and_update());
         let decided = spawn_blocking(move || {
             let mut turn = turn;
-            let objects = turn.fresh.over(&objects, now);
+            let objects = turn.fresh.over(&objects);
             let decision = turn.decider.decide(&objects, &leaders, &mut turn.ledger);
             (turn, decision)
         });
@@ -193,9 +195,17 @@ impl Desk {
         }
     }
 
-    async fn take_over(&mut self, term: i32, now: Duration) {
+    /// Whether a turn may begin, if the mandate is there. Not before it is known what is led by whom; nor while anything is under way
+    /// that was begun in the turn before, since it may be written after all has been listed.
+    fn may_take_over(&self) -> bool {
+        self.turn.is_none() && self.under_way.is_empty() && self.leaders.borrow().is_some()
+    }
+
+    async fn take_over(&mut self, term: i32) {
+        let listed = self.list().await;
+        let now = boottime();
         self.again = now + AGAIN;
-        match fresh::list(&self.writer.client, &self.writer.options, now).await {
+        match listed {
             Ok(Listed { fresh, departed, ledger }) => {
                 tracing::info!("this allocator writes from now on");
                 self.turn = Some(Turn {
@@ -219,24 +229,43 @@ impl Desk {
         }
     }
 
+    /// The watch does not show all that was listed: is it that late, or is something gone?
+    async fn list_anew(&mut self) {
+        let listed = self.list().await;
+        let Some(turn) = &mut self.turn else { return };
+        match listed {
+            Ok(Listed { fresh, .. }) => (turn.fresh, turn.dirty) = (fresh, true),
+            Err(error) => {
+                tracing::warn!(%error, "the watch is late, and what it does not show is not known");
+                turn.fresh.put_off(boottime() + AGAIN);
+            }
+        }
+    }
+
+    async fn list(&self) -> Result<Listed, FreshError> {
+        let turned = || self.pulse.send_modify(|pulse| pulse.turned = boottime());
+        fresh::list(&self.writer.client, &self.writer.options, turned).await
+    }
+
     /// Begins what may be begun.
     fn begin(&mut self) {
-        while self.tenure.borrow().is_ours(boottime()) {
-            let Some(turn) = &mut self.turn else { return };
-            let Next::Begin(key) = turn.queue.next(boottime()) else { return };
+        while let Some(turn) = &mut self.turn
+            && self.tenure.borrow().lets_write_in(turn.term, boottime())
+            && let Next::Begin(key) = turn.queue.next(boottime())
+        {
             match turn.work(&key) {
                 Some(work) => drop(self.under_way.spawn(work.done_by(self.writer.clone()))),
-                None => turn.queue.done(&key, true, boottime()),
+                None => turn.queue.skip(&key),
             }
         }
     }
 
     /// When there is something to do without being told.
-    fn wake(&mut self) -> Duration {
+    fn wake(&self) -> Duration {
         let now = boottime();
         let mut wake = now + TURN;
         let tenure = self.tenure.borrow().until;
-        match &mut self.turn {
+        match &self.turn {
             Some(turn) => {
                 if turn.dirty {
                     wake = wake.min(turn.decides);
@@ -248,9 +277,7 @@ impl Desk {
                 }
                 wake = [tenure, turn.fresh.until()].into_iter().flatten().fold(wake, Duration::min);
             }
-            None if tenure.is_some() && self.leaders.borrow().is_some() => {
-                wake = wake.min(self.again.max(now + BETWEEN));
-            }
+            None if tenure.is_some() && self.may_take_over() => wake = wake.min(self.again.max(now + BETWEEN)),
             None => {}
         }
         wake
@@ -279,7 +306,7 @@ impl Turn {
                     || Work::Service { name: name.clone(), base: Arc::clone(base), statement: statement.clone() };
                 write.then(work)
             }
-            Key::Departed(name) => Some(Work::Departed { name: name.clone() }),
+            Key::Departed(name) => self.departed.contains(name).then(|| Work::Departed { name: name.clone() }),
             Key::Custom(object) => {
                 let (base, status) = self.customs.get(object)?;
                 let write = self.ledger.verdict_of(object, base, status) == Verdict::Write;
@@ -304,11 +331,17 @@ impl Turn {
         self.denied.retain(|name, _| self.services.contains_key(name));
         self.written.retain(|object, _| decider.knows(object));
         let (services, customs, departed) = (&self.services, &self.customs, &self.departed);
-        self.queue.retain(|key| match key {
+        let differs = |key: &Key| match key {
             Key::Service(name) => services.contains_key(name),
             Key::Departed(name) => departed.contains(name),
             Key::Custom(object) => customs.contains_key(object),
-        });
+        };
+        let exists = |key: &Key| match key {
+            Key::Service(name) => decider.serves(name),
+            Key::Departed(name) => departed.contains(name),
+            Key::Custom(object) => decider.knows(object),
+        };
+        self.queue.retain(differs, exists);
         for (name, (_, _, difference)) in &self.services {
             let (urgency, from) = match difference {
                 Difference::Outcome => (0, now),
@@ -340,3 +373,6 @@ fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
         tracing::info!(was = complaint, "mended");
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -11,8 +11,12 @@ use k8s_openapi::api::core::v1::Service;
 use kube::{Api, Client, Error, api::ListParams};
 use tokio::time::timeout;
 
-use super::{answer::owner, ledger::Ledger};
+use super::{
+    answer::owner,
+    ledger::{Ledger, order},
+};
 use crate::{
+    clock::boottime,
     model::{Options, ServiceName, ingest::is_ours},
     source::Objects,
     status::is_marked,
@@ -22,7 +26,8 @@ use crate::{
 const PAGE: u32 = 500;
 /// How long a page may take.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long a Service that was listed and that the watch does not show is taken to be there: a watch is not that late.
+/// How long what was listed and the watch does not show is taken to be so. A watch may be later than that, so it is not forgotten then:
+/// all is listed anew.
 const LATEST: Duration = Duration::from_mins(1);
 
 /// See the module.
@@ -30,6 +35,7 @@ const LATEST: Duration = Duration::from_mins(1);
 pub(super) struct Fresh {
     /// Those that the watch does not show as they are here, or newer.
     ahead: BTreeMap<ServiceName, Arc<Service>>,
+    /// When that is to be listed anew.
     until: Duration,
 }
 
@@ -54,8 +60,8 @@ pub(super) struct Listed {
     pub(super) ledger: Ledger,
 }
 
-/// Lists all Services, as new as the last write.
-pub(super) async fn list(client: &Client, options: &Options, now: Duration) -> Result<Listed, FreshError> {
+/// Lists all Services, as new as the last write. `turned` is told of each page, since there may be many.
+pub(super) async fn list(client: &Client, options: &Options, turned: impl Fn()) -> Result<Listed, FreshError> {
     let api: Api<Service> = Api::all(client.clone());
     let (mut ahead, mut departed, mut ledger) = (BTreeMap::new(), BTreeSet::new(), Ledger::default());
     // No version is named, so it is read from a majority of etcd, and the following pages are of the same state.
@@ -63,6 +69,7 @@ pub(super) async fn list(client: &Client, options: &Options, now: Duration) -> R
     loop {
         let page = timeout(LIMIT, api.list(&params)).await;
         let page = page.map_err(|_| FreshError::Late)?.map_err(FreshError::List)?;
+        turned();
         for mut service in page.items {
             let (Some(namespace), Some(name)) = (service.metadata.namespace.clone(), service.metadata.name.clone())
             else {
@@ -81,19 +88,16 @@ pub(super) async fn list(client: &Client, options: &Options, now: Duration) -> R
         }
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params = params.continue_token(&token),
-            None => return Ok(Listed { fresh: Fresh { ahead, until: now + LATEST }, departed, ledger }),
+            None => return Ok(Listed { fresh: Fresh { ahead, until: boottime() + LATEST }, departed, ledger }),
         }
     }
 }
 
 impl Fresh {
     /// The objects, with what is newer here. What the watch shows from now on is not told again.
-    pub(super) fn over(&mut self, objects: &Objects, now: Duration) -> Objects {
-        if now >= self.until {
-            self.ahead.clear();
-        }
+    pub(super) fn over(&mut self, objects: &Objects) -> Objects {
         self.ahead.retain(|name, service| match objects.services.get(name) {
-            Some(shown) => version(shown) < version(service),
+            Some(shown) => order(shown) < order(service),
             None => true,
         });
         if self.ahead.is_empty() {
@@ -106,9 +110,14 @@ impl Fresh {
         objects
     }
 
-    /// When there is nothing left that waits for the watch; `None`: that is so.
+    /// When all is to be listed anew; `None`: the watch shows all that was listed.
     pub(super) fn until(&self) -> Option<Duration> {
         (!self.ahead.is_empty()).then_some(self.until)
+    }
+
+    /// It is to be listed anew at this time.
+    pub(super) const fn put_off(&mut self, until: Duration) {
+        self.until = until;
     }
 
     /// This one is gone.
@@ -117,22 +126,21 @@ impl Fresh {
     }
 }
 
-/// Versions of one kind can be compared as numbers (KEP-5504); one that is none counts as old.
-fn version(service: &Service) -> u64 {
-    service.metadata.resource_version.as_deref().and_then(|text| text.parse().ok()).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use serde_json::json;
+
     use super::*;
-    use crate::model::ingest::object;
+    use crate::{allocator::fixture::client, model::ingest::object};
 
     fn name(text: &str) -> ServiceName {
         ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
     }
 
     fn service(version: &str) -> Arc<Service> {
-        object(serde_json::json!({"metadata": {"resourceVersion": version}}))
+        object(json!({"metadata": {"resourceVersion": version}}))
     }
 
     #[test]
@@ -141,18 +149,35 @@ mod tests {
         let mut fresh = Fresh { ahead: ahead.into(), until: LATEST };
         let mut objects = Objects::default();
         let shown = |objects: &Objects| {
-            let one = |(name, it): (&ServiceName, &Arc<Service>)| format!("{}{}", name.name, version(it));
+            let one = |(name, it): (&ServiceName, &Arc<Service>)| format!("{}{}", name.name, order(it));
             objects.services.iter().map(one).collect::<Vec<_>>().join(" ")
         };
         objects.services.insert(name("a"), service("10"));
         objects.services.insert(name("b"), service("9"));
         objects.services.insert(name("d"), service("3"));
-        assert_eq!(shown(&fresh.over(&objects, Duration::ZERO)), "a10 b12 c7 d3");
+        assert_eq!(shown(&fresh.over(&objects)), "a10 b12 c7 d3");
         objects.services.insert(name("b"), service("12"));
         objects.services.remove(&name("a"));
-        assert_eq!(shown(&fresh.over(&objects, Duration::ZERO)), "b12 c7 d3", "what was shown may go");
+        assert_eq!(shown(&fresh.over(&objects)), "b12 c7 d3", "what was shown may go");
         assert_eq!(fresh.until(), Some(LATEST));
-        assert_eq!(shown(&fresh.over(&objects, LATEST)), "b12 d3", "it was deleted before the watch began");
+        objects.services.insert(name("c"), service("7"));
+        assert_eq!(shown(&fresh.over(&objects)), "b12 c7 d3");
         assert_eq!(fresh.until(), None);
+    }
+
+    #[tokio::test]
+    async fn each_page_of_a_list_is_told() {
+        let item =
+            |name: &str| json!({"metadata": {"namespace": "shop", "name": name}, "spec": {"type": "LoadBalancer"}});
+        let pages = client(move |request| {
+            let at_end = request.uri().query().unwrap_or_default().contains("continue=more");
+            let (items, token) = if at_end { ([item("b")], "") } else { ([item("a")], "more") };
+            let list =
+                json!({"kind": "ServiceList", "apiVersion": "v1", "metadata": {"continue": token}, "items": items});
+            (200, list)
+        });
+        let turns = Cell::new(0);
+        let listed = list(&pages, &Options::default(), || turns.set(turns.get() + 1)).await.unwrap();
+        assert_eq!((turns.get(), listed.fresh.ahead.len()), (2, 2));
     }
 }

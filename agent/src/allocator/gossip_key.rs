@@ -17,28 +17,27 @@ pub const ENTRY: &str = "gossip.key";
 /// From one attempt to the next.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Makes the Secret if it is missing; tries until it is there. Of several allocators that do so at once, one makes it.
+/// Makes the Secret if it is missing; tries until one is there that agents can use, so that a bad one need only be deleted. Of
+/// several allocators that do so at once, one makes it.
 ///
 /// Cancel-safe.
 pub(super) async fn ensure(client: Client, namespace: &str) {
-    let api: Api<Secret> = Api::namespaced(client, namespace);
+    look_again(&Api::namespaced(client, namespace), RETRY).await;
+}
+
+async fn look_again(api: &Api<Secret>, retry: Duration) {
     let mut told = None;
     loop {
-        match look_or_make(&api).await {
+        let news = match look_or_make(api).await {
             Ok(None) => return,
-            Ok(Some(complaint)) => {
-                tracing::error!(secret = SECRET, "{complaint}");
-                return;
-            }
-            Err(error) => {
-                let error = error.to_string();
-                if told.as_ref() != Some(&error) {
-                    tracing::warn!(secret = SECRET, error, "the gossip key cannot be made; agents wait for it");
-                    told = Some(error);
-                }
-            }
+            Ok(Some(complaint)) => complaint,
+            Err(error) => format!("the gossip key cannot be made, and agents wait for it: {error}"),
+        };
+        if told.as_ref() != Some(&news) {
+            tracing::error!(secret = SECRET, "{news}");
+            told = Some(news);
         }
-        sleep(RETRY).await;
+        sleep(retry).await;
     }
 }
 
@@ -82,7 +81,31 @@ fn flaw(secret: &Secret) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use serde_json::json;
+
     use super::*;
+    use crate::allocator::fixture::client;
+
+    #[tokio::test]
+    async fn another_is_made_when_a_bad_one_was_deleted() {
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let server = client({
+            let asked = Arc::clone(&asked);
+            move |request| {
+                let mut asked = asked.lock().unwrap();
+                asked.push(request.method().to_string());
+                match asked.len() {
+                    1 | 2 => (200, json!({"metadata": {"name": SECRET}})),
+                    3 => (404, json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"})),
+                    _ => (201, json!({"metadata": {"name": SECRET}})),
+                }
+            }
+        });
+        look_again(&Api::namespaced(server, "vipmux-system"), Duration::ZERO).await;
+        assert_eq!(*asked.lock().unwrap(), ["GET", "GET", "GET", "POST"]);
+    }
 
     #[test]
     fn a_secret_without_a_key_is_told_and_the_key_is_not() {

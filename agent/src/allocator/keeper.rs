@@ -41,6 +41,11 @@ impl Tenure {
     pub fn is_ours(&self, now: Duration) -> bool {
         self.until.is_some_and(|until| now < until)
     }
+
+    /// Whether it may now go on with what it decided in this term.
+    pub fn lets_write_in(&self, term: i32, now: Duration) -> bool {
+        self.is_ours(now) && self.term == term
+    }
 }
 
 /// See the module.

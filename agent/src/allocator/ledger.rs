@@ -58,6 +58,8 @@ pub enum CustomStatus {
 pub struct Ledger {
     services: BTreeMap<ServiceName, Last<Statement>>,
     foreign: BTreeMap<ServiceName, Taken>,
+    /// The versions of Services that are not ours, after all was taken back that is ours to take.
+    withdrawn: BTreeMap<ServiceName, u64>,
     customs: BTreeMap<Custom, Last<CustomStatus>>,
 }
 
@@ -151,9 +153,20 @@ impl Ledger {
         self.foreign.insert(name.clone(), taken);
     }
 
+    /// What was written into the status of this Service, which is not ours, was taken back. What it says still is held by
+    /// somebody else too.
+    pub fn withdrew(&mut self, name: &ServiceName, made: &Service) {
+        self.withdrawn.insert(name.clone(), order(made));
+    }
+
+    /// Whether that was done, and the Service is no newer.
+    pub fn has_withdrawn(&self, name: &ServiceName, service: &Service) -> bool {
+        self.withdrawn.get(name).is_some_and(|made| order(service) <= *made)
+    }
+
     /// Forgets what is of no use any more, by the objects as they are.
     pub fn retain(&mut self, objects: &Objects) {
-        let Self { services, foreign, customs } = self;
+        let Self { services, foreign, withdrawn, customs } = self;
         let of = |name: &ServiceName| objects.services.get(name);
         foreign.retain(|name, taken| {
             let awaited = |service: &Service| {
@@ -166,6 +179,7 @@ impl Ledger {
             of(name).is_some_and(|service| taken.ingress == ingress(service) || awaited(service))
         });
         services.retain(|name, last| of(name).is_some_and(|service| last.is_about(version(&service.metadata))));
+        withdrawn.retain(|name, made| of(name).is_some_and(|service| order(service) <= *made));
         customs.retain(|object, last| {
             let metadata = match object {
                 Custom::Pool(name) => objects.vip_pools.get(name).map(|pool| &pool.metadata),
@@ -178,6 +192,11 @@ impl Ledger {
 
 fn version(metadata: &ObjectMeta) -> &str {
     metadata.resource_version.as_deref().unwrap_or_default()
+}
+
+/// Versions of one kind can be compared as numbers (KEP-5504); one that is none counts as old.
+pub(super) fn order(service: &Service) -> u64 {
+    version(&service.metadata).parse().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Which allocator writes: the one that holds the Lease `vipmux-allocator`. A state machine without clock or I/O.
 //!
 //! ```text
-//!               read: nobody's, or unchanged for its duration          written
+//!               read: nobody's, or unchanged or gone for its duration  written
 //!   Watching ───────────────────────────────────────────────► write ───────────► Holding ─┐ renewed every RENEW
 //!      ▲  ▲       read: another's, changed since                 │ conflict          │  ▲──┘
 //!      │  └──────────────────────────────────────────────────────┘                   │
@@ -11,6 +11,9 @@
 //! As client-go does it, only local clocks are used: another's Lease has run out when it was seen unchanged for its
 //! duration. Its holder stops before that, [`TERM`] after it *began* the last renewal that was written; what it has begun by then is
 //! given up within the rest of the duration.
+//!
+//! A Lease that somebody deleted is made again at once by who held it, and by others only when its holder must have noticed. Who
+//! starts and has never seen one cannot tell that from a new cluster, and makes it.
 
 use std::time::Duration;
 
@@ -88,8 +91,12 @@ pub enum Written {
 #[derive(Debug)]
 pub struct Mandate {
     identity: String,
-    /// What was read or written last; `None` within: there is no Lease. With when it was first seen so.
-    seen: Option<(Option<Record>, Duration)>,
+    /// What was read or written last; `None`: no Lease was ever seen.
+    seen: Option<Record>,
+    /// That one is not there any more.
+    missing: bool,
+    /// When that was first seen so.
+    since: Duration,
     /// When the last renewal that was written was begun.
     renewed: Option<Duration>,
     /// When to do something again.
@@ -101,47 +108,59 @@ pub struct Mandate {
 impl Mandate {
     /// Nobody else may have this identity: not the same Pod before it was restarted, either.
     pub fn new(identity: impl Into<String>) -> Self {
-        Self { identity: identity.into(), seen: None, renewed: None, next: Duration::ZERO, stale: true }
+        let (since, next) = (Duration::ZERO, Duration::ZERO);
+        Self { identity: identity.into(), seen: None, missing: false, since, renewed: None, next, stale: true }
     }
 
     /// Until when writes may begin; `None`: they may not.
     pub fn until(&self, now: Duration) -> Option<Duration> {
-        self.renewed.map(|renewed| renewed + TERM).filter(|until| now < *until)
+        self.renewed.map(|renewed| renewed + TERM).filter(|until| now < *until && !self.missing)
     }
 
     /// `leaseTransitions` of the Lease by what was read last: another holder, another number.
     pub fn transitions(&self) -> Option<i32> {
-        let (record, _) = self.seen.as_ref()?;
-        record.as_ref().map(|record| record.transitions)
+        self.seen.as_ref().map(|record| record.transitions)
     }
 
     /// Who holds the Lease by what was read last.
     pub fn holder(&self) -> Option<&str> {
-        let (record, _) = self.seen.as_ref()?;
-        record.as_ref().map(|record| record.holder.as_str()).filter(|holder| !holder.is_empty())
+        let record = self.seen.as_ref().filter(|_| !self.missing)?;
+        Some(record.holder.as_str()).filter(|holder| !holder.is_empty())
     }
 
     /// What is to be done now. Whatever it is has to be reported before the next step is asked for.
     pub fn step(&mut self, now: Duration) -> Step {
-        if self.until(now).is_none() {
-            self.renewed = None;
-        }
+        self.renewed.take_if(|renewed| now >= *renewed + TERM);
         if now < self.next {
             return Step::Wait(self.next);
         }
         match &self.seen {
             _ if self.stale => Step::Read,
-            None => Step::Read,
-            Some((record, since)) => match record {
-                None => Step::Write(self.proposal(None, 0, true)),
-                Some(record) if record.holder == self.identity => {
-                    Step::Write(self.proposal(Some(&record.version), record.transitions, false))
-                }
-                Some(record) if record.holder.is_empty() || now.saturating_sub(*since) >= waits(record) => {
-                    Step::Write(self.proposal(Some(&record.version), record.transitions.saturating_add(1), true))
-                }
-                Some(_) => Step::Read,
-            },
+            None => Step::Write(self.proposal(None, 0, true)),
+            Some(record) if self.is_own(record) => {
+                Step::Write(self.proposal(Some(&record.version), record.transitions, false))
+            }
+            Some(record) if self.is_free(record, now) => {
+                let expected = (!self.missing).then_some(&record.version);
+                Step::Write(self.proposal(expected, record.transitions.saturating_add(1), true))
+            }
+            Some(_) => Step::Read,
+        }
+    }
+
+    /// Whether the Lease is there and this one's.
+    fn is_own(&self, record: &Record) -> bool {
+        !self.missing && record.holder == self.identity
+    }
+
+    /// Whether nobody can hold a mandate by the Lease, which is not this one's.
+    fn is_free(&self, record: &Record, now: Duration) -> bool {
+        let unchanged = now.saturating_sub(self.since);
+        if self.missing {
+            // While its own mandate would still last it cannot have been anybody else's.
+            self.renewed.is_some() || unchanged >= DURATION
+        } else {
+            record.holder.is_empty() || unchanged >= waits(record)
         }
     }
 
@@ -151,29 +170,26 @@ impl Mandate {
 
     /// The Lease was read.
     pub fn read(&mut self, found: Found, now: Duration) {
-        let record = match found {
-            Found::There(record) => Some(record),
-            Found::Nothing => None,
+        let (record, missing) = match found {
+            Found::There(record) => (Some(record), false),
+            Found::Nothing => (self.seen.clone(), self.seen.is_some()),
             Found::Unknown => {
                 self.next = now + RETRY;
                 return;
             }
         };
-        self.stale = false;
-        let foreign = record.as_ref().is_some_and(|record| record.holder != self.identity);
-        if foreign || record.is_none() {
+        if (&self.seen, self.missing) != (&record, missing) {
+            (self.seen, self.missing, self.since) = (record, missing, now);
+        }
+        self.renewed.take_if(|renewed| now >= *renewed + TERM);
+        if self.seen.as_ref().is_some_and(|record| record.holder != self.identity) {
             self.renewed = None;
         }
-        if self.seen.as_ref().is_none_or(|(seen, _)| *seen != record) {
-            self.seen = Some((record, now));
-        }
         // What is free is taken at once; what is held is looked at again.
-        let free = self.seen.as_ref().is_some_and(|(record, since)| {
-            record.as_ref().is_none_or(|record| {
-                !foreign || record.holder.is_empty() || now.saturating_sub(*since) >= waits(record)
-            })
-        });
+        let free = self.seen.as_ref().is_none_or(|record| self.is_own(record) || self.is_free(record, now));
         self.next = if free { now } else { now + RETRY };
+        // Nothing but a look tells whether it was made again: whoever makes one names no version.
+        self.stale = self.missing && !free;
     }
 
     /// What became of a proposal that was begun at `begun`.
@@ -182,7 +198,8 @@ impl Mandate {
             Written::Done(version) => {
                 let Proposal { holder, transitions, .. } = proposal.clone();
                 let held = !holder.is_empty();
-                self.seen = Some((Some(Record { holder, duration: DURATION, transitions, version }), now));
+                self.seen = Some(Record { holder, duration: DURATION, transitions, version });
+                (self.missing, self.since) = (false, now);
                 self.renewed = held.then_some(begun);
                 self.next = if held { begun + RENEW } else { now + DURATION };
             }
@@ -196,8 +213,7 @@ impl Mandate {
     pub fn release(&mut self, now: Duration) -> Option<Proposal> {
         self.until(now)?;
         self.renewed = None;
-        let (record, _) = self.seen.as_ref()?;
-        let record = record.as_ref().filter(|record| record.holder == self.identity)?;
+        let record = self.seen.as_ref().filter(|record| self.is_own(record))?;
         let (expected, transitions) = (Some(record.version.clone()), record.transitions);
         Some(Proposal { expected, holder: String::new(), transitions, acquires: false })
     }

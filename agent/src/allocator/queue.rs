@@ -87,9 +87,9 @@ impl<K: Clone + Hash + Ord> Queue<K> {
         };
     }
 
-    /// This one has nothing to be written any more.
-    pub fn drop(&mut self, key: &K) {
-        self.waiting.remove(key);
+    /// This one was to begin, and has nothing to be written any more: that is neither well nor failed.
+    pub fn skip(&mut self, key: &K) {
+        self.under_way.remove(key);
     }
 
     /// Those that wait.
@@ -148,10 +148,11 @@ impl<K: Clone + Hash + Ord> Queue<K> {
         self.failed.insert(key.clone(), failed);
     }
 
-    /// Forgets of those that `stays` denies that they ever failed, and what waits for them.
-    pub fn retain(&mut self, stays: impl Fn(&K) -> bool) {
-        self.waiting.retain(|key, _| stays(key));
-        self.failed.retain(|key, _| stays(key));
+    /// Nothing waits for those that `differs` denies, and of those that `exists` denies it is forgotten that they ever failed: what
+    /// is overwritten by another time and again is as it should be in between.
+    pub fn retain(&mut self, differs: impl Fn(&K) -> bool, exists: impl Fn(&K) -> bool) {
+        self.waiting.retain(|key, _| differs(key));
+        self.failed.retain(|key, _| exists(key));
     }
 }
 
@@ -272,12 +273,31 @@ mod tests {
         assert_eq!(queue.next(ms(0)), Next::Begin("a"));
         queue.done(&"a", false, ms(0));
         queue.put("a", 0, ms(0));
-        queue.retain(|key| *key == "b");
+        queue.retain(|key| *key == "b", |key| *key == "b");
         assert_eq!(queue.next(ms(0)), Next::Begin("b"));
         queue.put("a", 0, ms(0));
         assert_eq!(queue.next(ms(0)), Next::Begin("a"), "of that name there may be another now");
-        queue.put("b", 0, ms(0));
-        queue.drop(&"b");
-        assert_eq!(queue.waiting().count(), 0);
+    }
+
+    #[test]
+    fn who_has_nothing_to_be_written_for_a_while_is_not_forgiven() {
+        let mut queue = queue(2);
+        queue.put("a", 0, ms(0));
+        assert_eq!(queue.next(ms(0)), Next::Begin("a"));
+        queue.done(&"a", false, ms(0));
+        queue.put("a", 0, ms(0));
+        queue.retain(|_| false, |_| true);
+        assert_eq!(queue.next(ms(0)), Next::Nothing);
+        queue.put("a", 0, ms(0));
+        let Next::At(at) = queue.next(ms(0)) else { panic!() };
+        assert!(at >= MEASURE.backoff, "{at:?}");
+        assert_eq!(queue.next(at), Next::Begin("a"));
+        queue.skip(&"a");
+        queue.put("a", 0, at);
+        assert_eq!(queue.next(at), Next::Begin("a"));
+        queue.done(&"a", false, at);
+        queue.put("a", 0, at);
+        let Next::At(later) = queue.next(at) else { panic!() };
+        assert!(later >= at + MEASURE.backoff * 2, "{at:?} {later:?}");
     }
 }

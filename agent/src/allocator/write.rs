@@ -46,13 +46,15 @@ impl Writer {
     }
 
     /// Takes back what was written into the status of a Service that is not ours any more; `Made` also where nothing had to
-    /// be done.
-    async fn depart(&self, name: &ServiceName) -> Answer<Service> {
-        limited(async {
+    /// be done. And whether something had.
+    async fn depart(&self, name: &ServiceName) -> (Answer<Service>, bool) {
+        let mut wrote = false;
+        let answer = limited(async {
             // A list of one: who lists all Services anyway needs no further right.
             let one = ListParams::default().fields(&format!("metadata.name={}", name.name));
             match self.services(&name.namespace).list(&one).await.map(|list| list.items.into_iter().next()) {
                 Ok(Some(service)) if is_marked(&service) && !is_ours(&service, &self.options) => {
+                    wrote = true;
                     self.apply(name, &withdrawal(name, &service), false).await
                 }
                 Ok(Some(service)) => Answer::Made(Box::new(service)),
@@ -60,7 +62,8 @@ impl Writer {
                 Err(error) => Answer::of(Err(error)),
             }
         })
-        .await
+        .await;
+        (answer, wrote)
     }
 
     /// Lets the status of a pool or policy say this. It is nobody else's.
@@ -118,8 +121,8 @@ impl Work {
                 Report::Service { name, base, statement, answer }
             }
             Self::Departed { name } => {
-                let answer = writer.depart(&name).await;
-                Report::Departed { name, answer }
+                let (answer, wrote) = writer.depart(&name).await;
+                Report::Departed { name, answer, wrote }
             }
             Self::Custom { object, base, status } => {
                 let answer = writer.custom(&object, &status).await;
@@ -134,8 +137,8 @@ impl Work {
 pub(super) enum Report {
     /// Of a Service's status.
     Service { name: ServiceName, base: Arc<Service>, statement: Statement, answer: Answer<Service> },
-    /// Of what was taken back.
-    Departed { name: ServiceName, answer: Answer<Service> },
+    /// Of what was taken back, if there was something.
+    Departed { name: ServiceName, answer: Answer<Service>, wrote: bool },
     /// Of the status of a pool or policy.
     Custom { object: Custom, base: Box<ObjectMeta>, status: CustomStatus, answer: Answer<ObjectMeta> },
 }

@@ -37,7 +37,7 @@ const FAILS: u8 = 2;
 )]
 pub struct Args {
     #[command(flatten)]
-    config: SharedConfigArgs,
+    _config: SharedConfigArgs,
     /// Interface to announce VIPs on; repeat for several. Without it: the one whose subnet holds the Node's InternalIP
     #[arg(long = "interface", value_name = "IFACE", env = "VIPMUX_INTERFACE", value_delimiter = ',')]
     interfaces: Vec<String>,

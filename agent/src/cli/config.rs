@@ -41,7 +41,7 @@ pub struct ConfigArgs {
 }
 
 /// What a command has that works beside an agent, and has options of its.
-#[derive(Clone, Debug, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 pub struct SharedConfigArgs {
     /// The agent's configuration file, for the options that this command shares with it. Flags and environment variables go
     /// before it

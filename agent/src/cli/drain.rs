@@ -17,19 +17,22 @@ const POLL: Duration = Duration::from_millis(200);
 /// Arguments of `vipmux drain`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 when nothing is led here any more, or after --cancel; 1 when something is, or the \
+    after_help = "Exit status: 0 when nothing is led here any more (see --ignore-unmovable), or after --cancel; 1 when something is, or the \
                         agent cannot be asked. The node then goes on draining: until --cancel, or until its agent is \
                         started again, it takes no VIP that another node can take, and what is left goes as soon as one can."
 )]
 pub struct Args {
     #[command(flatten)]
-    config: SharedConfigArgs,
+    _config: SharedConfigArgs,
     /// Take part again: lead VIPs like any other node
     #[arg(long)]
     cancel: bool,
     /// How long to wait until all is handed over: so many seconds, or `5m`
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     timeout: Duration,
+    /// Take it for done where what is left cannot be led by any other node now: on a single node nothing can
+    #[arg(long, conflicts_with = "cancel")]
+    ignore_unmovable: bool,
     /// Where the agent listens
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VIPMUX_SOCKET")]
     socket: PathBuf,
@@ -88,7 +91,7 @@ pub fn run(args: &Args) -> Result<(), DrainError> {
     for (vip, why) in &progress.kept {
         quiet_pipe(writeln!(out, "{vip} is still led here: {why}"))?;
     }
-    match progress.held.len() + progress.kept.len() {
+    match progress.held.len() + if args.ignore_unmovable { 0 } else { progress.kept.len() } {
         0 => {
             let seconds = began.elapsed().as_secs_f64();
             Ok(quiet_pipe(writeln!(out, "drained: {} handed over in {seconds:.1} s", counted(told.len())))?)

@@ -44,7 +44,7 @@ const BROKEN: u8 = 2;
 )]
 pub struct Args {
     #[command(flatten)]
-    config: SharedConfigArgs,
+    _config: SharedConfigArgs,
     /// A Service, or a VIP: an IPv4 or IPv6 address
     #[arg(value_name = "NAMESPACE/SERVICE|VIP")]
     target: Target,

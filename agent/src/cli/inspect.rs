@@ -41,7 +41,7 @@ const DIFFERS: u8 = 2;
 #[derive(Clone, Debug, Args)]
 pub struct Inspect {
     #[command(flatten)]
-    config: SharedConfigArgs,
+    _config: SharedConfigArgs,
     /// Where the maps are pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH", global = true)]
     pin_path: PathBuf,

@@ -7,11 +7,7 @@ use std::{
 
 use clap::Args;
 use nix::time::{ClockId, clock_gettime};
-use tokio::{
-    runtime::Runtime,
-    select,
-    signal::unix::{Signal, SignalKind, signal},
-};
+use tokio::runtime::Runtime;
 
 use super::{config::SharedConfigArgs, table::quiet_pipe};
 use crate::{
@@ -21,6 +17,7 @@ use crate::{
     },
     link::{Ethtool, EthtoolError, LinkError, interface_name, remove_neighbors},
     snat::{IdentitySnat, SnatError},
+    stop::Stop,
 };
 
 /// Stop answering for this node's VIPs, detach the programs and remove every trace of vipmux from the kernel: pins,
@@ -28,7 +25,7 @@ use crate::{
 #[derive(Clone, Debug, Args)]
 pub struct Unload {
     #[command(flatten)]
-    config: SharedConfigArgs,
+    _config: SharedConfigArgs,
     /// Where everything is pinned
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH")]
     pin_path: PathBuf,
@@ -71,13 +68,12 @@ impl Unload {
     pub fn run(&self) -> Result<(), UnloadCommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(UnloadCommandError::Runtime)?;
-        // Before the work: what comes meanwhile ends the waiting.
         let stop = {
             let _context = runtime.enter();
             self.stay.then(Stop::listen).transpose().map_err(UnloadCommandError::Signal)?
         };
         self.write(&runtime, &mut io::stdout().lock())?;
-        if let Some(stop) = stop {
+        if let Some(mut stop) = stop {
             runtime.block_on(stop.told());
         }
         Ok(())
@@ -97,26 +93,6 @@ impl Unload {
             done.tags.iter().try_for_each(|ifindex| strip_tags(&ethtool, *ifindex))?;
         }
         told.map_err(UnloadCommandError::Output)
-    }
-}
-
-/// The signals that ask to stop. The first process of a container is ended by none that it does not listen for.
-struct Stop {
-    terminate: Signal,
-    interrupt: Signal,
-}
-
-impl Stop {
-    /// Within a runtime.
-    fn listen() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
-    }
-
-    async fn told(mut self) {
-        select! {
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
-        }
     }
 }
 
@@ -203,7 +179,9 @@ mod tests {
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
         let mut out = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        Unload { pin_path: pins.root().into(), stay: false }.write(&runtime, &mut out).unwrap();
+        Unload { _config: SharedConfigArgs::default(), pin_path: pins.root().into(), stay: false }
+            .write(&runtime, &mut out)
+            .unwrap();
         assert!(out.starts_with(b"nothing to unload"));
         assert_eq!(snat.sync(&backends).unwrap(), Synced::Replaced, "it was gone");
     }

@@ -14,6 +14,8 @@ pub struct Shown {
     /// What an allocator of ours says of them, by the condition [`ALLOCATED`]: it gave them, or it did not. `None`: it has said
     /// nothing yet.
     pub given: Option<bool>,
+    /// That was said before the Service's spec was changed last.
+    pub outdated: bool,
 }
 
 impl Shown {
@@ -21,10 +23,12 @@ impl Shown {
     pub fn of(service: &api::Service) -> Self {
         let Some(status) = &service.status else { return Self::default() };
         let ingress = status.load_balancer.as_ref().and_then(|balancer| balancer.ingress.as_deref());
-        let mut conditions = status.conditions.iter().flatten();
+        let told = status.conditions.iter().flatten().find(|condition| condition.type_ == ALLOCATED);
+        let observed = told.and_then(|told| told.observed_generation);
         Self {
             addresses: Self::of_ingress(ingress.unwrap_or_default()),
-            given: conditions.find(|condition| condition.type_ == ALLOCATED).map(|told| told.status == "True"),
+            given: told.map(|told| told.status == "True"),
+            outdated: observed.zip(service.metadata.generation).is_some_and(|(observed, now)| observed < now),
         }
     }
 
@@ -64,5 +68,20 @@ mod tests {
             assert_eq!(of(status), (addresses.clone(), given));
         }
         assert_eq!(of(serde_json::json!({})), (vec![], None));
+    }
+
+    #[test]
+    fn a_status_is_outdated_once_the_spec_is_a_later_one() {
+        for (generation, observed, outdated) in
+            [(Some(2), Some(2), false), (Some(3), Some(2), true), (None, Some(2), false), (Some(3), None, false)]
+        {
+            let condition = serde_json::json!({"type": ALLOCATED, "status": "True", "reason": "Allocated", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed});
+            let service: api::Service = serde_json::from_value(serde_json::json!({
+                "metadata": {"generation": generation}, "status": {"conditions": [condition]},
+            }))
+            .unwrap();
+            assert_eq!(Shown::of(&service).outdated, outdated, "{generation:?} {observed:?}");
+        }
     }
 }

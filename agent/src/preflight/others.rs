@@ -15,7 +15,7 @@ pub struct Others {
     pub processes: Vec<Process>,
     /// The names of files in `/etc/cni/net.d`.
     pub cni_files: BTreeSet<String>,
-    /// k3s' configuration, as it is written; empty: none.
+    /// k3s' configuration and its unit, as they are written; empty: none.
     pub k3s_config: String,
     /// DaemonSets in the cluster, `namespace/name`; `None`: no cluster is looked at, or they may not be listed.
     pub daemon_sets: Option<BTreeSet<String>>,
@@ -43,32 +43,32 @@ enum Proxy {
     Cilium,
 }
 
-/// CNIs, by interfaces (`*`: any that begins so) and configuration files, and what they mean here.
-const CNIS: [(&str, &[&str], &str, &str); 9] = [
+/// CNIs, by interfaces (`*`: any that begins so) and a part of their configuration files' names, and what they mean here.
+const CNIS: [(&str, &[&str], Option<&str>, &str); 9] = [
     (
         "Cilium",
         &["cilium_host", "lxc*"],
-        "cilium",
+        Some("cilium"),
         "its network policies hold, seeing clients' own addresses; see xdp-program and tc-programs",
     ),
     (
         "Calico with eBPF",
         &["bpfin.cali"],
-        "-",
+        None,
         "its own programs decide what reaches pods; prefer its iptables or nftables data plane",
     ),
-    ("Calico", &["cali*", "vxlan.calico", "tunl0"], "calico", "its policies hold, seeing clients' own addresses"),
-    ("Flannel", &["flannel*"], "flannel", "nothing to do"),
-    ("Antrea", &["antrea-gw0"], "antrea", "not tested: Open vSwitch has the pods' packets"),
+    ("Calico", &["cali*", "vxlan.calico", "tunl0"], Some("calico"), "its policies hold, seeing clients' own addresses"),
+    ("Flannel", &["flannel*"], Some("flannel"), "nothing to do"),
+    ("Antrea", &["antrea-gw0"], Some("antrea"), "not tested: Open vSwitch has the pods' packets"),
     (
         "OVN-Kubernetes",
         &["ovn-k8s-mp0"],
-        "ovn",
+        Some("ovn"),
         "not tested: Open vSwitch has the card; name the card itself by --interface",
     ),
-    ("kube-router", &["kube-bridge"], "kube-router", "its policies hold, seeing clients' own addresses"),
-    ("Weave", &["weave"], "weave", "nothing to do"),
-    ("a bridge", &["cni0", "cbr0"], "bridge", "nothing to do"),
+    ("kube-router", &["kube-bridge"], Some("kube-router"), "its policies hold, seeing clients' own addresses"),
+    ("Weave", &["weave"], Some("weave"), "nothing to do"),
+    ("a bridge", &["cni0", "cbr0"], Some("bridge"), "nothing to do"),
 ];
 
 /// What there is to say about others.
@@ -142,8 +142,8 @@ fn proxy(others: &Others) -> Finding {
 
 fn cni(others: &Others) -> Finding {
     const CHECK: &str = "cni";
-    let is_there = |(_, interfaces, file, _): &&(&str, &[&str], &str, &str)| {
-        let by_file = others.cni_files.iter().any(|name| name.contains(file));
+    let is_there = |(_, interfaces, file, _): &&(&str, &[&str], Option<&str>, &str)| {
+        let by_file = file.is_some_and(|file| others.cni_files.iter().any(|name| name.contains(file)));
         by_file || interfaces.iter().any(|pattern| others.has_interface(pattern))
     };
     match CNIS.iter().find(is_there) {
@@ -192,9 +192,13 @@ fn service_lb(others: &Others) -> Option<Finding> {
     {
         return None;
     }
-    Some(Finding::fail(
+    // It hides its arguments, and takes them from more places than these.
+    Some(Finding::warn(
         CHECK,
-        format!("k3s runs (pid {}) with its ServiceLB, which takes every LoadBalancer Service", server.pid),
+        format!(
+            "k3s runs (pid {}), and nothing that is seen here switches its ServiceLB off, which takes every LoadBalancer Service",
+            server.pid
+        ),
         REMEDY,
     ))
 }
@@ -216,7 +220,7 @@ fn metallb(others: &Others) -> Option<Finding> {
         .daemon_sets
         .iter()
         .flatten()
-        .filter(|name| name.contains("metallb") || name.ends_with("/speaker"))
+        .filter(|name| name.ends_with("/speaker") || name.contains("metallb") && name.ends_with("-speaker"))
         .collect();
     if process.is_none() && sets.is_empty() {
         return None;

@@ -333,6 +333,8 @@ fn others() {
         ("cni", Pass, "Flannel", "", |o| {
             o.others.interfaces = BTreeSet::from(["flannel.1".to_owned(), "cni0".to_owned()]);
         }),
+        ("cni", Pass, "Calico:", "", |o| o.others.cni_files = BTreeSet::from(["10-calico.conflist".to_owned()])),
+        ("cni", Pass, "Flannel", "", |o| o.others.cni_files = BTreeSet::from(["10-flannel.conflist".to_owned()])),
         ("cni", Pass, "Calico:", "", |o| o.others.interfaces = BTreeSet::from(["cali123".to_owned()])),
         ("cni", Warn, "Calico with eBPF", "try", |o| {
             o.others.interfaces = BTreeSet::from(["cali123".to_owned(), "bpfin.cali".to_owned()]);
@@ -344,11 +346,13 @@ fn others() {
         ("other-balancers", Fail, "kube-system/svclb-web-1", "--disable servicelb", |o| {
             o.others.daemon_sets = Some(BTreeSet::from(["kube-system/svclb-web-1".to_owned()]));
         }),
-        ("other-balancers", Fail, "k3s runs (pid 42)", "--disable servicelb", |o| {
+        ("other-balancers", Warn, "k3s runs (pid 42)", "--disable servicelb", |o| {
             o.others.processes = vec![process("k3s-server", "/usr/local/bin/k3s server --disable=traefik")];
         }),
         ("other-balancers", Pass, "no ServiceLB", "", |o| {
-            o.others.processes = vec![process("k3s-server", "/usr/local/bin/k3s server --disable traefik,servicelb")];
+            o.others.processes = vec![process("k3s-server", "/usr/local/bin/k3s server")];
+            o.others.k3s_config =
+                "ExecStart=/usr/local/bin/k3s \\\n    server \\\n\t'--disable=traefik,servicelb' \\\n".to_owned();
         }),
         ("other-balancers", Pass, "no ServiceLB", "", |o| {
             o.others.processes = vec![process("k3s-server", "/usr/local/bin/k3s server")];
@@ -368,6 +372,12 @@ fn others() {
         }),
         ("other-balancers", Fail, "metallb-system/speaker", "scale", |o| {
             o.others.daemon_sets = Some(BTreeSet::from(["metallb-system/speaker".to_owned()]));
+        }),
+        ("other-balancers", Fail, "metallb/release-metallb-speaker", "scale", |o| {
+            o.others.daemon_sets = Some(BTreeSet::from(["metallb/release-metallb-speaker".to_owned()]));
+        }),
+        ("other-balancers", Pass, "no ServiceLB", "", |o| {
+            o.others.daemon_sets = Some(BTreeSet::from(["metallb-system/frr-k8s".to_owned()]));
         }),
         ("other-balancers", Pass, "no ServiceLB", "", |o| {
             o.others.processes = vec![process("speaker", "/usr/bin/speaker-test")];
@@ -419,7 +429,7 @@ fn clusters() {
             },
         ),
         ("permissions", Warn, "not permitted", "ask root", |o| api(o).denied = Err(unseen())),
-        ("crds", Fail, "VipPolicy", "kubectl apply", |o| api(o).own = Ok(BTreeSet::from(["VipPool".to_owned()]))),
+        ("crds", Warn, "VipPolicy", "kubectl apply", |o| api(o).own = Ok(BTreeSet::from(["VipPool".to_owned()]))),
         ("crds", Warn, "MetalLB's kinds are", "kubectl apply", |o| {
             let metallb = ["IPAddressPool", "L2Advertisement"].map(str::to_owned);
             (api(o).own, api(o).metallb) = (Ok(BTreeSet::new()), Ok(BTreeSet::from(metallb)));

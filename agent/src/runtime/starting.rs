@@ -52,6 +52,7 @@ use crate::{
     },
     plan::Unreachable,
     snat,
+    stop::Stop,
     store::{Place, Report},
 };
 
@@ -111,6 +112,7 @@ pub struct Options {
 /// Runs the agent until SIGTERM or SIGINT, when it hands over what it leads. Programs, maps and links stay pinned: traffic
 /// goes on, and what nobody took is answered for until the fence's deadline.
 pub async fn run(options: Options) -> Result<(), AgentError> {
+    let stop = Stop::listen().map_err(AgentError::Signal)?;
     privileges::check()?;
     let _lock = lock(&options)?;
     let Opened { listed, follower, authority, leases, teller } =
@@ -196,7 +198,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         retry: None,
         options,
     };
-    agent.turn(&monitor, settled, queries, reports).await?;
+    agent.turn(stop, &monitor, settled, queries, reports).await?;
     tracing::info!("stopping; programs and maps stay in place (`vipmux unload` removes them)");
     monitor.stop().await;
     Ok(())

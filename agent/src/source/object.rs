@@ -92,9 +92,14 @@ impl Kind {
         matches!(self, Self::Service | Self::EndpointSlice)
     }
 
+    /// Whether it is in namespaces, though they are no part of its identity.
+    pub(super) const fn is_named_across_namespaces(self) -> bool {
+        matches!(self, Self::IpAddressPool | Self::L2Advertisement)
+    }
+
     /// Whether an API server may not have it: whoever says that there are no Services, say, is no API server.
     pub(super) const fn is_custom(self) -> bool {
-        self.is_own() || matches!(self, Self::IpAddressPool | Self::L2Advertisement)
+        self.is_own() || self.is_named_across_namespaces()
     }
 
     /// Whether it is vipmux's own.

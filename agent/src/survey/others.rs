@@ -54,9 +54,16 @@ pub(super) fn observe() -> Others {
     Others {
         processes: processes().collect(),
         cni_files: names("/etc/cni/net.d").collect(),
-        k3s_config: fs::read_to_string("/etc/rancher/k3s/config.yaml").unwrap_or_default(),
+        k3s_config: k3s_config(),
         ..Others::nothing()
     }
+}
+
+/// What says how k3s is started; nothing in a container.
+fn k3s_config() -> String {
+    let more = entries("/etc/rancher/k3s/config.yaml.d".as_ref());
+    let files = ["/etc/rancher/k3s/config.yaml", "/etc/systemd/system/k3s.service"].map(PathBuf::from).into_iter();
+    files.chain(more).filter_map(|file| fs::read_to_string(file).ok()).collect()
 }
 
 /// The process that has one of these sockets, if it can be seen.

@@ -47,7 +47,8 @@ pub(super) fn tokens() -> String {
     USERS.iter().map(line).collect()
 }
 
-pub(super) async fn connect(kubeconfig: PathBuf) -> Result<Client> {
+/// A client as who a kubeconfig says.
+pub async fn connect(kubeconfig: PathBuf) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)

@@ -73,6 +73,13 @@ impl Scene {
         agent.wait_for_line("no longer leading", PATIENCE, |line| line.contains("no longer leading")).map(drop)
     }
 
+    /// Waits until the node that leads now has the one that led as alive again: what is wrong with that happens from then on.
+    pub fn await_return(&self, now: MacAddr) -> Result<()> {
+        let cluster = &self.stage.cluster;
+        let by = cluster.lan.node_of(now).context("no node has that MAC")?;
+        cluster.await_standing(&by.name, &self.node, "alive")
+    }
+
     /// Lets clients ask for some time after all is mended; then [`Self::followed_by`], without a connection that is broken.
     pub fn stays_with(mut self, other: MacAddr) -> Result<View> {
         self.go_on()?;

@@ -9,6 +9,7 @@ use vipmux_tests::{
     allocator::{self, Allocator, USER},
     api_server::{ApiServer, Mark, SYSTEM},
     cluster::PATIENCE,
+    failover::await_stopped,
     wait,
 };
 
@@ -341,6 +342,7 @@ fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Resu
     await_addresses(&api, "one")?;
     let _second = Allocator::start(&api, &kubeconfig, "b", &[])?;
     first.process().signal(Signal::SIGSTOP)?;
+    await_stopped(first.process().id())?;
     for name in ["two", "three"] {
         api.apply_all(&[service(name, 80, &[])])?;
         await_addresses(&api, name)?;

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value, json};
 use vipmux::permissions::{AGENT, ALLOCATOR};
 use vipmux_tests::{
-    api_server::{ApiServer, SYSTEM},
+    api_server::{self, ApiServer, SYSTEM},
     cleanup::Folder,
     cluster::PATIENCE,
     rights, wait,
@@ -42,9 +42,8 @@ fn path(of: &str) -> String {
 
 /// What is rendered, without what only tells who rendered it.
 fn objects(yaml: &str) -> Result<Objects> {
-    let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("it is no YAML")?;
     let mut objects = Objects::new();
-    for document in documents.into_iter().filter(|document| !document.is_null()) {
+    for document in api_server::documents(yaml)? {
         let text = |value: &Value| value.as_str().map(str::to_owned).with_context(|| format!("no object: {document}"));
         let key = (text(&document["kind"])?, text(&document["metadata"]["name"])?);
         ensure!(objects.insert(key.clone(), plain(document)).is_none(), "{key:?} twice");
@@ -71,8 +70,11 @@ fn plain(value: Value) -> Value {
     }
 }
 
+/// What a kustomization makes, without the hash of its content at the end of the ConfigMap's name.
 fn kustomized(api: &ApiServer, folder: &str) -> Result<String> {
-    api.kubectl(&["kustomize", &path(folder)])
+    let made = api.kubectl(&["kustomize", &path(folder)])?;
+    let config = objects(&made)?.into_keys().find(|(kind, _)| kind == "ConfigMap");
+    Ok(config.map_or_else(|| made.clone(), |(_, name)| made.replace(&name, "vipmux")))
 }
 
 /// What the chart makes with these values; an error is Helm's.
@@ -211,13 +213,26 @@ fn value_sets() -> Vec<(Value, &'static [&'static str], &'static [&'static str])
         ),
         (
             json!({"config": {"gossipPort": 7000, "httpListen": "127.0.0.1:7001", "interface": ["eth1", "eth2"]}}),
-            &["containerPort: 7000", "containerPort: 7001", "    gossipPort: 7000\n", "    - eth2\n"],
+            &[
+                "containerPort: 7000",
+                "containerPort: 7001",
+                "    gossipPort: 7000\n",
+                "    - eth2\n",
+                // The agents' probes; the allocator's Pod has no such address.
+                "host: \"127.0.0.1\"",
+                "name: VIPMUX_HTTP_LISTEN\n          value: \"[::]:7001\"",
+            ],
             &["containerPort: 7945", "containerPort: 7944"],
         ),
         (
             json!({"config": {"httpListen": "off"}}),
             &["httpListen: \"off\""],
-            &["Probe:", "name: http", "containerPort: 7945"],
+            &["Probe:", "name: http", "containerPort: 7945", "VIPMUX_HTTP_LISTEN"],
+        ),
+        (
+            json!({"agent": {"unload": true, "env": [{"name": "VIPMUX_PIN_PATH", "value": "/sys/fs/bpf/edge"}]}}),
+            &["value: /sys/fs/bpf/edge", "value: /etc/vipmux/config.yaml"],
+            &["name: vipmux-gossip\n      - name"],
         ),
         (
             json!({"allocator": {"enabled": false}}),

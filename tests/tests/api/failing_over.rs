@@ -19,6 +19,7 @@ fn a_killed_agents_address_is_taken_over() -> Result<()> {
     scene.stage.signal(&scene.node, Signal::SIGKILL)?;
     let other = scene.await_another()?;
     scene.stage.start_agent(&scene.node)?;
+    scene.await_return(other)?;
     scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 

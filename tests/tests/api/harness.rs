@@ -7,34 +7,17 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::{
-    Api, Client, Config,
-    api::ListParams,
-    config::{KubeConfigOptions, Kubeconfig},
-};
+use kube::{Api, api::ListParams};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use vipmux::permissions::{Right, Scope};
 use vipmux_tests::{
-    api_server::{ADMIN, ApiServer, Mark, SYSTEM},
+    api_server::{self, ADMIN, ApiServer, Mark, SYSTEM},
     cluster::TIMEOUT,
+    failover::await_stopped,
     lan::{Lan, Options},
+    rights,
 };
-
-const READER: &str = "
-apiVersion: v1
-kind: ServiceAccount
-metadata: { namespace: vipmux-system, name: reader }
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: { namespace: vipmux-system, name: reader }
-rules: [{ apiGroups: [''], resources: [configmaps], verbs: [list] }]
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: { namespace: vipmux-system, name: reader }
-roleRef: { apiGroup: rbac.authorization.k8s.io, kind: Role, name: reader }
-subjects: [{ kind: ServiceAccount, name: reader }]
-";
 
 fn config_map(value: &str) -> Value {
     json!({
@@ -63,13 +46,12 @@ fn objects_outlive_the_api_server() -> Result<()> {
 fn a_service_account_has_the_rights_of_its_roles_and_its_requests_are_told_by_its_name() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
-    api.apply(READER)?;
+    let list = Right { group: "", resource: "configmaps", verb: "list", scope: Scope::Namespace, name: None };
+    rights::grant(&api, "reader", &[list])?;
     let account = api.service_account(SYSTEM, "reader")?;
     let after = api.mark()?;
     let (allowed, forbidden) = api.block_on(async {
-        let kubeconfig = Kubeconfig::read_from(&account.kubeconfig)?;
-        let client =
-            Client::try_from(Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?)?;
+        let client = api_server::connect(account.kubeconfig).await?;
         let all = ListParams::default();
         let allowed = Api::<ConfigMap>::namespaced(client.clone(), SYSTEM).list(&all).await;
         Ok((allowed, Api::<ConfigMap>::namespaced(client, "default").list(&all).await))
@@ -125,9 +107,9 @@ fn nodes_reach_the_api_server_on_the_lan_and_kubectl_shows_them() -> Result<()> 
 
 #[test]
 fn an_api_server_that_hangs_answers_nobody_until_it_goes_on() -> Result<()> {
-    use nix::sys::signal::Signal;
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.process().signal(Signal::SIGSTOP)?;
+    await_stopped(api.process().id())?;
     let server = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 6443);
     let silent = api.machine().namespace.run(|| {
         // The kernel still takes connections for it.

@@ -15,7 +15,7 @@ use vipmux_tests::{
     lan::{Lan, Options},
     manifests::{Endpoint, Service, VIP},
     pod::Listener,
-    wait,
+    process, wait,
 };
 
 const PORTS: [(&str, u16); 2] = [("shop/web", 8080), ("ops/admin", 9000)];
@@ -146,8 +146,9 @@ fn the_pages_commands_are_known() -> Result<()> {
     let page = page()?;
     for line in page.lines().filter_map(|line| line.strip_prefix("# vipmux ")) {
         let command = line.split_whitespace().next().context("no command")?;
-        let output = Command::new(agent::binary()?).args([command, "--help"]).output()?;
-        ensure!(output.status.success(), "vipmux {command}: {}", String::from_utf8_lossy(&output.stderr));
+        let mut help = Command::new(agent::binary()?);
+        help.args([command, "--help"]);
+        process::run(help)?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, ensure};
 use futures_util::{StreamExt as _, future};
 use k8s_openapi::api::coordination::v1::Lease as Object;
 use kube::{
-    Api, Client,
+    Api,
     api::{ListParams, WatchEvent, WatchParams},
 };
 use serde_json::json;
@@ -92,10 +92,8 @@ fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
 /// Who wrote an epoch, as the API server tells it.
 type History = Vec<(u64, String, String)>;
 
-/// What the Lease said, from its first version to that of the last epoch.
-async fn history(client: Client, last: u64) -> Result<History> {
-    let leases = Api::<Object>::namespaced(client, SYSTEM);
-    let begun = leases.list(&ListParams::default()).await?.metadata.resource_version.context("no version")?;
+/// What the Lease said, from the first version after this one to that of the last epoch.
+async fn history(leases: Api<Object>, begun: String, last: u64) -> Result<History> {
     let mut seen = History::new();
     let mut events = leases.watch(&WatchParams::default().timeout(290), &begun).await?.boxed();
     while let Some(event) = events.next().await {
@@ -153,11 +151,10 @@ fn of_many_who_swap_at_once_one_wins_each_epoch_whatever_the_connection_does() -
         Rule::new(Fault::LoseAnswer).in_percent(15),
     ]);
     let stores = (0..CONTENDERS).map(|_| site.store()).collect::<Result<Vec<_>>>()?;
-    let direct = site.api.client()?;
+    let leases = site.leases()?;
     let (history, won) = site.api.block_on(async {
-        let history = tokio::spawn(history(direct, EPOCHS));
-        // The watch is to see the first one.
-        tokio::time::sleep(Duration::from_millis(500)).await;
+        let begun = leases.list(&ListParams::default()).await?.metadata.resource_version.context("no version")?;
+        let history = tokio::spawn(history(leases, begun, EPOCHS));
         let contending = stores.into_iter().enumerate().map(|(number, store)| {
             let contending = contend(store, format!("node-{number}"), EPOCHS);
             async { tokio::spawn(contending).await? }

@@ -17,29 +17,61 @@ use vipmux::{
 use vipmux_tests::{
     allocator::{self, Allocator},
     api_proxy::{ApiProxy, Fault, Rule},
-    api_server::{ApiServer, Mark, SYSTEM},
+    api_server::{ApiServer, Mark, Request, SYSTEM},
     cluster::PATIENCE,
     rights::{self, Lacking},
     wait,
 };
 
-/// What an account was refused: verbs and resources.
-fn refused(api: &ApiServer, account: &Lacking) -> Result<BTreeSet<(String, String)>> {
-    let requests = api.requests(Mark::default())?;
-    let theirs = requests.into_iter().filter(|request| request.user == account.user && request.code == 403);
-    Ok(theirs.map(|request| (request.verb, request.resource)).collect())
+/// An account that is tried.
+struct Tried<'a> {
+    api: &'a ApiServer,
+    account: &'a Lacking,
+    since: Mark,
 }
 
-/// Waits until the account was refused what it lacks the right to; nothing else may be.
-fn await_refusal(api: &ApiServer, account: &Lacking) -> Result<()> {
-    let expected = BTreeSet::from([(account.right.verb.to_owned(), account.right.resource.to_owned())]);
-    let refused = wait::until(&format!("a refusal for want of {:?}", account.right), PATIENCE, || {
-        let refused = refused(api, account)?;
-        ensure!(!refused.is_empty());
-        Ok(refused)
-    })?;
-    assert_eq!(refused, expected, "without {:?}", account.right);
-    Ok(())
+impl<'a> Tried<'a> {
+    /// From now on.
+    fn new(api: &'a ApiServer, account: &'a Lacking) -> Result<Self> {
+        Ok(Self { api, account, since: api.mark()? })
+    }
+
+    /// What it asked for.
+    fn requests(&self) -> Result<impl Iterator<Item = Request>> {
+        let all = self.api.requests(self.since)?;
+        Ok(all.into_iter().filter(|request| request.user == self.account.user))
+    }
+
+    /// What it was refused: verbs and resources.
+    fn refused(&self) -> Result<BTreeSet<(String, String)>> {
+        let refused = self.requests()?.filter(|request| request.code == 403);
+        Ok(refused.map(|request| (request.verb, request.resource)).collect())
+    }
+
+    /// Waits until it has asked for all kinds of objects that these rights are for.
+    fn await_requests(&self, rights: &[Right]) -> Result<()> {
+        wait::until("requests for all kinds", PATIENCE, || {
+            let asked: BTreeSet<_> = self.requests()?.map(|request| request.resource).collect();
+            ensure!(rights.iter().all(|right| asked.contains(right.resource)), "{asked:?}");
+            Ok(())
+        })
+    }
+
+    /// Waits until something was refused; `ask` asks for what may be.
+    fn await_refusal(&self, mut ask: impl FnMut() -> Result<()>) -> Result<()> {
+        wait::until(&format!("a refusal for want of {:?}", self.account.right), PATIENCE * 2, || {
+            ask()?;
+            ensure!(!self.refused()?.is_empty());
+            Ok(())
+        })
+    }
+
+    /// That is what it lacks the right to, and nothing else.
+    fn check(&self) -> Result<()> {
+        let right = &self.account.right;
+        assert_eq!(self.refused()?, [(right.verb.to_owned(), right.resource.to_owned())].into(), "without {right:?}");
+        Ok(())
+    }
 }
 
 fn is_to_follow(right: &Right) -> bool {
@@ -65,9 +97,10 @@ fn every_right_to_follow_is_needed() -> Result<()> {
     {
         let lacks: Vec<_> = whole.iter().filter(|right| is_to_follow(right)).copied().collect();
         ensure!(lacks.len() == 16, "{lacks:?}");
-        let (mut guards, mut proxies) = (Vec::new(), Vec::new());
+        let (mut guards, mut proxies, mut tried) = (Vec::new(), Vec::new(), Vec::new());
         let accounts = rights::lacking(&api, whole, label, &lacks)?;
         for account in &accounts {
+            tried.push(Tried::new(&api, account)?);
             let proxy = reach(&api, account)?;
             let access = Access { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
             let guard = api.block_on(async {
@@ -77,7 +110,9 @@ fn every_right_to_follow_is_needed() -> Result<()> {
             guards.push(guard);
             proxies.push(proxy);
         }
-        accounts.iter().try_for_each(|account| await_refusal(&api, account))?;
+        tried.iter().try_for_each(|tried| tried.await_refusal(|| Ok(())))?;
+        tried.iter().try_for_each(|tried| tried.await_requests(&lacks))?;
+        tried.iter().try_for_each(Tried::check)?;
     }
     Ok(())
 }
@@ -103,14 +138,17 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
         let vip = Vip([192, 0, 2, last].into());
         api.block_on(async { Ok(use_leases(&Kubernetes::new(&Cluster::connect(&access).await?), vip).await) })
     };
-    for (last, account) in (1..).zip(rights::lacking(&api, &AGENT, "agent", &lacks)?) {
+    let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
+    let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
+    for (last, (account, tried)) in (1..).zip(accounts.iter().zip(&tried)) {
         let result = use_leases(account.kubeconfig.clone(), last)?;
         let error = result.err().with_context(|| format!("all works without {:?}", account.right))?;
         let text = format!("{error:#}");
         assert!(text.contains("forbidden") && text.contains(account.right.verb), "{text}");
-        await_refusal(&api, &account)?;
+        tried.await_refusal(|| Ok(()))?;
     }
-    let whole = api.service_account(SYSTEM, "witness")?;
+    tried.iter().try_for_each(Tried::check)?;
+    let whole = api.service_account(SYSTEM, "agent-witness")?;
     use_leases(whole.kubeconfig, 0)?
 }
 
@@ -120,7 +158,9 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     api.add_namespace(SYSTEM)?;
     let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "events").copied().collect();
     ensure!(lacks.len() + 5 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
-    for account in rights::lacking(&api, &AGENT, "agent", &lacks)? {
+    let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
+    let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
+    for (account, tried) in accounts.iter().zip(&tried) {
         let service: Service = serde_json::from_value(service("web", "lan"))?;
         let access = Access { kubeconfig: Some(account.kubeconfig.clone()), namespace: None };
         let author = Author { controller: "test", action: "Testing", instance: account.user.clone() };
@@ -129,9 +169,9 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
         for _ in 0..2 {
             teller.tell(&service, News::new(Weight::Warning, "AddressInUse", "a stranger has the address"));
         }
-        await_refusal(&api, &account)?;
+        tried.await_refusal(|| Ok(()))?;
     }
-    Ok(())
+    tried.iter().try_for_each(Tried::check)
 }
 
 fn service(name: &str, pool: &str) -> Value {
@@ -165,7 +205,9 @@ fn every_right_to_write_is_needed_by_the_allocator() -> Result<()> {
             json!({ "apiVersion": version, "kind": kind, "metadata": { "namespace": SYSTEM, "name": name } })
         },
     );
-    for (index, account) in rights::lacking(&api, &ALLOCATOR, "allocator", &lacks)?.iter().enumerate() {
+    let accounts = rights::lacking(&api, &ALLOCATOR, "allocator", &lacks)?;
+    let mut all = Vec::new();
+    for (index, account) in accounts.iter().enumerate() {
         for object in &made {
             if api.get(object)?.is_some() {
                 api.delete_all(std::slice::from_ref(object))?;
@@ -173,15 +215,12 @@ fn every_right_to_write_is_needed_by_the_allocator() -> Result<()> {
         }
         api.apply_all(&pool_and_policy(index))?;
         let name = format!("s{index}");
+        let tried = Tried::new(&api, account)?;
         let proxy = reach(&api, account)?;
         let _allocator = Allocator::start(&api, &proxy.kubeconfig(), &format!("a{index}"), &[])?;
         let mut pools = ["nowhere", "lan"].iter().cycle();
-        wait::until(&format!("a refusal for want of {:?}", account.right), PATIENCE * 2, || {
-            api.apply_all(&[service(&name, pools.next().context("no pool")?)])?;
-            ensure!(!refused(&api, account)?.is_empty());
-            Ok(())
-        })?;
-        await_refusal(&api, account)?;
+        tried.await_refusal(|| api.apply_all(&[service(&name, pools.next().context("no pool")?)]).map(drop))?;
+        all.push(tried);
     }
-    Ok(())
+    all.iter().try_for_each(Tried::check)
 }

@@ -18,7 +18,7 @@ use vipmux_tests::{
     api_server::{ApiServer, Mark, Request, SYSTEM},
     cluster::{Cluster, PATIENCE},
     lan::{Lan, Options},
-    manifests::{Endpoint, Service, VIP},
+    manifests::{Endpoint, Service, VIP, conditions},
     wait,
 };
 
@@ -74,38 +74,30 @@ fn node(number: u8) -> Value {
         "metadata": { "name": format!("node-{number}"), "labels": { "kubernetes.io/os": "linux" } },
         "status": {
             "addresses": [{ "type": "InternalIP", "address": format!("192.0.3.{number}") }],
-            "conditions": conditions(0),
+            "conditions": conditions(&format!("{}Z", time_of(0))),
         },
     })
 }
 
-fn conditions(beat: u64) -> Value {
-    let at = format!("2026-01-01T00:{:02}:{:02}Z", beat / 60 % 60, beat % 60);
-    json!([{
-        "type": "Ready",
-        "status": "True",
-        "lastHeartbeatTime": at,
-        "lastTransitionTime": "2026-01-01T00:00:00Z",
-        "reason": "KubeletReady",
-        "message": "kubelet is posting ready status",
-    }])
+/// The time of a heartbeat, without fractions of its second and without its zone.
+fn time_of(beat: u64) -> String {
+    format!("2026-01-01T00:{:02}:{:02}", beat / 60 % 60, beat % 60)
 }
 
 /// What a kubelet writes to say that it is alive: its Node's status, which it does less often, and its Lease.
 fn beat(api: &ApiServer, number: u8, beat: u64) -> Result<()> {
-    let name = format!("node-{number}");
+    let (name, at) = (format!("node-{number}"), time_of(beat));
     api.set_status(&json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": { "name": name },
-        "status": { "conditions": conditions(beat) },
+        "status": { "conditions": conditions(&format!("{at}Z")) },
     }))?;
-    let renewed = format!("2026-01-01T00:{:02}:{:02}.000000Z", beat / 60 % 60, beat % 60);
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": { "namespace": "kube-node-lease", "name": name },
-        "spec": { "holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": renewed },
+        "spec": { "holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": format!("{at}.000000Z") },
     });
     api.apply_all(&[lease]).map(drop)
 }

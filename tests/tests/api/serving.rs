@@ -14,6 +14,7 @@ use vipmux_tests::{
     lan::{Lan, Options},
     manifests::{Manifests, Service, VIP, VIP_V6},
     pod::Listener,
+    process::Process,
     wait,
 };
 
@@ -156,13 +157,16 @@ fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_see
 fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
     let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
-    let state = Folder::temporary("state")?;
+    let (state, pins) = (Folder::temporary("state")?, Folder::of_pins("lacking"));
     let say = |arguments: &[&OsStr]| {
         let mut command = lan.nodes[0].namespace().command(agent::binary()?)?;
-        command.args(["agent", "--node-name", "node-1", "--state-dir"]).arg(state.path()).args(arguments);
-        let output = command.env_remove("KUBECONFIG").output()?;
-        ensure!(output.status.code() == Some(1), "{output:?}");
-        Ok(String::from_utf8(output.stderr)?)
+        command.args(["agent", "--node-name", "node-1", "--state-dir"]).arg(state.path());
+        command.arg("--pin-path").arg(pins.path()).arg("--socket").arg(state.path().join("agent.sock"));
+        command.args(arguments).env_remove("KUBECONFIG");
+        let mut process = Process::spawn("the agent", command)?;
+        let status = process.wait(PATIENCE)?;
+        ensure!(status.code() == Some(1), "{status}: {}", process.output());
+        Ok(process.output())
     };
     let kubeconfig = api.kubeconfig(ADMIN)?;
     for (arguments, expected) in [

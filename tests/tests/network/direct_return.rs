@@ -40,7 +40,7 @@ const UDP: (&str, Kind, u16) = ("direct/udp", Kind::UdpEcho, 514);
 const BULK: (&str, Kind, u16) = ("direct/bulk", Kind::Bulk, 7000);
 const SERVICES: [(&str, Kind, u16); 3] = [WEB, UDP, BULK];
 
-/// Services in dual stack whose pods, one on the leader and one on another node, serve at the VIPs alone; not started yet.
+/// Services in dual stack whose pods, one on the planned leader and one on another node, serve at the VIPs alone; not started yet.
 fn prepared(options: Options) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
@@ -150,9 +150,9 @@ fn packets_are_brought_to_pods_by_a_filter_where_there_are_no_tcx_links() -> Res
         return Ok(());
     };
     ask_all(&cluster)?;
-    let leader = cluster.planned_leader(VIP)?.name.clone();
-    cluster.agent_mut(&leader)?.process_mut().kill()?;
-    let (agent, node) = (cluster.agent(&leader)?, cluster.lan.node(&leader)?);
+    let near = cluster.pod("near")?.node.clone();
+    cluster.agent_mut(&near)?.process_mut().kill()?;
+    let (agent, node) = (cluster.agent(&near)?, cluster.lan.node(&near)?);
     let filters = || node.tc(&["filter", "show", "dev", "eth0", "ingress"]);
     let before = filters()?;
     assert_eq!(before.matches("handle 0x7669706d vipmux_ingress").count(), 1, "{before}");
@@ -245,12 +245,12 @@ fn the_way_in_is_looked_through_only_where_such_pods_are_and_unload_leaves_nothi
         assert_eq!(inlets(node)?, expected, "{}", node.name);
         assert_eq!(node.nft("list ruleset")?.matches("notrack").count(), 4 * expected, "{}", node.name);
     }
-    let leader = cluster.planned_leader(VIP)?.name.clone();
-    let node = cluster.lan.node(&leader)?;
-    let programs = cluster.agent(&leader)?.inspect(node, &["prog"])?;
+    let near = cluster.pod("near")?.node.clone();
+    let node = cluster.lan.node(&near)?;
+    let programs = cluster.agent(&near)?.inspect(node, &["prog"])?;
     let attached = programs.lines().find(|line| line.starts_with("vipmux_ingress")).context("no vipmux_ingress")?;
     assert!(attached.ends_with("  eth0"), "{programs}");
-    assert_eq!(cluster.agent(&leader)?.diff(node)?.0, 0, "nothing differs");
+    assert_eq!(cluster.agent(&near)?.diff(node)?.0, 0, "nothing differs");
 
     let other = cluster.pod("far")?.node.clone();
     for (service_name, kind, port) in SERVICES {

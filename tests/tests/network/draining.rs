@@ -6,7 +6,6 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::Signal;
 use pnet::util::MacAddr;
 use vipmux_tests::{
     cluster::{Cluster, PATIENCE},
@@ -15,7 +14,7 @@ use vipmux_tests::{
     wait,
 };
 
-use crate::{leading, members, services};
+use crate::{leading, services};
 
 /// So many that no node leads all: two of three have at least one.
 const VIPS: u32 = 10;
@@ -123,13 +122,6 @@ fn others<'a>(cluster: &'a Cluster, node: &str) -> Result<[&'a str; 2]> {
     others.try_into().ok().context("the LAN has three nodes")
 }
 
-/// Tells a node's agent to stop, and waits for its end.
-fn stop(cluster: &mut Cluster, node: &str) -> Result<()> {
-    let process = cluster.agent_mut(node)?.process_mut();
-    process.signal(Signal::SIGTERM)?;
-    process.wait(PATIENCE).map(drop)
-}
-
 #[test]
 fn a_drained_node_says_where_its_addresses_went_and_takes_none_until_it_takes_part_again() -> Result<()> {
     let Some(mut cluster) = led()? else { return Ok(()) };
@@ -177,8 +169,8 @@ fn what_no_other_node_can_take_stays_and_goes_as_soon_as_one_can() -> Result<()>
     let first = cluster.await_leader(VIP)?.name.clone();
     let [second, third] = others(&cluster, &first)?.map(str::to_owned);
     for gone in [&second, &third] {
-        stop(&mut cluster, gone)?;
-        members::await_standing(&cluster, &first, gone, "left")?;
+        cluster.agent_mut(gone)?.stop()?;
+        cluster.await_standing(&first, gone, "left")?;
     }
     await_led(&cluster, |node| node == first)?;
     let (code, told, _, error) = drain(&cluster, &first, &[])?;
@@ -192,7 +184,7 @@ fn what_no_other_node_can_take_stays_and_goes_as_soon_as_one_can() -> Result<()>
     assert_eq!(drained(&cluster, &first)?, vips().into_iter().map(|vip| (vip, second.clone())).collect());
 
     // It comes last, and not never.
-    stop(&mut cluster, &second)?;
+    cluster.agent_mut(&second)?.stop()?;
     await_led(&cluster, |node| node == first)?;
     check_answers(&cluster, |node| node == first)
 }

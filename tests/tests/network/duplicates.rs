@@ -20,10 +20,10 @@ use vipmux_tests::{
 
 use crate::{leading::answers, services};
 
-/// Longer than any pause of the burst that an address is announced by but the last one, of eight seconds.
-const QUIET: Duration = Duration::from_secs(5);
-/// Far shorter than what is left of that one then.
-const AT_ONCE: Duration = Duration::from_secs(1);
+/// Longer than any pause of the burst that an address is announced by; the longest one is of eight seconds.
+const QUIET: Duration = Duration::from_secs(10);
+/// The burst takes fifteen.
+const LONG: Duration = Duration::from_mins(1);
 /// An address on the network of the nodes' second cards.
 const BESIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 3, 200);
 
@@ -38,7 +38,7 @@ fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()>
         seen.filter(|seen| seen.announces(VIP) && seen.sender_mac == leader.mac).map(|seen| seen.at).max()
     };
     let start = Instant::now();
-    wait::until("the first announcements are over", PATIENCE, || {
+    wait::until("the first announcements are over", LONG, || {
         let quiet = announced().unwrap_or(start).elapsed() > QUIET;
         ensure!(quiet, "{} may go on", leader.name);
         Ok(())
@@ -46,7 +46,7 @@ fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()>
     let mac = stranger.namespace().links(|links| links.mac("eth0"))?;
     let begin = Instant::now();
     arp::announce(stranger.namespace(), VIP)?;
-    wait::until("the leader announces the address too", AT_ONCE, || {
+    wait::until("the leader announces the address too", PATIENCE, || {
         ensure!(announced().is_some_and(|at| at > begin), "it does not");
         Ok(())
     })?;

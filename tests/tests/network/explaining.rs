@@ -36,7 +36,7 @@ fn await_broken(cluster: &Cluster, node: &str, target: &str, step: Option<&str>)
 #[test]
 fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = cluster.await_leader(VIP)?.name.clone();
+    let (leader, planned) = (cluster.await_leader(VIP)?.name.clone(), &cluster.planned_leader(VIP)?.name);
     let vip = VIP.to_string();
     for request in services::expected().map(|expected| expected.request).iter().take(1) {
         cluster.ask(*request, TIMEOUT)?;
@@ -45,7 +45,7 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
         let explanation = await_broken(&cluster, &leader, target, None)?;
         assert_eq!(explanation["source"]["agent"], *leader);
         assert!(
-            findings(&explanation, "leader")[0].starts_with(&format!("{leader} should lead {vip}")),
+            findings(&explanation, "leader")[0].starts_with(&format!("{planned} should lead {vip}")),
             "{explanation}"
         );
         assert!(findings(&explanation, "announced")[0].contains("this node answers"), "{explanation}");
@@ -93,6 +93,9 @@ fn what_breaks_the_chain_is_found_on_a_live_agent() -> Result<()> {
 fn without_its_agent_a_node_explains_what_its_kernel_holds_and_manifests_tell_the_rest() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?.name.clone();
+    // The others first: nobody is to take its place.
+    let mut others = cluster.agents.iter_mut().filter(|agent| agent.node() != leader);
+    others.try_for_each(|agent| agent.process_mut().kill())?;
     cluster.agent_mut(&leader)?.process_mut().kill()?;
     let explanation = await_broken(&cluster, &leader, "shop/web", Some("announced"))?;
     assert!(explanation["source"]["nowhere"].as_str().context("why")?.contains("no agent listens"), "{explanation}");
@@ -101,7 +104,8 @@ fn without_its_agent_a_node_explains_what_its_kernel_holds_and_manifests_tell_th
     let manifests = cluster.manifests.path().to_str().context("a path")?.to_owned();
     let (code, explanation) = explain(&cluster, &leader, "shop/web", &["--manifests", &manifests])?;
     assert_eq!((code, &explanation["source"]), (2, &"manifests".into()));
-    assert!(findings(&explanation, "leader")[0].starts_with(&format!("{leader} should lead")), "{explanation}");
+    let planned = &cluster.planned_leader(VIP)?.name;
+    assert!(findings(&explanation, "leader")[0].starts_with(&format!("{planned} should lead")), "{explanation}");
     let (code, error) = explain(&cluster, &leader, "shop/gone", &[])?;
     assert_eq!(code, 1, "{error}");
     Ok(())

@@ -13,6 +13,8 @@ use vipmux_tests::{
     wait,
 };
 
+use crate::leading::await_candidate;
+
 /// Bytes before something happens, and after another node leads.
 const TRANSFERRED: u64 = 10 << 20;
 /// For a transfer on a busy machine.
@@ -25,6 +27,7 @@ fn a_killed_agents_address_is_taken_over_while_its_node_goes_on_forwarding() -> 
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.start_agent(&scene.node)?;
+    scene.await_return(other)?;
     scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
@@ -46,6 +49,7 @@ fn an_address_moves_when_its_leader_loses_the_link_and_stays_when_that_is_back()
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.cluster.lan.plug(&scene.node)?;
+    scene.await_return(other)?;
     scene.stays_with(other).map(drop)
 }
 
@@ -67,6 +71,7 @@ fn an_agent_that_is_told_to_stop_hands_over_and_nothing_is_lost() -> Result<()> 
     let other = scene.await_another()?;
     scene.check_sessions()?;
     scene.stage.start_agent(&scene.node)?;
+    scene.await_return(other)?;
     scene.stays_with(other)?.check_nothing_lost()
 }
 
@@ -81,6 +86,7 @@ fn a_cordoned_node_hands_over_and_nothing_is_lost() -> Result<()> {
     scene.stage.cluster.manifests.write_nodes(&scene.stage.cluster.lan, &[&scene.node])?;
     let other = scene.await_another()?;
     scene.stage.cluster.manifests.write_nodes(&scene.stage.cluster.lan, &[])?;
+    await_candidate(&scene.stage.cluster, ADDRESS, &scene.node)?;
     scene.stays_with(other)?.check_nothing_lost()
 }
 

@@ -39,10 +39,13 @@ const SERVICES: [Spec; 5] = [
 
 /// The Services, served: each has answered at each of its addresses.
 pub(crate) fn served(options: Options) -> Result<Option<Cluster>> {
-    served_in("native", options)
+    served_with(|options| options, options)
 }
 
-fn served_in(xdp_mode: &'static str, options: Options) -> Result<Option<Cluster>> {
+pub(crate) fn served_with(
+    change: impl FnOnce(agent::Options) -> agent::Options,
+    options: Options,
+) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
@@ -60,7 +63,7 @@ fn served_in(xdp_mode: &'static str, options: Options) -> Result<Option<Cluster>
         let service = Service::sharing(name, port, kind.protocol(), target_port).with(endpoints);
         cluster.manifests.write_service(&if dual_stack { service.dual_stack() } else { service.ipv6() })?;
     }
-    cluster.start_agents(&agent::Options { xdp_mode, ..cluster.agent_options() })?;
+    cluster.start_agents(&change(cluster.agent_options()))?;
     requests().iter().try_for_each(|(request, service, _)| cluster.await_service(*request, service).map(drop))?;
     Ok(Some(cluster))
 }
@@ -105,7 +108,8 @@ fn each_port_of_each_family_reaches_its_own_service_which_sees_the_client() -> R
 
 #[test]
 fn in_generic_mode_ipv6_is_served_as_well() -> Result<()> {
-    let Some(cluster) = served_in("generic", Options::default())? else { return Ok(()) };
+    let generic = |options| agent::Options { xdp_mode: "generic", ..options };
+    let Some(cluster) = served_with(generic, Options::default())? else { return Ok(()) };
     for (request, service, _) in requests() {
         for _ in 0..CONNECTIONS {
             assert_eq!(cluster.ask(request, TIMEOUT)?.service, service, "{request}");
@@ -117,7 +121,7 @@ fn in_generic_mode_ipv6_is_served_as_well() -> Result<()> {
 #[test]
 fn only_the_leader_answers_solicitations_and_the_client_knows_its_mac() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
-    let leader = cluster.planned_leader(VIP_V6)?;
+    let leader = cluster.await_leader(VIP_V6)?;
     for _ in 0..5 {
         assert_eq!(answers(&cluster)?, [leader.mac]);
     }
@@ -134,7 +138,7 @@ fn only_the_leader_answers_though_every_nodes_kernel_would_and_no_other_can_adve
         node.namespace().sysctl("net/ipv6/neigh/eth0/proxy_delay", "0")?;
         node.namespace().links(|links| links.add_proxy("eth0", VIP_V6))?;
     }
-    let leader = cluster.planned_leader(VIP_V6)?;
+    let leader = cluster.await_leader(VIP_V6)?;
     for _ in 0..5 {
         assert_eq!(answers(&cluster)?, [leader.mac]);
     }

@@ -10,6 +10,7 @@ use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use pnet::{packet::arp::ArpOperations, util::MacAddr};
 use vipmux_tests::{
+    agent::{self, Agent},
     arp,
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
@@ -32,7 +33,12 @@ const WINDOW: Duration = Duration::from_millis(150);
 
 #[test]
 fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
-    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let Some(mut cluster) = services::with_pods(Options::default())? else { return Ok(()) };
+    // It has its turn first, among those that are there.
+    cluster.start_agents(&cluster.agent_options())?;
+    cluster.await_all_alive()?;
+    services::write(&cluster)?;
+    services::await_all(&cluster)?;
     let planned = cluster.planned_leader(VIP)?;
     assert_eq!(cluster.await_leader(VIP)?.name, planned.name);
     assert_eq!(cluster.lan.client()?.neighbour(VIP)?, Some(planned.mac));
@@ -51,7 +57,7 @@ fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
             links.add_address("kube-ipvs0", VIP, 32)
         })?;
     }
-    let leader = cluster.planned_leader(VIP)?;
+    let leader = cluster.await_leader(VIP)?;
     let client = cluster.lan.client()?;
     let capture = arp::Capture::start(client.namespace())?;
     for _ in 0..5 {
@@ -124,6 +130,7 @@ fn an_edit_of_the_nodes_moves_the_address_without_a_long_silence() -> Result<()>
         assert!(silence < SILENCE, "nobody answered for {silence:?}");
         let second = cluster.await_leader(VIP)?.mac;
         cluster.manifests.write_nodes(&cluster.lan, &[])?;
+        await_candidate(&cluster, VIP, &first)?;
         services::await_all(&cluster)?;
         assert_eq!(answers(&cluster, VIP)?, [second], "it does not go back when the node is uncordoned");
     }
@@ -138,6 +145,7 @@ fn a_leader_whose_cable_is_out_is_followed_by_another_which_keeps_the_address() 
     let second = cluster.await_leader(VIP)?;
     assert_ne!(second.name, first);
     cluster.lan.switch().links(|links| links.set_up(&first))?;
+    cluster.await_standing(&second.name, &first, "alive")?;
     services::await_all(&cluster)?;
     assert_eq!(answers(&cluster, VIP)?, [second.mac]);
     Ok(())
@@ -192,8 +200,10 @@ fn a_leader_whose_carrier_comes_back_announces_and_serves() -> Result<()> {
 /// As one does that leads it by what it knows. Here it does not answer, so the address comes back.
 #[test]
 fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_leads_again_later() -> Result<()> {
-    let Some(mut cluster) = ipv6::served(Options::default())? else { return Ok(()) };
-    let leaders = [cluster.planned_leader(VIP)?.name.clone(), cluster.planned_leader(VIP_V6)?.name.clone()];
+    // So long that nobody takes over from who is stopped.
+    let lease = |options| agent::Options { lease: "30s", ..options };
+    let Some(mut cluster) = ipv6::served_with(lease, Options::default())? else { return Ok(()) };
+    let leaders = [cluster.await_leader(VIP)?.name.clone(), cluster.await_leader(VIP_V6)?.name.clone()];
     let other = cluster.lan.nodes.iter().find(|node| !leaders.contains(&node.name)).context("no other node")?;
     let other = other.name.clone();
     // Nothing keeps it from announcing what it likes.
@@ -201,6 +211,12 @@ fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_l
     let other = cluster.lan.node(&other)?;
     cluster.agent(&other.name)?.unload(other)?;
 
+    // It is the kernel that is silent: an agent that sees why puts it right.
+    let agents = || cluster.agents.iter().filter(|agent| agent.node() != other.name).map(Agent::process);
+    for process in agents() {
+        process.signal(Signal::SIGSTOP)?;
+        await_stopped(process.id())?;
+    }
     let client = cluster.lan.client()?;
     arp::announce(other.namespace(), VIP)?;
     let after = answers(&cluster, VIP)?;
@@ -208,6 +224,7 @@ fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_l
     ensure!(ndp::advertise(other.namespace(), VIP_V6)?, "it did not leave");
     let after = ndp::answers(client.namespace(), client.address_v6, VIP_V6, WINDOW)?;
     ensure!(after.is_empty(), "{after:?} answered in IPv6");
+    agents().try_for_each(|process| process.signal(Signal::SIGCONT))?;
     for (vip, leader) in [IpAddr::from(VIP), VIP_V6.into()].into_iter().zip(leaders) {
         assert_eq!(cluster.await_leader(vip)?.name, leader, "{vip}");
     }
@@ -229,9 +246,9 @@ fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
     let mut leaders = BTreeSet::new();
     for (number, address) in addresses.iter().enumerate() {
         cluster.await_service(Request::new(Kind::Http, *address, 80), "shop/web")?;
-        let planned = cluster.planned_leader(*address)?;
-        assert_eq!(answers(&cluster, *address)?, [planned.mac], "web-{number} on {address}");
-        leaders.insert(&planned.name);
+        let leader = cluster.await_leader(*address)?;
+        assert_eq!(answers(&cluster, *address)?, [leader.mac], "web-{number} on {address}");
+        leaders.insert(&leader.name);
     }
     assert!(leaders.len() > 1, "{leaders:?}");
     Ok(())
@@ -260,6 +277,19 @@ fn connect(cluster: &Cluster) -> Result<Session> {
 pub(crate) fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<MacAddr>> {
     let client = cluster.lan.client()?;
     arp::answers(client.namespace(), client.address, address, WINDOW)
+}
+
+/// Waits until every agent counts a node among those that an address could go to.
+pub(crate) fn await_candidate(cluster: &Cluster, vip: Ipv4Addr, node: &str) -> Result<()> {
+    for (on, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
+        wait::until(&format!("{} counts {node} in for {vip}", on.name), PATIENCE, || {
+            let (_, explanation) = agent.explain(on, &vip.to_string(), &[])?;
+            let why = explanation["vips"][0]["why"].as_str().with_context(|| explanation.to_string())?;
+            ensure!(why.contains(node), "{why}");
+            Ok(())
+        })?;
+    }
+    Ok(())
 }
 
 /// Lets the deadline pass, asking all along, and then asks some more: nobody answers.

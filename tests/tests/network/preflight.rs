@@ -19,6 +19,7 @@ use vipmux_tests::{
     cleanup::Folder,
     lan::{Lan, Node, Options},
     manifests::{Manifests, Service, VIP},
+    process,
     program::{self, TESTING_OBJECT},
 };
 
@@ -148,7 +149,8 @@ fn people_get_a_line_for_each_check() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     setup.node().namespace().links(|links| links.set_down("eth0"))?;
     let mut command = setup.node().namespace().command(agent::binary()?)?;
-    let output = command.arg("check").args(setup.arguments()).output()?;
+    command.arg("check").args(setup.arguments());
+    let output = process::output(command)?;
     let text = String::from_utf8(output.stdout)?;
     assert_eq!(output.status.code(), Some(2), "{text}");
     let line = text.lines().find(|line| line.starts_with("fail")).context("no line of a failure")?;
@@ -297,7 +299,7 @@ fn without_rights_what_is_missing_is_told() -> Result<()> {
     }
     let mut command = Command::new(&binary);
     command.args(["check", "-j"]).args(setup.arguments()).uid(NOBODY).gid(NOBODY);
-    let output = command.output()?;
+    let output = process::output(command)?;
     let said: Value = serde_json::from_slice(&output.stdout)?;
     assert_eq!(output.status.code(), Some(2), "{said:#}");
     let missing = said["checks"].as_array().context("no checks")?.iter().find(|check| check["check"] == "capabilities");

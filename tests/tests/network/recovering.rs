@@ -38,7 +38,7 @@ const PAIR: u16 = 9443;
 #[test]
 fn an_agent_that_was_away_does_not_take_an_address_back_from_its_new_leader() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let old = cluster.planned_leader(VIP)?.name.clone();
+    let old = cluster.await_leader(VIP)?.name.clone();
     let agent = cluster.agent(&old)?.process();
     agent.signal(Signal::SIGSTOP)?;
     await_stopped(agent.id())?;

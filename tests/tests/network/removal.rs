@@ -16,7 +16,7 @@ use crate::services;
 #[test]
 fn inspect_tells_the_same_while_the_agent_is_down() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let leader = cluster.await_leader(VIP)?.name.clone();
     let views = [["services"].as_slice(), &["backends"], &["neighbors"]];
     let node = cluster.lan.node(&leader)?;
     let before: Vec<_> = views.iter().map(|view| cluster.agent(&leader)?.inspect(node, view)).collect::<Result<_>>()?;
@@ -69,7 +69,7 @@ fn unload_leaves_no_trace() -> Result<()> {
 #[test]
 fn an_unloaded_node_is_an_ordinary_one() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
-    let leader = cluster.planned_leader(VIP)?.name.clone();
+    let leader = cluster.await_leader(VIP)?.name.clone();
     let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
     cluster.agent_mut(&other)?.process_mut().kill()?;
     cluster.agent(&other)?.unload(cluster.lan.node(&other)?)?;

@@ -38,6 +38,13 @@ pub(crate) fn web(cluster: &Cluster) -> Result<Service> {
 
 /// The five Services with their pods, and agents that are not started yet; `None` if the test is to be skipped.
 pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
+    let Some(cluster) = with_pods(options)? else { return Ok(None) };
+    write(&cluster)?;
+    Ok(Some(cluster))
+}
+
+/// The pods of the five Services, which are not written yet.
+pub(crate) fn with_pods(options: Options) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
@@ -48,18 +55,21 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     let dns = [Listener::new(Kind::DnsUdp, 5353, "infra/dns-udp"), Listener::new(Kind::DnsTcp, 5353, "infra/dns-tcp")];
     cluster.add_pod("node-3", "dns-1", 10, &dns)?;
     cluster.add_pod("node-1", "admin-1", 11, &[Listener::new(Kind::Http, 9000, "ops/admin")])?;
+    Ok(Some(cluster))
+}
 
+/// Writes the five Services.
+pub(crate) fn write(cluster: &Cluster) -> Result<()> {
     let mut admin = Service::sharing("ops/admin", 8080, "TCP", 9000).with([cluster.endpoint("admin-1")?]);
     admin.local = true;
     let services = [
-        web(&cluster)?,
+        web(cluster)?,
         Service::sharing("shop/secure", 443, "TCP", 8443).with([cluster.endpoint("secure-1")?]),
         Service::sharing("infra/dns-udp", 53, "UDP", 5353).with([cluster.endpoint("dns-1")?]),
         Service::sharing("infra/dns-tcp", 53, "TCP", 5353).with([cluster.endpoint("dns-1")?]),
         admin,
     ];
-    services.iter().try_for_each(|service| cluster.manifests.write_service(service))?;
-    Ok(Some(cluster))
+    services.iter().try_for_each(|service| cluster.manifests.write_service(service))
 }
 
 /// The five Services, served: each has answered once.

@@ -16,7 +16,7 @@ use vipmux_tests::{
     lan::{Lan, Options},
     manifests::{Manifests, Service, VIP},
     pod::Listener,
-    process::Process,
+    process::{self, Process},
 };
 
 use crate::services;
@@ -77,7 +77,9 @@ fn an_agent_that_is_not_ready_yet_is_drained_and_says_that_there_is_nothing_to_c
     let agent = Process::spawn("the agent", command)?;
     agent.wait_for_line("what it waits for", PATIENCE, |line| line.contains("no interface to announce on yet"))?;
     let ask = |what: &[&str]| -> Result<_> {
-        let output = namespace.command(agent::binary()?)?.args(what).arg("--socket").arg(&socket).output()?;
+        let mut command = namespace.command(agent::binary()?)?;
+        command.args(what).arg("--socket").arg(&socket);
+        let output = process::output(command)?;
         let told = [output.stdout, output.stderr].concat();
         Ok((output.status.code(), String::from_utf8(told)?))
     };

@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use vipmux_tests::{
+    agent::{self, Agent},
     client::{Datagrams, Kind, Request},
     cluster::{Cluster, PATIENCE, TIMEOUT},
     conntrack,
@@ -196,8 +197,13 @@ fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
     let third = third(&cluster)?;
     let service = with_third(&mut cluster, &third)?;
     cluster.manifests.write_service(&service)?;
-    cluster.start_agents(&cluster.agent_options())?;
+    let options = cluster.agent_options();
+    cluster.start_agents_but(&third, &options)?;
     await_served(&cluster)?;
+    // The last one to come leads nothing.
+    let agent = Agent::start(cluster.lan.node(&third)?, &options)?;
+    agent.wait_ready(PATIENCE)?;
+    cluster.agents.push(agent);
     cluster.await_service(Request::new(Kind::Http, VIP, service.port), "bulk/third")?;
     let mut transfers = start_both(&cluster, EASY)?;
     let [web, udp] = [Request::new(Kind::Http, VIP, WEB), Request::new(Kind::UdpEcho, VIP, UDP)]
@@ -245,7 +251,7 @@ fn with_third(cluster: &mut Cluster, third: &str) -> Result<Service> {
     Ok(Service::sharing("bulk/third", PORT, "TCP", PORT).with(endpoints))
 }
 
-/// A cluster with a pod on the node that leads [`VIP`] and one on another, which leads [`VIP_V6`] if it can be, each with a
+/// A cluster with a pod on the node that is planned to lead [`VIP`] and one on another, which is to lead [`VIP_V6`] if it can be, each with a
 /// bulk Service of its own, and both with those of [`WEB`] and [`UDP`], in dual stack: in either family there is a pod on the
 /// leader and one elsewhere. The agents are not started yet.
 pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
@@ -255,7 +261,7 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
-    // Who leads is known once there is an address to lead.
+    // Who is to lead is known once there is an address to lead.
     cluster.manifests.write_service(&Service::sharing("bulk/near", NEAR, "TCP", BULK).dual_stack())?;
     let leader = cluster.planned_leader(VIP)?.name.clone();
     let mut others = std::iter::once(cluster.planned_leader(VIP_V6)?).chain(&cluster.lan.nodes);
@@ -283,7 +289,7 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
 /// The same with agents, served.
 pub(crate) fn served(options: Options, xdp_mode: &'static str) -> Result<Option<Cluster>> {
     let Some(mut cluster) = prepared(options)? else { return Ok(None) };
-    let options = vipmux_tests::agent::Options { xdp_mode, ..cluster.agent_options() };
+    let options = agent::Options { xdp_mode, ..cluster.agent_options() };
     cluster.start_agents(&options)?;
     await_served(&cluster)?;
     Ok(Some(cluster))

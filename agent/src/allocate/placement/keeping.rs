@@ -25,6 +25,8 @@ enum Standing {
     Unknown,
     /// Both of the above.
     UnknownFaulty,
+    /// It is not known on which terms either, and its spec was changed since.
+    Outdated,
     /// It has other ports, another key, or another label.
     Changed,
 }
@@ -34,6 +36,7 @@ impl Standing {
         match (&held.terms, &service.fault) {
             (Some(_), Some(_)) => Self::Faulty,
             (None, Some(_)) => Self::UnknownFaulty,
+            (None, None) if service.status.outdated => Self::Outdated,
             (None, None) => Self::Unknown,
             (Some(terms), None) if terms.are_exceeded_by(service) => Self::Changed,
             (Some(_), None) => Self::Unchanged,
@@ -137,7 +140,7 @@ impl<'a> Placement<'a> {
         let Some(tenancy) = self.books.occupancy.on(vip) else { return true };
         let sharing = match standing {
             Standing::Unchanged | Standing::Faulty => Some(PoolSharing::ByAddress),
-            Standing::Unknown => Some(self.sharing_on(vip))
+            Standing::Unknown | Standing::Outdated => Some(self.sharing_on(vip))
                 .filter(|sharing| *sharing == PoolSharing::ByAddress)
                 .or(Some(PoolSharing::Any)),
             Standing::Changed => Some(self.sharing_on(vip)),

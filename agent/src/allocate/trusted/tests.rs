@@ -51,6 +51,22 @@ fn of_two_with_one_claim_the_earlier_one_is_served() {
 }
 
 #[test]
+fn an_edit_takes_nothing_from_anybody_before_the_allocator_has_judged_it() {
+    let claim = |cluster: Cluster, service: &str, year| {
+        cluster
+            .service(service, &["80/TCP"], &[])
+            .showing(service, "192.0.2.10")
+            .given(service, "True")
+            .created(service, year)
+    };
+    let both = claim(claim(lan(), "shop/a", 2001), "shop/b", 2002);
+    assert_eq!(outcome(&both, Trust::Allocator), "shop/a=192.0.2.10 shop/b:PortConflict");
+    let edited = both.edited("shop/a");
+    assert_eq!(outcome(&edited, Trust::Allocator), "shop/a:PortConflict shop/b=192.0.2.10");
+    assert_eq!(outcome(&edited.edited("shop/b"), Trust::Allocator), "shop/a=192.0.2.10 shop/b:PortConflict");
+}
+
+#[test]
 fn what_is_in_no_pool_is_trusted_where_anybody_gives_addresses() {
     let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "198.51.100.7");
     assert_eq!(outcome(&cluster, Trust::Allocator), "shop/a:Unallocated");

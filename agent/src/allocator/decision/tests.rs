@@ -61,7 +61,9 @@ impl World {
         for service in decision.departed {
             let Some(there) = self.server.objects.services.get(&service).cloned() else { continue };
             self.requests += 1;
-            self.server.apply(&service, &withdrawal(&service, &there));
+            if let Applied::Made(made) = self.server.apply(&service, &withdrawal(&service, &there)) {
+                self.ledger.withdrew(&service, &made);
+            }
         }
         for (object, (base, status)) in decision.customs {
             self.requests += 1;
@@ -216,6 +218,43 @@ fn what_was_written_is_taken_back_where_a_service_leaves() {
     world.server.put("next", 80, &[]);
     world.settle();
     assert_eq!(world.server.shown("next"), [vip("192.0.2.10")].into());
+}
+
+#[test]
+fn what_left_before_the_watch_showed_what_was_written_is_taken_back_too() {
+    let mut world = World::new(&["192.0.2.10"]);
+    world.server.put("a", 80, &[]);
+    // Another's, which nobody has to ask for.
+    world.server.put("b", 80, &[]);
+    world.server.write("b", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
+    world.watch();
+    world.write();
+    assert_eq!(world.server.shown("a"), [vip("192.0.2.10")].into());
+    world.server.write("a", |object| object["spec"]["type"] = json!("ClusterIP"));
+    world.shown.services.remove(&name("a"));
+    world.shown.services.remove(&name("b"));
+    assert_eq!(world.write(), 1);
+    assert!(!is_marked(world.server.objects.services.get(&name("a")).unwrap()));
+}
+
+#[test]
+fn what_somebody_else_holds_too_is_taken_back_once() {
+    let mut world = World::new(&["192.0.2.10"]);
+    world.server.put("a", 80, &[]);
+    world.settle();
+    let status = world.server.objects.services.get(&name("a")).unwrap().status.clone();
+    let departed = |world: &mut World| {
+        world.watch();
+        !world.decider.decide(&world.shown, &world.server.leaders, &mut world.ledger).departed.is_empty()
+    };
+    world.server.write("a", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
+    assert!(departed(&mut world));
+    // It is as it was.
+    let made = Arc::clone(world.server.objects.services.get(&name("a")).unwrap());
+    world.ledger.withdrew(&name("a"), &made);
+    assert!(!departed(&mut world) && !departed(&mut world));
+    world.server.write("a", |object| object["status"] = json!(status));
+    assert!(departed(&mut world), "somebody was there");
 }
 
 #[test]

@@ -24,10 +24,9 @@ const TELL_AGAIN: Duration = Duration::from_secs(30);
 impl Desk {
     /// Takes note of a report.
     pub(super) fn hear(&mut self, report: Report) {
-        let well = report.is_well();
         self.pulse.send_modify(|pulse| {
-            pulse.written += u64::from(well);
-            pulse.failed += u64::from(!well);
+            pulse.written += u64::from(report.is_written());
+            pulse.failed += u64::from(report.has_failed());
         });
         // What was begun under a mandate that has ended: the next one begins from the statuses.
         let Some(turn) = &mut self.turn else { return };
@@ -41,6 +40,19 @@ impl Report {
             Self::Service { answer, .. } | Self::Departed { answer, .. } => answer.is_well(),
             Self::Custom { answer, .. } => answer.is_well(),
         }
+    }
+
+    fn is_written(&self) -> bool {
+        match self {
+            Self::Service { answer, .. } => matches!(answer, Answer::Made(_)),
+            Self::Departed { answer, wrote, .. } => *wrote && matches!(answer, Answer::Made(_)),
+            Self::Custom { answer, .. } => matches!(answer, Answer::Made(_)),
+        }
+    }
+
+    /// Whether it was refused, or came to nothing; not where the object is another by now, or gone.
+    fn has_failed(&self) -> bool {
+        !self.is_well() || matches!(self, Self::Service { answer: Answer::Taken(_), .. })
     }
 }
 
@@ -70,11 +82,15 @@ impl Turn {
                 }
                 self.service(&name, &base, statement, answer, teller);
             }
-            Report::Departed { name, answer } => {
+            Report::Departed { name, answer, .. } => {
                 let key = Key::Departed(name.clone());
                 self.queue.done(&key, well, now);
                 match answer {
-                    Answer::Made(_) | Answer::Gone => drop(self.departed.remove(&name)),
+                    Answer::Made(made) => {
+                        self.departed.remove(&name);
+                        self.ledger.withdrew(&name, &made);
+                    }
+                    Answer::Gone => drop(self.departed.remove(&name)),
                     // It is another by now, and looked at again.
                     Answer::Stale | Answer::Taken(_) | Answer::Contested => self.queue.put(key, 0, now),
                     Answer::Denied(why) | Answer::Unavailable(why) => {
@@ -126,6 +142,8 @@ impl Turn {
             }
             Answer::Gone => {
                 self.fresh.remove(name);
+                // The watch may show it for a while yet.
+                self.ledger.conflicted(name, base);
                 self.dirty = true;
             }
             Answer::Denied(why) => {

@@ -117,6 +117,56 @@ fn who_finds_another_in_its_place_stops_at_once() {
 }
 
 #[test]
+fn who_finds_its_own_missing_makes_it_again_at_once() {
+    let mut mandate = holding();
+    let renewal = proposal(&mut mandate, s(5));
+    mandate.wrote(&renewal, s(5), Written::Conflict, s(5));
+    mandate.read(Found::Nothing, s(5));
+    assert_eq!((mandate.until(s(5)), mandate.holder()), (None, None));
+    assert_eq!(mandate.release(s(5)), None);
+    let again = proposal(&mut mandate, s(5));
+    let expected = Proposal { expected: None, holder: "a".to_owned(), transitions: 1, acquires: true };
+    assert_eq!(again, expected, "and it is another term");
+    mandate.wrote(&again, s(5), Written::Done("9".to_owned()), s(5));
+    assert_eq!(mandate.until(s(6)), Some(s(15)));
+}
+
+#[test]
+fn what_is_missing_is_taken_once_its_last_holder_must_have_stopped() {
+    let another = || {
+        let mut mandate = Mandate::new("a");
+        mandate.read(Found::There(record("b", "7")), s(5));
+        mandate
+    };
+    let given_back = || {
+        let mut mandate = Mandate::new("a");
+        mandate.read(Found::There(Record { duration: s(1), ..record("", "7") }), s(5));
+        mandate
+    };
+    // Its own mandate has lapsed: it may have been another's meanwhile.
+    let lapsed = || {
+        let mut mandate = holding();
+        mandate.read(Found::There(record("a", "7")), s(5));
+        mandate
+    };
+    for mut mandate in [another(), given_back(), lapsed()] {
+        let mut now = 20;
+        mandate.read(Found::Nothing, s(now));
+        let taken = loop {
+            match mandate.step(s(now)) {
+                Step::Wait(until) => now = until.as_secs(),
+                Step::Read => mandate.read(Found::Nothing, s(now)),
+                Step::Write(taken) => break taken,
+            }
+            assert_eq!((mandate.until(s(now)), mandate.holder()), (None, None));
+        };
+        assert!((35..=37).contains(&now), "{now}");
+        let expected = Proposal { expected: None, holder: "a".to_owned(), transitions: 4, acquires: true };
+        assert_eq!(taken, expected);
+    }
+}
+
+#[test]
 fn who_slept_has_no_mandate_when_it_wakes() {
     let mut mandate = holding();
     assert_eq!(mandate.until(s(3_600)), None);
@@ -143,13 +193,20 @@ fn what_is_given_back_is_nobodys() {
 fn two_never_hold_it_at_once_whatever_happens() {
     use proptest::prelude::*;
 
-    // Each is scheduled at times, its answers are lost at times, and the clock goes on; the store is one Lease.
-    let events = proptest::collection::vec((0..2_usize, 0..4_000_u64, 0..4_u8), 1..400);
+    /// How long a write that was begun under a mandate may take.
+    const WRITE: Duration = Duration::from_secs(4);
+
+    // Each is scheduled at times, its answers are lost at times, and the clock goes on; the store is one Lease, which somebody
+    // deletes at times, once each has seen who holds it.
+    let deleted = proptest::bool::weighted(0.05);
+    let events = proptest::collection::vec((0..2_usize, 0..4_000_u64, 0..4_u8, deleted), 1..400);
     proptest!(|(events in events)| {
         let mut all = [Mandate::new("a"), Mandate::new("b")];
-        let (mut lease, mut version, mut now) = (None::<Record>, 0_u32, s(1));
-        for (who, later, fate) in events {
+        let (mut lease, mut version, mut now) = (None::<Record>, 0_u32, s(10));
+        let mut ended = [s(0); 2];
+        for (who, later, fate, deleted) in events {
             now += Duration::from_millis(later);
+            lease.take_if(|record| deleted && all.iter().all(|one| one.holder() == Some(&record.holder)));
             match all[who].step(now) {
                 Step::Wait(_) => {}
                 Step::Read if fate == 0 => all[who].read(Found::Unknown, now),
@@ -171,7 +228,12 @@ fn two_never_hold_it_at_once_whatever_happens() {
                     all[who].wrote(&wanted, now, written, now);
                 }
             }
-            prop_assert!(all.iter().filter(|one| one.until(now).is_some()).count() < 2);
+            for (one, ended) in all.iter().zip(&mut ended) {
+                *ended = one.until(now).unwrap_or((*ended).min(now));
+            }
+            for one in 0..2 {
+                prop_assert!(all[one].until(now).is_none() || ended[1 - one] + WRITE <= now, "{ended:?} {now:?}");
+            }
         }
     });
 }

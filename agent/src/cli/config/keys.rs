@@ -69,7 +69,9 @@ impl Keys {
         let shares = all.find_subcommand(running).filter(|command| !has_file(command) && reads(command));
         for (name, arg) in shares.into_iter().flat_map(options) {
             // What has the same name and another variable, or none, means something else.
-            if let Some(key) = keys.get_mut(&name).filter(|key| arg.get_env().is_some() && key.arg.get_env() == arg.get_env()) {
+            if let Some(key) =
+                keys.get_mut(&name).filter(|key| arg.get_env().is_some() && key.arg.get_env() == arg.get_env())
+            {
                 *key = Key { commands: std::mem::take(&mut key.commands), ..Key::new(name, arg, true) };
             }
         }

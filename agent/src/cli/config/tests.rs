@@ -68,7 +68,7 @@ struct Allot {
 #[derive(Debug, clap::Args)]
 struct Look {
     #[command(flatten)]
-    config: SharedConfigArgs,
+    _config: SharedConfigArgs,
     #[arg(long)]
     all: bool,
     #[arg(long, env = "VIPMUX_TEST_GOSSIP_PORT", default_value_t = 1)]
@@ -232,11 +232,38 @@ fn options_that_exclude_each_other_are_told_and_a_flag_sets_the_other_aside() {
 }
 
 #[test]
+fn flags_that_exclude_each_other_are_refused_and_a_variable_is_no_flag() {
+    let both = ["test", "serve", "--node-name", "n", "--manifests", "/m", "--kubeconfig", "/k"].map(OsString::from);
+    let error = parse::<Cli>(&both).unwrap_err().to_string();
+    assert!(error.contains("--manifests cannot be used beside --kubeconfig"), "{error}");
+    let Err(CommandLineError::Usage(error)) =
+        read("nodeName: n\n", &["serve", "--manifests", "/m", "--kubeconfig", "/k"])
+    else {
+        panic!()
+    };
+    assert_eq!(error.kind(), ErrorKind::ArgumentConflict);
+}
+
+#[test]
+fn a_command_beside_an_agent_takes_what_it_shares_with_it() {
+    let look = |text: &str, arguments: &[&str]| match read(text, &[&["look"], arguments].concat()) {
+        Ok(Sub::Look(look)) => look,
+        other => panic!("{other:?}"),
+    };
+    let text = "{nodeName: n, gossipPort: 7000, manifests: /m}";
+    let Look { gossip_port, manifests, all, .. } = look(text, &[]);
+    assert_eq!((gossip_port, manifests, all), (7000, None, false));
+    assert_eq!(look(text, &["--gossip-port", "7001", "--all"]).gossip_port, 7001);
+    assert_eq!(look("{}", &[]).gossip_port, 1);
+    assert!(problems("all: true\n", "look")[0].contains("no such key"));
+}
+
+#[test]
 fn what_is_wrong_on_the_command_line_is_told_as_without_a_file() {
     let Err(CommandLineError::Usage(missing)) = read("gossipPort: 1\n", &["serve"]) else { panic!() };
-    assert_eq!(missing.kind(), clap::error::ErrorKind::MissingRequiredArgument);
+    assert_eq!(missing.kind(), ErrorKind::MissingRequiredArgument);
     let Err(CommandLineError::Usage(wrong)) = read("nodeName: [\n", &["serve", "--gossip-port", "0"]) else { panic!() };
-    assert_eq!(wrong.kind(), clap::error::ErrorKind::ValueValidation);
+    assert_eq!(wrong.kind(), ErrorKind::ValueValidation);
     let absent: Vec<_> = ["test", "serve", "--config", "/nowhere/config.yaml"].map(OsString::from).into();
     let error = parse::<Cli>(&absent).unwrap_err().to_string();
     assert_eq!(error, "cannot read the configuration file /nowhere/config.yaml");

@@ -1,5 +1,6 @@
 //! One kind's watch.
 
+mod namesakes;
 mod pace;
 
 use std::{
@@ -18,7 +19,10 @@ use kube::{
 use serde_json::Value;
 use tokio::{sync::mpsc, time::sleep};
 
-use self::pace::{paced, pause};
+use self::{
+    namesakes::Namesakes,
+    pace::{paced, pause},
+};
 use super::{Audience, trim::trimmed};
 use crate::source::{
     Problem,
@@ -57,8 +61,11 @@ pub(super) struct Feed {
     kind: Kind,
     audience: Audience,
     events: mpsc::Sender<Event>,
-    /// Whether lists are asked for as a stream of events (Kubernetes 1.32 and later), which spares both sides memory.
+    /// Whether lists are asked for as a stream of events (Kubernetes 1.32 and later), which spares both sides memory. The first
+    /// one alone is: it may be of any age, and a later one must not be older than what was heard.
     streaming: bool,
+    /// Of a kind whose names are the cluster's though its objects are in namespaces.
+    namesakes: Option<Namesakes>,
     /// The failures since it last went well.
     failures: u32,
     /// What was told of a failure, and when.
@@ -73,7 +80,8 @@ impl Feed {
     /// Passes on what it hears to `events`.
     pub(super) fn new(client: Client, kind: Kind, audience: Audience, events: mpsc::Sender<Event>) -> Self {
         let client = paced(client);
-        Self { client, kind, audience, events, streaming: true, failures: 0, told: None, failing: false }
+        let namesakes = kind.is_named_across_namespaces().then(Namesakes::default);
+        Self { client, kind, audience, events, streaming: true, namesakes, failures: 0, told: None, failing: false }
     }
 
     /// Runs until nobody listens. Cancel-safe.
@@ -87,7 +95,7 @@ impl Feed {
                     stream = self.watch();
                     true
                 }
-                Err(error) if self.kind.is_custom() && status(&error) == Some(404) => {
+                Err(error) if self.kind.is_custom() && status(&error) == Some(404) && self.is_absent().await => {
                     let alive = self.absent().await;
                     sleep(ABSENT).await;
                     // Objects of a kind that was made again are others.
@@ -145,15 +153,30 @@ impl Feed {
             }
         }
         let told = match event {
-            watcher::Event::Init => Told::Begun,
-            watcher::Event::InitDone => Told::Done,
+            watcher::Event::Init => {
+                self.namesakes.iter_mut().for_each(Namesakes::clear);
+                Told::Begun
+            }
+            watcher::Event::InitDone => {
+                self.streaming = false;
+                Told::Done
+            }
             watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                let object = match &mut self.namesakes {
+                    Some(namesakes) => namesakes.put(object),
+                    None => object,
+                };
                 let Some((identity, object)) = self.read(object) else { return true };
                 Told::There(identity, object)
             }
             watcher::Event::Delete(object) => {
-                let Some(identity) = Identity::of(self.kind, &value(object)) else { return true };
-                Told::Gone(identity)
+                if let Some(next) = self.namesakes.as_mut().and_then(|namesakes| namesakes.remove(&object)) {
+                    let Some((identity, object)) = self.read(next) else { return true };
+                    Told::There(identity, object)
+                } else {
+                    let Some(identity) = Identity::of(self.kind, &value(object)) else { return true };
+                    Told::Gone(identity)
+                }
             }
         };
         self.events.send(Event { kind: self.kind, told }).await.is_ok()
@@ -167,6 +190,18 @@ impl Feed {
             Err(flaws) => Err(flaws.into_iter().map(|flaw| Problem::of_object(&identity, flaw)).collect()),
         };
         Some((identity, object))
+    }
+
+    /// Whether the API server says that it does not have the kind. Anything between may answer 404.
+    async fn is_absent(&self) -> bool {
+        let ApiResource { group, version, api_version, plural, .. } = resource(self.kind);
+        let Ok(groups) = self.client.list_api_groups().await else { return false };
+        let Some(found) = groups.groups.iter().find(|found| found.name == group) else { return true };
+        if found.versions.iter().all(|served| served.version != version) {
+            return true;
+        }
+        let served = self.client.list_api_group_resources(&api_version).await;
+        served.is_ok_and(|list| list.resources.iter().all(|resource| resource.name != plural))
     }
 
     /// The API server has no such kind: then there are no objects of it.
@@ -184,10 +219,21 @@ impl Feed {
 
     /// Tells a failure once in a while.
     fn complain(&mut self, error: &watcher::Error) {
-        let text = format!("{error:#}");
+        // What is said first is the same for a refused connection, an unknown name and a wrong certificate.
+        let mut causes =
+            successors(Some::<&(dyn Error + 'static)>(error), |error| Error::source(*error)).map(ToString::to_string);
+        let (first, last) = (causes.next().unwrap_or_default(), causes.last());
+        let text = match last.filter(|last| !first.contains(last.as_str())) {
+            Some(last) => format!("{first}: {last}"),
+            None => first,
+        };
         let again = self.told.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() > TELL_AGAIN);
         if again {
-            tracing::warn!(kind = self.kind.name(), %error, "the API server cannot be followed; what is served stays");
+            tracing::warn!(
+                kind = self.kind.name(),
+                error = text,
+                "the API server cannot be followed; what is served stays"
+            );
             self.told = Some((text, Instant::now()));
             self.failing = true;
         }

@@ -8,7 +8,7 @@ use crate::source::{
     object::{Identity, Kind, Object},
 };
 
-/// Problems that are told, over all objects; the rest is counted.
+/// Problems that are told, over all objects.
 const PROBLEMS_MAX: usize = 1_000;
 
 /// All kinds' objects.

@@ -73,7 +73,8 @@ fn metadata(all: &ObjectMeta, audience: Audience) -> ObjectMeta {
 }
 
 fn service_of(service: &mut Service, audience: Audience) {
-    service.metadata = metadata(&service.metadata, audience);
+    let generation = service.metadata.generation;
+    service.metadata = ObjectMeta { generation, ..metadata(&service.metadata, audience) };
     if audience == Audience::Agent
         && let Some(ServiceStatus { conditions, .. }) = &mut service.status
     {

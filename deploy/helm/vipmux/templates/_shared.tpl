@@ -28,17 +28,30 @@ seLinuxOptions:
 {{- if ne $listen "off" }}{{ splitList ":" $listen | last }}{{ end }}
 {{- end }}
 
+{{- /* The address of --http-listen; nothing where that is all of them. */}}
+{{- define "vipmux.host" -}}
+{{- $host := regexReplaceAll ":[0-9]+$" (.Values.config.httpListen | default "") "" | trimAll "[]" }}
+{{- if not (has $host (list "off" "::" "0.0.0.0")) }}{{ $host }}{{ end }}
+{{- end }}
+
+{{- /* Of the Pod itself, or of the address that is given. */}}
 {{- define "vipmux.probes" -}}
 startupProbe:
   httpGet:
     path: /healthz
     port: http
+    {{- with . }}
+    host: {{ quote . }}
+    {{- end }}
   periodSeconds: 2
   failureThreshold: 60
 livenessProbe:
   httpGet:
     path: /healthz
     port: http
+    {{- with . }}
+    host: {{ quote . }}
+    {{- end }}
   periodSeconds: 10
   timeoutSeconds: 5
   failureThreshold: 3
@@ -46,6 +59,9 @@ readinessProbe:
   httpGet:
     path: /readyz
     port: http
+    {{- with . }}
+    host: {{ quote . }}
+    {{- end }}
   periodSeconds: 5
   timeoutSeconds: 5
   failureThreshold: 2

@@ -34,7 +34,7 @@ impl<'a> Show<'a> {
     pub(crate) fn new(screen: &'a mut Screen, cluster: &'a Cluster) -> Result<Self> {
         let plan = Plan::of(cluster.manifests.path())?;
         let vip = plan.address(SERVICES[0].name)?;
-        let leader = cluster.lan.node(&plan.leader(vip)?)?;
+        let leader = cluster.await_leader(vip)?;
         Ok(Self { screen, cluster, vip, leader })
     }
 
@@ -64,10 +64,9 @@ impl<'a> Show<'a> {
     fn leader(&mut self) -> Result<()> {
         self.screen.heading("Who answers for the address");
         let (client, vip) = (self.cluster.lan.client()?, self.vip);
-        self.cluster.await_leader(vip)?;
         let answers = arp::answers(client.namespace(), client.address, vip, ARP_WINDOW)?;
         let names: Vec<_> = answers.iter().map(|mac| self.name_of(*mac)).collect();
-        ensure!(answers == [self.leader.mac], "{} is to lead {vip}, and these answer: {names:?}", self.leader.name);
+        ensure!(answers == [self.leader.mac], "{} leads {vip}, and these answer: {names:?}", self.leader.name);
         self.screen.shown("exactly one node answers ARP", format!("{} ({})", self.leader.name, self.leader.mac));
 
         self.await_services()?;
@@ -178,7 +177,7 @@ impl<'a> Show<'a> {
 /// Commands for another terminal, while the demo is held.
 pub(crate) fn commands_to_try(screen: &Screen, cluster: &Cluster) -> Result<()> {
     let vip = Plan::of(cluster.manifests.path())?.address(SERVICES[0].name)?;
-    let leader = cluster.planned_leader(vip)?;
+    let leader = cluster.await_leader(vip)?;
     let agent = cluster.agent(&leader.name)?;
     let binary = agent::binary()?;
     let client = enter(cluster.lan.client()?.namespace().path());
