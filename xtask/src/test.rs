@@ -116,7 +116,8 @@ impl Suite {
 
     fn commands(self) -> Result<Vec<Command>> {
         let test = |arguments: &[&str]| {
-            let mut command = workspace::cargo(["test"]);
+            // One run tells it all.
+            let mut command = workspace::cargo(["test", "--no-fail-fast"]);
             command.args(workspace::locked()).args(arguments);
             command
         };
