@@ -146,15 +146,15 @@ impl ApiServer {
     }
 
     fn ask_ready(&mut self) -> Result<()> {
+        // It makes its certificate as it starts: who has read half of it tries again.
         let client = match self.client.take() {
             Some(client) => client,
-            // It makes its certificate as it starts.
             None => self.block_on(connect(self.launch.kubeconfig(ADMIN)?))?,
         };
-        let client = self.client.insert(client).clone();
         let request = http::Request::get("/readyz").body(Vec::new())?;
         let answer = self.block_on(async { Ok(client.request_text(request).await?) })?;
         ensure!(answer == "ok", "{answer}");
+        self.client = Some(client);
         Ok(())
     }
 }

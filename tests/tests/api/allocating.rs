@@ -82,7 +82,8 @@ fn await_addresses(api: &ApiServer, name: &str) -> Result<Vec<String>> {
 fn events(api: &ApiServer, name: &str) -> Result<Vec<String>> {
     let listed = api.kubectl(&["get", "events.v1.events.k8s.io", "-n", "shop", "-o", "json"])?;
     let listed: Value = serde_json::from_str(&listed)?;
-    let about = |event: &&Value| event["regarding"]["name"] == name;
+    // The API server makes some of its own.
+    let about = |event: &&Value| event["regarding"]["name"] == name && event["reportingController"] == allocator::NAME;
     let line = |event: &Value| {
         format!("{} {}", event["type"].as_str().unwrap_or("?"), event["reason"].as_str().unwrap_or("?"))
     };
