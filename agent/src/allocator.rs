@@ -30,7 +30,6 @@ use std::{io, sync::Arc};
 
 use tokio::{
     select,
-    signal::unix::{SignalKind, signal},
     sync::{oneshot, watch},
 };
 
@@ -46,6 +45,7 @@ use crate::{
     http::{Listen, ListenError},
     model,
     source::kubernetes::{Audience, follow},
+    stop,
 };
 
 /// How an allocator is run.
@@ -102,15 +102,7 @@ pub struct Pulse {
 
 /// Runs an allocator until SIGTERM or SIGINT. `pulse`: where it tells how it fares.
 pub async fn run(cluster: Cluster, options: Options, pulse: Arc<watch::Sender<Pulse>>) -> Result<(), AllocatorError> {
-    let mut terminate = signal(SignalKind::terminate()).map_err(AllocatorError::Signals)?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(AllocatorError::Signals)?;
-    let stop = async {
-        select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    tokio::pin!(stop);
+    let mut stop = stop::Stop::listen().map_err(AllocatorError::Signals)?;
     let identity = identity(&options.name)?;
     if let Some(listener) = options.http.open()? {
         observing::serve(listener, &pulse);
@@ -128,7 +120,7 @@ pub async fn run(cluster: Cluster, options: Options, pulse: Arc<watch::Sender<Pu
             Some(objects) => objects,
             None => return Ok(()),
         },
-        () = &mut stop => return Ok(()),
+        () = stop.told() => return Ok(()),
     };
     let (keeper, tenure) = Keeper::new(client.clone(), namespace, &identity);
     let (stop_keeping, stopped) = oneshot::channel();
@@ -140,7 +132,7 @@ pub async fn run(cluster: Cluster, options: Options, pulse: Arc<watch::Sender<Pu
     let mut desk = Desk::new(writer, teller, tenure, leaders, objects, pulse);
     select! {
         () = desk.run() => {}
-        () = &mut stop => {}
+        () = stop.told() => {}
     }
     let how = if desk.finish().await { Stop::GivingBack } else { Stop::Abruptly };
     // It is gone already where this fails.

@@ -60,7 +60,7 @@ impl Teller {
     /// Begins to tell. Within a tokio runtime.
     pub fn start(client: Client, author: Author) -> Self {
         let (sender, news) = mpsc::channel(WAITING);
-        // Ends with the last teller; an Event that is not made is made by nobody, and the condition says it too.
+        // Ends with the last teller; an Event that is not made is made by nobody, and a condition or the log says it too.
         tokio::spawn(publish(client, author, news));
         Self(sender)
     }

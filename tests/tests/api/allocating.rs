@@ -7,6 +7,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vipmux_tests::{
     allocator::{self, Allocator, USER},
+    api_proxy::{ApiProxy, Fault, Rule},
     api_server::{ApiServer, Mark, SYSTEM},
     cluster::PATIENCE,
     failover::await_stopped,
@@ -362,6 +363,49 @@ fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Resu
     let lines = writes(&api, after)?;
     let statuses = lines.iter().filter(|line| line.starts_with("patch services/status four")).count();
     assert_eq!(statuses, 1, "one of them wrote it, once: {lines:?}");
+    Ok(())
+}
+
+/// Each by one of its own, which delays, loses and repeats what goes through it; then nothing comes through the one's.
+#[test]
+fn over_bad_connections_each_service_has_an_address_of_its_own_and_a_silent_allocator_is_followed() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let mut pairs = Vec::new();
+    for (seed, name) in (1..).zip(["a", "b"]) {
+        let proxy = ApiProxy::start_as(&api, kubeconfig.clone(), seed)?;
+        proxy.set_rules([
+            Rule::new(Fault::Delay(Duration::from_millis(300))).in_percent(30),
+            Rule::new(Fault::Lose).in_percent(15),
+            Rule::new(Fault::Again(Duration::from_millis(500))).of_writes().in_percent(50),
+            Rule::new(Fault::LoseAnswer).in_percent(15),
+        ]);
+        pairs.push((Allocator::start(&api, &proxy.kubeconfig(), name, &[])?, proxy, name));
+    }
+    let await_all = |names: &[&str]| {
+        wait::until(&format!("addresses of {names:?}"), PATIENCE * 4, || {
+            let services = names.iter().map(|name| get(&api, name)).collect::<Result<Vec<_>>>()?;
+            let given: BTreeSet<_> = services.iter().flat_map(addresses).map(str::to_owned).collect();
+            ensure!(services.iter().all(|service| !addresses(service).is_empty()), "{given:?}");
+            assert_eq!(given.len(), names.len(), "{given:?}");
+            Ok(given)
+        })
+    };
+    api.apply_all(&[service("one", 80, &[]), service("two", 80, &[])])?;
+    let before = await_all(&["one", "two"])?;
+    let holder = Allocator::holder(&api)?;
+    let (_, silent, _) = pairs.iter().find(|(_, _, name)| *name == holder).context("nobody holds the Lease")?;
+    silent.set_rules([Rule::new(Fault::Stall)]);
+    silent.freeze();
+    api.apply_all(&[service("three", 80, &[]), service("four", 80, &[])])?;
+    let all = await_all(&["one", "two", "three", "four"])?;
+    assert!(all.is_superset(&before), "{before:?} were given, and {all:?} are");
+    assert_ne!(Allocator::holder(&api)?, holder);
+    silent.clear();
+    // Who was silent writes nothing over that.
+    api.delete_all(&[service("four", 80, &[])])?;
+    api.apply_all(&[service("five", 80, &[])])?;
+    await_all(&["one", "two", "three", "five"])?;
+    assert!(pairs.iter().any(|(_, proxy, _)| proxy.did("again") > 0 && proxy.did("lose") > 0), "nothing went wrong");
     Ok(())
 }
 
