@@ -16,7 +16,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// The versions whose maps an agent carries over to its own, older ones and newer ones: they only add to each other. In
 /// such a family, maps come, and values grow at their ends, where zero stands for what was before ([`Config`]: the

@@ -4,7 +4,8 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Address, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, ReverseKey, ReverseValue,
+        Address, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET, ReverseKey,
+        ReverseValue,
     },
     hash,
 };
@@ -64,7 +65,12 @@ pub(crate) fn remember(
             if !same && !is_closed(value.flags) && is_live(config, key.protocol, &value, now) {
                 return Err(DropReason::TupleCollision);
             }
-            if same && !syn {
+            let direct = value.flags & FLOW_DIRECT != 0;
+            // It was under way when the client turned to the backend itself.
+            if direct && !syn && is_live(config, key.protocol, &value, now) {
+                return Ok(());
+            }
+            if same && !syn && !direct {
                 refresh(record, &value, segment.flags, FLOW_CLIENT_FIN, now);
                 if idle != value.idle {
                     // SAFETY: as above.
@@ -72,7 +78,7 @@ pub(crate) fn remember(
                 }
                 return Ok(());
             }
-            if same {
+            if same && syn {
                 // SAFETY: as above.
                 unsafe {
                     ptr::write_volatile(&raw mut (*record).isn, segment.sequence);
@@ -130,7 +136,8 @@ pub(crate) fn look(key: &ReverseKey, now: u64) -> Option<ReverseValue> {
     let record = REVERSE.get_ptr(key)?;
     // SAFETY: as in `find`.
     let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
-    (tag == hash::reverse(key) && is_live(CONFIG.get(0)?, key.protocol, &value, now)).then_some(value)
+    let translates = value.flags & FLOW_DIRECT == 0 && is_live(CONFIG.get(0)?, key.protocol, &value, now);
+    (tag == hash::reverse(key) && translates).then_some(value)
 }
 
 /// Finds a reply's record and refreshes it. `tcp` is TCP's flags, `acknowledged` its acknowledgement number, host order.
@@ -148,8 +155,20 @@ pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> R
         return Reply::Foreign;
     }
     if tcp & (SYN | ACK) == SYN | ACK && !accepts(key.protocol, &value, acknowledged) {
-        let _ = REVERSE.remove(key);
+        // Without the client's SYN it may be a late one of this very connection, whose next packet then makes a record anew.
+        if value.flags & FLOW_ISN == 0 && !is_closed(value.flags) {
+            let _ = REVERSE.remove(key);
+            return Reply::Direct;
+        }
+        // SAFETY: as above.
+        unsafe {
+            ptr::write_volatile(&raw mut (*record).flags, FLOW_DIRECT | FLOW_RESET);
+            ptr::write_volatile(&raw mut (*record).seen, now);
+        }
         return Reply::Direct;
+    }
+    if value.flags & FLOW_DIRECT != 0 {
+        return Reply::Foreign;
     }
     refresh(record, &value, tcp, FLOW_BACKEND_FIN, now);
     Reply::Of(value)

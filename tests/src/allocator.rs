@@ -24,7 +24,7 @@ pub const NAME: &str = "vipmux-allocator";
 /// As whom its requests are told.
 pub const USER: &str = "system:serviceaccount:vipmux-system:vipmux-allocator";
 /// How long a stopped one may take to end.
-const END: Duration = Duration::from_secs(20);
+const END: Duration = Duration::from_mins(1);
 /// How many were started.
 static STARTED: AtomicU8 = AtomicU8::new(0);
 

@@ -21,9 +21,9 @@ use crate::{
 };
 
 /// For what takes milliseconds on an idle machine: starting an agent, applying a change.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(90);
 /// For a request that is expected to be answered.
-pub const TIMEOUT: Duration = Duration::from_secs(5);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 /// For one request that is tried again if it is not answered.
 const ATTEMPT: Duration = Duration::from_millis(500);
 /// For one ARP request or neighbour solicitation that is tried again if it is not answered.

@@ -57,7 +57,7 @@ impl FromStr for Listener {
 }
 
 /// Starting a process on a busy machine.
-const START: Duration = Duration::from_secs(20);
+const START: Duration = Duration::from_mins(1);
 
 /// A pod; it ends when dropped.
 #[derive(Debug)]

@@ -135,7 +135,7 @@ impl Process {
     pub fn kill(&mut self) -> Result<()> {
         if self.poll()?.is_none() {
             self.signal(Signal::SIGKILL)?;
-            self.wait(Duration::from_secs(10))?;
+            self.wait(Duration::from_mins(1))?;
         }
         Ok(())
     }

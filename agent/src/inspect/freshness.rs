@@ -6,8 +6,8 @@ use std::{fmt, time::Duration};
 use serde::Serialize;
 use vipmux_common::{
     abi::{
-        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_RESET, Fence, FlowKey, FlowValue, Node,
-        ReverseKey, ReverseValue, ServiceState,
+        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_RESET, Fence, FlowKey,
+        FlowValue, Node, ReverseKey, ReverseValue, ServiceState,
     },
     hash,
 };
@@ -123,5 +123,5 @@ pub fn translates((key, reverse): (&ReverseKey, &ReverseValue), config: &Config,
     } else {
         !is_idle(config, key.protocol, reverse.idle, reverse.seen, clock)
     };
-    lives && reverse.tag == hash::reverse(key)
+    lives && reverse.flags & FLOW_DIRECT == 0 && reverse.tag == hash::reverse(key)
 }

@@ -22,7 +22,7 @@ pub struct FlowKey {
     pub reserved: u32,
 }
 
-/// The client sent FIN. This one and [`FLOW_RESET`] are the flags of [`FlowValue`], all four those of [`ReverseValue`].
+/// The client sent FIN. This one and [`FLOW_RESET`] are the flags of [`FlowValue`], all five those of [`ReverseValue`].
 pub const FLOW_CLIENT_FIN: u32 = 1;
 /// The backend sent FIN.
 pub const FLOW_BACKEND_FIN: u32 = 2;
@@ -30,6 +30,10 @@ pub const FLOW_BACKEND_FIN: u32 = 2;
 pub const FLOW_RESET: u32 = 4;
 /// [`ReverseValue::isn`] was taken from the client's SYN.
 pub const FLOW_ISN: u32 = 8;
+/// The backend answered a SYN that did not come through the VIP: its replies are the client's own affair, and what is
+/// still under way through the VIP does not change that. Set together with [`FLOW_RESET`], for agents of version 6 and
+/// older.
+pub const FLOW_DIRECT: u32 = 16;
 
 /// `FLOWS[FlowKey]`.
 ///
@@ -92,7 +96,7 @@ pub struct ReverseValue {
     pub vip_port: u16,
     /// Zero.
     pub padding: u16,
-    /// [`FLOW_CLIENT_FIN`], [`FLOW_BACKEND_FIN`], [`FLOW_RESET`], [`FLOW_ISN`].
+    /// [`FLOW_CLIENT_FIN`], [`FLOW_BACKEND_FIN`], [`FLOW_RESET`], [`FLOW_ISN`], [`FLOW_DIRECT`].
     pub flags: u32,
     /// `jiffies_64` of the last packet of either side; frozen once the flow is closed.
     pub seen: u64,

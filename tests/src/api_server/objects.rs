@@ -22,7 +22,7 @@ use crate::{
 /// Whose fields they are that tests write.
 const FIELD_MANAGER: &str = "vipmux-tests";
 /// The API server serves a new kind a moment after it has accepted it.
-const NEW_KIND: Duration = Duration::from_secs(30);
+const NEW_KIND: Duration = Duration::from_secs(90);
 
 /// What the API server calls a kind, and where its objects are.
 #[derive(Clone, Debug)]

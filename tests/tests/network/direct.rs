@@ -1,14 +1,16 @@
 //! A client that reaches the same pod through the VIP and past it, from the same port: to the pod, both are the same
 //! connection, one after the other.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use anyhow::{Context as _, Result};
 use vipmux_tests::{
     client::Session,
     cluster::{Cluster, TIMEOUT},
-    lan::Options,
+    frames::{ACK, Ethernet, FIN, Ipv4, Ipv6, RST, Tcp},
+    lan::{Node, Options},
     manifests::{VIP, VIP_V6},
+    wire,
 };
 
 use crate::ipv6;
@@ -49,8 +51,43 @@ enum Way {
     Pod,
 }
 
+/// The last packets of a connection may come late, or twice: their client has been answered by the pod itself by then.
+#[test]
+fn what_comes_late_through_the_vip_does_not_disturb_the_connection_to_the_pod() -> Result<()> {
+    each_way(&[End::Closed, End::Reset], |cluster, node, vip, port, end| {
+        open(cluster, vip, Way::Vip, port)?.leave(end, cluster)?;
+        let mut direct = open(cluster, vip, Way::Pod, port)?;
+        for flags in [ACK, FIN | ACK, RST | ACK] {
+            let client = cluster.lan.client()?;
+            let late = Tcp::new(port, 443, flags).numbers(1, 1);
+            let way = Ethernet::new(client.mac.octets(), node.mac.octets());
+            let late = match vip {
+                IpAddr::V4(vip) => way.ipv4(&Ipv4::tcp(client.address, vip, late)),
+                IpAddr::V6(vip) => way.ipv6(&Ipv6::tcp(client.address_v6, vip, late)),
+            };
+            wire::send(client.namespace(), "eth0", &late, 1)?;
+            // It goes the same way, and arrives later.
+            client.namespace().run(|| Session::connect((vip, 443).into(), TIMEOUT)?.say("there"))?;
+            direct.talk().with_context(|| format!("after a segment with flags {flags:#04x}"))?;
+        }
+        direct.leave(end, cluster)
+    })
+}
+
 /// Takes these ways one after the other from one port, by the pod's own node and by another, for each of these ends.
 fn alternate(ways: &[Way], ends: &[End]) -> Result<()> {
+    each_way(ends, |cluster, _, vip, port, end| {
+        ways.iter().enumerate().try_for_each(|(step, way)| {
+            let connected = open(cluster, vip, *way, port);
+            connected
+                .and_then(|connection| connection.leave(end, cluster))
+                .with_context(|| format!("step {step} of {ways:?}"))
+        })
+    })
+}
+
+/// Does that with each of these ends, in both families, by the pod's own node and by another, from a port that is its own.
+fn each_way(ends: &[End], run: impl Fn(&Cluster, &Node, IpAddr, u16, End) -> Result<()>) -> Result<()> {
     let Some(cluster) = ipv6::served(Options::HOSTILE)? else { return Ok(()) };
     let own = cluster.lan.node(&cluster.pod("secure-1")?.node)?;
     let other = cluster.lan.nodes.iter().find(|node| node.name != own.name).context("no other node")?;
@@ -60,16 +97,19 @@ fn alternate(ways: &[Way], ends: &[End]) -> Result<()> {
         cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", vip, node.mac))?;
         for end in ends {
             port += 1;
-            for (step, way) in ways.iter().enumerate() {
-                reach(&cluster, vip, *way, port, *end)
-                    .with_context(|| format!("step {step} of {ways:?}, {end:?}, {vip} by way of {}", node.name))?;
-            }
+            run(&cluster, node, vip, port, *end).with_context(|| format!("{end:?}, {vip} by way of {}", node.name))?;
         }
     }
     Ok(())
 }
 
-fn reach(cluster: &Cluster, vip: IpAddr, way: Way, port: u16, end: End) -> Result<()> {
+/// A connection to the pod, which sees this client.
+struct Connection {
+    session: Session,
+    client: SocketAddr,
+}
+
+fn open(cluster: &Cluster, vip: IpAddr, way: Way, port: u16) -> Result<Connection> {
     let (pod, client) = (cluster.pod("secure-1")?, cluster.lan.client()?);
     let (pod, own): (IpAddr, IpAddr) = if vip.is_ipv4() {
         (pod.address.into(), client.address.into())
@@ -80,20 +120,33 @@ fn reach(cluster: &Cluster, vip: IpAddr, way: Way, port: u16, end: End) -> Resul
         Way::Vip => (vip, 443),
         Way::Pod => (pod, 8443),
     };
-    let mut session = client.namespace().run(|| Session::connect_from(port, server.into(), TIMEOUT))?;
-    for line in ["one", "two"] {
-        let answer = session.say(line)?;
-        assert_eq!((answer.pod.as_str(), answer.client), ("secure-1", (own, port).into()));
+    let session = client.namespace().run(|| Session::connect_from(port, server.into(), TIMEOUT))?;
+    let mut connection = Connection { session, client: (own, port).into() };
+    connection.talk()?;
+    Ok(connection)
+}
+
+impl Connection {
+    fn talk(&mut self) -> Result<()> {
+        for line in ["one", "two"] {
+            let answer = self.session.say(line)?;
+            assert_eq!((answer.pod.as_str(), answer.client), ("secure-1", self.client));
+        }
+        Ok(())
     }
-    match end {
-        End::Closed => session.close(),
-        End::Reset => session.reset(),
-        End::Abandoned => {
-            client.namespace().nft(
-                "table inet mute { chain output { type filter hook output priority 0; tcp flags & rst == rst drop; }; }",
-            )?;
-            session.reset()?;
-            client.namespace().nft("delete table inet mute").map(drop)
+
+    fn leave(self, end: End, cluster: &Cluster) -> Result<()> {
+        match end {
+            End::Closed => self.session.close(),
+            End::Reset => self.session.reset(),
+            End::Abandoned => {
+                let client = cluster.lan.client()?.namespace();
+                client.nft(
+                    "table inet mute { chain output { type filter hook output priority 0; tcp flags & rst == rst drop; }; }",
+                )?;
+                self.session.reset()?;
+                client.nft("delete table inet mute").map(drop)
+            }
         }
     }
 }

@@ -4,7 +4,7 @@ use vipmux_common::abi::{
     BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, Mac, NODE_ATTACHED, NODE_SELF,
 };
 use vipmux_tests::{
-    frames::{ACK, Ethernet, FIN, Ipv4, PSH, SYN},
+    frames::{ACK, Ethernet, FIN, Ipv4, PSH, RST, SYN},
     program::{Hook, IFINDEX, Outcome, Program, State},
 };
 
@@ -51,8 +51,14 @@ pub(crate) fn with_a_local_backend() {
     assert_eq!(flags(), FLOW_ISN, "the same ports again are a new connection");
     let stranger = back.ipv4(&segment(LOCAL, SYN | ACK, 0x7777_7777));
     sent(&program, Hook::Egress, &stranger, NEXT, &stranger);
-    let data = back.ipv4(&segment(LOCAL, ACK, 6));
-    sent(&program, Hook::Egress, &data, NEXT, &data);
+    let as_it_is = |packet: &Ipv4| sent(&program, Hook::Egress, &back.ipv4(packet), NEXT, &back.ipv4(packet));
+    as_it_is(&segment(LOCAL, ACK, 6));
+    for late in [ACK, FIN | ACK, RST] {
+        request(&with_flags(HTTP, late));
+        as_it_is(&segment(LOCAL, ACK | PSH, 7));
+    }
+    request(&syn(HTTP));
+    reply(&segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)));
 }
 
 /// The state of the peer: the backend that is remote to this node is local to it.

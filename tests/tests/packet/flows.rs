@@ -1,7 +1,8 @@
 //! Flow records: which packets keep their backend, and which choose anew.
 
 use vipmux_common::abi::{
-    BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, NODE_ATTACHED, Stat,
+    BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET,
+    NODE_ATTACHED, Stat,
 };
 use vipmux_tests::{
     frames::{ACK, FIN, Ipv4, RST, SYN, Tcp},
@@ -358,6 +359,24 @@ fn halves() -> Vec<Case> {
                 HTTP.record(state, LOCAL_TOO, 0, 0);
                 HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
             }),
+        stays("what was under way when its client turned to the backend itself makes none", &segment(HTTP))
+            .given(|state| {
+                connection(state, 0);
+                HTTP.remember(state, LOCAL_TOO, LINGER - WHILE, ISN, FLOW_DIRECT | FLOW_RESET);
+            })
+            .then(|state| {
+                HTTP.record(state, LOCAL_TOO, 0, 0);
+                HTTP.remember(state, LOCAL_TOO, LINGER - WHILE, ISN, FLOW_DIRECT | FLOW_RESET);
+            }),
+        stays("what comes later than that does", &segment(HTTP))
+            .given(|state| {
+                connection(state, 0);
+                HTTP.remember(state, LOCAL_TOO, LINGER + WHILE, ISN, FLOW_DIRECT | FLOW_RESET);
+            })
+            .then(|state| {
+                HTTP.record(state, LOCAL_TOO, 0, 0);
+                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
+            }),
         moves("a lost flow record is made again", &segment(HTTP))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
             .then(|state| {
@@ -383,6 +402,7 @@ fn renewed() -> Vec<Case> {
             FLOW_RESET => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_RESET),
             FLOW_ISN => |state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN),
             0 => |state| HTTP.remember(state, LOCAL, WHILE, 1, 0),
+            FLOW_DIRECT => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_DIRECT | FLOW_RESET),
             _ => |state| {
                 HTTP.remember(state, LOCAL, LINGER + WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
             },
@@ -393,6 +413,7 @@ fn renewed() -> Vec<Case> {
         ("a SYN renews a closed record", FLOW_CLIENT_FIN),
         ("a SYN renews a reset record", FLOW_RESET),
         ("a SYN renews an idle record", FLOW_ISN),
+        ("a SYN renews the record of a client that had turned to the backend itself", FLOW_DIRECT),
     ]
     .into_iter()
     .map(|(name, flags)| moves(name, &syn(HTTP)).given(renews(flags)).then(opened))
@@ -427,6 +448,8 @@ fn collisions() -> Vec<Case> {
             .given(|state| HTTP.remember(state, LOCAL, 0, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN)),
         wins("a flow takes over a reset one's replies")
             .given(|state| HTTP.remember(state, LOCAL, 0, 1, FLOW_ISN | FLOW_RESET)),
+        wins("a flow takes over from a direct connection")
+            .given(|state| HTTP.remember(state, LOCAL, 0, 1, FLOW_DIRECT | FLOW_RESET)),
         wins("a flow takes over an idle one's replies")
             .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN)),
     ]

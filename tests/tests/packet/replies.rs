@@ -1,6 +1,6 @@
 //! The way back: what backends send, turned back into the VIP's.
 
-use vipmux_common::abi::{FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, Stat};
+use vipmux_common::abi::{FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET, Stat};
 use vipmux_tests::{
     frames::{ACK, ETHERTYPE_IPV4, Ethernet, FIN, Ipv4, PSH, Payload, RST, SYN, Tcp, Udp},
     program::State,
@@ -51,6 +51,7 @@ pub(crate) fn from(service: Service, packet: &Ipv4) -> Ipv4 {
 }
 
 const REPLY: &[Counter] = &[Counter::Stat(Stat::Replies)];
+const DIRECT: u32 = FLOW_DIRECT | FLOW_RESET;
 const BOTH_FINS: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
 
 /// A reply of a connection to [`HTTP`] that has been quiet for a while.
@@ -138,7 +139,9 @@ const ECE: u8 = 0x40;
 /// A SYN-ACK tells whether the connection was made to the VIP or to the backend itself.
 fn handshakes() -> Vec<Case> {
     let direct = |name, packet: &Ipv4| {
-        left_alone(name, packet).becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)]).then(forgotten)
+        left_alone(name, packet)
+            .becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)])
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, DIRECT))
     };
     let accepted = |acknowledged| segment(LOCAL, SYN | ACK, acknowledged);
     let after = |data: u32| ISN.wrapping_add(1).wrapping_add(data);
@@ -154,7 +157,17 @@ fn handshakes() -> Vec<Case> {
         direct("a SYN-ACK of another SYN is of a direct connection", &accepted(ISN)),
         direct("a SYN-ACK of more than a SYN holds is of a direct connection", &accepted(after(0x1_0000))),
         direct("a SYN-ACK of no SYN that was seen is of a direct connection", &accepted(after(0)))
-            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, 0)),
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, 0))
+            .then(forgotten),
+        direct("so it is where a connection has ended", &accepted(after(0)))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, BOTH_FINS)),
+        direct("a SYN-ACK of a direct connection that comes again", &accepted(after(0)))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, DIRECT)),
+        left_alone("what follows the SYN-ACK is of the direct connection too", &segment(LOCAL, ACK | PSH, 77))
+            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, DIRECT)),
+        left_alone("and is so when its record has had its time", &segment(LOCAL, ACK | PSH, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, DIRECT))
+            .then(forgotten),
         restored("a backend's own SYN is no SYN-ACK", &segment(LOCAL, SYN, 0)),
     ]
 }
