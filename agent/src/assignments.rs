@@ -31,7 +31,8 @@ use std::{
     io::{self, Read},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    time::SystemTime,
+    thread::sleep,
+    time::{Duration, Instant, SystemTime},
 };
 
 use nix::{
@@ -55,6 +56,10 @@ use crate::{
 const VERSION: u32 = 1;
 /// A larger file is damaged: 10,000 Services need about 2 MiB.
 const MAX_BYTES: u64 = 64 << 20;
+/// How long others may have the lock: allocating for 10,000 Services takes under a second.
+const LOCKED: Duration = Duration::from_secs(2);
+/// How often it is tried.
+const ATTEMPTS: Duration = Duration::from_millis(5);
 
 /// What can go wrong with `assignments.yaml`.
 #[derive(Debug, thiserror::Error)]
@@ -189,7 +194,7 @@ pub fn load(path: &Path) -> Result<Option<Holders>, AssignmentsError> {
 ///
 /// Holders that stay as they are need no lock. Otherwise `decide` is asked again under the lock, with what is there by
 /// then, and its last answer counts; so it may be called twice. Agents that share the file thus agree. Blocks while
-/// another agent holds the lock.
+/// another agent holds the lock, for two seconds at most.
 pub fn update<T>(path: &Path, mut decide: impl FnMut(&Holders) -> (Holders, T)) -> Result<T, AssignmentsError> {
     let present = load(path)?.unwrap_or_default();
     let (chosen, outcome) = decide(&present);
@@ -281,12 +286,18 @@ fn lock(path: &Path) -> Result<Flock<File>, AssignmentsError> {
     let failed = |source| AssignmentsError::Lock { path: lock_path.clone(), source };
     fs::create_dir_all(directory(path)).map_err(failed)?;
     let mut file = OpenOptions::new().create(true).truncate(false).write(true).open(&lock_path).map_err(failed)?;
+    let deadline = Instant::now() + LOCKED;
     loop {
-        match Flock::lock(file, FlockArg::LockExclusive) {
+        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
-            Err((again, Errno::EINTR)) => file = again,
+            Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
+                let why = "another agent has it all the time: is one stopped?";
+                return Err(failed(io::Error::new(io::ErrorKind::TimedOut, why)));
+            }
+            Err((again, Errno::EWOULDBLOCK | Errno::EINTR)) => file = again,
             Err((_, error)) => return Err(failed(error.into())),
         }
+        sleep(ATTEMPTS);
     }
 }
 

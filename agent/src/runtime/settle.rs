@@ -66,6 +66,8 @@ pub(super) struct Course {
 
 /// How often the state file is looked at for what other agents wrote.
 const LOOK: Duration = Duration::from_secs(1);
+/// When it is written again that could not be written.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Settles each new snapshot, after each look that was asked for, and where addresses are written to a state file again when
 /// another agent changed that: all that share it end with the same view, whoever saw an edit first. Rests on what the probes
@@ -116,6 +118,7 @@ pub(super) async fn follow(
             tracing::error!("settling a snapshot failed; the last good state stays in force until the next one");
             stages = Stages::new(options.clone(), authority.clone(), memory);
         }
+        let again = (!stages.is_kept()).then(|| Instant::now() + AGAIN);
         // However much changes.
         while let Ok(question) = questions.try_recv() {
             question.answer(&stages, &probes.findings.borrow());
@@ -126,7 +129,11 @@ pub(super) async fn follow(
                 Ok(()) = looked.changed() => break,
                 Ok(()) = probes.health.changed() => break,
                 Some(question) = questions.recv() => question.answer(&stages, &probes.findings.borrow()),
-                () = sleep(LOOK) => if authority.stamp() != seen { break },
+                () = sleep(LOOK) => {
+                    if authority.stamp() != seen || again.is_some_and(|again| again <= Instant::now()) {
+                        break;
+                    }
+                }
             }
         }
     }
@@ -152,21 +159,32 @@ pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs::File, path::Path};
+
+    use nix::fcntl::{Flock, FlockArg};
     use tokio::time::timeout;
 
-    use super::*;
+    use super::{stages::tests::objects, *};
 
     const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// Runs [`follow`] on what the sender says, from these objects on.
+    fn following(path: &Path, objects: Objects) -> (watch::Sender<Arc<Objects>>, watch::Receiver<Arc<Settled>>) {
+        let (sender, snapshots) = watch::channel(Arc::new(objects));
+        let (results, settled) = watch::channel(Arc::new(Settled::default()));
+        let authority = Authority::File(path.to_owned());
+        tokio::spawn(async move {
+            let ((_looks, looked), (_asker, questions)) = (watch::channel(0), mpsc::channel(1));
+            let (probes, _hearsay) = Probes::start(NodeName("here".to_owned())).unwrap();
+            follow(snapshots, looked, questions, authority, Options::default(), probes, results).await;
+        });
+        (sender, settled)
+    }
 
     #[tokio::test]
     async fn what_changed_is_settled_with_the_time_at_which_it_did() {
         let directory = tempfile::tempdir().unwrap();
-        let (objects, snapshots) = watch::channel(Arc::default());
-        let ((_looks, looked), (_asker, questions)) = (watch::channel(0), mpsc::channel(1));
-        let (probes, _hearsay) = Probes::start(NodeName("here".to_owned())).unwrap();
-        let (sender, mut settled) = watch::channel(Arc::new(Settled::default()));
-        let authority = Authority::File(directory.path().join("assignments.yaml"));
-        tokio::spawn(follow(snapshots, looked, questions, authority, Options::default(), probes, sender));
+        let (objects, mut settled) = following(&directory.path().join("assignments.yaml"), Objects::default());
         timeout(PATIENCE, settled.changed()).await.unwrap().unwrap();
         let first = settled.borrow_and_update().course;
         assert!(first.since.is_none() && !first.took.is_zero(), "{first:?}");
@@ -175,5 +193,21 @@ mod tests {
         let changed = timeout(PATIENCE, settled.wait_for(|settled| settled.course.since.is_some())).await.unwrap();
         let since = changed.unwrap().course.since.unwrap();
         assert!(since >= before && since <= Instant::now(), "{since:?}, {before:?}");
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_served_and_told_and_written_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        // As an agent that was stopped while it wrote.
+        let lock = File::create(directory.path().join("assignments.yaml.lock")).unwrap();
+        let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
+        let (_objects, mut settled) = following(&path, objects(&["a"]));
+        let told = |settled: &Settled| settled.complaints.iter().any(|it| it.contains("is one stopped?"));
+        let without = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
+        assert_eq!((without.leaders.len(), path.exists()), (1, false));
+        drop(lock);
+        let with = timeout(PATIENCE, settled.wait_for(|settled| !told(settled))).await.unwrap().unwrap().clone();
+        assert_eq!((&with.leaders, path.exists()), (&without.leaders, true));
     }
 }

@@ -117,6 +117,11 @@ impl Stages {
         self.memory.clone()
     }
 
+    /// Whether what was settled last is written where it is to be kept.
+    pub(super) fn is_kept(&self) -> bool {
+        self.last.as_ref().is_none_or(|last| last.agreement.failure().is_none())
+    }
+
     /// What was settled last.
     pub(super) fn decided<'a>(&'a self, findings: &'a Findings, now: Duration) -> Option<Decided<'a>> {
         let Last { model, agreement, settled, .. } = self.last.as_ref()?;
@@ -229,4 +234,4 @@ fn refusals(model: &Model, allocation: &Allocation) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

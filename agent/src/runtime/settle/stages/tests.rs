@@ -12,7 +12,7 @@ fn name(text: &str) -> ServiceName {
     ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
 }
 
-fn objects(services: &[&str]) -> Objects {
+pub(in crate::runtime::settle) fn objects(services: &[&str]) -> Objects {
     let mut objects = Objects::default();
     let pool = serde_json::json!({"spec": {"addresses": ["192.0.2.1-192.0.2.3"]}});
     objects.address_pools.insert("lan".to_owned(), object(pool));
