@@ -3,6 +3,7 @@
 use std::{
     fmt,
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
+    mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6, TcpStream, UdpSocket},
     os::fd::AsRawFd as _,
     str::FromStr,
@@ -10,13 +11,16 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::{
-    socket::{
-        AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind,
-        connect as connect_socket, recv, recvfrom, sendto, setsockopt, socket,
-        sockopt::{Linger, ReceiveTimeout, ReuseAddr, SendTimeout},
+use nix::{
+    errno::Errno,
+    sys::{
+        socket::{
+            AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, bind,
+            connect as connect_socket, recv, recvfrom, sendto, setsockopt, socket,
+            sockopt::{ReceiveTimeout, ReuseAddr, SendTimeout},
+        },
+        time::{TimeVal, TimeValLike as _},
     },
-    time::{TimeVal, TimeValLike as _},
 };
 
 use crate::{dns, frames::checksum, identity::Answer, sctp, transfer};
@@ -214,10 +218,15 @@ impl Session {
         Ok(())
     }
 
-    /// Breaks the connection off by a RST.
+    /// Breaks the connection off by a RST, now. To close the socket would not do: a process that another thread starts at
+    /// this moment has it too, until it executes its program.
     pub fn reset(self) -> Result<()> {
-        let at_once = libc::linger { l_onoff: 1, l_linger: 0 };
-        Ok(setsockopt(self.stream.get_ref(), Linger, &at_once)?)
+        // SAFETY: zeros are an address, of the family `AF_UNSPEC`.
+        let nowhere: libc::sockaddr = unsafe { mem::zeroed() };
+        let length = libc::socklen_t::try_from(size_of_val(&nowhere))?;
+        // SAFETY: the address is as long as is said.
+        let dissolved = unsafe { libc::connect(self.stream.get_ref().as_raw_fd(), &raw const nowhere, length) };
+        Ok(Errno::result(dissolved).map(drop)?)
     }
 
     /// Sends a line and waits for its echo.
@@ -358,5 +367,23 @@ pub fn ping_v6(address: Ipv6Addr, length: usize, timeout: Duration) -> Result<()
         if is_reply && received == request.len() && message[4..received] == request[4..] {
             return Ok(());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_reset_is_sent_though_a_process_that_starts_has_the_socket_too() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let session = Session::connect(listener.local_addr().unwrap(), Duration::from_secs(20)).unwrap();
+        let (mut served, _) = listener.accept().unwrap();
+        let _copy = session.stream.get_ref().try_clone().unwrap();
+        session.reset().unwrap();
+        served.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        assert_eq!(served.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::ConnectionReset);
     }
 }
