@@ -21,7 +21,7 @@ use crate::{
 #[inline(always)]
 fn is_closed(flags: u32) -> bool {
     const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
-    flags & FLOW_RESET != 0 || flags & BOTH == BOTH
+    flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH
 }
 
 /// Whether a reverse record still translates.
@@ -155,15 +155,16 @@ pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> R
         return Reply::Foreign;
     }
     if tcp & (SYN | ACK) == SYN | ACK && !accepts(key.protocol, &value, acknowledged) {
-        // Without the client's SYN it may be a late one of this very connection, whose next packet then makes a record anew.
-        if value.flags & FLOW_ISN == 0 && !is_closed(value.flags) {
+        // Without the client's SYN it may be a late one of this very connection, whose next packet then makes a record anew;
+        // and an SCTP endpoint answers every INIT, whoever sent it (RFC 9260, 5.2.2).
+        if key.protocol != TCP || value.flags & FLOW_ISN == 0 && !is_closed(value.flags) {
             let _ = REVERSE.remove(key);
             return Reply::Direct;
         }
         // SAFETY: as above.
         unsafe {
-            ptr::write_volatile(&raw mut (*record).flags, FLOW_DIRECT | FLOW_RESET);
             ptr::write_volatile(&raw mut (*record).seen, now);
+            ptr::write_volatile(&raw mut (*record).flags, FLOW_DIRECT | FLOW_RESET);
         }
         return Reply::Direct;
     }

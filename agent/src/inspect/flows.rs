@@ -186,7 +186,7 @@ fn row(flow: &FlowView) -> [Cell; 9] {
     let replies = match flow.replies {
         None => Cell::from(""),
         Some(true) => "translated".into(),
-        Some(false) => Cell::toned("no record", Tone::Warn),
+        Some(false) => Cell::toned("not translated", Tone::Warn),
     };
     [
         SocketAddr::new(flow.client, flow.client_port).to_string().into(),

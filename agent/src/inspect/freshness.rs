@@ -110,10 +110,10 @@ pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
     }
 }
 
-/// Whether both sides, or an RST, closed the connection.
+/// Whether both sides, or an RST, closed the connection, or the client has turned to the backend itself since.
 pub fn is_closed(reverse: &ReverseValue) -> bool {
     const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
-    reverse.flags & FLOW_RESET != 0 || reverse.flags & BOTH == BOTH
+    reverse.flags & (FLOW_RESET | FLOW_DIRECT) != 0 || reverse.flags & BOTH == BOTH
 }
 
 /// Whether a reverse record is of its key, and still turns replies back into the VIP's.

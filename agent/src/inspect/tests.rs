@@ -149,7 +149,7 @@ fn flows_tell_valid_records_from_stale_ones_and_why() {
         "\
 CLIENT             SERVICE        PROTO  BACKEND        NODE    AGE  STATE       RECORD                REPLIES
 198.51.100.7:1000  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   0s  open        valid                 translated
-198.51.100.7:1001  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   1s  client fin  valid                 no record
+198.51.100.7:1001  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   1s  client fin  valid                 not translated
 198.51.100.7:1002  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   2s  reset       valid                 -
 198.51.100.7:1003  192.0.2.10:80  TCP    -              -        3s  open        stale: backend gone   -
 198.51.100.7:1004  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   4s  open        stale: owner changed  -

@@ -18,7 +18,7 @@ use tokio::{
     pin, select,
     sync::{mpsc, watch},
     task::spawn_blocking,
-    time::sleep,
+    time::{sleep, sleep_until},
 };
 
 use self::stages::{Memory, Stages};
@@ -67,7 +67,7 @@ pub(super) struct Course {
 /// How often the state file is looked at for what other agents wrote.
 const LOOK: Duration = Duration::from_secs(1);
 /// When it is written again that could not be written.
-const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(30) };
 
 /// Settles each new snapshot, after each look that was asked for, and where addresses are written to a state file again when
 /// another agent changed that: all that share it end with the same view, whoever saw an edit first. Rests on what the probes
@@ -86,7 +86,12 @@ pub(super) async fn follow(
     let mut stages = Stages::new(options.clone(), authority.clone(), Memory::default());
     // When something changed that is not settled yet.
     let mut since = None;
+    // When to write again what could not be written.
+    let mut again: Option<Instant> = None;
     loop {
+        if again.take_if(|again| *again <= Instant::now()).is_some() {
+            stages.write_again();
+        }
         // Taken before it is read: what changes from here on is looked at again, our own writing included.
         let seen = authority.stamp();
         // Before the snapshot, which is then at least as new.
@@ -118,7 +123,7 @@ pub(super) async fn follow(
             tracing::error!("settling a snapshot failed; the last good state stays in force until the next one");
             stages = Stages::new(options.clone(), authority.clone(), memory);
         }
-        let again = (!stages.is_kept()).then(|| Instant::now() + AGAIN);
+        again = if stages.is_kept() { None } else { again.or_else(|| Some(Instant::now() + AGAIN)) };
         // However much changes.
         while let Ok(question) = questions.try_recv() {
             question.answer(&stages, &probes.findings.borrow());
@@ -129,11 +134,8 @@ pub(super) async fn follow(
                 Ok(()) = looked.changed() => break,
                 Ok(()) = probes.health.changed() => break,
                 Some(question) = questions.recv() => question.answer(&stages, &probes.findings.borrow()),
-                () = sleep(LOOK) => {
-                    if authority.stamp() != seen || again.is_some_and(|again| again <= Instant::now()) {
-                        break;
-                    }
-                }
+                () = sleep(LOOK) => if authority.stamp() != seen { break },
+                () = sleep_until(again.unwrap_or_else(Instant::now).into()), if again.is_some() => break,
             }
         }
     }
@@ -159,7 +161,10 @@ pub(super) fn tell(before: &BTreeSet<String>, after: &BTreeSet<String>) {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, path::Path};
+    use std::{
+        fs::{self, File},
+        path::Path,
+    };
 
     use nix::fcntl::{Flock, FlockArg};
     use tokio::time::timeout;
@@ -167,6 +172,16 @@ mod tests {
     use super::{stages::tests::objects, *};
 
     const PATIENCE: Duration = Duration::from_mins(1);
+
+    /// The state file's lock, as an agent has it that was stopped while it wrote.
+    fn locked(path: &Path) -> Flock<File> {
+        let lock = File::create(path.with_extension("yaml.lock")).unwrap();
+        Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap()
+    }
+
+    fn told(settled: &Settled) -> bool {
+        settled.complaints.iter().any(|it| it.contains("is one stopped?"))
+    }
 
     /// Runs [`follow`] on what the sender says, from these objects on.
     fn following(path: &Path, objects: Objects) -> (watch::Sender<Arc<Objects>>, watch::Receiver<Arc<Settled>>) {
@@ -199,15 +214,25 @@ mod tests {
     async fn what_could_not_be_written_is_served_and_told_and_written_later() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("assignments.yaml");
-        // As an agent that was stopped while it wrote.
-        let lock = File::create(directory.path().join("assignments.yaml.lock")).unwrap();
-        let lock = Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap();
+        let lock = locked(&path);
         let (_objects, mut settled) = following(&path, objects(&["a"]));
-        let told = |settled: &Settled| settled.complaints.iter().any(|it| it.contains("is one stopped?"));
         let without = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
         assert_eq!((without.leaders.len(), path.exists()), (1, false));
         drop(lock);
         let with = timeout(PATIENCE, settled.wait_for(|settled| !told(settled))).await.unwrap().unwrap().clone();
         assert_eq!((&with.leaders, path.exists()), (&without.leaders, true));
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_starts_serves_what_it_could_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        fs::write(&path, "version: 1\nservices:\n  shop/a:\n    addresses: [192.0.2.2]\n").unwrap();
+        let _lock = locked(&path);
+        let (_objects, mut settled) = following(&path, objects(&["a", "b"]));
+        let settled = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
+        let owners: Vec<_> =
+            settled.services.iter().map(|(claim, it)| format!("{} {}", it.owner.name, claim.vip)).collect();
+        assert_eq!(owners, ["b 192.0.2.1", "a 192.0.2.2"]);
     }
 }

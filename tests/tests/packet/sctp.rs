@@ -1,8 +1,6 @@
 //! SCTP: balanced by its first chunk, and delivered without a change to its ports or its checksum.
 
-use vipmux_common::abi::{
-    DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET, Stat, UNCLAIMED_REJECT,
-};
+use vipmux_common::abi::{DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, Stat, UNCLAIMED_REJECT};
 use vipmux_tests::{
     frames::{Chunk, Ethernet, Ipv4, Payload, Sctp},
     program::State,
@@ -182,7 +180,9 @@ fn replies() -> Vec<Case> {
             .becomes(Verdict::Passed(out().ipv4(&from(PHONE, packet))), &[Counter::Stat(Stat::Replies)])
     };
     let direct = |name, packet: &Ipv4| {
-        Case::egress(name, out().ipv4(packet)).becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)])
+        Case::egress(name, out().ipv4(packet))
+            .becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)])
+            .then(|state| state.reverse.clear())
     };
     let accepted = |tag| reply(tag, Chunk::init_ack(BACKENDS_TAG));
     let now: fn(&mut State) = |state| PHONE.remember(state, SIGNAL, 0, ISN, FLOW_ISN);
@@ -194,11 +194,9 @@ fn replies() -> Vec<Case> {
         restored("a backend's SHUTDOWN closes its side", &reply(TAG, shutdown(SHUTDOWN)))
             .then(|state| PHONE.remember(state, SIGNAL, 0, ISN, FLOW_ISN | FLOW_BACKEND_FIN)),
         direct("an INIT ACK with another tag is of a direct association", &accepted(TAG + 1))
-            .given(|state| PHONE.remember(state, SIGNAL, WHILE, ISN, FLOW_ISN))
-            .then(|state| PHONE.remember(state, SIGNAL, 0, ISN, FLOW_DIRECT | FLOW_RESET)),
+            .given(|state| PHONE.remember(state, SIGNAL, WHILE, ISN, FLOW_ISN)),
         direct("an INIT ACK of no INIT that was seen is of a direct association", &accepted(TAG))
-            .given(|state| PHONE.remember(state, SIGNAL, WHILE, ISN, 0))
-            .then(|state| state.reverse.clear()),
+            .given(|state| PHONE.remember(state, SIGNAL, WHILE, ISN, 0)),
         Case::egress("another SCTP packet leaves", out().ipv4(&reply(TAG, Chunk::data(9, b"answer")))),
     ]
 }

@@ -6,9 +6,9 @@ use aya::{maps::PerCpuValues, util::nr_cpus};
 use vipmux_common::{
     abi::{
         ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
-        FLOW_CLIENT_FIN, FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED,
-        NODE_SELF, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
-        Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
+        FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac,
+        NODE_ATTACHED, NODE_SELF, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState,
+        ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
     },
     hash,
 };
@@ -258,5 +258,9 @@ impl Cluster {
         let (vip, vip_port) = (address("192.0.2.10"), 80_u16.to_be());
         let reverse = ReverseValue { tag: hash::reverse(&key), vip, vip_port, seen: NOW, ..ReverseValue::default() };
         self.fixture.maps.reverse.insert(key, reverse, 0).unwrap();
+        // The next client has turned to the backend itself.
+        let key = ReverseKey { client_port: 1001_u16.to_be(), ..key };
+        let direct = ReverseValue { tag: hash::reverse(&key), flags: FLOW_DIRECT | FLOW_RESET, ..reverse };
+        self.fixture.maps.reverse.insert(key, direct, 0).unwrap();
     }
 }

@@ -16,7 +16,7 @@ use crate::{
         trusted,
     },
     api,
-    assignments::{self, Stamp},
+    assignments::{self, AssignmentsError, Stamp},
     model::{
         Model,
         reason::{Reason, Refusal},
@@ -39,8 +39,10 @@ pub(super) struct Agreement {
     decision: Decision,
     /// The state file that it rests on.
     seen: Option<Stamp>,
-    /// Why that could not be read, or not be written where need was; it is tried again each time.
+    /// Why that could not be read, or not be written where need was. It is tried again when a Service changes, and when
+    /// [`Self::write_again`] says so.
     failure: Option<String>,
+    outdated: bool,
 }
 
 enum Decision {
@@ -49,9 +51,18 @@ enum Decision {
 }
 
 impl Agreement {
+    fn new(decision: Decision, seen: Option<Stamp>, failure: Option<String>) -> Self {
+        Self { decision, seen, failure, outdated: false }
+    }
+
     /// Whether it is that of the state file as it is now.
     pub(super) fn holds(&self, seen: Option<Stamp>) -> bool {
-        self.failure.is_none() && self.seen == seen
+        !self.outdated && self.seen == seen
+    }
+
+    /// Takes it for outdated if it could not be written.
+    pub(super) fn write_again(&mut self) {
+        self.outdated |= self.failure.is_some();
     }
 
     /// What it comes to.
@@ -90,12 +101,12 @@ impl Authority {
         match self {
             Self::File(path) => {
                 let file = File { path, memory, objects, model };
-                let last = last.filter(|last| last.holds(seen));
+                let last = last.filter(|last| last.failure.is_none() && last.holds(seen));
                 file.renew(last).unwrap_or_else(|file| file.begin(seen))
             }
             Self::Statuses(trust) => {
                 let allocation = trusted(model, *trust, |service| verdict(objects, service));
-                Agreement { decision: Decision::Trusted(allocation), seen: None, failure: None }
+                Agreement::new(Decision::Trusted(allocation), None, None)
             }
         }
     }
@@ -131,16 +142,20 @@ impl File<'_> {
         });
         let Some(renewed) = allocator.renew(self.model, &changed.collect()) else { return Err(self) };
         if !renewed.held {
-            return Ok(Agreement { decision: Decision::Own(allocator), seen, failure: None });
+            return Ok(Agreement::new(Decision::Own(allocator), seen, None));
         }
         let holders = allocator.allocation().holders();
-        // What fails is tried the long way, and told.
-        let Ok(Some(seen)) = assignments::replace(self.path, seen, &holders) else { return Err(self) };
+        let (seen, failure) = match assignments::replace(self.path, seen, &holders) {
+            Ok(Some(written)) => (Some(written), None),
+            Ok(None) => return Err(self),
+            Err(error) => (seen, Some(in_memory_only(error))),
+        };
         self.memory.holders = Arc::new(holders);
-        Ok(Agreement { decision: Decision::Own(allocator), seen: Some(seen), failure: None })
+        Ok(Agreement::new(Decision::Own(allocator), seen, failure))
     }
 
-    /// Who gets what, written to the state file. Where that fails, by what is held in memory.
+    /// Who gets what, written to the state file. Where that fails, by what is held in memory, or, by an agent that has just
+    /// started, by what could be read.
     fn begin(self, seen: Option<Stamp>) -> Agreement {
         let difference = self.memory.objects.services.diff(&self.objects.services);
         let gone: BTreeSet<_> = difference
@@ -154,16 +169,24 @@ impl File<'_> {
             let left = left.map(|(name, held)| (name.clone(), held.clone())).collect();
             Allocator::new(self.model, &with_statuses(left, self.model))
         };
+        let mut read = Holders::new();
         let agreed = assignments::update(self.path, |holders| {
+            read.clone_from(holders);
             let allocator = allocate(holders);
             (allocator.allocation().holders(), allocator)
         });
-        let told = |error| format!("{:#}; addresses are held in memory only", anyhow::Error::from(error));
         let (allocator, failure) = match agreed {
             Ok(allocator) => (allocator, None),
-            Err(error) => (allocate(&self.memory.holders), Some(told(error))),
+            Err(error) => {
+                let held = if self.memory.holders.is_empty() { &read } else { &*self.memory.holders };
+                (allocate(held), Some(in_memory_only(error)))
+            }
         };
         self.memory.holders = Arc::new(allocator.allocation().holders());
-        Agreement { decision: Decision::Own(Box::new(allocator)), seen, failure }
+        Agreement::new(Decision::Own(Box::new(allocator)), seen, failure)
     }
+}
+
+fn in_memory_only(error: AssignmentsError) -> String {
+    format!("{:#}; addresses are held in memory only", anyhow::Error::from(error))
 }

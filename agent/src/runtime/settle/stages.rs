@@ -122,6 +122,13 @@ impl Stages {
         self.last.as_ref().is_none_or(|last| last.agreement.failure().is_none())
     }
 
+    /// Tries to write it again with the next state, if it is not.
+    pub(super) fn write_again(&mut self) {
+        if let Some(last) = &mut self.last {
+            last.agreement.write_again();
+        }
+    }
+
     /// What was settled last.
     pub(super) fn decided<'a>(&'a self, findings: &'a Findings, now: Duration) -> Option<Decided<'a>> {
         let Last { model, agreement, settled, .. } = self.last.as_ref()?;
