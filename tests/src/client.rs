@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead as _, BufReader, Read as _, Write as _},
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6, TcpStream, UdpSocket},
-    os::fd::AsRawFd as _,
+    os::fd::AsRawFd,
     str::FromStr,
     time::Duration,
 };
@@ -218,15 +218,9 @@ impl Session {
         Ok(())
     }
 
-    /// Breaks the connection off by a RST, now. To close the socket would not do: a process that another thread starts at
-    /// this moment has it too, until it executes its program.
+    /// Breaks the connection off by a RST, now.
     pub fn reset(self) -> Result<()> {
-        // SAFETY: zeros are an address, of the family `AF_UNSPEC`.
-        let nowhere: libc::sockaddr = unsafe { mem::zeroed() };
-        let length = libc::socklen_t::try_from(size_of_val(&nowhere))?;
-        // SAFETY: the address is as long as is said.
-        let dissolved = unsafe { libc::connect(self.stream.get_ref().as_raw_fd(), &raw const nowhere, length) };
-        Ok(Errno::result(dissolved).map(drop)?)
+        dissolve(self.stream.get_ref())
     }
 
     /// Sends a line and waits for its echo.
@@ -264,6 +258,11 @@ impl Datagrams {
     /// Opens the socket, in the calling thread's network namespace. `timeout` limits the wait for each reply.
     pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { socket: udp_socket(server, timeout)? })
+    }
+
+    /// Closes the socket, now.
+    pub fn close(self) -> Result<()> {
+        dissolve(&self.socket)
     }
 
     /// Sends without checksums from now on: IPv4 can do without (RFC 768).
@@ -345,6 +344,17 @@ pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
             return Ok(());
         }
     }
+}
+
+/// Ends what the socket is connected to, at once. To close it would not do: a process that another thread starts at this
+/// moment has it too, until it executes its program.
+fn dissolve(socket: &impl AsRawFd) -> Result<()> {
+    // SAFETY: zeros are an address, of the family `AF_UNSPEC`.
+    let nowhere: libc::sockaddr = unsafe { mem::zeroed() };
+    let length = libc::socklen_t::try_from(size_of_val(&nowhere))?;
+    // SAFETY: the address is as long as is said.
+    let dissolved = unsafe { libc::connect(socket.as_raw_fd(), &raw const nowhere, length) };
+    Ok(Errno::result(dissolved).map(drop)?)
 }
 
 /// Sends one ICMPv6 echo request (RFC 4443, 4.1) with `length` bytes of data, and waits for the reply to it. The kernel sees

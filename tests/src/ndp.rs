@@ -58,10 +58,12 @@ fn ask(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> R
     let question = Ipv6::ndp(source, group, &Ndp::solicitation(target).mac(mac));
     let frame = Ethernet::new(mac, multicast_mac(group)).ipv6(&question);
     sender.send_to(&frame, None).context("the frame does not fit the buffer")??;
-    let start = Instant::now();
-    let mut found = Vec::new();
-    while start.elapsed() < window && found.len() < enough {
+    let (mut found, mut waited) = (Vec::new(), Duration::ZERO);
+    while waited < window && found.len() < enough {
+        let begin = Instant::now();
         found.extend(receive(receiver.as_mut(), mac, source, target)?);
+        // As in `arp::ask`.
+        waited += begin.elapsed().min(TICK);
     }
     Ok(found)
 }

@@ -185,7 +185,13 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
     }
     let statuses =
         || -> Result<Vec<Value>> { names.iter().map(|name| Ok(get(&api, name)?["status"].clone())).collect() };
-    std::thread::sleep(QUIET);
+    wait::until("nothing left to write", PATIENCE, || {
+        let since = api.mark()?;
+        std::thread::sleep(QUIET);
+        let written = writes(&api, since)?;
+        ensure!(written.is_empty(), "{written:?}");
+        Ok(())
+    })?;
     let (after, before) = (api.mark()?, statuses()?);
     std::thread::sleep(QUIET);
     assert_eq!(writes(&api, after)?, Vec::<String>::new());

@@ -56,8 +56,11 @@ fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<(
     }
     // Each VIP has a Lease, of the node that answers.
     for address in addresses {
-        let leader = &cluster.await_leader(address)?.name;
-        assert_eq!(&holder(&cluster, address)?, leader);
+        wait::until("the Lease of who answers", PATIENCE, || {
+            let (leader, holder) = (&cluster.await_leader(address)?.name, holder(&cluster, address)?);
+            ensure!(holder == *leader, "{holder}, and {leader} answers");
+            Ok(())
+        })?;
     }
     Ok(())
 }

@@ -7,6 +7,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use vipmux::datapath::maps::Maps;
+use vipmux_common::abi::Mac;
 use vipmux_tests::{
     agent,
     cluster::{Cluster, PATIENCE},
@@ -86,6 +88,12 @@ fn stale(unclaimed: &'static str) -> Result<Option<(Cluster, Wire)>> {
             let all = view["services"].as_array().context("no services")?;
             let without = all.iter().filter(|service| service["port"] == WEB && service["ready"] == 0);
             ensure!(without.count() == VIPS.len(), "{view}");
+            Ok(())
+        })?;
+        wait::until("the other nodes' MACs", PATIENCE, || {
+            let peers = Maps::open(agent.pins())?.read_peers()?;
+            let mut others = cluster.lan.nodes.iter().filter(|other| other.name != node.name);
+            ensure!(others.all(|other| peers.contains_key(&Mac::new(other.mac.octets()))), "{peers:?}");
             Ok(())
         })?;
     }

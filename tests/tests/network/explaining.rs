@@ -56,8 +56,12 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
         );
     }
     let other = if leader == "node-1" { "node-2" } else { "node-1" };
-    let explanation = await_broken(&cluster, other, "shop/web", None)?;
-    assert!(findings(&explanation, "announced")[0].contains(&leader), "{explanation}");
+    let explanation = wait::until("who leads", PATIENCE, || {
+        let explanation = await_broken(&cluster, other, "shop/web", None)?;
+        let told = findings(&explanation, "announced").first().is_some_and(|finding| finding.contains(&leader));
+        ensure!(told, "{explanation}");
+        Ok(explanation)
+    })?;
     assert_eq!(explanation["services"][0]["group"].as_array().context("group")?.len(), 4);
     let (code, error) = explain(&cluster, other, "shop/wbe", &[])?;
     assert_eq!(code, 1);

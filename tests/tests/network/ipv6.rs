@@ -160,8 +160,11 @@ fn every_node_is_in_the_vips_solicited_node_group_while_its_agent_runs() -> Resu
     let group = format!("{:032x}", solicited_node(VIP_V6).to_bits());
     let reported = || fs::read_to_string("/proc/thread-self/net/igmp6").map_err(Into::into);
     for node in &cluster.lan.nodes {
-        let text: String = node.namespace().run(reported)?;
-        assert!(text.contains(&group), "{} is in {text}", node.name);
+        wait::until("the group", PATIENCE, || {
+            let text: String = node.namespace().run(reported)?;
+            ensure!(text.contains(&group), "{} is in {text}", node.name);
+            Ok(())
+        })?;
     }
     cluster.agents[0].process_mut().kill()?;
     let node = &cluster.lan.nodes[0];
@@ -215,8 +218,7 @@ fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
     for node in &cluster.lan.nodes {
         client.namespace().links(|links| links.add_neighbour("eth0", VIP_V6, node.mac))?;
         for (request, service, _) in requests() {
-            let answer = cluster.ask(request, TIMEOUT).with_context(|| format!("by way of {}", node.name))?;
-            assert_eq!(answer.service, service, "{request} by way of {}", node.name);
+            cluster.await_service(request, service).with_context(|| format!("by way of {}", node.name))?;
         }
     }
     Ok(())
@@ -281,7 +283,11 @@ fn an_icmpv6_error_about_a_reply_reaches_the_pod() -> Result<()> {
     let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
     let pod = cluster.pod("syslog-1")?;
     let before = pod.namespace().run(unreachables_received)?;
-    cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP_V6, 514).into(), TIMEOUT)?.send(HOLD))?;
+    cluster.lan.client()?.namespace().run(|| {
+        let datagrams = Datagrams::connect((VIP_V6, 514).into(), TIMEOUT)?;
+        datagrams.send(HOLD)?;
+        datagrams.close()
+    })?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address_v6, CONTROL).into(), TIMEOUT))?;
     control.say(HELD)?;
     control.say(RELEASE)?;

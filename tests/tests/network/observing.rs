@@ -1,9 +1,12 @@
 //! What agents tell by HTTP: metrics, health and readiness.
 
-use std::time::Duration;
+use std::{os::fd::AsRawFd as _, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
-use nix::sys::signal::Signal;
+use nix::sys::{
+    signal::Signal,
+    socket::{Shutdown, shutdown},
+};
 use vipmux_tests::{
     agent::Agent,
     client::{Kind, Request},
@@ -188,6 +191,8 @@ fn an_agent_whose_port_is_taken_says_so_and_leaves_nothing_behind() -> Result<()
         "{output}"
     );
     ensure!(!agent.pins().join("maps").exists(), "maps were pinned");
+    // Now, whoever else has the socket: another test's process that is just being started.
+    shutdown(taken.as_raw_fd(), Shutdown::Both)?;
     drop(taken);
     agent.restart(node)?;
     agent.wait_ready(PATIENCE)?;

@@ -20,8 +20,8 @@ use crate::policies::endpoints;
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 const TCP: u16 = 80;
 const UDP: u16 = 514;
-/// With that many connections, the chance that one of two equal backends gets none is below 1 in 10,000.
-const CONNECTIONS: usize = 16;
+/// With that many connections, the chance that one of two equal backends gets none is below 1 in 100 billion.
+const CONNECTIONS: usize = 40;
 
 #[test]
 fn replies_are_translated_where_a_route_leads_out_wherever_it_moves() -> Result<()> {

@@ -178,6 +178,11 @@ fn an_edit_of_the_source_ranges_holds_for_connections_that_are_there() -> Result
     }
 
     cluster.manifests.write_service(&allowing(service.clone(), &[second]))?;
+    wait::until("the ranges on every node", PATIENCE, || {
+        let views = views(&cluster, WEB.0)?;
+        ensure!(views.iter().all(|view| !view["source_ranges"].is_null()), "{views:?}");
+        Ok(())
+    })?;
     await_web(second)?;
     let before = out_of_range(&cluster)?;
     for session in &mut sessions {

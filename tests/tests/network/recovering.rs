@@ -84,9 +84,13 @@ fn an_agent_that_has_not_read_anything_yet_leaves_the_maps_alone() -> Result<()>
         traffic.wait_for_more(5, PATIENCE)?;
     }
 
+    // Whoever reads is held until it is closed.
+    let writer = wait::until("somebody who reads", PATIENCE, || {
+        Ok(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&assignments)?)
+    })?;
     fs::rename(&assignments, &pipe)?;
     fs::rename(&aside, &assignments)?;
-    OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&pipe).context("nobody was reading")?;
+    drop(writer);
     agent.wait_ready(PATIENCE)?;
     traffic.wait_for_more(5, PATIENCE)?;
     traffic.stop()?.check_all_by("shop/web")

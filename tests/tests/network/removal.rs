@@ -47,6 +47,10 @@ fn unload_leaves_no_trace() -> Result<()> {
         ensure!(kept.len() == 2, "{kept:?}");
         Ok(())
     })?;
+    wait::until("the table", PATIENCE, || {
+        ensure!(cluster.lan.node(&node)?.nft("list tables")?.contains("vipmux"), "there is none");
+        Ok(())
+    })?;
     cluster.agent_mut(&node)?.process_mut().kill()?;
     let (agent, node) = (cluster.agent(&node)?, cluster.lan.node(&node)?);
     assert!(node.namespace().links(|links| links.has_xdp("eth0"))?);

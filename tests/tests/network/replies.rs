@@ -93,7 +93,11 @@ fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
     let Some(cluster) = with_syslog()? else { return Ok(()) };
     let pod = cluster.pod("syslog-1")?;
     let before = pod.namespace().run(unreachables_received)?;
-    cluster.lan.client()?.namespace().run(|| Datagrams::connect((VIP, 514).into(), TIMEOUT)?.send(HOLD))?;
+    cluster.lan.client()?.namespace().run(|| {
+        let datagrams = Datagrams::connect((VIP, 514).into(), TIMEOUT)?;
+        datagrams.send(HOLD)?;
+        datagrams.close()
+    })?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address, 5141).into(), TIMEOUT))?;
     control.say(HELD)?;
     control.say(RELEASE)?;

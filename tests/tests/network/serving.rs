@@ -57,7 +57,8 @@ fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
     let client = cluster.lan.client()?;
     for other in cluster.lan.nodes.iter().filter(|node| node.name != leader) {
         client.namespace().links(|links| links.add_neighbour("eth0", VIP, other.mac))?;
-        services::ask_all(&cluster, 1).with_context(|| format!("by way of {}", other.name))?;
+        let served = services::await_all(&cluster).and_then(|()| services::ask_all(&cluster, 1));
+        served.with_context(|| format!("by way of {}", other.name))?;
     }
     Ok(())
 }
