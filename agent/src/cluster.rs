@@ -35,13 +35,12 @@ pub struct Cluster {
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// A kubeconfig that cannot be used.
-    #[error("cannot use the kubeconfig {path:?}")]
+    #[error("cannot use the kubeconfig {path:?}: {why}")]
     Kubeconfig {
         /// The file.
         path: PathBuf,
-        /// Why.
-        #[source]
-        source: Box<KubeconfigError>,
+        /// Why. It names its own causes, so it is no source, of which they would be told once more.
+        why: Box<KubeconfigError>,
     },
     /// This is no Pod, or its service account's token is not mounted.
     #[error("this is no Pod of a cluster: name a kubeconfig (--kubeconfig), or a directory of manifests (--manifests)")]
@@ -62,7 +61,7 @@ impl Cluster {
     pub async fn connect_within(access: &Access, silence: Duration) -> Result<Self, AccessError> {
         let mut config = match &access.kubeconfig {
             Some(path) => {
-                let failed = |source| AccessError::Kubeconfig { path: path.clone(), source: Box::new(source) };
+                let failed = |why| AccessError::Kubeconfig { path: path.clone(), why: Box::new(why) };
                 let file = Kubeconfig::read_from(path).map_err(failed)?;
                 Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await.map_err(failed)?
             }
