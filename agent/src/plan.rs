@@ -129,6 +129,8 @@ pub struct DesiredBackend {
     pub node: NodeName,
     /// It takes new flows; otherwise it keeps the flows that it has (it drains).
     pub ready: bool,
+    /// Not ready, it serves new flows while it drains: those that another node, which does not know of that yet, hands over.
+    pub serving: bool,
     /// It fails its health probe. Not ready for that, unless all do.
     pub failing: bool,
 }

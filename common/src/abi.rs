@@ -269,9 +269,10 @@ pub struct ServiceValue {
     pub table: u32,
     /// Its length; 0: no ready backend.
     pub table_length: u32,
-    /// First slot of the table over this node's own backends.
+    /// First slot of the table over this node's own backends: the ready ones, or where there are none, those that drain
+    /// and serve still. Those get what peers hand over and nothing else.
     pub local_table: u32,
-    /// Its length; 0: no ready backend on this node.
+    /// Its length; 0: no such backend on this node.
     pub local_length: u32,
     /// [`SERVICE_KERNEL`].
     pub flags: u32,

@@ -116,7 +116,11 @@ extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, hande
         return u64::from(first.index);
     }
     if local_length != 0 {
-        return at(local, local_length, hash).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
+        let Some(target) = at(local, local_length, hash) else { return NO_BACKEND << 32 };
+        // Where none here is ready, the table has those that drain: for what another node sent before it heard of that.
+        if handed_over != 0 || target.is_ready_here() {
+            return u64::from(target.index);
+        }
     }
     if handed_over != 0 {
         return NOT_LOCAL << 32;

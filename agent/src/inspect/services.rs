@@ -119,12 +119,13 @@ impl Services {
         for (key, value) in &claims {
             let count = counts.get(value.slot as usize).copied().unwrap_or_default();
             let state = states.get(&value.slot).copied().unwrap_or_default();
+            let (ready, here) = (tables.all(value)?, tables.local(value)?);
             services.push(ServiceView {
                 claim: names.claim(key, value),
                 slot: value.slot,
                 table_length: value.table_length,
-                ready: tables.all(value)?.len(),
-                local: tables.local(value)?.len(),
+                ready: ready.len(),
+                local: ready.intersection(&here).count(),
                 packets: count.packets,
                 bytes: count.bytes,
                 flows: count.flows,

@@ -224,6 +224,7 @@ impl Endpoints {
                 port,
                 node: endpoint.node.clone(),
                 ready: endpoint.condition >= least,
+                serving: endpoint.condition >= Condition::Draining,
                 failing: false,
             })
         };

@@ -136,7 +136,7 @@ impl<'a> Placements<'a> {
     }
 
     fn want_all(&mut self, resolution: &Resolution) {
-        for &index in resolution.all.iter().chain(&*resolution.local) {
+        for &index in resolution.ready() {
             self.want(index).ready = true;
         }
         for &index in &*resolution.draining {

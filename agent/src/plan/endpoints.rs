@@ -31,7 +31,9 @@ pub(super) struct Roles {
     all: Vec<Identity>,
     /// In the table over this node's own.
     local: Vec<Identity>,
-    /// In no table, for their established flows.
+    /// Those drain: no other of this node is ready.
+    spare: bool,
+    /// In no table but that, for their established flows.
     draining: Vec<Identity>,
     /// Those of all of them that fail their health probes.
     failing: Vec<Identity>,
@@ -41,10 +43,13 @@ impl Roles {
     /// `node`: the index of a node; endpoints of one that has none are left out.
     pub(super) fn new(set: &Set, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
         let (mut ready, mut draining, mut failing) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let mut serving = Vec::new();
         for backend in set.iter() {
             if let Some(node) = node(&backend.node) {
                 let identity = (backend.address.into(), backend.port.to_be(), node);
                 failing.extend(backend.failing.then_some(identity));
+                let serves = backend.serving && !backend.ready && !backend.failing && Some(node) == local;
+                serving.extend(serves.then_some(identity));
                 if backend.ready { &mut ready } else { &mut draining }.push(identity);
             }
         }
@@ -53,12 +58,17 @@ impl Roles {
         let endpoint = |(address, port, _): &Identity| Endpoint::new(*address, *port);
         ready.sort_by_cached_key(endpoint);
         ready.dedup_by_key(|identity| endpoint(identity));
-        let own = ready.iter().copied().filter(|(_, _, node)| Some(*node) == local);
-        let own: Vec<_> = own.take(LONGEST as usize).collect();
+        let mut own: Vec<_> = ready.iter().copied().filter(|(_, _, node)| Some(*node) == local).collect();
+        // Nodes do not learn of a drain at one time: what one that has not heard of it hands over is not to be lost.
+        let spare = own.is_empty() && !ready.is_empty();
+        if spare {
+            own = serving;
+        }
+        own.truncate(LONGEST as usize);
         let excess = ready.split_off(ready.len().min(LONGEST as usize));
         draining.extend(excess);
         let failing = ready.iter().chain(&own).chain(&draining).filter(|it| failing.contains(it)).copied().collect();
-        Self { all: ready, local: own, draining, failing }
+        Self { all: ready, local: own, spare, draining, failing }
     }
 
     /// Those that need an index: in a table, or to be shown as failing.
@@ -79,7 +89,7 @@ impl Roles {
             Members::from(indices)
         };
         let [draining, failing] = [&self.draining, &self.failing].map(|identities| members(identities));
-        Resolution { all: members(&self.all), local: members(&self.local), draining, failing }
+        Resolution { all: members(&self.all), local: members(&self.local), spare: self.spare, draining, failing }
     }
 }
 
@@ -88,7 +98,16 @@ impl Roles {
 pub(super) struct Resolution {
     pub(super) all: Members,
     pub(super) local: Members,
+    /// [`Roles::spare`].
+    spare: bool,
     pub(super) draining: Members,
     /// Of all of them.
     pub(super) failing: Members,
+}
+
+impl Resolution {
+    /// Those that take new flows whoever sends them; one may come twice.
+    pub(super) fn ready(&self) -> impl Iterator<Item = &u32> {
+        self.all.iter().chain(self.local.iter().filter(|_| !self.spare))
+    }
 }

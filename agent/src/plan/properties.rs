@@ -78,6 +78,7 @@ prop_compose! {
         moved in 0..20u8,
         alternate in any::<bool>(),
         ready in 0..4u8,
+        serving in any::<bool>(),
         failing in 0..4u8,
     ) -> DesiredBackend {
         // As a rule an address is on one node; now and then it is seen on another.
@@ -87,6 +88,7 @@ prop_compose! {
             port: if alternate { 8081 } else { 8080 },
             node: node(if moved == 1 { (on + 1) % 3 } else { on }),
             ready: ready > 0,
+            serving: serving || ready > 0,
             failing: failing == 0,
         }
     }

@@ -185,12 +185,12 @@ impl Settled {
         let mut left = BTreeMap::new();
         for (set, gone) in claims {
             let Some((known, _)) = self.sets.get(set).filter(|(_, claims)| *claims == gone) else { continue };
-            let Resolution { all, local, draining, failing } = &known.resolution;
+            let Resolution { draining, failing, .. } = &known.resolution;
             let mut less = |index: &u32, field: fn(&mut Uses) -> &mut u32| {
                 let uses = field(left.entry(*index).or_insert_with(|| self.uses(*index)));
                 *uses = uses.saturating_sub(1);
             };
-            all.iter().chain(&**local).for_each(|index| less(index, |uses| &mut uses.ready));
+            known.resolution.ready().for_each(|index| less(index, |uses| &mut uses.ready));
             draining.iter().for_each(|index| less(index, |uses| &mut uses.draining));
             failing.iter().for_each(|index| less(index, |uses| &mut uses.failing));
         }
@@ -216,10 +216,10 @@ impl Settled {
 
 /// Counts a set in or out.
 fn count(uses: &mut Vec<Uses>, known: &Known, change: impl Fn(&mut u32)) {
-    let Resolution { all, local, draining, failing } = &known.resolution;
+    let Resolution { all, local, draining, failing, .. } = &known.resolution;
     let length = all.iter().chain(&**local).chain(&**draining).max().map_or(0, |last| *last as usize + 1);
     uses.resize(uses.len().max(length), Uses::default());
-    all.iter().chain(&**local).for_each(|index| change(&mut uses[*index as usize].ready));
+    known.resolution.ready().for_each(|index| change(&mut uses[*index as usize].ready));
     draining.iter().for_each(|index| change(&mut uses[*index as usize].draining));
     failing.iter().for_each(|index| change(&mut uses[*index as usize].failing));
 }

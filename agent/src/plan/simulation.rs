@@ -210,10 +210,14 @@ impl Kernel {
             let state = self.entries.service_states.get(&value.slot).copied().unwrap_or_default();
             assert_eq!(state.generation, value.generation, "a revision of a stale slot");
             assert!(self.entries.service_names.contains_key(&value.slot), "a revision without an owner");
-            let indices: BTreeSet<u32> = ranges(value).into_iter().flatten().map(|slot| self.arena[&slot]).collect();
-            for index in indices {
-                let backend = self.entries.backends.get(&index).expect("a table leads to a freed backend");
-                assert!(backend.flags & abi::BACKEND_READY != 0, "a table leads to a backend that takes no new flows");
+            let members = |range: std::ops::Range<u32>| range.map(|slot| self.arena[&slot]).collect::<BTreeSet<_>>();
+            let [all, local] = ranges(value).map(members);
+            for index in all.union(&local) {
+                let backend = self.entries.backends.get(index).expect("a table leads to a freed backend");
+                let ready = backend.flags & abi::BACKEND_READY != 0;
+                assert!(ready || !all.contains(index), "a table leads to a backend that takes no new flows");
+                let here = backend.flags & abi::BACKEND_LOCAL != 0;
+                assert!(here || !local.contains(index), "the local table leads to a backend elsewhere");
                 assert!(self.entries.nodes.contains_key(&backend.node), "a backend on a freed node");
                 assert!(self.entries.node_names.contains_key(&backend.node), "a backend on a node without a name");
             }
@@ -325,12 +329,20 @@ pub(super) fn expected(desired: &Desired, claim: &PortClaim, hash: u32, table: T
     if is_left_to_the_stack(desired, service) {
         return Answer::Kernel(service.owner.clone());
     }
+    let reachable = |backend: &&DesiredBackend| desired.nodes.contains_key(&backend.node);
+    let endpoint = |backend: &DesiredBackend| Endpoint::new(backend.address.into(), backend.port.to_be());
     let mut eligible: BTreeMap<Endpoint, &DesiredBackend> = BTreeMap::new();
-    for backend in service.backends.iter().filter(|b| b.ready && desired.nodes.contains_key(&b.node)) {
-        eligible.entry(Endpoint::new(backend.address.into(), backend.port.to_be())).or_insert(backend);
+    for backend in service.backends.iter().filter(reachable).filter(|backend| backend.ready) {
+        eligible.entry(endpoint(backend)).or_insert(backend);
     }
-    if table == Table::Local {
-        eligible.retain(|_, backend| backend.node == desired.local);
+    if table == Table::Local && !eligible.is_empty() {
+        let is_local = |backend: &&DesiredBackend| backend.node == desired.local;
+        eligible.retain(|_, backend| is_local(backend));
+        if eligible.is_empty() {
+            let here = service.backends.iter().filter(reachable).filter(is_local);
+            let serving = here.filter(|backend| backend.serving && !backend.ready && !backend.failing);
+            eligible = serving.map(|backend| (endpoint(backend), backend)).collect();
+        }
     }
     let backends: Vec<_> = eligible.values().collect();
     let slots = hashing::table(eligible.keys().copied().zip(0..));

@@ -1,5 +1,6 @@
 //! Orders and particular cases.
 
+mod draining;
 pub(super) mod treatment;
 
 use std::{
@@ -40,6 +41,7 @@ pub(super) fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
         port: 8080,
         node: node(on),
         ready: *last > 0,
+        serving: true,
         failing: false,
     };
     Arc::new(list.iter().map(backend).collect())
@@ -240,19 +242,6 @@ fn equal_sets_share_one_table() {
     let plan = world.reach(&desired().serve(80, "web", &backends(&[(1, "a")])).serve(81, "b", &backends(&[(1, "a")])));
     assert!(!kinds(&plan).contains(&"table"));
     assert_eq!(world.service(81).table, service.table);
-}
-
-#[test]
-fn a_draining_backend_stays_but_is_in_no_table() {
-    let mut world = World::new();
-    world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "b")])));
-    let (index, before) = world.backend(2).unwrap();
-    let plan = world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (-2, "b")])));
-    let order = ["config", "node", "table", "service", "backend", "node"];
-    assert_eq!(kinds(&plan), order, "it takes new flows until no table leads to it");
-    assert_eq!(world.backend(2), Some((index, abi::Backend { flags: 0, ..before })));
-    let tables = world.kernel.entries().tables;
-    assert!(tables.values().flatten().all(|member| *member != index));
 }
 
 impl World {

@@ -195,6 +195,7 @@ fn what_is_wanted_is_of_this_nodes_backends_by_protocol() {
         port,
         node: node.clone(),
         ready,
+        serving: ready,
         failing: false,
     };
     let dns = [

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
+use nix::sys::signal::Signal;
 use vipmux_tests::{
+    agent,
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, TIMEOUT},
+    failover::await_stopped,
     lan::Options,
     manifests::{Condition, Service, VIP},
     pod::Listener,
@@ -13,7 +16,7 @@ use vipmux_tests::{
     wait,
 };
 
-use crate::services;
+use crate::{policies, services};
 
 const SILENCE: Duration = Duration::from_millis(500);
 /// For requests that are often in vain.
@@ -79,6 +82,49 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
 
 /// Services come, go and change their pods a thousand times. The five that do not change lose no request, and whoever
 /// is reached at a changing Service's port is that Service.
+/// Nodes do not hear of a drain at one time.
+#[test]
+fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> Result<()> {
+    let Some(mut cluster) = policies::prepared(Options::default(), &["node-1", "node-2", "node-3"])? else {
+        return Ok(());
+    };
+    // Its leader stays one while it is stopped.
+    let options = agent::Options { lease: "30s", ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    let leader = cluster.await_leader(VIP)?.name.clone();
+    let others = cluster.pods.iter().filter(|pod| pod.node != leader && pod.name != "admin-1");
+    let [draining, fresh] = others.collect::<Vec<_>>()[..] else { bail!("not one pod on each node") };
+    cluster.manifests.write_service(&policies::web(&cluster, &[&draining.name])?)?;
+    let request = policies::to_web(VIP.into());
+    cluster.await_service(request, "shop/web")?;
+    policies::await_ready(&cluster, 1)?;
+
+    let agent = cluster.agent(&leader)?.process();
+    agent.signal(Signal::SIGSTOP)?;
+    await_stopped(agent.id())?;
+    let mut endpoints = policies::endpoints(&cluster, &[&draining.name])?;
+    endpoints.iter_mut().for_each(|endpoint| endpoint.condition = Condition::Terminating);
+    endpoints.extend(policies::endpoints(&cluster, &[&fresh.name])?);
+    let web = policies::web(&cluster, &[])?.with(endpoints);
+    cluster.manifests.write_service(&web)?;
+    let node = cluster.lan.node(&draining.node)?;
+    wait::until("the pod's node drains it", PATIENCE, || {
+        let view = cluster.agent(&draining.node)?.inspect_json(node, &["services"])?;
+        let web = view["services"].as_array().and_then(|all| all.iter().find(|web| web["name"] == "web"));
+        ensure!(web.is_some_and(|web| web["local"] == 0 && web["ready"] == 1), "{view}");
+        Ok(())
+    })?;
+    for _ in 0..5 {
+        assert_eq!(cluster.ask(request, TIMEOUT)?.pod, draining.name);
+    }
+    agent.signal(Signal::SIGCONT)?;
+    wait::until("new flows at the other pod", PATIENCE, || {
+        let answer = cluster.ask(request, TIMEOUT)?;
+        ensure!(answer.pod == fresh.name, "{answer}");
+        Ok(())
+    })
+}
+
 #[test]
 fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };

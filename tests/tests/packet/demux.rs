@@ -422,6 +422,20 @@ fn another_choice() -> Vec<Case> {
             .given(|state| state.nodes[1].flags &= !NODE_ATTACHED)
             .becomes(delivered, &new_flow(MIXED, Stat::Local))
             .then(mixed_here),
+        Case::ingress("one that drains here is left to what peers hand over", from_client().ipv4(&syn(SPREAD)))
+            .given(|state| {
+                state.nodes[1].flags &= !NODE_ATTACHED;
+                LOCAL.of(state).flags &= !BACKEND_READY;
+                SPREAD.set(state, &[REMOTE, FAR, REMOTE, FAR], &[LOCAL]);
+            })
+            .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+        Case::ingress("even where there is no other", mixed())
+            .given(|state| {
+                state.nodes[1].flags &= !NODE_ATTACHED;
+                LOCAL.of(state).flags &= !BACKEND_READY;
+            })
+            .dropped(DropReason::NodeUnreachable),
         Case::ingress("a node's own packet does not go back to it", from_node(PEER_MAC, SPREAD))
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),

@@ -1,6 +1,6 @@
 //! Frames that another node balanced: to a backend here, or nowhere.
 
-use vipmux_common::abi::{self, DropReason, FLOW_ISN, INTERFACE_OWN_MAC, Stat};
+use vipmux_common::abi::{self, BACKEND_READY, DropReason, FLOW_ISN, INTERFACE_OWN_MAC, Stat};
 use vipmux_tests::{
     frames::{Ethernet, Ipv4, Mac},
     program::{IFINDEX, State},
@@ -62,6 +62,12 @@ fn delivered() -> Vec<Case> {
             .then(|state| {
                 MIXED.record(state, LOCAL, 0, 0);
                 MIXED.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0);
+            }),
+        local("one that drains is better than none", MIXED, &syn(MIXED), LOCAL, false)
+            .given(|state| LOCAL.of(state).flags &= !BACKEND_READY)
+            .then(|state| {
+                MIXED.record(state, LOCAL, 0, 0);
+                MIXED.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             }),
         local("a handed-over datagram", DNS_UDP, &datagram(DNS_UDP), DNS, false).then(|state| {
             DNS_UDP.record(state, DNS, 0, 0);

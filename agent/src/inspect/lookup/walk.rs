@@ -40,7 +40,8 @@ pub struct Request {
     pub vip: SocketAddr,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
-    /// A TCP connection's first segment, or an SCTP association's INIT; otherwise one of an established connection.
+    /// A TCP connection's first segment, or an SCTP association's INIT; otherwise one of an established connection. Datagrams
+    /// are all alike.
     pub syn: bool,
     /// The frame's source.
     pub source: Source,
@@ -247,7 +248,7 @@ impl Walk<'_> {
         let age = self.clock.since(self.clock.full(flow.seen));
         let record = format!("a record of backend {}, {} s old", target.index, age.as_secs());
         match freshness::reopened(&flow, &target.backend) {
-            Some(why) if self.request.syn => {
+            Some(why) if self.request.syn && self.request.protocol != Protocol::Udp => {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));
                 return Ok(None);
             }
@@ -303,7 +304,7 @@ impl Walk<'_> {
         let chosen = self.choose(service, by)?;
         if let Err(reason) = chosen {
             let why = match reason {
-                DropReason::NotLocal => "a peer handed the frame over, and no ready backend is on this node",
+                DropReason::NotLocal => "a peer handed the frame over, and no backend that serves is on this node",
                 DropReason::Hairpin => "the backends that were tried are on the node that the frame came from",
                 DropReason::NodeUnreachable => "the nodes of the backends that were tried are not attached",
                 _ => "no ready backend",
@@ -358,10 +359,13 @@ impl Walk<'_> {
             let Some((slot, local)) = self.at(service.local_table, service.local_length, flow)? else {
                 return Ok(Err(DropReason::NoBackend));
             };
-            let unfit = format!("backend {} is out of this frame's reach", first.index);
-            let length = service.local_length;
-            self.note("table", format!("{unfit}; slot {slot} of {length} of the local table: backend {}", local.index));
-            return Ok(Ok(local));
+            if self.is_handed_over() || local.backend.flags & BACKEND_READY != 0 {
+                let unfit = format!("backend {} is out of this frame's reach", first.index);
+                let length = service.local_length;
+                let found = format!("slot {slot} of {length} of the local table: backend {}", local.index);
+                self.note("table", format!("{unfit}; {found}"));
+                return Ok(Ok(local));
+            }
         }
         if self.is_handed_over() {
             return Ok(Err(DropReason::NotLocal));

@@ -28,6 +28,8 @@ pub(super) const IDLE: u32 = 300 * HZ;
 /// The first jiffy, and those of a thousand seconds.
 pub(super) const NOW: u64 = (1 << 32) - 300 * HZ as u64 + 1000 * HZ as u64;
 const LENGTH: u32 = 251;
+/// The backend that drains on this node.
+const DRAINING: u32 = 3;
 
 /// A thousand seconds after boot.
 pub(super) fn clock() -> Clock {
@@ -68,7 +70,7 @@ impl Cluster {
         cluster.backends();
         for (slot, (claim, owner, backends, local)) in (0..).zip([
             ((1, 80, Protocol::Tcp), ("shop", "web"), &[0, 1][..], &[0][..]),
-            ((1, 53, Protocol::Udp), ("dns", "dns"), &[1], &[]),
+            ((1, 53, Protocol::Udp), ("dns", "dns"), &[1], &[DRAINING]),
             ((1, 443, Protocol::Tcp), ("shop", "tls"), &[], &[]),
             ((1, 8080, Protocol::Tcp), ("shop", "far"), &[2], &[]),
             ((1, 81, Protocol::Tcp), ("shop", "admin"), &[0], &[0]),

@@ -42,10 +42,16 @@ fn slice(port: u16, endpoints: &serde_json::Value) -> serde_json::Value {
     serde_json::json!({"ports": [{"name": "http", "port": port}], "endpoints": endpoints})
 }
 
-/// `address:port@node`, with a `-` behind those that take no new flows.
+/// `address:port@node`, with a `-` behind those that take no new flows, or a `~` if they serve.
 fn http(model: &Model) -> Vec<String> {
     let backends = model.endpoints.backends(&web(), "http", Protocol::Tcp, Family::V4);
-    let shown = |b: &DesiredBackend| format!("{}:{}@{}{}", b.address, b.port, b.node, if b.ready { "" } else { "-" });
+    let mark = |b: &DesiredBackend| match (b.ready, b.serving) {
+        (true, true) => "",
+        (false, true) => "~",
+        (false, false) => "-",
+        (true, false) => "?",
+    };
+    let shown = |b: &DesiredBackend| format!("{}:{}@{}{}", b.address, b.port, b.node, mark(b));
     backends.iter().map(shown).collect()
 }
 
@@ -82,9 +88,9 @@ fn conditions_decide_who_takes_new_flows() {
     let published = endpoint("10.0.0.5", Some(true), Some(false), Some(true));
     for (endpoints, expected) in [
         (vec![&unset], vec!["10.0.0.1:80@n1"]),
-        (vec![&unset, &draining, &stopping], vec!["10.0.0.1:80@n1", "10.0.0.2:80@n1-", "10.0.0.3:80@n1-"]),
+        (vec![&unset, &draining, &stopping], vec!["10.0.0.1:80@n1", "10.0.0.2:80@n1~", "10.0.0.3:80@n1-"]),
         (vec![&draining, &stopping, &unready], vec!["10.0.0.2:80@n1", "10.0.0.3:80@n1-", "10.0.0.4:80@n1-"]),
-        (vec![&published, &draining], vec!["10.0.0.2:80@n1-", "10.0.0.5:80@n1"]),
+        (vec![&published, &draining], vec!["10.0.0.2:80@n1~", "10.0.0.5:80@n1"]),
         (vec![&unready], vec!["10.0.0.4:80@n1-"]),
     ] {
         assert_eq!(http(&model(&[slice(80, &serde_json::json!(endpoints))])), expected);

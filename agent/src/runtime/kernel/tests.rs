@@ -20,8 +20,14 @@ fn vip(last: u8) -> Vip {
 
 /// A Service with an endpoint here, on these VIPs and that port of each.
 fn desired(vips: &[Vip], port: u16) -> Desired {
-    let backend =
-        DesiredBackend { address: [10, 0, 0, 1].into(), port: 8080, node: here(), ready: true, failing: false };
+    let backend = DesiredBackend {
+        address: [10, 0, 0, 1].into(),
+        port: 8080,
+        node: here(),
+        ready: true,
+        serving: true,
+        failing: false,
+    };
     let service = DesiredService {
         owner: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
         backends: Arc::new(BTreeSet::from([backend])),
