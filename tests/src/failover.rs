@@ -39,6 +39,8 @@ const SERVICES: [(&str, u16, Kind); 3] = [
 ];
 /// Of what a proxy leaves to chance.
 const SEED: u64 = 1;
+/// The lease in tests, which run beside others: a leader that is merely held up stays one.
+const LEASE: &str = "1s";
 /// Entries of each flow table: connections that are watched must not make room for those that come and go.
 const FLOWS: u32 = 65_536;
 
@@ -51,15 +53,15 @@ pub struct Stage {
 
 impl Stage {
     /// On a LAN like [`LAN`], with agents that are started and a Service that is answered for.
-    pub fn new(lan: Lan) -> Result<Self> {
+    pub fn new(lan: Lan, lease: &'static str) -> Result<Self> {
         let manifests = Manifests::for_lan(&lan)?;
-        Self::of(Cluster::new(lan, manifests)?)
+        Self::of(Cluster::new(lan, manifests)?, lease)
     }
 
     /// The same with a real API server; `None` where the test is to be skipped.
     pub fn in_kubernetes(options: Options) -> Result<Option<Self>> {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
-        Cluster::in_kubernetes(lan)?.map(Self::of).transpose()
+        Cluster::in_kubernetes(lan)?.map(|cluster| Self::of(cluster, LEASE)).transpose()
     }
 
     /// The same, where all that agents say to the API server goes through a proxy, which does no harm yet.
@@ -67,10 +69,10 @@ impl Stage {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
         let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
         let proxy = cluster.reach_api_by_proxy(SEED)?;
-        Ok(Some((Self::of(cluster)?, proxy)))
+        Ok(Some((Self::of(cluster, LEASE)?, proxy)))
     }
 
-    fn of(mut cluster: Cluster) -> Result<Self> {
+    fn of(mut cluster: Cluster, lease: &'static str) -> Result<Self> {
         let nodes: Vec<_> = cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
         for node in nodes {
             let listeners = SERVICES.map(|(name, port, kind)| Listener::new(kind, port, name));
@@ -78,7 +80,7 @@ impl Stage {
         }
         let mut stage = Self { cluster };
         stage.write_services("")?;
-        let options = agent::Options { flows: FLOWS, lease: "300ms", ..stage.cluster.agent_options() };
+        let options = agent::Options { flows: FLOWS, lease, ..stage.cluster.agent_options() };
         stage.cluster.start_agents(&options)?;
         stage.leader()?;
         Ok(stage)
@@ -86,7 +88,7 @@ impl Stage {
 
     /// The same for a test; `None` where it is to be skipped.
     pub fn for_test(options: Options) -> Result<Option<Self>> {
-        Lan::for_test(options)?.map(Self::new).transpose()
+        Lan::for_test(options)?.map(|lan| Self::new(lan, LEASE)).transpose()
     }
 
     /// The node that answers.

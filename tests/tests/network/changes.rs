@@ -103,7 +103,9 @@ fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> 
     agent.signal(Signal::SIGSTOP)?;
     await_stopped(agent.id())?;
     let mut endpoints = policies::endpoints(&cluster, &[&draining.name])?;
-    endpoints.iter_mut().for_each(|endpoint| endpoint.condition = Condition::Terminating);
+    for endpoint in &mut endpoints {
+        endpoint.condition = Condition::Terminating;
+    }
     endpoints.extend(policies::endpoints(&cluster, &[&fresh.name])?);
     let web = policies::web(&cluster, &[])?.with(endpoints);
     cluster.manifests.write_service(&web)?;
