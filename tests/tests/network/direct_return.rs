@@ -242,8 +242,12 @@ fn the_way_in_is_looked_through_only_where_such_pods_are_and_unload_leaves_nothi
     let Some(mut cluster) = served(OPTIONS, |options| options)? else { return Ok(()) };
     for node in &cluster.lan.nodes {
         let expected = usize::from(cluster.pods.iter().any(|pod| pod.node == node.name));
-        assert_eq!(inlets(node)?, expected, "{}", node.name);
-        assert_eq!(node.nft("list ruleset")?.matches("notrack").count(), 4 * expected, "{}", node.name);
+        wait::until(&format!("{}'s program and rules", node.name), PATIENCE, || {
+            let (programs, rules) = (inlets(node)?, node.nft("list ruleset")?);
+            let right = programs == expected && rules.matches("notrack").count() == 4 * expected;
+            ensure!(right, "{programs} programs, not {expected}, {rules}");
+            Ok(())
+        })?;
     }
     let near = cluster.pod("near")?.node.clone();
     let node = cluster.lan.node(&near)?;

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use pnet::{packet::arp::ArpOperations, util::MacAddr};
 use vipmux_tests::{
@@ -32,18 +32,41 @@ const SILENCE: u32 = 13;
 /// An answer, where there is one, comes within well under a millisecond; this leaves room for a busy machine.
 const WINDOW: Duration = Duration::from_millis(150);
 
+/// Who is to lead has its turn first, for 400 ms: on a busy machine another may rightly come before it, though hardly each time.
 #[test]
 fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
+    const ROUNDS: u32 = 4;
+    const ADDRESSES: u32 = 4;
     let Some(mut cluster) = services::with_pods(Options::default())? else { return Ok(()) };
-    // It has its turn first, among those that are there.
     cluster.start_agents(&cluster.agent_options())?;
     cluster.await_all_alive()?;
-    services::write(&cluster)?;
-    services::await_all(&cluster)?;
-    let planned = cluster.planned_leader(VIP)?;
-    assert_eq!(cluster.await_leader(VIP)?.name, planned.name);
-    assert_eq!(cluster.lan.client()?.neighbour(VIP)?, Some(planned.mac));
-    Ok(())
+    let mut seen = Vec::new();
+    for round in 0..ROUNDS {
+        let addresses: Vec<_> =
+            (0..ADDRESSES).map(|n| Ipv4Addr::from(u32::from(VIP) + round * ADDRESSES + n)).collect();
+        addresses.iter().try_for_each(|address| write_web(&cluster, *address))?;
+        let leader = |address: &Ipv4Addr| -> Result<(&str, &str)> {
+            cluster.await_service(Request::new(Kind::Http, *address, 80), "shop/web")?;
+            let leader = cluster.await_leader(*address)?;
+            assert_eq!(cluster.lan.client()?.neighbour(*address)?, Some(leader.mac));
+            Ok((&cluster.planned_leader(*address)?.name, &leader.name))
+        };
+        let leaders = addresses.iter().map(leader).collect::<Result<Vec<_>>>()?;
+        if leaders.iter().all(|(planned, leader)| planned == leader) {
+            return Ok(());
+        }
+        seen.push(leaders);
+    }
+    bail!("planned leaders, and who led: {seen:?}")
+}
+
+/// A Service `shop/web-N` with this address, by whose last byte it is named.
+fn write_web(cluster: &Cluster, address: Ipv4Addr) -> Result<()> {
+    let mut service = services::web(cluster)?;
+    service.name.1 = format!("web-{}", address.octets()[3]);
+    service.sharing_key = None;
+    service.address = Some(address);
+    cluster.manifests.write_service(&service)
 }
 
 /// kube-proxy in ipvs mode puts every VIP on a dummy interface of every node, and with `arp_ignore` 0, the default,
@@ -245,19 +268,13 @@ fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_l
 fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
     let addresses: Vec<_> = (0..12).map(|n| Ipv4Addr::from(u32::from(VIP) + 1 + n)).collect();
-    for (number, address) in addresses.iter().enumerate() {
-        let mut service = services::web(&cluster)?;
-        service.name.1 = format!("web-{number}");
-        service.sharing_key = None;
-        service.address = Some(*address);
-        cluster.manifests.write_service(&service)?;
-    }
+    addresses.iter().try_for_each(|address| write_web(&cluster, *address))?;
     cluster.start_agents(&cluster.agent_options())?;
     let mut leaders = BTreeSet::new();
-    for (number, address) in addresses.iter().enumerate() {
+    for address in &addresses {
         cluster.await_service(Request::new(Kind::Http, *address, 80), "shop/web")?;
         let leader = cluster.await_leader(*address)?;
-        assert_eq!(answers(&cluster, *address)?, [leader.mac], "web-{number} on {address}");
+        assert_eq!(answers(&cluster, *address)?, [leader.mac], "{address}");
         leaders.insert(&leader.name);
     }
     assert!(leaders.len() > 1, "{leaders:?}");
