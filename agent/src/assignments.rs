@@ -315,7 +315,7 @@ fn write(path: &Path, holders: &Holders) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::request::Scope;
+    use crate::{fixture::again_while, model::request::Scope};
 
     fn name(text: &str) -> ServiceName {
         ServiceName { namespace: "shop".to_owned(), name: text.to_owned() }
@@ -478,7 +478,12 @@ mod tests {
                             holders.insert(name(&format!("s{writer}-{i}")), holding(writer, None));
                             (holders, ())
                         };
-                        update(path, add).unwrap();
+                        // The lock may go to others all the while that one waits for it.
+                        let is_late = |result: &Result<(), AssignmentsError>| match result {
+                            Err(AssignmentsError::Lock { source, .. }) => source.kind() == io::ErrorKind::TimedOut,
+                            _ => false,
+                        };
+                        again_while(Duration::from_mins(10), is_late, || update(path, add)).unwrap();
                     }
                 });
             }

@@ -20,6 +20,8 @@ mod durable;
 pub mod election;
 pub mod events;
 pub mod explain;
+#[cfg(test)]
+mod fixture;
 pub mod gossip;
 pub mod hashing;
 pub mod http;

@@ -2,6 +2,7 @@
 
 use std::{
     net::Ipv4Addr,
+    os::fd::IntoRawFd as _,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -12,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, anyhow, bail};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use pnet::{
     datalink::{self, Channel, Config, DataLinkReceiver, DataLinkSender, NetworkInterface},
     packet::{
@@ -197,7 +199,10 @@ pub(crate) fn open(
     interface: &NetworkInterface,
     tick: Duration,
 ) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
-    let config = Config { read_timeout: Some(tick), ..Config::default() };
+    // pnet's own would be every process's that is started from now on, and its namespace would outlive the test.
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?.into_raw_fd();
+    let config = Config { read_timeout: Some(tick), socket_fd: Some(socket), ..Config::default() };
     match datalink::channel(interface, config).context("cannot open a packet socket")? {
         Channel::Ethernet(sender, receiver) => Ok((sender, receiver)),
         _ => bail!("no Ethernet channel on {}", interface.name),

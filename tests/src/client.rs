@@ -210,6 +210,11 @@ impl Session {
         Ok(Self { stream: BufReader::new(TcpStream::from(socket)) })
     }
 
+    /// Waits for this long at most from now on.
+    pub fn limit(&self, timeout: Duration) -> Result<()> {
+        Ok(self.stream.get_ref().set_read_timeout(Some(timeout))?)
+    }
+
     /// Closes the connection, and waits until the server has closed it, too.
     pub fn close(mut self) -> Result<()> {
         self.stream.get_ref().shutdown(Shutdown::Write)?;
@@ -293,6 +298,20 @@ impl Datagrams {
         let reply = self.reply()?;
         ensure!(reply.ends_with(&format!(" said={text}")), "{} bytes came back otherwise", text.len());
         reply.parse()
+    }
+
+    /// The same, where the datagram goes in many fragments, of which a busy machine may drop one: a few times, for some
+    /// seconds each.
+    pub fn say_whole(&self, text: &str) -> Result<Answer> {
+        const TIMES: usize = 3;
+        self.socket.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut said = self.say(text);
+        for _ in 1..TIMES {
+            if said.is_err() {
+                said = self.say(text);
+            }
+        }
+        said
     }
 
     fn reply(&self) -> Result<String> {

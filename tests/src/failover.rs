@@ -40,7 +40,7 @@ const SERVICES: [(&str, u16, Kind); 3] = [
 /// Of what a proxy leaves to chance.
 const SEED: u64 = 1;
 /// The lease in tests, which run beside others: a leader that is merely held up stays one.
-const LEASE: &str = "1s";
+const LEASE: &str = "2s";
 /// Entries of each flow table: connections that are watched must not make room for those that come and go.
 const FLOWS: u32 = 65_536;
 

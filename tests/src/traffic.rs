@@ -14,8 +14,10 @@ use anyhow::{Result, anyhow, ensure};
 
 use crate::{client::Request, netns::Namespace, wait};
 
-/// How long one request may take before it counts as lost.
+/// How long a request may take before it counts as lost. A SYN is sent again after a second, and after three; a datagram is
+/// not, so that one that comes late was never lost.
 const PATIENCE: Duration = Duration::from_secs(3);
+const PATIENCE_UDP: Duration = Duration::from_secs(20);
 /// Failures that are kept word for word.
 const KEPT_FAILURES: usize = 20;
 
@@ -72,7 +74,8 @@ pub struct Traffic {
 impl Traffic {
     /// Starts a client in a namespace, with a pause between requests.
     pub fn start(namespace: &Namespace, request: Request, pause: Duration) -> Result<Self> {
-        Self::with_patience(namespace, request, pause, PATIENCE)
+        let patience = if request.kind.protocol() == "UDP" { PATIENCE_UDP } else { PATIENCE };
+        Self::with_patience(namespace, request, pause, patience)
     }
 
     /// Starts a client that gives a request up after `patience`.

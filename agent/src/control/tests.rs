@@ -91,7 +91,9 @@ fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
     assert!(matches!(taken, Err(ListenError::Taken { .. })));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    // As one that ended leaves it. One that listened may do so for a while after, in a process that another test is
+    // starting.
+    tokio::net::UnixSocket::new_stream().unwrap().bind(&path).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { listen(&path).map(drop) }).unwrap();
     fs::remove_file(&path).unwrap();

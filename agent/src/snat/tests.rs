@@ -78,6 +78,9 @@ struct Network {
     client: Namespace,
     node: Namespace,
     pod: Namespace,
+    /// The pod's, for all questions: one that was closed may keep its port for a while, in a process that another test
+    /// is starting.
+    server: UdpSocket,
 }
 
 impl Network {
@@ -98,27 +101,31 @@ impl Network {
         node.sysctl("ipv4/ip_forward", "1");
         node.sysctl("ipv6/conf/all/forwarding", "1");
         node.enter(|| masquerade(&addresses));
-        Some(Self { addresses, client, node, pod })
+        let server = pod.enter(|| UdpSocket::bind((addresses.pod(), UDP.port)).unwrap());
+        server.set_read_timeout(PATIENCE).unwrap();
+        Some(Self { addresses, client, node, pod, server })
     }
 
     /// The source of a UDP reply that the pod sends after conntrack lost the flow.
     fn udp_reply_source(&self) -> SocketAddr {
         let at = (self.addresses.pod(), UDP.port);
         let client = self.client.enter(|| UdpSocket::bind((self.addresses.client(), 0)).unwrap());
-        let pod = self.pod.enter(|| UdpSocket::bind(at).unwrap());
         client.set_read_timeout(PATIENCE).unwrap();
-        pod.set_read_timeout(PATIENCE).unwrap();
         client.send_to(b"question", at).unwrap();
-        let (_, from) = pod.recv_from(&mut [0; 16]).unwrap();
+        let (_, from) = self.server.recv_from(&mut [0; 16]).unwrap();
         self.node.enter(flush_conntrack);
-        pod.send_to(b"answer", from).unwrap();
+        self.server.send_to(b"answer", from).unwrap();
         client.recv_from(&mut [0; 16]).unwrap().1
     }
 
+    /// The pod's, for all connections, as with UDP.
+    fn listener(&self) -> TcpListener {
+        self.pod.enter(|| TcpListener::bind((self.addresses.pod(), TCP.port)).unwrap())
+    }
+
     /// A TCP connection of the client to the pod, in use: (client's end, pod's end).
-    fn connection(&self) -> (TcpStream, TcpStream) {
-        let at = (self.addresses.pod(), TCP.port);
-        let listener = self.pod.enter(|| TcpListener::bind(at).unwrap());
+    fn connection(&self, listener: &TcpListener) -> (TcpStream, TcpStream) {
+        let at = listener.local_addr().unwrap();
         let mut client = self.client.enter(|| TcpStream::connect(at).unwrap());
         let (mut pod, _) = listener.accept().unwrap();
         client.set_read_timeout(PATIENCE).unwrap();
@@ -304,14 +311,15 @@ fn what_a_backend_sends_in_a_vips_name_is_not_tracked() {
 fn a_tcp_connection_lives_on_when_conntrack_lost_it() {
     for addresses in [V4, V6] {
         let Some(network) = Network::new(addresses) else { return };
-        let (_client, mut pod) = network.connection();
+        let listener = network.listener();
+        let (_client, mut pod) = network.connection(&listener);
         network.node.enter(flush_conntrack);
         pod.write_all(b"!").unwrap();
         assert_eq!(pod.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionReset, "masqueraded without the chain");
 
         let mut snat = network.snat();
         snat.sync(&set(&[network.addresses.backend(TCP)])).unwrap();
-        let (mut client, mut pod) = network.connection();
+        let (mut client, mut pod) = network.connection(&listener);
         network.node.enter(flush_conntrack);
         pod.write_all(b"!").unwrap();
         client.read_exact(&mut [0]).unwrap();

@@ -5,7 +5,7 @@
 //! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>): never a watch, which can be
 //! half-open for minutes.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
 use kube::{
@@ -22,12 +22,30 @@ use crate::{
 
 /// The Leases of a cluster.
 #[derive(Clone, Debug)]
-pub struct Kubernetes(Box<Api<Object>>);
+pub struct Kubernetes {
+    leases: Box<Api<Object>>,
+    /// How long a request may take.
+    limit: Duration,
+}
 
 impl Kubernetes {
     /// Those of vipmux's namespace.
     pub fn new(cluster: &Cluster) -> Self {
-        Self(Box::new(Api::namespaced(cluster.client.clone(), &cluster.namespace)))
+        Self { leases: Box::new(Api::namespaced(cluster.client.clone(), &cluster.namespace)), limit: LIMIT }
+    }
+
+    /// The same, where a request may take so long.
+    #[must_use]
+    pub fn within(self, limit: Duration) -> Self {
+        Self { limit, ..self }
+    }
+
+    /// The answer, unless it takes too long: then the connection is closed, and the next request gets another one. An API
+    /// server whose machine is gone would keep each of them for a minute and a half, and with them the turns of all that is
+    /// asked of it after it is back.
+    async fn answered<T>(&self, request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it took more than {:?}", self.limit));
+        timeout(self.limit, request).await.map_err(|elapsed| kube::Error::Service(late(elapsed).into()))?
     }
 }
 
@@ -51,14 +69,6 @@ fn unavailable(doing: String, error: kube::Error) -> StoreError {
     StoreError::Unavailable { doing, source: io::Error::other(error) }
 }
 
-/// The answer, unless it takes too long: then the connection is closed, and the next request gets another one. An API
-/// server whose machine is gone would keep each of them for a minute and a half, and with them the turns of all that is
-/// asked of it after it is back.
-async fn answered<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it took more than {LIMIT:?}"));
-    timeout(LIMIT, request).await.map_err(|elapsed| kube::Error::Service(late(elapsed).into()))?
-}
-
 /// What the object says, or that it is no Lease.
 fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
     object::lease(vip, found).map_err(|message| StoreError::Malformed { lease: object::name(vip), message })
@@ -67,8 +77,10 @@ fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
 impl Store for Kubernetes {
     async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
         let name = object::name(vip);
-        let found =
-            answered(self.0.get_opt(&name)).await.map_err(|error| unavailable(format!("read {name}"), error))?;
+        let found = self
+            .answered(self.leases.get_opt(&name))
+            .await
+            .map_err(|error| unavailable(format!("read {name}"), error))?;
         found.map(|found| lease(vip, found)).transpose()
     }
 
@@ -82,8 +94,8 @@ impl Store for Kubernetes {
         let wanted = object::object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
         let (name, parameters) = (object::name(vip), PostParams::default());
         let result = match expected {
-            Some(_) => answered(self.0.replace(&name, &parameters, &wanted)).await,
-            None => answered(self.0.create(&parameters, &wanted)).await,
+            Some(_) => self.answered(self.leases.replace(&name, &parameters, &wanted)).await,
+            None => self.answered(self.leases.create(&parameters, &wanted)).await,
         };
         match result {
             Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
@@ -96,7 +108,7 @@ impl Store for Kubernetes {
         let name = object::name(vip);
         let preconditions = Preconditions { resource_version: Some(version.0.clone()), uid: None };
         let parameters = DeleteParams::default().preconditions(preconditions);
-        match answered(self.0.delete(&name, &parameters)).await {
+        match self.answered(self.leases.delete(&name, &parameters)).await {
             Ok(_) => Ok(Deleted::Done),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(Deleted::Done),
             Err(error) if is_conflict(&error) => Ok(Deleted::Conflict),
@@ -106,7 +118,7 @@ impl Store for Kubernetes {
 
     async fn survey(&self) -> Result<Survey, StoreError> {
         let all = ListParams::default();
-        let listed = answered(self.0.list(&all)).await;
+        let listed = self.answered(self.leases.list(&all)).await;
         let listed = listed.map_err(|error| unavailable("list the Leases".to_owned(), error))?;
         let mut survey = Survey::default();
         for found in listed.items {

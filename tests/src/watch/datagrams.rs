@@ -18,6 +18,9 @@ use crate::links::Links;
 /// An identification and what was said; nothing longer comes.
 const MAX_REPLY: usize = 1_024;
 
+/// How long the last answer may take: a late one is no loss.
+const LAST: Duration = Duration::from_secs(20);
+
 /// Asks an echo server until it is over. With `anew`, the kernel forgets the server's MAC whenever it knows it.
 pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -35,9 +38,10 @@ pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> 
         let _ = socket.send(number.to_string().as_bytes());
         // A delay of this machine's does not make a burst.
         next = (next + PAUSE).max(now);
-        receive(&socket, shared, next, false)?;
+        receive(&socket, shared, next, |_| false)?;
     }
-    receive(&socket, shared, Instant::now() + GRACE, true)
+    receive(&socket, shared, Instant::now() + LAST, Series::is_last_answered)?;
+    receive(&socket, shared, Instant::now() + GRACE, |series| series.lost() == 0)
 }
 
 /// An entry that is not resolved yet has datagrams waiting for it, which would be lost with it.
@@ -45,8 +49,13 @@ fn forget(links: &Links, address: Ipv4Addr) -> Result<()> {
     if links.neighbour(address)?.is_some() { links.forget_neighbour(address) } else { Ok(()) }
 }
 
-/// Takes answers until then, or until nothing is lost if that is enough.
-fn receive(socket: &UdpSocket, shared: &Shared<Series>, until: Instant, enough: bool) -> Result<()> {
+/// Takes answers until then, or until that is enough.
+fn receive(
+    socket: &UdpSocket,
+    shared: &Shared<Series>,
+    until: Instant,
+    is_enough: impl Fn(&Series) -> bool,
+) -> Result<()> {
     let mut reply = [0; MAX_REPLY];
     loop {
         match socket.recv(&mut reply) {
@@ -61,7 +70,7 @@ fn receive(socket: &UdpSocket, shared: &Shared<Series>, until: Instant, enough: 
             Err(_) => continue,
         }
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || enough && shared.lock().lost() == 0 {
+        if left.is_zero() || is_enough(&shared.lock()) {
             return Ok(());
         }
         await_readable(socket, left)?;

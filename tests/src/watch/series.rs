@@ -34,6 +34,10 @@ impl Series {
         self.requests.iter().filter(|(_, answered)| answered.is_none()).count()
     }
 
+    pub(super) fn is_last_answered(&self) -> bool {
+        self.requests.last().is_none_or(|(_, answered)| answered.is_some())
+    }
+
     pub(super) fn answered_since(&self, begin: Instant) -> usize {
         self.requests.iter().filter(|(asked, answered)| *asked >= begin && answered.is_some()).count()
     }

@@ -334,7 +334,11 @@ fn the_accounts_have_their_rights_and_not_each_others() -> Result<()> {
     api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
     for (account, whole) in [("vipmux-agent", &AGENT[..]), ("vipmux-allocator", &ALLOCATOR[..])] {
         for right in whole {
-            assert!(rights::is_allowed(&api, account, right)?, "{account} lacks {right:?}");
+            // The API server's own watch sees roles a moment later.
+            wait::until("the rights", PATIENCE, || {
+                ensure!(rights::is_allowed(&api, account, right)?, "{account} lacks {right:?}");
+                Ok(())
+            })?;
         }
     }
     let agents_alone = AGENT.iter().filter(|right| right.verb == "update").collect::<Vec<_>>();

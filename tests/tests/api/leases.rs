@@ -51,8 +51,9 @@ impl Site {
         self.api.block_on(async { Ok(Kubernetes::new(&Cluster::connect(&access).await?)) })
     }
 
+    /// One that waits for answers as long as a busy machine takes.
     fn store(&self) -> Result<Kubernetes> {
-        self.store_of(SYSTEM)
+        Ok(self.store_of(SYSTEM)?.within(PATIENCE))
     }
 
     /// The Leases, past the proxy. What it does has to run by [`ApiServer::block_on`].
@@ -99,6 +100,7 @@ async fn history(leases: Api<Object>, begun: String, last: u64) -> Result<Histor
     while let Some(event) = events.next().await {
         let object = match event? {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => object,
+            WatchEvent::Bookmark(_) => continue,
             other => anyhow::bail!("{other:?}"),
         };
         let spec = object.spec.context("no spec")?;
@@ -251,7 +253,7 @@ fn a_write_that_arrives_twice_is_done_or_a_conflict_and_never_two_epochs() -> Re
 #[test]
 fn a_namespace_that_is_not_there_is_no_conflict() -> Result<()> {
     let Some(site) = site(3)? else { return Ok(()) };
-    let store = site.store_of("nowhere")?;
+    let store = site.store_of("nowhere")?.within(PATIENCE);
     let swapped = site.swap(&store, None, 1)?;
     let error = swapped.err().context("it was written into no namespace")?;
     let told = format!("{:#}", anyhow::Error::from(error));
@@ -326,8 +328,8 @@ fn an_api_server_that_falls_silent_holds_up_only_what_was_asked_of_it_then() -> 
     // More than run at a time.
     const READS: usize = 20;
     let Some(site) = site(7)? else { return Ok(()) };
-    let store = site.store()?;
-    site.first(&store)?;
+    site.first(&site.store()?)?;
+    let store = site.store_of(SYSTEM)?;
     site.proxy.set_rules([Rule::new(Fault::Stall)]);
     site.api.block_on(async {
         let (operations, mut reports) = Operations::new(store);
@@ -368,8 +370,8 @@ fn a_write_that_arrives_after_its_sender_gave_up_overwrites_nobody() -> Result<(
     let Some(site) = site(8)? else { return Ok(()) };
     let store = Arc::new(site.store()?);
     let version = site.first(&store)?;
-    site.proxy.set_rules([Rule::new(Fault::Delay(Duration::from_secs(4))).of_writes().times(1)]);
-    let late = site.swap(&store, Some(&version), 2)?;
+    site.proxy.set_rules([Rule::new(Fault::Delay(Duration::from_secs(20))).of_writes().times(1)]);
+    let late = site.swap(&site.store_of(SYSTEM)?, Some(&version), 2)?;
     ensure!(is_unavailable(&late), "{late:?}");
     let other = site.api.block_on(async { Ok(store.swap(VIP, Some(&version), &node("node-2"), 2).await) })?;
     let won = done(other)?;

@@ -136,7 +136,9 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     let use_leases = |kubeconfig, last| {
         let access = Access { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
         let vip = Vip([192, 0, 2, last].into());
-        api.block_on(async { Ok(use_leases(&Kubernetes::new(&Cluster::connect(&access).await?), vip).await) })
+        api.block_on(async {
+            Ok(use_leases(&Kubernetes::new(&Cluster::connect(&access).await?).within(PATIENCE), vip).await)
+        })
     };
     let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;

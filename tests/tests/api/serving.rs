@@ -1,6 +1,6 @@
 //! Agents that live by an API server: from objects to packets, without vipmux's allocator.
 
-use std::{ffi::OsStr, fmt::Write as _, net::IpAddr};
+use std::{collections::BTreeSet, ffi::OsStr, fmt::Write as _, net::IpAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -20,6 +20,7 @@ use vipmux_tests::{
 
 const PORT: u16 = 80;
 const POD_PORT: u16 = 8080;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Two nodes, a pod on each, agents, and an API server; nobody gives addresses but the test.
 fn cluster() -> Result<Option<Cluster>> {
@@ -92,10 +93,13 @@ fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<
     cluster.start_agents(&options)?;
     cluster.manifests.write_service(&web(&cluster)?)?;
     cluster.api()?.give("shop/web", &[VIP.into()])?;
-    let leader = cluster.await_leader(VIP)?.name.clone();
     let stranger = cluster.lan.client()?;
-    arp::announce(stranger.namespace(), VIP)?;
+    let mut leaders = BTreeSet::new();
     let event = wait::until("an Event about the stranger", PATIENCE, || {
+        // An Event that the API server does not take is not made again, and whoever leads tells what it hears.
+        leaders.insert(cluster.await_leader(VIP)?.name.clone());
+        arp::announce(stranger.namespace(), VIP)?;
+        thread::sleep(PAUSE);
         let events = cluster.api()?.kubectl(&["get", "events", "--namespace", "shop", "--output", "json"])?;
         let events: Value = serde_json::from_str(&events)?;
         let mut events = events["items"].as_array().into_iter().flatten();
@@ -103,7 +107,9 @@ fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<
         found.with_context(|| cluster.last_outputs())
     })?;
     assert_eq!(event["involvedObject"]["name"], "web");
-    assert_eq!((&event["type"], &event["reportingInstance"]), (&json!("Warning"), &json!(leader)));
+    assert_eq!(event["type"], "Warning");
+    let teller = event["reportingInstance"].as_str().unwrap_or_default();
+    assert!(leaders.contains(teller), "{teller} is none of {leaders:?}");
     let message = event["message"].as_str().unwrap_or_default();
     assert!(message.contains(&format!("the address {VIP} is also used by {}", stranger.mac)), "{message}");
     // It is found by the Service's uid.

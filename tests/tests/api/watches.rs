@@ -284,11 +284,16 @@ fn a_kind_that_comes_later_is_seen_and_one_that_goes_takes_its_objects_along() -
     scene.api.apply_all(&[pool("edge", "192.0.2.0/28")])?;
     scene.await_objects("the pool is there", |objects| objects.vip_pools.contains_key("edge"))?;
 
-    scene.api.delete_all(&[serde_json::to_value(VipPool::crd())?])?;
+    let kind = serde_json::to_value(VipPool::crd())?;
+    scene.api.delete_all(std::slice::from_ref(&kind))?;
     scene.await_objects("the pool is gone", |objects| objects.vip_pools.is_empty())?;
 
-    wait::until("the kind is forgotten and made again", PATIENCE, || scene.api.add_custom_kinds())?;
-    scene.api.apply_all(&[pool("other", "192.0.2.16/28")])?;
+    wait::until("the kind is forgotten", PATIENCE, || {
+        ensure!(scene.api.get(&kind)?.is_none(), "it is there still");
+        Ok(())
+    })?;
+    wait::until("the kind is made again", PATIENCE, || scene.api.add_custom_kinds())?;
+    wait::until("a pool of it", PATIENCE, || scene.api.apply_all(&[pool("other", "192.0.2.16/28")]).map(drop))?;
     scene.await_objects("the other pool is there", |objects| {
         objects.vip_pools.keys().map(String::as_str).eq(["other"]) && objects.problems.is_empty()
     })?;

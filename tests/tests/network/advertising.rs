@@ -147,7 +147,10 @@ fn each_pool_is_answered_for_on_the_interfaces_that_are_named_and_served_by_pods
     cluster.start_agents(&options)?;
     await_both(&cluster)?;
     await_answers(&cluster, FRONT, &[cluster.lan.node("node-1")?.mac])?;
-    let first = answers(&cluster, BACK)?;
-    ensure!(cards.iter().any(|card| first == [*card]), "{first:?} answered, and not one of {cards:?}");
+    let first = wait::until("an answer", PATIENCE, || {
+        let first = answers(&cluster, BACK)?;
+        ensure!(cards.iter().any(|card| first == [*card]), "{first:?} answered, and not one of {cards:?}");
+        Ok(first)
+    })?;
     await_answers(&cluster, BACK, &first)
 }

@@ -3,7 +3,7 @@
 use std::{
     io::ErrorKind,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -18,10 +18,11 @@ use vipmux_tests::{
     wire::Tap,
 };
 
-/// What is refused, and what is not answered at all: the errors, and for how long they are waited for; less than the second
-/// that it takes TCP to send its SYN again.
+/// TCP sends its SYN again after a second.
+const AGAIN: Duration = Duration::from_millis(900);
+/// What is refused, and what is not answered at all: the errors, and for how long they are waited for.
 type Refusal = (&'static [ErrorKind], Duration);
-const REFUSED: Refusal = (&[ErrorKind::ConnectionRefused], Duration::from_millis(900));
+const REFUSED: Refusal = (&[ErrorKind::ConnectionRefused], AGAIN);
 const SILENT: Refusal = (&[ErrorKind::TimedOut, ErrorKind::WouldBlock], Duration::from_millis(100));
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 /// A port of no Service.
@@ -53,8 +54,18 @@ fn knock_everywhere(unclaimed: &'static str, refusal: Refusal, passes: usize) ->
     let Some((cluster, mut wire)) = stale(unclaimed)? else { return Ok(()) };
     for node in &cluster.lan.nodes {
         for (vip, port) in VIPS.into_iter().flat_map(|vip| [(vip, CLOSED), (vip, WEB)]) {
-            knock(&cluster, node, (vip, port).into(), refusal)?;
-            wire.expect(vip, passes, &format!("port {port} of {}", node.name))?;
+            // Whoever was held up for so long has sent its SYN again.
+            loop {
+                wire.packets_to(vip)?;
+                let begin = Instant::now();
+                knock(&cluster, node, (vip, port).into(), refusal)?;
+                let seen = wire.packets_to(vip)?;
+                if begin.elapsed() < AGAIN {
+                    let all = seen.iter().sum::<usize>();
+                    ensure!(all == passes, "port {port} of {}: {seen:?} at the ports, not {passes} in all", node.name);
+                    break;
+                }
+            }
         }
     }
     Ok(())
@@ -64,12 +75,9 @@ fn knock_everywhere(unclaimed: &'static str, refusal: Refusal, passes: usize) ->
 struct Wire(Vec<Tap>);
 
 impl Wire {
-    /// That so many packets to the VIP passed since the last look.
-    fn expect(&mut self, vip: IpAddr, expected: usize, what: &str) -> Result<()> {
-        let seen: Vec<_> = self.0.iter_mut().map(|tap| tap.packets_to(vip)).collect::<Result<_>>()?;
-        let all = seen.iter().sum::<usize>();
-        ensure!(all == expected, "{what}: {seen:?} packets to {vip} at the ports, not {expected} in all");
-        Ok(())
+    /// How many packets to the VIP passed each since the last look.
+    fn packets_to(&mut self, vip: IpAddr) -> Result<Vec<usize>> {
+        self.0.iter_mut().map(|tap| tap.packets_to(vip)).collect()
     }
 }
 

@@ -39,7 +39,7 @@ fn the_second_connection_has_to_wait_for_the_end_of_the_first_which_goes_on() ->
         ensure!(cluster.counted("drops", "tuple_collision")? > before, "{vip}: nothing was counted");
         first.say("two").with_context(|| format!("{vip}, the first connection after the second was refused"))?;
         first.close()?;
-        let mut second = wait::until("the second connection", PATIENCE, || connect(AGAIN, SILENCE))?;
+        let mut second = wait::until("the second connection", PATIENCE, || connect(AGAIN, TIMEOUT))?;
         second.say("three").with_context(|| format!("{vip}, the second connection"))?;
     }
     Ok(())

@@ -70,12 +70,15 @@ fn interrupted_at_any_time_it_leaves_nothing() -> Result<()> {
         return Ok(());
     }
     for moment in ["a switch, three nodes", "an agent on each node", "every port answers"] {
-        let mut running = Demo::start(&[])?;
+        let mut running = Demo::start(&["--hold"])?;
         let demo = &mut running.0;
         demo.wait_for_line(moment, PATIENCE, |line| line.contains(moment))?;
         demo.signal(Signal::SIGTERM)?;
         let status = demo.wait(PATIENCE)?;
-        ensure!(status.code() == Some(130), "{status} when interrupted after {moment:?}: {}", demo.last_output());
+        let output = demo.output();
+        // Held open, as it may be by then, it ends well.
+        let expected = status.code() == Some(130) || output.contains("Ctrl-C") && status.success();
+        ensure!(expected, "{status} when interrupted after {moment:?}: {output}");
         assert_eq!(belongings(demo.id())?, [""; 0], "after {moment:?}");
     }
     Ok(())

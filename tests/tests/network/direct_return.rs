@@ -179,7 +179,7 @@ fn ten_megabytes_arrive_whole_and_so_do_fragments() -> Result<()> {
             while pods.len() < 2 {
                 let datagrams = client.run(|| Datagrams::connect((vip, UDP.2).into(), TIMEOUT))?;
                 for length in [0, 1_000, 1_473, 30_000] {
-                    pods.insert(datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?.pod);
+                    pods.insert(datagrams.say_whole(&text[..length]).with_context(|| format!("{length} bytes"))?.pod);
                 }
             }
         }
@@ -211,7 +211,7 @@ fn agents_that_are_killed_in_turn_lose_no_request_and_no_transfer() -> Result<()
     let leader = cluster.await_leader(VIP)?.mac;
     let client = cluster.lan.client()?.namespace();
     client.links(|links| links.add_neighbour("eth0", VIP, leader))?;
-    let mut transfer = Transfer::start(client, (VIP, BULK.2).into(), Duration::from_millis(2))?;
+    let mut transfer = Transfer::start(client, (VIP, BULK.2).into(), PAUSE)?;
     let traffic =
         [WEB, UDP].map(|(name, kind, port)| (name, Traffic::start(client, Request::new(kind, VIP, port), PAUSE)));
     let traffic: Vec<_> = traffic.into_iter().map(|(name, traffic)| Ok((name, traffic?))).collect::<Result<_>>()?;
@@ -274,7 +274,8 @@ fn the_way_in_is_looked_through_only_where_such_pods_are_and_unload_leaves_nothi
     }
     await_all(&cluster)?;
     wait::until("the program to be attached again", PATIENCE, || {
-        ensure!(inlets(node)? == 1, "it is not");
+        let programs = cluster.agent(&other)?.inspect(node, &["prog"])?;
+        ensure!(inlets(node)? == 1 && programs.contains("vipmux_ingress"), "{programs}");
         Ok(())
     })?;
     cluster.agent_mut(&other)?.process_mut().kill()?;

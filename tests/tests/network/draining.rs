@@ -21,15 +21,11 @@ const VIPS: u32 = 10;
 
 /// Three nodes that lead these VIPs between them.
 fn led() -> Result<Option<Cluster>> {
-    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(None) };
-    for (number, vip) in vips().into_iter().enumerate().skip(1) {
-        let mut service = services::web(&cluster)?;
-        service.name.1 = format!("web-{number}");
-        service.sharing_key = None;
-        service.address = Some(vip);
-        cluster.manifests.write_service(&service)?;
-    }
+    let Some(mut cluster) = services::with_pods(Options::default())? else { return Ok(None) };
     cluster.start_agents(&cluster.agent_options())?;
+    // Whoever is alone would lead them all, and hand some over later.
+    cluster.await_all_alive()?;
+    vips().into_iter().try_for_each(|vip| leading::write_web(&cluster, vip))?;
     await_led(&cluster, |_| true)?;
     Ok(Some(cluster))
 }

@@ -17,6 +17,8 @@ use crate::leading::await_candidate;
 
 /// Bytes before something happens, and after another node leads.
 const TRANSFERRED: u64 = 10 << 20;
+/// Between a transfer's chunks: it is not to keep agents from their work.
+const PAUSE: Duration = Duration::from_millis(5);
 /// For a transfer on a busy machine.
 const LONG: Duration = Duration::from_mins(2);
 
@@ -144,7 +146,7 @@ fn a_transfer_to_a_pod_elsewhere_survives_its_leaders_link() -> Result<()> {
 fn transfer_survives(happen: impl FnOnce(&Stage, &str) -> Result<()>) -> Result<()> {
     let Some(mut scene) = Scene::for_test(LAN)? else { return Ok(()) };
     let namespace = scene.stage.cluster.lan.client()?.namespace();
-    let mut transfer = Transfer::start(namespace, (ADDRESS, BULK).into(), Duration::ZERO)?;
+    let mut transfer = Transfer::start(namespace, (ADDRESS, BULK).into(), PAUSE)?;
     transfer.wait_for_more(TRANSFERRED, LONG)?;
     happen(&scene.stage, &scene.node)?;
     let other = scene.await_another()?;

@@ -90,7 +90,11 @@ fn an_arp_probe_sees_every_answer() -> Result<()> {
     let mut answers = ask(Duration::from_secs(1))?;
     answers.sort_unstable();
     assert_eq!(answers, [lan.nodes[0].mac, lan.nodes[1].mac]);
-    assert_eq!(capture.claims(vip).len(), 2);
+    wait::until("both in the capture", TIMEOUT, || {
+        let claims = capture.claims(vip);
+        ensure!(claims.len() == 2, "{claims:?}");
+        Ok(())
+    })?;
 
     let server = pod::start(lan.nodes[0].namespace(), "web", vip, &[Listener::new(Kind::Http, 80, "shop/web")])?;
     client.namespace().links(|links| links.add_neighbour("eth0", vip, lan.nodes[0].mac))?;

@@ -61,7 +61,7 @@ fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
 }
 
 /// A Service `shop/web-N` with this address, by whose last byte it is named.
-fn write_web(cluster: &Cluster, address: Ipv4Addr) -> Result<()> {
+pub(crate) fn write_web(cluster: &Cluster, address: Ipv4Addr) -> Result<()> {
     let mut service = services::web(cluster)?;
     service.name.1 = format!("web-{}", address.octets()[3]);
     service.sharing_key = None;
@@ -92,8 +92,12 @@ fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
         node.namespace().links(|links| links.forget_neighbour(client.address))?;
     }
     services::await_all(&cluster)?;
-    let claims = capture.claims(VIP);
-    assert!(claims.len() >= 5 && claims.iter().all(|mac| *mac == leader.mac), "{claims:?}, leader {}", leader.mac);
+    let claims = wait::until("all answers in the capture", PATIENCE, || {
+        let claims = capture.claims(VIP);
+        ensure!(claims.len() >= 5, "{claims:?}");
+        Ok(claims)
+    })?;
+    assert!(claims.iter().all(|mac| *mac == leader.mac), "{claims:?}, leader {}", leader.mac);
     Ok(())
 }
 
@@ -266,10 +270,12 @@ fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_l
 
 #[test]
 fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
-    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    let Some(mut cluster) = services::with_pods(Options::default())? else { return Ok(()) };
     let addresses: Vec<_> = (0..12).map(|n| Ipv4Addr::from(u32::from(VIP) + 1 + n)).collect();
-    addresses.iter().try_for_each(|address| write_web(&cluster, *address))?;
     cluster.start_agents(&cluster.agent_options())?;
+    // Whoever is alone would lead them all, and hand some over later.
+    cluster.await_all_alive()?;
+    addresses.iter().try_for_each(|address| write_web(&cluster, *address))?;
     let mut leaders = BTreeSet::new();
     for address in &addresses {
         cluster.await_service(Request::new(Kind::Http, *address, 80), "shop/web")?;

@@ -171,7 +171,7 @@ fn an_edit_of_the_source_ranges_holds_for_connections_that_are_there() -> Result
     let [first, second] = cluster.lan.clients.as_slice() else { return Ok(()) };
     await_web(first)?;
     let bystanders = bystanders(&cluster)?;
-    let connect = |vip| first.namespace().run(|| Session::connect((vip, WEB.0).into(), SILENCE));
+    let connect = |vip| first.namespace().run(|| Session::connect((vip, WEB.0).into(), TIMEOUT));
     let mut sessions = VIPS.into_iter().map(connect).collect::<Result<Vec<_>>>()?;
     for session in &mut sessions {
         session.say("before")?;
@@ -186,7 +186,9 @@ fn an_edit_of_the_source_ranges_holds_for_connections_that_are_there() -> Result
     await_web(second)?;
     let before = out_of_range(&cluster)?;
     for session in &mut sessions {
+        session.limit(SILENCE)?;
         assert!(session.say("meanwhile").is_err(), "it is answered");
+        session.limit(TIMEOUT)?;
     }
     assert!(out_of_range(&cluster)? >= before + 2, "no drop was counted");
 
@@ -293,8 +295,11 @@ fn a_flow_that_was_idle_for_longer_than_its_service_allows_is_balanced_anew() ->
     }
     for (vip, port, flow) in &flows {
         let request = Request::new(Kind::UdpEcho, *vip, *port);
-        // A datagram may be lost while nodes change, and the old flow is not to become idle meanwhile.
+        // A datagram may be lost while nodes change, and no flow is to become idle meanwhile.
         wait::until("a new flow at the new pod", PATIENCE, || {
+            for (_, _, flow) in &flows {
+                assert_eq!(flow.say("meanwhile")?.pod, "web-1");
+            }
             let answer = cluster.ask(request, IMPATIENCE)?;
             ensure!(answer.pod == "web-2", "{answer}");
             Ok(())

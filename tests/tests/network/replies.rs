@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fs, net::IpAddr};
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::{Datagrams, HELD, HOLD, Kind, RELEASE, Request, Session},
-    cluster::{Cluster, TIMEOUT},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     conntrack,
     lan::Options,
     manifests::{Endpoint, Service, VIP},
@@ -78,7 +78,7 @@ pub(crate) fn exchange_fragments(
     for _ in 0..FLOWS {
         let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((vip, 515).into(), TIMEOUT))?;
         for length in [1_000, too_long, 3_000, 30_000] {
-            let answer = datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+            let answer = datagrams.say_whole(&text[..length]).with_context(|| format!("{length} bytes"))?;
             assert_eq!(answer.service, "ops/bulk");
             pods.insert(answer.pod);
         }
@@ -127,6 +127,13 @@ fn with_syslog() -> Result<Option<Cluster>> {
     let endpoint = cluster.endpoint("syslog-1")?;
     cluster.manifests.write_service(&Service::sharing("ops/syslog", 514, "UDP", 5140).with([endpoint]))?;
     cluster.await_service(Request::new(Kind::UdpEcho, VIP, 514), "ops/syslog")?;
+    // The NAT chain's set follows the maps a moment later.
+    let (pod, node) = (cluster.pod("syslog-1")?.address.to_string(), cluster.lan.node("node-3")?);
+    wait::until("replies that keep their source", PATIENCE, || {
+        let set = node.nft("list set inet vipmux backends4")?;
+        ensure!(set.contains(&pod), "{set}");
+        Ok(())
+    })?;
     Ok(Some(cluster))
 }
 

@@ -32,7 +32,7 @@ const FLOWS: usize = 16;
 /// A long transfer on a busy machine.
 const LONG: Duration = Duration::from_mins(2);
 /// Between the chunks of transfers that are to leave room for other traffic.
-const EASY: Duration = Duration::from_millis(2);
+const EASY: Duration = Duration::from_millis(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// The address of all Services.
@@ -91,7 +91,7 @@ fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
 fn exchange(datagrams: &Datagrams) -> Result<()> {
     let text = "0123456789".repeat(3_000);
     for length in [0, 1_000, 1_473, 30_000] {
-        datagrams.say(&text[..length]).with_context(|| format!("{length} bytes"))?;
+        datagrams.say_whole(&text[..length]).with_context(|| format!("{length} bytes"))?;
     }
     Ok(())
 }

@@ -151,14 +151,14 @@ async fn what_is_gone_is_not_written_again_while_the_watch_shows_it() {
 async fn a_service_that_is_as_it_should_be_for_a_while_is_not_forgiven() {
     let mut room = Room::new();
     room.desk.look().await;
-    let key = Key::Service(name("a"));
-    assert_eq!(room.turn().queue.next(boottime()), Next::Begin(key.clone()));
-    room.turn().queue.done(&key, false, boottime());
+    let (key, now) = (Key::Service(name("a")), boottime());
+    assert_eq!(room.turn().queue.next(now), Next::Begin(key.clone()));
+    room.turn().queue.done(&key, false, now);
     let turn = room.desk.turn.take().unwrap();
     let services = turn.services.clone();
-    let turn = turn.ordered(Decision::default(), boottime());
-    let turn = turn.ordered(Decision { services, ..Decision::default() }, boottime());
-    assert!(matches!(turn.queue.peek(boottime()), Next::At(_)));
+    let turn = turn.ordered(Decision::default(), now);
+    let turn = turn.ordered(Decision { services, ..Decision::default() }, now);
+    assert!(matches!(turn.queue.peek(now), Next::At(_)));
 }
 
 #[tokio::test]

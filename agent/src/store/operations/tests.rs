@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, future::pending};
+use std::{collections::BTreeSet, future::pending, time::Instant};
 
 use tokio::sync::mpsc::Receiver;
 
@@ -7,6 +7,8 @@ use crate::store::Directory;
 
 const NOW: Duration = Duration::from_secs(100);
 const SHORT: Duration = Duration::from_millis(50);
+/// Far beyond what a slow disk takes; only a failing test waits for it.
+const LONG: Duration = Duration::from_mins(1);
 
 /// Answers surveys and reads of IPv6 addresses; for others there never is an answer.
 struct Silent;
@@ -63,23 +65,37 @@ fn is_late(report: &Report) -> bool {
     matches!(&report.result, Err(StoreError::Unavailable { source, .. }) if source.kind() == io::ErrorKind::TimedOut)
 }
 
+/// The report on this when the store was in time: the folder has a limit of its own, and a disk may be slow.
+async fn done(
+    operations: &Operations<impl Store>,
+    reports: &mut Receiver<Report>,
+    operation: impl Fn() -> Operation,
+) -> Report {
+    let begun = Instant::now();
+    loop {
+        assert!(operations.begin(operation(), NOW));
+        let report = reports.recv().await.unwrap();
+        if !is_late(&report) || begun.elapsed() >= LONG {
+            return report;
+        }
+    }
+}
+
 #[tokio::test]
 async fn each_operation_is_reported_with_what_was_asked_and_when() {
     let state = tempfile::tempdir().unwrap();
     let (operations, mut reports) = Operations::new(Directory::new(state.path()));
+    let operations = Operations { limit: LONG, ..operations };
     let swap = |expected| Operation::Swap { vip: vip(1), expected, holder: NodeName("n1".to_owned()), epoch: 1 };
-    assert!(operations.begin(swap(None), NOW));
-    let report = reports.recv().await.unwrap();
+    let report = done(&operations, &mut reports, || swap(None)).await;
     assert_eq!((&report.operation, report.asked), (&swap(None), NOW));
     let Ok(Outcome::Swapped(Swapped::Done(version))) = report.result else { panic!("{report:?}") };
-    assert!(operations.begin(Operation::Read(vip(1)), NOW));
-    let result = reports.recv().await.unwrap().result;
+    let result = done(&operations, &mut reports, || Operation::Read(vip(1))).await.result;
     assert!(matches!(&result, Ok(Outcome::Read(Some(lease))) if lease.version == version), "{result:?}");
-    assert!(operations.begin(Operation::Survey, NOW));
-    let result = reports.recv().await.unwrap().result;
+    let result = done(&operations, &mut reports, || Operation::Survey).await.result;
     assert!(matches!(&result, Ok(Outcome::Surveyed(survey)) if survey.leases.len() == 1), "{result:?}");
-    assert!(operations.begin(Operation::Delete { vip: vip(1), version }, NOW));
-    let result = reports.recv().await.unwrap().result;
+    let delete = || Operation::Delete { vip: vip(1), version: version.clone() };
+    let result = done(&operations, &mut reports, delete).await.result;
     assert!(matches!(result, Ok(Outcome::Deleted(Deleted::Done))), "{result:?}");
 }
 

@@ -40,6 +40,13 @@ impl Followed {
         fs::write(self.path(name), text).unwrap();
     }
 
+    /// Puts a file in its place whole: while it is written it can be read in part.
+    fn put(&self, name: &str, text: &str) {
+        let hidden = format!(".{name}");
+        self.write(&hidden, text);
+        fs::rename(self.path(&hidden), self.path(name)).unwrap();
+    }
+
     async fn until(&mut self, condition: impl Fn(&Objects) -> bool) -> Arc<Objects> {
         let found = tokio::time::timeout(PATIENCE, self.objects.wait_for(|objects| condition(objects)));
         let found = found.await.ok().map(|objects| Arc::clone(&objects.unwrap()));
@@ -70,8 +77,7 @@ async fn a_look_that_was_asked_for_finds_what_was_there_by_then() {
     let mut looked = followed.guard.looked();
     assert_eq!(*looked.borrow(), 0);
     for port in 2..20 {
-        followed.write(".a.yaml", &service("a", port));
-        fs::rename(followed.path(".a.yaml"), followed.path("a.yaml")).unwrap();
+        followed.put("a.yaml", &service("a", port));
         let look = followed.guard.look();
         let done = tokio::time::timeout(PATIENCE, looked.wait_for(|looked| *looked >= look));
         assert_eq!(*done.await.unwrap().unwrap(), look);
@@ -120,15 +126,15 @@ async fn what_becomes_malformed_stays_in_force_until_it_is_mended() {
     let both = |a| format!("{}---\n{}", service("a", a), service("b", 2));
     let mut followed = Followed::with(&[("a.yaml", both(1))]);
     followed.until_ports(Some(1), Some(2)).await;
-    followed.write("a.yaml", &both(0));
+    followed.put("a.yaml", &both(0));
     let objects = followed.until(|objects| objects.problems.len() == 1).await;
     assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(1), Some(2)));
     assert_eq!(objects.problems[0].file, followed.path("a.yaml"));
     assert_eq!(objects.problems[0].field, "spec.ports[0].port");
-    followed.write("a.yaml", "a: [");
+    followed.put("a.yaml", "a: [");
     let objects = followed.until(|objects| objects.problems.iter().any(|problem| problem.field.is_empty())).await;
     assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(1), Some(2)));
-    followed.write("a.yaml", &both(7));
+    followed.put("a.yaml", &both(7));
     assert_eq!(followed.until_ports(Some(7), Some(2)).await.problems, []);
 }
 
