@@ -483,7 +483,7 @@ mod tests {
                             Err(AssignmentsError::Lock { source, .. }) => source.kind() == io::ErrorKind::TimedOut,
                             _ => false,
                         };
-                        again_while(Duration::from_mins(10), is_late, || update(path, add)).unwrap();
+                        again_while(Duration::from_mins(2), is_late, || update(path, add)).unwrap();
                     }
                 });
             }

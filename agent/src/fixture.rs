@@ -1,6 +1,9 @@
 //! What the tests of several modules need.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 /// Makes an attempt again while what comes of it is as `again` says, for `limit` at most. Says what came of the last
 /// one.
@@ -11,5 +14,6 @@ pub(crate) fn again_while<T>(limit: Duration, again: impl Fn(&T) -> bool, mut at
         if !again(&outcome) || begun.elapsed() >= limit {
             return outcome;
         }
+        thread::sleep(Duration::from_millis(1));
     }
 }

@@ -269,12 +269,11 @@ pub struct ServiceValue {
     pub table: u32,
     /// Its length; 0: no ready backend.
     pub table_length: u32,
-    /// First slot of the table over this node's own backends: the ready ones, or where there are none, those that drain
-    /// and serve still. Those get what peers hand over and nothing else.
+    /// First slot of the table over this node's own backends.
     pub local_table: u32,
     /// Its length; 0: no such backend on this node.
     pub local_length: u32,
-    /// [`SERVICE_KERNEL`].
+    /// [`SERVICE_KERNEL`], [`SERVICE_SPARE`].
     pub flags: u32,
     /// Session affinity by the client's address: how long a client without packets is remembered, in jiffies. 0: none.
     pub affinity: u32,
@@ -283,6 +282,9 @@ pub struct ServiceValue {
 /// Packets are left to the node's own stack, so to kube-proxy: the Service's endpoints cannot be reached by a hand-over,
 /// or the user wants it so. In [`ServiceValue::flags`].
 pub const SERVICE_KERNEL: u32 = 1;
+/// None of this node's own backends is ready: those in their table drain, and serve still. They get what peers hand over,
+/// and what could only go back to the node that it came from. In [`ServiceValue::flags`].
+pub const SERVICE_SPARE: u32 = 2;
 /// Backends get packets with the VIP as their destination, and answer in its name: nothing is translated. In
 /// [`ServiceState::flags`].
 pub const SERVICE_DIRECT: u32 = 2;

@@ -42,13 +42,6 @@ impl Target {
         (generation != 0).then(|| Self::new(index, generation, backend))
     }
 
-    /// Whether it is on this node and takes new flows.
-    #[inline(always)]
-    pub(crate) fn is_ready_here(&self) -> bool {
-        // SAFETY: a map value, which stays in place for the whole run.
-        self.local.is_some_and(|backend| unsafe { ptr::read_volatile(&raw const backend.flags) } & BACKEND_READY != 0)
-    }
-
     #[inline(always)]
     fn new(index: u32, generation: u32, backend: &'static Backend) -> Self {
         let local = (backend.flags & BACKEND_LOCAL != 0).then_some(backend);

@@ -1,7 +1,9 @@
 //! From (VIP, protocol, port) to a Service, and from there to a backend for a new flow.
 
 use vipmux_common::{
-    abi::{DropReason, FlowKey, NODE_ATTACHED, Node, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS},
+    abi::{
+        DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS,
+    },
     hash, table,
 };
 
@@ -81,7 +83,9 @@ pub(crate) fn choose(
     let table = u64::from(service.table) << 32 | u64::from(service.table_length);
     let local = u64::from(service.local_table) << 32 | u64::from(service.local_length);
     let from = u64::from(frame.source.head) << 16 | u64::from(frame.source.tail);
-    let chosen = choose_backend(table, local, hash, from, u32::from(handed_over));
+    let spare = service.flags & SERVICE_SPARE != 0;
+    let how = if handed_over { HANDED_OVER } else { 0 } | if spare { SPARE } else { 0 };
+    let chosen = choose_backend(table, local, hash, from, how);
     match chosen >> 32 {
         FOUND => Target::get(chosen as u32).ok_or(DropReason::NoBackend),
         NOT_LOCAL => Err(DropReason::NotLocal),
@@ -98,16 +102,21 @@ const NOT_LOCAL: u64 = 2;
 const HAIRPIN: u64 = 3;
 const UNREACHABLE: u64 = 4;
 
+/// The frame was handed over.
+const HANDED_OVER: u32 = 1;
+/// [`SERVICE_SPARE`].
+const SPARE: u32 = 2;
+
 /// A function of its own to the verifier, since the probes would be multiplied by all that came before. Of the tables,
 /// the first slot is above 32 bits, and the length below; `from` is the frame's source MAC.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, handed_over: u32) -> u64 {
+extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, how: u32) -> u64 {
     let (table, length) = ((table >> 32) as u32, table as u32);
     let (local, local_length) = ((local >> 32) as u32, local as u32);
-    let is_fit = |target: &Target| {
-        target.local.is_some() || handed_over == 0 && node(target).is_ok_and(|node| !is_from(node, from))
-    };
+    let handed_over = how & HANDED_OVER != 0;
+    let is_fit =
+        |target: &Target| target.local.is_some() || !handed_over && node(target).is_ok_and(|node| !is_from(node, from));
     if length == 0 {
         return NO_BACKEND << 32;
     }
@@ -115,14 +124,11 @@ extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, hande
     if is_fit(&first) {
         return u64::from(first.index);
     }
-    if local_length != 0 {
-        let Some(target) = at(local, local_length, hash) else { return NO_BACKEND << 32 };
-        // Where none here is ready, the table has those that drain: for what another node sent before it heard of that.
-        if handed_over != 0 || target.is_ready_here() {
-            return u64::from(target.index);
-        }
+    let here = || at(local, local_length, hash).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
+    if local_length != 0 && (handed_over || how & SPARE == 0) {
+        return here();
     }
-    if handed_over != 0 {
+    if handed_over {
         return NOT_LOCAL << 32;
     }
     let came_back = NODES.get(first.node).is_some_and(|node| is_from(node, from));
@@ -135,7 +141,11 @@ extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, hande
             return u64::from(target.index);
         }
     }
-    if came_back { HAIRPIN << 32 } else { UNREACHABLE << 32 }
+    match (came_back, local_length) {
+        (false, _) => UNREACHABLE << 32,
+        (true, 0) => HAIRPIN << 32,
+        (true, _) => here(),
+    }
 }
 
 #[inline(always)]

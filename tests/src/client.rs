@@ -300,18 +300,20 @@ impl Datagrams {
         reply.parse()
     }
 
-    /// The same, where the datagram goes in many fragments, of which a busy machine may drop one: a few times, for some
-    /// seconds each.
-    pub fn say_whole(&self, text: &str) -> Result<Answer> {
-        const TIMES: usize = 3;
-        self.socket.set_read_timeout(Some(Duration::from_secs(5)))?;
-        let mut said = self.say(text);
-        for _ in 1..TIMES {
-            if said.is_err() {
-                said = self.say(text);
-            }
-        }
-        said
+    /// Says things one after the other. Of long ones, which go in many fragments, a busy machine may drop one: one of all
+    /// of them is said again.
+    pub fn say_all(&self, texts: &[&str]) -> Result<Vec<Answer>> {
+        const UNFRAGMENTED: usize = 1_400;
+        let mut again = true;
+        let say = |text: &&str| {
+            let said = self.say(text);
+            let said = match said {
+                Err(_) if text.len() > UNFRAGMENTED && mem::take(&mut again) => self.say(text),
+                said => said,
+            };
+            said.with_context(|| format!("{} bytes", text.len()))
+        };
+        texts.iter().map(say).collect()
     }
 
     fn reply(&self) -> Result<String> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, ServiceValue};
+use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceValue};
 
 use super::{
     Report,
@@ -119,13 +119,13 @@ impl Services {
         for (key, value) in &claims {
             let count = counts.get(value.slot as usize).copied().unwrap_or_default();
             let state = states.get(&value.slot).copied().unwrap_or_default();
-            let (ready, here) = (tables.all(value)?, tables.local(value)?);
+            let spare = value.flags & SERVICE_SPARE != 0;
             services.push(ServiceView {
                 claim: names.claim(key, value),
                 slot: value.slot,
                 table_length: value.table_length,
-                ready: ready.len(),
-                local: ready.intersection(&here).count(),
+                ready: tables.all(value)?.len(),
+                local: if spare { 0 } else { tables.local(value)?.len() },
                 packets: count.packets,
                 bytes: count.bytes,
                 flows: count.flows,

@@ -178,7 +178,7 @@ pub(super) fn judge(
         return backends;
     };
     let fails = |backend: &DesiredBackend| {
-        backend.ready && probing.key(backend).is_some_and(|key| health.is_down(&backend.node, &key))
+        backend.serving && probing.key(backend).is_some_and(|key| health.is_down(&backend.node, &key))
     };
     let marked: Vec<_> =
         backends.into_iter().map(|backend| DesiredBackend { failing: fails(&backend), ..backend }).collect();

@@ -26,6 +26,8 @@ use crate::{
 pub(super) struct Placement {
     pub(super) all: Range,
     pub(super) local: Range,
+    /// [`abi::SERVICE_SPARE`].
+    pub(super) spare: bool,
 }
 
 /// What a backend is wanted for.
@@ -155,13 +157,19 @@ impl<'a> Placements<'a> {
     fn resolve(&mut self, set: &Set) -> Result<(Resolution, BTreeMap<Identity, u32>), Shortage> {
         let observed = self.observed;
         let nodes = self.nodes;
-        let roles = Roles::new(set, self.local, |name| nodes.get(name).copied());
-        let new: BTreeSet<_> = roles.indexed().filter(|identity| self.index(identity).is_none()).collect();
-        let shortage = |free| {
-            let needed = u32::try_from(new.len()).unwrap_or(u32::MAX);
-            Shortage { map: CapacityMap::Backends, capacity: observed.backends.capacity(), free, needed }
+        let mut roles = Roles::new(set, self.local, |name| nodes.get(name).copied());
+        let (new, indices) = loop {
+            let new: BTreeSet<_> = roles.indexed().filter(|identity| self.index(identity).is_none()).collect();
+            let shortage = |free| {
+                let needed = u32::try_from(new.len()).unwrap_or(u32::MAX);
+                Shortage { map: CapacityMap::Backends, capacity: observed.backends.capacity(), free, needed }
+            };
+            match self.vacancies.take_all(new.len()).map_err(shortage) {
+                Ok(indices) => break (new, indices),
+                Err(_) if roles.drop_spare() => {}
+                Err(shortage) => return Err(shortage),
+            }
         };
-        let indices = self.vacancies.take_all(new.len()).map_err(shortage)?;
         let new: BTreeMap<_, _> = new.into_iter().zip(indices).collect();
         let resolution = roles.resolve(|identity| self.index(identity).or_else(|| new.get(identity).copied()));
         Ok((resolution, new))
@@ -175,7 +183,10 @@ impl<'a> Placements<'a> {
         let mut missing: Vec<_> = [&resolution.all, &resolution.local].into_iter().collect();
         missing.retain(|members| self.table(members).is_none());
         missing.dedup();
-        let ranges = self.make_room(&missing)?;
+        let ranges = match self.make_room(&missing) {
+            Err(_) if resolution.spare => return self.commit(&resolution.without_spare(), new),
+            ranges => ranges?,
+        };
         for (identity, index) in new {
             self.add_backend(identity, index);
         }
@@ -187,7 +198,7 @@ impl<'a> Placements<'a> {
         }
         self.want_all(resolution);
         let range = |members| self.table(members).unwrap_or_default();
-        Ok(Placement { all: range(&resolution.all), local: range(&resolution.local) })
+        Ok(Placement { all: range(&resolution.all), local: range(&resolution.local), spare: resolution.spare })
     }
 
     fn table(&self, members: &Members) -> Option<Range> {

@@ -60,7 +60,7 @@ impl Roles {
         ready.dedup_by_key(|identity| endpoint(identity));
         let mut own: Vec<_> = ready.iter().copied().filter(|(_, _, node)| Some(*node) == local).collect();
         // Nodes do not learn of a drain at one time: what one that has not heard of it hands over is not to be lost.
-        let spare = own.is_empty() && !ready.is_empty();
+        let spare = own.is_empty() && !ready.is_empty() && !serving.is_empty();
         if spare {
             own = serving;
         }
@@ -69,6 +69,15 @@ impl Roles {
         draining.extend(excess);
         let failing = ready.iter().chain(&own).chain(&draining).filter(|it| failing.contains(it)).copied().collect();
         Self { all: ready, local: own, spare, draining, failing }
+    }
+
+    /// Leaves out what is in the local table if that is but spare; whether it was.
+    pub(super) fn drop_spare(&mut self) -> bool {
+        let spare = std::mem::take(&mut self.spare);
+        if spare {
+            self.local.clear();
+        }
+        spare
     }
 
     /// Those that need an index: in a table, or to be shown as failing.
@@ -99,13 +108,19 @@ pub(super) struct Resolution {
     pub(super) all: Members,
     pub(super) local: Members,
     /// [`Roles::spare`].
-    spare: bool,
+    pub(super) spare: bool,
     pub(super) draining: Members,
     /// Of all of them.
     pub(super) failing: Members,
 }
 
 impl Resolution {
+    /// The same, without those in the local table if they are but spare.
+    pub(super) fn without_spare(&self) -> Self {
+        let local = if self.spare { Members::default() } else { Members::clone(&self.local) };
+        Self { local, spare: false, ..self.clone() }
+    }
+
     /// Those that take new flows whoever sends them; one may come twice.
     pub(super) fn ready(&self) -> impl Iterator<Item = &u32> {
         self.all.iter().chain(self.local.iter().filter(|_| !self.spare))

@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS};
+use vipmux_common::abi::{
+    SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS,
+};
 
 use crate::{
     model::{PortClaim, ServiceName, Vip},
@@ -167,7 +169,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         let own = current.filter(|value| self.is_slot_of(value, &service.owner));
         // Flows must not go on as they did before packets were left to the stack, or after: another slot ends them.
         let flags = if kernel { SERVICE_KERNEL } else { 0 };
-        let same = own.filter(|own| own.flags == flags);
+        let same = own.filter(|own| own.flags & SERVICE_KERNEL == flags);
         let (slot, result) = match self.revision(current.is_some(), same, service, flags) {
             Ok(value) => {
                 if current != Some(&value) {
@@ -251,7 +253,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             table_length: placement.all.length,
             local_table: placement.local.offset,
             local_length: placement.local.length,
-            flags,
+            flags: flags | if placement.spare { SERVICE_SPARE } else { 0 },
             affinity: self.jiffies(treatment.affinity),
         })
     }
@@ -282,7 +284,12 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             Some(scope) => (scope.keys().collect(), scope.values().copied().collect()),
         };
         let gone = keys.into_iter().filter(|key| !self.keys.contains(key));
-        let (mut superseded, mut gone): (Vec<_>, Vec<_>) = gone.partition(|key| self.is_superseded(**key));
+        let (mut superseded, gone): (Vec<&ServiceKey>, Vec<_>) = gone.partition(|key| self.is_superseded(**key));
+        // An agent that died may have left a claim beside that of every port, which would get its packets for a moment.
+        let every: BTreeSet<ServiceKey> = superseded.iter().filter(|key| key.port == 0).copied().copied().collect();
+        let is_beside = |key: &&ServiceKey| every.contains(&ServiceKey { port: 0, ..**key });
+        let (beside, mut gone): (Vec<_>, Vec<_>) = gone.into_iter().partition(is_beside);
+        superseded.extend(beside);
         // They stay until others have their ports, if there is room for both.
         let arrivals = self.keys.iter().filter(|key| !self.observed.services.contains_key(key)).count();
         let at_once = (self.observed.services.len() + arrivals).saturating_sub(gone.len());

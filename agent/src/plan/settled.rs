@@ -44,7 +44,7 @@ impl Known {
         let generations = indices.map(generation).collect::<Option<_>>()?;
         let table = |members| observed.tables.find(members);
         let placement = table(&resolution.all).zip(table(&resolution.local));
-        let placement = placement.map(|(all, local)| Placement { all, local });
+        let placement = placement.map(|(all, local)| Placement { all, local, spare: resolution.spare });
         Some(Self { resolution, generations, placement, complete })
     }
 

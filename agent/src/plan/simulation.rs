@@ -215,9 +215,8 @@ impl Kernel {
             for index in all.union(&local) {
                 let backend = self.entries.backends.get(index).expect("a table leads to a freed backend");
                 let ready = backend.flags & abi::BACKEND_READY != 0;
-                assert!(ready || !all.contains(index), "a table leads to a backend that takes no new flows");
-                let here = backend.flags & abi::BACKEND_LOCAL != 0;
-                assert!(here || !local.contains(index), "the local table leads to a backend elsewhere");
+                let spare = value.flags & abi::SERVICE_SPARE != 0 && !all.contains(index);
+                assert!(ready || spare, "a table leads to a backend that takes no new flows");
                 assert!(self.entries.nodes.contains_key(&backend.node), "a backend on a freed node");
                 assert!(self.entries.node_names.contains_key(&backend.node), "a backend on a node without a name");
             }
@@ -377,7 +376,7 @@ pub(super) fn expected_failing(desired: &Desired, kernel: &Kernel) -> BTreeSet<T
     failing.intersection(&there).cloned().collect()
 }
 
-fn service<'a>(desired: &'a Desired, claim: &PortClaim) -> Option<&'a DesiredService> {
+pub(super) fn service<'a>(desired: &'a Desired, claim: &PortClaim) -> Option<&'a DesiredService> {
     let every = || desired.services.get(&PortClaim { port: 0, ..*claim });
     desired.services.get(claim).or_else(every)
 }

@@ -13,7 +13,7 @@ use tokio::{
 use super::{GRACE, PAUSE, Series, Shared};
 
 /// Looks at a connection.
-const LOOKS: u32 = 90;
+const LOOKS: u32 = 9;
 
 /// Connects until it is over.
 pub(super) fn ask(server: SocketAddrV4, shared: &Shared<Series>) -> Result<()> {

@@ -80,8 +80,6 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
     Ok(())
 }
 
-/// Services come, go and change their pods a thousand times. The five that do not change lose no request, and whoever
-/// is reached at a changing Service's port is that Service.
 /// Nodes do not hear of a drain at one time.
 #[test]
 fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> Result<()> {
@@ -127,6 +125,8 @@ fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> 
     })
 }
 
+/// Services come, go and change their pods a thousand times. The five that do not change lose no request, and whoever
+/// is reached at a changing Service's port is that Service.
 #[test]
 fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };

@@ -54,18 +54,17 @@ fn knock_everywhere(unclaimed: &'static str, refusal: Refusal, passes: usize) ->
     let Some((cluster, mut wire)) = stale(unclaimed)? else { return Ok(()) };
     for node in &cluster.lan.nodes {
         for (vip, port) in VIPS.into_iter().flat_map(|vip| [(vip, CLOSED), (vip, WEB)]) {
-            // Whoever was held up for so long has sent its SYN again.
-            loop {
+            // Whoever is held up for so long sends its SYN again.
+            let seen = wait::until("a knock in time", PATIENCE, || {
                 wire.packets_to(vip)?;
                 let begin = Instant::now();
-                knock(&cluster, node, (vip, port).into(), refusal)?;
+                let knocked = knock(&cluster, node, (vip, port).into(), refusal);
                 let seen = wire.packets_to(vip)?;
-                if begin.elapsed() < AGAIN {
-                    let all = seen.iter().sum::<usize>();
-                    ensure!(all == passes, "port {port} of {}: {seen:?} at the ports, not {passes} in all", node.name);
-                    break;
-                }
-            }
+                ensure!(begin.elapsed() < AGAIN, "it took {:?}", begin.elapsed());
+                Ok(knocked.map(|()| seen))
+            })??;
+            let all = seen.iter().sum::<usize>();
+            ensure!(all == passes, "port {port} of {}: {seen:?} at the ports, not {passes} in all", node.name);
         }
     }
     Ok(())

@@ -178,9 +178,8 @@ fn ten_megabytes_arrive_whole_and_so_do_fragments() -> Result<()> {
             let mut pods = BTreeSet::new();
             while pods.len() < 2 {
                 let datagrams = client.run(|| Datagrams::connect((vip, UDP.2).into(), TIMEOUT))?;
-                for length in [0, 1_000, 1_473, 30_000] {
-                    pods.insert(datagrams.say_whole(&text[..length]).with_context(|| format!("{length} bytes"))?.pod);
-                }
+                let answers = datagrams.say_all(&[0, 1_000, 1_473, 30_000].map(|length| &text[..length]))?;
+                pods.extend(answers.into_iter().map(|answer| answer.pod));
             }
         }
     }

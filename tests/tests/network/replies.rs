@@ -77,8 +77,7 @@ pub(crate) fn exchange_fragments(
     let mut pods = BTreeSet::new();
     for _ in 0..FLOWS {
         let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((vip, 515).into(), TIMEOUT))?;
-        for length in [1_000, too_long, 3_000, 30_000] {
-            let answer = datagrams.say_whole(&text[..length]).with_context(|| format!("{length} bytes"))?;
+        for answer in datagrams.say_all(&[1_000, too_long, 3_000, 30_000].map(|length| &text[..length]))? {
             assert_eq!(answer.service, "ops/bulk");
             pods.insert(answer.pod);
         }

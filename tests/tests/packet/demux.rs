@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use vipmux_common::{
-    abi::{self, BACKEND_READY, DropReason, NODE_ATTACHED, Stat},
+    abi::{self, BACKEND_READY, DropReason, NODE_ATTACHED, SERVICE_SPARE, Stat},
     hash,
 };
 use vipmux_tests::{
@@ -425,17 +425,24 @@ fn another_choice() -> Vec<Case> {
         Case::ingress("one that drains here is left to what peers hand over", from_client().ipv4(&syn(SPREAD)))
             .given(|state| {
                 state.nodes[1].flags &= !NODE_ATTACHED;
-                LOCAL.of(state).flags &= !BACKEND_READY;
                 SPREAD.set(state, &[REMOTE, FAR, REMOTE, FAR], &[LOCAL]);
+                SPREAD.set_flags(state, SERVICE_SPARE);
             })
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),
         Case::ingress("even where there is no other", mixed())
             .given(|state| {
                 state.nodes[1].flags &= !NODE_ATTACHED;
-                LOCAL.of(state).flags &= !BACKEND_READY;
+                MIXED.set_flags(state, SERVICE_SPARE);
             })
             .dropped(DropReason::NodeUnreachable),
+        Case::ingress("and to what could only go back", from_node(PEER_MAC, MIXED))
+            .given(|state| MIXED.set_flags(state, SERVICE_SPARE))
+            .becomes(
+                Verdict::Passed(Ethernet::new(PEER_MAC, SELF_MAC).ipv4(&to(&syn(MIXED), LOCAL))),
+                &new_flow(MIXED, Stat::Local),
+            )
+            .then(mixed_here),
         Case::ingress("a node's own packet does not go back to it", from_node(PEER_MAC, SPREAD))
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),

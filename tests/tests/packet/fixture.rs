@@ -195,6 +195,11 @@ impl Service {
         state.service_states[self.slot as usize] = abi::ServiceState { generation, ..Default::default() };
     }
 
+    /// [`abi::ServiceValue::flags`].
+    pub(crate) fn set_flags(self, state: &mut State, flags: u32) {
+        state.services.get_mut(&self.key()).unwrap().flags = flags;
+    }
+
     /// Records the client's flow to it, seen `age` jiffies ago, without an epoch: as after its first packet.
     pub(crate) fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         let key = self.flow();

@@ -1,6 +1,6 @@
 //! Frames that another node balanced: to a backend here, or nowhere.
 
-use vipmux_common::abi::{self, BACKEND_READY, DropReason, FLOW_ISN, INTERFACE_OWN_MAC, Stat};
+use vipmux_common::abi::{self, BACKEND_READY, DropReason, FLOW_ISN, INTERFACE_OWN_MAC, SERVICE_SPARE, Stat};
 use vipmux_tests::{
     frames::{Ethernet, Ipv4, Mac},
     program::{IFINDEX, State},
@@ -26,6 +26,12 @@ fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint,
     counters.push(FROM_PEER);
     Case::ingress(name, from_peer().ipv4(packet))
         .becomes(Verdict::Passed(from_peer().ipv4(&to(packet, backend))), &counters)
+}
+
+/// [`LOCAL`] drains.
+fn spare(state: &mut State) {
+    LOCAL.of(state).flags &= !BACKEND_READY;
+    MIXED.set_flags(state, SERVICE_SPARE);
 }
 
 fn delivered() -> Vec<Case> {
@@ -63,12 +69,10 @@ fn delivered() -> Vec<Case> {
                 MIXED.record(state, LOCAL, 0, 0);
                 MIXED.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0);
             }),
-        local("one that drains is better than none", MIXED, &syn(MIXED), LOCAL, false)
-            .given(|state| LOCAL.of(state).flags &= !BACKEND_READY)
-            .then(|state| {
-                MIXED.record(state, LOCAL, 0, 0);
-                MIXED.remember(state, LOCAL, 0, ISN, FLOW_ISN);
-            }),
+        local("one that drains is better than none", MIXED, &syn(MIXED), LOCAL, false).given(spare).then(|state| {
+            MIXED.record(state, LOCAL, 0, 0);
+            MIXED.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+        }),
         local("a handed-over datagram", DNS_UDP, &datagram(DNS_UDP), DNS, false).then(|state| {
             DNS_UDP.record(state, DNS, 0, 0);
             DNS_UDP.remember(state, DNS, 0, 0, 0);

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use vipmux_common::{
     abi::{
         AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, INTERFACE_OWN_MAC, Interface,
-        Mac, NODE_ATTACHED, Node, ReverseKey, SERVICE_DIRECT, SERVICE_KERNEL, ServiceKey, ServiceState, ServiceValue,
-        UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
+        Mac, NODE_ATTACHED, Node, ReverseKey, SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState,
+        ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
     },
     hash,
 };
@@ -355,17 +355,8 @@ impl Walk<'_> {
             self.note("table", format!("slot {slot} of {}: backend {}", service.table_length, first.index));
             return Ok(Ok(first));
         }
-        if service.local_length != 0 {
-            let Some((slot, local)) = self.at(service.local_table, service.local_length, flow)? else {
-                return Ok(Err(DropReason::NoBackend));
-            };
-            if self.is_handed_over() || local.backend.flags & BACKEND_READY != 0 {
-                let unfit = format!("backend {} is out of this frame's reach", first.index);
-                let length = service.local_length;
-                let found = format!("slot {slot} of {length} of the local table: backend {}", local.index);
-                self.note("table", format!("{unfit}; {found}"));
-                return Ok(Ok(local));
-            }
+        if service.local_length != 0 && (self.is_handed_over() || service.flags & SERVICE_SPARE == 0) {
+            return self.choose_here(service, flow, &first);
         }
         if self.is_handed_over() {
             return Ok(Err(DropReason::NotLocal));
@@ -389,7 +380,22 @@ impl Walk<'_> {
             }
         }
         let came_back = self.entries.node(first.backend.node)?.is_some_and(|node| self.came_from(&node));
-        Ok(Err(if came_back { DropReason::Hairpin } else { DropReason::NodeUnreachable }))
+        match (came_back, service.local_length) {
+            (false, _) => Ok(Err(DropReason::NodeUnreachable)),
+            (true, 0) => Ok(Err(DropReason::Hairpin)),
+            (true, _) => self.choose_here(service, flow, first),
+        }
+    }
+
+    /// From the table of this node's own, since the first choice cannot be taken.
+    fn choose_here(&mut self, service: &ServiceValue, flow: u32, first: &Target) -> Found<Target> {
+        let Some((slot, local)) = self.at(service.local_table, service.local_length, flow)? else {
+            return Ok(Err(DropReason::NoBackend));
+        };
+        let unfit = format!("backend {} is out of this frame's reach", first.index);
+        let length = service.local_length;
+        self.note("table", format!("{unfit}; slot {slot} of {length} of the local table: backend {}", local.index));
+        Ok(Ok(local))
     }
 
     fn deliver(&mut self, key: &FlowKey, target: &Target, direct: bool) -> Found<Outcome> {

@@ -7,8 +7,8 @@ use vipmux_common::{
     abi::{
         ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
         FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac,
-        NODE_ATTACHED, NODE_SELF, Node, NodeLabel, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState,
-        ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
+        NODE_ATTACHED, NODE_SELF, Node, NodeLabel, ReverseKey, ReverseValue, SERVICE_SPARE, ServiceKey, ServiceOwner,
+        ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
     },
     hash,
 };
@@ -165,8 +165,17 @@ impl Cluster {
     ) {
         let ((table, table_length), (local_table, local_length)) = (self.table(backends), self.table(local));
         let generation = 100 + slot;
-        let value =
-            ServiceValue { slot, generation, table, table_length, local_table, local_length, ..Default::default() };
+        let flags = if local.contains(&DRAINING) { SERVICE_SPARE } else { 0 };
+        let value = ServiceValue {
+            slot,
+            generation,
+            table,
+            table_length,
+            local_table,
+            local_length,
+            flags,
+            ..Default::default()
+        };
         let maps = &mut self.fixture.maps;
         maps.service_names.set(slot, ServiceOwner::new(namespace, name), 0).unwrap();
         maps.service_states.set(slot, ServiceState { generation, ..Default::default() }, 0).unwrap();

@@ -119,6 +119,16 @@ fn backends_that_take_no_new_flows_anyway_are_neither_probed_nor_counted() {
 }
 
 #[test]
+fn a_backend_that_fails_while_it_terminates_stays_known_as_failing() {
+    let terminating = json!({"ready": false, "serving": true, "terminating": true});
+    let model = model(&json!({(PROTOCOL): "tcp"}), &[json!({}), terminating]);
+    let service = desired(&model, 80, &down(&model, &[("n2", 2, 8080)]));
+    assert_eq!(shown(&service), "1 2!-");
+    assert_eq!(checkups(&model, &claim(80), &service).len(), 2, "it is probed as long as it fails");
+    assert_eq!(checkups(&model, &claim(80), &desired(&model, 80, &Health::default())).len(), 1);
+}
+
+#[test]
 fn only_the_word_of_a_backends_own_node_counts() {
     let model = ready(&json!({(PROTOCOL): "tcp"}), 2);
     for (nodes, expected) in [(["n2", "n1"], "1 2"), (["n1", "n1"], "1!- 2"), (["n2", "n2"], "1 2!-")] {

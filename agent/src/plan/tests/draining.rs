@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use vipmux_common::abi;
 
 use super::{World, backends, desired, kinds};
-use crate::plan::{Desired, DesiredBackend};
+use crate::plan::{Capacities, Desired, DesiredBackend};
 
 #[test]
 fn a_draining_backend_stays_but_is_in_no_table() {
@@ -41,6 +41,10 @@ impl World {
         let seen = |last| backend(last).map(|(_, backend)| (last, backend.flags & abi::BACKEND_READY != 0));
         (1..=9).filter_map(seen).collect()
     }
+
+    fn is_spare(&self) -> bool {
+        self.service(80).flags == abi::SERVICE_SPARE
+    }
 }
 
 #[test]
@@ -51,13 +55,13 @@ fn where_none_here_is_ready_the_local_table_has_those_that_drain() {
     world.reach(&web(&[(-1, "a"), (2, "a"), (3, "b")]));
     assert_eq!(world.local(), [(2, true)].into());
     world.reach(&web(&[(-1, "a"), (-2, "a"), (3, "b")]));
-    assert_eq!(world.local(), [(1, false), (2, false)].into());
+    assert_eq!((world.local(), world.is_spare()), ([(1, false), (2, false)].into(), true));
     // An agent that starts gives them indices.
     let mut other = World::new();
     other.reach(&web(&[(-1, "a"), (-2, "a"), (3, "b")]));
     assert_eq!(other.local(), world.local());
     world.reach(&web(&[(-2, "a"), (3, "b"), (4, "a")]));
-    assert_eq!(world.local(), [(4, true)].into());
+    assert_eq!((world.local(), world.is_spare()), ([(4, true)].into(), false));
 }
 
 #[test]
@@ -69,7 +73,7 @@ fn those_that_drain_and_do_not_serve_or_fail_are_in_no_table() {
         let mut world = World::new();
         world.reach(&web(&[(1, "a"), (3, "b")]));
         world.reach(&changed(&endpoints, change));
-        assert_eq!(world.local(), BTreeSet::new());
+        assert_eq!((world.local(), world.is_spare()), (BTreeSet::new(), false));
         assert!(world.backend(1).is_some(), "it keeps its flows");
     }
 }
@@ -79,7 +83,21 @@ fn one_that_drains_for_one_service_takes_new_flows_for_another() {
     let mut world = World::new();
     let drains = web(&[(-1, "a"), (3, "b")]);
     world.reach(&drains.clone().serve(81, "other", &backends(&[(1, "a")])));
-    assert_eq!(world.local(), [(1, true)].into());
+    assert_eq!((world.local(), world.is_spare()), ([(1, true)].into(), true));
     world.reach(&drains);
     assert_eq!(world.local(), [(1, false)].into());
+}
+
+#[test]
+fn where_there_is_no_room_for_those_that_drain_the_others_are_served() {
+    // One of two tables, or one of two backends.
+    for capacities in
+        [Capacities { tables: 251, ..Capacities::default() }, Capacities { backends: 1, ..Capacities::default() }]
+    {
+        let mut world = World::with_capacities(capacities);
+        assert_eq!(world.reach(&web(&[(-1, "a"), (3, "b")])).refused, []);
+        assert_eq!((world.local(), world.is_spare()), (BTreeSet::new(), false));
+        let (index, _) = world.backend(3).unwrap();
+        assert!(world.kernel.entries().tables.values().flatten().all(|member| *member == index));
+    }
 }

@@ -188,3 +188,24 @@ fn where_there_is_no_room_for_both_single_ports_go_before_all_come() {
     assert_eq!(world.reach(&desired().serve(0, "web", &set)).refused, []);
     assert_eq!(world.kernel.entries.services.len(), 1);
 }
+
+#[test]
+fn what_a_dead_agent_left_beside_a_claim_of_every_port_goes_after_that() {
+    let set = backends(&[(1, "b")]);
+    let mut world = World::new();
+    world.reach(&desired().serve(0, "every", &set));
+    // It dies as soon as the one port has its claim.
+    let plan = world.plan(&desired().serve(80, "web", &set));
+    let switch = plan.steps.iter().position(|step| matches!(step, Step::Service(..))).unwrap();
+    for step in &plan.steps[..=switch] {
+        world.kernel.apply(step, &world.capacities, world.now);
+    }
+    world.restart();
+    let plan = world.reach(&desired().serve(443, "web", &set));
+    let gone = |step: &Step| match step {
+        Step::Service(key, None) => Some(u16::from_be(key.port)),
+        _ => None,
+    };
+    let gone: Vec<_> = plan.steps.iter().filter_map(gone).collect();
+    assert_eq!(gone, [0, 80], "of port 80 nobody but its owner gets anything");
+}

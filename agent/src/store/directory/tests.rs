@@ -61,7 +61,7 @@ fn at_last<T>(attempt: impl FnMut() -> Result<T, StoreError>) -> T {
         Err(StoreError::Unavailable { source, .. }) => source.kind() == io::ErrorKind::TimedOut,
         _ => false,
     };
-    again_while(10 * PATIENCE, is_late, attempt).unwrap()
+    again_while(2 * PATIENCE, is_late, attempt).unwrap()
 }
 
 fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
