@@ -39,6 +39,8 @@ const SERVICES: [(&str, u16, Kind); 3] = [
 ];
 /// Of what a proxy leaves to chance.
 const SEED: u64 = 1;
+/// The lease that agents have unless they are told otherwise.
+pub const DEFAULT_LEASE: &str = "300ms";
 /// The lease in tests, which run beside others: a leader that is merely held up stays one.
 const LEASE: &str = "2s";
 /// Entries of each flow table: connections that are watched must not make room for those that come and go.
@@ -88,7 +90,12 @@ impl Stage {
 
     /// The same for a test; `None` where it is to be skipped.
     pub fn for_test(options: Options) -> Result<Option<Self>> {
-        Lan::for_test(options)?.map(|lan| Self::new(lan, LEASE)).transpose()
+        Self::for_test_with(options, LEASE)
+    }
+
+    /// The same with this lease.
+    pub fn for_test_with(options: Options, lease: &'static str) -> Result<Option<Self>> {
+        Lan::for_test(options)?.map(|lan| Self::new(lan, lease)).transpose()
     }
 
     /// The node that answers.

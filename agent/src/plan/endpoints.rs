@@ -115,10 +115,9 @@ pub(super) struct Resolution {
 }
 
 impl Resolution {
-    /// The same, without those in the local table if they are but spare.
+    /// The same, without a local table that is but spare.
     pub(super) fn without_spare(&self) -> Self {
-        let local = if self.spare { Members::default() } else { Members::clone(&self.local) };
-        Self { local, spare: false, ..self.clone() }
+        Self { local: Members::default(), spare: false, ..self.clone() }
     }
 
     /// Those that take new flows whoever sends them; one may come twice.

@@ -108,6 +108,15 @@ impl Scene {
         Ok(())
     }
 
+    /// What the clients saw, which must be that nobody was answered twice, whoever led: with a short lease, a busy machine may
+    /// see more than one change.
+    pub fn answered_once(self) -> Result<()> {
+        let view = self.watch.stop()?;
+        let twice = view.questions.answered_twice();
+        ensure!(twice == 0, "{twice} requests were answered by two of {:?}", view.questions.leaders());
+        Ok(())
+    }
+
     /// Restarts all agents as a DaemonSet's controller does: the next one is stopped as soon as the last one is ready. Nothing may
     /// be lost, no request be answered by two, and each restart may move the address once.
     pub fn outlives_a_rolling_restart(mut self) -> Result<()> {

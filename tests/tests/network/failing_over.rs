@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use vipmux_tests::{
     cluster::PATIENCE,
-    failover::{ADDRESS, BULK, LAN, Scene, Stage, await_stopped},
+    failover::{ADDRESS, BULK, DEFAULT_LEASE, LAN, Scene, Stage, await_stopped},
     transfer::Transfer,
     wait,
 };
@@ -31,6 +31,19 @@ fn a_killed_agents_address_is_taken_over_while_its_node_goes_on_forwarding() -> 
     scene.stage.start_agent(&scene.node)?;
     scene.await_return(other)?;
     scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
+}
+
+/// The others have a longer one.
+#[test]
+fn with_the_lease_that_agents_come_with_a_killed_one_is_followed_and_no_two_answer() -> Result<()> {
+    let Some(mut scene) = Stage::for_test_with(LAN, DEFAULT_LEASE)?.map(Scene::of).transpose()? else { return Ok(()) };
+    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
+    scene.await_another()?;
+    scene.check_sessions()?;
+    scene.stage.start_agent(&scene.node)?;
+    scene.go_on()?;
+    scene.check_sessions()?;
+    scene.answered_once()
 }
 
 #[test]

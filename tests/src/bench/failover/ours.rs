@@ -15,8 +15,6 @@ use crate::{
     lan::Lan,
 };
 
-/// The agent's default.
-const LEASE: &str = "300ms";
 /// Connections that stay.
 const SESSIONS: usize = 8;
 /// How long a cluster is left alone after each run: an agent that starts waits for up to 3 s until it knows who is there.
@@ -29,7 +27,10 @@ pub(super) struct Agents {
 
 impl Agents {
     pub(super) fn new() -> Result<Self> {
-        Ok(Self { stage: Stage::new(Lan::new(failover::LAN)?, LEASE)?, rested: Instant::now() + REST })
+        Ok(Self {
+            stage: Stage::new(Lan::new(failover::LAN)?, failover::DEFAULT_LEASE)?,
+            rested: Instant::now() + REST,
+        })
     }
 
     /// What happens to the node; returns when it is over.
