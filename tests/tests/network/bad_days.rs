@@ -1,6 +1,7 @@
 //! What should not happen and does: lost gossip, a firewall in its way, agents that flap, two of one name, two of one MAC.
 //!
-//! A wall clock that steps is left to the simulation: a machine has one, and no agent's deadline goes by it.
+//! A wall clock that steps is not among them: a machine has one. No deadline goes by it; `cargo xtask lint` (purity) finds any
+//! clock that the election or the membership reads.
 
 use std::{os::unix::fs::symlink, thread};
 
