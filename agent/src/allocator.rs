@@ -1,30 +1,38 @@
-//! `vipmux allocator`: the one writer of Services' statuses in a cluster.
+//! Runs `vipmux allocator`: the one writer of Services' statuses in a cluster.
 //!
 //! ```text
-//! watches ─► Objects ─┐                                              ┌─► answers: stale, taken, denied, ...
-//! VIPs' Leases ───────┴► decide: who gets what, which statuses ─► queue ─► server-side apply ─► Events
-//!                        are to say something else        ▲          ▲
-//!                                                    ledger: what    └ only under the mandate: the Lease vipmux-allocator
-//!                                                    came of writes
+//! watches ──────► Objects ──┐
+//! VIPs' Leases ─► leaders ──┴► decision: statuses that differ ─► work_queue ─► status_writer ─► Events
+//!                                  ▲                                ▲              │
+//!                                  │                   only while this allocator   │
+//!                                  │                   holds the Lease             ▼
+//!                             write_cache ◄──────────────────────────────── write_result
 //! ```
 //!
-//! Its memory is the statuses. Between a write and its echo in the watch it remembers itself, and so it does where nothing can be
-//! written: an address that was given away in mind is given to nobody else.
+//! - `decision`, `write_cache`, `work_queue` and `leader_election` decide without clock or I/O.
+//! - `status_controller` runs the loop, `status_writer` makes one write, `lease_elector` keeps the
+//!   Lease `vipmux-allocator`. `initial_list` lists all Services when this allocator becomes the
+//!   leader.
+//!
+//! The statuses are the allocator's memory. Between a write and its echo in the watch, the write
+//! cache remembers. The allocator also remembers addresses that it assigned and could not write
+//! yet: nobody else gets them.
 
-pub mod answer;
 pub mod decision;
-mod desk;
-#[cfg(test)]
-mod fixture;
-mod fresh;
 pub mod gossip_key;
-pub mod keeper;
+pub mod health;
+mod initial_list;
+pub mod leader_election;
 mod leaders;
-pub mod ledger;
-pub mod mandate;
-mod observing;
-pub mod queue;
-mod write;
+pub mod lease_elector;
+mod metrics_server;
+mod status_controller;
+mod status_writer;
+#[cfg(test)]
+mod test_client;
+pub mod work_queue;
+pub mod write_cache;
+pub mod write_result;
 
 use std::{io, sync::Arc};
 
@@ -34,114 +42,104 @@ use tokio::{
 };
 
 use self::{
-    answer::MANAGER,
-    desk::Desk,
-    keeper::{Keeper, Stop},
-    write::Writer,
+    health::AllocatorHealth,
+    lease_elector::{ElectorStop, LeaseElector},
+    status_controller::StatusController,
+    status_writer::StatusWriter,
+    write_result::FIELD_MANAGER,
 };
 use crate::{
-    cluster::{AccessError, Cluster},
-    events::{Author, Teller},
-    http::{Listen, ListenError},
-    model,
-    source::kubernetes::{Audience, follow},
-    stop,
+    http::{HttpListenError, Listen},
+    signals::StopSignals,
 };
+use vipmux_cluster::{
+    access::{AccessError, ClusterClient},
+    events::{EventRecorder, EventSource},
+    source::kubernetes::{Consumer, follow},
+};
+use vipmux_model as model;
 
-/// How an allocator is run.
+/// Settings of the allocator.
 #[derive(Clone, Debug)]
-pub struct Options {
-    /// Its name: the Pod's.
+pub struct AllocatorOptions {
+    /// Its name, which is the Pod's.
     pub name: String,
-    /// What is ours.
-    pub ours: model::Options,
-    /// Whether statuses that another controller wrote are overwritten.
+    /// The Services that are ours, and the reserved addresses.
+    pub ours: model::IngestOptions,
+    /// Overwrite statuses that another controller wrote.
     pub adopt: bool,
-    /// Where it tells how it fares.
+    /// The address of `/metrics`, `/healthz` and `/readyz`.
     pub http: Listen,
 }
 
-/// Why an allocator stops.
+/// An error that ends the allocator.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocatorError {
-    /// There is no cluster.
+    /// The API server's address or credentials are missing.
     #[error(transparent)]
     Access(#[from] AccessError),
-    /// Nobody can ask it how it fares.
+    /// The HTTP port cannot be used.
     #[error(transparent)]
-    Listen(#[from] ListenError),
-    /// Signals cannot be waited for.
+    Listen(#[from] HttpListenError),
+    /// Signal handlers cannot be installed.
     #[error("cannot wait for signals")]
     Signals(#[source] io::Error),
-    /// There is no runtime.
+    /// The tokio runtime cannot be started.
     #[error("cannot start the runtime")]
     Runtime(#[source] io::Error),
-    /// There is no randomness to tell this process from the one before.
+    /// There is no randomness for a new identity.
     #[error("cannot make an identity")]
     Identity(#[source] getrandom::Error),
 }
 
-/// How an allocator fares, for whoever asks it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Pulse {
-    /// Everything was listed once.
-    pub synced: bool,
-    /// When its loop turned last, `CLOCK_BOOTTIME`.
-    pub turned: std::time::Duration,
-    /// It is the one that writes.
-    pub writes: bool,
-    /// Statuses that are to be written.
-    pub waiting: usize,
-    /// What was written since it started.
-    pub written: u64,
-    /// Writes that failed, or were refused.
-    pub failed: u64,
-    /// Services with addresses, and those that wait for some; where it writes.
-    pub services: (usize, usize),
-}
-
-/// Runs an allocator until SIGTERM or SIGINT. `pulse`: where it tells how it fares.
-pub async fn run(cluster: Cluster, options: Options, pulse: Arc<watch::Sender<Pulse>>) -> Result<(), AllocatorError> {
-    let mut stop = stop::Stop::listen().map_err(AllocatorError::Signals)?;
+/// Runs an allocator until SIGTERM or SIGINT. It publishes its state to `health`.
+pub async fn run(
+    cluster: ClusterClient,
+    options: AllocatorOptions,
+    health: Arc<watch::Sender<AllocatorHealth>>,
+) -> Result<(), AllocatorError> {
+    let mut stop = StopSignals::listen().map_err(AllocatorError::Signals)?;
     let identity = identity(&options.name)?;
     if let Some(listener) = options.http.open()? {
-        observing::serve(listener, &pulse);
+        metrics_server::serve(listener, &health);
     }
-    let Cluster { client, namespace } = &cluster;
-    // Ends with itself, or with the process: it makes one object or none.
+    let ClusterClient { client, namespace } = &cluster;
+    // Ends by itself or with the process. It creates one object or none, so nothing waits for it.
     let _key = tokio::spawn({
         let (client, namespace) = (client.clone(), namespace.clone());
         async move { gossip_key::ensure(client, &namespace).await }
     });
-    let (listing, _guard) = follow(client, Audience::Allocator);
+    let (listing, _guard) = follow(client, Consumer::Allocator);
     let leaders = leaders::follow(client.clone(), namespace);
     let objects = select! {
         listed = listing.listed() => match listed {
             Some(objects) => objects,
             None => return Ok(()),
         },
-        () = stop.told() => return Ok(()),
+        () = stop.received() => return Ok(()),
     };
-    let (keeper, tenure) = Keeper::new(client.clone(), namespace, &identity);
-    let (stop_keeping, stopped) = oneshot::channel();
-    // Waited for below, so that the Lease is given back.
-    let keeping = tokio::spawn(keeper.run(stopped));
-    let writer = Writer { client: client.clone(), options: options.ours.clone(), adopt: options.adopt };
-    let author = Author { controller: MANAGER, action: "Allocating", instance: options.name.clone() };
-    let teller = Teller::start(client.clone(), author);
-    let mut desk = Desk::new(writer, teller, tenure, leaders, objects, pulse);
+    let (elector, leader_state) = LeaseElector::new(client.clone(), namespace, &identity);
+    let (stop_election, stopped) = oneshot::channel();
+    // Waited for below, so that the Lease is released.
+    let election = tokio::spawn(elector.run(stopped));
+    let writer = StatusWriter { client: client.clone(), options: options.ours.clone(), adopt: options.adopt };
+    let event_source = EventSource { controller: FIELD_MANAGER, action: "Allocating", instance: options.name.clone() };
+    let recorder = EventRecorder::start(client.clone(), event_source);
+    let mut controller = StatusController::new(writer, recorder, leader_state, leaders, objects, health);
     select! {
-        () = desk.run() => {}
-        () = stop.told() => {}
+        () = controller.run() => {}
+        () = stop.received() => {}
     }
-    let how = if desk.finish().await { Stop::GivingBack } else { Stop::Abruptly };
-    // It is gone already where this fails.
-    let _ = stop_keeping.send(how);
-    let _ = keeping.await;
+    let how = if controller.finish().await { ElectorStop::ReleaseLease } else { ElectorStop::KeepLease };
+    // An error: the elector has ended already.
+    let _ = stop_election.send(how);
+    let _ = election.await;
     Ok(())
 }
 
-/// The Pod's name and a random suffix: one that was restarted in place is another, and has to wait for the Lease.
+/// Returns the Pod's name with a random suffix.
+///
+/// A process that was restarted in place gets another identity, so it has to wait for the Lease.
 fn identity(name: &str) -> Result<String, AllocatorError> {
     let suffix = getrandom::u64().map_err(AllocatorError::Identity)?;
     Ok(format!("{name}_{suffix:016x}"))

@@ -1,4 +1,5 @@
-//! The command line. Each subcommand is a module here: its arguments, and a `run` that says how it ended.
+//! Parses the command line and runs a subcommand. Each one is a module with its arguments and a
+//! `run`.
 
 pub mod agent;
 pub mod allocator;
@@ -11,8 +12,6 @@ pub mod http;
 pub mod inspect;
 pub mod log;
 pub mod plan;
-pub mod planned;
-pub mod table;
 pub mod unload;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -26,30 +25,31 @@ pub use self::config::CommandLineError;
 #[command(name = "vipmux", version, propagate_version = true, arg_required_else_help = true, max_term_width = 120)]
 pub struct Cli {
     #[command(subcommand)]
-    command: Command,
+    command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
-    /// Run the agent: the DaemonSet's main process, or one per node by hand
-    Agent(Box<agent::Args>),
-    /// Run the allocator of a cluster: it gives Services their addresses, and is the one that writes their statuses
-    Allocator(allocator::Args),
-    /// Look at this node before the agent runs on it, or while it does: one line for each check, with the remedy
-    Check(check::Args),
-    /// Hand this node's VIPs over to other nodes, so that it can be stopped or restarted without an outage
-    Drain(drain::Args),
-    /// Show why a Service or VIP is served or is not: from manifest to packet, and the first broken link
-    Explain(explain::Args),
-    /// Show what the kernel holds, from the pinned maps alone; all but `diff` work while the agent is down
+enum CliCommand {
+    /// Run the agent, the process on each node
+    Agent(Box<agent::AgentArgs>),
+    /// Run the allocator of a cluster, which assigns addresses and writes the statuses of Services
+    Allocator(allocator::AllocatorArgs),
+    /// Check whether this node is ready for vipmux; each finding comes with its remedy
+    Check(check::CheckArgs),
+    /// Transfer this node's VIPs to other nodes, to stop or restart it without an outage
+    Drain(drain::DrainArgs),
+    /// Explain why a Service or VIP is served or not: each step from manifest to packet, and the
+    /// first broken one
+    Explain(explain::ExplainArgs),
+    /// Show the kernel's state from the pinned maps; all views but `diff` work without the agent
     Inspect(inspect::Inspect),
-    /// Show who would get which address and port from manifests, and why; changes nothing
-    Plan(plan::Args),
-    /// Detach the programs and remove every trace of vipmux from this node
+    /// Show which Service would get which address and port from manifests, and why; changes nothing
+    Plan(plan::PlanArgs),
+    /// Remove vipmux from this node: programs, maps, pins, nftables table
     Unload(unload::Unload),
 }
 
-/// What made a subcommand fail.
+/// A subcommand failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CliError {
     /// `vipmux agent`.
@@ -57,7 +57,7 @@ pub enum CliError {
     Agent(#[from] agent::AgentError),
     /// `vipmux check`.
     #[error(transparent)]
-    Check(#[from] check::CheckError),
+    Check(#[from] check::CheckCommandError),
     /// `vipmux allocator`.
     #[error(transparent)]
     Allocator(#[from] allocator::AllocatorError),
@@ -69,32 +69,32 @@ pub enum CliError {
     Explain(#[from] explain::ExplainError),
     /// `vipmux inspect`.
     #[error(transparent)]
-    Inspect(#[from] crate::inspect::InspectError),
+    Inspect(#[from] inspect::InspectCommandError),
     /// `vipmux plan`.
     #[error(transparent)]
-    Plan(#[from] plan::PlanError),
+    Plan(#[from] plan::PlanCommandError),
     /// `vipmux unload`.
     #[error(transparent)]
     Unload(#[from] unload::UnloadCommandError),
 }
 
 impl Cli {
-    /// From the process's arguments, its environment and the configuration file that these name.
+    /// Parses the process's arguments, its environment and the configuration file that they name.
     pub fn read() -> Result<Self, CommandLineError> {
         config::parse(&std::env::args_os().collect::<Vec<OsString>>())
     }
 
-    /// Runs the subcommand.
+    /// Runs the subcommand. Returns the exit status.
     pub fn run(self) -> Result<ExitCode, CliError> {
         match self.command {
-            Command::Agent(args) => agent::run(*args)?,
-            Command::Allocator(args) => allocator::run(args)?,
-            Command::Check(args) => return Ok(check::run(args)?),
-            Command::Drain(args) => drain::run(&args)?,
-            Command::Explain(args) => return Ok(explain::run(&args)?),
-            Command::Inspect(inspect) => return Ok(inspect.run()?),
-            Command::Plan(args) => return Ok(plan::run(&args)?),
-            Command::Unload(unload) => unload.run()?,
+            CliCommand::Agent(args) => agent::run(*args)?,
+            CliCommand::Allocator(args) => allocator::run(args)?,
+            CliCommand::Check(args) => return Ok(check::run(args)?),
+            CliCommand::Drain(args) => drain::run(&args)?,
+            CliCommand::Explain(args) => return Ok(explain::run(&args)?),
+            CliCommand::Inspect(inspect) => return Ok(inspect.run()?),
+            CliCommand::Plan(args) => return Ok(plan::run(&args)?),
+            CliCommand::Unload(unload) => unload.run()?,
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -1,8 +1,7 @@
-//! The agent's socket, for what the maps alone do not tell, and for what the agent is to do: `vipmux inspect diff`,
-//! `vipmux explain`, `vipmux drain`.
+//! Serves the agent's socket, for `vipmux inspect diff`, `vipmux explain` and `vipmux drain`.
 //!
-//! A connection carries one request, a line of JSON, and one answer, another. Only root is answered, or who runs the
-//! agent.
+//! A connection carries one request and one answer, each a line of JSON. Only root and the user
+//! that runs the agent get an answer.
 
 use std::{
     fs, io,
@@ -24,54 +23,53 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{
-    explain::{Account, Target, Unknown},
-    model::{NodeName, Vip},
-};
+use crate::explain::{ExplainTarget, TargetDetails, UnknownTarget};
+use vipmux_model::{NodeName, Vip};
 
-/// Where the agent listens unless the configuration says otherwise.
+/// The default path of the socket.
 pub const DEFAULT_SOCKET: &str = "/run/vipmux/agent.sock";
 
-/// The version of requests and answers: changes when a field goes or changes its meaning, not when one is added.
+/// The version of requests and answers: changes when a field goes or changes its meaning, not when
+/// one is added.
 const VERSION: u32 = 1;
-/// Bytes of a request.
+/// Most bytes of a request.
 const LONGEST_REQUEST: u64 = 4096;
-/// Bytes of an answer.
+/// Most bytes of an answer.
 const LONGEST_ANSWER: u64 = 64 << 20;
-/// How long either side waits for the other.
+/// The time limit for either side.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Connections at the same time.
+/// Most connections at the same time.
 const MOST_CONNECTIONS: usize = 16;
 
 /// The agent cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another one does.
+    /// Another agent listens.
     #[error("another agent listens on {}: stop it, or choose another --socket", path.display())]
     Taken {
         /// The socket.
         path: PathBuf,
     },
-    /// The system refuses.
+    /// The system refuses it.
     #[error("cannot listen on {} (--socket)", path.display())]
     Refused {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
 }
 
-/// The agent cannot be asked.
+/// The agent gives no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody listens.
+    /// No agent listens.
     #[error("no agent listens on {}: start it, or name its socket by --socket", path.display())]
     NoAgent {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -80,66 +78,67 @@ pub enum AskError {
     Broken {
         /// The socket.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// The answer makes no sense.
+    /// The answer cannot be parsed.
     #[error("the agent on {} answered something else: is it another version?", path.display())]
     Malformed {
         /// The socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the parser.
         #[source]
         source: serde_json::Error,
     },
-    /// The answer is to another question.
-    #[error("the agent on {} answered another question: is it another version?", path.display())]
+    /// The answer is to another request.
+    #[error("the agent on {} answered another request: is it another version?", path.display())]
     Unasked {
         /// The socket.
         path: PathBuf,
     },
-    /// The agent says why.
+    /// The agent refuses, with this reason.
     #[error("the agent says: {0}")]
     Failed(String),
 }
 
-/// What can be asked.
+/// A request's command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Command {
-    /// What the kernel holds otherwise than the agent wants it.
+pub enum ControlCommand {
+    /// Compare the kernel with the desired state.
     Diff,
-    /// What was asked for and decided about a Service or VIP.
-    Explain(Target),
-    /// Hand over what this node leads, and take no VIP; the answer says how far that is.
+    /// Explain what was decided about a Service or VIP.
+    Explain(ExplainTarget),
+    /// Drain this node; the answer is the progress.
     Drain {
-        /// No more: take part again.
+        /// Cancel the drain instead.
         cancel: bool,
     },
-    /// How far the handing over is.
+    /// Get the progress of the drain.
     Draining,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Request {
+struct ControlRequest {
     version: u32,
-    command: Command,
+    command: ControlCommand,
 }
 
-/// What the agent says.
+/// An answer of the agent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
-    /// To [`Command::Diff`].
+    /// To [`ControlCommand::Diff`].
     Diff(Diff),
-    /// To [`Command::Explain`].
-    Account(Box<Account>),
-    /// To [`Command::Explain`]: there is no such thing.
-    Unknown(Unknown),
-    /// To [`Command::Drain`] and [`Command::Draining`].
-    Drain(Progress),
-    /// Why there is none.
+    /// To [`ControlCommand::Explain`].
+    #[serde(rename = "account")]
+    Details(Box<TargetDetails>),
+    /// To [`ControlCommand::Explain`]: there is no such Service or VIP.
+    Unknown(UnknownTarget),
+    /// To [`ControlCommand::Drain`] and [`ControlCommand::Draining`].
+    Drain(DrainProgress),
+    /// The reason why there is no answer.
     Error(String),
 }
 
@@ -150,34 +149,35 @@ struct Reply {
     answer: Answer,
 }
 
-/// What the kernel holds otherwise than the agent wants it.
+/// The differences between the kernel and the desired state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Diff {
-    /// Entry by entry.
-    pub differences: Vec<Difference>,
-    /// What the agent cannot have as it is wanted.
+    /// One for each entry.
+    pub differences: Vec<ReportedDifference>,
+    /// The agent's warnings: what cannot be as desired.
     pub refused: Vec<String>,
 }
 
-/// How far a node is with handing its VIPs over.
+/// The progress of a drain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Progress {
-    /// The node takes no VIP, and hands over those that it leads; also when all are.
+pub struct DrainProgress {
+    /// The node drains: it takes no VIP, and gives up those that it leads; also when all are gone.
     pub draining: bool,
-    /// VIPs that it still leads, and that another node is to take.
+    /// VIPs that it still leads, and that another node can take.
     pub held: Vec<Vip>,
-    /// VIPs that were handed over since the draining began, and to whom.
+    /// VIPs that it gave up since the drain began, with their new leaders.
     pub handed: Vec<(Vip, NodeName)>,
-    /// VIPs that it still leads and that no node can take now, and why. None of them is in `held`.
+    /// VIPs that it still leads and that no node can take now, with the reason. None of them is in
+    /// `held`.
     pub kept: Vec<(Vip, String)>,
 }
 
-/// Something that the kernel holds otherwise.
+/// A difference between the kernel and the desired state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Difference {
+pub struct ReportedDifference {
     /// A map's name, `map`, `program`, `link` or `nftables`.
     pub what: String,
-    /// Which one.
+    /// The entry's key or name.
     pub entry: String,
     /// As it should be; `None`: not there.
     pub wanted: Option<String>,
@@ -185,17 +185,17 @@ pub struct Difference {
     pub found: Option<String>,
 }
 
-impl Difference {
+impl ReportedDifference {
     pub(crate) fn new(what: &str, entry: &str, wanted: Option<String>, found: Option<String>) -> Self {
         Self { what: what.to_owned(), entry: entry.to_owned(), wanted, found }
     }
 }
 
-/// A question to the event loop.
+/// A request to the event loop.
 #[derive(Debug)]
 pub struct Query {
-    /// What is asked.
-    pub command: Command,
+    /// The command.
+    pub command: ControlCommand,
     reply: oneshot::Sender<Answer>,
 }
 
@@ -206,10 +206,8 @@ impl Query {
     }
 }
 
-/// Listens on `path`; what is asked comes out of the channel.
-///
-/// The task ends with the runtime, or when nobody receives any more; it holds nothing that needs care. The socket's file
-/// stays, and the next agent replaces it.
+/// Listens on `path`. The queries come out of the channel. The socket's file stays, and the next
+/// agent replaces it.
 pub fn listen(path: &Path) -> Result<mpsc::Receiver<Query>, ListenError> {
     let refused = |source| ListenError::Refused { path: path.into(), source };
     if let Some(folder) = path.parent() {
@@ -218,13 +216,15 @@ pub fn listen(path: &Path) -> Result<mpsc::Receiver<Query>, ListenError> {
     if StdStream::connect(path).is_ok() {
         return Err(ListenError::Taken { path: path.into() });
     }
-    // An agent's that has ended; anything else is left alone, and is in the way.
+    // The socket of an agent that has ended. Any other file stays, and the bind fails.
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path).map_err(refused)?;
     }
     let listener = UnixListener::bind(path).map_err(refused)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(refused)?;
     let (sender, receiver) = mpsc::channel(MOST_CONNECTIONS);
+    // Accepts connections. It ends when the receiver is dropped, or with the runtime; it may be
+    // cancelled at any point.
     tokio::spawn(accept(listener, sender));
     Ok(receiver)
 }
@@ -234,14 +234,15 @@ async fn accept(listener: UnixListener, queries: mpsc::Sender<Query>) {
     while !queries.is_closed() {
         let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let Ok((stream, _)) = listener.accept().await else {
-            // Out of descriptors, for instance.
+            // For instance, the process has no file descriptors left.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let queries = queries.clone();
+        // Serves one connection, within the time limit. Cancelling it closes the connection.
         tokio::spawn(async move {
             if let Ok(Err(error)) = timeout(2 * PATIENCE, serve(stream, queries)).await {
-                tracing::debug!(%error, "a connection to the agent's socket failed");
+                tracing::debug!(%error, "connection to the agent's socket failed");
             }
             drop(permit);
         });
@@ -266,7 +267,7 @@ async fn serve(mut stream: UnixStream, queries: mpsc::Sender<Query>) -> io::Resu
 }
 
 async fn answer(line: &[u8], queries: &mpsc::Sender<Query>) -> Answer {
-    let request: Request = match serde_json::from_slice(line) {
+    let request: ControlRequest = match serde_json::from_slice(line) {
         Ok(request) => request,
         Err(error) => return Answer::Error(format!("the request makes no sense: {error}")),
     };
@@ -282,8 +283,8 @@ async fn answer(line: &[u8], queries: &mpsc::Sender<Query>) -> Answer {
     }
 }
 
-/// Asks the agent that listens on `path`.
-pub fn ask(path: &Path, command: Command) -> Result<Answer, AskError> {
+/// Sends a command to the agent that listens on `path`, and returns its answer.
+pub fn ask(path: &Path, command: ControlCommand) -> Result<Answer, AskError> {
     let stream = StdStream::connect(path).map_err(|source| AskError::NoAgent { path: path.into(), source })?;
     let text = exchange(&stream, command).map_err(|source| AskError::Broken { path: path.into(), source })?;
     let reply: Reply =
@@ -291,11 +292,11 @@ pub fn ask(path: &Path, command: Command) -> Result<Answer, AskError> {
     Ok(reply.answer)
 }
 
-fn exchange(mut stream: &StdStream, command: Command) -> io::Result<Vec<u8>> {
+fn exchange(mut stream: &StdStream, command: ControlCommand) -> io::Result<Vec<u8>> {
     use io::{Read as _, Write as _};
     stream.set_read_timeout(Some(2 * PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut request = serde_json::to_vec(&Request { version: VERSION, command })?;
+    let mut request = serde_json::to_vec(&ControlRequest { version: VERSION, command })?;
     request.push(b'\n');
     stream.write_all(&request)?;
     let mut text = Vec::new();

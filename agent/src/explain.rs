@@ -1,12 +1,13 @@
-//! Why a Service or VIP is served, or is not: the whole chain from its manifest to its packets, and the first link that
-//! is broken.
+//! Explains why a Service or VIP is served or not: every step from its manifest to its packets, and
+//! the first broken one.
 //!
-//! The chain has two halves. What was asked for and decided is an [`Account`], from an agent or from manifests; what the
-//! kernel of this node holds is [`Held`], from the pinned maps. [`Explanation::new`] puts them together, without any I/O.
+//! The steps have two halves. [`TargetDetails`] is what was asked for and decided, from an agent or
+//! from manifests. [`KernelState`] is what this node's kernel holds, from the pinned maps.
+//! [`Explanation::new`] combines them without I/O.
 
-mod account;
-mod chain;
+mod details;
 mod print;
+mod steps;
 #[cfg(test)]
 mod tests;
 
@@ -19,62 +20,61 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-pub use self::account::{
-    Account, Decided, EndpointAccount, Failure, PortAccount, ServiceAccount, Standing, Unknown, VipAccount,
+pub use self::details::{
+    AssignmentState, EndpointDetails, PipelineResults, PortDetails, ProbeFailure, ServiceDetails, TargetDetails,
+    UnknownTarget, VipDetails,
 };
-use crate::{
-    inspect::{
-        backends::BackendView,
-        services::ServiceView,
-        vips::{FenceView, VipView},
-    },
-    model::{NodeName, ServiceName, Vip, name::is_label},
+use crate::inspect::{
+    backends::BackendView,
+    services::ServiceView,
+    vips::{FenceView, VipView},
 };
+use vipmux_model::{NodeName, ServiceName, Vip, name::is_label};
 
-/// What is to be explained.
+/// The Service or VIP to explain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum Target {
-    /// A Service, and the addresses that it has.
+pub enum ExplainTarget {
+    /// A Service with its addresses.
     Service(ServiceName),
-    /// An address, and the Services that it has.
+    /// An address with its Services.
     Vip(Vip),
 }
 
-/// Neither a Service nor an address.
+/// The text names neither a Service nor an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{} is neither NAMESPACE/SERVICE nor an IP address", crate::model::reason::quoted(.0))]
-pub struct NoTarget(String);
+#[error("{} is neither NAMESPACE/SERVICE nor an IP address", vipmux_model::reason::quoted(.0))]
+pub struct InvalidTarget(String);
 
-impl FromStr for Target {
-    type Err = NoTarget;
+impl FromStr for ExplainTarget {
+    type Err = InvalidTarget;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let service = || {
             let (namespace, name) = text.split_once('/')?;
-            let name = ServiceName { namespace: namespace.to_owned(), name: name.to_owned() };
-            (is_label(&name.namespace) && is_label(&name.name)).then_some(Self::Service(name))
+            let name = ServiceName::new(namespace, name);
+            (is_label(name.namespace()) && is_label(name.name())).then_some(Self::Service(name))
         };
-        let vip = || text.parse::<IpAddr>().ok().map(|address| Self::Vip(Vip(address.to_canonical())));
-        service().or_else(vip).ok_or_else(|| NoTarget(text.to_owned()))
+        let vip = || text.parse::<IpAddr>().ok().map(|address| Self::Vip(Vip::new(address)));
+        service().or_else(vip).ok_or_else(|| InvalidTarget(text.to_owned()))
     }
 }
 
-impl TryFrom<String> for Target {
-    type Error = NoTarget;
+impl TryFrom<String> for ExplainTarget {
+    type Error = InvalidTarget;
 
     fn try_from(text: String) -> Result<Self, Self::Error> {
         text.parse()
     }
 }
 
-impl From<Target> for String {
-    fn from(target: Target) -> Self {
+impl From<ExplainTarget> for String {
+    fn from(target: ExplainTarget) -> Self {
         target.to_string()
     }
 }
 
-impl fmt::Display for Target {
+impl fmt::Display for ExplainTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Service(name) => name.fmt(f),
@@ -83,30 +83,30 @@ impl fmt::Display for Target {
     }
 }
 
-/// What the kernel of this node holds.
+/// The state of this node's kernel, as `vipmux inspect` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Held {
-    /// The fence.
+pub struct KernelState {
+    /// The fence deadline.
     pub fence: FenceView,
-    /// VIPs.
+    /// The VIPs.
     pub vips: Vec<VipView>,
-    /// Service ports.
+    /// The Service ports.
     pub services: Vec<ServiceView>,
-    /// Backends.
+    /// The backends.
     pub backends: Vec<BackendView>,
     /// The interfaces that the XDP program is attached to, by name.
     pub attached: BTreeSet<String>,
 }
 
-impl Held {
-    /// What of it is about the target.
-    fn about(mut self, target: &Target) -> Self {
+impl KernelState {
+    /// Keeps only what concerns the target.
+    fn about(mut self, target: &ExplainTarget) -> Self {
         match target {
-            Target::Vip(vip) => self.services.retain(|service| service.claim.vip == Some(vip.0)),
-            Target::Service(name) => self.services.retain(|service| owns(name, service)),
+            ExplainTarget::Vip(vip) => self.services.retain(|service| service.claim.vip == Some(vip.address())),
+            ExplainTarget::Service(name) => self.services.retain(|service| owns(name, service)),
         }
         let addresses: BTreeSet<_> = self.services.iter().filter_map(|service| service.claim.vip).collect();
-        let asked = |vip: &VipView| matches!(target, Target::Vip(asked) if asked.0 == vip.address);
+        let asked = |vip: &VipView| matches!(target, ExplainTarget::Vip(asked) if asked.address() == vip.address);
         self.vips.retain(|vip| asked(vip) || addresses.contains(&vip.address));
         let is_used = |backend: &BackendView| {
             backend.used_by.iter().any(|claim| self.services.iter().any(|service| service.claim == *claim))
@@ -115,7 +115,7 @@ impl Held {
         self
     }
 
-    /// What could be meant by a name that is not known.
+    /// Returns the names of all Services and VIPs, to suggest one for an unknown name.
     fn names(&self) -> BTreeSet<String> {
         let services = self.services.iter().map(|it| format!("{}/{}", it.claim.namespace, it.claim.name));
         services.chain(self.vips.iter().map(|vip| vip.address.to_string())).collect()
@@ -123,63 +123,54 @@ impl Held {
 }
 
 fn owns(name: &ServiceName, service: &ServiceView) -> bool {
-    (&service.claim.namespace, &service.claim.name) == (&name.namespace, &name.name)
+    (service.claim.namespace.as_str(), service.claim.name.as_str()) == (name.namespace(), name.name())
 }
 
-/// Where the model's half comes from.
+/// The origin of the [`TargetDetails`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub enum DetailsSource {
     /// The agent on this node.
     Agent(NodeName),
     /// Manifests.
     Manifests,
-    /// Nowhere, and why not.
+    /// There are none: the reason.
     Nowhere(String),
 }
 
-/// Where the kernel's half comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// The pinned maps.
-    Held(Box<Held>),
-    /// There is none, and why.
-    Absent(String),
-}
-
-/// A step of the chain; in its order.
+/// The steps, in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Step {
-    /// There is an object that can be read.
+pub enum StepKind {
+    /// The object can be read.
     Manifest,
-    /// It is for vipmux.
+    /// The Service is for vipmux.
     Ours,
-    /// What it asks for is understood.
+    /// Its request is understood.
     Request,
-    /// With whom it shares.
+    /// The Services that it can share with.
     Group,
     /// It has an address.
     Allocation,
     /// A node should answer for the address.
     Leader,
-    /// There is who serves.
+    /// It has endpoints that can serve.
     Endpoints,
-    /// The agent wants it so.
+    /// The agent can serve it.
     Agent,
     /// The kernel has the VIP.
     Vip,
     /// The kernel has the Service port, and backends for it.
     Service,
-    /// A node leads the VIP, as the agent here knows.
+    /// A node leads the VIP, as far as this node's agent knows.
     Led,
-    /// The program is attached, and this node answers if it is to.
+    /// The program is attached, and this node answers if it leads the VIP.
     Announced,
-    /// What came through this node.
+    /// The packets that came through this node.
     Traffic,
 }
 
-impl Step {
+impl StepKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Manifest => "manifest",
@@ -199,78 +190,84 @@ impl Step {
     }
 }
 
-/// How a link is.
+/// The state of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum State {
-    /// As it should be.
+pub enum StepState {
+    /// It works.
     Holds,
-    /// Packets do not arrive because of it.
+    /// It does not work: packets do not arrive.
     Broken,
-    /// Something that is worth knowing, and breaks nothing.
+    /// Worth knowing, breaks nothing.
     Note,
-    /// It cannot be told from here.
+    /// It cannot be decided from here.
     Unknown,
 }
 
-/// A link of the chain.
+/// The result of one step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Link {
-    /// Which one.
-    pub step: Step,
-    /// How it is.
-    pub state: State,
-    /// What was found.
+pub struct StepReport {
+    /// The step.
+    pub step: StepKind,
+    /// Its state.
+    pub state: StepState,
+    /// The finding.
     pub finding: String,
-    /// What to do about it.
+    /// The remedy, if there is something to do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-/// The whole chain.
+/// All steps for one target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Explanation {
-    /// What is explained.
-    pub target: Target,
-    /// Who tells what was asked for and decided.
-    pub source: Source,
-    /// The Services that it is about, as they were understood.
-    pub services: Vec<ServiceAccount>,
-    /// The addresses that it is about.
-    pub vips: Vec<VipAccount>,
-    /// What the kernel of this node holds of it.
-    pub kernel: Option<Held>,
-    /// The links, in their order.
-    pub chain: Vec<Link>,
-    /// The first one that is broken.
-    pub broken: Option<Link>,
+    /// The target.
+    pub target: ExplainTarget,
+    /// The origin of `services` and `vips`.
+    pub source: DetailsSource,
+    /// The Services that the target is or has.
+    pub services: Vec<ServiceDetails>,
+    /// The addresses that the target is or has.
+    pub vips: Vec<VipDetails>,
+    /// The kernel's state of them; `None`: it could not be read.
+    pub kernel: Option<KernelState>,
+    /// The steps, in their order.
+    #[serde(rename = "chain")]
+    pub steps: Vec<StepReport>,
+    /// The first broken step.
+    pub broken: Option<StepReport>,
 }
 
 impl Explanation {
-    /// Follows the chain. `account`: the model's half; `Err`: why there is none. An error tells that nobody knows the
-    /// target.
-    pub fn new(target: Target, account: Result<Account, String>, kernel: &Kernel) -> Result<Self, Unknown> {
-        let held = match kernel {
-            Kernel::Held(held) => Some((**held).clone().about(&target)),
-            Kernel::Absent(_) => None,
-        };
-        if let (Err(_), Kernel::Held(all), Some(held)) = (&account, kernel, &held)
+    /// Evaluates all steps.
+    ///
+    /// `details`, `kernel`: `Err` has the reason why there is none. Fails if neither of them knows
+    /// the target.
+    pub fn new(
+        target: ExplainTarget,
+        details: Result<TargetDetails, String>,
+        kernel: &Result<KernelState, String>,
+    ) -> Result<Self, UnknownTarget> {
+        let held = kernel.as_ref().ok().map(|held| held.clone().about(&target));
+        if let (Err(_), Ok(all), Some(held)) = (&details, kernel, &held)
             && held.vips.is_empty()
             && held.services.is_empty()
         {
-            return Err(Unknown::new(&target, all.names()));
+            return Err(UnknownTarget::new(&target, all.names()));
         }
-        let chain = chain::follow(&target, account.as_ref(), kernel);
-        let broken = chain.iter().find(|link| link.state == State::Broken).cloned();
-        let (source, services, vips) = match account {
-            Ok(Account { node, services, vips, .. }) => (node.map_or(Source::Manifests, Source::Agent), services, vips),
-            Err(why) => (Source::Nowhere(why), Vec::new(), Vec::new()),
+        let steps = steps::evaluate(&target, details.as_ref(), kernel.as_ref());
+        let broken = steps.iter().find(|step| step.state == StepState::Broken).cloned();
+        let (source, services, vips) = match details {
+            Ok(TargetDetails { node, services, vips, .. }) => {
+                (node.map_or(DetailsSource::Manifests, DetailsSource::Agent), services, vips)
+            }
+            Err(why) => (DetailsSource::Nowhere(why), Vec::new(), Vec::new()),
         };
-        Ok(Self { target, source, services, vips, kernel: held, chain, broken })
+        Ok(Self { target, source, services, vips, kernel: held, steps, broken })
     }
 }
 
-/// Groups what is alike, keeping the order of first appearance by key.
+/// Groups values by key, in the order of keys.
 fn grouped<K: Ord, V>(items: impl IntoIterator<Item = (K, V)>) -> BTreeMap<K, Vec<V>> {
     let mut groups: BTreeMap<K, Vec<V>> = BTreeMap::new();
     for (key, value) in items {

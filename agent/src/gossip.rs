@@ -1,20 +1,18 @@
-//! The sockets by which the agents tell each other things: UDP on this Node's InternalIPs. What is said is sealed
-//! ([`sealing`](crate::membership::sealing)); what it means is [`membership`](crate::membership)'s business.
+//! Sends and receives the agents' gossip: sealed UDP datagrams on this Node's InternalIPs.
 //!
-//! A task of its own owns the sockets. It loses what comes faster than it can be taken, and counts it: datagrams get lost
-//! on the way as well, and whoever speaks by them repeats what matters.
+//! [`sealing`](vipmux_election::membership::sealing) seals the payloads, and
+//! [`membership`](vipmux_election::membership) interprets them. A task of its own owns the sockets.
+//! It drops datagrams that come faster than they are read, and counts them: datagrams get lost on
+//! the way as well, and senders repeat what matters.
 
-mod complaint;
 mod counters;
+mod datagram_warnings;
 mod key_file;
 mod sockets;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
-use nix::{
-    errno::Errno,
-    time::{ClockId, clock_gettime},
-};
+use nix::errno::Errno;
 use tokio::{
     select,
     sync::{
@@ -25,60 +23,58 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use self::{complaint::Complaints, sockets::Sockets};
 pub use self::{
     counters::{Count, Counters},
     key_file::{KeyFileError, follow, is_exposed, load, load_or_make},
 };
-use crate::{
-    membership::sealing::{Keys, Opened, Origin, Sealer},
-    model::{Family, NodeName},
-};
+use self::{datagram_warnings::DatagramWarnings, sockets::Sockets};
+use vipmux_election::membership::sealing::{Opened, Sealer, SealingKeys, SenderCheck};
+use vipmux_model::{Family, NodeName};
 
 /// The port, unless the configuration says otherwise.
 pub const DEFAULT_PORT: u16 = 7944;
 
-/// Payloads that wait to be taken.
+/// Most payloads that wait to be read.
 const INCOMING: usize = 1_024;
-/// Batches that wait to be sent.
+/// Most batches that wait to be sent.
 const OUTGOING: usize = 64;
-/// Datagrams that are received before it is somebody else's turn.
+/// Most datagrams that are received before other work.
 const BATCH: usize = 64;
 /// How long after a failure an address is bound again.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// All Nodes' InternalIPs, this one's as well; the first one of a family is the one that is spoken to, and every one may
-/// be spoken from. Empty: they are not known yet.
+/// All Nodes' InternalIPs, this one's as well. Datagrams go to the first one of a family, and may
+/// come from every one. Empty: they are not known yet.
 pub type Addresses = BTreeMap<NodeName, Vec<IpAddr>>;
 
-/// How the agent speaks.
+/// The settings of the gossip.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct GossipSettings {
     /// This Node.
     pub local: NodeName,
     /// The UDP port, the same on all nodes.
     pub port: u16,
     /// The keys, the same on all nodes.
-    pub keys: watch::Receiver<Keys>,
+    pub keys: watch::Receiver<SealingKeys>,
 }
 
-/// Something that a peer says.
+/// A payload of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Incoming {
-    /// Who.
+    /// The peer.
     pub node: NodeName,
-    /// What.
+    /// The payload.
     pub bytes: Vec<u8>,
 }
 
 /// Payloads, each to one node.
 pub type Batch = Vec<(NodeName, Vec<u8>)>;
 
-/// The agent cannot speak.
+/// The gossip cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// Nothing unguessable is to be had.
-    #[error("the system gives no random numbers, for the gossip's session")]
+    /// There are no random numbers for the session.
+    #[error("cannot get random numbers for the gossip session")]
     Random(#[source] getrandom::Error),
 }
 
@@ -91,16 +87,17 @@ pub struct Gossip {
 }
 
 impl Gossip {
-    /// Starts the task. What peers say comes out of the channel; if nobody receives any more, the task ends.
+    /// Starts the task. The payloads of peers come out of the channel. If its receiver is dropped,
+    /// the task ends.
     ///
-    /// Addresses that are not there yet, or taken, are told once and tried again each second.
+    /// Addresses that are not there yet, or taken, are logged once and tried again each second.
     pub fn start(
-        settings: Settings,
+        settings: GossipSettings,
         addresses: watch::Receiver<Addresses>,
     ) -> Result<(Self, mpsc::Receiver<Incoming>), StartError> {
         let (mut session, mut secret) = ([0; 16], [0; 32]);
         getrandom::fill(&mut session).and_then(|()| getrandom::fill(&mut secret)).map_err(StartError::Random)?;
-        let Settings { local, port, mut keys } = settings;
+        let GossipSettings { local, port, mut keys } = settings;
         let sealer = Sealer::new(&keys.borrow_and_update(), local.clone(), session, secret);
         let (outgoing, batches) = mpsc::channel(OUTGOING);
         let (incoming, payloads) = mpsc::channel(INCOMING);
@@ -112,8 +109,10 @@ impl Gossip {
             addresses,
             incoming,
             counters: Arc::clone(&counters),
-            complaints: Complaints::default(),
+            warnings: DatagramWarnings::default(),
         };
+        // Owns the sockets. Dropping the `Gossip` aborts it: datagrams that wait are lost, and
+        // peers repeat what matters.
         Ok((Self { outgoing, counters, task: tokio::spawn(task.run(batches)) }, payloads))
     }
 
@@ -125,7 +124,7 @@ impl Gossip {
         }
     }
 
-    /// What was sent and received so far.
+    /// Returns the counters of datagrams that were sent and received so far.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
@@ -140,23 +139,23 @@ impl Drop for Gossip {
 struct Task {
     sealer: Sealer,
     sockets: Sockets,
-    keys: watch::Receiver<Keys>,
+    keys: watch::Receiver<SealingKeys>,
     addresses: watch::Receiver<Addresses>,
     incoming: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
-    complaints: Complaints,
+    warnings: DatagramWarnings,
 }
 
-/// Why the task ends.
+/// The reason why the task ends.
 enum End {
-    /// Whoever spoke or listened is gone.
+    /// The other end of a channel is gone.
     Unwanted,
-    /// No clock.
+    /// The clock cannot be read.
     Clock(Errno),
 }
 
 impl Task {
-    /// Every branch waits for something that is still there if another one comes first.
+    /// Each branch is cancel-safe: what it waits for is still there if another one comes first.
     async fn run(mut self, mut batches: mpsc::Receiver<Batch>) {
         let mut retry = interval(RETRY);
         retry.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -166,7 +165,7 @@ impl Task {
                 changed = self.addresses.changed() => {
                     changed.map(|()| self.follow_addresses()).map_err(|_| End::Unwanted)
                 }
-                // Those whom nobody follows any more stay.
+                // If nobody follows the key file any more, the keys stay.
                 Ok(()) = self.keys.changed() => {
                     self.sealer.rekey(self.keys.borrow_and_update().clone());
                     Ok(())
@@ -183,7 +182,7 @@ impl Task {
             }
         };
         if let End::Clock(error) = end {
-            tracing::error!(%error, "the clock cannot be read: the agent no longer hears its peers");
+            tracing::error!(%error, "cannot read the clock, gossip ends");
         }
     }
 
@@ -200,7 +199,7 @@ impl Task {
             let sent = match self.sealer.seal(node, payload) {
                 Ok(datagram) => self.sockets.send(&datagram, to),
                 Err(error) => {
-                    tracing::debug!(%error, %node, "a payload was not sent");
+                    tracing::debug!(%error, %node, "cannot seal a payload");
                     false
                 }
             };
@@ -213,13 +212,13 @@ impl Task {
     }
 
     fn receive(&mut self, family: Family) -> Result<(), End> {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).map_err(End::Clock)?;
+        let now = vipmux_cluster::clock::try_boottime().map_err(End::Clock)?;
         for (datagram, from) in self.sockets.receive(family, BATCH) {
             let addresses = self.addresses.borrow();
             let origin = |node: &NodeName, from| match addresses.get(node) {
-                None => Origin::Stranger,
-                Some(own) if own.contains(&from) => Origin::Expected,
-                Some(_) => Origin::WrongAddress,
+                None => SenderCheck::UnknownNode,
+                Some(own) if own.contains(&from) => SenderCheck::Expected,
+                Some(_) => SenderCheck::WrongAddress,
             };
             let count = match self.sealer.open(&datagram, from, origin, now) {
                 Opened::Payload { node, bytes, reply } => {
@@ -235,10 +234,10 @@ impl Task {
                 Opened::Reply(reply) => self.reply(&reply, from),
                 Opened::Admitted => Count::Admitted,
                 Opened::Nothing { reason, sender } => {
-                    if let Some(datagrams) = self.complaints.hear(reason, now)
-                        && let Some(complaint) = complaint::text(reason, sender.as_ref(), from)
+                    if let Some(datagrams) = self.warnings.take(reason, now)
+                        && let Some(warning) = datagram_warnings::text(reason, sender.as_ref(), from)
                     {
-                        tracing::warn!(datagrams, "{complaint}");
+                        tracing::warn!(datagrams, warning, "gossip ignored");
                     }
                     Count::Unopened(reason)
                 }

@@ -1,9 +1,10 @@
-//! What is served by HTTP: `/metrics` for Prometheus, `/healthz` and `/readyz` for the kubelet. Of the agent and of the
-//! allocator alike, which each say what is there ([`Site`]).
+//! Serves `/metrics` for Prometheus, `/healthz` and `/readyz` for the kubelet. The agent and the
+//! allocator each provide their [`HttpEndpoints`].
 //!
-//! Anybody on the network can ask, so everything is bounded: connections (the oldest gives way, so that whoever holds many
-//! open keeps no probe out), the head of a request, the time for all of it, and scrapes, of which one is made at a time and
-//! beside the caller's event loop. A connection carries one request; bodies are not read.
+//! Anybody on the network can connect, so everything is bounded:
+//! - connections: the oldest is closed first, so that many open ones keep no health check out
+//! - the head of a request, and the time for all of it
+//! - scrapes: one at a time, beside the caller's event loop
 
 mod socket;
 
@@ -27,39 +28,39 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-pub use self::socket::{ListenError, bind};
+pub use self::socket::{HttpListenError, bind};
 
-/// Where it listens unless the configuration says otherwise.
+/// The default of `--http-listen`.
 pub const DEFAULT_LISTEN: &str = "[::]:7945";
 
 /// Connections at the same time.
-const MOST_CONNECTIONS: usize = 64;
-/// How long the head of a request may take.
-const HEAD: Duration = Duration::from_secs(5);
-/// How long a connection may: a large answer to a slow reader.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Longest head of a request, bytes.
-const LONGEST_HEAD: usize = 16 << 10;
-/// How long after a failure the next connection is taken.
-const RETRY: Duration = Duration::from_millis(100);
+const MAX_CONNECTIONS: usize = 64;
+/// The time limit for the head of a request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time limit of a connection: enough for a large answer to a slow reader.
+const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The longest head of a request, bytes.
+const MAX_HEAD: usize = 16 << 10;
+/// The wait after a failed accept.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 /// <https://github.com/prometheus/OpenMetrics/blob/v1.0.0/specification/OpenMetrics.md#text-format>
 const OPEN_METRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// Where to listen.
+/// The address to listen on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listen {
     /// Nowhere.
     Off,
-    /// There.
+    /// At this address.
     On(SocketAddr),
 }
 
 impl Listen {
-    /// Takes the port, if there is to be one. Within a tokio runtime.
-    pub fn open(self) -> Result<Option<TcpListener>, ListenError> {
+    /// Opens the port unless it is off. Must be called within a tokio runtime.
+    pub fn open(self) -> Result<Option<TcpListener>, HttpListenError> {
         match self {
             Self::Off => Ok(None),
             Self::On(address) => bind(address).map(Some),
@@ -79,128 +80,129 @@ impl FromStr for Listen {
     }
 }
 
-/// One thing that is asked of a program, with what is wrong if anything is.
+/// One health check with its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check {
-    /// In a word.
+pub struct HealthzCheck {
+    /// A short name.
     pub name: &'static str,
-    /// What is wrong; `None`: nothing.
+    /// The failure; `None`: the check passed.
     pub failure: Option<String>,
 }
 
-impl Check {
-    /// One that fails with `failure()` unless it is `passed`.
+impl HealthzCheck {
+    /// Returns a check that fails with `failure()` unless it has `passed`.
     pub fn new(name: &'static str, passed: bool, failure: impl FnOnce() -> String) -> Self {
         Self { name, failure: (!passed).then(failure) }
     }
 }
 
-/// What could not be told.
-pub type SiteError = Box<dyn Error + Send + Sync>;
+/// The metrics could not be collected.
+pub type MetricsError = Box<dyn Error + Send + Sync>;
 
-type Ask<T> = Box<dyn Fn() -> T + Send + Sync>;
+type Handler<T> = Box<dyn Fn() -> T + Send + Sync>;
 
-/// What a program says of itself.
-pub struct Site {
-    /// All metrics, as OpenMetrics text. Called where blocking is allowed, never twice at a time.
-    pub metrics: Ask<Result<String, SiteError>>,
-    /// Whether it works at all: restarted if not. Must be quick.
-    pub live: Ask<Vec<Check>>,
-    /// Whether it does what it is there for. Must be quick.
-    pub ready: Ask<Vec<Check>>,
+/// The functions that a program provides.
+pub struct HttpEndpoints {
+    /// Returns all metrics as OpenMetrics text. It may block, and never runs twice at a time.
+    pub metrics: Handler<Result<String, MetricsError>>,
+    /// Returns the liveness checks: the kubelet restarts the container if one fails. Must be quick.
+    pub live: Handler<Vec<HealthzCheck>>,
+    /// Returns the readiness checks. Must be quick.
+    pub ready: Handler<Vec<HealthzCheck>>,
 }
 
-impl fmt::Debug for Site {
+impl fmt::Debug for HttpEndpoints {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Site").finish_non_exhaustive()
+        f.debug_struct("HttpEndpoints").finish_non_exhaustive()
     }
 }
 
-/// Serves on a task of its own, until the runtime ends: it holds nothing that needs care.
-pub fn start(listener: TcpListener, site: Site) {
-    tokio::spawn(serve(listener, Arc::new(Server { site, scrapes: Arc::new(Semaphore::new(1)) })));
+/// Serves on a task of its own until the runtime ends. The task holds nothing that needs care.
+pub fn start(listener: TcpListener, endpoints: HttpEndpoints) {
+    tokio::spawn(serve(listener, Arc::new(HttpState { endpoints, scrapes: Arc::new(Semaphore::new(1)) })));
 }
 
 #[derive(Debug)]
-struct Server {
-    site: Site,
-    /// One at a time.
+struct HttpState {
+    endpoints: HttpEndpoints,
+    /// One scrape at a time.
     scrapes: Arc<Semaphore>,
 }
 
-async fn serve(listener: TcpListener, server: Arc<Server>) {
+async fn serve(listener: TcpListener, state: Arc<HttpState>) {
     let mut connections: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
-            // A client that went away, or no descriptor to be had.
+            // A client that went away, or no file descriptor is left.
             Err(error) => {
-                tracing::debug!(%error, "a connection could not be taken");
-                sleep(RETRY).await;
+                tracing::debug!(%error, "cannot accept a connection");
+                sleep(ACCEPT_RETRY).await;
                 continue;
             }
         };
         connections.retain(|connection| !connection.is_finished());
-        while connections.len() >= MOST_CONNECTIONS
+        while connections.len() >= MAX_CONNECTIONS
             && let Some(oldest) = connections.pop_front()
         {
             oldest.abort();
         }
-        connections.push_back(tokio::spawn(connection(stream, Arc::clone(&server))).abort_handle());
+        connections.push_back(tokio::spawn(connection(stream, Arc::clone(&state))).abort_handle());
     }
 }
 
-async fn connection(stream: TcpStream, server: Arc<Server>) {
+async fn connection(stream: TcpStream, state: Arc<HttpState>) {
     let service = service_fn(move |request| {
-        let server = Arc::clone(&server);
-        async move { Ok::<_, Infallible>(answer(&server, request).await) }
+        let state = Arc::clone(&state);
+        async move { Ok::<_, Infallible>(respond(&state, request).await) }
     });
     let mut http = http1::Builder::new();
-    http.keep_alive(false).max_buf_size(LONGEST_HEAD).timer(TokioTimer::new()).header_read_timeout(HEAD);
-    if let Ok(Err(error)) = timeout(PATIENCE, http.serve_connection(TokioIo::new(stream), service)).await {
-        tracing::debug!(%error, "a request was not answered");
+    http.keep_alive(false).max_buf_size(MAX_HEAD).timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
+    if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, http.serve_connection(TokioIo::new(stream), service)).await {
+        tracing::debug!(%error, "request not answered");
     }
 }
 
-async fn answer(server: &Arc<Server>, request: Request<Incoming>) -> Response<String> {
+async fn respond(state: &Arc<HttpState>, request: Request<Incoming>) -> Response<String> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n".to_owned());
         refusal.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
         return refusal;
     }
     match request.uri().path() {
-        "/healthz" | "/livez" => checked(&(server.site.live)()),
-        "/readyz" => checked(&(server.site.ready)()),
-        "/metrics" => metrics(server).await,
+        "/healthz" | "/livez" => health_response(&(state.endpoints.live)()),
+        "/readyz" => health_response(&(state.endpoints.ready)()),
+        "/metrics" => metrics(state).await,
         _ => text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz\n".to_owned()),
     }
 }
 
-async fn metrics(server: &Arc<Server>) -> Response<String> {
-    let Ok(permit) = Arc::clone(&server.scrapes).acquire_owned().await else {
+async fn metrics(state: &Arc<HttpState>) -> Response<String> {
+    let Ok(permit) = Arc::clone(&state.scrapes).acquire_owned().await else {
         return text(StatusCode::SERVICE_UNAVAILABLE, String::new());
     };
-    let (asked, (tell, told)) = (Arc::clone(server), oneshot::channel());
-    // Goes on if nobody waits for it any more: the next scrape begins after it, and a rest as long as it took.
+    let (scraped, (sender, receiver)) = (Arc::clone(state), oneshot::channel());
+    // It goes on if nobody waits for it any more. The next scrape starts after it and a rest of the
+    // same length.
     tokio::spawn(async move {
         let begun = Instant::now();
-        let metrics = spawn_blocking(move || (asked.site.metrics)()).await;
+        let metrics = spawn_blocking(move || (scraped.endpoints.metrics)()).await;
         let took = begun.elapsed();
-        // Whoever asked may be gone.
-        let _ = tell.send(metrics.unwrap_or_else(|error| Err(error.into())));
+        // An error: the client is gone.
+        let _ = sender.send(metrics.unwrap_or_else(|error| Err(error.into())));
         sleep(took).await;
         drop(permit);
     });
-    match told.await {
+    match receiver.await {
         Ok(Ok(metrics)) => response(StatusCode::OK, OPEN_METRICS, metrics),
         Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{:#}\n", anyhow::Error::from_boxed(error))),
         Err(_) => text(StatusCode::INTERNAL_SERVER_ERROR, "the scrape broke off\n".to_owned()),
     }
 }
 
-/// As the API server answers `?verbose`.
-fn checked(checks: &[Check]) -> Response<String> {
-    let line = |Check { name, failure }: &Check| match failure {
+/// Returns the checks as text, in the API server's format of `?verbose`.
+fn health_response(checks: &[HealthzCheck]) -> Response<String> {
+    let line = |HealthzCheck { name, failure }: &HealthzCheck| match failure {
         None => format!("[+]{name} ok\n"),
         Some(failure) => format!("[-]{name} failed: {failure}\n"),
     };

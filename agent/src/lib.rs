@@ -1,44 +1,29 @@
-//! Many `LoadBalancer` Services behind one IP address, on bare-metal Kubernetes.
+//! Runs the agent, the allocator and the commands around them.
 //!
-//! Service and EndpointSlice -> [`source`] -> [`model`] -> [`allocate`] -> [`plan`] -> [`datapath`] -> the BPF programs.
-//! Tick -> [`election`] -> commands -> fence, [`announce`].
+//! The crates below this one decide and act. This one reads the clock, gives them their inputs and
+//! executes their commands:
 //!
-//! [`model`], [`allocate`], [`election`], [`hashing`], [`plan`] and [`status`] are pure: no clock, no I/O, no randomness, no hash
-//! order; `cargo xtask lint` holds that line.
+//! ```text
+//! Service, EndpointSlice -> vipmux_cluster::source -> vipmux_model -> vipmux_allocate
+//!                        -> vipmux_plan -> vipmux_datapath -> XDP
+//! gossip, Lease, tick    -> vipmux_election -> commands -> Lease write, fence, announcement
+//! ```
 
-pub mod allocate;
 pub mod allocator;
-pub mod announce;
-pub mod api;
-pub mod assignments;
+pub mod capabilities;
 pub mod cli;
-mod clock;
-pub mod cluster;
 pub mod control;
-pub mod datapath;
-mod durable;
-pub mod election;
-pub mod events;
+mod dry_run;
 pub mod explain;
 #[cfg(test)]
+#[path = "../datapath/src/bpf/maps/fixture.rs"]
 mod fixture;
 pub mod gossip;
-pub mod hashing;
 pub mod http;
 pub mod inspect;
-pub mod keeper;
-pub mod link;
-pub mod membership;
 pub mod metrics;
-pub mod model;
-pub mod permissions;
-pub mod plan;
+pub mod output;
 pub mod preflight;
 pub mod probe;
 pub mod runtime;
-pub mod snat;
-pub mod source;
-pub mod status;
-mod stop;
-pub mod store;
-pub mod survey;
+mod signals;

@@ -1,4 +1,4 @@
-//! The `vipmux` binary: see [`vipmux::cli`].
+//! Runs the `vipmux` binary: see [`vipmux::cli`].
 
 use std::process::ExitCode;
 
@@ -9,10 +9,11 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(CommandLineError::File(error)) => return failed(error),
         Err(CommandLineError::Usage(message)) => {
-            // Help and version are asked for; a wrong usage is unusable input, which has exit status 1 everywhere here
-            // (clap's own 2 means that a plan does not give everyone what they asked for).
+            // Help and version are no errors. A usage error has exit status 1, like any other
+            // unusable input. Clap's 2 would mean that `vipmux plan` found a Service that does not
+            // get what it asks for.
             let code = if message.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-            // Nothing is left to tell it to if this fails.
+            // If this fails, there is nowhere to report it.
             let _ = message.print();
             return code;
         }

@@ -1,13 +1,16 @@
-//! What is measured, for Prometheus. docs/metrics.md tells what each metric means, and a test holds it to that.
+//! Metrics for Prometheus. docs/metrics.md says what each metric means, and a test compares the
+//! names.
 //!
-//! What the event loop counts it counts in [`Meters`], which a scrape reads beside it; what the programs count, and what the
-//! agent shows in maps, a scrape reads from the [maps](Reading). So a scrape never waits for the loop, nor the other way round.
+//! The event loop counts in [`Meters`], which a scrape reads beside it. A scrape reads the
+//! programs' counters, and the state that the agent publishes, from the [maps](MapMetrics). So a
+//! scrape never waits for the event loop, and the loop never waits for a scrape.
 //!
-//! No label has a client, a backend or a message: there are as many series as Service ports, VIPs and reasons.
+//! No label has a client, a backend or a message. So there are as many series as Service ports,
+//! VIPs and reasons.
 
+mod map_metrics;
 mod meters;
 mod process;
-mod reading;
 mod sources;
 
 use std::fmt;
@@ -20,21 +23,21 @@ use prometheus_client::{
 
 use self::process::Process;
 pub use self::{
-    meters::{Fill, Meters, Tally},
-    reading::Reading,
+    map_metrics::MapMetrics,
+    meters::{MapUsage, Meters, ServiceCounts},
     sources::{GossipMetrics, ProbeMetrics},
 };
 
-/// A registry with what every vipmux process tells of itself.
+/// Returns a registry with the metrics of every vipmux process.
 pub fn registry() -> Registry {
     let mut registry = Registry::default();
     let version = Info::new([("version", env!("CARGO_PKG_VERSION"))]);
-    registry.register("vipmux_build", "The version that runs", version);
+    registry.register("vipmux_build", "The running version", version);
     registry.register_collector(Box::new(Process));
     registry
 }
 
-/// What all these registries have, as OpenMetrics text. No metric may be in two of them.
+/// Encodes all these registries as OpenMetrics text. No metric may be in two of them.
 pub fn encode<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> Result<String, fmt::Error> {
     let mut text = String::new();
     for registry in registries {
@@ -77,7 +80,7 @@ fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: f64
     ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
 }
 
-/// A number of things, as a gauge has it: exact up to 2^53.
+/// Converts a number for a gauge: exact up to 2^53.
 #[expect(clippy::cast_precision_loss, reason = "there are never so many")]
 fn amount(count: usize) -> f64 {
     count as f64

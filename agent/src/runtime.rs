@@ -1,302 +1,269 @@
-//! The agent's one event loop: it reads the clock and the kernel's notifications, feeds the pure parts, and executes
-//! what they say.
+//! Runs the agent: one event loop that reads the clock and the kernel's notifications, feeds the
+//! pure crates and executes their commands.
 //!
-//! Tasks and threads beside it, each bounded and joined by a watched value, so that a slow reader sees the newest state
-//! and never a backlog: the source's follower, the stages up to the plan (`settle`), the [`Monitor`] of interfaces and
-//! neighbours, those that keep the NAT chain and the groups, the health probes, and what is served by HTTP (`observing`).
-//! Questions come by a bounded channel ([`control`](crate::control)).
+//! ```text
+//! Inputs::next -> Event -> Agent::handle ─┬─ Serving         kernel and interfaces: desired state, NAT, groups
+//!                                         ├─ ElectionDriver  election, drain, published leaders
+//!                                         ├─ Announcements   announcements, address probes, foreign speakers
+//!                                         ├─ PeerHealth      results of health probes, here and elsewhere
+//!                                         ├─ SelfCheck       compares the kernel with the desired state
+//!                                         └─ Telemetry       metrics, liveness, log limits
+//! ```
+//!
+//! A component owns its state and knows no other's, except where it is an argument. `Agent`
+//! passes the election's commands from one to the others.
+//!
+//! Tasks and threads run beside the loop. Each is bounded, and most are joined by a watched value,
+//! so that a slow reader sees the newest state and never a backlog:
+//!
+//! - the source of objects, and the `pipeline` up to the serving state
+//! - the [`Monitor`] of interfaces and neighbors
+//! - the tasks that keep the NAT chain and the multicast groups
+//! - the gossip, the health probes, and the metrics server
+//!
+//! Queries come by a bounded channel ([`control`](crate::control)).
 
-mod asked;
-mod check;
-mod conflicts;
+mod address_conflicts;
+mod announcements;
+mod conflict_events;
 mod desired;
+mod drain;
+mod election_driver;
 mod elector;
 mod error;
-mod following;
-mod health;
+mod events;
+mod gossip_task;
 mod interfaces;
 mod kernel;
-mod leaving;
-mod observing;
-mod origin;
-pub(crate) mod privileges;
-mod quota;
-mod settle;
-mod showing;
-mod starting;
-mod vitals;
+mod liveness;
+mod log_limit;
+mod metrics_server;
+mod object_source;
+mod peer_health;
+mod pipeline;
+mod published;
+mod queries;
+mod reconcile;
+mod self_check;
+mod serving;
+mod startup;
+mod telemetry;
+mod warnings;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
-use imbl::OrdSet;
-use tokio::{
-    sync::{mpsc, watch},
-    time::{MissedTickBehavior, interval, sleep_until},
-};
-use vipmux_common::abi::Mac;
+use tokio::sync::mpsc;
 
 use self::{
-    check::Checks,
-    elector::Elector,
-    health::Hearsay,
-    interfaces::Interfaces,
-    kernel::{Kernel, boottime},
-    leaving::Leaving,
-    quota::Quota,
-    settle::{Question, Settled},
-    showing::Shown,
-    vitals::Vitals,
+    announcements::{Announcements, ProbeAnswers},
+    election_driver::ElectionDriver,
+    events::{Event, Inputs, Sources, Timers},
+    kernel::boottime,
+    liveness::StartupProgress,
+    peer_health::PeerHealth,
+    pipeline::ExplainRequest,
+    self_check::SelfCheck,
+    serving::Serving,
+    telemetry::Telemetry,
 };
 pub use self::{
     error::AgentError,
     kernel::KernelError,
-    origin::Origin,
-    privileges::{CAPABILITIES, PrivilegeError},
-    starting::{Options, run},
+    object_source::ObjectSource,
+    startup::{RuntimeOptions, run},
 };
-use crate::{
-    announce::{Announcer, Frame, Sender, groups, probe::Prober, watch::Watch},
-    control::Query,
-    datapath::pins::LinkKind,
-    election::{Command, HEARTBEAT},
-    keeper::Keeper,
-    link::Monitor,
-    metrics::Meters,
-    model::{NodeName, Vip},
-    snat,
-    source::Follower,
-    stop::Stop,
-    store::Report,
-};
+use vipmux_cluster::store::StoreReport;
+use vipmux_datapath::link::{Links, Monitor};
+use vipmux_election::{Command, Input};
+use vipmux_model::NodeName;
 
-/// How often is looked for answers while the LAN is asked for an address.
-const LISTEN: Duration = Duration::from_millis(10);
-
+/// The agent's components.
 struct Agent {
-    options: Options,
-    kernel: Kernel,
-    elector: Elector,
-    /// At least one announcing interface has a carrier.
-    carrier: bool,
-    /// What peers say are their MACs: 0 is that on the segment of their InternalIP.
-    macs: BTreeMap<NodeName, BTreeMap<u8, Mac>>,
-    /// This node is to lead nothing.
-    leaving: Option<Leaving>,
-    /// What `vipmux inspect` sees of leaders and peers.
-    shown: Shown,
-    /// What health probes found, here and elsewhere.
-    health: Hearsay,
-    /// Who asks the LAN for addresses.
-    prober: Prober,
-    /// Frames that had come in when it was asked whether anybody is there.
-    received: BTreeMap<Vip, u64>,
-    source: Follower,
-    /// To whom questions about what was decided are passed on.
-    questions: mpsc::Sender<Question>,
-    /// The look at the manifests that the next choice must rest on.
-    awaited: u64,
-    announcer: Announcer,
-    sender: Sender,
-    snat: Keeper<OrdSet<snat::Element>>,
-    groups: Keeper<BTreeSet<groups::Group>>,
-    wanted: snat::Wanted,
-    interfaces: Interfaces,
-    /// Where the programs were attached when the links were last taken note of.
-    linked: BTreeSet<(LinkKind, u32)>,
-    ready: bool,
-    /// An interface or its MAC is new, so what is led must be announced there.
-    changed: bool,
-    /// VIPs and the like that were refused, as last told.
-    refused: BTreeSet<String>,
-    watch: Watch,
-    /// Strangers that have addresses which are led here, as last told.
-    conflicts: BTreeSet<String>,
-    /// Who tells the owners of Services of them.
-    owners: mpsc::Sender<(Vip, String)>,
-    /// What is counted, and how the agent fares: both are read beside the loop.
-    meters: Meters,
-    vitals: Arc<Vitals>,
-    /// Of what was settled, that which was counted last.
-    course: settle::Course,
-    /// Of the fence's lapses, those that were counted.
-    lapses: u64,
-    /// Lines of log about VIPs that come and go, about addresses that strangers have, and about frames that were not sent.
-    leaderships: Quota,
-    strangers: Quota,
-    failures: Quota,
-    /// When to try again what found no room.
-    retry: Option<Instant>,
+    node: NodeName,
+    serving: Serving,
+    election: ElectionDriver,
+    announcements: Announcements,
+    health: PeerHealth,
+    self_check: SelfCheck,
+    telemetry: Telemetry,
+    /// To the pipeline, which answers them.
+    explain_requests: mpsc::Sender<ExplainRequest>,
+}
+
+/// The event loop's next action after an event.
+enum Next {
+    /// It waits for the next one.
+    Wait,
+    /// It reconciles with the newest serving state and network.
+    Reconcile,
+    /// It ends: the drain before a stop is over.
+    Stop,
 }
 
 impl Agent {
-    async fn turn(
-        mut self,
-        mut stop: Stop,
-        monitor: &Monitor,
-        mut settled: watch::Receiver<Arc<Settled>>,
-        mut queries: mpsc::Receiver<Query>,
-        mut reports: mpsc::Receiver<Report>,
-    ) -> Result<(), AgentError> {
-        let (mut links, mut neighbors) = (monitor.links(), monitor.neighbors());
-        let mut heartbeat = interval(HEARTBEAT);
-        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        // Nothing was read yet: that is not the same as nothing is wanted, and the maps may be full of what is in use.
-        let mut begun = false;
-        let mut checks = Checks::new(self.options.self_check);
+    /// Runs the event loop until the agent was asked to stop, and the drain is over.
+    async fn run(mut self, mut inputs: Inputs, monitor: &Monitor) -> Result<(), AgentError> {
         loop {
-            let check = checks.next().filter(|_| self.ready).map(Into::into);
-            let announce = self.announcer.next().map(Into::into);
-            let retry = self.retry.map(Into::into);
-            let since_boot = boottime()?;
-            self.show_vitals(since_boot, begun);
-            let turn = self.elector.next().map(|next| next.saturating_sub(since_boot));
-            let probe = self.prober.next().map(|next| next.saturating_sub(since_boot).min(LISTEN));
-            let now = tokio::time::Instant::now();
-            tokio::select! {
-                biased;
-                _ = heartbeat.tick() => {
-                    let begun = Instant::now();
-                    self.beat()?;
-                    self.heed_strangers(&links.borrow())?;
-                    self.show()?;
-                    self.tell_untold();
-                    // However long that took, others have their turn before the next.
-                    if begun.elapsed() >= HEARTBEAT {
-                        heartbeat.reset_after(LISTEN);
-                    }
-                    if self.has_left() {
-                        self.elector.leave().await;
-                        return Ok(());
-                    }
-                    continue;
+            let now = boottime()?;
+            self.report_progress(now, inputs.has_begun());
+            let timers = self.timers(now);
+            let sources = Sources {
+                elector: &mut self.election.elector,
+                health: &mut self.health,
+                self_check: &mut self.self_check,
+            };
+            let event = inputs.next(sources, &timers).await?;
+            match self.handle(event, &mut inputs)? {
+                Next::Wait => {}
+                Next::Reconcile => {
+                    let (state, network) = inputs.take();
+                    self.reconcile(monitor, &state, &network)?;
                 }
-                found = self.health.found() => {
-                    found?;
-                    self.hear_health()?;
-                    continue;
-                }
-                happened = self.elector.happened() => {
-                    happened?;
-                    self.elect()?;
-                    self.hear_health()?;
-                    if !begun || !self.follow_macs() { continue }
-                }
-                Some(report) = reports.recv() => {
-                    self.meters.stored(&report.operation, &report.result);
-                    let commands = self.elector.report(&mut self.kernel, report)?;
-                    self.react(&commands)?;
-                    continue;
-                }
-                () = sleep_until(now + probe.unwrap_or_default()), if probe.is_some() => {
-                    self.hear_answers()?;
-                    continue;
-                }
-                () = sleep_until(now + turn.unwrap_or_default()), if turn.is_some() => {
-                    self.elect()?;
-                    continue;
-                }
-                () = sleep_until(announce.unwrap_or(now)), if announce.is_some() => {
-                    self.announce();
-                    continue;
-                }
-                () = stop.told() => {
-                    self.leave()?;
-                    continue;
-                }
-                changed = settled.changed() => {
-                    changed?;
-                    begun = true;
-                }
-                changed = links.changed(), if begun => changed?,
-                changed = neighbors.changed(), if begun => changed?,
-                () = sleep_until(retry.unwrap_or(now)), if retry.is_some() => {}
-                reading = checks.read() => if !self.checked(&mut checks, reading)? { continue },
-                Some(query) = queries.recv() => {
-                    self.answer(query, &mut checks)?;
-                    continue;
-                }
-                () = sleep_until(check.unwrap_or(now)), if check.is_some() => {
-                    checks.begin(&self.kernel);
-                    continue;
+                Next::Stop => {
+                    self.election.elector.leave_membership().await;
+                    return Ok(());
                 }
             }
-            let settled = Arc::clone(&settled.borrow_and_update());
-            let links = Arc::clone(&links.borrow_and_update());
-            let neighbors = Arc::clone(&neighbors.borrow_and_update());
-            self.follow(monitor, &settled, &links, &neighbors)?;
         }
     }
 
-    /// One turn of the heart.
-    fn beat(&mut self) -> Result<(), AgentError> {
-        let commands = self.elector.beat(&mut self.kernel, self.carrier)?;
-        self.react(&commands)
+    /// Passes an event to its component.
+    fn handle(&mut self, event: Event, inputs: &mut Inputs) -> Result<Next, AgentError> {
+        let mut reconcile = false;
+        match event {
+            Event::Heartbeat => {
+                let begun = Instant::now();
+                self.heartbeat(&inputs.links())?;
+                inputs.end_heartbeat(begun.elapsed());
+                if self.election.may_stop() {
+                    return Ok(Next::Stop);
+                }
+            }
+            Event::ProbeResults => self.health.update(&self.election.elector)?,
+            Event::PeersChanged => reconcile = self.peers_changed(inputs.has_begun())?,
+            Event::StoreReport(report) => self.store_report(report)?,
+            Event::AddressProbeDue => self.poll_address_probes()?,
+            Event::ElectionDue => self.elect()?,
+            Event::AnnouncementDue => self.announcements.send_due(),
+            Event::Stop => self.stop()?,
+            Event::Changed => reconcile = true,
+            Event::KernelRead(reading) => reconcile = self.self_check.finish(reading, &mut self.serving)?,
+            Event::Query(query) => self.answer(query)?,
+            Event::SelfCheckDue => self.self_check.begin(&self.serving.kernel),
+        }
+        Ok(if reconcile { Next::Reconcile } else { Next::Wait })
     }
 
-    /// Time has passed, or peers have spoken.
+    /// Returns when the components want an event. `now`: `CLOCK_BOOTTIME`.
+    fn timers(&self, now: Duration) -> Timers {
+        let self_check = self.self_check.next().filter(|_| self.serving.is_ready());
+        Timers {
+            announcement: self.announcements.next().map(Into::into),
+            retry: self.serving.retry_at().map(Into::into),
+            self_check: self_check.map(Into::into),
+            ..Timers::new(now, self.announcements.next_probe(), self.election.elector.next())
+        }
+    }
+
+    /// Reports to the metrics server that the event loop runs, and how far the agent is.
+    fn report_progress(&mut self, now: Duration, source_read: bool) {
+        let kernel = &self.serving.kernel;
+        self.telemetry.alive(now, kernel.deadline());
+        let attached = !self.serving.interfaces.attached.is_empty();
+        let readiness = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
+        self.telemetry.progress(readiness, self.election.is_stopping(), kernel.lapses());
+    }
+
+    fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {
+        self.extend_fence()?;
+        self.announcements.check_foreign_speakers(&mut self.serving, links)?;
+        if self.election.publish(&mut self.serving.kernel, boottime()?)? {
+            self.telemetry.meters.map_usage(self.serving.kernel.observed().fill());
+        }
+        let now = Instant::now();
+        self.telemetry.log_omitted(now);
+        self.announcements.log_omitted(now);
+        Ok(())
+    }
+
+    /// Lets the election extend the fence deadline, and passes on the VIPs that the programs gave
+    /// up.
+    fn extend_fence(&mut self) -> Result<(), AgentError> {
+        let carrier = self.serving.interfaces.has_carrier();
+        let commands = self.election.elector.heartbeat(&mut self.serving.kernel, carrier)?;
+        self.execute(&commands)
+    }
+
+    /// Passes the time and the membership's events to the election.
     fn elect(&mut self) -> Result<(), AgentError> {
-        let commands = self.elector.turn(&mut self.kernel)?;
-        self.react(&commands)
+        let commands = self.election.elector.advance(&mut self.serving.kernel)?;
+        self.execute(&commands)
     }
 
-    /// Announces what was gained, forgets what was lost, asks the LAN, and tells it all.
-    fn react(&mut self, commands: &[Command]) -> Result<(), AgentError> {
-        let mut asked = Vec::new();
+    /// Passes an input to the election.
+    fn give(&mut self, input: Input) -> Result<(), AgentError> {
+        let commands = self.election.elector.handle(&mut self.serving.kernel, input)?;
+        self.execute(&commands)
+    }
+
+    /// Handles the membership's events. Returns whether to reconcile, since a peer's MACs changed.
+    fn peers_changed(&mut self, begun: bool) -> Result<bool, AgentError> {
+        self.elect()?;
+        self.health.update(&self.election.elector)?;
+        Ok(begun && self.election.update_peer_macs())
+    }
+
+    fn store_report(&mut self, report: StoreReport) -> Result<(), AgentError> {
+        self.telemetry.meters.lease_operation(&report.operation, &report.result);
+        let commands = self.election.elector.store_report(&mut self.serving.kernel, report)?;
+        self.execute(&commands)
+    }
+
+    /// Sends address probes, and passes the answers to the election.
+    fn poll_address_probes(&mut self) -> Result<(), AgentError> {
+        let Some(answers) = self.announcements.poll_probes(&self.serving)? else { return Ok(()) };
+        let ProbeAnswers { outcomes, received } = answers;
+        for (vip, outcome) in outcomes {
+            let owner = self.announcements.owner(vip, &outcome, received, &self.serving);
+            self.give(Input::Probed { vip, owner })?;
+        }
+        Ok(())
+    }
+
+    /// Handles a signal to stop: drains this node first. After a second signal it stops at once.
+    fn stop(&mut self) -> Result<(), AgentError> {
+        self.set_drain(true)?;
+        self.election.stop_after_drain();
+        Ok(())
+    }
+
+    /// Begins or cancels a drain.
+    fn set_drain(&mut self, drain: bool) -> Result<(), AgentError> {
+        let commands = self.election.set_drain(&mut self.serving.kernel, drain)?;
+        self.execute(&commands)
+    }
+
+    /// Executes the election's commands that are not for the kernel, the Leases or the gossip.
+    fn execute(&mut self, commands: &[Command]) -> Result<(), AgentError> {
+        let mut probes = Vec::new();
         for command in commands {
             match command {
                 Command::Lead { vip, epoch, why } => {
-                    self.lead(*vip);
-                    self.show_leader(*vip)?;
-                    self.meters.gained(why);
-                    if self.leaderships.take(Instant::now()) {
-                        tracing::info!(%vip, epoch, why = %why, "leading");
-                    }
+                    self.announcements.begin(*vip, &self.serving);
+                    self.election.publish_leader(&mut self.serving.kernel, *vip)?;
+                    self.telemetry.leading(*vip, *epoch, why);
                 }
                 Command::Follow { vip, why } => {
-                    self.announcer.lost(*vip);
-                    self.show_leader(*vip)?;
-                    self.meters.lost(why);
-                    if self.leaderships.take(Instant::now()) {
-                        tracing::info!(%vip, why = %why, "no longer leading");
-                    }
+                    self.announcements.end(*vip);
+                    self.election.publish_leader(&mut self.serving.kernel, *vip)?;
+                    self.telemetry.no_longer_leading(*vip, why);
                 }
-                Command::Gather => self.awaited = self.source.look(),
-                Command::Probe { vip, detect } => asked.push((*vip, *detect)),
-                Command::Conflict { vip, mac } => self.heed_owner(*vip, *mac),
+                Command::Reload => self.election.look_again(),
+                Command::Probe { vip, detect } => probes.push((*vip, *detect)),
+                Command::Conflict { vip, mac } => self.announcements.conflicts.report_taken(*vip, *mac),
                 _ => {}
             }
         }
-        self.probe(&asked)
-    }
-
-    fn lead(&mut self, vip: Vip) {
-        let Some(value) = self.kernel.observed().vips().get(&vip.0.into()) else { return };
-        for (ifindex, mac) in self.interfaces.announced_on(value.interfaces, value.vlan) {
-            self.announcer.gained(vip, ifindex, mac, Instant::now());
-        }
-    }
-
-    /// Sends what is due. A frame that cannot be sent now is one of a burst.
-    fn announce(&mut self) {
-        let frames = self.announcer.due(Instant::now());
-        self.send(&frames);
-    }
-
-    fn send(&mut self, frames: &[Frame]) {
-        let sent = frames.iter().map(|frame| self.sender.send(frame)).inspect(|sent| self.meters.announced(sent));
-        let errors: Vec<_> = sent.filter_map(Result::err).collect();
-        if let Some(error) = errors.first()
-            && self.failures.take(Instant::now())
-        {
-            tracing::warn!(
-                error = error as &dyn std::error::Error,
-                failed = errors.len(),
-                "announcements were not sent"
-            );
-        }
+        Ok(self.announcements.begin_probes(&probes, &self.serving)?)
     }
 }

@@ -1,4 +1,4 @@
-//! Annotations: what holds for any of them, and what docs/annotations.md says of each.
+//! Tests annotations: the rules for any of them, and the examples of docs/annotations.md.
 
 #[path = "annotations/page.rs"]
 mod page;
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use property::{Asked, holds, seeds};
 
-/// A key or a value of what is known.
+/// Chooses a key or a value of a known annotation.
 fn part(of: fn((String, String)) -> String) -> impl Strategy<Value = String> {
     let known = seeds().into_iter().filter_map(|line| line.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned())));
     prop::sample::select(known.map(of).collect::<Vec<_>>())

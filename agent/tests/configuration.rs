@@ -1,5 +1,5 @@
-//! The configuration file: what is said of a bad one, what goes before what, and that the schema and docs/configuration.md are
-//! those of the code. `BLESS=1` writes them anew.
+//! Tests the configuration file: its errors, its precedence, and that the schema and
+//! docs/configuration.md match the code. `BLESS=1` writes them again.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use vipmux::cli::{Cli, config};
 
-/// Around the table.
+/// The lines around the table.
 const BEGIN: &str = "<!-- options: made from the code by `BLESS=1 cargo test -p vipmux --test configuration` -->\n";
 const END: &str = "<!-- end of options -->";
 
@@ -18,8 +18,8 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Holds a file to what it should be, or makes it that.
-fn hold(path: &str, expected: &str) -> Result<()> {
+/// Compares a file with its expected content, or writes it.
+fn compare(path: &str, expected: &str) -> Result<()> {
     let file = root().join(path);
     if std::env::var_os("BLESS").is_some() {
         return fs::write(&file, expected).with_context(|| format!("cannot write {path}"));
@@ -27,14 +27,14 @@ fn hold(path: &str, expected: &str) -> Result<()> {
     let found = fs::read_to_string(&file).with_context(|| format!("cannot read {path}"))?;
     ensure!(
         found == expected,
-        "{path} is not that of the code: run `BLESS=1 cargo test -p vipmux --test configuration`, and look at the difference"
+        "{path} differs from the code: run `BLESS=1 cargo test -p vipmux --test configuration`, and check the difference"
     );
     Ok(())
 }
 
 #[test]
 fn the_schema_is_that_of_the_code() -> Result<()> {
-    hold("deploy/config.schema.json", &(serde_json::to_string_pretty(&config::schema::<Cli>())? + "\n"))
+    compare("deploy/config.schema.json", &(serde_json::to_string_pretty(&config::schema::<Cli>())? + "\n"))
 }
 
 #[test]
@@ -42,10 +42,11 @@ fn the_page_has_the_options_of_the_code() -> Result<()> {
     let page = fs::read_to_string(root().join("docs/configuration.md"))?;
     let (before, rest) = page.split_once(BEGIN).context("the page has no table of options")?;
     let (_, after) = rest.split_once(END).context("the table has no end")?;
-    hold("docs/configuration.md", &format!("{before}{BEGIN}{}{END}{after}", config::table::<Cli>()))
+    compare("docs/configuration.md", &format!("{before}{BEGIN}{}{END}{after}", config::table::<Cli>()))
 }
 
-/// `vipmux agent` with a file of this text. It never gets further than to the manifests, which are not there.
+/// Runs `vipmux agent` with a file of this text. It never gets further than the manifests, which do
+/// not exist.
 fn agent(text: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Output> {
     let folder = tempfile::tempdir()?;
     fs::write(folder.path().join("config.yaml"), text)?;
@@ -57,7 +58,7 @@ fn agent(text: &str, arguments: &[&str], environment: &[(&str, &str)]) -> Result
     Ok(command.envs(environment.iter().copied()).output()?)
 }
 
-fn said(output: &Output) -> String {
+fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -69,7 +70,7 @@ fn all_that_is_wrong_with_a_file_is_told_at_once() -> Result<()> {
     let (_, shown) =
         page.split_once("$ vipmux agent --node-name node-1 --config config.yaml\n").context("no example")?;
     let (shown, _) = shown.split_once("```").context("the example has no end")?;
-    assert_eq!(said(&output), shown, "the page shows something else");
+    assert_eq!(stderr(&output), shown, "the page shows something else");
     Ok(())
 }
 
@@ -78,30 +79,30 @@ fn the_pages_example_is_a_good_one() -> Result<()> {
     let page = fs::read_to_string(root().join("docs/configuration.md"))?;
     let (_, example) = page.split_once("```yaml\n").context("no example")?;
     let (example, _) = example.split_once("```").context("the example has no end")?;
-    // One thing alone is wrong with it.
+    // It has only this mistake.
     let output = agent(&(example.to_owned() + "lease: never\n"), &["--node-name", "n"], &[])?;
-    let lines = said(&output).lines().count();
-    assert!(lines == 2 && said(&output).contains("lease: \"never\" cannot be used"), "{}", said(&output));
+    let lines = stderr(&output).lines().count();
+    assert!(lines == 2 && stderr(&output).contains("lease: \"never\" cannot be used"), "{}", stderr(&output));
     Ok(())
 }
 
-/// The environment is between the flags and the file.
+/// The environment takes precedence over the file, and flags over both.
 #[test]
 fn the_environment_goes_before_the_file_and_a_flag_before_it() -> Result<()> {
-    // Told of the value that is taken, and of no other.
-    let told = |arguments: &[&str], environment: &[(&str, &str)]| -> Result<String> {
-        Ok(said(&agent("gossipPort: 7001\nnodeName: of-the-file\n", arguments, environment)?))
+    // The error names the value that is used.
+    let error_of = |arguments: &[&str], environment: &[(&str, &str)]| -> Result<String> {
+        Ok(stderr(&agent("gossipPort: 7001\nnodeName: of-the-file\n", arguments, environment)?))
     };
-    let flag = told(&["--gossip-port", "0"], &[("VIPMUX_GOSSIP_PORT", "x")])?;
+    let flag = error_of(&["--gossip-port", "0"], &[("VIPMUX_GOSSIP_PORT", "x")])?;
     assert!(flag.contains("'0' for '--gossip-port"), "{flag}");
-    let environment = told(&[], &[("VIPMUX_GOSSIP_PORT", "70000")])?;
+    let environment = error_of(&[], &[("VIPMUX_GOSSIP_PORT", "70000")])?;
     assert!(environment.contains("'70000' for '--gossip-port"), "{environment}");
-    let name = told(&["--node-name", "UPPER"], &[])?;
+    let name = error_of(&["--node-name", "UPPER"], &[])?;
     assert!(name.contains("'UPPER' for '--node-name"), "{name}");
     Ok(())
 }
 
-/// Otherwise it could be named nowhere else.
+/// A container may have no other place for it.
 #[test]
 fn the_environment_can_name_the_file() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -109,6 +110,6 @@ fn the_environment_can_name_the_file() -> Result<()> {
     fs::write(&file, "nonsense: 1\n")?;
     let output = Command::new(env!("CARGO_BIN_EXE_vipmux")).arg("agent").env("VIPMUX_CONFIG", &file).output()?;
     let expected = format!("vipmux: the configuration file {} cannot be used:\n", file.display());
-    assert!(said(&output).starts_with(&expected), "{}", said(&output));
+    assert!(stderr(&output).starts_with(&expected), "{}", stderr(&output));
     Ok(())
 }

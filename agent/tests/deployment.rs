@@ -1,4 +1,4 @@
-//! What `deploy/` says that the code says too.
+//! Compares `deploy/` with the code.
 
 use std::{collections::BTreeSet, fs};
 
@@ -10,13 +10,11 @@ use k8s_openapi::api::{
 };
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use vipmux::{
-    permissions::{AGENT, ALLOCATOR, Right, Scope},
-    runtime::CAPABILITIES,
-};
+use vipmux::capabilities::CAPABILITIES;
+use vipmux_model::permissions::{AGENT, ALLOCATOR, Right, RightScope};
 
-/// A verb on a resource, in a scope; the last is an object's name, if it is for one alone.
-type Grant = (Scope, String, String, String, Option<String>);
+/// A right: scope, API group, resource, verb, and the object's name if it is for one object only.
+type Grant = (RightScope, String, String, String, Option<String>);
 
 fn documents(file: &str) -> Result<Vec<Value>> {
     let path = format!("{}/../deploy/{file}", env!("CARGO_MANIFEST_DIR"));
@@ -24,7 +22,7 @@ fn documents(file: &str) -> Result<Vec<Value>> {
     serde_saphyr::from_multiple(&text).with_context(|| file.to_owned())
 }
 
-/// The one document of a file.
+/// Returns the only document of a file.
 fn document(file: &str) -> Result<Value> {
     documents(file)?.into_iter().next().with_context(|| format!("{file} is empty"))
 }
@@ -35,8 +33,9 @@ fn of_kind<T: DeserializeOwned>(documents: &[Value], kind: &str) -> Result<T> {
     serde_json::from_value((*document).clone()).with_context(|| kind.to_owned())
 }
 
-/// What rules grant. Each right is given once: a second one would hide that the first is gone.
-fn granted(scope: Scope, rules: &[PolicyRule], grants: &mut BTreeSet<Grant>) {
+/// Adds the rights of rules. Each right must be granted once: a second one would hide that the
+/// first is gone.
+fn granted(scope: RightScope, rules: &[PolicyRule], grants: &mut BTreeSet<Grant>) {
     for rule in rules {
         assert_eq!(rule.non_resource_urls, None);
         let names = rule.resource_names.clone().unwrap_or_default();
@@ -73,8 +72,8 @@ fn check_roles(name: &str, file: &str, rights: &[Right]) -> Result<()> {
     let cluster: ClusterRole = of_kind(&documents, "ClusterRole")?;
     let own: Role = of_kind(&documents, "Role")?;
     let mut grants = BTreeSet::new();
-    granted(Scope::Cluster, &cluster.rules.unwrap_or_default(), &mut grants);
-    granted(Scope::Namespace, &own.rules.unwrap_or_default(), &mut grants);
+    granted(RightScope::Cluster, &cluster.rules.unwrap_or_default(), &mut grants);
+    granted(RightScope::Namespace, &own.rules.unwrap_or_default(), &mut grants);
     assert_eq!(grants, asked(rights), "{file}");
     let binding: ClusterRoleBinding = of_kind(&documents, "ClusterRoleBinding")?;
     bound(name, &binding.role_ref, "ClusterRole", binding.subjects);
@@ -93,7 +92,8 @@ fn the_allocators_roles_grant_what_it_asks_for_and_nothing_else() -> Result<()> 
     check_roles("vipmux-allocator", "kustomize/rbac-allocator.yaml", &ALLOCATOR)
 }
 
-/// Those that it looks for when it starts, and no privileged container.
+/// The capabilities are those that the agent checks when it starts; the container is not
+/// privileged.
 #[test]
 fn the_agents_containers_have_the_capabilities_that_the_agent_needs() -> Result<()> {
     let daemon_set: DaemonSet = of_kind(&documents("kustomize/agent.yaml")?, "DaemonSet")?;

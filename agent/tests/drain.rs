@@ -1,4 +1,4 @@
-//! `vipmux drain` beside an agent that says how far it is by a script.
+//! Tests `vipmux drain` with an agent that follows a script.
 
 use std::{
     io::{BufRead as _, BufReader, Write as _},
@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde_json::{Value, json};
 
-/// What `vipmux drain` wrote, and how it ended.
+/// The output of `vipmux drain` and its exit status.
 struct Outcome {
     status: Option<i32>,
     stdout: String,
@@ -33,7 +33,7 @@ fn drain(socket: &Path, arguments: &[&str]) -> Result<Outcome> {
     })
 }
 
-/// An agent that gives these answers, one after the other and the last one for good, and passes on what it is asked.
+/// An agent that gives these answers in order, repeats the last one, and records the requests.
 struct Agent {
     _folder: tempfile::TempDir,
     socket: PathBuf,
@@ -46,13 +46,13 @@ impl Agent {
         let socket = folder.path().join("agent.sock");
         let listener = UnixListener::bind(&socket)?;
         let (sender, asked) = channel();
-        // It waits for a connection when the test ends, and goes with the process.
+        // The thread ends with the process.
         thread::spawn(move || {
             let last = answers.last().cloned();
             for answer in answers.into_iter().chain(std::iter::repeat_with(|| last.clone().unwrap_or_default())) {
                 let Ok((stream, _)) = listener.accept() else { return };
                 let Ok(request) = request(&stream) else { return };
-                // Whoever has the answer finds the request passed on.
+                // The request is recorded before the answer is sent.
                 if sender.send(request).is_err() || reply(&stream, answer).is_err() {
                     return;
                 }
@@ -61,7 +61,7 @@ impl Agent {
         Ok(Self { _folder: folder, socket, asked })
     }
 
-    /// What it was asked so far.
+    /// Returns the requests so far.
     fn asked(&self) -> Vec<Value> {
         self.asked.try_iter().map(|request| request["command"].clone()).collect()
     }
@@ -73,20 +73,20 @@ fn request(stream: &UnixStream) -> Result<Value> {
     Ok(serde_json::from_str(&line)?)
 }
 
-/// Answers, with the version that belongs there.
+/// Sends the answer with its version.
 fn reply(mut stream: &UnixStream, mut answer: Value) -> Result<()> {
     answer["version"] = 1.into();
     Ok(writeln!(stream, "{answer}")?)
 }
 
-/// How many seconds it took, of the last line where this many VIPs were handed over.
+/// Parses the seconds from the last line, which must name this number of VIPs.
 fn seconds(line: &str, vips: usize) -> Result<f64> {
     let seconds = line.strip_prefix(&format!("drained: {vips} VIPs handed over in "));
     let seconds = seconds.and_then(|rest| rest.strip_suffix(" s\n"));
     Ok(seconds.with_context(|| line.to_owned())?.parse()?)
 }
 
-/// How far it is.
+/// Returns an answer with the progress.
 fn progress(held: &[&str], handed: &[(&str, &str)], kept: &[(&str, &str)]) -> Value {
     json!({"drain": {"draining": true, "held": held, "handed": handed, "kept": kept}})
 }
@@ -140,7 +140,7 @@ fn what_nobody_can_take_is_named_with_the_reason_and_not_waited_for() -> Result<
     );
     assert_eq!(
         outcome.stderr,
-        "vipmux: not drained: 1 VIP still led here; the node goes on draining until `vipmux drain --cancel`\n"
+        "vipmux: not drained: 1 VIP still led here; the node keeps draining until `vipmux drain --cancel`\n"
     );
     Ok(())
 }
@@ -162,18 +162,18 @@ fn a_drain_is_cancelled_by_whoever_drains_or_by_another() -> Result<()> {
     let stopped = json!({"drain": {"draining": false, "held": [], "handed": [], "kept": []}});
     let agent = Agent::new(vec![stopped.clone()])?;
     let outcome = drain(&agent.socket, &["--cancel"])?;
-    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), "this node takes part again\n"));
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), "drain ended: this node may lead VIPs again\n"));
     assert_eq!(agent.asked(), [json!({"drain": {"cancel": true}})]);
 
     let agent = Agent::new(vec![progress(&["192.0.2.1"], &[], &[]), stopped])?;
     let outcome = drain(&agent.socket, &[])?;
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
-    assert!(outcome.stderr.contains("the node takes part again"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("the drain was ended by another `vipmux drain --cancel`"), "{}", outcome.stderr);
 
     let agent = Agent::new(vec![progress(&[], &[], &[])])?;
     let outcome = drain(&agent.socket, &["--cancel"])?;
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
-    assert!(outcome.stderr.contains("goes on draining"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("keeps draining"), "{}", outcome.stderr);
     Ok(())
 }
 
@@ -187,7 +187,7 @@ fn an_agent_that_is_not_there_or_cannot_drain_is_an_error() -> Result<()> {
 
     for (answer, told) in [
         (json!({"error": "the request makes no sense: unknown variant"}), "the agent says: the request makes no sense"),
-        (json!({"diff": {"differences": [], "refused": []}}), "answered another question"),
+        (json!({"diff": {"differences": [], "refused": []}}), "answered another request"),
         (json!({"drain": {"draining": true}}), "answered something else"),
     ] {
         let agent = Agent::new(vec![answer])?;

@@ -1,21 +1,21 @@
-//! The files that are written by `cargo xtask generate`: what they would be now is what they are.
+//! Compares the files that `cargo xtask generate` writes with the code.
 
 use std::{env, fs, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 use kube::CustomResourceExt as _;
 use serde_json::{Value, json};
-use vipmux::api::{VipPolicy, VipPool};
+use vipmux_model::api::{VipPolicy, VipPool};
 
-/// What `cargo xtask generate` sets: files are written, and not compared.
+/// The variable that `cargo xtask generate` sets: then files are written instead of compared.
 const SWITCH: &str = "BLESS";
-const HEADER: &str = "# Written by `cargo xtask generate` from the types in agent/src/api.\n";
+const HEADER: &str = "# Written by `cargo xtask generate` from the types in agent/model/src/api.\n";
 
-/// A file's path in the repository, and what is to be in it.
+/// A file's path in the repository, and its content.
 type Generated = (String, String);
 
-/// The custom resources, for `kubectl apply` and for the chart. Helm leaves alone what carries its annotation: otherwise the
-/// pools would go with the release.
+/// Returns the custom resources, for `kubectl apply` and for the chart. Helm keeps objects with its
+/// annotation; otherwise the pools would disappear with the release.
 fn custom_resources() -> Result<Vec<Generated>> {
     let crds = [("vippools", VipPool::crd()), ("vippolicies", VipPolicy::crd())];
     let mut files = Vec::new();
@@ -33,7 +33,8 @@ fn yaml(object: &impl serde::Serialize) -> Result<String> {
     Ok(HEADER.to_owned() + &serde_saphyr::to_string(&value)?)
 }
 
-/// A schema's bounds are floating-point numbers in its type, and whole ones wherever they are shown.
+/// Turns floating-point numbers into whole ones where possible: a schema's bounds are floats in its
+/// type.
 fn whole_numbers(value: Value) -> Value {
     match value {
         #[allow(clippy::cast_possible_truncation, reason = "it is compared with the original")]
@@ -57,7 +58,7 @@ fn they_are_current() -> Result<()> {
             continue;
         }
         let found = fs::read_to_string(file).unwrap_or_default();
-        assert!(found == contents, "{path} is not what the code says: run `cargo xtask generate`");
+        assert!(found == contents, "{path} differs from the code: run `cargo xtask generate`");
     }
     Ok(())
 }

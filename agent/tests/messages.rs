@@ -1,8 +1,8 @@
-//! What `vipmux plan` tells, word for word: messages are part of the interface. `messages/` has a manifest for each case,
-//! `snapshots/` what was reviewed for it.
+//! Compares the output of `vipmux plan` word for word: messages are part of the interface.
+//! `messages/` has a manifest for each case, `snapshots/` the reviewed output.
 //!
-//! A snapshot that is missing or differs fails. Where it should differ, `INSTA_UPDATE=always cargo test -p vipmux --test
-//! messages` writes it, and `git diff` shows what changed.
+//! A snapshot that is missing or differs fails. Where it should differ, `INSTA_UPDATE=always cargo
+//! test -p vipmux --test messages` writes it, and `git diff` shows what changed.
 
 use std::{
     collections::BTreeSet,
@@ -13,13 +13,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use vipmux::model::reason::Reason;
+use vipmux_model::reason::Reason;
 
 fn corpus() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/messages")
 }
 
-/// The names of the manifests, without what is behind the dot.
+/// Returns the names of the manifests, without their extensions.
 fn cases() -> Result<BTreeSet<String>> {
     let entries = fs::read_dir(corpus())?.collect::<Result<Vec<_>, _>>()?;
     let names = entries.iter().filter(|entry| entry.path().is_file());
@@ -30,7 +30,7 @@ fn plan(args: &[&str]) -> Result<Output> {
     Ok(Command::new(env!("CARGO_BIN_EXE_vipmux")).arg("plan").args(args).current_dir(corpus()).output()?)
 }
 
-/// All that a person sees.
+/// Returns everything that a person sees.
 fn shown(output: &Output) -> String {
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let status = output.status.code().map_or_else(|| "none".to_owned(), |code| code.to_string());
@@ -45,7 +45,7 @@ fn what_is_told_of_each_manifest_is_what_was_reviewed() -> Result<()> {
     Ok(())
 }
 
-/// All of them, as serde knows them.
+/// Returns all reasons, as serde names them.
 fn reasons() -> BTreeSet<String> {
     let told = serde_json::from_str::<Reason>("\"?\"").map_or_else(|error| error.to_string(), |_| String::new());
     told.split('`').skip(1).step_by(2).filter(|name| *name != "?").map(str::to_owned).collect()
@@ -62,7 +62,7 @@ fn every_reason_is_in_a_snapshot() -> Result<()> {
         seen.extend(reasons.map(str::to_owned));
     }
     assert!(seen.contains("PortConflict"), "{seen:?}");
-    // Of a Service that waits for its controller, which a cluster alone has.
+    // For a Service that waits for its controller, which exists only in a cluster.
     seen.insert("Unallocated".to_owned());
     assert_eq!(seen, reasons());
     Ok(())

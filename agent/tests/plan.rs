@@ -1,4 +1,4 @@
-//! `vipmux plan`, from manifests to output and exit status.
+//! Tests `vipmux plan`, from manifests to output and exit status.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::Value;
-use vipmux::model::reason::Reason;
+use vipmux_model::reason::Reason;
 
 const CLUSTER: &str = r"
 apiVersion: metallb.io/v1beta1

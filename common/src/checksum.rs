@@ -1,5 +1,5 @@
-//! Internet checksums (RFC 1071) and their incremental update (RFC 1624, equation 3), on wire words as they are loaded:
-//! the sum is the same in either byte order.
+//! Internet checksums (RFC 1071) and their incremental update (RFC 1624, equation 3), on wire words
+//! as loaded: the sum is the same in both byte orders.
 
 /// Folds a sum of 16-bit words into 16 bits.
 #[inline(always)]
@@ -11,19 +11,19 @@ pub const fn fold(sum: u64) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-/// The change from word `old` to `new`, to be given to [`update`]; changes add up.
+/// Returns the change from word `old` to `new`, for [`update`]. Changes can be added.
 #[inline(always)]
 pub const fn change(old: u32, new: u32) -> u64 {
     !old as u64 + new as u64
 }
 
-/// The checksum field after a change: HC' = ~(~HC + ~m + m').
+/// Returns the checksum field after a change: HC' = ~(~HC + ~m + m').
 #[inline(always)]
 pub const fn update(field: u16, change: u64) -> u16 {
     !fold((!field) as u64 + change)
 }
 
-/// The sum of `bytes`, padded with a zero byte to whole words.
+/// Returns the sum of `bytes`, padded with a zero byte to whole words.
 pub fn sum(bytes: &[u8]) -> u64 {
     let mut words = bytes.chunks_exact(2);
     let mut total: u64 = words.by_ref().map(|word| u64::from(u16::from_ne_bytes([word[0], word[1]]))).sum();

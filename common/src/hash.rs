@@ -1,7 +1,7 @@
 //! Hashes of packet tuples.
 //!
-//! [`flow`] picks the backend, so every node and every version in a cluster must compute the same: its result is part
-//! of the protocol between the nodes, and the test vectors below hold it still.
+//! [`flow`] selects the backend, so every node and every version in a cluster must compute the
+//! same. Its result is part of the protocol between the nodes. The test vectors below fix it.
 
 use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, ReverseKey, capacity};
 
@@ -20,8 +20,8 @@ const fn mix(state: u64, word: u64) -> u64 {
     x ^ (x >> 29)
 }
 
-/// The hash of a flow: of the client's address and port, the Service's port and the protocol, as wire bytes. Not of the
-/// VIP's id, which differs between nodes.
+/// Returns the hash of a flow: the client's address and port, the Service's port and the protocol,
+/// as wire bytes. The VIP's id is excluded, since it differs between nodes.
 #[inline(always)]
 pub const fn flow(key: &FlowKey) -> u32 {
     let ports = pair(u32::from_le(key.client_port as u32) | u32::from_le(key.vip_port as u32) << 16, key.protocol);
@@ -30,28 +30,28 @@ pub const fn flow(key: &FlowKey) -> u32 {
     (mix(mix(state, ports), K0) >> 32) as u32
 }
 
-/// The index of an address in `VIP_INDEX`.
+/// Returns the index of an address in `VIP_INDEX`.
 #[inline(always)]
 pub const fn vip(address: &Address) -> u32 {
     let word = address.w0 ^ address.w1.rotate_left(7) ^ address.w2.rotate_left(13) ^ address.w3;
     word.wrapping_mul(0x9e37_79b1) >> (32 - capacity::VIP_INDEX.trailing_zeros())
 }
 
-/// The hash that picks the backend of a Service with session affinity: of the client's address alone. Protocol between
-/// the nodes, as [`flow`].
+/// Returns the hash that selects the backend of a Service with session affinity, only by the
+/// client's address. Part of the protocol between the nodes, like [`flow`].
 #[inline(always)]
 pub const fn client(address: &Address) -> u32 {
     let state = mix(K0, pair(u32::from_le(address.w0), u32::from_le(address.w1)));
     (mix(mix(state, pair(u32::from_le(address.w2), u32::from_le(address.w3))), K0) >> 32) as u32
 }
 
-/// The hash of a client that is remembered: only a tag, local to one node.
+/// Returns the hash of an affinity record: only a tag, local to one node.
 #[inline(always)]
 pub const fn affinity(key: &AffinityKey) -> u32 {
     client(&key.client) ^ key.slot ^ key.generation.rotate_left(16)
 }
 
-/// The hash of a reverse flow: only a tag, local to one node.
+/// Returns the hash of a reverse flow: only a tag, local to one node.
 #[inline(always)]
 pub const fn reverse(key: &ReverseKey) -> u32 {
     let ports = pair(key.backend_port as u32 | (key.client_port as u32) << 16, key.protocol);
@@ -60,7 +60,7 @@ pub const fn reverse(key: &ReverseKey) -> u32 {
     (mix(mix(state, pair(key.backend.w3, 0)), ports) >> 32) as u32
 }
 
-/// The hash of a fragmented datagram: only a tag, local to one node.
+/// Returns the hash of a fragmented datagram: only a tag, local to one node.
 #[inline(always)]
 pub const fn fragment(key: &FragmentKey) -> u32 {
     let state = mix(K0, pair(key.source.w0 ^ key.destination.w0, key.source.w1 ^ key.destination.w1));
@@ -68,16 +68,16 @@ pub const fn fragment(key: &FragmentKey) -> u32 {
     (mix(mix(state, pair(key.destination.w3, key.id)), pair(key.protocol, 0)) >> 32) as u32
 }
 
-/// The slot of a table of `length` slots that a hash falls into: evenly, without a division.
+/// Returns the slot of a hash in a table of `length` slots: evenly distributed, without a division.
 #[inline(always)]
 pub const fn slot(hash: u32, length: u32) -> u32 {
     ((hash as u64 * length as u64) >> 32) as u32
 }
 
-/// Further slots that are tried where a flow's own slot holds a backend that cannot be taken ([`next`]).
+/// Further slots to probe if a flow's own slot has an unusable backend ([`next`]).
 pub const PROBES: u32 = 16;
 
-/// The hash of the next probe.
+/// Returns the hash of the next probe.
 #[inline(always)]
 pub const fn next(hash: u32) -> u32 {
     hash.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15)

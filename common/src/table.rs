@@ -1,16 +1,17 @@
-//! The arena of Maglev tables: two slots to an element of `TABLES`, since the kernel gives each element of an array eight
-//! bytes at least. Whoever writes one slot writes the other one's bytes as they are, so no reader sees them change.
+//! The arena of Maglev tables. An element of `TABLES` has two slots, since the kernel gives each
+//! array element at least eight bytes. A write of one slot writes the other one's bytes unchanged,
+//! so readers never see them change.
 
 /// Slots of an element.
 pub const SLOTS: u32 = 2;
 
-/// The element that a slot is in.
+/// Returns the element of a slot.
 #[inline(always)]
 pub const fn element(slot: u32) -> u32 {
     slot / SLOTS
 }
 
-/// A slot of its element: the index of a backend.
+/// Returns a slot of its element: the index of a backend.
 #[inline(always)]
 pub const fn get(element: u64, slot: u32) -> u32 {
     #[expect(clippy::cast_possible_truncation, reason = "the slot is the low half by then")]
@@ -18,7 +19,7 @@ pub const fn get(element: u64, slot: u32) -> u32 {
     backend
 }
 
-/// The element with another backend in this slot.
+/// Returns the element with another backend in this slot.
 #[inline(always)]
 pub const fn with(element: u64, slot: u32, backend: u32) -> u64 {
     element & !((u32::MAX as u64) << shift(slot)) | (backend as u64) << shift(slot)

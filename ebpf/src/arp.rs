@@ -12,13 +12,13 @@ use crate::{
 };
 
 const LENGTH: usize = 28;
-/// Ethernet, IPv4, address lengths 6 and 4: the first six bytes of what is understood.
+/// Ethernet, IPv4, address lengths 6 and 4: the first six bytes of a supported packet.
 const ETHERNET_IPV4: (u32, u16) = (u32::from_ne_bytes([0, 1, 8, 0]), u16::from_ne_bytes([6, 4]));
 const REQUEST: u16 = 1_u16.to_be();
 const REPLY: u16 = 2_u16.to_be();
 const REASONS: Reasons = Reasons { not_leading: DropReason::ArpNotLeading, fenced: DropReason::ArpFenced };
 
-/// Answers, drops or passes an ARP packet; also a flooded one.
+/// Answers, drops or passes an ARP packet, including flooded ones.
 #[inline(always)]
 pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     let at = frame.network;
@@ -64,7 +64,7 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     Ok(Verdict::TRANSMIT)
 }
 
-/// Whether the node's own stack may send this ARP packet.
+/// Returns whether the node's own stack may send this ARP packet.
 #[inline(always)]
 pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
     let at = pin(pin(context.data()) + network);

@@ -1,4 +1,4 @@
-//! What strangers can make this node do is limited on each CPU, by a token bucket for each thing.
+//! Token buckets that limit, per CPU, what other hosts can make this node do.
 
 use vipmux_common::abi::{BUDGET_ANSWERS, BUDGET_RECORDS, Budget};
 
@@ -7,16 +7,16 @@ use crate::{
     maps::{BUDGET, CONFIG},
 };
 
-/// Seconds' worth that a quiet CPU saves up.
+/// The burst of an idle CPU, in seconds' worth.
 const BURST: u64 = 1;
 
-/// Takes one answer in a VIP's name, if there is one left.
+/// Takes one answer in a VIP's name from the budget, if there is one left.
 #[inline(always)]
 pub(crate) fn answer() -> bool {
     CONFIG.get(0).is_some_and(|config| take(BUDGET_ANSWERS, config.answers_per_second, config.hz, flow::now()))
 }
 
-/// Takes one flow record, if there is one left.
+/// Takes one flow record from the budget, if there is one left.
 #[inline(always)]
 pub(crate) fn record(now: u64) -> bool {
     CONFIG.get(0).is_some_and(|config| take(BUDGET_RECORDS, config.records_per_second, config.hz, now))

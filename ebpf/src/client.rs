@@ -1,6 +1,6 @@
-//! What Services ask of a client's address: whether it may come, and where it went the last time.
+//! Services' rules for clients: source ranges and session affinity.
 //!
-//! Functions of their own to the verifier, with stacks of their own: few Services use them.
+//! The verifier checks these functions on their own, with separate stacks: few Services use them.
 
 use core::ptr;
 
@@ -15,7 +15,7 @@ use crate::{
     maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
 };
 
-/// The two halves of an address, which an argument has room for.
+/// The two halves of an address, which fit into an argument.
 #[inline(always)]
 fn halves(address: &Address) -> (u64, u64) {
     let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << 32;
@@ -27,14 +27,14 @@ fn whole(high: u64, low: u64) -> Address {
     Address { w0: high as u32, w1: (high >> 32) as u32, w2: low as u32, w3: (low >> 32) as u32 }
 }
 
-/// Whether a client's address is in one of the prefixes of that set.
+/// Returns whether a client's address is in one of the set's prefixes.
 #[inline(always)]
 pub(crate) fn is_allowed(set: u32, client: &Address) -> bool {
     let (high, low) = halves(client);
     client_in_set(set, high, low) != 0
 }
 
-/// The key as the kernel has it: the length of the prefix, and the prefix.
+/// The key in the kernel's layout: the length of the prefix, and the prefix.
 #[repr(C, align(8))]
 struct Longest {
     bits: u32,
@@ -50,23 +50,23 @@ extern "C" fn client_in_set(set: u32, high: u64, low: u64) -> u32 {
     u32::from(SOURCE_RANGES.get(unsafe { &*ptr::from_ref(&key).cast::<Key<Range>>() }).is_some())
 }
 
-/// The backend that the client's last flow went to, if it takes new ones. It is remembered anew.
+/// Returns the backend of the client's last flow, if it takes new ones, and records its use.
 #[inline(always)]
 pub(crate) fn remembered(client: &Address, service: &ServiceValue) -> Option<Target> {
     let (high, low) = halves(client);
     let found = client_remembered(high, low, of(service), service.affinity);
-    // The generation was the record's; were the index given away meanwhile, this is a backend all the same.
+    // The generation is the record's. If the index was reused meanwhile, this is still a backend.
     if found == NONE { None } else { Target::get(found as u32) }
 }
 
-/// Remembers the backend of a client's flow. Where there is no room, the table decides the next time too.
+/// Records the backend of a client's flow. Without room, the table decides the next time too.
 #[inline(always)]
 pub(crate) fn remember(client: &Address, service: &ServiceValue, target: &Target) {
     let (high, low) = halves(client);
     client_remember(high, low, of(service), u64::from(target.index) | u64::from(target.generation) << 32);
 }
 
-/// In place of a backend's index.
+/// The value for no backend.
 const NONE: u64 = u64::MAX;
 
 #[inline(always)]
@@ -84,7 +84,8 @@ fn key(high: u64, low: u64, service: u64) -> AffinityKey {
 extern "C" fn client_remembered(high: u64, low: u64, service: u64, timeout: u32) -> u64 {
     let key = key(high, low, service);
     let Some(record) = AFFINITY.get_ptr_mut(&key) else { return NONE };
-    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells.
+    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last,
+    // tells.
     let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
     let Some(backend) = BACKENDS.get(value.backend) else { return NONE };
     let now = flow::now();

@@ -1,4 +1,4 @@
-//! Counters.
+//! Increments counters.
 
 use aya_ebpf::maps::PerCpuArray;
 use vipmux_common::abi::{Count, Stat};
@@ -8,8 +8,8 @@ use crate::maps::{DROPS, SERVICE_STATS, STATS};
 #[inline(always)]
 fn add(counters: &PerCpuArray<Count>, index: u32, bytes: u64, flows: u64) {
     if let Some(count) = counters.get_ptr_mut(index) {
-        // SAFETY: a per-CPU value, and programs on one CPU do not interrupt each other here: NAPI and qdisc contexts
-        // may interleave at worst, and then a count is lost.
+        // SAFETY: a per-CPU value, and programs on one CPU do not interrupt each other here: NAPI
+        // and qdisc contexts may interleave at worst, and then a count is lost.
         unsafe {
             (*count).packets += 1;
             (*count).bytes += bytes;

@@ -1,8 +1,8 @@
-//! The walk of a packet to a VIP: to a backend, to its node, or to an answer.
+//! The way of a packet to a VIP: to a backend, to another node, or to an answer.
 //!
-//! It has three parts, each in a program of its own: the verifier then has three small problems instead of their
-//! product, and each has a stack. [`established`] knows flows with a record, which are nearly all packets; [`new`] makes
-//! records; [`odd`] takes the rest.
+//! It has three parts, each in its own program. So the verifier has three small problems instead of
+//! their product, and each part has its own stack. [`established`] handles flows with a record,
+//! which are nearly all packets. [`new`] makes records. [`odd`] handles the rest.
 
 use core::ptr;
 
@@ -29,9 +29,9 @@ use crate::{
     verdict::{Outcome, Verdict},
 };
 
-/// The id and the flags of the VIP that a packet is for, if it is announced here, or the packet was handed over, which it is
-/// wherever the nodes reach each other. No address on the wire is an IPv4-mapped one, which stands for a VIP of IPv4 (RFC
-/// 4291, 2.5.5.2).
+/// Returns the id and the flags of the VIP that a packet is for. The VIP must be announced here, or
+/// the packet handed over, which is allowed wherever nodes reach each other. An IPv4-mapped address
+/// on the wire is refused: it stands for an IPv4 VIP (RFC 4291, 2.5.5.2).
 #[inline(always)]
 fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<(u32, u32)> {
     let address = &packet.destination;
@@ -39,8 +39,8 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
         return None;
     }
     let slot = VIP_INDEX.get(hash::vip(address))?;
-    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag alone without the flag, so
-    // that what is not here yet is looked up.
+    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
+    // alone without the flag, so that what is not here yet is looked up.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
     let is_here = |interfaces: u32, vlan: u32| {
         interfaces & interface.bit != 0 && vlan == frame.vlan || frame.source.is_handover()
@@ -57,7 +57,7 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
     is_here(vip.interfaces, vip.vlan).then_some((vip.id, vip.flags))
 }
 
-/// Whether the address is a VIP, wherever it is announced.
+/// Returns whether the address is a VIP, wherever it is announced.
 #[inline(always)]
 fn is_vip(address: &Address) -> bool {
     let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return false };
@@ -66,7 +66,7 @@ fn is_vip(address: &Address) -> bool {
     known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(address).is_some()
 }
 
-/// The walk of an IP packet that is addressed to this interface's MAC.
+/// Handles an IP packet that is addressed to this interface's MAC.
 #[inline(always)]
 pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
@@ -94,7 +94,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     send(frame, interface, &packet, &transport, &segment, &found, now)
 }
 
-/// Tells the program that is called next what is known.
+/// Passes what is known to the program that is called next.
 #[inline(always)]
 fn tell(scratch: Scratch, next: Verdict) -> Outcome {
     let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
@@ -103,7 +103,8 @@ fn tell(scratch: Scratch, next: Verdict) -> Outcome {
     Ok(next)
 }
 
-/// The walk of an IP packet that is addressed to this interface's MAC, where [`established`] does not know its flow.
+/// Handles an IP packet that is addressed to this interface's MAC, if [`established`] does not know
+/// its flow.
 #[inline(always)]
 pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
@@ -130,7 +131,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let (found, new) = match recorded {
         Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
         _ => {
-            // A VIP's answers would come here again, and two that answer everything would go on for ever.
+            // A VIP's answers would come here again. Two VIPs that answer everything would loop
+            // forever.
             if is_vip(&packet.source) {
                 return Err(DropReason::Malformed.into());
             }
@@ -163,7 +165,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     send(frame, interface, &packet, &transport, &segment, &found, now)
 }
 
-/// A packet that no Service or no backend takes goes on to the program that answers it.
+/// A packet that no Service or no backend takes continues to the program that answers it.
 #[inline(always)]
 pub(crate) fn claimed(outcome: Outcome) -> Verdict {
     let verdict = Verdict::of(outcome);
@@ -175,7 +177,7 @@ pub(crate) fn claimed(outcome: Outcome) -> Verdict {
     Verdict::of(tell(Scratch { known, ..Scratch::default() }, Verdict::ODD))
 }
 
-/// What is left of the packets to a VIP: without ports, or without a backend.
+/// Handles the remaining packets to a VIP: without ports, or without a backend.
 #[inline(always)]
 pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
@@ -203,7 +205,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
 }
 
-/// To the backend that was found.
+/// Sends the packet to the backend.
 #[inline(always)]
 fn send<const V6: bool>(
     frame: &Frame,
@@ -215,7 +217,7 @@ fn send<const V6: bool>(
     now: u64,
 ) -> Outcome {
     match found.target.local {
-        // The program that sends it on finds the backend by the record.
+        // The program that sends it finds the backend by the record.
         Some(_) if found.flags & SERVICE_DIRECT != 0 && !found.recorded => Err(DropReason::RecordLimited.into()),
         Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend, found, now),
@@ -229,7 +231,7 @@ fn send<const V6: bool>(
     }
 }
 
-/// An ICMP error about a reply goes where the flow goes.
+/// Sends an ICMP error about a reply after its flow.
 #[inline(always)]
 fn error<const V6: bool>(
     frame: &Frame,
@@ -261,7 +263,7 @@ fn error<const V6: bool>(
     }
 }
 
-/// A fragment without ports goes where the first one of its datagram went.
+/// Sends a fragment without ports after its datagram's first fragment.
 #[inline(always)]
 fn later<const V6: bool>(
     frame: &Frame,

@@ -1,6 +1,6 @@
-//! Direct server return: packets that the XDP program left as they came, for a local backend that answers in the VIP's
-//! name. Their destination is the VIP, which the stack would not route to the backend, so they are sent there from here,
-//! before it sees them.
+//! Direct server return: sends unchanged packets to a local backend that answers in the VIP's name.
+//! The XDP program passed them. Their destination is the VIP, which the stack would not route to
+//! the backend. So this program sends them before the stack sees them.
 
 use core::mem::MaybeUninit;
 
@@ -31,8 +31,8 @@ use crate::{
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 
-/// Sends a packet to its backend, or leaves it to the stack: what is not for this interface's MAC or of no such Service,
-/// and what is for a backend that has the node's own address.
+/// Sends a packet to its backend. Leaves it to the stack if it is not for this interface's MAC, not
+/// for such a Service, or if the backend has the node's own address.
 #[inline(always)]
 pub(crate) fn receive<const V6: bool>(context: &TcContext) -> i32 {
     // SAFETY: the context is valid for the whole run.
@@ -44,8 +44,9 @@ pub(crate) fn receive<const V6: bool>(context: &TcContext) -> i32 {
     }
 }
 
-/// Where the IP header is. Generic XDP copies packets that have too little room in front, and forgets the length of their
-/// Ethernet header (`skb_pp_cow_data` of net/core/skbuff.c leaves `mac_len` zero), so that they begin after it here.
+/// Returns the offset of the IP header. Generic XDP copies packets with too little headroom and
+/// loses the length of their Ethernet header (`skb_pp_cow_data` of net/core/skbuff.c leaves
+/// `mac_len` zero), so such packets begin after it.
 #[inline(always)]
 fn network(context: &TcContext, interface: &Interface) -> Option<usize> {
     let start = pin(context.data());
@@ -68,12 +69,12 @@ fn send<const V6: bool>(context: &TcContext, interface: &Interface, network: usi
     let Some(ifindex) = route::<V6>(context, &client, &backend) else { return TC_ACT_UNSPEC };
     let mut hop = MaybeUninit::<NextHop>::uninit();
     let words = hop.as_mut_ptr().cast::<u32>();
-    // SAFETY: the five words of the structure; a tag beside the packet would leave with it.
+    // SAFETY: the five words of the structure. A tag beside the packet would leave with it.
     unsafe {
         if (*context.skb.skb).vlan_present != 0 && bpf_skb_vlan_pop(context.skb.skb) != 0 {
             return TC_ACT_SHOT;
         }
-        // The kernel takes an Ethernet header off, and puts the new one there.
+        // The kernel removes an Ethernet header and writes the new one there.
         if network == 0 && bpf_skb_change_head(context.skb.skb, ETHERNET_LENGTH as u32, 0) != 0 {
             return TC_ACT_SHOT;
         }
@@ -86,7 +87,8 @@ fn send<const V6: bool>(context: &TcContext, interface: &Interface, network: usi
     }
 }
 
-/// The client, and the backend's address, of a packet that the XDP program found to be one of such a Service.
+/// Returns the client and the backend's address, if the XDP program found such a Service for the
+/// packet.
 #[inline(always)]
 fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: usize) -> Option<(Address, Address)> {
     let (start, end) = (pin(context.data()), pin(context.data_end()));
@@ -112,7 +114,8 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
 }
 
-/// The 802.1Q VLAN id, which the kernel has taken out of the packet by now; 0 for untagged.
+/// Returns the 802.1Q VLAN id, which the kernel has already taken out of the packet; 0 for
+/// untagged.
 #[inline(always)]
 fn vlan(context: &TcContext) -> u32 {
     // SAFETY: the context is valid for the whole run.
@@ -120,13 +123,15 @@ fn vlan(context: &TcContext) -> u32 {
     if skb.vlan_present == 0 { 0 } else { skb.vlan_tci & 0x0fff }
 }
 
-/// The interface by which the backend is reached; `None`: it is this node itself, or there is no way.
+/// Returns the interface that reaches the backend; `None`: it is this node itself, or there is no
+/// route.
 #[inline(always)]
 fn route<const V6: bool>(context: &TcContext, client: &Address, backend: &Address) -> Option<u32> {
     let mut lookup = MaybeUninit::<Lookup>::uninit();
     let words = lookup.as_mut_ptr().cast::<u64>();
     for index in 0..size_of::<Lookup>() / 8 {
-        // SAFETY: within the structure. Volatile, or the compiler would call a function that is a loop over bytes.
+        // SAFETY: within the structure. Volatile, or the compiler would call a function that is a
+        // loop over bytes.
         unsafe { words.add(index).write_volatile(0) };
     }
     // SAFETY: all of it was written above; the context is valid for the whole run.
@@ -142,7 +147,7 @@ fn route<const V6: bool>(context: &TcContext, client: &Address, backend: &Addres
             lookup.__bindgen_anon_4.ipv4_dst = backend.w3;
         }
         let found = bpf_fib_lookup(context.skb.skb.cast(), lookup, size_of::<Lookup>() as i32, 0);
-        // Whether its MAC is known already does not matter: the kernel asks for it.
+        // The MAC may be unknown: the kernel resolves it.
         (found == i64::from(BPF_FIB_LKUP_RET_SUCCESS) || found == i64::from(BPF_FIB_LKUP_RET_NO_NEIGH))
             .then_some(lookup.ifindex)
     }

@@ -1,8 +1,8 @@
-//! IPv6 extension headers (RFC 8200, 4): walked to the transport, not acted upon.
+//! Skips IPv6 extension headers (RFC 8200, 4) up to the transport, without acting on them.
 //!
-//! A function of its own to the verifier, once for each type of context: it is verified alone, and its result is a
-//! number of which nothing is known, so that how the end was reached does not multiply what follows. Nothing is paid for
-//! it where there are no such headers.
+//! The verifier checks this function on its own, once per type of context. Its result is a number
+//! without known bits, so the different paths through the headers do not multiply what follows. It
+//! costs nothing without such headers.
 
 use aya_ebpf::{
     bindings::{__sk_buff, xdp_md},
@@ -21,14 +21,15 @@ const ROUTING: u32 = 43;
 pub(crate) const FRAGMENT: u32 = 44;
 const DESTINATION: u32 = 60;
 
-/// Headers that are walked; RFC 8200, 4.1 has six in the recommended order.
+/// The limit of headers; RFC 8200, 4.1 has six in the recommended order.
 const MOST: usize = 8;
-/// Bytes that they may have together, and a bound that the verifier understands: a power of two less one.
+/// The limit of their bytes together, which is also a bound for the verifier: a power of two less
+/// one.
 const REACH: usize = 0x1fff;
-/// In place of [`FIRST`] or [`LATER`]: not understood, or cut off.
+/// Instead of [`FIRST`] or [`LATER`]: not understood, or cut off.
 const MALFORMED: u64 = 4;
 
-/// Where the walk ended.
+/// The end of the extension headers.
 pub(crate) struct Found {
     /// Bytes of all extension headers.
     pub(crate) length: usize,
@@ -36,13 +37,13 @@ pub(crate) struct Found {
     pub(crate) next: u32,
     /// [`FIRST`], [`LATER`]; 0 for a whole datagram.
     pub(crate) fragment: u32,
-    /// The identification that fragments share, wire.
+    /// The identification that all fragments share, wire.
     pub(crate) id: u32,
 }
 
-/// Something with a packet in it.
+/// A context with a packet in it.
 pub(crate) trait Walk {
-    /// Walks the extension headers that begin at `at`, the first of which is `next`.
+    /// Walks the extension headers from `at`. The first one is of type `next`.
     fn extensions(&self, at: usize, next: u32) -> Result<Found, DropReason>;
 }
 
@@ -90,12 +91,13 @@ extern "C" fn extensions_tc(context: *mut __sk_buff, offset: u32, next: u32) -> 
     walk(start, end, offset, next)
 }
 
-/// The identification, the length of all, which fragment and the transport's number, in this order: 32, 16, 8 and 8 bits.
+/// Packs the identification, the total length, the kind of fragment and the transport's number, in
+/// this order: 32, 16, 8 and 8 bits.
 #[inline(always)]
 fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
     let (first, mut next) = (offset as usize & 0xff, next & 0xff);
     let (mut length, mut fragment, mut id) = (0_usize, 0_u32, 0_u32);
-    // Once more than that, to see what follows the last.
+    // Once more than the limit, to see what follows the last header.
     for _ in 0..=MOST {
         if !is_extension(next) {
             return u64::from(id) << 32 | (length as u64) << 16 | u64::from(fragment) << 8 | u64::from(next);
@@ -106,14 +108,15 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
         }
         // SAFETY: compared with the end above.
         let (following, units) = unsafe { (u32::from(read::<0, u8>(at)), usize::from(read::<1, u8>(at))) };
-        // A fragment header has eight bytes and a zero here, so it is as the others.
+        // A fragment header has eight bytes and a zero here, so the common formula fits.
         length += (units + 1) * 8;
         if length > REACH {
             return MALFORMED << 8;
         }
         // SAFETY: compared with the end above.
         if next == ROUTING && unsafe { read::<3, u8>(at) } != 0 {
-            // It goes on to somebody else, whose address the checksums cover (RFC 8200, 4.4 and 8.1).
+            // The packet continues to another host, whose address the checksums cover (RFC 8200,
+            // 4.4 and 8.1).
             return MALFORMED << 8;
         }
         if next == FRAGMENT {
@@ -126,10 +129,10 @@ fn walk(start: usize, end: usize, offset: u32, next: u32) -> u64 {
                 u16::from_be(read::<2, _>(at))
             };
             if place & 0xfff8 != 0 {
-                // Whatever follows is in the first fragment.
+                // Later headers are only in the first fragment.
                 return u64::from(id) << 32 | (length as u64) << 16 | u64::from(LATER) << 8 | u64::from(following);
             }
-            // RFC 6946: one that is first and last is a whole datagram.
+            // RFC 6946: a fragment that is first and last is a whole datagram.
             fragment = u32::from(place) & FIRST;
         }
         next = following;

@@ -1,4 +1,4 @@
-//! Flow records: which backend a client's packets go to.
+//! Flow records: the backend of each client's flow.
 
 use core::ptr;
 
@@ -13,18 +13,19 @@ use crate::{
     segment::{FIN, RST, Segment},
 };
 
-/// Now, in jiffies: far cheaper than any clock helper, and precise enough for timeouts.
+/// The current time in jiffies. It is far cheaper than any clock helper, and precise enough for
+/// timeouts.
 #[inline(always)]
 pub(crate) fn now() -> u64 {
     // SAFETY: a helper without arguments.
     unsafe { bpf_jiffies64() }
 }
 
-/// A backend that a packet may go to.
+/// A backend for a packet.
 pub(crate) struct Target {
     pub(crate) index: u32,
-    /// [`Backend::generation`] as it was when the backend was looked up: what a record made now must name, so that it is
-    /// stale if the backend goes meanwhile. Never 0, which is what a free index has.
+    /// [`Backend::generation`] at the lookup of the backend. A record made now must have it, so
+    /// that it is stale if the backend goes meanwhile. Never 0, which a free index has.
     pub(crate) generation: u32,
     /// Its node's index.
     pub(crate) node: u32,
@@ -33,7 +34,7 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    /// `None` for a free index: a table that was replaced just now may still lead there.
+    /// `None` for a free index: a table that was just replaced may still have it.
     #[inline(always)]
     pub(crate) fn get(index: u32) -> Option<Self> {
         let backend = BACKENDS.get(index)?;
@@ -49,13 +50,13 @@ impl Target {
     }
 }
 
-/// Jiffies since `seen`; none where another CPU wrote it after this one had read the clock.
+/// Returns the jiffies since `seen`; 0 if another CPU wrote it after this one had read the clock.
 #[inline(always)]
 pub(crate) fn age(seen: u64, now: u64) -> u64 {
     now.saturating_sub(seen)
 }
 
-/// The same by the clock's low half. What seems to be nearly a whole wrap ago is ahead.
+/// The same with the clock's low half. A time almost a whole wrap ago is in the future.
 #[inline(always)]
 fn age_low(seen: u32, now: u32) -> u64 {
     const AHEAD: u32 = 1 << 16;
@@ -63,26 +64,27 @@ fn age_low(seen: u32, now: u32) -> u64 {
     if age > u32::MAX - AHEAD { 0 } else { u64::from(age) }
 }
 
-/// Whether a flow whose last packet is so many jiffies old has ended. `idle`: the Service's own limit, or zero.
+/// Returns whether a flow with this many jiffies since its last packet has ended. `idle`: the
+/// Service's own limit, or zero.
 #[inline(always)]
 pub(crate) fn is_idle(config: &Config, protocol: u32, idle: u32, age: u64) -> bool {
     let common = if protocol == UDP { config.udp_idle } else { config.tcp_idle };
     age > u64::from(if idle == 0 { common } else { idle })
 }
 
-/// What a flow record leads to.
+/// The destination of a flow record.
 struct Recorded {
     target: Target,
     ready: bool,
-    /// What the record's epoch is to be.
+    /// The record's new epoch.
     epoch: u32,
 }
 
-/// The backend of a record, if it is still that of the record. Its node's epoch vouches for that, or the backend's own
-/// entry, which then may give the record the node's epoch.
+/// Returns a record's backend, if it is still the same. Either the epoch of its node confirms that,
+/// or the backend's own entry, which then gives the record the node's epoch.
 ///
-/// The epoch must be read before the entry: whoever changes an entry so that it matters first sets the epoch to zero
-/// and then to one that never was, so that whatever was read before, an epoch that goes with it never comes again.
+/// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
+/// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
 #[inline(always)]
 fn recorded(flow: &FlowValue) -> Option<Recorded> {
     let node = u32::from(flow.node);
@@ -104,7 +106,7 @@ fn recorded(flow: &FlowValue) -> Option<Recorded> {
     Some(Recorded { target: Target::new(flow.backend, flow.backend_generation, backend), ready, epoch })
 }
 
-/// Where a packet goes, and what its Service's state says.
+/// The destination of a packet, with its Service's state.
 pub(crate) struct Found {
     pub(crate) target: Target,
     pub(crate) slot: u32,
@@ -114,16 +116,17 @@ pub(crate) struct Found {
     pub(crate) idle: u32,
     /// [`vipmux_common::abi::ServiceState::ranges`].
     pub(crate) ranges: u32,
-    /// Whether there is a flow record.
+    /// True if the packet has a flow record.
     pub(crate) recorded: bool,
 }
 
-/// What a live record says; it is refreshed.
+/// Returns the destination of a live record, and refreshes the record.
 #[inline(always)]
 pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Option<Found> {
     let record = FLOWS.get_ptr_mut(key)?;
-    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells; the few words
-    // written below do no harm to another flow: an epoch is one node's alone, so it vouches for no backend of another.
+    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last,
+    // tells; the few words written below do no harm to another flow: an epoch is one node's alone,
+    // so it vouches for no backend of another.
     unsafe {
         let flow: FlowValue = ptr::read_volatile(record);
         let state = SERVICE_STATES.get(flow.slot)?;
@@ -163,7 +166,8 @@ pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Opti
     }
 }
 
-/// The backend of a record and its Service's flags. It is left as it is: for what is about the flow, but not of it.
+/// Returns a record's backend and its Service's flags. The record stays unchanged: this is for
+/// packets about the flow, not of it.
 #[inline(always)]
 pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<(Target, u32)> {
     let record = FLOWS.get_ptr(key)?;
@@ -177,8 +181,9 @@ pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<(Target, u32)> {
     }
 }
 
-/// A flow's flags after a segment with these TCP flags from the side whose FIN is `fin`. Only the client disproves an
-/// RST: what a backend had under way when the client's came would keep the flow alive otherwise.
+/// Returns a flow's flags after a segment with these TCP flags from the side whose FIN is `fin`.
+/// Only the client can disprove an RST. Otherwise packets that the backend had sent before the
+/// client's RST would keep the flow alive.
 #[inline(always)]
 pub(crate) fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
     let flags = if tcp & FIN != 0 { flags | fin } else { flags };
@@ -191,8 +196,8 @@ pub(crate) fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
     }
 }
 
-/// Records a new flow; whether it succeeded. Without an epoch: the node's was not read before the backend's entry, so
-/// the flow's next packet looks at both.
+/// Records a new flow. Returns whether it succeeded. The record has no epoch: the node's was not
+/// read before the backend's entry, so the flow's next packet checks both.
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &ServiceValue, now: u64) -> bool {
     let Some(Workspace { flow: value, .. }) = Workspace::get() else { return false };

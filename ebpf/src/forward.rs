@@ -16,7 +16,7 @@ use crate::{
     verdict::{Outcome, Verdict},
 };
 
-/// Sends the frame on, unchanged above layer 2 but for the TTL.
+/// Sends the frame to the node. Above layer 2, only the TTL changes.
 #[inline(always)]
 pub(crate) fn hand_over<const V6: bool>(
     frame: &Frame,
@@ -34,7 +34,7 @@ pub(crate) fn hand_over<const V6: bool>(
     Ok(Verdict::forward(node.ifindex))
 }
 
-/// The same for a packet with a checksum of its own, which may have to be completed.
+/// The same for a packet with its own checksum, which may have to be completed.
 #[inline(always)]
 pub(crate) fn hand_over_segment<const V6: bool>(
     frame: &Frame,
@@ -48,7 +48,8 @@ pub(crate) fn hand_over_segment<const V6: bool>(
     hand_over(frame, packet, interface, node)
 }
 
-/// Whom a handed-over frame is from: this node's hand-over MAC, unless the network takes no second one.
+/// Returns the source MAC of a handed-over frame: this node's hand-over MAC, unless the network
+/// takes no second one.
 #[inline(always)]
 fn source(interface: &Interface, node: &Node) -> Mac {
     if interface.flags & INTERFACE_OWN_MAC == 0 {
@@ -57,7 +58,7 @@ fn source(interface: &Interface, node: &Node) -> Mac {
     INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)
 }
 
-/// Out of another interface than the frame came in by.
+/// Redirects to another interface than the ingress one.
 #[inline(always)]
 pub(crate) fn redirect(ifindex: u32) -> u32 {
     // SAFETY: a helper with plain arguments; its result is XDP_REDIRECT or XDP_ABORTED.

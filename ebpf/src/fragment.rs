@@ -1,4 +1,4 @@
-//! Fragments without ports follow the first one of their datagram, in both directions.
+//! Fragments without ports follow the first fragment of their datagram, in both directions.
 
 use core::ptr;
 
@@ -13,14 +13,14 @@ use crate::{
     packet::{FIRST, Packet, Transport},
 };
 
-/// Whether a first fragment seen at `seen` still leads the later ones.
+/// Returns whether a first fragment seen at `seen` is recent enough for later ones.
 #[inline(always)]
 fn is_alive(seen: u64) -> bool {
     let life = CONFIG.get(0).map_or(0, |config| config.fragment_life);
     flow::age(seen, flow::now()) <= u64::from(life)
 }
 
-/// Records where a packet goes, if it is a datagram's first fragment.
+/// Records a packet's destination, if it is a datagram's first fragment.
 #[inline(always)]
 pub(crate) fn record<const V6: bool>(
     packet: &Packet<V6>,
@@ -33,7 +33,7 @@ pub(crate) fn record<const V6: bool>(
     write(packet, transport, (target.index, target.generation), (*slot, direct), now)
 }
 
-/// Records that a packet is left to the node's own stack, if it is a datagram's first fragment.
+/// Records that a first fragment is left to the node's own stack.
 #[inline(always)]
 pub(crate) fn record_kernel<const V6: bool>(
     packet: &Packet<V6>,
@@ -67,29 +67,30 @@ fn write<const V6: bool>(
     FRAGMENTS.insert(&*key, &*value, 0).map_err(|_| DropReason::RecordFailed)
 }
 
-/// Where the first fragment went.
+/// Returns the destination of the first fragment.
 #[inline(always)]
 pub(crate) fn find(key: &FragmentKey) -> Option<FragmentValue> {
     let record = FRAGMENTS.get_ptr(key)?;
-    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last, tells.
+    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last,
+    // tells.
     let (value, tag) = unsafe { (ptr::read_volatile(record), ptr::read_volatile(&raw const (*record).tag)) };
     (tag == hash::fragment(key) && is_alive(value.seen)).then_some(value)
 }
 
-/// The backend that the first fragment went to, if it is still there.
+/// Returns the backend of the first fragment, if it still exists.
 #[inline(always)]
 pub(crate) fn target(value: &FragmentValue) -> Option<Target> {
     Target::get(value.backend).filter(|target| target.generation == value.backend_generation)
 }
 
-/// Records what the source of a reply's first fragment becomes; whether it succeeded.
+/// Records the new source of a reply's first fragment. Returns whether it succeeded.
 #[inline(always)]
 pub(crate) fn record_egress(key: &FragmentKey, vip: Address) -> bool {
     let value = EgressFragmentValue { tag: hash::fragment(key), reserved: 0, vip, seen: flow::now() };
     EGRESS_FRAGMENTS.insert(key, value, 0).is_ok()
 }
 
-/// What the first fragment's source became.
+/// Returns the new source of the first fragment.
 #[inline(always)]
 pub(crate) fn find_egress(key: &FragmentKey) -> Option<Address> {
     let record = EGRESS_FRAGMENTS.get_ptr(key)?;

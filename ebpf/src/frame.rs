@@ -1,6 +1,7 @@
-//! The frame under the program's eyes: Ethernet, and at most one 802.1Q tag.
+//! Parses Ethernet with at most one 802.1Q tag.
 //!
-//! Wire fields are read as they lie, so they are in network byte order unless a name says otherwise.
+//! Wire fields are read as they are in the packet: network byte order, unless a name says
+//! otherwise.
 
 use aya_ebpf::{bindings::xdp_md, helpers::bpf_xdp_get_buff_len};
 use vipmux_common::abi::Mac;
@@ -15,7 +16,7 @@ pub(crate) const ETHERTYPE_VLAN: u16 = 0x8100_u16.to_be();
 pub(crate) const ETHERNET_LENGTH: usize = 14;
 pub(crate) const VLAN_TAG_LENGTH: usize = 4;
 
-/// The bounds of a frame's bytes that can be touched: all of it, or what comes before the fragments of a frame in several
+/// The bounds of the accessible bytes: the whole frame, or the linear part of a frame in several
 /// buffers (`xdp.frags`).
 #[inline(always)]
 pub(crate) fn bounds(context: *mut xdp_md) -> (usize, usize) {
@@ -23,7 +24,7 @@ pub(crate) fn bounds(context: *mut xdp_md) -> (usize, usize) {
     unsafe { (pin((*context).data as usize), pin((*context).data_end as usize)) }
 }
 
-/// All ones if two numbers are equal, else zero; by arithmetic.
+/// Returns all ones if two numbers are equal, else zero, by arithmetic.
 #[inline(always)]
 fn mask_if_equal(a: u16, b: u16) -> u16 {
     let difference = opaque(u64::from(a ^ b));
@@ -36,7 +37,7 @@ pub(crate) struct Frame {
     pub(crate) context: *mut xdp_md,
     pub(crate) start: usize,
     pub(crate) end: usize,
-    /// Where the network layer begins.
+    /// The offset of the network layer.
     pub(crate) network: usize,
     pub(crate) ethertype: u16,
     /// 802.1Q VLAN id, host order; 0 for untagged and for priority-tagged frames.
@@ -51,7 +52,7 @@ pub(crate) struct Frame {
     pub(crate) source: Mac,
     /// Length in bytes, from the Ethernet header on.
     pub(crate) length: u64,
-    /// Whether the program was loaded for frames in several buffers.
+    /// True if the program was loaded for frames in several buffers.
     pub(crate) fragmented: bool,
 }
 
@@ -60,7 +61,7 @@ impl Frame {
     #[inline(always)]
     pub(crate) fn parse(context: *mut xdp_md, fragmented: bool) -> Option<Self> {
         let (start, end) = bounds(context);
-        // Shorter ones have nothing in them that concerns us, tagged or not.
+        // Shorter frames have nothing relevant in them, tagged or not.
         if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
             return None;
         }
@@ -74,11 +75,12 @@ impl Frame {
                 read::<16, u16>(start),
             )
         };
-        // Without a branch, so that the verifier has one case of all that follows and not two.
+        // Without a branch, so that the verifier does not check all that follows twice.
         let mask = mask_if_equal(outer, ETHERTYPE_VLAN);
         let link = ETHERNET_LENGTH + (mask as usize & VLAN_TAG_LENGTH);
         let length = if fragmented {
-            // SAFETY: the context is valid for the whole run. The helper is there where such programs can be loaded.
+            // SAFETY: the context is valid for the whole run. The helper is there where such
+            // programs can be loaded.
             unsafe { bpf_xdp_get_buff_len(context) }
         } else {
             (end - start) as u64
@@ -106,13 +108,14 @@ impl Frame {
         if self.fragmented { self.length as usize - self.link } else { self.end - self.network }
     }
 
-    /// Whether the destination is a group address (IEEE 802, I/G bit), broadcast included.
+    /// Returns whether the destination is a group address (IEEE 802, I/G bit), broadcast included.
     #[inline(always)]
     pub(crate) fn is_group(&self) -> bool {
         self.destination.head & u32::from_ne_bytes([1, 0, 0, 0]) != 0
     }
 
-    /// Writes an Ethernet header, and a tag if this frame has one, to the start of a frame that has grown or shrunk.
+    /// Writes an Ethernet header, with a tag if this frame has one, to the start of a frame that
+    /// has grown or shrunk.
     #[inline(always)]
     pub(crate) fn write_link(&self, destination: Mac, source: Mac) -> Option<()> {
         let (start, end) = bounds(self.context);

@@ -1,7 +1,9 @@
-//! ICMP and ICMPv6 errors (RFC 792, RFC 4443) about packets of a flow: they follow the flow, in both directions, and
-//! what they embed is translated as the flow is. Path MTU discovery (RFC 1191, RFC 8201) depends on it.
+//! ICMP and ICMPv6 errors (RFC 792, RFC 4443) about a flow's packets. They follow the flow in both
+//! directions, and the embedded packet is translated like the flow's. Path MTU discovery (RFC 1191,
+//! RFC 8201) depends on it.
 //!
-//! The embedded TCP or UDP checksum is left as it is: nobody verifies it, and TCP's is not even among the eight bytes.
+//! The embedded TCP or UDP checksum is not updated: nobody verifies it, and TCP's is not even in
+//! the eight bytes.
 
 use vipmux_common::{
     abi::{Address, Backend, FlowKey, ReverseKey, Stat},
@@ -20,17 +22,17 @@ use crate::{
 
 /// The ICMP header.
 pub(crate) const HEADER: usize = 8;
-/// What an error has to tell of the transport header, bytes (RFC 792).
+/// Bytes of the transport header that an error must have (RFC 792).
 const TRANSPORT: usize = 8;
-/// From the ICMP header on: the embedded IPv4 header's checksum.
+/// From the ICMP header on: the offset of the embedded IPv4 header's checksum.
 pub(crate) const CHECKSUM: usize = HEADER + 10;
 /// The fragment offset of IPv6 (RFC 8200, 4.5).
 const FRAGMENT_OFFSET_V6: u16 = 0xfff8_u16.to_be();
 
-/// What an ICMP error is about: a packet, or a datagram's first fragment. Of IPv6's extension headers, it may have that of
-/// fragments alone.
+/// The packet or first fragment that an ICMP error is about. Of IPv6's extension headers, only the
+/// fragment header is supported.
 pub(crate) struct Embedded<const V6: bool> {
-    /// Where its ports are.
+    /// The offset of its ports.
     pub(crate) ports: usize,
     pub(crate) protocol: u32,
     /// The IPv4 header's checksum.
@@ -42,10 +44,10 @@ pub(crate) struct Embedded<const V6: bool> {
 }
 
 impl<const V6: bool> Embedded<V6> {
-    /// From the ICMP header on: where the embedded destination address is.
+    /// From the ICMP header on: the offset of the embedded destination address.
     pub(crate) const DESTINATION: usize = HEADER + if V6 { 24 } else { 16 };
 
-    /// Of an ICMP message; `None` where it is no error about TCP, UDP or SCTP, or not understood.
+    /// Parses an ICMP message; `None` if it is no error about TCP, UDP or SCTP, or not understood.
     #[inline(always)]
     pub(crate) fn parse(message: &Transport, end: usize) -> Option<Self> {
         const LEAST: usize = HEADER + TRANSPORT;
@@ -55,7 +57,8 @@ impl<const V6: bool> Embedded<V6> {
         }
         // SAFETY: compared with the end above, which has room for IPv6's fragment header too.
         let (kind, headers) = unsafe { (read::<0, u8>(at), Self::headers(at)) };
-        // Destination unreachable, packet too big (of IPv4 a code of the first), time exceeded, parameter problem.
+        // Destination unreachable, packet too big (in IPv4 a code of the former), time exceeded,
+        // parameter problem.
         let is_error = if V6 { matches!(kind, 1..=4) } else { matches!(kind, 3 | 11 | 12) };
         let (length, protocol) = headers?;
         let ports = pin(at + HEADER + length);
@@ -75,7 +78,8 @@ impl<const V6: bool> Embedded<V6> {
         }
     }
 
-    /// The length of the embedded IP headers, and what follows them; `None` for a later fragment.
+    /// Returns the length of the embedded IP headers, and what follows them; `None` for a later
+    /// fragment.
     ///
     /// # Safety
     /// The fixed header and eight bytes more were compared with the end.
@@ -103,7 +107,8 @@ impl<const V6: bool> Embedded<V6> {
         }
     }
 
-    /// The client's flow to the VIP of this id whose reply this is about; `None`: it is not from that VIP.
+    /// Returns the client's flow to the VIP of this id whose reply this is about; `None`: the reply
+    /// is not from that VIP.
     #[inline(always)]
     pub(crate) fn flow(&self, vip: u32, address: &Address) -> Option<FlowKey> {
         (self.source == *address).then_some(FlowKey {
@@ -116,7 +121,7 @@ impl<const V6: bool> Embedded<V6> {
         })
     }
 
-    /// The replies of the flow that this is about a packet of, on its way to the backend.
+    /// Returns the replies' key of the flow whose packet, on its way to the backend, this is about.
     #[inline(always)]
     pub(crate) fn reverse(&self) -> ReverseKey {
         ReverseKey {
@@ -129,7 +134,7 @@ impl<const V6: bool> Embedded<V6> {
     }
 }
 
-/// Delivers an error about a reply: the backend sees it about what it sent itself.
+/// Delivers an error about a reply. The backend sees it about the packet that it sent itself.
 #[inline(always)]
 pub(crate) fn deliver<const V6: bool>(
     frame: &Frame,

@@ -1,7 +1,8 @@
-//! vipmux's BPF programs: `vipmux_xdp` on each announcing interface, and `vipmux_egress` on each uplink.
+//! vipmux's BPF programs: `vipmux_xdp` on each announcing interface, and `vipmux_egress` on each
+//! uplink.
 //!
-//! [`frame`] -> ARP: [`arp`]; Neighbor Discovery: [`ndp`]; IP: [`packet`] -> [`demux`] -> [`flow`] or [`service`] ->
-//! local: [`nat`], elsewhere: [`forward`]. Reply -> [`restore`].
+//! [`frame`] -> ARP: [`arp`]; Neighbor Discovery: [`ndp`]; IP: [`packet`] -> [`demux`] -> [`flow`]
+//! or [`service`] -> local: [`nat`], elsewhere: [`forward`]. Reply -> [`restore`].
 #![no_std]
 #![no_main]
 #![feature(asm_experimental_arch)]
@@ -48,13 +49,13 @@ use crate::{
     wire::{pin, read},
 };
 
-/// Answers ARP for VIPs, and steers their packets to backends.
+/// Answers ARP for VIPs, and sends their packets to backends.
 #[xdp]
 pub fn vipmux_xdp(context: XdpContext) -> u32 {
     run::<false>(&context)
 }
 
-/// The same for frames in several buffers: where the MTU is larger than a page has room for.
+/// The same for frames in several buffers, if the MTU needs more than one page.
 #[xdp(frags)]
 pub fn vipmux_xdp_frags(context: XdpContext) -> u32 {
     run::<true>(&context)
@@ -108,8 +109,8 @@ pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
     run_odd::<true, true>(&context)
 }
 
-/// Flooded, mirrored and bridged frames are for others: only what is addressed to this very interface is looked at, and
-/// questions for addresses.
+/// Flooded, mirrored and bridged frames are for others. Only frames that are addressed to this
+/// interface are handled, and address resolution.
 #[inline(always)]
 fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
@@ -152,11 +153,12 @@ fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
     Verdict::of(outcome).act(ifindex, length)
 }
 
-/// Goes on in another program.
+/// Continues in another program.
 #[inline(always)]
 fn call<const FRAGMENTED: bool>(context: &XdpContext, index: u32) -> u32 {
     let calls = if FRAGMENTED { &CALLS_FRAGMENTED } else { &CALLS };
-    // SAFETY: it does not return but for an empty element; the agent fills them before it attaches these programs.
+    // SAFETY: it only returns if the element is empty. The agent fills the elements before it
+    // attaches these programs.
     unsafe { calls.tail_call(context, index) };
     XDP_PASS
 }
@@ -168,8 +170,8 @@ fn enter<const FRAGMENTED: bool>(context: &XdpContext) -> Option<(Frame, u32, &'
     Some((frame, ifindex, INTERFACES.get(ifindex)?))
 }
 
-/// Turns backends' replies back into the VIP's, and keeps the stack from speaking ARP and Neighbor Discovery for VIPs led
-/// elsewhere.
+/// Translates backends' replies to the VIP, and prevents the stack from sending ARP and Neighbor
+/// Discovery for VIPs that other nodes lead.
 #[classifier]
 pub fn vipmux_egress(context: TcContext) -> i32 {
     let Some((protocol, network)) = network(&context) else { return TC_ACT_UNSPEC };
@@ -198,7 +200,8 @@ pub fn vipmux_egress(context: TcContext) -> i32 {
     }
 }
 
-/// Sends what the XDP program left for backends with direct server return to them. Attached only where there are such.
+/// Sends packets that the XDP program left for backends with direct server return. Attached only if
+/// there are such backends.
 #[classifier]
 pub fn vipmux_ingress(context: TcContext) -> i32 {
     // SAFETY: the context is valid for the whole run.
@@ -209,8 +212,8 @@ pub fn vipmux_ingress(context: TcContext) -> i32 {
     }
 }
 
-/// The protocol above the link, wire, and where it begins. A tag may be in the frame itself: of a VLAN interface on a
-/// device that cannot add tags.
+/// Returns the protocol above the link, wire, and its offset. The frame itself may have a tag: from
+/// a VLAN interface on a device that cannot add tags.
 #[inline(always)]
 fn network(context: &TcContext) -> Option<(u16, usize)> {
     // SAFETY: the context is valid for the whole run.

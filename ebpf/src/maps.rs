@@ -1,4 +1,5 @@
-//! All maps. The agent pins each under its name and sizes it at load time; see `vipmux_common::abi` for the types.
+//! All maps. The agent pins each under its name and sizes it at load time. `vipmux_common::abi` has
+//! the types.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -41,7 +42,7 @@ pub(crate) static NODES: Array<Node> = Array::with_max_entries(capacity::NODES, 
 /// For people and for a restarted agent; no program reads it.
 #[map]
 pub(crate) static NODE_NAMES: Array<NodeLabel> = Array::with_max_entries(capacity::NODES, 0);
-/// For people; no program reads it. A trie takes memory for what is in it alone.
+/// For people; no program reads it. A trie only takes memory for its entries.
 #[map]
 pub(crate) static LEADERS: LpmTrie<[u32; 4], Leader> = LpmTrie::with_max_entries(capacity::VIPS, 0);
 /// For people; no program reads it.
@@ -72,12 +73,12 @@ pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(BU
 /// Programs that the one on the interface calls for the rarer packets.
 #[map]
 pub(crate) static CALLS: ProgramArray = ProgramArray::with_max_entries(CALL_COUNT, 0);
-/// The same for frames in several buffers: the kernel lets the two kinds of programs call none but their own.
+/// The same for frames in several buffers: a program can only call programs of its own kind.
 #[map]
 pub(crate) static CALLS_FRAGMENTED: ProgramArray = ProgramArray::with_max_entries(CALL_COUNT, 0);
 #[map]
 pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
-/// Values on their way into maps, which the stack has no room for. Means nothing between them.
+/// Scratch space for map values, for which the stack has no room. It has no meaning between uses.
 #[map]
 pub(crate) static WORKSPACE: PerCpuArray<Workspace> = PerCpuArray::with_max_entries(1, 0);
 #[map]

@@ -1,4 +1,4 @@
-//! Address and port translation towards a local backend.
+//! Translates address and port towards a local backend.
 
 use vipmux_common::{
     abi::{Backend, Interface, ReverseKey, Stat},
@@ -16,13 +16,14 @@ use crate::{
     wire::{read, write},
 };
 
-/// The port that a backend listens on: its own, or the one that the client asked for.
+/// Returns the port that a backend listens on: its own, or the one that the client requested.
 #[inline(always)]
 pub(crate) fn port(backend: &Backend, asked: u16) -> u16 {
     if backend.port == 0 { asked } else { backend.port }
 }
 
-/// Makes the backend the destination; the stack takes it from there, and sees an ordinary connection from the client.
+/// Makes the backend the destination. The stack delivers the packet, and sees an ordinary
+/// connection from the client.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "all of them are parts of the walk that were found already")]
 pub(crate) fn deliver<const V6: bool>(
@@ -57,7 +58,7 @@ pub(crate) fn deliver<const V6: bool>(
             write::<16, _>(at, update(field, change, of_address, is_partial));
         } else if segment.protocol != SCTP {
             let field: u16 = read::<6, _>(at);
-            // RFC 768: zero means that there is none, so a computed zero is sent as all ones.
+            // RFC 768: zero means no checksum, so a computed zero is sent as all ones.
             if field != 0 {
                 let updated = update(field, change, of_address, is_partial);
                 write::<6, _>(at, if updated == 0 { 0xffff } else { updated });
@@ -68,14 +69,14 @@ pub(crate) fn deliver<const V6: bool>(
     Ok(Verdict::DELIVER)
 }
 
-/// The checksum field after the change of address and port. A partial one is the sum of the pseudo-header, not
-/// complemented, which the port is no part of.
+/// Returns the checksum field after the change of address and port. A partial one is the sum of the
+/// pseudo-header, not complemented, and does not cover the port.
 #[inline(always)]
 fn update(field: u16, change: u64, of_address: u64, is_partial: bool) -> u16 {
     if is_partial { checksum::fold(u64::from(field) + of_address) } else { checksum::update(field, change) }
 }
 
-/// The later fragment of a datagram whose first one was delivered here.
+/// Delivers a later fragment of a datagram whose first one was delivered here.
 #[inline(always)]
 pub(crate) fn deliver_later<const V6: bool>(frame: &Frame, packet: &Packet<V6>, backend: &Backend) -> Verdict {
     packet.set_destination(&backend.address);

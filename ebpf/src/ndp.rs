@@ -1,6 +1,6 @@
 //! Neighbor Discovery for VIPs (RFC 4861), in both directions.
 //!
-//! A solicitation's checksum is not looked at: what the answer says does not come from what it covers.
+//! A solicitation's checksum is not verified: the answer uses nothing that it covers.
 
 use aya_ebpf::{helpers::bpf_xdp_adjust_tail, programs::TcContext};
 use vipmux_common::{
@@ -20,7 +20,7 @@ use crate::{
 const IPV6: usize = Packet::<true>::LENGTH;
 /// Type, code, checksum, flags, target.
 const MESSAGE: usize = 24;
-/// And a link-layer address option.
+/// With a link-layer address option.
 const ADVERTISEMENT: usize = MESSAGE + 8;
 const SOLICITATION_TYPE: u8 = 135;
 const ADVERTISEMENT_TYPE: u8 = 136;
@@ -28,7 +28,7 @@ const OVERRIDE: u8 = 0x20;
 const SOLICITED: u8 = 0x40;
 /// Option type 2, length 1: target link-layer address.
 const TARGET_LINK_LAYER: u16 = u16::from_ne_bytes([2, 1]);
-/// Packets from off the link cannot have this hop limit (RFC 4861, 3.1).
+/// Packets from other links cannot have this hop limit (RFC 4861, 3.1).
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Address = Address { w0: 0xff02_0000_u32.to_be(), w1: 0, w2: 0, w3: 1_u32.to_be() };
 const ALL_NODES_MAC: Mac = Mac::new([0x33, 0x33, 0, 0, 0, 1]);
@@ -43,9 +43,9 @@ struct Message {
     code: u8,
 }
 
-/// The message at `at`, the place of an IPv6 header without extension headers (with them, kernels ignore it too where
-/// fragmented, RFC 6980; nobody sends others). An IPv4-mapped address, which stands for a VIP of IPv4, is none on the
-/// wire.
+/// Parses the message at `at`, the offset of an IPv6 header without extension headers. Kernels too
+/// ignore messages in fragments (RFC 6980), and nobody sends others. An IPv4-mapped address on the
+/// wire is refused: it stands for an IPv4 VIP.
 #[inline(always)]
 fn parse(at: usize, end: usize) -> Option<Message> {
     if at + IPV6 + MESSAGE > end {
@@ -74,13 +74,15 @@ fn parse(at: usize, end: usize) -> Option<Message> {
     }
 }
 
-/// Whether this IPv6 frame is a solicitation or an advertisement; if it is not for this very interface, a flooded one.
+/// Returns whether this IPv6 frame is a solicitation or an advertisement, flooded unless it is for
+/// this interface.
 #[inline(always)]
 pub(crate) fn may_concern(frame: &Frame, own: bool) -> bool {
     (own || frame.is_group()) && parse(frame.network, frame.end).is_some()
 }
 
-/// Answers or drops Neighbor Discovery about a VIP; also a flooded packet. `Pass`: it is not about one.
+/// Answers or drops Neighbor Discovery about a VIP, including flooded packets. `Pass`: it is not
+/// about a VIP.
 #[inline(always)]
 pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(message) = parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
@@ -106,7 +108,8 @@ pub(crate) fn receive(frame: &Frame, interface: &Interface) -> Outcome {
     Ok(answer)
 }
 
-/// The first eight bytes behind a message, which are its first option if that is as long; 0: there are not so many.
+/// Returns the first eight bytes after a message: its first option, if that has eight bytes. 0:
+/// there are fewer bytes.
 #[inline(always)]
 fn first_option(frame: &Frame) -> u64 {
     let at = frame.network;
@@ -117,8 +120,8 @@ fn first_option(frame: &Frame) -> u64 {
     unsafe { read::<64, _>(at) }
 }
 
-/// RFC 4861, 7.2.4: to whom asked, or to all nodes where the question came from the unspecified address (duplicate
-/// address detection, RFC 4862, 5.4.3).
+/// RFC 4861, 7.2.4: to the sender, or to all nodes if the solicitation came from the unspecified
+/// address (duplicate address detection, RFC 4862, 5.4.3).
 #[inline(always)]
 fn advertise(frame: &Frame, interface: &Interface, message: &Message) -> Option<Verdict> {
     let unspecified = message.source == Address::default();
@@ -166,7 +169,7 @@ fn advertise(frame: &Frame, interface: &Interface, message: &Message) -> Option<
     Some(Verdict::TRANSMIT)
 }
 
-/// Whether the node's own stack may send this packet, as far as it is Neighbor Discovery.
+/// Returns whether the node's own stack may send this packet, if it is Neighbor Discovery.
 #[inline(always)]
 pub(crate) fn may_leave(context: &TcContext, network: usize) -> bool {
     let at = pin(pin(context.data()) + network);

@@ -1,4 +1,4 @@
-//! Who answers for a VIP's address on the link: what ARP and Neighbor Discovery share.
+//! Decides who answers for a VIP's address on the link, for ARP and Neighbor Discovery.
 
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
 use vipmux_common::abi::{
@@ -13,7 +13,7 @@ use crate::{
 
 const NANOSECONDS: u64 = 1_000_000_000;
 
-/// How the fence's deadline stands.
+/// The state of the fence deadline.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Standing {
     InTime,
@@ -35,8 +35,8 @@ fn standing() -> Standing {
     }
 }
 
-/// Whether the agent has been away for so long that VIPs are nobody's business here. The clock is asked once a second
-/// on each CPU, since it costs more than all the rest of the walk.
+/// Returns whether the agent has been away for so long that this node leaves VIPs alone. Each CPU
+/// reads the clock once a second, since it costs more than all the rest.
 #[inline(always)]
 pub(crate) fn is_abandoned(now: u64) -> bool {
     let (Some(lapse), Some(config)) = (LAPSE.get_ptr_mut(0), CONFIG.get(0)) else { return false };
@@ -50,13 +50,13 @@ pub(crate) fn is_abandoned(now: u64) -> bool {
     }
 }
 
-/// Which reason is whose.
+/// The drop reasons of a protocol.
 pub(crate) struct Reasons {
     pub(crate) not_leading: DropReason,
     pub(crate) fenced: DropReason,
 }
 
-/// Whether to answer a question for this address here and now; `Ok(false)`: it is not a matter of ours.
+/// Returns whether to answer a request for this address here and now; `Ok(false)`: it passes.
 #[inline(always)]
 pub(crate) fn answers(
     address: &Address,
@@ -78,19 +78,19 @@ pub(crate) fn answers(
     }
 }
 
-/// Whether the VIP is announced on this interface and VLAN.
+/// Returns whether the VIP is announced on this interface and VLAN.
 #[inline(always)]
 pub(crate) fn is_announced(vip: &VipValue, interface: &Interface, vlan: u32) -> bool {
     vip.interfaces & interface.bit != 0 && vip.vlan == vlan
 }
 
-/// Takes notice of somebody who speaks for an address; whether it is a VIP. A peer who speaks for one that we lead leads
-/// it now. Strangers are the agent's to deal with.
+/// Handles an announcement of an address. Returns whether it is a VIP. A peer that announces a VIP
+/// that this node leads now leads it. The agent handles foreign speakers.
 #[inline(always)]
 pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &Interface) -> bool {
     let Some(vip) = VIPS.get_ptr_mut(address) else { return false };
-    // SAFETY: a map value, which stays in place for the whole run. Only the flags are written, and the agent replaces
-    // the whole element, so neither can leave a mixture.
+    // SAFETY: a map value, which stays in place for the whole run. Only the flags are written, and
+    // the agent replaces the whole element, so neither can leave a mixture.
     unsafe {
         if !is_announced(&*vip, interface, frame.vlan) {
             return true;
@@ -110,8 +110,9 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
     true
 }
 
-/// Takes notice of somebody who asks everybody whether anybody has an address: it is about to take it (RFC 5227, 2.1.1;
-/// RFC 4862, 5.4.3). What is addressed to this node alone is a check whether we are still there, as switches make it.
+/// Notes a broadcast probe for an address: its sender is about to take it (RFC 5227, 2.1.1; RFC
+/// 4862, 5.4.3). A unicast probe to this node only checks whether it is still there, as switches
+/// do.
 #[inline(always)]
 pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Frame, interface: &Interface) {
     if !frame.is_group() || sender == interface.mac {
@@ -124,29 +125,32 @@ pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Fr
     }
 }
 
-/// Keeps for the agent who was heard. The element is replaced: an LRU map may have given it to another while it is changed.
+/// Records the speaker for the agent. The element is replaced: an LRU map may give it to another
+/// key during an update.
 #[inline(always)]
 fn note(address: &Address, mac: Mac, frame: &Frame, heard: impl FnOnce(&mut Speaker, u64)) {
     let key = SpeakerKey { vip: *address, mac };
-    // SAFETY: a copy of a map value, and a helper without arguments; the context is valid for the whole run.
+    // SAFETY: a copy of a map value, and a helper without arguments; the context is valid for the
+    // whole run.
     let (mut speaker, now, ifindex) = unsafe {
         let known = SPEAKERS.get_ptr(&key).map_or(Speaker::default(), |known| *known);
         (known, bpf_ktime_get_boot_ns(), (*frame.context).ingress_ifindex)
     };
     speaker.ifindex = ifindex;
     heard(&mut speaker, now);
-    // Without room, which an LRU map makes, it is not noted.
+    // Without room, which an LRU map makes, it is not recorded.
     let _ = SPEAKERS.insert(&key, &speaker, 0);
 }
 
-/// Whether the node's own stack may speak for this address here: not for a VIP that it does not lead, and not where the VIP is
-/// not announced. A kernel that has the VIP on a dummy interface does, and it would move clients.
+/// Returns whether the node's own stack may send for this address here: not for a VIP that it does
+/// not lead, and not where the VIP is not announced. A kernel with the VIP on a dummy interface
+/// would do so and move clients.
 #[inline(always)]
 pub(crate) fn may_speak(address: &Address, context: &TcContext) -> bool {
     let Some(vip) = VIPS.get_ptr(address) else { return true };
     // SAFETY: a map value, which stays in place for the whole run; and so is the context.
     let (vip, ifindex) = unsafe { (&*vip, (*context.skb.skb).ifindex) };
-    // What is on top of a port, such as a VLAN, has no bit. What it sends leaves by the port.
+    // Interfaces on top of a port, such as a VLAN, have no bit. Their frames leave by the port.
     let bit = INTERFACES.get(ifindex).map_or(0, |interface| interface.bit);
     let announced = bit == 0 || vip.interfaces & bit != 0;
     match standing() {

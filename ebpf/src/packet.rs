@@ -1,6 +1,7 @@
-//! IPv4 (RFC 791) and IPv6 (RFC 8200): one code for both, made twice by the compiler.
+//! Parses IPv4 (RFC 791) and IPv6 (RFC 8200) with one generic code.
 //!
-//! Wire fields are read as they lie, so they are in network byte order unless a name says otherwise.
+//! Wire fields are read as they are in the packet: network byte order, unless a name says
+//! otherwise.
 
 use vipmux_common::{
     abi::{Address, DropReason, FragmentKey},
@@ -21,29 +22,29 @@ const IPV6_LENGTH: usize = 40;
 /// The fragment offset (RFC 791, 3.1).
 pub(crate) const FRAGMENT_OFFSET: u16 = 0x1fff_u16.to_be();
 
-/// A packet whose fixed header is in the frame; nothing else is known to be right yet.
+/// A packet whose fixed header is in the frame. Nothing else is verified yet.
 pub(crate) struct Packet<const V6: bool> {
     pub(crate) at: usize,
     pub(crate) source: Address,
     pub(crate) destination: Address,
 }
 
-/// What follows the IP header and IPv6's extension headers.
+/// The transport: what follows the IP header and IPv6's extension headers.
 pub(crate) struct Transport {
-    /// Where it begins.
+    /// Its offset.
     pub(crate) at: usize,
     pub(crate) protocol: u32,
     /// Its length by the IP header, bytes.
     pub(crate) length: usize,
     /// [`FIRST`], [`LATER`]; 0 for a whole datagram.
     pub(crate) fragment: u32,
-    /// The identification that fragments share, wire.
+    /// The identification that all fragments share, wire.
     id: u32,
 }
 
-/// Of a datagram in fragments: its first bytes, with the ports.
+/// The first fragment of a datagram, with the ports.
 pub(crate) const FIRST: u32 = 1;
-/// Of a datagram in fragments: others.
+/// A later fragment of a datagram.
 pub(crate) const LATER: u32 = 2;
 
 /// Loads an IPv6 address `OFFSET` bytes after `address`.
@@ -65,7 +66,7 @@ pub(crate) use address;
 impl<const V6: bool> Packet<V6> {
     /// The fixed header's length, bytes.
     pub(crate) const LENGTH: usize = if V6 { IPV6_LENGTH } else { IPV4_LENGTH };
-    /// ICMP's number, or ICMPv6's.
+    /// The protocol number of ICMP or ICMPv6.
     pub(crate) const ICMP: u32 = if V6 { 58 } else { 1 };
 
     #[inline(always)]
@@ -84,15 +85,15 @@ impl<const V6: bool> Packet<V6> {
         Some(Self { at, source, destination })
     }
 
-    /// Checks the headers of a packet of which `available` bytes are there. `None`: it is this node's own, still to be
-    /// segmented, and its length is not looked at; one that does not fit 16 bits is zero (iph_totlen in
-    /// include/net/ip.h).
+    /// Checks the headers of a packet with `available` bytes. `None`: the packet is this node's own
+    /// and will be segmented. Then its length is ignored; one that does not fit 16 bits is zero
+    /// (iph_totlen in include/net/ip.h).
     #[inline(always)]
     pub(crate) fn transport<W: Walk>(&self, walk: &W, available: Option<usize>) -> Result<Transport, DropReason> {
         if V6 { self.transport_v6(walk, available) } else { self.transport_v4(available) }
     }
 
-    /// The transport of a packet that is whole and has no extension headers.
+    /// Returns the transport of a whole packet without extension headers.
     #[inline(always)]
     pub(crate) fn whole(&self, available: usize) -> Option<Transport> {
         let transport = self.transport(&NoExtensions, Some(available)).ok()?;
@@ -156,14 +157,14 @@ impl<const V6: bool> Packet<V6> {
         })
     }
 
-    /// What the fragments of this packet's datagram share.
+    /// Returns the key that all fragments of this packet's datagram share.
     #[inline(always)]
     pub(crate) fn fragment(&self, transport: &Transport) -> FragmentKey {
         let protocol = if V6 { 0 } else { transport.protocol };
         FragmentKey { source: self.source, destination: self.destination, id: transport.id, protocol }
     }
 
-    /// The same, written to a place of its own.
+    /// Writes the same key to a given place.
     #[inline(always)]
     pub(crate) fn fragment_into(&self, transport: &Transport, key: &mut FragmentKey) {
         key.source = self.source;
@@ -172,7 +173,7 @@ impl<const V6: bool> Packet<V6> {
         key.protocol = if V6 { 0 } else { transport.protocol };
     }
 
-    /// The sum of the pseudo-header that checksums cover (RFC 9293, 3.1; RFC 8200, 8.1).
+    /// Returns the sum of the pseudo-header that checksums cover (RFC 9293, 3.1; RFC 8200, 8.1).
     #[inline(always)]
     pub(crate) fn pseudo(source: &Address, destination: &Address, protocol: u32, length: u32) -> u64 {
         let sum = |address: &Address| {
@@ -183,7 +184,7 @@ impl<const V6: bool> Packet<V6> {
         sum(source) + sum(destination) + u64::from((protocol as u16).to_be()) + u64::from((length as u16).to_be())
     }
 
-    /// What a change of address means to a checksum over it.
+    /// Returns the effect of an address change on a checksum over it.
     #[inline(always)]
     pub(crate) fn change(from: &Address, to: &Address) -> u64 {
         let last = checksum::change(from.w3, to.w3);
@@ -197,7 +198,7 @@ impl<const V6: bool> Packet<V6> {
         }
     }
 
-    /// Writes the destination address; what that means to a checksum over it.
+    /// Writes the destination address. Returns the effect on a checksum over it.
     #[inline(always)]
     pub(crate) fn set_destination(&self, address: &Address) -> u64 {
         let change = Self::change(&self.destination, address);
@@ -217,7 +218,7 @@ impl<const V6: bool> Packet<V6> {
         change
     }
 
-    /// Swaps source and destination, which no checksum sees.
+    /// Swaps source and destination, which does not affect checksums.
     #[inline(always)]
     pub(crate) fn swap_addresses(&self) {
         let (at, source, destination) = (self.at, &self.destination, &self.source);
@@ -233,14 +234,14 @@ impl<const V6: bool> Packet<V6> {
         }
     }
 
-    /// The TTL, or the hop limit.
+    /// Returns the TTL or the hop limit.
     #[inline(always)]
     pub(crate) fn hops(&self) -> u8 {
         // SAFETY: `parse` compared the fixed header with the end.
         unsafe { if V6 { read::<7, _>(self.at) } else { read::<8, _>(self.at) } }
     }
 
-    /// Writes the TTL, or the hop limit.
+    /// Writes the TTL or the hop limit.
     #[inline(always)]
     pub(crate) fn set_hops(&self, hops: u8) {
         let at = self.at;

@@ -1,8 +1,10 @@
-//! Partial checksums: what a local sender leaves to a NIC that is never reached (`CHECKSUM_PARTIAL` in
-//! include/linux/skbuff.h). The field then holds the sum of the pseudo-header, not complemented.
+//! Partial checksums: a local sender leaves them to a NIC that the packet never reaches
+//! (`CHECKSUM_PARTIAL` in include/linux/skbuff.h). The field then has the sum of the pseudo-header,
+//! not complemented.
 //!
-//! Such frames come in only where [`INTERFACE_PARTIAL`] says so. Delivered, they stay partial, since the kernel knows
-//! what they are. Sent out by XDP in native mode, that knowledge is lost, so the checksum is completed first.
+//! Such frames only come in by interfaces with [`INTERFACE_PARTIAL`]. If delivered, they stay
+//! partial, since the kernel knows about it. If native XDP sends them out, that knowledge is lost,
+//! so the checksum is completed first.
 
 use core::mem::MaybeUninit;
 
@@ -22,12 +24,13 @@ use crate::{
     wire::{opaque, pin, read, write},
 };
 
-/// The most that is summed, bytes: a jumbo frame. What is longer is still to be segmented, and so partial.
+/// The most bytes that are summed: a jumbo frame. A longer packet will still be segmented, so it is
+/// partial.
 const MOST: usize = 9_216;
-/// What is summed at a time, bytes.
+/// Bytes that are summed at a time.
 const BLOCK: usize = 32;
 
-/// Whether a segment's checksum is partial.
+/// Returns whether a segment's checksum is partial.
 #[inline(always)]
 pub(crate) fn is_partial<const V6: bool>(
     frame: &Frame,
@@ -39,7 +42,7 @@ pub(crate) fn is_partial<const V6: bool>(
     interface.flags & INTERFACE_PARTIAL != 0 && rest(frame, packet, transport, segment) != FINAL
 }
 
-/// Completes a partial checksum, where what is sent out would be taken for final.
+/// Completes a partial checksum of a packet that is sent out, where it would be taken as final.
 #[inline(always)]
 pub(crate) fn complete<const V6: bool>(
     frame: &Frame,
@@ -67,14 +70,14 @@ pub(crate) fn complete<const V6: bool>(
     }
 }
 
-/// In place of a sum: the checksum is final.
+/// Instead of a sum: the checksum is final.
 const FINAL: u64 = u64::MAX;
-/// In place of a sum: the checksum is partial, and there is too much to sum.
+/// Instead of a sum: the checksum is partial, and the packet is too long to sum.
 const UNKNOWN: u64 = u64::MAX - 1;
 
-/// The sum of a partial segment with its field, or [`FINAL`], or [`UNKNOWN`]. One in 65,535 final checksums looks like a
-/// partial one: so that is not believed before the segment was summed and does not verify. A fragment's is always final,
-/// and does not verify alone.
+/// Returns the sum of a partial segment with its field, or [`FINAL`], or [`UNKNOWN`]. One in 65,535
+/// final checksums looks like a partial one, so it counts as partial only if the segment's sum does
+/// not verify. A fragment's checksum is always final, and does not verify alone.
 #[inline(always)]
 fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transport, segment: &Segment) -> u64 {
     let at = segment.transport;
@@ -102,8 +105,8 @@ fn rest<const V6: bool>(frame: &Frame, packet: &Packet<V6>, transport: &Transpor
     if sum != UNKNOWN && checksum::fold(sum + pseudo) == 0xffff { FINAL } else { sum }
 }
 
-/// Sums bytes of the frame as 16-bit words. A function of its own to the verifier, as what it calls at the end is: where
-/// the loop ended is nothing that it has to follow.
+/// Sums bytes of the frame as 16-bit words. The verifier checks this function, and the one that it
+/// calls at the end, on its own. So it need not follow where the loop ended.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn partial_sum(context: *mut xdp_md, offset: u32, length: u32) -> u64 {
@@ -163,7 +166,7 @@ extern "C" fn partial_sum_rest(context: *mut xdp_md, offset: u32, length: u32) -
     sum + u64::from(u16::from_ne_bytes([unsafe { read::<0, u8>(at) }, 0]))
 }
 
-/// [`partial_sum`] for a frame in several buffers, out of which bytes are copied.
+/// [`partial_sum`] for a frame in several buffers, from which bytes are copied.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn partial_sum_buffers(context: *mut xdp_md, offset: u32, length: u32) -> u64 {
@@ -197,12 +200,14 @@ extern "C" fn partial_sum_copy(context: *mut xdp_md, offset: u32, length: u32) -
     if length == 0 || length > BLOCK as u32 {
         return UNKNOWN;
     }
-    // The same again, for a verifier that does not conclude from a comparison with 0 that the length is more (Linux 6.1).
+    // The same check again, for a verifier that does not conclude from a comparison with 0 that the
+    // length is larger (Linux 6.1).
     let length = (opaque(u64::from(length - 1)) & (BLOCK as u64 - 1)) as u32 + 1;
     let mut block = MaybeUninit::<[u64; BLOCK / 8]>::uninit();
     let words = block.as_mut_ptr().cast::<u64>();
     for index in 0..BLOCK / 8 {
-        // SAFETY: within the block. Volatile, or the compiler would call a function that is a loop over bytes.
+        // SAFETY: within the block. Volatile, or the compiler would call a function that is a loop
+        // over bytes.
         unsafe { words.add(index).write_volatile(0) };
     }
     // SAFETY: the block has room for that many bytes; what is not copied is zero.

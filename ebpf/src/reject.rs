@@ -1,7 +1,9 @@
-//! Answers in a VIP's name to packets that go to no backend: TCP RST, ICMP port unreachable, ICMP echo reply.
+//! Answers in a VIP's name to packets that go to no backend: TCP RST, ICMP port unreachable, ICMP
+//! echo reply.
 //!
-//! All are rate-limited, since a stranger can ask for any number of them, from any address. None is given to a peer's
-//! hand-over (its node has answered, or will), to a fragment, or to an address that is no host's.
+//! All are rate-limited, since any host can request any number of them from any address. There is
+//! no answer to a peer's hand-over (that node has answered, or will), to a fragment, or to an
+//! address that is no host's.
 
 use aya_ebpf::helpers::{bpf_csum_diff, bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use vipmux_common::{
@@ -22,13 +24,14 @@ use crate::{
 /// A TCP header without options.
 const TCP_HEADER: usize = 20;
 const ICMP_HEADER: usize = 8;
-/// Of the offending packet's transport header, what every receiver needs (RFC 792); more would make it an amplifier.
+/// Bytes of the offending packet's transport header that every receiver needs (RFC 792). More bytes
+/// would make this an amplifier.
 const EMBEDDED: usize = 8;
-/// Shorter Ethernet frames are padded by the sender; without the frame check sequence.
+/// The minimum Ethernet frame without the frame check sequence. Senders pad shorter ones.
 const SHORTEST_FRAME: usize = 60;
 const HOPS: u8 = 64;
 
-/// What becomes of a packet that no Service or no backend takes.
+/// Handles a packet that no Service or no backend takes.
 #[inline(always)]
 pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, reason: DropReason) -> Verdict {
     let drop = Verdict::drop(reason);
@@ -38,7 +41,8 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
     }
     match config.unclaimed {
         UNCLAIMED_REJECT => {}
-        // A peer's stack that does not have the address has forwarded the packet, and so would this one's, for ever.
+        // A peer's stack without the address has forwarded the packet. This node's stack would too,
+        // forever.
         UNCLAIMED_PASS if PEERS.get_ptr(frame.source).is_some() => {}
         UNCLAIMED_PASS => return Verdict::of(pass::<V6>(frame)),
         _ => return drop,
@@ -54,7 +58,7 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
     }
 }
 
-/// To the node's own stack, and all later fragments too.
+/// To the node's own stack, with all later fragments.
 #[inline(always)]
 fn pass<const V6: bool>(frame: &Frame) -> Outcome {
     let packet = Packet::<V6>::parse(frame.network, frame.end).ok_or(DropReason::Malformed)?;
@@ -112,8 +116,8 @@ pub(crate) fn echo<const V6: bool>(
     Ok(Verdict::TRANSMIT)
 }
 
-/// Whether an address can be one host's: not "this network" or the unspecified address, loopback, multicast, reserved or
-/// broadcast.
+/// Returns whether an address can be one host's. Excluded are "this network" or the unspecified
+/// address, loopback, multicast, reserved and broadcast.
 #[inline(always)]
 fn is_host<const V6: bool>(address: &Address) -> bool {
     if V6 {
@@ -184,8 +188,8 @@ fn reset<const V6: bool>(
     Some(Verdict::TRANSMIT)
 }
 
-/// RFC 1122, 3.2.2.1, and RFC 4443, 3.1: destination unreachable, port unreachable, with the offending packet's first
-/// bytes.
+/// RFC 1122, 3.2.2.1, and RFC 4443, 3.1: destination unreachable, port unreachable, with the
+/// offending packet's first bytes.
 #[inline(always)]
 fn unreachable<const V6: bool>(
     frame: &Frame,
@@ -195,7 +199,7 @@ fn unreachable<const V6: bool>(
 ) -> Option<Verdict> {
     let embedded = Packet::<V6>::LENGTH + EMBEDDED;
     let growth = Packet::<V6>::LENGTH + ICMP_HEADER;
-    // With options or extension headers, more would have to be told.
+    // With options or extension headers, more bytes would be needed.
     if segment.transport != packet.at + Packet::<V6>::LENGTH {
         return None;
     }
@@ -205,7 +209,7 @@ fn unreachable<const V6: bool>(
     if unsafe { bpf_xdp_adjust_head(frame.context, -(growth as i32)) } != 0 {
         return None;
     }
-    // Where the Ethernet header was, there is the packet now.
+    // The packet now begins where the Ethernet header was.
     frame.write_link(client_mac, interface.mac)?;
     let frame = Frame::parse(frame.context, frame.fragmented)?;
     let at = frame.network;
@@ -228,7 +232,7 @@ fn unreachable<const V6: bool>(
     Some(Verdict::TRANSMIT)
 }
 
-/// Makes the frame `length` bytes long, if it is longer.
+/// Cuts the frame to `length` bytes, if it is longer.
 #[inline(always)]
 fn shrink(frame: &Frame, length: usize) -> Option<()> {
     let present = frame.length as usize;

@@ -1,6 +1,6 @@
-//! The way back: replies of local backends become the VIP's again.
+//! Translates replies of local backends back to the VIP's.
 //!
-//! It is done by the checksum helpers alone: they know partial checksums and GSO.
+//! It only uses the checksum helpers, which handle partial checksums and GSO.
 
 use core::ptr;
 
@@ -22,8 +22,8 @@ use crate::{
     wire::pin,
 };
 
-/// Turns a local backend's reply back into one of the VIP; what is none is left alone. `network` is the offset of the IP
-/// header.
+/// Translates a local backend's reply to one of the VIP. Other packets stay unchanged. `network` is
+/// the offset of the IP header.
 #[inline(always)]
 pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Result<(), DropReason> {
     let (start, end) = (pin(context.data()), pin(context.data_end()));
@@ -65,7 +65,7 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
     Ok(())
 }
 
-/// A later fragment has neither ports nor checksum: only its source changes, as the first one's did.
+/// A later fragment has neither ports nor checksum: only its source changes, like the first one's.
 #[inline(always)]
 fn restore_later<const V6: bool>(context: &TcContext, network: usize, key: &FragmentKey) -> Result<(), DropReason> {
     let Some(vip) = fragment::find_egress(key) else { return Ok(()) };
@@ -74,8 +74,9 @@ fn restore_later<const V6: bool>(context: &TcContext, network: usize, key: &Frag
     Ok(())
 }
 
-/// Makes the headers directly readable: enough for the longest IPv4 header and a TCP header, or an ICMPv6 error, or all
-/// there is. The linear part of a forwarded packet can be shorter. What stays out of reach is not translated.
+/// Makes the headers directly readable: enough for the longest IPv4 header and a TCP header, or an
+/// ICMPv6 error, or the whole packet. The linear part of a forwarded packet can be shorter. Headers
+/// that stay out of reach are not translated.
 #[inline(always)]
 pub(crate) fn pull(context: &TcContext, network: usize) {
     let wanted = (network as u32 + 128).min(context.len());
@@ -92,7 +93,7 @@ fn rewrite<const V6: bool>(
     key: &ReverseKey,
     reply: &ReverseValue,
 ) -> Result<(), i64> {
-    // SCTP's CRC32c covers neither; its ports are the same on both sides.
+    // SCTP's CRC32c covers neither address nor port, and the ports are the same on both sides.
     if key.protocol != SCTP {
         let (field, mangled) = if key.protocol == TCP { (16, 0) } else { (6, u64::from(BPF_F_MARK_MANGLED_0)) };
         let pseudo = u64::from(BPF_F_PSEUDO_HDR) | mangled;
@@ -104,7 +105,7 @@ fn rewrite<const V6: bool>(
     set_source::<V6>(context, network, &key.backend, &reply.vip)
 }
 
-/// Takes a changed address into a checksum.
+/// Updates a checksum for a changed address.
 #[inline(always)]
 fn replace<const V6: bool>(
     context: &TcContext,
@@ -133,9 +134,9 @@ fn set_source<const V6: bool>(context: &TcContext, network: usize, from: &Addres
     }
 }
 
-/// Turns an error of a local backend or of this node, about a packet of a client, into one about the packet that the
-/// client sent. `icmp`, `ports`: the offsets of its header and of the embedded ports. One about no flow of ours
-/// is left alone.
+/// Translates an error of a local backend or of this node about a client's packet, into one about
+/// the packet that the client sent. `icmp`, `ports`: the offsets of its header and of the embedded
+/// ports. An error about an unknown flow stays unchanged.
 #[inline(always)]
 fn error<const V6: bool>(
     context: &TcContext,

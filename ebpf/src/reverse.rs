@@ -1,4 +1,4 @@
-//! Reverse records: what a local backend's replies are turned back into.
+//! Reverse records: how to translate a local backend's replies.
 
 use core::ptr;
 
@@ -17,14 +17,14 @@ use crate::{
     segment::{ACK, SYN, Segment},
 };
 
-/// Whether a reverse record's connection is over, by its flags.
+/// Returns whether a reverse record's connection is over, by its flags.
 #[inline(always)]
 fn is_closed(flags: u32) -> bool {
     const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
     flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH
 }
 
-/// Whether a reverse record still translates.
+/// Returns whether a reverse record still translates.
 #[inline(always)]
 fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bool {
     let age = age(value.seen, now);
@@ -35,16 +35,16 @@ fn is_live(config: &Config, protocol: u32, value: &ReverseValue, now: u64) -> bo
     }
 }
 
-/// Whether a SYN-ACK is of the SYN that the record tells of. It may acknowledge data, too (RFC 7413): less than fills a
-/// packet. An SCTP INIT ACK bears just that tag.
+/// Returns whether a SYN-ACK answers the recorded SYN. It may acknowledge data too (RFC 7413): less
+/// than a full packet. An SCTP INIT ACK has exactly that tag.
 #[inline(always)]
 fn accepts(protocol: u32, value: &ReverseValue, acknowledged: u32) -> bool {
     let most = if protocol == TCP { u32::from(u16::MAX) } else { 0 };
     value.flags & FLOW_ISN != 0 && acknowledged.wrapping_sub(value.isn).wrapping_sub(1) <= most
 }
 
-/// Makes or refreshes the record by which the backend's replies find their way back to the VIP. `may_insert`: whether
-/// there is room left for a new one.
+/// Makes or refreshes the reverse record for a backend's replies. `may_insert`: whether a new
+/// record is allowed.
 #[inline(always)]
 pub(crate) fn remember(
     key: &ReverseKey,
@@ -66,7 +66,7 @@ pub(crate) fn remember(
                 return Err(DropReason::TupleCollision);
             }
             let direct = value.flags & FLOW_DIRECT != 0;
-            // It was under way when the client turned to the backend itself.
+            // The packet was sent before the client turned to the backend itself.
             if direct && !syn && is_live(config, key.protocol, &value, now) {
                 return Ok(());
             }
@@ -105,7 +105,8 @@ pub(crate) fn remember(
     REVERSE.insert(key, &*value, 0).map_err(|_| DropReason::RecordFailed)
 }
 
-/// Takes one more segment into account. `seen` stands still once the connection is closed, so that it ends.
+/// Updates the record for another segment. `seen` does not change once the connection is closed, so
+/// that it ends.
 #[inline(always)]
 fn refresh(record: *mut ReverseValue, value: &ReverseValue, tcp: u8, fin: u32, now: u64) {
     let flags = after(value.flags, tcp, fin);
@@ -120,17 +121,17 @@ fn refresh(record: *mut ReverseValue, value: &ReverseValue, tcp: u8, fin: u32, n
     }
 }
 
-/// What a reply is to be turned into.
+/// The translation of a reply.
 pub(crate) enum Reply {
-    /// Not of a flow through a VIP.
+    /// The reply belongs to no flow through a VIP.
     Foreign,
-    /// A SYN-ACK of a connection that the client made to the backend itself.
+    /// A SYN-ACK of a direct connection from the client to the backend.
     Direct,
-    /// Of this flow.
+    /// The reply belongs to this flow.
     Of(ReverseValue),
 }
 
-/// A live record of replies, which is left as it is: for what is about the flow, but not of it.
+/// Returns a live record of replies, unchanged: this is for packets about the flow, not of it.
 #[inline(always)]
 pub(crate) fn look(key: &ReverseKey, now: u64) -> Option<ReverseValue> {
     let record = REVERSE.get_ptr(key)?;
@@ -140,7 +141,8 @@ pub(crate) fn look(key: &ReverseKey, now: u64) -> Option<ReverseValue> {
     (tag == hash::reverse(key) && translates).then_some(value)
 }
 
-/// Finds a reply's record and refreshes it. `tcp` is TCP's flags, `acknowledged` its acknowledgement number, host order.
+/// Finds a reply's record and refreshes it. `tcp` has TCP's flags, `acknowledged` its
+/// acknowledgement number, host order.
 #[inline(always)]
 pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> Reply {
     let Some(record) = REVERSE.get_ptr_mut(key) else { return Reply::Foreign };
@@ -155,8 +157,9 @@ pub(crate) fn reply(key: &ReverseKey, tcp: u8, acknowledged: u32, now: u64) -> R
         return Reply::Foreign;
     }
     if tcp & (SYN | ACK) == SYN | ACK && !accepts(key.protocol, &value, acknowledged) {
-        // Without the client's SYN it may be a late one of this very connection, whose next packet then makes a record anew;
-        // and an SCTP endpoint answers every INIT, whoever sent it (RFC 9260, 5.2.2).
+        // Without the client's SYN, it may be a late one of this connection, whose next packet
+        // makes a new record. And an SCTP endpoint answers every INIT, whoever sent it (RFC 9260,
+        // 5.2.2).
         if key.protocol != TCP || value.flags & FLOW_ISN == 0 && !is_closed(value.flags) {
             let _ = REVERSE.remove(key);
             return Reply::Direct;

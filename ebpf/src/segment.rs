@@ -1,4 +1,4 @@
-//! TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
+//! Parses TCP (RFC 9293), UDP (RFC 768) and SCTP (RFC 9260).
 
 use vipmux_common::abi::{Address, DropReason, FlowKey};
 
@@ -14,9 +14,9 @@ pub(crate) const ACK: u8 = 0x10;
 
 const TCP_LENGTH: usize = 20;
 const UDP_LENGTH: usize = 8;
-/// The common header and the first chunk's header.
+/// Bytes of the common header and the first chunk's header.
 const SCTP_LENGTH: usize = 12 + 4;
-/// With the first field of an INIT.
+/// The same with the first field of an INIT.
 const SCTP_INIT_LENGTH: usize = SCTP_LENGTH + 4;
 
 /// Types of SCTP's chunks (RFC 9260, 3.2).
@@ -28,21 +28,22 @@ const SHUTDOWN_ACK: u8 = 8;
 
 /// A TCP segment, UDP datagram or SCTP packet whose headers are in the frame.
 pub(crate) struct Segment {
-    /// Where the transport header begins: 8 bytes may be touched, 20 for TCP.
+    /// The transport header's address: 8 bytes are accessible, 20 for TCP.
     pub(crate) transport: usize,
     pub(crate) protocol: u32,
     pub(crate) source_port: u16,
     pub(crate) destination_port: u16,
-    /// TCP's flags; those that mean the same for SCTP; 0 for UDP.
+    /// TCP's flags, or the equivalent ones for SCTP; 0 for UDP.
     pub(crate) flags: u8,
-    /// TCP's sequence number, host order. For an SCTP INIT, the tag that its answer carries, less one.
+    /// TCP's sequence number, host order. For an SCTP INIT, its initiate tag less one: the answer
+    /// has that tag.
     pub(crate) sequence: u32,
     /// TCP's acknowledgement number, host order; SCTP's verification tag.
     pub(crate) acknowledged: u32,
 }
 
 impl Transport {
-    /// Takes what the walk needs of TCP, UDP or SCTP.
+    /// Parses the needed fields of TCP, UDP or SCTP.
     #[inline(always)]
     pub(crate) fn segment(&self, end: usize) -> Result<Segment, DropReason> {
         let Self { at, protocol, length, .. } = *self;
@@ -96,8 +97,8 @@ impl Transport {
 }
 
 impl Segment {
-    /// What an SCTP packet's first chunk means, in TCP's words. An INIT, an INIT ACK and an ABORT come first or alone
-    /// (RFC 9260, 6.10).
+    /// Translates an SCTP packet's first chunk to TCP's flags. An INIT, an INIT ACK and an ABORT
+    /// are first or alone (RFC 9260, 6.10).
     #[inline(always)]
     fn association(&mut self, end: usize) -> Result<(), DropReason> {
         let at = self.transport;

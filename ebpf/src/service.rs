@@ -1,4 +1,4 @@
-//! From (VIP, protocol, port) to a Service, and from there to a backend for a new flow.
+//! Finds the Service of (VIP, protocol, port), and the backend of a new flow.
 
 use vipmux_common::{
     abi::{
@@ -14,7 +14,8 @@ use crate::{
     maps::{NODES, SERVICE_STATES, SERVICES, TABLES},
 };
 
-/// A copy of the Service port's revision, by the flags of its VIP: the element itself may be replaced at any time.
+/// Returns a copy of the Service port's revision, by the flags of its VIP. The element itself may
+/// be replaced at any time.
 #[inline(always)]
 pub(crate) fn find(key: &FlowKey, vip_flags: u32) -> Result<ServiceValue, DropReason> {
     let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
@@ -30,13 +31,13 @@ pub(crate) fn find(key: &FlowKey, vip_flags: u32) -> Result<ServiceValue, DropRe
     Err(DropReason::NoService)
 }
 
-/// What holds for all flows of the Service port.
+/// Returns the state that holds for all flows of the Service port.
 #[inline(always)]
 pub(crate) fn state(service: &ServiceValue) -> Option<&'static ServiceState> {
     SERVICE_STATES.get(service.slot)
 }
 
-/// The node, if frames may be handed over to it.
+/// Returns the node, if frames may be handed over to it.
 #[inline(always)]
 pub(crate) fn node(target: &Target) -> Result<&'static Node, DropReason> {
     match NODES.get(target.node) {
@@ -45,14 +46,16 @@ pub(crate) fn node(target: &Target) -> Result<&'static Node, DropReason> {
     }
 }
 
-/// Whether a frame may go to this backend: a handed-over one only to a local one, and none back to where it came from.
+/// Returns whether a frame may go to this backend. A handed-over frame only goes to a local one,
+/// and no frame goes back to where it came from.
 #[inline(always)]
 pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool {
     target.local.is_some() || !handed_over && node(target).is_ok_and(|node| node.mac != frame.source)
 }
 
-/// The backend of a new flow. With session affinity all flows of a client go to one, which every node finds by the
-/// client's address; a change of the backends moves none that is remembered. And whether this one is to be.
+/// Returns the backend of a new flow, and whether to record the client. With session affinity all
+/// flows of a client go to one backend, which every node finds by the client's address. A change of
+/// backends does not move recorded clients.
 #[inline(always)]
 pub(crate) fn pick(
     key: &FlowKey,
@@ -72,7 +75,7 @@ pub(crate) fn pick(
     Ok((choose(service, hash::client(&key.client), frame, handed_over)?, true))
 }
 
-/// The table's backend for a new flow, or the next best where it cannot be taken.
+/// Returns the table's backend for a new flow, or the next usable one.
 #[inline(always)]
 pub(crate) fn choose(
     service: &ServiceValue,
@@ -95,7 +98,7 @@ pub(crate) fn choose(
     }
 }
 
-/// What [`choose_backend`] gives back above 32 bits; below, an index into `BACKENDS`.
+/// Flags above the low 32 bits of [`choose_backend`]'s result, which are an index into `BACKENDS`.
 const FOUND: u64 = 0;
 const NO_BACKEND: u64 = 1;
 const NOT_LOCAL: u64 = 2;
@@ -107,8 +110,9 @@ const HANDED_OVER: u32 = 1;
 /// [`SERVICE_SPARE`].
 const SPARE: u32 = 2;
 
-/// A function of its own to the verifier, since the probes would be multiplied by all that came before. Of the tables,
-/// the first slot is above 32 bits, and the length below; `from` is the frame's source MAC.
+/// The verifier checks this function on its own, since its probes would multiply with all earlier
+/// paths. `tables` have the first slot above 32 bits and the length below; `from` is the frame's
+/// source MAC.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, how: u32) -> u64 {

@@ -1,5 +1,5 @@
-//! BPF programs for tests and the bench. Those of the bench are for frames in several buffers, since the kernel lets
-//! programs call none but their own kind.
+//! BPF programs for tests and the bench. The bench's programs are for frames in several buffers,
+//! since the kernel only lets programs call their own kind.
 #![no_std]
 #![no_main]
 #![deny(unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -29,15 +29,16 @@ static ITERATION: PerCpuArray<u64> = PerCpuArray::with_max_entries(1, 0);
 /// The program under test.
 #[map]
 static TARGET: ProgramArray = ProgramArray::with_max_entries(1, 0);
-/// What a lookup in a plain map costs; sized by the bench.
+/// A plain map, to measure a lookup; sized by the bench.
 #[map]
 static FLOOR_HASH: HashMap<FlowKey, FlowValue> = HashMap::with_max_entries(64, 0);
 #[map]
 static FLOOR_LRU: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(64, 0);
-/// Packets that came to `sink`: for a backend, whose addresses begin with [`BACKENDS`], and for others.
+/// Packets that reached `sink`: for a backend, with an address that begins with [`BACKENDS`], and
+/// for others.
 #[map]
 static ARRIVED: PerCpuArray<u64> = PerCpuArray::with_max_entries(2, 0);
-/// Not zero where `sink` answers.
+/// Not zero if `sink` answers.
 #[map]
 static ANSWER: Array<u32> = Array::with_max_entries(1, 0);
 
@@ -47,13 +48,13 @@ pub fn pass(_context: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// The same where frames are longer than a page.
+/// The same for frames longer than a page.
 #[xdp(frags)]
 pub fn pass_jumbo(_context: XdpContext) -> u32 {
     XDP_PASS
 }
 
-/// Writes the time by which flow records age, `jiffies_64`, over the frame's first eight bytes.
+/// Writes the time of flow records, `jiffies_64`, to the frame's first eight bytes.
 #[xdp]
 pub fn clock(context: XdpContext) -> u32 {
     let Some(at) = bytes(&context, 8) else { return XDP_ABORTED };
@@ -62,8 +63,8 @@ pub fn clock(context: XdpContext) -> u32 {
     XDP_TX
 }
 
-/// A test run gives each iteration what the last one left. This puts the packet back and goes on to the program under
-/// test.
+/// A test run gives each iteration the last one's result. This restores the packet and calls the
+/// program under test.
 #[xdp(frags)]
 pub fn restore(context: XdpContext) -> u32 {
     if put_back(&context).is_some() {
@@ -73,7 +74,8 @@ pub fn restore(context: XdpContext) -> u32 {
     XDP_ABORTED
 }
 
-/// The same with another flow each time: another client address or port, and a Service picked by it.
+/// The same with another flow each time: another client address or port, and the Service that it
+/// selects.
 #[xdp(frags)]
 pub fn restore_flow(context: XdpContext) -> u32 {
     if put_back(&context).and_then(|(at, template)| next_flow(at, template)).is_some() {
@@ -83,7 +85,7 @@ pub fn restore_flow(context: XdpContext) -> u32 {
     XDP_ABORTED
 }
 
-/// For live frames: the template's next flow, with checksums, out of its interface.
+/// For live frames: sends the template's next flow, with checksums, out of its interface.
 #[xdp]
 pub fn generate(context: XdpContext) -> u32 {
     let Some((at, template)) = put_back(&context) else { return XDP_ABORTED };
@@ -97,7 +99,7 @@ pub fn generate(context: XdpContext) -> u32 {
     if action == i64::from(XDP_REDIRECT) { XDP_REDIRECT } else { XDP_ABORTED }
 }
 
-/// Where generated frames end: counted, and dropped or answered.
+/// The end of generated frames: counts them, and drops or answers them.
 #[xdp]
 pub fn sink(context: XdpContext) -> u32 {
     let Some(at) = bytes(&context, WORDS * 8) else { return XDP_DROP };
@@ -119,7 +121,7 @@ pub fn sink(context: XdpContext) -> u32 {
     XDP_TX
 }
 
-/// Exchanges two fields; sums stay as they are.
+/// Exchanges two fields. Checksums stay valid.
 #[inline(always)]
 fn swap<T: Copy>(at: usize, one: usize, other: usize) {
     let (one, other) = ((at + one) as *mut T, (at + other) as *mut T);
@@ -131,14 +133,15 @@ fn swap<T: Copy>(at: usize, one: usize, other: usize) {
     }
 }
 
-/// The client's address and both ports, of a packet that `put_back` has compared with the end.
+/// Returns the client's address and both ports, of a packet that `put_back` has compared with the
+/// end.
 #[inline(always)]
 fn endpoints(at: usize) -> [u32; 2] {
     // SAFETY: compared with the end.
     unsafe { [((at + 26) as *const u32).read_unaligned(), ((at + 34) as *const u32).read_unaligned()] }
 }
 
-/// Brings the checksums of IPv4 and UDP up to date, of a packet that had these endpoints.
+/// Updates the checksums of IPv4 and UDP, of a packet that had these endpoints.
 #[inline(always)]
 fn sum_up(at: usize, before: [u32; 2]) {
     let after = endpoints(at);
@@ -149,12 +152,12 @@ fn sum_up(at: usize, before: [u32; 2]) {
     unsafe {
         header.write_unaligned(checksum::update(header.read_unaligned(), client));
         let sum = checksum::update(datagram.read_unaligned(), client + ports);
-        // Zero means that there is none.
+        // Zero means no checksum.
         datagram.write_unaligned(if sum == 0 { u16::MAX } else { sum });
     }
 }
 
-/// What all other figures are compared with.
+/// The empty program, the base of all figures.
 #[xdp(frags)]
 pub fn empty_tx(_context: XdpContext) -> u32 {
     XDP_TX
@@ -202,7 +205,7 @@ const VALUE: FlowValue = FlowValue {
     seen: 0,
 };
 
-/// The frame's start, where it has at least so many bytes.
+/// Returns the frame's start, if it has at least this many bytes.
 #[inline(always)]
 fn bytes(context: &XdpContext, length: usize) -> Option<usize> {
     let at = context.data();
@@ -241,7 +244,7 @@ fn next_flow(at: usize, template: &Template) -> Option<()> {
     Some(())
 }
 
-/// The key that the flow's record has.
+/// Returns the key of the flow's record.
 #[inline(always)]
 fn key(context: &XdpContext) -> Option<FlowKey> {
     let at = bytes(context, WORDS * 8)?;

@@ -1,32 +1,33 @@
-//! What becomes of a frame.
+//! The verdict on a frame.
 
 use aya_ebpf::bindings::xdp_action::{XDP_DROP, XDP_PASS, XDP_TX};
 use vipmux_common::abi::{DropReason, Stat};
 
 use crate::{count, forward};
 
-/// What becomes of a frame: what, and above 32 bits the interface, or the reason. One number, since the verifier wants
-/// every register to be defined that the compiler keeps, and a function of its own to the verifier gives back no more.
+/// The verdict on a frame: the kind, and above 32 bits the interface or the reason. It is one
+/// number: the verifier requires every register that the compiler keeps to be defined, and a
+/// function that the verifier checks on its own returns no more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict(pub(crate) u64);
 
-/// A drop is an error, so that `?` ends the walk.
+/// A drop is an error, so that `?` ends the parsing.
 pub(crate) type Outcome = Result<Verdict, Verdict>;
 
 impl Verdict {
-    /// Not ours: to the stack, untouched.
+    /// Not for a VIP: to the stack, untouched.
     pub(crate) const PASS: Self = Self(0);
-    /// Ours, and the stack's by configuration: untouched.
+    /// For a VIP, but left to the stack by configuration: untouched.
     pub(crate) const KERNEL: Self = Self(1);
     /// To the stack, with a local backend as its destination.
     pub(crate) const DELIVER: Self = Self(2);
-    /// To the stack, for a local backend that takes it as it is.
+    /// To the stack, unchanged, for a local backend.
     pub(crate) const DIRECT: Self = Self(3);
-    /// An answer: out where it came in.
+    /// An answer: out of the ingress interface.
     pub(crate) const TRANSMIT: Self = Self(4);
     /// For the program for new flows.
     pub(crate) const NEW: Self = Self(5);
-    /// For the program for all else.
+    /// For the program for all other packets.
     pub(crate) const ODD: Self = Self(6);
     const FORWARD: u64 = 7;
     const DROP: u64 = 8;
@@ -61,7 +62,7 @@ impl From<DropReason> for Verdict {
 }
 
 impl Verdict {
-    /// Counts it on a frame of that length, and gives it to the kernel.
+    /// Counts a frame of this length, and returns the kernel's action.
     #[inline(always)]
     pub(crate) fn act(self, ifindex: u32, length: u64) -> u32 {
         let argument = (self.0 >> 32) as u32;

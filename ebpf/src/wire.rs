@@ -1,8 +1,8 @@
-//! Packet memory: loads, stores and pointers as the verifier wants them.
+//! Packet memory: loads, stores and pointers in the form that the verifier accepts.
 
 use core::arch::asm;
 
-/// A number that is loaded from and stored to a packet, as it lies there.
+/// A number that is loaded from a packet and stored to it, in wire order.
 pub(crate) trait Wire: Copy {
     /// Loads it from `address + OFFSET`, which need not be aligned.
     ///
@@ -17,8 +17,9 @@ pub(crate) trait Wire: Copy {
     unsafe fn store<const OFFSET: usize>(address: usize, value: Self);
 }
 
-// One instruction each. The compiler would copy bytes, since it may not assume that a misaligned access works; in a packet it
-// does, on every architecture that has `CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS`. (Allowing it everywhere, by
+// One instruction each. The compiler would copy single bytes, since it may not assume that a
+// misaligned access works. In a packet it works on every architecture with
+// `CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS`. (Allowing it everywhere, by
 // `allows-misaligned-mem-access`, makes stack accesses that the verifier refuses.)
 macro_rules! wire {
     ($($type:ty: $name:literal,)*) => {
@@ -73,18 +74,20 @@ pub(crate) unsafe fn write<const OFFSET: usize, T: Wire>(address: usize, value: 
     unsafe { T::store::<OFFSET>(address, value) }
 }
 
-/// Keeps a packet pointer in one register, so that the verifier's bounds check holds for each use of it: the compiler
-/// would otherwise compute it again from its parts, and the verifier not recognise it. Also the two that come from the
-/// context, which loads them as 32 bits: the compiler would spill no more than those, and the verifier refuse it.
+/// Keeps a packet pointer in one register, so that the verifier's bounds check holds for each use.
+/// The compiler would otherwise compute it again from its parts, and the verifier would not
+/// recognize it. The same holds for the two pointers of the context, which loads them as 32 bits:
+/// the compiler would spill only those, and the verifier would refuse that.
 #[inline(always)]
 pub(crate) fn pin(mut address: usize) -> usize {
-    // SAFETY: a register moved onto itself. (Without any instruction, its line information would collide with the next
-    // one's, which the kernel refuses.)
+    // SAFETY: a register moved onto itself. (Without any instruction, its line information would
+    // collide with the next one's, which the kernel refuses.)
     unsafe { asm!("{0} = {0}", inout(reg) address, options(pure, nomem, nostack, preserves_flags)) };
     address
 }
 
-/// A number of which the compiler knows nothing, so that it makes no branch of what is computed from it.
+/// Returns a number that the compiler knows nothing about, so that it makes no branch of what is
+/// computed from it.
 #[inline(always)]
 pub(crate) fn opaque(mut number: u64) -> u64 {
     // SAFETY: a register moved onto itself, as in `pin`.
@@ -92,7 +95,8 @@ pub(crate) fn opaque(mut number: u64) -> u64 {
     number
 }
 
-/// A number that the compiler does not know and the verifier does: what depends on it stays told apart on each path.
+/// Returns a number that the compiler does not know and the verifier does. So what depends on it
+/// stays distinct on each path.
 #[inline(always)]
 pub(crate) fn literal<const NUMBER: u32>() -> u32 {
     let number: u64;

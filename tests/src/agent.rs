@@ -1,4 +1,4 @@
-//! `vipmux` itself: agents on nodes, and its other commands.
+//! Runs `vipmux`: agents on nodes, and its other commands.
 
 use std::{
     ffi::OsStr,
@@ -24,10 +24,10 @@ use crate::{
 
 /// The ServiceAccount of the agents.
 pub const ACCOUNT: &str = "vipmux-agent";
-/// Entries of each agent's flow tables: sized by the memory, those of several LANs would not fit into it.
+/// Entries of each agent's flow tables. Tables sized by RAM would be too large for several LANs.
 const FLOWS: u32 = 16_384;
 
-/// Where an agent's objects come from.
+/// The source of an agent's objects.
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// A folder of manifests.
@@ -36,25 +36,25 @@ pub enum Origin {
     Cluster(Access),
 }
 
-/// How an agent reaches its API server, and its peers.
+/// An agent's access to its API server and its peers.
 #[derive(Clone, Debug)]
 pub struct Access {
-    /// With the rights that it is to have.
+    /// A kubeconfig with exactly the agent's rights.
     pub kubeconfig: PathBuf,
-    /// Where it keeps its Leases.
+    /// The namespace of its Leases.
     pub namespace: String,
-    /// The file with the agents' key.
+    /// The file with the gossip key.
     pub gossip_key: PathBuf,
-    /// `on`: vipmux's allocator gives addresses; `off`: the test does.
+    /// `on`: vipmux's allocator assigns addresses. `off`: the test does.
     pub allocator: &'static str,
 }
 
-/// How an agent is started.
+/// An agent's options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where its objects come from.
+    /// The source of its objects.
     pub origin: Origin,
-    /// Where the agents keep the assignments, or whatever else they have; shared by all of them.
+    /// The folder of assignments, Leases and sockets, which all agents share.
     pub state: PathBuf,
     /// The announcing interface.
     pub interface: String,
@@ -62,7 +62,7 @@ pub struct Options {
     pub xdp_mode: &'static str,
     /// Entries of each flow table.
     pub flows: u32,
-    /// How often it checks the kernel's state.
+    /// The interval of the self-check.
     pub self_check: &'static str,
     /// `reject`, `drop` or `pass`.
     pub unclaimed: &'static str,
@@ -72,23 +72,25 @@ pub struct Options {
     pub handover_mac: &'static str,
     /// `auto`, `tcx` or `clsact`.
     pub tc: &'static str,
-    /// How long a leader answers after the last evidence.
+    /// The time that a leader answers after its last evidence.
     pub lease: &'static str,
-    /// How long a node that came waits before VIPs are moved to it.
+    /// The time that a node waits after its start before VIPs are moved to it.
     pub hold_down: &'static str,
-    /// The files of the container image to start it from; `None`: as an ordinary process.
+    /// The container image's files to start it from. `None`: start it as an ordinary process.
     pub image: Option<PathBuf>,
-    /// Where it serves metrics and probes; `off` for a second agent in a network namespace.
+    /// The address of metrics and health endpoints; `off` for a second agent in a network
+    /// namespace.
     pub http_listen: &'static str,
 }
 
 impl Options {
-    /// Native XDP on eth0: the harness's switch is made for it, so a fallback would hide a failure.
+    /// Options for a folder of manifests, with native XDP on eth0. The harness's switch is made for
+    /// native XDP, so a fallback would hide a failure.
     pub fn new(manifests: &Path, state: &Path) -> Self {
         Self::with(Origin::Manifests(manifests.to_owned()), state)
     }
 
-    /// The same, wherever the objects come from.
+    /// Options for any source of objects.
     pub fn with(origin: Origin, state: &Path) -> Self {
         Self {
             origin,
@@ -101,7 +103,8 @@ impl Options {
             unreachable_endpoints: "refuse",
             handover_mac: "derived",
             tc: "auto",
-            // Most tests are not about failing over, and run beside many others: who leads is to stay, however long it takes.
+            // Most tests are not about failovers and run beside many others. There the leader must
+            // not change, however slow the machine is.
             lease: "3s",
             hold_down: "60m",
             image: None,
@@ -109,7 +112,7 @@ impl Options {
         }
     }
 
-    /// `vipmux` as the agent is started: in a container, or as an ordinary process.
+    /// Returns the `vipmux` command, in a container or as an ordinary process.
     pub fn program(&self, namespace: &Namespace) -> Result<Command> {
         match &self.image {
             Some(image) => container::command(image, namespace),
@@ -117,13 +120,13 @@ impl Options {
         }
     }
 
-    /// Where the agent on a node listens.
+    /// Returns the socket of the agent on a node.
     pub fn socket(&self, node: &str) -> PathBuf {
         self.state.join(format!("{node}.sock"))
     }
 }
 
-/// An agent on a node, with its pins. Dropped, it is killed and its pins are removed.
+/// An agent on a node, with its pins. On drop it is killed and its pins are removed.
 #[derive(Debug)]
 pub struct Agent {
     node: String,
@@ -133,89 +136,89 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Starts an agent on a node. [`Agent::wait_ready`] says when it works.
+    /// Starts an agent on a node. [`Agent::wait_ready`] waits until it works.
     pub fn start(node: &Node, options: &Options) -> Result<Self> {
         let pins = Folder::of_pins(&node.name);
         let process = spawn(node, options, pins.path())?;
         Ok(Self { node: node.name.clone(), process, pins, options: options.clone() })
     }
 
-    /// Starts the agent again, with the same pins, after its end.
+    /// Starts the agent again after its end, with the same pins.
     pub fn restart(&mut self, node: &Node) -> Result<()> {
         self.process.kill()?;
         self.process = spawn(node, &self.options, self.pins.path())?;
         Ok(())
     }
 
-    /// The same with other options.
+    /// Like [`Self::restart`], with other options.
     pub fn restart_with(&mut self, node: &Node, options: Options) -> Result<()> {
         self.options = options;
         self.restart(node)
     }
 
-    /// Tells the agent to stop, and waits for its end.
+    /// Stops the agent with SIGTERM, and waits for its end.
     pub fn stop(&mut self) -> Result<()> {
         self.process.signal(Signal::SIGTERM)?;
         self.process.wait(PATIENCE).map(drop)
     }
 
-    /// How it is started the next time.
+    /// Returns the options of the next restart.
     pub fn options_mut(&mut self) -> &mut Options {
         &mut self.options
     }
 
-    /// Waits until the agent says that it is ready: attached and in sync.
+    /// Waits until the agent logs that it is ready: attached and in sync.
     pub fn wait_ready(&self, timeout: Duration) -> Result<()> {
-        self.process.wait_for_line("ready", timeout, says_ready).map(drop)
+        self.process.wait_for_line("ready", timeout, is_ready).map(drop)
     }
 
-    /// The agent's process.
+    /// Returns the agent's process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// The agent's process.
+    /// Returns the agent's process.
     pub fn process_mut(&mut self) -> &mut Process {
         &mut self.process
     }
 
-    /// The node it runs on.
+    /// Returns the name of its node.
     pub fn node(&self) -> &str {
         &self.node
     }
 
-    /// Where it pins its maps, programs and links.
+    /// Returns the folder of its pinned maps, programs and links.
     pub fn pins(&self) -> &Path {
         self.pins.path()
     }
 
-    /// `vipmux inspect WHAT`, as people see it.
+    /// Runs `vipmux inspect WHAT` and returns its text.
     pub fn inspect(&self, node: &Node, what: &[&str]) -> Result<String> {
         process::run(self.command(node, "inspect", what)?)
     }
 
-    /// `vipmux inspect WHAT -j`.
+    /// Runs `vipmux inspect WHAT -j` and returns its JSON.
     pub fn inspect_json(&self, node: &Node, what: &[&str]) -> Result<Value> {
         let mut command = self.command(node, "inspect", what)?;
         command.arg("-j");
         serde_json::from_str(&process::run(command)?).context("vipmux inspect wrote no JSON")
     }
 
-    /// `vipmux explain TARGET -j`: its exit status, and what it says; its error if it is one.
+    /// Runs `vipmux explain TARGET -j`. Returns its exit status, and its JSON or its error text.
     pub fn explain(&self, node: &Node, target: &str, arguments: &[&str]) -> Result<(i32, Value)> {
         let mut command = self.command(node, "explain", &[target, "-j", "--socket"])?;
         command.arg(self.options.socket(&self.node)).args(arguments);
         answered(command).context("vipmux explain")
     }
 
-    /// `vipmux inspect diff -j`: its exit status, and what it says if it is no error.
+    /// Runs `vipmux inspect diff -j`. Returns its exit status, and its JSON or its error text.
     pub fn diff(&self, node: &Node) -> Result<(i32, Value)> {
         let mut command = self.command(node, "inspect", &["diff", "-j", "--socket"])?;
         command.arg(self.options.socket(&self.node));
         answered(command).context("vipmux inspect diff")
     }
 
-    /// `vipmux drain`: its exit status, and what it wrote to stdout and to stderr.
+    /// Runs `vipmux drain`. Returns its exit status, stdout and stderr.
     pub fn drain(&self, node: &Node, arguments: &[&str]) -> Result<(i32, String, String)> {
         let mut command = node.namespace().command(binary()?)?;
         command.args(["drain", "--socket"]).arg(self.options.socket(&self.node)).args(arguments);
@@ -224,7 +227,7 @@ impl Agent {
         Ok((code, String::from_utf8(output.stdout)?, String::from_utf8(output.stderr)?))
     }
 
-    /// `vipmux unload`.
+    /// Runs `vipmux unload`.
     pub fn unload(&self, node: &Node) -> Result<String> {
         process::run(self.command(node, "unload", &[])?)
     }
@@ -236,15 +239,15 @@ impl Agent {
     }
 }
 
-/// `vipmux check -j` on a node: its exit status, and what it says; its error if it is one.
+/// Runs `vipmux check -j` on a node. Returns its exit status, and its JSON or its error text.
 pub fn check<A: AsRef<OsStr>>(node: &Node, arguments: impl IntoIterator<Item = A>) -> Result<(i32, Value)> {
     let mut command = node.namespace().command(binary()?)?;
     command.args(["check", "-j"]).args(arguments);
     answered(command).context("vipmux check")
 }
 
-/// The exit status and the JSON of a command that tells by status 2 that something is not as it should be; the error text of
-/// one that fails.
+/// Runs a command whose exit status 2 means a finding. Returns its exit status, and its JSON or its
+/// error text.
 fn answered(command: Command) -> Result<(i32, Value)> {
     let output = process::output(command)?;
     let code = output.status.code().context("it was killed")?;
@@ -254,12 +257,12 @@ fn answered(command: Command) -> Result<(i32, Value)> {
     Ok((code, serde_json::from_slice(&output.stdout).context("it wrote no JSON")?))
 }
 
-/// The agent's command line on a node.
+/// Returns the agent's command line on a node.
 pub fn command(node: &Node, options: &Options, pins: &Path) -> Result<Command> {
     command_as(node.namespace(), &node.name, options, pins)
 }
 
-/// The command line of an agent that believes itself on the node of this name.
+/// Returns the command line of an agent whose node name is `node`.
 pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &Path) -> Result<Command> {
     let mut command = options.program(namespace)?;
     command
@@ -290,12 +293,13 @@ fn spawn(node: &Node, options: &Options, pins: &Path) -> Result<Process> {
     Process::spawn(&format!("the agent on {}", node.name), command(node, options, pins)?)
 }
 
-/// The word by itself; `already` does not count.
-fn says_ready(line: &str) -> bool {
+/// Returns whether a line has the word `ready`. The word `already` does not count.
+fn is_ready(line: &str) -> bool {
     line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(|word| word == "ready")
 }
 
-/// The agent's binary: `VIPMUX_BIN`, or the one that cargo built beside the running program.
+/// Returns the agent's binary: `VIPMUX_BIN`, or the one that cargo built beside the running
+/// program.
 pub fn binary() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("VIPMUX_BIN") {
         return Ok(path.into());
@@ -310,12 +314,12 @@ pub fn binary() -> Result<PathBuf> {
     Ok(path)
 }
 
-/// What `vipmux plan -o json` says about a folder of manifests.
+/// The output of `vipmux plan -o json` for a folder of manifests.
 #[derive(Clone, Debug)]
 pub struct Plan(Value);
 
 impl Plan {
-    /// Runs `vipmux plan`. That some Service gets nothing (exit status 2) is a result like any other.
+    /// Runs `vipmux plan`. Exit status 2 (a Service gets nothing) is no error.
     pub fn of(manifests: &Path) -> Result<Self> {
         let mut command = Command::new(binary()?);
         command.arg("plan").arg(manifests).args(["-o", "json"]);
@@ -326,7 +330,7 @@ impl Plan {
         Ok(Self(serde_json::from_slice(&output.stdout).context("vipmux plan wrote no JSON")?))
     }
 
-    /// The first address of a Service, `namespace/name`.
+    /// Returns the first address of a Service, `namespace/name`.
     pub fn address(&self, service: &str) -> Result<Ipv4Addr> {
         let entry = self.service(service)?;
         entry["addresses"][0]
@@ -336,7 +340,7 @@ impl Plan {
             .with_context(|| format!("the address of {service}"))
     }
 
-    /// The node that leads an address.
+    /// Returns the node that leads an address.
     pub fn leader(&self, vip: impl Into<IpAddr>) -> Result<String> {
         let vip = vip.into();
         let vips = self.0["vips"].as_array().context("the plan has no vips")?;
@@ -345,7 +349,7 @@ impl Plan {
         leader.map(str::to_owned).with_context(|| format!("{vip} has no leader in {:?}", self.0["vips"]))
     }
 
-    /// What it says of a Service.
+    /// Returns the entry of a Service.
     pub fn service(&self, service: &str) -> Result<&Value> {
         let all = self.0["services"].as_array().context("the plan has no services")?;
         all.iter()
@@ -360,9 +364,9 @@ mod tests {
 
     #[test]
     fn readiness_is_told_from_words_that_hold_it() {
-        assert!(says_ready(r#"{"level":"INFO","fields":{"message":"ready"}}"#));
-        assert!(says_ready("INFO vipmux: ready vips=1"));
-        assert!(!says_ready("the program is already attached"));
-        assert!(!says_ready("ready_backends=0"));
+        assert!(is_ready(r#"{"level":"INFO","fields":{"message":"ready"}}"#));
+        assert!(is_ready("INFO vipmux: ready vips=1"));
+        assert!(!is_ready("the program is already attached"));
+        assert!(!is_ready("ready_backends=0"));
     }
 }

@@ -1,4 +1,4 @@
-//! `vipmux allocator` beside an API server, with the rights of its ServiceAccount.
+//! Runs `vipmux allocator` beside an API server, with the rights of its ServiceAccount.
 
 use std::{
     net::Ipv4Addr,
@@ -19,19 +19,20 @@ use crate::{
     scrape::{self, Metrics},
 };
 
-/// Its ServiceAccount and its Lease.
+/// The name of its ServiceAccount and of its Lease.
 pub const NAME: &str = "vipmux-allocator";
-/// As whom its requests are told.
+/// Its user name in the audit log.
 pub const USER: &str = "system:serviceaccount:vipmux-system:vipmux-allocator";
-/// How long a stopped one may take to end.
+/// The time limit for its stop.
 const END: Duration = Duration::from_mins(1);
-/// How many were started.
+/// The number of allocators started so far.
 static STARTED: AtomicU8 = AtomicU8::new(0);
 
-/// What it may do, as it is deployed.
+/// Its rights, as deployed.
 const RIGHTS: &str = include_str!("../../deploy/kustomize/rbac-allocator.yaml");
 
-/// Makes vipmux's namespace and kinds, and the allocator's account with its rights. What [`Allocator::start`] wants.
+/// Makes vipmux's namespace and custom kinds, and the allocator's account with its rights. Required
+/// before [`Allocator::start`].
 pub fn prepare(api: &ApiServer) -> Result<PathBuf> {
     api.add_namespace(SYSTEM)?;
     api.add_custom_kinds()?;
@@ -39,18 +40,18 @@ pub fn prepare(api: &ApiServer) -> Result<PathBuf> {
     Ok(api.service_account(SYSTEM, NAME)?.kubeconfig)
 }
 
-/// A running allocator; killed when dropped.
+/// A running allocator, killed on drop.
 #[derive(Debug)]
 pub struct Allocator {
     process: Process,
-    /// Where it tells how it fares.
+    /// The address of its metrics.
     listens: Ipv4Addr,
 }
 
 impl Allocator {
-    /// Starts one of this name, on the API server's machine.
+    /// Starts an allocator of this name, on the API server's machine.
     pub fn start(api: &ApiServer, kubeconfig: &PathBuf, name: &str, arguments: &[&str]) -> Result<Self> {
-        // Several are on one machine.
+        // Several allocators run on one machine.
         let listens = Ipv4Addr::new(127, 0, 1, STARTED.fetch_add(1, Ordering::Relaxed));
         let mut command = api.machine().namespace.command(agent::binary()?)?;
         command.args(["allocator", "--name", name, "--namespace", SYSTEM, "--kubeconfig"]).arg(kubeconfig);
@@ -62,22 +63,22 @@ impl Allocator {
         Ok(Self { process, listens })
     }
 
-    /// What it tells by HTTP.
+    /// Returns its metrics, by HTTP.
     pub fn metrics(&self, api: &ApiServer) -> Result<Metrics> {
         Metrics::scrape(&api.machine().namespace, self.listens, PATIENCE)
     }
 
-    /// Its process.
+    /// Returns its process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Kills it, as a machine's failure does.
+    /// Kills it, as a failing machine does.
     pub fn kill(&mut self) -> Result<()> {
         self.process.kill()
     }
 
-    /// Asks it to end, and waits for that.
+    /// Stops it with SIGTERM, and waits for its end.
     pub fn stop(&mut self) -> Result<()> {
         self.process.signal(Signal::SIGTERM)?;
         let status = self.process.wait(END)?;
@@ -85,7 +86,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// Who holds the allocators' Lease: the name of one; empty: nobody.
+    /// Returns the holder of the allocators' Lease; empty: nobody.
     pub fn holder(api: &ApiServer) -> Result<String> {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",

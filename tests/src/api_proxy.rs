@@ -1,16 +1,19 @@
-//! A bad connection to the API server: an HTTP proxy that delays, loses and repeats what goes through it, by rules.
+//! Simulates a bad connection to the API server: an HTTP proxy that delays, loses and repeats
+//! requests, by rules.
 //!
 //! ```text
-//! agent -- http --> proxy: each rule that fits, with its chance -- https, with the user's token --> API server
+//! agent -- http --> proxy: each rule that fits, with its chance
+//!       -- https, with the user's token --> API server
 //! ```
 //!
-//! It runs on the API server's machine, with the rights of the user that it was started for. What it has taken it carries
-//! out, also when nobody waits for the answer any more: as in a network, a write may arrive long after its sender gave up.
+//! It runs on the API server's machine, with the rights of the user that it was started for. It
+//! executes every request that it has accepted, even if nobody waits for the response any more. As
+//! in a network, a write may arrive long after its sender gave up.
 
-mod asked;
-mod carry;
-mod chance;
-mod fate;
+mod api_request;
+mod forward;
+mod random;
+mod responses;
 mod rule;
 
 use std::{
@@ -27,20 +30,20 @@ use serde_json::json;
 use tokio::sync::{oneshot, watch};
 
 pub use self::{
-    asked::Asked,
+    api_request::ApiRequest,
     rule::{Fault, Rule},
 };
-use self::{chance::Chance, fate::Fates};
+use self::{random::Random, responses::Responses};
 use crate::{
     api_server::{ADMIN, ApiServer, SYSTEM},
     cleanup::Folder,
 };
 
-/// The proxy; it ends when dropped, and closes what goes through it.
+/// The proxy. On drop it ends and closes its connections.
 #[derive(Debug)]
 pub struct ApiProxy {
     state: Arc<Mutex<State>>,
-    fates: watch::Sender<Fates>,
+    responses: watch::Sender<Responses>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<()>>>,
     folder: Folder,
@@ -49,17 +52,17 @@ pub struct ApiProxy {
 #[derive(Debug)]
 struct State {
     rules: Vec<Rule>,
-    chance: Chance,
-    asked: Vec<Asked>,
+    random: Random,
+    request: Vec<ApiRequest>,
     faults: BTreeMap<&'static str, usize>,
 }
 
 impl State {
-    /// Takes note of what is asked for, and says what becomes of it.
-    fn judge(&mut self, asked: &Asked) -> Vec<Fault> {
-        self.asked.push(asked.clone());
-        let chance = &mut self.chance;
-        self.rules.iter_mut().filter_map(|rule| rule.fault(asked, chance)).collect()
+    /// Records a request, and returns the faults that apply to it.
+    fn record(&mut self, request: &ApiRequest) -> Vec<Fault> {
+        self.request.push(request.clone());
+        let random = &mut self.random;
+        self.rules.iter_mut().filter_map(|rule| rule.fault(request, random)).collect()
     }
 
     fn count(&mut self, fault: &'static str) {
@@ -72,12 +75,13 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 }
 
 impl ApiProxy {
-    /// A proxy that does no harm yet. What the rules leave to chance follows from `seed`, as far as the order of requests does.
+    /// Starts a proxy without faults. `seed` determines the random part of the rules, as far as the
+    /// order of requests is the same.
     pub fn start(api: &ApiServer, seed: u64) -> Result<Self> {
         Self::start_as(api, api.kubeconfig(ADMIN)?, seed)
     }
 
-    /// The same, with the rights of another user than the administrator.
+    /// Like [`Self::start`], with the rights of another user than the administrator.
     pub fn start_as(api: &ApiServer, kubeconfig: PathBuf, seed: u64) -> Result<Self> {
         let folder = Folder::temporary("api-proxy")?;
         let listener = api.machine().namespace.run(|| {
@@ -87,62 +91,65 @@ impl ApiProxy {
         })?;
         let address = SocketAddrV4::new(api.address(), listener.local_addr()?.port());
         write_kubeconfig(&folder, address)?;
-        let state = State { rules: Vec::new(), chance: Chance::new(seed), asked: Vec::new(), faults: BTreeMap::new() };
+        let state =
+            State { rules: Vec::new(), random: Random::new(seed), request: Vec::new(), faults: BTreeMap::new() };
         let state = Arc::new(Mutex::new(state));
-        let fates = watch::Sender::new(Fates::default());
+        let responses = watch::Sender::new(Responses::default());
         let (stop, stopped) = oneshot::channel();
-        let theirs = (Arc::clone(&state), fates.clone());
+        let theirs = (Arc::clone(&state), responses.clone());
         let thread = api.machine().namespace.spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(carry::serve(listener, kubeconfig, theirs.0, theirs.1, stopped))
+            runtime.block_on(forward::serve(listener, kubeconfig, theirs.0, theirs.1, stopped))
         })?;
-        Ok(Self { state, fates, stop: Some(stop), thread: Some(thread), folder })
+        Ok(Self { state, responses, stop: Some(stop), thread: Some(thread), folder })
     }
 
-    /// A file for `--kubeconfig`.
+    /// Returns a file for `--kubeconfig`.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig")
     }
 
-    /// Requests that come from now on are subject to these rules, each to all that fit, in their order.
+    /// Applies these rules to all requests from now on, in their order.
     pub fn set_rules(&self, rules: impl IntoIterator<Item = Rule>) {
         lock(&self.state).rules = rules.into_iter().collect();
     }
 
-    /// As a wire.
+    /// Removes all rules.
     pub fn clear(&self) {
         self.set_rules([]);
     }
 
-    /// Answers that have begun, such as watches, stop here, and nobody is told: not one more byte comes, and the connections stay.
+    /// Freezes responses that have begun, such as watches: not one more byte comes, and the
+    /// connections stay open.
     pub fn freeze(&self) {
-        self.fates.send_modify(Fates::freeze);
+        self.responses.send_modify(Responses::freeze);
     }
 
-    /// Answers that have begun, such as watches, are cut off.
+    /// Aborts responses that have begun, such as watches.
     pub fn cut(&self) {
-        self.fates.send_modify(Fates::cut);
+        self.responses.send_modify(Responses::cut);
     }
 
-    /// How many requests of these verbs came for a resource, of whatever kind if it is empty.
-    pub fn asked(&self, verbs: &[&str], resource: &str) -> usize {
-        let is_meant =
-            |asked: &&Asked| verbs.contains(&asked.verb) && (resource.is_empty() || asked.resource == resource);
-        lock(&self.state).asked.iter().filter(is_meant).count()
+    /// Returns how many requests of these verbs came for a resource; empty: for any resource.
+    pub fn count_requests(&self, verbs: &[&str], resource: &str) -> usize {
+        let is_meant = |request: &&ApiRequest| {
+            verbs.contains(&request.verb) && (resource.is_empty() || request.resource == resource)
+        };
+        lock(&self.state).request.iter().filter(is_meant).count()
     }
 
-    /// All requests that came.
-    pub fn all_asked(&self) -> Vec<Asked> {
-        lock(&self.state).asked.clone()
+    /// Returns all requests that came.
+    pub fn requests(&self) -> Vec<ApiRequest> {
+        lock(&self.state).request.clone()
     }
 
-    /// What it did to requests, by [`Fault::name`].
-    pub fn faults(&self) -> BTreeMap<&'static str, usize> {
+    /// Returns how often each fault was injected, by [`Fault::name`].
+    pub fn fault_counts(&self) -> BTreeMap<&'static str, usize> {
         lock(&self.state).faults.clone()
     }
 
-    /// How often it did one thing.
-    pub fn did(&self, fault: &str) -> usize {
+    /// Returns how often one fault was injected.
+    pub fn fault_count(&self, fault: &str) -> usize {
         lock(&self.state).faults.get(fault).copied().unwrap_or_default()
     }
 }

@@ -1,16 +1,17 @@
-//! A real API server with its etcd, for one test, in a network namespace of its own.
+//! Runs a real API server with its etcd, for one test, in a network namespace of its own.
 //!
 //! ```text
 //!  etcd <-- 127.0.0.1:2379 -- kube-apiserver      192.0.2.5, 2001:db8::5, port 6443
 //!                                   |
 //!  ================+=================+=====       the LAN's switch, if there is a LAN
 //!                  |
-//!               node-1 ...                        agents and kube-proxy reach it as they do in a cluster
+//!               node-1 ...                        agents and kube-proxy reach it as in a cluster
 //! ```
 //!
-//! There is no controller manager and no kubelet: tests write Nodes, EndpointSlices and whatever else those would.
-//! Authorisation is by RBAC, also for the ServiceAccounts whose tokens [`ApiServer::service_account`] asks for; all
-//! requests are in the audit log ([`ApiServer::requests`]).
+//! There is no controller manager and no kubelet: tests write Nodes, EndpointSlices and other
+//! objects that those would write. Authorization is by RBAC, also for the ServiceAccounts whose
+//! tokens [`ApiServer::service_account`] requests. All requests are in the audit log
+//! ([`ApiServer::requests`]).
 
 mod access;
 mod audit;
@@ -41,12 +42,12 @@ use crate::{
     requirement, wait,
 };
 
-/// The namespace that vipmux is in.
+/// vipmux's namespace.
 pub const SYSTEM: &str = "vipmux-system";
-/// Starting on a busy machine.
+/// The time limit for a start on a busy machine.
 const START: Duration = Duration::from_mins(2);
 
-/// The API server; it ends when dropped, with all that it knew.
+/// The API server. On drop it ends, and its data is removed.
 pub struct ApiServer {
     kinds: Mutex<HashMap<GroupVersionKind, Kind>>,
     client: Option<Client>,
@@ -63,7 +64,8 @@ impl fmt::Debug for ApiServer {
 }
 
 impl ApiServer {
-    /// An API server that nobody but the test talks to; `None` where the test is to be skipped ([`requirement::api_server`]).
+    /// Starts an API server that only the test uses; `None` if the test is skipped
+    /// ([`requirement::api_server`]).
     pub fn alone() -> Result<Option<Self>> {
         if !requirement::api_server()? {
             return Ok(None);
@@ -71,7 +73,7 @@ impl ApiServer {
         Self::start_on(Machine::alone()?).map(Some)
     }
 
-    /// An API server on a LAN; `None` where the test is to be skipped.
+    /// Starts an API server on a LAN; `None` if the test is skipped.
     pub fn on(lan: &Lan) -> Result<Option<Self>> {
         if !requirement::api_server()? {
             return Ok(None);
@@ -83,7 +85,7 @@ impl ApiServer {
         let launch = Launch::prepare(machine)?;
         let etcd = launch.etcd()?;
         let server = launch.api_server()?;
-        // Its threads are made by a thread in the namespace, and are there too.
+        // A thread in the namespace starts the runtime's threads, so they are in the namespace too.
         let runtime = launch.machine.namespace.run(|| {
             let builder = &mut tokio::runtime::Builder::new_multi_thread();
             builder.worker_threads(1).enable_all().build().context("cannot start a tokio runtime")
@@ -93,44 +95,46 @@ impl ApiServer {
         Ok(api)
     }
 
-    /// Kills it, as a machine's failure does; etcd stays. Whoever is connected sees the connection closed.
+    /// Kills it, as a failing machine does. etcd continues. Its clients see closed connections.
     pub fn stop(&mut self) -> Result<()> {
         self.server.kill()
     }
 
-    /// Starts it again after [`ApiServer::stop`]: at the same address, with the same certificate, keys and objects.
+    /// Starts it again after [`ApiServer::stop`], with the same address, certificate, keys and
+    /// objects.
     pub fn start(&mut self) -> Result<()> {
         ensure!(self.server.poll()?.is_some(), "the API server is running");
         self.server = self.launch.api_server()?;
         self.await_ready()
     }
 
-    /// Its process, to stop it for a while, say.
+    /// Returns its process, for example to suspend it.
     pub fn process(&self) -> &Process {
         &self.server
     }
 
-    /// etcd's process.
+    /// Returns etcd's process.
     pub fn etcd(&self) -> &Process {
         &self.etcd
     }
 
-    /// Its address on the LAN.
+    /// Returns its address on the LAN.
     pub fn address(&self) -> Ipv4Addr {
         self.launch.machine.address
     }
 
-    /// The machine that it is on.
+    /// Returns its machine.
     pub fn machine(&self) -> &Machine {
         &self.launch.machine
     }
 
-    /// A client of it with all rights. What it does has to run by [`ApiServer::block_on`].
+    /// Returns a client with all rights. Run its requests with [`ApiServer::block_on`].
     pub fn client(&self) -> Result<Client> {
         self.client.clone().context("the API server has never been ready")
     }
 
-    /// Does something with clients of it, where it is reached. The futures' own tasks go on afterwards.
+    /// Runs a future in the API server's network namespace. Tasks that it spawns continue
+    /// afterwards.
     pub fn block_on<T: Send>(&self, work: impl Future<Output = Result<T>> + Send) -> Result<T> {
         self.launch.machine.namespace.run(|| self.runtime.block_on(work))
     }
@@ -146,7 +150,8 @@ impl ApiServer {
     }
 
     fn ask_ready(&mut self) -> Result<()> {
-        // It makes its certificate as it starts: who has read half of it tries again.
+        // The server writes its certificate while it starts. If only half of it was read, try
+        // again.
         let client = match self.client.take() {
             Some(client) => client,
             None => self.block_on(connect(self.launch.kubeconfig(ADMIN)?))?,

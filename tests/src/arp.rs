@@ -1,4 +1,4 @@
-//! ARP (RFC 826) as a client on the LAN sees it: asking, and listening.
+//! ARP (RFC 826) for clients on the LAN: requests and a capture.
 
 use std::{
     net::Ipv4Addr,
@@ -28,13 +28,13 @@ use crate::netns::Namespace;
 
 const ETHERNET_HEADER: usize = 14;
 const ARP_LENGTH: usize = 28;
-/// How often a listener looks up from the socket.
+/// The longest wait for a frame. A capture checks between waits whether it must stop.
 pub(crate) const TICK: Duration = Duration::from_millis(10);
 
 /// An ARP frame on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
-    /// When it was read.
+pub struct ArpFrame {
+    /// The time when it was read.
     pub at: Instant,
     /// Request or reply.
     pub operation: ArpOperation,
@@ -46,30 +46,32 @@ pub struct Seen {
     pub target: Ipv4Addr,
 }
 
-impl Seen {
-    /// Whether this announces an address to everybody (RFC 5227, 2.3 and 3): sender and target are the same.
+impl ArpFrame {
+    /// Returns whether this announces an address (RFC 5227, 2.3 and 3): sender and target are the
+    /// same.
     pub fn announces(&self, address: Ipv4Addr) -> bool {
         self.sender == address && self.target == address
     }
 }
 
-/// Asks who has an address, from `source` on eth0, and returns all answers that come within `window`.
+/// Sends a request for an address from `source` on eth0. Returns all replies within `window`.
 pub fn answers(namespace: &Namespace, source: Ipv4Addr, target: Ipv4Addr, window: Duration) -> Result<Vec<MacAddr>> {
-    namespace.run(|| ask(source, target, window, usize::MAX))
+    namespace.run(|| send_request(source, target, window, usize::MAX))
 }
 
-/// Asks who has an address, from `source` on eth0, and returns the first answer, if one comes within `window`.
+/// Sends a request for an address from `source` on eth0. Returns the first reply within `window`,
+/// if any.
 pub fn first_answer(
     namespace: &Namespace,
     source: Ipv4Addr,
     target: Ipv4Addr,
     window: Duration,
 ) -> Result<Option<MacAddr>> {
-    Ok(namespace.run(|| ask(source, target, window, 1))?.pop())
+    Ok(namespace.run(|| send_request(source, target, window, 1))?.pop())
 }
 
-/// Tells everybody, from eth0, that its MAC has an address (RFC 5227, 2.3). That goes the way of what the kernel sends, past the
-/// programs on the way out.
+/// Announces an address with eth0's MAC (RFC 5227, 2.3). The frame takes the kernel's way, past the
+/// egress programs.
 pub fn announce(namespace: &Namespace, address: Ipv4Addr) -> Result<()> {
     namespace.run(|| {
         let interface = eth0()?;
@@ -80,7 +82,7 @@ pub fn announce(namespace: &Namespace, address: Ipv4Addr) -> Result<()> {
     })
 }
 
-fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
+fn send_request(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
     let interface = eth0()?;
     let (mut sender, mut receiver) = open(&interface, TICK)?;
     let mac = interface.mac.context("eth0 has no MAC")?;
@@ -92,18 +94,19 @@ fn ask(source: Ipv4Addr, target: Ipv4Addr, window: Duration, enough: usize) -> R
         if let Some(seen) = receive(receiver.as_mut())?
             && seen.operation == ArpOperations::Reply
             && seen.sender == target
-            // An announcement may be a reply too, but to nobody.
+            // An announcement may be a reply too, but with another target.
             && seen.target == source
         {
             found.push(seen.sender_mac);
         }
-        // A look takes no longer: the rest is this thread's own delay, in which the answer may have come.
+        // A wait takes no longer than a tick. The rest is this thread's own delay, in which a reply
+        // may have come.
         waited += begin.elapsed().min(TICK);
     }
     Ok(found)
 }
 
-/// A broadcast ARP request in this name.
+/// Returns a broadcast ARP request.
 pub(crate) fn request(mac: MacAddr, source: Ipv4Addr, target: Ipv4Addr) -> Option<[u8; ETHERNET_HEADER + ARP_LENGTH]> {
     let mut frame = [0; ETHERNET_HEADER + ARP_LENGTH];
     let mut ethernet = MutableEthernetPacket::new(&mut frame)?;
@@ -122,16 +125,16 @@ pub(crate) fn request(mac: MacAddr, source: Ipv4Addr, target: Ipv4Addr) -> Optio
     Some(frame)
 }
 
-/// Listens to all ARP on a client's eth0 until it is stopped.
+/// Captures all ARP on a client's eth0 until it is stopped.
 #[derive(Debug)]
 pub struct Capture {
     stop: Arc<AtomicBool>,
-    seen: Arc<Mutex<Vec<Seen>>>,
+    seen: Arc<Mutex<Vec<ArpFrame>>>,
     listener: Option<JoinHandle<Result<()>>>,
 }
 
 impl Capture {
-    /// Starts listening; on return the socket is open.
+    /// Starts the capture. On return the socket is open.
     pub fn start(namespace: &Namespace) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = Arc::new(Mutex::new(Vec::new()));
@@ -155,20 +158,21 @@ impl Capture {
         Ok(capture)
     }
 
-    /// What was seen so far.
-    pub fn seen(&self) -> Vec<Seen> {
+    /// Returns the frames so far.
+    pub fn frames(&self) -> Vec<ArpFrame> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The MACs in whose name an address was claimed, by replies and by announcements, in the order of the frames.
+    /// Returns the MACs that claimed an address by replies or announcements, in the order of the
+    /// frames.
     pub fn claims(&self, address: Ipv4Addr) -> Vec<MacAddr> {
-        self.seen().into_iter().filter(|seen| seen.sender == address).map(|seen| seen.sender_mac).collect()
+        self.frames().into_iter().filter(|seen| seen.sender == address).map(|seen| seen.sender_mac).collect()
     }
 
-    /// Stops, and returns what was seen.
-    pub fn stop(mut self) -> Result<Vec<Seen>> {
+    /// Stops the capture and returns its frames.
+    pub fn stop(mut self) -> Result<Vec<ArpFrame>> {
         self.join()?;
-        Ok(self.seen())
+        Ok(self.frames())
     }
 
     fn join(&mut self) -> Result<()> {
@@ -194,12 +198,13 @@ pub(crate) fn interface(name: &str) -> Result<NetworkInterface> {
     all.find(|interface| interface.name == name).with_context(|| format!("no interface {name}"))
 }
 
-/// A packet socket, of which a read takes `tick` at most.
+/// Opens a packet socket. A read waits at most `tick`.
 pub(crate) fn open(
     interface: &NetworkInterface,
     tick: Duration,
 ) -> Result<(Box<dyn DataLinkSender>, Box<dyn DataLinkReceiver>)> {
-    // pnet's own would be every process's that is started from now on, and its namespace would outlive the test.
+    // Every process started from now on would inherit pnet's own socket, and keep its namespace
+    // alive after the test.
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll)?.into_raw_fd();
     let config = Config { read_timeout: Some(tick), socket_fd: Some(socket), ..Config::default() };
@@ -209,12 +214,13 @@ pub(crate) fn open(
     }
 }
 
-/// The next ARP frame, or `None` if the next frame is another or none comes within a tick.
-pub(crate) fn receive(receiver: &mut dyn DataLinkReceiver) -> Result<Option<Seen>> {
+/// Returns the next ARP frame, or `None` if the next frame is another one or none comes within a
+/// tick.
+pub(crate) fn receive(receiver: &mut dyn DataLinkReceiver) -> Result<Option<ArpFrame>> {
     Ok(next_frame(receiver)?.and_then(parse))
 }
 
-/// The next frame, or `None` if none comes within a tick.
+/// Returns the next frame, or `None` if none comes within a tick.
 pub(crate) fn next_frame(receiver: &mut dyn DataLinkReceiver) -> Result<Option<&[u8]>> {
     match receiver.next() {
         Ok(frame) => Ok(Some(frame)),
@@ -225,13 +231,13 @@ pub(crate) fn next_frame(receiver: &mut dyn DataLinkReceiver) -> Result<Option<&
     }
 }
 
-fn parse(frame: &[u8]) -> Option<Seen> {
+fn parse(frame: &[u8]) -> Option<ArpFrame> {
     let ethernet = EthernetPacket::new(frame)?;
     if ethernet.get_ethertype() != EtherTypes::Arp {
         return None;
     }
     let arp = ArpPacket::new(ethernet.payload())?;
-    Some(Seen {
+    Some(ArpFrame {
         at: Instant::now(),
         operation: arp.get_operation(),
         sender_mac: arp.get_sender_hw_addr(),

@@ -1,10 +1,11 @@
-//! What a packet costs: nanoseconds over an empty program in the same run; how many a core forwards ([`forwarding`]), how
-//! long a change takes ([`sync`]), what it costs to decide who gets which address ([`allocation`]), and how long an address is
-//! away when its node fails ([`mod@failover`]).
+//! Measures vipmux. A packet's cost is in nanoseconds above an empty program in the same run. The
+//! other parts are packets per core ([`forwarding`]), the duration of changes ([`sync`]), the cost
+//! of allocations ([`allocation`]), and the outage of a VIP when its node fails ([`mod@failover`]).
 //!
-//! `BPF_PROG_TEST_RUN` repeats a small wrapper, which puts the packet back, picks the next flow and tail-calls the
-//! program under test. Time is the thread's CPU time, so that what else runs on the machine counts for little; cases
-//! are interleaved in a rotating order, and figures are medians. Even so they are of one machine: compare ratios.
+//! `BPF_PROG_TEST_RUN` repeats a small wrapper. It restores the packet, picks the next flow and
+//! tail-calls the program under test. Time is the thread's CPU time, so other load on the machine
+//! hardly counts. Cases are interleaved in a rotating order, and figures are medians. Still, they
+//! are from one machine: compare ratios.
 
 pub mod allocation;
 mod cases;
@@ -22,44 +23,44 @@ use anyhow::Result;
 pub use goals::Goal;
 pub use report::{Failure, Figure, Measured, Ratio, Report};
 
-/// What is measured how often.
+/// The options of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Numbers of Services; each has as many figures of its own.
+    /// Numbers of Services. Each has figures of its own.
     pub services: Vec<u32>,
     /// Interleaved repetitions of each case.
     pub repetitions: usize,
     /// Packets of a repetition.
     pub packets: u32,
-    /// Flows that the cases with many flows spread over the Services; a power of two.
+    /// Flows that cases with many flows spread over the Services; a power of two.
     pub flows: u32,
     /// Entries of the flow and reverse-flow tables.
     pub capacity: u32,
-    /// What of it to measure.
+    /// The parts to measure.
     pub part: Part,
-    /// How long changes take.
+    /// Options of the changes.
     pub sync: sync::Plan,
-    /// What allocations cost.
+    /// Options of the allocations.
     pub allocation: allocation::Plan,
-    /// How long an address is away.
+    /// Options of the failovers.
     pub failover: failover::Plan,
 }
 
-/// What can be measured by itself.
+/// The parts that can be measured alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// Everything.
+    /// All parts.
     #[default]
     All,
-    /// What a packet costs.
+    /// The cost of a packet.
     Packets,
-    /// How many packets a core forwards, beside nftables rules as kube-proxy has them.
+    /// Packets per core, compared with nftables rules like kube-proxy's.
     Forwarding,
-    /// How long a change takes from its file to the kernel.
+    /// The duration of a change, from its file to the kernel.
     Sync,
-    /// What it costs to decide who gets which address.
+    /// The cost of an allocation.
     Allocate,
-    /// How long an address is away when its node fails, beside keepalived.
+    /// The outage of a VIP when its node fails, compared with keepalived.
     Failover,
 }
 
@@ -93,8 +94,8 @@ impl Default for Plan {
     }
 }
 
-/// Loads everything, measures it and sums it up; a part that fails is told among the [`Report::failures`], and takes nothing from the
-/// others. `progress` is told what is going on, and `outcome` what came of a part of it that takes long.
+/// Measures everything. A failed part is reported in [`Report::failures`], and the others continue.
+/// `progress` gets the current activity, `outcome` gets the results of long parts.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(&str)) -> Result<Report> {
     let mut measured = Measured::default();
     let mut failures = Vec::new();
@@ -102,7 +103,7 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
         failures.extend(result.err().map(|error| Failure { part: part.name(), error: format!("{error:#}") }));
     };
     let wanted = |part| plan.part == Part::All || plan.part == part;
-    // Before this thread, and with it the agents, is kept on one CPU.
+    // First, since this thread, and so the agents, is pinned to one CPU below.
     if wanted(Part::Failover) {
         let result = failover::run(&plan.failover, progress, outcome);
         note(Part::Failover, result.map(|rows| measured.failover = rows));

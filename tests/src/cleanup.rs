@@ -1,7 +1,7 @@
-//! What a run leaves on the machine, and its removal: at the end, on failure, on panic, on SIGINT, SIGTERM and SIGHUP,
-//! and, for a run that was killed, by the next one.
+//! Removes what a run leaves on the machine: at its end, on failure, on panic, and on SIGINT,
+//! SIGTERM and SIGHUP. The next run removes what a killed run left.
 //!
-//! Everything is named `vipmux-PID-...`, so that the next run tells what belongs to a process that is no more.
+//! Everything is named `vipmux-PID-...`, so the next run knows which processes are gone.
 
 use std::{
     collections::BTreeMap,
@@ -29,25 +29,25 @@ use nix::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Where network namespaces are kept by name, as iproute2 does.
+/// The folder of named network namespaces, as in iproute2.
 pub const NAMESPACES: &str = "/run/netns";
-/// Where the BPF file system is mounted.
+/// The mount point of the BPF file system.
 pub const BPF_FILE_SYSTEM: &str = "/sys/fs/bpf";
 const LOCK: &str = "/run/vipmux-tests.lock";
 
-/// Something that has to be removed.
+/// Something that must be removed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Leftover {
-    /// A child process that nobody has waited for.
+    /// A child process that was not waited for.
     Process(Pid),
     /// A file that a network namespace is bound to.
     Namespace(PathBuf),
-    /// A folder with all it holds: manifests, or pins.
+    /// A folder with its content: manifests or pins.
     Folder(PathBuf),
 }
 
 impl Leftover {
-    /// Best effort: what is gone already is as good as removed, and for the rest the next run tries again.
+    /// Removes it, best effort: it may be gone already, and the next run tries again.
     fn remove(&self) {
         match self {
             Self::Process(pid) => {
@@ -64,7 +64,7 @@ impl Leftover {
         }
     }
 
-    /// Processes hold namespaces and maps: they go first.
+    /// Processes first: they hold namespaces and maps.
     fn rank(&self) -> u8 {
         match self {
             Self::Process(_) => 0,
@@ -82,19 +82,20 @@ fn leftovers() -> MutexGuard<'static, BTreeMap<u64, Leftover>> {
     LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Removes a [`Leftover`] when it is dropped.
+/// Removes a [`Leftover`] on drop.
 #[derive(Debug)]
 pub struct Guard(u64);
 
 impl Guard {
-    /// To be called before the thing is made, so that there is no moment when it exists unknown.
+    /// Registers something. Call this before it is made, so it is never unregistered.
     pub fn new(leftover: Leftover) -> Self {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         leftovers().insert(id, leftover);
         Self(id)
     }
 
-    /// Makes a process and registers it in one go: after an interrupt has begun to remove things, nothing is started.
+    /// Starts a process and registers it atomically. Nothing is started once the removal after a
+    /// signal has begun.
     pub fn for_process<T>(start: impl FnOnce() -> Result<(Pid, T)>) -> Result<(Self, T)> {
         let mut leftovers = leftovers();
         let (pid, made) = start()?;
@@ -103,7 +104,7 @@ impl Guard {
         Ok((Self(id), made))
     }
 
-    /// The thing is gone: a process was waited for, and its id may be another's now.
+    /// Forgets it: the process was waited for, and another process may get its id.
     pub fn forget(&self) {
         leftovers().remove(&self.0);
     }
@@ -111,7 +112,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // The lock is held during the removal, so that an interrupt does not end the process in its midst.
+        // The lock is held during the removal, so that a signal does not end the process in
+        // between.
         let mut leftovers = leftovers();
         if let Some(leftover) = leftovers.remove(&self.0) {
             leftover.remove();
@@ -119,23 +121,24 @@ impl Drop for Guard {
     }
 }
 
-/// A name for something on this machine: `vipmux-PID-LABEL`.
+/// Returns a name for something on this machine: `vipmux-PID-LABEL`.
 pub fn name(label: &str) -> String {
     format!("vipmux-{}-{label}", process::id())
 }
 
-/// A number that no other caller in this process gets.
+/// Returns a number that is unique in this process.
 pub fn number() -> u64 {
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// The exit status after such a signal; 130 unless set. A demo that is held open ends well by Ctrl-C.
+/// Sets the exit status after such a signal; the default is 130. For a demo with `--hold`, Ctrl-C
+/// is success.
 pub fn exit_with_on_interrupt(status: i32) {
     INTERRUPTED_STATUS.store(status, Ordering::SeqCst);
 }
 
-/// Prepares the machine, once in a process: removes what killed runs left, mounts the BPF file system where it is
-/// missing, and sees to it that SIGINT, SIGTERM and SIGHUP remove everything.
+/// Prepares the machine, once in a process. Removes what killed runs left, mounts the BPF file
+/// system if it is missing, and removes everything on SIGINT, SIGTERM and SIGHUP.
 pub fn prepare() -> Result<()> {
     static PREPARED: OnceLock<Result<(), String>> = OnceLock::new();
     PREPARED
@@ -162,7 +165,7 @@ fn mount_bpf_file_system() -> Result<()> {
         .with_context(|| format!("cannot mount {BPF_FILE_SYSTEM}"))
 }
 
-/// Removes what processes that are no more have left.
+/// Removes what dead processes have left.
 fn sweep() {
     let temporary = std::env::temp_dir();
     for place in [Path::new(NAMESPACES), Path::new(BPF_FILE_SYSTEM), &temporary] {
@@ -177,7 +180,7 @@ fn sweep() {
     }
 }
 
-/// The process id in a name that [`name`] made.
+/// Returns the process id in a name that [`name`] made.
 fn owner(name: &str) -> Option<u32> {
     name.strip_prefix("vipmux-")?.split_once('-')?.0.parse().ok()
 }
@@ -202,7 +205,7 @@ fn remove_on_signals() -> Result<()> {
 }
 
 fn remove_all_and_exit() -> ! {
-    // Held until the end: from here on nothing is made or removed by anyone else.
+    // Held until the end: from now on nothing else is made or removed.
     let leftovers = leftovers();
     let mut all: Vec<_> = leftovers.values().collect();
     all.sort_by_key(|leftover| leftover.rank());
@@ -213,7 +216,7 @@ fn remove_all_and_exit() -> ! {
     process::exit(INTERRUPTED_STATUS.load(Ordering::SeqCst))
 }
 
-/// A folder under the system's temporary one, removed when dropped.
+/// A temporary folder, removed on drop.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -221,7 +224,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes an empty folder named after `label`.
+    /// Makes an empty folder with `label` in its name.
     pub fn temporary(label: &str) -> Result<Self> {
         let path = std::env::temp_dir().join(name(&format!("{}-{label}", number())));
         let guard = Guard::new(Leftover::Folder(path.clone()));
@@ -229,14 +232,14 @@ impl Folder {
         Ok(Self { path, _guard: guard })
     }
 
-    /// A path below the BPF file system that the agent may make, removed with all its pins when this is dropped.
+    /// Returns a path below the BPF file system for an agent's pins. On drop they are removed.
     pub fn of_pins(label: &str) -> Self {
         let path = Path::new(BPF_FILE_SYSTEM).join(name(&format!("{}-{label}", number())));
         let guard = Guard::new(Leftover::Folder(path.clone()));
         Self { path, _guard: guard }
     }
 
-    /// Where it is.
+    /// Returns its path.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,4 +1,5 @@
-//! What a client asks of a Service, each time on a new connection; and [`Session`], a connection that stays.
+//! Sends requests to Services, each on a new connection. A [`Session`] is a connection that stays
+//! open.
 
 use std::{
     fmt,
@@ -25,43 +26,44 @@ use nix::{
 
 use crate::{dns, frames::checksum, identity::Answer, sctp, transfer};
 
-/// Nothing longer is read.
+/// The limit of a response's length.
 const MAX_REPLY: u64 = 16_384;
-/// The name that DNS requests ask for.
+/// The name in DNS requests.
 pub const DNS_NAME: &str = "who.example";
 
-/// Asks an echo server to hold its reply back until another client says [`RELEASE`] to the same pod.
+/// Tells an echo server to hold its reply until another client sends [`RELEASE`] to the same pod.
 pub const HOLD: &str = "hold";
-/// Is answered once the pod holds a reply back.
+/// The server answers this once the pod holds a reply.
 pub const HELD: &str = "held";
-/// Makes the pod send a reply that it holds back.
+/// Tells the pod to send the reply that it holds.
 pub const RELEASE: &str = "release";
 
 /// A protocol that a [`crate::pod`] serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// HTTP/1.1, one request a connection.
+    /// HTTP/1.1, one request per connection.
     Http,
-    /// Lines over TCP, each answered with an identification and the line: like HTTPS in that the connection stays.
+    /// Lines over TCP, each answered with an identification and the line. Like with HTTPS, the
+    /// connection stays open.
     Echo,
     /// DNS over UDP.
     DnsUdp,
     /// DNS over TCP (RFC 7766).
     DnsTcp,
-    /// One datagram answered with another.
+    /// One datagram, answered with another.
     UdpEcho,
     /// A [`transfer`] over TCP.
     Bulk,
-    /// Lines over SCTP, as [`Kind::Echo`] has them.
+    /// Lines over SCTP, like [`Kind::Echo`].
     Sctp,
 }
 
 impl Kind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 7] =
         [Self::Http, Self::Echo, Self::DnsUdp, Self::DnsTcp, Self::UdpEcho, Self::Bulk, Self::Sctp];
 
-    /// Its name in arguments and in output.
+    /// Returns its name in arguments and output.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Http => "http",
@@ -74,7 +76,7 @@ impl Kind {
         }
     }
 
-    /// Its transport.
+    /// Returns its transport protocol.
     pub const fn protocol(self) -> &'static str {
         match self {
             Self::Http | Self::Echo | Self::DnsTcp | Self::Bulk => "TCP",
@@ -103,9 +105,9 @@ impl fmt::Display for Kind {
 /// A request to one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// What is asked.
+    /// The kind of request.
     pub kind: Kind,
-    /// Whom.
+    /// The server.
     pub server: SocketAddr,
 }
 
@@ -115,15 +117,16 @@ impl Request {
         Self { kind, server: SocketAddr::new(address.into(), port) }
     }
 
-    /// Asks once, in the calling thread's network namespace. A connection attempt and a reply may take `timeout` each.
+    /// Sends the request once, in the calling thread's network namespace. `timeout` limits both the
+    /// connection attempt and the reply.
     pub fn send(&self, timeout: Duration) -> Result<Answer> {
         let asked = match self.kind {
             Kind::Http => self.http(timeout),
-            Kind::Echo => Session::connect(self.server, timeout).and_then(|mut session| session.say("hello")),
+            Kind::Echo => Session::connect(self.server, timeout).and_then(|mut session| session.echo("hello")),
             Kind::DnsUdp => self.dns_over_udp(timeout),
             Kind::DnsTcp => self.dns_over_tcp(timeout),
             Kind::UdpEcho => self.udp_echo(timeout),
-            Kind::Sctp => Session::associate(self.server, timeout).and_then(|mut session| session.say("hello")),
+            Kind::Sctp => Session::associate(self.server, timeout).and_then(|mut session| session.echo("hello")),
             Kind::Bulk => transfer::once(self.server, timeout),
         };
         asked.with_context(|| format!("{} request to {}", self.kind, self.server))
@@ -174,25 +177,26 @@ impl fmt::Display for Request {
     }
 }
 
-/// A connection to an echo server that stays.
+/// A connection to an echo server that stays open.
 #[derive(Debug)]
 pub struct Session {
     stream: BufReader<TcpStream>,
 }
 
 impl Session {
-    /// Connects, in the calling thread's network namespace; the connection is used from any thread. `timeout` also
-    /// limits each reply.
+    /// Connects in the calling thread's network namespace. Any thread can use the connection.
+    /// `timeout` also limits each reply.
     pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { stream: BufReader::new(connect(server, timeout)?) })
     }
 
-    /// The same over SCTP.
+    /// Like [`Self::connect`], over SCTP.
     pub fn associate(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { stream: BufReader::new(sctp::connect(server, timeout)?) })
     }
 
-    /// The same as [`Session::connect`] from this port of the client, also where an earlier connection from it is remembered.
+    /// Like [`Session::connect`], from this port of the client, even if an earlier connection from
+    /// it is remembered.
     pub fn connect_from(port: u16, server: SocketAddr, timeout: Duration) -> Result<Self> {
         let (family, any) = match server {
             SocketAddr::V4(_) => (AddressFamily::Inet, IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
@@ -210,12 +214,12 @@ impl Session {
         Ok(Self { stream: BufReader::new(TcpStream::from(socket)) })
     }
 
-    /// Waits for this long at most from now on.
+    /// Limits each wait from now on.
     pub fn limit(&self, timeout: Duration) -> Result<()> {
         Ok(self.stream.get_ref().set_read_timeout(Some(timeout))?)
     }
 
-    /// Closes the connection, and waits until the server has closed it, too.
+    /// Closes the connection, and waits until the server has closed it too.
     pub fn close(mut self) -> Result<()> {
         self.stream.get_ref().shutdown(Shutdown::Write)?;
         let rest = self.stream.read_to_end(&mut Vec::new()).context("the server did not close")?;
@@ -223,13 +227,13 @@ impl Session {
         Ok(())
     }
 
-    /// Breaks the connection off by a RST, now.
+    /// Aborts the connection with a RST.
     pub fn reset(self) -> Result<()> {
         dissolve(self.stream.get_ref())
     }
 
     /// Sends a line and waits for its echo.
-    pub fn say(&mut self, line: &str) -> Result<Answer> {
+    pub fn echo(&mut self, line: &str) -> Result<Answer> {
         self.send(line)?;
         self.receive(line)
     }
@@ -247,34 +251,36 @@ impl Session {
         reply.parse()
     }
 
-    /// The client's end.
+    /// Returns the client's address and port.
     pub fn local_address(&self) -> Result<SocketAddr> {
         Ok(self.stream.get_ref().local_addr()?)
     }
 }
 
-/// A socket to a UDP echo server that stays: it takes replies of that server's address and port alone.
+/// A UDP socket that stays open. It takes replies only from its echo server's address and port.
 #[derive(Debug)]
 pub struct Datagrams {
     socket: UdpSocket,
 }
 
 impl Datagrams {
-    /// Opens the socket, in the calling thread's network namespace. `timeout` limits the wait for each reply.
+    /// Opens the socket in the calling thread's network namespace. `timeout` limits the wait for
+    /// each reply.
     pub fn connect(server: SocketAddr, timeout: Duration) -> Result<Self> {
         Ok(Self { socket: udp_socket(server, timeout)? })
     }
 
-    /// Closes the socket, now.
+    /// Closes the socket.
     pub fn close(self) -> Result<()> {
         dissolve(&self.socket)
     }
 
-    /// Sends without checksums from now on: IPv4 can do without (RFC 768).
+    /// Sends without checksums from now on, as IPv4 allows (RFC 768).
     pub fn leave_checksums_out(&self) -> Result<()> {
         let (yes, length) = (1_i32, libc::socklen_t::try_from(size_of::<i32>())?);
         let fd = self.socket.as_raw_fd();
-        // SAFETY: the value is a live number of that length, which is what the option takes (socket(7)).
+        // SAFETY: the value is a live number of that length, which is what the option takes
+        // (socket(7)).
         let done =
             unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, (&raw const yes).cast(), length) };
         ensure!(done == 0, "cannot do without checksums: {}", io::Error::last_os_error());
@@ -292,23 +298,23 @@ impl Datagrams {
         self.reply()?.parse()
     }
 
-    /// Says something, and waits for the reply, which must hold all of it.
-    pub fn say(&self, text: &str) -> Result<Answer> {
+    /// Sends a text and waits for the reply, which must contain all of it.
+    pub fn echo(&self, text: &str) -> Result<Answer> {
         self.send(text)?;
         let reply = self.reply()?;
         ensure!(reply.ends_with(&format!(" said={text}")), "{} bytes came back otherwise", text.len());
         reply.parse()
     }
 
-    /// Says things one after the other. Of long ones, which go in many fragments, a busy machine may drop one: one of all
-    /// of them is said again.
-    pub fn say_all(&self, texts: &[&str]) -> Result<Vec<Answer>> {
+    /// Sends texts one after the other. A busy machine may drop one of the long ones, which have
+    /// many fragments. So one of all texts may be sent again.
+    pub fn echo_all(&self, texts: &[&str]) -> Result<Vec<Answer>> {
         const UNFRAGMENTED: usize = 1_400;
         let mut again = true;
         let say = |text: &&str| {
-            let said = self.say(text);
+            let said = self.echo(text);
             let said = match said {
-                Err(_) if text.len() > UNFRAGMENTED && mem::take(&mut again) => self.say(text),
+                Err(_) if text.len() > UNFRAGMENTED && mem::take(&mut again) => self.echo(text),
                 said => said,
             };
             said.with_context(|| format!("{} bytes", text.len()))
@@ -340,7 +346,7 @@ fn udp_socket(server: SocketAddr, timeout: Duration) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Sends one ICMP echo request (RFC 792) with `length` bytes of data, and waits for the reply to it.
+/// Sends one ICMP echo request (RFC 792) with `length` bytes of data, and waits for its reply.
 pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
     const ECHO_REPLY: u8 = 0;
     const ECHO_REQUEST: u8 = 8;
@@ -357,7 +363,7 @@ pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
     let mut packet = vec![0; 65_536];
     loop {
         let received = recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty()).context("no echo reply")?;
-        // An IPv4 packet without options: the kernel gives raw sockets the whole of it.
+        // An IPv4 packet without options: raw sockets get the header too.
         let Some((header, message)) = packet[..received].split_at_checked(20) else { continue };
         let is_reply = header[12..16] == address.octets() && message.first() == Some(&ECHO_REPLY);
         if is_reply && message[4..] == request[4..] && message.len() == HEADER + length {
@@ -367,8 +373,8 @@ pub fn ping(address: Ipv4Addr, length: usize, timeout: Duration) -> Result<()> {
     }
 }
 
-/// Ends what the socket is connected to, at once. To close it would not do: a process that another thread starts at this
-/// moment has it too, until it executes its program.
+/// Shuts down a socket at once. Closing is not enough: a process that another thread starts right
+/// now has the socket too, until its exec.
 fn dissolve(socket: &impl AsRawFd) -> Result<()> {
     // SAFETY: zeros are an address, of the family `AF_UNSPEC`.
     let nowhere: libc::sockaddr = unsafe { mem::zeroed() };
@@ -378,8 +384,8 @@ fn dissolve(socket: &impl AsRawFd) -> Result<()> {
     Ok(Errno::result(dissolved).map(drop)?)
 }
 
-/// Sends one ICMPv6 echo request (RFC 4443, 4.1) with `length` bytes of data, and waits for the reply to it. The kernel sees
-/// to checksums in both directions.
+/// Sends one ICMPv6 echo request (RFC 4443, 4.1) with `length` bytes of data, and waits for its
+/// reply. The kernel handles the checksums.
 pub fn ping_v6(address: Ipv6Addr, length: usize, timeout: Duration) -> Result<()> {
     const ECHO_REPLY: u8 = 129;
     const ECHO_REQUEST: u8 = 128;

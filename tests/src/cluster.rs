@@ -1,4 +1,4 @@
-//! A LAN with an agent on each node, all reading one folder of manifests.
+//! A LAN with an agent on each node. All agents read the same folder of manifests.
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -20,53 +20,60 @@ use crate::{
     wait,
 };
 
-/// For what takes milliseconds on an idle machine: starting an agent, applying a change.
+/// The time limit for what takes milliseconds on an idle machine: an agent's start, a change.
 pub const PATIENCE: Duration = Duration::from_secs(90);
-/// For a request that is expected to be answered.
+/// The time limit for a request that must be answered.
 pub const TIMEOUT: Duration = Duration::from_secs(20);
-/// For one request that is tried again if it is not answered.
+/// The time limit for what takes long on a busy machine: a bulk transfer, many attempts.
+pub const LONG: Duration = Duration::from_mins(2);
+/// The time limit for requests that must fail.
+pub const SILENCE: Duration = Duration::from_millis(700);
+/// The time limit for requests that often fail.
+pub const SHORT_TIMEOUT: Duration = Duration::from_millis(200);
+/// The time limit for one of several attempts at a request.
 const ATTEMPT: Duration = Duration::from_millis(500);
-/// For one ARP request or neighbour solicitation that is tried again if it is not answered.
+/// The time limit for one of several ARP requests or neighbor solicitations.
 const ASK_ATTEMPT: Duration = Duration::from_millis(200);
 
-/// The cluster; it is removed when dropped, processes first.
+/// The cluster. On drop it is removed, processes first.
 #[derive(Debug)]
 pub struct Cluster {
     /// Agents, in the order of the nodes.
     pub agents: Vec<Agent>,
     /// Pods, in the order in which they were added.
     pub pods: Vec<Pod>,
-    /// What the agents read.
+    /// The manifests that the agents read.
     pub manifests: Manifests,
     state: Folder,
-    /// How agents and allocators reach the API server, if there is one.
+    /// The agents' and allocators' access to the API server, if there is one.
     access: Option<Access>,
-    /// The machines.
+    /// The LAN.
     pub lan: Lan,
 }
 
 impl Cluster {
-    /// A cluster whose agents are not started yet.
+    /// Makes a cluster without running agents.
     pub fn new(lan: Lan, manifests: Manifests) -> Result<Self> {
         let state = Folder::temporary("state")?;
         let access = manifests.api().map(|api| access(api, &state)).transpose()?;
         Ok(Self { agents: Vec::new(), pods: Vec::new(), manifests, state, access, lan })
     }
 
-    /// The same with a real API server, which knows the LAN's Nodes and a pool; `None` where the test is to be skipped.
+    /// Makes a cluster with a real API server, which has the LAN's Nodes and a pool; `None` if the
+    /// test is skipped.
     pub fn in_kubernetes(lan: Lan) -> Result<Option<Self>> {
         let Some(api) = ApiServer::on(&lan)? else { return Ok(None) };
         let manifests = Manifests::applied_to(api)?.of_lan(&lan)?;
         Self::new(lan, manifests).map(Some)
     }
 
-    /// The API server.
+    /// Returns the API server.
     pub fn api(&self) -> Result<&ApiServer> {
         self.manifests.api().context("this cluster has no API server")
     }
 
-    /// Agents that are started from now on reach it, with the same rights, through a proxy that does no harm yet. `seed`: of what
-    /// the proxy leaves to chance.
+    /// Lets agents that start from now on reach the API server through a proxy, with the same
+    /// rights. The proxy injects no faults yet. `seed` is for its random decisions.
     pub fn reach_api_by_proxy(&mut self, seed: u64) -> Result<ApiProxy> {
         let (api, access) = self.manifests.api().zip(self.access.as_mut()).context("this cluster has no API server")?;
         let proxy = ApiProxy::start_as(api, access.kubeconfig.clone(), seed)?;
@@ -74,7 +81,7 @@ impl Cluster {
         Ok(proxy)
     }
 
-    /// How the agents are started by default.
+    /// Returns the agents' default options.
     pub fn agent_options(&self) -> agent::Options {
         let origin = match &self.access {
             Some(access) => Origin::Cluster(access.clone()),
@@ -89,14 +96,14 @@ impl Cluster {
         self.agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))
     }
 
-    /// Starts an agent on every node but one, and waits until all are ready.
+    /// Starts an agent on every node except one, and waits until all are ready.
     pub fn start_agents_but(&mut self, node: &str, options: &agent::Options) -> Result<()> {
         let nodes = self.lan.nodes.iter().filter(|other| other.name != node);
         self.agents = nodes.map(|node| Agent::start(node, options)).collect::<Result<_>>()?;
         self.agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))
     }
 
-    /// Starts the agent on a node again, with the same pins, and waits until it is ready.
+    /// Restarts the agent on a node with the same pins, and waits until it is ready.
     pub fn restart_agent(&mut self, node: &str) -> Result<()> {
         let agent = self.agents.iter_mut().find(|agent| agent.node() == node);
         let agent = agent.with_context(|| format!("no agent on {node}"))?;
@@ -112,39 +119,39 @@ impl Cluster {
         self.pods.last_mut().context("the pod was just added")
     }
 
-    /// A pod.
+    /// Returns a pod.
     pub fn pod(&self, name: &str) -> Result<&Pod> {
         self.pods.iter().find(|pod| pod.name == name).with_context(|| format!("no pod {name}"))
     }
 
-    /// A pod as a ready endpoint.
+    /// Returns a pod as a ready endpoint.
     pub fn endpoint(&self, pod: &str) -> Result<Endpoint> {
         let pod = self.pod(pod)?;
         Ok(Endpoint::new(pod.address, &pod.node))
     }
 
-    /// A pod as a ready endpoint with its IPv6 address.
+    /// Returns a pod as a ready endpoint with its IPv6 address.
     pub fn endpoint_v6(&self, pod: &str) -> Result<Endpoint> {
         let pod = self.pod(pod)?;
         Ok(Endpoint::new(pod.address_v6, &pod.node))
     }
 
-    /// The agent on a node.
+    /// Returns the agent on a node.
     pub fn agent(&self, node: &str) -> Result<&Agent> {
         self.agents.iter().find(|agent| agent.node() == node).with_context(|| format!("no agent on {node}"))
     }
 
-    /// The agent on a node.
+    /// Returns the agent on a node.
     pub fn agent_mut(&mut self, node: &str) -> Result<&mut Agent> {
         self.agents.iter_mut().find(|agent| agent.node() == node).with_context(|| format!("no agent on {node}"))
     }
 
-    /// The node that is to lead an address, by `vipmux plan`.
+    /// Returns the node that `vipmux plan` names as an address's leader.
     pub fn planned_leader(&self, vip: impl Into<IpAddr>) -> Result<&Node> {
         self.lan.node(&Plan::of(self.manifests.path())?.leader(vip)?)
     }
 
-    /// The node that answers for an address on the LAN, waited for.
+    /// Waits for a node that answers for an address on the LAN, and returns it.
     pub fn await_leader(&self, vip: impl Into<IpAddr>) -> Result<&Node> {
         let (client, vip) = (self.lan.client()?, vip.into());
         wait::until(&format!("somebody who answers for {vip}"), PATIENCE, || {
@@ -157,7 +164,7 @@ impl Cluster {
         })
     }
 
-    /// A node, as the agent on another has it.
+    /// Returns a member as the agent on node `by` sees it.
     pub fn member(&self, by: &str, node: &str) -> Result<Value> {
         let view = self.agent(by)?.inspect_json(self.lan.node(by)?, &["members"])?;
         let members = view["members"].as_array().context("no members")?;
@@ -165,7 +172,7 @@ impl Cluster {
         member.cloned().with_context(|| format!("{node} is not among {view}"))
     }
 
-    /// Waits until the agent on a node has another so.
+    /// Waits until the agent on node `by` sees `node` with this standing.
     pub fn await_standing(&self, by: &str, node: &str, standing: &str) -> Result<()> {
         wait::until(&format!("{by} has {node} as {standing}"), PATIENCE, || {
             let member = self.member(by, node)?;
@@ -175,14 +182,15 @@ impl Cluster {
         .with_context(|| self.last_outputs())
     }
 
-    /// Waits until each agent has all others as alive.
+    /// Waits until each agent sees all others as alive.
     pub fn await_all_alive(&self) -> Result<()> {
         let names = || self.lan.nodes.iter().map(|node| node.name.as_str());
         let mut pairs = names().flat_map(|by| names().filter(move |node| *node != by).map(move |node| (by, node)));
         pairs.try_for_each(|(by, node)| self.await_standing(by, node, "alive"))
     }
 
-    /// Asks from the first client, again until the Service answers; an answer of another is an error at once.
+    /// Sends a request from the first client until the Service answers. A reply of another Service
+    /// is an error.
     pub fn await_service(&self, request: Request, service: &str) -> Result<Answer> {
         let answer = wait::until(&format!("{service} at {request}"), PATIENCE, || self.ask(request, ATTEMPT))
             .with_context(|| self.last_outputs())?;
@@ -190,8 +198,8 @@ impl Cluster {
         Ok(answer)
     }
 
-    /// Waits until every node has so many ready pods for a port, at each address: what a node hands over to another one that
-    /// does not know the Service yet is lost.
+    /// Waits until every node has so many ready pods for a port, at each address. A node that does
+    /// not know the Service yet drops packets that others hand over to it.
     pub fn await_ready(&self, port: u16, pods: usize) -> Result<()> {
         for (node, agent) in self.lan.nodes.iter().zip(&self.agents) {
             wait::until(&format!("{pods} pods of port {port} on {}", node.name), PATIENCE, || {
@@ -205,12 +213,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// Asks once from the first client.
+    /// Sends a request once from the first client.
     pub fn ask(&self, request: Request, timeout: Duration) -> Result<Answer> {
         self.lan.client()?.namespace().run(|| request.send(timeout))
     }
 
-    /// How many packets all nodes have counted under a name; `kind`: `stats` or `drops`.
+    /// Returns the packets that all nodes have counted under a name. `kind`: `stats` or `drops`.
     pub fn counted(&self, kind: &str, name: &str) -> Result<u64> {
         let of_node = |(node, agent): (&Node, &Agent)| {
             let stats = agent.inspect_json(node, &["stats", "--all"])?;
@@ -222,7 +230,7 @@ impl Cluster {
         self.lan.nodes.iter().zip(&self.agents).map(of_node).sum()
     }
 
-    /// The agents' last words, for an error.
+    /// Returns the agents' last output, for an error.
     pub fn last_outputs(&self) -> String {
         self.agents.iter().fold(String::new(), |text, agent| {
             text + &format!("{}'s agent:\n{}", agent.node(), agent.process().last_output())
@@ -230,10 +238,11 @@ impl Cluster {
     }
 }
 
-/// What agents may do, as they are deployed.
+/// The agents' rights, as deployed.
 const RIGHTS: &str = include_str!("../../deploy/kustomize/rbac-agent.yaml");
 
-/// How the agents of a cluster reach its API server, with exactly their rights; their key is in the state folder.
+/// Grants the agents access to the API server, with exactly their rights. Their gossip key is in
+/// the state folder.
 fn access(api: &ApiServer, state: &Folder) -> Result<Access> {
     api.add_namespace(api_server::SYSTEM)?;
     api.apply(RIGHTS)?;

@@ -1,8 +1,8 @@
-//! Where the programs of a cluster are that tests start: kube-apiserver, etcd, kube-proxy, kubectl and helm.
+//! Finds the cluster programs that tests start: kube-apiserver, etcd, kube-proxy, kubectl and helm.
 //!
-//! `cargo xtask setup` builds them; KUBEBUILDER_ASSETS names a folder with others.
+//! `cargo xtask setup` builds them. KUBEBUILDER_ASSETS names a folder with other builds.
 
-#[path = "../../agent/build/cache.rs"]
+#[path = "../../agent/datapath/build/cache.rs"]
 mod cache;
 #[path = "../../xtask/src/setup/cluster/programs.rs"]
 #[allow(dead_code, reason = "how they are built is for xtask to know")]
@@ -12,11 +12,11 @@ use std::{env, path::PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// What to do where a program is missing.
+/// The remedy for a missing program.
 pub const REMEDY: &str = "run `cargo xtask setup`, which builds it, or name a folder with kube-apiserver and etcd by \
                           KUBEBUILDER_ASSETS";
 
-/// A program's path.
+/// Returns a program's path.
 pub fn find(program: &str) -> Result<PathBuf> {
     let assets = env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty());
     let found = programs::find(program, assets.as_deref(), cache::folder().as_deref());

@@ -1,4 +1,4 @@
-//! Connection tracking of a network namespace.
+//! Flushes a network namespace's connection tracking.
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::socket::{

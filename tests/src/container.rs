@@ -1,5 +1,5 @@
-//! Containers, as a cluster's runtime starts those of the DaemonSet: the image's files and the volumes alone, read-only but
-//! for the volumes, a few capabilities, and nothing that gives more.
+//! Starts containers as a cluster's runtime starts the DaemonSet's: only the image's files and the
+//! volumes, read-only except for the volumes, with a few capabilities and no way to gain more.
 
 use std::{
     env::temp_dir,
@@ -17,7 +17,7 @@ use nix::{
     sys::prctl,
     unistd::{chdir, chroot},
 };
-use vipmux::runtime::CAPABILITIES;
+use vipmux::capabilities::CAPABILITIES;
 
 use crate::netns::Namespace;
 
@@ -41,8 +41,9 @@ struct Sets {
     inheritable: u32,
 }
 
-/// A command that will run `vipmux` of the image whose files are below `root`, in a container in this network namespace. Like
-/// the DaemonSet's Pods it has the node's BPF file system; its one volume is /tmp, where the tests' folders are.
+/// Returns a command that runs `vipmux` from the image's files below `root`, in a container in this
+/// network namespace. Like the DaemonSet's Pods it has the node's BPF file system. Its one volume
+/// is /tmp, which has the tests' folders.
 pub fn command(root: &Path, namespace: &Namespace) -> Result<Command> {
     ensure!(temp_dir().starts_with("/tmp"), "containers have /tmp, and TMPDIR is {}", temp_dir().display());
     let root = CString::new(root.as_os_str().as_bytes()).with_context(|| format!("{} is no path", root.display()))?;
@@ -52,8 +53,9 @@ pub fn command(root: &Path, namespace: &Namespace) -> Result<Command> {
         enter(&root)?;
         give_up_capabilities()
     };
-    // SAFETY: between fork and exec, `enter` makes system calls with what it owns or has on the stack; it does not
-    // allocate, lock or touch memory that another thread may have left in an odd state.
+    // SAFETY: between fork and exec, `enter` makes system calls with what it owns or has on the
+    // stack; it does not allocate, lock or touch memory that another thread may have left in an odd
+    // state.
     unsafe { command.pre_exec(enter) };
     Ok(command)
 }
@@ -70,7 +72,7 @@ fn enter(root: &CStr) -> io::Result<()> {
     mount(Some(c"proc"), c"proc", Some(c"proc"), MsFlags::empty(), NONE)?;
     mount(Some(c"proc/sys"), c"proc/sys", NONE, MsFlags::MS_BIND, NONE)?;
     mount(NONE, c"proc/sys", NONE, read_only, NONE)?;
-    // With the bpffs that is mounted in it, which stays writable.
+    // With the mounted bpffs, which stays writable.
     mount(Some(c"/sys"), c"sys", NONE, everything, NONE)?;
     mount(NONE, c"sys", NONE, read_only, NONE)?;
     mount(NONE, c".", NONE, read_only, NONE)?;
@@ -78,13 +80,13 @@ fn enter(root: &CStr) -> io::Result<()> {
     Ok(chdir(c"/")?)
 }
 
-/// Leaves the process, and what it executes, with the DaemonSet's capabilities.
+/// Limits the process, and what it executes, to the DaemonSet's capabilities.
 fn give_up_capabilities() -> io::Result<()> {
     let mask = CAPABILITIES.iter().fold(0_u64, |mask, (bit, _)| mask | 1 << bit);
     for bit in 0..u64::BITS {
         // SAFETY: the arguments are plain numbers.
         let dropped = mask >> bit & 1 == 1 || unsafe { libc::prctl(libc::PR_CAPBSET_DROP, bit, 0, 0, 0) } == 0;
-        // Above the last one that the kernel knows.
+        // Beyond the kernel's last capability.
         if !dropped && io::Error::last_os_error().raw_os_error() != Some(libc::EINVAL) {
             return Err(io::Error::last_os_error());
         }

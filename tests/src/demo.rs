@@ -1,4 +1,4 @@
-//! The demo's cluster: the manifests in `deploy/demo` and the pods that they speak of.
+//! The demo's cluster: the manifests in `deploy/demo` and their pods.
 
 use anyhow::Result;
 
@@ -16,7 +16,7 @@ macro_rules! manifest {
     };
 }
 
-/// The manifests' folder at the beginning: file name and content.
+/// The manifests at the beginning: file names and contents.
 pub const MANIFESTS: [(&str, &str); 7] = [
     manifest!("nodes.yaml"),
     manifest!("pool.yaml"),
@@ -27,19 +27,19 @@ pub const MANIFESTS: [(&str, &str); 7] = [
     manifest!("admin.yaml"),
 ];
 
-/// The file that is added and removed while traffic runs.
+/// The manifest that is added and removed while traffic runs.
 pub const LATER: (&str, &str) = ("metrics.yaml", include_str!("../../deploy/demo/later/metrics.yaml"));
 
-/// A Service of the demo, as a client sees it.
+/// A Service of the demo.
 #[derive(Clone, Copy, Debug)]
 pub struct Service {
     /// `namespace/name`.
     pub name: &'static str,
-    /// What it serves.
+    /// The kind of its servers.
     pub kind: Kind,
     /// Service port.
     pub port: u16,
-    /// The pods behind it.
+    /// Its pods.
     pub pods: &'static [&'static str],
 }
 
@@ -55,7 +55,7 @@ pub const SERVICES: [Service; 5] = [
 /// The Service of [`LATER`].
 pub const LATER_SERVICE: Service = Service { name: "ops/metrics", kind: Kind::Http, port: 9100, pods: &["metrics-1"] };
 
-/// A pod: its node, its name, the last byte of its address, and its servers: kind, port and Service.
+/// A pod: node, name, last byte of its address, and servers (kind, port, Service).
 type PodSpec = (&'static str, &'static str, u8, &'static [(Kind, u16, &'static str)]);
 
 const PODS: [PodSpec; 6] = [
@@ -67,7 +67,7 @@ const PODS: [PodSpec; 6] = [
     ("node-3", "metrics-1", 20, &[(Kind::Http, 9100, "ops/metrics")]),
 ];
 
-/// The nodes, the client and the manifests; no pods and no agents yet.
+/// Makes the nodes, the client and the manifests, without pods and agents.
 pub fn cluster() -> Result<Cluster> {
     let lan = Lan::new(Options { kubernetes_rules: true, ..Options::default() })?;
     let manifests = Manifests::empty()?;

@@ -1,5 +1,5 @@
-//! As much of DNS (RFC 1035) as asking for an A record and answering it takes. The answer's A record is the pod's own
-//! address; a TXT record beside it holds the [`crate::identity::Answer`].
+//! DNS (RFC 1035) with only queries for A records and their responses. The A record is the pod's
+//! own address. A TXT record beside it has the [`crate::identity::Answer`].
 
 use std::net::Ipv4Addr;
 
@@ -13,10 +13,10 @@ const CLASS_IN: u16 = 1;
 const ANSWER_FLAGS: u16 = 0x8500;
 /// A pointer to the question's name, which begins at byte 12 (RFC 1035, 4.1.4).
 const NAME_OF_QUESTION: u16 = 0xc00c;
-/// Over UDP without EDNS (RFC 1035, 2.3.4), and plenty for TCP here.
+/// The limit over UDP without EDNS (RFC 1035, 2.3.4), which is enough for TCP here.
 pub const MAX_MESSAGE: usize = 512;
 
-/// A query for a name's A record.
+/// Returns a query for a name's A record.
 pub fn query(id: u16, name: &str) -> Result<Vec<u8>> {
     let mut message = Vec::with_capacity(HEADER + name.len() + 6);
     // RD, one question.
@@ -35,7 +35,7 @@ pub fn query(id: u16, name: &str) -> Result<Vec<u8>> {
     Ok(message)
 }
 
-/// The answer to a query; `None` where it is not a query for one A record.
+/// Returns the response to a query; `None` if it is no query for one A record.
 pub fn answer(query: &[u8], address: Ipv4Addr, text: &str) -> Option<Vec<u8>> {
     let flags = u16_at(query, 2)?;
     let questions = u16_at(query, 4)?;
@@ -65,7 +65,7 @@ fn record(message: &mut Vec<u8>, kind: u16, data: &[u8]) {
     message.extend(data);
 }
 
-/// The address and the text of an answer that [`answer`] made to the query with this id.
+/// Returns the address and the text in a response of [`answer`] to the query with this id.
 pub fn parse(message: &[u8], id: u16) -> Result<(Ipv4Addr, String)> {
     parse_fields(message, id).context("an unexpected DNS message")
 }
@@ -83,7 +83,8 @@ fn parse_fields(message: &[u8], id: u16) -> Option<(Ipv4Addr, String)> {
     whole.then(|| Some((address.into(), String::from_utf8(text.to_vec()).ok()?)))?
 }
 
-/// A record whose name is a pointer: its type, its data and where the next begins.
+/// Parses a record whose name is a pointer. Returns its type, its data and the start of the next
+/// one.
 fn data_of_record(message: &[u8], start: usize) -> Option<(u16, &[u8], usize)> {
     let kind = u16_at(message, start + 2)?;
     let length = usize::from(u16_at(message, start + 10)?);
@@ -91,7 +92,7 @@ fn data_of_record(message: &[u8], start: usize) -> Option<(u16, &[u8], usize)> {
     Some((kind, data, start + 12 + length))
 }
 
-/// Where the uncompressed name at `start` ends.
+/// Returns the end of the uncompressed name at `start`.
 fn skip_name(message: &[u8], start: usize) -> Option<usize> {
     let mut at = start;
     loop {

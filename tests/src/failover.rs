@@ -1,14 +1,15 @@
-//! A cluster in which something is about to happen to the node that leads: agents on three nodes, a pod on each, and Services
-//! whose endpoints are on the other nodes, so that what fails is the node that answers and not the one that serves.
+//! A cluster whose leading node is about to fail. There are agents and pods on three nodes. The
+//! Services' endpoints are on the other nodes, so the node that answers fails, not the one that
+//! serves.
 
-mod scene;
+mod observed;
 
 use std::{fs, net::Ipv4Addr};
 
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 
-pub use self::scene::Scene;
+pub use self::observed::ObservedFailover;
 use crate::{
     agent,
     api_proxy::ApiProxy,
@@ -21,52 +22,53 @@ use crate::{
     watch::{self, Watch},
 };
 
-/// The LAN of it.
+/// The LAN of the cluster.
 pub const LAN: Options = Options { clients: watch::CLIENTS, ..Options::DEFAULT };
-/// The address.
+/// The VIP.
 pub const ADDRESS: Ipv4Addr = VIP;
-/// The Service's port that answers datagrams.
+/// The Service's port for datagrams.
 pub const DATAGRAMS: u16 = 7_000;
-/// The one that takes connections.
+/// The Service's port for connections.
 pub const LINES: u16 = 7_001;
-/// The one for transfers.
+/// The Service's port for transfers.
 pub const BULK: u16 = 7_002;
-/// Services by their kinds.
+/// Services with their ports and kinds.
 const SERVICES: [(&str, u16, Kind); 3] = [
     ("failing/datagrams", DATAGRAMS, Kind::UdpEcho),
     ("failing/lines", LINES, Kind::Echo),
     ("failing/bulk", BULK, Kind::Bulk),
 ];
-/// Of what a proxy leaves to chance.
+/// The seed of a proxy's random decisions.
 const SEED: u64 = 1;
-/// The lease that agents have unless they are told otherwise.
+/// The agents' default lease.
 pub const DEFAULT_LEASE: &str = "300ms";
-/// The lease in tests, which run beside others: a leader that is merely held up stays one.
+/// The lease in tests, which run beside others. A slow leader stays the leader.
 const LEASE: &str = "2s";
-/// Entries of each flow table: connections that are watched must not make room for those that come and go.
+/// Entries of each flow table. Short connections must not evict those that are watched.
 const FLOWS: u32 = 65_536;
 
-/// The cluster.
+/// The cluster before the failure.
 #[derive(Debug)]
-pub struct Stage {
-    /// With an agent and a pod on each node.
+pub struct FailoverCluster {
+    /// The cluster, with an agent and a pod on each node.
     pub cluster: Cluster,
 }
 
-impl Stage {
-    /// On a LAN like [`LAN`], with agents that are started and a Service that is answered for.
+impl FailoverCluster {
+    /// Makes it on a LAN like [`LAN`], with running agents and a VIP with a leader.
     pub fn new(lan: Lan, lease: &'static str) -> Result<Self> {
         let manifests = Manifests::for_lan(&lan)?;
         Self::of(Cluster::new(lan, manifests)?, lease)
     }
 
-    /// The same with a real API server; `None` where the test is to be skipped.
+    /// Makes it with a real API server; `None` if the test is skipped.
     pub fn in_kubernetes(options: Options) -> Result<Option<Self>> {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
         Cluster::in_kubernetes(lan)?.map(|cluster| Self::of(cluster, LEASE)).transpose()
     }
 
-    /// The same, where all that agents say to the API server goes through a proxy, which does no harm yet.
+    /// Makes it with a real API server. All agents' requests go through a proxy, which injects no
+    /// faults yet.
     pub fn in_kubernetes_by_proxy(options: Options) -> Result<Option<(Self, ApiProxy)>> {
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
         let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
@@ -80,31 +82,31 @@ impl Stage {
             let listeners = SERVICES.map(|(name, port, kind)| Listener::new(kind, port, name));
             cluster.add_pod(&node, &format!("on-{node}"), 10, &listeners)?;
         }
-        let mut stage = Self { cluster };
-        stage.write_services("")?;
-        let options = agent::Options { flows: FLOWS, lease, ..stage.cluster.agent_options() };
-        stage.cluster.start_agents(&options)?;
-        stage.leader()?;
-        Ok(stage)
+        let mut setup = Self { cluster };
+        setup.write_services("")?;
+        let options = agent::Options { flows: FLOWS, lease, ..setup.cluster.agent_options() };
+        setup.cluster.start_agents(&options)?;
+        setup.leader()?;
+        Ok(setup)
     }
 
-    /// The same for a test; `None` where it is to be skipped.
+    /// Makes it for a test; `None` if the test is skipped.
     pub fn for_test(options: Options) -> Result<Option<Self>> {
         Self::for_test_with(options, LEASE)
     }
 
-    /// The same with this lease.
+    /// Like [`Self::for_test`], with this lease.
     pub fn for_test_with(options: Options, lease: &'static str) -> Result<Option<Self>> {
         Lan::for_test(options)?.map(|lan| Self::new(lan, lease)).transpose()
     }
 
-    /// The node that answers.
+    /// Returns the node that answers.
     pub fn leader(&self) -> Result<&Node> {
         self.cluster.await_leader(ADDRESS)
     }
 
-    /// Lets the Services have no endpoint on this node, and waits until all nodes know.
-    pub fn spare(&self, node: &str) -> Result<()> {
+    /// Removes the Services' endpoints on this node, and waits until all nodes know.
+    pub fn remove_endpoints_of(&self, node: &str) -> Result<()> {
         self.write_services(node)?;
         let pods = self.cluster.pods.iter().filter(|pod| pod.node != node).count();
         SERVICES.iter().try_for_each(|(_, port, _)| self.cluster.await_ready(*port, pods))
@@ -120,19 +122,19 @@ impl Stage {
         })
     }
 
-    /// Clients that ask all the time; each kind of requests is answered.
+    /// Starts clients that send requests all the time, and waits until each kind is answered.
     pub fn watch(&self) -> Result<Watch> {
         let mut watch = Watch::start(&self.cluster.lan, ADDRESS, DATAGRAMS, LINES)?;
         watch.wait_for_answers(20, PATIENCE).with_context(|| self.cluster.last_outputs())?;
         Ok(watch)
     }
 
-    /// So many connections that stay.
+    /// Opens connections that stay.
     pub fn sessions(&self, count: usize) -> Result<Vec<Session>> {
         let connect = || Session::connect((ADDRESS, LINES).into(), TIMEOUT);
         let namespace = self.cluster.lan.client()?.namespace();
         let mut sessions: Vec<_> = (0..count).map(|_| namespace.run(connect)).collect::<Result<_>>()?;
-        sessions.iter_mut().try_for_each(|session| session.say("hello").map(drop))?;
+        sessions.iter_mut().try_for_each(|session| session.echo("hello").map(drop))?;
         Ok(sessions)
     }
 
@@ -141,7 +143,7 @@ impl Stage {
         self.cluster.agent(node)?.process().signal(signal)
     }
 
-    /// Tells a node's agent to stop, and waits for its end.
+    /// Stops a node's agent with SIGTERM, and waits for its end.
     pub fn stop_agent(&mut self, node: &str) -> Result<()> {
         self.cluster.agent_mut(node)?.stop()
     }
@@ -151,9 +153,9 @@ impl Stage {
         self.cluster.restart_agent(node)
     }
 
-    /// Kills the API server; or without one puts a file where the folder of the Leases is, so that no agent can read or write
-    /// any.
-    pub fn take_store_away(&mut self) -> Result<()> {
+    /// Kills the API server. Without one, puts a file in place of the Leases' folder, so that no
+    /// agent can read or write Leases.
+    pub fn break_store(&mut self) -> Result<()> {
         if let Some(api) = self.cluster.manifests.api_mut() {
             return api.stop();
         }
@@ -162,8 +164,8 @@ impl Stage {
         fs::write(&leases, "not a folder").with_context(|| format!("cannot write {}", leases.display()))
     }
 
-    /// Undoes that.
-    pub fn bring_store_back(&mut self) -> Result<()> {
+    /// Undoes [`Self::break_store`].
+    pub fn restore_store(&mut self) -> Result<()> {
         if let Some(api) = self.cluster.manifests.api_mut() {
             return api.start();
         }
@@ -178,12 +180,13 @@ impl Stage {
     }
 }
 
-/// Says something on each of these connections; how many are broken.
+/// Sends a line on each of these connections. Returns how many are broken.
 pub fn broken(sessions: &mut [Session]) -> usize {
-    sessions.iter_mut().map(|session| session.say("still there?")).filter(Result::is_err).count()
+    sessions.iter_mut().map(|session| session.echo("still there?")).filter(Result::is_err).count()
 }
 
-/// Waits until a process with all its threads is stopped: SIGSTOP takes effect when a thread next leaves the kernel.
+/// Waits until all threads of a process are stopped. SIGSTOP takes effect when a thread next leaves
+/// the kernel.
 pub fn await_stopped(pid: u32) -> Result<()> {
     let tasks = format!("/proc/{pid}/task");
     wait::until(&format!("process {pid} is stopped"), PATIENCE, || {

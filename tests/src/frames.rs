@@ -1,8 +1,8 @@
-//! Frames for tests, built field by field with checksums summed from scratch: independent of the code under test, whose
-//! incremental updates must come to the same bytes.
+//! Builds frames field by field, with checksums computed from scratch. So they are independent of
+//! the code under test, whose incremental updates must produce the same bytes.
 //!
-//! Ethernet with 802.1Q tags, ARP, IPv4 with options, IPv6 with extension headers, TCP, UDP, SCTP, ICMPv6 and its
-//! neighbour discovery. No contents of IPv4's ICMP.
+//! Covers Ethernet with 802.1Q tags, ARP, IPv4 with options, IPv6 with extension headers, TCP, UDP,
+//! SCTP, ICMPv6 and neighbor discovery. IPv4's ICMP has no builders.
 
 mod arp;
 mod icmpv6;
@@ -39,11 +39,12 @@ pub const ETHERTYPE_VLAN: u16 = 0x8100;
 /// An Ethernet header, perhaps with 802.1Q tags.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ethernet {
-    /// Whom the frame is for.
+    /// The destination.
     pub destination: Mac,
-    /// Whom it is from.
+    /// The source.
     pub source: Mac,
-    /// Tag control information (priority, DEI and VLAN id; host order) of each tag, outermost first.
+    /// Tag control information (priority, DEI and VLAN id; host order) of each tag, outermost
+    /// first.
     pub tags: Vec<u16>,
 }
 
@@ -53,13 +54,13 @@ impl Ethernet {
         Self { destination, source, tags: Vec::new() }
     }
 
-    /// The same with one more tag inside those it has.
+    /// Adds a tag inside the existing ones.
     pub fn tagged(mut self, control: u16) -> Self {
         self.tags.push(control);
         self
     }
 
-    /// A frame with any contents.
+    /// Returns a frame with any payload.
     pub fn frame(&self, ethertype: u16, contents: &[u8]) -> Vec<u8> {
         let mut frame = [self.destination, self.source].concat();
         for tag in &self.tags {
@@ -71,23 +72,23 @@ impl Ethernet {
         frame
     }
 
-    /// A frame with an ARP packet.
+    /// Returns a frame with an ARP packet.
     pub fn arp(&self, arp: &Arp) -> Vec<u8> {
         self.frame(ETHERTYPE_ARP, &arp.bytes())
     }
 
-    /// A frame with an IPv4 packet.
+    /// Returns a frame with an IPv4 packet.
     pub fn ipv4(&self, packet: &Ipv4) -> Vec<u8> {
         self.frame(ETHERTYPE_IPV4, &packet.bytes())
     }
 
-    /// A frame with an IPv6 packet.
+    /// Returns a frame with an IPv6 packet.
     pub fn ipv6(&self, packet: &Ipv6) -> Vec<u8> {
         self.frame(ETHERTYPE_IPV6, &packet.bytes())
     }
 }
 
-/// The Internet checksum of `bytes` (RFC 1071), host order: the plainest loop there is.
+/// Returns the Internet checksum of `bytes` (RFC 1071) in host order, by the simplest loop.
 pub fn checksum(bytes: &[u8]) -> u16 {
     let mut sum = 0_u32;
     for (index, &byte) in bytes.iter().enumerate() {
@@ -97,13 +98,13 @@ pub fn checksum(bytes: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
-/// The low 16 bits, as a length field holds them.
+/// Returns the low 16 bits, for a length field.
 fn low_word(number: usize) -> u16 {
     let bytes = number.to_le_bytes();
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// The low 8 bits, likewise.
+/// Returns the low 8 bits.
 fn low_byte(number: usize) -> u8 {
     number.to_le_bytes()[0]
 }
@@ -118,7 +119,7 @@ mod tests {
         assert_eq!(checksum(&[0xff]), 0x00ff);
     }
 
-    /// 192.168.0.1 to 192.168.0.199, UDP, 115 bytes, don't fragment: a header that textbooks use.
+    /// 192.168.0.1 to 192.168.0.199, UDP, 115 bytes, don't fragment: a header from textbooks.
     #[test]
     fn header_checksum_of_a_known_packet() {
         let header = [

@@ -1,10 +1,10 @@
-//! How a server says who it is: every reply of a [`crate::pod`] carries an [`Answer`].
+//! The identification of a server: every reply of a [`crate::pod`] carries an [`Answer`].
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
 use anyhow::{Context as _, Result, bail};
 
-/// Who answered, and whom it saw as the client.
+/// The server that answered, and the client that it saw.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The Service that the server's port belongs to, `namespace/name`.
@@ -24,7 +24,7 @@ impl fmt::Display for Answer {
 impl FromStr for Answer {
     type Err = anyhow::Error;
 
-    /// Finds the three fields among the words of a text.
+    /// Parses the three fields from the words of a text.
     fn from_str(text: &str) -> Result<Self> {
         let field = |name: &str| {
             text.split_ascii_whitespace()

@@ -1,5 +1,5 @@
-//! Debian's keepalived on the same LAN, as what failovers are compared with: it holds the address on one of three nodes, each
-//! of which has the same servers at it.
+//! Runs Debian's keepalived on the same LAN, to compare failovers. It holds the address on one of
+//! three nodes, which all have the same servers.
 
 use std::{fs, net::Ipv4Addr, time::Duration};
 
@@ -23,23 +23,23 @@ use crate::{
 };
 
 const ADDRESS: Ipv4Addr = failover::ADDRESS;
-/// For one look at who answers.
+/// The time limit for one ARP request.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Of the first node; the others' are lower by one step each.
+/// The first node's VRRP priority. The others' are lower by one step each.
 const PRIORITY: usize = 150;
 const STEP: usize = 25;
 
-/// How often the master advertises itself.
+/// The master's advertisement interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advertisements {
-    /// Each second, the default.
+    /// One second, the default.
     Default,
-    /// Ten times a second.
+    /// A tenth of a second.
     Fast,
 }
 
 impl Advertisements {
-    /// `vrrp_version` and `advert_int`: only VRRP 3 knows parts of a second (RFC 5798, 5.2.7).
+    /// `vrrp_version` and `advert_int`. Only VRRP 3 has fractions of a second (RFC 5798, 5.2.7).
     fn settings(self) -> (u8, &'static str) {
         match self {
             Self::Default => (2, "1"),
@@ -48,27 +48,27 @@ impl Advertisements {
     }
 }
 
-/// Which of a node's processes a signal is for.
+/// The processes of a node that get a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom {
-    /// The main process and those that it started.
+    /// The main process and its children.
     All,
     /// The main process.
     Main,
 }
 
-/// Three nodes with keepalived, and the clients.
+/// Three nodes with keepalived, and clients.
 #[derive(Debug)]
 pub struct Keepalived {
     daemons: Vec<Process>,
     _servers: Vec<Process>,
     advertisements: Advertisements,
     folder: Folder,
-    /// The machines.
+    /// The LAN.
     pub lan: Lan,
 }
 
-/// Its version, as it says it; an error where it is not installed.
+/// Returns its version, or an error if it is not installed.
 pub fn version() -> Result<String> {
     let mut command = std::process::Command::new("keepalived");
     let output = command.arg("--version").output().context("keepalived comes with the package keepalived")?;
@@ -83,7 +83,7 @@ impl Keepalived {
         let folder = Folder::temporary("keepalived")?;
         let mut servers = Vec::new();
         for node in &lan.nodes {
-            // The servers listen on every node, whoever has the address.
+            // The servers listen on every node, whichever has the address.
             node.namespace().sysctl("net/ipv4/ip_nonlocal_bind", "1")?;
             let listeners = [
                 Listener::new(crate::client::Kind::UdpEcho, failover::DATAGRAMS, "failing/datagrams"),
@@ -91,13 +91,13 @@ impl Keepalived {
             ];
             servers.push(pod::start(node.namespace(), &format!("on-{}", node.name), ADDRESS, &listeners)?);
         }
-        let mut site = Self { daemons: Vec::new(), _servers: servers, advertisements, folder, lan };
-        for number in 0..site.lan.nodes.len() {
-            let daemon = site.spawn(number)?;
-            site.daemons.push(daemon);
+        let mut cluster = Self { daemons: Vec::new(), _servers: servers, advertisements, folder, lan };
+        for number in 0..cluster.lan.nodes.len() {
+            let daemon = cluster.spawn(number)?;
+            cluster.daemons.push(daemon);
         }
-        site.leader()?;
-        Ok(site)
+        cluster.leader()?;
+        Ok(cluster)
     }
 
     fn spawn(&self, number: usize) -> Result<Process> {
@@ -119,7 +119,7 @@ impl Keepalived {
         Process::spawn(&format!("keepalived on {}", node.name), command)
     }
 
-    /// The one node that answers, waited for.
+    /// Waits until exactly one node answers, and returns it.
     pub fn leader(&self) -> Result<&Node> {
         let client = self.lan.client()?;
         wait::until("one node that answers", PATIENCE, || {
@@ -129,14 +129,14 @@ impl Keepalived {
         })
     }
 
-    /// Clients that ask all the time; each kind of requests is answered.
+    /// Starts clients that send requests all the time, and waits until each kind is answered.
     pub fn watch(&self) -> Result<Watch> {
         let mut watch = Watch::start(&self.lan, ADDRESS, failover::DATAGRAMS, failover::LINES)?;
         watch.wait_for_answers(20, PATIENCE)?;
         Ok(watch)
     }
 
-    /// Sends a signal to keepalived on a node. Children first: the main process would replace them.
+    /// Sends a signal to keepalived on a node. Children first: the main process would restart them.
     pub fn signal(&self, node: &str, whom: Whom, signal: Signal) -> Result<()> {
         let daemon = &self.daemons[self.number(node)?];
         if whom == Whom::All {
@@ -150,7 +150,8 @@ impl Keepalived {
         daemon.signal(signal)
     }
 
-    /// Waits for the end of what was killed, takes the address away where it was left, and starts keepalived again.
+    /// Waits for the end of killed processes, removes the address if it was left, and starts
+    /// keepalived again.
     pub fn start(&mut self, node: &str) -> Result<()> {
         let number = self.number(node)?;
         self.daemons[number].kill()?;
@@ -169,7 +170,7 @@ impl Keepalived {
 }
 
 impl Drop for Keepalived {
-    /// What a killed daemon leaves behind would go on.
+    /// Orphans of a killed main process would continue.
     fn drop(&mut self) {
         for daemon in &self.daemons {
             for child in children(daemon.id()).unwrap_or_default() {
@@ -179,7 +180,7 @@ impl Drop for Keepalived {
     }
 }
 
-/// The processes that a process started.
+/// Returns the children of a process.
 fn children(process: u32) -> Result<Vec<Pid>> {
     let path = format!("/proc/{process}/task/{process}/children");
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;

@@ -1,4 +1,4 @@
-//! kube-proxy on a node, as a cluster has it.
+//! Runs the real kube-proxy on a node.
 
 use std::{
     fmt, fs,
@@ -19,29 +19,29 @@ use crate::{
     wait,
 };
 
-/// Starting on a busy machine.
+/// The time limit for a start on a busy machine.
 const START: Duration = Duration::from_mins(1);
 const ATTEMPT: Duration = Duration::from_secs(5);
 const HEALTH: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10_256);
 const METRICS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 10_249);
-/// When it last wrote its rules, seconds since 1970; 0 before the first time.
+/// The metric of its last write of rules, seconds since 1970; 0 before the first.
 const WRITTEN: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds";
 
-/// Services' cluster addresses, as the API server gives them.
+/// The range of the Services' cluster addresses.
 const SERVICE_NETWORKS: ((Ipv4Addr, u8), (Ipv6Addr, u8)) =
     ((Ipv4Addr::new(10, 96, 0, 0), 16), (Ipv6Addr::new(0x2001, 0xdb8, 0x96, 0, 0, 0, 0, 0), 112));
 
-/// How it writes its rules.
+/// Its proxy mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// With `iptables-restore`, the default for years.
+    /// With `iptables-restore`, the former default.
     Iptables,
     /// With `nft`.
     Nftables,
 }
 
 impl Mode {
-    /// Both.
+    /// Both modes.
     pub const ALL: [Self; 2] = [Self::Iptables, Self::Nftables];
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Mode {
     }
 }
 
-/// A running kube-proxy; killed when dropped, and its rules stay, as they do on a node.
+/// A running kube-proxy, killed on drop. Its rules stay, as on a real node.
 #[derive(Debug)]
 pub struct KubeProxy {
     process: Process,
@@ -62,7 +62,8 @@ pub struct KubeProxy {
 }
 
 impl KubeProxy {
-    /// Starts it on a node that the API server knows ([`ApiServer::add_nodes`]), and waits until its rules are there.
+    /// Starts it on a node that the API server has ([`ApiServer::add_nodes`]), and waits for its
+    /// rules.
     pub fn start(node: &Node, api: &ApiServer, mode: Mode) -> Result<Self> {
         route_services(node, api)?;
         let folder = Folder::temporary(&format!("kube-proxy-{}", node.name))?;
@@ -77,12 +78,12 @@ impl KubeProxy {
         Ok(proxy)
     }
 
-    /// Its process.
+    /// Returns its process.
     pub fn process(&self) -> &Process {
         &self.process
     }
 
-    /// Stops it; its rules stay.
+    /// Stops it. Its rules stay.
     pub fn stop(&mut self) -> Result<()> {
         self.process.kill()
     }
@@ -99,8 +100,8 @@ impl KubeProxy {
     }
 }
 
-/// Gives a node a route for cluster addresses, as every cluster's nodes have one, if only by default: the kernel looks for one
-/// before kube-proxy's rules translate the address.
+/// Adds a route for cluster addresses to a node. Every cluster's nodes have one, at least the
+/// default route: the kernel looks it up before kube-proxy's rules translate the address.
 fn route_services(node: &Node, api: &ApiServer) -> Result<()> {
     let (v4, v6) = SERVICE_NETWORKS;
     node.namespace().links(|links| {
@@ -120,34 +121,35 @@ fn configuration(node: &Node, api: &ApiServer, mode: Mode) -> Result<String> {
         "metricsBindAddress": METRICS.to_string(),
         "detectLocalMode": "ClusterCIDR",
         "clusterCIDR": "10.244.0.0/16,2001:db8:244::/48",
-        // These sysctls are the machine's, and cannot be written in a network namespace of it.
+        // These sysctls are global and cannot be written in a network namespace.
         "conntrack": { "maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s" },
     });
     Ok(configuration.to_string())
 }
 
-/// Whether its metrics say that all families' rules were written. Each has a line of its own, from the start.
+/// Returns whether its metrics say that the rules of all families were written. Each family has its
+/// own line from the start.
 fn has_written(metrics: &str) -> bool {
     let mut times = metrics.lines().filter(|line| line.starts_with(WRITTEN)).peekable();
     times.peek().is_some() && times.all(|line| line.rsplit(' ').next().is_some_and(|time| time != "0"))
 }
 
-/// What kube-proxy answers at a Service's `healthCheckNodePort` of a node: the HTTP status, and how many endpoints it counts
-/// there.
+/// Requests a Service's `healthCheckNodePort` of a node. Returns the HTTP status, and the number of
+/// local endpoints.
 pub fn local_endpoints(server: SocketAddr) -> Result<(u16, u64)> {
     let (status, body) = ask(server, "/")?;
     let body: Value = serde_json::from_str(&body).with_context(|| format!("{server}: {body}"))?;
     Ok((status, body["localEndpoints"].as_u64().with_context(|| format!("{server}: no localEndpoints in {body}"))?))
 }
 
-/// What a page says whose status is 200.
+/// Returns the body of a page whose status is 200.
 fn get(address: SocketAddr, path: &str) -> Result<String> {
     let (status, body) = ask(address, path)?;
     ensure!(status == 200, "{address}{path}: {status} {body}");
     Ok(body)
 }
 
-/// A page's status, and what it says.
+/// Returns a page's status and body.
 fn ask(address: SocketAddr, path: &str) -> Result<(u16, String)> {
     let mut stream =
         TcpStream::connect_timeout(&address, ATTEMPT).with_context(|| format!("cannot reach {address}"))?;

@@ -3,14 +3,15 @@
 //! ```text
 //!  client-1      client-N            192.0.2.101, 2001:db8::c:1 ...
 //!     |             |
-//!  ===+======+======+======+===      switch: a bridge; its ports to the nodes run an XDP program that passes
+//!  ===+======+======+======+===      switch: a bridge; its ports to nodes run a passing XDP program
 //!            |             |
 //!         node-1        node-N       192.0.2.11, 2001:db8::a:1 ...; they forward
 //!          |   |           |
 //!       pod     pod       pod        10.244.NODE.X, 2001:db8:244:NODE::X, by a PodNetwork
 //! ```
 //!
-//! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of it.
+//! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of
+//! it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,14 +32,14 @@ use crate::{
 };
 
 const BRIDGE: &str = "br0";
-/// Ethernet's.
+/// Ethernet's MTU.
 const ORDINARY_MTU: u32 = 1_500;
-/// Of the LAN's network: IPv4 and IPv6.
+/// Prefix lengths of the LAN, IPv4 and IPv6.
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
-/// Of a node's pods' network likewise.
+/// Prefix lengths of a node's pod network, IPv4 and IPv6.
 pub(crate) const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
 
-/// What the interface is that has a machine's address, always called eth0.
+/// The kind of the interface with a machine's address, which is always called eth0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Uplink {
     /// The card itself.
@@ -52,43 +53,44 @@ pub enum Uplink {
 }
 
 impl Uplink {
-    /// The card's name.
+    /// Returns the card's name.
     pub fn card(self) -> &'static str {
         if self == Self::Card { "eth0" } else { "card0" }
     }
 
-    /// A client has a VLAN as the nodes have; bonds and bridges are not seen from outside.
+    /// Returns a client's kind. Clients have the nodes' VLAN, but no bonds or bridges, which are
+    /// invisible from outside.
     fn of_client(self) -> Self {
         if let Self::Vlan(_) = self { self } else { Self::Card }
     }
 }
 
-/// What a LAN has.
+/// The options of a LAN.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Nodes, at most 80.
     pub nodes: u8,
     /// Clients, at most 80.
     pub clients: u8,
-    /// Nodes carry nftables rules like those of kube-proxy and of a CNI.
+    /// Nodes have nftables rules like those of kube-proxy and of a CNI.
     pub kubernetes_rules: bool,
-    /// Nodes carry a CNI's rules alone: those of kube-proxy are to come from a real one.
+    /// Nodes have only a CNI's rules, because a real kube-proxy adds its own.
     pub cni_rules: bool,
     /// How pods are connected.
     pub pods: PodNetwork,
     /// `net.ipv4.conf.*.rp_filter` of the nodes: 0, 1 or 2.
     pub reverse_path_filter: u8,
-    /// Clients and pods leave checksums and segmentation to their interfaces, as Linux does by default; where not, their
-    /// packets are those of a wire.
+    /// Clients and pods leave checksums and segmentation to their interfaces, as Linux does by
+    /// default. If false, their packets are complete, as on a wire.
     pub offloads: bool,
-    /// The MTU of everything.
+    /// The MTU of all interfaces.
     pub mtu: u32,
-    /// How machines are on it.
+    /// The kind of the machines' interfaces.
     pub uplink: Uplink,
 }
 
 impl Options {
-    /// Three nodes and a client, nothing that is hostile.
+    /// Three nodes and a client, without rules.
     pub const DEFAULT: Self = Self {
         nodes: 3,
         clients: 1,
@@ -100,8 +102,8 @@ impl Options {
         mtu: ORDINARY_MTU,
         uplink: Uplink::Card,
     };
-    /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict reverse path filter that
-    /// distributions set.
+    /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict
+    /// reverse path filter that distributions set.
     pub const HOSTILE: Self = Self { kubernetes_rules: true, reverse_path_filter: 1, ..Self::DEFAULT };
 }
 
@@ -111,14 +113,14 @@ impl Default for Options {
     }
 }
 
-/// The whole of it; removed when dropped.
+/// The LAN, removed on drop.
 #[derive(Debug)]
 pub struct Lan {
-    /// Nodes, in the order of their names.
+    /// The nodes, ordered by name.
     pub nodes: Vec<Node>,
     /// Clients.
     pub clients: Vec<Client>,
-    /// The passing program on the switch's ports to the nodes is attached as long as this lives.
+    /// Keeps the passing program attached to the switch's ports to the nodes.
     pass: Ebpf,
     switch: Namespace,
     options: Options,
@@ -127,11 +129,11 @@ pub struct Lan {
 /// A node.
 #[derive(Debug)]
 pub struct Node {
-    /// Its name, as in the manifests: `node-1` and so on.
+    /// Its name, as in the manifests: `node-1` etc.
     pub name: String,
     /// Its address on the LAN.
     pub address: Ipv4Addr,
-    /// Its IPv6 address there.
+    /// Its IPv6 address on the LAN.
     pub address_v6: Ipv6Addr,
     /// The MAC of its eth0.
     pub mac: MacAddr,
@@ -146,7 +148,7 @@ pub struct Node {
 pub struct Client {
     /// Its address on the LAN.
     pub address: Ipv4Addr,
-    /// Its IPv6 address there.
+    /// Its IPv6 address on the LAN.
     pub address_v6: Ipv6Addr,
     /// The MAC of its eth0.
     pub mac: MacAddr,
@@ -168,7 +170,7 @@ impl Machine {
     const ADDRESSES: (Ipv4Addr, Ipv6Addr) =
         (Ipv4Addr::new(192, 0, 2, 5), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 5));
 
-    /// One that is on no LAN.
+    /// Makes a machine that is on no LAN.
     pub fn alone() -> Result<Self> {
         const INTERFACE: &str = "alone0";
         let namespace = Namespace::new(&format!("{}-alone", cleanup::number()))?;
@@ -184,8 +186,8 @@ impl Machine {
 }
 
 impl Lan {
-    /// Makes a LAN for a test; `None` where the test is to be skipped ([`requirement::root`], [`requirement::uplink`],
-    /// [`requirement::pods`]).
+    /// Makes a LAN for a test; `None` if the test is skipped ([`requirement::root`],
+    /// [`requirement::uplink`], [`requirement::pods`]).
     pub fn for_test(options: Options) -> Result<Option<Self>> {
         if !requirement::root()? || !requirement::uplink(options.uplink)? || !requirement::pods(options.pods)? {
             return Ok(None);
@@ -210,8 +212,8 @@ impl Lan {
         Ok(lan)
     }
 
-    /// Gives every node a second card, eth1, on the same segment, with an address of 192.0.3.0/24; returns their MACs, by
-    /// node. Nodes answer for their addresses on the card that has them alone.
+    /// Gives every node a second card, eth1, on the same segment, with an address in 192.0.3.0/24.
+    /// Returns their MACs, by node. Each card answers only for its own addresses.
     pub fn add_cards(&mut self) -> Result<Vec<MacAddr>> {
         let mut macs = Vec::new();
         for node in &self.nodes {
@@ -229,53 +231,54 @@ impl Lan {
         Ok(macs)
     }
 
-    /// The node of a name.
+    /// Returns the node of this name.
     pub fn node(&self, name: &str) -> Result<&Node> {
         self.nodes.iter().find(|node| node.name == name).with_context(|| format!("no node {name}"))
     }
 
-    /// The node that has this MAC on the LAN.
+    /// Returns the node that has this MAC on the LAN.
     pub fn node_of(&self, mac: MacAddr) -> Option<&Node> {
         self.nodes.iter().find(|node| node.mac == mac)
     }
 
-    /// The only client of most tests.
+    /// Returns the first client, the only one in most tests.
     pub fn client(&self) -> Result<&Client> {
         self.clients.first().context("the LAN has no client")
     }
 
-    /// Pulls a node's cable out: the node sees that it has no carrier.
+    /// Unplugs a node's cable: the node loses its carrier.
     pub fn unplug(&self, node: &str) -> Result<()> {
         self.switch.links(|links| links.set_down(node))
     }
 
-    /// Plugs it in again.
+    /// Plugs the cable in again.
     pub fn plug(&self, node: &str) -> Result<()> {
         self.switch.links(|links| links.set_up(node))
     }
 
-    /// Cuts a node off the segment: the switch forwards nothing to it and from it, and the node still has a carrier.
+    /// Isolates a node: the switch forwards nothing to it or from it, but the node keeps its
+    /// carrier.
     pub fn cut_off(&self, node: &str) -> Result<()> {
         self.switch.links(|links| links.remove_port(node))
     }
 
-    /// Lets the switch forward again.
+    /// Ends the isolation of a node.
     pub fn join(&self, node: &str) -> Result<()> {
         self.switch.links(|links| links.add_port(BRIDGE, node))
     }
 
-    /// The MTU of everything.
+    /// Returns the MTU of all interfaces.
     pub fn mtu(&self) -> u32 {
         self.options.mtu
     }
 
-    /// The switch's network namespace; its ports are named after the nodes and clients.
+    /// Returns the switch's network namespace. Its ports have the names of nodes and clients.
     pub fn switch(&self) -> &Namespace {
         &self.switch
     }
 
-    /// Gives a node a second card, eth1, on a segment of its own, and puts a client there: 203.0.113.0/24 and
-    /// 2001:db8:113::/64. The other nodes reach that segment by way of the node.
+    /// Gives a node a second card, eth1, on a segment of its own with one client: 203.0.113.0/24
+    /// and 2001:db8:113::/64. The other nodes reach that segment through the node.
     pub fn add_segment(&mut self, node: &str) -> Result<Client> {
         const BRIDGE: &str = "br1";
         const NETWORKS: (Ipv4Addr, Ipv6Addr) =
@@ -304,8 +307,8 @@ impl Lan {
         Ok(Client { address, address_v6, mac, namespace })
     }
 
-    /// Adds a machine that is neither node nor client, at 192.0.2.5 and 2001:db8::5, which reaches the pods. There is room for
-    /// one.
+    /// Adds a machine that is neither node nor client, at 192.0.2.5 and 2001:db8::5, which reaches
+    /// the pods. There is only one such machine.
     pub fn add_machine(&self, name: &str) -> Result<Machine> {
         let namespace = Namespace::new(&format!("{}-{name}", cleanup::number()))?;
         let (address, address_v6) = Machine::ADDRESSES;
@@ -367,7 +370,8 @@ impl Node {
         self.namespace.nft(commands)
     }
 
-    /// The packets of a named counter of a table of family `inet` or another, as in `("inet", "watch", "arrived")`.
+    /// Returns the packets of a named counter: table family, table and counter, as in `("inet",
+    /// "watch", "arrived")`.
     pub fn nft_packets(&self, (family, table, counter): (&str, &str, &str)) -> Result<u64> {
         let listed = self.nft(&format!("list counter {family} {table} {counter}"))?;
         let mut words = listed.split_whitespace().skip_while(|word| *word != "packets");
@@ -375,17 +379,18 @@ impl Node {
         packets.parse().with_context(|| format!("in {listed}"))
     }
 
-    /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`; its servers are started by [`Pod::serve`].
+    /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`. [`Pod::serve`] starts its
+    /// servers.
     pub fn add_pod(&self, name: &str, host: u8) -> Result<Pod> {
         Pod::attach(&self.lan, self, name, host, self.options)
     }
 
-    /// An address in the node's pod network.
+    /// Returns an address in the node's pod network.
     pub fn pod_address(&self, host: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 244, self.number, host)
     }
 
-    /// An IPv6 address in the node's pod network.
+    /// Returns an IPv6 address in the node's pod network.
     pub fn pod_address_v6(&self, host: u8) -> Ipv6Addr {
         Ipv6Addr::new(0x2001, 0xdb8, 0x244, self.number.into(), 0, 0, 0, host.into())
     }
@@ -397,13 +402,14 @@ impl Node {
         process::run(command).context("tc comes with the package iproute2")
     }
 
-    /// The node's network namespace.
+    /// Returns the node's network namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 }
 
-/// What kube-proxy with iptables puts on a node: INVALID is dropped, marked packets are masqueraded.
+/// Returns rules like those of kube-proxy's iptables mode: INVALID is dropped, marked packets are
+/// masqueraded.
 fn kube_proxy_rules(family: &str) -> String {
     format!(
         "table {family} kube-proxy {{
@@ -434,23 +440,24 @@ impl Client {
         Ok(Self { address, address_v6, mac, namespace })
     }
 
-    /// Routes a node's pod network to that node, for connections to pods past any Service.
+    /// Routes a node's pod network to that node, for connections to pods without a Service.
     pub fn route_pods_of(&self, node: &Node) -> Result<()> {
         self.namespace.links(|links| route_pods_of(links, node))
     }
 
-    /// The MAC that the client's kernel has for an address.
-    pub fn neighbour(&self, address: impl Into<IpAddr> + Send) -> Result<Option<MacAddr>> {
-        self.namespace.links(|links| links.neighbour(address))
+    /// Returns the MAC that the client's kernel has for an address.
+    pub fn neighbor(&self, address: impl Into<IpAddr> + Send) -> Result<Option<MacAddr>> {
+        self.namespace.links(|links| links.neighbor(address))
     }
 
-    /// The client's network namespace.
+    /// Returns the client's network namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 }
 
-/// Connects a namespace's eth0, with these addresses, to the switch's port of this name; returns eth0's MAC.
+/// Connects a namespace's eth0, with these addresses, to the switch's port of this name. Returns
+/// eth0's MAC.
 pub(crate) fn plug_in(
     namespace: &Namespace,
     (address, address_v6): (Ipv4Addr, Ipv6Addr),
@@ -460,7 +467,8 @@ pub(crate) fn plug_in(
 ) -> Result<MacAddr> {
     let [a, b, c, d] = address.octets();
     let mac = MacAddr(0x02, 0, a, b, c, d);
-    // For interfaces not made yet: a link-local address is usable at once, and nobody looks for routers.
+    // For interfaces that are not made yet: link-local addresses are usable at once, and no router
+    // is solicited.
     namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
     namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
     let card = uplink.card();
@@ -482,7 +490,7 @@ pub(crate) fn plug_in(
             }
             Uplink::Bond => {
                 links.add_bond("eth0")?;
-                // A card that is up is not taken.
+                // A bond takes no card that is up.
                 links.set_down(card)?;
                 links.add_port("eth0", card)?;
             }
@@ -500,7 +508,8 @@ pub(crate) fn plug_in(
     Ok(mac)
 }
 
-/// Connects a namespace by a card with these addresses to a switch's bridge, by the port of this name; returns its MAC.
+/// Connects a namespace's card, with these addresses, to the port of this name of a switch's
+/// bridge. Returns its MAC.
 fn plug_in_card(
     (namespace, card): (&Namespace, &str),
     (address, address_v6): (Ipv4Addr, Ipv6Addr),
@@ -523,7 +532,8 @@ fn plug_in_card(
     Ok(mac)
 }
 
-/// The passing program by its name: frames in several buffers take Linux 5.18, so only long ones ask for it.
+/// Returns the passing program's name. Frames in several buffers need Linux 5.18, so only long
+/// frames use them.
 fn pass(mtu: u32) -> &'static str {
     if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" }
 }
@@ -534,7 +544,7 @@ fn load_pass(mtu: u32) -> Result<Ebpf> {
     Ok(ebpf)
 }
 
-/// A frame that native XDP sends back out of a veth is lost unless an XDP program runs on its peer.
+/// A veth drops a frame that native XDP sends back, unless its peer has an XDP program.
 fn attach_pass(ebpf: &mut Ebpf, port: &str, mtu: u32) -> Result<()> {
     let attached = program::xdp_mut(ebpf, pass(mtu))?.attach(port, XdpMode::Driver);
     attached.map(drop).with_context(|| format!("cannot attach the passing program to the switch's port {port}"))

@@ -1,15 +1,18 @@
-//! A small LAN of network namespaces with nodes, pods and clients, for vipmux's network suite, its demo and its bench.
+//! The test harness: a small LAN of network namespaces with nodes, pods and clients, for the
+//! suites, the demo and the bench.
 //!
-//! [`lan`] makes the topology out of [`netns`], [`links`], [`pod_network`] and [`offload`], and [`router`] extends it; [`pod`] and
-//! [`agent`] run processes in it; [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`] are what a client on the LAN
-//! sees, [`mod@watch`] what several see while something happens, and [`wire`] what passes a port; [`manifests`] writes what the agents read.
-//! Whatever is made on the machine is known to [`cleanup`], which removes it in every case.
-//!
-//! [`failover`] is a cluster whose leader is about to fail, [`keepalived`] what it is compared with.
-//!
-//! [`api_server`] is a real one with its etcd, and [`kube_proxy`] is the real one on a node, [`api_proxy`] a bad connection to the first; [`cluster_programs`] knows where they are.
-//!
-//! [`frames`] and [`program`] are the packet suite's, [`mod@bench`] is the bench's.
+//! - Topology: [`lan`] builds it from [`netns`], [`links`], [`pod_network`] and [`offload`].
+//!   [`router`] extends it.
+//! - Processes: [`mod@agent`], [`allocator`] and [`pod`]. [`cleanup`] removes everything that a run
+//!   makes on the machine.
+//! - Clients: [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`]. [`mod@watch`] observes a
+//!   VIP with several clients, [`wire`] observes a port.
+//! - Configuration: [`manifests`] writes what the agents read.
+//! - Clusters: [`api_server`] and [`kube_proxy`] are real ones, [`api_proxy`] is a bad connection
+//!   to the API server. [`cluster_programs`] finds the binaries.
+//! - Failovers: [`failover`] is a cluster whose leader is about to fail. The bench compares it with
+//!   [`keepalived`].
+//! - [`frames`] and [`program`] are for the packet suite, [`mod@bench`] is for the bench.
 
 pub mod agent;
 pub mod allocator;

@@ -1,4 +1,4 @@
-//! Links, addresses, routes and neighbours of one network namespace, by rtnetlink.
+//! Links, addresses, routes and neighbors of one network namespace, by rtnetlink.
 
 use std::{
     net::{IpAddr, Ipv6Addr},
@@ -34,12 +34,12 @@ pub struct Links {
 pub struct End<'a> {
     /// The interface's name.
     pub name: &'a str,
-    /// Its MAC; random where `None`.
+    /// Its MAC; `None`: a random one.
     pub mac: Option<MacAddr>,
 }
 
 impl<'a> End<'a> {
-    /// With a random MAC.
+    /// An end with a random MAC.
     pub fn named(name: &'a str) -> Self {
         Self { name, mac: None }
     }
@@ -57,17 +57,17 @@ impl Links {
         Ok(Self { runtime, handle })
     }
 
-    /// An interface's index.
+    /// Returns an interface's index.
     pub fn index(&self, name: &str) -> Result<u32> {
         Ok(self.get(name)?.0)
     }
 
-    /// An interface's MAC.
+    /// Returns an interface's MAC.
     pub fn mac(&self, name: &str) -> Result<MacAddr> {
         Ok(self.get(name)?.1)
     }
 
-    /// Whether an XDP program is attached to an interface.
+    /// Returns whether an XDP program is attached to an interface.
     pub fn has_xdp(&self, name: &str) -> Result<bool> {
         let mut attributes = self.message(name)?.attributes.into_iter();
         Ok(attributes.any(|attribute| match attribute {
@@ -92,7 +92,7 @@ impl Links {
         Ok((link.header.index, mac.unwrap_or_default().into()))
     }
 
-    /// Makes a veth pair of which the other end is in `namespace`; both ends are up.
+    /// Makes a veth pair with its other end in `namespace`. Both ends are up.
     pub fn add_veth(&self, here: End<'_>, there: End<'_>, namespace: &Namespace) -> Result<()> {
         let mut peer = LinkUnspec::new_with_name(there.name).setns_by_fd(namespace.file().as_raw_fd());
         if let Some(mac) = there.mac {
@@ -159,14 +159,14 @@ impl Links {
             .with_context(|| format!("cannot give {name} the MAC {mac}"))
     }
 
-    /// Makes an interface a port of none.
+    /// Detaches an interface from its bridge.
     pub fn remove_port(&self, port: &str) -> Result<()> {
         self.set(LinkUnspec::new_with_name(port).nocontroller())
             .with_context(|| format!("cannot take {port} out of its bridge"))
     }
 
-    /// Makes an interface that only holds addresses, as kube-proxy in ipvs mode does: a dummy, or, where the kernel has
-    /// none, a bridge without ports.
+    /// Makes an interface that only holds addresses, like kube-proxy's ipvs mode: a dummy, or a
+    /// bridge without ports if the kernel has no dummies.
     pub fn add_holder(&self, name: &str) -> Result<()> {
         let add = |message| self.runtime.block_on(self.handle.link().add(message).execute());
         match add(LinkDummy::new(name).up().build()) {
@@ -190,7 +190,7 @@ impl Links {
         self.set(LinkUnspec::new_with_name(name).up()).with_context(|| format!("cannot set {name} up"))
     }
 
-    /// Sets an interface down; its peer, if it is a veth, has no carrier then.
+    /// Sets an interface down. A veth's peer then has no carrier.
     pub fn set_down(&self, name: &str) -> Result<()> {
         self.set(LinkUnspec::new_with_name(name).down()).with_context(|| format!("cannot set {name} down"))
     }
@@ -199,7 +199,7 @@ impl Links {
         Ok(self.runtime.block_on(self.handle.link().set(link.build()).execute())?)
     }
 
-    /// Gives an interface an address, which is usable at once: no search for duplicates.
+    /// Adds an address to an interface. It is usable at once, without duplicate address detection.
     pub fn add_address(&self, interface: &str, address: impl Into<IpAddr>, prefix_length: u8) -> Result<()> {
         let address = address.into();
         let mut request = self.handle.address().add(self.index(interface)?, address, prefix_length);
@@ -211,7 +211,7 @@ impl Links {
             .with_context(|| format!("cannot give {interface} the address {address}/{prefix_length}"))
     }
 
-    /// Adds a route; without a gateway the destination is on the link.
+    /// Adds a route. Without a gateway, the destination is on the link.
     pub fn add_route<A: Into<IpAddr>>(
         &self,
         interface: &str,
@@ -229,7 +229,7 @@ impl Links {
             .with_context(|| format!("cannot add the route to {destination}/{prefix_length} on {interface}"))
     }
 
-    /// Makes an existing route lead to another gateway, by this interface.
+    /// Changes an existing route to another gateway through this interface.
     pub fn move_route<A: Into<IpAddr>>(
         &self,
         interface: &str,
@@ -248,7 +248,7 @@ impl Links {
         Ok(route.output_interface(self.index(interface)?))
     }
 
-    /// Gives the on-link route to an address an MTU, as if a narrower link were behind it.
+    /// Sets the MTU of the on-link route to an address, as if a narrower link were behind it.
     pub fn narrow_route(&self, interface: &str, address: impl Into<IpAddr>, mtu: u32) -> Result<()> {
         let address = address.into();
         let host = if address.is_ipv4() { 32 } else { 128 };
@@ -259,18 +259,18 @@ impl Links {
             .with_context(|| format!("cannot narrow the route to {address} on {interface}"))
     }
 
-    /// Adds a permanent neighbour entry.
-    pub fn add_neighbour(&self, interface: &str, address: impl Into<IpAddr>, mac: MacAddr) -> Result<()> {
+    /// Adds a permanent neighbor entry.
+    pub fn add_neighbor(&self, interface: &str, address: impl Into<IpAddr>, mac: MacAddr) -> Result<()> {
         let (index, address) = (self.index(interface)?, address.into());
         self.runtime
             .block_on(
                 self.handle.neighbours().add(index, address).link_layer_address(&mac.octets()).replace().execute(),
             )
-            .with_context(|| format!("cannot add the neighbour {address} on {interface}"))
+            .with_context(|| format!("cannot add the neighbor {address} on {interface}"))
     }
 
-    /// Makes the kernel answer for an IPv6 address on an interface, at once, as if it were its own: a proxy (RFC 4861, 7.2.8).
-    /// `proxy_ndp` of the interface is to be on.
+    /// Makes the kernel answer for an IPv6 address on an interface, at once: a proxy (RFC 4861,
+    /// 7.2.8). The interface's `proxy_ndp` must be on.
     pub fn add_proxy(&self, interface: &str, address: Ipv6Addr) -> Result<()> {
         let proxy = self.handle.neighbours().add(self.index(interface)?, address.into()).flags(NeighbourFlags::Proxy);
         self.runtime
@@ -278,13 +278,14 @@ impl Links {
             .with_context(|| format!("cannot be a proxy for {address} on {interface}"))
     }
 
-    /// The MAC that the kernel has for an address on the segment, if it has one.
-    pub fn neighbour(&self, address: impl Into<IpAddr>) -> Result<Option<MacAddr>> {
-        Ok(self.find_neighbour(address.into())?.as_ref().and_then(neighbour_mac))
+    /// Returns the MAC that the kernel has for an address on the segment, if any.
+    pub fn neighbor(&self, address: impl Into<IpAddr>) -> Result<Option<MacAddr>> {
+        Ok(self.find_neighbor(address.into())?.as_ref().and_then(neighbor_mac))
     }
 
-    /// Addresses whose neighbour entries a program other than the kernel and `ip` made, by their `NDA_PROTOCOL`.
-    pub fn managed_neighbours(&self) -> Result<Vec<IpAddr>> {
+    /// Returns the addresses whose neighbor entries have `NDA_PROTOCOL`: neither the kernel nor
+    /// `ip` made them.
+    pub fn managed_neighbors(&self) -> Result<Vec<IpAddr>> {
         let mut all = pin!(self.handle.neighbours().get().execute());
         let mut found = Vec::new();
         while let Some(message) = self.runtime.block_on(all.try_next())? {
@@ -303,16 +304,16 @@ impl Links {
         Ok(found)
     }
 
-    /// Makes the kernel forget an address, so that the next packet to it asks anew.
-    pub fn forget_neighbour(&self, address: impl Into<IpAddr>) -> Result<()> {
+    /// Makes the kernel forget an address, so that the next packet resolves it again.
+    pub fn forget_neighbor(&self, address: impl Into<IpAddr>) -> Result<()> {
         let address = address.into();
-        let Some(message) = self.find_neighbour(address)? else { return Ok(()) };
+        let Some(message) = self.find_neighbor(address)? else { return Ok(()) };
         self.runtime
             .block_on(self.handle.neighbours().del(message).execute())
-            .with_context(|| format!("cannot delete the neighbour {address}"))
+            .with_context(|| format!("cannot delete the neighbor {address}"))
     }
 
-    fn find_neighbour(&self, address: IpAddr) -> Result<Option<NeighbourMessage>> {
+    fn find_neighbor(&self, address: IpAddr) -> Result<Option<NeighbourMessage>> {
         let wanted = NeighbourAttribute::Destination(match address {
             IpAddr::V4(address) => NeighbourAddress::Inet(address),
             IpAddr::V6(address) => NeighbourAddress::Inet6(address),
@@ -327,7 +328,7 @@ impl Links {
     }
 }
 
-fn neighbour_mac(message: &NeighbourMessage) -> Option<MacAddr> {
+fn neighbor_mac(message: &NeighbourMessage) -> Option<MacAddr> {
     if matches!(message.header.state, NeighbourState::Failed | NeighbourState::Incomplete) {
         return None;
     }

@@ -1,4 +1,4 @@
-//! A folder of manifests that a test writes and edits; or the same in a real API server.
+//! Writes manifests for tests, to a folder and optionally to a real API server.
 
 use std::{
     collections::BTreeSet,
@@ -22,83 +22,85 @@ pub const POOL: &str = "192.0.2.200-192.0.2.219";
 pub const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
 /// The IPv6 range of the pool that [`Manifests::for_dual_stack_lan`] writes.
 pub const POOL_V6: &str = "2001:db8::200-2001:db8::213";
-/// Its first address.
+/// The IPv6 pool's first address.
 pub const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x200);
 
-/// The folder; removed when dropped.
+/// The folder, removed on drop.
 #[derive(Debug)]
 pub struct Manifests {
     folder: Folder,
-    /// Where the same is, as if somebody applied each file when it is written, and deleted what it does not have any more.
+    /// The API server with the same objects: written files are applied, and objects that they no
+    /// longer have are deleted.
     api: Option<ApiServer>,
 }
 
 impl Manifests {
-    /// An empty folder.
+    /// Makes an empty folder.
     pub fn empty() -> Result<Self> {
         Ok(Self { folder: Folder::temporary("manifests")?, api: None })
     }
 
-    /// An empty folder, and an API server that has whatever is written there. It knows vipmux's kinds and MetalLB's.
+    /// Makes an empty folder with an API server that follows it. It has vipmux's and MetalLB's
+    /// kinds.
     pub fn applied_to(api: ApiServer) -> Result<Self> {
         api.add_custom_kinds()?;
         api.add_metallb_kinds()?;
         Self::applied_to_bare(api)
     }
 
-    /// The same where the API server knows no custom kind.
+    /// Like [`Self::applied_to`], without custom kinds.
     pub fn applied_to_bare(api: ApiServer) -> Result<Self> {
         Ok(Self { api: Some(api), ..Self::empty()? })
     }
 
-    /// The API server.
+    /// Returns the API server.
     pub fn api(&self) -> Option<&ApiServer> {
         self.api.as_ref()
     }
 
-    /// The API server.
+    /// Returns the API server.
     pub fn api_mut(&mut self) -> Option<&mut ApiServer> {
         self.api.as_mut()
     }
 
-    /// A folder with a LAN's Nodes and an address pool.
+    /// Makes a folder with a LAN's Nodes and an address pool.
     pub fn for_lan(lan: &Lan) -> Result<Self> {
         Self::empty()?.of_lan(lan)
     }
 
-    /// With a LAN's Nodes and an address pool.
+    /// Adds a LAN's Nodes and an address pool.
     pub fn of_lan(self, lan: &Lan) -> Result<Self> {
         self.write_nodes(lan, &[])?;
         self.write("pool.yaml", &[pool("lan", &[POOL])])?;
         Ok(self)
     }
 
-    /// The same with addresses of both families in the pool.
+    /// Like [`Self::for_lan`], with addresses of both families in the pool.
     pub fn for_dual_stack_lan(lan: &Lan) -> Result<Self> {
         let manifests = Self::for_lan(lan)?;
         manifests.write("pool.yaml", &[pool("lan", &[POOL, POOL_V6])])?;
         Ok(manifests)
     }
 
-    /// Where they are.
+    /// Returns the folder's path.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Writes a LAN's Nodes; those that are cordoned lead nothing.
+    /// Writes a LAN's Nodes. Cordoned nodes lead nothing.
     pub fn write_nodes(&self, lan: &Lan, cordoned: &[&str]) -> Result<()> {
         let addresses = |node: &Node| vec![node.address.into(), node.address_v6.into()];
         let document = |node| node_document(node, &addresses(node), cordoned.contains(&node.name.as_str()));
         self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
-    /// Writes a LAN's Nodes with their IPv6 addresses alone.
+    /// Writes a LAN's Nodes with only their IPv6 addresses.
     pub fn write_nodes_v6(&self, lan: &Lan) -> Result<()> {
         let document = |node: &Node| node_document(node, &[node.address_v6.into()], false);
         self.write("nodes.yaml", &lan.nodes.iter().map(document).collect::<Vec<_>>())
     }
 
-    /// Writes a Service with its EndpointSlice into a file of its own.
+    /// Writes a Service with its EndpointSlice to its own file.
     pub fn write_service(&self, service: &Service) -> Result<()> {
         self.write(&service.file(), &service.documents())
     }
@@ -108,7 +110,7 @@ impl Manifests {
         self.remove(&service.file())
     }
 
-    /// Writes a file, whole or not at all, of documents; JSON is YAML.
+    /// Writes a file of documents atomically. JSON is valid YAML.
     pub fn write(&self, file: &str, documents: &[Value]) -> Result<()> {
         if let Some(api) = &self.api {
             self.apply(api, file, documents)?;
@@ -119,7 +121,7 @@ impl Manifests {
         self.write_text(file, &text)
     }
 
-    /// Writes a file, whole or not at all.
+    /// Writes a file atomically.
     pub fn write_text(&self, file: &str, text: &str) -> Result<()> {
         let path = self.file(file);
         let draft = self.file(&format!(".{file}.draft"));
@@ -140,7 +142,8 @@ impl Manifests {
         self.path().join(name)
     }
 
-    /// Lets the API server have these documents, and no longer those that the file has now and they have not.
+    /// Applies these documents to the API server, and deletes the file's former objects that they
+    /// lack.
     fn apply(&self, api: &ApiServer, file: &str, documents: &[Value]) -> Result<()> {
         let identity = |document: &Value| {
             let metadata = &document["metadata"];
@@ -159,7 +162,7 @@ impl Manifests {
     }
 }
 
-/// A Service with one port, and its endpoints.
+/// A Service with one port and its endpoints.
 #[derive(Clone, Debug)]
 pub struct Service {
     /// `namespace/name`.
@@ -174,15 +177,15 @@ pub struct Service {
     pub endpoints: Vec<Endpoint>,
     /// `externalTrafficPolicy: Local`.
     pub local: bool,
-    /// The address it asks for.
+    /// The address that it requests.
     pub address: Option<Ipv4Addr>,
-    /// The IPv6 address it asks for: beside the other in dual stack, or alone.
+    /// The IPv6 address that it requests: with an IPv4 address, or alone.
     pub address_v6: Option<Ipv6Addr>,
-    /// The key of its sharing group, in MetalLB's dialect.
+    /// Its sharing key, in MetalLB's dialect.
     pub sharing_key: Option<String>,
-    /// Its other annotations, with values.
+    /// Its other annotations.
     pub annotations: Vec<(&'static str, &'static str)>,
-    /// Other fields of its `spec`, with values.
+    /// Other fields of its `spec`.
     pub fields: Vec<(&'static str, Value)>,
 }
 
@@ -193,18 +196,18 @@ pub struct Endpoint {
     pub address: IpAddr,
     /// Its node.
     pub node: String,
-    /// Whether it takes connections.
+    /// Its conditions.
     pub condition: Condition,
 }
 
 /// An endpoint's conditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It takes new connections.
+    /// Ready: it takes new connections.
     Ready,
-    /// It takes none.
+    /// Not ready: it takes none.
     NotReady,
-    /// It keeps those that it has.
+    /// Terminating: it keeps its connections.
     Terminating,
 }
 
@@ -216,7 +219,7 @@ impl Endpoint {
 }
 
 impl Service {
-    /// A Service (named `namespace/name`) of the group that shares [`VIP`], without endpoints.
+    /// Returns a Service (`namespace/name`) of the group that shares [`VIP`], without endpoints.
     pub fn sharing(name: &str, port: u16, protocol: &'static str, target_port: u16) -> Self {
         let (namespace, name) = name.split_once('/').unwrap_or(("default", name));
         Self {
@@ -234,35 +237,35 @@ impl Service {
         }
     }
 
-    /// The same in dual stack, on [`VIP_V6`] too.
+    /// Adds IPv6: dual stack, also on [`VIP_V6`].
     pub fn dual_stack(self) -> Self {
         Self { address_v6: Some(VIP_V6), ..self }
     }
 
-    /// The same with IPv6 alone, on [`VIP_V6`].
+    /// Replaces IPv4: only IPv6, on [`VIP_V6`].
     pub fn ipv6(self) -> Self {
         Self { address: None, ..self.dual_stack() }
     }
 
-    /// With an annotation.
+    /// Adds an annotation.
     pub fn annotated(mut self, name: &'static str, value: &'static str) -> Self {
         self.annotations.push((name, value));
         self
     }
 
-    /// With a field of its `spec`.
+    /// Adds a field of its `spec`.
     pub fn with_field(mut self, name: &'static str, value: Value) -> Self {
         self.fields.push((name, value));
         self
     }
 
-    /// With these endpoints.
+    /// Adds these endpoints.
     pub fn with(mut self, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
         self.endpoints = endpoints.into_iter().collect();
         self
     }
 
-    /// `namespace/name`.
+    /// Returns `namespace/name`.
     pub fn full_name(&self) -> String {
         format!("{}/{}", self.name.0, self.name.1)
     }
@@ -271,7 +274,7 @@ impl Service {
         format!("{}-{}.yaml", self.name.0, self.name.1)
     }
 
-    /// The Service and its EndpointSlices, one for each family that it has endpoints of.
+    /// Returns the Service and its EndpointSlices, one per family of its endpoints.
     pub fn documents(&self) -> Vec<Value> {
         let (namespace, name) = &self.name;
         let mut annotations = json!({});
@@ -365,7 +368,7 @@ pub(crate) fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -
     })
 }
 
-/// A Node's conditions as of a heartbeat: it is ready.
+/// Returns a ready Node's conditions, with a heartbeat.
 pub fn conditions(heartbeat: &str) -> Value {
     json!([{
         "type": "Ready",
@@ -377,7 +380,7 @@ pub fn conditions(heartbeat: &str) -> Value {
     }])
 }
 
-/// An IPAddressPool of these ranges.
+/// Returns an IPAddressPool of these ranges.
 pub fn pool(name: &str, ranges: &[&str]) -> Value {
     json!({
         "apiVersion": "metallb.io/v1beta1",

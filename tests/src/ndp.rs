@@ -1,4 +1,4 @@
-//! Neighbour discovery (RFC 4861) as a client on the LAN sees it: asking.
+//! Neighbor discovery (RFC 4861) for clients on the LAN: solicitations.
 
 use std::{
     net::Ipv6Addr,
@@ -14,26 +14,29 @@ use crate::{
     netns::Namespace,
 };
 
-/// Where an advertisement's flags are: after the headers of Ethernet and IPv6, type, code and checksum.
+/// The offset of an advertisement's flags: after the headers of Ethernet and IPv6, type, code and
+/// checksum.
 const FLAGS: usize = 14 + 40 + 4;
 
-/// Asks who has an address, from `source` on eth0, and returns all answers that come within `window`.
+/// Sends a solicitation for an address from `source` on eth0. Returns all advertisements within
+/// `window`.
 pub fn answers(namespace: &Namespace, source: Ipv6Addr, target: Ipv6Addr, window: Duration) -> Result<Vec<MacAddr>> {
-    namespace.run(|| ask(source, target, window, usize::MAX))
+    namespace.run(|| send_solicitation(source, target, window, usize::MAX))
 }
 
-/// Asks who has an address, from `source` on eth0, and returns the first answer, if one comes within `window`.
+/// Sends a solicitation for an address from `source` on eth0. Returns the first advertisement
+/// within `window`, if any.
 pub fn first_answer(
     namespace: &Namespace,
     source: Ipv6Addr,
     target: Ipv6Addr,
     window: Duration,
 ) -> Result<Option<MacAddr>> {
-    Ok(namespace.run(|| ask(source, target, window, 1))?.pop())
+    Ok(namespace.run(|| send_solicitation(source, target, window, 1))?.pop())
 }
 
-/// Tells everybody, from eth0, that its MAC has an address, as a machine does that has just got it (RFC 4861, 7.2.6). That
-/// goes the way of what the kernel sends, past the programs on the way out; whether it has left.
+/// Announces an address with eth0's MAC, as a machine does after it got the address (RFC 4861,
+/// 7.2.6). The frame takes the kernel's way, past the egress programs. Returns whether it left.
 pub fn advertise(namespace: &Namespace, address: Ipv6Addr) -> Result<bool> {
     const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
     namespace.run(|| {
@@ -43,14 +46,14 @@ pub fn advertise(namespace: &Namespace, address: Ipv6Addr) -> Result<bool> {
         let message = Ndp::advertisement(address, NA_OVERRIDE).mac(mac);
         let frame = Ethernet::new(mac, multicast_mac(ALL_NODES)).ipv6(&Ipv6::ndp(address, ALL_NODES, &message));
         match sender.send_to(&frame, None).context("the frame does not fit the buffer")? {
-            // How the kernel tells of a frame that was dropped on the way out.
+            // The kernel's error for a frame that an egress program dropped.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(false),
             sent => Ok(sent.map(|()| true)?),
         }
     })
 }
 
-fn ask(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
+fn send_solicitation(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> Result<Vec<MacAddr>> {
     let interface = eth0()?;
     let (mut sender, mut receiver) = open(&interface, TICK)?;
     let mac = interface.mac.context("eth0 has no MAC")?.octets();
@@ -62,14 +65,14 @@ fn ask(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enough: usize) -> R
     while waited < window && found.len() < enough {
         let begin = Instant::now();
         found.extend(receive(receiver.as_mut(), mac, source, target)?);
-        // As in `arp::ask`.
+        // See `arp::ask`.
         waited += begin.elapsed().min(TICK);
     }
     Ok(found)
 }
 
-/// The MAC in a solicited advertisement, if that is the next frame. Everything in it but the MAC and the other flags must be
-/// as it should, the checksum included.
+/// Returns the MAC in a solicited advertisement, if that is the next frame. Everything except the
+/// MAC and the other flags must be correct, including the checksum.
 fn receive(
     receiver: &mut dyn DataLinkReceiver,
     mac: [u8; 6],

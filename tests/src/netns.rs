@@ -1,4 +1,4 @@
-//! Network namespaces: made, entered by threads and by processes, and removed.
+//! Makes, enters and removes network namespaces.
 
 use std::{
     fs::{self, File},
@@ -21,7 +21,8 @@ use crate::{
     process,
 };
 
-/// A network namespace, bound to a file under `/run/netns` so that `ip netns` and `nsenter` find it.
+/// A network namespace, bound to a file under `/run/netns` so that `ip netns` and `nsenter` find
+/// it.
 #[derive(Debug)]
 pub struct Namespace {
     name: String,
@@ -31,7 +32,8 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one, with its loopback interface up. `label` is made unique to this process by the caller.
+    /// Makes a namespace with its loopback interface up. The caller makes `label` unique in this
+    /// process.
     pub fn new(label: &str) -> Result<Self> {
         cleanup::prepare()?;
         let name = cleanup::name(label);
@@ -49,22 +51,23 @@ impl Namespace {
         Ok(Self { name, path, file, _guard: guard })
     }
 
-    /// Its name under `/run/netns`.
+    /// Returns its name under `/run/netns`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The file that it is bound to.
+    /// Returns the file that it is bound to.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its file descriptor, for netlink requests.
+    /// Returns its file descriptor, for netlink requests.
     pub fn file(&self) -> &File {
         &self.file
     }
 
-    /// Runs `work` on a thread in the namespace and waits for its result. Sockets that it makes stay in the namespace.
+    /// Runs `work` on a thread in the namespace and waits for its result. Sockets that it makes
+    /// stay in the namespace.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         on_thread(&self.name, || {
             self.enter()?;
@@ -72,7 +75,7 @@ impl Namespace {
         })
     }
 
-    /// Runs `work` on a thread in the namespace while the caller goes on.
+    /// Runs `work` on a thread in the namespace, while the caller continues.
     pub fn spawn<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T> + Send + 'static,
@@ -92,22 +95,22 @@ impl Namespace {
 
     /// Writes a sysctl, as in `("net/ipv4/ip_forward", "1")`.
     pub fn sysctl(&self, name: &str, value: &str) -> Result<()> {
-        // What is below /proc/sys/net depends on who opens it.
+        // The content of /proc/sys/net depends on the thread that opens it.
         self.run(|| {
             let path = Path::new("/proc/sys").join(name);
             fs::write(&path, value).with_context(|| format!("cannot write {value} to {}", path.display()))
         })
     }
 
-    /// A command that will run in this network namespace; of everything else it sees what its parent sees (`ip netns
-    /// exec` would hide /sys/fs/bpf). Terminal signals pass it by.
+    /// Returns a command that will run in this network namespace. Otherwise it sees what its parent
+    /// sees: `ip netns exec` would hide /sys/fs/bpf. Terminal signals do not reach it.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Result<Command> {
         let file = self.file.try_clone()?;
         let mut command = Command::new(program);
         command.process_group(0);
         let enter = move || setns(file.as_fd(), CloneFlags::CLONE_NEWNET).map_err(io::Error::from);
-        // SAFETY: between fork and exec, `enter` makes one system call on what it owns; it does not allocate, lock or touch
-        // memory that another thread may have left in an odd state.
+        // SAFETY: between fork and exec, `enter` makes one system call on what it owns; it does not
+        // allocate, lock or touch memory that another thread may have left in an odd state.
         unsafe { command.pre_exec(enter) };
         Ok(command)
     }
@@ -125,7 +128,7 @@ impl Namespace {
     }
 }
 
-/// Runs `work` on a thread of its own: the network namespace is a property of the thread, and would stay.
+/// Runs `work` on its own thread. The network namespace is a property of a thread, and would stay.
 fn on_thread<T: Send>(name: &str, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     thread::scope(|scope| {
         let handle = thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, work)?;

@@ -1,4 +1,4 @@
-//! Offloads that tests turn off or on, by `SIOCETHTOOL`.
+//! Turns offloads of interfaces on or off, by `SIOCETHTOOL`.
 
 use std::{io, os::fd::AsRawFd};
 
@@ -22,13 +22,14 @@ const ETH_FLAG_RXVLAN: u32 = 1 << 8;
 /// `ETHTOOL_SGRO` of linux/ethtool.h.
 const ETHTOOL_SGRO: u32 = 0x2c;
 
-/// What can be turned off.
+/// An offload that can be turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// Transmit checksumming, and with it segmentation offload: a local sender's packets then carry final checksums, as
-    /// they do on a wire.
+    /// Transmit checksumming, and with it segmentation offload. Without it, a local sender's
+    /// packets have final checksums, as on a wire.
     TxChecksum,
-    /// Carrying VLAN tags beside the frames that are sent: they are in them then, as they are on a wire.
+    /// Carrying VLAN tags beside sent frames. Without it, the frames contain their tags, as on a
+    /// wire.
     TxVlan,
 }
 
@@ -47,35 +48,36 @@ struct InterfaceRequest {
     rest_of_union: [u8; 16],
 }
 
-/// Turns something off, in the calling thread's network namespace.
+/// Turns an offload off, in the calling thread's network namespace.
 pub fn disable(interface: &str, offload: Offload) -> Result<()> {
     let (cmd, data) = match offload {
         Offload::TxChecksum => (ETHTOOL_STXCSUM, 0),
-        Offload::TxVlan => (ETHTOOL_SFLAGS, ask(interface, ETHTOOL_GFLAGS, 0)? & !ETH_FLAG_TXVLAN),
+        Offload::TxVlan => (ETHTOOL_SFLAGS, ethtool(interface, ETHTOOL_GFLAGS, 0)? & !ETH_FLAG_TXVLAN),
     };
-    ask(interface, cmd, data).map(drop).with_context(|| format!("cannot turn off {offload:?} of {interface}"))
+    ethtool(interface, cmd, data).map(drop).with_context(|| format!("cannot turn off {offload:?} of {interface}"))
 }
 
-/// Turns on generic receive offload, in the calling thread's network namespace. A veth then takes what XDP redirects to
-/// it, without a program of its own.
+/// Turns generic receive offload on, in the calling thread's network namespace. Then a veth takes
+/// frames that XDP redirects to it, without an XDP program of its own.
 pub fn enable_gro(interface: &str) -> Result<()> {
-    ask(interface, ETHTOOL_SGRO, 1).map(drop).with_context(|| format!("cannot turn on GRO of {interface}"))
+    ethtool(interface, ETHTOOL_SGRO, 1).map(drop).with_context(|| format!("cannot turn on GRO of {interface}"))
 }
 
-/// Whether an interface is to take the VLAN tags out of the frames it receives.
+/// Returns whether an interface takes VLAN tags out of received frames.
 pub fn strips_tags(interface: &str) -> Result<bool> {
-    Ok(ask(interface, ETHTOOL_GFLAGS, 0)? & ETH_FLAG_RXVLAN != 0)
+    Ok(ethtool(interface, ETHTOOL_GFLAGS, 0)? & ETH_FLAG_RXVLAN != 0)
 }
 
-fn ask(interface: &str, cmd: u32, data: u32) -> Result<u32> {
+fn ethtool(interface: &str, cmd: u32, data: u32) -> Result<u32> {
     ensure!(interface.len() < libc::IFNAMSIZ, "interface name {interface} is too long");
     let mut name = [0; libc::IFNAMSIZ];
     name[..interface.len()].copy_from_slice(interface.as_bytes());
     let mut value = EthtoolValue { cmd, data };
     let mut request = InterfaceRequest { name, data: &raw mut value, rest_of_union: [0; 16] };
     let socket = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    // SAFETY: the request has the layout (and at least the size) of `struct ifreq`, its name is terminated, and its
-    // pointer is to a live `struct ethtool_value`, all that these commands read and write.
+    // SAFETY: the request has the layout (and at least the size) of `struct ifreq`, its name is
+    // terminated, and its pointer is to a live `struct ethtool_value`, all that these commands read
+    // and write.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     ensure!(result == 0, "ethtool request {cmd:#x} to {interface}: {}", io::Error::last_os_error());
     Ok(value.data)

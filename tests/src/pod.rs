@@ -1,4 +1,4 @@
-//! Pods: a network namespace behind a node, and the `pod` program in it.
+//! Runs pods: a network namespace behind a node, with the `pod` program in it.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use crate::{
 /// A port that a pod serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listener {
-    /// What is served.
+    /// The kind of server.
     pub kind: Kind,
     /// The pod's port.
     pub port: u16,
@@ -56,15 +56,15 @@ impl FromStr for Listener {
     }
 }
 
-/// Starting a process on a busy machine.
+/// The time limit for a process's start on a busy machine.
 const START: Duration = Duration::from_mins(1);
 
-/// A pod; it ends when dropped.
+/// A pod, which ends on drop.
 #[derive(Debug)]
 pub struct Pod {
     /// Its name.
     pub name: String,
-    /// The node it is on.
+    /// Its node.
     pub node: String,
     /// Its address.
     pub address: Ipv4Addr,
@@ -79,14 +79,14 @@ pub struct Pod {
     namespace: Namespace,
 }
 
-/// The node's end of a pod's veth pair.
+/// The name of the node's end of a pod's veth pair.
 fn port(address: Ipv4Addr) -> String {
     let [.., third, fourth] = address.octets();
     format!("pod{third}-{fourth}")
 }
 
 impl Pod {
-    /// Makes the pod's network behind a node, as the LAN's pods have it.
+    /// Makes the pod's network behind a node, as the LAN's options say.
     pub(crate) fn attach(lan: &str, node: &Node, name: &str, host: u8, options: Options) -> Result<Self> {
         let (address, address_v6) = (node.pod_address(host), node.pod_address_v6(host));
         let namespace = Namespace::new(&format!("{lan}-{name}"))?;
@@ -110,12 +110,12 @@ impl Pod {
         })
     }
 
-    /// The node's end of its veth pair.
+    /// Returns the name of the node's end of its veth pair.
     pub fn port(&self) -> String {
         port(self.address)
     }
 
-    /// Makes the way to it from its node as narrow as this, where it is routed.
+    /// Sets the MTU of the path from its node, if the pod is routed.
     pub fn narrow(&self, node: &Node, mtu: u32) -> Result<()> {
         node.namespace().links(|links| {
             links.narrow_route(&port(self.address), self.address, mtu)?;
@@ -131,7 +131,8 @@ impl Pod {
         Ok(())
     }
 
-    /// Gives the pod these addresses of others, as direct server return needs it, and starts its servers at them alone.
+    /// Adds addresses to the pod, as direct server return needs them. Starts its servers only on
+    /// these addresses.
     pub fn serve_as(&mut self, addresses: &[IpAddr], listeners: &[Listener]) -> Result<()> {
         self.namespace.links(|links| {
             addresses
@@ -143,28 +144,29 @@ impl Pod {
         Ok(())
     }
 
-    /// What it serves.
+    /// Returns its listeners.
     pub fn listeners(&self) -> &[Listener] {
         &self.listeners
     }
 
-    /// Kills the servers, and with them all their connections. The network stays.
+    /// Kills the servers and so their connections. The network stays.
     pub fn stop(&mut self) -> Result<()> {
         self.servers.take().map_or(Ok(()), |mut servers| servers.kill())
     }
 
-    /// The servers' process, while there is one.
+    /// Returns the servers' process, if it runs.
     pub fn process(&self) -> Option<&Process> {
         self.servers.as_ref()
     }
 
-    /// Its network namespace.
+    /// Returns its network namespace.
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
 }
 
-/// Starts servers in a network namespace that has the address: a pod's, or a node's for a host-network pod.
+/// Starts servers in a network namespace that has the address: a pod's, or a node's for a
+/// host-network pod.
 pub fn start(namespace: &Namespace, name: &str, address: impl Into<IpAddr>, listeners: &[Listener]) -> Result<Process> {
     start_at(namespace, name, &[address.into()], listeners)
 }
@@ -183,7 +185,7 @@ fn start_at(namespace: &Namespace, name: &str, addresses: &[IpAddr], listeners: 
     Ok(process)
 }
 
-/// A program of this package, built beside the running one.
+/// Returns a program of this package, built beside the running one.
 fn program(name: &str) -> Result<PathBuf> {
     let folder = build_folder()?;
     let path = folder.join(name);
@@ -193,7 +195,7 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Where cargo puts this build's programs; test executables are one folder below.
+/// Returns the folder of this build's programs. Test executables are one folder below.
 pub(crate) fn build_folder() -> Result<PathBuf> {
     let executable = std::env::current_exe().context("cannot tell the running program's path")?;
     let folder = executable.parent().context("the running program has no folder")?;

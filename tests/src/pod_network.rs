@@ -1,4 +1,4 @@
-//! How pods are on their node's network, and what CNIs that do it so put into a node's rules.
+//! Connects pods to their nodes as two kinds of CNIs do, with the CNIs' rules.
 //!
 //! ```text
 //!  routed, as Calico has it                       bridged, as flannel has it without a tunnel (host-gw)
@@ -6,8 +6,8 @@
 //!  pod  10.244.N.X/32, 2001:db8:244:N::X/128      pod  10.244.N.X/24, 2001:db8:244:N::X/64
 //!   |                                              |
 //!  podN-X   gateway 169.254.1.1 and fe80::1       podN-X ... podN-Y
-//!           for each pod, by fixed neighbours      |          |
-//!                                                 cni0    10.244.N.1, 2001:db8:244:N::1: the gateway of all
+//!           for each pod, by fixed neighbors      |          |
+//!                                                 cni0    10.244.N.1, 2001:db8:244:N::1: all pods' gateway
 //! ```
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -21,30 +21,31 @@ use crate::{
     netns::Namespace,
 };
 
-/// The gateway of every routed pod, as Calico has it: the node's end of the veth.
+/// The gateway of every routed pod, as in Calico: the node's end of the veth.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 const GATEWAY_MAC: MacAddr = MacAddr(0xee, 0xee, 0xee, 0xee, 0xee, 0xee);
-/// The bridge, as the CNI project's plugin calls it.
+/// The bridge's name, as in the CNI project's plugin.
 const BRIDGE: &str = "cni0";
 /// The bridge's own address in a node's pod network.
 const BRIDGE_HOST: u8 = 1;
-/// The pods' networks of all nodes, by nftables' word for the family.
+/// All nodes' pod networks, with nftables' keyword for the family.
 const NETWORKS: [(&str, &str); 2] = [("ip", "10.244.0.0/16"), ("ip6", "2001:db8:244::/48")];
 
-/// How pods are connected.
+/// The way to connect pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodNetwork {
-    /// Each by a routed veth.
+    /// Each pod by a routed veth.
     Routed,
-    /// All of a node by one bridge, without hairpins. Frames between its ports pass iptables
-    /// (`net.bridge.bridge-nf-call-iptables`): a cluster address whose pod is on the caller's bridge needs that.
+    /// All pods of a node by one bridge, without hairpins. Frames between its ports pass iptables
+    /// (`net.bridge.bridge-nf-call-iptables`). A cluster address needs that if its pod is on the
+    /// caller's bridge.
     Bridged,
 }
 
-/// A pod's end of the veth, and what is to be there.
+/// A pod's end of the veth, and its configuration.
 pub(crate) struct Plug<'a> {
-    /// The node's end.
+    /// The name of the node's end.
     pub(crate) port: &'a str,
     /// The pod's addresses.
     pub(crate) addresses: (Ipv4Addr, Ipv6Addr),
@@ -55,7 +56,7 @@ pub(crate) struct Plug<'a> {
 }
 
 impl PodNetwork {
-    /// Makes what a node has before its first pod.
+    /// Sets up a node before its first pod.
     pub(crate) fn prepare(self, node: &Node) -> Result<()> {
         if self == Self::Routed {
             return Ok(());
@@ -72,7 +73,7 @@ impl PodNetwork {
         })
     }
 
-    /// Connects a pod, by its eth0; returns the MAC of its gateway.
+    /// Connects a pod's eth0. Returns the MAC of its gateway.
     pub(crate) fn connect(self, node: &Node, pod: &Namespace, plug: &Plug<'_>) -> Result<MacAddr> {
         let connected = match self {
             Self::Routed => connect_routed(node, pod, plug).map(|()| GATEWAY_MAC),
@@ -81,8 +82,9 @@ impl PodNetwork {
         connected.with_context(|| format!("cannot connect the pod at {}", plug.port))
     }
 
-    /// The rules of a CNI on a node, besides those for policies: what leaves the pods' networks is masqueraded. Calico also
-    /// drops what conntrack finds invalid on the way from and to pods; flannel does not.
+    /// Returns a CNI's rules on a node, without network policies. Packets that leave the pod
+    /// networks are masqueraded. Calico also drops packets from and to pods that conntrack finds
+    /// invalid; flannel does not.
     pub(crate) fn rules(self, node: &Node) -> String {
         let own = [
             IpAddr::from(node.pod_address(0)).to_string() + &format!("/{}", POD_PREFIX_LENGTHS.0),
@@ -102,32 +104,33 @@ fn bridge_mac(node: &Node) -> MacAddr {
     MacAddr(0x02, 0, a, b, c, d)
 }
 
-/// A veth pair, a /32 and a /128 on each side, the node as gateway.
+/// Makes a veth pair with a /32 and a /128 on each side. The node is the gateway.
 fn connect_routed(node: &Node, pod: &Namespace, plug: &Plug<'_>) -> Result<()> {
     let (Plug { port, mac, .. }, (address, address_v6)) = (plug, plug.addresses);
     node.namespace().links(|links| {
         add_veth(links, pod, plug, Some(GATEWAY_MAC))?;
         links.add_route(port, (address, 32), None)?;
-        links.add_neighbour(port, address, *mac)?;
+        links.add_neighbor(port, address, *mac)?;
         links.add_route(port, (address_v6, 128), None)?;
-        links.add_neighbour(port, address_v6, *mac)
+        links.add_neighbor(port, address_v6, *mac)
     })?;
     pod.links(|links| {
         links.set_mtu("eth0", plug.mtu)?;
         links.add_address("eth0", address, 32)?;
         links.add_route("eth0", (GATEWAY, 32), None)?;
-        links.add_neighbour("eth0", GATEWAY, GATEWAY_MAC)?;
+        links.add_neighbor("eth0", GATEWAY, GATEWAY_MAC)?;
         links.add_route("eth0", (Ipv4Addr::UNSPECIFIED, 0), Some(GATEWAY))?;
         links.add_address("eth0", address_v6, 128)?;
-        links.add_neighbour("eth0", GATEWAY_V6, GATEWAY_MAC)?;
+        links.add_neighbor("eth0", GATEWAY_V6, GATEWAY_MAC)?;
         links.add_route("eth0", (Ipv6Addr::UNSPECIFIED, 0), Some(GATEWAY_V6))
     })
 }
 
-/// A port of the bridge; neighbours are found as on any segment.
+/// Makes a port of the bridge. Neighbors are resolved as on any segment.
 fn connect_bridged(node: &Node, pod: &Namespace, plug: &Plug<'_>) -> Result<()> {
     let (address, address_v6) = plug.addresses;
-    // For an interface not made yet: a link-local address is usable at once, and nobody looks for routers.
+    // For an interface that is not made yet: link-local addresses are usable at once, and no router
+    // is solicited.
     pod.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
     pod.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
     node.namespace().links(|links| {
@@ -171,7 +174,7 @@ fn calico(family: &str, pods: &str) -> String {
     )
 }
 
-/// `FLANNEL-FWD` and `FLANNEL-POSTRTG`; `own` is the node's own pods' network.
+/// `FLANNEL-FWD` and `FLANNEL-POSTRTG`. `own` is the node's own pod network.
 fn flannel(family: &str, pods: &str, own: &str) -> String {
     let multicast = if family == "ip" { "224.0.0.0/4" } else { "ff00::/8" };
     format!(

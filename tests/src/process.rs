@@ -1,4 +1,4 @@
-//! A child process whose output is kept and watched.
+//! Runs child processes, and keeps and watches their output.
 
 use std::{
     collections::VecDeque,
@@ -23,9 +23,9 @@ use crate::{cleanup::Guard, wait};
 
 /// Lines of output that are kept.
 const KEPT_LINES: usize = 20_000;
-/// How long the output of a process that has ended is waited for.
+/// The time limit for the output of a process that has ended.
 const LAST_WORDS: Duration = Duration::from_secs(5);
-/// How long a command may take that is run to its end.
+/// The time limit for a command that runs to its end.
 const RUN: Duration = Duration::from_mins(2);
 /// Lines of output that an error shows.
 const SHOWN_LINES: usize = 30;
@@ -33,7 +33,7 @@ const SHOWN_LINES: usize = 30;
 #[derive(Debug, Default)]
 struct Output {
     lines: VecDeque<String>,
-    /// Lines that no longer fit.
+    /// Lines that were dropped.
     forgotten: usize,
     open_pipes: u32,
 }
@@ -50,7 +50,7 @@ impl Log {
     }
 }
 
-/// A running process; killed when dropped.
+/// A running process, killed on drop.
 #[derive(Debug)]
 pub struct Process {
     label: String,
@@ -61,7 +61,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a command and keeps what it writes to stdout and stderr. It dies with the calling thread, however that ends.
+    /// Starts a command and keeps its stdout and stderr. The process dies with the calling thread.
     pub fn spawn(label: &str, mut command: Command) -> Result<Self> {
         let (guard, mut child) = start(label, &mut command)?;
         let log = Arc::new(Log::default());
@@ -74,12 +74,13 @@ impl Process {
         Ok(Self { label: label.to_owned(), child, status: None, log, guard })
     }
 
-    /// Its process id.
+    /// Returns its process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits for a line of output, also one that came before; fails as soon as the process has ended without it.
+    /// Waits for a line of output, or finds an earlier one. Fails at once if the process has ended
+    /// without it.
     pub fn wait_for_line(&self, what: &str, timeout: Duration, mut is_it: impl FnMut(&str) -> bool) -> Result<String> {
         let start = Instant::now();
         let mut next = 0;
@@ -99,13 +100,13 @@ impl Process {
         }
     }
 
-    /// All output so far (of a very talkative process, the end of it).
+    /// Returns all output so far. Only the end of very long output is kept.
     pub fn output(&self) -> String {
         let output = self.log.lock();
         output.lines.iter().fold(String::new(), |text, line| text + line + "\n")
     }
 
-    /// The last lines of output.
+    /// Returns the last lines of output.
     pub fn last_output(&self) -> String {
         last_lines(&self.log.lock())
     }
@@ -125,7 +126,8 @@ impl Process {
         let status = wait::until(&format!("the end of {label}"), timeout, || {
             self.poll()?.with_context(|| format!("{label} is running; its last output:\n{}", self.last_output()))
         })?;
-        // What it has written may still be on its way. A child of its own could hold the pipes open for ever.
+        // Its last output may still be on the way. But a child of its own could hold the pipes open
+        // forever.
         let is_open = |output: &mut Output| output.open_pipes > 0;
         drop(self.log.changed.wait_timeout_while(self.log.lock(), LAST_WORDS, is_open));
         Ok(status)
@@ -140,7 +142,7 @@ impl Process {
         Ok(())
     }
 
-    /// Its exit status, if it has ended.
+    /// Returns its exit status, if it has ended.
     pub fn poll(&mut self) -> Result<Option<ExitStatus>> {
         if self.status.is_none() {
             self.status = self.child.try_wait()?;
@@ -192,19 +194,19 @@ fn start(label: &str, command: &mut Command) -> Result<(Guard, Child)> {
     })
 }
 
-/// Runs a command to its end, whatever that is; one that takes too long is killed.
+/// Runs a command to its end. A command that takes too long is killed.
 pub fn output(mut command: Command) -> Result<process::Output> {
     let label = format!("{command:?}");
     let (guard, child) = start(&label, &mut command)?;
-    let (tell, told) = mpsc::channel();
-    thread::Builder::new().name("output".to_owned()).spawn(move || drop(tell.send(child.wait_with_output())))?;
-    // Until it has ended, it is the guard that kills it.
-    let output = told.recv_timeout(RUN).with_context(|| format!("{label} did not end within {RUN:?}"))?;
+    let (sender, receiver) = mpsc::channel();
+    thread::Builder::new().name("output".to_owned()).spawn(move || drop(sender.send(child.wait_with_output())))?;
+    // This guard kills the command if it has not ended.
+    let output = receiver.recv_timeout(RUN).with_context(|| format!("{label} did not end within {RUN:?}"))?;
     guard.forget();
     output.with_context(|| format!("cannot follow {label}"))
 }
 
-/// Runs a command to its end and returns its stdout; anything but success is an error with its stderr.
+/// Runs a command to its end and returns its stdout. If it fails, the error has its stderr.
 pub fn run(command: Command) -> Result<String> {
     let label = format!("{command:?}");
     let output = output(command)?;

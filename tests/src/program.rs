@@ -1,5 +1,5 @@
-//! The data plane's BPF programs without a network: loaded with maps of their own, run on single frames by
-//! `BPF_PROG_TEST_RUN` (Documentation/bpf/bpf_prog_run.rst).
+//! Runs the data plane's BPF programs on single frames without a network, by `BPF_PROG_TEST_RUN`
+//! (Documentation/bpf/bpf_prog_run.rst). The programs have maps of their own.
 
 mod counters;
 mod state;
@@ -12,8 +12,8 @@ use aya::{
     programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp, XdpMode},
 };
 
-use vipmux::datapath::xdp::{Buffers, load_xdp};
 use vipmux_common::abi::VipSlot;
+use vipmux_datapath::bpf::xdp::{Buffers, load_xdp};
 
 pub use counters::Counters;
 pub use state::{NOW, NOW_LOW, State};
@@ -21,13 +21,13 @@ pub use state::{NOW, NOW_LOW, State};
 /// The programs for tests and the bench (`ebpf/src/testing.rs`).
 pub static TESTING_OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
 
-/// The interface that a test run's frames come in by: loopback, the default of both program types.
+/// The ingress interface of a test run's frames: loopback, the default of both program types.
 pub const IFINDEX: usize = 1;
 
-/// Room for what a program might put in front of a frame.
+/// Room for headers that a program might prepend.
 const SPARE: usize = 256;
 
-/// Which program is run.
+/// The program to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// The XDP program for interfaces, on a frame from the wire.
@@ -36,16 +36,16 @@ pub enum Hook {
     Egress,
 }
 
-/// What a program made of a frame.
+/// The result of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// The program's return value: an `xdp_action`, or a `TC_ACT_` value.
     pub verdict: u32,
-    /// The frame afterwards.
+    /// The resulting frame.
     pub frame: Vec<u8>,
 }
 
-/// The two programs and their maps, in this process alone.
+/// The two programs and their maps, only in this process.
 #[derive(Debug)]
 pub struct Program {
     ebpf: Ebpf,
@@ -53,23 +53,24 @@ pub struct Program {
     buffers: Buffers,
     /// `VIP_INDEX`.
     index: BTreeMap<u32, VipSlot>,
-    /// `jiffies_64` at the last [`Self::install`]: what [`NOW`] stands for.
+    /// `jiffies_64` at the last [`Self::install`], which [`NOW`] stands for.
     origin: u64,
 }
 
 impl Program {
-    /// Loads the programs with maps just large enough for `state`, and `flows` entries in the LRU maps, and installs it.
+    /// Loads the programs with maps just large enough for `state` and with `flows` entries in the
+    /// LRU maps. Then installs `state`.
     pub fn load(state: &State, flows: u32) -> Result<Self> {
         Self::load_for(state, flows, Buffers::here())
     }
 
-    /// The same with the XDP programs of that kind.
+    /// Like [`Self::load`], with XDP programs of this kind.
     pub fn load_for(state: &State, flows: u32, buffers: Buffers) -> Result<Self> {
         let mut loader = EbpfLoader::new();
         for (name, entries) in state.capacities(flows)? {
             loader.map_max_entries(name, entries);
         }
-        let mut ebpf = loader.load(vipmux::datapath::OBJECT).context("loading the data plane's object")?;
+        let mut ebpf = loader.load(vipmux_datapath::bpf::OBJECT).context("loading the data plane's object")?;
         load_xdp(&mut ebpf, buffers)?;
         let egress: &mut SchedClassifier =
             ebpf.program_mut("vipmux_egress").context("no program vipmux_egress")?.try_into()?;
@@ -81,36 +82,37 @@ impl Program {
         Ok(program)
     }
 
-    /// The data plane's object.
+    /// Returns the data plane's object.
     pub fn ebpf(&self) -> &Ebpf {
         &self.ebpf
     }
 
-    /// The XDP program for interfaces.
+    /// Returns the XDP program for interfaces.
     pub fn xdp(&self) -> Result<&Xdp> {
         xdp(&self.ebpf, self.buffers.entry())
     }
 
-    /// Attaches that program natively to an interface of the calling thread's network namespace, until this is dropped.
+    /// Attaches that program natively to an interface of the calling thread's network namespace,
+    /// until drop.
     pub fn attach(&mut self, interface: &str) -> Result<()> {
         let program = xdp_mut(&mut self.ebpf, self.buffers.entry())?;
         program.attach(interface, XdpMode::Driver).with_context(|| format!("attaching to {interface}"))?;
         Ok(())
     }
 
-    /// Makes the maps hold `state` and nothing else. Counters are left as they are.
+    /// Makes the maps hold exactly `state`. Counters stay.
     pub fn install(&mut self, state: &State) -> Result<()> {
         self.origin = self.jiffies()?;
         self.index = state::write_vip_index(&mut self.ebpf, &self.index, &state.vips)?;
         state::write(&mut self.ebpf, state, self.origin)
     }
 
-    /// What the maps hold, with times as in the state installed last.
+    /// Returns the maps' content, with times as in the last installed state.
     pub fn state(&self) -> Result<State> {
         state::read(&self.ebpf, self.origin)
     }
 
-    /// All counters, summed over the CPUs.
+    /// Returns all counters, summed over the CPUs.
     pub fn counters(&self) -> Result<Counters> {
         Counters::read(&self.ebpf)
     }
@@ -130,7 +132,7 @@ impl Program {
         outcome(&result, out)
     }
 
-    /// Now, by the clock that flow records are aged by.
+    /// Returns the current time of the clock that flow records use.
     fn jiffies(&self) -> Result<u64> {
         let mut out = [0; 64];
         let options = TestRunOptions { data_in: Some(&[0; 64]), data_out: Some(&mut out), ..Default::default() };
@@ -149,12 +151,12 @@ fn outcome(result: &TestRunResult, mut out: Vec<u8>) -> Result<Outcome> {
     Ok(Outcome { verdict: result.return_value, frame: out })
 }
 
-/// A loaded XDP program of an object.
+/// Returns a loaded XDP program of an object.
 pub fn xdp<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
     Ok(ebpf.program(name).with_context(|| format!("no program {name}"))?.try_into()?)
 }
 
-/// An XDP program of an object, to be loaded.
+/// Returns an XDP program of an object that is not loaded yet.
 pub fn xdp_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
 }

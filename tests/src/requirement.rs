@@ -1,4 +1,5 @@
-//! What a test needs and not every machine has. Where it is missing, the running test is reported as skipped, by its name.
+//! Checks whether this machine has what a test needs. If not, the test is reported as skipped, by
+//! its name.
 
 use std::{
     io::{self, Write as _},
@@ -13,8 +14,8 @@ use crate::{
     cleanup, cluster_programs, kube_proxy::Mode, lan::Uplink, netns::Namespace, pod_network::PodNetwork, sctp,
 };
 
-/// Whether the running test may make network namespaces and load BPF programs. With `CI=true`, where nothing may be skipped
-/// that the machine's owner can help, it is an error if it may not.
+/// Returns whether the test may make network namespaces and load BPF programs. If not, that is an
+/// error with `CI=true`: nothing may be skipped that the machine's owner can fix.
 pub fn root() -> Result<bool> {
     if geteuid().is_root() {
         return Ok(true);
@@ -22,8 +23,8 @@ pub fn root() -> Result<bool> {
     missing("it makes network namespaces or loads BPF programs, run it as root")
 }
 
-/// The files of the container image, which `cargo xtask test network` makes and names by `VIPMUX_IMAGE_ROOT`; without them it is
-/// an error with `CI=true`.
+/// Returns the container image's files, which `cargo xtask test network` makes and names by
+/// `VIPMUX_IMAGE_ROOT`. If they are missing, that is an error with `CI=true`.
 pub fn image() -> Result<Option<PathBuf>> {
     if let Some(root) = std::env::var_os("VIPMUX_IMAGE_ROOT") {
         return Ok(Some(root.into()));
@@ -31,15 +32,15 @@ pub fn image() -> Result<Option<PathBuf>> {
     missing("it starts the container image, run it by `cargo xtask test network`").map(|_| None)
 }
 
-/// Skips the test for want of something that the machine's owner can help: an error with `CI=true`.
+/// Skips the test for a reason that the machine's owner can fix: an error with `CI=true`.
 fn missing(why: &str) -> Result<bool> {
     if std::env::var("CI").is_ok_and(|value| value == "true") {
-        bail!("a test cannot run, and CI=true lets none be skipped: {why}");
+        bail!("a test cannot run, and CI=true allows no skipped tests: {why}");
     }
     skip(why)
 }
 
-/// Whether a real API server can be started. With `CI=true` it is an error if it cannot.
+/// Returns whether a real API server can be started. If not, that is an error with `CI=true`.
 pub fn api_server() -> Result<bool> {
     if !root()? {
         return Ok(false);
@@ -50,7 +51,8 @@ pub fn api_server() -> Result<bool> {
     }
 }
 
-/// Whether kube-proxy can run in this mode, beside a real API server. With `CI=true` it is an error if it cannot.
+/// Returns whether kube-proxy can run in this mode, with a real API server. If not, that is an
+/// error with `CI=true`.
 pub fn kube_proxy(mode: Mode) -> Result<bool> {
     let (program, package) = match mode {
         Mode::Iptables => ("iptables-restore", "iptables"),
@@ -70,8 +72,8 @@ pub fn kube_proxy(mode: Mode) -> Result<bool> {
     }
 }
 
-/// Whether the kernel has this kind of interface. Where not, that is no failure with `CI=true` either, since only another
-/// kernel helps.
+/// Returns whether the kernel has this kind of interface. If not, that is no error with `CI=true`,
+/// since only another kernel helps.
 pub fn uplink(uplink: Uplink) -> Result<bool> {
     let option = match uplink {
         Uplink::Card | Uplink::Bridge => return Ok(true),
@@ -95,7 +97,7 @@ pub fn uplink(uplink: Uplink) -> Result<bool> {
     }
 }
 
-/// Whether pods can be connected so. With `CI=true` it is an error if they cannot.
+/// Returns whether pods can be connected this way. If not, that is an error with `CI=true`.
 pub fn pods(network: PodNetwork) -> Result<bool> {
     match network {
         PodNetwork::Routed => Ok(true),
@@ -104,7 +106,8 @@ pub fn pods(network: PodNetwork) -> Result<bool> {
     }
 }
 
-/// Whether the kernel has SCTP. Where not, that is no failure with `CI=true` either; the packet suite has SCTP everywhere.
+/// Returns whether the kernel has SCTP. Where not, that is no failure with `CI=true` either; the
+/// packet suite has SCTP everywhere.
 pub fn sctp() -> Result<bool> {
     if sctp::is_supported()? { Ok(true) } else { skip("this kernel has no SCTP, run it on one with the module sctp") }
 }

@@ -1,4 +1,4 @@
-//! ServiceAccounts that may do just what a test wants them to.
+//! Makes ServiceAccounts with exactly the rights that a test needs.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
-use vipmux::permissions::{Right, Scope};
+use vipmux_model::permissions::{Right, RightScope};
 
 use crate::{
     api_server::{ApiServer, SYSTEM},
@@ -14,7 +14,7 @@ use crate::{
     wait,
 };
 
-/// An account in vipmux's namespace, and roles that are these rights.
+/// Returns an account in vipmux's namespace, and roles with these rights.
 fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
     let rules = |scope| -> Vec<Value> {
         let rule = |right: &Right| {
@@ -41,14 +41,15 @@ fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
     let role = |kind: &str| json!({ "apiGroup": group, "kind": kind, "name": account });
     vec![
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "namespace": SYSTEM, "name": account } }),
-        object("ClusterRole", json!({ "rules": rules(Scope::Cluster) })),
-        object("Role", json!({ "rules": rules(Scope::Namespace) })),
+        object("ClusterRole", json!({ "rules": rules(RightScope::Cluster) })),
+        object("Role", json!({ "rules": rules(RightScope::Namespace) })),
         object("ClusterRoleBinding", json!({ "subjects": subjects, "roleRef": role("ClusterRole") })),
         object("RoleBinding", json!({ "subjects": subjects, "roleRef": role("Role") })),
     ]
 }
 
-/// Makes an account of vipmux's namespace with these rights, and waits until the API server lets it have them.
+/// Makes an account in vipmux's namespace with these rights, and waits until the API server grants
+/// them.
 pub fn grant(api: &ApiServer, account: &str, rights: &[Right]) -> Result<()> {
     api.apply_all(&objects(account, rights))?;
     rights.iter().try_for_each(|right| {
@@ -59,29 +60,29 @@ pub fn grant(api: &ApiServer, account: &str, rights: &[Right]) -> Result<()> {
     })
 }
 
-/// Whether the API server would let an account of vipmux's namespace do this.
+/// Returns whether the API server would let an account of vipmux's namespace do this.
 pub fn is_allowed(api: &ApiServer, account: &str, right: &Right) -> Result<bool> {
     let resource_attributes = Some(right.attributes(SYSTEM));
     let spec = SubjectAccessReviewSpec { user: Some(user(account)), resource_attributes, ..Default::default() };
     let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
     let reviews = Api::<SubjectAccessReview>::all(api.client()?);
-    let told = api.block_on(async { Ok(reviews.create(&PostParams::default(), &review).await?) })?;
-    Ok(told.status.context("no answer")?.allowed)
+    let reported = api.block_on(async { Ok(reviews.create(&PostParams::default(), &review).await?) })?;
+    Ok(reported.status.context("no answer")?.allowed)
 }
 
 /// An account that lacks a right.
 #[derive(Clone, Debug)]
 pub struct Lacking {
-    /// What it lacks.
+    /// The missing right.
     pub right: Right,
-    /// As whom its requests are told.
+    /// Its user name in the audit log.
     pub user: String,
     /// A file for `--kubeconfig`.
     pub kubeconfig: PathBuf,
 }
 
-/// For each of these rights an account, `label-N`, that has all of `whole` but that one, and `label-witness`, which has all; once the
-/// API server holds them to it.
+/// Makes an account `label-N` for each of these rights, with all rights of `whole` except that one,
+/// and `label-witness` with all. Waits until the API server enforces them.
 pub fn lacking(api: &ApiServer, whole: &[Right], label: &str, lacks: &[Right]) -> Result<Vec<Lacking>> {
     let account = |index: usize| format!("{label}-{index}");
     for (index, right) in lacks.iter().enumerate() {
@@ -89,7 +90,8 @@ pub fn lacking(api: &ApiServer, whole: &[Right], label: &str, lacks: &[Right]) -
         ensure!(rest.len() + 1 == whole.len(), "{right:?} is no right of theirs");
         api.apply_all(&objects(&account(index), &rest))?;
     }
-    // It learns of roles and bindings in the order in which they were made, each kind for itself.
+    // The API server learns of roles and bindings in the order of their creation, each kind
+    // separately.
     grant(api, &format!("{label}-witness"), whole)?;
     let lacking = |(index, right): (usize, &Right)| {
         let kubeconfig = api.service_account(SYSTEM, &account(index))?.kubeconfig;

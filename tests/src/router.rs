@@ -22,7 +22,7 @@ use crate::{
 /// The router's address on the LAN.
 const ON_THE_LAN: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 90);
 const ON_THE_LAN_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0xb, 1);
-/// The same on the network of the nodes' second cards ([`Lan::add_cards`]).
+/// The router's address on the network of the nodes' second cards ([`Lan::add_cards`]).
 const FOR_SECOND_CARDS: Ipv4Addr = Ipv4Addr::new(192, 0, 3, 90);
 const FOR_SECOND_CARDS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 3, 0, 0, 0xb, 1);
 /// The router's addresses for the client.
@@ -32,7 +32,7 @@ const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 1);
 const BEYOND: (Ipv4Addr, u8) = (Ipv4Addr::new(198, 51, 100, 0), 24);
 const BEYOND_V6: (Ipv6Addr, u8) = (Ipv6Addr::new(0x2001, 0xdb8, 0xbe, 0, 0, 0, 0, 0), 64);
 
-/// The router and the client; removed when dropped.
+/// The router and the client, removed on drop.
 #[derive(Debug)]
 pub struct Router {
     /// The client's address.
@@ -44,7 +44,7 @@ pub struct Router {
 }
 
 impl Router {
-    /// Plugs a router into a LAN, and tells the nodes of it.
+    /// Connects a router to a LAN, and adds routes to the nodes.
     pub fn plug_in(lan: &Lan) -> Result<Self> {
         let name = cleanup::number();
         let router = Namespace::new(&format!("{name}-router"))?;
@@ -77,7 +77,7 @@ impl Router {
         Ok(Self { address, address_v6, namespace: router, client })
     }
 
-    /// Makes the way to an address on the LAN, and the one to the client, as narrow as these MTUs.
+    /// Sets the MTUs of the path to an address on the LAN and of the path to the client.
     pub fn narrow(&self, address: IpAddr, to_the_address: u32, to_the_client: u32) -> Result<()> {
         let client = if address.is_ipv4() { self.address.into() } else { IpAddr::from(self.address_v6) };
         self.namespace.links(|links| {
@@ -86,7 +86,7 @@ impl Router {
         })
     }
 
-    /// Has the nodes send what is for the client by their eth1, or by eth0 again.
+    /// Lets the nodes send the client's packets through their eth1, or through eth0 again.
     pub fn move_routes(&self, lan: &Lan, second: bool) -> Result<()> {
         let (card, gateway, gateway_v6) =
             if second { ("eth1", FOR_SECOND_CARDS, FOR_SECOND_CARDS_V6) } else { ("eth0", ON_THE_LAN, ON_THE_LAN_V6) };
@@ -98,7 +98,7 @@ impl Router {
         })
     }
 
-    /// The client's network namespace.
+    /// Returns the client's network namespace.
     pub fn client(&self) -> &Namespace {
         &self.client
     }

@@ -1,4 +1,4 @@
-//! What an agent or allocator tells by HTTP, asked for from a machine's own network namespace.
+//! Reads what an agent or allocator serves by HTTP, from a machine's own network namespace.
 
 use std::{
     io::{Read as _, Write as _},
@@ -10,10 +10,10 @@ use anyhow::{Context as _, Result, ensure};
 
 use crate::netns::Namespace;
 
-/// Where it is served.
+/// The port.
 pub const PORT: u16 = 7945;
 
-/// Asks for a path: the status and the body.
+/// Requests a path. Returns the status and the body.
 pub fn get(from: &Namespace, host: impl Into<IpAddr>, path: &str, timeout: Duration) -> Result<(u16, String)> {
     let to = SocketAddr::new(host.into(), PORT);
     let answer = from.run(|| {
@@ -34,23 +34,23 @@ pub fn get(from: &Namespace, host: impl Into<IpAddr>, path: &str, timeout: Durat
 pub struct Metrics(String);
 
 impl Metrics {
-    /// Asks for them.
+    /// Requests the metrics.
     pub fn scrape(from: &Namespace, host: impl Into<IpAddr>, timeout: Duration) -> Result<Self> {
         let (status, body) = get(from, host, "/metrics", timeout)?;
         ensure!(status == 200 && body.ends_with("# EOF\n"), "status {status}: {body}");
         Ok(Self(body))
     }
 
-    /// The sum of a metric's values over all series that have these labels.
+    /// Returns the sum of a metric's values over all series that have these labels.
     pub fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let of_it = |line: &&str| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' ']));
         let has = |line: &&str| labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")));
         let value = |line: &str| line.rsplit_once(' ')?.1.parse::<f64>().ok();
-        // Not `sum`, whose sum of nothing is -0.
+        // Not `sum`, whose result for no values is -0.
         self.0.lines().filter(of_it).filter(has).filter_map(value).fold(0.0, |sum, value| sum + value)
     }
 
-    /// Whether there is a series of this metric.
+    /// Returns whether there is a series of this metric.
     pub fn has(&self, name: &str) -> bool {
         self.0.lines().any(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
     }

@@ -1,4 +1,4 @@
-//! SCTP sockets of the one-to-one style (RFC 6458, section 4), which are used like those of TCP.
+//! SCTP sockets of the one-to-one style (RFC 6458, section 4). They are used like TCP's.
 
 use std::{
     net::{SocketAddr, TcpListener, TcpStream},
@@ -19,10 +19,10 @@ use nix::{
     },
 };
 
-/// Connections that may wait to be accepted.
+/// The backlog of connections.
 const BACKLOG: i32 = 16;
 
-/// Whether the kernel has SCTP.
+/// Returns whether the kernel has SCTP.
 pub fn is_supported() -> Result<bool> {
     match open(AddressFamily::Inet) {
         Ok(_) => Ok(true),
@@ -31,7 +31,8 @@ pub fn is_supported() -> Result<bool> {
     }
 }
 
-/// Connects, in the calling thread's network namespace; `timeout` limits that, and every write and read.
+/// Connects in the calling thread's network namespace. `timeout` limits the connection attempt, and
+/// each write and read.
 pub fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
     let socket = open(family(server)).context("cannot open an SCTP socket")?;
     let limit = TimeVal::microseconds(i64::try_from(timeout.as_micros())?);
@@ -42,7 +43,7 @@ pub fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
     Ok(socket.into())
 }
 
-/// Listens, in the calling thread's network namespace.
+/// Listens in the calling thread's network namespace.
 pub fn bound(at: SocketAddr) -> Result<TcpListener> {
     let socket = open(family(at)).context("cannot open an SCTP socket")?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(at))?;

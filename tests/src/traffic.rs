@@ -1,4 +1,4 @@
-//! Requests that go on in the background, and what became of them.
+//! Sends requests in the background, and counts the results.
 
 use std::{
     collections::BTreeMap,
@@ -14,28 +14,28 @@ use anyhow::{Result, anyhow, ensure};
 
 use crate::{client::Request, netns::Namespace, wait};
 
-/// How long a request may take before it counts as lost. A SYN is sent again after a second, and after three; a datagram is
-/// not, so that one that comes late was never lost.
-const PATIENCE: Duration = Duration::from_secs(3);
-const PATIENCE_UDP: Duration = Duration::from_secs(20);
-/// Failures that are kept word for word.
+/// The time limit of a request, after which it counts as lost. A SYN is repeated after one and
+/// three seconds. A datagram is not repeated, so a late reply is no loss.
+const TIMEOUT: Duration = Duration::from_secs(3);
+const TIMEOUT_UDP: Duration = Duration::from_secs(20);
+/// Failures whose text is kept.
 const KEPT_FAILURES: usize = 20;
 
-/// What became of the requests.
+/// The results of the requests.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Answered requests.
     pub answered: u64,
     /// Unanswered requests.
     pub lost: u64,
-    /// The first failures, in words.
+    /// The text of the first failures.
     pub failures: Vec<String>,
     /// Answers by (Service, pod).
     pub by_pod: BTreeMap<(String, String), u64>,
 }
 
 impl Tally {
-    /// That there were requests, that all were answered, and all by the one Service.
+    /// Checks that there were requests, and that this Service answered all of them.
     pub fn check_all_by(&self, service: &str) -> Result<()> {
         ensure!(
             self.lost == 0,
@@ -48,7 +48,7 @@ impl Tally {
         self.check_none_by_others(service)
     }
 
-    /// That no other Service answered.
+    /// Checks that no other Service answered.
     pub fn check_none_by_others(&self, service: &str) -> Result<()> {
         match self.by_pod.keys().find(|(answered_by, _)| answered_by != service) {
             None => Ok(()),
@@ -56,13 +56,13 @@ impl Tally {
         }
     }
 
-    /// All requests.
+    /// Returns the number of requests.
     pub fn total(&self) -> u64 {
         self.answered + self.lost
     }
 }
 
-/// A client that asks one request after the other, each on a new connection, until it is stopped.
+/// A client that sends one request after the other, each on a new connection, until it is stopped.
 #[derive(Debug)]
 pub struct Traffic {
     stop: Arc<AtomicBool>,
@@ -74,12 +74,12 @@ pub struct Traffic {
 impl Traffic {
     /// Starts a client in a namespace, with a pause between requests.
     pub fn start(namespace: &Namespace, request: Request, pause: Duration) -> Result<Self> {
-        let patience = if request.kind.protocol() == "UDP" { PATIENCE_UDP } else { PATIENCE };
-        Self::with_patience(namespace, request, pause, patience)
+        let timeout = if request.kind.protocol() == "UDP" { TIMEOUT_UDP } else { TIMEOUT };
+        Self::with_timeout(namespace, request, pause, timeout)
     }
 
-    /// Starts a client that gives a request up after `patience`.
-    pub fn with_patience(namespace: &Namespace, request: Request, pause: Duration, patience: Duration) -> Result<Self> {
+    /// Starts a client with this time limit for each request.
+    pub fn with_timeout(namespace: &Namespace, request: Request, pause: Duration, timeout: Duration) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let answered = Arc::new(AtomicU64::new(0));
         let lost = Arc::new(AtomicU64::new(0));
@@ -87,10 +87,10 @@ impl Traffic {
         let client = namespace.spawn(move || {
             let mut tally = Tally::default();
             while !stopped.load(Ordering::Relaxed) {
-                ask(request, patience, &mut tally);
+                ask(request, timeout, &mut tally);
                 count.store(tally.answered, Ordering::Relaxed);
                 losses.store(tally.lost, Ordering::Relaxed);
-                // The rate of the traffic, not a wait for anything.
+                // This is the rate of the traffic, not a wait.
                 std::thread::park_timeout(pause);
             }
             Ok(tally)
@@ -98,7 +98,7 @@ impl Traffic {
         Ok(Self { stop, answered, lost, client: Some(client) })
     }
 
-    /// Requests answered so far.
+    /// Returns the number of answered requests so far.
     pub fn answered(&self) -> u64 {
         self.answered.load(Ordering::Relaxed)
     }
@@ -112,7 +112,7 @@ impl Traffic {
         })
     }
 
-    /// Waits until a request was lost, ever.
+    /// Waits until a request was lost since the start.
     pub fn wait_for_a_loss(&self, timeout: Duration) -> Result<()> {
         wait::until("a lost request", timeout, || {
             ensure!(self.lost.load(Ordering::Relaxed) > 0, "all {} answered", self.answered());
@@ -120,7 +120,7 @@ impl Traffic {
         })
     }
 
-    /// Stops after the request under way, and tells.
+    /// Stops after the current request, and returns the results.
     pub fn stop(mut self) -> Result<Tally> {
         self.join().unwrap_or_else(|| Err(anyhow!("the client was stopped before")))
     }
@@ -139,8 +139,8 @@ impl Drop for Traffic {
     }
 }
 
-fn ask(request: Request, patience: Duration, tally: &mut Tally) {
-    match request.send(patience) {
+fn ask(request: Request, timeout: Duration, tally: &mut Tally) {
+    match request.send(timeout) {
         Ok(answer) => {
             tally.answered += 1;
             *tally.by_pod.entry((answer.service, answer.pod)).or_default() += 1;

@@ -1,8 +1,8 @@
 //! A bulk transfer over TCP in both directions at once, checked by SHA-256 at both ends.
 //!
-//! The server names itself in a line, then sends back whatever it gets. When the client has ended its half, the server
-//! ends with the digest of what it has read; the client compares three: what it sent, what the server read, and what came
-//! back.
+//! The server identifies itself in a line, then sends back everything it gets. When the client has
+//! closed its half, the server ends with the digest of what it has read. The client compares three
+//! digests: of what it sent, of what the server read, and of what came back.
 
 use std::{
     fmt::Write as _,
@@ -21,16 +21,16 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{identity::Answer, netns::Namespace, wait};
 
-/// Bytes that are written at once.
+/// Bytes per write.
 const CHUNK: usize = 65_536;
-/// The longest that either side waits for a byte before it gives the transfer up.
+/// The time limit for a single byte, on both sides.
 const STALL: Duration = Duration::from_secs(20);
 /// The longest line.
 const MAX_LINE: u64 = 1_024;
 /// Characters of a digest in hexadecimal.
 const DIGEST: usize = 64;
 
-/// A transfer under way: it sends until it is finished.
+/// A running transfer: it sends until it is finished.
 #[derive(Debug)]
 pub struct Transfer {
     stop: Arc<AtomicBool>,
@@ -53,7 +53,7 @@ impl Transfer {
         Ok(Self { stop, returned, client: Some(client) })
     }
 
-    /// Waits until so many more bytes have come back; fails at once where the transfer has broken off.
+    /// Waits until this many more bytes have come back. Fails at once if the transfer has broken.
     pub fn wait_for_more(&mut self, bytes: u64, timeout: Duration) -> Result<()> {
         let wanted = self.returned.load(Ordering::Relaxed) + bytes;
         let broken = wait::until("a transfer's bytes", timeout, || {
@@ -68,7 +68,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Stops sending, waits for what is still to come back, and compares the digests.
+    /// Stops sending, waits for the rest to come back, and compares the digests.
     pub fn finish(mut self) -> Result<Answer> {
         self.join().unwrap_or_else(|| Err(anyhow!("the transfer has ended")))
     }
@@ -85,7 +85,8 @@ impl Drop for Transfer {
     }
 }
 
-/// Sends 64 KiB and gets them back, in the calling thread's network namespace; the connection may take `timeout`.
+/// Sends 64 KiB and gets them back, in the calling thread's network namespace. `timeout` limits the
+/// connection attempt.
 pub fn once(server: SocketAddr, timeout: Duration) -> Result<Answer> {
     exchange(connect(server, timeout)?, Duration::ZERO, &AtomicBool::new(true), &AtomicU64::new(0))
 }
@@ -97,7 +98,7 @@ fn connect(server: SocketAddr, timeout: Duration) -> Result<TcpStream> {
     Ok(stream)
 }
 
-/// The client's side.
+/// Runs the client's side.
 fn exchange(stream: TcpStream, pause: Duration, stop: &AtomicBool, returned: &AtomicU64) -> Result<Answer> {
     let mut writer = stream.try_clone()?;
     let mut reader = BufReader::with_capacity(CHUNK, stream);
@@ -118,14 +119,15 @@ fn exchange(stream: TcpStream, pause: Duration, stop: &AtomicBool, returned: &At
     })
 }
 
-/// Sends numbers without an order until it is stopped, and ends the stream; returns their digest.
+/// Sends pseudorandom numbers until it is stopped, then closes its half. Returns their digest.
 fn send(writer: &mut TcpStream, pause: Duration, stop: &AtomicBool) -> Result<String> {
     let mut hash = Sha256::new();
     let mut chunk = vec![0; CHUNK];
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     loop {
         for word in chunk.chunks_exact_mut(8) {
-            // Xorshift (Marsaglia 2003): no stretch of it repeats, so that a segment in a wrong place is seen.
+            // Xorshift (Marsaglia 2003): no part repeats, so a segment in a wrong place is
+            // detected.
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;
@@ -137,16 +139,17 @@ fn send(writer: &mut TcpStream, pause: Duration, stop: &AtomicBool) -> Result<St
             writer.shutdown(Shutdown::Write)?;
             return Ok(hex(&hash.finalize()));
         }
-        // The rate of the transfer, not a wait for anything.
+        // This is the rate of the transfer, not a wait.
         thread::park_timeout(pause);
     }
 }
 
-/// The digest of what came back, and the server's of what it read, which ends the stream.
+/// Returns the digest of what came back, and the server's digest of what it read, which ends the
+/// stream.
 fn receive(reader: &mut impl Read, returned: &AtomicU64) -> Result<(String, String)> {
     let mut hash = Sha256::new();
     let mut chunk = vec![0; CHUNK];
-    // The last bytes read so far: they are the server's digest if none follow.
+    // The last bytes read so far: the server's digest, if none follow.
     let mut tail = Vec::new();
     loop {
         let read = reader.read(&mut chunk)?;
@@ -163,7 +166,7 @@ fn receive(reader: &mut impl Read, returned: &AtomicU64) -> Result<(String, Stri
     Ok((hex(&hash.finalize()), String::from_utf8(tail).context("the server's digest")?))
 }
 
-/// The server's side of one connection.
+/// Runs the server's side of one connection.
 pub fn serve(stream: TcpStream, answer: &Answer) -> Result<()> {
     stream.set_read_timeout(Some(STALL))?;
     stream.set_write_timeout(Some(STALL))?;
@@ -202,7 +205,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that puts `change` between what it reads and what it sends back, all of it at once.
+    /// Starts a server that applies `change` to what it read and sends it back at once.
     fn server(change: impl Fn(&mut [u8]) + Send + 'static) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();

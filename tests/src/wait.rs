@@ -1,4 +1,4 @@
-//! Waiting for a condition, never for a duration.
+//! Waits for conditions, never for durations.
 
 use std::{
     thread,
@@ -7,11 +7,11 @@ use std::{
 
 use anyhow::{Result, anyhow};
 
-/// How often a condition that cannot be waited on is looked at.
+/// The interval between checks of a condition.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Looks at a condition until it yields something or `timeout` is over; the error says what was awaited and why the last
-/// look failed.
+/// Checks a condition until it returns a value or `timeout` has passed. The error names the
+/// condition and the last check's failure.
 pub fn until<T>(what: &str, timeout: Duration, mut look: impl FnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     loop {

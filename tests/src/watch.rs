@@ -1,15 +1,16 @@
-//! What clients see of an address while something happens to it: requests of four kinds, one of each every 10 ms.
+//! Observes a VIP with several clients while something happens to it: requests of four kinds, one
+//! of each every 10 ms.
 //!
 //! | | client | asks |
 //! | --- | --- | --- |
-//! | [`View::warm`] | the first | by UDP; its kernel knows the address's MAC, until an announcement tells it another |
+//! | [`View::warm`] | the first | by UDP; its kernel keeps the MAC until an announcement changes it |
 //! | [`View::connections`] | the first | for a TCP connection, likewise |
-//! | [`View::anew`] | the second | by UDP; its kernel is made to forget the MAC whenever it knows it, so that it asks for each datagram |
-//! | [`View::questions`] | the third | by ARP, so that it is seen who answers |
+//! | [`View::anew`] | the second | by UDP; its kernel is made to forget the MAC, so it asks for each datagram |
+//! | [`View::arp_requests`] | the third | by ARP, so that it is seen who answers |
 
+mod arp_requests;
 mod connections;
 mod datagrams;
-mod questions;
 mod series;
 
 use std::{
@@ -25,18 +26,18 @@ use std::{
 use anyhow::{Context as _, Result, anyhow, ensure};
 use pnet::util::MacAddr;
 
-pub use self::{questions::Questions, series::Series};
+pub use self::{arp_requests::ArpRequests, series::Series};
 use crate::{lan::Lan, netns::Namespace, wait};
 
-/// Between the requests of a kind.
+/// The pause between requests of a kind.
 pub const PAUSE: Duration = Duration::from_millis(10);
-/// An answer that takes longer is none. A SYN is sent again after a second.
+/// The time limit of a request. A SYN is repeated only after a second.
 const GRACE: Duration = Duration::from_millis(900);
 
-/// Clients that a [`Watch`] needs.
+/// The number of clients that a [`Watch`] needs.
 pub const CLIENTS: u8 = 3;
 
-/// What is shared between the thread that asks and who looks on.
+/// The state that a client's thread shares with its observer.
 #[derive(Debug)]
 struct Shared<T> {
     stop: Arc<AtomicBool>,
@@ -59,7 +60,7 @@ impl<T> Shared<T> {
     }
 }
 
-/// One of the clients at work.
+/// A running client.
 #[derive(Debug)]
 struct Asker<T> {
     shared: Shared<T>,
@@ -77,7 +78,7 @@ impl<T: Clone + Default + Send + 'static> Asker<T> {
         Ok(Self { thread: Some(namespace.spawn(move || ask(&theirs))?), shared })
     }
 
-    /// What was seen, once [`Shared::stop`] is set.
+    /// Returns the results, after [`Shared::stop`] is set.
     fn finish(&mut self) -> Result<T> {
         self.join()?;
         Ok(self.shared.lock().clone())
@@ -90,7 +91,7 @@ impl<T> Asker<T> {
         thread.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|_| Err(anyhow!("a watching client panicked"))))
     }
 
-    /// Fails if it has ended early.
+    /// Fails if the client has ended early.
     fn check(&mut self) -> Result<()> {
         if self.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.join().context("a watching client gave up")?;
@@ -106,32 +107,32 @@ impl<T> Drop for Asker<T> {
     }
 }
 
-/// Clients that ask until they are stopped.
+/// Clients that send requests until they are stopped.
 #[derive(Debug)]
 pub struct Watch {
     stop: Arc<AtomicBool>,
     warm: Asker<Series>,
     anew: Asker<Series>,
     connections: Asker<Series>,
-    questions: Asker<Questions>,
+    arp_requests: Asker<ArpRequests>,
 }
 
-/// What they saw.
+/// The results.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Datagrams of a client that knows the MAC.
+    /// Datagrams of a client that knows the VIP's MAC.
     pub warm: Series,
-    /// Datagrams of a client that asks for it each time.
+    /// Datagrams of a client that resolves the MAC each time.
     pub anew: Series,
-    /// TCP connections of a client that knows it.
+    /// TCP connections of a client that knows the MAC.
     pub connections: Series,
     /// ARP requests.
-    pub questions: Questions,
+    pub arp_requests: ArpRequests,
 }
 
 impl Watch {
-    /// Begins to ask for an address: a UDP echo server at one port, and whatever takes TCP connections at the other. The LAN
-    /// has [`CLIENTS`].
+    /// Starts the clients for an address, with a UDP echo server at one port and a TCP server at
+    /// the other. The LAN has [`CLIENTS`] clients.
     pub fn start(lan: &Lan, vip: Ipv4Addr, udp: u16, tcp: u16) -> Result<Self> {
         let [first, second, third, ..] = lan.clients.as_slice() else {
             anyhow::bail!("a watch takes {CLIENTS} clients")
@@ -147,12 +148,12 @@ impl Watch {
             connections: Asker::start(first.namespace(), &stop, move |shared| {
                 connections::ask(SocketAddrV4::new(vip, tcp), shared)
             })?,
-            questions: Asker::start(third.namespace(), &stop, move |shared| questions::ask(vip, shared))?,
+            arp_requests: Asker::start(third.namespace(), &stop, move |shared| arp_requests::ask(vip, shared))?,
             stop,
         })
     }
 
-    /// Waits until so many more requests of each kind were answered, one after the other.
+    /// Waits until this many more requests of each kind were answered, one after the other.
     pub fn wait_for_answers(&mut self, count: usize, timeout: Duration) -> Result<()> {
         let begin = Instant::now();
         wait::until("answers to each kind of requests", timeout, || {
@@ -163,65 +164,65 @@ impl Watch {
         .and_then(|()| self.check())
     }
 
-    /// Of each kind.
+    /// Returns the number of answered requests of each kind.
     fn answered_since(&self, begin: Instant) -> [usize; 4] {
         [
             self.warm.shared.lock().answered_since(begin),
             self.anew.shared.lock().answered_since(begin),
             self.connections.shared.lock().answered_since(begin),
-            self.questions.shared.lock().answered_since(begin),
+            self.arp_requests.shared.lock().answered_since(begin),
         ]
     }
 
-    /// Waits until another MAC than this one is the answer to an ARP request that is asked from now on.
+    /// Waits until another MAC than this one answers an ARP request that is sent from now on.
     pub fn wait_for_another(&mut self, than: MacAddr, timeout: Duration) -> Result<MacAddr> {
         let begin = Instant::now();
         wait::until(&format!("another answer than {than}"), timeout, || {
-            let questions = self.questions.shared.lock();
-            questions.answers_since(begin).find(|mac| *mac != than).context("there is none")
+            let arp_requests = self.arp_requests.shared.lock();
+            arp_requests.answers_since(begin).find(|mac| *mac != than).context("there is none")
         })
     }
 
-    /// Who answered ARP requests so far, in their order.
+    /// Returns the MACs that answered ARP requests so far, in order.
     pub fn leaders(&self) -> Vec<MacAddr> {
-        self.questions.shared.lock().leaders()
+        self.arp_requests.shared.lock().leaders()
     }
 
     fn check(&mut self) -> Result<()> {
         [&mut self.warm, &mut self.anew, &mut self.connections].into_iter().try_for_each(Asker::check)?;
-        self.questions.check()
+        self.arp_requests.check()
     }
 
-    /// Stops asking, and waits a moment for the last answers.
+    /// Stops sending, waits a moment for the last answers, and returns the results.
     pub fn stop(mut self) -> Result<View> {
         self.stop.store(true, Ordering::Relaxed);
         Ok(View {
             warm: self.warm.finish()?,
             anew: self.anew.finish()?,
             connections: self.connections.finish()?,
-            questions: self.questions.finish()?,
+            arp_requests: self.arp_requests.finish()?,
         })
     }
 }
 
 impl View {
-    /// That every datagram and every connection was answered; an ARP request that falls between two leaders is asked again
-    /// by any kernel.
+    /// Checks that every datagram and every connection was answered. Kernels repeat an ARP request
+    /// that falls between two leaders, so these do not count.
     pub fn check_nothing_lost(&self) -> Result<()> {
         self.check_nothing_lost_by_who_knows_the_mac()?;
         check_nothing_lost("datagrams of who asks anew", &self.anew)
     }
 
-    /// The same of clients that need not ask.
+    /// Checks the same for clients that know the MAC.
     pub fn check_nothing_lost_by_who_knows_the_mac(&self) -> Result<()> {
         check_nothing_lost("datagrams", &self.warm)?;
         check_nothing_lost("connections", &self.connections)
     }
 
-    /// That nobody's request was answered by two nodes, and that the answers came from these nodes, one after the other and none
-    /// of them again.
+    /// Checks that no request was answered by two nodes, and that exactly these nodes answered, one
+    /// after the other.
     pub fn check_leaders(&self, expected: &[MacAddr]) -> Result<()> {
-        let (twice, leaders) = (self.questions.answered_twice(), self.questions.leaders());
+        let (twice, leaders) = (self.arp_requests.answered_twice(), self.arp_requests.leaders());
         ensure!(twice == 0, "{twice} requests were answered by two nodes; they answered in this order: {leaders:?}");
         ensure!(leaders == expected, "{leaders:?} answered one after the other, and not {expected:?}");
         Ok(())
@@ -229,7 +230,7 @@ impl View {
 }
 
 fn check_nothing_lost(kind: &str, series: &Series) -> Result<()> {
-    let (lost, asked) = (series.lost(), series.asked());
+    let (lost, asked) = (series.lost(), series.count());
     ensure!(lost == 0 && asked > 0, "{lost} of {asked} {kind} were lost, nothing came back for {:?}", series.outage());
     Ok(())
 }

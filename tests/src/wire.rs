@@ -1,4 +1,4 @@
-//! What passes an interface, in both directions; frames that no socket would send; and what a namespace has reset.
+//! Observes an interface in both directions, sends raw frames, and counts resets of a namespace.
 
 use std::{fs, net::IpAddr, time::Duration};
 
@@ -16,22 +16,23 @@ use pnet::{
 
 use crate::{arp, netns::Namespace};
 
-/// A silence of this length ends a look at the wire: a hop takes microseconds.
+/// A silence of this length ends an observation: a hop takes microseconds.
 const QUIET: Duration = Duration::from_millis(20);
 
-/// A packet socket on an interface. It keeps a few hundred frames.
+/// A packet socket on an interface. It buffers a few hundred frames.
 pub struct Tap {
     receiver: Box<dyn DataLinkReceiver>,
 }
 
 impl Tap {
-    /// Begins to listen on an interface.
+    /// Opens the socket on an interface.
     pub fn open(namespace: &Namespace, interface: &str) -> Result<Self> {
         let (_, receiver) = namespace.run(|| arp::open(&arp::interface(interface)?, QUIET))?;
         Ok(Self { receiver })
     }
 
-    /// How many segments and datagrams to an address passed since the last look (or the opening), once the wire is quiet.
+    /// Returns how many segments and datagrams to an address passed since the last call (or the
+    /// opening), once the wire is quiet.
     pub fn packets_to(&mut self, address: IpAddr) -> Result<usize> {
         let mut count = 0;
         loop {
@@ -45,7 +46,7 @@ impl Tap {
     }
 }
 
-/// Sends a frame so many times from an interface.
+/// Sends a frame this many times from an interface.
 pub fn send(namespace: &Namespace, interface: &str, frame: &[u8], times: usize) -> Result<()> {
     namespace.run(|| {
         let (mut sender, _) = arp::open(&arp::interface(interface)?, QUIET)?;
@@ -53,9 +54,10 @@ pub fn send(namespace: &Namespace, interface: &str, frame: &[u8], times: usize) 
     })
 }
 
-/// How many TCP segments with RST a network namespace has sent, ever: `tcpOutRsts` (RFC 4022), of both families.
+/// Returns how many TCP segments with RST a network namespace has sent: `tcpOutRsts` (RFC 4022), of
+/// both families.
 pub fn resets(namespace: &Namespace) -> Result<u64> {
-    // `/proc/net` would be the network namespace of the process' first thread.
+    // `/proc/net` would show the network namespace of the process's first thread.
     let text =
         namespace.run(|| fs::read_to_string("/proc/thread-self/net/snmp").context("cannot read the counters"))?;
     let mut rows = text.lines().filter_map(|line| line.strip_prefix("Tcp: "));
@@ -65,7 +67,8 @@ pub fn resets(namespace: &Namespace) -> Result<u64> {
     Ok(value.parse()?)
 }
 
-/// Of a TCP segment or UDP datagram. ICMP is another matter: routers tell of a better way by it.
+/// Returns the destination of a TCP segment or UDP datagram. ICMP does not count: routers send
+/// redirects.
 fn destination(frame: &[u8]) -> Option<IpAddr> {
     let ethernet = EthernetPacket::new(frame)?;
     let (protocol, destination) = match ethernet.get_ethertype() {

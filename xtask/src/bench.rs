@@ -1,4 +1,4 @@
-//! `cargo xtask bench`.
+//! `cargo xtask bench`: builds the bench and runs it.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -6,17 +6,18 @@ use anyhow::{Context, Result};
 
 use crate::{capabilities, setup, workspace};
 
-/// Parts of the bench that compare vipmux with no program that is not there.
+/// Parts of the bench that need no other program to compare with.
 const OTHER_PARTS: [&str; 4] = ["packets", "forwarding", "sync", "allocate"];
 
-/// Builds the bench with optimisations and becomes it; stdout is the bench's alone, for `--json`.
+/// Builds the bench with optimizations, then executes it. Only the bench writes to stdout, for
+/// `--json`.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
     capabilities::require("bench")?;
     setup::network_tests()?;
     if !options.iter().any(|option| OTHER_PARTS.iter().any(|part| option == part)) {
         setup::comparison();
     }
-    workspace::say("building the bench");
+    workspace::progress("building the bench");
     let package = ["build", "--release", "-p", "vipmux", "-p", "vipmux-tests", "--bins"];
     workspace::prepare(workspace::cargo(package).args(workspace::locked()))?;
     let bench = workspace::target_folder()?.join("release/bench");

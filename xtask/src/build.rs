@@ -1,10 +1,10 @@
-//! `cargo xtask build`.
+//! `cargo xtask build`: builds the workspace.
 
 use anyhow::Result;
 
 use crate::{setup, workspace};
 
-/// Builds the workspace; the BPF programs are built and embedded by the agent's build script.
+/// Builds the workspace. The datapath crate's build script builds and embeds the BPF programs.
 pub(crate) fn run(release: bool) -> Result<()> {
     setup::bpf_toolchain()?;
     let profile: &[&str] = if release { &["--release"] } else { &[] };

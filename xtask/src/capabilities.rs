@@ -1,20 +1,22 @@
-//! What this process may do: network namespaces and BPF programs take more than an ordinary user has.
+//! Checks this process's capabilities: an ordinary user cannot make network namespaces or load BPF
+//! programs.
 
 use std::fs;
 
 use anyhow::{Context, Result, bail};
 
-/// Capabilities that making network namespaces and loading BPF programs take, by their bit (`linux/capability.h`).
+/// Capabilities needed for network namespaces and BPF programs, with their bits
+/// (`linux/capability.h`).
 const CAPABILITIES: [(u32, &str); 4] =
     [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN"), (39, "CAP_BPF")];
 
-/// Those of [`CAPABILITIES`] that this process lacks.
+/// Returns the [`CAPABILITIES`] that this process lacks.
 pub(crate) fn missing() -> Result<Vec<&'static str>> {
     let status = fs::read_to_string("/proc/self/status").context("cannot read /proc/self/status")?;
     Ok(missing_in(effective(&status).context("no CapEff in /proc/self/status")?))
 }
 
-/// Fails, before anything long is started, where `command` could not do its work.
+/// Fails early if `command` could not do its work for lack of capabilities.
 pub(crate) fn require(command: &str) -> Result<()> {
     let missing = missing()?;
     if !missing.is_empty() {

@@ -1,4 +1,4 @@
-//! `cargo xtask demo`.
+//! `cargo xtask demo`: builds the demo and runs it.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -6,11 +6,12 @@ use anyhow::{Context, Result};
 
 use crate::{capabilities, setup, workspace};
 
-/// Builds the agent and the demo, and becomes the demo: so a Ctrl-C is the demo's, which then removes what it made.
+/// Builds the agent and the demo, then executes the demo. So the demo itself gets Ctrl-C, and
+/// removes what it made.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
     capabilities::require("demo")?;
     setup::network_tests()?;
-    workspace::say("building the agent and the demo");
+    workspace::progress("building the agent and the demo");
     let packages = ["build", "-p", "vipmux", "-p", "vipmux-tests"];
     let programs = ["--bin", "vipmux", "--bin", "demo", "--bin", "pod"];
     workspace::prepare(workspace::cargo(packages).args(programs).args(workspace::locked()))?;

@@ -1,4 +1,4 @@
-//! `cargo xtask fuzz`.
+//! `cargo xtask fuzz`: builds and runs the fuzz targets.
 
 use std::{ffi::OsString, fs, path::Path, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{capabilities, setup, workspace};
 /// The fuzz targets' workspace.
 pub(crate) const MANIFEST: &str = "tests/fuzz/Cargo.toml";
 
-/// What is fuzzed.
+/// A fuzz target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Target {
     /// Frames, through the BPF programs in the kernel
@@ -28,7 +28,7 @@ impl Target {
         }
     }
 
-    /// Inputs that are longer differ from these in nothing but a frame's payload, or in the number of annotations.
+    /// The longest useful input. Longer inputs only add payload to a frame, or more annotations.
     const fn longest(self) -> usize {
         match self {
             Self::Frames => 1_600,
@@ -36,30 +36,31 @@ impl Target {
         }
     }
 
-    /// Whether it takes a kernel, and rights in it.
+    /// Returns whether the target needs the kernel, and capabilities.
     const fn takes_the_kernel(self) -> bool {
         matches!(self, Self::Frames)
     }
 }
 
-/// Gives the targets, all of them unless some are named, arbitrary inputs for so many seconds each. What it finds
-/// interesting stays in `target/fuzz/TARGET`, so that the next run goes on from there; an input that fails is written to
-/// `target/fuzz`.
+/// Runs each target (all, if none is named) on arbitrary inputs for this many seconds. Interesting
+/// inputs stay in `target/fuzz/TARGET`, so the next run continues from them. A failing input is
+/// written to `target/fuzz`.
 ///
-/// No cargo-fuzz, which wants a nightly: nothing here is instrumented, and the targets tell libFuzzer what they cover.
+/// cargo-fuzz is not used: it needs a nightly. Nothing here is instrumented. The targets report
+/// their coverage to libFuzzer themselves.
 pub(crate) fn run(seconds: u32, targets: &[Target]) -> Result<()> {
     let targets = if targets.is_empty() { Target::value_variants() } else { targets };
     if targets.iter().any(|target| target.takes_the_kernel()) {
         capabilities::require("fuzz")?;
         setup::packet_tests()?;
     }
-    // The agent's build script builds the BPF programs, whatever is fuzzed.
+    // The datapath crate's build script builds the BPF programs for every target.
     setup::bpf_toolchain()?;
     setup::cpp_compiler()?;
-    workspace::say("building the fuzz targets");
+    workspace::progress("building the fuzz targets");
     let folder = workspace::target_folder()?;
     let mut build = workspace::cargo(["build", "--manifest-path", MANIFEST, "--bins", "--target-dir"]);
-    // The same folder: most of what they depend on is built already.
+    // The same target folder: most dependencies are built already.
     workspace::prepare(build.arg(&folder).args(workspace::locked()))?;
     targets.iter().try_for_each(|target| fuzz(*target, seconds, &folder))
 }
@@ -69,7 +70,7 @@ fn fuzz(target: Target, seconds: u32, folder: &Path) -> Result<()> {
     let (kept, corpus) = (folder.join("fuzz"), folder.join("fuzz").join(name));
     fs::create_dir_all(&corpus).with_context(|| format!("cannot make {}", corpus.display()))?;
     workspace::run(Command::new(folder.join("debug/seeds")).arg(name).arg(&corpus))?;
-    workspace::say(&format!("fuzzing {name} for {seconds} s"));
+    workspace::progress(&format!("fuzzing {name} for {seconds} s"));
     let mut fuzzer = Command::new(folder.join("debug").join(name));
     fuzzer.arg(format!("-max_total_time={seconds}")).arg(format!("-max_len={}", target.longest()));
     fuzzer.arg(format!("-artifact_prefix={}/", kept.display()));
@@ -79,8 +80,6 @@ fn fuzz(target: Target, seconds: u32, folder: &Path) -> Result<()> {
         dictionary.push(words);
         fuzzer.arg(dictionary);
     }
-    let hint = format!(
-        "an input broke a rule: it is in the file that libFuzzer names, and `target/debug/{name} FILE` runs it again"
-    );
+    let hint = format!("an input failed: libFuzzer names its file, and `target/debug/{name} FILE` runs it again");
     workspace::run(fuzzer.arg(&corpus)).context(hint)
 }

@@ -1,10 +1,11 @@
-//! `cargo xtask generate`.
+//! `cargo xtask generate`: writes the generated files.
 
 use anyhow::Result;
 
 use crate::{setup, workspace};
 
-/// Writes the files that follow from the code: the tests that otherwise compare them do it.
+/// Writes the files that are generated from the code. The tests that compare these files write them
+/// if `BLESS` is set.
 pub(crate) fn run() -> Result<()> {
     setup::bpf_toolchain()?;
     let mut test =

@@ -1,4 +1,4 @@
-//! `cargo xtask image`: the files of the container image, and the image where there is a program that makes one.
+//! `cargo xtask image`: makes the container image's files, and the image if a builder is installed.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -12,19 +12,20 @@ use anyhow::{Context, Result};
 
 use crate::{setup, workspace};
 
-/// What the image holds beside its one program: folders that Pods mount into.
+/// Folders of the image that Pods mount into. Everything else is the one program.
 const FOLDERS: [&str; 8] = ["dev", "etc/vipmux", "proc", "run/vipmux", "sys", "tmp", "usr/bin", "var/lib/vipmux"];
-/// The terms, of the program and of the BPF programs in it.
-const LICENCES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "ebpf/LICENSE-GPL-2.0"];
-/// Where they are to be.
-const LICENCE_FOLDER: &str = "usr/share/licenses/vipmux";
-/// What container runtimes take `vipmux` for. An archive is imported by the very name that it has, and buildah would leave it short.
+/// Licenses of the program and of its BPF programs.
+const LICENSES: [&str; 3] = ["LICENSE-APACHE", "LICENSE-MIT", "ebpf/LICENSE-GPL-2.0"];
+/// The folder of the licenses in the image.
+const LICENSE_FOLDER: &str = "usr/share/licenses/vipmux";
+/// The image's full name, as container runtimes expand `vipmux`. An archive is imported under
+/// exactly this name, and buildah would keep it short.
 const NAME: &str = "docker.io/library/vipmux";
-/// Programs that make an image of a Dockerfile, the one to prefer first, each with a command that tells whether it can: docker is
-/// nothing without its daemon.
+/// Programs that build an image from a Dockerfile, in order of preference, each with a command that
+/// succeeds if it works. Docker does not work without its daemon.
 const BUILDERS: [(&str, &str); 3] = [("buildah", "--version"), ("podman", "--version"), ("docker", "info")];
 
-/// How the program is compiled.
+/// A profile to compile the program with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
     /// For a cluster.
@@ -33,13 +34,13 @@ pub(crate) enum Profile {
     Dev,
 }
 
-/// Makes the image's files, and the image, tagged with the version, if this machine can.
+/// Makes the image's files. Builds the image, tagged with the version, if this machine can.
 pub(crate) fn run() -> Result<()> {
     let context = context(Profile::Release)?;
     let tag = format!("{NAME}:{}", env!("CARGO_PKG_VERSION"));
     let Some(builder) = builder() else {
-        workspace::say(&format!(
-            "neither buildah nor podman nor a docker daemon here: the image's files are in {}; where there is one, run \
+        workspace::progress(&format!(
+            "found no buildah, podman or docker daemon; the image's files are in {}; on a machine with one, run \
              `docker build --file deploy/Dockerfile --tag {tag} {}`",
             context.join("root").display(),
             context.display()
@@ -47,15 +48,15 @@ pub(crate) fn run() -> Result<()> {
         return Ok(());
     };
     let archive = context.join(format!("vipmux-{}.tar", env!("CARGO_PKG_VERSION")));
-    workspace::say(&format!("building the image {tag} with {builder}"));
+    workspace::progress(&format!("building the image {tag} with {builder}"));
     workspace::run(&mut build(builder, &tag, &context))?;
     remove(&archive)?;
     workspace::run(&mut save(builder, &tag, &archive))?;
-    workspace::say(&format!("the image is {tag}, and {}", archive.display()));
+    workspace::progress(&format!("image: {tag}, archive: {}", archive.display()));
     Ok(())
 }
 
-/// Makes the context of the image's build, and in it the image's files, `root`.
+/// Makes the context of the image's build. The image's files are in its folder `root`.
 pub(crate) fn context(profile: Profile) -> Result<PathBuf> {
     setup::bpf_toolchain()?;
     let triple = setup::static_target()?;
@@ -79,7 +80,8 @@ impl Profile {
     }
 }
 
-/// Without debug information, most of which is of the libraries.
+/// Returns the command that compiles the program. A release has no debug information: most of it is
+/// about libraries.
 fn compile(triple: &str, profile: Profile, target: &Path) -> Command {
     let mut cargo = workspace::cargo(["build", "-p", "vipmux", "--bin", "vipmux", "--target", triple]);
     cargo.args(workspace::locked()).arg("--target-dir").arg(target);
@@ -89,17 +91,17 @@ fn compile(triple: &str, profile: Profile, target: &Path) -> Command {
     cargo
 }
 
-/// Puts the files together, in the place of what is there.
+/// Puts the image's files into `root`, and replaces what is there.
 fn assemble(program: &Path, root: &Path) -> Result<()> {
     remove(root)?;
-    for folder in FOLDERS.iter().chain([&LICENCE_FOLDER]) {
+    for folder in FOLDERS.iter().chain([&LICENSE_FOLDER]) {
         let path = root.join(folder);
         fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
     }
     put(program, &root.join("usr/bin/vipmux"), 0o755)?;
-    for licence in LICENCES {
-        let name = Path::new(licence).file_name().unwrap_or(OsStr::new(licence));
-        put(&workspace::root().join(licence), &root.join(LICENCE_FOLDER).join(name), 0o644)?;
+    for license in LICENSES {
+        let name = Path::new(license).file_name().unwrap_or(OsStr::new(license));
+        put(&workspace::root().join(license), &root.join(LICENSE_FOLDER).join(name), 0o644)?;
     }
     Ok(())
 }
@@ -112,7 +114,7 @@ fn put(source: &Path, target: &Path, mode: u32) -> Result<()> {
     copy().with_context(|| format!("cannot copy {} to {}", source.display(), target.display()))
 }
 
-/// Removes a file or folder that may not be there.
+/// Removes a file or folder if it exists.
 fn remove(path: &Path) -> Result<()> {
     let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
     match removed {
@@ -123,7 +125,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// A program of this machine that can make an image.
+/// Returns an installed program that can build an image.
 fn builder() -> Option<&'static str> {
     let works = |(builder, question): &(&str, &str)| {
         setup::find_program(builder).is_some_and(|path| workspace::succeeds(Command::new(path).arg(question)))
@@ -138,7 +140,7 @@ fn build(builder: &str, tag: &str, context: &Path) -> Command {
     command
 }
 
-/// Into a file that every container runtime can load.
+/// Returns the command that saves the image to a file which every container runtime can load.
 fn save(builder: &str, tag: &str, archive: &Path) -> Command {
     let mut command = Command::new(builder);
     match builder {
@@ -159,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_files_are_the_program_the_licences_and_empty_folders() {
+    fn the_files_are_the_program_the_licenses_and_empty_folders() {
         let folder = std::env::temp_dir().join(format!("vipmux-xtask-image-{}", std::process::id()));
         let (program, root) = (folder.join("program"), folder.join("root"));
         fs::create_dir_all(root.join("of-another-time")).unwrap();
@@ -174,8 +176,8 @@ mod tests {
         }
         files.sort();
         let names: Vec<_> = files.iter().map(|file| file.strip_prefix(&root).unwrap().to_str().unwrap()).collect();
-        let licences = "usr/share/licenses/vipmux/LICENSE-";
-        let expected = ["APACHE", "GPL-2.0", "MIT"].map(|name| format!("{licences}{name}"));
+        let licenses = "usr/share/licenses/vipmux/LICENSE-";
+        let expected = ["APACHE", "GPL-2.0", "MIT"].map(|name| format!("{licenses}{name}"));
         assert_eq!(names[0], "usr/bin/vipmux");
         assert_eq!(names[1..], expected);
         assert_eq!(fs::metadata(&files[0]).unwrap().permissions().mode() & 0o777, 0o755);
@@ -185,7 +187,7 @@ mod tests {
 
     #[test]
     fn the_archive_is_one_that_runtimes_load() {
-        let shown = |builder| workspace::shown(&save(builder, "vipmux:1", Path::new("/a.tar")));
+        let shown = |builder| workspace::command_line(&save(builder, "vipmux:1", Path::new("/a.tar")));
         assert_eq!(shown("buildah"), "buildah push --quiet vipmux:1 oci-archive:/a.tar:vipmux:1");
         assert_eq!(shown("podman"), "podman save --format oci-archive --output /a.tar vipmux:1");
         assert_eq!(shown("docker"), "docker save --output /a.tar vipmux:1");

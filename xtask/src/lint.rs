@@ -1,6 +1,6 @@
-//! `cargo xtask lint`: every check runs, whatever the others say, and the summary names those that failed.
+//! `cargo xtask lint`: runs every check, even if one fails, and names the failed ones in a summary.
 
-mod purity;
+mod layers;
 
 use std::{process::Command, time::Instant};
 
@@ -14,18 +14,18 @@ use crate::{
     workspace,
 };
 
-/// A check.
+/// A check to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Check {
     /// rustfmt, for the workspace, the BPF crate and the fuzz target
     Fmt,
-    /// The pure modules mention no I/O, clock, runtime, randomness or hash order
-    Purity,
+    /// Which crate depends on which; the pure ones reach no runtime, kernel or cluster
+    Layers,
     /// Spelling
     Typos,
     /// Dependencies that nothing uses
     Machete,
-    /// Licences, duplicates and sources of the dependencies
+    /// Licenses, duplicates and sources of the dependencies
     Deny,
     /// clippy for the workspace
     Clippy,
@@ -37,7 +37,7 @@ pub(crate) enum Check {
     Docs,
 }
 
-/// Runs `checks` (all, if none is named); an error if one failed.
+/// Runs `checks` (all, if none is named). Fails if one of them failed.
 pub(crate) fn run(checks: &[Check]) -> Result<()> {
     let mut checks = if checks.is_empty() { Check::value_variants() } else { checks }.to_vec();
     checks.sort_unstable();
@@ -45,12 +45,12 @@ pub(crate) fn run(checks: &[Check]) -> Result<()> {
     prepare(&checks)?;
     let mut rows = Vec::new();
     for check in checks {
-        workspace::say(&format!("check {}", check.name()));
+        workspace::progress(&format!("check {}", check.name()));
         let start = Instant::now();
         let outcome = check.run().map_or_else(Outcome::Failed, |()| Outcome::Passed);
         rows.push((check.name(), outcome, workspace::seconds(start.elapsed())));
     }
-    summary::tell("lint", &rows, workspace::in_ci())
+    summary::print("lint", &rows, workspace::in_ci())
 }
 
 /// Installs what the checks need.
@@ -58,7 +58,7 @@ fn prepare(checks: &[Check]) -> Result<()> {
     setup::components()?;
     let tools: Vec<_> = checks.iter().filter_map(|check| check.tool()).collect();
     setup::lint_tools(&tools)?;
-    // clippy and rustdoc run the agent's build script, which builds the BPF programs.
+    // clippy and rustdoc run the datapath crate's build script, which builds the BPF programs.
     if [Check::Clippy, Check::ClippyFuzz, Check::Docs].iter().any(|check| checks.contains(check)) {
         setup::bpf_toolchain()?;
     }
@@ -78,7 +78,7 @@ impl Check {
             Self::Deny => Some(LintTool::DENY),
             Self::Machete => Some(LintTool::MACHETE),
             Self::Typos => Some(LintTool::TYPOS),
-            Self::Fmt | Self::Purity | Self::Clippy | Self::ClippyBpf | Self::ClippyFuzz | Self::Docs => None,
+            Self::Fmt | Self::Layers | Self::Clippy | Self::ClippyBpf | Self::ClippyFuzz | Self::Docs => None,
         }
     }
 
@@ -89,7 +89,7 @@ impl Check {
                 workspace::cargo(["fmt", "--manifest-path", "ebpf/Cargo.toml", "--check"]),
                 workspace::cargo(["fmt", "--manifest-path", fuzz::MANIFEST, "--check"]),
             ]),
-            Self::Purity => purity::check(&workspace::root()),
+            Self::Layers => layers::check(),
             Self::Typos => all([LintTool::TYPOS.command()?]),
             Self::Machete => {
                 let mut command = LintTool::MACHETE.command()?;
@@ -122,13 +122,13 @@ impl Check {
     }
 }
 
-/// Runs them all and fails if one did.
+/// Runs all commands. Fails if one failed.
 fn all(commands: impl IntoIterator<Item = Command>) -> Result<()> {
     let results: Vec<_> = commands.into_iter().map(|mut command| workspace::run(&mut command)).collect();
     results.into_iter().collect()
 }
 
-/// cargo-deny without its advisories, whose database is not on crates.io.
+/// Returns a cargo-deny command without its advisories, whose database is not on crates.io.
 fn deny(options: &[&str]) -> Result<Command> {
     let mut command = LintTool::DENY.command()?;
     command.args(["--locked", "--config", "deny.toml", "--log-level", "warn"]).args(options);
@@ -136,8 +136,9 @@ fn deny(options: &[&str]) -> Result<Command> {
     Ok(command)
 }
 
-/// clippy on the BPF crate, for the host: clippy belongs to the host's toolchain, which has no `core` for the BPF
-/// target, and aya-ebpf compiles for either. Aborting on panic spares the unwinder that the host would ask for.
+/// Returns the clippy command for the BPF crate. It checks for the host: clippy belongs to the
+/// host's toolchain, which has no `core` for the BPF target, and aya-ebpf compiles for both. With
+/// `panic = "abort"` the host needs no unwinder.
 fn clippy_bpf() -> Result<Command> {
     let mut command = workspace::cargo(["clippy", "--manifest-path", "ebpf/Cargo.toml", "--bins"]);
     command.args(workspace::locked()).arg("--target-dir").arg(workspace::target_folder()?.join("ebpf-clippy"));

@@ -1,6 +1,6 @@
 //! vipmux's build, test, demo and lint commands: `cargo xtask help`.
 //!
-//! This binary is what installs the BPF toolchain, so it depends on no crate that needs one.
+//! This binary installs the BPF toolchain, so it depends on no crate that needs one.
 
 mod bench;
 mod build;
@@ -14,7 +14,7 @@ mod setup;
 mod sim;
 mod summary;
 mod test;
-#[path = "../../agent/build/toolchain.rs"]
+#[path = "../../agent/datapath/build/toolchain.rs"]
 mod toolchain;
 mod vm;
 mod workspace;
@@ -23,7 +23,8 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
 
-/// Builds, tests and shows vipmux. Each command first installs what it misses (as root), and says what.
+/// Builds, tests and demonstrates vipmux. Each command first installs what it needs (as root), and
+/// says so.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", disable_version_flag = true)]
 struct Arguments {
@@ -33,64 +34,71 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Install the BPF toolchain and what the tests need, Kubernetes included, and mount bpffs; does nothing when all is there
+    /// Install the BPF toolchain and what the tests need, including Kubernetes, and mount bpffs.
+    /// Does nothing if everything is there
     Setup,
     /// Build every crate and the BPF programs
     Build {
-        /// Build with optimisations
+        /// Build with optimizations
         #[arg(long)]
         release: bool,
     },
-    /// Run the test suites, all of them unless some are named
+    /// Run the test suites (all, if none is named)
     Test {
         /// The suites to run
         #[arg(value_name = "SUITE")]
         suites: Vec<test::Suite>,
     },
-    /// Run the main job in network namespaces: three nodes, one VIP, five Services; no cluster needed
+    /// Demonstrate vipmux in network namespaces: three nodes, one VIP, five Services. Needs no
+    /// cluster
     Demo {
-        /// --hold leaves everything standing to play with; `-- --help` tells all
+        /// --hold keeps everything running afterwards; `-- --help` lists all options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
-    /// Measure what a packet costs, how many a core forwards, how long a change takes, and a failover
+    /// Measure the cost of a packet, the packets a core forwards, the time a change takes, and a
+    /// failover
     Bench {
-        /// packets, forwarding, sync, allocate or failover measures a part; --json prints the figures for programs; `-- --help`
-        /// tells all
+        /// packets, forwarding, sync, allocate or failover measures only this part; --json prints
+        /// figures for programs; `-- --help` lists all options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
-    /// Run the packet suite and a part of the network suite on other kernels, in QEMU (no KVM needed)
+    /// Run the packet suite and part of the network suite on other kernels, in QEMU (needs no KVM)
     Vm {
-        /// The kernels to run on; all of them unless some are named
+        /// The kernels to run on (all, if none is named)
         #[arg(value_name = "KERNEL")]
         kernels: Vec<vm::Kernel>,
-        /// Look for newer packages of the kernels that are there already
+        /// Download newer packages of kernels that are cached already
         #[arg(long)]
         update: bool,
     },
-    /// Give the BPF programs arbitrary frames, and the parsers arbitrary annotations, by libFuzzer
+    /// Run the BPF programs on arbitrary frames and the parsers on arbitrary annotations, with
+    /// libFuzzer
     Fuzz {
-        /// What to fuzz; all of it unless some is named
+        /// The targets to fuzz (all, if none is named)
         #[arg(value_name = "TARGET")]
         targets: Vec<fuzz::Target>,
-        /// How long, each
+        /// Seconds for each target
         #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
         seconds: u32,
     },
-    /// Simulate clusters in which things go wrong, many seeds of each scenario, and check what is promised of them
+    /// Simulate faulty clusters, many seeds of each scenario, and check the invariants
     Sim {
-        /// --seeds N runs so many; --seed S --scenario NAME --trace tells what happens in one; `-- --help` tells all
+        /// --seeds N runs N seeds; --seed S --scenario NAME --trace shows one run in detail; `--
+        /// --help` lists all options
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "OPTION")]
         options: Vec<OsString>,
     },
-    /// Write the files that follow from the code: custom resources and the configuration's schema in deploy/, docs/configuration.md
+    /// Write the generated files: CRDs and the configuration's schema in deploy/, and
+    /// docs/configuration.md
     Generate,
-    /// Build the container image of one static binary, or its files where nothing makes images (target/image)
+    /// Build the container image with one static binary, or only its files (target/image) if no
+    /// image builder is installed
     Image,
-    /// Check formatting, lints, docs, dependencies, spelling and the purity of the pure modules
+    /// Check formatting, lints, docs, dependencies, spelling and the layers of the crates
     Lint {
-        /// The checks to run; all of them unless some are named
+        /// The checks to run (all, if none is named)
         #[arg(value_name = "CHECK")]
         checks: Vec<lint::Check>,
     },

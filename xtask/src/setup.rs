@@ -1,7 +1,7 @@
 //! `cargo xtask setup`, and what the other commands install before they start.
 //!
-//! Everything is installed in the open: what, why, and the installer's own output. Nothing is done, and nothing said,
-//! where all is there.
+//! Every installation is visible: what, why, and the installer's own output. If everything is
+//! there, nothing is done or printed.
 
 mod apt;
 mod bpffs;
@@ -23,43 +23,44 @@ use crate::{
     workspace,
 };
 
-/// Programs that the tests and the demo start, with the Debian package and the reason.
+/// Programs that the tests and the demo start, each with its Debian package and the reason.
 const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
-    ("nft", "nftables", "the network tests put rules like kube-proxy's and a CNI's on their nodes"),
-    ("tc", "iproute2", "the network tests look at filters with it"),
+    ("nft", "nftables", "network tests add rules like those of kube-proxy and CNIs to their nodes"),
+    ("tc", "iproute2", "network tests list filters with it"),
 ];
 
-/// Programs that the tests against a real API server need besides.
+/// Programs that only the tests with a real API server need.
 const API_PROGRAMS: [(&str, &str, &str); 1] =
-    [("iptables-restore", "iptables", "kube-proxy writes its rules with it in one of its modes")];
+    [("iptables-restore", "iptables", "kube-proxy's iptables mode writes its rules with it")];
 
-/// Programs that `cargo xtask vm` needs besides.
+/// Programs that only `cargo xtask vm` needs.
 const VM_PROGRAMS: [(&str, &str, &str); 4] = [
-    ("qemu-system-x86_64", "qemu-system-x86", "other kernels run in it"),
-    ("busybox", "busybox-static", "the shell of the guests"),
-    ("cpio", "cpio", "the guests' files are packed with it"),
-    ("depmod", "kmod", "the guests load their kernel's modules with it"),
+    ("qemu-system-x86_64", "qemu-system-x86", "runs other kernels"),
+    ("busybox", "busybox-static", "is the guests' shell"),
+    ("cpio", "cpio", "packs the guests' files"),
+    ("depmod", "kmod", "loads kernel modules in the guests"),
 ];
 
-/// What the bench compares vipmux with.
-const COMPARED: [(&str, &str, &str); 1] = [("keepalived", "keepalived", "the bench compares failovers with it")];
+/// Programs that the bench compares vipmux with.
+const COMPARED: [(&str, &str, &str); 1] =
+    [("keepalived", "keepalived", "the bench compares its failovers with vipmux's")];
 
 /// Debian's compiler for BPF, with `core`'s sources.
 const DEBIAN_RUST: [&str; 3] = ["rustc-web", "cargo-web", "rust-web-src"];
 
-/// What to do where Debian's packages are not to be had.
+/// The alternative if Debian's packages are not available.
 const ALTERNATIVE: &str = "without Debian's packages, install a nightly (`rustup toolchain install nightly --component \
                            rust-src`) and a bpf-linker for its LLVM";
 
-/// Installs all that building, the tests, the demo and the bench need.
+/// Installs everything for building, tests, demo and bench.
 pub(crate) fn run() -> Result<()> {
     network_tests()?;
     api_tests()?;
-    workspace::say("all set: the BPF toolchain, the test programs, Kubernetes' own and bpffs are there");
+    workspace::progress("setup is complete: BPF toolchain, test programs, Kubernetes programs, bpffs");
     Ok(())
 }
 
-/// Makes sure that the BPF object can be built.
+/// Ensures that the BPF object can be built.
 pub(crate) fn bpf_toolchain() -> Result<()> {
     if toolchain::detect().is_some() {
         return Ok(());
@@ -71,49 +72,50 @@ pub(crate) fn bpf_toolchain() -> Result<()> {
     linker::install(toolchain.llvm)?;
     if toolchain::detect().is_none() {
         bail!(
-            "the BPF toolchain is still not complete after installing a bpf-linker for LLVM {}; {ALTERNATIVE}",
+            "the BPF toolchain is still incomplete after installing bpf-linker for LLVM {}; {ALTERNATIVE}",
             toolchain.llvm
         );
     }
     Ok(())
 }
 
-/// Makes sure that BPF programs can be loaded and pinned.
+/// Ensures that BPF programs can be loaded and pinned.
 pub(crate) fn packet_tests() -> Result<()> {
     bpf_toolchain()?;
     bpffs::mount()
 }
 
-/// Makes sure that the network tests, the demo and the bench find the programs that they start.
+/// Ensures that the programs which network tests, demo and bench start are installed.
 pub(crate) fn network_tests() -> Result<()> {
     packet_tests()?;
     programs(&TEST_PROGRAMS)
 }
 
-/// Makes sure that the tests against a real API server find it, and all else that they start.
+/// Ensures that the API server and the other programs which the API tests start are installed.
 pub(crate) fn api_tests() -> Result<()> {
     network_tests()?;
     programs(&API_PROGRAMS)?;
     cluster::install()
 }
 
-/// Installs what the bench compares vipmux with. Without it all but the comparison can be measured.
+/// Installs what the bench compares vipmux with. If that fails, everything except the comparison
+/// can be measured.
 pub(crate) fn comparison() {
     if let Err(error) = programs(&COMPARED) {
-        workspace::say(&format!("{error:#}; going on without the comparison"));
+        workspace::progress(&format!("{error:#}; continuing without the comparison"));
     }
 }
 
-/// Makes sure that guests with other kernels can be made and started.
+/// Ensures that guests with other kernels can be built and started.
 pub(crate) fn guests() -> Result<()> {
     bpf_toolchain()?;
     programs(&TEST_PROGRAMS)?;
     programs(&VM_PROGRAMS)
 }
 
-/// Makes sure that libFuzzer can be built.
+/// Ensures that libFuzzer can be built.
 pub(crate) fn cpp_compiler() -> Result<()> {
-    programs(&[("c++", "g++", "libFuzzer is C++")])
+    programs(&[("c++", "g++", "libFuzzer is written in C++")])
 }
 
 fn programs(wanted: &[(&str, &str, &str)]) -> Result<()> {
@@ -130,13 +132,13 @@ fn debian_rust() -> Result<Toolchain> {
     let reason = "a rustc with core's sources, for the BPF programs";
     apt::install(&packages, reason).map_err(|error| error.context(ALTERNATIVE))?;
     let Some(toolchain) = Toolchain::installed().into_iter().find(|toolchain| toolchain.bootstrap) else {
-        bail!("{} are installed, but /usr/bin/rustc has no sources of core; {ALTERNATIVE}", packages.join(", "));
+        bail!("{} are installed, but /usr/bin/rustc lacks the sources of core; {ALTERNATIVE}", packages.join(", "));
     };
     if !linker::LLVM.contains(&toolchain.llvm) {
         let (least, most) = (linker::LLVM.start(), linker::LLVM.end());
         bail!(
-            "the archive's {} is built on LLVM {}, and bpf-linker wants {least} to {most}: add the distribution's \
-             updates and security suites to apt's sources, or, {ALTERNATIVE}",
+            "the archive's {} uses LLVM {}, but bpf-linker needs {least} to {most}: add the distribution's \
+             updates and security suites to apt's sources; {ALTERNATIVE}",
             packages[0],
             toolchain.llvm
         );
@@ -148,7 +150,7 @@ fn on_path(program: &str) -> bool {
     find_program(program).is_some()
 }
 
-/// A program on the path, or where Debian keeps the administrator's.
+/// Finds a program on the path or in the folders of system programs.
 pub(crate) fn find_program(program: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let folders = env::split_paths(&path).chain(["/usr/sbin".into(), "/sbin".into()]);

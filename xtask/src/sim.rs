@@ -1,4 +1,4 @@
-//! `cargo xtask sim`.
+//! `cargo xtask sim`: builds the simulation and runs it.
 
 use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
@@ -6,29 +6,29 @@ use anyhow::{Context, Result};
 
 use crate::{setup, workspace};
 
-/// The profile that it is built with: it runs a hundred times as fast as without optimisations.
+/// The simulation's profile: it runs a hundred times faster than without optimizations.
 const PROFILE: &str = "simulation";
 
-/// Builds the simulation and becomes it.
+/// Builds the simulation, then executes it.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
-    // The agent's build script builds the BPF programs.
+    // The datapath crate's build script builds the BPF programs.
     setup::bpf_toolchain()?;
-    workspace::say("building the simulation");
+    workspace::progress("building the simulation");
     workspace::prepare(&mut build())?;
     let mut simulation = command()?;
     let error = simulation.args(options).exec();
-    Err(error).with_context(|| format!("cannot run {}", workspace::shown(&simulation)))
+    Err(error).with_context(|| format!("cannot run {}", workspace::command_line(&simulation)))
 }
 
-/// What builds it.
+/// Returns the command that builds the simulation.
 pub(crate) fn build() -> Command {
-    let example = ["-p", "vipmux", "--features", "simulation", "--example", "simulate"];
+    let example = ["-p", "vipmux-election", "--features", "simulation", "--example", "simulate"];
     let mut build = workspace::cargo(["build", "--profile", PROFILE]);
     build.args(example).args(workspace::locked());
     build
 }
 
-/// The simulation, once it is built.
+/// Returns the command that runs the built simulation.
 pub(crate) fn command() -> Result<Command> {
     Ok(Command::new(workspace::target_folder()?.join(PROFILE).join("examples/simulate")))
 }

@@ -1,19 +1,19 @@
-//! What came of the parts of a run, told at its end.
+//! Prints how each part of a run ended.
 
 use anyhow::{Result, bail};
 
-/// How a part of a run ended.
+/// The result of one part of a run.
 pub(crate) enum Outcome {
     Passed,
     Failed(anyhow::Error),
-    /// It cannot run here; what to do about it.
+    /// It cannot run here. The text says what to do about it.
     Skipped(String),
 }
 
-/// Prints one line per part, each with its name and how long it took; an error if the run as a whole did not pass. What
-/// could not run fails it where `ci` says that automation asked.
-pub(crate) fn tell(title: &str, rows: &[(String, Outcome, String)], ci: bool) -> Result<()> {
-    crate::workspace::say(&format!("{title} summary"));
+/// Prints one line per part with its name and duration. Fails if a part failed, and with `ci` also
+/// if a part was skipped.
+pub(crate) fn print(title: &str, rows: &[(String, Outcome, String)], ci: bool) -> Result<()> {
+    crate::workspace::progress(&format!("{title} summary"));
     let (mut failed, mut skipped) = (0, 0);
     for (name, outcome, time) in rows {
         let text = match outcome {
@@ -33,7 +33,7 @@ pub(crate) fn tell(title: &str, rows: &[(String, Outcome, String)], ci: bool) ->
         bail!("{failed} of {} failed", rows.len());
     }
     if ci && skipped > 0 {
-        bail!("{skipped} of {} could not run, and CI=true asks for all of them", rows.len());
+        bail!("{skipped} of {} could not run, and CI=true requires all of them", rows.len());
     }
     Ok(())
 }
@@ -48,13 +48,13 @@ mod tests {
             ("pure".to_owned(), Outcome::Passed, "1 s".to_owned()),
             ("network".to_owned(), Outcome::Skipped("no root".to_owned()), "0 s".to_owned()),
         ];
-        assert!(tell("test", &rows, false).is_ok());
-        assert!(tell("test", &rows, true).is_err());
+        assert!(print("test", &rows, false).is_ok());
+        assert!(print("test", &rows, true).is_err());
     }
 
     #[test]
     fn a_failed_part_fails_the_run() {
         let rows = [("pure".to_owned(), Outcome::Failed(anyhow::anyhow!("it broke")), "1 s".to_owned())];
-        assert!(tell("test", &rows, false).is_err());
+        assert!(print("test", &rows, false).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: the suites in order, from the fastest.
+//! `cargo xtask test`: runs the suites in order, the fastest first.
 
 use std::{path::PathBuf, process::Command, time::Instant};
 
@@ -11,43 +11,60 @@ use crate::{
     workspace,
 };
 
-/// Seeds of each of the simulation's scenarios: some seconds' worth.
+/// Seeds of each of the simulation's scenarios: a run of some seconds.
 const SEEDS: &str = "200";
+
+/// All targets with tests. Without them cargo would also run rustdoc on each crate, to find doc
+/// tests, which no crate has.
+const TARGETS: [&str; 3] = ["--lib", "--bins", "--tests"];
 
 /// A test suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Suite {
-    /// The agent's, the ABI's and xtask's own unit and property tests (those that touch the kernel need root), and some
-    /// thousand simulated clusters
+    /// Unit and property tests of the agent, the ABI and xtask (some need root), and some thousand
+    /// simulated clusters
     Pure,
-    /// One frame in, verdict and exact bytes out, through the kernel's BPF_PROG_TEST_RUN (needs root)
+    /// One frame in, verdict and exact bytes out, through the kernel's BPF_PROG_TEST_RUN (needs
+    /// root)
     Packet,
     /// Real agents, clients and servers in network namespaces (needs root)
     Network,
-    /// The same in a cluster with a real API server, etcd and kube-proxy, which are built first, once (needs root)
+    /// The same with a real API server, etcd and kube-proxy, which are built once (needs root)
     Api,
 }
 
-/// Runs `suites` (all, if none is named) and fails if one failed; with `CI=true` also if one was skipped.
+/// Runs `suites` (all, if none is named). Fails if one failed, and with `CI=true` also if one was
+/// skipped.
 pub(crate) fn run(suites: &[Suite]) -> Result<()> {
     let mut suites = if suites.is_empty() { Suite::value_variants() } else { suites }.to_vec();
     suites.sort_unstable();
     suites.dedup();
     setup::bpf_toolchain()?;
+    if suites == Suite::value_variants() {
+        build_all();
+    }
     let mut rows = Vec::new();
     for suite in suites {
         let start = Instant::now();
         let outcome = suite.run();
         rows.push((suite.name().to_owned(), outcome, workspace::seconds(start.elapsed())));
     }
-    summary::tell("test", &rows, workspace::in_ci())
+    summary::print("test", &rows, workspace::in_ci())
+}
+
+/// Builds all suites at once, so that several crates compile at a time. If that fails, the suites
+/// report the errors.
+fn build_all() {
+    let mut build = workspace::cargo(["test", "--no-run", "--workspace"]);
+    workspace::progress("building the suites");
+    let _ = workspace::run(build.args(TARGETS).args(workspace::locked()));
 }
 
 impl Suite {
     fn run(self) -> Outcome {
         let name = self.name();
         if let Some(remedy) = self.obstacle() {
-            workspace::say(&format!("suite {name}: skipped, {remedy}"));
+            workspace::progress(&format!("suite {name}: skipped, {remedy}"));
             return Outcome::Skipped(remedy);
         }
         if let Err(error) = self.prepare() {
@@ -58,9 +75,9 @@ impl Suite {
             Err(error) => return Outcome::Failed(error),
         };
         for mut command in commands {
-            workspace::say(&format!("suite {name}: {}", workspace::shown(&command)));
+            workspace::progress(&format!("suite {name}: {}", workspace::command_line(&command)));
             if let Err(error) = workspace::run(&mut command) {
-                workspace::say(&format!("suite {name}: {error:#}"));
+                workspace::progress(&format!("suite {name}: {error:#}"));
                 return Outcome::Failed(error);
             }
         }
@@ -85,22 +102,23 @@ impl Suite {
         }
     }
 
-    /// What became of a suite that cannot be prepared. An API server is not to be had everywhere, since it is built from sources
-    /// of the Go module proxy; the rest of the tests say as much without it.
+    /// Returns the outcome of a suite whose preparation failed. The API server is not available
+    /// everywhere, since it is built from sources of the Go module proxy. So the API suite is
+    /// skipped, and the other suites still count.
     fn unprepared(self, error: anyhow::Error) -> Outcome {
         let name = self.name();
         if self != Self::Api {
             return Outcome::Failed(error);
         }
         let remedy = format!(
-            "no API server is to be had ({error:#}): run `cargo xtask setup` where the Go module proxy is reached, or name a \
-             folder with kube-apiserver and etcd by KUBEBUILDER_ASSETS"
+            "no API server ({error:#}): run `cargo xtask setup` with access to the Go module proxy, or set KUBEBUILDER_ASSETS to \
+             a folder with kube-apiserver and etcd"
         );
-        workspace::say(&format!("suite {name}: skipped, {remedy}"));
+        workspace::progress(&format!("suite {name}: skipped, {remedy}"));
         Outcome::Skipped(remedy)
     }
 
-    /// What keeps the suite from running here.
+    /// Returns what prevents the suite from running here.
     fn obstacle(self) -> Option<String> {
         if self == Self::Pure {
             return None;
@@ -108,7 +126,7 @@ impl Suite {
         match capabilities::missing() {
             Ok(missing) if missing.is_empty() => None,
             Ok(missing) => {
-                Some(format!("it needs {}: run `cargo xtask test {}` as root", missing.join(", "), self.name()))
+                Some(format!("needs {}: run `cargo xtask test {}` as root", missing.join(", "), self.name()))
             }
             Err(error) => Some(format!("{error:#}")),
         }
@@ -116,7 +134,7 @@ impl Suite {
 
     fn commands(self) -> Result<Vec<Command>> {
         let test = |arguments: &[&str]| {
-            // One run tells it all.
+            // One run reports all failures.
             let mut command = workspace::cargo(["test", "--no-fail-fast"]);
             command.args(workspace::locked()).args(arguments);
             command
@@ -125,8 +143,8 @@ impl Suite {
             Self::Pure => {
                 let mut simulation = sim::command()?;
                 simulation.args(["--seeds", SEEDS]);
-                let crates = ["-p", "vipmux", "-p", "vipmux-common", "-p", "xtask", "--features", "vipmux-common/user"];
-                vec![test(&crates), sim::build(), simulation]
+                let crates = ["--workspace", "--exclude", "vipmux-tests"];
+                vec![test(&[&crates[..], &TARGETS].concat()), sim::build(), simulation]
             }
             Self::Packet => vec![test(&["-p", "vipmux-tests", "--test", "packet"])],
             Self::Network => {
@@ -141,23 +159,57 @@ impl Suite {
     }
 }
 
-/// The agent's build, and a suite that starts it.
+/// Returns the agent's build, then a suite that starts the agent.
+///
+/// Cargo builds the agent for its own integration tests, with the features that all tests have.
+/// `cargo build` has fewer features, and would compile a third of the agent's crates again.
 fn with_agent(mut suite: Command) -> Result<Vec<Command>> {
-    let mut agent = workspace::cargo(["build", "-p", "vipmux", "--bin", "vipmux"]);
+    let mut agent = workspace::cargo(["test", "--no-run", "-p", "vipmux", "--test", "generated"]);
     agent.args(workspace::locked());
     suite.env("VIPMUX_BIN", workspace::target_folder()?.join("debug/vipmux"));
     Ok(vec![agent, suite])
 }
 
-/// The container image's files, which the network suite starts agents from. Where they cannot be made, its tests of the image are
-/// skipped; with `CI=true` that is a failure.
+/// Makes the container image's files, from which the network suite starts agents. If they cannot be
+/// made, the image's tests are skipped; with `CI=true` that is a failure.
 fn image_files() -> Result<Option<PathBuf>> {
     match image::context(image::Profile::Dev) {
         Ok(context) => Ok(Some(context.join("root"))),
-        Err(error) if workspace::in_ci() => Err(error.context("the container image's files cannot be made")),
+        Err(error) if workspace::in_ci() => Err(error.context("cannot make the container image's files")),
         Err(error) => {
-            workspace::say(&format!("going on without the container image: {error:#}"));
+            workspace::progress(&format!("continuing without the container image: {error:#}"));
             Ok(None)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, path::Path};
+
+    use super::*;
+
+    /// Returns the lines that begin a code block which rustdoc would compile, below `folder`.
+    fn doc_tests(folder: &Path) -> Vec<String> {
+        let mut found = Vec::new();
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                found.extend(doc_tests(&path));
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                let comments = text.lines().map(str::trim_start).filter(|line| line.starts_with("//"));
+                let fences = comments.filter_map(|line| line.get(4..)?.strip_prefix("```"));
+                let opening = fences.step_by(2).filter(|language| matches!(*language, "" | "rust" | "no_run"));
+                found.extend(opening.map(|_| path.display().to_string()));
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn no_crate_has_doc_tests() {
+        let folders = ["agent", "common/src", "tests/src", "xtask/src"];
+        let found: Vec<_> = folders.iter().flat_map(|folder| doc_tests(&workspace::root().join(folder))).collect();
+        assert!(found.is_empty(), "tests that `cargo xtask test` does not run: {found:?}");
     }
 }

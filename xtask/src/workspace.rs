@@ -1,4 +1,4 @@
-//! Where things are in this workspace, and how its commands run others.
+//! The workspace's folders, and functions that run commands.
 
 use std::{
     env,
@@ -13,59 +13,60 @@ use std::{
 use anyhow::{Context, Result, anyhow, bail};
 use nix::fcntl::{Flock, FlockArg};
 
-/// The workspace's root folder.
+/// Returns the workspace's root folder.
 pub(crate) fn root() -> PathBuf {
-    // Set by `cargo run`; the other one is for a binary that is started by itself.
+    // `cargo run` sets the variable. The compiled-in path is for a binary that is started directly.
     let manifest = env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     Path::new(&manifest).parent().map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-/// Cargo's target folder: the one that this very binary was built into, whatever set it.
+/// Returns cargo's target folder: the one in which this binary was built.
 pub(crate) fn target_folder() -> Result<PathBuf> {
     let executable = env::current_exe().context("cannot find this executable")?;
     let folder = executable.parent().and_then(Path::parent);
     Ok(folder.context("this executable is not in a target folder")?.to_path_buf())
 }
 
-/// A cargo command in the workspace's root, by the cargo that runs this one.
+/// Returns a cargo command in the workspace's root, with the cargo that runs this one.
 pub(crate) fn cargo<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Command {
     let mut cargo = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.args(arguments).current_dir(root());
     cargo
 }
 
-/// `--locked` where nobody is there to commit a changed lock file.
+/// Returns `--locked` in CI, where nobody could commit a changed lock file.
 pub(crate) fn locked() -> &'static [&'static str] {
     if in_ci() { &["--locked"] } else { &[] }
 }
 
-/// Automation runs this (`CI=true`): what cannot be tested is a failure.
+/// Returns whether automation runs this (`CI=true`). Then a suite that cannot run is a failure.
 pub(crate) fn in_ci() -> bool {
     env::var_os("CI").is_some_and(|value| value == "true" || value == "1")
 }
 
-/// Runs a command to its end with this process's streams; an error tells the command and its status.
+/// Runs a command with this process's streams. The error names the command and its status.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
-    let status = command.status().with_context(|| format!("cannot run `{}`", shown(command)))?;
+    let status = command.status().with_context(|| format!("cannot run `{}`", command_line(command)))?;
     if !status.success() {
-        bail!("`{}` failed ({status})", shown(command));
+        bail!("`{}` failed ({status})", command_line(command));
     }
     Ok(())
 }
 
-/// As [`run`], for preparations: their output goes to stderr, so that stdout is the main command's alone.
+/// Like [`run`], for preparations: their output goes to stderr, so that only the main command
+/// writes to stdout.
 pub(crate) fn prepare(command: &mut Command) -> Result<()> {
     run(command.stdin(Stdio::null()).stdout(io::stderr()))
 }
 
-/// Whether a command runs and succeeds; it is not seen.
+/// Returns whether a command runs and succeeds. Its output is discarded.
 pub(crate) fn succeeds(command: &mut Command) -> bool {
     let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     quiet.status().is_ok_and(|status| status.success())
 }
 
-/// The command as one would type it.
-pub(crate) fn shown(command: &Command) -> String {
+/// Returns the command as one would type it.
+pub(crate) fn command_line(command: &Command) -> String {
     let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = [program].into_iter().chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
@@ -79,17 +80,17 @@ pub(crate) fn lock(folder: &Path) -> Result<Flock<File>> {
         Ok(lock) => return Ok(lock),
         Err((file, _)) => file,
     };
-    say(&format!("waiting for another run that works in {}", folder.display()));
+    progress(&format!("waiting for another run that works in {}", folder.display()));
     Flock::lock(file, FlockArg::LockExclusive)
         .map_err(|(_, errno)| anyhow!(errno).context(format!("cannot lock {}", folder.display())))
 }
 
-/// Tells the user what comes next, on stderr.
-pub(crate) fn say(text: &str) {
+/// Prints a progress line to stderr.
+pub(crate) fn progress(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Seconds, as the summaries show them.
+/// Formats seconds for the summaries.
 pub(crate) fn seconds(duration: Duration) -> String {
     format!("{:.1} s", duration.as_secs_f64())
 }

@@ -1,4 +1,5 @@
-//! From objects to what statuses are to say, and which of them do not: one snapshot after the other. Without clock or I/O.
+//! Computes desired statuses and finds those that differ, one snapshot after the other. Without
+//! clock or I/O.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,118 +9,121 @@ use std::{
 use imbl::ordmap::DiffItem;
 use k8s_openapi::{api::core::v1::Service, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 
-use super::ledger::{Custom, CustomStatus, Ledger, Verdict};
-use crate::{
-    allocate::{Allocator, holders::with_statuses},
-    model::{Model, Options, ServiceName},
-    source::Objects,
-    status::{Difference, Leaders, Statement, View, is_marked, policies, pools},
+use super::write_cache::{CustomResource, CustomResourceStatus, WriteCache, WriteVerdict};
+use vipmux_allocate::{
+    Allocator,
+    previous::with_statuses,
+    status::{DesiredStatus, Leaders, StatusDifference, StatusInputs, is_marked, policies, pools},
 };
+use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects};
 
-/// Decides. Remembers who got what: until the watch shows what was written, and where nothing can be written.
+/// Decides which statuses to write.
+///
+/// It remembers which Service got which address: until the watch shows the write, and where nothing
+/// can be written.
 #[derive(Debug)]
-pub struct Decider {
-    options: Options,
-    /// What others wrote is overwritten.
+pub struct StatusDecider {
+    options: IngestOptions,
+    /// Overwrite what other controllers wrote.
     adopt: bool,
-    last: Option<Last>,
+    last: Option<LastDecision>,
 }
 
-/// What the last decision rests on.
+/// The input and the allocation of the last decision.
 #[derive(Debug)]
-struct Last {
+struct LastDecision {
     objects: Objects,
     model: Model,
     allocator: Allocator,
 }
 
-impl Last {
+impl LastDecision {
     fn serves(&self, name: &ServiceName) -> bool {
         self.model.services.contains_key(name) || self.model.refused.contains_key(name)
     }
 }
 
-/// What is to be written.
+/// The statuses to write.
 #[derive(Debug, Default)]
-pub struct Decision {
-    /// Services whose statuses are to say something else than they do.
-    pub services: BTreeMap<ServiceName, (Arc<Service>, Statement, Difference)>,
-    /// Services that have something of ours in their statuses, and are not ours any more, or gone.
+pub struct StatusDecision {
+    /// Services whose statuses differ from the desired ones.
+    pub services: BTreeMap<ServiceName, (Arc<Service>, DesiredStatus, StatusDifference)>,
+    /// Services that are not ours any more or are gone, with something of ours in their statuses.
     pub departed: BTreeSet<ServiceName>,
-    /// Pools and policies whose statuses are to say this.
-    pub customs: BTreeMap<Custom, (ObjectMeta, CustomStatus)>,
-    /// What was refused, or can only be told in the log: whom it is about, and what is wrong.
-    pub complaints: BTreeSet<String>,
+    /// Pools and policies with their new statuses.
+    pub custom_resources: BTreeMap<CustomResource, (ObjectMeta, CustomResourceStatus)>,
+    /// Problems that only the log can show: the object and its problem.
+    pub problems: BTreeSet<String>,
 }
 
-impl Decider {
-    /// One that remembers nothing: what statuses show is who holds what.
-    pub fn new(options: Options, adopt: bool) -> Self {
+impl StatusDecider {
+    /// Returns a decider that remembers nothing. It takes the assignments from the statuses.
+    pub fn new(options: IngestOptions, adopt: bool) -> Self {
         Self { options, adopt, last: None }
     }
 
-    /// What is to be written, by these objects and leaders, and by what came of writing.
-    pub fn decide(&mut self, objects: &Objects, leaders: &Leaders, ledger: &mut Ledger) -> Decision {
+    /// Decides what to write from these objects, the VIPs' leaders and the results of writes.
+    pub fn decide(&mut self, objects: &Objects, leaders: &Leaders, write_cache: &mut WriteCache) -> StatusDecision {
         let objects = relevant(objects);
-        ledger.retain(&objects);
+        write_cache.retain(&objects);
         let before = self.last.take();
         let mut departed = before.as_ref().map(|last| departed(last, &objects)).unwrap_or_default();
         let last = self.allocate(before, objects);
         let last = self.last.insert(last);
-        let Last { objects, model, allocator } = &*last;
+        let LastDecision { objects, model, allocator } = &*last;
         let marked = |name: &&ServiceName| {
             let service = objects.services.get(*name);
-            service.is_some_and(|service| is_marked(service) && !ledger.has_withdrawn(name, service))
+            service.is_some_and(|service| is_marked(service) && !write_cache.has_withdrawn(name, service))
         };
         departed.extend(model.ignored.keys().filter(marked).cloned());
-        let view = View { objects, model, allocation: allocator.allocation(), leaders };
+        let view = StatusInputs { objects, model, allocation: allocator.allocation(), leaders };
         let services = objects.services.iter().filter_map(|(name, service)| {
-            let wanted = wanted(name, service, view, ledger, self.adopt)?;
+            let wanted = desired_status(name, service, view, write_cache, self.adopt)?;
             let difference = wanted.differs(service)?;
-            let write = ledger.verdict(name, service, &wanted) == Verdict::Write;
+            let write = write_cache.verdict(name, service, &wanted) == WriteVerdict::Write;
             write.then(|| (name.clone(), (Arc::clone(service), wanted, difference)))
         });
-        Decision {
+        StatusDecision {
             services: services.collect(),
             departed,
-            customs: customs(view, ledger),
-            complaints: complaints(objects, model),
+            custom_resources: custom_resources(view, write_cache),
+            problems: log_problems(objects, model),
         }
     }
 
-    /// Whether what others wrote is overwritten.
+    /// Returns whether it overwrites what other controllers wrote.
     pub const fn adopts(&self) -> bool {
         self.adopt
     }
 
-    /// Whether this Service is one that is ours, by the last decision.
+    /// Returns whether the last decision was about this Service as one of ours.
     pub fn serves(&self, name: &ServiceName) -> bool {
         self.last.as_ref().is_some_and(|last| last.serves(name))
     }
 
-    /// Whether there is such a pool or policy.
-    pub fn knows(&self, object: &Custom) -> bool {
+    /// Returns whether the pool or policy existed at the last decision.
+    pub fn knows(&self, object: &CustomResource) -> bool {
         self.last.as_ref().is_some_and(|last| match object {
-            Custom::Pool(name) => last.objects.vip_pools.contains_key(name),
-            Custom::Policy(name) => last.objects.vip_policies.contains_key(name),
+            CustomResource::Pool(name) => last.objects.vip_pools.contains_key(name),
+            CustomResource::Policy(name) => last.objects.vip_policies.contains_key(name),
         })
     }
 
-    /// How many Services have addresses, and how many wait.
+    /// Returns how many Services have addresses, and how many wait for some.
     pub fn counts(&self) -> (usize, usize) {
         let allocation = self.last.as_ref().map(|last| last.allocator.allocation());
         allocation.map_or((0, 0), |allocation| (allocation.assignments.len(), allocation.refusals.len()))
     }
 
-    /// Who gets what, from where the last decision ended as far as that is possible.
-    fn allocate(&self, last: Option<Last>, objects: Objects) -> Last {
+    /// Assigns addresses. Continues from the last decision as far as that is possible.
+    fn allocate(&self, last: Option<LastDecision>, objects: Objects) -> LastDecision {
         let Some(mut last) = last else {
             let model = Model::ingest(&objects, &self.options);
             let allocator = Allocator::new(&model, &with_statuses(BTreeMap::new(), &model));
-            return Last { objects, model, allocator };
+            return LastDecision { objects, model, allocator };
         };
-        if same(&last.objects, &objects) {
-            return Last { objects, ..last };
+        if inputs_unchanged(&last.objects, &objects) {
+            return LastDecision { objects, ..last };
         }
         let model = Model::ingest(&objects, &self.options);
         let (mut changed, mut gone) = (BTreeSet::new(), BTreeSet::new());
@@ -131,28 +135,35 @@ impl Decider {
         }
         changed.extend(gone.iter().cloned());
         if last.allocator.renew(&model, &changed).is_none() {
-            let mut holders = last.allocator.allocation().holders();
+            let mut holders = last.allocator.allocation().as_previous();
             holders.retain(|name, _| !gone.contains(name));
             last.allocator = Allocator::new(&model, &with_statuses(holders, &model));
         }
-        Last { objects, model, allocator: last.allocator }
+        LastDecision { objects, model, allocator: last.allocator }
     }
 }
 
-/// What this Service's status is to say; `None`: it is not ours.
-fn wanted(name: &ServiceName, service: &Service, view: View<'_>, ledger: &Ledger, adopt: bool) -> Option<Statement> {
-    let wanted = Statement::of(name, view, None)?;
+/// Returns the desired status of a Service; `None`: it is not ours.
+fn desired_status(
+    name: &ServiceName,
+    service: &Service,
+    view: StatusInputs<'_>,
+    write_cache: &WriteCache,
+    adopt: bool,
+) -> Option<DesiredStatus> {
+    let wanted = DesiredStatus::of(name, view, None)?;
     if wanted.has_ingress(service) {
         return Some(wanted);
     }
     let given = wanted.ingress.as_ref().is_some_and(|addresses| !addresses.is_empty());
-    match ledger.foreign(name, service) {
-        Some(foreign) if !(adopt && given) => Statement::of(name, view, Some(foreign)),
+    match write_cache.foreign(name, service) {
+        Some(foreign) if !(adopt && given) => DesiredStatus::of(name, view, Some(foreign)),
         _ => Some(wanted),
     }
 }
 
-/// Without the endpoints, which decide nothing here; but for the API server's own, which are never assigned.
+/// Returns the objects without EndpointSlices, which decide nothing here. Those of the namespace
+/// `default` stay: they hold the API server's addresses, which are never assigned.
 fn relevant(objects: &Objects) -> Objects {
     let from = ("default".to_owned(), String::new());
     let of_default = objects.endpoint_slices.range(from..).take_while(|((namespace, _), _)| namespace == "default");
@@ -162,7 +173,7 @@ fn relevant(objects: &Objects) -> Objects {
     }
 }
 
-fn same(a: &Objects, b: &Objects) -> bool {
+fn inputs_unchanged(a: &Objects, b: &Objects) -> bool {
     a.services.ptr_eq(&b.services)
         && a.nodes.ptr_eq(&b.nodes)
         && a.namespaces.ptr_eq(&b.namespaces)
@@ -174,12 +185,14 @@ fn same(a: &Objects, b: &Objects) -> bool {
         && a.problems == b.problems
 }
 
-/// Services that were ours, or had something of ours, and are not there any more. The watch is of load balancers alone: one
-/// that is of another type by now looks like one that is gone.
+/// Returns the Services that are gone since the last decision and were ours, or had something of
+/// ours in their statuses. The watch covers load balancers alone, so a Service that changed its
+/// type looks like one that is gone.
 ///
-/// Of those that were ours even one that showed nothing of ours is asked for: it may have been written since, and have left before the
-/// watch told either. Where thousands are deleted at once that costs nothing, for all of them had been written.
-fn departed(before: &Last, now: &Objects) -> BTreeSet<ServiceName> {
+/// A Service that was ours counts even if it showed nothing of ours: the write and the deletion may
+/// both come before the watch shows the write. This costs nothing if thousands of Services are
+/// deleted at once, because all of them have been written.
+fn departed(before: &LastDecision, now: &Objects) -> BTreeSet<ServiceName> {
     let gone = before.objects.services.diff(&now.services).filter_map(|item| match item {
         DiffItem::Remove(name, service) => (is_marked(service) || before.serves(name)).then(|| name.clone()),
         DiffItem::Add(..) | DiffItem::Update { .. } => None,
@@ -187,24 +200,30 @@ fn departed(before: &Last, now: &Objects) -> BTreeSet<ServiceName> {
     gone.collect()
 }
 
-/// Pools and policies whose statuses differ from what they are to say.
-fn customs(view: View<'_>, ledger: &Ledger) -> BTreeMap<Custom, (ObjectMeta, CustomStatus)> {
+/// Returns the pools and policies whose statuses differ from the desired ones.
+fn custom_resources(
+    view: StatusInputs<'_>,
+    write_cache: &WriteCache,
+) -> BTreeMap<CustomResource, (ObjectMeta, CustomResourceStatus)> {
     let pools = pools(view).into_iter().filter_map(|(name, status)| {
         let pool = view.objects.vip_pools.get(&name)?;
         let differs = pool.status.as_ref() != Some(&status);
-        differs.then(|| (Custom::Pool(name), (pool.metadata.clone(), CustomStatus::Pool(status))))
+        differs.then(|| (CustomResource::Pool(name), (pool.metadata.clone(), CustomResourceStatus::Pool(status))))
     });
     let policies = policies(view).into_iter().filter_map(|(name, status)| {
         let policy = view.objects.vip_policies.get(&name)?;
         let differs = policy.status.as_ref() != Some(&status);
-        differs.then(|| (Custom::Policy(name), (policy.metadata.clone(), CustomStatus::Policy(status))))
+        differs.then(|| (CustomResource::Policy(name), (policy.metadata.clone(), CustomResourceStatus::Policy(status))))
     });
     let all = pools.chain(policies);
-    all.filter(|(object, (metadata, status))| ledger.verdict_of(object, metadata, status) == Verdict::Write).collect()
+    all.filter(|(object, (metadata, status))| {
+        write_cache.custom_verdict(object, metadata, status) == WriteVerdict::Write
+    })
+    .collect()
 }
 
-/// What no Service's status tells.
-fn complaints(objects: &Objects, model: &Model) -> BTreeSet<String> {
+/// Returns the problems that no Service's status shows.
+fn log_problems(objects: &Objects, model: &Model) -> BTreeSet<String> {
     let problems = objects.problems.iter().map(ToString::to_string);
     problems.chain(model.notes.iter().map(|note| format!("{}: {}", note.object, note.message))).collect()
 }

@@ -1,5 +1,5 @@
-//! The Secret with the key that seals what the agents say to each other. Made once, and never overwritten: who replaces the
-//! key does so by hand.
+//! Creates the Secret with the key that seals the agents' gossip. It is created once and never
+//! overwritten: people replace the key by hand.
 
 use std::time::Duration;
 
@@ -7,76 +7,78 @@ use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::me
 use kube::{Api, Client, Error, api::PostParams};
 use tokio::time::sleep;
 
-use super::answer::MANAGER;
-use crate::membership::sealing::Keys;
+use super::write_result::FIELD_MANAGER;
+use vipmux_election::membership::sealing::SealingKeys;
 
-/// The Secret's name.
+/// The name of the Secret.
 pub const SECRET: &str = "vipmux-gossip";
-/// Its entry.
+/// The key of its entry.
 pub const ENTRY: &str = "gossip.key";
-/// From one attempt to the next.
+/// The time from one attempt to the next.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Makes the Secret if it is missing; tries until one is there that agents can use, so that a bad one need only be deleted. Of
-/// several allocators that do so at once, one makes it.
+/// Creates the Secret if it is missing. It tries until there is one that agents can use, so a bad
+/// one need only be deleted. If several allocators try at once, one of them creates it.
 ///
 /// Cancel-safe.
 pub(super) async fn ensure(client: Client, namespace: &str) {
-    look_again(&Api::namespaced(client, namespace), RETRY).await;
+    retry_until_usable(&Api::namespaced(client, namespace), RETRY).await;
 }
 
-async fn look_again(api: &Api<Secret>, retry: Duration) {
-    let mut told = None;
+async fn retry_until_usable(api: &Api<Secret>, retry: Duration) {
+    let mut logged = None;
     loop {
-        let news = match look_or_make(api).await {
+        let message = match check_or_create(api).await {
             Ok(None) => return,
-            Ok(Some(complaint)) => complaint,
-            Err(error) => format!("the gossip key cannot be made, and agents wait for it: {error}"),
+            Ok(Some(problem)) => problem,
+            Err(error) => format!("cannot read or create the Secret, and agents wait for it: {error}"),
         };
-        if told.as_ref() != Some(&news) {
-            tracing::error!(secret = SECRET, "{news}");
-            told = Some(news);
+        if logged.as_ref() != Some(&message) {
+            tracing::error!(secret = SECRET, problem = message, "no usable gossip key");
+            logged = Some(message);
         }
         sleep(retry).await;
     }
 }
 
-/// `Some`: what is wrong with the one that is there.
-async fn look_or_make(api: &Api<Secret>) -> Result<Option<String>, Error> {
+/// Returns the problem of the Secret that is there, if any. Creates one if there is none.
+async fn check_or_create(api: &Api<Secret>) -> Result<Option<String>, Error> {
     if let Some(secret) = api.get_opt(SECRET).await? {
-        return Ok(flaw(&secret));
+        return Ok(problem(&secret));
     }
     let mut random = [0; 32];
     if let Err(error) = getrandom::fill(&mut random) {
-        return Ok(Some(format!("there is no randomness to make it of: {error}")));
+        return Ok(Some(format!("cannot generate a key: no randomness: {error}")));
     }
     let secret = Secret {
         metadata: ObjectMeta { name: Some(SECRET.to_owned()), ..ObjectMeta::default() },
         type_: Some("Opaque".to_owned()),
-        data: Some([(ENTRY.to_owned(), ByteString(Keys::generate(random).file().into_bytes()))].into()),
+        data: Some([(ENTRY.to_owned(), ByteString(SealingKeys::generate(random).file().into_bytes()))].into()),
         ..Secret::default()
     };
-    let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+    let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
     match api.create(&params, &secret).await {
         Ok(_) => {
-            tracing::info!(secret = SECRET, "made a gossip key");
+            tracing::info!(secret = SECRET, "created a gossip key");
             Ok(None)
         }
-        // Another was faster.
+        // Another allocator was faster.
         Err(Error::Api(status)) if status.code == 409 => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// What is wrong with the Secret. The key is not told.
-fn flaw(secret: &Secret) -> Option<String> {
+/// Returns the problem of the Secret. The text never contains the key.
+fn problem(secret: &Secret) -> Option<String> {
     let key = secret.data.as_ref().and_then(|data| data.get(ENTRY));
     let Some(ByteString(bytes)) = key else {
-        return Some(format!("it has no {ENTRY}: delete it, and another is made; or put 32 bytes in base64 there"));
+        return Some(format!(
+            "it has no {ENTRY}: delete the Secret, and the allocator creates another; or put 32 bytes in base64 there"
+        ));
     };
-    let text = std::str::from_utf8(bytes).map_err(|_| "it is no text".to_owned());
-    let keys = text.and_then(|text| Keys::parse(text).map_err(|error| error.to_string()));
-    keys.err().map(|why| format!("its {ENTRY} is no key: {why}"))
+    let text = std::str::from_utf8(bytes).map_err(|_| "it is not UTF-8".to_owned());
+    let keys = text.and_then(|text| SealingKeys::parse(text).map_err(|error| error.to_string()));
+    keys.err().map(|why| format!("its {ENTRY} is not a key: {why}"))
 }
 
 #[cfg(test)]
@@ -86,7 +88,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::allocator::fixture::client;
+    use crate::allocator::test_client::client;
 
     #[tokio::test]
     async fn another_is_made_when_a_bad_one_was_deleted() {
@@ -103,7 +105,7 @@ mod tests {
                 }
             }
         });
-        look_again(&Api::namespaced(server, "vipmux-system"), Duration::ZERO).await;
+        retry_until_usable(&Api::namespaced(server, "vipmux-system"), Duration::ZERO).await;
         assert_eq!(*asked.lock().unwrap(), ["GET", "GET", "GET", "POST"]);
     }
 
@@ -113,16 +115,16 @@ mod tests {
             data: Some([(entry.to_owned(), ByteString(bytes.to_vec()))].into()),
             ..Secret::default()
         };
-        let good = Keys::generate([7; 32]).file();
-        assert_eq!(flaw(&secret(ENTRY, good.as_bytes())), None);
-        for (secret, told) in [
+        let good = SealingKeys::generate([7; 32]).file();
+        assert_eq!(problem(&secret(ENTRY, good.as_bytes())), None);
+        for (secret, logged) in [
             (Secret::default(), "it has no gossip.key"),
             (secret("key", good.as_bytes()), "it has no gossip.key"),
-            (secret(ENTRY, b"c2VjcmV0"), "its gossip.key is no key: line 1"),
-            (secret(ENTRY, &[0xff]), "its gossip.key is no key: it is no text"),
+            (secret(ENTRY, b"c2VjcmV0"), "its gossip.key is not a key: line 1"),
+            (secret(ENTRY, &[0xff]), "its gossip.key is not a key: it is not UTF-8"),
         ] {
-            let flaw = flaw(&secret).unwrap();
-            assert!(flaw.starts_with(told) && !flaw.contains("c2VjcmV0"), "{flaw}");
+            let problem = problem(&secret).unwrap();
+            assert!(problem.starts_with(logged) && !problem.contains("c2VjcmV0"), "{problem}");
         }
     }
 }

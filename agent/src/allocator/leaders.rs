@@ -1,4 +1,4 @@
-//! Who leads each VIP: the VIPs' Leases, followed.
+//! Follows the VIPs' Leases, which name each VIP's leader.
 
 use std::{mem, sync::Arc};
 
@@ -13,30 +13,32 @@ use kube::{
 };
 use tokio::sync::watch;
 
-use crate::{status::Leaders, store::leader};
+use vipmux_allocate::status::Leaders;
+use vipmux_cluster::store::leader;
 
-/// Who leads each VIP; `None` until the Leases were listed once.
-pub(super) type Followed = Option<Arc<Leaders>>;
+/// The leader of each VIP; `None` until the Leases were listed once.
+pub(super) type KnownLeaders = Option<Arc<Leaders>>;
 
 /// Follows the Leases of this namespace until nobody listens.
-pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<Followed> {
+pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<KnownLeaders> {
     let (sender, receiver) = watch::channel(None);
     let all = watcher(Api::<Lease>::namespaced(client, namespace), watcher::Config::default());
     let mut events = all.default_backoff().boxed();
-    // Ends with the last receiver, at the next event; a watch that is cut off holds nothing that needs care.
+    // Ends at the first event after the last receiver is gone. A watch that is cut off holds
+    // nothing that needs care.
     tokio::spawn(async move {
-        let mut book = Book::default();
+        let mut table = LeaderTable::default();
         while !sender.is_closed()
             && let Some(event) = events.next().await
         {
             match event {
-                Ok(event) => book.take(event),
-                Err(error) => book.complain(error.to_string()),
+                Ok(event) => table.apply(event),
+                Err(error) => table.log_failure(error.to_string()),
             }
-            sender.send_if_modified(|told| {
-                let news = book.told.is_none() && book.listed && told.as_deref() != Some(&book.leaders);
+            sender.send_if_modified(|logged| {
+                let news = table.logged.is_none() && table.listed && logged.as_deref() != Some(&table.leaders);
                 if news {
-                    *told = Some(Arc::new(book.leaders.clone()));
+                    *logged = Some(Arc::new(table.leaders.clone()));
                 }
                 news
             });
@@ -46,19 +48,19 @@ pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<Followe
 }
 
 #[derive(Default)]
-struct Book {
+struct LeaderTable {
     leaders: Leaders,
-    /// Those of a list that is being read.
+    /// The leaders in a list that is being read.
     listing: Leaders,
     /// The Leases were listed once.
     listed: bool,
-    /// Why they cannot be followed now, as it was told.
-    told: Option<String>,
+    /// Why they cannot be followed now, as it was logged.
+    logged: Option<String>,
 }
 
-impl Book {
-    fn take(&mut self, event: Event<Lease>) {
-        self.told = None;
+impl LeaderTable {
+    fn apply(&mut self, event: Event<Lease>) {
+        self.logged = None;
         match event {
             Event::Init => self.listing = Leaders::new(),
             Event::InitApply(lease) => put(&mut self.listing, &lease),
@@ -68,10 +70,10 @@ impl Book {
         }
     }
 
-    fn complain(&mut self, error: String) {
-        if self.told.as_ref() != Some(&error) {
-            tracing::warn!(error, "the Leases of VIPs cannot be followed");
-            self.told = Some(error);
+    fn log_failure(&mut self, error: String) {
+        if self.logged.as_ref() != Some(&error) {
+            tracing::warn!(error, "cannot watch the leases of VIPs");
+            self.logged = Some(error);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `vipmux allocator`.
+//! Runs `vipmux allocator`.
 
 use std::{fs, net::IpAddr, sync::Arc, time::Duration};
 
@@ -10,37 +10,37 @@ use super::{
     http::HttpArgs,
     log::LogArgs,
 };
-use crate::{
-    allocator::{self, Options, Pulse},
-    cluster::{Access, Cluster},
-    model::{self, name::is_subdomain},
-};
+use crate::allocator::{self, AllocatorOptions, health::AllocatorHealth};
+use vipmux_cluster::access::{ClusterAccess, ClusterClient};
+use vipmux_model as model;
+use vipmux_model::name::is_subdomain;
 
 pub use crate::allocator::AllocatorError;
 
-/// How long an allocator that stops waits for what its threads have begun.
-const LAST_WORK: Duration = Duration::from_secs(1);
-/// What is said of addresses that are reserved by hand.
+/// How long a stopping allocator waits for its threads to finish.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// The reason shown for addresses that are reserved by hand.
 const RESERVED: &str = "reserved (--reserve)";
 
 /// The arguments of `vipmux allocator`.
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub struct AllocatorArgs {
     #[command(flatten)]
     config: ConfigArgs,
     #[command(flatten)]
     access: AccessArgs,
     #[command(flatten)]
     scope: ScopeArgs,
-    /// This allocator's name in its Lease and in Events; the Pod's. Without it: the host's
+    /// The allocator's name in its Lease and in Events, such as the Pod's name. Default: the host
+    /// name
     #[arg(long, value_name = "NAME", env = "VIPMUX_ALLOCATOR_NAME", value_parser = pod_name)]
     name: Option<String>,
-    /// Overwrite addresses that another controller wrote into statuses, such as the MetalLB that was there before. Not to be
-    /// left on while that controller runs
+    /// Overwrite addresses that another controller wrote into statuses, such as a former MetalLB.
+    /// Do not use it while that controller runs
     #[arg(long, env = "VIPMUX_ADOPT")]
     adopt: bool,
-    /// An address that is never assigned, whatever pools say, such as a router's; repeat for several. Those of Nodes and of
-    /// the API server need not be listed
+    /// An address that is never assigned even if a pool has it, such as a router's; repeat for
+    /// several. Addresses of Nodes and of the API server are reserved anyway
     #[arg(long, value_name = "ADDRESS", env = "VIPMUX_RESERVE", value_delimiter = ',')]
     reserve: Vec<IpAddr>,
     #[command(flatten)]
@@ -49,19 +49,22 @@ pub struct Args {
     http: HttpArgs,
 }
 
-impl Args {
-    fn options(&self) -> Options {
+impl AllocatorArgs {
+    fn options(&self) -> AllocatorOptions {
         let reserved = self.reserve.iter().map(|address| (address.to_canonical(), RESERVED.to_owned()));
-        Options {
+        AllocatorOptions {
             name: self.name.clone().unwrap_or_else(host),
-            ours: model::Options { reserved: reserved.collect(), ..model::Options::from(self.scope.clone()) },
+            ours: model::IngestOptions {
+                reserved: reserved.collect(),
+                ..model::IngestOptions::from(self.scope.clone())
+            },
             adopt: self.adopt,
             http: self.http.http_listen,
         }
     }
 }
 
-/// A Pod's name, as the API server takes it (RFC 1123).
+/// Parses a Pod's name, as the API server accepts it (RFC 1123).
 fn pod_name(text: &str) -> Result<String, String> {
     if is_subdomain(text) {
         return Ok(text.to_owned());
@@ -69,28 +72,28 @@ fn pod_name(text: &str) -> Result<String, String> {
     Err("a Pod's name has lowercase letters, digits, '-' and '.' (an RFC 1123 subdomain)".to_owned())
 }
 
-/// The host's name; in a Pod that is the Pod's, unless it is on the host's network.
+/// Returns the host's name. In a Pod it is the Pod's name, unless the Pod uses the host's network.
 fn host() -> String {
     let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     Some(name.trim()).filter(|name| !name.is_empty()).unwrap_or("vipmux-allocator").to_owned()
 }
 
-/// Runs the allocator until it is told to stop.
-pub fn run(args: Args) -> Result<(), AllocatorError> {
+/// Runs the allocator until it is asked to stop.
+pub fn run(args: AllocatorArgs) -> Result<(), AllocatorError> {
     args.log.start();
     let options = args.options();
-    let access = Access::from(args.access);
+    let access = ClusterAccess::from(args.access);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
         .map_err(AllocatorError::Runtime)?;
-    let pulse = Arc::new(watch::Sender::new(Pulse::default()));
+    let pulse = Arc::new(watch::Sender::new(AllocatorHealth::default()));
     let result = runtime.block_on(async {
-        let cluster = Cluster::connect(&access).await?;
+        let cluster = ClusterClient::connect(&access).await?;
         allocator::run(cluster, options, pulse).await
     });
-    runtime.shutdown_timeout(LAST_WORK);
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     result
 }
 
@@ -101,10 +104,10 @@ mod tests {
     #[derive(clap::Parser)]
     struct Command {
         #[command(flatten)]
-        args: Args,
+        args: AllocatorArgs,
     }
 
-    fn parse(options: &[&str]) -> Result<Args, String> {
+    fn parse(options: &[&str]) -> Result<AllocatorArgs, String> {
         let command = ["allocator"].iter().chain(options);
         let parsed = <Command as clap::Parser>::try_parse_from(command);
         parsed.map(|command| command.args).map_err(|error| error.to_string())

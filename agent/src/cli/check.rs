@@ -1,113 +1,109 @@
-//! `vipmux check`.
+//! Runs `vipmux check`.
 
 use std::{
-    io::{self, BufWriter, Write},
+    io::{self, Write},
     path::PathBuf,
     process::ExitCode,
 };
 
 use serde::Serialize;
 
-use super::{
-    agent::node_name,
-    cluster::AccessArgs,
-    config::SharedConfigArgs,
-    table::{Cell, Colour, Table, Tone},
-};
+use super::{agent::node_name, cluster::AccessArgs, config::SharedConfigArgs};
 use crate::{
-    cluster::Access,
-    datapath::{attach, pins::DEFAULT_PIN_PATH},
     gossip,
-    inspect::{Format, InspectError, Report, write},
-    link::LinkError,
-    model::NodeName,
-    preflight::{Finding, Verdict, assess, interface::Mode},
-    survey,
+    output::{
+        self, Format, OutputError, Report,
+        table::{Cell, Color, Table, Tone},
+    },
+    preflight::{
+        collect,
+        findings::{CheckStatus, Finding, assess},
+    },
 };
+use vipmux_cluster::access::ClusterAccess;
+use vipmux_datapath::{
+    bpf::{attach::XdpAttachMode, pins::DEFAULT_PIN_PATH},
+    link::LinkError,
+};
+use vipmux_model::NodeName;
 
-/// The exit status if something fails.
+/// The exit status if a check fails.
 const FAILS: u8 = 2;
 
-/// Arguments of `vipmux check`: those of `vipmux agent` that it depends on, and how to write.
+/// Arguments of `vipmux check`: those of `vipmux agent` that matter for it, and the output format.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Nothing is changed on the node; what is made to try something out is removed again. Root sees everything; \
-                        with fewer rights some lines say what could not be looked at.\n\nExit status: 0 when nothing fails, \
-                        warnings aside; 2 when something does; 1 when the node cannot be looked at."
+    after_help = "Changes nothing on the node; whatever a check creates is removed again. Run it as root: with fewer rights \
+                        some lines say what could not be checked.\n\nExit status: 0 if no check fails (warnings do not \
+                        count), 2 if one fails, 1 if the node cannot be checked."
 )]
-pub struct Args {
+pub struct CheckArgs {
     #[command(flatten)]
     _config: SharedConfigArgs,
-    /// Interface to announce VIPs on; repeat for several. Without it: the one whose subnet holds the Node's InternalIP
+    /// Interface to announce VIPs on; repeat for several. Default: the interface whose subnet has
+    /// the Node's InternalIP
     #[arg(long = "interface", value_name = "IFACE", env = "VIPMUX_INTERFACE", value_delimiter = ',')]
     interfaces: Vec<String>,
-    /// The Node that this is, by `metadata.name`
+    /// The name of this Node (`metadata.name`)
     #[arg(long, value_name = "NAME", env = "VIPMUX_NODE_NAME", value_parser = node_name)]
     node_name: Option<NodeName>,
-    /// Directory of Kubernetes manifests. Without it: the API server
+    /// Directory of Kubernetes manifests. Default: the API server
     #[arg(long, value_name = "DIR", env = "VIPMUX_MANIFESTS")]
     manifests: Option<PathBuf>,
     #[command(flatten)]
     access: AccessArgs,
-    /// Where maps, programs and links are pinned, on a bpffs
+    /// Directory of the pinned maps, programs and links, on a bpffs
     #[arg(long, value_name = "DIR", env = "VIPMUX_PIN_PATH", default_value = DEFAULT_PIN_PATH)]
     pin_path: PathBuf,
-    /// How XDP programs are to run
+    /// How XDP programs run
     #[arg(long, value_enum, env = "VIPMUX_XDP_MODE", default_value_t)]
-    xdp_mode: attach::Mode,
-    /// The UDP port on which the agents speak to each other
+    xdp_mode: XdpAttachMode,
+    /// The UDP port of the agents' gossip
     #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     gossip_port: u16,
-    /// The file with the key that seals what they say
+    /// The file with the key of the agents' gossip
     #[arg(long, value_name = "FILE", env = "VIPMUX_GOSSIP_KEY")]
     gossip_key: Option<PathBuf>,
-    /// Where the agent keeps what it must not forget
+    /// Directory of the agent's state
     #[arg(long, value_name = "DIR", env = "VIPMUX_STATE_DIR", default_value = "/var/lib/vipmux")]
     state_dir: PathBuf,
-    /// Print JSON (docs/check.md), on one line
+    /// Print JSON on one line (docs/check.md)
     #[arg(short, long)]
     json: bool,
-    /// Print JSON, indented
+    /// Print indented JSON
     #[arg(short, long)]
     pretty: bool,
 }
 
-/// The node could not be looked at, or what was found not written.
+/// `vipmux check` failed.
 #[derive(Debug, thiserror::Error)]
-pub enum CheckError {
-    /// Not even the interfaces could be listed.
-    #[error("cannot look at this node's interfaces")]
+pub enum CheckCommandError {
+    /// The interfaces could not be listed.
+    #[error("cannot list this node's interfaces")]
     Links(#[from] LinkError),
     /// The asynchronous runtime cannot be started.
     #[error("cannot start the asynchronous runtime")]
     Runtime(#[source] io::Error),
-    /// Writing.
+    /// The findings could not be printed.
     #[error(transparent)]
-    Output(#[from] InspectError),
+    Output(#[from] OutputError),
 }
 
-/// Looks at the node, and says by the exit status whether anything fails.
-pub fn run(args: Args) -> Result<ExitCode, CheckError> {
-    let format = match (args.pretty, args.json) {
-        (true, _) => Format::PrettyJson,
-        (false, true) => Format::Json,
-        (false, false) => Format::Table(Colour::of_stdout()),
-    };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CheckError::Runtime)?;
-    let observed = runtime.block_on(survey::observe(&args.into()))?;
+/// Checks the node and prints the findings. Returns the exit status.
+pub fn run(args: CheckArgs) -> Result<ExitCode, CheckCommandError> {
+    let format = Format::chosen(args.json, args.pretty, Color::of_stdout());
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(CheckCommandError::Runtime)?;
+    let observed = runtime.block_on(collect::observe(&args.into()))?;
     let checked = Checked::new(assess(&observed));
-    let mut out = BufWriter::new(io::stdout().lock());
-    match write(&checked, format, &mut out).and_then(|()| Ok(out.flush()?)) {
-        Err(InspectError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        other => other?,
-    }
+    output::print(&checked, format)?;
     Ok(if checked.failed == 0 { ExitCode::SUCCESS } else { ExitCode::from(FAILS) })
 }
 
-impl From<Args> for survey::Options {
-    fn from(args: Args) -> Self {
-        let Access { kubeconfig, namespace } = args.access.into();
+impl From<CheckArgs> for collect::CheckOptions {
+    fn from(args: CheckArgs) -> Self {
+        let ClusterAccess { kubeconfig, namespace } = args.access.into();
         Self {
             interfaces: args.interfaces,
             node: args.node_name,
@@ -115,11 +111,7 @@ impl From<Args> for survey::Options {
             kubeconfig,
             namespace,
             pin_path: args.pin_path,
-            mode: match args.xdp_mode {
-                attach::Mode::Auto => Mode::Auto,
-                attach::Mode::Native => Mode::Native,
-                attach::Mode::Generic => Mode::Generic,
-            },
+            mode: args.xdp_mode,
             gossip_port: args.gossip_port,
             gossip_key: args.gossip_key,
             state_dir: args.state_dir,
@@ -127,7 +119,7 @@ impl From<Args> for survey::Options {
     }
 }
 
-/// All findings, and how many ended how.
+/// All findings, with their numbers by status.
 #[derive(Debug, Serialize)]
 struct Checked {
     passed: usize,
@@ -138,8 +130,8 @@ struct Checked {
 
 impl Checked {
     fn new(checks: Vec<Finding>) -> Self {
-        let count = |verdict| checks.iter().filter(|finding| finding.verdict == verdict).count();
-        let [passed, warned, failed] = [Verdict::Pass, Verdict::Warn, Verdict::Fail].map(count);
+        let count = |status| checks.iter().filter(|finding| finding.status == status).count();
+        let [passed, warned, failed] = [CheckStatus::Pass, CheckStatus::Warn, CheckStatus::Fail].map(count);
         Self { passed, warned, failed, checks }
     }
 }
@@ -147,13 +139,13 @@ impl Checked {
 impl Report for Checked {
     const KIND: &'static str = "check";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let mut table = Table::new(&["RESULT", "CHECK", "OF", "FOUND -> WHAT TO DO"]);
         for finding in &self.checks {
-            let (word, tone) = match finding.verdict {
-                Verdict::Pass => ("pass", Tone::Good),
-                Verdict::Warn => ("warn", Tone::Warn),
-                Verdict::Fail => ("fail", Tone::Bad),
+            let (word, tone) = match finding.status {
+                CheckStatus::Pass => ("pass", Tone::Good),
+                CheckStatus::Warn => ("warn", Tone::Warn),
+                CheckStatus::Fail => ("fail", Tone::Bad),
             };
             let text = match &finding.remedy {
                 Some(remedy) => format!("{} -> {remedy}", finding.found),
@@ -162,8 +154,8 @@ impl Report for Checked {
             let subject = finding.subject.as_deref().unwrap_or_default();
             table.row([Cell::toned(word, tone), finding.check.into(), subject.into(), text.into()]);
         }
-        table.print(out, colour)?;
-        writeln!(out, "\n{} passed, {} to be looked at, {} failed", self.passed, self.warned, self.failed)
+        table.print(out, color)?;
+        writeln!(out, "\n{} passed, {} warned, {} failed", self.passed, self.warned, self.failed)
     }
 }
 
@@ -181,21 +173,21 @@ mod tests {
     #[test]
     fn each_check_has_a_line_with_what_was_found_and_what_to_do() {
         let mut out = Vec::new();
-        checked().print(&mut out, Colour::Never).unwrap();
+        checked().print(&mut out, Color::Never).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "RESULT  CHECK    OF    FOUND -> WHAT TO DO\n\
              pass    kernel   -     Linux 6.18\n\
              fail    carrier  eth0  eth0 is down -> set it up\n\
              warn    cni      -     unknown -> look\n\n\
-             1 passed, 1 to be looked at, 1 failed\n"
+             1 passed, 1 warned, 1 failed\n"
         );
     }
 
     #[test]
     fn json_has_a_version_and_every_field() {
         let mut out = Vec::new();
-        write(&checked(), Format::Json, &mut out).unwrap();
+        output::write(&checked(), Format::Json, &mut out).unwrap();
         let json: serde_json::Value = serde_json::from_slice(&out).unwrap();
         assert_eq!((&json["version"], &json["kind"]), (&1.into(), &"check".into()));
         assert_eq!([&json["passed"], &json["warned"], &json["failed"]], [1, 1, 1]);

@@ -1,16 +1,17 @@
-//! The configuration file: every long option of a command as a key, in camelCase.
+//! Reads the configuration file: every long option of a command is a key, in camelCase.
 //!
-//! The options themselves are what is known of keys, so that there is nothing to be kept in step: clap's own parsers judge
-//! the values, which then take the defaults' place. So a flag goes before the environment, that before the file, and the
-//! file before the default.
+//! The keys follow from clap's options, so the two cannot differ: clap's own parsers check the
+//! values. The values of the file then replace the options' defaults. So a flag takes precedence
+//! over the environment, the environment over the file, and the file over the default.
 //!
 //! ```text
-//! arguments ─► which command, which file ─► file ─► keys, values, all that is wrong with them ─► arguments again, with the
-//!                                                                                               file's values as defaults
+//! arguments ─► command, file name ─► file ─► keys, values, all mistakes
+//!           ─► arguments again, with the file's values as defaults
 //! ```
 //!
-//! Several commands may read one file (a ConfigMap), so a key of another one is no mistake; it is judged all the same. Commands
-//! that work beside an agent take from its file what they have of its options.
+//! Several commands may read one file (a ConfigMap). So a key of another command is no mistake, but
+//! its value is checked too. Commands that work beside an agent take from its file the options that
+//! they share with it.
 
 mod file;
 mod keys;
@@ -23,39 +24,41 @@ use clap::{ArgMatches, CommandFactory, FromArgMatches, error::ErrorKind, parser:
 pub use self::reference::{schema, table};
 use self::{
     file::Entry,
-    keys::{ALTERNATIVES, Key, Keys},
+    keys::{ALTERNATIVES, OptionKey, OptionKeys},
 };
 
-/// The id of the option that names the file. The options of the commands that have it are keys.
+/// The id of the option that names the file. The other options of commands with this option are
+/// keys.
 const OPTION: &str = "config";
-/// The id of the option that names an agent's file.
+/// The id of the option that names an agent's file, in the commands that work beside an agent.
 const SHARED: &str = "shared-config";
 
-/// What a command has that can be configured by a file.
+/// The option of a command that is configured by a file.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ConfigArgs {
-    /// A YAML file with the options, by their long names in camelCase (`xdpMode: native`; lists for those that repeat). Flags
-    /// and environment variables go before it. Read once, at the start.
+    /// YAML file with options, by their long names in camelCase (`xdpMode: native`; lists for
+    /// options that repeat). Flags and environment variables take precedence over it. It is read
+    /// once, at the start.
     #[arg(id = OPTION, long = OPTION, value_name = "FILE", env = "VIPMUX_CONFIG")]
     config: Option<PathBuf>,
 }
 
-/// What a command has that works beside an agent, and has options of its.
+/// The option of a command that works beside an agent and shares options with it.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct SharedConfigArgs {
-    /// The agent's configuration file, for the options that this command shares with it. Flags and environment variables go
-    /// before it
+    /// The agent's configuration file, for the options that this command shares with it. Flags and
+    /// environment variables take precedence over it
     #[arg(id = SHARED, long = OPTION, value_name = "FILE", env = "VIPMUX_CONFIG")]
     config: Option<PathBuf>,
 }
 
-/// The command line cannot be followed.
+/// The command line cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandLineError {
-    /// It is wrong in itself, or asks for help.
+    /// It has a mistake, or asks for help.
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    /// The file that it names is.
+    /// The file that it names has a mistake.
     #[error(transparent)]
     File(#[from] ConfigError),
 }
@@ -68,34 +71,34 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// This is wrong with it.
+    /// It has mistakes.
     #[error("the configuration file {} cannot be used:{}", path.display(), Lines(problems))]
     Problems {
         /// The file.
         path: PathBuf,
-        /// All of it, in the file's order; at least one.
-        problems: Vec<Problem>,
+        /// All mistakes in the file's order; at least one.
+        problems: Vec<ConfigProblem>,
     },
 }
 
-/// Something that is wrong with a file.
+/// A mistake in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct ConfigProblem {
     /// The line, from 1, where known.
     pub line: Option<u64>,
-    /// What it is about, and what is wrong.
+    /// The key and the mistake.
     pub message: String,
 }
 
-struct Lines<'a>(&'a [Problem]);
+struct Lines<'a>(&'a [ConfigProblem]);
 
 impl fmt::Display for Lines<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|Problem { line, message }| match line {
+        self.0.iter().try_for_each(|ConfigProblem { line, message }| match line {
             Some(line) => write!(f, "\n  line {line}: {message}"),
             None => write!(f, "\n  {message}"),
         })
@@ -106,14 +109,14 @@ impl fmt::Display for Lines<'_> {
 pub fn parse<C: CommandFactory + FromArgMatches>(arguments: &[OsString]) -> Result<C, CommandLineError> {
     let read = |command: clap::Command| {
         let matches = command.try_get_matches_from(arguments)?;
-        one_of_each_pair(&mut C::command(), &matches)?;
+        refuse_conflicts(&mut C::command(), &matches)?;
         Ok(C::from_arg_matches(&matches)?)
     };
     let strict = || read(C::command());
-    // What is required may be in the file.
+    // Required options may be in the file.
     let relaxed = C::command()
         .mut_subcommands(|command| if reads(&command) { command.mut_args(|arg| arg.required(false)) } else { command });
-    // Who is wrong already is told so by the very command.
+    // If this fails already, the strict command has the right error message.
     let Ok(matches) = relaxed.try_get_matches_from(arguments) else { return strict() };
     let Some((name, given)) = matches.subcommand() else { return strict() };
     let file = |id| given.try_get_one::<PathBuf>(id).ok().flatten();
@@ -127,25 +130,25 @@ pub fn parse<C: CommandFactory + FromArgMatches>(arguments: &[OsString]) -> Resu
     read(configured)
 }
 
-/// Whether a command reads a configuration file.
+/// Returns whether a command reads a configuration file.
 fn reads(command: &clap::Command) -> bool {
     command.get_arguments().any(|arg| arg.get_long() == Some(OPTION))
 }
 
-/// Flags that exclude each other are not both there. Clap's own `conflicts_with` would take a variable for a flag, and KUBECONFIG
-/// may be in the environment for others.
-fn one_of_each_pair(command: &mut clap::Command, matches: &ArgMatches) -> Result<(), clap::Error> {
+/// Refuses two flags that exclude each other. Clap's own `conflicts_with` would also count
+/// environment variables, but KUBECONFIG may be set for other programs.
+fn refuse_conflicts(command: &mut clap::Command, matches: &ArgMatches) -> Result<(), clap::Error> {
     let Some((_, given)) = matches.subcommand() else { return Ok(()) };
     let flag = |id| given.try_contains_id(id).is_ok() && given.value_source(id) == Some(ValueSource::CommandLine);
     match ALTERNATIVES.into_iter().find(|(one, other)| flag(one) && flag(other)) {
         None => Ok(()),
         Some((one, other)) => {
-            Err(command.error(ErrorKind::ArgumentConflict, format!("--{one} cannot be used beside --{other}")))
+            Err(command.error(ErrorKind::ArgumentConflict, format!("--{one} cannot be used together with --{other}")))
         }
     }
 }
 
-/// The values that the file has for the command `name`, by the options' ids.
+/// Returns the file's values for the command `name`, by the options' ids.
 fn values(
     all: &clap::Command,
     name: &str,
@@ -154,55 +157,55 @@ fn values(
 ) -> Result<BTreeMap<String, Vec<String>>, ConfigError> {
     let mut all = all.clone();
     all.build();
-    let keys = Keys::of(&all, name);
+    let keys = OptionKeys::of(&all, name);
     let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read { path: path.clone(), source })?;
     let (settings, mut problems) = match file::entries(&text) {
         Ok(entries) => settings(&keys, entries),
         Err(problem) => (Vec::new(), vec![problem]),
     };
-    problems.extend(contradictions(&settings));
+    problems.extend(conflicts(&settings));
     if !problems.is_empty() {
         problems.sort_by_key(|problem| problem.line);
         return Err(ConfigError::Problems { path, problems });
     }
-    // A variable such as KUBECONFIG may be there for others.
+    // Only flags count: a variable such as KUBECONFIG may be set for other programs.
     let stated: Vec<_> =
         keys.own().filter(|key| given.value_source(&key.id) == Some(ValueSource::CommandLine)).collect();
-    let is_overruled = |key: &Key| stated.iter().any(|other| key.excludes(other));
+    let is_overruled = |key: &OptionKey| stated.iter().any(|other| key.excludes(other));
     let own = settings.into_iter().filter(|setting| setting.key.own && !is_overruled(setting.key));
     Ok(own.map(|setting| (setting.key.id.clone(), setting.values)).collect())
 }
 
-/// What the file says of an option.
-struct Setting<'a> {
-    key: &'a Key,
+/// The values of an option in the file.
+struct OptionSetting<'a> {
+    key: &'a OptionKey,
     line: u64,
     values: Vec<String>,
 }
 
-fn settings(keys: &Keys, entries: Vec<Entry>) -> (Vec<Setting<'_>>, Vec<Problem>) {
+fn settings(keys: &OptionKeys, entries: Vec<Entry>) -> (Vec<OptionSetting<'_>>, Vec<ConfigProblem>) {
     let (mut settings, mut problems) = (Vec::new(), Vec::new());
-    for Entry { name, line, given } in entries {
-        let problem = |message| Problem { line: Some(line), message };
+    for Entry { name, line, value } in entries {
+        let problem = |message| ConfigProblem { line: Some(line), message };
         let Some(key) = keys.get(&name) else {
             problems.push(problem(keys.unknown(&name)));
             continue;
         };
-        let (values, wrong) = key.read(given);
+        let (values, wrong) = key.read(value);
         problems.extend(wrong.into_iter().map(|message| problem(format!("{name}: {message}"))));
         if !values.is_empty() {
-            settings.push(Setting { key, line, values });
+            settings.push(OptionSetting { key, line, values });
         }
     }
     (settings, problems)
 }
 
-/// Keys that exclude each other.
-fn contradictions<'a>(settings: &'a [Setting<'_>]) -> impl Iterator<Item = Problem> + 'a {
-    settings.iter().enumerate().filter_map(|(place, Setting { key, line, .. })| {
+/// Returns a problem for each pair of keys that exclude each other.
+fn conflicts<'a>(settings: &'a [OptionSetting<'_>]) -> impl Iterator<Item = ConfigProblem> + 'a {
+    settings.iter().enumerate().filter_map(|(place, OptionSetting { key, line, .. })| {
         let other = settings[..place].iter().find(|other| key.excludes(other.key))?;
-        let message = format!("{}: cannot be used beside {} (line {})", key.name, other.key.name, other.line);
-        Some(Problem { line: Some(*line), message })
+        let message = format!("{}: cannot be used together with {} (line {})", key.name, other.key.name, other.line);
+        Some(ConfigProblem { line: Some(*line), message })
     })
 }
 

@@ -1,4 +1,4 @@
-//! `vipmux drain`.
+//! Runs `vipmux drain`.
 
 use std::{
     collections::BTreeSet,
@@ -8,73 +8,75 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{agent::time, config::SharedConfigArgs, table::quiet_pipe};
-use crate::control::{self, Answer, AskError, Command, DEFAULT_SOCKET, Progress};
+use super::{agent::time, config::SharedConfigArgs};
+use crate::{
+    control::{self, Answer, AskError, ControlCommand, DEFAULT_SOCKET, DrainProgress},
+    output::table::ignore_broken_pipe,
+};
 
-/// How often the agent is asked how far it is.
+/// How often to ask the agent for its progress.
 const POLL: Duration = Duration::from_millis(200);
 
 /// Arguments of `vipmux drain`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 when nothing is led here any more (see --ignore-unmovable), or after --cancel; 1 when something is, or the \
-                        agent cannot be asked. The node then goes on draining: until --cancel, or until its agent is \
-                        started again, it takes no VIP that another node can take, and what is left goes as soon as one can."
+    after_help = "Exit status: 0 if this node leads no VIP any more (see --ignore-unmovable), or after --cancel; 1 if it still \
+                        leads one, or the agent cannot be asked. The node keeps draining until --cancel or until its agent \
+                        restarts: it takes no VIP that another node can take, and gives up the rest as soon as one can."
 )]
-pub struct Args {
+pub struct DrainArgs {
     #[command(flatten)]
     _config: SharedConfigArgs,
-    /// Take part again: lead VIPs like any other node
+    /// Stop draining: lead VIPs again like any other node
     #[arg(long)]
     cancel: bool,
-    /// How long to wait until all is handed over: so many seconds, or `5m`
+    /// How long to wait until all VIPs have moved: seconds, or `5m`
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     timeout: Duration,
-    /// Take it for done where what is left cannot be led by any other node now: on a single node nothing can
+    /// Succeed even if some VIPs cannot move because no other node can lead them now, as on a
+    /// single node
     #[arg(long, conflicts_with = "cancel")]
     ignore_unmovable: bool,
-    /// Where the agent listens
+    /// The agent's socket
     #[arg(long, value_name = "PATH", default_value = DEFAULT_SOCKET, env = "VIPMUX_SOCKET")]
     socket: PathBuf,
 }
 
-/// Not everything was handed over, or it is not known.
+/// `vipmux drain` failed.
 #[derive(Debug, thiserror::Error)]
 pub enum DrainError {
     /// The agent could not be asked.
     #[error(transparent)]
     Ask(#[from] AskError),
-    /// The node still leads some.
-    #[error("not drained: {} still led here; the node goes on draining until `vipmux drain --cancel`", counted(*.0))]
+    /// The node still leads this many VIPs.
+    #[error("not drained: {} still led here; the node keeps draining until `vipmux drain --cancel`", vip_count(*.0))]
     Left(usize),
-    /// Somebody else wants it to take part.
-    #[error(
-        "not drained: the node takes part again, by somebody else's `vipmux drain --cancel` or since its agent was started again"
-    )]
+    /// Somebody else ended the drain.
+    #[error("not drained: the drain was ended by another `vipmux drain --cancel` or by a restart of the agent")]
     Cancelled,
-    /// The agent does otherwise than it is told.
-    #[error("the agent goes on draining: is it being stopped?")]
+    /// The agent drains although the drain was cancelled.
+    #[error("the agent keeps draining: is it being stopped?")]
     Draining,
     /// The output could not be written.
     #[error("cannot write the output")]
     Output(#[from] io::Error),
 }
 
-/// Drains the node, and says on standard output how far it is.
-pub fn run(args: &Args) -> Result<(), DrainError> {
+/// Drains the node and prints the progress on standard output.
+pub fn run(args: &DrainArgs) -> Result<(), DrainError> {
     let mut out = io::stdout().lock();
     if args.cancel {
-        if args.ask(Command::Drain { cancel: true })?.draining {
+        if args.ask(ControlCommand::Drain { cancel: true })?.draining {
             return Err(DrainError::Draining);
         }
-        return Ok(quiet_pipe(writeln!(out, "this node takes part again"))?);
+        return Ok(ignore_broken_pipe(writeln!(out, "drain ended: this node may lead VIPs again"))?);
     }
     let began = Instant::now();
-    let mut told = BTreeSet::new();
-    let mut progress = args.ask(Command::Drain { cancel: false })?;
+    let mut printed = BTreeSet::new();
+    let mut progress = args.ask(ControlCommand::Drain { cancel: false })?;
     loop {
-        for (vip, node) in progress.handed.iter().filter(|(vip, _)| told.insert(*vip)) {
-            quiet_pipe(writeln!(out, "{vip} handed over to {node}"))?;
+        for (vip, node) in progress.handed.iter().filter(|(vip, _)| printed.insert(*vip)) {
+            ignore_broken_pipe(writeln!(out, "{vip} handed over to {node}"))?;
         }
         if !progress.draining {
             return Err(DrainError::Cancelled);
@@ -83,35 +85,39 @@ pub fn run(args: &Args) -> Result<(), DrainError> {
             break;
         }
         sleep(POLL);
-        progress = args.ask(Command::Draining)?;
+        progress = args.ask(ControlCommand::Draining)?;
     }
     for vip in &progress.held {
-        quiet_pipe(writeln!(out, "{vip} is still led here: not handed over within {:?}", args.timeout))?;
+        ignore_broken_pipe(writeln!(out, "{vip} is still led here: not handed over within {:?}", args.timeout))?;
     }
     for (vip, why) in &progress.kept {
-        quiet_pipe(writeln!(out, "{vip} is still led here: {why}"))?;
+        ignore_broken_pipe(writeln!(out, "{vip} is still led here: {why}"))?;
     }
     match progress.held.len() + if args.ignore_unmovable { 0 } else { progress.kept.len() } {
         0 => {
             let seconds = began.elapsed().as_secs_f64();
-            Ok(quiet_pipe(writeln!(out, "drained: {} handed over in {seconds:.1} s", counted(told.len())))?)
+            Ok(ignore_broken_pipe(writeln!(
+                out,
+                "drained: {} handed over in {seconds:.1} s",
+                vip_count(printed.len())
+            ))?)
         }
         left => Err(DrainError::Left(left)),
     }
 }
 
-impl Args {
-    fn ask(&self, command: Command) -> Result<Progress, AskError> {
+impl DrainArgs {
+    fn ask(&self, command: ControlCommand) -> Result<DrainProgress, AskError> {
         match control::ask(&self.socket, command)? {
             Answer::Drain(progress) => Ok(progress),
             Answer::Error(error) => Err(AskError::Failed(error)),
-            Answer::Diff(_) | Answer::Account(_) | Answer::Unknown(_) => {
+            Answer::Diff(_) | Answer::Details(_) | Answer::Unknown(_) => {
                 Err(AskError::Unasked { path: self.socket.clone() })
             }
         }
     }
 }
 
-fn counted(vips: usize) -> String {
+fn vip_count(vips: usize) -> String {
     if vips == 1 { "1 VIP".to_owned() } else { format!("{vips} VIPs") }
 }

@@ -1,4 +1,4 @@
-//! How a command that runs for long tells what it does: on standard error, as text or as JSON.
+//! Configures the log on standard error, as text or as JSON.
 
 use std::{
     io::{self, IsTerminal as _},
@@ -11,48 +11,48 @@ use tracing_subscriber::{
     filter::{LevelFilter, ParseError},
 };
 
-/// What is left out unless it is asked for by this name: kube's client tells of each request that fails, as an error, and so do
-/// those who ask, with what becomes of it.
-const LEFT_OUT: &str = "kube_client::client::builder";
+/// The target that is not logged unless it is named. kube's client logs each failed request as an
+/// error, and so does the caller, with the consequence.
+const SILENCED: &str = "kube_client::client::builder";
 
-/// What of the log can be chosen.
+/// The options of the log.
 #[derive(Clone, Debug, clap::Args)]
 pub struct LogArgs {
-    /// How the log is written.
+    /// The format of the log.
     #[arg(long, value_enum, env = "VIPMUX_LOG_FORMAT", default_value_t)]
     log_format: LogFormat,
-    /// What is logged: `error`, `warn`, `info`, `debug`, `trace` or `off`, and after a comma what holds for a part of vipmux
-    /// alone: `info,vipmux::gossip=debug`.
+    /// The log level: `error`, `warn`, `info`, `debug`, `trace` or `off`. Levels of single modules
+    /// follow after commas: `info,vipmux::gossip=debug`.
     #[arg(long, value_name = "LEVEL", env = "RUST_LOG", default_value = "info")]
     log_level: LogLevel,
 }
 
-/// How the log is written.
+/// The format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     /// Text on a terminal, JSON elsewhere
     #[default]
     Auto,
-    /// Lines for people
+    /// Text lines
     Text,
-    /// An object on each line
+    /// One JSON object per line
     Json,
 }
 
-/// What is logged: directives as `tracing_subscriber` has them.
+/// The log level: directives of `tracing_subscriber`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLevel(String);
 
-/// There is no such level.
+/// The text is not a log level.
 #[derive(Debug, thiserror::Error)]
 pub enum LogLevelError {
-    /// A word that is none.
+    /// A word is not a level.
     #[error(
-        "{0} is no level: there are error, warn, info, debug, trace and off, and for a part alone such as vipmux::gossip=debug"
+        "{0} is not a level: use error, warn, info, debug, trace or off, and for a single module such as vipmux::gossip=debug"
     )]
     Unknown(String),
-    /// It is no list of directives.
-    #[error("it is no list like info,vipmux::gossip=debug")]
+    /// The text is not a list of directives.
+    #[error("this is not a list like info,vipmux::gossip=debug")]
     Malformed(#[from] ParseError),
 }
 
@@ -62,7 +62,7 @@ impl FromStr for LogLevel {
     fn from_str(text: &str) -> Result<Self, LogLevelError> {
         let text = text.split(',').map(str::trim).collect::<Vec<_>>().join(",");
         EnvFilter::builder().parse(&text)?;
-        // A word without a level would be taken for a part, all of which is logged.
+        // A misspelled level would count as a module, and all of it would be logged.
         let is_whole = |word: &&str| !word.contains(['=', '[', ']', '}', ':']) && !word.starts_with("vipmux");
         let words = text.split(',').filter(|word| !word.is_empty());
         match words.filter(is_whole).find(|word| word.parse::<LevelFilter>().is_err()) {
@@ -74,14 +74,14 @@ impl FromStr for LogLevel {
 
 impl LogLevel {
     fn filter(&self) -> EnvFilter {
-        // Without a word, as without the option.
+        // Without a word, use the default.
         let chosen = if self.0.is_empty() { "info" } else { &self.0 };
-        EnvFilter::builder().parse_lossy(format!("{LEFT_OUT}=off,{chosen}"))
+        EnvFilter::builder().parse_lossy(format!("{SILENCED}=off,{chosen}"))
     }
 }
 
 impl LogArgs {
-    /// Begins to log. Once in a process.
+    /// Starts the log. Call it once in a process.
     pub fn start(&self) {
         let filter = self.log_level.filter();
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
@@ -118,7 +118,7 @@ mod tests {
             assert!(text.parse::<LogLevel>().is_err(), "{text}");
         }
         let error = "loud".parse::<LogLevel>().unwrap_err().to_string();
-        assert!(error.starts_with("loud is no level: there are error, warn,"), "{error}");
+        assert!(error.starts_with("loud is not a level: use error, warn,"), "{error}");
     }
 
     #[test]

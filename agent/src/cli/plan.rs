@@ -1,4 +1,4 @@
-//! `vipmux plan`: a dry run over manifests.
+//! Runs `vipmux plan`: a dry run over manifests.
 
 mod comparison;
 mod report;
@@ -12,68 +12,71 @@ use std::{
 use clap::ValueEnum;
 use serde::Serialize;
 
-use self::{comparison::Comparison, report::Report};
-use super::{
-    planned::{self, InputError, Planned},
-    table::{Colour, quiet_pipe},
+use self::{comparison::Comparison, report::PlanReport};
+use crate::{
+    dry_run::{self, InputError, ManifestAllocation},
+    output::table::{Color, ignore_broken_pipe},
 };
-use crate::{model::tag::ServiceTag, source::manifests};
+use vipmux_cluster::source::manifests;
+use vipmux_model::tag::ServiceTag;
 
 /// Arguments of `vipmux plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "Exit status: 0 when all Services got what they asked for, 2 when some did not, 1 on unusable input.\n\
-                  With --before: 0 when nothing that is served is disturbed, 2 when a Service loses an address or port on \
-                  which it is served, or a VIP its leader, 1 on unusable input."
+    after_help = "Exit status: 0 if all Services get what they ask for, 2 if some do not, 1 if the input cannot be used.\n\
+                  With --before: 0 if nothing that is served is disturbed, 2 if a Service loses an address or port on \
+                  which it is served or a VIP loses its leader, 1 if the input cannot be used."
 )]
-pub struct Args {
-    /// Kubernetes manifests: files, directories, or - for standard input (`kubectl get services,nodes -A -o yaml`)
+pub struct PlanArgs {
+    /// Kubernetes manifests: files, directories, or - for standard input (`kubectl get
+    /// services,nodes -A -o yaml`)
     #[arg(required = true, value_name = "PATH")]
     paths: Vec<PathBuf>,
-    /// The manifests as they are in force now (repeat for several): show what those of PATH would change instead
+    /// The manifests that are in force now; show only what PATH would change. Repeat for several
     #[arg(long, value_name = "PATH")]
     before: Vec<PathBuf>,
-    /// How to print the plan
+    /// The output format
     #[arg(short, long, value_enum, default_value_t)]
-    output: Output,
-    /// An agent's assignments.yaml: who holds which address now; where it says nothing, the Services' statuses count
+    output: OutputFormat,
+    /// An agent's assignments.yaml, which records who holds which address now. Services that it
+    /// does not name keep the addresses in their statuses
     #[arg(long, value_name = "FILE")]
     state: Option<PathBuf>,
-    /// A named set of source ranges, as the agents have it (service.beta.kubernetes.io/azure-allowed-service-tags); repeat for
-    /// several
+    /// A named set of source ranges, as configured for the agents
+    /// (service.beta.kubernetes.io/azure-allowed-service-tags); repeat for several
     #[arg(long = "service-tag", value_name = "NAME=CIDR,...")]
     service_tags: Vec<ServiceTag>,
 }
 
-/// How to print the plan.
+/// The output format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-enum Output {
-    /// Aligned columns, for people
+enum OutputFormat {
+    /// Tables for people
     #[default]
     Table,
-    /// For programs; has a version field
+    /// JSON for programs, with a version field
     Json,
-    /// The same as YAML
+    /// The same data as YAML
     Yaml,
 }
 
-/// What made `vipmux plan` fail.
+/// `vipmux plan` failed.
 #[derive(Debug, thiserror::Error)]
-pub enum PlanError {
-    /// What is to be planned.
+pub enum PlanCommandError {
+    /// The manifests or the state file cannot be used.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// Standard input, for both of two inputs.
+    /// Standard input is named for both inputs.
     #[error("standard input (-) can be one of --before and PATH only")]
     StdinTwice,
-    /// Standard output.
+    /// The plan could not be written.
     #[error("cannot write the plan")]
     Write(#[source] io::Error),
 }
 
-impl Planned {
-    fn report(&self) -> Report<'_> {
-        Report::new(&self.objects, &self.model, &self.allocation)
+impl ManifestAllocation {
+    fn report(&self) -> PlanReport<'_> {
+        PlanReport::new(&self.objects, &self.model, &self.allocation)
     }
 
     fn is_usable(&self) -> bool {
@@ -81,50 +84,49 @@ impl Planned {
     }
 }
 
-/// Plans, prints, and says by the exit status whether all got what they asked for; with `--before`, whether they keep what
-/// they have.
-pub fn run(args: &Args) -> Result<ExitCode, PlanError> {
+/// Prints the plan, or with `--before` the changes. Returns the exit status.
+pub fn run(args: &PlanArgs) -> Result<ExitCode, PlanCommandError> {
     let stdin = Path::new(manifests::STDIN);
     if [&args.before, &args.paths].iter().all(|paths| paths.iter().any(|path| path == stdin)) {
-        return Err(PlanError::StdinTwice);
+        return Err(PlanCommandError::StdinTwice);
     }
-    let held = planned::holders(args.state.as_deref())?;
-    let (usable, as_wished, written) = if args.before.is_empty() {
-        let plan = Planned::read(&args.paths, held, &args.service_tags)?;
+    let held = dry_run::holders(args.state.as_deref())?;
+    let (usable, as_requested, written) = if args.before.is_empty() {
+        let plan = ManifestAllocation::read(&args.paths, held, &args.service_tags)?;
         let written = print(&plan.report(), args.output, &mut io::stdout().lock());
         (plan.is_usable(), plan.allocation.is_complete(), written)
     } else {
-        let before = Planned::read(&args.before, held, &args.service_tags)?;
-        let after = Planned::read(&args.paths, before.allocation.holders(), &args.service_tags)?;
+        let before = ManifestAllocation::read(&args.before, held, &args.service_tags)?;
+        let after = ManifestAllocation::read(&args.paths, before.allocation.as_previous(), &args.service_tags)?;
         let reports = (before.report(), after.report());
         let comparison = Comparison::new((&reports.0, &before.allocation), (&reports.1, &after.allocation));
         let written = print(&comparison, args.output, &mut io::stdout().lock());
         (before.is_usable() && after.is_usable(), !comparison.disturbs(), written)
     };
-    quiet_pipe(written).map_err(PlanError::Write)?;
-    Ok(match (usable, as_wished) {
+    ignore_broken_pipe(written).map_err(PlanCommandError::Write)?;
+    Ok(match (usable, as_requested) {
         (false, _) => ExitCode::from(1),
         (true, false) => ExitCode::from(2),
         (true, true) => ExitCode::SUCCESS,
     })
 }
 
-/// What can be printed.
-trait Printed: Serialize {
-    /// Tables on `out`, warnings and problems on `err`.
-    fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()>;
+/// Something that `vipmux plan` prints.
+trait PlanOutput: Serialize {
+    /// Writes tables to `out`, warnings and problems to `err`.
+    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color) -> io::Result<()>;
 }
 
-/// Writes the plan; as a table, what cannot be shown in it goes to standard error.
-fn print(report: &impl Printed, output: Output, out: &mut impl Write) -> io::Result<()> {
+/// Writes the plan to `out`. With tables, warnings and problems go to standard error.
+fn print(report: &impl PlanOutput, output: OutputFormat, out: &mut impl Write) -> io::Result<()> {
     let mut out = io::BufWriter::new(out);
     match output {
-        Output::Table => report.print(&mut out, &mut io::stderr().lock(), Colour::of_stdout())?,
-        Output::Json => {
+        OutputFormat::Table => report.print(&mut out, &mut io::stderr().lock(), Color::of_stdout())?,
+        OutputFormat::Json => {
             serde_json::to_writer_pretty(&mut out, report)?;
             writeln!(out)?;
         }
-        Output::Yaml => out.write_all(serde_saphyr::to_string(report).map_err(io::Error::other)?.as_bytes())?,
+        OutputFormat::Yaml => out.write_all(serde_saphyr::to_string(report).map_err(io::Error::other)?.as_bytes())?,
     }
     out.flush()
 }

@@ -1,4 +1,4 @@
-//! `vipmux unload`.
+//! Runs `vipmux unload`.
 
 use std::{
     io::{self, Write},
@@ -6,45 +6,45 @@ use std::{
 };
 
 use clap::Args;
-use nix::time::{ClockId, clock_gettime};
 use tokio::runtime::Runtime;
 
-use super::{config::SharedConfigArgs, table::quiet_pipe};
-use crate::{
-    datapath::{
+use super::config::SharedConfigArgs;
+use crate::{output::table::ignore_broken_pipe, signals::StopSignals};
+use vipmux_datapath::{
+    bpf::{
         pins::{DEFAULT_PIN_PATH, Pins},
         unload::{UnloadError, Unloaded, unload},
     },
     link::{Ethtool, EthtoolError, LinkError, interface_name, remove_neighbors},
     snat::{IdentitySnat, SnatError},
-    stop::Stop,
 };
 
-/// Stop answering for this node's VIPs, detach the programs and remove every trace of vipmux from the kernel: pins,
-/// maps, and in this network namespace the nftables table and neighbour entries
+/// Remove vipmux from this node: stop answering for VIPs, detach the programs, and remove pins,
+/// maps, and in this network namespace the nftables table and neighbor entries
 #[derive(Clone, Debug, Args)]
 pub struct Unload {
     #[command(flatten)]
     _config: SharedConfigArgs,
-    /// Where everything is pinned
+    /// Directory of the pinned maps, programs and links
     #[arg(long, value_name = "DIR", default_value = DEFAULT_PIN_PATH, env = "VIPMUX_PIN_PATH")]
     pin_path: PathBuf,
-    /// Then wait to be told to stop, as a Pod that takes vipmux out of its node (deploy/uninstall)
+    /// Then wait for a signal to stop, for Pods that remove vipmux from their node
+    /// (deploy/uninstall)
     #[arg(long)]
     stay: bool,
 }
 
-/// The kernel was not, or not wholly, cleared of vipmux.
+/// `vipmux unload` failed; parts of vipmux may be left.
 #[derive(Debug, thiserror::Error)]
 pub enum UnloadCommandError {
-    /// Something could not be taken out of the kernel.
+    /// Programs, maps or pins could not be removed.
     #[error(transparent)]
     Unload(#[from] UnloadError),
     /// The nftables table could not be removed.
     #[error("cannot remove vipmux's nftables table")]
     Snat(#[from] SnatError),
-    /// The neighbour entries could not be removed.
-    #[error("cannot remove vipmux's neighbour entries")]
+    /// The neighbor entries could not be removed.
+    #[error("cannot remove vipmux's neighbor entries")]
     Neighbors(#[from] LinkError),
     /// The VLAN offload could not be turned on again.
     #[error("cannot turn rx-vlan-offload on again")]
@@ -52,7 +52,7 @@ pub enum UnloadCommandError {
     /// The asynchronous runtime cannot be started.
     #[error("cannot start the asynchronous runtime")]
     Runtime(#[source] io::Error),
-    /// The signals could not be waited for.
+    /// The signals could not be received.
     #[error("cannot wait for a signal")]
     Signal(#[source] io::Error),
     /// The system's clocks could not be read.
@@ -64,39 +64,38 @@ pub enum UnloadCommandError {
 }
 
 impl Unload {
-    /// Unloads, and says on standard output what it did.
+    /// Unloads, and prints on standard output what it did.
     pub fn run(&self) -> Result<(), UnloadCommandError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(UnloadCommandError::Runtime)?;
         let stop = {
             let _context = runtime.enter();
-            self.stay.then(Stop::listen).transpose().map_err(UnloadCommandError::Signal)?
+            self.stay.then(StopSignals::listen).transpose().map_err(UnloadCommandError::Signal)?
         };
         self.write(&runtime, &mut io::stdout().lock())?;
         if let Some(mut stop) = stop {
-            runtime.block_on(stop.told());
+            runtime.block_on(stop.received());
         }
         Ok(())
     }
 
     fn write(&self, runtime: &Runtime, out: &mut impl Write) -> Result<(), UnloadCommandError> {
         let pins = Pins::new(&self.pin_path);
-        let boottime = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
-        let now = std::time::Duration::from(boottime).as_nanos();
+        let now = vipmux_cluster::clock::try_boottime()?.as_nanos();
         let done = unload(&pins, u64::try_from(now).unwrap_or(u64::MAX))?;
-        let told = quiet_pipe(tell(&pins, done.as_ref(), out));
-        // Also where nothing is pinned: these may be all that is left.
+        let printed = ignore_broken_pipe(print_summary(&pins, done.as_ref(), out));
+        // Also if nothing is pinned: these may be all that is left.
         IdentitySnat::open()?.remove()?;
         runtime.block_on(remove_neighbors())?;
         if let Some(done) = &done {
             let ethtool = Ethtool::open()?;
             done.tags.iter().try_for_each(|ifindex| strip_tags(&ethtool, *ifindex))?;
         }
-        told.map_err(UnloadCommandError::Output)
+        printed.map_err(UnloadCommandError::Output)
     }
 }
 
-/// Not of an interface that is gone.
+/// Turns `rx-vlan-offload` on again, unless the interface is gone.
 fn strip_tags(ethtool: &Ethtool, ifindex: u32) -> Result<(), EthtoolError> {
     match ethtool.strip_tags(&interface_name(ifindex), true) {
         Err(EthtoolError::Request { source, .. }) if source.raw_os_error() == Some(libc::ENODEV) => Ok(()),
@@ -104,13 +103,13 @@ fn strip_tags(ethtool: &Ethtool, ifindex: u32) -> Result<(), EthtoolError> {
     }
 }
 
-fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Result<()> {
+fn print_summary(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Result<()> {
     let root = pins.root().display();
     let Some(done) = done else {
         return writeln!(out, "nothing to unload: vipmux is not loaded on this node (no {root})");
     };
     if let Some(error) = &done.unreadable {
-        writeln!(out, "warning: leadership was not given up before detaching: {error}")?;
+        writeln!(out, "warning: this node did not give up its VIPs before detaching: {error}")?;
     }
     if done.relinquished != 0 {
         writeln!(out, "stopped answering for {} VIPs", done.relinquished)?;
@@ -120,7 +119,7 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
             Some((kind, ifindex)) => {
                 writeln!(out, "detached {} from {}", kind.program(), interface_name(*ifindex))?;
             }
-            None => writeln!(out, "detached a link of another name")?,
+            None => writeln!(out, "detached a link with an unknown name")?,
         }
     }
     for ifindex in &done.filters {
@@ -133,8 +132,8 @@ fn tell(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> io::Resul
     if done.agent_seen {
         writeln!(
             out,
-            "warning: an agent was running on this node a moment ago; if it still is, it works on maps that nothing \
-             reads any more: stop it"
+            "warning: an agent was running on this node a moment ago; if it still runs, stop it: no program uses its \
+             maps any more"
         )?;
     }
     Ok(())
@@ -145,15 +144,16 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
-    use crate::{
-        datapath::{maps::fixture::mounted, pins::LinkKind},
-        model::Protocol,
-        snat::{Element, LocalBackend, Synced},
+    use crate::fixture::mounted;
+    use vipmux_datapath::{
+        bpf::pins::LinkKind,
+        snat::{Element, LocalBackend, SyncResult},
     };
+    use vipmux_model::Protocol;
 
-    fn told(done: Option<&Unloaded>) -> String {
+    fn summary(done: Option<&Unloaded>) -> String {
         let mut out = Vec::new();
-        tell(&Pins::new("/p"), done, &mut out).unwrap();
+        print_summary(&Pins::new("/p"), done, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -163,9 +163,9 @@ mod tests {
         let filters = vec![1];
         let done = Unloaded { relinquished: 3, detached, filters, programs: 2, maps: 17, ..Unloaded::default() };
         assert_eq!(
-            told(Some(&done)),
+            summary(Some(&done)),
             "stopped answering for 3 VIPs\ndetached vipmux_xdp from lo\ndetached vipmux_egress from if4294967295\n\
-             detached a link of another name\nremoved the tc filters of lo\nremoved 2 programs, 17 maps and /p\n"
+             detached a link with an unknown name\nremoved the tc filters of lo\nremoved 2 programs, 17 maps and /p\n"
         );
     }
 
@@ -176,20 +176,20 @@ mod tests {
         let backend = LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: 80 };
         let (backends, mut snat) = (imbl::OrdSet::unit(Element::Backend(backend)), IdentitySnat::open().unwrap());
         snat.sync(&backends).unwrap();
-        assert_eq!(snat.sync(&backends).unwrap(), Synced::Unchanged);
+        assert_eq!(snat.sync(&backends).unwrap(), SyncResult::Unchanged);
         let mut out = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Unload { _config: SharedConfigArgs::default(), pin_path: pins.root().into(), stay: false }
             .write(&runtime, &mut out)
             .unwrap();
         assert!(out.starts_with(b"nothing to unload"));
-        assert_eq!(snat.sync(&backends).unwrap(), Synced::Replaced, "it was gone");
+        assert_eq!(snat.sync(&backends).unwrap(), SyncResult::Replaced, "it was gone");
     }
 
     #[test]
     fn a_node_without_vipmux_and_one_with_a_running_agent_are_told_so() {
-        assert_eq!(told(None), "nothing to unload: vipmux is not loaded on this node (no /p)\n");
+        assert_eq!(summary(None), "nothing to unload: vipmux is not loaded on this node (no /p)\n");
         let done = Unloaded { agent_seen: true, ..Unloaded::default() };
-        assert!(told(Some(&done)).contains("warning: an agent was running on this node a moment ago"));
+        assert!(summary(Some(&done)).contains("warning: an agent was running on this node a moment ago"));
     }
 }

@@ -1,9 +1,12 @@
+//! Tests the agent's socket.
+
 use std::io::{Read as _, Write as _};
 
 use super::*;
+use vipmux_testing::names::node_name;
 
 fn diff() -> Diff {
-    let difference = Difference::new("VIPS", "192.0.2.1", Some("here".to_owned()), None);
+    let difference = ReportedDifference::new("VIPS", "192.0.2.1", Some("here".to_owned()), None);
     Diff { differences: vec![difference], refused: vec!["too much".to_owned()] }
 }
 
@@ -34,34 +37,34 @@ fn raw(path: &Path, request: &[u8]) -> String {
 #[test]
 fn a_request_is_answered_over_a_socket_for_root_alone() {
     let (answer, mode) =
-        beside_an_agent(|path| (ask(path, Command::Diff), fs::metadata(path).unwrap().permissions().mode()));
+        beside_an_agent(|path| (ask(path, ControlCommand::Diff), fs::metadata(path).unwrap().permissions().mode()));
     assert_eq!(answer.unwrap(), Answer::Diff(diff()));
     assert_eq!(mode & 0o777, 0o600);
 }
 
 #[test]
 fn what_is_to_be_explained_and_the_answer_survive_the_way() {
-    let account = Account { refused: vec!["x".to_owned()], ..Account::default() };
+    let details = TargetDetails { refused: vec!["x".to_owned()], ..TargetDetails::default() };
     let unknown =
-        Unknown { target: "192.0.2.1".parse().unwrap(), near: vec!["192.0.2.2".to_owned()], problems: vec![] };
-    let progress = Progress {
+        UnknownTarget { target: "192.0.2.1".parse().unwrap(), near: vec!["192.0.2.2".to_owned()], problems: vec![] };
+    let progress = DrainProgress {
         draining: true,
-        held: vec!["192.0.2.1".parse().map(Vip).unwrap()],
-        handed: vec![("2001:db8::1".parse().map(Vip).unwrap(), NodeName("node-2".to_owned()))],
-        kept: vec![("192.0.2.2".parse().map(Vip).unwrap(), "no other node may lead it".to_owned())],
+        held: vec!["192.0.2.1".parse().map(Vip::new).unwrap()],
+        handed: vec![("2001:db8::1".parse().map(Vip::new).unwrap(), node_name("node-2"))],
+        kept: vec![("192.0.2.2".parse().map(Vip::new).unwrap(), "no other node may lead it".to_owned())],
     };
-    for answer in [Answer::Account(Box::new(account)), Answer::Unknown(unknown), Answer::Drain(progress)] {
+    for answer in [Answer::Details(Box::new(details)), Answer::Unknown(unknown), Answer::Drain(progress)] {
         let text = serde_json::to_string(&Reply { version: VERSION, answer: answer.clone() }).unwrap();
         assert_eq!(serde_json::from_str::<Reply>(&text).unwrap().answer, answer);
     }
     for (command, text) in [
-        (Command::Explain("shop/web".parse().unwrap()), r#"{"explain":"shop/web"}"#),
-        (Command::Drain { cancel: true }, r#"{"drain":{"cancel":true}}"#),
-        (Command::Draining, r#""draining""#),
+        (ControlCommand::Explain("shop/web".parse().unwrap()), r#"{"explain":"shop/web"}"#),
+        (ControlCommand::Drain { cancel: true }, r#"{"drain":{"cancel":true}}"#),
+        (ControlCommand::Draining, r#""draining""#),
     ] {
-        let request = serde_json::to_string(&Request { version: VERSION, command: command.clone() }).unwrap();
+        let request = serde_json::to_string(&ControlRequest { version: VERSION, command: command.clone() }).unwrap();
         assert_eq!(request, format!(r#"{{"version":1,"command":{text}}}"#));
-        assert_eq!(serde_json::from_str::<Request>(&request).unwrap().command, command);
+        assert_eq!(serde_json::from_str::<ControlRequest>(&request).unwrap().command, command);
     }
 }
 
@@ -91,8 +94,8 @@ fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
     assert!(matches!(taken, Err(ListenError::Taken { .. })));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    // As one that ended leaves it. One that listened may do so for a while after, in a process that another test is
-    // starting.
+    // As one that ended leaves it. One that listened may do so for a while after, in a process that
+    // another test is starting.
     tokio::net::UnixSocket::new_stream().unwrap().bind(&path).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { listen(&path).map(drop) }).unwrap();
@@ -105,7 +108,7 @@ fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
 
 #[test]
 fn where_no_agent_is_the_error_says_what_to_do() {
-    let error = ask(Path::new("/nonexistent/agent.sock"), Command::Diff).unwrap_err();
+    let error = ask(Path::new("/nonexistent/agent.sock"), ControlCommand::Diff).unwrap_err();
     assert_eq!(
         error.to_string(),
         "no agent listens on /nonexistent/agent.sock: start it, or name its socket by --socket"
@@ -122,7 +125,7 @@ fn an_agent_that_says_nothing_is_not_taken_for_another_version() {
         let (stream, _) = listener.accept().unwrap();
         io::BufRead::read_line(&mut io::BufReader::new(stream), &mut String::new()).unwrap()
     });
-    let error = ask(&path, Command::Draining).unwrap_err();
+    let error = ask(&path, ControlCommand::Draining).unwrap_err();
     assert!(matches!(error, AskError::Broken { .. }), "{error}");
     assert_ne!(agent.join().unwrap(), 0, "it was asked");
 }

@@ -1,46 +1,46 @@
-//! The chain for people.
+//! Prints an explanation for people.
 
 use std::io::{self, Write};
 
-use super::{Explanation, Source, State};
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    inspect::Report,
+use super::{DetailsSource, Explanation, StepState};
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
 };
 
 impl Report for Explanation {
     const KIND: &'static str = "explain";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let source = match &self.source {
-            Source::Agent(node) => format!("as the agent on {node} has it"),
-            Source::Manifests => "as the manifests have it; the agent was not asked".to_owned(),
-            Source::Nowhere(_) => "as the kernel has it; the agent does not answer".to_owned(),
+            DetailsSource::Agent(node) => format!("as known to the agent on {node}"),
+            DetailsSource::Manifests => "computed from the manifests; the agent was not asked".to_owned(),
+            DetailsSource::Nowhere(_) => "from the kernel alone; the agent does not answer".to_owned(),
         };
         writeln!(out, "{}, {source}", self.target)?;
-        let mut table = Table::new(&["LINK", "STATE", "FINDING"]);
-        for link in &self.chain {
-            let (state, tone) = match link.state {
-                State::Holds => ("holds", Tone::Good),
-                State::Broken => ("broken", Tone::Bad),
-                State::Note => ("note", Tone::Plain),
-                State::Unknown => ("unknown", Tone::Warn),
+        let mut table = Table::new(&["STEP", "STATE", "FINDING"]);
+        for step in &self.steps {
+            let (state, tone) = match step.state {
+                StepState::Holds => ("holds", Tone::Good),
+                StepState::Broken => ("broken", Tone::Bad),
+                StepState::Note => ("note", Tone::Plain),
+                StepState::Unknown => ("unknown", Tone::Warn),
             };
-            table.row([Cell::from(link.step.name()), Cell::toned(state, tone), Cell::from(&link.finding)]);
+            table.row([Cell::from(step.step.name()), Cell::toned(state, tone), Cell::from(&step.finding)]);
         }
-        table.print(out, colour)?;
+        table.print(out, color)?;
         match &self.broken {
-            Some(link) => {
+            Some(step) => {
                 // Through a cell, which escapes what must not reach a terminal.
-                let mut verdict = Table::new(&["FIRST BROKEN", "WHAT TO DO"]);
-                verdict.row([link.step.name(), link.remedy.as_deref().unwrap_or_default()]);
+                let mut first = Table::new(&["FIRST BROKEN", "WHAT TO DO"]);
+                first.row([step.step.name(), step.remedy.as_deref().unwrap_or_default()]);
                 writeln!(out)?;
-                verdict.print(out, colour)
+                first.print(out, color)
             }
-            None if self.chain.iter().any(|link| link.state == State::Unknown) => {
-                let unknown = self.chain.iter().filter(|link| link.state == State::Unknown);
-                let remedy = unknown.filter_map(|link| link.remedy.as_deref()).next_back().unwrap_or_default();
-                writeln!(out, "nothing that is known is broken; for the rest, {remedy}")
+            None if self.steps.iter().any(|step| step.state == StepState::Unknown) => {
+                let unknown = self.steps.iter().filter(|step| step.state == StepState::Unknown);
+                let remedy = unknown.filter_map(|step| step.remedy.as_deref()).next_back().unwrap_or_default();
+                writeln!(out, "nothing is known to be broken; to check the rest, {remedy}")
             }
             None => writeln!(out, "nothing is broken"),
         }

@@ -1,3 +1,5 @@
+//! Tests explanations of Services and VIPs.
+
 use std::{collections::BTreeMap, time::Duration};
 
 use imbl::OrdMap;
@@ -6,29 +8,32 @@ use vipmux_common::abi::{Role, Why};
 
 use super::*;
 use crate::{
-    allocate::{allocate, holders::Holders},
-    cli::table::Colour,
     control::Answer,
-    election::placement::{self, contenders_of},
     inspect::{
-        Report as _,
-        leadership::{Code, Leadership},
+        leadership::{Code, VipLeadership},
         names::Claim,
-        vips::Standing as Fence,
+        vips::FenceState as Fence,
     },
-    model::{
-        Model, Options,
-        endpoints::{SERVICE_LABEL, desired_services},
-        health::{self, Finding, Findings, Health, HealthKey},
-        ingest::object,
-    },
-    source::Objects,
+    output::{Report as _, table::Color},
+};
+use vipmux_allocate::{allocate, previous::PreviousAssignments};
+use vipmux_election::placement::{self, contenders_of};
+use vipmux_model::{
+    IngestOptions, Model,
+    endpoints::SERVICE_LABEL,
+    health::{self, CheckupResult, Findings, Health, HealthKey},
+    objects::Objects,
+    serving::desired_services,
+};
+use vipmux_testing::{
+    names::{node_name, service_name},
+    object,
 };
 
 const VIP: &str = "192.0.2.10";
 
 fn service(name: &str, annotations: &Value, spec: &Value) -> (ServiceName, Value) {
-    let name = ServiceName { namespace: "shop".into(), name: name.into() };
+    let name = service_name(name);
     let mut spec = spec.clone();
     spec["type"] = "LoadBalancer".into();
     (name, json!({"metadata": {"annotations": annotations}, "spec": spec}))
@@ -50,7 +55,7 @@ fn put(objects: &mut Objects, (name, value): (ServiceName, Value)) {
 }
 
 fn node(objects: &mut Objects, name: &str) {
-    objects.nodes.insert(NodeName(name.to_owned()), object(json!({})));
+    objects.nodes.insert(node_name(name), object(json!({})));
 }
 
 fn endpoint(objects: &mut Objects, service: &str, endpoint: &Value) {
@@ -61,31 +66,35 @@ fn endpoint(objects: &mut Objects, service: &str, endpoint: &Value) {
     objects.endpoint_slices.insert(("shop".to_owned(), service.to_owned()), object(slice));
 }
 
-fn account(objects: &Objects, target: &Target) -> Result<Account, Unknown> {
-    account_with(objects, target, &Findings::new())
+fn details(objects: &Objects, target: &ExplainTarget) -> Result<TargetDetails, UnknownTarget> {
+    details_with(objects, target, &Findings::new())
 }
 
 /// The same a minute after boot, of an agent on `n1` that found this.
-fn account_with(objects: &Objects, target: &Target, findings: &Findings) -> Result<Account, Unknown> {
-    let model = Model::ingest(objects, &Options::default());
-    let allocation = allocate(&model, &Holders::new());
+fn details_with(
+    objects: &Objects,
+    target: &ExplainTarget,
+    findings: &Findings,
+) -> Result<TargetDetails, UnknownTarget> {
+    let model = Model::ingest(objects, &IngestOptions::default());
+    let allocation = allocate(&model, &PreviousAssignments::new());
     let mut health = Health::default();
-    health.hear(NodeName("n1".to_owned()), health::down(findings));
+    health.hear(node_name("n1"), health::down(findings));
     let services = desired_services(&model, &allocation.claims(), &health, &OrdMap::new());
     let leaders: BTreeMap<_, _> = placement::leaders(&contenders_of(&model, allocation.vips().into_keys()));
     let (model, allocation, services, leaders) = (&model, &allocation, &services, &leaders);
     let now = Duration::from_mins(1);
-    Account::of(Decided { objects, model, allocation, services, leaders, findings, now }, target)
+    TargetDetails::of(PipelineResults { objects, model, allocation, services, leaders, findings, now }, target)
 }
 
-/// The same as the agent on `n1` tells it.
-fn told(objects: &Objects, target: &str) -> Account {
-    Account { node: Some(NodeName("n1".into())), ..account(objects, &target.parse().unwrap()).unwrap() }
+/// The same from the agent on `n1`.
+fn of_agent(objects: &Objects, target: &str) -> TargetDetails {
+    TargetDetails { node: Some(node_name("n1")), ..details(objects, &target.parse().unwrap()).unwrap() }
 }
 
 /// For 192 seconds.
-fn led(leader: Option<&str>, role: Role, why: Option<(Why, Option<&str>)>) -> Leadership {
-    Leadership {
+fn led(leader: Option<&str>, role: Role, why: Option<(Why, Option<&str>)>) -> VipLeadership {
+    VipLeadership {
         leader: leader.map(Into::into),
         role: Some(Code(Ok(role))),
         since_s: Some(192),
@@ -95,12 +104,12 @@ fn led(leader: Option<&str>, role: Role, why: Option<(Why, Option<&str>)>) -> Le
 }
 
 /// This node does not answer.
-fn silent(held: &mut Held, leadership: Leadership) {
+fn silent(held: &mut KernelState, leadership: VipLeadership) {
     held.vips[0] = VipView { leading: false, answering: false, leadership, ..held.vips[0].clone() };
 }
 
 /// All of [`objects`], led and answered for.
-fn held() -> Held {
+fn held() -> KernelState {
     let claim = Claim {
         vip: Some(VIP.parse().unwrap()),
         port: 80,
@@ -146,99 +155,101 @@ fn held() -> Held {
         vlan: 0,
         services: 1,
     };
-    let fence = FenceView { standing: Fence::Open, deadline_ns: 1, left_ms: Some(900), lapsed_ms: None };
-    Held { fence, vips: vec![vip], services: vec![service], backends: vec![backend], attached: ["eth0".into()].into() }
+    let fence = FenceView { state: Fence::Open, deadline_ns: 1, left_ms: Some(900), lapsed_ms: None };
+    KernelState {
+        fence,
+        vips: vec![vip],
+        services: vec![service],
+        backends: vec![backend],
+        attached: ["eth0".into()].into(),
+    }
 }
 
-fn kernel(held: Held) -> Kernel {
-    Kernel::Held(Box::new(held))
-}
-
-fn shown(target: &str, account: Result<Account, String>, kernel: &Kernel) -> String {
-    let explanation = Explanation::new(target.parse().unwrap(), account, kernel).unwrap();
+fn shown(target: &str, details: Result<TargetDetails, String>, kernel: &Result<KernelState, String>) -> String {
+    let explanation = Explanation::new(target.parse().unwrap(), details, kernel).unwrap();
     let mut out = Vec::new();
-    explanation.print(&mut out, Colour::Never).unwrap();
+    explanation.print(&mut out, Color::Never).unwrap();
     String::from_utf8(out).unwrap()
 }
 
 /// The step that is broken first.
-fn broken(account: Account, held: Held) -> Option<Step> {
+fn broken(details: TargetDetails, held: KernelState) -> Option<StepKind> {
     let target = "shop/web".parse().unwrap();
-    Explanation::new(target, Ok(account), &kernel(held)).unwrap().broken.map(|link| link.step)
+    Explanation::new(target, Ok(details), &Ok(held)).unwrap().broken.map(|link| link.step)
 }
 
 #[test]
 fn a_chain_that_holds_is_told_from_manifest_to_packet() {
     let mut objects = objects();
     put(&mut objects, service("dns", &json!({"vipmux.io/sharing-key": "edge"}), &json!({"ports": [{"port": 53}]})));
-    insta::assert_snapshot!("service", shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held())));
-    insta::assert_snapshot!("vip", shown(VIP, Ok(told(&objects, VIP)), &kernel(held())));
+    insta::assert_snapshot!("service", shown("shop/web", Ok(of_agent(&objects, "shop/web")), &Ok(held())));
+    insta::assert_snapshot!("vip", shown(VIP, Ok(of_agent(&objects, VIP)), &Ok(held())));
 }
 
 #[test]
 fn the_first_broken_link_of_the_models_half_is_found() {
     let annotated = |annotations: Value| service("web", &annotations, &json!({"ports": [{"port": 80}]}));
-    let mut cases: Vec<(&str, Option<Step>, Objects)> = vec![("nothing", None, objects())];
+    let mut cases: Vec<(&str, Option<StepKind>, Objects)> = vec![("nothing", None, objects())];
     let mut case = |name, step, change: &dyn Fn(&mut Objects)| {
         let mut objects = objects();
         change(&mut objects);
         cases.push((name, Some(step), objects));
     };
-    case("another-class", Step::Ours, &|objects| {
+    case("another-class", StepKind::Ours, &|objects| {
         let spec = json!({"ports": [{"port": 80}], "loadBalancerClass": "example.org/lb"});
         put(objects, service("web", &json!({}), &spec));
     });
-    case("malformed", Step::Request, &|objects| put(objects, annotated(json!({"vipmux.io/addresses": "x"}))));
-    case("elsewhere", Step::Allocation, &|objects| {
+    case("malformed", StepKind::Request, &|objects| put(objects, annotated(json!({"vipmux.io/addresses": "x"}))));
+    case("elsewhere", StepKind::Allocation, &|objects| {
         put(objects, annotated(json!({"vipmux.io/addresses": "198.51.100.1"})));
     });
-    case("no-node", Step::Leader, &|objects| objects.nodes.clear());
-    case("no-endpoint", Step::Endpoints, &|objects| objects.endpoint_slices.clear());
-    case("not-ready", Step::Endpoints, &|objects| {
+    case("no-node", StepKind::Leader, &|objects| objects.nodes.clear());
+    case("no-endpoint", StepKind::Endpoints, &|objects| objects.endpoint_slices.clear());
+    case("not-ready", StepKind::Endpoints, &|objects| {
         let endpoint_of = json!({"addresses": ["10.0.0.1"], "nodeName": "n1", "conditions": {"ready": false}});
         endpoint(objects, "web", &endpoint_of);
     });
-    case("unknown-node", Step::Endpoints, &|objects| {
+    case("unknown-node", StepKind::Endpoints, &|objects| {
         endpoint(objects, "web", &json!({"addresses": ["10.0.0.1"], "nodeName": "n9"}));
     });
     for (name, step, objects) in cases {
-        let account = told(&objects, "shop/web");
-        assert_eq!(broken(account.clone(), held()), step, "{name}");
+        let details = of_agent(&objects, "shop/web");
+        assert_eq!(broken(details.clone(), held()), step, "{name}");
         if step.is_some() {
-            insta::assert_snapshot!(format!("model-{name}"), shown("shop/web", Ok(account), &kernel(held())));
+            insta::assert_snapshot!(format!("model-{name}"), shown("shop/web", Ok(details), &Ok(held())));
         }
     }
 }
 
 #[test]
 fn the_first_broken_link_of_the_kernels_half_is_found() {
-    type Change = fn(&mut Held);
+    type Change = fn(&mut KernelState);
     let objects = objects();
-    let cases: [(&str, Step, Change); 12] = [
-        ("no-vip", Step::Vip, |held| held.vips.clear()),
-        ("no-service", Step::Service, |held| held.services.clear()),
-        ("of-another", Step::Service, |held| held.services[0].claim.name = "other".into()),
-        ("no-backend", Step::Service, |held| held.services[0].ready = 0),
-        ("nowhere", Step::Announced, |held| held.vips[0].interfaces.clear()),
-        ("detached", Step::Announced, |held| held.attached.clear()),
-        ("lapsed", Step::Announced, |held| {
-            held.fence = FenceView { standing: Fence::Lapsed, deadline_ns: 1, left_ms: None, lapsed_ms: Some(12_000) };
+    let cases: [(&str, StepKind, Change); 12] = [
+        ("no-vip", StepKind::Vip, |held| held.vips.clear()),
+        ("no-service", StepKind::Service, |held| held.services.clear()),
+        ("of-another", StepKind::Service, |held| held.services[0].claim.name = "other".into()),
+        ("no-backend", StepKind::Service, |held| held.services[0].ready = 0),
+        ("nowhere", StepKind::Announced, |held| held.vips[0].interfaces.clear()),
+        ("detached", StepKind::Announced, |held| held.attached.clear()),
+        ("lapsed", StepKind::Announced, |held| {
+            held.fence = FenceView { state: Fence::Lapsed, deadline_ns: 1, left_ms: None, lapsed_ms: Some(12_000) };
             held.vips[0].answering = false;
         }),
-        ("yielded", Step::Announced, |held| {
+        ("yielded", StepKind::Announced, |held| {
             silent(held, led(Some("n1"), Role::Yielded, Some((Why::First, None))));
             held.vips[0].yielded = true;
         }),
-        ("not-led", Step::Announced, |held| silent(held, Leadership::default())),
-        ("vacant", Step::Led, |held| silent(held, led(None, Role::Following, None))),
-        ("conflicted", Step::Announced, |held| silent(held, led(Some("n1"), Role::Conflicted, None))),
-        ("suspended", Step::Announced, |held| silent(held, led(Some("n1"), Role::Suspended, None))),
+        ("not-led", StepKind::Announced, |held| silent(held, VipLeadership::default())),
+        ("vacant", StepKind::Led, |held| silent(held, led(None, Role::Following, None))),
+        ("conflicted", StepKind::Announced, |held| silent(held, led(Some("n1"), Role::Conflicted, None))),
+        ("suspended", StepKind::Announced, |held| silent(held, led(Some("n1"), Role::Suspended, None))),
     ];
     for (name, step, change) in cases {
-        let (account, mut held) = (told(&objects, "shop/web"), held());
+        let (details, mut held) = (of_agent(&objects, "shop/web"), held());
         change(&mut held);
-        assert_eq!(broken(account.clone(), held.clone()), Some(step), "{name}");
-        insta::assert_snapshot!(format!("kernel-{name}"), shown("shop/web", Ok(account), &kernel(held)));
+        assert_eq!(broken(details.clone(), held.clone()), Some(step), "{name}");
+        insta::assert_snapshot!(format!("kernel-{name}"), shown("shop/web", Ok(details), &Ok(held)));
     }
 }
 
@@ -253,39 +264,39 @@ fn backends_that_fail_their_probes_are_named_with_the_reason_where_it_is_known()
         "endpoints": [{"addresses": ["10.0.0.1"], "nodeName": "n1"}, {"addresses": ["10.0.0.2"], "nodeName": "n2"}],
     });
     objects.endpoint_slices.insert(("shop".to_owned(), "web".to_owned()), object(slice));
-    let name = ServiceName { namespace: "shop".into(), name: "web".into() };
-    let model = Model::ingest(&objects, &Options::default());
+    let name = service_name("web");
+    let model = Model::ingest(&objects, &IngestOptions::default());
     let check = model.services[&name].probes.values().next().unwrap().id();
     let found = |address: &str, up: bool, since| {
         let key = HealthKey { address: address.parse().unwrap(), port: 8080, check };
         let error = (!up).then(|| "no connection: Connection refused (os error 111)".to_owned());
-        (key, Finding { up, since: Duration::from_secs(since), error })
+        (key, CheckupResult { up, since: Duration::from_secs(since), error })
     };
-    let findings = |of: &[(HealthKey, Finding)]| {
+    let findings = |of: &[(HealthKey, CheckupResult)]| {
         let target = "shop/web".parse().unwrap();
-        let account = account_with(&objects, &target, &of.iter().cloned().collect()).unwrap();
-        let explanation = Explanation::new(target, Ok(account), &kernel(held())).unwrap();
-        let of_endpoints = explanation.chain.into_iter().filter(|link| link.step == Step::Endpoints);
+        let details = details_with(&objects, &target, &of.iter().cloned().collect()).unwrap();
+        let explanation = Explanation::new(target, Ok(details), &Ok(held())).unwrap();
+        let of_endpoints = explanation.steps.into_iter().filter(|link| link.step == StepKind::Endpoints);
         of_endpoints.map(|link| (link.state, link.finding)).collect::<Vec<_>>()
     };
-    let holds = |finding: &str| (State::Holds, finding.to_owned());
+    let holds = |finding: &str| (StepState::Holds, finding.to_owned());
     let both = holds("endpoints of 80/TCP on 192.0.2.10: 2 ready, 0 draining, on n1, n2");
     assert_eq!(findings(&[found("10.0.0.1", true, 0)]), [both]);
     let why = "10.0.0.1:8080 on n1 for 48 s (no connection: Connection refused (os error 111))";
     let expected = [
         holds("endpoints of 80/TCP on 192.0.2.10: 1 ready, 0 draining, on n2"),
-        (State::Note, format!("endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes: {why}")),
+        (StepState::Note, format!("endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes: {why}")),
     ];
     assert_eq!(findings(&[found("10.0.0.1", false, 12)]), expected);
 }
 
 #[test]
 fn where_all_backends_fail_it_is_told_that_probes_are_ignored() {
-    let mut account = told(&objects(), "shop/web");
-    for endpoint in &mut account.services[0].ports[0].endpoints {
+    let mut details = of_agent(&objects(), "shop/web");
+    for endpoint in &mut details.services[0].ports[0].endpoints {
         endpoint.failing = true;
     }
-    let text = shown("shop/web", Ok(account), &kernel(held()));
+    let text = shown("shop/web", Ok(details), &Ok(held()));
     let told = "endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes, so that probes are ignored: 10.0.0.1:8080 on n1";
     assert!(text.contains(told) && text.ends_with("nothing is broken\n"), "{text}");
 }
@@ -293,11 +304,11 @@ fn where_all_backends_fail_it_is_told_that_probes_are_ignored() {
 #[test]
 fn what_the_agent_cannot_have_is_a_broken_link_of_those_it_is_about() {
     let refused = |text: &str| {
-        let account = Account { refused: vec![text.to_owned()], ..told(&objects(), "shop/web") };
-        broken(account, held())
+        let details = TargetDetails { refused: vec![text.to_owned()], ..of_agent(&objects(), "shop/web") };
+        broken(details, held())
     };
-    assert_eq!(refused("VIP 192.0.2.10 is refused: it is an address of this node's eth0"), Some(Step::Agent));
-    assert_eq!(refused("port 80/TCP on 192.0.2.10: none of its endpoints is on a node"), Some(Step::Agent));
+    assert_eq!(refused("VIP 192.0.2.10 is refused: it is an address of this node's eth0"), Some(StepKind::Agent));
+    assert_eq!(refused("port 80/TCP on 192.0.2.10: none of its endpoints is on a node"), Some(StepKind::Agent));
     assert_eq!(refused("VIP 192.0.2.101 is refused: it is an address of this node's eth0"), None);
 }
 
@@ -309,77 +320,73 @@ fn another_nodes_vip_is_no_broken_link() {
     endpoint(&mut objects, "web", &json!({"addresses": ["10.0.0.1"], "nodeName": "n2"}));
     let mut held = held();
     silent(&mut held, led(Some("n2"), Role::Following, Some((Why::Down, Some("n1")))));
-    insta::assert_snapshot!("elsewhere", shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held.clone())));
-    silent(&mut held, Leadership::default());
-    let text = shown("shop/web", Ok(told(&objects, "shop/web")), &kernel(held));
-    assert!(text.contains("n2, not this node, is to answer for 192.0.2.10"), "by the model alone: {text}");
-    assert!(text.contains("nothing that is known is broken; for the rest, start the agent"), "{text}");
+    insta::assert_snapshot!("elsewhere", shown("shop/web", Ok(of_agent(&objects, "shop/web")), &Ok(held.clone())));
+    silent(&mut held, VipLeadership::default());
+    let text = shown("shop/web", Ok(of_agent(&objects, "shop/web")), &Ok(held));
+    assert!(text.contains("n2, not this node, should answer for 192.0.2.10"), "by the model alone: {text}");
+    assert!(text.contains("nothing is known to be broken; to check the rest, start the agent"), "{text}");
 }
 
 #[test]
 fn who_leads_is_who_answers_whoever_should_and_a_change_under_way_breaks_nothing() {
-    let (account, mut held) = (told(&objects(), "shop/web"), held());
-    let links = |held: &Held| {
-        let explained =
-            Explanation::new("shop/web".parse().unwrap(), Ok(account.clone()), &kernel(held.clone())).unwrap();
-        let links = explained.chain.into_iter().filter(|link| matches!(link.step, Step::Led | Step::Announced));
+    let (details, mut held) = (of_agent(&objects(), "shop/web"), held());
+    let links = |held: &KernelState| {
+        let explained = Explanation::new("shop/web".parse().unwrap(), Ok(details.clone()), &Ok(held.clone())).unwrap();
+        let links = explained.steps.into_iter().filter(|link| matches!(link.step, StepKind::Led | StepKind::Announced));
         links.map(|link| (link.state, link.finding)).collect::<Vec<_>>()
     };
     for (leader, role, finding) in [
-        ("n2", Role::Following, "n2, not this node, is to answer for 192.0.2.10: ask there, too"),
-        ("n1", Role::Detecting, "this node asks the LAN who has 192.0.2.10 before it is put into service"),
-        ("n1", Role::Handing, "this node hands 192.0.2.10 over"),
+        ("n2", Role::Following, "n2, not this node, should answer for 192.0.2.10: check there, too"),
+        ("n1", Role::Detecting, "this node checks whether another machine has 192.0.2.10 before it uses it"),
+        ("n1", Role::Handing, "this node transfers the leadership of 192.0.2.10"),
     ] {
         silent(&mut held, led(Some(leader), role, Some((Why::Unwritten, None))));
         let links = links(&held);
         let led = format!("{leader} has led 192.0.2.10 for 3m12s, epoch 1: no Lease could be read");
-        assert_eq!(links, [(State::Holds, led), (State::Note, finding.to_owned())]);
+        assert_eq!(links, [(StepState::Holds, led), (StepState::Note, finding.to_owned())]);
     }
-    held.fence = FenceView { standing: Fence::Lapsed, deadline_ns: 1, left_ms: None, lapsed_ms: Some(9_000) };
+    held.fence = FenceView { state: Fence::Lapsed, deadline_ns: 1, left_ms: None, lapsed_ms: Some(9_000) };
     silent(&mut held, led(None, Role::Following, None));
     let (state, finding) = links(&held).swap_remove(0);
-    assert_eq!(state, State::Note, "it may have changed since");
-    assert_eq!(finding, "nobody has led 192.0.2.10 for 3m12s; so the agent knew it when the fence lapsed");
+    assert_eq!(state, StepState::Note, "it may have changed since");
+    assert_eq!(finding, "nobody has led 192.0.2.10 for 3m12s (known when the fence lapsed)");
 }
 
 #[test]
 fn without_an_agent_the_kernels_half_or_the_models_half_is_told_alone() {
-    insta::assert_snapshot!(
-        "kernel-alone",
-        shown("shop/web", Err("no agent listens on /run/x".into()), &kernel(held()))
-    );
-    let account = account(&objects(), &"shop/web".parse().unwrap()).unwrap();
-    let absent = Kernel::Absent("vipmux is not loaded on this node (no maps under /p)".into());
-    insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(account.clone()), &absent));
-    let told = Account { node: Some(NodeName("n1".into())), ..account };
+    insta::assert_snapshot!("kernel-alone", shown("shop/web", Err("no agent listens on /run/x".into()), &Ok(held())));
+    let details = details(&objects(), &"shop/web".parse().unwrap()).unwrap();
+    let absent = Err("vipmux is not loaded on this node (no maps under /p)".into());
+    insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(details.clone()), &absent));
+    let told = TargetDetails { node: Some(node_name("n1")), ..details };
     let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(told), &absent).unwrap();
-    assert_eq!(explanation.broken.map(|link| link.step), Some(Step::Vip), "an agent without maps");
+    assert_eq!(explanation.broken.map(|link| link.step), Some(StepKind::Vip), "an agent without maps");
 }
 
 #[test]
 fn an_unknown_name_is_told_with_those_near_it() {
-    let unknown = |target: &str| account(&objects(), &target.parse().unwrap()).unwrap_err().to_string();
-    assert_eq!(unknown("shop/wbe"), "there is no Service shop/wbe; near it: shop/web");
-    assert_eq!(unknown("default/web"), "there is no Service default/web; near it: shop/web");
-    assert_eq!(unknown("192.0.2.11"), "192.0.2.11 is no VIP: no Service has it; near it: 192.0.2.10");
+    let unknown = |target: &str| details(&objects(), &target.parse().unwrap()).unwrap_err().to_string();
+    assert_eq!(unknown("shop/wbe"), "there is no Service shop/wbe; did you mean shop/web?");
+    assert_eq!(unknown("default/web"), "there is no Service default/web; did you mean shop/web?");
+    assert_eq!(unknown("192.0.2.11"), "192.0.2.11 is not a VIP: no Service has it; did you mean 192.0.2.10?");
     assert_eq!(unknown("blog/something-else"), "there is no Service blog/something-else");
-    let held = Explanation::new("shop/wbe".parse().unwrap(), Err("no agent".into()), &kernel(held())).unwrap_err();
-    assert_eq!(held.to_string(), "there is no Service shop/wbe; near it: shop/web");
+    let held = Explanation::new("shop/wbe".parse().unwrap(), Err("no agent".into()), &Ok(held())).unwrap_err();
+    assert_eq!(held.to_string(), "there is no Service shop/wbe; did you mean shop/web?");
 }
 
 #[test]
 fn a_target_is_a_service_or_an_address() {
     for text in ["shop/web", "192.0.2.10", "2001:db8::10"] {
-        assert_eq!(text.parse::<Target>().unwrap().to_string(), text);
+        assert_eq!(text.parse::<ExplainTarget>().unwrap().to_string(), text);
     }
     for text in ["", "web", "/", "shop/", "shop/web/80", "192.0.2.10:80", "Shop/web", "192.0.2.10/32"] {
-        assert!(text.parse::<Target>().is_err(), "{text}");
+        assert!(text.parse::<ExplainTarget>().is_err(), "{text}");
     }
 }
 
 #[test]
-fn an_account_survives_the_way_to_whoever_asks() {
-    let account = told(&objects(), "shop/web");
-    let text = serde_json::to_string(&Answer::Account(Box::new(account.clone()))).unwrap();
-    assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), Answer::Account(Box::new(account)));
+fn details_survive_the_way_to_whoever_asks() {
+    let details = of_agent(&objects(), "shop/web");
+    let text = serde_json::to_string(&Answer::Details(Box::new(details.clone()))).unwrap();
+    assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), Answer::Details(Box::new(details)));
 }

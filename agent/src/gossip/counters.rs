@@ -1,21 +1,22 @@
-//! What came of the datagrams, in numbers.
+//! Counts the datagrams by outcome.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::membership::sealing::Unopened;
+use vipmux_election::membership::sealing::Unopened;
 
 /// Counts, each from the agent's start.
 #[derive(Debug, Default)]
 pub struct Counters([AtomicU64; Count::ALL.len()]);
 
-/// What is counted.
+/// An outcome of a datagram or payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Count {
     /// Payloads that were sent.
     Sent,
-    /// Payloads and replies that were not: no address in common, a full queue, an error of the system.
+    /// Payloads and replies that were not: no address in common, a full queue, an error of the
+    /// system.
     Unsent,
-    /// Payloads that were received and handed on.
+    /// Payloads that were received and passed on.
     Taken,
     /// Payloads that were received and lost, since too many waited.
     Overflowed,
@@ -23,12 +24,12 @@ pub enum Count {
     Replied,
     /// Responses that admitted a session, and needed no reply.
     Admitted,
-    /// Datagrams of which nothing came.
+    /// Datagrams that could not be opened, or had no payload.
     Unopened(Unopened),
 }
 
 impl Count {
-    /// All of them, in the order of their places.
+    /// All outcomes, in the order of their places.
     pub const ALL: [Self; 6 + Unopened::ALL.len()] = {
         let mut all = [Self::Sent; 6 + Unopened::ALL.len()];
         let named = [Self::Sent, Self::Unsent, Self::Taken, Self::Overflowed, Self::Replied, Self::Admitted];
@@ -41,7 +42,7 @@ impl Count {
         all
     };
 
-    /// Its name.
+    /// Returns the name.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sent => "sent",
@@ -68,7 +69,7 @@ impl Count {
 }
 
 impl Counters {
-    /// How many there were.
+    /// Returns the number of an outcome.
     pub fn get(&self, count: Count) -> u64 {
         self.0[count.place()].load(Ordering::Relaxed)
     }

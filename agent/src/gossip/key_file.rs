@@ -1,4 +1,4 @@
-//! The file with the gossip keys.
+//! Reads, makes and follows the file with the gossip keys.
 
 use std::{
     fs::{self, File, Permissions},
@@ -15,20 +15,18 @@ use tokio::{
     time::{MissedTickBehavior, interval},
 };
 
-use crate::{
-    durable,
-    membership::sealing::{Keys, KeysError},
-};
+use vipmux_cluster::atomic_file;
+use vipmux_election::membership::sealing::{KeysError, SealingKeys};
 
 /// A larger file is something else.
 const MAX_BYTES: u64 = 64 << 10;
-/// How often it is looked at.
+/// How often the file is read.
 const LOOK: Duration = Duration::from_secs(5);
 
-/// There are no keys to be had.
+/// The gossip keys cannot be read or made.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// It is not there.
+    /// The file is missing.
     #[error(
         "there is no gossip key {}: make one by `openssl rand -base64 32`, and give all nodes the same", path.display()
     )]
@@ -36,47 +34,47 @@ pub enum KeyFileError {
         /// The file.
         path: PathBuf,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot read the gossip key {}", path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
-    /// It is something else.
+    /// The file has no valid keys.
     #[error("the gossip key {} is damaged", path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// Where and why.
+        /// The place and the reason.
         #[source]
         source: KeysError,
     },
-    /// None can be made.
+    /// The file cannot be made.
     #[error("cannot make a gossip key as {}", path.display())]
     Make {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
 }
 
 /// Reads the keys.
-pub fn load(path: &Path) -> Result<Keys, KeyFileError> {
+pub fn load(path: &Path) -> Result<SealingKeys, KeyFileError> {
     read(path).map(|(keys, _)| keys)
 }
 
-/// Whether the keys can be read, and whether others than their owner can read them.
+/// Returns whether others than the owner can read the keys.
 pub fn is_exposed(path: &Path) -> Result<bool, KeyFileError> {
-    read(path).map(|(_, complaint)| complaint.is_some())
+    read(path).map(|(_, warning)| warning.is_some())
 }
 
-/// The keys, and what is to be said about the file.
-fn read(path: &Path) -> Result<(Keys, Option<String>), KeyFileError> {
+/// Reads the keys. Returns them with a warning about the file, if there is one.
+fn read(path: &Path) -> Result<(SealingKeys, Option<String>), KeyFileError> {
     let read = |source| KeyFileError::Read { path: path.to_owned(), source };
     let file = match File::open(path) {
         Ok(file) => file,
@@ -88,70 +86,72 @@ fn read(path: &Path) -> Result<(Keys, Option<String>), KeyFileError> {
     let mode = file.metadata().map_err(read)?.mode();
     let mut text = String::new();
     file.take(MAX_BYTES).read_to_string(&mut text).map_err(read)?;
-    let keys = Keys::parse(&text).map_err(|source| KeyFileError::Damaged { path: path.to_owned(), source })?;
+    let keys = SealingKeys::parse(&text).map_err(|source| KeyFileError::Damaged { path: path.to_owned(), source })?;
     Ok((keys, exposed(path, mode)))
 }
 
-/// Follows the file that these keys are from: what is written there, or put in its place, comes out within seconds. While
-/// there are no keys in it, or too many, those before stay. What is wrong with it is told once.
-pub fn follow(path: PathBuf, keys: Keys) -> watch::Receiver<Keys> {
+/// Follows the file of these keys: a change or a replacement comes out within seconds. While it has
+/// no keys, or too many, the last ones stay. Each problem of the file is logged once.
+pub fn follow(path: PathBuf, keys: SealingKeys) -> watch::Receiver<SealingKeys> {
     follow_each(LOOK, path, keys)
 }
 
-/// With so long from one look to the next.
-pub(super) fn follow_each(pause: Duration, path: PathBuf, keys: Keys) -> watch::Receiver<Keys> {
+/// Follows the file, with this pause between two reads.
+pub(super) fn follow_each(pause: Duration, path: PathBuf, keys: SealingKeys) -> watch::Receiver<SealingKeys> {
     let (sender, receiver) = watch::channel(keys);
-    tokio::spawn(look(pause, path, sender));
+    // Follows the file. It ends with the last receiver, or with the runtime; it may be cancelled at
+    // any point.
+    tokio::spawn(watch_file(pause, path, sender));
     receiver
 }
 
-/// Ends with the last receiver, or the runtime.
-async fn look(pause: Duration, path: PathBuf, keys: watch::Sender<Keys>) {
+async fn watch_file(pause: Duration, path: PathBuf, keys: watch::Sender<SealingKeys>) {
     let mut looks = interval(pause);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = None;
+    let mut logged = None;
     loop {
         select! {
             _ = looks.tick() => {}
             () = keys.closed() => return,
         }
         let file = path.clone();
-        // The directory may be on a network that does not answer.
+        // Reads the file on a thread: the directory may be on a network that does not answer.
         let Ok(looked) = spawn_blocking(move || read(&file)).await else { return };
-        if let Some(complaint) = heed(looked, &keys, &mut told) {
-            tracing::warn!("{complaint}");
+        if let Some(warning) = apply(looked, &keys, &mut logged) {
+            tracing::warn!(warning, "gossip key problem");
         }
     }
 }
 
-/// Passes on what was read, if it is new. What is to be said about it, if that was not `told` last.
-fn heed(
-    looked: Result<(Keys, Option<String>), KeyFileError>,
-    keys: &watch::Sender<Keys>,
-    told: &mut Option<String>,
+/// Passes on the keys, if they are new. Returns the warning, if it is not the one that was `logged`
+/// last.
+fn apply(
+    looked: Result<(SealingKeys, Option<String>), KeyFileError>,
+    keys: &watch::Sender<SealingKeys>,
+    logged: &mut Option<String>,
 ) -> Option<String> {
-    let complaint = match looked {
-        Ok((new, complaint)) => {
+    let warning = match looked {
+        Ok((new, warning)) => {
             keys.send_if_modified(|keys| {
                 let changed = *keys != new;
                 if changed {
-                    tracing::info!(keys = ?new, "the gossip's keys are others now");
+                    tracing::info!(keys = ?new, "gossip keys changed");
                     *keys = new;
                 }
                 changed
             });
-            complaint
+            warning
         }
-        Err(error) => Some(format!("{:#}; the keys from before stay in use", anyhow::Error::from(error))),
+        Err(error) => Some(format!("{:#}; the previous keys stay in use", anyhow::Error::from(error))),
     };
-    let news = complaint.clone().filter(|complaint| told.as_ref() != Some(complaint));
-    *told = complaint;
+    let news = warning.clone().filter(|warning| logged.as_ref() != Some(warning));
+    *logged = warning;
     news
 }
 
-/// Reads the keys; where there is no such file, makes one first, which only its owner can read. Of several agents that
-/// do so at once, one makes it, and all have the same.
-pub fn load_or_make(path: &Path) -> Result<Keys, KeyFileError> {
+/// Reads the keys. If there is no file, makes one first, which only its owner can read. Of several
+/// agents that do so at once, one makes it, and all have the same.
+pub fn load_or_make(path: &Path) -> Result<SealingKeys, KeyFileError> {
     match load(path) {
         Err(KeyFileError::Missing { .. }) => {}
         loaded => return loaded,
@@ -165,20 +165,20 @@ pub fn load_or_make(path: &Path) -> Result<Keys, KeyFileError> {
     load(path)
 }
 
-/// The file is complete on disk before it has its name, and never takes another one's place.
+/// Makes the file. It is complete on disk before it has its name, and never replaces another one.
 fn make(path: &Path) -> io::Result<()> {
     let mut random = [0; 32];
     getrandom::fill(&mut random)?;
-    let directory = durable::directory(path);
+    let directory = atomic_file::parent_directory(path);
     fs::create_dir_all(directory)?;
     let mut file = tempfile::Builder::new()
         .prefix(".gossip-key-")
         .permissions(Permissions::from_mode(0o600))
         .tempfile_in(directory)?;
-    file.write_all(Keys::generate(random).file().as_bytes())?;
+    file.write_all(SealingKeys::generate(random).file().as_bytes())?;
     file.as_file().sync_all()?;
     file.persist_noclobber(path)?;
-    durable::sync_names(directory)
+    atomic_file::sync_directory(directory)
 }
 
 fn exposed(path: &Path, mode: u32) -> Option<String> {
@@ -233,22 +233,22 @@ mod tests {
     fn what_is_wrong_with_the_file_leaves_the_keys_and_is_told_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gossip.key");
-        let [first, second] = [1, 2].map(|byte| Keys::generate([byte; 32]));
+        let [first, second] = [1, 2].map(|byte| SealingKeys::generate([byte; 32]));
         let (sender, receiver) = watch::channel(first.clone());
         let mut told = None;
         let mut look = |mode| {
             if path.exists() {
                 fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             }
-            heed(read(&path), &sender, &mut told)
+            apply(read(&path), &sender, &mut told)
         };
         for (text, keys, word) in [
             (Some(first.file()), &first, None),
-            (Some("secret".to_owned()), &first, Some("line 1 is no key")),
-            (Some(String::new()), &first, Some("no key in it")),
+            (Some("secret".to_owned()), &first, Some("line 1 is not a key")),
+            (Some(String::new()), &first, Some("it has no key")),
             (None, &first, Some("there is no gossip key")),
             (Some(second.file()), &second, None),
-            (Some("secret".to_owned()), &second, Some("line 1 is no key")),
+            (Some("secret".to_owned()), &second, Some("line 1 is not a key")),
         ] {
             match &text {
                 Some(text) => fs::write(&path, text).unwrap(),

@@ -1,4 +1,4 @@
-//! One socket for each family in which this Node has an InternalIP.
+//! Binds one socket for each family in which this Node has an InternalIP.
 
 use std::{
     collections::BTreeSet,
@@ -11,49 +11,47 @@ use nix::sys::socket::{setsockopt, sockopt};
 use tokio::{net::UdpSocket, select};
 
 use super::Addresses;
-use crate::{
-    membership::sealing::LONGEST_DATAGRAM,
-    model::{Family, NodeName},
-};
+use vipmux_election::membership::sealing::LONGEST_DATAGRAM;
+use vipmux_model::{Family, NodeName};
 
-/// Bytes of datagrams that may wait in the kernel, which allows no more than `net.core.rmem_max`: a cluster of 1,000
-/// answers at once.
+/// Bytes of datagrams that may wait in the kernel, since the nodes of a cluster of 1,000 answer at
+/// once. The kernel allows no more than `net.core.rmem_max`.
 const RECEIVE_BUFFER: usize = 512 << 10;
 
-/// The sockets, and what they should be bound to.
+/// The sockets, and the addresses that they should be bound to.
 pub(super) struct Sockets {
     local: NodeName,
     port: u16,
     v4: Option<Bound>,
     v6: Option<Bound>,
-    /// Why one of them is not bound. Told once.
-    trouble: BTreeSet<String>,
+    /// Why sockets are not bound. Each is logged once.
+    problems: BTreeSet<String>,
 }
 
 struct Bound {
     address: IpAddr,
     incoming: UdpSocket,
-    /// The same socket: what is sent either goes at once or is lost, and needs nobody who waits.
+    /// The same socket: a datagram is either sent at once or lost, and nothing waits for it.
     outgoing: net::UdpSocket,
 }
 
 impl Sockets {
     pub(super) fn new(local: NodeName, port: u16) -> Self {
-        Self { local, port, v4: None, v6: None, trouble: BTreeSet::new() }
+        Self { local, port, v4: None, v6: None, problems: BTreeSet::new() }
     }
 
-    /// Whether something should be bound and is not.
+    /// Returns whether a socket should be bound and is not.
     pub(super) fn incomplete(&self) -> bool {
-        !self.trouble.is_empty()
+        !self.problems.is_empty()
     }
 
-    /// Binds to what is this Node's first address of each family now. Nothing is known of any Node: nothing to tell.
+    /// Binds to this Node's first address of each family. Before any Node is known there is nothing
+    /// to warn of.
     pub(super) fn bind(&mut self, addresses: &Addresses) {
         let own = addresses.get(&self.local).map_or(&[][..], Vec::as_slice);
-        let mut trouble = BTreeSet::new();
+        let mut problems = BTreeSet::new();
         if own.is_empty() && !addresses.is_empty() {
-            trouble
-                .insert(format!("{} is no Node with an InternalIP: the agent cannot speak with its peers", self.local));
+            problems.insert(format!("{} is no Node with an InternalIP: the agent has no gossip", self.local));
         }
         for family in Family::ALL {
             let wanted = first_of(family, own);
@@ -67,20 +65,20 @@ impl Sockets {
             match Bound::to(address, port) {
                 Ok(new) => {
                     *bound = Some(new);
-                    tracing::info!(%address, port, "listening to the peers");
+                    tracing::info!(%address, port, "listening for gossip");
                 }
                 Err(error) => {
-                    trouble.insert(self.bind_trouble(address, &error));
+                    problems.insert(self.bind_problems(address, &error));
                 }
             }
         }
-        for new in trouble.difference(&self.trouble) {
-            tracing::warn!("{new}");
+        for problem in problems.difference(&self.problems) {
+            tracing::warn!(problem, "gossip socket is not bound");
         }
-        self.trouble = trouble;
+        self.problems = problems;
     }
 
-    fn bind_trouble(&self, address: IpAddr, error: &io::Error) -> String {
+    fn bind_problems(&self, address: IpAddr, error: &io::Error) -> String {
         let Self { local, port, .. } = self;
         match error.kind() {
             io::ErrorKind::AddrNotAvailable => format!(
@@ -90,11 +88,11 @@ impl Sockets {
             io::ErrorKind::AddrInUse => {
                 format!("port {port} of {address} is taken: is another agent running here as {local}?")
             }
-            _ => format!("cannot listen to the peers on port {port} of {address}: {error}"),
+            _ => format!("cannot listen for gossip on port {port} of {address}: {error}"),
         }
     }
 
-    /// Waits until something may have come in. Nothing is lost if another thing comes first.
+    /// Waits until a datagram may have come in. Cancel-safe.
     pub(super) async fn readable(&self) -> Family {
         select! {
             () = readable(self.v4.as_ref()) => Family::V4,
@@ -102,21 +100,22 @@ impl Sockets {
         }
     }
 
-    /// At most `most` datagrams that have come in, and where from. One that is longer than any of ours is cut off, and
-    /// still longer than any of ours.
+    /// Returns at most `most` datagrams that have come in, with their source. A datagram that is
+    /// longer than any of ours is cut off, and still longer than any of ours.
     pub(super) fn receive(&self, family: Family, most: usize) -> Vec<(Vec<u8>, IpAddr)> {
         let Some(bound) = self.of(family) else { return Vec::new() };
         let mut buffer = [0; LONGEST_DATAGRAM + 1];
         let one = || {
-            // Nothing more, or an error of the socket, which the kernel forgets once it is told.
+            // There is none left, or the socket has an error, which the kernel reports once.
             let (length, from) = bound.incoming.try_recv_from(&mut buffer).ok()?;
             Some((buffer[..length].to_vec(), from.ip()))
         };
         iter::from_fn(one).take(most).collect()
     }
 
-    /// Sends to the first of these addresses that is the first of a family which this Node has, too; if the system does
-    /// not take it, to the first of the other. Says whether the system took it. Never waits.
+    /// Sends to the first of these addresses. If this Node has no address of its family, or the
+    /// system refuses, sends to the first address of the other family. Returns whether the system
+    /// took it. Never waits.
     pub(super) fn send(&self, datagram: &[u8], to: &[IpAddr]) -> bool {
         let preferred = to.first().map_or(Family::V4, |address| Family::of(*address));
         [preferred, preferred.other()].into_iter().any(|family| {

@@ -1,15 +1,14 @@
+//! Tests gossip between agents on loopback.
+
 use std::{fs, os::unix::fs::symlink, path::PathBuf, process};
 
 use tokio::time::{sleep, timeout};
 
 use super::{key_file::follow_each, *};
-use crate::membership::sealing::{LONGEST_DATAGRAM, Unopened};
+use vipmux_election::membership::sealing::{LONGEST_DATAGRAM, Unopened};
+use vipmux_testing::names::node_name;
 
 const PORT: u16 = DEFAULT_PORT;
-
-fn name(text: &str) -> NodeName {
-    NodeName(text.to_owned())
-}
 
 /// A loopback address that no other test has, nor another process that runs these.
 fn loopback(test: u8, node: u8) -> IpAddr {
@@ -18,7 +17,7 @@ fn loopback(test: u8, node: u8) -> IpAddr {
 }
 
 fn addresses(nodes: &[(&str, &[IpAddr])]) -> Addresses {
-    nodes.iter().map(|(node, addresses)| (name(node), addresses.to_vec())).collect()
+    nodes.iter().map(|(node, addresses)| (node_name(node), addresses.to_vec())).collect()
 }
 
 struct Agent {
@@ -29,13 +28,13 @@ struct Agent {
 
 impl Agent {
     fn start(local: &str, nodes: &Addresses, port: u16, key: u8) -> Self {
-        let (_, keys) = watch::channel(Keys::generate([key; 32]));
+        let (_, keys) = watch::channel(SealingKeys::generate([key; 32]));
         Self::start_with(local, nodes, port, keys)
     }
 
-    fn start_with(local: &str, nodes: &Addresses, port: u16, keys: watch::Receiver<Keys>) -> Self {
+    fn start_with(local: &str, nodes: &Addresses, port: u16, keys: watch::Receiver<SealingKeys>) -> Self {
         let (sender, receiver) = watch::channel(nodes.clone());
-        let settings = Settings { local: name(local), port, keys };
+        let settings = GossipSettings { local: node_name(local), port, keys };
         let (gossip, incoming) = Gossip::start(settings, receiver).unwrap();
         Self { gossip, incoming, nodes: sender }
     }
@@ -44,11 +43,11 @@ impl Agent {
         self.gossip.counters().get(count)
     }
 
-    /// Says it again until it is heard: a first word may fall to the exchange that lets its speaker in, or come before
-    /// the other listens.
+    /// Says it again until it is heard: a first word may fall to the exchange that lets its speaker
+    /// in, or come before the other listens.
     async fn tell(&self, other: &mut Self, to: &str, what: &[u8]) -> NodeName {
         for _ in 0..1_000 {
-            self.gossip.send(vec![(name(to), what.to_vec())]);
+            self.gossip.send(vec![(node_name(to), what.to_vec())]);
             if let Ok(Some(heard)) = timeout(Duration::from_millis(10), other.incoming.recv()).await
                 && heard.bytes == what
             {
@@ -74,12 +73,12 @@ async fn agents_hear_each_other_and_one_that_starts_again() {
     let nodes = addresses(&[("a", &[loopback(0, 1)]), ("b", &[loopback(0, 2)])]);
     let mut a = Agent::start("a", &nodes, PORT, 1);
     let mut b = Agent::start("b", &nodes, PORT, 1);
-    assert_eq!(a.tell(&mut b, "b", b"one").await, name("a"));
-    assert_eq!(b.tell(&mut a, "a", b"two").await, name("b"));
+    assert_eq!(a.tell(&mut b, "b", b"one").await, node_name("a"));
+    assert_eq!(b.tell(&mut a, "a", b"two").await, node_name("b"));
     drop(a);
     let mut again = Agent::start("a", &nodes, PORT, 1);
-    assert_eq!(again.tell(&mut b, "b", b"three").await, name("a"));
-    assert_eq!(b.tell(&mut again, "a", b"four").await, name("b"));
+    assert_eq!(again.tell(&mut b, "b", b"three").await, node_name("a"));
+    assert_eq!(b.tell(&mut again, "a", b"four").await, node_name("b"));
 }
 
 #[tokio::test]
@@ -93,8 +92,8 @@ async fn an_address_that_comes_later_is_bound_then_and_another_one_in_its_place(
         a.nodes.send_replace(nodes.clone());
         b.nodes.send_replace(nodes);
         let said = first.to_be_bytes();
-        assert_eq!(a.tell(&mut b, "b", &said).await, name("a"));
-        assert_eq!(b.tell(&mut a, "a", &said).await, name("b"));
+        assert_eq!(a.tell(&mut b, "b", &said).await, node_name("a"));
+        assert_eq!(b.tell(&mut a, "a", &said).await, node_name("b"));
     }
 }
 
@@ -104,7 +103,7 @@ async fn a_port_that_is_taken_is_tried_again() {
     let taken = std::net::UdpSocket::bind((loopback(2, 1), PORT)).unwrap();
     let a = Agent::start("a", &nodes, PORT, 1);
     let mut b = Agent::start("b", &nodes, PORT, 1);
-    a.gossip.send(vec![(name("b"), vec![1])]);
+    a.gossip.send(vec![(node_name("b"), vec![1])]);
     a.until(Count::Unsent, 1).await;
     drop(taken);
     a.tell(&mut b, "b", b"here").await;
@@ -119,7 +118,7 @@ async fn where_one_family_fails_the_other_one_is_taken() {
     // Both on the one IPv6 loopback address: what a says comes back to it, from where b is.
     let a = Agent::start("a", &nodes, port, 1);
     for _ in 0..3 {
-        a.gossip.send(vec![(name("b"), vec![1])]);
+        a.gossip.send(vec![(node_name("b"), vec![1])]);
     }
     a.until(Count::Sent, 3).await;
     a.until(Count::Unopened(Unopened::Echoed), 3).await;
@@ -139,7 +138,7 @@ async fn what_should_not_come_is_counted_and_does_not_stop_the_rest() {
         [(&stranger, Unopened::Stranger), (&impostor, Unopened::WrongAddress), (&other_key, Unopened::OtherKey)]
     {
         for _ in 0..20 {
-            agent.gossip.send(vec![(name("b"), vec![1])]);
+            agent.gossip.send(vec![(node_name("b"), vec![1])]);
         }
         b.until(Count::Unopened(reason), 1).await;
     }
@@ -162,19 +161,20 @@ async fn what_nobody_takes_is_lost_and_counted() {
     a.tell(&mut b, "b", b"first").await;
     // More than wait for their turn, and then more than wait to be sent.
     while b.count(Count::Overflowed) == 0 {
-        a.gossip.send((0..50).map(|_| (name("b"), vec![7; 100])).collect());
+        a.gossip.send((0..50).map(|_| (node_name("b"), vec![7; 100])).collect());
         sleep(Duration::from_millis(1)).await;
     }
     let before = a.count(Count::Unsent);
     for _ in 0..OUTGOING + 2 {
-        a.gossip.send(vec![(name("b"), vec![1])]);
+        a.gossip.send(vec![(node_name("b"), vec![1])]);
     }
     assert!(a.count(Count::Unsent) >= before + 2, "this runtime has one thread, which was here");
     while b.incoming.try_recv().is_ok() {}
     a.tell(&mut b, "b", b"last").await;
 }
 
-/// A directory like a mounted Secret's: the file is a link through another one, `..data`, which is replaced.
+/// A directory like a mounted Secret's: the file is a link through another one, `..data`, which is
+/// replaced.
 struct Secret {
     directory: tempfile::TempDir,
     version: u32,
@@ -201,7 +201,7 @@ impl Secret {
         fs::rename(directory.join("..data_tmp"), directory.join("..data")).unwrap();
     }
 
-    fn follow(&self) -> watch::Receiver<Keys> {
+    fn follow(&self) -> watch::Receiver<SealingKeys> {
         follow_each(Duration::from_millis(5), self.path(), load(&self.path()).unwrap())
     }
 }
@@ -209,7 +209,7 @@ impl Secret {
 #[tokio::test]
 async fn keys_are_replaced_while_agents_run() {
     let nodes = addresses(&[("a", &[loopback(7, 1)]), ("b", &[loopback(7, 2)])]);
-    let [old, new] = [1, 2].map(|byte| Keys::generate([byte; 32]).file());
+    let [old, new] = [1, 2].map(|byte| SealingKeys::generate([byte; 32]).file());
     let mut secret = Secret::new(&old);
     let mut a = Agent::start_with("a", &nodes, PORT, secret.follow());
     let mut b = Agent::start_with("b", &nodes, PORT, secret.follow());
@@ -218,7 +218,7 @@ async fn keys_are_replaced_while_agents_run() {
     for text in [format!("{old}{new}"), format!("{new}{old}"), new] {
         secret.replace(&text);
         watched.changed().await.unwrap();
-        assert_eq!(*watched.borrow_and_update(), Keys::parse(&text).unwrap());
+        assert_eq!(*watched.borrow_and_update(), SealingKeys::parse(&text).unwrap());
         a.tell(&mut b, "b", text.as_bytes()).await;
         b.tell(&mut a, "a", text.as_bytes()).await;
     }

@@ -1,4 +1,4 @@
-//! The socket.
+//! Opens the listening socket.
 
 use std::{
     io,
@@ -11,31 +11,32 @@ use nix::{
 };
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that wait to be taken.
+/// Connections that wait to be accepted.
 const BACKLOG: u32 = 128;
 
-/// Nobody can listen there.
+/// The address cannot be listened on.
 #[derive(Debug, thiserror::Error)]
-pub enum ListenError {
-    /// Somebody does.
+pub enum HttpListenError {
+    /// Another process listens there.
     #[error("something else listens on {address}: stop it, or choose another --http-listen")]
     Taken {
-        /// Where.
+        /// The address.
         address: SocketAddr,
     },
-    /// The system refuses.
+    /// The system refused.
     #[error("cannot listen on {address} (--http-listen)")]
     Refused {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// Listens there. On `[::]` that is at all addresses of both families; where the system has no IPv6, at those of IPv4.
-pub fn bind(address: SocketAddr) -> Result<TcpListener, ListenError> {
+/// Listens on the address. `[::]` means all addresses of both families; where the system has no
+/// IPv6, all addresses of IPv4.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, HttpListenError> {
     let bound = match listen(address) {
         Err(error) if address.ip().is_unspecified() && address.is_ipv6() && lacks_ipv6(&error) => {
             listen(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), address.port()))
@@ -43,8 +44,8 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, ListenError> {
         bound => bound,
     };
     bound.map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => ListenError::Taken { address },
-        _ => ListenError::Refused { address, source },
+        io::ErrorKind::AddrInUse => HttpListenError::Taken { address },
+        _ => HttpListenError::Refused { address, source },
     })
 }
 
@@ -55,10 +56,10 @@ fn lacks_ipv6(error: &io::Error) -> bool {
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
-    // The port of an agent that has just ended is free.
+    // So that the port of an agent that has just ended is free.
     socket.set_reuseaddr(true)?;
     if address.is_ipv6() && address.ip().is_unspecified() {
-        // Whatever net.ipv6.bindv6only says.
+        // Independent of net.ipv6.bindv6only.
         setsockopt(&socket, Ipv6V6Only, &false)?;
     }
     socket.bind(address)?;

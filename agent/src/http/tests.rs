@@ -16,21 +16,24 @@ use super::*;
 const ANYWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 const LONG: Duration = Duration::from_secs(20);
 
-fn site(metrics: impl Fn() -> Result<String, SiteError> + Send + Sync + 'static, ready: Arc<AtomicBool>) -> Site {
-    Site {
+fn site(
+    metrics: impl Fn() -> Result<String, MetricsError> + Send + Sync + 'static,
+    ready: Arc<AtomicBool>,
+) -> HttpEndpoints {
+    HttpEndpoints {
         metrics: Box::new(metrics),
-        live: Box::new(|| vec![Check::new("loop", true, String::new)]),
+        live: Box::new(|| vec![HealthzCheck::new("loop", true, String::new)]),
         ready: Box::new(move || {
             let synced = ready.load(Ordering::Relaxed);
             vec![
-                Check::new("attached", true, String::new),
-                Check::new("synced", synced, || "nothing was read yet".to_owned()),
+                HealthzCheck::new("attached", true, String::new),
+                HealthzCheck::new("synced", synced, || "nothing was read yet".to_owned()),
             ]
         }),
     }
 }
 
-fn started(site: Site) -> SocketAddr {
+fn started(site: HttpEndpoints) -> SocketAddr {
     let listener = bind(ANYWHERE).unwrap();
     let address = listener.local_addr().unwrap();
     start(listener, site);
@@ -99,7 +102,7 @@ async fn only_reading_is_allowed_and_only_what_there_is() {
 #[tokio::test]
 async fn a_head_that_is_too_long_or_makes_no_sense_is_not_taken() {
     let address = plain();
-    let long = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(2 * LONGEST_HEAD));
+    let long = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(2 * MAX_HEAD));
     let mut stream = TcpStream::connect(address).await.unwrap();
     let _ = stream.write_all(long.as_bytes()).await;
     let mut answer = Vec::new();
@@ -116,7 +119,7 @@ async fn the_oldest_connection_gives_way() {
     let address = plain();
     let begun = Instant::now();
     let mut idle = Vec::new();
-    for _ in 0..2 * MOST_CONNECTIONS {
+    for _ in 0..2 * MAX_CONNECTIONS {
         idle.push(TcpStream::connect(address).await.unwrap());
     }
     assert_eq!(get(address, "/healthz").await.0, 200);
@@ -124,7 +127,7 @@ async fn the_oldest_connection_gives_way() {
     assert!(timeout(LONG, idle[0].read_to_end(&mut rest)).await.is_ok(), "the oldest is still open");
     let mut last = idle.pop().unwrap();
     assert!(timeout(LONG, last.read_to_end(&mut rest)).await.is_ok(), "an idle one is still open");
-    assert!(begun.elapsed() >= HEAD, "the last one was closed at once");
+    assert!(begun.elapsed() >= HEAD_TIMEOUT, "the last one was closed at once");
 }
 
 #[tokio::test]

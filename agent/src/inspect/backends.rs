@@ -1,4 +1,4 @@
-//! `inspect backends`.
+//! Reads and shows the backends: `inspect backends`.
 
 use std::{
     collections::BTreeMap,
@@ -10,17 +10,17 @@ use serde::Serialize;
 use vipmux_common::abi::{BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY};
 
 use super::{
-    Report,
     names::{self, Claim, Names},
     services::Tables,
 };
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
 };
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
 
-/// Claims of a backend that its row names.
-const NAMED: usize = 3;
+/// The most claims of a backend that its row names.
+const MOST_CLAIMS: usize = 3;
 
 /// A backend.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -29,20 +29,20 @@ pub struct BackendView {
     pub index: u32,
     /// The endpoint's address.
     pub address: IpAddr,
-    /// The endpoint's port; 0: the one that the client asked for.
+    /// The endpoint's port; 0: the port that the client asked for.
     pub port: u16,
-    /// The node it is on; `None`: the node went.
+    /// Its node; `None`: the node is gone.
     pub node: Option<String>,
     /// It is on this node.
     pub local: bool,
-    /// It takes new flows; otherwise it drains.
+    /// It takes new flows; otherwise it drains or fails.
     pub ready: bool,
-    /// It fails a health probe. Where it is ready all the same, so do all others of its Service port, or another Service does
-    /// not probe it.
+    /// It fails a health probe. If it is ready all the same, all backends of its Service port fail,
+    /// or another Service does not probe it.
     pub failing: bool,
     /// The index's generation.
     pub generation: u32,
-    /// The port claims whose table holds it: what new flows can reach it by.
+    /// The port claims whose tables contain it, so that new flows can reach it.
     pub used_by: Vec<Claim>,
 }
 
@@ -68,7 +68,7 @@ fn users(maps: &Maps, names: &Names) -> Result<BTreeMap<u32, Vec<Claim>>, MapsEr
 }
 
 impl Backends {
-    /// Reads them.
+    /// Reads the backends.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let names = Names::read(maps)?;
         let mut users = users(maps, &names)?;
@@ -88,9 +88,9 @@ impl Backends {
 }
 
 fn used_by(claims: &[Claim]) -> String {
-    let mut labels: Vec<String> = claims.iter().take(NAMED).map(Claim::label).collect();
-    if claims.len() > NAMED {
-        labels.push(format!("+{}", claims.len() - NAMED));
+    let mut labels: Vec<String> = claims.iter().take(MOST_CLAIMS).map(Claim::label).collect();
+    if claims.len() > MOST_CLAIMS {
+        labels.push(format!("+{}", claims.len() - MOST_CLAIMS));
     }
     labels.join(",")
 }
@@ -98,7 +98,7 @@ fn used_by(claims: &[Claim]) -> String {
 impl Report for Backends {
     const KIND: &'static str = "backends";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let mut table =
             Table::new(&["INDEX", "ADDRESS", "NODE", "LOCAL", "STATE", "USED BY"]).right_aligned(&["INDEX"]);
         for backend in &self.backends {
@@ -117,6 +117,6 @@ impl Report for Backends {
                 used_by(&backend.used_by).into(),
             ]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }

@@ -1,13 +1,14 @@
-//! The two clocks that the programs stamp with.
+//! Converts the time stamps of the programs, which use two clocks.
 
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
 
-/// How long before its first wrap of 32 bits the kernel starts `jiffies`: `INITIAL_JIFFIES` of include/linux/jiffies.h.
+/// The kernel starts `jiffies` this long before its first 32-bit wrap: `INITIAL_JIFFIES` of
+/// include/linux/jiffies.h.
 const SECONDS_TO_WRAP: u64 = 300;
 
-/// One moment.
+/// A moment on both clocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
     boottime: Duration,
@@ -16,17 +17,17 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Now. `hz`: [`vipmux_common::abi::Config::hz`].
+    /// Reads the current time. `hz`: [`vipmux_common::abi::Config::hz`].
     pub fn now(hz: u32) -> nix::Result<Self> {
-        let boottime = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+        let boottime = vipmux_cluster::clock::try_boottime()?;
         let monotonic = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
-        Ok(Self::at(boottime.into(), monotonic.into(), hz))
+        Ok(Self::at(boottime, monotonic.into(), hz))
     }
 
-    /// The moment at which both clocks show these times.
+    /// Returns the moment at which the clocks show these times.
     ///
-    /// `jiffies_64` counts the ticks of `CLOCK_MONOTONIC`, but for those before the kernel's timer ran: the value made
-    /// up here is ahead of it by some tenths of a second.
+    /// `jiffies_64` counts the ticks of `CLOCK_MONOTONIC`, except those before the kernel's timer
+    /// ran. So the value computed here is some tenths of a second ahead of it.
     pub fn at(boottime: Duration, monotonic: Duration, hz: u32) -> Self {
         let hz64 = u64::from(hz);
         let ticks = monotonic.as_secs() * hz64 + u64::from(monotonic.subsec_nanos()) * hz64 / 1_000_000_000;
@@ -34,38 +35,42 @@ impl Clock {
         Self { boottime, jiffies: first + ticks, hz }
     }
 
-    /// The last time at which the low half of `jiffies_64` was `seen`; one that is hardly ahead of this clock, if it is.
+    /// Returns the last value of `jiffies_64` whose low half was `seen`. It may be up to two
+    /// seconds ahead of this clock.
     pub fn full(&self, seen: u32) -> u64 {
         const WRAP: u64 = 1 << 32;
         let (low, seen) = (self.jiffies % WRAP, u64::from(seen));
         let ahead = (WRAP + seen - low) % WRAP;
-        let hardly = 2 * u64::from(self.hz);
-        if ahead <= hardly { self.jiffies + ahead } else { (self.jiffies + ahead).saturating_sub(WRAP) }
+        let tolerance = 2 * u64::from(self.hz);
+        if ahead <= tolerance { self.jiffies + ahead } else { (self.jiffies + ahead).saturating_sub(WRAP) }
     }
 
-    /// Ticks since `seen`, a value of `jiffies_64`; 0 for one ahead of this clock.
+    /// Returns the ticks since `seen`, a value of `jiffies_64`; 0 if it is ahead of this clock.
     pub fn ticks_since(&self, seen: u64) -> u64 {
         self.jiffies.saturating_sub(seen)
     }
 
-    /// Time since `seen`, a value of `jiffies_64`; zero if the tick's length is not known.
+    /// Returns the time since `seen`, a value of `jiffies_64`; zero if the tick's length is not
+    /// known.
     pub fn since(&self, seen: u64) -> Duration {
         self.duration(self.ticks_since(seen))
     }
 
-    /// How long `ticks` take; zero if the tick's length is not known.
+    /// Returns the duration of `ticks`; zero if the tick's length is not known.
     pub fn duration(&self, ticks: u64) -> Duration {
         ticks.saturating_mul(1000).checked_div(u64::from(self.hz)).map_or(Duration::ZERO, Duration::from_millis)
     }
 
-    /// From now to `deadline`, nanoseconds of `CLOCK_BOOTTIME`; `Err`: since it passed.
+    /// Returns the time until `deadline`, nanoseconds of `CLOCK_BOOTTIME`; `Err`: the time since it
+    /// passed.
     pub fn until(&self, deadline: u64) -> Result<Duration, Duration> {
         let deadline = Duration::from_nanos(deadline);
         let left = deadline.saturating_sub(self.boottime);
         if left.is_zero() { Err(self.boottime.saturating_sub(deadline)) } else { Ok(left) }
     }
 
-    /// Since a moment, nanoseconds of `CLOCK_BOOTTIME`; zero for one ahead of this clock.
+    /// Returns the time since `moment`, nanoseconds of `CLOCK_BOOTTIME`; zero if it is ahead of
+    /// this clock.
     pub fn passed(&self, moment: u64) -> Duration {
         self.boottime.saturating_sub(Duration::from_nanos(moment))
     }

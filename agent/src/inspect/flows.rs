@@ -1,4 +1,4 @@
-//! `inspect flows`.
+//! Reads and shows the flow records: `inspect flows`.
 
 use std::{
     collections::BTreeMap,
@@ -13,35 +13,35 @@ use vipmux_common::abi::{
 };
 
 use super::{
-    Report,
     clock::Clock,
     freshness::{self, Stale},
-    lookup::Entries,
+    lookup::LookupMaps,
     names::{self, Names},
 };
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
 };
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
 
-/// Where a flow's packets go.
+/// The backend of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FlowBackend {
     /// The endpoint's address.
     pub address: IpAddr,
     /// The endpoint's port.
     pub port: u16,
-    /// The node it is on; `None`: the node went.
+    /// Its node; `None`: the node is gone.
     pub node: Option<String>,
     /// It is on this node.
     pub local: bool,
 }
 
-/// A flow's connection, as far as the client's side and resets tell.
+/// The state of a flow's connection, as far as the client's packets and resets show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Neither of the following; always so for UDP.
+    /// Neither of the following; always for UDP.
     Open,
     /// The client sent FIN.
     ClientFin,
@@ -56,31 +56,31 @@ pub struct FlowView {
     pub client: IpAddr,
     /// The client's port.
     pub client_port: u16,
-    /// `None`: the VIP went.
+    /// The VIP; `None`: it is gone.
     pub vip: Option<IpAddr>,
     /// The Service's port.
     pub vip_port: u16,
     /// `TCP`, `UDP`, or a number.
     pub protocol: String,
-    /// `None`: the backend's index was given away or freed.
+    /// The backend; `None`: its index was reused or freed.
     pub backend: Option<FlowBackend>,
-    /// Milliseconds since the client's last packet, give or take half a second.
+    /// Milliseconds since the client's last packet, accurate to half a second.
     pub age_ms: u64,
-    /// How far the connection is.
+    /// The state of the connection.
     pub phase: Phase,
-    /// Why the record decides nothing any more; `None`: it decides.
+    /// Why the record is no longer valid; `None`: it is valid.
     pub stale: Option<Stale>,
-    /// Whether replies are turned back into the VIP's here; `None` where the backend is on another node, or answers in the
-    /// VIP's name itself.
+    /// True if replies are translated here; `None`: the backend is on another node, or answers from
+    /// the VIP itself (direct server return).
     pub replies: Option<bool>,
 }
 
-/// Flow records, the youngest first.
+/// Flow records, the newest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Flows {
-    /// How many were asked for at most.
+    /// The greatest number of records.
     pub limit: usize,
-    /// There are more: which ones are shown is by chance.
+    /// There are more records; the ones shown are arbitrary.
     pub truncated: bool,
     /// The records.
     pub flows: Vec<FlowView>,
@@ -105,7 +105,7 @@ impl Reader<'_> {
             client_port: key.client_port,
             protocol: key.protocol,
         };
-        let reverse = Entries(self.maps).reverse(&key)?;
+        let reverse = LookupMaps(self.maps).reverse(&key)?;
         Ok(reverse.is_some_and(|reverse| freshness::translates((&key, &reverse), &self.config, self.clock)))
     }
 
@@ -144,9 +144,9 @@ impl Reader<'_> {
 }
 
 impl Flows {
-    /// Reads at most `limit`.
+    /// Reads at most `limit` records.
     pub fn read(maps: &Maps, clock: &Clock, limit: usize) -> Result<Self, MapsError> {
-        // First, so that what the records refer to is at least as new as they are.
+        // Read first, so that the entries they refer to are at least as new.
         let mut records = maps.read_flows(limit.saturating_add(1))?;
         let truncated = records.len() > limit;
         records.truncate(limit);
@@ -204,15 +204,15 @@ fn row(flow: &FlowView) -> [Cell; 9] {
 impl Report for Flows {
     const KIND: &'static str = "flows";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let header = ["CLIENT", "SERVICE", "PROTO", "BACKEND", "NODE", "AGE", "STATE", "RECORD", "REPLIES"];
         let mut table = Table::new(&header).right_aligned(&["AGE"]);
         for flow in &self.flows {
             table.row(row(flow));
         }
-        table.print(out, colour)?;
+        table.print(out, color)?;
         if self.truncated {
-            writeln!(out, "(cut after {} flows; --limit shows more)", self.limit)?;
+            writeln!(out, "(only {} flows shown; use --limit for more)", self.limit)?;
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
-//! Whether a flow record still decides, and the programs mind VIPs at all, by their own rules (`ebpf/src/flow.rs`,
-//! `neighbor.rs`).
+//! Decides whether a flow record is still valid, and whether the programs still serve VIPs, by the
+//! programs' own rules (`ebpf/src/flow.rs`, `neighbor.rs`).
 
 use std::{fmt, time::Duration};
 
@@ -13,19 +13,19 @@ use vipmux_common::{
 };
 
 use super::clock::Clock;
-use crate::model::Protocol;
+use vipmux_model::Protocol;
 
-/// Why a flow record decides nothing (any more): the next packet is balanced anew.
+/// Why a flow record is not valid: the next packet is balanced again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stale {
-    /// The element was given to another flow while it was read.
+    /// The record was given to another flow while it was read.
     Recycled,
-    /// The backend went, or its index is another's now.
+    /// The backend is gone, or its index belongs to another backend now.
     BackendGone,
-    /// The claim is another Service's now, or nobody's.
+    /// The port belongs to another Service now, or to none.
     OwnerChanged,
-    /// No packet of the client for longer than the Service's idle timeout, or the protocol's.
+    /// The client sent no packet for longer than the idle timeout of the Service or the protocol.
     Idle,
 }
 
@@ -40,7 +40,7 @@ impl fmt::Display for Stale {
     }
 }
 
-/// Why a new connection (a SYN) does not keep a record's backend, though its other packets do.
+/// Why a new connection (a SYN) does not keep a record's backend, although other packets do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reopened {
     /// The client sent FIN, or either side RST.
@@ -58,13 +58,13 @@ impl fmt::Display for Reopened {
     }
 }
 
-/// Whether the agent has been away for so long that the programs leave VIPs alone.
+/// Returns whether the agent has been away for so long that the programs leave VIPs to the stack.
 pub fn is_abandoned(fence: &Fence, config: &Config, clock: &Clock) -> bool {
     let patience = Duration::from_secs(config.abandon_after.into());
     clock.until(fence.deadline).is_err_and(|since| since >= patience)
 }
 
-/// `own`: the Service's idle timeout, 0 for the protocol's.
+/// Returns whether a record is idle. `own`: the Service's idle timeout; 0: the protocol's.
 fn is_idle(config: &Config, protocol: u32, own: u32, seen: u64, clock: &Clock) -> bool {
     let tcp = protocol == u32::from(Protocol::Tcp.number());
     let life = match own {
@@ -75,12 +75,13 @@ fn is_idle(config: &Config, protocol: u32, own: u32, seen: u64, clock: &Clock) -
     clock.ticks_since(seen) > u64::from(life)
 }
 
-/// Whether the epoch of the record's node vouches for its backend: the program does not ask further then.
+/// Returns whether the epoch of the record's node proves that its backend is valid. Then the
+/// program checks nothing else.
 pub fn is_vouched(flow: &FlowValue, node: Option<&Node>) -> bool {
     node.is_some_and(|node| node.epoch != 0 && node.epoch == flow.epoch)
 }
 
-/// Why the record decides nothing; `None`: it decides. `vouched`: [`is_vouched`].
+/// Returns why the record is not valid; `None`: it is valid. `vouched`: [`is_vouched`].
 pub fn stale(
     (key, flow): (&FlowKey, &FlowValue),
     vouched: bool,
@@ -101,7 +102,7 @@ pub fn stale(
     }
 }
 
-/// Why a SYN would not keep the record's backend.
+/// Returns why a SYN would not keep the record's backend.
 pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
     if u32::from(flow.flags) & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 {
         Some(Reopened::Closed)
@@ -110,13 +111,14 @@ pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
     }
 }
 
-/// Whether both sides, or an RST, closed the connection, or the client has turned to the backend itself since.
+/// Returns whether both sides or an RST closed the connection, or the client has contacted the
+/// backend directly since.
 pub fn is_closed(reverse: &ReverseValue) -> bool {
     const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
     reverse.flags & (FLOW_RESET | FLOW_DIRECT) != 0 || reverse.flags & BOTH == BOTH
 }
 
-/// Whether a reverse record is of its key, and still turns replies back into the VIP's.
+/// Returns whether a reverse record belongs to its key and still translates replies.
 pub fn translates((key, reverse): (&ReverseKey, &ReverseValue), config: &Config, clock: &Clock) -> bool {
     let lives = if is_closed(reverse) {
         clock.ticks_since(reverse.seen) <= u64::from(config.closed_linger)

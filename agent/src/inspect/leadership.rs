@@ -1,4 +1,4 @@
-//! Who leads a VIP and why, as the agent on this node last said.
+//! Decodes who leads a VIP and why, as this node's agent last wrote it.
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,8 @@ use vipmux_common::abi::{Leader, NodeLabel, Role, Why};
 
 use super::clock::Clock;
 
-/// What a code of the maps means; `Err`: a newer agent's, as it is. In JSON its name, or the number.
+/// A code of the maps; `Err`: an unknown number, from a newer agent. In JSON it is the name or the
+/// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Code<T>(pub Result<T, u32>);
 
@@ -32,23 +33,23 @@ impl<T: Display> Display for Code<T> {
     }
 }
 
-/// Who leads a VIP. All `None`: the agent said nothing of it.
+/// The leadership of a VIP. All fields are `None` if the agent wrote nothing about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct Leadership {
-    /// The Node's name, `?` for one that went; `None`: nobody that is known.
+pub struct VipLeadership {
+    /// The leader's name; `?`: the node is gone; `None`: no known leader.
     pub leader: Option<String>,
-    /// This node's own part.
+    /// This node's role.
     pub role: Option<Code<Role>>,
-    /// Since when it is so, in seconds; of another node, since this one learned of it.
+    /// Seconds since the leader changed; for another node, since this node learned of it.
     pub since_s: Option<u64>,
-    /// Why it is that one.
+    /// The reason of the last change.
     pub why: Option<Code<Why>>,
-    /// The other node that the reason is about, `?` for one that went.
+    /// The other node that the reason names; `?`: it is gone.
     pub other: Option<String>,
 }
 
-impl Leadership {
-    /// `nodes`: by their indices in `NODES`.
+impl VipLeadership {
+    /// Decodes an entry of `LEADERS`. `nodes`: the names by index in `NODES`.
     pub fn new(leader: &Leader, nodes: &BTreeMap<u32, NodeLabel>, clock: &Clock) -> Self {
         let name = |reference: u32| {
             let index = reference.checked_sub(1)?;
@@ -63,17 +64,17 @@ impl Leadership {
         }
     }
 
-    /// It is this node that holds the VIP, whether it answers or not.
+    /// Returns whether this node holds the VIP, whether it answers or not.
     pub fn is_own(&self) -> bool {
         self.role.is_some_and(|Code(role)| role.is_ok_and(|role| role != Role::Following))
     }
 
-    /// The agent said that nobody leads it.
+    /// Returns whether the agent wrote that nobody leads it.
     pub fn is_vacant(&self) -> bool {
         self.role.is_some() && self.leader.is_none()
     }
 
-    /// Why it is that one, for people.
+    /// Returns the reason for people.
     pub fn reason(&self) -> Option<String> {
         let other = self.other.as_deref().unwrap_or("another node");
         Some(match self.why?.0 {
@@ -87,13 +88,13 @@ impl Leadership {
         })
     }
 
-    /// How long it is so, for people.
+    /// Returns the time since the last change, for people.
     pub fn since(&self) -> Option<String> {
         self.since_s.map(span)
     }
 }
 
-/// So many seconds, in two units at most: `12s`, `3m12s`, `5h3m`, `2d7h`.
+/// Formats seconds with at most two units: `12s`, `3m12s`, `5h3m`, `2d7h`.
 pub fn span(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),

@@ -1,4 +1,4 @@
-//! `inspect lookup`: what would happen to a packet, step by step.
+//! Predicts what happens to a packet, step by step: `inspect lookup`.
 
 mod entries;
 mod walk;
@@ -11,53 +11,55 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{DropReason, Mac};
 
-pub(super) use self::entries::Entries;
-pub use self::walk::{Request, Source, walk};
-use super::Report;
-use crate::cli::table::{Cell, Colour, Table, Tone};
+pub(super) use self::entries::LookupMaps;
+pub use self::walk::{FrameSource, LookupPacket, walk};
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
+};
 
-/// One decision on the way.
+/// One decision about a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Step {
-    /// What was asked: `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`, `backend`, `reverse` or
-    /// `node`.
+pub struct LookupStep {
+    /// The question: `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`,
+    /// `backend`, `reverse` or `node`.
     pub step: &'static str,
-    /// What was found.
+    /// The answer.
     pub finding: String,
 }
 
-/// The endpoint that a packet reaches.
+/// The backend that a packet reaches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Endpoint {
+pub struct LookupEndpoint {
     /// Its index in `BACKENDS`.
     pub index: u32,
     /// Its address.
     pub address: IpAddr,
     /// Its port.
     pub port: u16,
-    /// The node it is on; `None`: the node went.
+    /// Its node; `None`: the node is gone.
     pub node: Option<String>,
 }
 
-/// What becomes of the packet.
+/// The outcome for a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "verdict", rename_all = "snake_case")]
 pub enum Outcome {
-    /// To the stack, untouched.
+    /// Passed to the stack, unchanged.
     Passed,
-    /// To the stack, with the backend as its destination.
+    /// Delivered to the stack, with the backend as its destination.
     Delivered {
         /// The backend, on this node.
-        backend: Endpoint,
-        /// With the VIP as its destination all the same.
+        backend: LookupEndpoint,
+        /// The destination is still the VIP (direct server return).
         direct: bool,
     },
-    /// To the stack, untouched, since the Service's packets are left to it.
+    /// Passed to the stack, unchanged, because the Service's packets are left to it.
     LeftToKernel,
-    /// To the backend's node, on layer 2.
+    /// Handed over to the backend's node, on layer 2.
     HandedOver {
         /// The backend.
-        backend: Endpoint,
+        backend: LookupEndpoint,
         /// The frame's new destination.
         mac: String,
         /// The frame's new source.
@@ -65,7 +67,7 @@ pub enum Outcome {
         /// The interface it leaves by.
         interface: String,
     },
-    /// Answered by TCP RST or ICMP port unreachable, within the limit on answers, and counted.
+    /// Answered by TCP RST or ICMP port unreachable, within the rate limit, and counted.
     Rejected {
         /// The counter's name.
         reason: &'static str,
@@ -77,7 +79,7 @@ pub enum Outcome {
     },
 }
 
-/// The answer to a [`Request`].
+/// The prediction for a [`LookupPacket`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Lookup {
     /// The client.
@@ -87,8 +89,8 @@ pub struct Lookup {
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// The decisions, in their order.
-    pub steps: Vec<Step>,
-    /// What they lead to.
+    pub steps: Vec<LookupStep>,
+    /// The outcome.
     pub outcome: Outcome,
 }
 
@@ -98,7 +100,7 @@ impl From<DropReason> for Outcome {
     }
 }
 
-impl Endpoint {
+impl LookupEndpoint {
     fn text(&self) -> String {
         let node = self.node.as_deref().unwrap_or("?");
         format!("{} on {node}", SocketAddr::new(self.address, self.port))
@@ -108,12 +110,12 @@ impl Endpoint {
 impl Outcome {
     fn cell(&self) -> Cell {
         match self {
-            Self::Passed => Cell::toned("passed to the stack, untouched", Tone::Plain),
+            Self::Passed => Cell::toned("passed to the stack, unchanged", Tone::Plain),
             Self::Delivered { backend, direct } => {
-                let how = if *direct { "as it came, for" } else { "translated to" };
+                let how = if *direct { "unchanged, for" } else { "translated to" };
                 Cell::toned(format!("delivered here, {how} {}", backend.text()), Tone::Good)
             }
-            Self::LeftToKernel => Cell::toned("left to the node's own stack, untouched", Tone::Plain),
+            Self::LeftToKernel => Cell::toned("left to the node's own stack, unchanged", Tone::Plain),
             Self::HandedOver { backend, mac, source_mac, interface } => {
                 let text = format!("handed over for {}: {source_mac} to {mac} by {interface}", backend.text());
                 Cell::toned(text, Tone::Good)
@@ -127,24 +129,24 @@ impl Outcome {
 impl Report for Lookup {
     const KIND: &'static str = "lookup";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let mut table = Table::new(&["STEP", "FINDING"]);
         for step in &self.steps {
             table.row([step.step, &step.finding]);
         }
         table.row(["verdict".into(), self.outcome.cell()]);
-        table.print(out, colour)
+        table.print(out, color)
     }
 }
 
-/// Why a MAC address could not be read.
+/// The text is not a MAC address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no MAC address, such as 02:00:5e:10:20:30")]
-pub struct BadMac(String);
+#[error("{0:?} is not a MAC address such as 02:00:5e:10:20:30")]
+pub struct InvalidMac(String);
 
-/// Reads six hexadecimal bytes with colons between them.
-pub fn parse_mac(text: &str) -> Result<Mac, BadMac> {
-    let bad = || BadMac(text.to_owned());
+/// Parses six hexadecimal bytes separated by colons.
+pub fn parse_mac(text: &str) -> Result<Mac, InvalidMac> {
+    let bad = || InvalidMac(text.to_owned());
     let byte = |part: &str| {
         let digits = part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
         digits.then(|| u8::from_str_radix(part, 16).ok()).flatten()
@@ -164,7 +166,7 @@ mod tests {
         for bad in
             ["", "02:00:5e:10:20", "02:00:5e:10:20:30:40", "02:00:5e:10:20:+3", "2:0:5e:10:20:30", "zz:00:5e:10:20:30"]
         {
-            assert_eq!(parse_mac(bad), Err(BadMac(bad.to_owned())));
+            assert_eq!(parse_mac(bad), Err(InvalidMac(bad.to_owned())));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `inspect members`.
+//! Reads and shows the members of the gossip: `inspect members`.
 
 use std::io::{self, Write};
 
@@ -6,41 +6,41 @@ use serde::Serialize;
 use vipmux_common::abi::{MEMBER_DRAINING, MEMBER_READY, Mac, Member, Node, NodeLabel, Standing};
 
 use super::{
-    Report,
     clock::Clock,
     leadership::{Code, span},
 };
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
 };
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
 
-/// A node, as the agents' gossip has it.
+/// A node, as known from gossip.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MemberView {
     /// Its index in `NODES`.
     pub index: u32,
     /// The Node's name.
     pub node: String,
-    /// How it stands; `None`: its agent was never heard of.
+    /// Its standing; `None`: its agent was never heard of.
     pub standing: Option<Code<Standing>>,
-    /// Since when it stands so, in seconds.
+    /// Seconds since it has this standing.
     pub since_s: Option<u64>,
-    /// Milliseconds since a message of it came; `None`: never, or it is this node.
+    /// Milliseconds since its last message; `None`: never, or it is this node.
     pub heard_ms: Option<u64>,
-    /// It may lead: its maps are in sync, and the hold-down after its start is over.
+    /// It may lead: its maps are in sync, and its hold-down is over.
     pub ready: bool,
-    /// It hands its VIPs over, and takes no others.
+    /// It drains: it gives up its VIPs and takes no others.
     pub draining: bool,
-    /// How many VIPs it says it leads.
+    /// The number of VIPs that it says it leads.
     pub vips: u32,
-    /// How often it had to come back as another.
+    /// How often it was declared down and came back.
     pub generation: u64,
     /// Its MAC on the segment; `None`: not resolved.
     pub mac: Option<String>,
 }
 
-/// All nodes that have a name, in its order.
+/// All nodes by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Members {
     /// The nodes.
@@ -48,7 +48,7 @@ pub struct Members {
 }
 
 impl Members {
-    /// Reads them.
+    /// Reads the members.
     pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
         let found = maps.read_members()?;
         let view = |(index, (label, node)): (u32, (NodeLabel, Node))| {
@@ -99,7 +99,7 @@ impl MemberView {
         }
     }
 
-    /// Of one that is not there it does not matter.
+    /// Returns whether it may lead; empty if it is not alive.
     fn readiness(&self) -> Cell {
         let there = matches!(self.standing, Some(Code(Ok(Standing::Alive | Standing::Suspected | Standing::Own))));
         match (there, self.draining, self.ready) {
@@ -114,7 +114,7 @@ impl MemberView {
 impl Report for Members {
     const KIND: &'static str = "members";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let header = ["NODE", "STANDING", "SINCE", "HEARD", "READY", "VIPS", "GENERATION", "MAC"];
         let mut table = Table::new(&header).right_aligned(&["SINCE", "HEARD", "VIPS", "GENERATION"]);
         for member in &self.members {
@@ -129,6 +129,6 @@ impl Report for Members {
                 member.mac.as_deref().unwrap_or_default().into(),
             ]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }

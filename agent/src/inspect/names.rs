@@ -1,4 +1,4 @@
-//! Names for the numbers in the maps.
+//! Translates the numbers in the maps into names.
 
 use std::{
     collections::BTreeMap,
@@ -8,22 +8,20 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{Backend, ServiceKey, ServiceValue};
 
-use crate::{
-    datapath::maps::{Maps, MapsError},
-    model::{Protocol, ServiceName},
-};
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
+use vipmux_model::{Protocol, ServiceName};
 
-/// A backend's port (wire): its own, or that of the Service that the client asked for.
+/// Returns a backend's port in wire order: its own, or the one that the client asked for.
 pub fn port(backend: &Backend, asked: u16) -> u16 {
     if backend.port == 0 { asked } else { backend.port }
 }
 
-/// A claim's port and protocol.
+/// Formats a claim's port and protocol.
 pub fn claimed(port: u16, protocol: &str) -> String {
     if port == 0 { format!("all/{protocol}") } else { format!("{port}/{protocol}") }
 }
 
-/// A backend's address and port.
+/// Formats a backend's address and port.
 pub fn endpoint(address: IpAddr, port: u16) -> String {
     match (port, address) {
         (0, IpAddr::V4(address)) => format!("{address}:all"),
@@ -32,7 +30,7 @@ pub fn endpoint(address: IpAddr, port: u16) -> String {
     }
 }
 
-/// A protocol's name, or its IANA number.
+/// Returns a protocol's name, or its IANA number.
 pub fn protocol(number: u32) -> String {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
         .into_iter()
@@ -40,12 +38,12 @@ pub fn protocol(number: u32) -> String {
         .map_or_else(|| number.to_string(), |known| known.to_string())
 }
 
-/// A port claim and who owns it.
+/// A port claim with its owner.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Claim {
-    /// `None`: the VIP's entry went while the maps were read.
+    /// The VIP; `None`: its entry was removed while the maps were read.
     pub vip: Option<IpAddr>,
-    /// The Service port; 0: every port that no other claim names.
+    /// The Service port; 0: all ports that no other claim names.
     pub port: u16,
     /// `TCP`, `UDP`, `SCTP`, or a number.
     pub protocol: String,
@@ -56,13 +54,13 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// `shop/web:80/TCP`.
+    /// Formats the claim: `shop/web:80/TCP`.
     pub fn label(&self) -> String {
         format!("{}/{}:{}", self.namespace, self.name, claimed(self.port, &self.protocol))
     }
 }
 
-/// The VIPs by id, the owners by slot, the nodes by index.
+/// VIPs by id, owners by slot, nodes by index.
 #[derive(Debug, Default)]
 pub struct Names {
     /// [`vipmux_common::abi::VipValue::id`] to address.
@@ -74,11 +72,11 @@ pub struct Names {
 }
 
 impl Names {
-    /// Reads them all.
+    /// Reads all of them.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let owners = maps.read_service_names()?.into_iter().map(|(slot, owner)| {
             let (namespace, name) = owner.parts();
-            (slot, ServiceName { namespace, name })
+            (slot, ServiceName::new(namespace, name))
         });
         Ok(Self {
             vips: maps.read_vips()?.into_iter().map(|(address, vip)| (vip.id, address.into())).collect(),
@@ -87,20 +85,20 @@ impl Names {
         })
     }
 
-    /// The claim of an entry of `SERVICES`.
+    /// Returns the claim of an entry of `SERVICES`.
     pub fn claim(&self, key: &ServiceKey, value: &ServiceValue) -> Claim {
         let owner = self.owners.get(&value.slot);
         Claim {
             vip: self.vips.get(&key.vip).copied(),
             port: u16::from_be(key.port),
             protocol: protocol(key.protocol.into()),
-            namespace: owner.map(|owner| owner.namespace.clone()).unwrap_or_default(),
-            name: owner.map(|owner| owner.name.clone()).unwrap_or_default(),
+            namespace: owner.map(|owner| owner.namespace().to_owned()).unwrap_or_default(),
+            name: owner.map(|owner| owner.name().to_owned()).unwrap_or_default(),
         }
     }
 }
 
-/// An address for a table, `?` for one that went meanwhile.
+/// Formats an address for a table; `?`: it was removed meanwhile.
 pub fn address(address: Option<IpAddr>) -> String {
     address.map_or_else(|| "?".to_owned(), |address| address.to_string())
 }

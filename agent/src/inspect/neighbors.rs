@@ -1,4 +1,4 @@
-//! `inspect neighbors`.
+//! Reads and shows how nodes are reached: `inspect neighbors`.
 
 use std::{
     collections::BTreeMap,
@@ -8,14 +8,16 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel};
 
-use super::Report;
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
+};
+use vipmux_datapath::{
+    bpf::maps::{Maps, MapsError},
     link::interface_name,
 };
 
-/// A node, as it is reached from this one.
+/// How this node reaches another one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct NeighborView {
     /// Its index in `NODES`.
@@ -24,15 +26,15 @@ pub struct NeighborView {
     pub node: String,
     /// Its MAC on the segment; `None`: not resolved.
     pub mac: Option<String>,
-    /// The MAC that frames handed over by it carry; `None`: not resolved.
+    /// The source MAC of frames that it hands over; `None`: not resolved.
     pub handover_mac: Option<String>,
-    /// All MACs that count as its own when it announces a VIP.
+    /// All MACs that count as this node when it announces a VIP.
     pub peer_macs: Vec<String>,
-    /// The interface of this node that leads to it; `None`: not known.
+    /// The interface of this node toward it; `None`: not known.
     pub interface: Option<String>,
     /// That interface's MTU, bytes.
     pub mtu: u32,
-    /// Its program is attached: frames may be handed over to it.
+    /// Its program is attached, so frames may be handed over to it.
     pub attached: bool,
     /// It is this node.
     #[serde(rename = "self")]
@@ -41,7 +43,7 @@ pub struct NeighborView {
 
 /// All nodes, by name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Neighbors {
+pub struct NeighborList {
     /// The nodes.
     pub neighbors: Vec<NeighborView>,
 }
@@ -50,8 +52,8 @@ fn resolved(mac: Mac) -> Option<String> {
     (mac != Mac::default()).then(|| mac.to_string())
 }
 
-impl Neighbors {
-    /// Reads them.
+impl NeighborList {
+    /// Reads the neighbors.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let mut peers: BTreeMap<u32, Vec<String>> = BTreeMap::new();
         for (mac, node) in maps.read_peers()? {
@@ -77,10 +79,10 @@ impl Neighbors {
     }
 }
 
-impl Report for Neighbors {
+impl Report for NeighborList {
     const KIND: &'static str = "neighbors";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let header = ["NODE", "MAC", "HAND-OVER MAC", "INTERFACE", "MTU", "STATE"];
         let mut table = Table::new(&header).right_aligned(&["MTU"]);
         for neighbor in &self.neighbors {
@@ -100,6 +102,6 @@ impl Report for Neighbors {
                 state,
             ]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }

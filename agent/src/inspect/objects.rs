@@ -1,4 +1,4 @@
-//! `inspect maps` and `inspect prog`: the pinned objects themselves.
+//! Reads and shows the pinned objects: `inspect maps` and `inspect prog`.
 
 use std::{
     io::{self, Write},
@@ -9,12 +9,15 @@ use aya::{maps::MapInfo, programs::ProgramInfo};
 use serde::Serialize;
 use vipmux_common::abi::INTERFACE_GENERIC;
 
-use super::{InspectError, Report};
-use crate::{
-    cli::table::{Colour, Table},
-    datapath::{
+use super::InspectError;
+use crate::output::{
+    Report,
+    table::{Color, Table},
+};
+use vipmux_datapath::{
+    bpf::{
         maps::{Maps, MapsError},
-        pinned::Pinned,
+        pinned::PinnedObjects,
         pins::{LinkKind, PinError, Pins},
     },
     link::interface_name,
@@ -29,9 +32,9 @@ pub struct MapView {
     pub id: u32,
     /// The size of a key, bytes.
     pub key_bytes: u32,
-    /// The size of a value, bytes; of one CPU's in a per-CPU map.
+    /// The size of a value, bytes; in a per-CPU map for one CPU.
     pub value_bytes: u32,
-    /// How many entries it can hold.
+    /// The greatest number of entries.
     pub max_entries: u32,
 }
 
@@ -43,7 +46,7 @@ pub struct MapList {
 }
 
 impl MapList {
-    /// Reads them.
+    /// Reads the maps.
     pub fn read(pins: &Pins) -> Result<Self, MapsError> {
         let view = |name: &&'static str| {
             let path = pins.map(name);
@@ -63,14 +66,14 @@ impl MapList {
 impl Report for MapList {
     const KIND: &'static str = "maps";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let header = ["MAP", "ID", "KEY BYTES", "VALUE BYTES", "MAX ENTRIES"];
         let mut table = Table::new(&header).right_aligned(&header[1..]);
         for map in &self.maps {
             let numbers = [map.id, map.key_bytes, map.value_bytes, map.max_entries].map(|number| number.to_string());
             table.row(std::iter::once(map.name.to_owned()).chain(numbers));
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }
 
@@ -83,9 +86,9 @@ pub struct ProgramView {
     pub id: u32,
     /// The hash of its instructions.
     pub tag: String,
-    /// When it was loaded, seconds since 1970-01-01 UTC; `None`: the kernel does not say.
+    /// The time when it was loaded, seconds since 1970-01-01 UTC; `None`: not known.
     pub loaded_at: Option<u64>,
-    /// The interfaces it is attached to, by pinned links.
+    /// The interfaces with a pinned link to it.
     pub attached: Vec<Attachment>,
 }
 
@@ -94,7 +97,7 @@ pub struct ProgramView {
 pub struct Attachment {
     /// The interface, by name.
     pub interface: String,
-    /// XDP runs in the stack there, not in the driver; `None`: not an XDP program.
+    /// XDP runs in the stack, not in the driver; `None`: not an XDP program.
     pub generic: Option<bool>,
 }
 
@@ -109,18 +112,18 @@ impl Attachment {
     }
 }
 
-/// The programs, as far as they are pinned.
+/// The pinned programs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Programs {
+pub struct PinnedPrograms {
     /// The programs.
     pub programs: Vec<ProgramView>,
 }
 
-impl Programs {
-    /// Reads them.
+impl PinnedPrograms {
+    /// Reads the programs.
     pub fn read(pins: &Pins, maps: &Maps) -> Result<Self, InspectError> {
         let interfaces = maps.read_interfaces()?;
-        let mut links = Pinned::read_links(pins)?;
+        let mut links = PinnedObjects::read_links(pins)?;
         links.retain(|_, link| link.ifindex != 0);
         let mut programs = Vec::new();
         for kind in LinkKind::ALL {
@@ -149,15 +152,15 @@ impl Programs {
     }
 }
 
-impl Report for Programs {
+impl Report for PinnedPrograms {
     const KIND: &'static str = "prog";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let mut table = Table::new(&["PROGRAM", "ID", "TAG", "ATTACHED TO"]).right_aligned(&["ID"]);
         for program in &self.programs {
             let attached: Vec<_> = program.attached.iter().map(Attachment::text).collect();
             table.row([program.name, &program.id.to_string(), &program.tag, &attached.join(",")]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }

@@ -1,4 +1,4 @@
-//! `inspect services`.
+//! Reads and shows the Service ports: `inspect services`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,16 +10,17 @@ use serde::Serialize;
 use vipmux_common::abi::{SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceValue};
 
 use super::{
-    Report,
     clock::Clock,
     names::{self, Claim, Names},
 };
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
 };
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
 
-/// The sets of backends that tables hold. Services with equal endpoints share a table, which is read once.
+/// A cache of the backends in tables. Services with equal endpoints share a table, which is read
+/// once.
 pub(super) struct Tables<'maps> {
     maps: &'maps Maps,
     known: BTreeMap<(u32, u32), Rc<BTreeSet<u32>>>,
@@ -30,12 +31,12 @@ impl<'maps> Tables<'maps> {
         Self { maps, known: BTreeMap::new() }
     }
 
-    /// The backends of the Service's table over all backends.
+    /// Returns the backends of the Service's table over all backends.
     pub(super) fn all(&mut self, service: &ServiceValue) -> Result<Rc<BTreeSet<u32>>, MapsError> {
         self.backends(service.table, service.table_length)
     }
 
-    /// The backends of its table over this node's own.
+    /// Returns the backends of its table over this node's own backends.
     fn local(&mut self, service: &ServiceValue) -> Result<Rc<BTreeSet<u32>>, MapsError> {
         self.backends(service.local_table, service.local_length)
     }
@@ -53,37 +54,37 @@ impl<'maps> Tables<'maps> {
 /// A Service port.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ServiceView {
-    /// Who owns which port of which VIP.
+    /// The port claim and its owner.
     #[serde(flatten)]
     pub claim: Claim,
     /// Its slot in the arrays.
     pub slot: u32,
-    /// Slots of its Maglev table; 0 without a ready backend.
+    /// The length of its Maglev table; 0 without a ready backend.
     pub table_length: u32,
     /// Backends that take new flows.
     pub ready: usize,
-    /// Those of them on this node.
+    /// Those of them that are on this node.
     pub local: usize,
     /// Packets to it through this node.
     pub packets: u64,
     /// Their bytes, from the Ethernet header on.
     pub bytes: u64,
-    /// Flows that began here.
+    /// Flows that started on this node.
     pub flows: u64,
     /// Packets are left to the node's own stack.
     pub kernel: bool,
-    /// Backends get packets with the VIP as their destination.
+    /// Backends get packets with the VIP as destination (direct server return).
     pub direct: bool,
-    /// For how long a client without packets is remembered, seconds; `None`: no session affinity.
+    /// How long an inactive client is remembered, seconds; `None`: no session affinity.
     pub affinity_s: Option<u64>,
-    /// An idle flow's life, seconds; `None`: the protocol's.
+    /// The idle timeout of flows, seconds; `None`: the protocol's.
     pub idle_s: Option<u64>,
-    /// How many prefixes clients may have; `None`: any.
+    /// The number of admitted source prefixes; `None`: all clients are admitted.
     pub source_ranges: Option<usize>,
 }
 
 impl ServiceView {
-    /// What is not as with most Services, in a word each.
+    /// Returns what differs from the default, one word each.
     fn particulars(&self) -> String {
         let kernel = self.kernel.then(|| "kernel".to_owned());
         let direct = self.direct.then(|| "direct".to_owned());
@@ -102,7 +103,7 @@ pub struct Services {
 }
 
 impl Services {
-    /// Reads them.
+    /// Reads the Service ports.
     pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
         let claims = maps.read_services()?;
         let names = Names::read(maps)?;
@@ -144,10 +145,10 @@ impl Services {
 impl Report for Services {
     const KIND: &'static str = "services";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let numbers = ["READY", "LOCAL", "PACKETS", "BYTES", "FLOWS"];
         let header = ["VIP", "PORT", "SERVICE", "READY", "LOCAL", "PACKETS", "BYTES", "FLOWS", "PARTICULARS"];
-        // Where there are none, the last column is left out.
+        // Without any, the last column is left out.
         let plain = self.services.iter().all(|service| service.particulars().is_empty());
         let header = &header[..header.len() - usize::from(plain)];
         let mut table = Table::new(header).right_aligned(&numbers);
@@ -166,6 +167,6 @@ impl Report for Services {
                 service.particulars().into(),
             ]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }

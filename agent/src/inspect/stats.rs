@@ -1,15 +1,15 @@
-//! `inspect stats`.
+//! Reads and shows the counters: `inspect stats`.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
 use vipmux_common::abi::{Count, DropReason, Stat};
 
-use super::Report;
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
 };
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
 
 /// One counter, summed over the CPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -22,12 +22,12 @@ pub struct Counter {
     pub bytes: u64,
 }
 
-/// What happened, and what was dropped, since the maps were made.
+/// The counters since the maps were created.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// What happened.
+    /// Events.
     pub stats: Vec<Counter>,
-    /// What was dropped, by reason.
+    /// Drops by reason.
     pub drops: Vec<Counter>,
 }
 
@@ -37,7 +37,7 @@ fn counters<T: Copy>(counts: Vec<(T, Count)>, name: impl Fn(T) -> &'static str, 
 }
 
 impl Stats {
-    /// Reads them: those that are not zero, or `all`.
+    /// Reads the counters that are not zero, or `all`.
     pub fn read(maps: &Maps, all: bool) -> Result<Self, MapsError> {
         Ok(Self {
             stats: counters(maps.read_stats()?, Stat::name, all),
@@ -49,7 +49,7 @@ impl Stats {
 impl Report for Stats {
     const KIND: &'static str = "stats";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let mut table = Table::new(&["COUNTER", "PACKETS", "BYTES"]).right_aligned(&["PACKETS", "BYTES"]);
         for counter in &self.stats {
             table.row([counter.name.to_owned(), counter.packets.to_string(), counter.bytes.to_string()]);
@@ -61,7 +61,7 @@ impl Report for Stats {
                 counter.bytes.to_string().into(),
             ]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The views on real maps, and `lookup` against the real program.
+//! Tests the views on real maps, and `lookup` against the real program.
 
 mod cluster;
 mod ipv6;
@@ -14,26 +14,22 @@ use serde_json::{Value, json};
 
 use self::cluster::{Cluster, HZ, clock};
 use super::{
-    Format, Report,
     backends::Backends,
     flows::Flows,
     lookup,
-    neighbors::Neighbors,
-    objects::{MapList, Programs},
+    neighbors::NeighborList,
+    objects::{MapList, PinnedPrograms},
     services::Services,
     stats::Stats,
     vips::Vips,
-    write,
 };
-use crate::{
-    cli::table::Colour,
-    datapath::pins::{LinkKind, XDP_PROGRAM},
-    model::Protocol,
-};
+use crate::output::{Format, Report, table::Color, write};
+use vipmux_datapath::bpf::pins::{LinkKind, XDP_PROGRAM};
+use vipmux_model::Protocol;
 
 fn text(report: &impl Report) -> String {
     let mut out = Vec::new();
-    write(report, Format::Table(Colour::Never), &mut out).unwrap();
+    write(report, Format::Table(Color::Never), &mut out).unwrap();
     String::from_utf8(out).unwrap()
 }
 
@@ -174,14 +170,14 @@ fn more_flows_than_the_limit_are_cut_and_that_is_said() {
     cluster.record_flows();
     let flows = Flows::read(&cluster.maps(), &clock(), 3).unwrap();
     assert_eq!((flows.flows.len(), flows.truncated), (3, true));
-    assert!(text(&flows).ends_with("\n(cut after 3 flows; --limit shows more)\n"));
+    assert!(text(&flows).ends_with("\n(only 3 flows shown; use --limit for more)\n"));
     assert!(!Flows::read(&cluster.maps(), &clock(), 7).unwrap().truncated);
 }
 
 #[test]
 fn neighbors_show_how_nodes_are_reached() {
     let Some(cluster) = Cluster::new() else { return };
-    let neighbors = Neighbors::read(&cluster.maps()).unwrap();
+    let neighbors = NeighborList::read(&cluster.maps()).unwrap();
     assert_eq!(
         text(&neighbors),
         "\
@@ -237,7 +233,7 @@ fn programs_are_listed_with_where_they_are_attached() {
     let link = xdp.attach("lo", XdpMode::Skb).and_then(|id| xdp.take_link(id)).unwrap();
     FdLink::try_from(link).unwrap().pin(pins.link(LinkKind::Xdp, 1)).unwrap();
     let info = xdp.info().unwrap();
-    let programs = Programs::read(&pins, &cluster.maps()).unwrap();
+    let programs = PinnedPrograms::read(&pins, &cluster.maps()).unwrap();
     let [program] = programs.programs.as_slice() else { panic!("one is pinned: {programs:?}") };
     assert_eq!((program.name, program.id), (XDP_PROGRAM, info.id()));
     assert_eq!(json(&programs)["programs"][0]["attached"], json!([{"interface": "lo", "generic": true}]));
@@ -257,7 +253,7 @@ flow     no record
 service  dns/dns claims port 53/UDP
 table    slot 221 of 251: backend 1
 backend  1 is 10.0.1.1:8080 on node-b
-node     its program is attached, its MAC 02:00:00:00:00:0b; a TTL of 1 would end here
+node     its program is attached, its MAC is 02:00:00:00:00:0b; a packet with a TTL of 1 would be dropped
 verdict  handed over for 10.0.1.1:8080 on node-b: 0e:76:6d:00:00:0a to 02:00:00:00:00:0b by lo
 "
     );

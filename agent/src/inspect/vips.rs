@@ -1,4 +1,4 @@
-//! `inspect vips`.
+//! Reads and shows the VIPs and the fence: `inspect vips`.
 
 use std::{
     collections::BTreeMap,
@@ -11,41 +11,44 @@ use serde::Serialize;
 use vipmux_common::abi::{Address, Config, Fence, Role, VIP_LEADING, VIP_YIELDED, VipValue};
 
 use super::{
-    Report,
     clock::Clock,
     freshness,
-    leadership::{Code, Leadership},
+    leadership::{Code, VipLeadership},
 };
-use crate::{
-    cli::table::{Cell, Colour, Table, Tone},
-    datapath::maps::{Maps, MapsError},
+use crate::output::{
+    Report,
+    table::{Cell, Color, Table, Tone},
+};
+use vipmux_datapath::{
+    bpf::maps::{Maps, MapsError},
     link::interface_name,
 };
 
-/// The fence as it stands.
+/// The state of the fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Standing {
-    /// The deadline is ahead: ARP and NDP are answered.
+pub enum FenceState {
+    /// Before the deadline: ARP and NDP are answered.
     Open,
-    /// It passed: nothing is answered.
+    /// After the deadline: nothing is answered.
     Lapsed,
-    /// It passed ten minutes ago: nothing is answered, and nothing kept from the stack.
+    /// The deadline passed ten minutes ago: nothing is answered, and all packets go to the stack.
     Abandoned,
-    /// No agent ever set it.
+    /// No agent has set a deadline yet.
     NeverSet,
 }
 
 /// The fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct FenceView {
-    /// Whether ARP and NDP are answered.
-    pub standing: Standing,
+    /// The fence's state: it decides if ARP and NDP are answered.
+    #[serde(rename = "standing")]
+    pub state: FenceState,
     /// The deadline, nanoseconds of `CLOCK_BOOTTIME`.
     pub deadline_ns: u64,
-    /// Milliseconds until it lapses.
+    /// Milliseconds until the deadline.
     pub left_ms: Option<u64>,
-    /// Milliseconds since it lapsed.
+    /// Milliseconds since the deadline.
     pub lapsed_ms: Option<u64>,
 }
 
@@ -58,20 +61,20 @@ pub struct VipView {
     pub id: u32,
     /// This node leads it.
     pub leading: bool,
-    /// A peer's announcement took it from this node.
+    /// This node yielded it, because a peer announced it.
     pub yielded: bool,
-    /// This node answers ARP and NDP for it: leads it, before the fence's deadline.
+    /// This node answers ARP and NDP for it: it leads it, before the fence deadline.
     pub answering: bool,
     /// The epoch of its leadership.
     pub epoch: u64,
-    /// Who leads it, as the agent last said.
+    /// Its leader, as the agent last wrote it.
     #[serde(flatten)]
-    pub leadership: Leadership,
-    /// The interfaces it is announced on, by name.
+    pub leadership: VipLeadership,
+    /// The interfaces where it is announced, by name.
     pub interfaces: Vec<String>,
-    /// The 802.1Q VLAN it is announced on; 0 for untagged.
+    /// The 802.1Q VLAN where it is announced; 0: untagged.
     pub vlan: u32,
-    /// Port claims on it.
+    /// The number of port claims on it.
     pub services: usize,
 }
 
@@ -90,20 +93,20 @@ fn millis(duration: Duration) -> u64 {
 
 impl FenceView {
     fn new(fence: Fence, config: &Config, clock: &Clock) -> Self {
-        let (standing, left_ms, lapsed_ms) = match clock.until(fence.deadline) {
-            _ if fence.deadline == 0 => (Standing::NeverSet, None, None),
-            Ok(left) => (Standing::Open, Some(millis(left)), None),
+        let (state, left_ms, lapsed_ms) = match clock.until(fence.deadline) {
+            _ if fence.deadline == 0 => (FenceState::NeverSet, None, None),
+            Ok(left) => (FenceState::Open, Some(millis(left)), None),
             Err(since) if freshness::is_abandoned(&fence, config, clock) => {
-                (Standing::Abandoned, None, Some(millis(since)))
+                (FenceState::Abandoned, None, Some(millis(since)))
             }
-            Err(since) => (Standing::Lapsed, None, Some(millis(since))),
+            Err(since) => (FenceState::Lapsed, None, Some(millis(since))),
         };
-        Self { standing, deadline_ns: fence.deadline, left_ms, lapsed_ms }
+        Self { state, deadline_ns: fence.deadline, left_ms, lapsed_ms }
     }
 
-    /// For people.
+    /// Returns the state for people.
     pub fn text(&self) -> String {
-        match (self.standing, self.left_ms, self.lapsed_ms) {
+        match (self.state, self.left_ms, self.lapsed_ms) {
             (_, Some(left), _) => format!("{left} ms left"),
             (_, _, Some(since)) if since < 10_000 => format!("lapsed {since} ms ago"),
             (_, _, Some(since)) => format!("lapsed {} s ago", since / 1000),
@@ -113,7 +116,7 @@ impl FenceView {
 }
 
 impl Vips {
-    /// Reads them.
+    /// Reads the fence and the VIPs.
     pub fn read(maps: &Maps, clock: &Clock) -> Result<Self, MapsError> {
         let fence = FenceView::new(maps.read_fence()?, &maps.read_config()?, clock);
         let interfaces = maps.read_interfaces()?;
@@ -131,9 +134,9 @@ impl Vips {
                 id: vip.id,
                 leading,
                 yielded: vip.flags & VIP_YIELDED != 0,
-                answering: leading && fence.standing == Standing::Open,
+                answering: leading && fence.state == FenceState::Open,
                 epoch: leader.map_or(vip.epoch, |leader| leader.epoch),
-                leadership: leader.map(|leader| Leadership::new(leader, &nodes, clock)).unwrap_or_default(),
+                leadership: leader.map(|leader| VipLeadership::new(leader, &nodes, clock)).unwrap_or_default(),
                 interfaces: announced.map(|(ifindex, _)| interface_name(*ifindex)).collect(),
                 vlan: vip.vlan,
                 services: services.get(&vip.id).copied().unwrap_or_default(),
@@ -146,7 +149,7 @@ impl Vips {
 }
 
 fn leader(vip: &VipView) -> Cell {
-    let Leadership { leader, role, .. } = &vip.leadership;
+    let VipLeadership { leader, role, .. } = &vip.leadership;
     match (role, leader) {
         _ if vip.leading => Cell::toned("this node", if vip.answering { Tone::Good } else { Tone::Bad }),
         (Some(_), Some(leader)) if !vip.leadership.is_own() => Cell::from(leader),
@@ -163,7 +166,7 @@ fn leader(vip: &VipView) -> Cell {
 impl Report for Vips {
     const KIND: &'static str = "vips";
 
-    fn print(&self, out: &mut impl Write, colour: Colour) -> io::Result<()> {
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
         let header = ["VIP", "LEADER", "EPOCH", "SINCE", "WHY", "FENCE", "INTERFACES", "VLAN", "SERVICES"];
         let mut table = Table::new(&header).right_aligned(&["EPOCH", "SINCE", "SERVICES"]);
         for vip in &self.vips {
@@ -185,7 +188,7 @@ impl Report for Vips {
                 vip.services.to_string().into(),
             ]);
         }
-        table.print(out, colour)
+        table.print(out, color)
     }
 }
 
@@ -197,15 +200,15 @@ mod tests {
     fn the_fence_is_open_until_its_deadline_and_abandoned_ten_minutes_later() {
         let clock = Clock::at(Duration::from_secs(1000), Duration::ZERO, 250);
         let config = Config { abandon_after: 600, ..Config::default() };
-        for (deadline, standing, text) in [
-            (0, Standing::NeverSet, "never set"),
-            (1_000_200_000_000, Standing::Open, "200 ms left"),
-            (1_000_000_000_000, Standing::Lapsed, "lapsed 0 ms ago"),
-            (988_000_000_000, Standing::Lapsed, "lapsed 12 s ago"),
-            (400_000_000_000, Standing::Abandoned, "lapsed 600 s ago"),
+        for (deadline, state, text) in [
+            (0, FenceState::NeverSet, "never set"),
+            (1_000_200_000_000, FenceState::Open, "200 ms left"),
+            (1_000_000_000_000, FenceState::Lapsed, "lapsed 0 ms ago"),
+            (988_000_000_000, FenceState::Lapsed, "lapsed 12 s ago"),
+            (400_000_000_000, FenceState::Abandoned, "lapsed 600 s ago"),
         ] {
             let fence = FenceView::new(Fence { deadline }, &config, &clock);
-            assert_eq!((fence.standing, fence.text().as_str()), (standing, text));
+            assert_eq!((fence.state, fence.text().as_str()), (state, text));
         }
     }
 }

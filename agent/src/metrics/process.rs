@@ -1,4 +1,4 @@
-//! What Prometheus' clients tell of every process, by the names that its dashboards know.
+//! The metrics of a process, by the names that dashboards of Prometheus know.
 
 use std::{fmt, fs};
 
@@ -11,19 +11,19 @@ use super::{amount, counters_of_seconds, gauge};
 #[derive(Debug)]
 pub(super) struct Process;
 
-/// What /proc tells of it.
+/// The usage of a process, from /proc.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Usage {
+struct ProcessUsage {
     /// Seconds on a CPU.
     cpu: f64,
     /// Bytes in memory.
     resident: f64,
-    /// When it was started, seconds since 1970-01-01 UTC.
+    /// The start time, seconds since 1970-01-01 UTC.
     started: f64,
 }
 
-impl Usage {
-    /// From /proc/self/stat and /proc/stat; `ticks` a second, `page` bytes.
+impl ProcessUsage {
+    /// Parses /proc/self/stat and /proc/stat; `ticks` a second, `page` bytes.
     fn parse(own: &str, system: &str, ticks: f64, page: f64) -> Option<Self> {
         // The name, in parentheses, may hold anything; the third field follows.
         let fields: Vec<&str> = own.rsplit_once(')')?.1.split_whitespace().collect();
@@ -45,7 +45,7 @@ impl Usage {
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
-        if let Some(Usage { cpu, resident, started }) = Usage::now() {
+        if let Some(ProcessUsage { cpu, resident, started }) = ProcessUsage::now() {
             counters_of_seconds(&mut encoder, "process_cpu_seconds", "Time on a CPU, in seconds", cpu)?;
             gauge(&mut encoder, "process_resident_memory_bytes", "Memory, in bytes", resident)?;
             let help = "When the process was started, in seconds since 1970-01-01 UTC";
@@ -67,14 +67,14 @@ mod tests {
     #[test]
     fn a_process_is_read_whatever_its_name() {
         let own = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 0 0 0 150 50 0 0 20 0 3 0 12345 1000000 256 18446744073709551615";
-        let usage = Usage::parse(own, "cpu 1 2\nbtime 1700000000\n", 100.0, 4096.0).unwrap();
-        assert_eq!(usage, Usage { cpu: 2.0, resident: 1_048_576.0, started: 1_700_000_123.45 });
-        assert_eq!(Usage::parse("7 (a) S 1", "btime 1\n", 100.0, 4096.0), None);
+        let usage = ProcessUsage::parse(own, "cpu 1 2\nbtime 1700000000\n", 100.0, 4096.0).unwrap();
+        assert_eq!(usage, ProcessUsage { cpu: 2.0, resident: 1_048_576.0, started: 1_700_000_123.45 });
+        assert_eq!(ProcessUsage::parse("7 (a) S 1", "btime 1\n", 100.0, 4096.0), None);
     }
 
     #[test]
     fn this_process_has_memory() {
-        let usage = Usage::now().unwrap();
+        let usage = ProcessUsage::now().unwrap();
         assert!(usage.resident > 100_000.0 && usage.started > 1_000_000_000.0 && usage.cpu >= 0.0, "{usage:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What others count already, read when it is asked for.
+//! Metrics from counters of other parts, read at each scrape.
 
 use std::{fmt, sync::Arc};
 
@@ -10,25 +10,23 @@ use prometheus_client::{
 use tokio::sync::watch;
 
 use super::{amount, counters, gauge, gauges};
-use crate::{
-    gossip::{Count, Counters},
-    membership::sealing::Keys,
-    model::health::Findings,
-};
+use crate::gossip::{Count, Counters};
+use vipmux_election::membership::sealing::SealingKeys;
+use vipmux_model::health::Findings;
 
-/// The gossip's datagrams and keys.
+/// The metrics of the gossip's datagrams and keys.
 #[derive(Debug)]
 pub struct GossipMetrics {
-    /// What came of the datagrams.
+    /// The datagrams by outcome.
     pub counters: Arc<Counters>,
-    /// The keys, as they are followed.
-    pub keys: watch::Receiver<Keys>,
+    /// The current keys.
+    pub keys: watch::Receiver<SealingKeys>,
 }
 
 impl Collector for GossipMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
         let counts = Count::ALL.into_iter().map(|count| ([("outcome", count.name())], self.counters.get(count)));
-        let help = "Datagrams of the agents' gossip, by what came of them";
+        let help = "Gossip datagrams, by outcome";
         counters(&mut encoder, "vipmux_gossip_datagrams", help, counts)?;
         let ids: Vec<String> = self.keys.borrow().ids().collect();
         let help = "Keys that open gossip; two while a key is replaced";
@@ -40,7 +38,7 @@ impl Collector for GossipMetrics {
     }
 }
 
-/// What this node's health probes found.
+/// The metrics of this node's health probes.
 #[derive(Debug)]
 pub struct ProbeMetrics(pub watch::Receiver<Findings>);
 
@@ -50,6 +48,6 @@ impl Collector for ProbeMetrics {
         let up = findings.values().filter(|finding| finding.up).count();
         let states = [("up", up), ("down", findings.len() - up)];
         let states = states.map(|(state, count)| ([("state", state)], amount(count)));
-        gauges(&mut encoder, "vipmux_health_probes", "Backends of this node that are probed, by what was found", states)
+        gauges(&mut encoder, "vipmux_health_probes", "Backends of this node that are probed, by result", states)
     }
 }

@@ -1,32 +1,32 @@
-//! What Prometheus is told, and whether docs/metrics.md tells of it.
+//! Tests the text for Prometheus, and compares it with docs/metrics.md.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::sync::watch;
 
 use super::*;
-use crate::{
-    election::Lost,
-    membership::{Why, sealing::Keys},
-    model::{health::Findings, reason::Reason},
-    store::{Operation, Outcome, Survey},
+use vipmux_cluster::store::{StoreOperation, StoreOutcome, Survey};
+use vipmux_election::{
+    Lost,
+    membership::{Why, sealing::SealingKeys},
 };
+use vipmux_model::{health::Findings, reason::Reason};
 
-/// Everything that an agent tells, with something of each.
+/// All metrics of an agent, with a value for each.
 fn everything() -> String {
     let meters = Meters::default();
     meters.gained(&Why::First);
     meters.lost(&Lost::Fenced);
     meters.repaired("VIPS");
-    meters.stored(&Operation::Survey, &Ok(Outcome::Surveyed(Survey::default())));
-    meters.tally(&Tally { allocated: 3, withheld: 0, refused: [(Reason::PortConflict, 2)].into() });
-    meters.fill([("VIPS", 5, 100)]);
+    meters.lease_operation(&StoreOperation::Survey, &Ok(StoreOutcome::Surveyed(Survey::default())));
+    meters.services(&ServiceCounts { allocated: 3, withheld: 0, refused: [(Reason::PortConflict, 2)].into() });
+    meters.map_usage([("VIPS", 5, 100)]);
     let mut registry = registry();
     meters.register(&mut registry);
-    let (_, keys) = watch::channel(Keys::generate([7; 32]));
+    let (_, keys) = watch::channel(SealingKeys::generate([7; 32]));
     registry.register_collector(Box::new(GossipMetrics { counters: Arc::default(), keys }));
     registry.register_collector(Box::new(ProbeMetrics(watch::channel(Findings::new()).1)));
-    encode([&registry, &Reading::sample().registry()]).unwrap()
+    encode([&registry, &MapMetrics::sample().registry()]).unwrap()
 }
 
 /// Names as PromQL has them.
@@ -70,7 +70,8 @@ fn values_stand_where_they_belong() {
     assert!(text.ends_with("# EOF\n"));
 }
 
-/// OpenMetrics 1.0, "Metric naming" and "ABNF": names are unique, and each line is a sample or a comment.
+/// OpenMetrics 1.0, "Metric naming" and "ABNF": names are unique, and each line is a sample or a
+/// comment.
 #[test]
 fn the_text_is_well_formed() {
     let text = everything();

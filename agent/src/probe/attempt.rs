@@ -1,4 +1,4 @@
-//! One attempt: whether a backend is up now.
+//! Makes one attempt of a health probe.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -28,53 +28,53 @@ use tokio_rustls::{
     },
 };
 
-use crate::model::{health::Checkup, probe::Check};
+use vipmux_model::{health::Checkup, probe::Check};
 
-/// How long an attempt may take, if the interval is no shorter.
+/// The time limit of an attempt, if the interval is no shorter.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Longest head of an answer, bytes.
+/// Longest head of a response, bytes.
 const LONGEST_HEAD: usize = 16 << 10;
 
-/// Why a backend does not count as up.
+/// The reason why an attempt failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AttemptError {
-    /// It takes too long.
+    /// There is no answer in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
-    /// There is no connection.
+    /// The connection failed.
     #[error("no connection")]
     Connect(#[source] io::Error),
-    /// There is one, and no TLS.
+    /// The TLS handshake failed.
     #[error("no TLS session")]
     Tls(#[source] io::Error),
-    /// No request can be made of the path.
-    #[error("no request can be made of this path")]
+    /// The path is no valid request target.
+    #[error("cannot make a request with this path")]
     Path(#[source] http::Error),
-    /// There is an answer of another kind, or none.
-    #[error("no answer by HTTP")]
+    /// There is no valid HTTP response.
+    #[error("no HTTP response")]
     Http(#[source] hyper::Error),
-    /// There is one with another status.
-    #[error("status {0}, and 200 is wanted")]
+    /// The response has another status.
+    #[error("status {0} instead of 200")]
     Status(StatusCode),
-    /// The attempt did not come to its end.
-    #[error("the attempt broke off")]
+    /// The task of the attempt panicked or was cancelled.
+    #[error("the attempt was aborted")]
     Broken(#[source] JoinError),
 }
 
-/// There can be no probes by HTTPS.
+/// TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up TLS for health probes")]
 pub struct TlsError(#[from] rustls::Error);
 
-/// Makes attempts.
+/// The client of health probes.
 #[derive(Clone)]
-pub struct Asker {
+pub struct ProbeClient {
     tls: TlsConnector,
 }
 
-impl Asker {
-    /// One that takes every certificate: a probe asks whether a backend answers, and its answer is trusted no further. So do
-    /// the kubelet and Azure.
+impl ProbeClient {
+    /// Makes a client that accepts every certificate. A probe tests whether a backend answers, and
+    /// the answer is trusted no further. The kubelet and Azure do the same.
     pub fn new() -> Result<Self, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let verifier = Arc::new(AnyCertificate(Arc::clone(&provider)));
@@ -84,13 +84,13 @@ impl Asker {
         Ok(Self { tls: Arc::new(config).into() })
     }
 
-    /// Asks once.
-    pub async fn ask(&self, checkup: &Checkup) -> Result<(), AttemptError> {
+    /// Makes one attempt. Cancel-safe: dropping it closes the connection.
+    pub async fn attempt(&self, checkup: &Checkup) -> Result<(), AttemptError> {
         let patience = checkup.interval.min(PATIENCE);
-        timeout(patience, self.attempt(checkup)).await.unwrap_or(Err(AttemptError::TimedOut(patience)))
+        timeout(patience, self.connect(checkup)).await.unwrap_or(Err(AttemptError::TimedOut(patience)))
     }
 
-    async fn attempt(&self, checkup: &Checkup) -> Result<(), AttemptError> {
+    async fn connect(&self, checkup: &Checkup) -> Result<(), AttemptError> {
         let stream = TcpStream::connect(checkup.to).await.map_err(AttemptError::Connect)?;
         match &checkup.check {
             Check::Tcp => Ok(()),
@@ -104,7 +104,8 @@ impl Asker {
     }
 }
 
-/// Whether a GET of the path is answered by status 200. Redirections are not followed, and the answer's body is not read.
+/// Sends a GET of the path, and expects status 200. Follows no redirection, and does not read the
+/// body.
 async fn get(stream: impl AsyncRead + AsyncWrite + Unpin, to: SocketAddr, path: &str) -> Result<(), AttemptError> {
     let request = Request::get(path)
         .header(HOST, to.to_string())
@@ -120,7 +121,7 @@ async fn get(stream: impl AsyncRead + AsyncWrite + Unpin, to: SocketAddr, path: 
     let answer = select! {
         biased;
         answer = &mut answer => answer,
-        // It is over, and the answer says how.
+        // The connection ended, and the answer says how.
         _ = connection => answer.await,
     };
     match answer.map_err(AttemptError::Http)?.status() {
@@ -129,7 +130,8 @@ async fn get(stream: impl AsyncRead + AsyncWrite + Unpin, to: SocketAddr, path: 
     }
 }
 
-/// Takes any certificate, and any signature: of a certificate that nobody vouches for it proves nothing.
+/// Accepts any certificate, and any signature: a signature of an untrusted certificate proves
+/// nothing.
 #[derive(Debug)]
 struct AnyCertificate(Arc<CryptoProvider>);
 

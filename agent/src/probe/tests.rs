@@ -16,14 +16,14 @@ use tokio_rustls::{
 };
 
 use super::*;
-use crate::model::{
+use vipmux_model::{
     health::{Checkup, HealthKey},
     probe::Check,
 };
+use vipmux_testing::PATIENCE;
 
 const BRIEF: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_mins(1);
-const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A server that does this with each connection.
 async fn server<F: Future<Output = io::Result<()>> + Send>(
@@ -54,14 +54,14 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, text: &str) -> 
 }
 
 async fn ask(to: SocketAddr, check: Check, interval: Duration) -> Result<(), AttemptError> {
-    Asker::new().unwrap().ask(&Checkup { to, check, interval, failures: 2 }).await
+    ProbeClient::new().unwrap().attempt(&Checkup { to, check, interval, failures: 2 }).await
 }
 
 fn http() -> Check {
     Check::Http { path: "/up?deep=1".to_owned() }
 }
 
-/// What comes of asking by HTTP a server that answers with this.
+/// Returns the result of an HTTP probe of a server that answers with this.
 async fn asked(text: String) -> Result<(), AttemptError> {
     let to = server(move |stream| {
         let text = text.clone();
@@ -70,7 +70,8 @@ async fn asked(text: String) -> Result<(), AttemptError> {
     ask(to.await, http(), LONG).await
 }
 
-/// A port that nobody listens on. While the socket lives, it is given to nobody who does not ask for this very one.
+/// A port that nobody listens on. While the socket lives, it is given to nobody who does not ask
+/// for this very one.
 fn closed() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();
     // A listener sets it too, and has the port beside this one.
@@ -221,7 +222,7 @@ async fn what_changes_is_told_and_what_is_not_wanted_any_more_is_forgotten() {
     let (want, wanted) = watch::channel(Arc::default());
     let (sender, mut findings) = watch::channel(Findings::new());
     let start = Instant::now();
-    let task = tokio::spawn(run(wanted, sender, Asker::new().unwrap(), move || start.elapsed(), 1));
+    let task = tokio::spawn(run(wanted, sender, ProbeClient::new().unwrap(), move || start.elapsed(), 1));
     let all = [(key, (checkup, Arc::from("shop")))].into();
     want.send_replace(Arc::new(Checkups { all, ..Checkups::default() }));
     let up = |up: bool| move |findings: &Findings| findings.get(&key).is_some_and(|finding| finding.up == up);

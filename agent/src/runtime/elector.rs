@@ -1,21 +1,14 @@
-//! The election at work: the membership's state machine on the gossip, the election's on that, the store and the kernel.
-//!
-//! Gossip is answered on a task of its own ([`Voice`]), so that a long look at the manifests is not taken for death; it falls
-//! silent where the event loop has not turned for [`HUNG`], since an agent that is stuck must not seem alive.
+//! Runs the election: the state machine, with the membership, the Leases and the kernel.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::Duration,
 };
 
 use tokio::{
-    select,
     sync::{
-        Notify, mpsc,
+        mpsc,
         watch::{self, error::RecvError},
     },
     task::JoinHandle,
@@ -23,152 +16,70 @@ use tokio::{
 };
 
 use super::{
-    kernel::{Kernel, KernelError, boottime, nanoseconds},
-    settle::tell,
+    gossip_task::{GossipTask, HUNG, Shared},
+    kernel::{Kernel, KernelError, boottime},
+    warnings::log_changes,
 };
-use crate::{
-    election::{Command, Election, Input, Leadership, Outcome, Role},
-    gossip::{self, Addresses, Counters, Gossip, Incoming},
-    membership::{self, Event, Membership, Peers},
-    model::{NodeName, Vip},
-    store::{self, Operation, Operations, Place, Report, Swapped},
+use crate::gossip::{self, Addresses, Counters, Gossip};
+use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped};
+use vipmux_election::{
+    Command, Election, Input, Leadership, LeaseOutcome, Role,
+    membership::{self, Membership, MembershipEvent, Peers},
 };
+use vipmux_model::{NodeName, Vip};
 
-/// How long the event loop may be away before gossip falls silent.
-const HUNG: Duration = Duration::from_secs(1);
-
-/// See the module.
+/// The election of this node, and all that carries out its commands.
 pub(super) struct Elector {
     local: NodeName,
     election: Election,
     shared: Arc<Shared>,
-    voice: JoinHandle<()>,
-    /// What came of the gossip's datagrams.
+    gossip: JoinHandle<()>,
+    /// The gossip's datagrams, by outcome.
     counters: Arc<Counters>,
-    /// Marked by the voice when there are events; closed when it ends.
-    happened: watch::Receiver<()>,
+    /// Marked by the gossip task when there are events; closed when it ends.
+    events: watch::Receiver<()>,
     addresses: watch::Sender<Addresses>,
-    store: Operations<Place>,
-    /// The store operation that is under way for each VIP, by when it was asked for: of one that was overtaken the end is
-    /// of no interest.
+    store: StoreOperations<ConfiguredStore>,
+    /// The last store operation of each VIP, by the time at which it was asked for. The results of
+    /// older ones are ignored.
     latest: BTreeMap<Vip, Duration>,
     operations: u64,
-    /// What is to be given to the state machine next.
+    /// Inputs that the state machine has not handled yet.
     pending: Vec<Input>,
-    /// What is wrong with the Leases, as last told.
+    /// The problems of the Leases, as last logged.
     faults: BTreeSet<String>,
 }
 
-/// What the event loop and the task that speaks both hold.
-struct Shared {
-    membership: Mutex<Membership>,
-    /// There is something in the outbox.
-    outgoing: Notify,
-    /// `CLOCK_BOOTTIME` of the event loop's last turn, nanoseconds.
-    turned: AtomicU64,
-}
-
-impl Shared {
-    /// A task that panicked while it held the lock left a state machine that may be inconsistent, but the event loop ends
-    /// with it, and the fence closes.
-    fn lock(&self) -> MutexGuard<'_, Membership> {
-        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// When the membership has something to do next. The lock is not held beyond this: the task that speaks needs it.
-    fn next(&self) -> Option<Duration> {
-        self.lock().next()
-    }
-}
-
-/// Speaks for the membership.
-struct Voice {
-    shared: Arc<Shared>,
-    gossip: Gossip,
-    payloads: mpsc::Receiver<Incoming>,
-    happened: watch::Sender<()>,
-}
-
-/// Payloads that are taken in before it is somebody else's turn.
-const BATCH: usize = 64;
-
-impl Voice {
-    /// Ends with the task of the sockets, or when it is aborted.
-    async fn run(mut self) {
-        let mut batch = Vec::with_capacity(BATCH);
-        loop {
-            let due = self.until_due();
-            select! {
-                taken = self.payloads.recv_many(&mut batch, BATCH) => if taken == 0 { return },
-                () = sleep(due) => {}
-                () = self.shared.outgoing.notified() => {}
-            }
-            let Ok(now) = boottime() else { return };
-            let turned = Duration::from_nanos(self.shared.turned.load(Ordering::Relaxed));
-            let hung = now.saturating_sub(turned) > HUNG;
-            let (outbox, happened) = {
-                let mut membership = self.shared.lock();
-                if hung {
-                    batch.clear();
-                } else {
-                    for Incoming { node, bytes } in batch.drain(..) {
-                        if let Err(error) = membership.receive(&node, &bytes, now) {
-                            tracing::debug!(%node, %error, "a peer's message makes no sense");
-                        }
-                    }
-                    membership.turn(now);
-                }
-                (membership.take_outbox(), membership.has_events())
-            };
-            if !outbox.is_empty() && !hung {
-                self.gossip.send(outbox);
-            }
-            if happened {
-                self.happened.send_replace(());
-            }
-        }
-    }
-
-    fn until_due(&self) -> Duration {
-        let next = self.shared.next();
-        let wait = next.and_then(|next| Some(next.saturating_sub(boottime().ok()?)));
-        // While the event loop hangs nothing is done, also if it is due.
-        wait.unwrap_or(HUNG).clamp(Duration::from_millis(1), HUNG)
-    }
-}
-
 impl Elector {
-    /// Starts to listen to the peers. Nothing is led before the first [`Input::Wanted`].
+    /// Starts the gossip. Nothing is led before the first [`Input::Wanted`].
     pub(super) fn start(
         election: Election,
         lease: Duration,
-        gossip: gossip::Settings,
-        place: Place,
+        gossip: gossip::GossipSettings,
+        place: ConfiguredStore,
         seed: u64,
-    ) -> Result<(Self, mpsc::Receiver<Report>), super::AgentError> {
+    ) -> Result<(Self, mpsc::Receiver<StoreReport>), super::AgentError> {
         let now = boottime()?;
         let local = gossip.local.clone();
-        let membership = Membership::new(local.clone(), seed, membership::Settings::for_lease(lease), now);
+        let membership = Membership::new(local.clone(), seed, membership::MembershipSettings::for_lease(lease), now);
         let (addresses, known) = watch::channel(Addresses::new());
         let (gossip, payloads) = Gossip::start(gossip, known)?;
-        let shared = Arc::new(Shared {
-            membership: Mutex::new(membership),
-            outgoing: Notify::new(),
-            turned: AtomicU64::new(nanoseconds(now)),
-        });
+        let shared = Arc::new(Shared::new(membership, now));
         let counters = Arc::clone(gossip.counters());
-        let (marked, happened) = watch::channel(());
-        let voice = Voice { shared: Arc::clone(&shared), gossip, payloads, happened: marked };
-        let voice = tokio::spawn(voice.run());
-        let (store, reports) = Operations::new(place);
+        let (marked, events) = watch::channel(());
+        let task = GossipTask { shared: Arc::clone(&shared), gossip, payloads, events: marked };
+        // Answers the peers, also while the event loop is busy. Dropping the elector aborts it: at
+        // most a batch of datagrams is lost, and the peers repeat what matters.
+        let gossip = tokio::spawn(task.run());
+        let (store, reports) = StoreOperations::new(place);
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
         let elector = Self {
             local,
             election,
             shared,
-            voice,
+            gossip,
             counters,
-            happened,
+            events,
             addresses,
             store,
             latest,
@@ -179,94 +90,100 @@ impl Elector {
         Ok((elector, reports))
     }
 
-    /// The Nodes of the cluster, with their InternalIPs.
-    pub(super) fn know(&mut self, nodes: &Addresses) -> Result<(), KernelError> {
+    /// Sets the Nodes of the cluster, with their InternalIPs.
+    pub(super) fn set_nodes(&mut self, nodes: &Addresses) -> Result<(), KernelError> {
         if *self.addresses.borrow() == *nodes {
             return Ok(());
         }
-        self.shared.lock().know(nodes.keys().cloned().collect(), boottime()?);
+        self.shared.lock().set_nodes(nodes.keys().cloned().collect(), boottime()?);
         self.addresses.send_replace(nodes.clone());
         self.shared.outgoing.notify_one();
         Ok(())
     }
 
-    /// Waits until a peer said something; an error if none will be heard any more. Cancel-safe.
-    pub(super) async fn happened(&mut self) -> Result<(), RecvError> {
-        self.happened.changed().await
+    /// Waits until there are events of the membership. Returns an error if the gossip task ended.
+    /// Cancel-safe.
+    pub(super) async fn peers_changed(&mut self) -> Result<(), RecvError> {
+        self.events.changed().await
     }
 
-    /// When to call [`Self::turn`], `CLOCK_BOOTTIME`.
+    /// Returns when to call [`Self::advance`], `CLOCK_BOOTTIME`.
     pub(super) fn next(&self) -> Option<Duration> {
         self.election.next()
     }
 
-    /// Time has passed, or peers have spoken.
-    pub(super) fn turn(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
+    /// Passes the membership's events to the state machine, and lets it look at the time.
+    pub(super) fn advance(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
         for event in self.shared.lock().take_events() {
             self.pending.push(match event {
-                Event::Changed => Input::Peers,
-                Event::Disowned => Input::Disowned,
-                Event::Told { from, message } => Input::Told { from, message },
+                MembershipEvent::Changed => Input::Peers,
+                MembershipEvent::Disowned => Input::Disowned,
+                MembershipEvent::Message { from, message } => Input::Message { from, message },
             });
         }
         self.pending.push(Input::Peers);
-        self.work(kernel)
+        self.process(kernel)
     }
 
-    /// One turn of the agent's loop: what the programs gave up, and the fence.
-    pub(super) fn beat(&mut self, kernel: &mut Kernel, carrier: bool) -> Result<Vec<Command>, KernelError> {
-        self.shared.turned.store(nanoseconds(boottime()?), Ordering::Relaxed);
-        let yielded = kernel.beat()?;
+    /// A heartbeat of the event loop: passes on the VIPs that the programs gave up, and extends the
+    /// fence deadline.
+    pub(super) fn heartbeat(&mut self, kernel: &mut Kernel, carrier: bool) -> Result<Vec<Command>, KernelError> {
+        self.shared.note_heartbeat(boottime()?);
+        let yielded = kernel.heartbeat()?;
         self.pending.extend(yielded.into_iter().map(Input::PeerAnnounced));
         self.pending.push(Input::Tick { carrier });
-        self.work(kernel)
+        self.process(kernel)
     }
 
-    /// An operation on the store is through.
-    pub(super) fn report(&mut self, kernel: &mut Kernel, report: Report) -> Result<Vec<Command>, KernelError> {
-        let Report { operation, asked, result } = report;
+    /// Passes on the result of an operation on the Leases.
+    pub(super) fn store_report(
+        &mut self,
+        kernel: &mut Kernel,
+        report: StoreReport,
+    ) -> Result<Vec<Command>, KernelError> {
+        let StoreReport { operation, asked, result } = report;
         let failed = |error: &store::StoreError| {
-            tracing::debug!(error = error as &dyn std::error::Error, "an operation on the Leases failed");
+            tracing::debug!(error = error as &dyn std::error::Error, "operation on a Lease failed");
         };
         let result = result.inspect_err(failed);
         let input = match (operation, result) {
-            (Operation::Survey, Ok(store::Outcome::Surveyed(survey))) => {
-                self.complain(survey.faults.values().map(|error| anyhow::Error::from(Arc::clone(error))));
-                // Nothing is known of what could not be read, so it is no evidence for who holds it.
-                let known = self.election.held().all(|(vip, _)| !survey.faults.contains_key(&vip));
+            (StoreOperation::Survey, Ok(store::StoreOutcome::Surveyed(survey))) => {
+                self.log_faults(survey.faults.values().map(|error| anyhow::Error::from(Arc::clone(error))));
+                // A Lease that could not be read is no evidence of its holder.
+                let known = self.election.own_vips().all(|(vip, _)| !survey.faults.contains_key(&vip));
                 Input::Surveyed { asked, leases: known.then_some(survey.leases) }
             }
-            (Operation::Survey, result) => {
-                self.complain(result.err().map(anyhow::Error::from));
+            (StoreOperation::Survey, result) => {
+                self.log_faults(result.err().map(anyhow::Error::from));
                 Input::Surveyed { asked, leases: None }
             }
-            (Operation::Delete { .. }, _) => return Ok(Vec::new()),
-            (Operation::Read(vip) | Operation::Swap { vip, .. }, result) => {
+            (StoreOperation::Delete { .. }, _) => return Ok(Vec::new()),
+            (StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. }, result) => {
                 if self.latest.get(&vip).is_none_or(|latest| *latest != asked) {
                     return Ok(Vec::new());
                 }
                 self.latest.remove(&vip);
                 let outcome = match result {
-                    Ok(store::Outcome::Read(lease)) => Outcome::Read(lease),
-                    Ok(store::Outcome::Swapped(Swapped::Done(version))) => Outcome::Swapped(version),
-                    Ok(store::Outcome::Swapped(Swapped::Conflict)) => Outcome::Conflict,
-                    _ => Outcome::Unavailable,
+                    Ok(store::StoreOutcome::Read(lease)) => LeaseOutcome::Read(lease),
+                    Ok(store::StoreOutcome::Swapped(Swapped::Done(version))) => LeaseOutcome::Swapped(version),
+                    Ok(store::StoreOutcome::Swapped(Swapped::Conflict)) => LeaseOutcome::Conflict,
+                    _ => LeaseOutcome::Unavailable,
                 };
                 Input::Stored { vip, outcome }
             }
         };
-        self.give(kernel, input)
+        self.handle(kernel, input)
     }
 
-    /// Gives the state machine something, and carries out what is for the kernel, the store and the peers. What it
-    /// said is for the caller to react to.
-    pub(super) fn give(&mut self, kernel: &mut Kernel, input: Input) -> Result<Vec<Command>, KernelError> {
+    /// Passes an input to the state machine, and executes the commands for the kernel, the store
+    /// and the peers. Returns all commands: the caller executes the others.
+    pub(super) fn handle(&mut self, kernel: &mut Kernel, input: Input) -> Result<Vec<Command>, KernelError> {
         self.pending.push(input);
-        self.work(kernel)
+        self.process(kernel)
     }
 
-    fn work(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
-        let mut said = Vec::new();
+    fn process(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
+        let mut all = Vec::new();
         while !self.pending.is_empty() {
             for input in std::mem::take(&mut self.pending) {
                 let now = boottime()?;
@@ -274,16 +191,16 @@ impl Elector {
                 let mut membership = shared.lock();
                 let commands = self.election.handle(input, membership.peers(), now);
                 for command in &commands {
-                    self.carry_out(command, kernel, &mut membership, now)?;
+                    self.execute(command, kernel, &mut membership, now)?;
                 }
-                said.extend(commands);
+                all.extend(commands);
             }
         }
         self.shared.outgoing.notify_one();
-        Ok(said)
+        Ok(all)
     }
 
-    fn carry_out(
+    fn execute(
         &mut self,
         command: &Command,
         kernel: &mut Kernel,
@@ -294,136 +211,137 @@ impl Elector {
             Command::Follow { vip, .. } => kernel.follow(*vip)?,
             Command::Lead { vip, epoch, .. } => kernel.lead(*vip, *epoch)?,
             Command::Extend(deadline) => kernel.extend(*deadline)?,
-            Command::Ask => membership.ask(now),
-            Command::Renounce => membership.renounce(now),
-            Command::Tell { to, message } => membership.tell(to, *message),
+            Command::Heartbeat => membership.send_heartbeats(now),
+            Command::DiscardEvidence => membership.discard_evidence(now),
+            Command::Send { to, message } => membership.send_message(to, *message),
             Command::Publish(item) => {
                 if let Err(full) = membership.publish(item.clone(), now) {
-                    tracing::error!(error = &full as &dyn std::error::Error, "peers are not told everything");
+                    tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
                 }
             }
             Command::Withdraw(key) => membership.withdraw(key, now),
-            Command::Read(vip) => self.operate(*vip, Operation::Read(*vip), now),
+            Command::Read(vip) => self.operate(*vip, StoreOperation::Read(*vip), now),
             Command::Swap { vip, expected, epoch } => {
                 let (expected, holder) = (expected.clone(), self.local.clone());
-                self.operate(*vip, Operation::Swap { vip: *vip, expected, holder, epoch: *epoch }, now);
+                self.operate(*vip, StoreOperation::Swap { vip: *vip, expected, holder, epoch: *epoch }, now);
             }
             Command::Delete { vip, version } => {
-                self.store.begin(Operation::Delete { vip: *vip, version: version.clone() }, now);
+                self.store.begin(StoreOperation::Delete { vip: *vip, version: version.clone() }, now);
             }
             Command::Survey => {
-                if !self.store.begin(Operation::Survey, now) {
+                if !self.store.begin(StoreOperation::Survey, now) {
                     self.pending.push(Input::Surveyed { asked: now, leases: None });
                 }
             }
-            Command::Gather | Command::Probe { .. } | Command::Conflict { .. } => {}
+            Command::Reload | Command::Probe { .. } | Command::Conflict { .. } => {}
         }
         Ok(())
     }
 
-    /// Tells what is wrong with the Leases, where that changed.
-    fn complain(&mut self, errors: impl IntoIterator<Item = anyhow::Error>) {
+    /// Logs the problems of the Leases that changed.
+    fn log_faults(&mut self, errors: impl IntoIterator<Item = anyhow::Error>) {
         let faults = errors.into_iter().map(|error| format!("{error:#}")).collect();
-        tell(&self.faults, &faults);
+        log_changes(&self.faults, &faults);
         self.faults = faults;
     }
 
-    fn operate(&mut self, vip: Vip, operation: Operation, now: Duration) {
-        // Two of a VIP in one nanosecond would be told apart by nothing.
+    fn operate(&mut self, vip: Vip, operation: StoreOperation, now: Duration) {
+        // The time identifies an operation, so two of a VIP must not have the same nanosecond.
         self.operations += 1;
         let asked = now + Duration::from_nanos(self.operations % 1_000);
         if self.store.begin(operation, asked) {
             self.latest.insert(vip, asked);
         } else {
             self.latest.remove(&vip);
-            self.pending.push(Input::Stored { vip, outcome: Outcome::Unavailable });
+            self.pending.push(Input::Stored { vip, outcome: LeaseOutcome::Unavailable });
         }
     }
 
-    /// Tells peers something of this node.
+    /// Publishes an item of this node to the peers.
     pub(super) fn publish(&self, item: membership::Item) -> Result<(), KernelError> {
         let now = boottime()?;
         if let Err(full) = self.shared.lock().publish(item, now) {
-            tracing::error!(error = &full as &dyn std::error::Error, "peers are not told everything");
+            tracing::error!(error = &full as &dyn std::error::Error, "cannot publish everything to peers");
         }
         self.shared.outgoing.notify_one();
         Ok(())
     }
 
-    /// Tells peers that something is no longer so.
-    pub(super) fn withdraw(&self, key: &membership::Key) -> Result<(), KernelError> {
+    /// Withdraws a published item.
+    pub(super) fn withdraw(&self, key: &membership::ItemKey) -> Result<(), KernelError> {
         let now = boottime()?;
         self.shared.lock().withdraw(key, now);
         self.shared.outgoing.notify_one();
         Ok(())
     }
 
-    /// Looks at the peers.
-    pub(super) fn peers<T>(&self, look: impl FnOnce(&Peers) -> T) -> T {
-        look(self.shared.lock().peers())
+    /// Calls `read` with the peers.
+    pub(super) fn peers<T>(&self, read: impl FnOnce(&Peers) -> T) -> T {
+        read(self.shared.lock().peers())
     }
 
-    /// What came of the gossip's datagrams.
+    /// Returns the counters of the gossip's datagrams.
     pub(super) fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
     }
 
-    /// The VIPs that are wanted.
+    /// Returns the VIPs that are wanted.
     pub(super) fn vips(&self) -> impl Iterator<Item = Vip> {
         self.election.vips()
     }
 
-    /// Whether this node's hold-down is over.
+    /// Returns whether this node's hold-down is over.
     pub(super) fn is_ready(&self) -> bool {
         self.election.is_ready()
     }
 
-    /// This node's generation among the members.
+    /// Returns this node's generation among the members.
     pub(super) fn generation(&self) -> u64 {
         self.shared.lock().generation()
     }
 
-    /// Whether another node is to lead a VIP rather than this one, and can now.
+    /// Returns whether another node should lead a VIP instead of this one, and can lead it now.
     pub(super) fn has_other(&self, vip: Vip) -> bool {
         self.election.has_other(vip, self.shared.lock().peers())
     }
 
-    /// Whether an agent that was told so long ago to stop has handed over what others can take, or waits in vain.
-    pub(super) fn has_left(&self, waited: Duration) -> bool {
+    /// Returns whether the drain is over: others took what they can take, or `waited` is too long.
+    pub(super) fn has_drained(&self, waited: Duration) -> bool {
         self.election.has_left(waited, self.shared.lock().peers())
     }
 
-    /// What is known of who leads a VIP.
+    /// Returns this node's knowledge of a VIP's leader.
     pub(super) fn leadership(&self, vip: Vip) -> Option<Leadership> {
         self.election.leadership(vip)
     }
 
-    /// The VIPs that this node holds.
+    /// Returns the VIPs whose Lease this node holds, with its role.
     pub(super) fn held(&self) -> impl Iterator<Item = (Vip, Role)> {
-        self.election.held()
+        self.election.own_vips()
     }
 
-    /// Says farewell, so that nobody waits for this node.
-    pub(super) async fn leave(&self) {
+    /// Leaves the membership, so that no peer waits for this node. The agent ends after it, and
+    /// nothing cancels it.
+    pub(super) async fn leave_membership(&self) {
         let Ok(now) = boottime() else { return };
         self.shared.lock().leave(now);
         self.shared.outgoing.notify_one();
-        // After HUNG nothing would be said any more.
-        let said = async {
+        // After HUNG the gossip task sends nothing any more.
+        let sent = async {
             while let Some(next) = self.shared.next() {
                 let Ok(now) = boottime() else { return };
                 sleep(next.saturating_sub(now) + Duration::from_millis(1)).await;
             }
         };
-        let _ = timeout(HUNG, said).await;
-        // The last of it is with the task that sends.
+        let _ = timeout(HUNG, sent).await;
+        // The last datagrams are still with the task of the sockets.
         sleep(Duration::from_millis(5)).await;
     }
 }
 
 impl Drop for Elector {
     fn drop(&mut self) {
-        self.voice.abort();
+        self.gossip.abort();
     }
 }
 

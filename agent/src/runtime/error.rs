@@ -1,28 +1,30 @@
-//! Why the agent cannot start, or cannot go on.
+//! The errors that end the agent.
 
 use std::{io, path::PathBuf};
 
 use tokio::sync::watch::error::RecvError;
 
-use super::{KernelError, PrivilegeError};
+use super::KernelError;
 use crate::{
-    announce::SendError,
-    cluster::AccessError,
+    capabilities::PrivilegeError,
     control::ListenError,
-    datapath::{load::LoadError, maps::MapsError},
     gossip::{KeyFileError, StartError},
     http,
-    link::{EthtoolError, InterfaceError, LinkError},
-    model::NodeName,
     probe::TlsError,
-    snat::SnatError,
-    source::manifests::WatchError,
 };
+use vipmux_cluster::{access::AccessError, source::manifests::WatchError};
+use vipmux_datapath::{
+    announce::SendError,
+    bpf::{load::LoadError, maps::MapsError},
+    link::{EthtoolError, InterfaceError, LinkError},
+    snat::SnatError,
+};
+use vipmux_model::NodeName;
 
 /// The agent cannot start, or cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {
-    /// It lacks rights.
+    /// The process lacks rights.
     #[error(transparent)]
     Privileges(#[from] PrivilegeError),
     /// The state directory cannot be used.
@@ -30,7 +32,7 @@ pub enum AgentError {
     State {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -45,7 +47,7 @@ pub enum AgentError {
     /// The manifests cannot be followed.
     #[error(transparent)]
     Manifests(#[from] WatchError),
-    /// There is no cluster.
+    /// The cluster cannot be reached.
     #[error(transparent)]
     Access(#[from] AccessError),
     /// The network's state cannot be followed.
@@ -54,10 +56,10 @@ pub enum AgentError {
     /// VIPs cannot be announced on an interface.
     #[error(transparent)]
     Interface(#[from] InterfaceError),
-    /// A driver was asked or told in vain.
+    /// A driver refused a request.
     #[error(transparent)]
     Ethtool(#[from] EthtoolError),
-    /// Too many of them.
+    /// There are more interfaces than bits for them.
     #[error("{0} interfaces are too many: VIPs can be announced on {most}", most = u32::BITS)]
     TooManyInterfaces(usize),
     /// The data plane failed.
@@ -66,37 +68,37 @@ pub enum AgentError {
     /// The announcement socket cannot be opened.
     #[error(transparent)]
     Announce(#[from] SendError),
-    /// Nobody can ask it anything.
+    /// The socket for queries cannot be opened.
     #[error(transparent)]
     Listen(#[from] ListenError),
-    /// Nobody can see its metrics.
+    /// The metrics cannot be served.
     #[error(transparent)]
-    Http(#[from] http::ListenError),
+    Http(#[from] http::HttpListenError),
     /// The SNAT chain's socket cannot be opened.
     #[error(transparent)]
     Snat(#[from] SnatError),
     /// Backends cannot be probed.
     #[error(transparent)]
-    Probes(#[from] TlsError),
+    HealthProbes(#[from] TlsError),
     /// The asynchronous runtime cannot be started.
     #[error("cannot start the asynchronous runtime")]
     Runtime(#[source] io::Error),
-    /// The gossip's keys cannot be had.
+    /// The gossip keys cannot be read or made.
     #[error(transparent)]
     Keys(#[from] KeyFileError),
-    /// In a cluster somebody has to make one for all nodes.
+    /// No gossip key is named, and in a cluster all nodes need the same.
     #[error(
         "in a cluster all agents need the same key: name its file (--gossip-key); `vipmux allocator` makes it as a Secret"
     )]
     NoKey,
-    /// The agents cannot speak to each other.
+    /// The gossip cannot be started.
     #[error(transparent)]
     Gossip(#[from] StartError),
     /// Signals cannot be waited for.
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
-    /// What it goes by is not followed any more, so it must not go on by what it was last.
-    #[error("a part of the agent failed that follows the objects, the network, the peers or the backends' health")]
+    /// A task ended that the event loop depends on. It must not go on with an old state.
+    #[error("a background task failed: it follows objects, the network, peers or the health of backends")]
     Blind(#[from] RecvError),
 }
 

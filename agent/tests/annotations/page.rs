@@ -1,4 +1,4 @@
-//! docs/annotations.md against the program.
+//! Compares docs/annotations.md and docs/annotations-azure.md with the program.
 
 use std::{
     collections::BTreeSet,
@@ -8,26 +8,36 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use vipmux::model::dialects;
+use vipmux_model::dialects;
 
-const PAGE: &str = include_str!("../../../docs/annotations.md");
+/// A page of docs/ about annotations.
+struct Page {
+    name: &'static str,
+    text: &'static str,
+}
 
-/// A fenced block of the page.
+/// The page of all dialects except Azure's. It starts with the pools of all examples.
+const MAIN: Page = Page { name: "annotations.md", text: include_str!("../../../docs/annotations.md") };
+/// The page of Azure's dialect.
+const AZURE: Page = Page { name: "annotations-azure.md", text: include_str!("../../../docs/annotations-azure.md") };
+
+/// A fenced block of a page.
 struct Block {
-    /// The line that it begins on, from 1.
+    page: &'static str,
+    /// Its first line, from 1.
     line: usize,
     language: &'static str,
     text: String,
 }
 
-fn blocks() -> Vec<Block> {
+fn blocks(page: &Page) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut open = false;
-    for (index, line) in PAGE.lines().enumerate() {
+    for (index, line) in page.text.lines().enumerate() {
         match (line.strip_prefix("```"), blocks.last_mut().filter(|_| open)) {
             (Some(_), Some(_)) => open = false,
             (Some(language), None) => {
-                blocks.push(Block { line: index + 1, language, text: String::new() });
+                blocks.push(Block { page: page.name, line: index + 1, language, text: String::new() });
                 open = true;
             }
             (None, Some(block)) => block.text.extend([line, "\n"]),
@@ -37,7 +47,8 @@ fn blocks() -> Vec<Block> {
     blocks
 }
 
-/// `namespace/name addresses reason`, a line for each Service, as `vipmux plan` has it for these manifests.
+/// Returns the result of `vipmux plan` for these manifests: a line `namespace/name addresses
+/// reason` for each Service.
 fn outcome(manifests: &str) -> Result<Vec<String>> {
     let mut plan = Command::new(env!("CARGO_BIN_EXE_vipmux"));
     let plan =
@@ -60,21 +71,24 @@ fn line(service: &Value) -> Result<String> {
 
 #[test]
 fn every_example_comes_to_what_the_page_says() -> Result<()> {
-    let blocks = blocks();
-    let (pools, examples) = blocks.split_first().context("no blocks")?;
+    let (main, azure) = (blocks(&MAIN), blocks(&AZURE));
+    let (pools, examples) = main.split_first().context("no blocks")?;
     ensure!(pools.language == "yaml" && pools.text.contains("kind: IPAddressPool"), "the first block has the pools");
-    let examples: Vec<&Block> = examples.iter().filter(|block| ["yaml", "text"].contains(&block.language)).collect();
+    let of_examples = |block: &&Block| ["yaml", "text"].contains(&block.language);
+    let azure: Vec<&Block> = azure.iter().filter(of_examples).collect();
+    ensure!(azure.len() >= 2, "an example of Azure's dialect on its own page");
+    let examples: Vec<&Block> = examples.iter().filter(of_examples).chain(azure).collect();
     for pair in examples.chunks(2) {
-        let [example, says] = pair else { anyhow::bail!("line {}: no outcome", pair[0].line) };
+        let at = format!("{} line {}", pair[0].page, pair[0].line);
+        let [example, says] = pair else { anyhow::bail!("{at}: no outcome") };
         ensure!(
-            (example.language, says.language) == ("yaml", "text"),
-            "line {}: manifests, then their outcome",
-            example.line
+            (example.page, example.language, says.language) == (says.page, "yaml", "text"),
+            "{at}: manifests, then their outcome"
         );
         let said: Vec<String> =
             says.text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
         let comes_to = outcome(&format!("{}---\n{}", pools.text, example.text))?;
-        ensure!(comes_to == said, "line {}: {comes_to:#?}, and the page says {said:#?}", example.line);
+        ensure!(comes_to == said, "{at}: {comes_to:#?}, and the page says {said:#?}");
     }
     ensure!(examples.len() >= 2 * dialects::ALL.len(), "an example of each dialect");
     Ok(())
@@ -82,8 +96,11 @@ fn every_example_comes_to_what_the_page_says() -> Result<()> {
 
 #[test]
 fn every_annotation_of_every_dialect_is_on_the_page() {
-    let code: BTreeSet<&str> = PAGE.split('`').skip(1).step_by(2).collect();
-    for spelling in dialects::ALL.iter().flat_map(|dialect| dialect.annotations).flat_map(|(spellings, _)| *spellings) {
-        assert!(code.contains(spelling), "{spelling} is not in docs/annotations.md");
+    for dialect in dialects::ALL {
+        let page = if dialect.name == "azure" { AZURE } else { MAIN };
+        let code: BTreeSet<&str> = page.text.split('`').skip(1).step_by(2).collect();
+        for spelling in dialect.annotations.iter().flat_map(|(spellings, _)| *spellings) {
+            assert!(code.contains(spelling), "{spelling} is not in docs/{}", page.name);
+        }
     }
 }

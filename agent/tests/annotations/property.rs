@@ -1,26 +1,28 @@
-//! What holds for any annotations at all: the property test and the fuzz target (`tests/fuzz`) check it.
+//! Checks the rules that hold for any annotations. The property test and the fuzz target
+//! (`tests/fuzz`) use it.
 
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use vipmux::model::{
-    ServiceName,
+use vipmux_model::{
     dialects::{self, Meaning},
     pools::AddressNames,
     reason::{Reason, Refusal},
     service::Service,
     tag::ServiceTags,
 };
+use vipmux_testing::names::service_name;
 
-/// Bytes of the longest message about one annotation: values are cut, lists are bounded.
+/// The greatest length in bytes of a message about one annotation: values are cut, lists are
+/// bounded.
 const LONGEST: usize = 8 << 10;
-/// Notices about one Service: sixteen annotations, how many more there are, a family that is left out, and a path that no
-/// probe has.
+/// The greatest number of notices about one Service: sixteen annotations, the number of others, a
+/// family that is left out, and a path without a probe.
 const MOST_NOTICES: usize = 19;
-/// Addresses that one annotation can ask for.
+/// The greatest number of addresses in one annotation.
 const MOST_ADDRESSES: usize = 64;
 
-/// What the annotations are of: a Service's, with its `spec.loadBalancerIP`.
+/// A Service's annotations and its `spec.loadBalancerIP`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) annotations: BTreeMap<String, String>,
@@ -28,7 +30,7 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    /// From lines such as `vipmux.io/pool=lan`; one that begins with `=` has the field.
+    /// Parses lines such as `vipmux.io/pool=lan`. A line that starts with `=` has the field.
     pub(crate) fn parse(text: &str) -> Self {
         let mut asked = Self::default();
         for (key, value) in text.lines().filter_map(|line| line.split_once('=')) {
@@ -47,7 +49,7 @@ impl Asked {
     }
 
     fn ingest(&self) -> Result<Result<Service, Refusal>> {
-        let name = ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() };
+        let name = service_name("web");
         let service = serde_json::json!({
             "metadata": {"annotations": self.annotations},
             "spec": {"type": "LoadBalancer", "loadBalancerIP": self.field, "ports": [{"port": 80}]},
@@ -56,7 +58,7 @@ impl Asked {
     }
 }
 
-/// Checks the rules, and says what came of the annotations.
+/// Checks the rules. Returns the reason of a refusal.
 pub(crate) fn holds(asked: &Asked) -> Result<Option<Reason>> {
     let outcome = asked.ingest()?;
     ensure!(outcome == asked.ingest()?, "the same annotations come to the same");
@@ -80,21 +82,21 @@ pub(crate) fn holds(asked: &Asked) -> Result<Option<Reason>> {
 fn bounded(service: &Service) -> Result<()> {
     let request = &service.request;
     ensure!(request.addresses.len() <= 2 * MOST_ADDRESSES && request.additional.len() <= 4 * MOST_ADDRESSES);
-    ensure!(request.addresses.iter().chain(&request.additional).all(|vip| !vip.0.is_unspecified()));
+    ensure!(request.addresses.iter().chain(&request.additional).all(|vip| !vip.address().is_unspecified()));
     ensure!(service.notices.len() <= MOST_NOTICES, "{} notices", service.notices.len());
     let longest = service.notices.iter().map(String::len).max().unwrap_or_default();
     ensure!(longest <= LONGEST, "a notice of {longest} bytes");
     Ok(())
 }
 
-/// A refusal begins with the annotation or the field that it is about.
+/// Checks that a refusal names an annotation or a field.
 fn names_its_cause(asked: &Asked, refusal: &Refusal) -> Result<()> {
     let message = &refusal.message;
     let named = asked.annotations.keys().any(|key| message.contains(key.as_str())) || message.contains("spec.");
     named.then_some(()).with_context(|| format!("{message} names no annotation"))
 }
 
-/// Annotations that each dialect knows, with values that each of them understands, or is known to refuse.
+/// Returns annotations of each dialect, with values that it understands or refuses.
 pub(crate) fn seeds() -> Vec<String> {
     let values = |meaning: Meaning| match meaning {
         Meaning::SharingKey | Meaning::Alike | Meaning::Label | Meaning::AddressName => &["web", "Web 1", "*"][..],

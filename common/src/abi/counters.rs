@@ -1,4 +1,4 @@
-//! What is counted, by name and index.
+//! The counters, by name and index.
 
 macro_rules! counters {
     ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $text:literal,)* }) => {
@@ -8,10 +8,10 @@ macro_rules! counters {
         pub enum $name { $($(#[$variant_doc])* $variant),* }
 
         impl $name {
-            /// All of them, in the order of their indices.
+            /// All counters, in the order of their indices.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The name that `inspect` and the metrics show.
+            /// The name in `inspect` and in the metrics.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text),* }
             }
@@ -20,31 +20,31 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Why a packet was dropped: the index of its counter in `DROPS`.
+    /// The reason of a dropped packet: the index of its counter in `DROPS`.
     DropReason {
         /// An ARP request for a VIP that this node does not lead; its leader answers.
         ArpNotLeading = "arp_not_leading",
-        /// An ARP request for a VIP that this node leads, after the fence's deadline.
+        /// An ARP request for a VIP that this node leads, after the fence deadline.
         ArpFenced = "arp_fenced",
-        /// The node's own stack tried to send ARP in the name of a VIP that it does not lead.
+        /// The node's own stack tried to send ARP for a VIP that it does not lead.
         ArpEgress = "arp_egress",
         /// A Neighbor Solicitation for a VIP that this node does not lead; its leader answers.
         NdpNotLeading = "ndp_not_leading",
-        /// A Neighbor Solicitation for a VIP that this node leads, after the fence's deadline.
+        /// A Neighbor Solicitation for a VIP that this node leads, after the fence deadline.
         NdpFenced = "ndp_fenced",
-        /// The node's own stack tried to send Neighbor Discovery in the name of a VIP that it does not lead.
+        /// The node's own stack tried to send Neighbor Discovery for a VIP that it does not lead.
         NdpEgress = "ndp_egress",
-        /// A truncated or contradictory header of a packet to a VIP; or one that comes from a VIP.
+        /// A truncated or inconsistent header of a packet to or from a VIP.
         Malformed = "malformed",
         /// A protocol that is not balanced.
         Protocol = "protocol",
         /// ICMP to a VIP that is neither an echo request nor an error about one of its flows.
         Icmp = "icmp",
-        /// A fragment whose datagram's first fragment was not seen, or too long ago; or one of ICMP.
+        /// A fragment without a recent first fragment of its datagram, or a fragment of ICMP.
         Fragment = "fragment",
         /// The client's address is in none of the Service's source ranges.
         SourceRange = "source_range",
-        /// A new flow beyond [`super::Config::records_per_second`], on the node that was to deliver it.
+        /// A new flow beyond [`super::Config::records_per_second`], on the backend's node.
         RecordLimited = "record_limited",
         /// No Service claims this port.
         NoService = "no_service",
@@ -58,7 +58,7 @@ counters! {
         Hairpin = "hairpin",
         /// TTL of 1 or less at the hand-over.
         TtlExceeded = "ttl_exceeded",
-        /// Two live flows of one client to two VIP ports meet at one backend port.
+        /// Two live flows of one client to two VIP ports end at one backend port.
         TupleCollision = "tuple_collision",
         /// A flow or reverse-flow record could not be written.
         RecordFailed = "record_failed",
@@ -68,7 +68,7 @@ counters! {
 }
 
 counters! {
-    /// What happened: the index of its counter in `STATS`.
+    /// An event: the index of its counter in `STATS`.
     Stat {
         /// Passed untouched: not for a VIP.
         Passed = "passed",
@@ -78,15 +78,17 @@ counters! {
         NdpAnswered = "ndp_answered",
         /// A peer's announcement took a VIP from this node.
         Yielded = "yielded",
-        /// ARP or Neighbor Discovery in a VIP's name by a MAC that is neither the interface's own nor a node's.
+        /// ARP or Neighbor Discovery for a VIP from a MAC that is neither the interface's own nor a
+        /// node's.
         Foreign = "foreign",
-        /// The same by the interface's own MAC: reflected by the network, or another machine has that MAC too.
+        /// The same from the interface's own MAC: reflected by the network, or another machine has
+        /// that MAC too.
         Reflected = "reflected",
         /// Delivered to a backend on this node.
         Local = "local",
         /// Handed over to the backend's node.
         HandedOver = "handed_over",
-        /// Delivered to a backend on this node as they came, with the VIP as their destination.
+        /// Delivered unchanged to a backend on this node, with the VIP as destination.
         Direct = "direct",
         /// Left to the node's own stack, by the Service's configuration.
         Kernel = "kernel",
@@ -94,15 +96,17 @@ counters! {
         FromPeer = "from_peer",
         /// Flow records made.
         NewFlows = "new_flows",
-        /// New flows that were handed over without a record, beyond [`super::Config::records_per_second`].
+        /// New flows that were handed over without a record, beyond
+        /// [`super::Config::records_per_second`].
         Unrecorded = "unrecorded",
         /// Replies translated back.
         Replies = "replies",
-        /// Packets that no Service or no backend takes, answered by TCP RST or ICMP port unreachable.
+        /// Packets that no Service or no backend takes, answered with TCP RST or ICMP port
+        /// unreachable.
         Rejected = "rejected",
         /// ICMP echo requests to a VIP, answered.
         EchoAnswered = "echo_answered",
-        /// Answers that were not given, since [`super::Config::answers_per_second`] were.
+        /// Answers that [`super::Config::answers_per_second`] did not allow.
         AnswerLimited = "answer_limited",
         /// SYN-ACKs of direct connections to a backend: left alone.
         DirectReplies = "direct_replies",

@@ -1,4 +1,4 @@
-//! Who leads which VIP, and how the agents stand to each other: what an agent knows of it, for people. No program reads it.
+//! The agent's view of leaders and members, for people. No program reads it.
 
 use core::{
     fmt,
@@ -16,12 +16,12 @@ macro_rules! codes {
             /// All of them, in the order of their codes.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
-            /// The name that `inspect` shows.
+            /// The name in `inspect`.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$variant => $text),* }
             }
 
-            /// What a code means. `Err`: the code, which is a newer agent's.
+            /// Returns the meaning of a code. `Err`: the unknown code of a newer agent.
             pub const fn of(code: u32) -> Result<Self, u32> {
                 match code { $($code => Ok(Self::$variant),)* code => Err(code) }
             }
@@ -36,45 +36,46 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A node's own part in a VIP: [`Leader::role`].
+    /// The part of the agent's own node for a VIP: [`Leader::role`].
     Role {
         /// Another node leads it, or none.
         Following = 0, "following",
-        /// It holds the VIP, and asks the LAN for another owner before the address is first put into service.
+        /// It holds the VIP, and probes the LAN for another owner before it answers for the first
+        /// time.
         Detecting = 1, "detecting",
-        /// It holds the VIP, and a stranger has the address.
+        /// It holds the VIP, and a foreign speaker has the address.
         Conflicted = 2, "conflicted",
-        /// It answers.
+        /// It answers for the VIP.
         Leading = 3, "leading",
-        /// It stopped answering since a peer announced the VIP.
+        /// It stopped answering because a peer announced the VIP.
         Yielded = 4, "yielded",
-        /// It stopped answering until it is clear that the VIP is still its own.
+        /// It stopped answering until it knows that the VIP is still its own.
         Suspended = 5, "suspended",
-        /// It stopped answering, so that another can begin.
+        /// It stopped answering so that another node can lead.
         Handing = 6, "handing",
     }
 }
 
 codes! {
-    /// Why the leader is that one: [`Leader::why`], where that is not 0.
+    /// Why this node leads: [`Leader::why`], if that is not 0.
     Why {
         /// Nobody led the VIP before.
         First = 1, "first",
-        /// It led the VIP before its agent was started again.
+        /// It led the VIP before its agent restarted.
         Resumed = 2, "resumed",
-        /// The leader before, [`Leader::other`], was down.
+        /// The former leader, [`Leader::other`], was down.
         Down = 3, "down",
-        /// The leader before, [`Leader::other`], handed the VIP over.
+        /// The former leader, [`Leader::other`], transferred the VIP.
         Handed = 4, "handed",
-        /// The leader before, [`Leader::other`], held the VIP and was not heard of.
+        /// The former leader, [`Leader::other`], held the VIP and was not heard of.
         Silent = 5, "silent",
-        /// Nobody led the VIP that was known of, and the Leases could not be read.
+        /// No leader was known, and the Leases could not be read.
         Unwritten = 6, "unwritten",
     }
 }
 
 codes! {
-    /// How a node stands: [`Member::standing`].
+    /// A member's state: [`Member::standing`].
     Standing {
         /// It is alive.
         Alive = 1, "alive",
@@ -82,52 +83,55 @@ codes! {
         Suspected = 2, "suspected",
         /// It is down.
         Down = 3, "down",
-        /// It said that it leaves.
+        /// It announced that it leaves.
         Left = 4, "left",
         /// It is the agent's own node.
         Own = 5, "this_node",
     }
 }
 
-/// Value of the LPM trie `LEADERS`: who leads a VIP. There is an entry for each VIP that the agent takes part in; its key is
-/// all of the four words of the VIP's [`Address`](super::Address).
+/// Value of the LPM trie `LEADERS`: the leader of a VIP. Each VIP for which the agent takes part
+/// has an entry. Its key is the four words of the VIP's [`Address`](super::Address).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Leader {
-    /// The leader's index in `NODES`, and one more; 0: nobody that is known.
+    /// The leader's index in `NODES` plus one; 0: no known leader.
     pub node: u32,
     /// The [`Role`] of the agent's own node.
     pub role: u32,
     /// The epoch of the leadership; 0 without a leader.
     pub epoch: u64,
-    /// Since when it is so, nanoseconds of `CLOCK_BOOTTIME`; of another node, when the agent learned of it.
+    /// The time of the change, nanoseconds of `CLOCK_BOOTTIME`; for another node, when the agent
+    /// learned of it.
     pub since: u64,
     /// [`Why`]; 0: not known.
     pub why: u32,
-    /// The index in `NODES` of the other node that `why` is about, and one more; 0: none.
+    /// The index in `NODES` of the other node that `why` is about, plus one; 0: none.
     pub other: u32,
 }
 
 /// The node's maps are in sync, and it may lead. In [`Member::flags`].
 pub const MEMBER_READY: u32 = 1;
-/// The node hands its VIPs over, and takes no others.
+/// The node drains: it gives up its VIPs and takes no others.
 pub const MEMBER_DRAINING: u32 = 2;
 
-/// `MEMBERS[index]`, by the index of `NODES`: the agent on that node, or this one. None: it was never heard of.
+/// `MEMBERS[index]`, by the index of `NODES`: the agent on that node, or this one. No entry: it was
+/// never heard of.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// Its generation: how often it had to come back as another.
+    /// Its generation: how often it came back under a new identity.
     pub generation: u64,
-    /// When a message of it came last, nanoseconds of `CLOCK_BOOTTIME`; 0: never, or it is the agent's own node.
+    /// The time of its last message, nanoseconds of `CLOCK_BOOTTIME`; 0: never, or it is the
+    /// agent's own node.
     pub heard: u64,
-    /// Since when it stands so, nanoseconds of `CLOCK_BOOTTIME`.
+    /// The time of the last change of its standing, nanoseconds of `CLOCK_BOOTTIME`.
     pub since: u64,
     /// [`Standing`].
     pub standing: u32,
     /// [`MEMBER_READY`], [`MEMBER_DRAINING`].
     pub flags: u32,
-    /// How many VIPs it says it leads.
+    /// The number of VIPs that it says it leads.
     pub claims: u32,
     /// Zero.
     pub reserved: u32,

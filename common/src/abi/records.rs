@@ -1,4 +1,4 @@
-//! What the programs write: records of flows and of fragments, and what they keep for themselves.
+//! Values that the programs write: records of flows and fragments, and their own state.
 
 use core::mem::{offset_of, size_of};
 
@@ -22,7 +22,8 @@ pub struct FlowKey {
     pub reserved: u32,
 }
 
-/// The client sent FIN. This one and [`FLOW_RESET`] are the flags of [`FlowValue`], all five those of [`ReverseValue`].
+/// The client sent FIN. This and [`FLOW_RESET`] are the flags of [`FlowValue`]. [`ReverseValue`]
+/// has all five.
 pub const FLOW_CLIENT_FIN: u32 = 1;
 /// The backend sent FIN.
 pub const FLOW_BACKEND_FIN: u32 = 2;
@@ -30,15 +31,16 @@ pub const FLOW_BACKEND_FIN: u32 = 2;
 pub const FLOW_RESET: u32 = 4;
 /// [`ReverseValue::isn`] was taken from the client's SYN.
 pub const FLOW_ISN: u32 = 8;
-/// The backend answered a SYN that did not come through the VIP: its replies are the client's own affair, and what is
-/// still under way through the VIP does not change that. Set together with [`FLOW_RESET`], for agents of version 6 and
-/// older.
+/// The backend answered a SYN that did not come through the VIP: its replies are not translated,
+/// even if earlier packets still arrive through the VIP. Set together with [`FLOW_RESET`], for
+/// agents of version 6 and older.
 pub const FLOW_DIRECT: u32 = 16;
 
 /// `FLOWS[FlowKey]`.
 ///
-/// An LRU element can be given to another key while a program reads it. `tag` comes first, so it is written first, and
-/// programs read it last: a value of another flow is always told by it.
+/// The kernel may give an LRU element to another key while a program reads it. `tag` is the first
+/// field, so it is written first, and programs read it last. So they detect a value of another
+/// flow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowValue {
@@ -52,17 +54,18 @@ pub struct FlowValue {
     pub slot: u32,
     /// [`super::ServiceState::generation`] when the flow was recorded.
     pub slot_generation: u32,
-    /// The [`super::Node::epoch`] in which the backend was found on that other node, taking new flows. While it lasts, the
-    /// record leads there without a look at `BACKENDS`, which for many backends is not in the CPU's caches. Otherwise
-    /// the generations decide. 0: not found so yet; always so of a local backend, whose entry delivery reads anyway.
+    /// The [`super::Node::epoch`] in which the backend was found on that other node and took new
+    /// flows. While the epoch lasts, the record needs no look at `BACKENDS`, which with many
+    /// backends is not in the CPU's caches. Otherwise the generations decide. 0: not found yet.
+    /// Local backends always have 0, since delivery reads their entry anyway.
     pub epoch: u32,
-    /// [`super::Backend::node`]: it is the same for a backend's whole generation.
+    /// [`super::Backend::node`], which is constant for a backend's generation.
     pub node: u16,
     /// [`FLOW_CLIENT_FIN`], [`FLOW_RESET`].
     pub flags: u16,
-    /// Low half of `jiffies_64` at the client's last packet. It wraps (after 49 days at 1000 Hz, 198 at 250): times are
-    /// compared by wrapping subtraction, and a record that lies untouched for a whole wrap is once more as good as new.
-    /// That does no harm: the generations still hold.
+    /// Low half of `jiffies_64` at the client's last packet. It wraps after 49 days at 1000 Hz, 198
+    /// at 250. Times are compared by wrapping subtraction, so a record that is idle for a whole
+    /// wrap looks new again. That does no harm: the generations still decide.
     pub seen: u32,
 }
 
@@ -82,7 +85,7 @@ pub struct ReverseKey {
     pub protocol: u32,
 }
 
-/// `REVERSE[ReverseKey]`: what to put back into a reply. `tag` as in [`FlowValue`].
+/// `REVERSE[ReverseKey]`: how to translate a reply. `tag` as in [`FlowValue`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReverseValue {
@@ -100,13 +103,14 @@ pub struct ReverseValue {
     pub flags: u32,
     /// `jiffies_64` of the last packet of either side; frozen once the flow is closed.
     pub seen: u64,
-    /// [`super::ServiceState::idle`] when the client's last packet came.
+    /// [`super::ServiceState::idle`] at the client's last packet.
     pub idle: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// Key of `FRAGMENTS` and `EGRESS_FRAGMENTS`: what the fragments of one datagram share (RFC 791, 3.2; RFC 8200, 4.5).
+/// Key of `FRAGMENTS` and `EGRESS_FRAGMENTS`: the fields that a datagram's fragments share (RFC
+/// 791, 3.2; RFC 8200, 4.5).
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FragmentKey {
@@ -116,14 +120,15 @@ pub struct FragmentKey {
     pub destination: Address,
     /// The identification, wire: IPv4's 16 bits as a number, or IPv6's 32.
     pub id: u32,
-    /// IANA protocol number; 0 for IPv6, whose fragments are told apart without it.
+    /// IANA protocol number; 0 for IPv6, whose fragments are identified without it.
     pub protocol: u32,
 }
 
-/// In place of a backend's index in [`FragmentValue::backend`]: the first fragment went to the node's own stack.
+/// Instead of a backend's index in [`FragmentValue::backend`]: the first fragment went to the
+/// node's own stack.
 pub const FRAGMENT_KERNEL: u32 = u32::MAX;
 
-/// `FRAGMENTS[FragmentKey]`: where the first fragment went. `tag` as in [`FlowValue`].
+/// `FRAGMENTS[FragmentKey]`: the destination of the first fragment. `tag` as in [`FlowValue`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentValue {
@@ -131,11 +136,11 @@ pub struct FragmentValue {
     pub tag: u32,
     /// Index into `BACKENDS`, or [`FRAGMENT_KERNEL`].
     pub backend: u32,
-    /// [`super::Backend::generation`] then.
+    /// [`super::Backend::generation`] at that time.
     pub backend_generation: u32,
     /// [`super::ServiceValue::slot`].
     pub slot: u32,
-    /// `jiffies_64` then.
+    /// `jiffies_64` at that time.
     pub seen: u64,
     /// 1: the Service is [`super::SERVICE_DIRECT`].
     pub direct: u32,
@@ -143,7 +148,8 @@ pub struct FragmentValue {
     pub reserved: u32,
 }
 
-/// `EGRESS_FRAGMENTS[FragmentKey]`: what the first fragment's source became. `tag` as in [`FlowValue`].
+/// `EGRESS_FRAGMENTS[FragmentKey]`: the new source of the first fragment. `tag` as in
+/// [`FlowValue`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EgressFragmentValue {
@@ -153,32 +159,34 @@ pub struct EgressFragmentValue {
     pub reserved: u32,
     /// The VIP.
     pub vip: Address,
-    /// `jiffies_64` then.
+    /// `jiffies_64` at that time.
     pub seen: u64,
 }
 
-/// Key of `SPEAKERS`: a VIP, and somebody else who speaks for it where it is announced, or asks whether anybody has it.
+/// Key of `SPEAKERS`: a VIP, and another machine that announces or probes it on its segment.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpeakerKey {
     /// The VIP.
     pub vip: Address,
-    /// The sender of the ARP packet, or of the frame that Neighbor Discovery came in; never the interface's own MAC.
+    /// The sender of the ARP packet, or of the frame that Neighbor Discovery came in; never the
+    /// interface's own MAC.
     pub mac: Mac,
 }
 
-/// `SPEAKERS[SpeakerKey]`: for the agent's duplicate address detection; no program reads it.
+/// `SPEAKERS[SpeakerKey]`: for the agent's duplicate address detection. Not read by programs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Speaker {
-    /// When it last spoke as one that has the address: `CLOCK_BOOTTIME`, nanoseconds; 0: never.
+    /// The time of its last announcement: `CLOCK_BOOTTIME`, nanoseconds; 0: never.
     pub claimed: u64,
-    /// When it last asked everybody, without an address of its own, whether anybody has it (RFC 5227, 1.1; RFC 4862, 5.4.2);
-    /// likewise.
+    /// The time of its last probe, sent to all without an address of its own (RFC 5227, 1.1; RFC
+    /// 4862, 5.4.2): `CLOCK_BOOTTIME`, nanoseconds; 0: never.
     pub probed: u64,
-    /// The first option, wire, of its last such solicitation: a nonce, if any (RFC 7527). 0: it had none, or came by ARP.
+    /// The first option, wire, of its last such solicitation: a nonce, if any (RFC 7527). 0: no
+    /// option, or ARP.
     pub option: u64,
-    /// The interface where it was heard last.
+    /// The interface that heard it last.
     pub ifindex: u32,
     /// Zero.
     pub reserved: u32,
@@ -195,47 +203,49 @@ pub const BUDGETS: u32 = 2;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
-    /// `jiffies_64` when it was filled last.
+    /// `jiffies_64` at the last fill.
     pub filled: u64,
-    /// What is left, times [`super::Config::hz`].
+    /// The remaining tokens, times [`super::Config::hz`].
     pub left: u64,
 }
 
-/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than [`super::Config::abandon_after`].
+/// Value of the per-CPU array `LAPSE`: whether the agent has been away for longer than
+/// [`super::Config::abandon_after`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Lapse {
-    /// `jiffies_64` when the clock was asked last.
+    /// `jiffies_64` when the clock was last read.
     pub checked: u64,
-    /// 1: it has.
+    /// 1: the agent has been away for longer.
     pub abandoned: u64,
 }
 
-/// Value of the per-CPU array `SCRATCH`: what an XDP program tells the one that it calls by a tail call. Means nothing
-/// between packets.
+/// Value of the per-CPU array `SCRATCH`: what an XDP program passes to the one that it calls by a
+/// tail call. It has no meaning between packets.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scratch {
-    /// What is known already: 0 nothing, or one of the `KNOWN_` numbers.
+    /// The known facts: 0 none, or one of the `KNOWN_` numbers.
     pub known: u32,
-    /// [`super::VipValue::id`], where it is [`KNOWN_NEW`].
+    /// [`super::VipValue::id`], with [`KNOWN_NEW`].
     pub vip: u32,
-    /// [`super::VipValue::flags`], where it is [`KNOWN_NEW`].
+    /// [`super::VipValue::flags`], with [`KNOWN_NEW`].
     pub vip_flags: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// The packet is a TCP, UDP or SCTP one to a VIP, whole, and its flow has no record.
+/// The packet is a whole TCP, UDP or SCTP packet to a VIP, and its flow has no record.
 pub const KNOWN_NEW: u32 = 1;
 /// No Service claims the packet's port.
 pub const KNOWN_NO_SERVICE: u32 = 2;
-/// The Service that the packet is for has no backend.
+/// The packet's Service has no backend.
 pub const KNOWN_NO_BACKEND: u32 = 3;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;
-/// Index into the program arrays: all that is neither a flow's nor begins one, IPv4. One more: IPv6.
+/// Index into the program arrays: packets that belong to no flow and begin none, IPv4. One more:
+/// IPv6.
 pub const CALL_ODD: u32 = 2;
 /// Elements of the program arrays.
 pub const CALLS: u32 = 4;

@@ -1,7 +1,8 @@
-//! Arbitrary lines as a Service's annotations, such as `vipmux.io/pool=lan`.
+//! Fuzzes a Service's annotations: arbitrary lines such as `vipmux.io/pool=lan`.
 //!
-//! The crate under test is not instrumented, which would take a build of its own. In the place of that, libFuzzer is told which
-//! annotations of the dialects' tables were understood and which were refused, and why; and it has a dictionary.
+//! The crate under test is not instrumented, which would need a separate build. Instead, libFuzzer
+//! gets as coverage which annotations of the dialects' tables were understood or refused, and why.
+//! It also has a dictionary.
 
 #![no_main]
 #![allow(clippy::unwrap_used, reason = "all of this is test code")]
@@ -13,16 +14,16 @@ mod property;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use libfuzzer_sys::{Corpus, fuzz_target};
-use vipmux::model::dialects;
+use vipmux_model::dialects;
 
 use crate::property::Asked;
 
-/// What libFuzzer takes for coverage: it clears all of them before each run.
+/// The counters that libFuzzer takes as coverage. It clears them before each run.
 #[used]
 #[unsafe(link_section = "__libfuzzer_extra_counters")]
 static COVERAGE: [AtomicU8; 4096] = [const { AtomicU8::new(0) }; 4096];
 
-/// Outcomes that are told apart: none, and each [`vipmux::model::reason::Reason`].
+/// Possible outcomes: none, and each [`vipmux_model::reason::Reason`].
 const OUTCOMES: usize = 32;
 
 fuzz_target!(|text: &[u8]| -> Corpus {

@@ -1,7 +1,7 @@
-//! Arbitrary bytes as a frame, through both programs in the kernel.
+//! Fuzzes frames: arbitrary bytes, through both programs in the kernel.
 //!
-//! libFuzzer sees nothing of what the kernel runs. So the programs' own counters, which tell most of their branches
-//! apart, are its coverage: it keeps the frames that bring about a verdict, an event or a drop that none before did.
+//! libFuzzer cannot see what the kernel runs. So the programs' own counters, which distinguish most
+//! of their branches, are its coverage. It keeps frames that cause a new verdict, event or drop.
 
 #![no_main]
 #![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the packet suite's")]
@@ -20,12 +20,13 @@ use vipmux_tests::program::Counters;
 
 use crate::property::Programs;
 
-/// What libFuzzer takes for coverage besides that of instrumented code: it clears all of them before each run.
+/// The counters that libFuzzer takes as coverage, in addition to instrumented code. It clears them
+/// before each run.
 #[used]
 #[unsafe(link_section = "__libfuzzer_extra_counters")]
 static COVERAGE: [AtomicU8; 256] = [const { AtomicU8::new(0) }; 256];
 
-/// Places in [`COVERAGE`] for the verdicts of one program, of a changed and of an unchanged frame.
+/// Places in [`COVERAGE`] for one program's verdicts, with a changed and with an unchanged frame.
 const VERDICTS: usize = 16;
 
 thread_local! {
@@ -50,7 +51,7 @@ fuzz_target!(|frame: &[u8]| -> Corpus {
 });
 
 fn cover(first: usize, verdict: u32, changed: bool) {
-    // A `TC_ACT_UNSPEC` is all ones.
+    // `TC_ACT_UNSPEC` is all ones.
     let place = first + 2 * (verdict as usize & 7) + usize::from(changed);
     COVERAGE[place].store(1, Ordering::Relaxed);
 }

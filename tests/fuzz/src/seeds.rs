@@ -1,5 +1,5 @@
-//! Writes what fuzzing starts from, frames or annotations, into the folder that it is given; and beside it, of annotations,
-//! a dictionary for libFuzzer.
+//! Writes the initial inputs, frames or annotations, into a folder. For annotations it also writes
+//! libFuzzer's dictionary beside the folder.
 
 #![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "all of this is test code, partly the suites'")]
 

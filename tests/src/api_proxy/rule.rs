@@ -1,36 +1,36 @@
-//! What becomes of which requests.
+//! Rules: which faults apply to which requests.
 
 use std::time::Duration;
 
-use super::{asked::Asked, chance::Chance};
+use super::{api_request::ApiRequest, random::Random};
 
-/// What becomes of a request. Of several, those that come before it is carried out are done first.
+/// A fault of a request. Faults before the execution are applied first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is carried out so much later.
+    /// Executed after this delay.
     Delay(Duration),
-    /// It is lost: the connection is closed.
+    /// Lost: the connection is closed.
     Lose,
-    /// The connection stays, and nothing ever comes.
+    /// The connection stays open without a response.
     Stall,
-    /// It is not carried out, and answered with this HTTP status.
+    /// Not executed; the response has this HTTP status.
     Answer(u16),
-    /// It is not carried out, and an event says that what a watch would go on from is gone (410).
+    /// Not executed; an event reports that the watch's resource version is gone (410).
     Expire,
-    /// It is not carried out, and answered by nothing: a watch that ends at once.
+    /// Not executed; the response is empty: a watch that ends at once.
     End,
-    /// It is carried out twice, and answered as the second time.
+    /// Executed twice; the second response is returned.
     Twice,
-    /// It is carried out, and once more so much later, of which nobody is told.
+    /// Executed, and executed once more after this delay, without another response.
     Again(Duration),
-    /// It is carried out, and answered so much later.
+    /// Executed; the response comes after this delay.
     Late(Duration),
-    /// It is carried out, and the answer is lost: the connection is closed.
+    /// Executed; the response is lost: the connection is closed.
     LoseAnswer,
 }
 
 impl Fault {
-    /// The name that it is counted by.
+    /// Returns the fault's name in counts.
     pub fn name(self) -> &'static str {
         match self {
             Self::Delay(_) => "delay",
@@ -47,7 +47,7 @@ impl Fault {
     }
 }
 
-/// Which requests a fault happens to; all of them, unless it says otherwise.
+/// A fault and the requests that it applies to: all of them, unless it is narrowed.
 #[derive(Clone, Debug)]
 pub struct Rule {
     fault: Fault,
@@ -60,59 +60,59 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// It happens to all requests.
+    /// A rule for all requests.
     pub fn new(fault: Fault) -> Self {
         Self { fault, verbs: Vec::new(), resource: None, name: None, resumed: false, percent: 100, left: None }
     }
 
-    /// To those of these verbs alone.
+    /// Only for requests of these verbs.
     pub fn of(mut self, verbs: &[&'static str]) -> Self {
         self.verbs = verbs.to_vec();
         self
     }
 
-    /// To those that change something.
+    /// Only for requests that change something.
     pub fn of_writes(self) -> Self {
         self.of(&["create", "update", "patch", "delete"])
     }
 
-    /// To watches that go on where another one ended.
+    /// Only for watches that continue an earlier one.
     pub fn of_resumed_watches(mut self) -> Self {
         self.resumed = true;
         self
     }
 
-    /// To those for this resource.
+    /// Only for requests for this resource.
     pub fn on(mut self, resource: &'static str) -> Self {
         self.resource = Some(resource);
         self
     }
 
-    /// To those for the object of this name.
+    /// Only for requests for the object of this name.
     pub fn named(mut self, name: &str) -> Self {
         self.name = Some(name.to_owned());
         self
     }
 
-    /// To so many of a hundred.
+    /// Only for this percentage of the requests.
     pub fn in_percent(mut self, percent: u8) -> Self {
         self.percent = percent;
         self
     }
 
-    /// So often, and then no longer.
+    /// Only so many times.
     pub fn times(mut self, times: u32) -> Self {
         self.left = Some(times);
         self
     }
 
-    /// What happens to this request.
-    pub(super) fn fault(&mut self, asked: &Asked, chance: &mut Chance) -> Option<Fault> {
-        let fits = (self.verbs.is_empty() || self.verbs.contains(&asked.verb))
-            && self.resource.is_none_or(|resource| resource == asked.resource)
-            && self.name.as_ref().is_none_or(|name| *name == asked.name)
-            && (asked.resumes || !self.resumed);
-        if !fits || self.left == Some(0) || !chance.of_hundred(self.percent) {
+    /// Returns the fault of this request, if the rule applies.
+    pub(super) fn fault(&mut self, request: &ApiRequest, random: &mut Random) -> Option<Fault> {
+        let fits = (self.verbs.is_empty() || self.verbs.contains(&request.verb))
+            && self.resource.is_none_or(|resource| resource == request.resource)
+            && self.name.as_ref().is_none_or(|name| *name == request.name)
+            && (request.resumes || !self.resumed);
+        if !fits || self.left == Some(0) || !random.percent(self.percent) {
             return None;
         }
         if let Some(left) = &mut self.left {
@@ -126,15 +126,15 @@ impl Rule {
 mod tests {
     use super::*;
 
-    fn asked(verb: &'static str, resource: &str) -> Asked {
-        Asked { verb, resource: resource.to_owned(), name: "a".to_owned(), ..Asked::default() }
+    fn request(verb: &'static str, resource: &str) -> ApiRequest {
+        ApiRequest { verb, resource: resource.to_owned(), name: "a".to_owned(), ..ApiRequest::default() }
     }
 
     #[test]
     fn a_rule_is_for_what_it_names_and_as_often_as_it_says() {
-        let mut chance = Chance::new(1);
+        let mut random = Random::new(1);
         let mut rule = Rule::new(Fault::Lose).of(&["create", "update"]).on("leases").named("a").times(2);
-        let mut is_lost = |verb, resource| rule.fault(&asked(verb, resource), &mut chance).is_some();
+        let mut is_lost = |verb, resource| rule.fault(&request(verb, resource), &mut random).is_some();
         assert!(!is_lost("get", "leases") && !is_lost("create", "events"));
         assert!(is_lost("create", "leases") && is_lost("update", "leases"));
         assert!(!is_lost("create", "leases"), "twice is over");
@@ -142,9 +142,9 @@ mod tests {
 
     #[test]
     fn a_watch_that_begins_with_all_objects_is_not_resumed() {
-        let (mut chance, mut rule) = (Chance::new(1), Rule::new(Fault::Expire).of_resumed_watches());
-        assert_eq!(rule.fault(&asked("watch", "nodes"), &mut chance), None);
-        let resumed = Asked { resumes: true, ..asked("watch", "nodes") };
-        assert_eq!(rule.fault(&resumed, &mut chance), Some(Fault::Expire));
+        let (mut random, mut rule) = (Random::new(1), Rule::new(Fault::Expire).of_resumed_watches());
+        assert_eq!(rule.fault(&request("watch", "nodes"), &mut random), None);
+        let resumed = ApiRequest { resumes: true, ..request("watch", "nodes") };
+        assert_eq!(rule.fault(&resumed, &mut random), Some(Fault::Expire));
     }
 }

@@ -1,4 +1,4 @@
-//! Who may talk to the API server, and how they prove who they are.
+//! Users of the API server and their credentials.
 
 use std::{
     fs,
@@ -22,55 +22,58 @@ use super::{
     launch::{Launch, PORT},
 };
 
-/// The user who may do everything.
+/// The user with all rights.
 pub const ADMIN: &str = "admin";
-/// The user that kube-proxy is, with the rights that the API server itself gives it.
+/// kube-proxy's user. The API server itself grants its rights.
 pub const KUBE_PROXY: &str = "system:kube-proxy";
 
 pub(super) const TOKENS_FILE: &str = "tokens.csv";
-/// Here the API server puts a certificate of its own making.
+/// The folder in which the API server puts its self-signed certificate.
 pub(super) const CERTIFICATES: &str = "certificates";
-/// That certificate, and behind it that of the authority that it makes for the purpose.
+/// That certificate, followed by its authority's.
 const CERTIFICATE_FILE: &str = "certificates/apiserver.crt";
-/// Its key, with which it signs ServiceAccounts' tokens too. It makes it before it looks for a key for them.
+/// Its key, which also signs ServiceAccounts' tokens. The server makes it before it looks for a
+/// signing key.
 pub(super) const KEY_FILE: &str = "certificates/apiserver.key";
 pub(super) const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
-/// How long ServiceAccounts' tokens are good for, seconds: longer than any test.
+/// The lifetime of ServiceAccounts' tokens, seconds: longer than any test.
 const TOKEN_LIFETIME: i64 = 24 * 60 * 60;
 
-/// Users with tokens that never change, and their groups. The network namespace keeps strangers away, not the token.
+/// Users with constant tokens, and their groups. The network namespace keeps other users away, not
+/// the token.
 const USERS: [(&str, &str); 2] = [(ADMIN, "system:masters"), (KUBE_PROXY, "")];
 
-/// A file for `--token-auth-file`: each user's token is its name.
+/// Returns a file for `--token-auth-file`: each user's token is its name.
 pub(super) fn tokens() -> String {
     let line = |(user, groups): &(&str, &str)| format!("{user},{user},{user},\"{groups}\"\n");
     USERS.iter().map(line).collect()
 }
 
-/// A client as who a kubeconfig says.
+/// Returns a client for a kubeconfig.
 pub async fn connect(kubeconfig: PathBuf) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(kubeconfig)?;
     let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
 }
 
-/// A ServiceAccount, as what runs in a Pod of it has it.
+/// A ServiceAccount, as a process in one of its Pods has it.
 #[derive(Clone, Debug)]
 pub struct ServiceAccount {
     /// A file for `--kubeconfig`.
     pub kubeconfig: PathBuf,
-    /// A folder with `token`, `ca.crt` and `namespace`: what a kubelet mounts at
+    /// A folder with `token`, `ca.crt` and `namespace`, as a kubelet mounts it at
     /// `/var/run/secrets/kubernetes.io/serviceaccount`.
     pub mount: PathBuf,
 }
 
 impl ApiServer {
-    /// A file for `--kubeconfig`; `user` is [`ADMIN`] or [`KUBE_PROXY`].
+    /// Returns a file for `--kubeconfig`. `user` is [`ADMIN`] or [`KUBE_PROXY`].
     pub fn kubeconfig(&self, user: &str) -> Result<PathBuf> {
         self.launch.kubeconfig(user)
     }
 
-    /// A ServiceAccount with a token that it really has, by the TokenRequest API; it has to be there, and so its namespace.
+    /// Returns a ServiceAccount with a real token, by the TokenRequest API. The account and its
+    /// namespace must exist.
     pub fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount> {
         let client = self.client()?;
         let token = self.block_on(async {
@@ -118,7 +121,7 @@ impl Launch {
         Ok(path)
     }
 
-    /// The certificate of who signed the API server's.
+    /// Returns the certificate of the authority that signed the API server's.
     fn authority(&self) -> Result<String> {
         let path = self.path(CERTIFICATE_FILE);
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))

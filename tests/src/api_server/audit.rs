@@ -1,4 +1,4 @@
-//! The API server's audit log: who has asked for what.
+//! Reads the API server's audit log: who has requested what.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use super::ApiServer;
 
 pub(super) const POLICY_FILE: &str = "audit-policy.yaml";
 pub(super) const LOG_FILE: &str = "audit.log";
-/// All requests but those that it sends itself, without their content.
+/// Logs all requests without their content, except the API server's own.
 pub(super) const POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -23,43 +23,45 @@ rules:
 /// Verbs that change nothing.
 const READING: [&str; 3] = ["get", "list", "watch"];
 
-/// A request that was answered; of a watch, that it began.
+/// A request that was answered. For a watch: that it began.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// `admin`, or `system:serviceaccount:NAMESPACE:NAME`.
     pub user: String,
-    /// What the client says it is.
+    /// The client's user agent.
     pub agent: String,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete` or `deletecollection`.
     pub verb: String,
-    /// With its subresource: `services/status`; empty of what is no resource, such as `/readyz`.
+    /// With its subresource: `services/status`. Empty for paths that are no resource, such as
+    /// `/readyz`.
     pub resource: String,
-    /// Empty of what is in none.
+    /// Empty for cluster-scoped objects.
     pub namespace: String,
-    /// The object's name; empty where it is about several.
+    /// The object's name; empty for requests about several objects.
     pub name: String,
-    /// The answer's HTTP status.
+    /// The response's HTTP status.
     pub code: u16,
 }
 
 impl Request {
-    /// Whether it was to change something.
+    /// Returns whether the request changes something.
     pub fn is_write(&self) -> bool {
         !READING.contains(&self.verb.as_str())
     }
 }
 
-/// A moment in the audit log.
+/// A position in the audit log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark(usize);
 
 impl ApiServer {
-    /// Now.
+    /// Returns the current position.
     pub fn mark(&self) -> Result<Mark> {
         Ok(Mark(complete(&self.log()?).len()))
     }
 
-    /// All requests that were answered after a moment; `Mark::default()` is the beginning.
+    /// Returns all requests that were answered after a position; `Mark::default()` is the
+    /// beginning.
     pub fn requests(&self, after: Mark) -> Result<Vec<Request>> {
         let log = self.log()?;
         parse(complete(&log).get(after.0..).unwrap_or_default())
@@ -71,7 +73,7 @@ impl ApiServer {
     }
 }
 
-/// The log without the line that may be half written.
+/// Returns the log without a half-written last line.
 fn complete(log: &str) -> &str {
     log.rfind('\n').map_or("", |end| &log[..=end])
 }
@@ -119,7 +121,8 @@ struct Status {
 }
 
 impl Event {
-    /// One for each request: a watch is told twice, when it begins and when it ends, which may be never.
+    /// Returns one entry per request. The log has a watch twice: when it begins and when it ends,
+    /// which may be never.
     fn into_request(self) -> Option<Request> {
         let is_watch = self.verb == "watch" && self.response_status.code < 400;
         if (self.stage == "ResponseStarted") != is_watch {
@@ -157,7 +160,7 @@ mod tests {
         let requests = parse(&log).unwrap();
         let [watch] = requests.as_slice() else { panic!("{requests:?}") };
         assert_eq!((watch.verb.as_str(), watch.resource.as_str(), watch.is_write()), ("watch", "services", false));
-        // One that is refused never starts.
+        // A refused request never starts.
         assert_eq!(parse(&line("ResponseComplete", "watch", object, 403)).unwrap().len(), 1);
     }
 

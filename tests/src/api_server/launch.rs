@@ -1,4 +1,4 @@
-//! How etcd and kube-apiserver are started.
+//! The command lines of etcd and kube-apiserver.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,16 +7,17 @@ use anyhow::{Context as _, Result};
 use super::{access, audit};
 use crate::{cleanup::Folder, cluster_programs, lan::Machine, process::Process};
 
-/// Where the API server listens, on all addresses of its machine.
+/// The API server's port, on all addresses of its machine.
 pub(super) const PORT: u16 = 6443;
-/// Where etcd listens, for the API server alone: nobody else is in the namespace.
+/// etcd's port. Only the API server is in the namespace.
 const ETCD: &str = "http://127.0.0.1:2379";
-/// Of etcd's, which are of no use to a single one.
+/// etcd's port for peers, which a single etcd does not need.
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
-/// What Services' cluster addresses are taken from.
+/// The range of the Services' cluster addresses.
 const SERVICE_NETWORKS: &str = "10.96.0.0/16,2001:db8:96::/112";
 
-/// What both are started with, again and again: a machine, and a folder with their data, keys and logs.
+/// The machine and the folder of data, keys and logs. Both processes are started with them, each
+/// time.
 #[derive(Debug)]
 pub(super) struct Launch {
     pub(super) folder: Folder,
@@ -38,7 +39,7 @@ impl Launch {
     pub(super) fn etcd(&self) -> Result<Process> {
         let mut command = self.command("etcd")?;
         command.arg("--data-dir").arg(self.path("etcd"));
-        // What a crash of this machine would lose is of no use after it.
+        // The data is useless after a crash of this machine, so it is not synchronized.
         command.args(["--unsafe-no-fsync", "--log-level", "warn"]);
         command.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);
         command.args(["--listen-peer-urls", ETCD_PEERS, "--initial-advertise-peer-urls", ETCD_PEERS]);
@@ -58,12 +59,12 @@ impl Launch {
         command.arg("--cert-dir").arg(self.path(access::CERTIFICATES));
         command.arg("--audit-policy-file").arg(self.path(audit::POLICY_FILE));
         command.arg("--audit-log-path").arg(self.path(audit::LOG_FILE));
-        // In one file, whatever comes.
+        // One file of any size.
         command.args(["--audit-log-maxsize", "100000"]);
         Process::spawn("kube-apiserver", command)
     }
 
-    /// A command of the cluster's programs on the machine, with a home that is nobody's.
+    /// Returns a command of a cluster program on the machine, with a home folder of its own.
     pub(super) fn command(&self, program: &str) -> Result<Command> {
         let mut command = self.machine.namespace.command(cluster_programs::find(program)?)?;
         command.env("HOME", self.folder.path()).current_dir(self.folder.path());

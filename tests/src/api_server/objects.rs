@@ -1,4 +1,4 @@
-//! Objects in the API server: written by tests, also those that a controller manager or a kubelet would write.
+//! Writes objects to the API server, also those that a controller manager or a kubelet would write.
 
 use std::{fs, net::IpAddr, sync::PoisonError, time::Duration};
 
@@ -10,7 +10,7 @@ use kube::{
     discovery::{self, Scope},
 };
 use serde_json::{Value, json};
-use vipmux::api::{VipPolicy, VipPool};
+use vipmux_model::api::{VipPolicy, VipPool};
 
 use super::{ADMIN, ApiServer};
 use crate::{
@@ -19,12 +19,12 @@ use crate::{
     manifests, process, wait,
 };
 
-/// Whose fields they are that tests write.
+/// The field manager of the tests' writes.
 const FIELD_MANAGER: &str = "vipmux-tests";
 /// The API server serves a new kind a moment after it has accepted it.
 const NEW_KIND: Duration = Duration::from_secs(90);
 
-/// What the API server calls a kind, and where its objects are.
+/// A kind's API resource, and the path of its objects.
 #[derive(Clone, Debug)]
 pub(super) struct Kind {
     resource: ApiResource,
@@ -32,13 +32,14 @@ pub(super) struct Kind {
 }
 
 impl ApiServer {
-    /// Applies the documents of a YAML stream (server-side apply), and returns the objects as they are then. Where a document
-    /// has a status, that is applied too, as a controller would. Fields that are unknown are an error.
+    /// Applies the documents of a YAML stream (server-side apply), and returns the resulting
+    /// objects. A document's status is applied too, as a controller would. Unknown fields are an
+    /// error.
     pub fn apply(&self, yaml: &str) -> Result<Vec<Value>> {
         self.apply_all(&documents(yaml)?)
     }
 
-    /// As [`ApiServer::apply`], of documents.
+    /// Like [`ApiServer::apply`], for parsed documents.
     pub fn apply_all(&self, documents: &[Value]) -> Result<Vec<Value>> {
         documents.iter().map(|document| self.apply_one(document)).collect()
     }
@@ -55,8 +56,8 @@ impl ApiServer {
         if document["status"].is_null() { Ok(serde_json::to_value(applied)?) } else { self.set_status(document) }
     }
 
-    /// Writes the status of the object that a document names, and returns the object as it is then. It is no apply: a Node's
-    /// addresses, of which there may be two of a type, could not be written so.
+    /// Replaces the status of the object that a document names, and returns the resulting object.
+    /// Server-side apply cannot write a Node's addresses if two have the same type.
     pub fn set_status(&self, document: &Value) -> Result<Value> {
         let (objects, name) = self.objects_of(document)?;
         let status = json!({ "status": document["status"] });
@@ -66,7 +67,7 @@ impl ApiServer {
         Ok(serde_json::to_value(written)?)
     }
 
-    /// Gives a Service addresses, as a controller does.
+    /// Assigns addresses to a Service, as a controller does.
     pub fn give(&self, service: &str, addresses: &[IpAddr]) -> Result<()> {
         let (namespace, name) = service.split_once('/').with_context(|| format!("{service} is no namespace/name"))?;
         let ingress: Vec<_> =
@@ -89,7 +90,7 @@ impl ApiServer {
         })
     }
 
-    /// An object as it is, by any document that names it; `None` where there is none.
+    /// Returns the current object that a document names; `None` if there is none.
     pub fn get(&self, document: &Value) -> Result<Option<Value>> {
         let (objects, name) = self.objects_of(document)?;
         let found = self.block_on(async { Ok(objects.get_opt(&name).await?) });
@@ -102,19 +103,21 @@ impl ApiServer {
         self.apply_all(&[json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})]).map(drop)
     }
 
-    /// Makes a LAN's Nodes, ready, with their addresses and their pods' networks, as kubelets and a controller manager do.
+    /// Makes a LAN's Nodes, ready, with their addresses and pod networks, as kubelets and a
+    /// controller manager do.
     pub fn add_nodes(&self, lan: &Lan) -> Result<()> {
         self.apply_all(&lan.nodes.iter().map(node).collect::<Vec<_>>()).map(drop)
     }
 
-    /// Makes vipmux's own kinds known, and waits until they can be used.
+    /// Installs vipmux's custom kinds, and waits until they can be used.
     pub fn add_custom_kinds(&self) -> Result<()> {
         let kinds = [serde_json::to_value(VipPool::crd())?, serde_json::to_value(VipPolicy::crd())?];
         self.apply_all(&kinds)?;
         kinds.iter().try_for_each(|definition| self.await_kind(definition))
     }
 
-    /// Makes MetalLB's kinds known that vipmux reads, without their schemas, and waits until they can be used.
+    /// Installs the MetalLB kinds that vipmux reads, without their schemas, and waits until they
+    /// can be used.
     pub fn add_metallb_kinds(&self) -> Result<()> {
         let kinds = [("IPAddressPool", "ipaddresspools"), ("L2Advertisement", "l2advertisements")].map(metallb_kind);
         self.apply_all(&kinds)?;
@@ -139,12 +142,12 @@ impl ApiServer {
         })
     }
 
-    /// `kubectl` with these arguments, as the administrator; what it writes to stdout.
+    /// Runs `kubectl` with these arguments as the administrator, and returns its stdout.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
         self.run_as_admin("kubectl", arguments)
     }
 
-    /// `kubectl apply -f` of a YAML stream; what it says.
+    /// Runs `kubectl apply -f` on a YAML stream, and returns its stdout.
     pub fn kubectl_apply(&self, yaml: &str, arguments: &[&str]) -> Result<String> {
         let path = self.launch.path(&format!("{}.yaml", cleanup::number()));
         fs::write(&path, yaml).with_context(|| format!("cannot write {}", path.display()))?;
@@ -152,7 +155,7 @@ impl ApiServer {
         self.kubectl(&[&["apply", "-f", file], arguments].concat())
     }
 
-    /// `helm` with these arguments, as the administrator; what it writes to stdout.
+    /// Runs `helm` with these arguments as the administrator, and returns its stdout.
     pub fn helm(&self, arguments: &[&str]) -> Result<String> {
         self.run_as_admin("helm", arguments)
     }
@@ -163,7 +166,7 @@ impl ApiServer {
         process::run(command)
     }
 
-    /// Where the object of a document is, and its name.
+    /// Returns the API of a document's object, and its name.
     fn objects_of(&self, document: &Value) -> Result<(Api<DynamicObject>, String)> {
         let types: TypeMeta = serde_json::from_value(json!({
             "apiVersion": document["apiVersion"],
@@ -199,7 +202,7 @@ async fn find(client: Client, kind: GroupVersionKind) -> Result<Kind> {
     Ok(Kind { resource, scope: capabilities.scope })
 }
 
-/// The documents of a YAML stream that are not empty.
+/// Returns the documents of a YAML stream that are not empty.
 pub fn documents(yaml: &str) -> Result<Vec<Value>> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(yaml).context("this is no YAML")?;
     Ok(documents.into_iter().filter(|document| !document.is_null()).collect())

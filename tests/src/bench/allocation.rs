@@ -1,28 +1,24 @@
-//! What it costs to decide who gets which address: all of it, and one change, in this process and without any I/O.
+//! Measures allocations: a full one and single changes, in this process without I/O.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use k8s_openapi::api::core::v1 as api;
-use nix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 use serde_json::json;
-use vipmux::{
-    allocate::{Allocator, holders::Holders},
-    model::{Model, Options, ServiceName},
-    source::Objects,
-};
+use vipmux_allocate::{Allocator, previous::PreviousAssignments};
+use vipmux_model::{IngestOptions, Model, ServiceName, objects::Objects};
 
-use super::report::median;
+use super::{measure::thread_time, report::median};
 
-/// What is measured how often.
+/// The options of this part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Services, in groups of this size.
+    /// Services. They form groups.
     pub services: u32,
-    /// Services of a group, each with a port of its own.
+    /// Services of a group, each with its own port.
     pub group: u32,
-    /// Repetitions of what takes all Services.
+    /// Repetitions of full allocations.
     pub repetitions: usize,
     /// Changes of one Service.
     pub changes: u32,
@@ -34,16 +30,16 @@ impl Default for Plan {
     }
 }
 
-/// Milliseconds of CPU time: the median.
+/// CPU time in milliseconds: the median.
 #[derive(Clone, Debug, Serialize)]
 pub struct Cost {
-    /// What was done.
+    /// The work.
     pub case: &'static str,
-    /// How long that takes.
+    /// Its CPU time.
     pub milliseconds: f64,
-    /// The longest.
+    /// The longest CPU time.
     pub most: f64,
-    /// How long it may take; none where that is no goal.
+    /// The goal; none if there is none.
     pub goal: Option<f64>,
 }
 
@@ -51,7 +47,7 @@ pub struct Cost {
 const WHOLE: f64 = 200.0;
 const CHANGE: f64 = 5.0;
 
-/// How a Service can be another than it was.
+/// A change of a Service.
 #[derive(Clone, Copy, Debug)]
 enum Change {
     Goes,
@@ -59,15 +55,15 @@ enum Change {
     Key,
 }
 
-/// Measures all of it.
+/// Measures all of this part.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Cost>> {
-    let (services, options) = (plan.services, Options::default());
+    let (services, options) = (plan.services, IngestOptions::default());
     progress(&format!("allocation: {services} Services"));
     let objects = cluster(plan)?;
     let mut model = Model::ingest(&objects, &options);
-    let none = Holders::new();
+    let none = PreviousAssignments::new();
     let mut allocator = Allocator::new(&model, &none);
-    let held = allocator.allocation().holders();
+    let held = allocator.allocation().as_previous();
     let (complete, groups) = (allocator.allocation().is_complete(), allocator.allocation().vips().len());
     ensure!(complete && groups == services.div_ceil(plan.group) as usize, "{groups} addresses for {services} Services");
     let whole = |work: &dyn Fn()| (0..plan.repetitions).map(|_| milliseconds(work)).collect::<Result<Vec<_>>>();
@@ -89,10 +85,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Cost>> {
                 let changed: BTreeSet<ServiceName> = [name].into();
                 let mut others = None;
                 times.push(milliseconds(|| others = allocator.renew(&model, &changed))?);
-                ensure!(others.is_some_and(|others| others.held), "{case}: nothing became of it");
+                ensure!(others.is_some_and(|others| others.assignments_changed), "{case}: nothing became of it");
             }
         }
-        ensure!(allocator.allocation().holders() == held, "{case}: undone, and others hold something else");
+        ensure!(allocator.allocation().as_previous() == held, "{case}: undone, and others hold something else");
         costs.push(Cost::of(case, times, Some(CHANGE)));
     }
     Ok(costs)
@@ -105,7 +101,7 @@ impl Cost {
     }
 }
 
-/// One large pool, and Services with a port of their own each and a key for each group.
+/// Returns one large pool, and Services with a port of their own and a sharing key per group.
 fn cluster(plan: &Plan) -> Result<Objects> {
     let mut objects = Objects::default();
     let pool = json!({"spec": {"addresses": ["10.64.0.0/16"]}});
@@ -124,26 +120,25 @@ fn service(plan: &Plan, number: u32, change: Option<Change>) -> Result<(ServiceN
         "metadata": {"annotations": {"vipmux.io/sharing-key": format!("g{group}")}},
         "spec": {"type": "LoadBalancer", "ports": [{"port": port}]},
     });
-    let name = ServiceName { namespace: "bench".to_owned(), name: format!("s{number}") };
+    let name = ServiceName::new("bench", format!("s{number}"));
     Ok((name, serde_json::from_value(service)?))
 }
 
-/// Brings the model to a Service that changed, or is as it was.
+/// Updates the model with a Service, changed or unchanged.
 fn put(model: &mut Model, plan: &Plan, number: u32, change: Option<Change>) -> Result<ServiceName> {
     let (name, object) = service(plan, number, change)?;
     model.services.remove(&name);
     if !matches!(change, Some(Change::Goes)) {
         let alone =
             Objects { services: [(name.clone(), Arc::new(object))].into_iter().collect(), ..Objects::default() };
-        model.services.extend(Model::ingest(&alone, &Options::default()).services);
+        model.services.extend(Model::ingest(&alone, &IngestOptions::default()).services);
     }
     Ok(name)
 }
 
-/// The CPU time that the work takes.
+/// Returns the CPU time of the work.
 fn milliseconds(work: impl FnOnce()) -> Result<f64> {
-    let now = || clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).context("reading this thread's CPU clock");
-    let before = Duration::from(now()?);
+    let before = thread_time()?;
     work();
-    Ok(Duration::from(now()?).saturating_sub(before).as_secs_f64() * 1e3)
+    Ok(thread_time()?.saturating_sub(before).as_secs_f64() * 1e3)
 }

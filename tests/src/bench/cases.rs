@@ -1,4 +1,4 @@
-//! The cases, in two phases: a flood of new flows would wash the known ones out of the tables.
+//! The cases, in two phases: a flood of new flows would evict the known ones.
 
 use std::{net::Ipv4Addr, rc::Rc};
 
@@ -19,7 +19,7 @@ pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
 const PASS: u32 = 2;
 const TX: u32 = 3;
 
-/// Whether each packet, or none, is counted so.
+/// Counters, and for each: true if it counts all packets, false if none.
 type Counted = &'static [(Stat, bool)];
 const PASSED: Counted = &[(Stat::Passed, true)];
 const HANDED_OVER: Counted = &[(Stat::HandedOver, true), (Stat::NewFlows, false)];
@@ -27,31 +27,31 @@ const DELIVERED: Counted = &[(Stat::Local, true), (Stat::NewFlows, false)];
 const NEWLY_HANDED_OVER: Counted = &[(Stat::HandedOver, true), (Stat::NewFlows, true)];
 const NEWLY_DELIVERED: Counted = &[(Stat::Local, true), (Stat::NewFlows, true)];
 
-/// Services that the flows of cases named "few" go to, however many there are.
+/// The Services that flows of cases named "few" go to, however many Services there are.
 const FEW: u32 = 5;
 
-/// Something to measure.
+/// A case.
 pub(super) struct Case {
     pub(super) name: &'static str,
-    /// For the data plane's cases.
+    /// The number of Services, for the data plane's cases.
     pub(super) services: Option<u32>,
     pub(super) wrapper: Wrapper,
-    /// The empty program in the same kind of wrapper; none for that one itself.
+    /// The empty program in the same kind of wrapper; `None` for that one itself.
     pub(super) base: Option<usize>,
-    /// Packets before each repetition, not measured.
+    /// Packets before each repetition, which are not measured.
     pub(super) warm_up: u32,
-    /// Holds what the wrapper goes on to, and its maps.
+    /// Keeps the program under test and its maps loaded.
     _target: Target,
 }
 
-/// Where the program under test is from.
+/// The origin of the program under test.
 #[derive(Clone)]
 enum Target {
     Testing(Rc<Ebpf>, &'static str),
     DataPlane(Rc<Program>),
 }
 
-/// What makes a case.
+/// The description of a case.
 struct Spec {
     name: &'static str,
     services: Option<u32>,
@@ -60,7 +60,7 @@ struct Spec {
     to: Ipv4Addr,
     variation: Option<Variation>,
     base: Option<usize>,
-    /// Packets that fill the maps, once.
+    /// Packets that fill the maps once.
     prepare: u32,
     warm_up: u32,
     verdict: u32,
@@ -86,7 +86,7 @@ impl Target {
     }
 }
 
-/// Adds a case once its maps are filled and it is seen to do what it should; its index.
+/// Fills the maps, checks that the case does what it should, and adds it. Returns its index.
 fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     const CHECKED: u32 = 10_000;
     let Spec { name, services, target, from, to, variation, base, prepare, warm_up, verdict, counted } = spec;
@@ -103,7 +103,7 @@ fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     Ok(cases.len() - 1)
 }
 
-/// The testing object with these of its programs, and floor maps of these sizes.
+/// The testing object with these of its programs, and maps of these sizes.
 fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
     let mut ebpf = EbpfLoader::new()
         .map_max_entries("FLOOR_HASH", hash)
@@ -116,7 +116,7 @@ fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
     Ok(Rc::new(ebpf))
 }
 
-/// A case of the testing object, which knows no Services.
+/// A case of the testing object, without Services.
 fn floor(name: &'static str, target: Target, variation: Option<Variation>, base: Option<usize>) -> Spec {
     Spec {
         name,
@@ -133,7 +133,8 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
     }
 }
 
-/// What the data plane's cases cannot be cheaper than; the empty programs' indices for one flow and for many.
+/// The lower bound of the data plane's cases: the indices of the empty programs for one flow and
+/// for many.
 fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
     let programs = ["empty_tx", "hash_insert", "hash_lookup", "lru_insert", "lru_lookup"];
     let object = testing(&programs, plan.flows * 2, plan.capacity)?;
@@ -154,7 +155,7 @@ fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
     Ok((one, many))
 }
 
-/// Known flows, and what is not for a VIP.
+/// Known flows, and packets that are not for a VIP.
 pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let (one, many) = floors(&mut cases, plan)?;
@@ -187,7 +188,7 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
     Ok(cases)
 }
 
-/// Flows that no table knows, into tables that are full.
+/// Flows without a record, while the tables are full.
 pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let flows = plan.capacity.saturating_mul(4).next_power_of_two();

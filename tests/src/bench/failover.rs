@@ -1,5 +1,5 @@
-//! How long an address is away when something happens to the node that leads it: agents, and for comparison keepalived, with
-//! clients that ask every 10 ms ([`crate::watch`]).
+//! Measures the outage of a VIP when something happens to its leader: with vipmux and with
+//! keepalived, with clients that send requests every 10 ms ([`crate::watch`]).
 
 mod ours;
 mod sample;
@@ -15,7 +15,7 @@ use self::{ours::Agents, sample::Span, theirs::Others};
 use super::report::median;
 use crate::keepalived::{self, Advertisements};
 
-/// What is measured how often.
+/// The options of this part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Runs of each case.
@@ -30,69 +30,69 @@ impl Default for Plan {
     }
 }
 
-/// What came of a case.
+/// The results of a case.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failover {
-    /// Whose: `vipmux`, or keepalived with its version and how often it advertises itself.
+    /// `vipmux`, or keepalived with its version and advertisement interval.
     pub system: String,
-    /// What happened.
+    /// The event.
     pub case: &'static str,
-    /// Whether it was planned, and so nothing may be lost.
+    /// True if it was planned, so nothing may be lost.
     pub planned: bool,
-    /// Runs that came to an end.
+    /// Completed runs.
     pub runs: usize,
-    /// Datagrams of a client that knows the address's MAC.
+    /// Datagrams of a client that knows the VIP's MAC.
     pub warm: Away,
-    /// Datagrams of a client that asks for it each time.
+    /// Datagrams of a client that resolves the MAC each time.
     pub anew: Away,
-    /// TCP connections of a client that knows it.
+    /// TCP connections of a client that knows the MAC.
     pub connections: Away,
     /// ARP requests.
     pub questions: Away,
-    /// The longest of the four in each run.
+    /// The longest outage of the four kinds in each run.
     pub longest: Away,
     /// ARP requests that more than one node answered, in all runs.
     pub double_answers: usize,
-    /// How often another node began to answer, at most in one run.
+    /// The largest number of changes of the answering node in a run.
     pub moves: usize,
-    /// Connections to servers on nodes that nothing happened to; none where the servers are on the node that failed.
+    /// Connections to servers on unaffected nodes; none if the servers are on the failed node.
     pub sessions: usize,
-    /// Of these, those that were broken.
+    /// Those of them that broke.
     pub broken: usize,
-    /// Why the other runs did not come to an end.
+    /// The failures of the incomplete runs.
     pub failures: Vec<String>,
 }
 
-/// One cluster that things happen to, again and again.
-trait Site {
+/// A cluster for repeated events.
+trait Contender {
     fn system(&self) -> String;
 
     fn cases(&self) -> Vec<Case>;
 
-    /// Lets it happen, and puts right what it left.
+    /// Triggers the event, and repairs its effects.
     fn measure(&mut self, case: Case) -> Result<Sample>;
 }
 
-/// What can happen to the node that leads.
+/// An event at the leading node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Case {
-    /// Its process is killed.
+    /// The process is killed.
     Kill,
-    /// Of its processes the first one is killed; keepalived has several.
+    /// The first of the processes is killed; keepalived has several.
     KillMain,
-    /// Its process is stopped, and goes on later.
+    /// The process is stopped, and continues later.
     Pause,
-    /// Its link goes down.
+    /// The link goes down.
     Unplug,
-    /// The switch cuts it off.
+    /// The switch forwards nothing to or from the node.
     CutOff,
-    /// It is told to stop.
+    /// The process gets SIGTERM.
     Terminate,
-    /// One node after the other is told to stop, and started again.
+    /// One node after the other is stopped and started again.
     RollingRestart,
     /// The Leases cannot be reached.
     StoreAway,
-    /// Its process is killed while the Leases cannot be reached.
+    /// The process is killed while the Leases cannot be reached.
     KillWithoutStore,
 }
 
@@ -116,22 +116,22 @@ impl Case {
     }
 }
 
-/// How long clients go on after the address is with another node, and how long nothing at all is to happen where that is the
-/// case.
+/// The time that clients continue after another node leads. If nothing should happen, the time that
+/// is observed.
 const AFTER: Duration = Duration::from_millis(1_500);
-/// When a stopped process is woken, after another node has taken its place.
+/// The delay before a stopped process continues, after another node leads.
 const ASLEEP: Duration = Duration::from_secs(1);
 
-/// Runs every case of every site once, and then again. `progress` is told what is going on, and `outcome` what came of each
-/// run: all of them take more than an hour.
+/// Runs every case of every contender once, then again. `progress` gets the current activity,
+/// `outcome` gets each run's result. All cases take more than an hour.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(&str)) -> Result<Vec<Failover>> {
     progress("failover: starting");
-    let mut sites: Vec<Box<dyn Site>> = vec![Box::new(Agents::new()?)];
+    let mut contenders: Vec<Box<dyn Contender>> = vec![Box::new(Agents::new()?)];
     let mut rows = Vec::new();
     match keepalived::version() {
         Ok(_) => {
             for advertisements in [Advertisements::Default, Advertisements::Fast] {
-                sites.push(Box::new(Others::new(advertisements)?));
+                contenders.push(Box::new(Others::new(advertisements)?));
             }
         }
         Err(error) => {
@@ -139,16 +139,16 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
             rows.push(Failover::new("keepalived".to_owned(), Case::Kill, &[], failures));
         }
     }
-    let mut results: Vec<_> = sites.iter().map(|site| Results::of(&**site, plan.case)).collect();
+    let mut results: Vec<_> = contenders.iter().map(|contender| Results::of(&**contender, plan.case)).collect();
     let most = results.iter().map(|results| results.cases.len()).max().unwrap_or(0);
-    // In turns, so that each cluster comes to rest while others are measured.
+    // In turns, so that each cluster settles while others are measured.
     for run in 0..plan.runs {
         for turn in 0..most {
-            for (site, Results { system, cases }) in sites.iter_mut().zip(&mut results) {
+            for (contender, Results { system, cases }) in contenders.iter_mut().zip(&mut results) {
                 let Some(result) = cases.get_mut(turn) else { continue };
                 let which = format!("failover: run {} of {}: {system}, {}", run + 1, plan.runs, result.case.name());
                 progress(&which);
-                match site.measure(result.case) {
+                match contender.measure(result.case) {
                     Ok(sample) => {
                         outcome(&format!("{which}: {sample}"));
                         result.samples.push(sample);
@@ -184,10 +184,10 @@ struct CaseResults {
 }
 
 impl Results {
-    fn of(site: &dyn Site, only: Option<Case>) -> Self {
+    fn of(contender: &dyn Contender, only: Option<Case>) -> Self {
         let wanted = |case: &Case| only.is_none_or(|only| only == *case);
         let empty = |case| CaseResults { case, samples: Vec::new(), failures: Vec::new() };
-        Self { system: site.system(), cases: site.cases().into_iter().filter(wanted).map(empty).collect() }
+        Self { system: contender.system(), cases: contender.cases().into_iter().filter(wanted).map(empty).collect() }
     }
 }
 

@@ -1,7 +1,8 @@
-//! Packets per second through a node on one core: the data plane against nftables rules as kube-proxy has them.
+//! Packets per second through a node on one core: vipmux's data plane and nftables rules like
+//! kube-proxy's.
 //!
-//! The generator, the node and the sink share one CPU, so that a rate is that of all the work for a packet. The same
-//! frames are made and received in the same way on either side; what differs is the node.
+//! The generator, the node and the sink share one CPU, so a rate includes all work for a packet.
+//! Both sides send and receive the same frames in the same way. Only the node differs.
 
 mod lane;
 mod rules;
@@ -20,31 +21,31 @@ use super::{
 };
 use lane::{Equipment, Generator, Lane, Run};
 
-/// Services of either side, half of them with endpoints elsewhere.
+/// Services of each side, half of them with endpoints elsewhere.
 const SERVICES: u32 = 5_000;
-/// Known flows: few enough that neither side waits for memory.
+/// Known flows: few enough that memory is no limit on either side.
 const FLOWS: u32 = 1_024;
-/// New flows between two emptyings of the connection table, which forgets none by itself.
+/// New flows between two flushes of the connection table, which would only grow.
 const NEW: u32 = 131_072;
-/// Packets for each known flow before each round.
+/// Packets of each known flow before each round.
 const WARM_UP: u32 = 8;
-/// Of what was sent, the part that has to arrive.
+/// The share of the sent packets that must arrive.
 const ARRIVING: f64 = 0.9;
 
-/// Rates of one kind of packet, medians over the rounds.
+/// Rates for one kind of packet, medians over the rounds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rate {
-    /// What was measured.
+    /// The kind of packet.
     pub case: &'static str,
-    /// Services of either side.
+    /// Services of each side.
     pub services: u32,
-    /// Packets per second by the data plane.
+    /// Packets per second with the data plane.
     pub data_plane: f64,
-    /// Packets per second by the rules.
+    /// Packets per second with the rules.
     pub nftables: f64,
     /// The first over the second: the median of the rounds' ratios.
     pub ratio: f64,
-    /// The least part of a round's packets that arrived, on either side.
+    /// The least share of a round's packets that arrived, on either side.
     pub arrived: f64,
 }
 
@@ -53,11 +54,12 @@ struct Case {
     name: &'static str,
     to: Ipv4Addr,
     new: bool,
-    /// What the data plane's node has besides.
+    /// Additional rules of the data plane's node.
     rules: bool,
 }
 
-/// What the stack forwards for no Service: the most that local delivery, which the stack ends, can come to.
+/// Packets that the stack forwards for no Service. This bounds local delivery, which ends in the
+/// stack.
 const POD: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
 const CASES: [Case; 7] = [
@@ -70,13 +72,13 @@ const CASES: [Case; 7] = [
     Case { name: "local, new, rules behind", to: LOCAL, new: true, rules: true },
 ];
 
-/// One side of a case: a lane, by its index, and what is sent through it.
+/// One side of a case: a lane, by its index, and its packets.
 struct Side {
     lane: usize,
     generator: Generator,
 }
 
-/// Measures all cases in turns, on the CPU that the calling thread is kept on.
+/// Measures all cases in turns, on the CPU that the calling thread is pinned to.
 pub(super) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Rate>> {
     let room: u32 = fs::read_to_string(MOST)?.trim().parse()?;
     ensure!(room > NEW, "{NEW} new flows do not fit the connection table: raise {MOST} from {room}");
@@ -128,7 +130,8 @@ fn rate(case: &Case, samples: &[[Sample; 2]]) -> Rate {
     }
 }
 
-/// A case's generator for a lane, once the lane's tables are full and its packets are seen to take their way.
+/// Returns a case's generator for a lane, after filling the lane's tables and checking the packets'
+/// path.
 fn side(lanes: &mut [Lane], index: usize, case: &Case, plan: &Plan) -> Result<Side> {
     let lane = &mut lanes[index];
     let flows = if case.new { plan.capacity.saturating_mul(4).next_power_of_two() } else { FLOWS };
@@ -154,7 +157,7 @@ fn new_flows(lane: &Lane) -> Result<Option<u64>> {
     lane.program().map(|program| Ok(program.counters()?.stats[Stat::NewFlows as usize].packets)).transpose()
 }
 
-/// The packets of a round were what the case's name says.
+/// Checks that the packets of a round were of the case's kind.
 fn check(case: &Case, run: &Run, made: Option<u64>, tracked: Option<u64>, plan: &Plan) -> Result<()> {
     let packets = u64::from(packets(case, plan));
     let name = case.name;
@@ -164,7 +167,7 @@ fn check(case: &Case, run: &Run, made: Option<u64>, tracked: Option<u64>, plan: 
         (run.translated, run.untouched)
     };
     ensure!(odd == 0, "{name}: {odd} of {packets} packets have the wrong address");
-    // Warm-up included: flows of cases before it may have washed known ones out.
+    // Includes the warm-up: flows of earlier cases may have evicted known ones.
     let known = u64::from(FLOWS);
     for (what, count) in [("records made", made), ("connections tracked", tracked)] {
         let Some(count) = count else { continue };
@@ -178,12 +181,12 @@ fn packets(case: &Case, plan: &Plan) -> u32 {
     if case.new { plan.packets.min(NEW) } else { plan.packets }
 }
 
-/// One round of a case, on flows that the node knows, or on a table of connections that knows none.
+/// Runs one round of a case, with flows that the node knows or with an empty connection table.
 fn round(lanes: &mut [Lane], Side { lane, generator }: &Side, case: &Case, plan: &Plan) -> Result<Run> {
     let lane = &mut lanes[*lane];
     lane.forget()?;
     if !case.new {
-        // A connection is new to the kernel until it was answered.
+        // To the kernel, a connection is new until it was answered.
         lane.send(generator, FLOWS * WARM_UP, true)?;
     }
     lane.send(generator, packets(case, plan), false)

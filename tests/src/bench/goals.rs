@@ -1,21 +1,21 @@
-//! What the figures should come to, and whether they do.
+//! The goals for the figures, and whether they are met.
 
 use serde::Serialize;
 
 use super::{Figure, Measured, Ratio, allocation::Cost, failover::Failover, forwarding::Rate, sync::Latency};
 
-/// A figure and its bound.
+/// A figure with its bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Goal {
-    /// What is bounded, with its unit.
+    /// The figure's name and unit.
     pub goal: String,
-    /// What it came to.
+    /// Its value.
     pub value: f64,
-    /// What it may come to at most; none where it is to be as much as possible.
+    /// The upper bound; none if larger is better.
     pub most: Option<f64>,
-    /// What it has to come to at least; none where it is to be as little as possible.
+    /// The lower bound; none if smaller is better.
     pub least: Option<f64>,
-    /// Whether it does.
+    /// True if it is met.
     pub met: bool,
 }
 
@@ -29,7 +29,7 @@ impl Goal {
     }
 }
 
-/// Cases, what they may cost at most as a multiple of the sum of these floors of the same run.
+/// Cases, with their highest cost as a multiple of the sum of these lower bounds from the same run.
 const PACKETS: [(&str, f64, &[&str]); 6] = [
     ("not for a VIP", 1.3, &["hash lookup, miss"]),
     ("established, remote, one flow", 1.25, &["hash lookup, one flow", "LRU lookup, one flow"]),
@@ -38,20 +38,20 @@ const PACKETS: [(&str, f64, &[&str]); 6] = [
     ("new flow, remote", 1.4, &["LRU insertion"]),
     ("new flow, local", 2.5, &["LRU insertion"]),
 ];
-/// Cases, and how many times the packets per second of nftables rules they are to forward at least.
+/// Cases, with their lowest rate as a multiple of nftables rules' rate.
 const FORWARDING: [(&str, f64); 4] =
     [("hand-over, established", 2.5), ("hand-over, new", 4.0), ("local, established", 1.3), ("local, new", 2.0)];
-/// The most Services to the fewest.
+/// The highest ratio of the cost with the most Services to that with the fewest.
 const GROWTH: f64 = 1.15;
-/// A change of an endpoint, milliseconds, and a start, the same.
+/// The bounds for a change of an endpoint and for a start, milliseconds.
 const CHANGE: f64 = 5.0;
 const START: f64 = 2_000.0;
-/// How long an address may be away after a crash: the median and the worst of the runs, milliseconds.
+/// The bounds for the outage after a crash: the median and the worst run, milliseconds.
 const AWAY: (f64, f64) = (400.0, 1_000.0);
-/// Whose goals these are; the others are there for comparison.
+/// The system with goals. The others are for comparison.
 const OURS: &str = "vipmux";
 
-/// All goals that these figures tell of; the costs of packets with the most Services.
+/// Returns all goals that these figures cover. Packet costs are with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     let Measured { figures, ratios, forwarding, sync, allocation, failover } = measured;
     let mut goals: Vec<_> =
@@ -85,8 +85,8 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     goals
 }
 
-/// What is planned loses nothing, what is not is soon over; nobody's request is answered by two nodes, and no connection to a node
-/// that nothing happened to is broken.
+/// A planned change loses nothing. An unplanned one has a short outage. No request is answered by
+/// two nodes, and no connection to an unaffected node breaks.
 fn failovers(row: &Failover) -> Vec<Goal> {
     let Failover { case, planned, runs, longest, double_answers, broken, failures, .. } = row;
     let (median, worst) = AWAY;

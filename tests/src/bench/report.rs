@@ -1,4 +1,4 @@
-//! What was measured, for people and for programs.
+//! The results, for people and for programs.
 
 use std::{fmt, fs};
 
@@ -16,19 +16,19 @@ use super::{
     wrapper::Sample,
 };
 
-/// Changes whenever a field is removed or means something else.
+/// Changes whenever a field is removed or its meaning changes.
 const VERSION: u32 = 2;
 
-/// All figures of a run.
+/// All results of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// Of this structure.
+    /// The version of this structure.
     pub version: u32,
     /// The CPU's model name.
     pub cpu: String,
     /// The kernel's release.
     pub kernel: String,
-    /// How often it was measured.
+    /// Repetitions of each case.
     pub repetitions: usize,
     /// Packets of a repetition.
     pub packets: u32,
@@ -36,66 +36,67 @@ pub struct Report {
     pub flows: u32,
     /// Entries of the flow and reverse-flow tables.
     pub capacity: u32,
-    /// What was measured.
+    /// The figures.
     #[serde(flatten)]
     pub measured: Measured,
-    /// What all of it should come to.
+    /// The goals.
     pub goals: Vec<Goal>,
-    /// What could not be measured.
+    /// The parts that could not be measured.
     pub failures: Vec<Failure>,
 }
 
-/// A part that failed, and why.
+/// A failed part.
 #[derive(Clone, Debug, Serialize)]
 pub struct Failure {
-    /// What was being measured.
+    /// The part.
     pub part: &'static str,
-    /// Why that ended.
+    /// The error.
     pub error: String,
 }
 
-/// What a run measured; empty for what was not asked for.
+/// A run's figures; empty for parts that were not run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Measured {
-    /// Each case's.
+    /// The cost of each case.
     pub figures: Vec<Figure>,
-    /// The most Services to the fewest.
+    /// The ratio of the most Services to the fewest.
     pub ratios: Vec<Ratio>,
-    /// How many packets a core forwards.
+    /// Packets per core.
     pub forwarding: Vec<Rate>,
-    /// How long changes take, by the number of Services.
+    /// The duration of changes, by the number of Services.
     pub sync: Vec<Latency>,
-    /// What allocations cost.
+    /// The cost of allocations.
     pub allocation: Vec<Cost>,
-    /// How long an address is away when something happens to its node.
+    /// The outages of a VIP.
     pub failover: Vec<Failover>,
 }
 
-/// Nanoseconds of CPU time for a packet: medians over the repetitions.
+/// CPU time of a packet in nanoseconds: medians over the repetitions.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// What was measured.
+    /// The case.
     pub case: &'static str,
-    /// With so many Services; none for what knows no Services.
+    /// The number of Services; none for cases without Services.
     pub services: Option<u32>,
-    /// All in all, the wrapper included.
+    /// The total, including the wrapper.
     pub median: f64,
-    /// The least of the repetitions.
+    /// The smallest value.
     pub least: f64,
-    /// The most.
+    /// The largest value.
     pub most: f64,
-    /// Over the empty program of the same repetition; none for that one.
+    /// The cost above the empty program in the same repetition; none for the empty program.
     pub net: Option<f64>,
-    /// By the kernel's own account of elapsed time, whole nanoseconds.
+    /// The kernel's own measure of elapsed time, whole nanoseconds.
     pub elapsed: f64,
 }
 
-/// A case's net cost with the most Services over that with the fewest: the median of the repetitions' ratios.
+/// A case's net cost with the most Services over that with the fewest: the median of the
+/// repetitions' ratios.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ratio {
-    /// What was measured.
+    /// The case.
     pub case: &'static str,
-    /// The most Services and the fewest.
+    /// The highest and the lowest number of Services.
     pub services: (u32, u32),
     /// Their ratio.
     pub ratio: f64,
@@ -157,7 +158,7 @@ fn net(samples: &[Sample], base: &[Sample]) -> Vec<f64> {
     samples.iter().zip(base).map(|(sample, base)| sample.cpu - base.cpu).collect()
 }
 
-/// The value that a share of them, up to 1, is not above. NaN for nothing.
+/// Returns the quantile `share`, up to 1. NaN for no values.
 pub(super) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.sort_by(f64::total_cmp);
     #[expect(
@@ -170,7 +171,7 @@ pub(super) fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
     values.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
 }
 
-/// NaN for nothing.
+/// Returns the median. NaN for no values.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {

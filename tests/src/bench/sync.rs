@@ -1,4 +1,5 @@
-//! How long a change takes from the file to the kernel: a real agent each for few and for many Services, in turns.
+//! Measures changes from the file to the kernel: one real agent with few Services and one with
+//! many, in turns.
 
 use std::{
     net::Ipv4Addr,
@@ -7,26 +8,26 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use nix::{
-    time::{ClockId, clock_gettime},
-    unistd::Pid,
-};
 use serde::Serialize;
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::{ServiceKey, ServiceValue};
+use vipmux_datapath::bpf::maps::Maps;
 
-use super::report::{median, quantile};
+use super::{
+    measure,
+    report::{median, quantile},
+};
 use crate::{
     agent::{self, Agent},
     cleanup::Folder,
+    cluster::PATIENCE,
     lan::{self, Lan},
     manifests::{Endpoint, Manifests, Service, VIP},
 };
 
-/// What is measured how often.
+/// The options of this part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Numbers of Services, each in a file of its own with its EndpointSlice.
+    /// Numbers of Services. Each has its own file, with its EndpointSlice.
     pub services: Vec<u32>,
     /// Starts of an agent that finds empty maps.
     pub starts: usize,
@@ -40,16 +41,16 @@ impl Default for Plan {
     }
 }
 
-/// Milliseconds, with so many Services.
+/// Milliseconds for this number of Services.
 #[derive(Clone, Debug, Serialize)]
 pub struct Latency {
     /// Services, each in a file of its own.
     pub services: u32,
-    /// Endpoints of all of them.
+    /// Endpoints of all Services.
     pub endpoints: u32,
-    /// From an agent's start, with empty maps, to its being ready: the median.
+    /// From an agent's start with empty maps until it is ready: the median.
     pub start: f64,
-    /// From before a file is written (beside, and renamed into place) to the kernel's map: the median.
+    /// From before a file is written (beside, then renamed) to the kernel's map: the median.
     pub change: f64,
     /// The 99th percentile.
     pub change_99: f64,
@@ -57,7 +58,7 @@ pub struct Latency {
     pub change_most: f64,
     /// The agent's CPU time for a change: the mean.
     pub change_cpu: f64,
-    /// How many changes there were.
+    /// The number of changes.
     pub changes: usize,
 }
 
@@ -66,18 +67,16 @@ const ENDPOINTS: u32 = 10;
 /// Services on one address.
 const SHARING: u32 = 1_000;
 const PORT: u16 = 20_000;
-/// For a start, and for a change.
-const PATIENCE: Duration = Duration::from_mins(1);
-/// How often the map is looked at: the CPU is the agent's.
+/// The interval of looks at the map. The CPU is the agent's.
 const LOOK: Duration = Duration::from_micros(50);
-/// Between changes.
+/// The pause between changes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// An agent is at rest that used so little of the CPU in so long: after its start, it reads once more what it wrote to its
-/// state file itself.
+/// An agent is idle once it used less than this much CPU in this time. After its start it reads its
+/// own state file once more.
 const REST: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
-/// One agent and what it follows.
-struct Site {
+/// One agent and its input.
+struct Instance {
     services: u32,
     manifests: Manifests,
     starts: Vec<f64>,
@@ -89,32 +88,32 @@ struct Site {
     _state: Folder,
 }
 
-/// Measures all of it.
+/// Measures all of this part.
 pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<Latency>> {
-    let mut sites = Vec::new();
+    let mut instances = Vec::new();
     for &services in &plan.services {
         progress(&format!("sync: starting with {services} Services"));
-        sites.push(Site::start(services, plan.starts)?);
+        instances.push(Instance::start(services, plan.starts)?);
     }
-    for site in &mut sites {
-        site.rest()?;
+    for instance in &mut instances {
+        instance.rest()?;
     }
-    for site in &mut sites {
-        site.cpu = cpu(&site.agent)?;
+    for instance in &mut instances {
+        instance.cpu = cpu(&instance.agent)?;
     }
     for number in 0..plan.changes {
         if number % 50 == 0 {
             progress(&format!("sync: change {number} of {}", plan.changes));
         }
-        for site in &mut sites {
+        for instance in &mut instances {
             thread::sleep(PAUSE);
-            site.change(number)?;
+            instance.change(number)?;
         }
     }
-    sites.into_iter().map(Site::latency).collect()
+    instances.into_iter().map(Instance::latency).collect()
 }
 
-impl Site {
+impl Instance {
     fn start(services: u32, starts: usize) -> Result<Self> {
         let lan = Lan::new(lan::Options { nodes: 2, clients: 0, ..lan::Options::default() })?;
         let manifests = Manifests::for_lan(&lan)?;
@@ -151,7 +150,7 @@ impl Site {
         }
     }
 
-    /// Waits until the start is over with all that follows from it.
+    /// Waits until the agent is idle after its start.
     fn rest(&self) -> Result<()> {
         let (little, long) = REST;
         let begin = Instant::now();
@@ -167,9 +166,9 @@ impl Site {
         }
     }
 
-    /// Gives a Service another endpoint for one that it has, and waits until packets would see it.
+    /// Replaces one of a Service's endpoints, and waits until the kernel's map has it.
     fn change(&mut self, number: usize) -> Result<()> {
-        // One after the other from all over the folder.
+        // One Service after the other, from all over the folder.
         let number = u32::try_from(number)?;
         let which = number.wrapping_mul(7_919) % self.services;
         let generation = number / self.services + 1;
@@ -214,13 +213,14 @@ impl Site {
     }
 }
 
-/// Where a Service is: its address and port.
+/// Returns a Service's address and port.
 fn place(service: u32) -> Result<(Ipv4Addr, u16)> {
     let address = Ipv4Addr::from(u32::from(VIP) + service / SHARING);
     Ok((address, PORT + u16::try_from(service % SHARING)?))
 }
 
-/// A Service, half of its endpoints here and half elsewhere; in each generation, up to 800, one of them is another.
+/// Returns a Service with half of its endpoints here and half elsewhere. In each generation, up to
+/// 800, one endpoint is another.
 fn service(number: u32, generation: u32) -> Result<Service> {
     let (address, port) = place(number)?;
     let mut service = Service::sharing(&format!("bench/s{number}"), port, "TCP", 8080);
@@ -234,11 +234,9 @@ fn service(number: u32, generation: u32) -> Result<Service> {
     Ok(service.with((0..ENDPOINTS).map(endpoint)))
 }
 
-/// The CPU time that an agent has used.
+/// Returns the CPU time that an agent has used.
 fn cpu(agent: &Agent) -> Result<Duration> {
-    let pid = Pid::from_raw(i32::try_from(agent.process().id())?);
-    let clock = ClockId::pid_cpu_clock_id(pid).context("asking for the agent's CPU clock")?;
-    Ok(clock_gettime(clock).context("reading the agent's CPU clock")?.into())
+    measure::process_time(agent.process().id())
 }
 
 fn milliseconds(since: Instant) -> f64 {

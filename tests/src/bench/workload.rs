@@ -1,4 +1,5 @@
-//! A node that knows many Services of ten endpoints each, half of them with all endpoints elsewhere, half with all here.
+//! A node with many Services of ten endpoints each. Half of them have all endpoints elsewhere, half
+//! have all here.
 
 use std::net::Ipv4Addr;
 
@@ -15,37 +16,38 @@ use crate::{
 
 /// The address of the Services whose backends are on other nodes.
 pub(super) const REMOTE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
-/// The address of those whose backends are on this node.
+/// The address of the Services whose backends are on this node.
 pub(super) const LOCAL: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
-/// No VIP.
+/// An address that is no VIP.
 pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
-/// The first client; cases with flows of their own have clients of their own.
+/// The first client. Cases with many flows have clients of their own.
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 pub(super) const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
 
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 
-/// The first Service's port on either address; the others follow.
+/// The first Service's port on either address. The others follow.
 const PORT: u16 = 20_000;
 const ENDPOINTS: u32 = 10;
-/// A Maglev table's length for ten endpoints. What is in it matters little, as long as it is even.
+/// A Maglev table's length for ten endpoints. Its content hardly matters if it is balanced.
 const TABLE: u32 = 251;
 const NODES: u32 = 10;
 pub(super) const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
 const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
 
-/// A client's segment to the first Service on an address.
+/// Returns a client's segment to the first Service on an address.
 pub(super) fn segment(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(from, to, Tcp::new(1024, PORT, ACK)))
 }
 
-/// The same of a client's datagram.
+/// Returns a client's datagram to the first Service on an address.
 pub(super) fn datagram(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
     Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::udp(from, to, Udp::new(1024, PORT, &[0; 18])))
 }
 
-/// The maps' contents for so many Services of that protocol, an even number up to what the ports allow.
+/// Returns the maps' contents for this number of Services of that protocol: an even number, as far
+/// as ports allow.
 pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
     ensure!(services > 0 && services.is_multiple_of(2), "{services} is no even number of Services");
     ensure!(services / 2 <= u32::from(u16::MAX - PORT), "{services} Services are more than two addresses have ports");
@@ -85,7 +87,7 @@ fn node(index: u32) -> Result<Node> {
     Ok(Node { mac, handover, ifindex, mtu: 1500, flags, epoch: 1 + index })
 }
 
-/// One more Service, with backends and a table of its own.
+/// Adds a Service with its own backends and table.
 fn add(state: &mut State, vip: u32, number: u32, protocol: u8) -> Result<()> {
     let local = vip == 2;
     let (slot, first) = (u32::try_from(state.service_states.len())?, u32::try_from(state.backends.len())?);

@@ -4,33 +4,31 @@
 #[allow(unreachable_pub, dead_code, reason = "one file for two crates, of which each uses a part")]
 mod template;
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail, ensure};
 use aya::{
     Ebpf, EbpfLoader,
     maps::{Array, ProgramArray},
     programs::{ProgramFd, TestRun, TestRunOptions},
 };
-use nix::time::{ClockId, clock_gettime};
 
+use super::measure::thread_time;
 use crate::program::{self, TESTING_OBJECT};
 use template::WORDS;
 pub(super) use template::{BACKENDS, Template};
 
-/// Room for the words that the wrapper puts back, at least an Ethernet frame's 60 bytes.
+/// Room for the words that the wrapper restores, at least an Ethernet frame's 60 bytes.
 pub(super) const LENGTH: usize = 60;
 
-/// How the flow varies from packet to packet.
+/// How the flow varies between packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Variation {
-    /// A power of two.
+    /// The number of flows, a power of two.
     pub(super) flows: u32,
-    /// Services that they are spread over, on ports that follow the packet's own.
+    /// The Services that flows are spread over. Their ports follow the packet's own.
     pub(super) services: u32,
 }
 
-/// One wrapper, with the packet it puts back and the program it goes on to.
+/// A wrapper with the packet that it restores and the program that it calls.
 #[derive(Debug)]
 pub(super) struct Wrapper {
     ebpf: Ebpf,
@@ -38,22 +36,24 @@ pub(super) struct Wrapper {
     packet: [u8; LENGTH],
 }
 
-/// Time for a packet, nanoseconds, and the last verdict.
+/// Nanoseconds per packet, and the last verdict.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Sample {
     /// The thread's CPU time.
     pub(super) cpu: f64,
-    /// By the kernel's own account, whole nanoseconds of elapsed time.
+    /// The kernel's own measure of elapsed time, whole nanoseconds.
     pub(super) kernel: u32,
     pub(super) verdict: u32,
 }
 
-// SAFETY: `repr(C)`, of integers alone, and as long as their sum: 56 bytes of words and 24 of the rest.
+// SAFETY: `repr(C)`, of integers alone, and as long as their sum: 56 bytes of words and 24 of the
+// rest.
 unsafe impl aya::Pod for Template {}
 const _: () = assert!(size_of::<Template>() == WORDS * 8 + 24);
 
 impl Wrapper {
-    /// Around `target`, with an Ethernet frame of at most 60 bytes, whose IPv4 header has no options if it varies.
+    /// Makes a wrapper around `target`, with an Ethernet frame of at most 60 bytes. If the frame
+    /// varies, its IPv4 header has no options.
     pub(super) fn new(target: &ProgramFd, frame: &[u8], variation: Option<Variation>) -> Result<Self> {
         ensure!(frame.len() <= LENGTH, "a frame of {} bytes is longer than {LENGTH}", frame.len());
         let mut packet = [0; LENGTH];
@@ -68,7 +68,7 @@ impl Wrapper {
         Ok(Self { ebpf, entry, packet })
     }
 
-    /// Runs it so many times.
+    /// Runs it this many times.
     pub(super) fn run(&self, packets: u32) -> Result<Sample> {
         let program = program::xdp(&self.ebpf, self.entry)?;
         let options = TestRunOptions { data_in: Some(&self.packet), repeat: packets, ..Default::default() };
@@ -84,10 +84,6 @@ impl Wrapper {
             verdict: result.return_value,
         })
     }
-}
-
-fn thread_time() -> Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?.into())
 }
 
 pub(super) fn template(packet: &[u8; LENGTH], variation: Option<Variation>) -> Template {

@@ -1,5 +1,4 @@
-//! `cargo xtask bench`: what a packet costs, how many a core forwards, how long a change takes, what an allocation costs, and how long
-//! an address is away when its node fails; see docs/benchmarks.md.
+//! `cargo xtask bench`: measures vipmux; see docs/benchmarks.md.
 
 use std::io::{IsTerminal, Write, stderr};
 
@@ -7,13 +6,14 @@ use anyhow::{Result, bail, ensure};
 use clap::Parser;
 use vipmux_tests::bench::{self, Part, Plan, failover};
 
-/// Measures what a packet costs in the BPF programs, over an empty program in the same run, how many packets a core
-/// forwards beside nftables rules as kube-proxy has them, how long a change takes from its file to the kernel, what it costs to
-/// decide who gets which address, and how long an address is away when its node fails. Needs root.
+/// Measures the cost of a packet in the BPF programs above an empty program in the same run;
+/// packets per core, compared with nftables rules like kube-proxy's; the duration of a change from
+/// its file to the kernel; the cost of an allocation; and the outage of a VIP when its node fails.
+/// Needs root.
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// What to measure.
+    /// The part to measure
     #[arg(value_enum, default_value_t = Part::All)]
     part: Part,
     /// Print JSON instead of a table.
@@ -37,20 +37,20 @@ struct Arguments {
     /// Runs of each case of a failover.
     #[arg(long, default_value_t = failover::Plan::default().runs)]
     runs: usize,
-    /// Of what can happen to a node this alone, rather than all.
+    /// Only this event, instead of all
     #[arg(long)]
     case: Option<failover::Case>,
 }
 
 fn main() -> Result<()> {
     let Arguments { part, json, services, repetitions, packets, flows, capacity, runs, case } = Arguments::parse();
-    ensure!(nix::unistd::geteuid().is_root(), "the kernel loads BPF programs for root alone: run it as root");
-    ensure!(flows.is_power_of_two(), "{flows} flows are no power of two");
+    ensure!(nix::unistd::geteuid().is_root(), "only root may load BPF programs: run it as root");
+    ensure!(flows.is_power_of_two(), "the number of flows must be a power of two, not {flows}");
     ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);
     let failover = failover::Plan { runs, case };
     let plan = Plan { services, repetitions, packets, flows, capacity, part, failover, ..Plan::default() };
     let terminal = stderr().is_terminal();
-    let report = bench::run(&plan, &mut |step| show(terminal, step), &mut |line| tell(terminal, line))?;
+    let report = bench::run(&plan, &mut |step| show(terminal, step), &mut |line| print_line(terminal, line))?;
     show(terminal, "");
     if json {
         println!("{}", serde_json::to_string_pretty(&report)?);
@@ -59,20 +59,21 @@ fn main() -> Result<()> {
     }
     let failed: Vec<_> = report.failures.iter().map(|failure| failure.part).collect();
     if !failed.is_empty() {
-        bail!("these could not be measured: {}", failed.join(", "));
+        bail!("some parts failed: {}", failed.join(", "));
     }
     Ok(())
 }
 
-/// One line on a terminal, over the last one; nothing elsewhere. Progress that cannot be shown is no failure.
+/// Prints a progress line. On a terminal it replaces the last one; elsewhere nothing is printed.
+/// Write errors are ignored.
 fn show(terminal: bool, step: &str) {
     if terminal {
         let _ = write!(stderr(), "\r\x1b[K{step}");
     }
 }
 
-/// A line that stays.
-fn tell(terminal: bool, line: &str) {
+/// Prints a line that stays.
+fn print_line(terminal: bool, line: &str) {
     show(terminal, "");
     let _ = writeln!(stderr(), "{line}");
 }

@@ -1,4 +1,4 @@
-//! A pod: real servers that say in each reply who they are and whom they see as the client.
+//! A pod: real servers that report in each reply who they are and which client they see.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},
@@ -18,10 +18,10 @@ use vipmux_tests::{
     sctp, transfer,
 };
 
-/// A request is short; nothing longer is read.
+/// The limit of a request's length.
 const MAX_REQUEST: u64 = 8192;
-/// How long a client may take for a request.
-const PATIENCE: Duration = Duration::from_mins(1);
+/// The time limit for a client's request.
+const CLIENT_TIMEOUT: Duration = Duration::from_mins(1);
 
 #[derive(Parser)]
 struct Arguments {
@@ -36,7 +36,8 @@ struct Arguments {
     listen: Vec<Listener>,
 }
 
-/// Holds replies back: a server that is asked to [`HOLD`] does so until any server of the pod is asked to [`RELEASE`].
+/// Holds replies. A server that gets [`HOLD`] holds its reply until any server of the pod gets
+/// [`RELEASE`].
 #[derive(Default)]
 struct Gate {
     held: Mutex<u64>,
@@ -66,7 +67,7 @@ impl Gate {
 /// One server of the pod.
 struct Server {
     pod: String,
-    /// What DNS answers name.
+    /// The address in DNS responses.
     address: Ipv4Addr,
     service: String,
     kind: Kind,
@@ -102,7 +103,7 @@ fn main() -> Result<()> {
     }
     println!("listening");
     for server in servers {
-        // Servers end only by a failure, which ends the pod.
+        // A server only ends if it fails. Then the pod ends.
         server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
     }
     Ok(())
@@ -128,7 +129,7 @@ fn start(server: Arc<Server>, at: SocketAddr) -> Result<thread::JoinHandle<Resul
 
 fn accept(server: &Arc<Server>, listener: &TcpListener) -> Result<()> {
     loop {
-        // A connection that is gone before it is accepted is the client's affair.
+        // The client closed the connection before it was accepted. That is no failure.
         let Ok((stream, client)) = listener.accept() else { continue };
         let server = Arc::clone(server);
         thread::Builder::new().spawn(move || {
@@ -146,7 +147,7 @@ fn accept(server: &Arc<Server>, listener: &TcpListener) -> Result<()> {
 }
 
 fn http(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     let mut left = MAX_REQUEST;
@@ -178,7 +179,7 @@ fn echo(server: &Server, stream: TcpStream, client: SocketAddr) -> Result<()> {
 }
 
 fn dns_over_tcp(server: &Server, mut stream: TcpStream, client: SocketAddr) -> Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     let mut length = [0; 2];
     stream.read_exact(&mut length)?;
     let mut query = vec![0; usize::from(u16::from_be_bytes(length)).min(dns::MAX_MESSAGE)];
@@ -192,7 +193,7 @@ fn dns_over_tcp(server: &Server, mut stream: TcpStream, client: SocketAddr) -> R
 fn reply_to_datagrams(server: &Server, socket: &UdpSocket) -> Result<()> {
     let mut datagram = vec![0; usize::from(u16::MAX)];
     loop {
-        // An ICMP error for an earlier reply shows up here, and concerns nobody else.
+        // An ICMP error about an earlier reply is reported here. It is ignored.
         let Ok((length, client)) = socket.recv_from(&mut datagram) else { continue };
         let text = server.answer(client).to_string();
         let reply = if server.kind == Kind::DnsUdp {

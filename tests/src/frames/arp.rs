@@ -26,7 +26,7 @@ pub struct Arp {
 }
 
 impl Arp {
-    /// Who has `target`? Tell `sender`.
+    /// Returns the question: who has `target`? Tell `sender`.
     pub fn request(sender_mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Self {
         Self {
             hardware: 1,
@@ -40,7 +40,7 @@ impl Arp {
         }
     }
 
-    /// `sender` is at `sender_mac`, told to the asker.
+    /// A reply to the requester: `sender` is at `sender_mac`.
     pub fn reply(sender_mac: Mac, sender: Ipv4Addr, target_mac: Mac, target: Ipv4Addr) -> Self {
         Self { operation: 2, target_mac, ..Self::request(sender_mac, sender, target) }
     }
@@ -50,12 +50,12 @@ impl Arp {
         Self::request(sender_mac, Ipv4Addr::UNSPECIFIED, target)
     }
 
-    /// An announcement (RFC 5227, 1.1; RFC 5944, 4.6): a request by the address for itself.
+    /// An announcement (RFC 5227, 1.1; RFC 5944, 4.6): a request for the sender's own address.
     pub fn announcement(sender_mac: Mac, sender: Ipv4Addr) -> Self {
         Self::request(sender_mac, sender, sender)
     }
 
-    /// The packet's bytes.
+    /// Returns the packet's bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(28);
         bytes.extend(self.hardware.to_be_bytes());

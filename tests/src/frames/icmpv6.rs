@@ -4,7 +4,8 @@ use std::net::IpAddr;
 
 use super::payload::transport_checksum;
 
-/// How much of a packet an error holds at most: the error itself fits into the least MTU of 1280 bytes (RFC 4443, 2.4).
+/// The longest excerpt of a packet in an error. The error must fit into the minimum MTU of 1280
+/// bytes (RFC 4443, 2.4).
 const MOST_OF_A_PACKET: usize = 1280 - 40 - 8;
 
 /// An ICMPv6 message. The checksum is computed, over the pseudo-header too.
@@ -16,7 +17,7 @@ pub struct Icmpv6 {
     pub code: u8,
     /// The four bytes after the checksum.
     pub word: [u8; 4],
-    /// What follows: data, options, or the packet that an error is about.
+    /// The rest: data, options, or the packet that caused the error.
     pub data: Vec<u8>,
 }
 
@@ -27,12 +28,13 @@ impl Icmpv6 {
         Self { kind: 128, code: 0, word: [a, b, c, d], data: data.to_vec() }
     }
 
-    /// The answer to an echo request (type 129).
+    /// An echo reply (type 129).
     pub fn echo_reply(id: u16, sequence: u16, data: &[u8]) -> Self {
         Self { kind: 129, ..Self::echo_request(id, sequence, data) }
     }
 
-    /// Destination unreachable (type 1): 0 no route, 1 prohibited, 3 address unreachable, 4 port unreachable.
+    /// Destination unreachable (type 1): 0 no route, 1 prohibited, 3 address unreachable, 4 port
+    /// unreachable.
     pub fn unreachable(code: u8, packet: &[u8]) -> Self {
         Self::error(1, code, 0, packet)
     }
@@ -47,12 +49,14 @@ impl Icmpv6 {
         Self::error(3, code, 0, packet)
     }
 
-    /// Parameter problem (type 4): 0 erroneous field, 1 unknown next header, 2 unknown option; and where in the packet.
+    /// Parameter problem (type 4): 0 erroneous field, 1 unknown next header, 2 unknown option; and
+    /// its offset in the packet.
     pub fn parameter_problem(code: u8, pointer: u32, packet: &[u8]) -> Self {
         Self::error(4, code, pointer, packet)
     }
 
-    /// An error about a packet, given as its bytes from the IPv6 header on: as much of it as may be.
+    /// An error about a packet, given as its bytes from the IPv6 header on. The error has as much
+    /// of it as fits.
     fn error(kind: u8, code: u8, word: u32, packet: &[u8]) -> Self {
         let data = packet[..packet.len().min(MOST_OF_A_PACKET)].to_vec();
         Self { kind, code, word: word.to_be_bytes(), data }

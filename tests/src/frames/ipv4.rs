@@ -7,9 +7,9 @@ use super::{Payload, Sctp, Tcp, Udp, checksum, low_byte, low_word};
 /// An IPv4 packet. Lengths and the header's checksum are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipv4 {
-    /// Whom it is from.
+    /// The source.
     pub source: Ipv4Addr,
-    /// Whom it is for.
+    /// The destination.
     pub destination: Ipv4Addr,
     /// Type of service.
     pub tos: u8,
@@ -21,7 +21,7 @@ pub struct Ipv4 {
     pub fragment: u16,
     /// Options, a multiple of four bytes up to forty.
     pub options: Vec<u8>,
-    /// What it carries.
+    /// Its payload.
     pub payload: Payload,
 }
 
@@ -58,25 +58,25 @@ impl Ipv4 {
         Self::new(source, destination, Payload::Sctp(sctp))
     }
 
-    /// The same with another time to live.
+    /// Sets the time to live.
     pub fn ttl(mut self, ttl: u8) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// The same with these options.
+    /// Sets the options.
     pub fn options(mut self, options: &[u8]) -> Self {
         self.options = options.to_vec();
         self
     }
 
-    /// The same with these flags and this offset.
+    /// Sets the flags and the offset.
     pub fn fragment(mut self, fragment: u16) -> Self {
         self.fragment = fragment;
         self
     }
 
-    /// The packet's bytes.
+    /// Returns the packet's bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let (protocol, contents) = self.payload.bytes(self.source.into(), self.destination.into());
         let mut bytes = self.header(protocol, contents.len());
@@ -86,7 +86,7 @@ impl Ipv4 {
         bytes
     }
 
-    /// The header with its checksum left zero.
+    /// Returns the header with its checksum left zero.
     fn header(&self, protocol: u8, contents: usize) -> Vec<u8> {
         let length = 20 + self.options.len();
         let mut header = vec![0x40 | low_byte(length / 4), self.tos];

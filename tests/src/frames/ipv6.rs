@@ -7,15 +7,15 @@ use super::{Icmpv6, Ndp, Payload, Sctp, Tcp, Udp, low_byte, low_word};
 /// An extension header. Its *next header* field and its length are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extension {
-    /// Hop-by-hop options (RFC 8200, 4.3), filled up with padding (4.2) to a multiple of eight bytes.
+    /// Hop-by-hop options (RFC 8200, 4.3), padded (4.2) to a multiple of eight bytes.
     HopByHop(Vec<u8>),
-    /// Destination options (4.6), filled up likewise.
+    /// Destination options (4.6), padded likewise.
     DestinationOptions(Vec<u8>),
-    /// A routing header (4.4), filled up with zeros.
+    /// A routing header (4.4), padded with zeros.
     Routing {
         /// The routing type.
         kind: u8,
-        /// Nodes that are still to be visited. The checksums are over the packet's destination, whatever this says.
+        /// Segments left. Checksums use the packet's destination, whatever this says.
         segments_left: u8,
         /// The data after the first four bytes.
         data: Vec<u8>,
@@ -29,7 +29,8 @@ pub enum Extension {
         /// The identification.
         id: u32,
     },
-    /// Another protocol's number and the whole header; its first byte is replaced by the next header's number.
+    /// Another protocol's number and the whole header. The next header's number replaces its first
+    /// byte.
     Other(u8, Vec<u8>),
 }
 
@@ -76,7 +77,7 @@ impl Extension {
     }
 }
 
-/// A header with its length in units of eight bytes, the first not counted.
+/// Returns a header whose length field counts units of eight bytes, without the first.
 fn counted(next: u8, contents: &[u8]) -> Vec<u8> {
     [&[next, low_byte((2 + contents.len()) / 8 - 1)], contents].concat()
 }
@@ -84,9 +85,9 @@ fn counted(next: u8, contents: &[u8]) -> Vec<u8> {
 /// An IPv6 packet. Its lengths and *next header* fields are computed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ipv6 {
-    /// Whom it is from.
+    /// The source.
     pub source: Ipv6Addr,
-    /// Whom it is for.
+    /// The destination.
     pub destination: Ipv6Addr,
     /// Traffic class.
     pub traffic_class: u8,
@@ -94,9 +95,9 @@ pub struct Ipv6 {
     pub flow_label: u32,
     /// Hop limit.
     pub hop_limit: u8,
-    /// Extension headers, in the order in which they stand.
+    /// Extension headers, in order.
     pub extensions: Vec<Extension>,
-    /// What it carries.
+    /// Its payload.
     pub payload: Payload,
 }
 
@@ -134,24 +135,26 @@ impl Ipv6 {
         Self::new(source, destination, Payload::Icmpv6(message))
     }
 
-    /// A message of neighbour discovery, with the hop limit of 255 that it must have (RFC 4861, 7.1).
+    /// A message of neighbor discovery, with the hop limit of 255 that it must have (RFC 4861,
+    /// 7.1).
     pub fn ndp(source: Ipv6Addr, destination: Ipv6Addr, message: &Ndp) -> Self {
         Self { flow_label: 0, ..Self::icmpv6(source, destination, message.message()).hop_limit(255) }
     }
 
-    /// The same with another hop limit.
+    /// Sets the hop limit.
     pub fn hop_limit(mut self, hop_limit: u8) -> Self {
         self.hop_limit = hop_limit;
         self
     }
 
-    /// The same with one more extension header after those it has.
+    /// Appends an extension header.
     pub fn extension(mut self, extension: Extension) -> Self {
         self.extensions.push(extension);
         self
     }
 
-    /// The packet in two fragments: what it carries is cut `at` bytes, a multiple of eight, after its start.
+    /// Returns the packet in two fragments: the payload is cut after `at` bytes, a multiple of
+    /// eight.
     pub fn cut(&self, at: usize, id: u32) -> [Self; 2] {
         let (protocol, contents) = self.payload.bytes(self.source.into(), self.destination.into());
         let part =
@@ -162,7 +165,7 @@ impl Ipv6 {
         [part(&contents[..at], 0, true), part(&contents[at..], low_word(at / 8), false)]
     }
 
-    /// The packet's bytes.
+    /// Returns the packet's bytes.
     pub fn bytes(&self) -> Vec<u8> {
         let (mut next, mut contents) = self.payload.bytes(self.source.into(), self.destination.into());
         for extension in self.extensions.iter().rev() {

@@ -1,4 +1,4 @@
-//! Neighbour discovery (RFC 4861): solicitations and advertisements.
+//! Neighbor discovery (RFC 4861): solicitations and advertisements.
 
 use std::net::Ipv6Addr;
 
@@ -8,13 +8,13 @@ use super::{Icmpv6, Mac};
 pub const NA_ROUTER: u8 = 0x80;
 /// The advertisement answers a solicitation.
 pub const NA_SOLICITED: u8 = 0x40;
-/// The advertisement replaces what was known.
+/// The advertisement overrides the known address.
 pub const NA_OVERRIDE: u8 = 0x20;
 
 const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 
-/// A neighbour solicitation or advertisement.
+/// A neighbor solicitation or advertisement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ndp {
     /// ICMPv6 type: 135 for a solicitation, 136 for an advertisement.
@@ -23,31 +23,31 @@ pub struct Ndp {
     pub code: u8,
     /// [`NA_ROUTER`], [`NA_SOLICITED`], [`NA_OVERRIDE`]; 0 in a solicitation.
     pub flags: u8,
-    /// The address that it is about.
+    /// The target address.
     pub target: Ipv6Addr,
     /// Options, byte for byte.
     pub options: Vec<u8>,
 }
 
 impl Ndp {
-    /// Who has `target`? Without options, as in duplicate address detection.
+    /// Returns the question: who has `target`? Without options, as in duplicate address detection.
     pub fn solicitation(target: Ipv6Addr) -> Self {
         Self { kind: SOLICITATION, code: 0, flags: 0, target, options: Vec::new() }
     }
 
-    /// Somebody has `target`. Without options.
+    /// An advertisement for `target`. Without options.
     pub fn advertisement(target: Ipv6Addr, flags: u8) -> Self {
         Self { kind: ADVERTISEMENT, flags, ..Self::solicitation(target) }
     }
 
-    /// The same with the sender's link-layer address: the *source* option in a solicitation, the *target* option in an
-    /// advertisement (RFC 4861, 4.6.1).
+    /// Adds the sender's link-layer address: the *source* option in a solicitation, the *target*
+    /// option in an advertisement (RFC 4861, 4.6.1).
     pub fn mac(self, mac: Mac) -> Self {
         let kind = if self.kind == SOLICITATION { 1 } else { 2 };
         self.option(kind, &mac)
     }
 
-    /// The same with one more option; type, length and data together are a multiple of eight bytes.
+    /// Appends an option. Type, length and data together are a multiple of eight bytes.
     pub fn option(mut self, kind: u8, data: &[u8]) -> Self {
         let length = ((2 + data.len()) / 8).to_le_bytes()[0];
         self.options.extend([kind, length]);
@@ -55,20 +55,20 @@ impl Ndp {
         self
     }
 
-    /// As an ICMPv6 message.
+    /// Returns it as an ICMPv6 message.
     pub fn message(&self) -> Icmpv6 {
         let data = [&self.target.octets()[..], &self.options].concat();
         Icmpv6 { kind: self.kind, code: self.code, word: [self.flags, 0, 0, 0], data }
     }
 }
 
-/// The solicited-node multicast address of an address (RFC 4291, 2.7.1).
+/// Returns the solicited-node multicast address of an address (RFC 4291, 2.7.1).
 pub fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
     let [.., high, low] = address.segments();
     Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | high & 0xff, low)
 }
 
-/// The MAC that an IPv6 multicast address is sent to (RFC 2464, 7).
+/// Returns the MAC of an IPv6 multicast address (RFC 2464, 7).
 pub fn multicast_mac(address: Ipv6Addr) -> Mac {
     let [.., a, b, c, d] = address.octets();
     [0x33, 0x33, a, b, c, d]

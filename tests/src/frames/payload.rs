@@ -1,10 +1,10 @@
-//! What an IP packet carries, of either version.
+//! Payloads of IP packets, of both versions.
 
 use std::net::IpAddr;
 
 use super::{Icmpv6, Sctp, Tcp, Udp, checksum, low_word};
 
-/// What an IP packet carries.
+/// An IP packet's payload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Payload {
     /// A TCP segment.
@@ -20,7 +20,8 @@ pub enum Payload {
 }
 
 impl Payload {
-    /// The protocol's number, and the bytes with a checksum over the pseudo-header where the protocol has one.
+    /// Returns the protocol's number and the bytes, with the checksum over the pseudo-header if the
+    /// protocol has one.
     pub(super) fn bytes(&self, source: IpAddr, destination: IpAddr) -> (u8, Vec<u8>) {
         match self {
             Self::Tcp(tcp) => (6, tcp.bytes(source, destination)),
@@ -32,8 +33,8 @@ impl Payload {
     }
 }
 
-/// The checksum of `bytes`, whose own checksum field is zero, with the pseudo-header before them (RFC 9293, 3.1, for
-/// IPv4; RFC 8200, 8.1). Host order.
+/// Returns the checksum of `bytes`, whose own checksum field is zero, with the pseudo-header before
+/// them (RFC 9293, 3.1, for IPv4; RFC 8200, 8.1). Host order.
 pub(super) fn transport_checksum(source: IpAddr, destination: IpAddr, protocol: u8, bytes: &[u8]) -> u16 {
     let mut summed = Vec::new();
     for address in [source, destination] {

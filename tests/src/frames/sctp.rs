@@ -9,7 +9,7 @@ pub struct Chunk {
     pub kind: u8,
     /// Flags.
     pub flags: u8,
-    /// What follows the length; filled up to four bytes on the wire.
+    /// The value, padded to four bytes on the wire.
     pub value: Vec<u8>,
 }
 
@@ -24,14 +24,14 @@ impl Chunk {
         Self::new(0, 0x03, &[&sequence.to_be_bytes()[..], &[0; 8], data].concat())
     }
 
-    /// INIT (type 1), which opens an association: the tag that replies shall bear.
+    /// INIT (type 1), which opens an association, with the tag for the replies.
     pub fn init(tag: u32) -> Self {
         let window = 65_536_u32;
         let streams = [0, 10, 0, 10];
         Self::new(1, 0, &[&tag.to_be_bytes()[..], &window.to_be_bytes(), &streams, &1_u32.to_be_bytes()].concat())
     }
 
-    /// INIT ACK (type 2), the answer to it, with an opaque state cookie.
+    /// INIT ACK (type 2), the reply to it, with an opaque state cookie.
     pub fn init_ack(tag: u32) -> Self {
         let cookie = [0, 7, 0, 8, 1, 2, 3, 4];
         Self { kind: 2, value: [&Self::init(tag).value[..], &cookie].concat(), flags: 0 }
@@ -81,7 +81,7 @@ impl Sctp {
         Self { source, destination, tag, chunks: vec![chunk] }
     }
 
-    /// The same with one more chunk.
+    /// Appends a chunk.
     pub fn chunk(mut self, chunk: Chunk) -> Self {
         self.chunks.push(chunk);
         self
@@ -110,7 +110,7 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 mod tests {
     use super::*;
 
-    /// RFC 3720, B.4, and the check value of the CRC catalogues.
+    /// RFC 3720, B.4, and the check value of the CRC catalogs.
     #[test]
     fn crc32c_of_known_bytes() {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);

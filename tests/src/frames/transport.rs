@@ -10,7 +10,7 @@ pub const FIN: u8 = 0x01;
 pub const SYN: u8 = 0x02;
 /// Resets a connection.
 pub const RST: u8 = 0x04;
-/// Data to be pushed up.
+/// The data is to be pushed to the application.
 pub const PSH: u8 = 0x08;
 /// The acknowledgement number is valid.
 pub const ACK: u8 = 0x10;
@@ -22,7 +22,7 @@ pub struct Tcp {
     pub source: u16,
     /// The receiver's port.
     pub destination: u16,
-    /// [`SYN`], [`ACK`] and so on.
+    /// [`SYN`], [`ACK`] etc.
     pub flags: u8,
     /// Sequence number.
     pub sequence: u32,
@@ -51,19 +51,19 @@ impl Tcp {
         }
     }
 
-    /// The same with these numbers.
+    /// Sets the numbers.
     pub fn numbers(mut self, sequence: u32, acknowledged: u32) -> Self {
         (self.sequence, self.acknowledged) = (sequence, acknowledged);
         self
     }
 
-    /// The same with these options.
+    /// Sets the options.
     pub fn options(mut self, options: &[u8]) -> Self {
         self.options = options.to_vec();
         self
     }
 
-    /// The same with this data.
+    /// Sets the data.
     pub fn data(mut self, data: &[u8]) -> Self {
         self.data = data.to_vec();
         self
@@ -87,7 +87,7 @@ impl Tcp {
     }
 }
 
-/// What a UDP datagram's checksum field holds.
+/// The content of a UDP datagram's checksum field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UdpChecksum {
     /// The checksum; all ones where it comes to zero.
@@ -115,7 +115,7 @@ impl Udp {
         Self { source, destination, checksum: UdpChecksum::Computed, data: data.to_vec() }
     }
 
-    /// The same without a checksum.
+    /// A datagram without a checksum.
     pub fn without_checksum(mut self) -> Self {
         self.checksum = UdpChecksum::Absent;
         self

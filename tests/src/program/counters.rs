@@ -1,4 +1,4 @@
-//! Counters of a run.
+//! The counters of a run.
 
 use anyhow::{Context, Result};
 use aya::{Ebpf, maps::PerCpuArray};
@@ -20,7 +20,7 @@ impl Counters {
         Ok(Self { stats: sums(ebpf, "STATS")?, drops: sums(ebpf, "DROPS")?, services: sums(ebpf, "SERVICE_STATS")? })
     }
 
-    /// What was counted since `earlier`.
+    /// Returns the increase since `earlier`.
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
             stats: difference(&self.stats, &earlier.stats),
@@ -29,7 +29,7 @@ impl Counters {
         }
     }
 
-    /// The same number of counters, all zero.
+    /// Returns the same number of counters, all zero.
     pub fn zeroed(&self) -> Self {
         self.since(self)
     }

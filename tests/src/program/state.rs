@@ -1,4 +1,4 @@
-//! Everything that the programs' maps hold, as plain values.
+//! The content of the programs' maps, as plain values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,22 +11,23 @@ use aya::{
     },
     util::nr_cpus,
 };
-use vipmux::datapath::vip_index;
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey,
     FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey,
     ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
 };
 use vipmux_common::table;
+use vipmux_datapath::bpf::vip_index;
 
-/// The time, in jiffies, at which a state is installed. A record seen `n` jiffies before has `NOW - n`, one that a CPU
-/// with a later time wrote `NOW + n`; one that the programs touch is read as `NOW`.
+/// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
+/// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
+/// programs update is read as `NOW`.
 pub const NOW: u64 = 1 << 62;
 
-/// [`NOW`] for the records that have but the low half of the clock.
+/// [`NOW`] for records that have only the low half of the clock.
 pub const NOW_LOW: u32 = 1 << 30;
 
-/// The contents of all maps but the counters and those that no program reads.
+/// The contents of all maps except counters and maps that no program reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct State {
     /// `CONFIG[0]`.
@@ -39,7 +40,7 @@ pub struct State {
     pub vips: BTreeMap<Address, VipValue>,
     /// `SERVICES`.
     pub services: BTreeMap<ServiceKey, ServiceValue>,
-    /// `SERVICE_STATES`; also as many slots in `SERVICE_STATS`.
+    /// `SERVICE_STATES`. `SERVICE_STATS` has as many slots.
     pub service_states: Vec<ServiceState>,
     /// `TABLES`.
     pub tables: Vec<u32>,
@@ -61,12 +62,12 @@ pub struct State {
     pub affinity: BTreeMap<AffinityKey, AffinityValue>,
     /// `SPEAKERS`; times are 1, or 0 for never.
     pub speakers: BTreeMap<SpeakerKey, Speaker>,
-    /// `SOURCE_RANGES`: the bits that count and the prefix.
+    /// `SOURCE_RANGES`: the number of significant bits and the prefix.
     pub source_ranges: BTreeSet<(u32, Range)>,
 }
 
 impl State {
-    /// Entries of each map, for the loader.
+    /// Returns the number of entries of each map, for the loader.
     pub(super) fn capacities(&self, flows: u32) -> Result<Vec<(&'static str, u32)>> {
         let slots = self.service_states.len();
         let sizes = [
@@ -92,7 +93,7 @@ impl State {
     }
 }
 
-/// The time of the clock that started at `origin` for a time relative to [`NOW`], and back.
+/// Converts a time relative to [`NOW`] to the clock that started at `origin`, and back.
 fn absolute(origin: u64, relative: u64) -> u64 {
     (origin + relative.saturating_sub(NOW)).saturating_sub(NOW.saturating_sub(relative))
 }
@@ -101,13 +102,13 @@ fn relative(origin: u64, absolute: u64) -> u64 {
     NOW - origin.saturating_sub(absolute)
 }
 
-/// The low half of a time.
+/// Returns the low half of a time.
 fn low(time: u64) -> u32 {
     let [b0, b1, b2, b3, ..] = time.to_le_bytes();
     u32::from_le_bytes([b0, b1, b2, b3])
 }
 
-/// The same by the low halves, which may wrap in between.
+/// Converts the low halves, which may wrap in between.
 fn absolute_low(origin: u64, relative: u32) -> u32 {
     low(origin).wrapping_add(relative.wrapping_sub(NOW_LOW))
 }
@@ -117,7 +118,7 @@ fn relative_low(origin: u64, absolute: u32) -> u32 {
     NOW_LOW - u32::try_from(age).unwrap_or(0)
 }
 
-/// Tables as the map has them, two slots to an element.
+/// Returns the tables as the map has them, two slots per element.
 fn elements(slots: &[u32]) -> Vec<u64> {
     let element = |pair: &[u32]| (0..).zip(pair).fold(0, |element, (slot, index)| table::with(element, slot, *index));
     slots.chunks(table::SLOTS as usize).map(element).collect()
@@ -231,7 +232,7 @@ fn read_array<T: Pod>(ebpf: &Ebpf, name: &str) -> Result<Vec<T>> {
     Ok(array.iter().collect::<Result<_, MapError>>()?)
 }
 
-/// Leaves exactly these elements in a hash map.
+/// Makes a hash map hold exactly these elements.
 fn write_hash<K: Pod + Ord, V: Pod>(ebpf: &mut Ebpf, name: &str, wanted: impl Iterator<Item = (K, V)>) -> Result<()> {
     let mut hash: HashMap<_, K, V> = map_mut(ebpf, name)?.try_into()?;
     let present = hash.keys().collect::<Result<Vec<K>, MapError>>()?;
@@ -255,7 +256,7 @@ fn read_ranges(ebpf: &Ebpf) -> Result<BTreeSet<(u32, Range)>> {
     Ok(keys.iter().map(|key| (key.prefix_len(), key.data())).collect())
 }
 
-/// Leaves exactly these prefixes in the trie.
+/// Makes the trie hold exactly these prefixes.
 fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> {
     let present = read_ranges(ebpf)?;
     let mut trie: LpmTrie<_, Range, u32> = map_mut(ebpf, "SOURCE_RANGES")?.try_into()?;
@@ -268,7 +269,7 @@ fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> 
     Ok(())
 }
 
-/// Makes the programs ask the clock again whether the agent is away, and fills their budgets.
+/// Makes the programs check again whether the agent is away, and fills their budgets.
 fn forget(ebpf: &mut Ebpf) -> Result<()> {
     clear(ebpf, "LAPSE", 1, Lapse::default())?;
     clear(ebpf, "BUDGET", BUDGETS, Budget::default())
@@ -283,7 +284,7 @@ fn clear<T: Pod>(ebpf: &mut Ebpf, name: &str, elements: u32, value: T) -> Result
     Ok(())
 }
 
-/// Makes the index what the agent would make of these VIPs; `known`: what it is.
+/// Makes the index as the agent would for these VIPs. `known`: its current content.
 pub(super) fn write_vip_index(
     ebpf: &mut Ebpf,
     known: &BTreeMap<u32, VipSlot>,

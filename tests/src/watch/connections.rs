@@ -1,4 +1,4 @@
-//! A TCP client that opens connections, whether or not the earlier ones came about, and closes them again.
+//! A TCP client that opens and closes connections at a fixed rate, even if earlier ones failed.
 
 use std::{net::SocketAddrV4, pin::pin, time::Instant};
 
@@ -12,10 +12,10 @@ use tokio::{
 
 use super::{GRACE, PAUSE, Series, Shared};
 
-/// Looks at a connection.
+/// Parts into which the wait for a connection is divided.
 const LOOKS: u32 = 9;
 
-/// Connects until it is over.
+/// Connects until it is stopped.
 pub(super) fn ask(server: SocketAddrV4, shared: &Shared<Series>) -> Result<()> {
     Builder::new_current_thread().enable_all().build()?.block_on(async {
         let mut pause = interval(PAUSE);
@@ -27,7 +27,7 @@ pub(super) fn ask(server: SocketAddrV4, shared: &Shared<Series>) -> Result<()> {
             let shared = shared.clone();
             attempts.spawn(async move {
                 let mut connection = pin!(TcpStream::connect(server));
-                // A pause of the whole machine is one of them.
+                // A pause of the whole machine uses up only one of the parts.
                 for _ in 0..LOOKS {
                     match timeout(GRACE / LOOKS, &mut connection).await {
                         Ok(Ok(_)) => return shared.lock().answer(number, Instant::now()),

@@ -1,4 +1,4 @@
-//! A UDP client that sends numbers, whether or not the earlier ones were answered.
+//! A UDP client that sends numbers at a fixed rate, even if earlier ones were not answered.
 
 use std::{
     net::{Ipv4Addr, SocketAddrV4, UdpSocket},
@@ -15,13 +15,14 @@ use nix::{
 use super::{GRACE, PAUSE, Series, Shared};
 use crate::links::Links;
 
-/// An identification and what was said; nothing longer comes.
+/// The largest reply: an identification and the number.
 const MAX_REPLY: usize = 1_024;
 
-/// How long the last answer may take: a late one is no loss.
+/// The time limit for the last replies. A late reply is no loss.
 const LAST: Duration = Duration::from_secs(20);
 
-/// Asks an echo server until it is over. With `anew`, the kernel forgets the server's MAC whenever it knows it.
+/// Sends requests to an echo server until it is stopped. With `anew`, the kernel forgets the
+/// server's MAC whenever it has it.
 pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> Result<()> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.connect(server)?;
@@ -34,9 +35,10 @@ pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> 
         }
         let now = Instant::now();
         let number = shared.lock().begin(now);
-        // What cannot be sent, since nobody has the address or since the last datagram was refused, is lost.
+        // A send fails if nobody has the address or the last datagram was refused. Then the request
+        // is lost.
         let _ = socket.send(number.to_string().as_bytes());
-        // A delay of this machine's does not make a burst.
+        // A delay of this machine must not cause a burst.
         next = (next + PAUSE).max(now);
         receive(&socket, shared, next, |_| false)?;
     }
@@ -44,12 +46,12 @@ pub(super) fn ask(server: SocketAddrV4, anew: bool, shared: &Shared<Series>) -> 
     receive(&socket, shared, Instant::now() + GRACE, |series| series.lost() == 0)
 }
 
-/// An entry that is not resolved yet has datagrams waiting for it, which would be lost with it.
+/// An incomplete entry queues datagrams, which would be lost with it.
 fn forget(links: &Links, address: Ipv4Addr) -> Result<()> {
-    if links.neighbour(address)?.is_some() { links.forget_neighbour(address) } else { Ok(()) }
+    if links.neighbor(address)?.is_some() { links.forget_neighbor(address) } else { Ok(()) }
 }
 
-/// Takes answers until then, or until that is enough.
+/// Receives replies until `until`, or until there are enough.
 fn receive(
     socket: &UdpSocket,
     shared: &Shared<Series>,
@@ -85,7 +87,7 @@ fn await_readable(socket: &UdpSocket, limit: Duration) -> Result<()> {
     }
 }
 
-/// The number that a reply repeats.
+/// Returns the number in a reply.
 fn number(reply: &[u8]) -> Option<usize> {
     std::str::from_utf8(reply).ok()?.rsplit_once("said=")?.1.parse().ok()
 }

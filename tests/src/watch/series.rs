@@ -1,4 +1,4 @@
-//! What became of requests that were made one after the other.
+//! The results of requests that were sent one after the other.
 
 use std::time::{Duration, Instant};
 
@@ -11,25 +11,25 @@ pub struct Series {
 }
 
 impl Series {
-    /// Takes note of a request, and returns its number.
+    /// Records a request, and returns its number.
     pub(super) fn begin(&mut self, at: Instant) -> usize {
         self.requests.push((at, None));
         self.requests.len() - 1
     }
 
-    /// The first answer counts.
+    /// Records a reply. Only the first one counts.
     pub(super) fn answer(&mut self, number: usize, at: Instant) {
         if let Some((_, answered)) = self.requests.get_mut(number) {
             answered.get_or_insert(at);
         }
     }
 
-    /// How many were made.
-    pub fn asked(&self) -> usize {
+    /// Returns the number of requests.
+    pub fn count(&self) -> usize {
         self.requests.len()
     }
 
-    /// How many were not answered.
+    /// Returns how many were not answered.
     pub fn lost(&self) -> usize {
         self.requests.iter().filter(|(_, answered)| answered.is_none()).count()
     }
@@ -42,7 +42,7 @@ impl Series {
         self.requests.iter().filter(|(asked, answered)| *asked >= begin && answered.is_some()).count()
     }
 
-    /// The longest time between one answer and the next, beyond the pause between requests.
+    /// Returns the longest time between two replies, beyond the pause between requests.
     pub fn outage(&self) -> Duration {
         let answers = self.requests.iter().filter_map(|(_, answered)| *answered).collect();
         let bounds = self.requests.first().zip(self.requests.last());
@@ -50,7 +50,7 @@ impl Series {
     }
 }
 
-/// The longest of the times from `first` by way of all answers to `last`, beyond [`PAUSE`].
+/// Returns the longest gap from `first` through all replies to `last`, beyond [`PAUSE`].
 pub(super) fn longest_gap(mut answers: Vec<Instant>, first: Instant, last: Instant) -> Duration {
     answers.extend([first, last]);
     answers.sort_unstable();

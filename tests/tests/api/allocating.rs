@@ -1,4 +1,5 @@
-//! The allocator against a real API server: what it writes, what it leaves alone, and that there is one.
+//! Tests the allocator with a real API server: what it writes, what it leaves alone, and that only
+//! one works.
 
 use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
@@ -21,10 +22,10 @@ metadata: { name: lan }
 spec: { addresses: [192.0.2.200-192.0.2.203] }
 ";
 const KEY: (&str, &str) = ("vipmux.io/sharing-key", "web");
-/// Longer than it takes to settle what a decision was made on late: who leads, pools, Events.
+/// Longer than anything that changes late: leaders, pools, Events.
 const QUIET: Duration = Duration::from_secs(12);
 
-/// An API server with a pool, and what an allocator needs.
+/// An API server with a pool and the allocator's account.
 fn cluster() -> Result<Option<(ApiServer, PathBuf)>> {
     let Some(api) = ApiServer::alone()? else { return Ok(None) };
     let kubeconfig = allocator::prepare(&api)?;
@@ -52,7 +53,7 @@ fn addresses(service: &Value) -> Vec<&str> {
     ingress.into_iter().flatten().filter_map(|entry| entry["ip"].as_str()).collect()
 }
 
-/// A condition, as `status reason`.
+/// Returns a condition as `status reason`.
 fn condition(service: &Value, kind: &str) -> String {
     let conditions = service["status"]["conditions"].as_array();
     let found = conditions.into_iter().flatten().find(|condition| condition["type"] == format!("vipmux.io/{kind}"));
@@ -70,7 +71,7 @@ fn await_condition(api: &ApiServer, name: &str, kind: &str, expected: &str) -> R
     })
 }
 
-/// Waits until a Service has an address and says so; its addresses.
+/// Waits until a Service has an address and its condition says so. Returns its addresses.
 fn await_addresses(api: &ApiServer, name: &str) -> Result<Vec<String>> {
     wait::until(&format!("an address of {name}"), PATIENCE, || {
         let service = get(api, name)?;
@@ -79,11 +80,11 @@ fn await_addresses(api: &ApiServer, name: &str) -> Result<Vec<String>> {
     })
 }
 
-/// The Events about a Service, as `type reason`.
+/// Returns the Events about a Service as `type reason`.
 fn events(api: &ApiServer, name: &str) -> Result<Vec<String>> {
     let listed = api.kubectl(&["get", "events.v1.events.k8s.io", "-n", "shop", "-o", "json"])?;
     let listed: Value = serde_json::from_str(&listed)?;
-    // The API server makes some of its own.
+    // The API server creates some Services itself.
     let about = |event: &&Value| event["regarding"]["name"] == name && event["reportingController"] == allocator::NAME;
     let line = |event: &Value| {
         format!("{} {}", event["type"].as_str().unwrap_or("?"), event["reason"].as_str().unwrap_or("?"))
@@ -91,7 +92,7 @@ fn events(api: &ApiServer, name: &str) -> Result<Vec<String>> {
     Ok(listed["items"].as_array().into_iter().flatten().filter(about).map(line).collect())
 }
 
-/// What allocators wrote after a moment, but for their Lease.
+/// Returns what allocators wrote after a mark, except their Lease.
 fn writes(api: &ApiServer, after: Mark) -> Result<Vec<String>> {
     let all = api.requests(after)?;
     let theirs = all.into_iter().filter(|request| request.user == USER && request.is_write());
@@ -99,13 +100,14 @@ fn writes(api: &ApiServer, after: Mark) -> Result<Vec<String>> {
     Ok(line.map(|it| format!("{} {} {} {}", it.verb, it.resource, it.name, it.code)).collect())
 }
 
-/// How often an allocator gave an answer up. What it then asks for again is refused if it had been done: its version is an
-/// old one.
+/// Returns how often an allocator gave up waiting for a response. If that write was executed, the
+/// repeated one is refused: its resource version is old.
 fn unanswered(allocator: &Allocator) -> usize {
     allocator.process().output().matches("no answer within").count()
 }
 
-/// Another controller's write of a Service's addresses, as MetalLB's: an update of the status.
+/// Writes a Service's addresses as another controller does, for example MetalLB's: an update of the
+/// status.
 fn intrude(api: &ApiServer, name: &str, address: &str) -> Result<()> {
     use k8s_openapi::api::core::v1::Service;
     use kube::{
@@ -155,7 +157,7 @@ fn services_get_addresses_and_are_told_why_or_why_not() -> Result<()> {
         ensure!(events(&api, "web")? == ["Normal Allocated", "Normal Shared"], "{:?}", events(&api, "web"));
         Ok(())
     })?;
-    // Who leads is in the VIPs' Leases.
+    // The VIPs' Leases name their leaders.
     api.apply_all(&[
         json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"},
             "status": {"conditions": [{"type": "Ready", "status": "True"}]}}),
@@ -173,7 +175,7 @@ fn services_get_addresses_and_are_told_why_or_why_not() -> Result<()> {
         Ok(pool)
     })?;
     assert_eq!(pool["status"]["observedGeneration"], pool["metadata"]["generation"]);
-    // What is wrong is mended.
+    // Wrong statuses are repaired.
     api.apply_all(&[service("typo", 80, &[("vipmux.io/addresses", "192.0.2.203")])])?;
     assert_eq!(await_addresses(&api, "typo")?, ["192.0.2.203"]);
     Ok(())
@@ -203,7 +205,7 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
     assert_eq!(writes(&api, after)?, Vec::<String>::new());
     first.stop()?;
     let (holder, output) = (Allocator::holder(&api)?, first.process().output());
-    // Unless the API server did not answer in time.
+    // Unless the API server did not respond in time.
     ensure!(holder.is_empty() || output.contains("no answer within"), "{holder} has the Lease still: {output}");
     let _second = Allocator::start(&api, &kubeconfig, "b", &[])?;
     wait::until("the second allocator's turn", PATIENCE, || {
@@ -216,7 +218,7 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
     Ok(())
 }
 
-/// Waits until something was said of a Service.
+/// Waits until an Event about a Service exists.
 fn await_told(api: &ApiServer, name: &str) -> Result<()> {
     wait::until(&format!("a word on {name}"), PATIENCE, || {
         ensure!(!condition(&get(api, name)?, "Allocated").is_empty());
@@ -240,7 +242,7 @@ fn a_gossip_key_is_made_once() -> Result<()> {
     let key = await_key()?;
     first.stop()?;
     let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
-    second.process().wait_for_line("its turn", PATIENCE, |line| line.contains("writes from now on"))?;
+    second.process().wait_for_line("its turn", PATIENCE, |line| line.contains("started leading"))?;
     assert_eq!(await_key()?, key);
     Ok(())
 }
@@ -250,7 +252,7 @@ fn another_controller_is_told_and_not_overwritten_unless_that_is_asked_for() -> 
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
     api.apply_all(&[service("theirs", 80, &[]), service("pooled", 80, &[])])?;
     intrude(&api, "theirs", "198.51.100.1")?;
-    // It gave what vipmux would give, too.
+    // The other controller assigned the addresses that vipmux would assign.
     intrude(&api, "pooled", "192.0.2.202")?;
     let mut allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
     assert_eq!(await_addresses(&api, "pooled")?, ["192.0.2.202"]);
@@ -266,7 +268,7 @@ fn another_controller_is_told_and_not_overwritten_unless_that_is_asked_for() -> 
     std::thread::sleep(QUIET);
     let tried: Vec<_> = writes(&api, after)?.into_iter().filter(|line| line.contains("services/status")).collect();
     assert!(tried.is_empty(), "it is not tried again and again: {tried:?}");
-    // One that comes later is told too, and what vipmux wrote is not fought for.
+    // A later Service is reported too, and vipmux does not fight for what it wrote.
     intrude(&api, "pooled", "198.51.100.2")?;
     let pooled = await_condition(&api, "pooled", "Allocated", "False ForeignStatus")?;
     assert_eq!(addresses(&pooled), ["198.51.100.2"]);
@@ -304,7 +306,7 @@ fn what_was_written_is_taken_back_when_a_service_leaves() -> Result<()> {
     };
     api.apply_all(&[cluster_ip("one")])?;
     await_clean("one")?;
-    // While no allocator is there.
+    // While no allocator runs.
     allocator.stop()?;
     api.apply_all(&[cluster_ip("two")])?;
     let _next = Allocator::start(&api, &kubeconfig, "b", &[])?;
@@ -323,7 +325,7 @@ fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody(
         Ok(())
     })?;
     let second = Allocator::start(&api, &kubeconfig, "b", &[])?;
-    second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("who allocates"))?;
+    second.process().wait_for_line("it sees the first one", PATIENCE, |line| line.contains("leader changed"))?;
     wait::until("one of them leads", PATIENCE, || {
         for (allocator, leads) in [(&first, true), (&second, false)] {
             let metrics = allocator.metrics(&api)?;
@@ -331,7 +333,7 @@ fn of_two_allocators_one_writes_and_the_other_follows_it_without_moving_anybody(
         }
         Ok(())
     })?;
-    // What is taken in an order that no new allocation would have.
+    // Assignments in an order that no new allocation would produce.
     for (name, address) in [("one", "192.0.2.203"), ("two", "192.0.2.201")] {
         api.apply_all(&[service(name, 80, &[("vipmux.io/addresses", address)])])?;
         await_addresses(&api, name)?;
@@ -371,7 +373,7 @@ fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Resu
     first.process().signal(Signal::SIGCONT)?;
     first
         .process()
-        .wait_for_line("it sees that its time is over", PATIENCE, |line| line.contains("the mandate has ended"))?;
+        .wait_for_line("it sees that its time is over", PATIENCE, |line| line.contains("leadership lost"))?;
     api.apply_all(&[service("four", 80, &[])])?;
     await_addresses(&api, "four")?;
     let all: BTreeSet<_> =
@@ -385,7 +387,8 @@ fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Resu
     Ok(())
 }
 
-/// Each by one of its own, which delays, loses and repeats what goes through it; then nothing comes through the one's.
+/// Each allocator has its own proxy, which delays, loses and repeats requests. Then one proxy
+/// stalls.
 #[test]
 fn over_bad_connections_each_service_has_an_address_of_its_own_and_a_silent_allocator_is_followed() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
@@ -420,19 +423,23 @@ fn over_bad_connections_each_service_has_an_address_of_its_own_and_a_silent_allo
     assert!(all.is_superset(&before), "{before:?} were given, and {all:?} are");
     assert_ne!(Allocator::holder(&api)?, holder);
     silent.clear();
-    // Who was silent writes nothing over that.
+    // The allocator that was cut off does not overwrite that.
     api.delete_all(&[service("four", 80, &[])])?;
     api.apply_all(&[service("five", 80, &[])])?;
     await_all(&["one", "two", "three", "five"])?;
-    let harm =
-        |proxy: &ApiProxy| proxy.did("delay") + proxy.did("lose") + proxy.did("again") + proxy.did("lose answer");
+    let harm = |proxy: &ApiProxy| {
+        proxy.fault_count("delay")
+            + proxy.fault_count("lose")
+            + proxy.fault_count("again")
+            + proxy.fault_count("lose answer")
+    };
     assert!(pairs.iter().any(|(_, proxy, _)| harm(proxy) > 0), "nothing went wrong");
     Ok(())
 }
 
 #[test]
 fn a_thousand_services_get_addresses_in_one_write_each() -> Result<()> {
-    /// 50 a second, and as slow as a busy machine is.
+    /// The limit is 50 writes per second, or fewer on a busy machine.
     const LONG: Duration = Duration::from_mins(5);
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
     let count: u16 = 1_000;
@@ -440,18 +447,18 @@ fn a_thousand_services_get_addresses_in_one_write_each() -> Result<()> {
     api.apply_all(&all)?;
     let after = api.mark()?;
     let allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
-    let told = wait::until("a word on each", LONG, || {
-        // To list them all is work that the API server is to do for the allocator.
+    let reported = wait::until("a word on each", LONG, || {
+        // Listing all Services takes API server time, which the allocator needs.
         std::thread::sleep(QUIET);
         let listed = api.kubectl(&["get", "services", "-n", "shop", "-o", "json"])?;
         let listed: Value = serde_json::from_str(&listed)?;
         let items = listed["items"].as_array().context("no items")?.clone();
-        let untold = items.iter().filter(|service| condition(service, "Allocated").is_empty()).count();
-        ensure!(untold == 0, "{untold} wait");
+        let unreported = items.iter().filter(|service| condition(service, "Allocated").is_empty()).count();
+        ensure!(unreported == 0, "{unreported} wait");
         Ok(items)
     })?;
-    // 500 ports, twice: the group has two addresses.
-    let shown: BTreeSet<_> = told.iter().flat_map(|service| addresses(service)).collect();
+    // 500 ports twice: the group has two addresses.
+    let shown: BTreeSet<_> = reported.iter().flat_map(|service| addresses(service)).collect();
     assert_eq!(shown, ["192.0.2.200", "192.0.2.201"].into());
     let patches = |line: &String| line.starts_with("patch services/status");
     let (done, refused): (Vec<_>, Vec<_>) =

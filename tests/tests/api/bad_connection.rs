@@ -1,4 +1,4 @@
-//! What happens to the node that leads while the agents' connection to the API server is bad, and clients ask.
+//! Tests failovers while the agents' connection to the API server is bad.
 
 use std::time::Duration;
 
@@ -8,21 +8,21 @@ use pnet::util::MacAddr;
 use vipmux_tests::{
     api_proxy::{ApiProxy, Fault, Rule},
     cluster::PATIENCE,
-    failover::{ADDRESS, LAN, Scene, Stage},
+    failover::{ADDRESS, FailoverCluster, LAN, ObservedFailover},
     wait,
 };
 
 use crate::serving::holder;
 
-/// Whose Leases and objects all go through the proxy.
-fn scene() -> Result<Option<(Scene, ApiProxy)>> {
-    let Some((stage, proxy)) = Stage::in_kubernetes_by_proxy(LAN)? else { return Ok(None) };
-    Ok(Some((Scene::of(stage)?, proxy)))
+/// All Leases and objects go through the proxy.
+fn failover() -> Result<Option<(ObservedFailover, ApiProxy)>> {
+    let Some((setup, proxy)) = FailoverCluster::in_kubernetes_by_proxy(LAN)? else { return Ok(None) };
+    Ok(Some((ObservedFailover::of(setup)?, proxy)))
 }
 
 /// Waits until the Lease names the node that has this MAC.
-fn await_holder(scene: &Scene, mac: MacAddr) -> Result<()> {
-    let cluster = &scene.stage.cluster;
+fn await_holder(failover: &ObservedFailover, mac: MacAddr) -> Result<()> {
+    let cluster = &failover.setup.cluster;
     let leader = &cluster.lan.node_of(mac).context("no node has that MAC")?.name;
     wait::until("the Lease of who leads", PATIENCE, || {
         let holder = holder(cluster, ADDRESS.into())?;
@@ -34,7 +34,7 @@ fn await_holder(scene: &Scene, mac: MacAddr) -> Result<()> {
 
 #[test]
 fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_repeats_requests() -> Result<()> {
-    let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
+    let Some((mut failover, proxy)) = failover()? else { return Ok(()) };
     proxy.set_rules([
         Rule::new(Fault::Delay(Duration::from_millis(700))),
         Rule::new(Fault::Delay(Duration::from_secs(2))).in_percent(30),
@@ -42,57 +42,59 @@ fn a_killed_leader_is_followed_once_though_the_api_server_is_slow_and_loses_and_
         Rule::new(Fault::Again(Duration::from_secs(1))).of_writes(),
         Rule::new(Fault::LoseAnswer).in_percent(15),
     ]);
-    scene.go_on()?;
-    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
-    let other = scene.await_another()?;
+    failover.go_on()?;
+    failover.setup.signal(&failover.node, Signal::SIGKILL)?;
+    let other = failover.await_another()?;
     wait::until("a write of the Lease, and its copy", PATIENCE, || {
-        ensure!(proxy.did("again") > 0);
+        ensure!(proxy.fault_count("again") > 0);
         Ok(())
     })
-    .with_context(|| format!("{:?}", proxy.faults()))?;
+    .with_context(|| format!("{:?}", proxy.fault_counts()))?;
     proxy.clear();
-    await_holder(&scene, other)?;
-    let node = scene.node.clone();
-    scene.stage.start_agent(&node)?;
-    scene.await_return(other)?;
-    scene.go_on()?;
-    await_holder(&scene, other)?;
-    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
+    await_holder(&failover, other)?;
+    let node = failover.node.clone();
+    failover.setup.start_agent(&node)?;
+    failover.await_return(other)?;
+    failover.go_on()?;
+    await_holder(&failover, other)?;
+    failover.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
-/// Connections stay open and nothing ever comes, as when its machine lost its power; it is not refused, which would be told at
-/// once.
+/// Connections stay open without responses, as after a power failure. A refused connection would be
+/// noticed at once.
 #[test]
 fn a_majority_takes_over_while_the_api_server_is_silent() -> Result<()> {
-    let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
+    let Some((mut failover, proxy)) = failover()? else { return Ok(()) };
     proxy.set_rules([Rule::new(Fault::Stall)]);
     proxy.freeze();
-    scene.go_on()?;
-    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
-    let other = scene.await_another()?;
+    failover.go_on()?;
+    failover.setup.signal(&failover.node, Signal::SIGKILL)?;
+    let other = failover.await_another()?;
     proxy.clear();
-    await_holder(&scene, other)?;
-    scene.go_on()?;
-    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
+    await_holder(&failover, other)?;
+    failover.go_on()?;
+    failover.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }
 
-/// The Lease of who took over is written, and nobody but the API server knows: who reads it again finds its own name.
+/// The new leader's Lease is written, but only the API server knows. An agent that reads it again
+/// finds its own name.
 #[test]
 fn a_takeover_whose_first_writes_seem_to_fail_is_one_takeover() -> Result<()> {
-    let Some((mut scene, proxy)) = scene()? else { return Ok(()) };
+    let Some((mut failover, proxy)) = failover()? else { return Ok(()) };
     proxy.set_rules([
         Rule::new(Fault::Twice).of_writes().on("leases").times(3),
         Rule::new(Fault::LoseAnswer).of_writes().on("leases").times(1),
     ]);
-    scene.stage.signal(&scene.node, Signal::SIGKILL)?;
-    let other = scene.await_another()?;
-    // Who has a majority may lead before it can write.
+    failover.setup.signal(&failover.node, Signal::SIGKILL)?;
+    let other = failover.await_another()?;
+    // A node with a majority may lead before it can write.
     wait::until("faults of writes of the Lease", PATIENCE, || {
-        let missing: Vec<_> = ["twice", "lose answer"].into_iter().filter(|fault| proxy.did(fault) == 0).collect();
+        let missing: Vec<_> =
+            ["twice", "lose answer"].into_iter().filter(|fault| proxy.fault_count(fault) == 0).collect();
         ensure!(missing.is_empty(), "none of {missing:?}");
         Ok(())
     })?;
     proxy.clear();
-    await_holder(&scene, other)?;
-    scene.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
+    await_holder(&failover, other)?;
+    failover.stays_with(other)?.check_nothing_lost_by_who_knows_the_mac()
 }

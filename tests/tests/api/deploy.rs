@@ -1,11 +1,11 @@
-//! What `deploy/` has: kustomize and the chart make the same objects, the API server takes them, and they grant what they
-//! are to grant.
+//! Tests `deploy/`: kustomize and the chart make the same objects, the API server accepts them, and
+//! they grant the right permissions.
 
 use std::{collections::BTreeMap, fs};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Map, Value, json};
-use vipmux::permissions::{AGENT, ALLOCATOR};
+use vipmux_model::permissions::{AGENT, ALLOCATOR};
 use vipmux_tests::{
     api_server::{self, ApiServer, SYSTEM},
     cleanup::Folder,
@@ -13,12 +13,12 @@ use vipmux_tests::{
     rights, wait,
 };
 
-/// What the chart leaves to Helm.
+/// The object that Helm creates instead of the chart.
 const NOT_IN_THE_CHART: &str = "Namespace";
-/// The chart is for clusters of this version and later; `helm template` asks no API server for its own.
+/// The chart requires this version. `helm template` does not ask an API server for its own.
 const KUBERNETES: &str = "1.31.0";
 
-/// A namespace for restricted Pods alone, with the accounts of ours.
+/// A namespace for restricted Pods only, with vipmux's accounts.
 const STRICT: &str = "
 apiVersion: v1
 kind: Namespace
@@ -40,7 +40,7 @@ fn path(of: &str) -> String {
     format!("{}/../deploy/{of}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// What is rendered, without what only tells who rendered it.
+/// Returns the rendered objects, without what only names the renderer.
 fn objects(yaml: &str) -> Result<Objects> {
     let mut objects = Objects::new();
     for document in api_server::documents(yaml)? {
@@ -51,7 +51,7 @@ fn objects(yaml: &str) -> Result<Objects> {
     Ok(objects)
 }
 
-/// Without empty lists and maps, which say as much as none, and without the chart's own annotations.
+/// Removes empty lists and maps, which mean the same as none, and the chart's own annotations.
 fn plain(value: Value) -> Value {
     let is_empty = |value: &Value| match value {
         Value::Null => true,
@@ -70,14 +70,14 @@ fn plain(value: Value) -> Value {
     }
 }
 
-/// What a kustomization makes, without the hash of its content at the end of the ConfigMap's name.
+/// Returns a kustomization's objects, without the content hash in the ConfigMap's name.
 fn kustomized(api: &ApiServer, folder: &str) -> Result<String> {
     let made = api.kubectl(&["kustomize", &path(folder)])?;
     let config = objects(&made)?.into_keys().find(|(kind, _)| kind == "ConfigMap");
     Ok(config.map_or_else(|| made.clone(), |(_, name)| made.replace(&name, "vipmux")))
 }
 
-/// What the chart makes with these values; an error is Helm's.
+/// Returns the chart's objects with these values. An error is Helm's.
 fn charted(api: &ApiServer, values: &Value) -> Result<String> {
     let folder = Folder::temporary("values")?;
     let file = folder.path().join("values.yaml");
@@ -87,7 +87,7 @@ fn charted(api: &ApiServer, values: &Value) -> Result<String> {
     api.helm(&["template", "any", &chart, "--namespace", SYSTEM, "--kube-version", KUBERNETES, "--values", file])
 }
 
-/// `kubectl create` of one document; what it says.
+/// Runs `kubectl create` on one document, and returns its output.
 fn create(api: &ApiServer, document: &Value, arguments: &[&str]) -> Result<String> {
     let folder = Folder::temporary("create")?;
     let file = folder.path().join("object.json");
@@ -114,7 +114,7 @@ fn the_chart_makes_the_objects_of_the_kustomization() -> Result<()> {
     Ok(())
 }
 
-/// A dry run sees what is wrong with each object by itself, and that in the namespace alone which is really there.
+/// A dry run checks each object alone. Namespaced objects need a namespace that really exists.
 fn accept(api: &ApiServer, yaml: &str) -> Result<()> {
     let applied = api.kubectl_apply(yaml, &["--server-side", "--dry-run=server", "--validate=strict"])?;
     let lines: Vec<_> = applied.lines().collect();
@@ -123,7 +123,7 @@ fn accept(api: &ApiServer, yaml: &str) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the kinds that were installed can be used.
+/// Waits until the installed kinds can be used.
 fn await_kinds(api: &ApiServer) -> Result<()> {
     objects(&kustomized(api, "crds")?)?.values().try_for_each(|definition| api.await_kind(definition))
 }
@@ -136,7 +136,7 @@ fn the_api_server_takes_every_object_and_its_tables_have_columns() -> Result<()>
         accept(&api, &kustomized(&api, folder)?)?;
     }
     api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
-    // Again, over what is there, and one after the other as an uninstallation goes.
+    // Again over existing objects, then in the order of an uninstallation.
     api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
     api.kubectl(&["apply", "--server-side", "--kustomize", &path("uninstall")])?;
     let daemon_set = json!({
@@ -155,14 +155,14 @@ fn the_api_server_takes_every_object_and_its_tables_have_columns() -> Result<()>
     let table = api.kubectl(&["get", "vpool"])?;
     assert!(table.starts_with("NAME   ADDRESSES") && table.contains(r#"lan    ["192.0.2.0/28"]"#), "{table}");
     let explained = [
-        ("vpool.spec.priority", "Lower goes first, none last"),
+        ("vpool.spec.priority", "A pool with a lower number goes first"),
         ("vpolicy", "Which nodes announce the addresses of which pools"),
     ];
     for (what, text) in explained {
         // The API server publishes the schemas of new kinds a moment after the kinds.
         wait::until(&format!("an explanation of {what}"), PATIENCE, || {
-            let told = api.kubectl(&["explain", what])?;
-            ensure!(told.contains(text), "{told}");
+            let output = api.kubectl(&["explain", what])?;
+            ensure!(output.contains(text), "{output}");
             Ok(())
         })?;
     }
@@ -197,7 +197,7 @@ fn the_chart_is_installed_upgraded_and_taken_out_and_the_pools_stay() -> Result<
     Ok(())
 }
 
-/// Value sets that users have, with what is to be among what the chart makes of them.
+/// Value sets that users have, with expected parts of the chart's output.
 fn value_sets() -> Vec<(Value, &'static [&'static str], &'static [&'static str])> {
     vec![
         (
@@ -218,7 +218,8 @@ fn value_sets() -> Vec<(Value, &'static [&'static str], &'static [&'static str])
                 "containerPort: 7001",
                 "    gossipPort: 7000\n",
                 "    - eth2\n",
-                // The agents' probes; the allocator's Pod has no such address.
+                // The agents' probes use the host's address, which the allocator's Pod does not
+                // have.
                 "host: \"127.0.0.1\"",
                 "name: VIPMUX_HTTP_LISTEN\n          value: \"[::]:7001\"",
             ],
@@ -304,7 +305,7 @@ fn values_that_make_no_sense_are_refused_by_name() -> Result<()> {
     Ok(())
 }
 
-/// A Pod of a template, as its controller would make it.
+/// Returns a Pod of a template, as its controller would make it.
 fn pod_of(objects: &Objects, kind: &str, name: &str, namespace: &str) -> Result<Value> {
     let object = objects.get(&(kind.to_owned(), name.to_owned())).with_context(|| format!("no {kind} {name}"))?;
     let template = &object["spec"]["template"];
@@ -313,7 +314,7 @@ fn pod_of(objects: &Objects, kind: &str, name: &str, namespace: &str) -> Result<
     }))
 }
 
-/// The Pod Security Standards are the API server's to check, of Pods alone.
+/// The API server checks the Pod Security Standards, but only for Pods.
 #[test]
 fn the_allocators_pods_are_admitted_where_restricted_ones_alone_are_and_the_agents_in_their_namespace() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
@@ -334,7 +335,7 @@ fn the_accounts_have_their_rights_and_not_each_others() -> Result<()> {
     api.kubectl(&["apply", "--server-side", "--kustomize", &path("kustomize")])?;
     for (account, whole) in [("vipmux-agent", &AGENT[..]), ("vipmux-allocator", &ALLOCATOR[..])] {
         for right in whole {
-            // The API server's own watch sees roles a moment later.
+            // The API server sees changed roles a moment later.
             wait::until("the rights", PATIENCE, || {
                 ensure!(rights::is_allowed(&api, account, right)?, "{account} lacks {right:?}");
                 Ok(())
@@ -352,7 +353,7 @@ fn the_accounts_have_their_rights_and_not_each_others() -> Result<()> {
     Ok(())
 }
 
-/// What the chart's own documentation tells of is what it has.
+/// The chart's documentation names exactly its values.
 #[test]
 fn the_charts_page_names_every_value() -> Result<()> {
     let values: Value = serde_saphyr::from_str(&fs::read_to_string(path("helm/vipmux/values.yaml"))?)?;
@@ -364,8 +365,8 @@ fn the_charts_page_names_every_value() -> Result<()> {
         };
         for value in values.keys() {
             let (first, name) = (format!("`{group}."), format!(".{value}`"));
-            let told = page.lines().any(|line| line.contains(&first) && line.contains(&name));
-            assert!(told, "{group}.{value} is not in the chart's README.md");
+            let output = page.lines().any(|line| line.contains(&first) && line.contains(&name));
+            assert!(output, "{group}.{value} is not in the chart's README.md");
         }
     }
     Ok(())

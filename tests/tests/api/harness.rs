@@ -1,4 +1,4 @@
-//! The harness itself, without vipmux: what the suite builds on.
+//! Tests the harness itself, without vipmux.
 
 use std::{
     io::Read as _,
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, api::ListParams};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use vipmux::permissions::{Right, Scope};
+use vipmux_model::permissions::{Right, RightScope};
 use vipmux_tests::{
     api_server::{self, ADMIN, ApiServer, Mark, SYSTEM},
     cluster::TIMEOUT,
@@ -46,7 +46,7 @@ fn objects_outlive_the_api_server() -> Result<()> {
 fn a_service_account_has_the_rights_of_its_roles_and_its_requests_are_told_by_its_name() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
-    let list = Right { group: "", resource: "configmaps", verb: "list", scope: Scope::Namespace, name: None };
+    let list = Right { group: "", resource: "configmaps", verb: "list", scope: RightScope::Namespace, name: None };
     rights::grant(&api, "reader", &[list])?;
     let account = api.service_account(SYSTEM, "reader")?;
     let after = api.mark()?;
@@ -62,12 +62,12 @@ fn a_service_account_has_the_rights_of_its_roles_and_its_requests_are_told_by_it
 
     let name = format!("system:serviceaccount:{SYSTEM}:reader");
     let requests = api.requests(after)?;
-    let told: Vec<_> = requests
+    let reported: Vec<_> = requests
         .iter()
         .filter(|request| request.user == name)
         .map(|request| (request.verb.as_str(), request.resource.as_str(), request.namespace.as_str(), request.code))
         .collect();
-    assert_eq!(told, [("list", "configmaps", SYSTEM, 200), ("list", "configmaps", "default", 403)]);
+    assert_eq!(reported, [("list", "configmaps", SYSTEM, 200), ("list", "configmaps", "default", 403)]);
     Ok(())
 }
 
@@ -112,7 +112,7 @@ fn an_api_server_that_hangs_answers_nobody_until_it_goes_on() -> Result<()> {
     await_stopped(api.process().id())?;
     let server = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 6443);
     let silent = api.machine().namespace.run(|| {
-        // The kernel still takes connections for it.
+        // The kernel still accepts connections for it.
         let mut stream = TcpStream::connect_timeout(&server, TIMEOUT)?;
         stream.set_read_timeout(Some(std::time::Duration::from_millis(300)))?;
         std::io::Write::write_all(&mut stream, b"GET / HTTP/1.0\r\n\r\n")?;

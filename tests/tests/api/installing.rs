@@ -1,5 +1,5 @@
-//! docs/install.md, step by step: its manifests, the deployment's own objects, and agents and an allocator that run with the
-//! rights of their ServiceAccounts, as their Pods would.
+//! Tests docs/install.md step by step: its manifests, the deployment's own objects, and agents and
+//! an allocator with the rights of their ServiceAccounts, as in Pods.
 
 use std::{fs, process::Command};
 
@@ -25,7 +25,7 @@ fn page() -> Result<String> {
     fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))
 }
 
-/// The blocks of a language in the page.
+/// Returns the page's code blocks of a language.
 fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let opening = format!("```{language}\n");
     page.split(&opening).skip(1).filter_map(|rest| rest.split("```").next()).collect()
@@ -39,12 +39,12 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     let page = page()?;
     api.add_nodes(&lan)?;
 
-    // The deployment, as the page applies it.
+    // Applies the deployment as the page does.
     let kustomize = format!("{}/../deploy/kustomize", env!("CARGO_MANIFEST_DIR"));
     api.kubectl(&["apply", "--kustomize", &kustomize])?;
     let account = api.service_account(SYSTEM, allocator::NAME)?.kubeconfig;
     let _allocator = Allocator::start(&api, &account, "vipmux-allocator-0", &[])?;
-    // What a kubelet mounts: it waits until the Secret is there.
+    // A kubelet mounts this. It waits until the Secret exists.
     let key = wait::until("the allocator to make the gossip's key", PATIENCE, || {
         api.kubectl(&[
             "--namespace",
@@ -67,7 +67,7 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     let options = agent::Options::with(Origin::Cluster(access), state.path());
     let agents = lan.nodes.iter().map(|node| Agent::start(node, &options)).collect::<Result<Vec<_>>>()?;
 
-    // The page's pool and Services. Their Pods are the harness's.
+    // The page's pool and Services. The harness provides their Pods.
     let pods = lan.nodes[1..].iter().zip(PORTS).map(|(node, (service, port))| {
         let mut pod = node.add_pod(&service.replace('/', "-"), 10)?;
         pod.serve(&[Listener::new(Kind::Http, port, service)])?;
@@ -87,7 +87,7 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     }
     agents.iter().try_for_each(|agent| agent.wait_ready(PATIENCE))?;
 
-    // Both are reached at one address, with the client's own.
+    // Both Services answer at one address, and see the client's own address.
     let client = lan.client()?;
     for ((service, _), port) in PORTS.into_iter().zip([80, 8080]) {
         let request = Request::new(Kind::Http, VIP, port);
@@ -99,7 +99,8 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     shows_what_the_page_shows(&api, &page)
 }
 
-/// Of each table of `kubectl` in the page: the same columns, and the same rows but for what differs from cluster to cluster.
+/// For each table of `kubectl` in the page: the same columns, and the same rows except for what
+/// differs between clusters.
 fn shows_what_the_page_shows(api: &ApiServer, page: &str) -> Result<()> {
     let mut compared = 0;
     for block in blocks(page, "console") {
@@ -122,7 +123,8 @@ fn shows_what_the_page_shows(api: &ApiServer, page: &str) -> Result<()> {
     Ok(())
 }
 
-/// The words of an output that are the same everywhere: neither times nor cluster addresses, node ports nor nodes.
+/// Returns the words of an output that are the same everywhere: no times, cluster addresses, node
+/// ports or nodes.
 fn skeleton(output: &str) -> Vec<Vec<String>> {
     let is_time = |word: &str| word.ends_with(['s', 'm', 'h', 'd']) && word.starts_with(|c: char| c.is_ascii_digit());
     let word = |word: &str| match word {
@@ -140,7 +142,7 @@ fn skeleton(output: &str) -> Vec<Vec<String>> {
     lines
 }
 
-/// What the page says of `vipmux` itself is what it says.
+/// The page's output of `vipmux` is correct.
 #[test]
 fn the_pages_commands_are_known() -> Result<()> {
     let page = page()?;

@@ -1,4 +1,4 @@
-//! The real kube-proxy in the nodes' namespaces, without vipmux.
+//! Tests the real kube-proxy in the nodes' namespaces, without vipmux.
 
 use std::net::IpAddr;
 
@@ -58,7 +58,8 @@ fn services_reach_their_pods(mode: Mode) -> Result<()> {
         assert_eq!(ask(client, address, u16::try_from(port)?, mode)?, "web-1", "node port at {address}");
     }
 
-    // Without endpoints it refuses; the cluster address is its own, so nothing else could.
+    // Without endpoints it refuses connections. Only kube-proxy has the cluster address, so nothing
+    // else could.
     let gone: Vec<Value> = documents[1..].to_vec();
     api.delete_all(&gone)?;
     let address = cluster_addresses(&service)?[0];
@@ -72,7 +73,7 @@ fn services_reach_their_pods(mode: Mode) -> Result<()> {
     Ok(())
 }
 
-/// The pod that answers, asked again until the EndpointSlice has come to the node.
+/// Returns the pod that answers, once the EndpointSlice has come to the node.
 fn ask(namespace: &Namespace, address: IpAddr, port: u16, mode: Mode) -> Result<String> {
     let request = Request::new(Kind::Http, address, port);
     let answer = wait::until(&format!("kube-proxy with {mode} to lead {request} to a pod"), PATIENCE, || {

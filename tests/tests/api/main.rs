@@ -1,7 +1,7 @@
-//! Against a real API server with its etcd, and with the real kube-proxy on the nodes.
+//! Tests with a real API server and its etcd, and with the real kube-proxy on the nodes.
 //!
-//! Each test owns its API server, as it owns its LAN: VipPools, Nodes and Leases are the whole cluster's. They run in parallel,
-//! as many as there are cores.
+//! Each test has its own API server, as it has its own LAN, because VipPools, Nodes and Leases
+//! exist once per cluster. Tests run in parallel, one per core.
 
 mod allocating;
 mod bad_connection;

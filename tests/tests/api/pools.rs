@@ -1,4 +1,4 @@
-//! vipmux's own kinds, as the API server takes them.
+//! Tests validation of vipmux's custom kinds by the API server.
 
 use anyhow::{Context as _, Result};
 use serde_json::json;
@@ -12,11 +12,11 @@ spec:
   addresses: [192.0.2.200-192.0.2.219, 2001:db8::200/120]
 ";
 
-/// A pool, what is wrong with it, and what the API server says.
+/// A pool, its flaw, and the API server's message.
 const MISTAKES: [(&str, &str, &str); 4] = [
     ("addresses: [192.0.2.200-192.0.2.219", "addresses: [192.0.2.200..192.0.2.219", "must be a CIDR"),
     ("addresses: [192.0.2.200-", "addresses: [2001:db8::1-", "a range of one family"),
-    ("spec:", "spec:\n  aliases: [edge]", "other names than metadata.name"),
+    ("spec:", "spec:\n  aliases: [edge]", "must not contain metadata.name"),
     ("spec:", "spec:\n  sharing: sometimes", "Unsupported value: \"sometimes\""),
 ];
 
@@ -27,7 +27,7 @@ fn the_api_server_takes_a_pool_and_shows_it_in_columns() -> Result<()> {
     api.apply(POOL)?;
     let pool = json!({"apiVersion": "vipmux.io/v1alpha1", "kind": "VipPool", "metadata": {"name": "edge"}});
     let pool = api.get(&pool)?.context("the pool is not there")?;
-    // The default of the schema, which the API server fills in.
+    // The default in the schema, which the API server fills in.
     assert_eq!(pool["spec"]["autoAssign"], true, "{pool}");
 
     let table = api.kubectl(&["get", "vippools"])?;

@@ -1,9 +1,9 @@
-//! `vipmux check` of a node of a real cluster.
+//! Tests `vipmux check` on a node of a real cluster.
 
 use std::ffi::OsString;
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux::permissions::AGENT;
+use vipmux_model::permissions::AGENT;
 use vipmux_tests::{
     agent,
     api_server::{ApiServer, SYSTEM, ServiceAccount},
@@ -11,7 +11,7 @@ use vipmux_tests::{
     rights,
 };
 
-/// What `vipmux check` says of the cluster on the first node, by check.
+/// Returns the cluster findings of `vipmux check` on the first node, by check.
 fn check(lan: &Lan, account: &ServiceAccount, name: &str) -> Result<impl Fn(&str) -> Result<(String, String)> + use<>> {
     let arguments = ["--node-name", name, "--namespace", SYSTEM, "--kubeconfig"].map(OsString::from);
     let arguments = arguments.into_iter().chain([account.kubeconfig.clone().into()]);

@@ -1,18 +1,21 @@
-//! That each right of the deployed accounts is needed: without it the API server refuses what is asked for, and nothing else.
+//! Tests that each right of the deployed accounts is needed: without it, the API server refuses
+//! exactly these requests.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
-use vipmux::{
-    cluster::{Access, Cluster},
-    events::{Author, Teller},
-    model::{NodeName, Vip},
-    permissions::{AGENT, ALLOCATOR, Right, Scope},
-    source::kubernetes::{self, Audience},
-    status::{News, Weight},
-    store::{Deleted, Kubernetes, Store as _, Swapped},
+use vipmux_allocate::status::{EventContent, EventType};
+use vipmux_cluster::{
+    access::{ClusterAccess, ClusterClient},
+    events::{EventRecorder, EventSource},
+    source::kubernetes::{self, Consumer},
+    store::{Deleted, KubernetesStore, LeaseStore as _, Swapped},
+};
+use vipmux_model::{
+    NodeName, Vip,
+    permissions::{AGENT, ALLOCATOR, Right, RightScope},
 };
 use vipmux_tests::{
     allocator::{self, Allocator},
@@ -23,7 +26,7 @@ use vipmux_tests::{
     wait,
 };
 
-/// An account that is tried.
+/// An account under test.
 struct Tried<'a> {
     api: &'a ApiServer,
     account: &'a Lacking,
@@ -31,24 +34,24 @@ struct Tried<'a> {
 }
 
 impl<'a> Tried<'a> {
-    /// From now on.
+    /// Its requests from now on.
     fn new(api: &'a ApiServer, account: &'a Lacking) -> Result<Self> {
         Ok(Self { api, account, since: api.mark()? })
     }
 
-    /// What it asked for.
+    /// Returns its requests.
     fn requests(&self) -> Result<impl Iterator<Item = Request>> {
         let all = self.api.requests(self.since)?;
         Ok(all.into_iter().filter(|request| request.user == self.account.user))
     }
 
-    /// What it was refused: verbs and resources.
+    /// Returns its refused requests: verbs and resources.
     fn refused(&self) -> Result<BTreeSet<(String, String)>> {
         let refused = self.requests()?.filter(|request| request.code == 403);
         Ok(refused.map(|request| (request.verb, request.resource)).collect())
     }
 
-    /// Waits until it has asked for all kinds of objects that these rights are for.
+    /// Waits until it has requested all kinds of objects that these rights are for.
     fn await_requests(&self, rights: &[Right]) -> Result<()> {
         wait::until("requests for all kinds", PATIENCE, || {
             let asked: BTreeSet<_> = self.requests()?.map(|request| request.resource).collect();
@@ -57,7 +60,7 @@ impl<'a> Tried<'a> {
         })
     }
 
-    /// Waits until something was refused; `ask` asks for what may be.
+    /// Waits until something was refused. `ask` sends the requests.
     fn await_refusal(&self, mut ask: impl FnMut() -> Result<()>) -> Result<()> {
         wait::until(&format!("a refusal for want of {:?}", self.account.right), PATIENCE * 2, || {
             ask()?;
@@ -66,7 +69,7 @@ impl<'a> Tried<'a> {
         })
     }
 
-    /// That is what it lacks the right to, and nothing else.
+    /// Checks that exactly the requests for its missing right were refused.
     fn check(&self) -> Result<()> {
         let right = &self.account.right;
         assert_eq!(self.refused()?, [(right.verb.to_owned(), right.resource.to_owned())].into(), "without {right:?}");
@@ -75,11 +78,11 @@ impl<'a> Tried<'a> {
 }
 
 fn is_to_follow(right: &Right) -> bool {
-    right.scope == Scope::Cluster && matches!(right.verb, "list" | "watch")
+    right.scope == RightScope::Cluster && matches!(right.verb, "list" | "watch")
 }
 
-/// How the account reaches the API server. Objects come with the beginning of their watch, and by a list where the API server
-/// does not know of that: then it is such a one.
+/// The account's access to the API server. Objects come with the beginning of their watch, or
+/// by a list if the API server does not support that. For the right to list, it does not.
 fn reach(api: &ApiServer, account: &Lacking) -> Result<ApiProxy> {
     let proxy = ApiProxy::start_as(api, account.kubeconfig.clone(), 1)?;
     if account.right.verb == "list" {
@@ -93,7 +96,7 @@ fn every_right_to_follow_is_needed() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
     for (label, whole, audience) in
-        [("agent", &AGENT[..], Audience::Agent), ("allocator", &ALLOCATOR[..], Audience::Allocator)]
+        [("agent", &AGENT[..], Consumer::Agent), ("allocator", &ALLOCATOR[..], Consumer::Allocator)]
     {
         let lacks: Vec<_> = whole.iter().filter(|right| is_to_follow(right)).copied().collect();
         ensure!(lacks.len() == 16, "{lacks:?}");
@@ -102,9 +105,9 @@ fn every_right_to_follow_is_needed() -> Result<()> {
         for account in &accounts {
             tried.push(Tried::new(&api, account)?);
             let proxy = reach(&api, account)?;
-            let access = Access { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
+            let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
             let guard = api.block_on(async {
-                let cluster = Cluster::connect(&access).await?;
+                let cluster = ClusterClient::connect(&access).await?;
                 Ok(kubernetes::follow(&cluster.client, audience))
             })?;
             guards.push(guard);
@@ -117,9 +120,9 @@ fn every_right_to_follow_is_needed() -> Result<()> {
     Ok(())
 }
 
-/// All that agents do with Leases; with all rights it works.
-async fn use_leases(store: &Kubernetes, vip: Vip) -> Result<()> {
-    let node = NodeName("node-1".to_owned());
+/// Does everything that agents do with Leases. With all rights it works.
+async fn use_leases(store: &KubernetesStore, vip: Vip) -> Result<()> {
+    let node = NodeName::new("node-1")?;
     store.survey().await?;
     store.read(vip).await?;
     let Swapped::Done(first) = store.swap(vip, None, &node, 1).await? else { bail!("it was there") };
@@ -134,10 +137,11 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     api.add_namespace(SYSTEM)?;
     let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "leases").copied().collect();
     let use_leases = |kubeconfig, last| {
-        let access = Access { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
-        let vip = Vip([192, 0, 2, last].into());
+        let access = ClusterAccess { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
+        let vip = Vip::new([192, 0, 2, last].into());
         api.block_on(async {
-            Ok(use_leases(&Kubernetes::new(&Cluster::connect(&access).await?).within(PATIENCE), vip).await)
+            Ok(use_leases(&KubernetesStore::new(&ClusterClient::connect(&access).await?).with_timeout(PATIENCE), vip)
+                .await)
         })
     };
     let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
@@ -164,12 +168,16 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
     for (account, tried) in accounts.iter().zip(&tried) {
         let service: Service = serde_json::from_value(service("web", "lan"))?;
-        let access = Access { kubeconfig: Some(account.kubeconfig.clone()), namespace: None };
-        let author = Author { controller: "test", action: "Testing", instance: account.user.clone() };
-        let teller = api.block_on(async { Ok(Teller::start(Cluster::connect(&access).await?.client, author)) })?;
-        // Said again, it is counted in the Event that said it.
+        let access = ClusterAccess { kubeconfig: Some(account.kubeconfig.clone()), namespace: None };
+        let author = EventSource { controller: "test", action: "Testing", instance: account.user.clone() };
+        let recorder =
+            api.block_on(async { Ok(EventRecorder::start(ClusterClient::connect(&access).await?.client, author)) })?;
+        // A repeated Event increases the count of the first one.
         for _ in 0..2 {
-            teller.tell(&service, News::new(Weight::Warning, "AddressInUse", "a stranger has the address"));
+            recorder.record(
+                &service,
+                EventContent::new(EventType::Warning, "AddressInUse", "a foreign speaker has the address"),
+            );
         }
         tried.await_refusal(|| Ok(()))?;
     }
@@ -185,7 +193,7 @@ fn service(name: &str, pool: &str) -> Value {
     })
 }
 
-/// A pool and a policy whose statuses are to be written, whatever they say.
+/// Makes a pool and a policy without statuses, so that they must be written.
 fn pool_and_policy(generation: usize) -> Vec<Value> {
     let kind = |kind: &str, spec: Value| json!({ "apiVersion": "vipmux.io/v1alpha1", "kind": kind, "metadata": { "name": "lan" }, "spec": spec });
     let last = 230 + generation;
@@ -195,8 +203,8 @@ fn pool_and_policy(generation: usize) -> Vec<Value> {
     ]
 }
 
-/// Each is started where all is to do that an allocator ever does: another Lease and key to make, a pool, a policy and a Service
-/// that have no status, and one Service that is given the same reason to wait twice.
+/// Each allocator starts with everything to do: another Lease and key to make; a pool, a policy and
+/// a Service without status; and one Service that gets the same reason to wait twice.
 #[test]
 fn every_right_to_write_is_needed_by_the_allocator() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };

@@ -1,5 +1,6 @@
-//! A cluster of 1,000 Services and 200 Nodes, two of which are really there: what its agents ask the API server for, and how
-//! long a change takes to the kernel. Figures are printed, and nothing depends on them.
+//! Measures a cluster of 1,000 Services and 200 Nodes, two of which really exist: the agents'
+//! requests to the API server, and the time of a change to the kernel. The figures are printed, and
+//! no assertion depends on them.
 
 use std::{
     collections::BTreeMap,
@@ -11,8 +12,8 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Value, json};
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::{ServiceKey, ServiceValue};
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     agent::{self, Agent},
     api_server::{ApiServer, Mark, Request, SYSTEM},
@@ -27,21 +28,21 @@ const ENDPOINTS: u32 = 10;
 const NODES: u8 = 200;
 const FIRST_PORT: u16 = 20_000;
 const NAMESPACE: &str = "scale";
-/// Of threads that write objects.
+/// Threads that write objects.
 const WRITERS: usize = 8;
-/// How long nothing but Nodes' heartbeats happens.
+/// The time in which only Nodes' heartbeats happen.
 const STEADY: Duration = Duration::from_secs(20);
-/// Between a Node's heartbeats.
+/// The interval of a Node's heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 const CHANGES: u32 = 300;
-/// Between changes.
+/// The pause between changes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// How often the map is looked at.
+/// The interval of looks at the map.
 const LOOK: Duration = Duration::from_micros(50);
-/// For writing all objects, and for the agents to follow.
+/// The time limit for writing all objects, and for the agents to follow.
 const LONG: Duration = Duration::from_mins(3);
 
-/// The cluster, before there are Services in it.
+/// The cluster, before it has Services.
 fn cluster() -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(None) };
     let Some(cluster) = Cluster::in_kubernetes(lan)? else { return Ok(None) };
@@ -53,7 +54,7 @@ fn cluster() -> Result<Option<Cluster>> {
     Ok(Some(cluster))
 }
 
-/// Does something with each of these, several at a time.
+/// Does something with each item, several at a time.
 fn in_parallel<T: Copy + Send + Sync>(items: &[T], work: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
     let work = &work;
     thread::scope(|scope| {
@@ -66,7 +67,7 @@ fn in_parallel<T: Copy + Send + Sync>(items: &[T], work: impl Fn(T) -> Result<()
     })
 }
 
-/// A Node whose kubelet is nowhere.
+/// Returns a Node without a kubelet.
 fn node(number: u8) -> Value {
     json!({
         "apiVersion": "v1",
@@ -79,12 +80,12 @@ fn node(number: u8) -> Value {
     })
 }
 
-/// The time of a heartbeat, without fractions of its second and without its zone.
+/// Returns a heartbeat's time without fractions and zone.
 fn time_of(beat: u64) -> String {
     format!("2026-01-01T00:{:02}:{:02}", beat / 60 % 60, beat % 60)
 }
 
-/// What a kubelet writes to say that it is alive: its Node's status, which it does less often, and its Lease.
+/// Writes a kubelet's heartbeat: the Node's status, less often, and its Lease.
 fn beat(api: &ApiServer, number: u8, beat: u64) -> Result<()> {
     let (name, at) = (format!("node-{number}"), time_of(beat));
     api.set_status(&json!({
@@ -102,7 +103,7 @@ fn beat(api: &ApiServer, number: u8, beat: u64) -> Result<()> {
     api.apply_all(&[lease]).map(drop)
 }
 
-/// Half of its endpoints here and half elsewhere; with each generation one of them is another.
+/// Half of its endpoints are here and half elsewhere. Each generation changes one of them.
 fn service(number: u16, generation: u32) -> Service {
     let service = Service::sharing(&format!("{NAMESPACE}/s{number}"), FIRST_PORT + number, "TCP", 8080);
     service.with((0..ENDPOINTS).map(|n| {
@@ -121,7 +122,7 @@ fn add_services(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// What an agent has put into the kernel.
+/// Returns what an agent has written to the kernel.
 fn maps(agent: &Agent) -> Result<Maps> {
     let maps = Maps::open(agent.pins())?;
     wait::until("all Services in the kernel", LONG, || {
@@ -132,13 +133,13 @@ fn maps(agent: &Agent) -> Result<Maps> {
     Ok(maps)
 }
 
-/// Those of the agents.
+/// Returns the agents' requests.
 fn requests(api: &ApiServer, after: Mark) -> Result<Vec<Request>> {
     let account = format!("system:serviceaccount:{SYSTEM}:{}", agent::ACCOUNT);
     Ok(api.requests(after)?.into_iter().filter(|request| request.user == account).collect())
 }
 
-/// By what they ask for.
+/// Groups them by what they request.
 fn counted(requests: &[Request]) -> String {
     let mut counts = BTreeMap::<_, usize>::new();
     for Request { verb, resource, .. } in requests {
@@ -148,7 +149,7 @@ fn counted(requests: &[Request]) -> String {
     if counts.is_empty() { "none".to_owned() } else { counts.join(", ") }
 }
 
-/// MiB that a process has in memory.
+/// Returns a process's memory in MiB.
 fn resident(agent: &Agent) -> Result<f64> {
     let status = fs::read_to_string(format!("/proc/{}/status", agent.process().id()))?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
@@ -156,7 +157,7 @@ fn resident(agent: &Agent) -> Result<f64> {
     Ok(kibibytes / 1024.0)
 }
 
-/// Nodes say that they are alive, and nothing else happens.
+/// Only Nodes' heartbeats happen.
 fn steady(api: &ApiServer) -> Result<()> {
     let begin = Instant::now();
     let mut beats = 0;
@@ -169,7 +170,8 @@ fn steady(api: &ApiServer) -> Result<()> {
     Ok(())
 }
 
-/// Milliseconds from before an EndpointSlice is written: to the API server's answer, and to the kernel.
+/// Returns milliseconds from before an EndpointSlice is written: to the API server's response, and
+/// to the kernel.
 fn change(api: &ApiServer, maps: &Maps, number: u16, generation: u32) -> Result<(f64, f64)> {
     let vip = maps.read_vip(&VIP.into())?.context("the address is no VIP")?;
     let key = ServiceKey { vip: vip.id, port: (FIRST_PORT + number).to_be(), protocol: 6, padding: 0 };
@@ -193,7 +195,7 @@ fn change(api: &ApiServer, maps: &Maps, number: u16, generation: u32) -> Result<
     })
 }
 
-/// Median, 99th percentile and the most.
+/// Returns median, 99th percentile and maximum.
 fn quantiles(mut figures: Vec<f64>) -> Result<[f64; 3]> {
     figures.sort_by(f64::total_cmp);
     let last = figures.len().checked_sub(1).context("no figures")?;
@@ -203,9 +205,9 @@ fn quantiles(mut figures: Vec<f64>) -> Result<[f64; 3]> {
 #[test]
 fn a_thousand_services_on_two_hundred_nodes_cost_the_api_server_no_write_in_steady_state() -> Result<()> {
     let Some(mut cluster) = cluster()? else { return Ok(()) };
-    // Who is held up for longer than its lease writes the Lease anew, rightly.
+    // An agent that is held up for longer than its lease must write the Lease again.
     let options = agent::Options { lease: "30s", ..cluster.agent_options() };
-    // Before the Services, so that who leads is settled among all who are there.
+    // Started before the Services exist, so that all agents take part in the first elections.
     cluster.start_agents(&options)?;
     let begin = Instant::now();
     add_services(&cluster)?;
@@ -221,7 +223,7 @@ fn a_thousand_services_on_two_hundred_nodes_cost_the_api_server_no_write_in_stea
     let started = requests(api, Mark::default())?;
 
     let complaints = |cluster: &Cluster| -> usize {
-        cluster.agents.iter().map(|agent| agent.process().output().matches("cannot be followed").count()).sum()
+        cluster.agents.iter().map(|agent| agent.process().output().matches("cannot watch the API server").count()).sum()
     };
     let (mark, before) = (api.mark()?, complaints(&cluster));
     steady(api)?;

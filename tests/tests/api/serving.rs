@@ -1,9 +1,11 @@
-//! Agents that live by an API server: from objects to packets, without vipmux's allocator.
+//! Tests agents with an API server, from objects to packets, without vipmux's allocator.
 
-use std::{collections::BTreeSet, ffi::OsStr, fmt::Write as _, net::IpAddr, thread, time::Duration};
+use std::{collections::BTreeSet, ffi::OsStr, net::IpAddr, thread, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
+use vipmux_cluster::store::lease_name;
+use vipmux_model::Vip;
 use vipmux_tests::{
     agent,
     api_server::{ADMIN, ApiServer},
@@ -22,7 +24,8 @@ const PORT: u16 = 80;
 const POD_PORT: u16 = 8080;
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Two nodes, a pod on each, agents, and an API server; nobody gives addresses but the test.
+/// A cluster of two nodes with a pod and an agent on each, and an API server. Only the test assigns
+/// addresses.
 fn cluster() -> Result<Option<Cluster>> {
     let options = Options { nodes: 2, kubernetes_rules: true, ..Options::default() };
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
@@ -55,7 +58,7 @@ fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<(
         let answer = cluster.await_service(Request::new(Kind::Http, address, PORT), "shop/web")?;
         assert_eq!(answer.client.ip(), seen);
     }
-    // Each VIP has a Lease, of the node that answers.
+    // Each VIP has a Lease, held by the node that answers.
     for address in addresses {
         wait::until("the Lease of who answers", PATIENCE, || {
             let (leader, holder) = (&cluster.await_leader(address)?.name, holder(&cluster, address)?);
@@ -85,7 +88,7 @@ fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
     })
 }
 
-/// They look at their Service, and not at a node's log.
+/// Users look at their Service, not at a node's log.
 #[test]
 fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<()> {
     let Some(mut cluster) = cluster()? else { return Ok(()) };
@@ -95,8 +98,9 @@ fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<
     cluster.api()?.give("shop/web", &[VIP.into()])?;
     let stranger = cluster.lan.client()?;
     let mut leaders = BTreeSet::new();
-    let event = wait::until("an Event about the stranger", PATIENCE, || {
-        // An Event that the API server does not take is not made again, and whoever leads tells what it hears.
+    let event = wait::until("an Event about the foreign speaker", PATIENCE, || {
+        // An Event that the API server rejects is not repeated. Every leader reports the foreign
+        // speakers that it hears.
         leaders.insert(cluster.await_leader(VIP)?.name.clone());
         arp::announce(stranger.namespace(), VIP)?;
         thread::sleep(PAUSE);
@@ -112,13 +116,13 @@ fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<
     assert!(leaders.contains(teller), "{teller} is none of {leaders:?}");
     let message = event["message"].as_str().unwrap_or_default();
     assert!(message.contains(&format!("the address {VIP} is also used by {}", stranger.mac)), "{message}");
-    // It is found by the Service's uid.
+    // The Event is found by the Service's uid.
     let described = cluster.api()?.kubectl(&["describe", "service", "web", "--namespace", "shop"])?;
     assert!(described.contains("AddressInUse"), "{described}");
     Ok(())
 }
 
-/// The kinds of vipmux and MetalLB are not needed where another controller gives addresses.
+/// If another controller assigns addresses, the kinds of vipmux and MetalLB are not needed.
 #[test]
 fn agents_need_no_custom_kind() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
@@ -136,7 +140,8 @@ fn agents_need_no_custom_kind() -> Result<()> {
     Ok(())
 }
 
-/// The API server is killed, objects change while it comes back, and what is served stays served in between.
+/// The API server is killed, and objects change while it comes back. Services keep working in
+/// between.
 #[test]
 fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_seen_after_it() -> Result<()> {
     let Some(mut cluster) = cluster()? else { return Ok(()) };
@@ -181,7 +186,7 @@ fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
     for (arguments, expected) in [
         (
             vec![],
-            "this is no Pod of a cluster: name a kubeconfig (--kubeconfig), or a directory of manifests (--manifests)",
+            "not in a Pod of a cluster: name a kubeconfig (--kubeconfig), or a directory of manifests (--manifests)",
         ),
         (vec!["--kubeconfig".as_ref(), "/nowhere".as_ref()], "cannot use the kubeconfig \"/nowhere\""),
         (vec!["--kubeconfig".as_ref(), kubeconfig.as_os_str()], "in a cluster all agents need the same key"),
@@ -192,20 +197,12 @@ fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
     Ok(())
 }
 
-/// The node that a VIP's Lease names.
+/// Returns the node in a VIP's Lease.
 pub(crate) fn holder(cluster: &Cluster, address: IpAddr) -> Result<String> {
-    let bytes = match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    };
-    let mut hex = String::new();
-    for byte in bytes {
-        write!(hex, "{byte:02x}")?;
-    }
     let named = json!({
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": { "namespace": "vipmux-system", "name": format!("vip-{hex}") },
+        "metadata": { "namespace": "vipmux-system", "name": lease_name(Vip::new(address)) },
     });
     let lease = cluster.api()?.get(&named)?.with_context(|| format!("{address} has no Lease"))?;
     lease["spec"]["holderIdentity"].as_str().map(str::to_owned).with_context(|| lease.to_string())

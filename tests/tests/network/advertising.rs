@@ -1,4 +1,5 @@
-//! An address is answered for on the nodes and interfaces that L2Advertisements and VipPolicies allow, and nowhere else.
+//! Tests that only the nodes and interfaces which L2Advertisements and VipPolicies allow answer for
+//! an address.
 
 use std::net::Ipv4Addr;
 
@@ -17,11 +18,11 @@ use vipmux_tests::{
 
 use crate::leading::answers;
 
-/// In MetalLB's pool `front`.
+/// An address in MetalLB's pool `front`.
 const FRONT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
-/// In vipmux's pool `back`.
+/// An address in vipmux's pool `back`.
 const BACK: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 210);
-/// Connections to each Service: both of its pods get some.
+/// Connections to each Service, so that both of its pods get some.
 const CONNECTIONS: usize = 20;
 
 fn front(spec: &Value) -> Value {
@@ -36,12 +37,13 @@ fn advertisement(version: &str, kind: &str, name: &str, spec: &Value) -> Value {
     json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}, "spec": spec})
 }
 
-/// The node that has this name alone.
+/// Returns node selectors for only this node.
 fn on(node: &str) -> Value {
     json!([{"matchLabels": {"kubernetes.io/hostname": node}}])
 }
 
-/// Two Services, `shop/front` and `shop/back`, with pods on node-2 and node-3 each, on an address of each pool.
+/// Makes two Services, `shop/front` and `shop/back`, each with pods on node-2 and node-3, on an
+/// address of each pool.
 fn prepared(lan: Lan) -> Result<Cluster> {
     let manifests = Manifests::for_lan(&lan)?;
     let pool = |version, kind, name, address: Ipv4Addr| {
@@ -66,7 +68,7 @@ fn prepared(lan: Lan) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Both are served, by whichever pods.
+/// Checks that both Services answer, from any pods.
 fn await_both(cluster: &Cluster) -> Result<()> {
     for (name, address) in [("shop/front", FRONT), ("shop/back", BACK)] {
         let request = Request::new(Kind::Http, address, 80);
@@ -78,7 +80,7 @@ fn await_both(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Waits until these, and nobody else, answer for the address, several times in a row.
+/// Waits until exactly these nodes answer for the address, several times in a row.
 fn await_answers(cluster: &Cluster, address: Ipv4Addr, expected: &[MacAddr]) -> Result<()> {
     wait::until(&format!("{expected:?} alone for {address}"), PATIENCE, || {
         for _ in 0..4 {
@@ -107,19 +109,19 @@ fn each_pool_is_answered_for_by_the_nodes_that_may_and_by_no_other() -> Result<(
     await_answers(&cluster, BACK, &[mac("node-1")?])?;
     await_both(&cluster)?;
 
-    // Now nothing covers the other pool.
+    // Now nothing advertises the other pool.
     write(&cluster, &only("node-3"))?;
     await_answers(&cluster, BACK, &[])?;
     await_answers(&cluster, FRONT, &[mac("node-3")?])?;
     let plan = Plan::of(cluster.manifests.path())?;
     assert!(plan.leader(BACK).is_err());
-    let told = plan.service("shop/back")?["warnings"].to_string();
+    let reported = plan.service("shop/back")?["warnings"].to_string();
     assert!(
-        told.contains("192.0.2.210 is announced by nobody: no L2Advertisement or VipPolicy covers pool back"),
-        "{told}"
+        reported.contains("192.0.2.210 is announced by nobody: no L2Advertisement or VipPolicy covers pool back"),
+        "{reported}"
     );
 
-    // And now there is nothing left that restricts anything.
+    // Now nothing restricts the advertisements.
     write(&cluster, &[])?;
     await_both(&cluster)
 }
@@ -128,7 +130,7 @@ fn each_pool_is_answered_for_by_the_nodes_that_may_and_by_no_other() -> Result<(
 fn each_pool_is_answered_for_on_the_interfaces_that_are_named_and_served_by_pods_everywhere() -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options::default())? else { return Ok(()) };
     let cards = lan.add_cards()?;
-    // As kube-proxy in ipvs mode has it: the kernel would answer on every interface.
+    // As with kube-proxy's ipvs mode, the kernel would answer on every interface.
     for node in &lan.nodes {
         node.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
         node.namespace().links(|links| {

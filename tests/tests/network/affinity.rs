@@ -1,4 +1,4 @@
-//! Session affinity: a client stays with one pod, for as long as its Service says.
+//! Tests session affinity: a client stays with one pod for its Service's timeout.
 
 use std::{
     collections::BTreeSet,
@@ -17,7 +17,7 @@ use vipmux_tests::{
 use crate::policies::{CONNECTIONS, VIPS, add_web_pod, await_ready, await_web, prepared, started, to_web, web};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
-/// As long as it takes for a client to be forgotten, in seconds, and by more than the times' precision.
+/// The affinity timeout in seconds: longer than the precision of the records' times.
 const SHORT: (u32, Duration) = (1, Duration::from_millis(1_500));
 
 #[test]
@@ -26,7 +26,7 @@ fn a_client_stays_with_its_pod_until_that_goes() -> Result<()> {
     let before = homes(&cluster)?;
     ensure!(before.iter().collect::<BTreeSet<_>>().len() > 1, "all clients at {before:?}");
 
-    // By their addresses alone, four of eight clients would move.
+    // Without records, four of eight clients would move.
     double(&mut cluster, &mut pods, None)?;
     assert_eq!(homes(&cluster)?, before, "with {pods:?}");
 
@@ -40,7 +40,7 @@ fn a_client_stays_with_its_pod_until_that_goes() -> Result<()> {
     Ok(())
 }
 
-/// What is wanted after a while is what the addresses say: that moves some, as the test above tells.
+/// After the timeout, the address decides again. That moves some clients, as the test above shows.
 #[test]
 fn a_client_that_was_away_for_longer_than_its_service_says_is_balanced_anew() -> Result<()> {
     let (seconds, longer) = SHORT;
@@ -58,8 +58,8 @@ fn a_client_that_was_away_for_longer_than_its_service_says_is_balanced_anew() ->
     Ok(())
 }
 
-/// Four clients, and `shop/web` with pods on three nodes; a client is remembered for so many seconds, or by default for
-/// hours. `None` if the test is to be skipped.
+/// Makes four clients, and `shop/web` with pods on three nodes. The affinity timeout is in seconds,
+/// by default hours. `None` if the test is skipped.
 fn with_a_pod_on_each_node(seconds: Option<u32>) -> Result<Option<(Cluster, Vec<String>)>> {
     let Some(cluster) = prepared(Options { clients: 4, ..Options::default() }, &NODES)? else { return Ok(None) };
     let pods: Vec<_> = (1..=NODES.len()).map(|number| format!("web-{number}")).collect();
@@ -85,7 +85,7 @@ fn affine(cluster: &Cluster, pods: &[String], seconds: Option<u32>) -> Result<Se
     Ok(config.into_iter().fold(service, |service, config| service.with_field("sessionAffinityConfig", config)))
 }
 
-/// The pod of each client at each address: all its connections reach that one.
+/// Returns the pod of each client at each address, which all its connections reach.
 fn homes(cluster: &Cluster) -> Result<Vec<String>> {
     let all = cluster.lan.clients.iter().flat_map(|client| VIPS.map(|vip| (client, vip)));
     let home = |(client, vip): (&vipmux_tests::lan::Client, _)| {

@@ -1,4 +1,4 @@
-//! Manifests that change while traffic runs.
+//! Tests changes of manifests while traffic runs.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use vipmux_tests::{
     agent,
     client::{Kind, Request, Session},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
+    cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
     failover::await_stopped,
     lan::Options,
     manifests::{Condition, Service, VIP},
@@ -19,8 +19,6 @@ use vipmux_tests::{
 use crate::{policies, services};
 
 const SILENCE: Duration = Duration::from_millis(500);
-/// For requests that are often in vain.
-const IMPATIENCE: Duration = Duration::from_millis(200);
 const CHANGES: usize = 1_000;
 /// Services that change.
 const CHURNING: usize = 8;
@@ -63,7 +61,7 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
     cluster.add_pod("node-3", "secure-2", 20, &[Listener::new(Kind::Echo, 8443, "shop/secure")])?;
     let client = cluster.lan.client()?;
     let mut session = client.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
-    assert_eq!(session.say("before")?.pod, "secure-1");
+    assert_eq!(session.echo("before")?.pod, "secure-1");
     let mut draining = cluster.endpoint("secure-1")?;
     draining.condition = Condition::Terminating;
     let endpoints = [draining, cluster.endpoint("secure-2")?];
@@ -76,17 +74,17 @@ fn a_draining_backend_keeps_its_connections_and_gets_no_new_ones() -> Result<()>
         }
         Ok(())
     })?;
-    assert_eq!(session.say("after")?.pod, "secure-1");
+    assert_eq!(session.echo("after")?.pod, "secure-1");
     Ok(())
 }
 
-/// Nodes do not hear of a drain at one time.
+/// The nodes do not learn of a drain at the same time.
 #[test]
 fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> Result<()> {
     let Some(mut cluster) = policies::prepared(Options::default(), &["node-1", "node-2", "node-3"])? else {
         return Ok(());
     };
-    // Its leader stays one while it is stopped.
+    // It stays the leader while it is stopped.
     let options = agent::Options { lease: "30s", ..cluster.agent_options() };
     cluster.start_agents(&options)?;
     let leader = cluster.await_leader(VIP)?.name.clone();
@@ -125,12 +123,12 @@ fn a_pod_that_drains_takes_what_a_node_hands_over_that_has_not_heard_of_it() -> 
     })
 }
 
-/// Services come, go and change their pods a thousand times. The five that do not change lose no request, and whoever
-/// is reached at a changing Service's port is that Service.
+/// Services come, go and change their pods a thousand times. The five constant Services lose no
+/// request, and only a changing Service answers at its port.
 #[test]
 fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
-    // Each churning Service has a server of its own in a pod on every node.
+    // Each changing Service has its own server in a pod on every node.
     for (node, number) in [("node-1", 1), ("node-2", 2), ("node-3", 3)] {
         let listeners: Vec<_> =
             (0..CHURNING).map(|service| Listener::new(Kind::Http, churn_port(service), &churn_name(service))).collect();
@@ -141,7 +139,7 @@ fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
     let churning: Vec<_> = (0..CHURNING)
         .map(|service| {
             let request = Request::new(Kind::Http, VIP, churn_port(service));
-            Traffic::with_patience(client.namespace(), request, PAUSE, IMPATIENCE)
+            Traffic::with_timeout(client.namespace(), request, PAUSE, SHORT_TIMEOUT)
         })
         .collect::<Result<_>>()?;
     for change in 0..CHANGES {
@@ -152,7 +150,8 @@ fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
             }
             Some(service) => {
                 cluster.manifests.write_service(&service)?;
-                // Now and then the agents are let follow, so that they go through many states and not the last alone.
+                // The agents may catch up now and then, so that they go through many states, not
+                // only the last one.
                 if change % 50 == 0 {
                     let request = Request::new(Kind::Http, VIP, service.port);
                     cluster.await_service(request, &service.full_name())?;
@@ -168,7 +167,8 @@ fn a_storm_of_changes_sends_no_request_to_a_wrong_service() -> Result<()> {
     stop_all(steady)
 }
 
-/// Both Services are in one file, so their ports change hands at one moment; the pods of both are on the same node.
+/// Both Services are in one file, so their ports change owners at one moment. Both pods are on the
+/// same node.
 #[test]
 fn services_that_exchange_their_ports_are_told_apart_at_once() -> Result<()> {
     const PORTS: [u16; 2] = [11_000, 11_001];
@@ -179,7 +179,7 @@ fn services_that_exchange_their_ports_are_told_apart_at_once() -> Result<()> {
         cluster.add_pod(node, &format!("swap-{node}"), 50, &listeners)?;
     }
     for round in 0..20 {
-        // Which of the ports is whose.
+        // Returns the owner of each port.
         let owner = |port: usize| NAMES[(port + round) % 2];
         let mut documents = Vec::new();
         for (port, number) in PORTS.iter().enumerate() {
@@ -216,7 +216,8 @@ fn churn_port(service: usize) -> u16 {
     10_000 + u16::try_from(service).unwrap_or_default()
 }
 
-/// What a change makes of a Service: gone in every fifth round, otherwise on one to three of its pods.
+/// Returns a Service of a round: gone in every fifth round, otherwise with one to three of its
+/// pods.
 fn churned(cluster: &Cluster, change: usize) -> Result<Option<Service>> {
     let (round, service) = (change / CHURNING, change % CHURNING);
     if round % 5 == 4 {

@@ -1,11 +1,11 @@
-//! What somebody else does to the kernel's state is seen and put right.
+//! Tests that the agent detects and repairs drift of the kernel's state.
 
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::{Backend, Config, Interface, Node, ServiceState};
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     client::{Kind, Request},
     cluster::{Cluster, PATIENCE},
@@ -19,7 +19,8 @@ use crate::services;
 
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The five Services, with agents that check the kernel's state so often; and the leader.
+/// Starts the five Services, with agents that check the kernel's state at this interval. Returns
+/// the leader too.
 fn served(self_check: &'static str) -> Result<Option<(Cluster, String)>> {
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(None) };
     let mut options = cluster.agent_options();
@@ -34,7 +35,7 @@ fn on<'a>(cluster: &'a Cluster, name: &str) -> Result<(&'a vipmux_tests::agent::
     Ok((cluster.agent(name)?, cluster.lan.node(name)?))
 }
 
-/// What differs, as `what` of each difference.
+/// Returns the `what` of each difference.
 fn differing(diff: &Value) -> Vec<&str> {
     diff["differences"].as_array().into_iter().flatten().filter_map(|difference| difference["what"].as_str()).collect()
 }
@@ -48,7 +49,7 @@ fn await_no_difference(cluster: &Cluster, name: &str) -> Result<()> {
     })
 }
 
-/// One thing done to one map, by its name.
+/// A change of one map, with the map's name.
 fn harm(pins: &Path, map: &str) -> Result<()> {
     let mut maps = Maps::open(pins)?;
     let missing = || format!("{map} is empty");
@@ -141,7 +142,7 @@ fn programs_that_somebody_took_off_come_back_and_so_do_pins_and_the_nat_chain() 
     await_no_difference(&cluster, &leader)
 }
 
-/// It reads beside the event loop, and writes nothing where nothing is wrong.
+/// The self-check reads beside the event loop, and writes nothing if there is no drift.
 #[test]
 fn checks_disturb_no_traffic_and_repair_nothing_that_is_right() -> Result<()> {
     let Some((cluster, leader)) = served("1s")? else { return Ok(()) };
@@ -162,7 +163,7 @@ fn checks_disturb_no_traffic_and_repair_nothing_that_is_right() -> Result<()> {
     requests.stop()?.check_all_by("shop/web")?;
     for agent in &cluster.agents {
         let output = agent.process().output();
-        ensure!(!output.contains("cannot be checked"), "{output}");
+        ensure!(!output.contains("cannot check the kernel's state"), "{output}");
     }
     let outputs = cluster.last_outputs();
     ensure!(repairs() == before, "{outputs}");

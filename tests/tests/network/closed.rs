@@ -1,4 +1,5 @@
-//! What is sent to a port that nobody serves passes the wire a few times at most, whoever believes whom to lead.
+//! Tests that packets to an unserved port cross the wire only a few times, whatever leaders the
+//! nodes believe in.
 
 use std::{
     io::ErrorKind,
@@ -7,8 +8,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::Mac;
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     agent,
     cluster::{Cluster, PATIENCE},
@@ -18,21 +19,21 @@ use vipmux_tests::{
     wire::Tap,
 };
 
-/// TCP sends its SYN again after a second.
+/// TCP repeats its SYN after a second.
 const AGAIN: Duration = Duration::from_millis(900);
-/// What is refused, and what is not answered at all: the errors, and for how long they are waited for.
+/// Refused and unanswered requests: the expected errors, and the time limits.
 type Refusal = (&'static [ErrorKind], Duration);
 const REFUSED: Refusal = (&[ErrorKind::ConnectionRefused], AGAIN);
 const SILENT: Refusal = (&[ErrorKind::TimedOut, ErrorKind::WouldBlock], Duration::from_millis(100));
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
-/// A port of no Service.
+/// A port without a Service.
 const CLOSED: u16 = 81;
 /// The port of a Service without backends.
 const WEB: u16 = 80;
 
 #[test]
 fn a_closed_port_is_refused_once_by_whichever_node_is_asked() -> Result<()> {
-    // Each packet is seen where it goes into the node.
+    // Each packet is seen once, on its way into the node.
     knock_everywhere("reject", REFUSED, 2)
 }
 
@@ -41,20 +42,21 @@ fn a_closed_port_is_silent_and_sends_nothing_on_if_it_is_to_be_dropped() -> Resu
     knock_everywhere("drop", SILENT, 2)
 }
 
-/// The node's stack does not have the address, so it forwards the packet to the node that it believes to lead. There it
-/// has come from a peer, and is refused.
+/// The node's stack does not have the address, so it forwards the packet to the supposed leader.
+/// There it comes from a peer, and is refused.
 #[test]
 fn a_closed_port_that_is_left_to_the_stack_makes_one_hop_at_most() -> Result<()> {
-    // Into the node, out of it, and into the next.
+    // Into the node, out of it, and into the next one.
     knock_everywhere("pass", REFUSED, 6)
 }
 
-/// By way of each node, to both ports at both addresses; `passes`: how often a SYN and a datagram pass the nodes' ports.
+/// Sends through each node, to both ports at both addresses. `passes`: how often a SYN and a
+/// datagram cross the nodes' ports.
 fn knock_everywhere(unclaimed: &'static str, refusal: Refusal, passes: usize) -> Result<()> {
     let Some((cluster, mut wire)) = stale(unclaimed)? else { return Ok(()) };
     for node in &cluster.lan.nodes {
         for (vip, port) in VIPS.into_iter().flat_map(|vip| [(vip, CLOSED), (vip, WEB)]) {
-            // Whoever is held up for so long sends its SYN again.
+            // After such a delay, the client has repeated its SYN.
             let seen = wait::until("a knock in time", PATIENCE, || {
                 wire.packets_to(vip)?;
                 let begin = Instant::now();
@@ -74,13 +76,14 @@ fn knock_everywhere(unclaimed: &'static str, refusal: Refusal, passes: usize) ->
 struct Wire(Vec<Tap>);
 
 impl Wire {
-    /// How many packets to the VIP passed each since the last look.
+    /// Returns how many packets to the VIP crossed each port since the last call.
     fn packets_to(&mut self, vip: IpAddr) -> Result<Vec<usize>> {
         self.0.iter_mut().map(|tap| tap.packets_to(vip)).collect()
     }
 }
 
-/// A cluster in which nobody serves [`WEB`], and each node's kernel holds the next one to have the VIPs.
+/// Makes a cluster without backends for [`WEB`]. Each node's kernel takes the next node for the
+/// VIPs' owner.
 fn stale(unclaimed: &'static str) -> Result<Option<(Cluster, Wire)>> {
     let Some(lan) = Lan::for_test(Options::default())? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
@@ -106,21 +109,21 @@ fn stale(unclaimed: &'static str) -> Result<Option<(Cluster, Wire)>> {
     }
     let nodes = &cluster.lan.nodes;
     for (node, next) in nodes.iter().zip(nodes.iter().cycle().skip(1)) {
-        node.namespace().links(|links| VIPS.iter().try_for_each(|vip| links.add_neighbour("eth0", *vip, next.mac)))?;
+        node.namespace().links(|links| VIPS.iter().try_for_each(|vip| links.add_neighbor("eth0", *vip, next.mac)))?;
     }
     let taps = nodes.iter().map(|node| Tap::open(cluster.lan.switch(), &node.name)).collect::<Result<_>>()?;
     Ok(Some((cluster, Wire(taps))))
 }
 
-/// Endpoints of a pod that is not there.
+/// Returns endpoints of a pod that does not exist.
 fn no_pod(node: &Node) -> [Endpoint; 2] {
     [Endpoint::new(node.pod_address(9), &node.name), Endpoint::new(node.pod_address_v6(9), &node.name)]
 }
 
-/// Sends a SYN and a datagram to a port by way of a node, and sees what they are answered with.
+/// Sends a SYN and a datagram to a port through a node, and checks the answers.
 fn knock(cluster: &Cluster, node: &Node, server: SocketAddr, (expected, timeout): Refusal) -> Result<()> {
     let client = cluster.lan.client()?.namespace();
-    client.links(|links| links.add_neighbour("eth0", server.ip(), node.mac))?;
+    client.links(|links| links.add_neighbor("eth0", server.ip(), node.mac))?;
     let check = |result: std::io::Result<()>| {
         let kind = result.as_ref().err().map(std::io::Error::kind);
         ensure!(kind.is_some_and(|kind| expected.contains(&kind)), "{server} by way of {}: {result:?}", node.name);

@@ -1,12 +1,10 @@
-//! Two connections of a client from one port, to two ports of a VIP, that meet at one port of one pod: there they are the
-//! same connection, and nobody could tell whose a reply is.
-
-use std::time::Duration;
+//! Tests two connections of a client from one port to two ports of a VIP that end at the same port
+//! of a pod. There they would be the same connection, and replies would be ambiguous.
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     client::Session,
-    cluster::{PATIENCE, TIMEOUT},
+    cluster::{PATIENCE, SILENCE, TIMEOUT},
     lan::Options,
     manifests::Service,
     wait,
@@ -16,10 +14,8 @@ use crate::policies::{VIPS, WEB, await_web, endpoints, prepared, started, web};
 
 /// The other port of the VIP.
 const AGAIN: u16 = 444;
-/// The first of the client's ports; outside of those that the kernel gives by itself.
+/// The first of the client's ports, outside of the kernel's ephemeral range.
 const FIRST_PORT: u16 = 20_000;
-/// For a connection that is not to be made.
-const SILENCE: Duration = Duration::from_millis(700);
 
 #[test]
 fn the_second_connection_has_to_wait_for_the_end_of_the_first_which_goes_on() -> Result<()> {
@@ -33,14 +29,14 @@ fn the_second_connection_has_to_wait_for_the_end_of_the_first_which_goes_on() ->
         let connect =
             |server, timeout| client.namespace().run(|| Session::connect_from(port, (vip, server).into(), timeout));
         let mut first = connect(WEB.0, TIMEOUT)?;
-        first.say("one")?;
+        first.echo("one")?;
         let before = cluster.counted("drops", "tuple_collision")?;
         ensure!(connect(AGAIN, SILENCE).is_err(), "{vip}: a connection was made that nobody can tell from the first");
         ensure!(cluster.counted("drops", "tuple_collision")? > before, "{vip}: nothing was counted");
-        first.say("two").with_context(|| format!("{vip}, the first connection after the second was refused"))?;
+        first.echo("two").with_context(|| format!("{vip}, the first connection after the second was refused"))?;
         first.close()?;
         let mut second = wait::until("the second connection", PATIENCE, || connect(AGAIN, TIMEOUT))?;
-        second.say("three").with_context(|| format!("{vip}, the second connection"))?;
+        second.echo("three").with_context(|| format!("{vip}, the second connection"))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The demo as a user runs it.
+//! Tests the demo as a user runs it.
 
 use std::{fs, process::Command};
 
@@ -14,7 +14,7 @@ use vipmux_tests::{
     requirement,
 };
 
-/// A running demo. Dropped, it is interrupted: killed, it could not remove what it has made.
+/// A running demo. On drop it is interrupted: if it were killed, it could not clean up.
 struct Demo(Process);
 
 impl Demo {
@@ -31,7 +31,7 @@ impl Drop for Demo {
     }
 }
 
-/// What a process has on this machine, by the names of [`cleanup`].
+/// Returns what a process has on this machine, by the names of [`cleanup`].
 fn belongings(process: u32) -> Result<Vec<String>> {
     let mut found = Vec::new();
     for place in [cleanup::NAMESPACES.into(), cleanup::BPF_FILE_SYSTEM.into(), std::env::temp_dir()] {
@@ -76,7 +76,7 @@ fn interrupted_at_any_time_it_leaves_nothing() -> Result<()> {
         demo.signal(Signal::SIGTERM)?;
         let status = demo.wait(PATIENCE)?;
         let output = demo.output();
-        // Held open, as it may be by then, it ends well.
+        // With `--hold`, Ctrl-C is a success.
         let expected = status.code() == Some(130) || output.contains("Ctrl-C") && status.success();
         ensure!(expected, "{status} when interrupted after {moment:?}: {output}");
         assert_eq!(belongings(demo.id())?, [""; 0], "after {moment:?}");

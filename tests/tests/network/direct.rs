@@ -1,5 +1,5 @@
-//! A client that reaches the same pod through the VIP and past it, from the same port: to the pod, both are the same
-//! connection, one after the other.
+//! Tests a client that reaches the same pod through the VIP and directly, from the same port. To
+//! the pod, both are the same connection, one after the other.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -15,17 +15,17 @@ use vipmux_tests::{
 
 use crate::ipv6;
 
-/// The first of the client's ports; outside of those that the kernel gives by itself.
+/// The first of the client's ports, outside of the kernel's ephemeral range.
 const FIRST_PORT: u16 = 20_000;
 
-/// How a client leaves a connection.
+/// How a client ends a connection.
 #[derive(Clone, Copy, Debug)]
 enum End {
-    /// By a FIN: both sides close in turn.
+    /// With a FIN: both sides close in turn.
     Closed,
     /// By a RST.
     Reset,
-    /// Without a word, as a client does that loses its power: the pod still has the connection.
+    /// Silently, as after a power failure: the pod still has the connection.
     Abandoned,
 }
 
@@ -44,14 +44,15 @@ fn a_port_that_goes_to_and_fro_between_the_vip_and_the_pod_always_reaches_it() -
     alternate(&[Way::Vip, Way::Pod, Way::Vip, Way::Vip, Way::Pod, Way::Pod, Way::Vip], &[End::Closed, End::Reset])
 }
 
-/// How the pod is reached.
+/// The path to the pod.
 #[derive(Clone, Copy, Debug)]
 enum Way {
     Vip,
     Pod,
 }
 
-/// The last packets of a connection may come late, or twice: their client has been answered by the pod itself by then.
+/// The last packets of a connection may come late or twice, after the pod itself has answered the
+/// client.
 #[test]
 fn what_comes_late_through_the_vip_does_not_disturb_the_connection_to_the_pod() -> Result<()> {
     each_way(&[End::Closed, End::Reset], |cluster, node, vip, port, end| {
@@ -66,8 +67,8 @@ fn what_comes_late_through_the_vip_does_not_disturb_the_connection_to_the_pod() 
                 IpAddr::V6(vip) => way.ipv6(&Ipv6::tcp(client.address_v6, vip, late)),
             };
             wire::send(client.namespace(), "eth0", &late, 1)?;
-            // It goes the same way, and arrives later.
-            client.namespace().run(|| Session::connect((vip, 443).into(), TIMEOUT)?.say("there"))?;
+            // It takes the same path and arrives later.
+            client.namespace().run(|| Session::connect((vip, 443).into(), TIMEOUT)?.echo("there"))?;
             direct.talk().with_context(|| format!("after a segment with flags {flags:#04x}"))?;
             direct.leave(end, cluster)?;
         }
@@ -75,7 +76,8 @@ fn what_comes_late_through_the_vip_does_not_disturb_the_connection_to_the_pod() 
     })
 }
 
-/// Takes these ways one after the other from one port, by the pod's own node and by another, for each of these ends.
+/// Takes these paths in turn from one port, through the pod's own node and through another one,
+/// with each of these ends.
 fn alternate(ways: &[Way], ends: &[End]) -> Result<()> {
     each_way(ends, |cluster, _, vip, port, end| {
         ways.iter().enumerate().try_for_each(|(step, way)| {
@@ -87,7 +89,8 @@ fn alternate(ways: &[Way], ends: &[End]) -> Result<()> {
     })
 }
 
-/// Does that with each of these ends, in both families, by the pod's own node and by another, from a port that is its own.
+/// Does that with each of these ends, in both families, through the pod's own node and through
+/// another one, each from its own port.
 fn each_way(ends: &[End], run: impl Fn(&Cluster, &Node, IpAddr, u16, End) -> Result<()>) -> Result<()> {
     let Some(cluster) = ipv6::served(Options::HOSTILE)? else { return Ok(()) };
     let own = cluster.lan.node(&cluster.pod("secure-1")?.node)?;
@@ -95,7 +98,7 @@ fn each_way(ends: &[End], run: impl Fn(&Cluster, &Node, IpAddr, u16, End) -> Res
     cluster.lan.client()?.route_pods_of(own)?;
     let mut port = FIRST_PORT;
     for (node, vip) in [own, other].into_iter().flat_map(|node| [(node, IpAddr::V4(VIP)), (node, VIP_V6.into())]) {
-        cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", vip, node.mac))?;
+        cluster.lan.client()?.namespace().links(|links| links.add_neighbor("eth0", vip, node.mac))?;
         for end in ends {
             port += 1;
             run(&cluster, node, vip, port, *end).with_context(|| format!("{end:?}, {vip} by way of {}", node.name))?;
@@ -104,7 +107,7 @@ fn each_way(ends: &[End], run: impl Fn(&Cluster, &Node, IpAddr, u16, End) -> Res
     Ok(())
 }
 
-/// A connection to the pod, which sees this client.
+/// Opens a connection to the pod, which sees this client.
 struct Connection {
     session: Session,
     client: SocketAddr,
@@ -130,7 +133,7 @@ fn open(cluster: &Cluster, vip: IpAddr, way: Way, port: u16) -> Result<Connectio
 impl Connection {
     fn talk(&mut self) -> Result<()> {
         for line in ["one", "two"] {
-            let answer = self.session.say(line)?;
+            let answer = self.session.echo(line)?;
             assert_eq!((answer.pod.as_str(), answer.client), ("secure-1", self.client));
         }
         Ok(())

@@ -1,4 +1,5 @@
-//! Direct server return: pods get what clients sent, with the VIP as its destination, and answer in the VIP's name.
+//! Tests direct server return: pods get packets with the VIP as destination, and answer from the
+//! VIP.
 
 use std::{
     collections::BTreeSet,
@@ -11,7 +12,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use vipmux_tests::{
     agent,
     client::{Datagrams, Kind, Request},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
+    cluster::{Cluster, LONG, PATIENCE, TIMEOUT},
     lan::{Lan, Node, Options, Uplink},
     manifests::{Manifests, Service, VIP, VIP_V6},
     pod::Listener,
@@ -20,8 +21,6 @@ use vipmux_tests::{
     wait,
 };
 
-/// A long transfer on a busy machine.
-const LONG: Duration = Duration::from_mins(2);
 const PAUSE: Duration = Duration::from_millis(10);
 const WHOLE: u64 = 10_000_000;
 const PART: u64 = 1_000_000;
@@ -29,9 +28,9 @@ const PART: u64 = 1_000_000;
 const CONNECTIONS: usize = 40;
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 
-/// A node's rules drop what conntrack finds invalid and masquerade what leaves the pods; but there is no reverse path
-/// filter, since the way to a VIP is not by the pod. The loose one drops it too on interfaces without an IPv4 address,
-/// as the nodes' ends of the pods' links are.
+/// A node's rules drop what conntrack finds invalid and masquerade packets from pods. There is no
+/// reverse path filter, since the route to a VIP is not through the pod. On interfaces without an
+/// IPv4 address, such as the pods' links, even the loose filter drops these packets.
 const OPTIONS: Options = Options { reverse_path_filter: 0, ..Options::HOSTILE };
 
 /// Names, protocols and ports of the Services.
@@ -40,7 +39,8 @@ const UDP: (&str, Kind, u16) = ("direct/udp", Kind::UdpEcho, 514);
 const BULK: (&str, Kind, u16) = ("direct/bulk", Kind::Bulk, 7000);
 const SERVICES: [(&str, Kind, u16); 3] = [WEB, UDP, BULK];
 
-/// Services in dual stack whose pods, one on the planned leader and one on another node, serve at the VIPs alone; not started yet.
+/// Makes Services in dual stack with a pod on the planned leader and one on another node. The pods
+/// serve only at the VIPs. Agents are not started.
 fn prepared(options: Options) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
@@ -81,7 +81,7 @@ fn await_all(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Asks often; both pods must answer, and see the client.
+/// Sends many requests. Both pods must answer, and see the client.
 fn ask_all(cluster: &Cluster) -> Result<()> {
     let client = cluster.lan.client()?;
     for (name, kind, port) in SERVICES {
@@ -100,7 +100,7 @@ fn ask_all(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Programs on a node's way in.
+/// Returns the programs on a node's ingress.
 fn inlets(node: &Node) -> Result<usize> {
     node.namespace().run(|| {
         let (_, programs) = SchedClassifier::query_tcx("eth0", TcAttachType::Ingress)
@@ -178,7 +178,7 @@ fn ten_megabytes_arrive_whole_and_so_do_fragments() -> Result<()> {
             let mut pods = BTreeSet::new();
             while pods.len() < 2 {
                 let datagrams = client.run(|| Datagrams::connect((vip, UDP.2).into(), TIMEOUT))?;
-                let answers = datagrams.say_all(&[0, 1_000, 1_473, 30_000].map(|length| &text[..length]))?;
+                let answers = datagrams.echo_all(&[0, 1_000, 1_473, 30_000].map(|length| &text[..length]))?;
                 pods.extend(answers.into_iter().map(|answer| answer.pod));
             }
         }
@@ -186,7 +186,8 @@ fn ten_megabytes_arrive_whole_and_so_do_fragments() -> Result<()> {
     Ok(())
 }
 
-/// What a pod's kernel refuses, it refuses in the VIP's name; to conntrack that is an error about nothing it knows.
+/// A pod's kernel refuses connections in the VIP's name. To conntrack these errors belong to no
+/// known connection.
 #[test]
 fn a_closed_port_of_a_pod_is_refused_in_the_vips_name() -> Result<()> {
     let Some(mut cluster) = served(OPTIONS, |options| options)? else { return Ok(()) };
@@ -206,15 +207,15 @@ fn a_closed_port_of_a_pod_is_refused_in_the_vips_name() -> Result<()> {
 #[test]
 fn agents_that_are_killed_in_turn_lose_no_request_and_no_transfer() -> Result<()> {
     let Some(mut cluster) = served(OPTIONS, |options| options)? else { return Ok(()) };
-    // The client knows the MAC for good: what is tested is the traffic, not the ARP.
+    // The client has a permanent neighbor entry: the test is about traffic, not ARP.
     let leader = cluster.await_leader(VIP)?.mac;
     let client = cluster.lan.client()?.namespace();
-    client.links(|links| links.add_neighbour("eth0", VIP, leader))?;
+    client.links(|links| links.add_neighbor("eth0", VIP, leader))?;
     let mut transfer = Transfer::start(client, (VIP, BULK.2).into(), PAUSE)?;
     let traffic =
         [WEB, UDP].map(|(name, kind, port)| (name, Traffic::start(client, Request::new(kind, VIP, port), PAUSE)));
     let traffic: Vec<_> = traffic.into_iter().map(|(name, traffic)| Ok((name, traffic?))).collect::<Result<_>>()?;
-    // Another size of the flow tables is another layout: all maps are carried over to new ones.
+    // Another size of the flow tables is another layout: all maps are replaced.
     let nodes = || cluster.lan.nodes.iter().zip(0..);
     let twice = nodes().map(|node| (node, None)).chain(nodes().map(|node| (node, Some(32_768))));
     for ((node, index), flows) in twice {
@@ -279,8 +280,8 @@ fn the_way_in_is_looked_through_only_where_such_pods_are_and_unload_leaves_nothi
     })?;
     cluster.agent_mut(&other)?.process_mut().kill()?;
     let (agent, node) = (cluster.agent(&other)?, cluster.lan.node(&other)?);
-    let told = agent.unload(node)?;
-    assert!(told.contains("detached vipmux_ingress from eth0"), "{told}");
+    let reported = agent.unload(node)?;
+    assert!(reported.contains("detached vipmux_ingress from eth0"), "{reported}");
     assert_eq!(inlets(node)?, 0);
     assert!(!agent.pins().exists() && !node.nft("list tables")?.contains("vipmux"));
     Ok(())

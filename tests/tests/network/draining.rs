@@ -1,4 +1,4 @@
-//! `vipmux drain` on live agents: what it says, where the VIPs go, and what keeps them.
+//! Tests `vipmux drain` on live agents: its output, where the VIPs go, and what keeps them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,14 +16,14 @@ use vipmux_tests::{
 
 use crate::{leading, services};
 
-/// So many that no node leads all: two of three have at least one.
+/// So many VIPs that no node leads all of them: at least two of three nodes have one.
 const VIPS: u32 = 10;
 
-/// Three nodes that lead these VIPs between them.
+/// Makes three nodes that lead these VIPs.
 fn led() -> Result<Option<Cluster>> {
     let Some(mut cluster) = services::with_pods(Options::default())? else { return Ok(None) };
     cluster.start_agents(&cluster.agent_options())?;
-    // Whoever is alone would lead them all, and hand some over later.
+    // A lone agent would lead all of them, and transfer some later.
     cluster.await_all_alive()?;
     vips().into_iter().try_for_each(|vip| leading::write_web(&cluster, vip))?;
     await_led(&cluster, |_| true)?;
@@ -34,7 +34,7 @@ fn vips() -> Vec<Ipv4Addr> {
     (0..VIPS).map(|n| Ipv4Addr::from(u32::from(VIP) + n)).collect()
 }
 
-/// The VIPs that a node leads, by its own word.
+/// Returns the VIPs that a node says it leads.
 fn own(cluster: &Cluster, node: &str) -> Result<BTreeSet<Ipv4Addr>> {
     let view = cluster.agent(node)?.inspect_json(cluster.lan.node(node)?, &["vips"])?;
     let vips = view["vips"].as_array().context("no vips")?.iter();
@@ -42,7 +42,7 @@ fn own(cluster: &Cluster, node: &str) -> Result<BTreeSet<Ipv4Addr>> {
     led.map(|vip| Ok(vip["address"].as_str().context("no address")?.parse()?)).collect()
 }
 
-/// Waits until each VIP is led, by a node of these.
+/// Waits until one of these nodes leads each VIP.
 fn await_led(cluster: &Cluster, may: impl Fn(&str) -> bool) -> Result<()> {
     let nodes = || cluster.lan.nodes.iter().filter(|node| may(&node.name));
     wait::until("each VIP is led", PATIENCE, || {
@@ -54,7 +54,7 @@ fn await_led(cluster: &Cluster, may: impl Fn(&str) -> bool) -> Result<()> {
     .with_context(|| cluster.last_outputs())
 }
 
-/// Each VIP is answered for by one node, of these.
+/// Checks that exactly one of these nodes answers for each VIP.
 fn check_answers(cluster: &Cluster, may: impl Fn(&str) -> bool) -> Result<()> {
     vips().into_iter().try_for_each(|vip| {
         let node = answering(cluster, vip)?;
@@ -63,7 +63,7 @@ fn check_answers(cluster: &Cluster, may: impl Fn(&str) -> bool) -> Result<()> {
     })
 }
 
-/// The one node that answers for a VIP.
+/// Returns the one node that answers for a VIP.
 fn answering(cluster: &Cluster, vip: Ipv4Addr) -> Result<String> {
     let answers = wait::until(&format!("an answer for {vip}"), PATIENCE, || {
         let answers = leading::answers(cluster, vip)?;
@@ -77,41 +77,42 @@ fn answering(cluster: &Cluster, vip: Ipv4Addr) -> Result<String> {
     Ok(nodes.concat())
 }
 
-/// `vipmux drain` on a node: its exit status, the VIPs that it tells of with where they are, its last line, and its error.
+/// Runs `vipmux drain` on a node. Returns its exit status, its VIPs with their new nodes, its last
+/// line and its stderr.
 fn drain(
     cluster: &Cluster,
     node: &str,
     arguments: &[&str],
 ) -> Result<(i32, BTreeMap<Ipv4Addr, String>, String, String)> {
     let (code, said, error) = cluster.agent(node)?.drain(cluster.lan.node(node)?, arguments)?;
-    let (mut told, mut last) = (BTreeMap::new(), "");
+    let (mut reported, mut last) = (BTreeMap::new(), "");
     for line in said.lines() {
         match line.split_once(' ').map(|(vip, what)| (vip.parse(), what)) {
-            Some((Ok(vip), what)) => ensure!(told.insert(vip, what.to_owned()).is_none(), "{vip} twice in {said}"),
+            Some((Ok(vip), what)) => ensure!(reported.insert(vip, what.to_owned()).is_none(), "{vip} twice in {said}"),
             _ => last = line,
         }
     }
-    Ok((code, told, last.to_owned(), error))
+    Ok((code, reported, last.to_owned(), error))
 }
 
-/// Drains a node, which works; where its VIPs went.
+/// Drains a node successfully. Returns the VIPs' new nodes.
 fn drained(cluster: &Cluster, node: &str) -> Result<BTreeMap<Ipv4Addr, String>> {
-    let (code, told, last, error) = drain(cluster, node, &[])?;
-    ensure!((code, error.as_str()) == (0, ""), "{code}, {told:?}, {last}, {error}");
-    let count = if told.len() == 1 { "1 VIP".to_owned() } else { format!("{} VIPs", told.len()) };
-    ensure!(last.starts_with(&format!("drained: {count} handed over in ")), "{last}, after {told:?}");
+    let (code, reported, last, error) = drain(cluster, node, &[])?;
+    ensure!((code, error.as_str()) == (0, ""), "{code}, {reported:?}, {last}, {error}");
+    let count = if reported.len() == 1 { "1 VIP".to_owned() } else { format!("{} VIPs", reported.len()) };
+    ensure!(last.starts_with(&format!("drained: {count} handed over in ")), "{last}, after {reported:?}");
     let to = |(vip, what): (_, String)| Some((vip, what.strip_prefix("handed over to ")?.to_owned()));
-    let handed: BTreeMap<_, _> = told.clone().into_iter().filter_map(to).collect();
-    ensure!(handed.len() == told.len(), "{told:?}");
+    let handed: BTreeMap<_, _> = reported.clone().into_iter().filter_map(to).collect();
+    ensure!(handed.len() == reported.len(), "{reported:?}");
     Ok(handed)
 }
 
-/// What is told where no other node is to take anything.
+/// The report if no other node can lead anything.
 fn kept() -> BTreeMap<Ipv4Addr, String> {
     vips().into_iter().map(|vip| (vip, "is still led here: no other node can lead it now".to_owned())).collect()
 }
 
-/// The other two nodes.
+/// Returns the other two nodes.
 fn others<'a>(cluster: &'a Cluster, node: &str) -> Result<[&'a str; 2]> {
     let others: Vec<_> =
         cluster.lan.nodes.iter().map(|other| other.name.as_str()).filter(|name| *name != node).collect();
@@ -137,8 +138,11 @@ fn a_drained_node_says_where_its_addresses_went_and_takes_none_until_it_takes_pa
     check_answers(&cluster, |node| node == left)?;
     assert_eq!(own(&cluster, &first)?, BTreeSet::new());
 
-    let (code, told, last, error) = drain(&cluster, &first, &["--cancel"])?;
-    assert_eq!((code, told.len(), last.as_str(), error.as_str()), (0, 0, "this node takes part again", ""));
+    let (code, reported, last, error) = drain(&cluster, &first, &["--cancel"])?;
+    assert_eq!(
+        (code, reported.len(), last.as_str(), error.as_str()),
+        (0, 0, "drain ended: this node may lead VIPs again", "")
+    );
     wait::until("a share of the addresses", PATIENCE, || {
         ensure!(!own(&cluster, &first)?.is_empty(), "it leads none");
         Ok(())
@@ -147,7 +151,7 @@ fn a_drained_node_says_where_its_addresses_went_and_takes_none_until_it_takes_pa
     check_answers(&cluster, |node| node != killed)
 }
 
-/// All others come last, so that it has everything once it takes part.
+/// The others start last, so this node leads everything at first.
 #[test]
 fn a_drained_node_whose_agent_is_started_again_takes_part_again() -> Result<()> {
     let Some(mut cluster) = led()? else { return Ok(()) };
@@ -169,9 +173,9 @@ fn what_no_other_node_can_take_stays_and_goes_as_soon_as_one_can() -> Result<()>
         cluster.await_standing(&first, gone, "left")?;
     }
     await_led(&cluster, |node| node == first)?;
-    let (code, told, _, error) = drain(&cluster, &first, &[])?;
-    assert_eq!((code, &told), (1, &kept()));
-    ensure!(error.contains("not drained: 10 VIPs still led here; the node goes on draining"), "{error}");
+    let (code, reported, _, error) = drain(&cluster, &first, &[])?;
+    assert_eq!((code, &reported), (1, &kept()));
+    ensure!(error.contains("not drained: 10 VIPs still led here; the node keeps draining"), "{error}");
     check_answers(&cluster, |node| node == first)?;
 
     cluster.restart_agent(&second)?;
@@ -179,7 +183,7 @@ fn what_no_other_node_can_take_stays_and_goes_as_soon_as_one_can() -> Result<()>
     check_answers(&cluster, |node| node == second)?;
     assert_eq!(drained(&cluster, &first)?, vips().into_iter().map(|vip| (vip, second.clone())).collect());
 
-    // It comes last, and not never.
+    // It is the last choice, but a choice.
     cluster.agent_mut(&second)?.stop()?;
     await_led(&cluster, |node| node == first)?;
     check_answers(&cluster, |node| node == first)
@@ -193,8 +197,8 @@ fn the_last_node_that_does_not_drain_hands_nothing_to_those_that_do() -> Result<
         drained(&cluster, other)?;
     }
     await_led(&cluster, |node| node == last)?;
-    let (code, told, _, error) = drain(&cluster, &last, &["--timeout", "5s"])?;
-    assert_eq!((code, &told), (1, &kept()), "{error}");
+    let (code, reported, _, error) = drain(&cluster, &last, &["--timeout", "5s"])?;
+    assert_eq!((code, &reported), (1, &kept()), "{error}");
     check_answers(&cluster, |node| node == last)
 }
 
@@ -204,8 +208,8 @@ fn who_drains_a_node_without_an_agent_is_told_what_to_do() -> Result<()> {
     let first = cluster.await_leader(VIP)?.name.clone();
     cluster.agent_mut(&first)?.process_mut().kill()?;
     for arguments in [&[][..], &["--cancel"]] {
-        let (code, told, last, error) = drain(&cluster, &first, arguments)?;
-        assert_eq!((code, told.len(), last.as_str()), (1, 0, ""));
+        let (code, reported, last, error) = drain(&cluster, &first, arguments)?;
+        assert_eq!((code, reported.len(), last.as_str()), (1, 0, ""));
         ensure!(error.contains("no agent listens on") && error.contains("--socket"), "{error}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! A machine that is no node has an address which a node leads.
+//! Tests a foreign speaker: a machine that is no node has a VIP.
 
 use std::{
     net::Ipv4Addr,
@@ -6,8 +6,8 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::Mac;
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     agent, arp,
     client::Kind,
@@ -20,11 +20,11 @@ use vipmux_tests::{
 
 use crate::{leading::answers, services};
 
-/// Longer than any pause of the burst that an address is announced by; the longest one is of eight seconds.
+/// Longer than any pause in the burst of announcements: the longest one is eight seconds.
 const QUIET: Duration = Duration::from_secs(10);
-/// The burst takes fifteen.
+/// A time limit. The burst takes fifteen seconds.
 const LONG: Duration = Duration::from_mins(1);
-/// An address on the network of the nodes' second cards.
+/// An address in the network of the nodes' second cards.
 const BESIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 3, 200);
 
 #[test]
@@ -34,7 +34,7 @@ fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()>
     let stranger = cluster.lan.client()?;
     let capture = arp::Capture::start(stranger.namespace())?;
     let announced = || {
-        let seen = capture.seen().into_iter();
+        let seen = capture.frames().into_iter();
         seen.filter(|seen| seen.announces(VIP) && seen.sender_mac == leader.mac).map(|seen| seen.at).max()
     };
     let start = Instant::now();
@@ -51,16 +51,20 @@ fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()>
         Ok(())
     })?;
     let agent = cluster.agent(&leader.name)?.process();
-    agent.wait_for_line("the conflict", PATIENCE, |line| tells(line, &mac.to_string()))?;
+    agent.wait_for_line("the conflict", PATIENCE, |line| is_conflict_with(line, &mac.to_string()))?;
     assert_eq!(answers(&cluster, VIP)?, [leader.mac], "it keeps the address");
     for (node, agent) in cluster.lan.nodes.iter().zip(&cluster.agents).filter(|(node, _)| node.name != leader.name) {
         let output = agent.process().output();
-        assert!(!output.lines().any(|line| tells(line, &mac.to_string())), "{} leads nothing: {output}", node.name);
+        assert!(
+            !output.lines().any(|line| is_conflict_with(line, &mac.to_string())),
+            "{} leads nothing: {output}",
+            node.name
+        );
     }
     Ok(())
 }
 
-/// The second client is a printer with a fixed address.
+/// The second client plays a printer with a fixed address.
 #[test]
 fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options { clients: 2, ..Options::default() })? else { return Ok(()) };
@@ -73,7 +77,7 @@ fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() ->
     }
     cluster.start_agents(&cluster.agent_options())?;
     wait::until("a node that finds the printer", PATIENCE, || {
-        let tells = |line: &str| line.contains("a stranger has this address") && line.contains(&mac.to_string());
+        let tells = |line: &str| line.contains("foreign speaker has the address") && line.contains(&mac.to_string());
         let mut agents = cluster.agents.iter();
         ensure!(agents.any(|agent| agent.process().output().lines().any(tells)), "{}", cluster.last_outputs());
         Ok(())
@@ -86,7 +90,7 @@ fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() ->
     services::await_all(&cluster)
 }
 
-/// Where it announces the address, its MAC is another one than that by which it is reached.
+/// It announces the address with another MAC than the one that reaches it.
 #[test]
 fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
@@ -110,7 +114,7 @@ fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
         cards.iter().position(|card| answers == [*card]).with_context(|| format!("{answers:?} answer"))
     })?;
     let before = cluster.counted("stats", "foreign")?;
-    // To the other and back again.
+    // To the other node and back.
     for (cordoned, next) in [(leader, 1 - leader), (1 - leader, leader)] {
         cluster.manifests.write_nodes(&cluster.lan, &[&cluster.lan.nodes[cordoned].name])?;
         wait::until("the address has moved", PATIENCE, || {
@@ -119,7 +123,7 @@ fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
             Ok(())
         })?;
     }
-    assert_eq!(cluster.counted("stats", "foreign")?, before, "nodes are taken for strangers");
+    assert_eq!(cluster.counted("stats", "foreign")?, before, "nodes are taken for foreign speakers");
     for agent in &cluster.agents {
         let output = agent.process().output();
         assert!(!output.contains("is also used by"), "{output}");
@@ -127,6 +131,6 @@ fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
     Ok(())
 }
 
-fn tells(line: &str, mac: &str) -> bool {
+fn is_conflict_with(line: &str, mac: &str) -> bool {
     line.contains(&format!("the address {VIP} is also used by {mac} on eth0"))
 }

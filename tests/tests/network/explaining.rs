@@ -1,8 +1,8 @@
-//! `vipmux explain` on nodes with agents, and without.
+//! Tests `vipmux explain` on nodes with and without agents.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vipmux::datapath::maps::Maps;
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::Options,
@@ -12,18 +12,18 @@ use vipmux_tests::{
 
 use crate::services;
 
-/// `vipmux explain` on a node.
+/// Runs `vipmux explain` on a node.
 fn explain(cluster: &Cluster, node: &str, target: &str, arguments: &[&str]) -> Result<(i32, Value)> {
     cluster.agent(node)?.explain(cluster.lan.node(node)?, target, arguments)
 }
 
-/// The findings of a step.
+/// Returns the findings of a step.
 fn findings<'a>(explanation: &'a Value, step: &str) -> Vec<&'a str> {
-    let links = explanation["chain"].as_array().into_iter().flatten().filter(|link| link["step"] == step);
-    links.filter_map(|link| link["finding"].as_str()).collect()
+    let steps = explanation["chain"].as_array().into_iter().flatten().filter(|found| found["step"] == step);
+    steps.filter_map(|step| step["finding"].as_str()).collect()
 }
 
-/// Waits until the first broken link is this one, `null` for none.
+/// Waits until this is the first broken step; `null` for none.
 fn await_broken(cluster: &Cluster, node: &str, target: &str, step: Option<&str>) -> Result<Value> {
     wait::until("the explanation", PATIENCE, || {
         let (code, explanation) = explain(cluster, node, target, &[])?;
@@ -58,14 +58,14 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
     let other = if leader == "node-1" { "node-2" } else { "node-1" };
     let explanation = wait::until("who leads", PATIENCE, || {
         let explanation = await_broken(&cluster, other, "shop/web", None)?;
-        let told = findings(&explanation, "announced").first().is_some_and(|finding| finding.contains(&leader));
-        ensure!(told, "{explanation}");
+        let reported = findings(&explanation, "announced").first().is_some_and(|finding| finding.contains(&leader));
+        ensure!(reported, "{explanation}");
         Ok(explanation)
     })?;
     assert_eq!(explanation["services"][0]["group"].as_array().context("group")?.len(), 4);
     let (code, error) = explain(&cluster, other, "shop/wbe", &[])?;
     assert_eq!(code, 1);
-    assert!(error.as_str().context("an error")?.contains("near it: shop/web"), "{error}");
+    assert!(error.as_str().context("an error")?.contains("did you mean shop/web"), "{error}");
     Ok(())
 }
 
@@ -82,11 +82,11 @@ fn what_breaks_the_chain_is_found_on_a_live_agent() -> Result<()> {
     let explanation = await_broken(&cluster, &leader, "shop/elsewhere", Some("allocation"))?;
     assert!(explanation["broken"]["remedy"].as_str().context("a remedy")?.contains("pool"), "{explanation}");
 
-    // By hand, behind the agent's back.
+    // Changed by hand, without the agent.
     let mut maps = Maps::open(cluster.agent(&leader)?.pins())?;
     let services = maps.read_services()?;
     let web = services.keys().find(|key| u16::from_be(key.port) == 80).context("no 80/TCP")?;
-    // The agent, which looks at its maps now and then, may have repaired it before anybody asks.
+    // The agent's self-check may repair it before the command runs.
     wait::until("what is missing", PATIENCE, || {
         drop(maps.services.remove(web));
         let (code, explanation) = explain(&cluster, &leader, "shop/web", &[])?;
@@ -101,7 +101,7 @@ fn what_breaks_the_chain_is_found_on_a_live_agent() -> Result<()> {
 fn without_its_agent_a_node_explains_what_its_kernel_holds_and_manifests_tell_the_rest() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?.name.clone();
-    // The others first: nobody is to take its place.
+    // The others first: nobody may take over.
     let mut others = cluster.agents.iter_mut().filter(|agent| agent.node() != leader);
     others.try_for_each(|agent| agent.process_mut().kill())?;
     cluster.agent_mut(&leader)?.process_mut().kill()?;

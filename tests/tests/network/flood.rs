@@ -1,18 +1,19 @@
-//! A flood of new flows costs new flows alone: those that are there go on, and so do new ones to other nodes, by the table.
+//! Tests that a flood of new flows only affects new flows. Existing flows continue, and so do new
+//! ones to other nodes, by the table.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::{Context as _, Result, ensure};
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::Config;
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     agent,
     client::Session,
-    cluster::{Cluster, TIMEOUT},
+    cluster::{Cluster, SHORT_TIMEOUT, TIMEOUT},
     lan::Options,
 };
 
-use crate::policies::{IMPATIENCE, VIPS, WEB, await_web, prepared, to_web, web};
+use crate::policies::{VIPS, WEB, await_web, prepared, to_web, web};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// With 60 connections, the chance that one of three equal backends gets none is below 10^-10.
@@ -23,7 +24,7 @@ fn beyond_the_limit_on_records_known_flows_go_on_and_so_do_new_ones_to_other_nod
     let Some(mut cluster) = prepared(Options::default(), &NODES)? else { return Ok(()) };
     let pods = ["web-1", "web-2", "web-3"];
     cluster.manifests.write_service(&web(&cluster, &pods)?)?;
-    // What is done to the maps below is not to be repaired.
+    // The self-check must not repair the changes of maps below.
     cluster.start_agents(&agent::Options { self_check: "0", ..cluster.agent_options() })?;
     await_web(cluster.lan.client()?)?;
     for vip in VIPS {
@@ -42,7 +43,7 @@ fn beyond_the_limit_on_records_known_flows_go_on_and_so_do_new_ones_to_other_nod
         ensure!(cluster.counted("drops", "record_limited")? > refused, "{vip}: what was refused was not counted");
         ensure!(cluster.counted("stats", "unrecorded")? > 0, "{vip}: what went on without a record was not counted");
         for session in &mut sessions {
-            session.say("still there?").with_context(|| vip.to_string())?;
+            session.echo("still there?").with_context(|| vip.to_string())?;
         }
 
         maps.config.set(0, config, 0)?;
@@ -51,18 +52,18 @@ fn beyond_the_limit_on_records_known_flows_go_on_and_so_do_new_ones_to_other_nod
     Ok(())
 }
 
-/// The pods that new connections reach.
+/// Returns the pods that new connections reach.
 fn reached(cluster: &Cluster, vip: IpAddr) -> BTreeSet<String> {
-    (0..CONNECTIONS).filter_map(|_| Some(cluster.ask(to_web(vip), IMPATIENCE).ok()?.pod)).collect()
+    (0..CONNECTIONS).filter_map(|_| Some(cluster.ask(to_web(vip), SHORT_TIMEOUT).ok()?.pod)).collect()
 }
 
-/// A connection to each of so many pods.
+/// Opens a connection to each of this many pods.
 fn sessions_to_all(cluster: &Cluster, vip: IpAddr, pods: usize) -> Result<Vec<Session>> {
     let (mut sessions, mut reached) = (Vec::new(), BTreeSet::new());
     for _ in 0..CONNECTIONS {
         let client = cluster.lan.client()?.namespace();
         let mut session = client.run(|| Session::connect((vip, WEB.0).into(), TIMEOUT))?;
-        if reached.insert(session.say("hello")?.pod) {
+        if reached.insert(session.echo("hello")?.pod) {
             sessions.push(session);
         }
     }

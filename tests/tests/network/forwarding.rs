@@ -1,4 +1,4 @@
-//! Services whose packets are left to the node's own stack.
+//! Tests Services whose packets are left to the node's own stack.
 
 use std::{io, net::IpAddr};
 
@@ -13,8 +13,8 @@ use vipmux_tests::{
 
 use crate::policies::{VIPS, WEB, address_for, bystanders, check_bystanders, prepared, started, to_web, web};
 
-/// What kube-proxy does on every node with what is for `shop/web`: to one of its pods, with the node's address as the
-/// client's.
+/// Rules like kube-proxy's on every node for packets to `shop/web`: to one of its pods, with the
+/// node's address as the client's.
 fn proxy_web(cluster: &Cluster, pod: &str) -> Result<()> {
     let pod = cluster.pod(pod)?;
     let (v4, v6, (port, target)) = (pod.address, pod.address_v6, WEB);
@@ -34,13 +34,14 @@ fn proxy_web(cluster: &Cluster, pod: &str) -> Result<()> {
     cluster.lan.nodes.iter().try_for_each(|node| node.nft(&rules).map(drop))
 }
 
-/// A node's address of the same family.
+/// Returns a node's address of the same family.
 fn node_address(node: &Node, vip: IpAddr) -> IpAddr {
     if vip.is_ipv4() { node.address.into() } else { node.address_v6.into() }
 }
 
-/// Waits until `shop/web` sees this as its client at an address ten times in a row, and sees it ten times more: a node that
-/// learns of a change later than the leader leaves what is handed over to it to its own stack until then.
+/// Waits until `shop/web` sees this client at an address ten times in a row, then checks ten more.
+/// A node that learns of a change later than the leader leaves handed-over packets to its own stack
+/// until then.
 fn await_seen(cluster: &Cluster, vip: IpAddr, seen: IpAddr) -> Result<()> {
     let look = || {
         let answer = cluster.ask(to_web(vip), TIMEOUT)?;
@@ -52,13 +53,13 @@ fn await_seen(cluster: &Cluster, vip: IpAddr, seen: IpAddr) -> Result<()> {
     often()
 }
 
-/// The same at both addresses, with the client itself.
+/// Checks that at both addresses, with the client itself.
 fn await_client_seen(cluster: &Cluster) -> Result<()> {
     let client = cluster.lan.client()?;
     VIPS.into_iter().try_for_each(|vip| await_seen(cluster, vip, address_for(client, vip)))
 }
 
-/// The same at both addresses, with the node that leads there.
+/// Checks that at both addresses, with the leading node.
 fn await_leader_seen(cluster: &Cluster) -> Result<()> {
     VIPS.into_iter().try_for_each(|vip| await_seen(cluster, vip, node_address(cluster.await_leader(vip)?, vip)))
 }
@@ -80,7 +81,7 @@ fn a_service_that_is_left_to_the_kernel_is_served_by_the_leaders_rules_and_comes
     check_bystanders(bystanders)
 }
 
-/// The pod is on a node, and its endpoint on one that is not among the Nodes.
+/// The pod is on a node, but its endpoint names a node that is no Node.
 #[test]
 fn endpoints_on_no_known_node_are_refused_or_left_to_the_kernel() -> Result<()> {
     let Some(cluster) = prepared(Options::HOSTILE, &["node-2"])? else { return Ok(()) };

@@ -1,4 +1,4 @@
-//! The harness itself, without vipmux: what the network suite builds on.
+//! Tests the harness itself, without vipmux.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -21,7 +21,7 @@ use vipmux_tests::{
     wait,
 };
 
-/// All kinds of servers that this kernel can run.
+/// Returns all kinds of servers that this kernel can run.
 fn kinds() -> Result<Vec<Kind>> {
     let has_sctp = sctp::is_supported()?;
     Ok(Kind::ALL.into_iter().filter(|kind| *kind != Kind::Sctp || has_sctp).collect())
@@ -97,9 +97,9 @@ fn an_arp_probe_sees_every_answer() -> Result<()> {
     })?;
 
     let server = pod::start(lan.nodes[0].namespace(), "web", vip, &[Listener::new(Kind::Http, 80, "shop/web")])?;
-    client.namespace().links(|links| links.add_neighbour("eth0", vip, lan.nodes[0].mac))?;
+    client.namespace().links(|links| links.add_neighbor("eth0", vip, lan.nodes[0].mac))?;
     client.namespace().run(|| Request::new(Kind::Http, vip, 80).send(TIMEOUT))?;
-    assert_eq!(client.neighbour(vip)?, Some(lan.nodes[0].mac));
+    assert_eq!(client.neighbor(vip)?, Some(lan.nodes[0].mac));
     drop(server);
     Ok(())
 }
@@ -113,7 +113,7 @@ fn an_ndp_probe_sees_every_answer() -> Result<()> {
     for node in &lan.nodes {
         node.namespace().links(|links| links.add_address("eth0", VIP_V6, 128))?;
     }
-    // A kernel joins an address's multicast group some time after it was given the address.
+    // A kernel joins an address's multicast group some time after the address was added.
     wait::until("both nodes to answer", TIMEOUT, || {
         let mut answers = ask(Duration::from_millis(200))?;
         answers.sort_unstable();
@@ -132,7 +132,7 @@ fn traffic_counts_answers_and_losses() -> Result<()> {
     let request = Request::new(Kind::Http, pod.address, 8000);
     lan.nodes[0].namespace().run(conntrack::flush)?;
     let mut session = client.namespace().run(|| Session::connect((pod.address, 8001).into(), TIMEOUT))?;
-    assert_eq!(session.say("one")?.client, session.local_address()?);
+    assert_eq!(session.echo("one")?.client, session.local_address()?);
 
     let traffic = Traffic::start(client.namespace(), request, Duration::from_millis(1))?;
     traffic.wait_for_more(20, TIMEOUT)?;
@@ -141,7 +141,7 @@ fn traffic_counts_answers_and_losses() -> Result<()> {
     let traffic = Traffic::start(client.namespace(), request, Duration::from_millis(1))?;
     traffic.wait_for_more(1, TIMEOUT)?;
     pod.stop()?;
-    assert!(session.say("two").is_err());
+    assert!(session.echo("two").is_err());
     traffic.wait_for_a_loss(TIMEOUT)?;
     let tally = traffic.stop()?;
     assert!(tally.lost > 0 && tally.check_all_by("shop/web").is_err(), "{tally:?}");

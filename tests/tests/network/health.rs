@@ -1,4 +1,4 @@
-//! Health probes: backends that fail them get no new connections, unless all do.
+//! Tests health probes: failing backends get no new connections, unless all fail.
 
 use std::collections::BTreeMap;
 
@@ -14,18 +14,18 @@ use vipmux_tests::{
     wait,
 };
 
-/// Where the pods say that they are well.
+/// The port of the pods' health servers.
 const HEALTH_PORT: u16 = 9001;
 /// With 40 new connections, the chance that one of two equal backends gets none is below 10^-11.
 const CONNECTIONS: usize = 40;
 const REQUEST: Kind = Kind::Echo;
 
-/// A backend takes new flows, and fails its probe.
+/// A backend's state: whether it takes new flows, whether its probe fails.
 const UP: (bool, bool) = (true, false);
 const DOWN: (bool, bool) = (false, true);
 const IGNORED: (bool, bool) = (true, true);
 
-/// The Service, whose pods are asked.
+/// Returns the Service with health probes.
 fn probed(endpoints: impl IntoIterator<Item = Endpoint>) -> Service {
     Service::sharing("shop/web", 80, "TCP", 8080)
         .with(endpoints)
@@ -40,12 +40,12 @@ fn start(cluster: &Cluster, pod: &str) -> Result<Process> {
     pod::start(pod.namespace(), &format!("{}-health", pod.name), pod.address, &[listener])
 }
 
-/// Waits until the maps have each pod so: it takes new flows, it fails.
+/// Waits until all nodes' maps have these states of the pods.
 fn await_states(cluster: &Cluster, expected: [(&str, bool, bool); 2]) -> Result<()> {
     await_states_on(cluster, "node-1", expected)
 }
 
-/// Waits until a node's maps have each pod so.
+/// Waits until a node's maps have these states of the pods.
 fn await_states_on(cluster: &Cluster, node: &str, expected: [(&str, bool, bool); 2]) -> Result<()> {
     let (node, agent) = (cluster.lan.node(node)?, cluster.agent(node)?);
     wait::until("the health of the pods", PATIENCE, || {
@@ -61,7 +61,7 @@ fn await_states_on(cluster: &Cluster, node: &str, expected: [(&str, bool, bool);
     .with_context(|| cluster.last_outputs())
 }
 
-/// Which pods new connections reach, and how often.
+/// Returns the pods that new connections reach, with counts.
 fn reached(cluster: &Cluster) -> Result<BTreeMap<String, usize>> {
     let mut pods = BTreeMap::new();
     for _ in 0..CONNECTIONS {
@@ -70,12 +70,12 @@ fn reached(cluster: &Cluster) -> Result<BTreeMap<String, usize>> {
     Ok(pods)
 }
 
-/// A connection to this pod that stays.
+/// Opens a lasting connection to this pod.
 fn session(cluster: &Cluster, pod: &str) -> Result<Session> {
     let client = cluster.lan.client()?;
     for _ in 0..CONNECTIONS {
         let mut session = client.namespace().run(|| Session::connect((VIP, 80).into(), TIMEOUT))?;
-        if session.say("who")?.pod == pod {
+        if session.echo("who")?.pod == pod {
             return Ok(session);
         }
     }
@@ -101,29 +101,30 @@ fn pods_that_fail_their_probe_get_no_new_connections_unless_all_do() -> Result<(
     first.kill()?;
     await_states(&cluster, [("web-1", false, true), ("web-2", true, false)])?;
     assert_eq!(reached(&cluster)?, [("web-2".to_owned(), CONNECTIONS)].into());
-    assert_eq!(staying.say("still")?.pod, "web-1", "an established connection stays");
+    assert_eq!(staying.echo("still")?.pod, "web-1", "an established connection stays");
     let (code, explanation) = cluster.agents[0].explain(&cluster.lan.nodes[0], "shop/web", &[])?;
     let links = explanation["chain"].as_array().context("no chain")?;
-    let told = |link: &Value| {
+    let reported = |link: &Value| {
         let finding = link["finding"].as_str().unwrap_or_default();
         finding.contains("1 fail their health probes") && finding.contains("Connection refused")
     };
-    assert!(code == 0 && links.iter().any(told), "{explanation}");
+    assert!(code == 0 && links.iter().any(reported), "{explanation}");
 
     second.kill()?;
     await_states(&cluster, [("web-1", true, true), ("web-2", true, true)])?;
     ensure!(reached(&cluster)?.len() == 2, "all fail, and one pod is never reached");
-    let told = |line: &str| line.contains("all 2 backends fail their health probes: they are served nevertheless");
-    cluster.agents[0].process().wait_for_line("that probes are ignored", PATIENCE, told)?;
+    let reported = |line: &str| line.contains("all 2 backends fail their health probes: they are served nevertheless");
+    cluster.agents[0].process().wait_for_line("that probes are ignored", PATIENCE, reported)?;
 
     let _again = (start(&cluster, "web-1")?, start(&cluster, "web-2")?);
     await_states(&cluster, [("web-1", true, false), ("web-2", true, false)])?;
     ensure!(reached(&cluster)?.len() == 2, "one pod is never reached again");
-    assert_eq!(staying.say("to the end")?.pod, "web-1");
+    assert_eq!(staying.echo("to the end")?.pod, "web-1");
     Ok(())
 }
 
-/// Two nodes with a pod each that serves and says that it is well: the leader, the other node, and what serves their health.
+/// Makes two nodes with a serving, healthy pod each. Returns the leader, the other node, and the
+/// health servers.
 struct Spread {
     cluster: Cluster,
     leader: String,
@@ -151,7 +152,7 @@ impl Spread {
         Ok(Some(Self { cluster, leader, other, health }))
     }
 
-    /// Waits until both nodes have the pods so.
+    /// Waits until both nodes have these states of the pods.
     fn await_both(&self, leaders: (bool, bool), others: (bool, bool)) -> Result<()> {
         let pods = [(on(&self.leader), leaders), (on(&self.other), others)];
         let expected = pods.each_ref().map(|(pod, (ready, failing))| (pod.as_str(), *ready, *failing));
@@ -165,7 +166,7 @@ impl Spread {
         Ok(())
     }
 
-    /// What the leader's agent says of the endpoints that fail.
+    /// Returns the failing endpoints according to the leader's agent.
     fn explained(&self) -> Result<Option<String>> {
         let (agent, node) = (self.cluster.agent(&self.leader)?, self.cluster.lan.node(&self.leader)?);
         let (code, explanation) = agent.explain(node, "shop/web", &[])?;
@@ -176,7 +177,7 @@ impl Spread {
     }
 }
 
-/// A node's pod.
+/// Returns a node's pod.
 fn on(node: &str) -> String {
     format!("on-{node}")
 }
@@ -206,12 +207,12 @@ fn a_leader_heeds_what_another_node_says_of_its_pods() -> Result<()> {
     spread.is_reached(&[&leader, &other])?;
     let explained = spread.explained()?.context("nothing is said of it")?;
     ensure!(explained.contains("2 fail their health probes, so that probes are ignored"), "{explained}");
-    let told = |line: &str| line.contains("all 2 backends fail their health probes: they are served nevertheless");
+    let reported = |line: &str| line.contains("all 2 backends fail their health probes: they are served nevertheless");
     for agent in &spread.cluster.agents {
-        agent.process().wait_for_line("that probes are ignored", PATIENCE, told)?;
+        agent.process().wait_for_line("that probes are ignored", PATIENCE, reported)?;
     }
 
-    // Nobody says anything of its pods any more, and what was said is void.
+    // Nobody reports its pods' health any more, and earlier reports are void.
     spread.cluster.agent_mut(&other)?.process_mut().kill()?;
     let (leaders, others) = (on(&leader), on(&other));
     await_states_on(&spread.cluster, &leader, [(&leaders, DOWN.0, DOWN.1), (&others, UP.0, UP.1)])?;

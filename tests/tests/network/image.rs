@@ -1,10 +1,10 @@
-//! The container image, with the rights that the DaemonSet gives it.
+//! Tests the container image with the DaemonSet's rights.
 
 use std::fs;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
-use vipmux::runtime::CAPABILITIES;
+use vipmux::capabilities::CAPABILITIES;
 use vipmux_tests::{
     agent::{self, Plan},
     cluster::{Cluster, PATIENCE},
@@ -15,7 +15,7 @@ use vipmux_tests::{
 
 use crate::services;
 
-/// Five Services, and agents in containers; `None` if the test is to be skipped.
+/// Starts the five Services, with agents in containers; `None` if the test is skipped.
 fn served() -> Result<Option<(Cluster, agent::Options)>> {
     let Some(image) = requirement::image()? else { return Ok(None) };
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(None) };
@@ -25,7 +25,7 @@ fn served() -> Result<Option<(Cluster, agent::Options)>> {
     Ok(Some((cluster, options)))
 }
 
-/// A field of `/proc/PID/status`.
+/// Returns a field of `/proc/PID/status`.
 fn status(pid: u32, field: &str) -> Result<String> {
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
@@ -49,8 +49,8 @@ fn the_images_agents_serve_and_hand_over_with_what_their_daemonset_gives_them() 
     // As its preStop hook does.
     let mut drain = options.program(leader.namespace())?;
     drain.args(["drain", "--socket"]).arg(options.socket(&leader.name));
-    let told = process::run(drain)?;
-    assert!(told.contains(&format!("{VIP} handed over to ")), "{told}");
+    let output = process::run(drain)?;
+    assert!(output.contains(&format!("{VIP} handed over to ")), "{output}");
     let name = leader.name.clone();
     wait::until("another leader", PATIENCE, || {
         let now = cluster.await_leader(VIP)?;
@@ -83,8 +83,8 @@ fn the_images_other_commands_work_in_it_and_it_takes_vipmux_out_of_a_node() -> R
     assert!(services::expected().iter().all(|service| shown.contains(service.name)), "{shown}");
     let mut unload = options.program(node.namespace())?;
     unload.args(["unload", "--pin-path"]).arg(agent.pins());
-    let told = process::run(unload)?;
-    assert!(told.contains("detached vipmux_xdp from eth0"), "{told}");
+    let output = process::run(unload)?;
+    assert!(output.contains("detached vipmux_xdp from eth0"), "{output}");
     assert!(!node.namespace().links(|links| links.has_xdp("eth0"))?);
     assert!(!agent.pins().exists());
     assert!(!node.nft("list tables")?.contains("vipmux"));

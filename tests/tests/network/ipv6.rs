@@ -1,4 +1,4 @@
-//! IPv6 VIPs, alone and beside IPv4 ones: what the other modules hold for IPv4.
+//! Tests IPv6 VIPs, alone and beside IPv4 ones, like the other modules test IPv4.
 
 use std::{collections::BTreeSet, fs, net::IpAddr, time::Duration};
 
@@ -12,21 +12,24 @@ use vipmux_tests::{
     failover::await_stopped,
     frames::solicited_node,
     lan::{Lan, Options},
-    manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
+    manifests::{Manifests, Service, VIP, VIP_V6},
     ndp,
-    pod::{self, Listener},
+    pod::Listener,
     traffic::Traffic,
     wait,
 };
 
-use crate::replies::{self, forget_connections_and_release};
+use crate::{
+    leading::WINDOW,
+    replies::{self, forget_connections_and_release},
+    services,
+};
 
-/// An answer to a solicitation comes within well under a millisecond; this leaves room for a busy machine.
-const WINDOW: Duration = Duration::from_millis(150);
 /// With 40 new connections, the chance that one of two equal backends gets none is below 10^-11.
 const CONNECTIONS: usize = 40;
 
-/// A Service: its name, how it is asked for, its pods' port, its pods with their nodes, and whether it has IPv4 too.
+/// A Service: name, request, its pods' port, its pods with their nodes, and whether it also has
+/// IPv4.
 type Spec = (&'static str, Kind, u16, u16, &'static [(&'static str, &'static str)], bool);
 
 const SERVICES: [Spec; 5] = [
@@ -37,7 +40,7 @@ const SERVICES: [Spec; 5] = [
     ("ops/admin", Kind::Http, 8080, 9000, &[("node-1", "admin-1")], false),
 ];
 
-/// The Services, served: each has answered at each of its addresses.
+/// Starts the Services, and waits until each has answered at each of its addresses.
 pub(crate) fn served(options: Options) -> Result<Option<Cluster>> {
     served_with(|options| options, options)
 }
@@ -53,7 +56,7 @@ pub(crate) fn served_with(
     for (name, kind, port, target_port, pods, dual_stack) in SERVICES {
         let mut endpoints = Vec::new();
         for (node, pod) in pods {
-            // The control port is for tests that speak to a pod past the VIP.
+            // The control port is for tests that reach a pod without the VIP.
             let listeners = [Listener::new(kind, target_port, name), Listener::new(Kind::Echo, CONTROL, "ops/control")];
             cluster.add_pod(node, pod, host, &listeners)?;
             endpoints.push(cluster.endpoint_v6(pod)?);
@@ -70,7 +73,7 @@ pub(crate) fn served_with(
 
 const CONTROL: u16 = 7000;
 
-/// Every request that is answered, by which Service, and by how many pods.
+/// Returns every request with its Service and the number of pods.
 fn requests() -> Vec<(Request, &'static str, usize)> {
     let mut requests = Vec::new();
     for (name, kind, port, _, pods, dual_stack) in SERVICES {
@@ -125,11 +128,11 @@ fn only_the_leader_answers_solicitations_and_the_client_knows_its_mac() -> Resul
     for _ in 0..5 {
         assert_eq!(answers(&cluster)?, [leader.mac]);
     }
-    assert_eq!(cluster.lan.client()?.neighbour(VIP_V6)?, Some(leader.mac));
+    assert_eq!(cluster.lan.client()?.neighbor(VIP_V6)?, Some(leader.mac));
     Ok(())
 }
 
-/// A kernel answers for what it is a proxy for, as for an address of its own.
+/// A kernel answers for addresses of a proxy entry like for its own.
 #[test]
 fn only_the_leader_answers_though_every_nodes_kernel_would_and_no_other_can_advertise() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
@@ -145,15 +148,15 @@ fn only_the_leader_answers_though_every_nodes_kernel_would_and_no_other_can_adve
     let client = cluster.lan.client()?;
     for node in cluster.lan.nodes.iter().filter(|node| node.name != leader.name) {
         assert!(!ndp::advertise(node.namespace(), VIP_V6)?, "{} has advertised it", node.name);
-        // Its answer comes after whatever the client has heard.
+        // Its answer comes after the frames that the client has received.
         cluster.ask(Request::new(Kind::Http, VIP_V6, 80), TIMEOUT)?;
-        assert_eq!(client.neighbour(VIP_V6)?, Some(leader.mac), "{} was heard", node.name);
+        assert_eq!(client.neighbor(VIP_V6)?, Some(leader.mac), "{} was heard", node.name);
     }
     assert!(cluster.counted("drops", "ndp_egress")? >= 2, "who was not heard was not counted");
     Ok(())
 }
 
-/// A switch that snoops on MLD forwards solicitations to those alone that reported the group.
+/// A switch with MLD snooping forwards solicitations only to members of the group.
 #[test]
 fn every_node_is_in_the_vips_solicited_node_group_while_its_agent_runs() -> Result<()> {
     let Some(mut cluster) = served(Options::default())? else { return Ok(()) };
@@ -178,14 +181,14 @@ fn a_vip_moves_with_its_leader_and_the_client_is_told() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
     let client = cluster.lan.client()?;
     let request = Request::new(Kind::Http, VIP_V6, 80);
-    // While packets are answered, a client keeps the MAC that it has unless it is told of another.
+    // While packets are answered, a client keeps the MAC unless an advertisement changes it.
     let traffic = Traffic::start(client.namespace(), request, Duration::from_millis(5))?;
     traffic.wait_for_more(5, PATIENCE)?;
     for _ in 0..2 {
         let old = cluster.await_leader(VIP_V6)?;
         cluster.manifests.write_nodes(&cluster.lan, &[&old.name])?;
-        let new = wait::until("another as the client's neighbour", PATIENCE, || {
-            let known = client.neighbour(VIP_V6)?.context("none")?;
+        let new = wait::until("another as the client's neighbor", PATIENCE, || {
+            let known = client.neighbor(VIP_V6)?.context("none")?;
             ensure!(known != old.mac, "it is {known}");
             Ok(known)
         })?;
@@ -216,7 +219,7 @@ fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
     let client = cluster.lan.client()?;
     for node in &cluster.lan.nodes {
-        client.namespace().links(|links| links.add_neighbour("eth0", VIP_V6, node.mac))?;
+        client.namespace().links(|links| links.add_neighbor("eth0", VIP_V6, node.mac))?;
         for (request, service, _) in requests() {
             cluster.await_service(request, service).with_context(|| format!("by way of {}", node.name))?;
         }
@@ -277,7 +280,7 @@ fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
     replies::exchange_fragments(&mut cluster, bulk, VIP_V6.into(), Cluster::endpoint_v6, 1_453)
 }
 
-/// The client has closed its socket when the reply comes, and its kernel says so to the VIP.
+/// The client has closed its socket when the reply comes, and its kernel reports that to the VIP.
 #[test]
 fn an_icmpv6_error_about_a_reply_reaches_the_pod() -> Result<()> {
     let Some(cluster) = served(Options::HOSTILE)? else { return Ok(()) };
@@ -289,8 +292,8 @@ fn an_icmpv6_error_about_a_reply_reaches_the_pod() -> Result<()> {
         datagrams.close()
     })?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address_v6, CONTROL).into(), TIMEOUT))?;
-    control.say(HELD)?;
-    control.say(RELEASE)?;
+    control.echo(HELD)?;
+    control.echo(RELEASE)?;
     wait::until("the ICMPv6 error at the pod", TIMEOUT, || {
         let received = pod.namespace().run(unreachables_received)?;
         ensure!(received > before, "{received} were received, as before");
@@ -298,7 +301,8 @@ fn an_icmpv6_error_about_a_reply_reaches_the_pod() -> Result<()> {
     })
 }
 
-/// ICMPv6 destination unreachable messages that the calling thread's network namespace took in.
+/// Returns the ICMPv6 destination unreachable messages that the calling thread's network namespace
+/// received.
 fn unreachables_received() -> Result<u64> {
     let snmp = fs::read_to_string("/proc/thread-self/net/snmp6")?;
     let line = snmp.lines().find_map(|line| line.strip_prefix("Icmp6InDestUnreachs"));
@@ -308,39 +312,12 @@ fn unreachables_received() -> Result<u64> {
 #[test]
 fn a_connection_to_a_pod_past_the_vip_is_left_alone() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
-    let client = cluster.lan.client()?;
-    client.route_pods_of(cluster.lan.node("node-2")?)?;
-    let pod = cluster.pod("secure-1")?.address_v6;
-    let connect = |server| client.namespace().run(|| Session::connect(server, TIMEOUT));
-    let mut direct = connect((pod, 8443).into())?;
-    let mut balanced = connect((VIP_V6, 443).into())?;
-    for _ in 0..3 {
-        assert_eq!(direct.say("direct")?.client, direct.local_address()?);
-        assert_eq!(balanced.say("balanced")?.client, balanced.local_address()?);
-    }
-    Ok(())
+    services::connect_to_pod_and_vip(&cluster, cluster.pod("secure-1")?.address_v6.into(), VIP_V6.into())
 }
 
 #[test]
 fn a_pod_in_its_nodes_network_is_a_backend_like_others() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
-    let listeners = [Listener::new(Kind::Http, 9100, "ops/exporter")];
-    let nodes = &cluster.lan.nodes;
-    let servers: Vec<_> = nodes
-        .iter()
-        .map(|node| pod::start(node.namespace(), &format!("exporter-{}", node.name), node.address_v6, &listeners))
-        .collect::<Result<_>>()?;
-    let endpoints = nodes.iter().map(|node| Endpoint::new(node.address_v6, &node.name));
-    let exporter = Service::sharing("ops/exporter", 9100, "TCP", 9100).with(endpoints).ipv6();
-    cluster.manifests.write_service(&exporter)?;
-    let request = Request::new(Kind::Http, VIP_V6, 9100);
-    cluster.await_service(request, "ops/exporter")?;
-    let mut pods = BTreeSet::new();
-    for _ in 0..2 * CONNECTIONS {
-        let answer = cluster.ask(request, TIMEOUT)?;
-        assert_eq!(answer.client.ip(), cluster.lan.client()?.address_v6);
-        pods.insert(answer.pod);
-    }
-    assert_eq!(pods.len(), servers.len(), "{pods:?}");
-    Ok(())
+    let exporter = Service::sharing("ops/exporter", 9100, "TCP", 9100).ipv6();
+    services::serve_from_nodes(&cluster, exporter, VIP_V6.into(), 2 * CONNECTIONS)
 }

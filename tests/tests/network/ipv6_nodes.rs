@@ -1,4 +1,4 @@
-//! Nodes that have IPv6 addresses alone.
+//! Tests nodes that have only IPv6 addresses.
 
 use std::{
     collections::BTreeSet,
@@ -20,12 +20,12 @@ use crate::ipv6;
 const SERVICE: &str = "shop/web";
 const PORT: u16 = 80;
 const REQUEST: Request = Request { kind: Kind::Http, server: SocketAddr::new(IpAddr::V6(VIP_V6), PORT) };
-/// One on each node.
+/// One per node.
 const PODS: usize = 3;
 /// With 60 new connections, the chance that one of three equal backends gets none is below 10^-10.
 const CONNECTIONS: usize = 60;
 
-/// IPv4 does not leave them, whatever their interfaces have.
+/// IPv4 does not leave the nodes, whatever addresses their interfaces have.
 const NO_IPV4: &str = "table ip none {
     chain output { type filter hook output priority 0; policy drop; }
     chain input { type filter hook input priority 0; policy drop; }
@@ -67,7 +67,7 @@ fn they_gossip_elect_hand_frames_over_and_follow_one_that_is_killed() -> Result<
     .with_context(|| cluster.last_outputs())?;
     assert_eq!(answers.len(), 1, "{answers:?}");
     cluster.await_service(REQUEST, SERVICE)?;
-    // Its node goes on forwarding and translating.
+    // Its node continues to forward and translate.
     check_reached(&cluster)
 }
 

@@ -1,4 +1,5 @@
-//! Exactly one node answers for the address, and one whose agent is not there stops by itself.
+//! Tests that exactly one node answers for an address, and that a node without an agent stops by
+//! itself.
 
 use std::{
     collections::BTreeSet,
@@ -24,15 +25,16 @@ use vipmux_tests::{
 
 use crate::{ipv6, services};
 
-/// After its agent's last sign of life a node may answer for this long.
+/// The time that a node may answer after its agent's last renewal.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
-/// So many questions, of [`WINDOW`] each, take far longer than a change of the leader, and shorter than a yielded address
-/// is left to nobody.
+/// This many requests, of [`WINDOW`] each, take far longer than a change of leader, and shorter
+/// than a yielded address stays without a leader.
 const SILENCE: u32 = 13;
-/// An answer, where there is one, comes within well under a millisecond; this leaves room for a busy machine.
-const WINDOW: Duration = Duration::from_millis(150);
+/// An answer takes well under a millisecond. This leaves room for a busy machine.
+pub(crate) const WINDOW: Duration = Duration::from_millis(150);
 
-/// Who is to lead has its turn first, for 400 ms: on a busy machine another may rightly come before it, though hardly each time.
+/// The preferred node has a head start of 400 ms. On a busy machine another node may rightly be
+/// first, but not every time.
 #[test]
 fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
     const ROUNDS: u32 = 4;
@@ -48,7 +50,7 @@ fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
         let leader = |address: &Ipv4Addr| -> Result<(&str, &str)> {
             cluster.await_service(Request::new(Kind::Http, *address, 80), "shop/web")?;
             let leader = cluster.await_leader(*address)?;
-            assert_eq!(cluster.lan.client()?.neighbour(*address)?, Some(leader.mac));
+            assert_eq!(cluster.lan.client()?.neighbor(*address)?, Some(leader.mac));
             Ok((&cluster.planned_leader(*address)?.name, &leader.name))
         };
         let leaders = addresses.iter().map(leader).collect::<Result<Vec<_>>>()?;
@@ -60,7 +62,7 @@ fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
     bail!("planned leaders, and who led: {seen:?}")
 }
 
-/// A Service `shop/web-N` with this address, by whose last byte it is named.
+/// Returns a Service `shop/web-N` with this address; N is the address's last byte.
 pub(crate) fn write_web(cluster: &Cluster, address: Ipv4Addr) -> Result<()> {
     let mut service = services::web(cluster)?;
     service.name.1 = format!("web-{}", address.octets()[3]);
@@ -69,8 +71,8 @@ pub(crate) fn write_web(cluster: &Cluster, address: Ipv4Addr) -> Result<()> {
     cluster.manifests.write_service(&service)
 }
 
-/// kube-proxy in ipvs mode puts every VIP on a dummy interface of every node, and with `arp_ignore` 0, the default,
-/// each node's kernel would answer.
+/// kube-proxy's ipvs mode puts every VIP on a dummy interface of every node. With the default
+/// `arp_ignore` of 0, each node's kernel would answer.
 #[test]
 fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
@@ -87,9 +89,10 @@ fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
     for _ in 0..5 {
         assert_eq!(answers(&cluster, VIP)?, [leader.mac]);
     }
-    // Traffic makes the nodes' kernels ask for the client, and they may not do so in the VIP's name.
+    // Traffic makes the nodes' kernels send ARP requests for the client, which must not have the
+    // VIP as sender.
     for node in &cluster.lan.nodes {
-        node.namespace().links(|links| links.forget_neighbour(client.address))?;
+        node.namespace().links(|links| links.forget_neighbor(client.address))?;
     }
     services::await_all(&cluster)?;
     let claims = wait::until("all answers in the capture", PATIENCE, || {
@@ -101,7 +104,7 @@ fn only_the_leader_answers_though_every_node_holds_the_address() -> Result<()> {
     Ok(())
 }
 
-/// With its peers' agents stopped as well there is none that could take over.
+/// Its peers' agents are stopped as well, so nobody could take over.
 #[test]
 fn stopped_agents_are_silent_after_the_deadline_and_one_answers_again_when_continued() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
@@ -116,7 +119,7 @@ fn stopped_agents_are_silent_after_the_deadline_and_one_answers_again_when_conti
     cluster.agents.iter().try_for_each(|agent| agent.process().signal(Signal::SIGCONT))?;
     let leader = cluster.await_leader(VIP)?.mac;
     assert_eq!(answers(&cluster, VIP)?, [leader]);
-    assert_eq!(session.say("continued")?.service, "shop/secure");
+    assert_eq!(session.echo("continued")?.service, "shop/secure");
     services::await_all(&cluster)
 }
 
@@ -133,7 +136,7 @@ fn killed_agents_nodes_are_silent_after_the_deadline_while_traffic_goes_on() -> 
     }
     let leader = cluster.await_leader(VIP)?.mac;
     assert_eq!(answers(&cluster, VIP)?, [leader]);
-    assert_eq!(session.say("restarted")?.service, "shop/secure");
+    assert_eq!(session.echo("restarted")?.service, "shop/secure");
     services::await_all(&cluster)
 }
 
@@ -183,10 +186,10 @@ fn a_leader_whose_cable_is_out_is_followed_by_another_which_keeps_the_address() 
 #[test]
 fn restarting_every_agent_loses_no_request() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
-    // The client knows the MAC for good: what is tested is the traffic, not the ARP.
+    // The client has a permanent neighbor entry: the test is about traffic, not ARP.
     let leader = cluster.await_leader(VIP)?.mac;
     let client = cluster.lan.client()?;
-    client.namespace().links(|links| links.add_neighbour("eth0", VIP, leader))?;
+    client.namespace().links(|links| links.add_neighbor("eth0", VIP, leader))?;
     let mut session = connect(&cluster)?;
     let traffic: Vec<_> = services::expected()
         .iter()
@@ -195,7 +198,7 @@ fn restarting_every_agent_loses_no_request() -> Result<()> {
     for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
         agent.restart(node)?;
         agent.wait_ready(PATIENCE)?;
-        assert_eq!(session.say(&node.name)?.service, "shop/secure");
+        assert_eq!(session.echo(&node.name)?.service, "shop/secure");
     }
     for (traffic, expected) in traffic.into_iter().zip(services::expected()) {
         traffic.wait_for_more(5, PATIENCE)?;
@@ -204,7 +207,8 @@ fn restarting_every_agent_loses_no_request() -> Result<()> {
     Ok(())
 }
 
-/// RFC 5944, 4.6: a gratuitous ARP is a request or a reply; there are clients that heed only one of them.
+/// RFC 5944, 4.6: a gratuitous ARP packet is a request or a reply. Some clients only accept one of
+/// them.
 #[test]
 fn an_address_that_is_gained_is_announced_by_request_and_by_reply() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
@@ -226,23 +230,23 @@ fn a_leader_whose_carrier_comes_back_announces_and_serves() -> Result<()> {
     services::await_all(&cluster)
 }
 
-/// As one does that leads it by what it knows. Here it does not answer, so the address comes back.
+/// As a node does that believes it leads. This one does not answer, so the address comes back.
 #[test]
 fn a_leader_that_hears_another_node_announce_its_address_is_silent_at_once_and_leads_again_later() -> Result<()> {
     /// Far shorter than the lease.
     const AT_ONCE: Duration = Duration::from_secs(5);
-    // So long that nobody takes over from who is stopped.
+    // So long that nobody takes over from a stopped agent.
     let lease = |options| agent::Options { lease: "30s", ..options };
     let Some(mut cluster) = ipv6::served_with(lease, Options::default())? else { return Ok(()) };
     let leaders = [cluster.await_leader(VIP)?.name.clone(), cluster.await_leader(VIP_V6)?.name.clone()];
     let other = cluster.lan.nodes.iter().find(|node| !leaders.contains(&node.name)).context("no other node")?;
     let other = other.name.clone();
-    // Nothing keeps it from announcing what it likes.
+    // Nothing prevents it from announcing any address.
     cluster.agent_mut(&other)?.process_mut().kill()?;
     let other = cluster.lan.node(&other)?;
     cluster.agent(&other.name)?.unload(other)?;
 
-    // It is the kernel that is silent: an agent that sees why puts it right.
+    // The kernel is silent. A running agent would see that and repair it.
     let agents = || cluster.agents.iter().filter(|agent| agent.node() != other.name).map(Agent::process);
     for process in agents() {
         process.signal(Signal::SIGSTOP)?;
@@ -273,7 +277,7 @@ fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
     let Some(mut cluster) = services::with_pods(Options::default())? else { return Ok(()) };
     let addresses: Vec<_> = (0..12).map(|n| Ipv4Addr::from(u32::from(VIP) + 1 + n)).collect();
     cluster.start_agents(&cluster.agent_options())?;
-    // Whoever is alone would lead them all, and hand some over later.
+    // A lone agent would lead all of them, and transfer some later.
     cluster.await_all_alive()?;
     addresses.iter().try_for_each(|address| write_web(&cluster, *address))?;
     let mut leaders = BTreeSet::new();
@@ -287,11 +291,12 @@ fn every_address_has_one_leader_and_not_all_have_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Waits for a request and for a reply to nobody in the VIP's name, and sees that only the leader sends such.
+/// Waits for a gratuitous request and reply with the VIP as sender, and checks that only the leader
+/// sends them.
 fn await_announcement(cluster: &Cluster, capture: &arp::Capture) -> Result<()> {
     for operation in [ArpOperations::Request, ArpOperations::Reply] {
         wait::until(&format!("an announcement by {operation:?}"), PATIENCE, || {
-            let seen = capture.seen();
+            let seen = capture.frames();
             ensure!(seen.iter().any(|seen| seen.announces(VIP) && seen.operation == operation), "{seen:?}");
             Ok(())
         })?;
@@ -303,7 +308,7 @@ fn await_announcement(cluster: &Cluster, capture: &arp::Capture) -> Result<()> {
 
 fn connect(cluster: &Cluster) -> Result<Session> {
     let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
-    session.say("hello")?;
+    session.echo("hello")?;
     Ok(session)
 }
 
@@ -312,7 +317,7 @@ pub(crate) fn answers(cluster: &Cluster, address: Ipv4Addr) -> Result<Vec<MacAdd
     arp::answers(client.namespace(), client.address, address, WINDOW)
 }
 
-/// Waits until every agent counts a node among those that an address could go to.
+/// Waits until every agent counts a node among the candidates.
 pub(crate) fn await_candidate(cluster: &Cluster, vip: Ipv4Addr, node: &str) -> Result<()> {
     for (on, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
         wait::until(&format!("{} counts {node} in for {vip}", on.name), PATIENCE, || {
@@ -325,7 +330,7 @@ pub(crate) fn await_candidate(cluster: &Cluster, vip: Ipv4Addr, node: &str) -> R
     Ok(())
 }
 
-/// Lets the deadline pass, asking all along, and then asks some more: nobody answers.
+/// Sends requests until the deadline has passed, then some more: nobody answers those.
 fn assert_silent(cluster: &Cluster) -> Result<()> {
     let start = Instant::now();
     while start.elapsed() <= DEADLINE {
@@ -342,10 +347,10 @@ fn assert_silent(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// An established connection goes on, and so do new ones of a client that knows the leader's MAC.
+/// An established connection continues, and a client that knows the leader's MAC opens new ones.
 fn serves_who_knows_the_mac(cluster: &Cluster, session: &mut Session) -> Result<()> {
     for line in ["one", "two", "three"] {
-        assert_eq!(session.say(line)?.service, "shop/secure");
+        assert_eq!(session.echo(line)?.service, "shop/secure");
     }
     let answer = cluster.ask(Request::new(Kind::Http, VIP, 80), TIMEOUT)?;
     assert_eq!(answer.service, "shop/web");

@@ -1,6 +1,6 @@
-//! Real agents, clients and servers in network namespaces.
+//! Tests with real agents, clients and servers in network namespaces.
 //!
-//! Each test owns its LAN; they run in parallel, as many as there are cores.
+//! Each test has its own LAN. Tests run in parallel, one per core.
 
 mod advertising;
 mod affinity;

@@ -1,4 +1,4 @@
-//! `vipmux inspect members` on live agents.
+//! Tests `vipmux inspect members` on live agents.
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
@@ -11,7 +11,7 @@ use vipmux_tests::{
 
 use crate::services;
 
-/// Waits until a member is so.
+/// Waits until a member fulfils a condition.
 fn await_member(cluster: &Cluster, by: &str, node: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until(&format!("how {by} has {node}"), PATIENCE, || {
         let member = cluster.member(by, node)?;
@@ -21,7 +21,7 @@ fn await_member(cluster: &Cluster, by: &str, node: &str, is: impl Fn(&Value) -> 
     .with_context(|| cluster.last_outputs())
 }
 
-/// The row of a node in the table, by its columns; those that are empty are `-`.
+/// Returns a node's row of the table, by column. Empty cells are `-`.
 fn row(cluster: &Cluster, by: &str, node: &str) -> Result<Vec<(String, String)>> {
     let table = cluster.agent(by)?.inspect(cluster.lan.node(by)?, &["members"])?;
     // Columns are two spaces apart.
@@ -94,7 +94,7 @@ fn members_are_shown_as_they_are_and_as_they_come_and_go() -> Result<()> {
     cluster.await_standing(&first, &second, "left")?;
     await_row(&cluster, &first, &second, &[("STANDING", "left"), ("READY", "-")])?;
 
-    // The only one whose hold-down ends is given what the others lead.
+    // Only this node's hold-down ends, so it gets what the others lead.
     cluster.agent_mut(&second)?.options_mut().hold_down = "1s";
     cluster.restart_agent(&second)?;
     await_row(&cluster, &first, &second, &[("STANDING", "alive"), ("READY", "yes"), ("VIPS", "1")])

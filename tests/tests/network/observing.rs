@@ -1,6 +1,6 @@
-//! What agents tell by HTTP: metrics, health and readiness.
+//! Tests what agents serve by HTTP: metrics, health and readiness.
 
-use std::{os::fd::AsRawFd as _, time::Duration};
+use std::os::fd::AsRawFd as _;
 
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::{
@@ -10,7 +10,7 @@ use nix::sys::{
 use vipmux_tests::{
     agent::Agent,
     client::{Kind, Request},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
+    cluster::{Cluster, PATIENCE, SILENCE, TIMEOUT},
     failover::await_stopped,
     lan::Options,
     manifests::VIP,
@@ -20,16 +20,13 @@ use vipmux_tests::{
 
 use crate::services;
 
-/// For an answer that nobody is expected to give.
-const SILENCE: Duration = Duration::from_millis(700);
-
-/// Asks the agent on a node, from that node, as the kubelet does.
+/// Requests a path of the agent on a node, from that node, as the kubelet does.
 fn ask(cluster: &Cluster, node: &str, path: &str) -> Result<(u16, String)> {
     let node = cluster.lan.node(node)?;
     scrape::get(node.namespace(), node.address, path, TIMEOUT)
 }
 
-/// Waits until the agent on a node answers for a path so, and a line of the answer begins so.
+/// Waits until the agent on a node responds with this status and a line with this beginning.
 fn await_answer(cluster: &Cluster, node: &str, path: &str, status: u16, line: &str) -> Result<()> {
     wait::until(&format!("{status} for {path}, with {line}"), PATIENCE, || {
         let (found, body) = ask(cluster, node, path)?;
@@ -39,7 +36,7 @@ fn await_answer(cluster: &Cluster, node: &str, path: &str, status: u16, line: &s
     .with_context(|| cluster.last_outputs())
 }
 
-/// The sum of a metric over all nodes.
+/// Returns the sum of a metric over all nodes.
 fn sum(cluster: &Cluster, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
     let of_node = |node: &vipmux_tests::lan::Node| {
         Ok(Metrics::scrape(node.namespace(), node.address, TIMEOUT)?.sum(name, labels))
@@ -51,7 +48,7 @@ fn sum(cluster: &Cluster, name: &str, labels: &[(&str, &str)]) -> Result<f64> {
 fn an_agent_is_ready_while_it_can_answer_and_alive_all_the_time() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
     let name = cluster.lan.nodes[0].name.clone();
-    // Without a carrier it has no evidence that anything is its own.
+    // Without a carrier it has no evidence.
     cluster.lan.unplug(&name)?;
     let options = cluster.agent_options();
     for node in &cluster.lan.nodes {
@@ -73,10 +70,10 @@ fn an_agent_is_ready_while_it_can_answer_and_alive_all_the_time() -> Result<()> 
     assert!(before.sum("vipmux_fence_remaining_seconds", &[]) > 0.0 && before.has("vipmux_fence_lapses_total"));
 
     cluster.lan.unplug(&name)?;
-    await_answer(&cluster, &name, "/readyz", 503, "[-]fence failed: the deadline passed")?;
+    await_answer(&cluster, &name, "/readyz", 503, "[-]fence failed: the fence deadline passed")?;
     assert_eq!(ask(&cluster, &name, "/healthz")?.0, 200);
     let lapses = |metrics: &Metrics| metrics.sum("vipmux_fence_lapses_total", &[]);
-    // It is not ready as soon as the clock says so, and counts that when its loop turns.
+    // It is not ready as soon as the deadline passes. The event loop counts that later.
     let found = wait::until("the lapse to be counted", PATIENCE, || {
         let found = metrics()?;
         ensure!(lapses(&found) > lapses(&before), "{} and {} lapses", lapses(&before), lapses(&found));
@@ -109,7 +106,7 @@ fn metrics_rise_with_the_traffic_and_with_what_happens() -> Result<()> {
     }
     assert!(cluster.ask(Request::new(Kind::Http, VIP, 81), TIMEOUT).is_err(), "nobody has this port");
     let [packets, bytes, flows, drops] = counted(&cluster)?;
-    // A request is a SYN, an ACK, the request itself and a FIN at least, of 54 bytes or more.
+    // A request has at least a SYN, an ACK, the request itself and a FIN, of 54 bytes or more.
     assert!(
         packets >= before[0] + 80.0 && bytes >= before[1] + 80.0 * 54.0,
         "{packets} packets, {bytes} bytes, {before:?}"
@@ -119,7 +116,7 @@ fn metrics_rise_with_the_traffic_and_with_what_happens() -> Result<()> {
     wait::until("what three nodes have in common", PATIENCE, || {
         for (name, label, expected) in [
             ("vipmux_vip_leading", Some(("vip", "192.0.2.200")), "1"),
-            // Five Services on each of them.
+            // Five Services on each node.
             ("vipmux_services", Some(("state", "allocated")), "15"),
             ("vipmux_vips_without_leader", None, "0"),
             ("vipmux_map_entries", Some(("map", "SERVICES")), "15"),
@@ -161,7 +158,8 @@ fn metrics_rise_with_the_traffic_and_with_what_happens() -> Result<()> {
     Ok(())
 }
 
-/// What the kubelet sees of an agent that is stuck as a whole. One whose event loop alone hangs says so (`vitals`).
+/// The kubelet's view of a completely stuck agent. If only the event loop hangs, the agent reports
+/// it (`vitals`).
 #[test]
 fn a_stopped_agent_does_not_answer_its_probes() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
@@ -191,7 +189,7 @@ fn an_agent_whose_port_is_taken_says_so_and_leaves_nothing_behind() -> Result<()
         "{output}"
     );
     ensure!(!agent.pins().join("maps").exists(), "maps were pinned");
-    // Now, whoever else has the socket: another test's process that is just being started.
+    // Now, even if a process that another test just starts has inherited the socket.
     shutdown(taken.as_raw_fd(), Shutdown::Both)?;
     drop(taken);
     agent.restart(node)?;

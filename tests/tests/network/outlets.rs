@@ -1,4 +1,4 @@
-//! Nodes whose replies leave by another card than the one that the VIP is announced on.
+//! Tests nodes whose replies leave by another card than the one that announces the VIP.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -20,7 +20,8 @@ use crate::policies::endpoints;
 const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 const TCP: u16 = 80;
 const UDP: u16 = 514;
-/// With that many connections, the chance that one of two equal backends gets none is below 1 in 100 billion.
+/// With that many connections, the chance that one of two equal backends gets none is below 1 in
+/// 100 billion.
 const CONNECTIONS: usize = 40;
 
 #[test]
@@ -33,19 +34,20 @@ fn a_filter_translates_replies_where_a_route_leads_out() -> Result<()> {
     followed("clsact")
 }
 
-/// The VIPs are announced on eth0; the way to the client is by eth0, then by eth1, and by eth0 again.
+/// The VIPs are announced on eth0. The route to the client is through eth0, then eth1, then eth0
+/// again.
 fn followed(tc: &'static str) -> Result<()> {
     let Some((mut cluster, router)) = served(tc)? else { return Ok(()) };
     let nodes = ["node-1", "node-2"];
     ask_all(&cluster, &router)?;
     ensure!(!nodes.iter().any(|node| translates_on_eth1(&cluster, node).unwrap_or(true)), "there is no route there");
     let mut session = router.client().run(|| Session::connect((VIP, TCP).into(), TIMEOUT))?;
-    session.say("by eth0")?;
+    session.echo("by eth0")?;
 
     router.move_routes(&cluster.lan, true)?;
     await_on_eth1(&cluster, true)?;
     ask_all(&cluster, &router)?;
-    session.say("by eth1")?;
+    session.echo("by eth1")?;
     for name in nodes {
         let node = cluster.lan.node(name)?;
         ensure!(!node.namespace().links(|links| links.has_xdp("eth1"))?, "{name} announces nothing on eth1");
@@ -77,8 +79,9 @@ fn followed(tc: &'static str) -> Result<()> {
     Ok(())
 }
 
-/// Two nodes with two cards and a pod each, a Service of either protocol, and a client behind a router. The nodes' rules are
-/// those of Kubernetes; a strict reverse path filter would have nothing come in by another card than it leaves by.
+/// Makes two nodes with two cards and a pod each, a TCP and a UDP Service, and a client behind a
+/// router. The nodes' rules are those of Kubernetes. A strict reverse path filter would drop
+/// packets that come in by another card than replies leave by.
 fn served(tc: &'static str) -> Result<Option<(Cluster, Router)>> {
     let options = Options { nodes: 2, kubernetes_rules: true, ..Options::default() };
     let Some(mut lan) = Lan::for_test(options)? else { return Ok(None) };
@@ -105,7 +108,7 @@ fn served(tc: &'static str) -> Result<Option<(Cluster, Router)>> {
     Ok(Some((cluster, router)))
 }
 
-/// Asks from behind the router, of both nodes' pods.
+/// Sends requests from behind the router to both nodes' pods.
 fn ask_all(cluster: &Cluster, router: &Router) -> Result<()> {
     for vip in VIPS {
         let client = if vip.is_ipv4() { router.address.into() } else { IpAddr::from(router.address_v6) };

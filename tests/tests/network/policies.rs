@@ -1,5 +1,4 @@
-//! What a Service says of its own packets: who may send them, how long a flow is remembered, and that all ports are its
-//! own.
+//! Tests policies of a Service: admitted clients, idle timeouts, and a claim on all ports.
 
 use std::{
     io,
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 use vipmux_tests::{
     agent::Plan,
     client::{Datagrams, Kind, Request, Session},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
+    cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, SILENCE, TIMEOUT},
     lan::{Client, Lan, Options},
     manifests::{Condition, Endpoint, Manifests, Service, VIP, VIP_V6},
     pod::Listener,
@@ -21,10 +20,6 @@ use vipmux_tests::{
     wait,
 };
 
-/// For a request that nobody is expected to answer.
-const SILENCE: Duration = Duration::from_millis(700);
-/// For requests that are often in vain.
-pub(crate) const IMPATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(5);
 /// The addresses that the Services share.
 pub(crate) const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
@@ -32,11 +27,11 @@ pub(crate) const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 pub(crate) const WEB: (u16, u16) = (443, 8443);
 /// The port of `shop/voice`, that of `shop/radio`, and that of their pods.
 pub(crate) const VOICE: (u16, u16, u16) = (5060, 5061, 5140);
-/// Connections of one client that are to reach one pod.
+/// Connections of one client that must reach one pod.
 pub(crate) const CONNECTIONS: usize = 20;
 
-/// A cluster whose agents are not started yet: pods `web-1`, `web-2` and so on, one on each of these nodes, and
-/// `ops/admin`, which nothing is to disturb. `None` if the test is to be skipped.
+/// Makes a cluster without running agents: pods `web-1`, `web-2` etc., one on each of these nodes,
+/// and `ops/admin`, which nothing may disturb. `None` if the test is skipped.
 pub(crate) fn prepared(options: Options, nodes: &[&str]) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
@@ -50,7 +45,7 @@ pub(crate) fn prepared(options: Options, nodes: &[&str]) -> Result<Option<Cluste
     Ok(Some(cluster))
 }
 
-/// Adds the next of the pods `web-1`, `web-2` and so on; returns its name.
+/// Adds the next of the pods `web-1`, `web-2` etc. Returns its name.
 pub(crate) fn add_web_pod(cluster: &mut Cluster, node: &str) -> Result<String> {
     let number = cluster.pods.len();
     let name = format!("web-{number}");
@@ -59,7 +54,7 @@ pub(crate) fn add_web_pod(cluster: &mut Cluster, node: &str) -> Result<String> {
     Ok(name)
 }
 
-/// The same, with agents that have read this, and that serve `ops/admin`.
+/// Makes the same with running agents that have read this manifest and serve `ops/admin`.
 pub(crate) fn started(mut cluster: Cluster, services: &[Service]) -> Result<Cluster> {
     services.iter().try_for_each(|service| cluster.manifests.write_service(service))?;
     cluster.start_agents(&cluster.agent_options())?;
@@ -69,23 +64,23 @@ pub(crate) fn started(mut cluster: Cluster, services: &[Service]) -> Result<Clus
     Ok(cluster)
 }
 
-/// Endpoints of both families.
+/// Returns endpoints of both families.
 pub(crate) fn endpoints(cluster: &Cluster, pods: &[&str]) -> Result<Vec<Endpoint>> {
     let both = |pod: &&str| Ok([cluster.endpoint(pod)?, cluster.endpoint_v6(pod)?]);
     Ok(pods.iter().map(both).collect::<Result<Vec<_>>>()?.concat())
 }
 
-/// `shop/web` on both addresses, with these pods.
+/// Returns `shop/web` on both addresses, with these pods.
 pub(crate) fn web(cluster: &Cluster, pods: &[&str]) -> Result<Service> {
     Ok(Service::sharing("shop/web", WEB.0, "TCP", WEB.1).dual_stack().with(endpoints(cluster, pods)?))
 }
 
-/// A request to `shop/web`.
+/// Returns a request to `shop/web`.
 pub(crate) fn to_web(vip: IpAddr) -> Request {
     Request::new(Kind::Echo, vip, WEB.0)
 }
 
-/// Requests to `ops/admin`, none of which is to be lost.
+/// Starts requests to `ops/admin`, none of which may be lost.
 pub(crate) fn bystanders(cluster: &Cluster) -> Result<Vec<Traffic>> {
     let client = cluster.lan.client()?.namespace();
     VIPS.into_iter().map(|vip| Traffic::start(client, Request::new(Kind::Http, vip, 8080), PAUSE)).collect()
@@ -98,7 +93,7 @@ pub(crate) fn check_bystanders(bystanders: Vec<Traffic>) -> Result<()> {
     })
 }
 
-/// A client's address of the same family.
+/// Returns a client's address of the same family.
 pub(crate) fn address_for(client: &Client, vip: IpAddr) -> IpAddr {
     if vip.is_ipv4() { client.address.into() } else { client.address_v6.into() }
 }
@@ -107,22 +102,22 @@ pub(crate) fn address_for(client: &Client, vip: IpAddr) -> IpAddr {
 pub(crate) fn await_web(client: &Client) -> Result<()> {
     VIPS.into_iter().try_for_each(|vip| {
         wait::until(&format!("an answer at {vip}"), PATIENCE, || {
-            client.namespace().run(|| to_web(vip).send(IMPATIENCE)).map(drop)
+            client.namespace().run(|| to_web(vip).send(SHORT_TIMEOUT)).map(drop)
         })
     })
 }
 
-/// `loadBalancerSourceRanges` with all addresses of these clients.
+/// Returns `loadBalancerSourceRanges` with all addresses of these clients.
 fn allowing(service: Service, clients: &[&Client]) -> Service {
     let ranges =
         clients.iter().flat_map(|client| [format!("{}/32", client.address), format!("{}/128", client.address_v6)]);
     service.with_field("loadBalancerSourceRanges", json!(ranges.collect::<Vec<_>>()))
 }
 
-/// The annotation for the same.
+/// Returns the annotation for the same.
 const RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
-/// Waits until every agent has said of `shop/web` that this is malformed.
+/// Waits until every agent has reported this flaw of `shop/web`.
 fn await_named(cluster: &Cluster, malformed: &str) -> Result<()> {
     cluster.agents.iter().try_for_each(|agent| {
         let names = |line: &str| line.contains("web") && line.contains(malformed);
@@ -130,7 +125,7 @@ fn await_named(cluster: &Cluster, malformed: &str) -> Result<()> {
     })
 }
 
-/// Frames that were dropped on all nodes since their sender is in no source range.
+/// Returns the frames that all nodes dropped because their sender is in no source range.
 fn out_of_range(cluster: &Cluster) -> Result<u64> {
     cluster.counted("drops", "source_range")
 }
@@ -174,7 +169,7 @@ fn an_edit_of_the_source_ranges_holds_for_connections_that_are_there() -> Result
     let connect = |vip| first.namespace().run(|| Session::connect((vip, WEB.0).into(), TIMEOUT));
     let mut sessions = VIPS.into_iter().map(connect).collect::<Result<Vec<_>>>()?;
     for session in &mut sessions {
-        session.say("before")?;
+        session.echo("before")?;
     }
 
     cluster.manifests.write_service(&allowing(service.clone(), &[second]))?;
@@ -187,7 +182,7 @@ fn an_edit_of_the_source_ranges_holds_for_connections_that_are_there() -> Result
     let before = out_of_range(&cluster)?;
     for session in &mut sessions {
         session.limit(SILENCE)?;
-        assert!(session.say("meanwhile").is_err(), "it is answered");
+        assert!(session.echo("meanwhile").is_err(), "it is answered");
         session.limit(TIMEOUT)?;
     }
     assert!(out_of_range(&cluster)? >= before + 2, "no drop was counted");
@@ -195,7 +190,7 @@ fn an_edit_of_the_source_ranges_holds_for_connections_that_are_there() -> Result
     cluster.manifests.write_service(&allowing(service, &[first, second]))?;
     for session in &mut sessions {
         wait::until("the answer to what was sent meanwhile", PATIENCE, || session.receive("meanwhile"))?;
-        session.say("after")?;
+        session.echo("after")?;
     }
     check_bystanders(bystanders)
 }
@@ -211,22 +206,22 @@ fn malformed_source_ranges_open_a_service_to_nobody() -> Result<()> {
     let [inside, outside] = cluster.lan.clients.as_slice() else { return Ok(()) };
     await_web(inside)?;
     let bystanders = bystanders(&cluster)?;
-    let start = |vip| Traffic::with_patience(outside.namespace(), to_web(vip), PAUSE, IMPATIENCE);
+    let start = |vip| Traffic::with_timeout(outside.namespace(), to_web(vip), PAUSE, SHORT_TIMEOUT);
     let intruders = VIPS.into_iter().map(start).collect::<Result<Vec<_>>>()?;
 
-    // A document that Kubernetes would not take leaves what was there in force.
+    // Kubernetes would reject this document, so the last good state stays in force.
     let refused = service.clone().with_field("loadBalancerSourceRanges", json!(["192.0.2.0/33"]));
     cluster.manifests.write_service(&refused)?;
     await_named(&cluster, "spec.loadBalancerSourceRanges[0]")?;
     for vip in VIPS {
         assert_eq!(inside.namespace().run(|| to_web(vip).send(TIMEOUT))?.service, "shop/web");
     }
-    // An annotation can be anything.
+    // An annotation can have any value.
     cluster.manifests.write_service(&service.annotated(RANGES, "192.0.2.0/33"))?;
     await_named(&cluster, RANGES)?;
     for vip in VIPS {
         wait::until("nobody served", PATIENCE, || {
-            let answer = cluster.ask(to_web(vip), IMPATIENCE);
+            let answer = cluster.ask(to_web(vip), SHORT_TIMEOUT);
             ensure!(answer.is_err(), "{answer:?}");
             Ok(())
         })?;
@@ -241,7 +236,7 @@ fn malformed_source_ranges_open_a_service_to_nobody() -> Result<()> {
     check_bystanders(bystanders)
 }
 
-/// What `inspect services` says of a port, on every node and at every address.
+/// Returns the entries of a port in `inspect services`, on every node and at every address.
 fn views(cluster: &Cluster, port: u16) -> Result<Vec<Value>> {
     let mut found = Vec::new();
     for (node, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
@@ -253,7 +248,7 @@ fn views(cluster: &Cluster, port: u16) -> Result<Vec<Value>> {
     Ok(found)
 }
 
-/// Waits until every node has so many pods for `shop/web` at each address.
+/// Waits until every node has this many pods for `shop/web` at each address.
 pub(crate) fn await_ready(cluster: &Cluster, pods: usize) -> Result<()> {
     wait::until(&format!("{pods} pods of shop/web"), PATIENCE, || {
         let views = views(cluster, WEB.0)?;
@@ -262,8 +257,8 @@ pub(crate) fn await_ready(cluster: &Cluster, pods: usize) -> Result<()> {
     })
 }
 
-/// Two Services with the same pods, one with a short idle timeout. Their pod drains, so that it keeps its flows and gets no
-/// other.
+/// Two Services with the same pods, one with a short idle timeout. Their pod drains, so it keeps
+/// its flows and gets no others.
 #[test]
 fn a_flow_that_was_idle_for_longer_than_its_service_allows_is_balanced_anew() -> Result<()> {
     let Some(cluster) = prepared(Options::default(), &["node-1", "node-2"])? else { return Ok(()) };
@@ -284,7 +279,7 @@ fn a_flow_that_was_idle_for_longer_than_its_service_allows_is_balanced_anew() ->
     for (vip, port) in VIPS.into_iter().flat_map(|vip| [(vip, VOICE.0), (vip, VOICE.1)]) {
         cluster.await_service(Request::new(Kind::UdpEcho, vip, port), "shop/voice")?;
         let flow = client.namespace().run(|| Datagrams::connect((vip, port).into(), TIMEOUT))?;
-        assert_eq!(flow.say("at first")?.pod, "web-1");
+        assert_eq!(flow.echo("at first")?.pod, "web-1");
         flows.push((vip, port, flow));
     }
     assert!(views(&cluster, VOICE.0)?.iter().all(|view| view["idle_s"] == 10));
@@ -295,27 +290,27 @@ fn a_flow_that_was_idle_for_longer_than_its_service_allows_is_balanced_anew() ->
     }
     for (vip, port, flow) in &flows {
         let request = Request::new(Kind::UdpEcho, *vip, *port);
-        // A datagram may be lost while nodes change, and no flow is to become idle meanwhile.
+        // A datagram may be lost while nodes change, and no flow may become idle meanwhile.
         wait::until("a new flow at the new pod", PATIENCE, || {
             for (_, _, flow) in &flows {
-                assert_eq!(flow.say("meanwhile")?.pod, "web-1");
+                assert_eq!(flow.echo("meanwhile")?.pod, "web-1");
             }
-            let answer = cluster.ask(request, IMPATIENCE)?;
+            let answer = cluster.ask(request, SHORT_TIMEOUT)?;
             ensure!(answer.pod == "web-2", "{answer}");
             Ok(())
         })?;
-        assert_eq!(flow.say("while it drains")?.pod, "web-1");
+        assert_eq!(flow.echo("while it drains")?.pod, "web-1");
     }
     await_idle(&cluster)?;
     for (vip, port, flow) in &flows {
         let expected = if *port == VOICE.0 { "web-2" } else { "web-1" };
-        assert_eq!(flow.say("after a while")?.pod, expected, "{vip} port {port}");
+        assert_eq!(flow.echo("after a while")?.pod, expected, "{vip} port {port}");
     }
     Ok(())
 }
 
-/// Waits until all flows of `shop/voice` have been idle for longer than it allows, by more than the times' precision; those
-/// of `shop/radio` are as old.
+/// Waits until all flows of `shop/voice` have been idle for longer than its timeout, by more than
+/// the records' precision. Those of `shop/radio` are as old.
 fn await_idle(cluster: &Cluster) -> Result<()> {
     wait::until("all flows of shop/voice idle", PATIENCE, || {
         let mut idle = 0;
@@ -335,11 +330,11 @@ fn await_idle(cluster: &Cluster) -> Result<()> {
     })
 }
 
-/// Addresses that one Service has for itself.
+/// Addresses that one Service has alone.
 const OWN: (Ipv4Addr, Ipv6Addr) = (Ipv4Addr::new(192, 0, 2, 201), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x201));
 const OWN_VIPS: [IpAddr; 2] = [IpAddr::V4(OWN.0), IpAddr::V6(OWN.1)];
 
-/// `shop/gateway` on addresses of its own: of its ports, 8080/TCP is in its spec.
+/// Returns `shop/gateway` on its own addresses. Of its ports, its spec has 8080/TCP.
 fn gateway(cluster: &Cluster) -> Result<Service> {
     let service = Service::sharing("shop/gateway", 8080, "TCP", 8080).with(endpoints(cluster, &["gateway-1"])?);
     Ok(Service { address: Some(OWN.0), address_v6: Some(OWN.1), sharing_key: None, ..service })
@@ -349,7 +344,7 @@ fn with_every_port(service: Service) -> Service {
     service.annotated("vipmux.io/all-ports", "true")
 }
 
-/// What its pod serves.
+/// Returns its pod's listeners.
 fn gateway_ports() -> Result<Vec<(Kind, u16)>> {
     let mut ports = vec![(Kind::Http, 8080), (Kind::Echo, 9443), (Kind::DnsTcp, 53), (Kind::DnsUdp, 53)];
     ports.extend([(Kind::UdpEcho, 8080), (Kind::UdpEcho, 65_535)]);
@@ -357,7 +352,7 @@ fn gateway_ports() -> Result<Vec<(Kind, u16)>> {
     Ok(ports)
 }
 
-/// The cluster with that pod.
+/// Makes the cluster with that pod.
 fn with_gateway() -> Result<Option<Cluster>> {
     let Some(mut cluster) = prepared(Options::default(), &[])? else { return Ok(None) };
     let listener = |(kind, port)| Listener::new(kind, port, "shop/gateway");
@@ -421,7 +416,7 @@ fn a_service_that_takes_every_port_and_gives_them_back_loses_no_request_on_its_o
         cluster.manifests.write_service(&service)?;
         for vip in OWN_VIPS {
             wait::until("the other port closed", PATIENCE, || {
-                let answer = cluster.ask(Request::new(Kind::Echo, vip, 9443), IMPATIENCE);
+                let answer = cluster.ask(Request::new(Kind::Echo, vip, 9443), SHORT_TIMEOUT);
                 ensure!(answer.is_err(), "{answer:?}");
                 Ok(())
             })?;

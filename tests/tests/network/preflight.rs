@@ -1,4 +1,4 @@
-//! `vipmux check` on nodes that are set up right, and on others that are not.
+//! Tests `vipmux check` on nodes with and without faults.
 
 use std::{
     ffi::OsString,
@@ -27,10 +27,10 @@ use crate::services;
 
 /// `nobody` on Debian.
 const NOBODY: u32 = 65_534;
-/// The gateway of a node's second way out.
+/// The gateway of a node's second route.
 const OTHER_GATEWAY: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 1);
 
-/// A LAN with one node that has all that a node of a cluster has, and what the check is told of it.
+/// A LAN with one complete node, and the options of the check.
 struct Setup {
     lan: Lan,
     manifests: Manifests,
@@ -39,7 +39,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// `None` where the test is to be skipped.
+    /// `None` if the test is skipped.
     fn new() -> Result<Option<Self>> {
         let options = Options { nodes: 1, clients: 0, kubernetes_rules: true, ..Options::default() };
         let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
@@ -53,7 +53,7 @@ impl Setup {
         &self.lan.nodes[0]
     }
 
-    /// The default route, by eth0.
+    /// The default route, through eth0.
     fn route(&self) -> Result<()> {
         let any = (IpAddr::from(Ipv4Addr::UNSPECIFIED), 0);
         self.node().namespace().links(|links| links.add_route("eth0", any, Some(Ipv4Addr::new(192, 0, 2, 1).into())))
@@ -77,7 +77,7 @@ impl Setup {
     }
 }
 
-/// What `vipmux check` says.
+/// Returns the output of `vipmux check`.
 struct Checked {
     status: i32,
     checks: Vec<Value>,
@@ -91,7 +91,7 @@ impl Checked {
         Ok(Self { status, checks })
     }
 
-    /// The names of the checks that ended so.
+    /// Returns the names of the checks with this result.
     fn of_verdict(&self, verdict: &str) -> Vec<&str> {
         self.checks
             .iter()
@@ -100,8 +100,8 @@ impl Checked {
             .collect()
     }
 
-    /// A check ended so, and says these words in what it found and in its remedy. Where it failed, no other did, and the
-    /// exit status says so.
+    /// Checks that a check has this result, with these words in its finding and remedy. If it
+    /// failed, no other check may have failed, and the exit status must say so.
     fn expect(&self, check: &str, verdict: &str, found: &str, remedy: &str) -> Result<()> {
         let contains = |value: &Value, words| value.as_str().unwrap_or_default().contains(words);
         let is_it = |one: &&Value| {
@@ -129,7 +129,7 @@ fn a_node_that_is_set_up_right_passes_and_nothing_is_left_there() -> Result<()> 
     let rules = node.nft("list ruleset")?;
     let checked = setup.check()?;
     assert_eq!((checked.status, checked.of_verdict("fail")), (0, vec![]), "{:#?}", checked.checks);
-    // Of an old kernel, and of the keepalived of a test beside this one.
+    // Warnings for an old kernel, and for the keepalived of a test that runs now.
     let warned = checked.of_verdict("warn");
     let expected = |check: &&str| ["kernel", "other-balancers"].contains(check);
     assert!(warned.iter().all(expected), "{:#?}", checked.checks);
@@ -173,7 +173,7 @@ fn a_strict_reverse_path_filter_is_told_and_fails_where_replies_leave_elsewhere(
         links.add_address("mac0", Ipv4Addr::new(198, 51, 100, 2), 24)?;
         links.add_route("mac0", (Ipv4Addr::new(203, 0, 113, 0), 24), Some(OTHER_GATEWAY))
     })?;
-    setup.check()?.expect("rp-filter", "fail", "routes lead out by mac0", remedy)?;
+    setup.check()?.expect("rp-filter", "fail", "routes use mac0", remedy)?;
     namespace.sysctl("net/ipv4/conf/eth0/rp_filter", "2")?;
     setup.check()?.expect("rp-filter", "pass", "loose (2)", "")
 }
@@ -183,7 +183,7 @@ fn programs_of_others_on_the_card_are_named() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     let namespace = setup.node().namespace();
     // Any program will do.
-    let mut other = Ebpf::load(vipmux::datapath::OBJECT)?;
+    let mut other = Ebpf::load(vipmux_datapath::bpf::OBJECT)?;
     let egress: &mut SchedClassifier = other.program_mut("vipmux_egress").context("no program")?.try_into()?;
     egress.load()?;
     let has_tcx = namespace.run(|| Ok(egress.attach("eth0", TcAttachType::Egress).is_ok()))?;
@@ -223,7 +223,7 @@ fn a_pin_path_without_a_bpffs_is_told() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     let mut arguments = setup.arguments();
     *arguments.last_mut().context("no pin path")? = setup.state.path().into();
-    Checked::of(setup.node(), arguments)?.expect("bpffs", "fail", "is on no bpffs", "mount -t bpf bpf /sys/fs/bpf")
+    Checked::of(setup.node(), arguments)?.expect("bpffs", "fail", "is not on a bpffs", "mount -t bpf bpf /sys/fs/bpf")
 }
 
 #[test]
@@ -260,7 +260,7 @@ fn a_node_with_an_agent_passes_and_the_agent_is_not_disturbed() -> Result<()> {
     let checked = Checked::of(node, arguments)?;
     checked.expect("xdp-program", "pass", "vipmux's own", "")?;
     checked.expect("xdp-mode", "pass", "native: the agent's program runs in veth", "")?;
-    checked.expect("gossip-port", "pass", "the agent's that runs here", "")?;
+    checked.expect("gossip-port", "pass", "used by the agent on this node", "")?;
     checked.expect("tc-programs", "pass", "", "")?;
     checked.expect("vip-addresses", "pass", "none of 1 VIPs", "")?;
     let (status, differences) = agent.diff(node)?;
@@ -290,7 +290,7 @@ fn an_api_server_that_does_not_answer_fails_and_the_rest_is_told() -> Result<()>
 #[test]
 fn without_rights_what_is_missing_is_told() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
-    // Where cargo builds, nobody may not be allowed to look.
+    // `nobody` may have no access to cargo's target folder.
     let folder = Folder::temporary("binary")?;
     let binary = folder.path().join("vipmux");
     fs::copy(agent::binary()?, &binary)?;

@@ -1,4 +1,4 @@
-//! Agents that come back know little at first, and what they knew may be wrong by then.
+//! Tests agents that come back: they know little at first, and their knowledge may be outdated.
 
 use std::{
     fs::{self, OpenOptions},
@@ -12,8 +12,8 @@ use nix::{
     sys::{signal::Signal, stat::Mode},
     unistd::mkfifo,
 };
-use vipmux::datapath::maps::Maps;
 use vipmux_common::abi::Config;
+use vipmux_datapath::bpf::maps::Maps;
 use vipmux_tests::{
     arp,
     client::{Kind, Request, Session},
@@ -32,7 +32,7 @@ use crate::{
 };
 
 const PAUSE: Duration = Duration::from_millis(5);
-/// The Service with a pod on the leading node and one on another.
+/// Makes the Service with a pod on the leading node and one on another node.
 const PAIR: u16 = 9443;
 
 #[test]
@@ -61,7 +61,7 @@ fn an_agent_that_was_away_does_not_take_an_address_back_from_its_new_leader() ->
     Ok(())
 }
 
-/// Reading takes long on a large cluster, and interfaces come and go all the time.
+/// On a large cluster reading takes long, and interfaces come and go.
 #[test]
 fn an_agent_that_has_not_read_anything_yet_leaves_the_maps_alone() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
@@ -69,7 +69,8 @@ fn an_agent_that_has_not_read_anything_yet_leaves_the_maps_alone() -> Result<()>
     let state = cluster.agent_options().state;
     let (assignments, aside, pipe) =
         (state.join("assignments.yaml"), state.join("assignments.aside"), state.join("assignments.pipe"));
-    // Whoever reads it waits for a writer. There is no moment at which it is not there: somebody would write it.
+    // A FIFO: the agent that reads it waits for a writer. It replaces the file atomically, or an
+    // agent would write the missing file.
     fs::hard_link(&assignments, &aside)?;
     mkfifo(&pipe, Mode::S_IRUSR | Mode::S_IWUSR)?;
     fs::rename(&pipe, &assignments)?;
@@ -85,7 +86,7 @@ fn an_agent_that_has_not_read_anything_yet_leaves_the_maps_alone() -> Result<()>
         traffic.wait_for_more(5, PATIENCE)?;
     }
 
-    // Whoever reads is held until it is closed.
+    // The reader waits until it is closed.
     let writer = wait::until("somebody who reads", PATIENCE, || {
         Ok(OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(&assignments)?)
     })?;
@@ -98,7 +99,7 @@ fn an_agent_that_has_not_read_anything_yet_leaves_the_maps_alone() -> Result<()>
 }
 
 #[test]
-fn a_restarted_agent_sends_no_flow_elsewhere_while_it_finds_its_neighbours() -> Result<()> {
+fn a_restarted_agent_sends_no_flow_elsewhere_while_it_finds_its_neighbors() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?.name.clone();
     let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
@@ -110,27 +111,27 @@ fn a_restarted_agent_sends_no_flow_elsewhere_while_it_finds_its_neighbours() -> 
     cluster.await_service(Request::new(Kind::Echo, VIP, PAIR), "shop/pair")?;
     let mut session = wait::until("a connection to the far pod", PATIENCE, || {
         let mut session = cluster.lan.client()?.namespace().run(|| Session::connect((VIP, PAIR).into(), TIMEOUT))?;
-        ensure!(session.say("hello")?.pod == "far", "it went to the near one");
+        ensure!(session.echo("hello")?.pod == "far", "it went to the near one");
         Ok(session)
     })?;
 
     cluster.agent_mut(&leader)?.process_mut().kill()?;
     let (node, far) = (cluster.lan.node(&leader)?, cluster.lan.node(&other)?);
-    cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", VIP, node.mac))?;
+    cluster.lan.client()?.namespace().links(|links| links.add_neighbor("eth0", VIP, node.mac))?;
     far.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "8")?;
-    // The kernel asks for as long as that takes.
+    // The kernel sends ARP requests for as long as that takes.
     node.namespace().sysctl("net/ipv4/neigh/eth0/mcast_solicit", "90")?;
-    node.namespace().links(|links| links.forget_neighbour(far.address))?;
+    node.namespace().links(|links| links.forget_neighbor(far.address))?;
     cluster.restart_agent(&leader)?;
     for line in ["one", "two", "three"] {
-        assert_eq!(session.say(line)?.pod, "far");
+        assert_eq!(session.echo(line)?.pod, "far");
     }
     cluster.lan.node(&other)?.namespace().sysctl("net/ipv4/conf/all/arp_ignore", "0")?;
-    assert_eq!(session.say("four")?.pod, "far");
+    assert_eq!(session.echo("four")?.pod, "far");
     Ok(())
 }
 
-/// An agent that was removed without `vipmux unload` must not swallow its VIPs for ever.
+/// An agent that was removed without `vipmux unload` must not swallow its VIPs forever.
 #[test]
 fn a_node_whose_agent_is_long_gone_leaves_the_vip_to_its_own_stack_until_an_agent_is_back() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
@@ -167,17 +168,17 @@ fn a_node_whose_agent_is_long_gone_leaves_the_vip_to_its_own_stack_until_an_agen
     Ok(())
 }
 
-/// Requests by a client that knows the leader's MAC for good.
+/// Starts requests of a client with a permanent neighbor entry for the leader.
 fn traffic_through_the_leader(cluster: &Cluster) -> Result<(String, Traffic)> {
     let leader = cluster.await_leader(VIP)?;
     let client = cluster.lan.client()?;
-    client.namespace().links(|links| links.add_neighbour("eth0", VIP, leader.mac))?;
+    client.namespace().links(|links| links.add_neighbor("eth0", VIP, leader.mac))?;
     let traffic = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
     traffic.wait_for_more(5, PATIENCE)?;
     Ok((leader.name.clone(), traffic))
 }
 
-/// Waits until a pin is another than the one of this inode.
+/// Waits until a pin has another inode than this one.
 fn await_another(pin: &Path, before: u64) -> Result<()> {
     wait::until("the program pinned anew", PATIENCE, || {
         ensure!(fs::metadata(pin)?.ino() != before, "it is the old one");

@@ -1,4 +1,4 @@
-//! What is seen and what remains when the agent is not there.
+//! Tests what is visible and what remains without the agent.
 
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
@@ -40,10 +40,10 @@ fn inspect_tells_the_same_while_the_agent_is_down() -> Result<()> {
 #[test]
 fn unload_leaves_no_trace() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
-    // On the backend's node there are all of them: links, maps and the nftables table.
+    // The backend's node has all of them: links, maps and the nftables table.
     let node = cluster.lan.node("node-1")?.name.clone();
-    wait::until("neighbours that the agent keeps", PATIENCE, || {
-        let kept = cluster.lan.node(&node)?.namespace().links(Links::managed_neighbours)?;
+    wait::until("neighbors that the agent keeps", PATIENCE, || {
+        let kept = cluster.lan.node(&node)?.namespace().links(Links::managed_neighbors)?;
         ensure!(kept.len() == 2, "{kept:?}");
         Ok(())
     })?;
@@ -58,18 +58,18 @@ fn unload_leaves_no_trace() -> Result<()> {
     assert!(node.nft("list tables")?.contains("vipmux"));
 
     agent.unload(node)?;
-    assert!(node.namespace().links(Links::managed_neighbours)?.is_empty());
+    assert!(node.namespace().links(Links::managed_neighbors)?.is_empty());
     assert!(!node.namespace().links(|links| links.has_xdp("eth0"))?);
     assert!(!agent.pins().exists());
     assert!(!node.nft("list tables")?.contains("vipmux"));
     let egress = node.namespace().run(egress_programs)?;
     assert_eq!(egress, 0, "programs on the way out");
-    // A second time there is nothing to do, and that is no error.
+    // The second time there is nothing to do, which is no error.
     agent.unload(node)?;
     Ok(())
 }
 
-/// What passes it is left alone again: clients reach its pods, with their own addresses.
+/// Packets through the node are untouched again: clients reach its pods with their own addresses.
 #[test]
 fn an_unloaded_node_is_an_ordinary_one() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
@@ -88,7 +88,7 @@ fn an_unloaded_node_is_an_ordinary_one() -> Result<()> {
     Ok(())
 }
 
-/// How many programs are on the way out of the calling thread's eth0, by tcx links.
+/// Returns how many egress programs the calling thread's eth0 has, by tcx links.
 pub(crate) fn egress_programs() -> Result<usize> {
     match SchedClassifier::query_tcx("eth0", TcAttachType::Egress) {
         Ok((_, programs)) => Ok(programs.len()),

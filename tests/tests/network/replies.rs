@@ -1,4 +1,4 @@
-//! Replies come from the VIP, whatever the node's own rules and its connection tracking make of them.
+//! Tests that replies come from the VIP, whatever the node's rules and connection tracking do.
 
 use std::{collections::BTreeSet, fs, net::IpAddr};
 
@@ -21,8 +21,8 @@ fn every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter
     services::ask_all(&cluster, 10).map(drop)
 }
 
-/// The pod speaks first after its node has forgotten the connection: to the CNI's rules that is a connection of the
-/// pod's own, to be masqueraded.
+/// The pod sends first after its node has forgotten the connection. To the CNI's rules that is the
+/// pod's own connection, which they masquerade.
 #[test]
 fn a_tcp_reply_keeps_its_source_when_conntrack_has_forgotten_the_connection() -> Result<()> {
     let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
@@ -54,7 +54,8 @@ fn datagrams_in_fragments_arrive_whole_in_both_directions() -> Result<()> {
     exchange_fragments(&mut cluster, bulk, VIP.into(), Cluster::endpoint, 1_473)
 }
 
-/// Serves datagrams on three nodes, and exchanges some that fit a packet and some that do not: from `too_long` bytes on.
+/// Serves datagrams on three nodes, and exchanges datagrams with and without fragments: those from
+/// `too_long` bytes on have fragments.
 pub(crate) fn exchange_fragments(
     cluster: &mut Cluster,
     bulk: Service,
@@ -62,7 +63,8 @@ pub(crate) fn exchange_fragments(
     endpoint: fn(&Cluster, &str) -> Result<Endpoint>,
     too_long: usize,
 ) -> Result<()> {
-    /// With 16 flows, the chance that all go to one of three equal backends is below 1 in 10 million.
+    /// With 16 flows, the chance that all go to one of three equal backends is below 1 in 10
+    /// million.
     const FLOWS: usize = 16;
     let mut endpoints = Vec::new();
     for node in ["node-1", "node-2", "node-3"] {
@@ -77,7 +79,7 @@ pub(crate) fn exchange_fragments(
     let mut pods = BTreeSet::new();
     for _ in 0..FLOWS {
         let datagrams = cluster.lan.client()?.namespace().run(|| Datagrams::connect((vip, 515).into(), TIMEOUT))?;
-        for answer in datagrams.say_all(&[1_000, too_long, 3_000, 30_000].map(|length| &text[..length]))? {
+        for answer in datagrams.echo_all(&[1_000, too_long, 3_000, 30_000].map(|length| &text[..length]))? {
             assert_eq!(answer.service, "ops/bulk");
             pods.insert(answer.pod);
         }
@@ -86,7 +88,7 @@ pub(crate) fn exchange_fragments(
     Ok(())
 }
 
-/// The client has closed its socket when the reply comes, and its kernel says so to the VIP.
+/// The client has closed its socket when the reply comes, and its kernel reports that to the VIP.
 #[test]
 fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
     let Some(cluster) = with_syslog()? else { return Ok(()) };
@@ -98,8 +100,8 @@ fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
         datagrams.close()
     })?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address, 5141).into(), TIMEOUT))?;
-    control.say(HELD)?;
-    control.say(RELEASE)?;
+    control.echo(HELD)?;
+    control.echo(RELEASE)?;
     wait::until("the ICMP error at the pod", TIMEOUT, || {
         let received = pod.namespace().run(unreachables_received)?;
         ensure!(received > before, "{received} were received, as before");
@@ -107,8 +109,8 @@ fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {
     })
 }
 
-/// ICMP destination unreachable messages that the calling thread's network namespace took in: `InDestUnreachs` of
-/// `/proc/net/snmp`.
+/// Returns the ICMP destination unreachable messages that the calling thread's network namespace
+/// received: `InDestUnreachs` of `/proc/net/snmp`.
 pub(crate) fn unreachables_received() -> Result<u64> {
     let snmp = fs::read_to_string("/proc/thread-self/net/snmp")?;
     let mut lines = snmp.lines().filter_map(|line| line.strip_prefix("Icmp: "));
@@ -118,7 +120,7 @@ pub(crate) fn unreachables_received() -> Result<u64> {
     Ok(value.parse()?)
 }
 
-/// The demo's Services and one more: `ops/syslog` on 514/UDP, whose one pod holds a reply back if it is asked to.
+/// Makes the demo's Services and one more: `ops/syslog` on 514/UDP, whose one pod can hold replies.
 fn with_syslog() -> Result<Option<Cluster>> {
     let Some(mut cluster) = services::served(Options::HOSTILE)? else { return Ok(None) };
     let listeners = [Listener::new(Kind::UdpEcho, 5140, "ops/syslog"), Listener::new(Kind::Echo, 5141, "ops/control")];
@@ -136,12 +138,12 @@ fn with_syslog() -> Result<Option<Cluster>> {
     Ok(Some(cluster))
 }
 
-/// Lets a pod that holds a reply back send it as the first packet that its node sees of a connection. The pod is told
-/// from within, so that no packet of that passes the node.
+/// Lets a pod send a held reply as the first packet that its node sees of a connection. The control
+/// connection stays inside the pod, so that none of its packets cross the node.
 pub(crate) fn forget_connections_and_release(cluster: &Cluster, pod: &str, control: u16) -> Result<()> {
     let pod = cluster.pod(pod)?;
     let mut control = pod.namespace().run(|| Session::connect((pod.address, control).into(), TIMEOUT))?;
-    control.say(HELD)?;
+    control.echo(HELD)?;
     cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
-    control.say(RELEASE).map(drop)
+    control.echo(RELEASE).map(drop)
 }

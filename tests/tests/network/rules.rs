@@ -1,5 +1,5 @@
-//! A node's own rules, a NetworkPolicy's for instance: they see the client and the pod, and what they refuse is refused in
-//! the VIP's name.
+//! Tests a node's own rules, for example a NetworkPolicy's: they see client and pod, and their
+//! refusals come from the VIP.
 
 use std::{
     io,
@@ -16,7 +16,7 @@ use vipmux_tests::{
 
 use crate::policies::{CONNECTIONS, VIPS, VOICE, WEB, await_web, endpoints, prepared, started, to_web, web};
 
-/// Datagrams that are refused: kernels answer few at once (`icmp_ratelimit`).
+/// Refused datagrams. Kernels send only a few errors at once (`icmp_ratelimit`).
 const DATAGRAMS: usize = 3;
 
 #[test]
@@ -41,13 +41,13 @@ fn what_a_nodes_rules_refuse_to_a_client_is_refused_in_the_vips_name() -> Result
         }
         assert_eq!(cluster.ask(Request::new(Kind::UdpEcho, vip, VOICE.0), TIMEOUT)?.service, "shop/voice");
         for _ in 0..DATAGRAMS {
-            refused(unwelcome.namespace().run(|| Ok(say(vip)))?).with_context(|| format!("UDP to {vip}"))?;
+            refused(unwelcome.namespace().run(|| Ok(send_datagram(vip)))?).with_context(|| format!("UDP to {vip}"))?;
         }
     }
     Ok(())
 }
 
-/// As a CNI does it: by the client's address, and the pod's with its own port, where packets are forwarded to it.
+/// As a CNI does it: by the client's address and the pod's address and port, in the forward hook.
 fn refuse_to(cluster: &Cluster, client: &Client, pods: &[&str]) -> Result<()> {
     let (tcp, udp) = (WEB.1, VOICE.2);
     let mut rules = Vec::new();
@@ -70,8 +70,8 @@ fn connect(vip: IpAddr) -> io::Result<()> {
     TcpStream::connect_timeout(&(vip, WEB.0).into(), TIMEOUT).map(drop)
 }
 
-/// Only an error that comes from the VIP, about what was sent there, is the socket's.
-fn say(vip: IpAddr) -> io::Result<()> {
+/// The socket only gets an error that comes from the VIP, about its own packet.
+fn send_datagram(vip: IpAddr) -> io::Result<()> {
     let any: IpAddr = if vip.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = UdpSocket::bind((any, 0))?;
     socket.set_read_timeout(Some(TIMEOUT))?;

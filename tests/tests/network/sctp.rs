@@ -1,4 +1,5 @@
-//! SCTP through a VIP. Its checksum covers the ports, so a Service's is that of its pods.
+//! Tests SCTP through a VIP. Its checksum covers the ports, so a Service's port is that of its
+//! pods.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ use vipmux_tests::{
 
 use crate::policies::{VIPS, endpoints, prepared, started};
 
-/// S1AP's.
+/// The port of S1AP.
 const PORT: u16 = 36_412;
 /// With 40 associations, the chance that one of two equal backends gets none is below 10^-11.
 const ASSOCIATIONS: usize = 40;
@@ -29,7 +30,7 @@ fn associations_reach_every_pod_which_sees_the_client() -> Result<()> {
         for _ in 0..ASSOCIATIONS {
             let mut session = client.namespace().run(|| Session::associate((vip, PORT).into(), TIMEOUT))?;
             for length in [1, 1_000, 4_000] {
-                let answer = session.say(&"x".repeat(length))?;
+                let answer = session.echo(&"x".repeat(length))?;
                 assert_eq!((answer.service.as_str(), answer.client), ("core/mme", session.local_address()?));
                 pods.insert(answer.pod);
             }
@@ -46,15 +47,15 @@ fn an_association_goes_on_when_every_node_forgets_its_connections() -> Result<()
     for vip in VIPS {
         let mut session = client.namespace().run(|| Session::associate((vip, PORT).into(), TIMEOUT))?;
         for line in ["one", "two", "three"] {
-            assert_eq!(session.say(line)?.service, "core/mme");
+            assert_eq!(session.echo(line)?.service, "core/mme");
             cluster.lan.nodes.iter().try_for_each(|node| node.namespace().run(conntrack::flush))?;
         }
-        assert_eq!(session.say("four")?.service, "core/mme");
+        assert_eq!(session.echo("four")?.service, "core/mme");
     }
     Ok(())
 }
 
-/// `core/mme` with pods on two nodes, in dual stack; `None` if the test is to be skipped.
+/// Makes `core/mme` with pods on two nodes, in dual stack; `None` if the test is skipped.
 fn with_sctp() -> Result<Option<Cluster>> {
     if !requirement::sctp()? {
         return Ok(None);

@@ -1,4 +1,5 @@
-//! A node on two segments: what comes in on one is handed over on the other, where the backend's node is.
+//! Tests a node on two segments: packets that come in on one are handed over on the other, where
+//! the backend's node is.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +19,7 @@ use vipmux_tests::{
 
 use crate::policies::{CONNECTIONS, endpoints};
 
-/// The node with both.
+/// The node on both segments.
 const BETWEEN: &str = "node-1";
 /// Addresses on its second segment.
 const VIPS: (Ipv4Addr, Ipv6Addr) =
@@ -35,7 +36,7 @@ fn a_client_on_one_segment_reaches_pods_on_the_other_in_generic_mode() -> Result
     reaches_both("generic", |_| Ok(()))
 }
 
-/// Until then the other node leads it, where the client cannot ask.
+/// Until then the other node leads it, which the client cannot reach.
 #[test]
 fn what_lies_on_a_segment_is_handed_to_the_node_there_that_comes_late() -> Result<()> {
     reaches_both("generic", |cluster| {
@@ -48,7 +49,8 @@ fn what_lies_on_a_segment_is_handed_to_the_node_there_that_comes_late() -> Resul
     })
 }
 
-/// The pod on the node between, which comes last, and that on a node which has the one segment alone.
+/// The pod on the node on both segments, which comes last, and the pod on a node on only one
+/// segment.
 fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
     let client = lan.add_segment(BETWEEN)?;

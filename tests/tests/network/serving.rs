@@ -1,20 +1,16 @@
-//! A packet reaches the right Service, wherever its pods are, and its reply comes back.
-
-use std::{collections::BTreeSet, time::Duration};
+//! Tests that a packet reaches the right Service, wherever its pods are, and its reply comes back.
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
-    client::{self, Kind, Request, Session},
-    cluster::{PATIENCE, TIMEOUT},
+    client::{self, Kind, Request},
+    cluster::{PATIENCE, SILENCE, TIMEOUT},
     lan::Options,
-    manifests::{Condition, Endpoint, Service, VIP},
+    manifests::{Condition, Service, VIP},
     pod::{self, Listener},
 };
 
 use crate::services;
 
-/// For a request that nobody is expected to answer.
-const SILENCE: Duration = Duration::from_millis(700);
 /// With 40 new connections, the chance that one of two equal backends gets none is below 10^-11.
 const CONNECTIONS: usize = 40;
 
@@ -56,7 +52,7 @@ fn a_node_that_does_not_lead_serves_what_still_arrives() -> Result<()> {
     let leader = cluster.await_leader(VIP)?.name.clone();
     let client = cluster.lan.client()?;
     for other in cluster.lan.nodes.iter().filter(|node| node.name != leader) {
-        client.namespace().links(|links| links.add_neighbour("eth0", VIP, other.mac))?;
+        client.namespace().links(|links| links.add_neighbor("eth0", VIP, other.mac))?;
         let served = services::await_all(&cluster).and_then(|()| services::ask_all(&cluster, 1));
         served.with_context(|| format!("by way of {}", other.name))?;
     }
@@ -93,41 +89,14 @@ fn a_vip_answers_echo_requests() -> Result<()> {
 #[test]
 fn a_connection_to_a_pod_past_the_vip_is_left_alone() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let client = cluster.lan.client()?;
-    let node = cluster.lan.node("node-2")?;
-    client.route_pods_of(node)?;
-    let pod = cluster.endpoint("secure-1")?.address;
-    let connect = |server| client.namespace().run(|| Session::connect(server, TIMEOUT));
-    let mut direct = connect((pod, 8443).into())?;
-    let mut balanced = connect((VIP, 443).into())?;
-    for _ in 0..3 {
-        assert_eq!(direct.say("direct")?.client, direct.local_address()?);
-        assert_eq!(balanced.say("balanced")?.client, balanced.local_address()?);
-    }
-    Ok(())
+    services::connect_to_pod_and_vip(&cluster, cluster.pod("secure-1")?.address.into(), VIP.into())
 }
 
 #[test]
 fn a_pod_in_its_nodes_network_is_a_backend_like_others() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
-    let listeners = [Listener::new(Kind::Http, 9100, "ops/exporter")];
-    let nodes = &cluster.lan.nodes;
-    let servers: Vec<_> = nodes
-        .iter()
-        .map(|node| pod::start(node.namespace(), &format!("exporter-{}", node.name), node.address, &listeners))
-        .collect::<Result<_>>()?;
-    let endpoints = nodes.iter().map(|node| Endpoint::new(node.address, &node.name));
-    cluster.manifests.write_service(&Service::sharing("ops/exporter", 9100, "TCP", 9100).with(endpoints))?;
-    let request = Request::new(Kind::Http, VIP, 9100);
-    cluster.await_service(request, "ops/exporter")?;
-    let mut pods = BTreeSet::new();
-    for _ in 0..2 * CONNECTIONS {
-        let answer = cluster.ask(request, TIMEOUT)?;
-        assert_eq!(answer.client.ip(), cluster.lan.client()?.address);
-        pods.insert(answer.pod);
-    }
-    assert_eq!(pods.len(), servers.len(), "{pods:?}");
-    Ok(())
+    let exporter = Service::sharing("ops/exporter", 9100, "TCP", 9100);
+    services::serve_from_nodes(&cluster, exporter, VIP.into(), 2 * CONNECTIONS)
 }
 
 #[test]

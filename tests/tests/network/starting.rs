@@ -1,4 +1,4 @@
-//! An agent that starts where something is missing.
+//! Tests agents that start while something is missing.
 
 use std::{
     fs,
@@ -45,7 +45,7 @@ fn an_agent_without_manifests_waits_for_them() -> Result<()> {
 fn an_agent_without_privileges_says_what_is_missing() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let manifests = Manifests::for_lan(&lan)?;
-    // Where cargo builds, nobody may not be allowed to look.
+    // `nobody` may have no access to cargo's target folder.
     let folder = Folder::temporary("binary")?;
     let binary = folder.path().join("vipmux");
     fs::copy(agent::binary()?, &binary)?;
@@ -65,7 +65,7 @@ fn an_agent_without_privileges_says_what_is_missing() -> Result<()> {
     Ok(())
 }
 
-/// Without an InternalIP it has nowhere to announce, and no interface is named.
+/// Without an InternalIP there is no interface to announce on, since none is configured.
 #[test]
 fn an_agent_that_is_not_ready_yet_is_drained_and_says_that_there_is_nothing_to_compare() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
@@ -80,13 +80,13 @@ fn an_agent_that_is_not_ready_yet_is_drained_and_says_that_there_is_nothing_to_c
         let mut command = namespace.command(agent::binary()?)?;
         command.args(what).arg("--socket").arg(&socket);
         let output = process::output(command)?;
-        let told = [output.stdout, output.stderr].concat();
-        Ok((output.status.code(), String::from_utf8(told)?))
+        let reported = [output.stdout, output.stderr].concat();
+        Ok((output.status.code(), String::from_utf8(reported)?))
     };
-    let (status, told) = ask(&["drain"])?;
-    assert!(status == Some(0) && told.contains("drained: 0 VIPs handed over"), "{status:?}: {told}");
-    let (status, told) = ask(&["inspect", "diff"])?;
-    assert!(status == Some(1) && told.contains("it is not ready yet"), "{status:?}: {told}");
+    let (status, reported) = ask(&["drain"])?;
+    assert!(status == Some(0) && reported.contains("drained: 0 VIPs handed over"), "{status:?}: {reported}");
+    let (status, reported) = ask(&["inspect", "diff"])?;
+    assert!(status == Some(1) && reported.contains("it is not ready yet"), "{status:?}: {reported}");
     Ok(())
 }
 
@@ -98,9 +98,18 @@ fn a_damaged_gossip_key_is_told_and_nothing_is_put_into_the_kernel() -> Result<(
     let (options, pins) = (agent::Options::new(manifests.path(), state.path()), Folder::of_pins("keyless"));
     let mut process = Process::spawn("the agent", agent::command(&lan.nodes[0], &options, pins.path())?)?;
     let status = process.wait(PATIENCE)?;
-    assert!(!status.success() && process.output().contains("line 1 is no key"), "{}", process.output());
+    assert!(!status.success() && process.output().contains("line 1 is not a key"), "{}", process.output());
     assert!(!pins.path().join("maps").exists(), "maps stay behind");
     Ok(())
+}
+
+/// Starts an agent with the first of these state folders, and waits until it is ready. Returns the
+/// options of another agent on the same node.
+fn ready_beside(lan: &Lan, manifests: &Manifests, states: [&Folder; 2]) -> Result<(Agent, agent::Options)> {
+    let [options, other] = states.map(|state| agent::Options::new(manifests.path(), state.path()));
+    let agent = Agent::start(&lan.nodes[0], &options)?;
+    agent.wait_ready(PATIENCE)?;
+    Ok((agent, agent::Options { http_listen: "off", ..other }))
 }
 
 #[test]
@@ -108,9 +117,7 @@ fn a_second_agent_on_the_same_pins_is_refused() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let manifests = Manifests::for_lan(&lan)?;
     let (state, other_state) = (Folder::temporary("state")?, Folder::temporary("other-state")?);
-    let first = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), state.path()))?;
-    first.wait_ready(PATIENCE)?;
-    let options = agent::Options { http_listen: "off", ..agent::Options::new(manifests.path(), other_state.path()) };
+    let (first, options) = ready_beside(&lan, &manifests, [&state, &other_state])?;
     let mut second = Process::spawn("another agent", agent::command(&lan.nodes[0], &options, first.pins())?)?;
     assert!(!second.wait(PATIENCE)?.success(), "{}", second.output());
     assert!(second.output().contains("another agent works with the pins"), "{}", second.output());
@@ -122,9 +129,7 @@ fn an_interface_that_has_another_xdp_program_is_refused() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let manifests = Manifests::for_lan(&lan)?;
     let (state, other_state) = (Folder::temporary("state")?, Folder::temporary("other-state")?);
-    let first = Agent::start(&lan.nodes[0], &agent::Options::new(manifests.path(), state.path()))?;
-    first.wait_ready(PATIENCE)?;
-    let options = agent::Options { http_listen: "off", ..agent::Options::new(manifests.path(), other_state.path()) };
+    let (_first, options) = ready_beside(&lan, &manifests, [&state, &other_state])?;
     let mut second = Agent::start(&lan.nodes[0], &options)?;
     let status = second.process_mut().wait(PATIENCE)?;
     let output = second.process().output();
@@ -150,7 +155,10 @@ fn where_the_driver_has_no_native_xdp_the_agent_falls_back_to_generic_and_says_s
     let auto = start("auto")?;
     auto.wait_ready(PATIENCE)?;
     let output = auto.process().output();
-    assert!(output.contains("no native XDP here") && output.contains(r#""mode":"generic""#), "{output}");
+    assert!(
+        output.contains("no native XDP, using the slower generic mode") && output.contains(r#""mode":"generic""#),
+        "{output}"
+    );
     assert!(node.namespace().links(|links| links.has_xdp("mac0"))?);
     Ok(())
 }

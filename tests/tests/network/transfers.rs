@@ -1,4 +1,4 @@
-//! Long transfers, checked by their hash, through whatever happens to the nodes meanwhile.
+//! Tests long transfers, checked by their digests, during events at the nodes.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,7 +10,7 @@ use nix::sys::signal::Signal;
 use vipmux_tests::{
     agent::{self, Agent},
     client::{Datagrams, Kind, Request},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
+    cluster::{Cluster, LONG, PATIENCE, TIMEOUT},
     conntrack,
     lan::{Lan, Options},
     manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
@@ -23,27 +23,26 @@ use vipmux_tests::{
 
 use crate::policies::endpoints;
 
-/// The whole of a long transfer, in bytes: in IPv4, and in IPv6.
+/// Bytes of a long transfer: in IPv4, and in IPv6.
 const WHOLE: [u64; 2] = [100_000_000, 20_000_000];
-/// A part of it.
+/// Bytes of a part of it.
 const PART: u64 = 5_000_000;
-/// With 16 flows, the chance that one of two equal backends gets none is below 1 in 10,000; any of them will do.
+/// With 16 flows, the chance that one of two equal backends gets none is below 1 in 10,000; any of
+/// them will do.
 const FLOWS: usize = 16;
-/// A long transfer on a busy machine.
-const LONG: Duration = Duration::from_mins(2);
-/// Between the chunks of transfers that are to leave room for other traffic.
+/// The pause between chunks of transfers that leave CPU time for other traffic.
 const EASY: Duration = Duration::from_millis(10);
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// The address of all Services.
+/// The IPv4 address of all Services.
 pub(crate) const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
-/// Port of the Service whose pod is on the node that leads [`VIP`].
+/// The port of the Service with a pod on the node that leads [`VIP`].
 pub(crate) const NEAR: u16 = 7001;
-/// Port of the Service whose pod is on another.
+/// The port of the Service with a pod on another node.
 pub(crate) const FAR: u16 = 7002;
-/// Port of a Service with both pods, TCP.
+/// The TCP port of a Service with both pods.
 const WEB: u16 = 80;
-/// Port of a Service with both pods, UDP.
+/// The UDP port of a Service with both pods.
 pub(crate) const UDP: u16 = 514;
 
 #[test]
@@ -66,7 +65,7 @@ fn a_hundred_megabytes_arrive_whole_in_generic_mode_with_offloads() -> Result<()
     both_ways("generic", Options { offloads: true, ..Options::HOSTILE })
 }
 
-/// To a pod on the leading node and to one on another, there and back.
+/// To a pod on the leading node and to one on another, and back.
 fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
     let Some(cluster) = served(options, xdp_mode)? else { return Ok(()) };
     let client = cluster.lan.client()?.namespace();
@@ -87,13 +86,13 @@ fn both_ways(xdp_mode: &'static str, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Sends datagrams that fit a packet and some that do not, and gets all of them back.
+/// Sends datagrams with and without fragments, and gets all of them back.
 fn exchange(datagrams: &Datagrams) -> Result<()> {
     let text = "0123456789".repeat(3_000);
-    datagrams.say_all(&[0, 1_000, 1_473, 30_000].map(|length| &text[..length])).map(drop)
+    datagrams.echo_all(&[0, 1_000, 1_473, 30_000].map(|length| &text[..length])).map(drop)
 }
 
-/// What leaves such a pod is of the node's own stack, and so is who gets what has come.
+/// The node's own stack sends and receives such a pod's packets.
 #[test]
 fn a_transfer_to_a_pod_in_its_nodes_network_arrives_whole_with_offloads() -> Result<()> {
     const PORT: u16 = 7003;
@@ -147,10 +146,10 @@ fn stopping_every_agent_in_turn_loses_no_datagram_no_request_and_no_transfer() -
 
 fn restarting(signal: Signal) -> Result<()> {
     let Some(mut cluster) = served(Options::HOSTILE, "native")? else { return Ok(()) };
-    // The client knows the MAC for good: what is tested is the traffic, not the ARP.
+    // The client has a permanent neighbor entry: the test is about traffic, not ARP.
     for vip in VIPS {
         let leader = cluster.await_leader(vip)?.mac;
-        cluster.lan.client()?.namespace().links(|links| links.add_neighbour("eth0", vip, leader))?;
+        cluster.lan.client()?.namespace().links(|links| links.add_neighbor("eth0", vip, leader))?;
     }
     let mut transfers = start_both(&cluster, EASY)?;
     let mut requests = Vec::new();
@@ -175,7 +174,7 @@ fn restarting(signal: Signal) -> Result<()> {
     transfers.into_iter().try_for_each(|(port, transfer)| finish(transfer, port))
 }
 
-/// The third node has a pod of a Service of its own with one on the leader, and no agent, ever.
+/// The third node has a pod of a Service that also has one on the leader. It never has an agent.
 #[test]
 fn a_node_that_never_had_the_program_is_left_out_and_the_others_serve() -> Result<()> {
     let Some(mut cluster) = prepared(Options::HOSTILE)? else { return Ok(()) };
@@ -197,7 +196,7 @@ fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
     let options = cluster.agent_options();
     cluster.start_agents_but(&third, &options)?;
     await_served(&cluster)?;
-    // The last one to come leads nothing.
+    // The last agent to start leads nothing.
     let agent = Agent::start(cluster.lan.node(&third)?, &options)?;
     agent.wait_ready(PATIENCE)?;
     cluster.agents.push(agent);
@@ -218,7 +217,7 @@ fn a_node_whose_program_goes_disturbs_no_flow_to_others() -> Result<()> {
     transfers.into_iter().try_for_each(|(port, transfer)| finish(transfer, port))
 }
 
-/// A hundred new connections, none of which is lost or gets to a pod on the node without the program.
+/// A hundred new connections: none is lost or goes to a pod on the node without the program.
 fn serves_without(cluster: &Cluster, port: u16, node: &str) -> Result<()> {
     let traffic = start_requests(cluster, Request::new(Kind::Http, VIP, port))?;
     traffic.wait_for_more(100, PATIENCE)?;
@@ -230,14 +229,14 @@ fn serves_without(cluster: &Cluster, port: u16, node: &str) -> Result<()> {
     Ok(())
 }
 
-/// The node that neither leads nor has a pod yet.
+/// Returns the node that neither leads nor has a pod yet.
 fn third(cluster: &Cluster) -> Result<String> {
     let is_other = |name: &str| cluster.pods.iter().all(|pod| pod.node != name);
     let node = cluster.lan.nodes.iter().find(|node| is_other(&node.name)).context("no third node")?;
     Ok(node.name.clone())
 }
 
-/// A Service with a pod on the far node and one on the third.
+/// Returns a Service with a pod on the far node and one on the third.
 fn with_third(cluster: &mut Cluster, third: &str) -> Result<Service> {
     const PORT: u16 = 8088;
     let far = cluster.pod("far")?.node.clone();
@@ -248,9 +247,10 @@ fn with_third(cluster: &mut Cluster, third: &str) -> Result<Service> {
     Ok(Service::sharing("bulk/third", PORT, "TCP", PORT).with(endpoints))
 }
 
-/// A cluster with a pod on the node that is planned to lead [`VIP`] and one on another, which is to lead [`VIP_V6`] if it can be, each with a
-/// bulk Service of its own, and both with those of [`WEB`] and [`UDP`], in dual stack: in either family there is a pod on the
-/// leader and one elsewhere. The agents are not started yet.
+/// Makes a cluster with a pod on the node that is planned to lead [`VIP`] and one on another, which
+/// leads [`VIP_V6`] if possible. Each pod has a bulk Service of its own, and both are in those of
+/// [`WEB`] and [`UDP`], in dual stack. So in each family one pod is on the leader and one
+/// elsewhere. Agents are not started.
 pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     const BULK: u16 = 7000;
     const HTTP: u16 = 7080;
@@ -258,7 +258,7 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
-    // Who is to lead is known once there is an address to lead.
+    // The planned leader is known once there is an address.
     cluster.manifests.write_service(&Service::sharing("bulk/near", NEAR, "TCP", BULK).dual_stack())?;
     let leader = cluster.planned_leader(VIP)?.name.clone();
     let mut others = std::iter::once(cluster.planned_leader(VIP_V6)?).chain(&cluster.lan.nodes);
@@ -283,7 +283,7 @@ pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     Ok(Some(cluster))
 }
 
-/// The same with agents, served.
+/// Makes the same with running agents.
 pub(crate) fn served(options: Options, xdp_mode: &'static str) -> Result<Option<Cluster>> {
     let Some(mut cluster) = prepared(options)? else { return Ok(None) };
     let options = agent::Options { xdp_mode, ..cluster.agent_options() };
@@ -319,7 +319,7 @@ fn start_requests(cluster: &Cluster, request: Request) -> Result<Traffic> {
     Traffic::start(cluster.lan.client()?.namespace(), request, PAUSE)
 }
 
-/// Sends so many bytes and gets them back.
+/// Sends this many bytes and gets them back.
 pub(crate) fn transfer(client: &Namespace, server: SocketAddr, bytes: u64) -> Result<()> {
     let mut transfer = Transfer::start(client, server, Duration::ZERO)?;
     transfer.wait_for_more(bytes, LONG).with_context(|| format!("to {server}"))?;

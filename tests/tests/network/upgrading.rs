@@ -1,4 +1,4 @@
-//! Agents that make their maps anew lose nothing by it.
+//! Tests that agents which replace their maps lose nothing.
 
 use std::time::Duration;
 
@@ -17,17 +17,18 @@ use crate::{removal::egress_programs, services};
 const PAUSE: Duration = Duration::from_millis(10);
 /// A Service with pods on two nodes.
 const PAIR: u16 = 9443;
-/// Connections that stay.
+/// Lasting connections.
 const SESSIONS: usize = 12;
 
-/// Another size is another layout as far as the transition goes; what differs between layouts is told by unit tests.
+/// To the transition, another size is another layout. Unit tests cover differences between layouts.
 #[test]
 fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
     let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?.name.clone();
     let client = cluster.lan.client()?;
-    // The switch and the client stay on this node, whoever answers while the agent starts.
-    client.namespace().links(|links| links.add_neighbour("eth0", VIP, cluster.lan.node(&leader)?.mac))?;
+    // The switch and the client keep this node as leader, whichever node answers while the agent
+    // starts.
+    client.namespace().links(|links| links.add_neighbor("eth0", VIP, cluster.lan.node(&leader)?.mac))?;
     let mut sessions = sessions(&mut cluster, &leader)?;
     let client = cluster.lan.client()?;
     let requests = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
@@ -46,7 +47,7 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
             }
         }
         for (session, pod) in &mut sessions {
-            ensure!(session.say("still there?")?.pod == *pod, "it went elsewhere");
+            ensure!(session.echo("still there?")?.pod == *pod, "it went elsewhere");
         }
         requests.wait_for_more(10, PATIENCE)?;
         datagrams.wait_for_more(10, PATIENCE)?;
@@ -55,7 +56,8 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
     datagrams.stop()?.check_all_by("infra/dns-udp")
 }
 
-/// Connections to a Service with pods on the leader and on another node, and the pod of each.
+/// Opens connections to a Service with pods on the leader and on another node. Returns each one's
+/// pod too.
 fn sessions(cluster: &mut Cluster, leader: &str) -> Result<Vec<(Session, String)>> {
     let other = cluster.lan.nodes.iter().find(|node| node.name != leader).context("no other node")?.name.clone();
     for (node, pod) in [(leader, "near"), (&other, "far")] {
@@ -67,7 +69,7 @@ fn sessions(cluster: &mut Cluster, leader: &str) -> Result<Vec<(Session, String)
     let namespace = cluster.lan.client()?.namespace();
     let connect = |_| {
         let mut session = namespace.run(|| Session::connect((VIP, PAIR).into(), TIMEOUT))?;
-        let pod = session.say("hello")?.pod;
+        let pod = session.echo("hello")?.pod;
         Ok((session, pod))
     };
     (0..SESSIONS).map(connect).collect()

@@ -1,4 +1,4 @@
-//! Machines whose address is not on the card itself, and egress programs without a link.
+//! Tests machines whose address is not on the card itself, and egress programs without a link.
 
 use std::fs;
 
@@ -24,7 +24,8 @@ const VLAN: Uplink = Uplink::Vlan(100);
 /// With that many connections to each Service, local and remote pods both get some.
 const CONNECTIONS: usize = 20;
 
-/// The five Services with agents that were started so; each has answered often, from here and from other nodes.
+/// Starts the five Services with agents with these options, and waits until each has answered
+/// often, from here and from other nodes.
 fn served(uplink: Uplink, change: impl FnOnce(agent::Options) -> agent::Options) -> Result<Option<Cluster>> {
     let options = Options { uplink, ..Options::default() };
     let Some(mut cluster) = services::prepared(options)? else { return Ok(None) };
@@ -69,7 +70,7 @@ fn a_vlan_that_goes_and_comes_back_is_served_again() -> Result<()> {
     cluster
         .agent(&node.name)?
         .process()
-        .wait_for_line("it is missed", PATIENCE, |line| line.contains("eth0") && line.contains("is not there"))?;
+        .wait_for_line("it is missed", PATIENCE, |line| line.contains("eth0") && line.contains("does not exist"))?;
     node.namespace().links(|links| {
         links.add_vlan("eth0", "card0", 100)?;
         links.set_up("eth0")?;
@@ -136,7 +137,7 @@ fn a_port_that_leaves_its_bridge_and_joins_again_is_followed() -> Result<()> {
     };
     assert_eq!(ports("02:00:"), 1, "{}", agent.process().output());
     leader.namespace().links(|links| links.remove_port("card0"))?;
-    // By itself it has its own MAC, which the programs are told.
+    // It has its own MAC, which the programs get.
     agent.process().wait_for_line("the card's own MAC", PATIENCE, |line| {
         line.contains(r#""message":"attached""#) && line.contains("02:01:")
     })?;
@@ -172,7 +173,7 @@ fn an_agent_that_is_given_another_interface_lets_go_of_the_old_one() -> Result<(
 fn native_xdp_runs_where_frames_are_longer_than_a_page() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let node = &lan.nodes[0];
-    // A pair of its own: the program at the switch's end of eth0 is not made for such frames.
+    // A separate pair: the program at the switch's end of eth0 is not made for such frames.
     node.namespace().links(|links| links.add_veth(End::named("big0"), End::named("big1"), lan.switch()))?;
     lan.switch().links(|links| links.set_mtu("big1", 9000))?;
     node.namespace().links(|links| links.set_mtu("big0", 9000))?;
@@ -185,13 +186,13 @@ fn native_xdp_runs_where_frames_are_longer_than_a_page() -> Result<()> {
     Ok(())
 }
 
-/// A CNI's programs are to see the pod's address, not the VIP's.
+/// A CNI's programs must see the pod's address, not the VIP.
 #[test]
 fn replies_are_translated_after_what_all_other_programs_do_on_the_way_out() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let node = &lan.nodes[0];
     // Any program will do.
-    let mut other = Ebpf::load(vipmux::datapath::OBJECT)?;
+    let mut other = Ebpf::load(vipmux_datapath::bpf::OBJECT)?;
     let program: &mut SchedClassifier = other.program_mut("vipmux_egress").context("no program")?.try_into()?;
     program.load()?;
     node.namespace().run(|| Ok(program.attach("eth0", TcAttachType::Egress)?))?;

@@ -1,4 +1,4 @@
-//! An agent that has been away for too long: its node leaves VIPs to whoever has them.
+//! Cases: an agent was away for too long, and its node leaves VIPs to its own stack.
 
 use vipmux_common::abi::{FLOW_ISN, Stat, UNCLAIMED_REJECT};
 use vipmux_tests::{frames::Ipv4, program::State};
@@ -55,7 +55,7 @@ fn passed() -> Vec<Case> {
     ]
 }
 
-/// Past the deadline, a node answers for no VIP, but balances what still comes.
+/// Past the deadline, a node answers for no VIP, but still balances packets.
 fn not_yet() -> Vec<Case> {
     let lapsed: fn(&mut State) = |state| state.fence.deadline = boot_time().saturating_sub(SECOND);
     let delivered = |packet: &Ipv4, backend| Verdict::Passed(from_client().ipv4(&to(packet, backend)));

@@ -1,4 +1,4 @@
-//! Session affinity: all flows of a client go to one backend.
+//! Cases of session affinity: all flows of a client go to one backend.
 
 use vipmux_common::{
     abi::{self, Address, AffinityKey, AffinityValue, BACKEND_READY, FLOW_ISN, NODE_ATTACHED, Stat},
@@ -23,14 +23,14 @@ pub(crate) fn cases() -> Vec<Case> {
     [first(), remembered(), forgotten(), handed_over(), limited()].into_iter().flatten().collect()
 }
 
-/// How long a client is remembered, jiffies.
+/// The affinity timeout, jiffies.
 const LIFE: u64 = 50_000;
 
 fn sticky(state: &mut State, service: Service) {
     state.services.get_mut(&service.key()).unwrap().affinity = u32::try_from(LIFE).unwrap();
 }
 
-/// The client was last seen `age` jiffies ago, at this backend.
+/// Records the client's backend, last used `age` jiffies ago.
 fn seen(state: &mut State, service: Service, backend: Endpoint, age: u64) {
     let generation = state.service_states[service.slot as usize].generation;
     let key = AffinityKey { client: address(CLIENT), slot: service.slot, generation };
@@ -50,13 +50,13 @@ fn opened(state: &mut State, backend: Endpoint) {
     seen(state, HTTP, backend, 0);
 }
 
-/// [`HTTP`]'s table says [`LOCAL`]; this goes there, or to [`LOCAL_TOO`].
+/// [`HTTP`]'s table has [`LOCAL`]. This packet goes there, or to [`LOCAL_TOO`].
 fn local(name: &'static str, packet: &Ipv4, backend: Endpoint) -> Case {
     Case::ingress(name, from_client().ipv4(packet))
         .becomes(Verdict::Passed(from_client().ipv4(&to(packet, backend))), &new_flow(HTTP, Stat::Local))
 }
 
-/// [`LOCAL_TOO`] in the slot of this client alone, whatever its port.
+/// Puts [`LOCAL_TOO`] into the slot of only this client, whatever its port.
 fn by_client(state: &mut State, client: Address) {
     let mut table = [LOCAL; 16];
     table[hash::slot(hash::client(&client), 16) as usize] = LOCAL_TOO;
@@ -90,7 +90,7 @@ fn from_another_port() -> Ipv4 {
     Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(ANOTHER_PORT, HTTP.port, SYN).numbers(ISN, 0))
 }
 
-/// The fixture's client's records, from [`ANOTHER_PORT`].
+/// Returns the records of the fixture's client, from [`ANOTHER_PORT`].
 fn moved_to_another_port(state: &mut State) {
     let client_port = ANOTHER_PORT.to_be();
     assert_ne!(client_port, CLIENT_PORT.to_be());
@@ -146,7 +146,7 @@ fn at_another(state: &mut State) {
     seen(state, HTTP, LOCAL_TOO, WHILE);
 }
 
-/// The table decides anew, and that is remembered.
+/// The table decides again, and that is recorded.
 fn forgotten() -> Vec<Case> {
     let case =
         |name, given: fn(&mut State)| local(name, &syn(HTTP), LOCAL).given(given).then(|state| opened(state, LOCAL));
@@ -178,7 +178,7 @@ fn forgotten() -> Vec<Case> {
     ]
 }
 
-/// Beyond the limit on records, a flood of clients does not wash out those that are remembered.
+/// Beyond the limit on records, a flood of clients does not evict existing records.
 fn limited() -> Vec<Case> {
     let unrecorded = [Counter::Stat(Stat::HandedOver), Counter::Stat(Stat::Unrecorded), Counter::Service(HTTPS.slot)];
     let case = |name| {

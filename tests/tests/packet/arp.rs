@@ -1,4 +1,4 @@
-//! ARP, in both directions.
+//! Cases of ARP, in both directions.
 
 use vipmux_common::abi::{self, DropReason, Stat, VIP_LEADING, VIP_YIELDED};
 use vipmux_tests::{
@@ -93,7 +93,7 @@ fn left_to_others() -> Vec<Case> {
             broadcast(CLIENT_MAC).tagged(VLAN).tagged(VLAN).arp(&request(TAGGED)),
         ),
         Case::ingress(
-            "a reply for a VIP's neighbour passes",
+            "a reply for a VIP's neighbor passes",
             from_client().arp(&Arp::reply(CLIENT_MAC, NEIGHBOR, SELF_MAC, VIP)),
         ),
         Case::ingress("a request for a VIP led elsewhere is dropped", broadcast(CLIENT_MAC).arp(&request(FOLLOWED)))
@@ -122,7 +122,7 @@ fn fenced() -> Vec<Case> {
     ]
 }
 
-/// The deadline passed longer ago than the configuration has patience for.
+/// The deadline passed longer ago than the configured `abandon_after`.
 fn abandoned() -> Vec<Case> {
     let request = |target| broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, target));
     let own = |sender| broadcast(SELF_MAC).arp(&Arp::request(SELF_MAC, sender, NEIGHBOR));
@@ -151,8 +151,8 @@ fn not_understood() -> Vec<Case> {
     ]
 }
 
-/// To the peer that spoke.
-fn yields(state: &mut State) {
+/// To the peer that announced it.
+fn set_yielded(state: &mut State) {
     vip_of(state, VIP).flags = VIP_YIELDED;
     claimed(state, VIP, PEER_MAC);
 }
@@ -162,7 +162,7 @@ fn announced() -> Vec<Case> {
     vec![
         Case::ingress("a peer's announcement takes the VIP", by(PEER_MAC, VIP))
             .becomes(Verdict::Untouched, YIELDED)
-            .then(yields),
+            .then(set_yielded),
         Case::ingress("a peer behind another interface takes it too", by(FAR_MAC, VIP))
             .becomes(Verdict::Untouched, YIELDED)
             .then(|state| {
@@ -174,13 +174,13 @@ fn announced() -> Vec<Case> {
             broadcast(PEER_MAC).arp(&Arp::reply(PEER_MAC, VIP, BROADCAST, VIP)),
         )
         .becomes(Verdict::Untouched, YIELDED)
-        .then(yields),
+        .then(set_yielded),
         Case::ingress(
             "a peer's request from the VIP takes it",
             broadcast(PEER_MAC).arp(&Arp::request(PEER_MAC, VIP, NEIGHBOR)),
         )
         .becomes(Verdict::Untouched, YIELDED)
-        .then(yields),
+        .then(set_yielded),
         Case::ingress(
             "a tagged announcement takes a tagged VIP",
             broadcast(PEER_MAC).tagged(VLAN).arp(&Arp::announcement(PEER_MAC, TAGGED)),
@@ -201,31 +201,34 @@ fn announced() -> Vec<Case> {
             "a yielded VIP's requests are left to its new leader",
             broadcast(CLIENT_MAC).arp(&Arp::request(CLIENT_MAC, NEIGHBOR, VIP)),
         )
-        .given(yields)
+        .given(set_yielded)
         .dropped(DropReason::ArpNotLeading),
     ]
 }
 
-/// Strangers, and probes: noted for the agent.
+/// Foreign speakers and probes are noted for the agent.
 fn heard() -> Vec<Case> {
     let by = |vip| broadcast(STRANGER_MAC).arp(&Arp::announcement(STRANGER_MAC, vip));
     let probe = |mac: Mac, vip| broadcast(mac).arp(&Arp::probe(mac, vip));
     let reply = Arp::reply(STRANGER_MAC, FOLLOWED, SELF_MAC, std::net::Ipv4Addr::UNSPECIFIED);
     let foreign = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, FOREIGN);
     vec![
-        foreign("a stranger's announcement takes nothing, and is noted", by(VIP))
+        foreign("a foreign speaker's announcement takes nothing, and is noted", by(VIP))
             .then(|state| claimed(state, VIP, STRANGER_MAC)),
         foreign("so is one that was noted before, and its probe stays noted", by(VIP))
             .given(|state| probed(state, VIP, STRANGER_MAC, NO_OPTION))
             .then(|state| claimed(state, VIP, STRANGER_MAC)),
-        foreign("a stranger's answer to this node's probe is noted", Ethernet::new(STRANGER_MAC, SELF_MAC).arp(&reply))
-            .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
         foreign(
-            "a stranger's request from a tagged VIP is noted",
+            "a foreign speaker's answer to this node's probe is noted",
+            Ethernet::new(STRANGER_MAC, SELF_MAC).arp(&reply),
+        )
+        .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
+        foreign(
+            "a foreign speaker's request from a tagged VIP is noted",
             broadcast(STRANGER_MAC).tagged(VLAN).arp(&Arp::request(STRANGER_MAC, TAGGED, NEIGHBOR)),
         )
         .then(|state| claimed(state, TAGGED, STRANGER_MAC)),
-        Case::ingress("a stranger where the VIP is not announced is nobody's business", by(ELSEWHERE)),
+        Case::ingress("a foreign speaker where the VIP is not announced is ignored", by(ELSEWHERE)),
         Case::ingress("nor is one in another VLAN", by(TAGGED)),
         Case::ingress("this node's own probe, looped back, is not noted", probe(SELF_MAC, FOLLOWED))
             .dropped(DropReason::ArpNotLeading),

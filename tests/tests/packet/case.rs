@@ -1,7 +1,7 @@
-//! One frame, what becomes of it, and everything that it changes.
+//! A test case: one frame, its verdict, and every change that it makes.
 
-use vipmux::datapath::xdp::Buffers;
 use vipmux_common::abi::{Count, DropReason, Stat};
+use vipmux_datapath::bpf::xdp::Buffers;
 use vipmux_tests::program::{Counters, Hook, Outcome, Program, State};
 
 use crate::{
@@ -9,27 +9,27 @@ use crate::{
     fixture,
 };
 
-/// What becomes of a frame.
+/// The result of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// On its way, as it came.
+    /// Passed unchanged.
     Untouched,
-    /// On its way, as these bytes.
+    /// Passed with these bytes.
     Passed(Vec<u8>),
-    /// Back out where it came in, as these bytes.
+    /// Sent back out of its ingress interface with these bytes.
     Transmitted(Vec<u8>),
-    /// Out of another interface, as these bytes.
+    /// Sent out of another interface with these bytes.
     Redirected(Vec<u8>),
-    /// Nowhere, and counted under this reason.
+    /// Dropped, and counted with this reason.
     Dropped(DropReason),
 }
 
-/// A counter that goes up by this frame.
+/// A counter that increases by one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counter {
     /// In `STATS`.
     Stat(Stat),
-    /// In `DROPS`, of a packet that was answered.
+    /// In `DROPS`, for a packet that was answered.
     Drop(DropReason),
     /// In `SERVICE_STATS`, of this slot.
     Service(u32),
@@ -37,27 +37,27 @@ pub(crate) enum Counter {
     NewFlow(u32),
 }
 
-/// A row of the table.
+/// A test case.
 pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) hook: Hook,
-    /// Of the state's addresses; what is told of it is told in IPv4's.
+    /// The family of the state's addresses. Cases are written in IPv4's terms.
     pub(crate) family: Family,
-    /// Whether the same holds in the other family.
+    /// True if the case also applies to the other family.
     both: bool,
-    /// The frame has room in several buffers alone.
+    /// True if the frame only fits in several buffers.
     jumbo: bool,
-    /// What differs from the fixture before.
+    /// Changes of the fixture before the frame.
     given: fn(&mut State),
     pub(crate) frame: Vec<u8>,
     pub(crate) verdict: Verdict,
     counters: Vec<Counter>,
-    /// What the frame changes in the maps. Nothing else may change.
+    /// The frame's changes of the maps. Nothing else may change.
     then: fn(&mut State),
 }
 
 impl Case {
-    /// A frame from the wire, which passes untouched and is counted so, unless told otherwise.
+    /// A frame from the wire. By default it passes untouched and is counted as passed.
     pub(crate) fn ingress(name: &'static str, frame: Vec<u8>) -> Self {
         Self {
             name,
@@ -73,7 +73,7 @@ impl Case {
         }
     }
 
-    /// A frame from this node's stack, which leaves untouched and uncounted, unless told otherwise.
+    /// A frame from this node's stack. By default it leaves untouched and uncounted.
     pub(crate) fn egress(name: &'static str, frame: Vec<u8>) -> Self {
         Self { hook: Hook::Egress, counters: Vec::new(), ..Self::ingress(name, frame) }
     }
@@ -97,13 +97,13 @@ impl Case {
         self
     }
 
-    /// The same case on the state in IPv6; the frames are IPv6 already.
+    /// The same case with the state in IPv6. The frames are IPv6 already.
     pub(crate) fn v6(mut self) -> Self {
         (self.family, self.both) = (Family::V6, false);
         self
     }
 
-    /// Not to be tried in the other family.
+    /// Excludes the other family.
     pub(crate) fn in_this_family(mut self) -> Self {
         self.both = false;
         self
@@ -115,7 +115,7 @@ impl Case {
         self
     }
 
-    /// The same in IPv6. `None` where a frame has nothing in its place ([`family::frame`]).
+    /// The same case in IPv6; `None` if the frame has no equivalent ([`family::frame`]).
     pub(crate) fn twin(&self) -> Option<Self> {
         if !self.both {
             return None;
@@ -130,7 +130,7 @@ impl Case {
         Some(Self { family: Family::V6, both: false, frame, verdict, counters, ..*self })
     }
 
-    /// The same with other bytes in all its frames.
+    /// The same case with changed bytes in all its frames.
     pub(crate) fn edited(mut self, edit: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
         self.verdict = match self.verdict {
             Verdict::Passed(frame) => Verdict::Passed(edit(frame)),
@@ -141,13 +141,13 @@ impl Case {
         self.sent_as(edit)
     }
 
-    /// The same of a frame with other bytes.
+    /// The same result with changed bytes.
     pub(crate) fn sent_as(mut self, edit: impl Fn(Vec<u8>) -> Vec<u8>) -> Self {
         self.frame = edit(self.frame);
         self
     }
 
-    /// Whether this counter goes up.
+    /// Returns whether the case increases this counter.
     pub(crate) fn counts(&self, stat: Stat) -> bool {
         self.counters.contains(&Counter::Stat(stat))
     }
@@ -195,7 +195,8 @@ impl Case {
         if wrong.is_empty() { Ok(()) } else { Err(wrong.join("\n    ")) }
     }
 
-    /// The program's return value and the frame's bytes; a dropped frame's do not matter.
+    /// Compares the program's return value and the frame's bytes. The bytes of a dropped frame do
+    /// not matter.
     fn wire(&self) -> (u32, Option<&[u8]>) {
         let next = (-1_i32).cast_unsigned();
         match (self.hook, &self.verdict) {
@@ -237,7 +238,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// The counters that went up, by name.
+/// Returns the counters that increased, by name.
 fn shown(counters: &Counters) -> String {
     let mut lines = Vec::new();
     let mut show = |name: String, count: &Count| {
@@ -257,7 +258,7 @@ fn shown(counters: &Counters) -> String {
     format!("[{}]", lines.join("; "))
 }
 
-/// The lines of the two states that differ.
+/// Returns the different lines of two states.
 fn difference(after: &State, wanted: &State) -> String {
     let (after, wanted) = (format!("{after:#?}"), format!("{wanted:#?}"));
     let only_in = |a: &str, b: &str| {
@@ -267,7 +268,7 @@ fn difference(after: &State, wanted: &State) -> String {
     format!("have [{}]\n      not [{}]", only_in(&after, &wanted), only_in(&wanted, &after))
 }
 
-/// The kinds of programs that this kernel has.
+/// Returns the kinds of programs that this kernel supports.
 pub(crate) fn kinds() -> &'static [Buffers] {
     match Buffers::here() {
         Buffers::One => &[Buffers::One],
@@ -275,15 +276,14 @@ pub(crate) fn kinds() -> &'static [Buffers] {
     }
 }
 
-/// Runs all cases, in both families and through both kinds of programs, and fails with every one that does not come out
-/// as told.
+/// Runs all cases, in both families and with both kinds of programs. Reports every failed case.
 pub(crate) fn check(cases: Vec<Case>) {
     let cases = with_twins(cases);
     let failures: Vec<String> = kinds().iter().flat_map(|&buffers| failures(&cases, buffers)).collect();
     assert!(failures.is_empty(), "{} of {} cases:\n{}", failures.len(), cases.len(), failures.join("\n"));
 }
 
-/// The cases, and after them the same in IPv6.
+/// Returns the cases, followed by the same ones in IPv6.
 pub(crate) fn with_twins(mut cases: Vec<Case>) -> Vec<Case> {
     let twins: Vec<Case> = cases.iter().filter_map(Case::twin).collect();
     cases.extend(twins);

@@ -1,4 +1,4 @@
-//! Whole conversations, packet by packet, on maps that only the programs write.
+//! Tests whole conversations, packet by packet, with maps that only the programs write.
 
 use vipmux_common::abi::{
     BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, Mac, NODE_ATTACHED, NODE_SELF,
@@ -25,7 +25,7 @@ fn sent(program: &Program, hook: Hook, frame: &[u8], verdict: u32, wanted: &[u8]
     assert_eq!(program.run(hook, frame).unwrap(), Outcome { verdict, frame: wanted.to_vec() });
 }
 
-/// Through the handshake, data and both FINs of a connection to a backend on the node itself.
+/// Handshake, data and both FINs of a connection to a backend on this node.
 pub(crate) fn with_a_local_backend() {
     let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
     let back = Ethernet::new(SELF_MAC, CLIENT_MAC);
@@ -61,7 +61,7 @@ pub(crate) fn with_a_local_backend() {
     reply(&segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)));
 }
 
-/// The state of the peer: the backend that is remote to this node is local to it.
+/// The peer's state: the backend that is remote here is local there.
 fn peer() -> State {
     let mut state = fixture::state();
     state.interfaces[IFINDEX].mac = Mac::new(PEER_MAC);
@@ -73,7 +73,7 @@ fn peer() -> State {
     state
 }
 
-/// What one node hands over, the backend's node delivers, and the reply leaves from there.
+/// One node hands over, the backend's node delivers, and the reply leaves from there.
 pub(crate) fn across_two_nodes() {
     let here = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
     let there = Program::load(&peer(), fixture::FLOWS).unwrap();
@@ -90,7 +90,7 @@ pub(crate) fn across_two_nodes() {
     assert!(here.state().unwrap().reverse.is_empty(), "only the backend's node sees replies");
 }
 
-/// Two nodes that each take the other for the backend's: the frame stops at the second.
+/// Two nodes that each take the other for the backend's node: the frame stops at the second.
 pub(crate) fn that_would_go_in_circles() {
     let here = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
     let mut confused = peer();

@@ -1,4 +1,4 @@
-//! From a packet to a VIP to the backend of a new flow.
+//! Cases: from a packet to a VIP to the backend of a new flow.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -38,38 +38,38 @@ pub(crate) fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// What the client's SYN has as its sequence number.
+/// The sequence number of the client's SYN.
 pub(crate) const ISN: u32 = 0xffff_ff00;
 
-/// The client's SYN to a Service.
+/// Returns the client's SYN to a Service.
 pub(crate) fn syn(service: Service) -> Ipv4 {
     Ipv4::tcp(CLIENT, service.vip, Tcp::new(CLIENT_PORT, service.port, SYN).numbers(ISN, 0))
 }
 
-/// The same with more data than a page has room for (RFC 7413).
+/// The same with more data than fits into a page (RFC 7413).
 fn jumbo(service: Service) -> Ipv4 {
     let tcp = Tcp::new(CLIENT_PORT, service.port, SYN).numbers(ISN, 0);
     Ipv4::tcp(CLIENT, service.vip, tcp.data(&[0x5a; 8_001]))
 }
 
-/// The client's segment in the middle of a connection to a Service.
+/// Returns the client's segment in the middle of a connection to a Service.
 pub(crate) fn segment(service: Service) -> Ipv4 {
     let tcp = Tcp::new(CLIENT_PORT, service.port, ACK | PSH).numbers(ISN.wrapping_add(1), 77);
     Ipv4::tcp(CLIENT, service.vip, tcp.data(b"GET / HTTP/1.1\r\n\r\n"))
 }
 
-/// The client's datagram to a Service.
+/// Returns the client's datagram to a Service.
 pub(crate) fn datagram(service: Service) -> Ipv4 {
     Ipv4::udp(CLIENT, service.vip, Udp::new(CLIENT_PORT, service.port, b"question"))
 }
 
-/// What the client's SYN to [`HTTP`] leaves behind.
+/// The records after the client's SYN to [`HTTP`].
 pub(crate) fn syn_to_http(state: &mut State) {
     HTTP.record(state, LOCAL, 0, 0);
     HTTP.remember(state, LOCAL, 0, ISN, abi::FLOW_ISN);
 }
 
-/// What its datagram to [`DNS_UDP`] leaves behind.
+/// The records after its datagram to [`DNS_UDP`].
 pub(crate) fn question_to_dns(state: &mut State) {
     DNS_UDP.record(state, DNS, 0, 0);
     DNS_UDP.remember(state, DNS, 0, 0, 0);
@@ -88,17 +88,17 @@ pub(crate) fn to(packet: &Ipv4, backend: Endpoint) -> Ipv4 {
     packet
 }
 
-/// The frame that leaves for another node.
+/// The frame to another node.
 pub(crate) fn handed(packet: &Ipv4, mac: vipmux_tests::frames::Mac) -> Vec<u8> {
     Ethernet::new(SELF_HANDOVER, mac).ipv4(&packet.clone().ttl(packet.ttl - 1))
 }
 
-/// What is counted for the first packet of a flow.
+/// The counters of a flow's first packet.
 pub(crate) fn new_flow(service: Service, act: Stat) -> Vec<Counter> {
     vec![Counter::Stat(act), Counter::Stat(Stat::NewFlows), Counter::NewFlow(service.slot)]
 }
 
-/// What is counted for a packet of a flow that is known.
+/// The counters of a known flow's packet.
 pub(crate) fn known_flow(service: Service, act: Stat) -> Vec<Counter> {
     vec![Counter::Stat(act), Counter::Service(service.slot)]
 }
@@ -257,7 +257,7 @@ fn delivered() -> Vec<Case> {
     ]
 }
 
-/// A datagram whose checksum comes to zero once it is for [`DNS`]: its last word makes up for all the rest.
+/// A datagram whose checksum becomes zero for [`DNS`]: its last word balances the sum.
 fn summing_to_zero() -> Ipv4 {
     let with = |word: u16| Ipv4::udp(CLIENT, VIP, Udp::new(CLIENT_PORT, DNS_UDP.port, &word.to_be_bytes()));
     let delivered = to(&with(0), DNS).bytes();
@@ -269,12 +269,13 @@ fn summing_to_zero() -> Ipv4 {
 
 const KNOWN_CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 
-/// A SYN to [`HTTP`] whose flow hash is known from `vipmux-common`'s test vectors: 4157142029, so the last eighth.
+/// A SYN to [`HTTP`] with a known flow hash, from `vipmux-common`'s test vectors: 4157142029, so
+/// the last eighth of the table.
 fn known_hash() -> Ipv4 {
     Ipv4 { source: KNOWN_CLIENT, ..syn(HTTP) }
 }
 
-/// The fixture's client's records, as the client of [`known_hash`] has them.
+/// The records of the fixture's client, for the client of [`known_hash`].
 fn of_the_known_client(state: &mut State) {
     let client = crate::fixture::address(KNOWN_CLIENT);
     state.flows = std::mem::take(&mut state.flows)
@@ -327,7 +328,7 @@ fn ttl(ttl: u8, name: &'static str) -> Case {
         .then(|state| HTTPS.record(state, REMOTE, 0, 0))
 }
 
-/// Another address with the same index in `VIP_INDEX`, in one family; the first, or the second.
+/// The first or second address with the same index in `VIP_INDEX`, in one family.
 fn neighbor_in_index(family: Family, number: usize) -> Ipv4Addr {
     let index = |address: Ipv4Addr| {
         hash::vip(&match family {
@@ -345,7 +346,7 @@ fn crowd(state: &mut State, family: Family) {
     state.vips.insert(crate::fixture::address(neighbor_in_index(family, 0)), value);
 }
 
-/// VIPs that share an index.
+/// VIPs with the same index.
 fn crowded() -> Vec<Case> {
     let of = |family, given: fn(&mut State)| {
         let to_address = |number| {
@@ -367,7 +368,7 @@ fn crowded() -> Vec<Case> {
     v4.into_iter().chain(of(Family::V6, |state| crowd(state, Family::V6))).collect()
 }
 
-/// Ports are told apart by VIP, protocol and number.
+/// A port is identified by VIP, protocol and number.
 fn unbalanced_ports() -> Vec<Case> {
     let to_port = |vip, port| from_client().ipv4(&Ipv4::tcp(CLIENT, vip, Tcp::new(CLIENT_PORT, port, SYN)));
     let dns_tcp = syn(DNS_TCP);
@@ -385,7 +386,7 @@ fn unbalanced_ports() -> Vec<Case> {
     ]
 }
 
-/// Where the table's backend cannot be taken.
+/// The table's backend cannot be used.
 fn another_choice() -> Vec<Case> {
     let lost = || from_client().ipv4(&syn(LOST));
     let mixed = || from_client().ipv4(&syn(MIXED));

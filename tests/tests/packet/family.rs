@@ -1,4 +1,5 @@
-//! The same state and the same frames in the other family: what is written for IPv4 once is checked for both.
+//! Translates states and frames to the other family, so that cases written for IPv4 are checked for
+//! both.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,14 +12,15 @@ use vipmux_tests::{
     program::State,
 };
 
-/// Which IP a case is about.
+/// The IP version of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Family {
     V4,
     V6,
 }
 
-/// The IPv6 address in an IPv4 address's place: every word depends on it, and a common prefix stays one.
+/// Maps an IPv4 address to an IPv6 address. Every word depends on it, and common prefixes stay
+/// common.
 pub(crate) fn v6(address: Ipv4Addr) -> Ipv6Addr {
     if address.is_unspecified() {
         return Ipv6Addr::UNSPECIFIED;
@@ -30,7 +32,7 @@ pub(crate) fn v6(address: Ipv4Addr) -> Ipv6Addr {
     Ipv6Addr::from([0x20, 0x01, a, b, 0x0d, 0xb8, c, 0x01, d, !a, !b, !c, !d, a ^ d, b ^ c, 0x10])
 }
 
-/// The bits of an IPv6 prefix in the place of an IPv4 one of whole bytes.
+/// Maps an IPv4 prefix of whole bytes to the bits of an IPv6 prefix.
 fn prefix(bits: u32) -> u32 {
     match bits {
         0 => 0,
@@ -53,7 +55,7 @@ fn fragment(key: &abi::FragmentKey) -> abi::FragmentKey {
     abi::FragmentKey { source: moved(key.source), destination: moved(key.destination), id: key.id, protocol: 0 }
 }
 
-/// The same state with IPv6 addresses. A wrong tag stays wrong.
+/// Returns the same state with IPv6 addresses. A wrong tag stays wrong.
 pub(crate) fn state(state: State) -> State {
     let vips = state.vips.into_iter().map(|(address, value)| (moved(address), value)).collect();
     let backends = state.backends.into_iter().map(|it| match it.generation {
@@ -98,7 +100,7 @@ pub(crate) fn state(state: State) -> State {
     }
 }
 
-/// The prefix in another's place: of a set's 32 bits and the address, which has 96 more if it is an IPv4-mapped one.
+/// Maps a prefix: a set's 32 bits and the address, which has 96 more bits if it is IPv4-mapped.
 fn range((bits, range): (u32, abi::Range)) -> (u32, abi::Range) {
     let abi::Range { set, w0, w1, w2, w3 } = range;
     let address = Address { w0, w1, w2, w3 };
@@ -115,8 +117,8 @@ fn words(words: [u32; 4]) -> [u8; 16] {
     words.map(u32::to_ne_bytes).concat().try_into().unwrap()
 }
 
-/// The same frame with an IPv6 packet. `None` where there is no such: other protocols, IPv4 options, ICMP, and headers
-/// that contradict themselves.
+/// Returns the same frame with an IPv6 packet; `None` for other protocols, IPv4 options, ICMP and
+/// inconsistent headers.
 pub(crate) fn frame(frame: &[u8]) -> Option<Vec<u8>> {
     let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
     let mut ethernet = Ethernet::new(frame.get(6..12)?.try_into().ok()?, frame[..6].try_into().ok()?);
@@ -166,14 +168,15 @@ fn ipv6(packet: &[u8], contents: &[u8], identification: u16, place: u16) -> Ipv6
     packet_v6
 }
 
-/// A checksum that was over a pseudo-header with these addresses, and is over one with those in their place.
+/// Returns a checksum that covered a pseudo-header with these addresses, for one with those
+/// addresses.
 fn resummed(field: u16, protocol: u8, addresses: [Ipv4Addr; 2]) -> u16 {
     if protocol == 17 && field == 0 {
         return 0;
     }
     let words =
         |bytes: &[u8]| -> u64 { bytes.chunks(2).map(|word| u64::from(u16::from_be_bytes([word[0], word[1]]))).sum() };
-    // What goes is added as its complement, word for word.
+    // An old word is subtracted by adding its complement.
     let gone: u64 = addresses.iter().map(|it| 2 * 0xffff - words(&it.octets())).sum();
     let come: u64 = addresses.iter().map(|it| words(&v6(*it).octets())).sum();
     let mut sum = u64::from(!field) + gone + come;
@@ -195,7 +198,7 @@ mod tests {
     const A: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
     const B: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 
-    /// What the frames' builder, which sums from scratch, makes of the same.
+    /// The same frames from the frames' builder, which sums from scratch.
     #[test]
     fn a_frame_in_the_other_family_has_the_right_checksums() {
         let ethernet = Ethernet::new([2; 6], [4; 6]).tagged(7);

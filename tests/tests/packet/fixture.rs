@@ -1,4 +1,5 @@
-//! The state that cases start from: a node with one interface, its peers, VIPs of every kind and Services of every shape.
+//! The initial state of cases: a node with one interface, its peers, VIPs of every kind and
+//! Services of every kind.
 
 use std::net::Ipv4Addr;
 
@@ -17,9 +18,9 @@ pub(crate) const SCTP: u32 = 132;
 
 /// This node's interface.
 pub(crate) const SELF_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
-/// What this node hands frames over with.
+/// The hand-over MAC of this node.
 pub(crate) const SELF_HANDOVER: Mac = [0x0e, 0x76, 0x6d, 0, 0, 0x01];
-/// A node behind the same interface, and what it hands frames over with.
+/// A node behind the same interface, and its hand-over MAC.
 pub(crate) const PEER_MAC: Mac = [0x02, 0, 0, 0, 0, 0x02];
 pub(crate) const PEER_HANDOVER: Mac = [0x0e, 0x76, 0x6d, 0, 0, 0x02];
 /// A node behind another interface.
@@ -29,7 +30,7 @@ pub(crate) const CLIENT_MAC: Mac = [0x02, 0, 0, 0, 0, 0xc1];
 /// A machine that is neither node nor client.
 pub(crate) const STRANGER_MAC: Mac = [0x02, 0, 0, 0, 0, 0xee];
 
-/// The interface by which [`FAR_MAC`] is reached.
+/// The interface towards [`FAR_MAC`].
 pub(crate) const FAR_IFINDEX: u32 = 3;
 
 pub(crate) const CLIENT: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
@@ -41,13 +42,13 @@ pub(crate) const NEIGHBOR: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 200);
 pub(crate) const VIP: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
 /// Led by another node.
 pub(crate) const FOLLOWED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 20);
-/// Led, but announced on another interface.
+/// Led by this node, but announced on another interface.
 pub(crate) const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 30);
-/// Led, announced on [`VLAN`].
+/// Led by this node, announced on [`VLAN`].
 pub(crate) const TAGGED: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 40);
 pub(crate) const VLAN: u16 = 7;
 
-/// A backend by its index, address and port.
+/// A backend: index, address and port.
 #[derive(Clone, Copy)]
 pub(crate) struct Endpoint {
     pub(crate) index: u32,
@@ -69,12 +70,12 @@ pub(crate) const FAR: Endpoint = endpoint(3, 2, [10, 0, 2, 5], 8080);
 /// On a node whose program is not attached.
 pub(crate) const UNREACHABLE: Endpoint = endpoint(4, 3, [10, 0, 3, 5], 8080);
 pub(crate) const DNS: Endpoint = endpoint(5, 0, [10, 0, 0, 53], 5353);
-/// With the port of its Service, as SCTP needs it.
+/// With the port of its Service, as SCTP requires.
 pub(crate) const SIGNAL: Endpoint = endpoint(6, 0, [10, 0, 0, 7], 2905);
 pub(crate) const SIGNAL_REMOTE: Endpoint = endpoint(7, 1, [10, 0, 1, 7], 2906);
 const ENDPOINTS: [Endpoint; 8] = [LOCAL, LOCAL_TOO, REMOTE, FAR, UNREACHABLE, DNS, SIGNAL, SIGNAL_REMOTE];
 
-/// A Service port: its VIP, its number and the slot of its counters.
+/// A Service port: VIP, number and slot of its counters.
 #[derive(Clone, Copy)]
 pub(crate) struct Service {
     pub(crate) vip: Ipv4Addr,
@@ -91,18 +92,18 @@ const fn service(slot: u32, vip: Ipv4Addr, port: u16, protocol: u32) -> Service 
 pub(crate) const HTTP: Service = service(0, VIP, 80, TCP);
 /// With a backend behind the same interface.
 pub(crate) const HTTPS: Service = service(1, VIP, 443, TCP);
-/// Local, and [`DNS_TCP`] is another Service.
+/// With a local backend. [`DNS_TCP`] is another Service.
 pub(crate) const DNS_UDP: Service = service(2, VIP, 53, UDP);
 pub(crate) const DNS_TCP: Service = service(3, VIP, 53, TCP);
 /// With a backend behind another interface.
 pub(crate) const REDIRECTED: Service = service(4, VIP, 8443, TCP);
-/// With a backend on a node that cannot be reached.
+/// With a backend on an unreachable node.
 pub(crate) const LOST: Service = service(5, VIP, 9000, TCP);
 /// Without backends.
 pub(crate) const EMPTY: Service = service(6, VIP, 9001, TCP);
 /// With backends on both other nodes and none here.
 pub(crate) const SPREAD: Service = service(7, VIP, 8080, TCP);
-/// Whose table says [`REMOTE`] for every flow, though [`LOCAL`] is another of its backends.
+/// With a table that has [`REMOTE`] for every flow, and with [`LOCAL`] as another backend.
 pub(crate) const MIXED: Service = service(8, VIP, 8081, TCP);
 /// UDP to a backend behind the same interface.
 pub(crate) const SYSLOG: Service = service(9, VIP, 514, UDP);
@@ -112,7 +113,7 @@ pub(crate) const TAGGED_HTTP: Service = service(10, TAGGED, 80, TCP);
 pub(crate) const FOLLOWED_HTTP: Service = service(11, FOLLOWED, 80, TCP);
 /// On the VIP that is announced elsewhere.
 pub(crate) const ELSEWHERE_HTTP: Service = service(12, ELSEWHERE, 80, TCP);
-/// Another port of [`HTTP`]'s backend.
+/// Another port with [`HTTP`]'s backend.
 pub(crate) const HTTP_TOO: Service = service(13, VIP, 8000, TCP);
 /// SCTP to a local backend, and to one behind the same interface.
 pub(crate) const PHONE: Service = service(14, VIP, 2905, SCTP);
@@ -123,28 +124,28 @@ pub(crate) const FLOWS: u32 = 1024;
 
 /// Slots of Services.
 const SLOTS: usize = 18;
-/// Slots of the arena for each Service: half for the table over all backends, half for the local one.
+/// Arena slots of each Service: half for the table over all backends, half for the local one.
 const RANGE: u32 = 32;
 
-/// An idle TCP flow's life, an idle UDP flow's, a closed one's, and a first fragment's, in jiffies.
+/// Idle timeouts of a TCP flow, a UDP flow, a closed flow and a first fragment, in jiffies.
 const LIVES: [u32; 4] = [400_000, 100_000, 20_000, 30_000];
 pub(crate) const TCP_IDLE: u64 = LIVES[0] as u64;
 pub(crate) const UDP_IDLE: u64 = LIVES[1] as u64;
 pub(crate) const LINGER: u64 = LIVES[2] as u64;
 pub(crate) const FRAGMENT_LIFE: u64 = LIVES[3] as u64;
-/// Longer than a case takes by far.
+/// Far longer than a case takes.
 pub(crate) const WHILE: u64 = 10_000;
 
 pub(crate) fn address(address: Ipv4Addr) -> Address {
     Address::from(address)
 }
 
-/// The header of a frame from the client to this node.
+/// Returns the Ethernet header of a frame from the client to this node.
 pub(crate) fn from_client() -> Ethernet {
     Ethernet::new(CLIENT_MAC, SELF_MAC)
 }
 
-/// The header of a frame that the peer balanced.
+/// Returns the Ethernet header of a frame that the peer has balanced.
 pub(crate) fn from_peer() -> Ethernet {
     Ethernet::new(PEER_HANDOVER, SELF_MAC)
 }
@@ -159,7 +160,7 @@ impl Service {
         abi::ServiceKey { vip: vip_id(self.vip), port: self.port.to_be(), protocol, padding: 0 }
     }
 
-    /// The key of the client's flow to it.
+    /// Returns the key of the client's flow to it.
     pub(crate) fn flow(self) -> abi::FlowKey {
         abi::FlowKey {
             client: address(CLIENT),
@@ -171,7 +172,7 @@ impl Service {
         }
     }
 
-    /// Makes it a Service of these tables; backends by their index, evenly over at most half a range.
+    /// Adds it as a Service with these tables: backends by index, evenly over at most half a range.
     pub(crate) fn set(self, state: &mut State, table: &[Endpoint], local: &[Endpoint]) {
         let start = self.slot * RANGE;
         let mut place = |first: u32, endpoints: &[Endpoint]| {
@@ -200,7 +201,8 @@ impl Service {
         state.services.get_mut(&self.key()).unwrap().flags = flags;
     }
 
-    /// Records the client's flow to it, seen `age` jiffies ago, without an epoch: as after its first packet.
+    /// Records the client's flow to it, used `age` jiffies ago, without an epoch: as after its
+    /// first packet.
     pub(crate) fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         let key = self.flow();
         let value = abi::FlowValue {
@@ -217,7 +219,7 @@ impl Service {
         state.flows.insert(key, value);
     }
 
-    /// Records the client's flow to it, and that its node's epoch vouches for the backend.
+    /// Records the client's flow to it, with the epoch of the backend's node.
     pub(crate) fn record_vouched(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         self.record(state, backend, age, flags);
         let epoch = backend.node_of(state).epoch;
@@ -229,7 +231,7 @@ impl Service {
         state.flows.get_mut(&self.flow()).unwrap()
     }
 
-    /// Records by what the backend's replies to the client find back to it, seen `age` jiffies ago.
+    /// Records the reverse flow of the backend's replies to the client, used `age` jiffies ago.
     pub(crate) fn remember(self, state: &mut State, backend: Endpoint, age: u64, isn: u32, flags: u32) {
         let key = self.reverse(backend);
         let value = abi::ReverseValue {
@@ -246,7 +248,7 @@ impl Service {
         state.reverse.insert(key, value);
     }
 
-    /// The key of the backend's replies to the client.
+    /// Returns the key of the backend's replies to the client.
     pub(crate) fn reverse(self, backend: Endpoint) -> abi::ReverseKey {
         abi::ReverseKey {
             backend: address(backend.address),
@@ -272,12 +274,12 @@ pub(crate) fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
     state.vips.get_mut(&address(vip)).unwrap()
 }
 
-/// Somebody was heard to speak for a VIP.
+/// Records a foreign speaker for a VIP.
 pub(crate) fn claimed(state: &mut State, vip: Ipv4Addr, mac: Mac) {
     speaker(state, vip, mac).claimed = 1;
 }
 
-/// Somebody was heard to ask whether anybody has a VIP, with this option behind the question.
+/// Records a probe for a VIP, with this option behind it.
 pub(crate) fn probed(state: &mut State, vip: Ipv4Addr, mac: Mac, option: [u8; 8]) {
     let speaker = speaker(state, vip, mac);
     (speaker.probed, speaker.option) = (1, u64::from_ne_bytes(option));
@@ -289,13 +291,12 @@ fn speaker(state: &mut State, vip: Ipv4Addr, mac: Mac) -> &mut abi::Speaker {
     state.speakers.entry(key).or_insert(abi::Speaker { ifindex, ..abi::Speaker::default() })
 }
 
-/// Now on the fence's clock, `CLOCK_BOOTTIME`, nanoseconds.
+/// Returns the current time of the fence's clock, `CLOCK_BOOTTIME`, nanoseconds.
 pub(crate) fn boot_time() -> u64 {
-    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_BOOTTIME).unwrap();
-    std::time::Duration::from(now).as_nanos().try_into().unwrap()
+    vipmux_cluster::clock::try_boottime().unwrap().as_nanos().try_into().unwrap()
 }
 
-/// The state without any flows, and with the fence's deadline an hour away.
+/// Returns the state without flows, with the fence deadline an hour away.
 pub(crate) fn state() -> State {
     const HOUR: u64 = 3_600_000_000_000;
     let mut state = State {

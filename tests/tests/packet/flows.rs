@@ -1,4 +1,4 @@
-//! Flow records: which packets keep their backend, and which choose anew.
+//! Cases of flow records: which packets keep their backend, and which choose again.
 
 use vipmux_common::abi::{
     BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET,
@@ -25,20 +25,20 @@ pub(crate) fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// URG, ECE and CWR: nothing of theirs is ours.
+/// URG, ECE and CWR: flags without meaning here.
 const OTHERS: u8 = 0xe0;
 
-/// The client's segment with these flags.
+/// Returns the client's segment with these flags.
 pub(crate) fn with_flags(service: Service, flags: u8) -> Ipv4 {
     Ipv4::tcp(CLIENT, service.vip, Tcp::new(CLIENT_PORT, service.port, flags).numbers(ISN.wrapping_add(1), 77))
 }
 
-/// To [`HTTP`]'s recorded backend `LOCAL_TOO`, which its table does not name.
+/// Sent to [`HTTP`]'s recorded backend `LOCAL_TOO`, which its table does not have.
 fn stays(name: &'static str, packet: &Ipv4) -> Case {
     local(name, packet, LOCAL_TOO, true)
 }
 
-/// To the backend in [`HTTP`]'s table, `LOCAL`.
+/// Sent to the backend in [`HTTP`]'s table, `LOCAL`.
 fn moves(name: &'static str, packet: &Ipv4) -> Case {
     local(name, packet, LOCAL, false)
 }
@@ -49,25 +49,25 @@ fn local(name: &'static str, packet: &Ipv4, backend: Endpoint, known: bool) -> C
         .becomes(Verdict::Passed(from_client().ipv4(&to(packet, backend))), &count(HTTP, Stat::Local))
 }
 
-/// A connection to [`HTTP`] that has been quiet for a while, by way of `LOCAL_TOO`.
+/// Records a connection to [`HTTP`] through `LOCAL_TOO` that was idle for a while.
 fn connection(state: &mut State, flags: u32) {
     HTTP.record(state, LOCAL_TOO, WHILE, flags & !FLOW_BACKEND_FIN);
     HTTP.remember(state, LOCAL_TOO, WHILE, ISN, FLOW_ISN | flags);
 }
 
-/// The same connection after a packet just now.
+/// The records of the same connection after a packet.
 fn refreshed(state: &mut State, flags: u32) {
     HTTP.record(state, LOCAL_TOO, 0, flags & !FLOW_BACKEND_FIN);
     HTTP.remember(state, LOCAL_TOO, 0, ISN, FLOW_ISN | flags);
 }
 
-/// After a segment that had no SYN before it.
+/// The records after a segment without a SYN before it.
 fn picked_up(state: &mut State) {
     HTTP.record(state, LOCAL, 0, 0);
     HTTP.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0);
 }
 
-/// After a SYN to the backend in the table.
+/// The records after a SYN to the backend in the table.
 fn opened(state: &mut State) {
     HTTP.record(state, LOCAL, 0, 0);
     HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
@@ -118,7 +118,7 @@ fn kept() -> Vec<Case> {
     ]
 }
 
-/// Records whose node's epoch vouches for their backend, or did.
+/// Records whose backend is, or was, valid by its node's epoch.
 fn vouched() -> Vec<Case> {
     let to_peer = |name, packet: &Ipv4| {
         Case::ingress(name, from_client().ipv4(packet))
@@ -225,7 +225,7 @@ fn of_closing_connections() -> Vec<Case> {
     ]
 }
 
-/// Another CPU took a packet of the same flow, and the clock went on, after this one had read it.
+/// Another CPU handled a packet of the same flow after this one had read the clock.
 pub(crate) fn seen_later(state: &mut State) {
     state.flows.values_mut().for_each(|flow| flow.seen = NOW_LOW + u32::try_from(WHILE).unwrap());
     state.reverse.values_mut().for_each(|reverse| reverse.seen = NOW + WHILE);
@@ -261,7 +261,7 @@ fn aged() -> Vec<Case> {
     ]
 }
 
-/// Records that are of another time.
+/// Records with times of another clock.
 fn stale() -> Vec<Case> {
     let redirected = Verdict::Redirected(handed(&segment(SPREAD), FAR_MAC));
     vec![
@@ -320,7 +320,7 @@ fn stale() -> Vec<Case> {
 
 fn syns() -> Vec<Case> {
     let syn_ack = with_flags(HTTP, SYN | ACK);
-    // As a client asks for ECN (RFC 3168, 6.1.1).
+    // As a client requests ECN (RFC 3168, 6.1.1).
     let with_ecn = Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(CLIENT_PORT, HTTP.port, SYN | OTHERS).numbers(ISN, 0));
     vec![
         moves("a SYN with other flags is a SYN", &with_ecn)
@@ -395,7 +395,7 @@ fn halves() -> Vec<Case> {
     ]
 }
 
-/// A SYN renews the record that its replies find back by.
+/// A SYN renews the reverse record of its replies.
 fn renewed() -> Vec<Case> {
     fn renews(flags: u32) -> fn(&mut State) {
         match flags {
@@ -420,7 +420,7 @@ fn renewed() -> Vec<Case> {
     .collect()
 }
 
-/// Two flows of one client, to two ports of the VIP, meet at one port of one backend.
+/// Two flows of one client, to two ports of the VIP, end at one port of one backend.
 fn collisions() -> Vec<Case> {
     let frame = || from_client().ipv4(&syn(HTTP_TOO));
     let refused = |name| {

@@ -1,4 +1,4 @@
-//! Datagrams in fragments: the later ones follow the first, in both directions.
+//! Cases of fragmented datagrams: later fragments follow the first one, in both directions.
 
 use vipmux_common::{
     abi::{DropReason, EgressFragmentValue, FragmentKey, FragmentValue, Stat},
@@ -22,12 +22,12 @@ pub(crate) fn cases() -> Vec<Case> {
     [first(), later(), replies()].into_iter().flatten().collect()
 }
 
-/// Where the datagram is cut: ports, length and checksum are before it.
+/// The offset of the cut: ports, length and checksum are before it.
 const CUT: usize = 8;
 const MORE: u16 = 0x2000;
 const UDP: u32 = 17;
 
-/// A datagram's two fragments.
+/// Returns a datagram's two fragments.
 pub(crate) fn cut(packet: &Ipv4) -> [Ipv4; 2] {
     let contents = &packet.bytes()[20..];
     let part =
@@ -44,7 +44,7 @@ fn key(packet: &Ipv4) -> FragmentKey {
     }
 }
 
-/// The record of the client's first fragment to a Service, `age` jiffies ago.
+/// Records the client's first fragment to a Service, `age` jiffies ago.
 pub(crate) fn recorded(state: &mut State, service: Service, backend: Endpoint, age: u64) {
     let key = key(&datagram(service));
     let value = FragmentValue {
@@ -134,7 +134,7 @@ fn reply() -> Ipv4 {
     Ipv4::udp(DNS.address, CLIENT, Udp::new(DNS.port, CLIENT_PORT, b"a long answer, in two parts"))
 }
 
-/// The record of the reply's first fragment, `age` jiffies ago.
+/// Records the reply's first fragment, `age` jiffies ago.
 fn recorded_reply(state: &mut State, age: u64) {
     let key = key(&reply());
     let value = EgressFragmentValue { tag: hash::fragment(&key), reserved: 0, vip: address(VIP), seen: NOW - age };

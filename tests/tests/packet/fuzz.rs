@@ -1,4 +1,4 @@
-//! Any bytes at all.
+//! Property tests with arbitrary bytes.
 
 use proptest::{
     prelude::*,
@@ -10,7 +10,7 @@ use crate::property::{self, Programs, SHORTEST};
 
 const CASES: u32 = 3_000;
 
-/// A valid frame with some bytes changed and perhaps cut short, or noise.
+/// Returns a valid frame with some bytes changed and perhaps cut short, or noise.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let edits = prop::collection::vec((any::<Index>(), any::<u8>()), 0..6);
     let mutated = (prop::sample::select(property::seeds()), edits, prop::option::weighted(0.3, any::<Index>()))

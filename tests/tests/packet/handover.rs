@@ -1,4 +1,4 @@
-//! Frames that another node balanced: to a backend here, or nowhere.
+//! Cases of handed-over frames: to a backend here, or dropped.
 
 use vipmux_common::abi::{self, BACKEND_READY, DropReason, FLOW_ISN, INTERFACE_OWN_MAC, SERVICE_SPARE, Stat};
 use vipmux_tests::{
@@ -28,7 +28,7 @@ fn local(name: &'static str, service: Service, packet: &Ipv4, backend: Endpoint,
         .becomes(Verdict::Passed(from_peer().ipv4(&to(packet, backend))), &counters)
 }
 
-/// [`LOCAL`] drains.
+/// Makes [`LOCAL`] drain.
 fn spare(state: &mut State) {
     LOCAL.of(state).flags &= !BACKEND_READY;
     MIXED.set_flags(state, SERVICE_SPARE);
@@ -117,7 +117,8 @@ fn refused() -> Vec<Case> {
     ]
 }
 
-/// A node's ordinary MAC says nothing: its own clients' frames and those that it routes are balanced like any.
+/// A node's ordinary MAC is no sign of a hand-over: packets of its own clients and packets that it
+/// routes are balanced.
 fn not_handed_over() -> Vec<Case> {
     let redirected = Ethernet::new(PEER_MAC, SELF_MAC).ipv4(&syn(REDIRECTED));
     let prefix_of_two = Ethernet::new([0x0e, 0x76, 0x6e, 0, 0, 2], SELF_MAC).ipv4(&syn(HTTPS));
@@ -131,10 +132,10 @@ fn not_handed_over() -> Vec<Case> {
     ]
 }
 
-/// The MAC of the interface by which [`FAR_MAC`] is reached.
+/// The MAC of the interface towards [`FAR_MAC`].
 const OUTLET_MAC: Mac = [0x02, 0, 0, 0, 1, 0x01];
 
-/// Where the network takes no second MAC from a node, frames leave with the interface's own.
+/// If the network takes no second MAC from a node, frames leave with the interface's own.
 fn with_own_mac() -> Vec<Case> {
     let own: fn(&mut State) = |state| {
         state.interfaces[IFINDEX].flags = INTERFACE_OWN_MAC;

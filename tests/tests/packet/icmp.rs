@@ -1,4 +1,4 @@
-//! ICMP errors about packets of a flow follow the flow, and are translated as it is.
+//! Cases of ICMP errors about a flow's packets: they follow the flow and are translated with it.
 
 use std::net::Ipv4Addr;
 
@@ -28,23 +28,23 @@ const HOST_UNREACHABLE: [u8; 8] = [3, 1, 0, 0, 0, 0, 0, 0];
 const TIME_EXCEEDED: [u8; 8] = [11, 0, 0, 0, 0, 0, 0, 0];
 const PARAMETER_PROBLEM: [u8; 8] = [12, 0, 0, 0, 20, 0, 0, 0];
 
-/// The length of a packet's IPv4 header.
+/// Returns the length of a packet's IPv4 header.
 fn header_length(packet: &[u8]) -> usize {
     usize::from(packet[0] & 0x0f) * 4
 }
 
-/// An error about a packet: its IPv4 header and the eight bytes after it.
+/// Returns an error about a packet: its IPv4 header and the eight bytes after it.
 fn about(header: [u8; 8], packet: &[u8]) -> Payload {
     sealed([&header, &packet[..header_length(packet) + 8]].concat())
 }
 
-/// A reply as it left, by its first bytes.
+/// Returns the first bytes of a reply as it left.
 fn reply(service: Service) -> Vec<u8> {
     Ipv4::tcp(service.vip, CLIENT, Tcp::new(service.port, CLIENT_PORT, ACK)).bytes()
 }
 
-/// The packet with another address and port, at these offsets of its header and of what follows, and nothing else but the
-/// header's checksum changed.
+/// Returns the packet with another address and port, at these offsets of its header and payload.
+/// Only the header's checksum changes otherwise.
 fn moved(mut packet: Vec<u8>, address: (usize, Ipv4Addr), port: (usize, u16)) -> Vec<u8> {
     packet[address.0..address.0 + 4].copy_from_slice(&address.1.octets());
     let at = header_length(&packet) + port.0;
@@ -69,7 +69,8 @@ fn to_backend(endpoint: Endpoint, payload: Payload) -> Ipv4 {
 
 fn to_backends() -> Vec<Case> {
     let too_big = |service| to_vip(about(FRAGMENTATION_NEEDED, &reply(service)));
-    let told = |service, endpoint| to_backend(endpoint, about(FRAGMENTATION_NEEDED, &from(reply(service), endpoint)));
+    let reported =
+        |service, endpoint| to_backend(endpoint, about(FRAGMENTATION_NEEDED, &from(reply(service), endpoint)));
     let reaches = |name, header, packet: Vec<u8>| {
         let reached = to_backend(LOCAL_TOO, about(header, &from(packet.clone(), LOCAL_TOO)));
         Case::ingress(name, from_client().ipv4(&to_vip(about(header, &packet))))
@@ -84,9 +85,9 @@ fn to_backends() -> Vec<Case> {
     vec![
         Case::ingress("an error about a flow's reply reaches its backend", from_client().ipv4(&too_big(HTTP)))
             .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
-            .becomes(Verdict::Passed(from_client().ipv4(&told(HTTP, LOCAL_TOO))), &local),
+            .becomes(Verdict::Passed(from_client().ipv4(&reported(HTTP, LOCAL_TOO))), &local),
         Case::ingress("without a record it goes by the table", from_client().ipv4(&too_big(HTTP)))
-            .becomes(Verdict::Passed(from_client().ipv4(&told(HTTP, LOCAL))), &local),
+            .becomes(Verdict::Passed(from_client().ipv4(&reported(HTTP, LOCAL))), &local),
         Case::ingress("an error about a datagram", from_client().ipv4(&to_vip(about(PORT_UNREACHABLE, &answer))))
             .given(|state| DNS_UDP.record(state, DNS, WHILE, 0))
             .becomes(
@@ -116,7 +117,7 @@ fn to_backends() -> Vec<Case> {
             .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
             .becomes(Verdict::Transmitted(handed(&too_big(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),
         Case::ingress("a peer's hand-over is delivered", from_peer().ipv4(&too_big(MIXED))).becomes(
-            Verdict::Passed(from_peer().ipv4(&told(MIXED, LOCAL))),
+            Verdict::Passed(from_peer().ipv4(&reported(MIXED, LOCAL))),
             &[Counter::Stat(Stat::Local), Counter::Stat(Stat::FromPeer)],
         ),
     ]

@@ -1,4 +1,4 @@
-//! ICMPv6: errors about packets of a flow follow it, echo requests and what goes nowhere are answered.
+//! Cases of ICMPv6: errors follow their flow; echo requests and packets to nobody are answered.
 
 use std::net::Ipv6Addr;
 
@@ -27,7 +27,7 @@ pub(crate) fn cases() -> Vec<Case> {
 /// A router on the way to the client.
 const ROUTER: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1);
 
-/// A kind of error, about a packet.
+/// A kind of error.
 type Error = fn(&[u8]) -> Icmpv6;
 
 const TOO_BIG: Error = |packet| Icmpv6::packet_too_big(1280, packet);
@@ -36,7 +36,7 @@ const NO_PORT: Error = |packet| Icmpv6::unreachable(4, packet);
 const TIME_EXCEEDED: Error = |packet| Icmpv6::time_exceeded(0, packet);
 const BAD_FIELD: Error = |packet| Icmpv6::parameter_problem(0, 6, packet);
 
-/// A packet between two ends, with data that shows what of it is embedded.
+/// Returns a packet between two ends, with data that shows which part of it is embedded.
 fn packet(protocol: u32, source: (Ipv6Addr, u16), destination: (Ipv6Addr, u16)) -> Ipv6 {
     let data = [0x5a; 300];
     let payload = match protocol {
@@ -47,8 +47,9 @@ fn packet(protocol: u32, source: (Ipv6Addr, u16), destination: (Ipv6Addr, u16)) 
     Ipv6::new(source.0, destination.0, payload)
 }
 
-/// The packet that an error tells of once its address and port were translated: the embedded checksum is left as it is.
-fn told(before: &Ipv6, after: &Ipv6) -> Vec<u8> {
+/// Returns the embedded packet after the translation of its address and port. The embedded checksum
+/// is not changed.
+fn embedded(before: &Ipv6, after: &Ipv6) -> Vec<u8> {
     let (before, mut after) = (before.bytes(), after.bytes());
     let (protocol, at) = if after[6] == FRAGMENT { (after[40], 48) } else { (after[6], 40) };
     let field = match protocol {
@@ -63,7 +64,7 @@ fn told(before: &Ipv6, after: &Ipv6) -> Vec<u8> {
 /// The number of the fragment header.
 const FRAGMENT: u8 = 44;
 
-/// A datagram's fragment, of which the ports are in the first.
+/// Returns a datagram's fragment. The first one has the ports.
 fn fragment(packet: Ipv6, offset: u16) -> Ipv6 {
     packet.extension(Extension::Fragment { offset, more: true, id: 0x8765_4321 })
 }
@@ -86,7 +87,7 @@ fn about_reply(service: Service, error: Error) -> Ipv6 {
 }
 
 fn to_backend(service: Service, backend: Endpoint, error: Error) -> Ipv6 {
-    Ipv6::icmpv6(ROUTER, v6(backend.address), error(&told(&reply(service), &sent(service, backend))))
+    Ipv6::icmpv6(ROUTER, v6(backend.address), error(&embedded(&reply(service), &sent(service, backend))))
 }
 
 fn to_backends() -> Vec<Case> {
@@ -99,7 +100,7 @@ fn to_backends() -> Vec<Case> {
     let first = |packet| fragment(packet, 0);
     let about_first = |service| Ipv6::icmpv6(ROUTER, v6(VIP), TOO_BIG(&first(reply(service)).bytes()));
     let told_of_first =
-        Ipv6::icmpv6(ROUTER, v6(DNS.address), TOO_BIG(&told(&first(reply(DNS_UDP)), &first(sent(DNS_UDP, DNS)))));
+        Ipv6::icmpv6(ROUTER, v6(DNS.address), TOO_BIG(&embedded(&first(reply(DNS_UDP)), &first(sent(DNS_UDP, DNS)))));
     vec![
         Case::ingress("packet too big about a reply's first fragment", from_client().ipv6(&about_first(DNS_UDP)))
             .given(|state| DNS_UDP.record(state, DNS, WHILE, 0))
@@ -162,7 +163,7 @@ fn from_backends() -> Vec<Case> {
     let asked =
         |service: Service, backend: Endpoint| packet(service.protocol, client(), (v6(backend.address), backend.port));
     let as_sent = |service: Service, backend| {
-        told(&asked(service, backend), &packet(service.protocol, client(), (v6(service.vip), service.port)))
+        embedded(&asked(service, backend), &packet(service.protocol, client(), (v6(service.vip), service.port)))
     };
     let error = |source: Ipv6Addr, message| out().ipv6(&Ipv6::icmpv6(source, v6(CLIENT), message));
     let restored = [Counter::Stat(Stat::Replies)];
@@ -171,7 +172,7 @@ fn from_backends() -> Vec<Case> {
     let of_backend = |source, about: &[u8]| Ipv6::icmpv6(source, v6(CLIENT), NO_PORT(about));
     let question = fragment(asked(DNS_UDP, DNS), 0);
     let as_asked = packet(UDP, client(), (v6(VIP), DNS_UDP.port));
-    let question_as_sent = told(&question, &fragment(as_asked, 0));
+    let question_as_sent = embedded(&question, &fragment(as_asked, 0));
     vec![
         Case::egress("a node's packet too big about a first fragment", error(v6(NEIGHBOR), TOO_BIG(&question.bytes())))
             .given(|state| DNS_UDP.remember(state, DNS, WHILE, 0, 0))

@@ -1,4 +1,4 @@
-//! What IPv6 alone has: extension headers, its own lengths, and fragments behind a header of their own.
+//! Cases of only IPv6: extension headers, its lengths, and fragments with a header of their own.
 
 use vipmux_common::{
     abi::{self, DropReason, EgressFragmentValue, FLOW_ISN, FragmentKey, FragmentValue, Stat},
@@ -31,13 +31,13 @@ pub(crate) fn cases() -> Vec<Case> {
         .collect()
 }
 
-/// The client's SYN to a Service.
+/// Returns the client's SYN to a Service.
 pub(crate) fn syn(service: Service) -> Ipv6 {
     let tcp = Tcp::new(CLIENT_PORT, service.port, SYN).numbers(ISN, 0);
     Ipv6::tcp(v6(CLIENT), v6(service.vip), tcp)
 }
 
-/// The client's datagram to a Service.
+/// Returns the client's datagram to a Service.
 pub(crate) fn datagram(service: Service, data: &[u8]) -> Ipv6 {
     Ipv6::udp(v6(CLIENT), v6(service.vip), Udp::new(CLIENT_PORT, service.port, data))
 }
@@ -54,7 +54,7 @@ pub(crate) fn to(packet: &Ipv6, backend: Endpoint) -> Ipv6 {
     packet
 }
 
-/// The frame that leaves for another node.
+/// The frame to another node.
 pub(crate) fn handed(packet: &Ipv6, mac: Mac) -> Vec<u8> {
     Ethernet::new(SELF_HANDOVER, mac).ipv6(&packet.clone().hop_limit(packet.hop_limit - 1))
 }
@@ -74,7 +74,7 @@ fn delivered() -> Vec<Case> {
     ]
 }
 
-/// A datagram whose checksum comes to zero once it is for [`DNS`]: its last word makes up for all the rest.
+/// A datagram whose checksum becomes zero for [`DNS`]: its last word balances the sum.
 fn summing_to_zero() -> Ipv6 {
     let delivered = to(&datagram(DNS_UDP, &[0, 0]), DNS).bytes();
     let packet = datagram(DNS_UDP, &delivered[46..48]);
@@ -195,7 +195,7 @@ fn malformed() -> Vec<Case> {
     ]
 }
 
-/// Where datagrams are cut: ports, length and checksum are before it.
+/// The offset of the cut: ports, length and checksum are before it.
 const CUT: usize = 8;
 const ID: u32 = 0x8765_4321;
 
@@ -205,7 +205,7 @@ fn key(packet: &Ipv6) -> FragmentKey {
     FragmentKey { source, destination, id: ID.to_be(), protocol: 0 }
 }
 
-/// The record of the client's first fragment to [`DNS_UDP`].
+/// Records the client's first fragment to [`DNS_UDP`].
 fn recorded(state: &mut State, age: u64) {
     let key = key(&datagram(DNS_UDP, b""));
     let value = FragmentValue {
@@ -223,7 +223,7 @@ fn fragments() -> Vec<Case> {
     let whole = Ipv6 { extensions: vec![HopByHop(vec![])], ..datagram(DNS_UDP, b"a question in two parts") };
     let [first, later] = whole.cut(CUT, ID);
     let [first_to, later_to] = to(&whole, DNS).cut(CUT, ID);
-    // Of the first one, the headers are cut in the middle.
+    // The first fragment's headers are incomplete.
     let [headless, _] = syn(SYSLOG).cut(CUT, ID);
     let [icmp, _] = Ipv6 { payload: Payload::Other(58, vec![128; 64]), ..syn(HTTP) }.cut(CUT, ID);
     let other = Ipv6 { payload: Payload::Other(60, vec![0; 16]), ..later.clone() };

@@ -1,8 +1,9 @@
-//! One frame in, verdict, exact bytes and every change in the maps out, through the real object.
+//! Tests the real BPF object with single frames: one frame in; verdict, exact bytes and every
+//! change in the maps out.
 //!
-//! The tables of cases are in the modules; a case is a row in [`case::Case`]'s terms, on the state of [`fixture`].
+//! The modules have the tables of cases. A case is a [`case::Case`] with the state of [`fixture`].
 
-// `allow-unwrap-in-tests` knows functions that are tests, not the modules of a test.
+// `allow-unwrap-in-tests` covers test functions, but not modules of an integration test.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "all of this is test code")]
 
 mod abandoned;
@@ -40,14 +41,14 @@ use crate::{
     family::Family,
 };
 
-/// Runs a test where the kernel lets us.
+/// Runs a test if this process may load BPF programs.
 fn as_root(test: impl FnOnce()) {
     if requirement::root().unwrap() {
         test();
     }
 }
 
-/// Makes each table of cases a test by this name, and [`TABLES`] of them all.
+/// Makes a test of this name for each table of cases, and [`TABLES`] of all.
 macro_rules! tables {
     ($($test:ident: $table:ident,)*) => {
         $(
@@ -57,7 +58,7 @@ macro_rules! tables {
             }
         )*
 
-        /// Every table, by its module.
+        /// All tables, by module.
         const TABLES: &[(&str, fn() -> Vec<Case>)] = &[$((stringify!($table), $table::cases)),*];
     };
 }
@@ -132,20 +133,21 @@ fn any_frame_may_leave_unless_it_speaks_for_a_vip() {
     as_root(fuzz::any_frame_may_leave_unless_it_speaks_for_a_vip);
 }
 
-/// Of all tables.
+/// The cases of all tables.
 static ALL_CASES: LazyLock<Vec<Case>> =
     LazyLock::new(|| case::with_twins(TABLES.iter().flat_map(|(_, cases)| cases()).collect()));
 
-/// Reasons that no frame can bring about by itself: the kernel refuses an insertion into an LRU map only when it finds no
-/// element to recycle, and the rewriting of a packet only when it finds no memory.
+/// Drop reasons that a frame alone cannot cause. The kernel refuses an insertion into an LRU map
+/// only if it finds no element to recycle, and the rewriting of a packet only if it finds no
+/// memory.
 const WITHOUT_A_CASE: [DropReason; 2] = [DropReason::RecordFailed, DropReason::ReplyFailed];
 
 #[test]
 fn every_drop_reason_has_a_case() {
     let has_case = |reason: DropReason| ALL_CASES.iter().any(|case| case.verdict == Verdict::Dropped(reason));
     for &reason in DropReason::ALL {
-        let told = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
-        assert_ne!(has_case(reason), WITHOUT_A_CASE.contains(&reason), "{} {told}", reason.name());
+        let reported = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
+        assert_ne!(has_case(reason), WITHOUT_A_CASE.contains(&reason), "{} {reported}", reason.name());
     }
 }
 
@@ -158,7 +160,7 @@ fn everything_that_is_counted_has_a_case() {
 
 #[test]
 fn what_holds_for_ipv4_is_checked_for_ipv6() {
-    /// What one family alone has.
+    /// Counters of only one family.
     const APART: [&str; 5] = ["arp", "icmp", "icmpv6", "ipv6", "ndp"];
     for (name, cases) in TABLES.iter().filter(|(name, _)| !APART.contains(name)) {
         let cases = case::with_twins(cases());

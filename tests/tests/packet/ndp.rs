@@ -1,4 +1,4 @@
-//! Neighbor Discovery, in both directions.
+//! Cases of Neighbor Discovery, in both directions.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -30,18 +30,18 @@ const YIELDED: &[Counter] = &[Counter::Stat(Stat::Yielded), Counter::Stat(Stat::
 const FOREIGN: &[Counter] = &[Counter::Stat(Stat::Foreign), Counter::Stat(Stat::Passed)];
 const REFLECTED: &[Counter] = &[Counter::Stat(Stat::Reflected), Counter::Stat(Stat::Passed)];
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
-/// Option 14 (RFC 3971, 5.3.2), as kernels put it into DAD's solicitations (RFC 7527).
+/// Option 14 (RFC 3971, 5.3.2), which kernels add to DAD's solicitations (RFC 7527).
 const NONCE: (u8, [u8; 6]) = (14, [1, 2, 3, 4, 5, 6]);
-/// The same as it lies in the message.
+/// The same option as bytes of the message.
 const NONCE_OPTION: [u8; 8] = [14, 1, 1, 2, 3, 4, 5, 6];
 const NO_OPTION: [u8; 8] = [0; 8];
 
-/// To the group that an address is asked for in.
+/// Returns the header of a frame to an address's solicited-node group.
 fn to_group(source: Mac, target: Ipv4Addr) -> Ethernet {
     Ethernet::new(source, multicast_mac(solicited_node(v6(target))))
 }
 
-/// A neighbour's question.
+/// Returns a neighbor's solicitation.
 fn question(message: &Ndp) -> Ipv6 {
     Ipv6::ndp(v6(NEIGHBOR), solicited_node(message.target), message)
 }
@@ -50,7 +50,7 @@ fn asked(target: Ipv4Addr) -> Ndp {
     Ndp::solicitation(v6(target)).mac(CLIENT_MAC)
 }
 
-/// Duplicate address detection (RFC 4862, 5.4.2).
+/// Returns a DAD probe (RFC 4862, 5.4.2).
 fn probe(message: &Ndp) -> Ipv6 {
     Ipv6::ndp(Ipv6Addr::UNSPECIFIED, solicited_node(message.target), message)
 }
@@ -153,7 +153,7 @@ fn fenced() -> Vec<Case> {
     ]
 }
 
-/// The deadline passed longer ago than the configuration has patience for.
+/// The deadline passed longer ago than the configured `abandon_after`.
 fn abandoned() -> Vec<Case> {
     let long_ago: fn(&mut State) = |state| {
         state.config.abandon_after = 1;
@@ -187,13 +187,13 @@ fn not_understood() -> Vec<Case> {
     ]
 }
 
-/// To the peer that spoke.
-fn yields(state: &mut State) {
+/// To the peer that announced it.
+fn set_yielded(state: &mut State) {
     vip_of(state, VIP).flags = VIP_YIELDED;
     claimed(state, VIP, PEER_MAC);
 }
 
-/// To all nodes, as an address that moves is announced (RFC 4861, 7.2.6).
+/// To all nodes, like the announcement of a moved address (RFC 4861, 7.2.6).
 fn announces(source: Mac, packet: &Ipv6) -> Vec<u8> {
     Ethernet::new(source, multicast_mac(ALL_NODES)).ipv6(packet)
 }
@@ -204,7 +204,7 @@ fn announcement(mac: Mac, vip: Ipv4Addr) -> Ipv6 {
 
 fn announced() -> Vec<Case> {
     let by = |mac, vip| announces(mac, &announcement(mac, vip));
-    let taken = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, YIELDED).then(yields);
+    let taken = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, YIELDED).then(set_yielded);
     let from_vip = Ipv6::ndp(v6(VIP), solicited_node(v6(NEIGHBOR)), &Ndp::solicitation(v6(NEIGHBOR)).mac(PEER_MAC));
     let to_us = Ethernet::new(PEER_MAC, SELF_MAC).ipv6(&announcement(PEER_MAC, VIP));
     let tagged = Ethernet::new(PEER_MAC, multicast_mac(ALL_NODES)).tagged(VLAN).ipv6(&announcement(PEER_MAC, TAGGED));
@@ -237,12 +237,12 @@ fn announced() -> Vec<Case> {
             .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED)
             .then(|state| probed(state, VIP, PEER_MAC, NO_OPTION)),
         asks("a yielded VIP's solicitations are left to its new leader", VIP)
-            .given(yields)
+            .given(set_yielded)
             .dropped(DropReason::NdpNotLeading),
     ]
 }
 
-/// Strangers, and duplicate address detection: noted for the agent.
+/// Foreign speakers and duplicate address detection are noted for the agent.
 fn heard() -> Vec<Case> {
     let by = |vip| announces(STRANGER_MAC, &announcement(STRANGER_MAC, vip));
     let from_vip = Ipv6::ndp(v6(VIP), solicited_node(v6(NEIGHBOR)), &Ndp::solicitation(v6(NEIGHBOR)).mac(STRANGER_MAC));
@@ -252,13 +252,16 @@ fn heard() -> Vec<Case> {
     };
     let foreign = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, FOREIGN);
     vec![
-        foreign("a stranger's advertisement takes nothing, and is noted", by(VIP))
+        foreign("a foreign speaker's advertisement takes nothing, and is noted", by(VIP))
             .then(|state| claimed(state, VIP, STRANGER_MAC)),
-        foreign("a stranger's answer to this node's detection is noted", by(FOLLOWED))
+        foreign("a foreign speaker's answer to this node's detection is noted", by(FOLLOWED))
             .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
-        foreign("a stranger's solicitation from a VIP is noted", to_group(STRANGER_MAC, NEIGHBOR).ipv6(&from_vip))
-            .then(|state| claimed(state, VIP, STRANGER_MAC)),
-        Case::ingress("a stranger's advertisement where the VIP is not announced is not noted", by(ELSEWHERE)),
+        foreign(
+            "a foreign speaker's solicitation from a VIP is noted",
+            to_group(STRANGER_MAC, NEIGHBOR).ipv6(&from_vip),
+        )
+        .then(|state| claimed(state, VIP, STRANGER_MAC)),
+        Case::ingress("a foreign speaker's advertisement where the VIP is not announced is not noted", by(ELSEWHERE)),
         Case::ingress("this node's own detection, looped back, is not noted", detects(SELF_MAC, FOLLOWED))
             .dropped(DropReason::NdpNotLeading),
         Case::ingress("a peer's detection is noted with its nonce", detects(PEER_MAC, FOLLOWED))

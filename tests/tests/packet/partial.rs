@@ -1,4 +1,5 @@
-//! Partial checksums, of local senders: they stay partial for the stack, and are completed for the wire.
+//! Cases of partial checksums from local senders. They stay partial for the stack, and are
+//! completed for the wire.
 
 use vipmux_common::abi::{FLOW_ISN, INTERFACE_GENERIC, INTERFACE_PARTIAL, Stat};
 use vipmux_tests::{
@@ -28,7 +29,8 @@ pub(crate) fn cases() -> Vec<Case> {
     partial_throughout.chain(completed).chain(by_chance()).chain(both(final_ones())).collect()
 }
 
-/// The frame with the sum of the pseudo-header alone in the place of its checksum, as a kernel leaves it to a NIC.
+/// Returns the frame with only the pseudo-header's sum as its checksum, as a kernel leaves it to a
+/// NIC.
 fn partial(mut frame: Vec<u8>) -> Vec<u8> {
     let sum = pseudo_sum(&frame).to_be_bytes();
     let field = field(&frame);
@@ -44,13 +46,13 @@ fn word(frame: &[u8], at: usize) -> u16 {
     u16::from_be_bytes([frame[at], frame[at + 1]])
 }
 
-/// Where the checksum of TCP or UDP is.
+/// Returns the offset of TCP's or UDP's checksum.
 fn field(frame: &[u8]) -> usize {
     let (at, protocol) = if is_v6(frame) { (54, frame[20]) } else { (34, frame[23]) };
     at + if protocol == 6 { 16 } else { 6 }
 }
 
-/// The sum of the pseudo-header, folded.
+/// Returns the folded sum of the pseudo-header.
 fn pseudo_sum(frame: &[u8]) -> u16 {
     let (ends, protocol, length) =
         if is_v6(frame) { (22..54, frame[20], word(frame, 18)) } else { (26..34, frame[23], word(frame, 16) - 20) };
@@ -64,7 +66,7 @@ fn folded(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// Frames of local senders come in by the interface.
+/// The interface through which local senders' frames come in.
 fn veth(state: &mut State) {
     state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL;
 }
@@ -107,7 +109,8 @@ fn delivered() -> Vec<Case> {
     ]
 }
 
-/// In generic mode the kernel knows of the frame that it is partial; and what is too long to be summed is to be segmented.
+/// In generic mode the kernel knows that the frame is partial. A frame that is too long to be
+/// summed will be segmented.
 fn left_to_the_kernel() -> Vec<Case> {
     let generic: fn(&mut State) = |state| state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL | INTERFACE_GENERIC;
     vec![
@@ -152,7 +155,7 @@ fn completed() -> Vec<Case> {
     segments.into_iter().chain(datagrams).chain(jumbos).chain([padded, zero]).collect()
 }
 
-/// A datagram to [`SYSLOG`] whose checksum comes to zero: its data makes up for all the rest.
+/// A datagram to [`SYSLOG`] whose checksum becomes zero: its data balances the sum.
 fn summing_to_zero() -> Ipv4 {
     let with = |data: &[u8]| Ipv4::udp(CLIENT, SYSLOG.vip, Udp::new(CLIENT_PORT, SYSLOG.port, data));
     let packet = with(&with(&[0, 0]).bytes()[26..28]);
@@ -186,7 +189,7 @@ fn by_chance() -> Vec<Case> {
     ]
 }
 
-/// A first fragment's does not verify without the rest of its datagram.
+/// A first fragment's checksum does not verify without the rest of its datagram.
 fn of_a_fragment() -> Case {
     let with = |word: u16| Ipv4::udp(CLIENT, VIP, Udp::new(CLIENT_PORT, DNS_UDP.port, &word.to_be_bytes()));
     let first = |packet: &Ipv4| from_client().ipv4(&cut(packet)[0]);
@@ -201,7 +204,7 @@ fn of_a_fragment() -> Case {
         .in_this_family()
 }
 
-/// A datagram with two bytes of data that make it so, and `more` after them.
+/// Returns a datagram with two bytes of data that make it so, followed by `more`.
 fn looking_partial(service: Service, more: usize, family: Family) -> Ipv4 {
     let with = |word: u16| {
         let data = [&word.to_be_bytes()[..], &vec![0x5a; more]].concat();
@@ -212,7 +215,7 @@ fn looking_partial(service: Service, more: usize, family: Family) -> Ipv4 {
         if family == V6 { family::frame(&frame).unwrap() } else { frame }
     };
     let plain = frame(&with(0));
-    // With its own checksum as its data the sum would be zero; this takes the pseudo-header's away.
+    // With its own checksum as its data, the sum would be zero. This subtracts the pseudo-header's.
     let packet = with(folded(u32::from(word(&plain, field(&plain))) + u32::from(!pseudo_sum(&plain))));
     assert_eq!(frame(&packet), partial(frame(&packet)));
     packet

@@ -1,4 +1,4 @@
-//! What holds for any frame at all: the property tests and the fuzz target (`tests/fuzz`) check it.
+//! Properties of every frame. The property tests and the fuzz target (`tests/fuzz`) check them.
 
 use std::net::Ipv4Addr;
 
@@ -21,39 +21,39 @@ use crate::{
     },
 };
 
-/// The bytes of an Ethernet header: the kernel runs no program on less.
+/// The length of an Ethernet header: the kernel runs no program on fewer bytes.
 pub(crate) const SHORTEST: usize = 14;
 
-/// What an ICMPv6 error puts in front of the packet that it tells of: more is not added to any frame.
+/// The longest headers that are added to a frame: those of an ICMPv6 error.
 const GROWTH: usize = 48;
 
-/// The header of an ICMP message: fragmentation needed, to 1,300 bytes.
+/// The header of an ICMP message: fragmentation needed, 1,300 bytes.
 const TOO_BIG: [u8; 8] = [3, 4, 0, 0, 0, 0, 0x05, 0x14];
 
-/// The client's initial sequence number in the flow that is known.
+/// The client's initial sequence number in the known flow.
 const ISN: u32 = 0x1234_5678;
 
-// include/uapi/linux/bpf.h and pkt_cls.h.
+// Values of include/uapi/linux/bpf.h and pkt_cls.h.
 const XDP_PASS: u32 = 2;
 const XDP_TX: u32 = 3;
 const XDP_REDIRECT: u32 = 4;
 const TC_ACT_UNSPEC: u32 = u32::MAX;
 const TC_ACT_SHOT: u32 = 2;
 
-/// The programs, with the suite's state in one family.
+/// The programs with the suite's state in one family.
 pub(crate) struct Programs {
     v4: Program,
     v6: Program,
 }
 
 impl Programs {
-    /// With a flow, refusing what no Service claims, and with no limit on answers and records.
+    /// A state with a flow, which refuses unclaimed ports and has no limit on answers and records.
     pub(crate) fn load() -> Result<Self> {
         let load = |state: State| Program::load(&state, fixture::FLOWS);
         Ok(Self { v4: load(state())?, v6: load(family::state(state()))? })
     }
 
-    /// Those whose state a frame may concern.
+    /// Returns the programs whose state may concern a frame.
     pub(crate) fn of(&self, frame: &[u8]) -> &Program {
         if network(frame).0 == Some(ETHERTYPE_IPV6) { &self.v6 } else { &self.v4 }
     }
@@ -69,7 +69,7 @@ fn state() -> State {
     state
 }
 
-/// Valid frames of every kind.
+/// Returns valid frames of every kind.
 pub(crate) fn seeds() -> Vec<Vec<u8>> {
     let broadcast = Ethernet::new(CLIENT_MAC, BROADCAST);
     let request = |target| Arp::request(CLIENT_MAC, NEIGHBOR, target);
@@ -153,8 +153,9 @@ fn seeds_of_ipv6() -> Vec<Vec<u8>> {
     ]
 }
 
-/// A frame from the wire gets a verdict that is not the program's failure; what is not for a VIP passes untouched; what
-/// is not sent keeps its length, and an answer is hardly longer than its question.
+/// A frame from the wire gets a verdict that is not the program's failure. A frame for no VIP
+/// passes untouched. A passed frame keeps its length, and an answer is hardly longer than its
+/// request.
 pub(crate) fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Outcome> {
     let outcome = program.run(Hook::Ingress, frame)?;
     ensure!((1..=XDP_REDIRECT).contains(&outcome.verdict), "verdict {}", outcome.verdict);
@@ -171,8 +172,8 @@ pub(crate) fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Out
     Ok(outcome)
 }
 
-/// A frame from the stack leaves untouched, unless it speaks for a VIP or is a backend's reply. None where the kernel
-/// refuses to make a packet of such bytes: none at all, or less than an IP header.
+/// A frame from the stack leaves untouched, unless it speaks for a VIP or is a backend's reply.
+/// `None` if the kernel makes no packet of such bytes: no bytes, or less than an IP header.
 pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Option<Outcome>> {
     let outcome = match program.run(Hook::Egress, frame) {
         Ok(outcome) => outcome,
@@ -186,7 +187,7 @@ pub(crate) fn holds_on_the_way_out(program: &Program, frame: &[u8]) -> Result<Op
         (Some(ETHERTYPE_IPV6), at) => is_vip_v6(frame, at + 8) || is_vip_v6(frame, at + 48),
         _ => false,
     };
-    // As its source, or where an error tells of a packet to it.
+    // As its source, or in a packet that an error is about.
     let has = |address: &[u8]| frame.windows(address.len()).any(|bytes| bytes == address);
     let reply_of_a_backend = has(&LOCAL.address.octets()) || has(&v6(LOCAL.address).octets());
     if !speaks_for_a_vip && !reply_of_a_backend {
@@ -206,7 +207,7 @@ fn is_vip_v6(frame: &[u8], at: usize) -> bool {
     frame.get(at..at + 16).is_some_and(|ip| VIPS.iter().any(|vip| v6(*vip).octets() == ip))
 }
 
-/// The Ethertype behind at most one tag, and where what it tells of begins.
+/// Returns the Ethertype behind at most one tag, and the offset of its payload.
 fn network(frame: &[u8]) -> (Option<u16>, usize) {
     let word = |at: usize| frame.get(at..at + 2).map(|word| u16::from_be_bytes([word[0], word[1]]));
     match word(12) {
@@ -215,7 +216,8 @@ fn network(frame: &[u8]) -> (Option<u16>, usize) {
     }
 }
 
-/// Whether the frame may be for a VIP or speak of one: found without the programs' parser.
+/// Returns whether the frame may be for a VIP or speak for one. Computed without the programs'
+/// parser.
 fn may_concern(frame: &[u8]) -> bool {
     let own = frame[..6] == SELF_MAC;
     let heard = own || frame[0] & 1 == 1;

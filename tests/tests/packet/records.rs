@@ -1,4 +1,4 @@
-//! The limit on records: a flood of new flows does not wash out the live ones.
+//! Tests the limit on records: a flood of new flows does not evict live ones.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ pub(crate) fn cases() -> Vec<Case> {
     [limited(), limited_here()].into_iter().flatten().collect()
 }
 
-/// For what takes a second or two.
+/// The time limit for what takes a second or two.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn no_records(state: &mut State) {
@@ -57,7 +57,7 @@ fn limited() -> Vec<Case> {
     ]
 }
 
-/// On the backend's node, an unrecorded flow's replies would be the backend's own.
+/// On the backend's node, an unrecorded flow's replies would have the backend's address.
 fn limited_here() -> Vec<Case> {
     let dropped = |name, packet: &Ipv4| {
         Case::ingress(name, from_client().ipv4(packet))
@@ -100,12 +100,12 @@ fn limited_here() -> Vec<Case> {
     ]
 }
 
-/// So many a second, and a second's worth at once; then more as time goes by.
+/// So many per second, with a burst of one second's worth; later more.
 pub(crate) fn a_limit_has_room_again_after_a_while() {
     const PER_SECOND: u32 = 20;
     let mut state = fixture::state();
     state.config.records_per_second = PER_SECOND;
-    // The budgets are each CPU's own.
+    // Each CPU has its own budgets.
     stay_on_one_cpu();
     let program = Program::load(&state, fixture::FLOWS).unwrap();
     let mut ports = 40_000..;
@@ -117,7 +117,7 @@ pub(crate) fn a_limit_has_room_again_after_a_while() {
     let recorded = || program.state().unwrap().flows.len();
     let begun = Instant::now();
     (0..5 * PER_SECOND).for_each(|_| new_flow());
-    // It may be a slow machine.
+    // The machine may be slow.
     let seconds = u32::try_from(begun.elapsed().as_secs()).unwrap() + 1;
     let first = u32::try_from(recorded()).unwrap();
     assert!((PER_SECOND..=PER_SECOND * (1 + seconds)).contains(&first), "{first} flows were recorded in {seconds} s");
@@ -128,7 +128,7 @@ pub(crate) fn a_limit_has_room_again_after_a_while() {
     assert!(begun.elapsed() > Duration::from_millis(500), "that many were recorded after {:?}", begun.elapsed());
 }
 
-/// The calling thread, that is this test.
+/// The calling thread, which runs this test.
 fn stay_on_one_cpu() {
     let here = Pid::from_raw(0);
     let allowed = sched_getaffinity(here).unwrap();

@@ -1,4 +1,4 @@
-//! What is answered in a VIP's name.
+//! Cases of answers in a VIP's name.
 
 use vipmux_common::abi::{DropReason, Stat, UNCLAIMED_PASS, UNCLAIMED_REJECT};
 use vipmux_tests::{
@@ -33,7 +33,7 @@ fn back() -> Ethernet {
     Ethernet::new(SELF_MAC, CLIENT_MAC)
 }
 
-/// The answer, padded to the shortest frame with what was there before.
+/// Returns the answer, padded to the shortest frame with what was there before.
 fn reset(frame: &[u8], tcp: Tcp) -> Vec<u8> {
     let mut tcp = tcp;
     tcp.window = 0;
@@ -116,14 +116,14 @@ fn resets() -> Vec<Case> {
     ]
 }
 
-/// Port unreachable, with the offending packet's IPv4 header and first eight bytes.
+/// Returns a port unreachable with the offending packet's IPv4 header and first eight bytes.
 fn unreachable(frame: &[u8], link: usize) -> Payload {
     let mut message = vec![3, 3, 0, 0, 0, 0, 0, 0];
     message.extend(&frame[link..link + 28]);
     sealed(message)
 }
 
-/// An ICMP message with its checksum.
+/// Returns an ICMP message with its checksum.
 pub(crate) fn sealed(mut message: Vec<u8>) -> Payload {
     let sum = checksum(&message).to_be_bytes();
     message[2..4].copy_from_slice(&sum);

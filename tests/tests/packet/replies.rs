@@ -1,4 +1,4 @@
-//! The way back: what backends send, turned back into the VIP's.
+//! Cases of replies: backends' packets, translated back to the VIP's.
 
 use vipmux_common::abi::{FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET, Stat};
 use vipmux_tests::{
@@ -27,7 +27,7 @@ fn out() -> Ethernet {
     Ethernet::new(SELF_MAC, CLIENT_MAC)
 }
 
-/// A backend's segment to the client.
+/// Returns a backend's segment to the client.
 pub(crate) fn segment(backend: Endpoint, flags: u8, acknowledged: u32) -> Ipv4 {
     let tcp = Tcp::new(backend.port, CLIENT_PORT, flags).numbers(9_000, acknowledged);
     Ipv4::tcp(backend.address, CLIENT, tcp)
@@ -54,7 +54,7 @@ const REPLY: &[Counter] = &[Counter::Stat(Stat::Replies)];
 const DIRECT: u32 = FLOW_DIRECT | FLOW_RESET;
 const BOTH_FINS: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
 
-/// A reply of a connection to [`HTTP`] that has been quiet for a while.
+/// A reply of a connection to [`HTTP`] that was idle for a while.
 fn restored(name: &'static str, packet: &Ipv4) -> Case {
     Case::egress(name, out().ipv4(packet))
         .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
@@ -62,7 +62,7 @@ fn restored(name: &'static str, packet: &Ipv4) -> Case {
         .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN))
 }
 
-/// A packet that leaves as it is.
+/// A packet that leaves unchanged.
 fn left_alone(name: &'static str, packet: &Ipv4) -> Case {
     Case::egress(name, out().ipv4(packet)).given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
 }
@@ -104,7 +104,7 @@ fn translated() -> Vec<Case> {
     ]
 }
 
-/// A datagram whose checksum comes to zero once it is from the VIP.
+/// A datagram whose checksum becomes zero from the VIP.
 fn summing_to_zero() -> Ipv4 {
     let restored = from(DNS_UDP, &datagram(&[0, 0])).bytes();
     let packet = datagram(&restored[26..28]);
@@ -133,10 +133,10 @@ fn of_closing_connections() -> Vec<Case> {
     ]
 }
 
-/// That the backend agrees to ECN (RFC 3168, 6.1.1).
+/// The backend agrees to ECN (RFC 3168, 6.1.1).
 const ECE: u8 = 0x40;
 
-/// A SYN-ACK tells whether the connection was made to the VIP or to the backend itself.
+/// A SYN-ACK shows whether the connection goes to the VIP or to the backend itself.
 fn handshakes() -> Vec<Case> {
     let direct = |name, packet: &Ipv4| {
         left_alone(name, packet)

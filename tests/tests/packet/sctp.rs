@@ -1,4 +1,4 @@
-//! SCTP: balanced by its first chunk, and delivered without a change to its ports or its checksum.
+//! Cases of SCTP: balanced by its first chunk, and delivered with unchanged ports and checksum.
 
 use vipmux_common::abi::{DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, FLOW_RESET, Stat, UNCLAIMED_REJECT};
 use vipmux_tests::{
@@ -20,9 +20,9 @@ pub(crate) fn cases() -> Vec<Case> {
     [delivered(), handed_over(), opened_again(), refused(), cut(), replies()].into_iter().flatten().collect()
 }
 
-/// The tag that the client's INIT asks replies to bear.
+/// The initiate tag of the client's INIT, which replies must have.
 const TAG: u32 = 0x8000_0001;
-/// What the record of it keeps: an INIT ACK's tag is to be this and one.
+/// The value in its record: an INIT ACK's tag must be this plus one.
 const ISN: u32 = TAG - 1;
 const BACKENDS_TAG: u32 = 0x1234_5678;
 const SHUTDOWN: u8 = 7;

@@ -1,5 +1,5 @@
-//! What Services are configured for: source ranges, idle times, every port, the kernel's forwarding, direct server
-//! return.
+//! Cases of Services' configuration: source ranges, idle timeouts, all ports, forwarding by the
+//! kernel, direct server return.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -54,13 +54,13 @@ fn connection(state: &mut State) {
 /// A set of source ranges.
 const SET: u32 = 70;
 
-/// Adds a prefix to a set, of so many bits of a 16-byte address.
+/// Adds a prefix of so many bits of a 16-byte address to a set.
 fn allow(state: &mut State, set: u32, address: IpAddr, bits: u32) {
     let Address { w0, w1, w2, w3 } = address.into();
     state.source_ranges.insert((32 + bits, Range { set, w0, w1, w2, w3 }));
 }
 
-/// [`HTTP`] is for clients with addresses that begin so.
+/// Admits only clients with this address prefix to [`HTTP`].
 fn only(state: &mut State, prefix: [u8; 4], bits: u32) {
     state_of(state, HTTP).ranges = SET;
     allow(state, SET, Ipv4Addr::from(prefix).into(), 96 + bits);
@@ -118,14 +118,14 @@ fn ranges() -> Vec<Case> {
     ]
 }
 
-/// A prefix of one family lets nobody of the other in.
+/// A prefix of one family admits no client of the other.
 fn other_family() -> Vec<Case> {
     let case = || Case::ingress("a source range of the other family", from_client().ipv4(&syn(HTTP)));
     let ipv6: fn(&mut State) = |state| {
         state_of(state, HTTP).ranges = SET;
         allow(state, SET, Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0).into(), 3);
     };
-    // Not moved to the other family: it is more than a prefix of bytes that the mapping knows.
+    // Excluded from the other family: it is more than a prefix of whole bytes.
     let ipv4: fn(&mut State) = |state| {
         state_of(state, HTTP).ranges = SET;
         let mapped = Ipv4Addr::UNSPECIFIED.to_ipv6_mapped().segments();
@@ -141,7 +141,7 @@ fn other_family() -> Vec<Case> {
     ]
 }
 
-/// A Service's own idle time, shorter and longer than the common one.
+/// A Service's own idle timeout, shorter and longer than the default.
 const SHORT: u64 = 40_000;
 const LONG: u64 = 300_000;
 
@@ -218,9 +218,9 @@ fn idle() -> Vec<Case> {
     ]
 }
 
-/// One of the ports of a Service that has every one.
+/// A port of a Service that has all ports.
 const ANY: Service = Service { vip: VIP, port: 7_777, protocol: TCP, slot: 16 };
-/// Its backend, which takes them as they come.
+/// Its backend, which takes the ports unchanged.
 const OPEN: Endpoint = Endpoint { port: 7_777, ..LOCAL_TOO };
 
 fn all_ports(state: &mut State) {
@@ -245,13 +245,13 @@ fn every_port() -> Vec<Case> {
         from_client().ipv4(&Ipv4::new([203, 0, 113, 1].into(), destination, sealed(message)))
     };
     let answer = |source, port| Ipv4::tcp(source, CLIENT, Tcp::new(port, CLIENT_PORT, ACK));
-    let told = {
+    let reported = {
         let mut before = answer(VIP, ANY.port).bytes();
         let after = answer(OPEN.address, OPEN.port).bytes();
         before[..20].copy_from_slice(&after[..20]);
         before
     };
-    let told = [&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &told[..28]].concat();
+    let reported = [&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &reported[..28]].concat();
     vec![
         local("a port that no claim names goes to the Service of every port", ANY, &syn(ANY), OPEN, false)
             .given(all_ports)
@@ -295,7 +295,11 @@ fn every_port() -> Vec<Case> {
         Case::ingress("an error about its reply keeps the port", error(answer(VIP, ANY.port), VIP))
             .given(all_ports)
             .becomes(
-                Verdict::Passed(from_client().ipv4(&Ipv4::new([203, 0, 113, 1].into(), OPEN.address, sealed(told)))),
+                Verdict::Passed(from_client().ipv4(&Ipv4::new(
+                    [203, 0, 113, 1].into(),
+                    OPEN.address,
+                    sealed(reported),
+                ))),
                 &[Counter::Stat(Stat::Local)],
             ),
         Case::ingress("an SCTP claim goes first too", from_client().ipv4(&init))
@@ -318,7 +322,7 @@ fn kernel(state: &mut State, service: Service) {
     state.services.get_mut(&service.key()).unwrap().flags = SERVICE_KERNEL;
 }
 
-/// The record of the client's first fragment to [`DNS_UDP`].
+/// Records the client's first fragment to [`DNS_UDP`].
 fn fragment(state: &mut State, age: u64, value: FragmentValue) {
     let packet = datagram(DNS_UDP);
     let (source, destination) = (address(packet.source), address(packet.destination));
@@ -326,7 +330,7 @@ fn fragment(state: &mut State, age: u64, value: FragmentValue) {
     state.fragments.insert(key, FragmentValue { tag: hash::fragment(&key), seen: NOW - age, ..value });
 }
 
-/// The parts of the client's datagram to [`DNS_UDP`].
+/// Returns the fragments of the client's datagram to [`DNS_UDP`].
 fn cut() -> [Ipv4; 2] {
     let contents = &datagram(DNS_UDP).bytes()[20..];
     let part =
@@ -334,13 +338,13 @@ fn cut() -> [Ipv4; 2] {
     [part(&contents[..8], 0x2000), part(&contents[8..], 1)]
 }
 
-/// An error about an answer of [`DNS_UDP`].
+/// Returns an error about a reply of [`DNS_UDP`].
 fn error() -> Ipv4 {
     let answer = Ipv4::udp(VIP, CLIENT, Udp::new(DNS_UDP.port, CLIENT_PORT, b"answer")).bytes();
     Ipv4::new([203, 0, 113, 1].into(), VIP, sealed([&[3, 3, 0, 0, 0, 0, 0, 0][..], &answer[..28]].concat()))
 }
 
-/// That the first fragment was left to the kernel.
+/// Records that the first fragment was left to the kernel.
 const TO_KERNEL: FragmentValue =
     FragmentValue { backend: FRAGMENT_KERNEL, tag: 0, backend_generation: 0, slot: 0, direct: 0, reserved: 0, seen: 0 };
 
@@ -382,7 +386,7 @@ fn left_to_the_kernel() -> Vec<Case> {
     ]
 }
 
-/// That the first fragment was direct.
+/// Records that the first fragment took direct server return.
 fn direct_before(state: &mut State, age: u64) {
     let value = FragmentValue {
         backend: DNS.index,

@@ -1,4 +1,5 @@
-//! Frames cut at every byte: never a fault, never a change to what passes, never a packet half understood.
+//! Tests frames that are cut at every byte: no fault, no change of passing frames, no half-parsed
+//! packet.
 
 use std::net::Ipv4Addr;
 
@@ -24,20 +25,21 @@ use crate::{
 
 const DROP: u32 = 1;
 const PASS: u32 = 2;
-/// What `BPF_PROG_TEST_RUN` takes at least: an Ethernet header, and for an skb an IP header if it says so.
+/// The minimum for `BPF_PROG_TEST_RUN`: an Ethernet header, and for an skb also the IP header that
+/// it announces.
 const SHORTEST: usize = 14;
 
 fn in_family(family: Family, state: State) -> State {
     if family == Family::V6 { family::state(state) } else { state }
 }
 
-/// What of a frame's first `length` bytes must happen.
+/// The expectation for a frame's first `length` bytes.
 struct Rule {
     name: &'static str,
     frame: Vec<u8>,
     /// Shorter frames pass.
     header: usize,
-    /// From `header` on, shorter frames are dropped.
+    /// Shorter frames are dropped from `header` bytes on.
     understood: usize,
 }
 
@@ -69,7 +71,7 @@ fn rules() -> Vec<Rule> {
     ]
 }
 
-/// That fragmentation was needed of a segment to the client.
+/// Returns a fragmentation needed error about a segment to the client.
 fn icmp_error(source: Ipv4Addr, port: u16) -> Payload {
     let segment = Ipv4::tcp(source, CLIENT, Tcp::new(port, CLIENT_PORT, ACK)).bytes();
     sealed([&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &segment[..28]].concat())
@@ -81,7 +83,7 @@ fn icmpv6_error(source: Ipv4Addr, port: u16) -> Payload {
     Payload::Icmpv6(Icmpv6::packet_too_big(1280, &segment[..48]))
 }
 
-/// The same in IPv6, where there is the same; and what IPv6 alone has.
+/// The equivalent cases in IPv6, and the cases of only IPv6.
 fn rules_of_ipv6() -> Vec<Rule> {
     let twins = rules().into_iter().filter_map(|rule| {
         let frame = family::frame(&rule.frame)?;
@@ -115,7 +117,7 @@ fn rules_of_ipv6() -> Vec<Rule> {
     rules
 }
 
-/// The headers' lengths tell of more than there is.
+/// The headers' lengths are larger than the frame.
 pub(crate) fn cut_frames_pass_untouched_or_are_dropped() {
     for (family, rules) in [(Family::V4, rules()), (Family::V6, rules_of_ipv6())] {
         let state = in_family(family, fixture::state());
@@ -140,7 +142,8 @@ fn holds(program: &mut Program, state: &State, rule: Rule) {
     assert!(whole.verdict != PASS || whole.frame != frame, "{name}: nothing came of the whole frame either");
 }
 
-/// The IP header tells of just what there is: the program goes by it as far as the headers reach.
+/// The IP header's length is that of the frame. The program relies on it as far as the headers are
+/// complete.
 pub(crate) fn short_packets_are_dropped_until_their_headers_are_whole() {
     let program = Program::load(&fixture::state(), fixture::FLOWS).unwrap();
     let (tcp, udp) = (segment(HTTP).options(&[1; 8]), datagram(DNS_UDP).options(&[1; 8]));
@@ -186,7 +189,8 @@ pub(crate) fn short_ipv6_packets_are_dropped_until_their_headers_are_whole() {
     }
 }
 
-/// Below that many bytes of headers, it is dropped as it is; from there on, it has the backend's address.
+/// With fewer bytes of headers, it is dropped unchanged. From there on, it has the backend's
+/// address.
 fn assert_whole(
     program: &Program,
     short: &[u8],
@@ -205,7 +209,8 @@ fn assert_whole(
     }
 }
 
-/// On the way out, nothing is dropped for being short, and nothing is touched before its headers are whole.
+/// On egress nothing is dropped for being short, and nothing changes before its headers are
+/// complete.
 pub(crate) fn cut_replies_leave_untouched() {
     let packet = replies::segment(LOCAL, ACK | PSH, 77);
     let Payload::Tcp(tcp) = packet.payload.clone() else { unreachable!() };

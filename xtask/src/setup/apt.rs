@@ -1,4 +1,4 @@
-//! Debian packages.
+//! Installs Debian packages.
 
 use std::{process::Command, sync::Once};
 
@@ -7,20 +7,21 @@ use nix::unistd::geteuid;
 
 use crate::workspace;
 
-/// Installs `packages`, telling the `reason`; an error tells what to run where this process may not.
+/// Installs `packages` and prints the `reason`. If this process may not, the error names the
+/// command to run.
 pub(super) fn install(packages: &[String], reason: &str) -> Result<()> {
     if !workspace::succeeds(Command::new("apt-get").arg("--version")) {
-        bail!("{} not installed ({reason}), and there is no apt-get to install with", packages.join(", "));
+        bail!("{} not installed ({reason}), and apt-get is missing", packages.join(", "));
     }
     if !geteuid().is_root() {
-        bail!("{reason}: run this as root first: {}", workspace::shown(&install_command(packages)));
+        bail!("{reason}: run this as root first: {}", workspace::command_line(&install_command(packages)));
     }
-    workspace::say(&format!("installing {} with apt-get: {reason}", packages.join(", ")));
+    workspace::progress(&format!("installing {} with apt-get: {reason}", packages.join(", ")));
     update();
     workspace::prepare(&mut install_command(packages))
 }
 
-/// Whether apt's lists, as they are, have a version of `package` to install.
+/// Returns whether apt's current lists have a version of `package` to install.
 pub(super) fn is_known(package: &str) -> bool {
     let Ok(output) = Command::new("apt-cache").args(["policy", package]).env("LC_ALL", "C").output() else {
         return false;
@@ -32,14 +33,14 @@ fn has_candidate(policy: &str) -> bool {
     policy.lines().filter_map(|line| line.trim().strip_prefix("Candidate: ")).any(|version| version != "(none)")
 }
 
-/// Lists that are months old still have a version of most packages, but perhaps one that is too old or gone; so they are
-/// updated first, once. A machine without its archive may yet have what is needed.
+/// Updates apt's lists, once per process. Old lists may name versions that are too old or gone. If
+/// the archive cannot be reached, the old lists may still do.
 fn update() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        workspace::say("updating apt's package lists");
+        workspace::progress("updating apt's package lists");
         if let Err(error) = workspace::prepare(apt_get().arg("update")) {
-            workspace::say(&format!("{error:#}; going on with the lists as they are"));
+            workspace::progress(&format!("{error:#}; continuing with the old lists"));
         }
     });
 }
@@ -52,7 +53,7 @@ fn install_command(packages: &[String]) -> Command {
 
 fn apt_get() -> Command {
     let mut command = Command::new("apt-get");
-    // Wait for another apt that is at work rather than fail, and let no package ask anything.
+    // Wait for another running apt instead of failing, and let no package ask questions.
     command.args(["-o", "DPkg::Lock::Timeout=300"]).env("DEBIAN_FRONTEND", "noninteractive");
     command
 }
@@ -72,6 +73,6 @@ mod tests {
     fn the_command_for_root_can_be_typed() {
         let command = install_command(&["nftables".to_owned()]);
         let expected = "apt-get -o DPkg::Lock::Timeout=300 install --yes --no-install-recommends nftables";
-        assert_eq!(workspace::shown(&command), expected);
+        assert_eq!(workspace::command_line(&command), expected);
     }
 }

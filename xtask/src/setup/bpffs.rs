@@ -1,4 +1,4 @@
-//! The file system that BPF maps, programs and links are pinned in.
+//! Mounts the file system in which BPF maps, programs and links are pinned.
 
 use anyhow::{Context, Result};
 use nix::{
@@ -11,14 +11,14 @@ use crate::workspace;
 
 const MOUNT_POINT: &str = "/sys/fs/bpf";
 
-/// Mounts bpffs where it is expected, if it is not there. Without root nothing can be pinned anyway: what needs it says
-/// so by itself.
+/// Mounts bpffs if it is not mounted. Without root it does nothing: commands that pin report the
+/// missing root themselves.
 pub(super) fn mount() -> Result<()> {
     let mounted = statfs(MOUNT_POINT).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
     if mounted || !geteuid().is_root() {
         return Ok(());
     }
-    workspace::say(&format!("mounting bpffs on {MOUNT_POINT}: the agents pin their maps and programs there"));
+    workspace::progress(&format!("mounting bpffs on {MOUNT_POINT}: the agents pin their maps and programs there"));
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     mount_filesystem(Some("bpf"), MOUNT_POINT, Some("bpf"), flags, Some("mode=700"))
         .with_context(|| format!("cannot mount bpffs on {MOUNT_POINT} (it needs CAP_SYS_ADMIN and a kernel with BPF)"))

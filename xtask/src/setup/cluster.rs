@@ -1,7 +1,9 @@
-//! The cluster's programs that the tests start: kube-apiserver, etcd, kube-proxy, kubectl and helm.
+//! Builds the cluster programs that the tests start: kube-apiserver, etcd, kube-proxy, kubectl and
+//! helm.
 //!
-//! Nobody publishes them where a test may count on it, but their sources are Go modules. They are built once for each
-//! version, into the cache folder. KUBEBUILDER_ASSETS names a folder with others.
+//! No registry that a test can rely on has these programs, but their sources are Go modules. Each
+//! version is built once, into the cache folder. KUBEBUILDER_ASSETS names a folder with other
+//! builds.
 
 mod build;
 mod programs;
@@ -14,18 +16,18 @@ use self::programs::{MODULES, Module, Program};
 use super::go::Go;
 use crate::{toolchain::cache, workspace};
 
-/// The variable that names a folder with programs to take instead, as other projects' tests have it.
+/// The variable that names a folder with other builds, as in other projects' tests.
 const ASSETS: &str = "KUBEBUILDER_ASSETS";
-/// Without them in that folder the variable is a mistake.
+/// The programs that a folder named by the variable must have.
 const EXPECTED: [&str; 2] = ["kube-apiserver", "etcd"];
 
-/// Makes sure that all of them are there.
+/// Ensures that all programs are there.
 pub(super) fn install() -> Result<()> {
     let assets = env::var_os(ASSETS).filter(|folder| !folder.is_empty());
     if let Some(folder) = &assets {
         check(folder)?;
     }
-    let cache = cache::folder().context("neither XDG_CACHE_HOME nor a home directory to build Kubernetes in")?;
+    let cache = cache::folder().context("no cache folder for Kubernetes: set XDG_CACHE_HOME or HOME")?;
     if missing(assets.as_deref(), &cache).is_empty() {
         return Ok(());
     }
@@ -39,28 +41,31 @@ pub(super) fn install() -> Result<()> {
     build_all(&folder, &cache, &missing)
 }
 
-/// Whether a folder that the user names is one of programs.
+/// Fails if the folder that the user named lacks a program.
 fn check(assets: &OsStr) -> Result<()> {
     for program in EXPECTED {
         let path = Path::new(assets).join(program);
         if !path.is_file() {
-            bail!("{ASSETS} names a folder without {program}: there is no {}", path.display());
+            bail!("{ASSETS} names a folder without {program}: missing {}", path.display());
         }
     }
     Ok(())
 }
 
-/// The programs that are not there, with their modules.
+/// Returns the missing programs, grouped by module.
 fn missing(assets: Option<&OsStr>, cache: &Path) -> Vec<(&'static Module, Vec<&'static Program>)> {
     let is_missing = |program: &&Program| programs::find(program.name, assets, Some(cache)).is_none();
     let of_module = |module: &'static Module| (module, module.programs.iter().filter(is_missing).collect::<Vec<_>>());
     MODULES.iter().map(of_module).filter(|(_, programs)| !programs.is_empty()).collect()
 }
 
-/// Builds them in a folder that stays where this is interrupted: what was compiled by then is not compiled again.
+/// Builds the programs in a folder that stays if this is interrupted, so nothing is compiled twice.
 fn build_all(folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) -> Result<()> {
     let names: Vec<_> = missing.iter().flat_map(|(_, programs)| programs).map(|program| program.name).collect();
-    workspace::say(&format!("building {} from Go modules, for the tests (ten minutes or so, once)", names.join(", ")));
+    workspace::progress(&format!(
+        "building {} from Go modules, for the tests (once, about ten minutes)",
+        names.join(", ")
+    ));
     let work = folder.join("build");
     let go = Go::install(&work)?;
     for (module, programs) in missing {
@@ -68,13 +73,13 @@ fn build_all(folder: &Path, cache: &Path, missing: &[(&Module, Vec<&Program>)]) 
         for program in programs {
             let place = module.place(cache, program.name);
             tree.build(program, &place)?;
-            workspace::say(&format!("built {} {}: {}", program.name, module.version, place.display()));
+            workspace::progress(&format!("built {} {}: {}", program.name, module.version, place.display()));
         }
     }
     remove(&work)
 }
 
-/// Removes the sources and what was compiled: gigabytes, which only the next version would have a use for.
+/// Removes the sources and build products: gigabytes that only the next version could use.
 fn remove(work: &Path) -> Result<()> {
     fs::remove_dir_all(work).with_context(|| format!("cannot remove {}", work.display()))
 }

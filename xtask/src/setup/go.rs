@@ -1,7 +1,7 @@
-//! A Go toolchain, for the programs that are built from Go modules.
+//! Finds or downloads a Go toolchain, for the programs that are built from Go modules.
 //!
-//! One that is on the machine will do if it is new enough. Otherwise a Go of any age, Debian's for one, downloads a newer one: they
-//! are published as versions of a module.
+//! An installed Go is used if it is new enough. Otherwise any installed Go (or Debian's) downloads
+//! a newer one, which is published as a version of a module.
 
 use std::{
     fs::{self, Permissions},
@@ -15,20 +15,20 @@ use anyhow::{Context, Result, bail};
 use super::apt;
 use crate::workspace;
 
-/// The oldest Go, major and minor version, that takes all modules.
+/// The oldest Go (major and minor version) that can build all modules.
 const LEAST: (u32, u32) = (1, 26);
-/// The one that is downloaded where there is none.
+/// The Go that is downloaded if none is new enough.
 const DOWNLOADED: &str = "1.26.11";
-/// Where Go's own archive is unpacked by its instructions.
+/// The folder into which Go's install instructions unpack its archive.
 const USUAL_PLACE: &str = "/usr/local/go/bin/go";
 
-/// A Go that builds modules in a folder, with caches of its own there.
+/// A Go that builds modules in a folder, with its caches in the same folder.
 pub(super) struct Go {
     binary: PathBuf,
     work: PathBuf,
 }
 
-/// A module that was downloaded.
+/// A downloaded module.
 pub(super) struct Download {
     /// Its files.
     folder: PathBuf,
@@ -37,7 +37,7 @@ pub(super) struct Download {
 }
 
 impl Go {
-    /// Finds one, or downloads one into `work`.
+    /// Finds a Go that is new enough, or downloads one into `work`.
     pub(super) fn install(work: &Path) -> Result<Self> {
         fs::create_dir_all(work).with_context(|| format!("cannot make {}", work.display()))?;
         let with = |binary| Self { binary, work: work.to_owned() };
@@ -46,20 +46,22 @@ impl Go {
             Some((Some(version), go)) if version >= LEAST => Ok(go),
             Some((Some(_), go)) => go.download_newer(),
             Some((None, _)) | None => {
-                apt::install(&["golang-go".to_owned()], "it downloads a Go that Kubernetes can be built with")?;
-                with(super::find_program("go").context("golang-go is installed, but there is no go")?).download_newer()
+                apt::install(&["golang-go".to_owned()], "downloads a Go that can build Kubernetes")?;
+                with(super::find_program("go").context("golang-go is installed, but go is not on the path")?)
+                    .download_newer()
             }
         }
     }
 
-    /// A command in this folder that touches nothing of the user's, and builds programs that need no C library.
+    /// Returns a command in this folder that uses none of the user's folders, and builds programs
+    /// without C libraries.
     pub(super) fn command<const N: usize>(&self, folder: &Path, arguments: [&str; N]) -> Command {
         let mut command = Command::new(&self.binary);
         command.args(arguments).current_dir(folder);
         for (variable, folder) in [("GOPATH", "path"), ("GOMODCACHE", "modules"), ("GOCACHE", "compiled")] {
             command.env(variable, self.work.join(folder));
         }
-        // Only the proxy and the checksums' log stay as the user has them.
+        // Only the settings of the proxy and of the checksum database stay as the user has them.
         command.env("GOFLAGS", "-mod=mod -modcacherw").env("GOTOOLCHAIN", "local").env("GOWORK", "off");
         command.env("GO111MODULE", "on").env("CGO_ENABLED", "0");
         for variable in ["GOROOT", "GOBIN", "GOOS", "GOARCH", "GOEXPERIMENT", "GOMOD"] {
@@ -68,39 +70,39 @@ impl Go {
         command
     }
 
-    /// Downloads a module at a version; its content is checked by the public log of checksums.
+    /// Downloads a module at a version. Go checks it against the public checksum database.
     pub(super) fn download(&self, folder: &Path, module: &str, version: &str) -> Result<Download> {
         let mut command = self.command(folder, ["mod", "download", "-json"]);
         command.arg(format!("{module}@{version}")).stdin(Stdio::null()).stderr(Stdio::inherit());
-        let output = command.output().with_context(|| format!("cannot run `{}`", workspace::shown(&command)))?;
-        let told = serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default();
-        let path = |field: &str| told[field].as_str().map(PathBuf::from);
+        let output = command.output().with_context(|| format!("cannot run `{}`", workspace::command_line(&command)))?;
+        let reply = serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap_or_default();
+        let path = |field: &str| reply[field].as_str().map(PathBuf::from);
         match (path("Dir"), path("GoMod")) {
             (Some(folder), Some(go_mod)) if output.status.success() => Ok(Download { folder, go_mod }),
             _ => {
-                let why = told["Error"].as_str().unwrap_or("it says no more");
-                bail!("`{}` failed ({}): {why}", workspace::shown(&command), output.status)
+                let why = reply["Error"].as_str().unwrap_or("no further message");
+                bail!("`{}` failed ({}): {why}", workspace::command_line(&command), output.status)
             }
         }
     }
 
-    /// The newer Go, downloaded by this one.
+    /// Downloads a newer Go with this one.
     fn download_newer(&self) -> Result<Self> {
-        workspace::say(&format!("downloading Go {DOWNLOADED} with go: Kubernetes is built with it"));
+        workspace::progress(&format!("downloading Go {DOWNLOADED} with go: it builds Kubernetes"));
         let version = format!("v0.0.1-go{DOWNLOADED}.{}", platform()?);
         let folder = self.download(&self.work, "golang.org/toolchain", &version)?.folder;
-        // A module's files are never executable.
+        // Files of a module are never executable.
         for programs in [folder.join("bin"), folder.join("pkg/tool")] {
             make_executable(&programs).with_context(|| format!("cannot make {} executable", programs.display()))?;
         }
         let go = Self { binary: folder.join("bin/go"), work: self.work.clone() };
         if go.version().is_none_or(|version| version < LEAST) {
-            bail!("the Go that was downloaded does not run: {}", go.binary.display());
+            bail!("the downloaded Go does not run: {}", go.binary.display());
         }
         Ok(go)
     }
 
-    /// Its major and minor version, if it runs.
+    /// Returns its major and minor version, if it runs.
     fn version(&self) -> Option<(u32, u32)> {
         let output = self.command(&self.work, ["version"]).stdin(Stdio::null()).output().ok()?;
         parse_version(str::from_utf8(&output.stdout).ok()?)
@@ -112,12 +114,12 @@ fn candidates() -> Vec<PathBuf> {
     super::find_program("go").into_iter().chain(usual).collect()
 }
 
-/// This machine, as Go calls it.
+/// Returns Go's name of this platform.
 fn platform() -> Result<&'static str> {
     match std::env::consts::ARCH {
         "x86_64" => Ok("linux-amd64"),
         "aarch64" => Ok("linux-arm64"),
-        other => bail!("no Go is known for {other}: install Go {}.{} or later", LEAST.0, LEAST.1),
+        other => bail!("no Go download for {other}: install Go {}.{} or later", LEAST.0, LEAST.1),
     }
 }
 

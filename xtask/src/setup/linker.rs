@@ -1,4 +1,4 @@
-//! `bpf-linker`, built against the LLVM of the rustc whose output it links.
+//! Installs `bpf-linker`, built against the LLVM of the rustc whose output it links.
 
 use std::{
     ops::RangeInclusive,
@@ -10,24 +10,26 @@ use anyhow::{Context, Result};
 use super::apt;
 use crate::{toolchain, workspace};
 
-/// The versions that the BPF programs are known to link with.
+/// The versions that are known to link the BPF programs.
 const VERSION: &str = "~0.13";
 
 /// The LLVM majors that this version has a feature for.
 pub(super) const LLVM: RangeInclusive<u32> = 21..=23;
 
-/// Whether a linker for this LLVM major can be built here, perhaps after installing LLVM.
+/// Returns whether a linker for this LLVM major can be built here, perhaps after LLVM is installed.
 pub(super) fn can_be_built(llvm: u32) -> bool {
     LLVM.contains(&llvm) && (is_installed(llvm) || apt::is_known(&package(llvm)))
 }
 
-/// Installs a linker for this LLVM major into the tools' folder, beside whatever other one the user has.
+/// Installs a linker for this LLVM major into the tools' folder. The user's own linker stays.
 pub(super) fn install(llvm: u32) -> Result<()> {
     if !is_installed(llvm) {
         apt::install(&[package(llvm)], "bpf-linker is built against the LLVM of the BPF programs' rustc")?;
     }
-    workspace::say(&format!("installing bpf-linker ({VERSION}) for LLVM {llvm} with cargo: it links the BPF programs"));
-    let folder = toolchain::tools_folder().context("neither XDG_CACHE_HOME nor a home directory to install into")?;
+    workspace::progress(&format!(
+        "installing bpf-linker ({VERSION}) for LLVM {llvm} with cargo: it links the BPF programs"
+    ));
+    let folder = toolchain::tools_folder().context("no folder for tools: set XDG_CACHE_HOME or HOME")?;
     let feature = format!("llvm-{llvm}");
     let mut cargo = workspace::cargo(["install", "bpf-linker", "--version", VERSION, "--locked", "--force"]);
     cargo.args(["--no-default-features", "--features", &feature, "--root"]).arg(folder);

@@ -1,4 +1,5 @@
-//! The programs that `cargo xtask lint` runs, at pinned versions, so that a check does not change under one's feet.
+//! Installs the programs that `cargo xtask lint` runs, at pinned versions, so that checks change
+//! only on purpose.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -18,14 +19,14 @@ pub(crate) struct LintTool {
 }
 
 impl LintTool {
-    /// Licences, bans and sources of the dependencies.
+    /// Checks licenses, bans and sources of the dependencies.
     pub(crate) const DENY: Self = Self { name: "cargo-deny", version: "0.20.2", binary: "cargo-deny" };
-    /// Dependencies that nothing uses.
+    /// Finds unused dependencies.
     pub(crate) const MACHETE: Self = Self { name: "cargo-machete", version: "0.9.2", binary: "cargo-machete" };
-    /// Spelling.
+    /// Checks spelling.
     pub(crate) const TYPOS: Self = Self { name: "typos-cli", version: "1.52.0", binary: "typos" };
 
-    /// A command that runs it in the workspace's root.
+    /// Returns a command that runs it in the workspace's root.
     pub(crate) fn command(self) -> Result<Command> {
         let mut command = Command::new(folder()?.join("bin").join(self.binary));
         command.current_dir(workspace::root());
@@ -37,8 +38,8 @@ impl LintTool {
     }
 }
 
-/// Installs those of `tools` that are not there at their version. Unoptimised: they run for a second, and the whole
-/// build of all three takes two minutes on two cores instead of ten.
+/// Installs the missing `tools`. They are not optimized: each runs for a second, and building all
+/// three takes two minutes on two cores instead of ten.
 pub(crate) fn lint_tools(tools: &[LintTool]) -> Result<()> {
     let folder = folder()?;
     let installed = fs::read_to_string(folder.join(".crates.toml")).unwrap_or_default();
@@ -48,8 +49,8 @@ pub(crate) fn lint_tools(tools: &[LintTool]) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    workspace::say(&format!("installing {} with cargo, for the checks (some minutes, once)", missing.join(", ")));
-    // One target folder, so that what they have in common is built once.
+    workspace::progress(&format!("installing {} with cargo, for the checks (once, some minutes)", missing.join(", ")));
+    // One target folder, so that common dependencies are built once.
     let build = folder.join("build");
     let mut cargo = workspace::cargo(["install", "--locked", "--debug", "--force", "--root"]);
     cargo.arg(&folder).args(&missing).env("CARGO_TARGET_DIR", &build).env("CARGO_PROFILE_DEV_DEBUG", "none");
@@ -57,7 +58,7 @@ pub(crate) fn lint_tools(tools: &[LintTool]) -> Result<()> {
     fs::remove_dir_all(&build).with_context(|| format!("cannot remove {}", build.display()))
 }
 
-/// Makes sure that this toolchain has rustfmt and clippy.
+/// Ensures that this toolchain has rustfmt and clippy.
 pub(crate) fn components() -> Result<()> {
     let missing: Vec<_> = [("rustfmt", "fmt"), ("clippy", "clippy")]
         .into_iter()
@@ -67,13 +68,13 @@ pub(crate) fn components() -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    workspace::say(&format!("installing {} with rustup, for the checks", missing.join(", ")));
+    workspace::progress(&format!("installing {} with rustup, for the checks", missing.join(", ")));
     let mut rustup = Command::new("rustup");
     workspace::prepare(rustup.args(["component", "add"]).args(&missing))
 }
 
 fn folder() -> Result<PathBuf> {
-    toolchain::tools_folder().context("neither XDG_CACHE_HOME nor a home directory to install into")
+    toolchain::tools_folder().context("no folder for tools: set XDG_CACHE_HOME or HOME")
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What compiles programs that need no library of the machine they run on.
+//! Installs what is needed to compile static programs.
 
 use std::{
     env,
@@ -11,16 +11,18 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Makes sure that static programs can be built; for which target.
+/// Ensures that static programs can be built. Returns the target triple.
 pub(crate) fn install() -> Result<&'static str> {
     let (triple, compiler) = match env::consts::ARCH {
         "x86_64" => ("x86_64-unknown-linux-musl", "x86_64-linux-musl-gcc"),
         "aarch64" => ("aarch64-unknown-linux-musl", "aarch64-linux-musl-gcc"),
-        other => bail!("no static binary for {other}: an x86-64 or arm64 machine makes one for its own kind"),
+        other => bail!("cannot build a static binary on {other}: use an x86-64 or arm64 machine"),
     };
-    super::programs(&[(compiler, "musl-tools", "the image's binary is linked to musl, and some of it is C")])?;
+    super::programs(&[(compiler, "musl-tools", "the image's binary links musl and contains C code")])?;
     if !has_library(triple) {
-        workspace::say(&format!("installing Rust's library for {triple} with rustup: the image's binary is static"));
+        workspace::progress(&format!(
+            "installing Rust's library for {triple} with rustup: the image's binary is static"
+        ));
         let mut rustup = Command::new("rustup");
         rustup.args(["target", "add", triple]).current_dir(workspace::root());
         workspace::prepare(&mut rustup).with_context(|| format!("no standard library for {triple}"))?;
@@ -28,7 +30,7 @@ pub(crate) fn install() -> Result<&'static str> {
     Ok(triple)
 }
 
-/// Whether this very rustc has its standard library for a target.
+/// Returns whether this rustc has its standard library for a target.
 fn has_library(triple: &str) -> bool {
     let rustc = env::var_os("RUSTC").unwrap_or_else(|| OsString::from("rustc"));
     let mut command = Command::new(rustc);

@@ -1,7 +1,7 @@
-//! Kernels from Debian's archive.
+//! Downloads kernels from Debian's archive.
 //!
-//! apt does the work, with a configuration of its own that knows nothing but one suite: it checks the archive's
-//! signature, the index by it, and every package by the index.
+//! apt does the work, with a private configuration of only one suite. It checks the archive's
+//! signature, then the index, then every package.
 
 use std::{
     collections::BTreeSet,
@@ -15,21 +15,23 @@ use anyhow::{Context, Result, bail};
 use super::root;
 use crate::workspace;
 
-/// The package that names the newest kernel of a suite, in the flavour for guests: the smallest one.
+/// The package that depends on the newest kernel of a suite, in the cloud flavor: the smallest one.
 const PACKAGE: &str = "linux-image-cloud-amd64";
 
-/// What a kernel's packages are called: from 7.x on the image names two others that hold its parts.
+/// Prefixes of a kernel's packages. From 7.x on, the image depends on two others that hold its
+/// parts.
 const PARTS: [&str; 3] = ["linux-image-", "linux-binary-", "linux-modules-"];
 
 /// Debian's archive is signed with these keys (package debian-archive-keyring).
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Below `lib/modules/RELEASE/kernel`: what the suites can ask for. The others would fill the guest's memory.
+/// Folders below `lib/modules/RELEASE/kernel` that the suites may need. The others would fill the
+/// guest's memory.
 const MODULES: [&str; 5] = ["net", "drivers/net", "lib", "crypto", "arch/x86/crypto"];
 
-/// A kernel, ready to boot.
+/// A kernel that can boot.
 pub(super) struct Image {
-    /// What `uname -r` says.
+    /// The output of `uname -r`.
     pub(super) release: String,
     /// The bootable image.
     pub(super) vmlinuz: PathBuf,
@@ -37,7 +39,8 @@ pub(super) struct Image {
     pub(super) modules: PathBuf,
 }
 
-/// The kernel of a suite: the one in the cache, or, where there is none or with `update`, the newest in the archive.
+/// Returns the kernel of a suite: the cached one, or the newest in the archive if none is cached or
+/// with `update`.
 pub(super) fn kernel(cache: &Path, suite: &str, update: bool) -> Result<Image> {
     let _lock = workspace::lock(cache)?;
     let folder = cache.join(suite);
@@ -57,23 +60,24 @@ pub(super) fn kernel(cache: &Path, suite: &str, update: bool) -> Result<Image> {
     cached(&folder).with_context(|| format!("no kernel in {}", folder.display()))
 }
 
-/// The kernel in a folder, if it is whole.
+/// Returns the kernel in a folder, if it is complete.
 fn cached(folder: &Path) -> Option<Image> {
     let release = fs::read_to_string(folder.join("release")).ok()?;
     Some(Image { release, vmlinuz: folder.join("vmlinuz"), modules: folder.join("modules.cpio") })
 }
 
-/// Downloads the packages of a suite's kernel below `folder` and unpacks them; the tree that they make.
+/// Downloads the packages of a suite's kernel below `folder` and unpacks them. Returns the unpacked
+/// tree.
 fn fetch(folder: &Path, suite: &str) -> Result<PathBuf> {
     let apt = Apt::new(folder, suite)?;
-    workspace::say(&format!("looking for Debian's kernel in {suite}"));
+    workspace::progress(&format!("searching Debian's kernel in {suite}"));
     workspace::prepare(apt.command("apt-get").arg("update"))?;
     let packages = parts(PACKAGE, |package| {
         let output = apt.command("apt-cache").args(["depends", "--important", package]).output();
         let output = output.context("cannot run apt-cache")?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     })?;
-    workspace::say(&format!("downloading {}", packages.join(", ")));
+    workspace::progress(&format!("downloading {}", packages.join(", ")));
     let downloads = folder.join("packages");
     fs::create_dir(&downloads).context("cannot make a folder for the packages")?;
     workspace::prepare(apt.command("apt-get").arg("download").args(&packages).current_dir(&downloads))?;
@@ -85,7 +89,7 @@ fn fetch(folder: &Path, suite: &str) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// The packages of a kernel, found by following their dependencies as `apt-cache depends` writes them.
+/// Returns the packages of a kernel. It follows the dependencies that `apt-cache depends` prints.
 fn parts(first: &str, depends: impl Fn(&str) -> Result<String>) -> Result<Vec<String>> {
     let mut found = BTreeSet::new();
     let mut queue = vec![first.to_owned()];
@@ -98,16 +102,16 @@ fn parts(first: &str, depends: impl Fn(&str) -> Result<String>) -> Result<Vec<St
         }
     }
     if found.is_empty() {
-        bail!("the package {first} names no kernel");
+        bail!("the package {first} depends on no kernel");
     }
     Ok(found.into_iter().collect())
 }
 
-/// Makes of the unpacked packages what a guest boots. The file that tells the release is written last.
+/// Turns the unpacked packages into bootable files. The file with the release is written last.
 fn prepare(folder: &Path, tree: &Path) -> Result<()> {
     let modules =
         find(tree, &|path| path.ends_with("kernel") && path.is_dir())?.context("the packages hold no modules")?;
-    let modules = modules.parent().context("the modules are in no folder")?;
+    let modules = modules.parent().context("the modules' path has no folder")?;
     let release = modules.file_name().and_then(|name| name.to_str()).context("the modules' folder has no name")?;
     let is_kernel = |path: &Path| {
         path.is_file() && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("vmlinuz"))
@@ -125,7 +129,7 @@ fn prepare(folder: &Path, tree: &Path) -> Result<()> {
         }
     }
     let mut depmod = Command::new("depmod");
-    // Quietly: not every release's packages have the lists of what is built in.
+    // Discard stderr: not every release's packages have the lists of built-in modules.
     depmod.arg("--basedir").arg(&root).arg(release).stderr(std::process::Stdio::null());
     workspace::run(&mut depmod)?;
     root::archive(&root, &folder.join("modules.cpio"))?;
@@ -135,7 +139,7 @@ fn prepare(folder: &Path, tree: &Path) -> Result<()> {
     fs::write(folder.join("release"), release).context("cannot write the kernel's release")
 }
 
-/// The first file or folder below `folder` that is wanted.
+/// Returns the first file or folder below `folder` that matches.
 fn find(folder: &Path, wanted: &dyn Fn(&Path) -> bool) -> Result<Option<PathBuf>> {
     let paths = entries(folder)?;
     if let Some(path) = paths.iter().find(|path| wanted(path)) {
@@ -156,7 +160,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// apt with lists and caches of its own, which no installed package and no setting of this machine's gets into.
+/// apt with its own lists and caches, independent of this machine's packages and settings.
 struct Apt {
     folder: PathBuf,
 }
@@ -198,16 +202,16 @@ impl Apt {
     }
 }
 
-/// The mirror of Debian's archive that this machine uses.
+/// Returns the mirror of Debian's archive that this machine uses.
 fn mirror() -> Result<String> {
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"]);
     let output = command.output().context("cannot run apt-get")?;
     let mirror = main_archive(&String::from_utf8_lossy(&output.stdout)).map(str::to_owned);
-    mirror.context("apt's sources name no archive of Debian's: add one to /etc/apt/sources.list")
+    mirror.context("apt's sources name no Debian archive: add one to /etc/apt/sources.list")
 }
 
-/// The first archive that is named for a release itself, not for its updates.
+/// Returns the first archive of a release itself, not of its updates.
 fn main_archive(targets: &str) -> Option<&str> {
     let mut targets = targets.lines().filter_map(|line| line.split_once(' '));
     targets.find(|(_, release)| !release.contains(['-', '/'])).map(|(uri, _)| uri)

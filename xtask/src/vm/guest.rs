@@ -1,4 +1,4 @@
-//! One guest, from its boot to its end.
+//! Boots one guest and follows it to its end.
 
 use std::{
     fs::File,
@@ -15,22 +15,22 @@ use anyhow::{Context, Result, anyhow, bail};
 use super::archive::Image;
 use crate::summary::Outcome;
 
-/// A guest that writes nothing for so long is stuck: the longest test takes a minute.
+/// A guest that is silent for this long is stuck: the longest test takes a minute.
 const SILENCE: Duration = Duration::from_mins(10);
 
-/// Lines that are shown of what a guest said before it died.
+/// Lines of the guest's output that are shown if it died.
 const LAST_WORDS: usize = 60;
 
-/// QEMU 7.2 spoils the flags of `cmpxchg16b`, with which kernels from 6.12 on panic now and then; and five-level page
-/// tables only cost time.
+/// QEMU 7.2 corrupts the flags of `cmpxchg16b`, which makes kernels from 6.12 on panic at times.
+/// Five-level page tables only cost time.
 const CPU: &str = "max,-cx16,-la57";
 
-/// The guest's clock counts instructions, a nanosecond for each, and leaps to the next timer where all sleep. So however
-/// slow QEMU is on a busy machine, to the suites and their time limits the guest is a machine of ordinary speed. With one
-/// CPU: by such a clock Linux 5.10 waits for its second one for ever.
+/// The guest's clock counts instructions, one nanosecond each, and jumps to the next timer when all
+/// processes sleep. So the guest's suites and time limits see a machine of ordinary speed, however
+/// slow QEMU is. It has one CPU: with this clock, Linux 5.10 waits forever for a second one.
 const CLOCK: [&str; 4] = ["-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"];
 
-/// Boots the kernel with these files, shows what the suites write, and tells how they ended.
+/// Boots the kernel with these files, prints the suites' output, and returns how they ended.
 pub(super) fn run(folder: &Path, image: &Image, files: &Path) -> Result<Outcome> {
     let initramfs = folder.join("initramfs");
     concatenate(&[&image.modules, files], &initramfs)?;
@@ -42,7 +42,7 @@ pub(super) fn run(folder: &Path, image: &Image, files: &Path) -> Result<Outcome>
     }
 }
 
-/// The kernel unpacks archives that follow each other.
+/// Concatenates archives: the kernel unpacks them all.
 fn concatenate(sources: &[&Path], target: &Path) -> Result<()> {
     let mut file = File::create(target).with_context(|| format!("cannot write {}", target.display()))?;
     for source in sources {
@@ -52,7 +52,7 @@ fn concatenate(sources: &[&Path], target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A running QEMU, killed when dropped.
+/// A running QEMU, killed on drop.
 struct Guest {
     qemu: Child,
     console: Receiver<String>,
@@ -71,8 +71,8 @@ impl Guest {
         Ok(Self { qemu, console: lines(output) })
     }
 
-    /// Shows what is between the marks of `init.sh`; the status that the second one tells, or none where the guest ended
-    /// without it.
+    /// Prints the output between the marks of `init.sh`. Returns the status in the second mark, or
+    /// `None` if the guest ended without it.
     fn watch(&mut self) -> Result<Option<u32>> {
         let mut hidden = Vec::new();
         let mut shown = false;
@@ -107,8 +107,8 @@ impl Drop for Guest {
     }
 }
 
-/// The lines of the serial console, read by a thread of its own, so that a silent guest can be given up. The thread ends
-/// with QEMU.
+/// Returns the lines of the serial console. Its own thread reads them, so that a silent guest can
+/// be given up. The thread ends with QEMU.
 fn lines(output: ChildStdout) -> Receiver<String> {
     let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {

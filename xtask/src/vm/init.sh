@@ -1,5 +1,5 @@
 #!/bin/busybox sh
-# The first process of a guest: makes a machine of it, runs the suites, tells how they ended, and powers off.
+# The first process of a guest: sets up the machine, runs the suites, prints how they ended, and powers off.
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
@@ -10,7 +10,7 @@ mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 export PATH=/bin:/sbin HOME=/root CI=true TMPDIR=/tmp
 ulimit -n 65536
-# Those that the kernel does not ask for by itself.
+# Modules that the kernel does not load by itself.
 for module in bridge veth 8021q bonding sctp nf_tables nf_conntrack; do
     modprobe -q "$module"
 done

@@ -1,4 +1,4 @@
-//! The files of a guest: an initramfs with the programs of this machine that the suites need.
+//! Makes a guest's files: an initramfs with the programs of this machine that the suites need.
 
 use std::{
     fs,
@@ -12,12 +12,12 @@ use anyhow::{Context, Result, bail};
 use super::suites::{self, Executables};
 use crate::{setup, workspace};
 
-/// Programs of this machine: kmod's `modprobe` is what the kernel calls for a module.
+/// Programs of this machine. The kernel calls kmod's `modprobe` to load a module.
 const PROGRAMS: [(&str, &str); 3] = [("busybox", "bin/busybox"), ("modprobe", "sbin/modprobe"), ("nft", "bin/nft")];
 
-/// Makes the tree below `folder` and packs it; the archive's path.
+/// Makes the tree below `folder` and packs it. Returns the archive's path.
 pub(super) fn pack(folder: &Path, executables: &Executables) -> Result<PathBuf> {
-    workspace::say("packing the guest's files");
+    workspace::progress("packing the guest's files");
     let root = folder.join("root");
     remove(&root)?;
     for (name, target) in PROGRAMS {
@@ -28,7 +28,7 @@ pub(super) fn pack(folder: &Path, executables: &Executables) -> Result<PathBuf> 
     for (name, program) in &executables.programs {
         let target = root.join("vipmux").join(name);
         fs::create_dir_all(root.join("vipmux"))?;
-        // Debug information is most of an executable, and a guest's files are in its memory.
+        // Debug information is most of an executable, and a guest keeps its files in memory.
         workspace::run(Command::new("strip").arg("--strip-debug").arg("-o").arg(&target).arg(program))?;
         put_libraries(program, &root)?;
     }
@@ -45,14 +45,15 @@ pub(super) fn pack(folder: &Path, executables: &Executables) -> Result<PathBuf> 
     Ok(archive)
 }
 
-/// Packs a folder's contents as the kernel reads them (Documentation/driver-api/early-userspace/buffer-format.rst).
+/// Packs a folder's contents in the format that the kernel reads
+/// (Documentation/driver-api/early-userspace/buffer-format.rst).
 pub(super) fn archive(folder: &Path, target: &Path) -> Result<()> {
     let mut command = Command::new("sh");
     command.args(["-c", "find . | cpio --create --format=newc --quiet --owner=0:0 > \"$0\""]).arg(target);
     workspace::run(command.current_dir(folder)).with_context(|| format!("cannot pack {}", folder.display()))
 }
 
-/// Removes a folder that may not be there.
+/// Removes a folder if it exists.
 pub(super) fn remove(folder: &Path) -> Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -70,10 +71,10 @@ fn put(source: &Path, target: &Path) -> Result<()> {
     copy().map(drop).with_context(|| format!("cannot copy {} to {}", source.display(), target.display()))
 }
 
-/// Puts the shared libraries of a program where its loader looks for them.
+/// Copies the shared libraries of a program to the paths where its loader looks for them.
 fn put_libraries(program: &Path, root: &Path) -> Result<()> {
     let output = Command::new("ldd").arg(program).env("LC_ALL", "C").output().context("cannot run `ldd`")?;
-    // Not an error: it fails for programs that need none.
+    // The exit status is ignored: `ldd` fails for static programs.
     let text = String::from_utf8_lossy(&output.stdout);
     if let Some(line) = text.lines().find(|line| line.contains("not found")) {
         bail!("{} lacks a library: {}", program.display(), line.trim());
@@ -87,7 +88,7 @@ fn put_libraries(program: &Path, root: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The paths in what `ldd` writes.
+/// Returns the paths in the output of `ldd`.
 fn libraries(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')))
 }

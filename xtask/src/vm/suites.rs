@@ -1,4 +1,4 @@
-//! What runs in a guest.
+//! The suites that run in a guest.
 
 use std::{
     path::PathBuf,
@@ -10,8 +10,9 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends, replies, fragments,
-/// generic XDP, direct server return, restart and removal. The others run on the developer's kernel alone.
+/// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends,
+/// replies, fragments, generic XDP, direct server return, restart and removal. The others run only
+/// on the developer's kernel.
 const NETWORK: [&str; 14] = [
     "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
@@ -22,7 +23,7 @@ const NETWORK: [&str; 14] = [
     "replies::every_service_answers_in_spite_of_masquerading_and_of_the_reverse_path_filter",
     "serving::each_port_reaches_its_own_service_which_sees_the_client",
     "serving::generic_xdp_serves_as_well",
-    // What the machine that builds may have no kernel for.
+    // The build machine's kernel may lack what these need.
     "direct_return::pods_behind_a_vlan_answer_in_the_vips_name",
     "sctp::associations_reach_every_pod_which_sees_the_client",
     "uplinks::a_bonds_card_stands_for_the_bond",
@@ -36,9 +37,9 @@ pub(super) struct Executables {
     pub(super) programs: Vec<(&'static str, PathBuf)>,
 }
 
-/// Builds them, and makes sure that every test that is to run is there.
+/// Builds the programs, and checks that every selected test exists.
 pub(super) fn build() -> Result<Executables> {
-    workspace::say("building the agent and the suites");
+    workspace::progress("building the agent and the suites");
     let agent = ["build", "-p", "vipmux", "--bin", "vipmux"];
     workspace::prepare(workspace::cargo(agent).args(workspace::locked()))?;
     let suites = ["test", "--no-run", "-p", "vipmux-tests", "--test", "packet", "--test", "network"];
@@ -54,14 +55,14 @@ pub(super) fn build() -> Result<Executables> {
     Ok(Executables { programs })
 }
 
-/// The guest's part of the work: one line per suite.
+/// The guest's script: one line per suite.
 pub(super) fn commands() -> String {
-    // One test at a time: they wait for things to happen, and an emulated CPU is slow.
+    // One test at a time: an emulated CPU is slow.
     let network = ["suite network --test-threads=1 --exact", &NETWORK.join(" ")].join(" ");
     format!("suite packet\n{network}\n")
 }
 
-/// Fails if a test that is to run is not among those `listed`: the suite would pass without it.
+/// Fails if a selected test is not among those `listed`: the suite would pass without it.
 fn check(listed: &str) -> Result<()> {
     let is_there = |name: &str| listed.lines().any(|line| line.strip_suffix(": test") == Some(name));
     let missing: Vec<_> = NETWORK.into_iter().filter(|name| !is_there(name)).collect();
@@ -72,21 +73,21 @@ fn check(listed: &str) -> Result<()> {
 }
 
 fn output(command: &mut Command) -> Result<String> {
-    let output = command.output().with_context(|| format!("cannot run `{}`", workspace::shown(command)))?;
+    let output = command.output().with_context(|| format!("cannot run `{}`", workspace::command_line(command)))?;
     if !output.status.success() {
-        bail!("`{}` failed ({})", workspace::shown(command), output.status);
+        bail!("`{}` failed ({})", workspace::command_line(command), output.status);
     }
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// The executable of a test, from cargo's messages.
+/// Returns the executable of a test from cargo's messages.
 fn executable(messages: &str, name: &str) -> Result<PathBuf> {
     let path = messages.lines().find_map(|line| {
         let message: Value = serde_json::from_str(line).ok()?;
         let is_it = message["target"]["name"] == name && message["target"]["kind"][0] == "test";
         is_it.then(|| message["executable"].as_str().map(PathBuf::from))?
     });
-    path.with_context(|| format!("cargo tells of no executable for the test {name}"))
+    path.with_context(|| format!("cargo reports no executable for the test {name}"))
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+//! Tests the allocator's decisions, one snapshot after the other.
+
 use std::collections::BTreeMap;
 
 use k8s_openapi::jiff::Timestamp;
@@ -5,13 +7,11 @@ use proptest::{collection, prelude::*, sample::select};
 use serde_json::json;
 
 use super::*;
-use crate::{
-    model::Vip,
-    status::{
-        body,
-        fixture::{Applied, Server, name, vip},
-        withdrawal,
-    },
+use vipmux_allocate::status::{body, withdrawal};
+use vipmux_model::Vip;
+use vipmux_testing::{
+    api_server::{Applied, Server},
+    names::{service_name, vip},
 };
 
 const KEY: (&str, &str) = ("vipmux.io/sharing-key", "web");
@@ -19,10 +19,10 @@ const KEY: (&str, &str) = ("vipmux.io/sharing-key", "web");
 /// An allocator, its API server, and a watch that may be late.
 struct World {
     server: Server,
-    /// What the watch shows.
+    /// The objects that the watch shows.
     shown: Objects,
-    decider: Decider,
-    ledger: Ledger,
+    decider: StatusDecider,
+    write_cache: WriteCache,
     writes: usize,
     /// Requests, with those that came to nothing.
     requests: usize,
@@ -32,8 +32,8 @@ struct World {
 impl World {
     fn new(addresses: &[&str]) -> Self {
         let server = Server::new(addresses);
-        let (shown, decider) = (server.objects.clone(), Decider::new(Options::default(), false));
-        Self { server, shown, decider, ledger: Ledger::default(), writes: 0, requests: 0, adopt: false }
+        let (shown, decider) = (server.objects.clone(), StatusDecider::new(IngestOptions::default(), false));
+        Self { server, shown, decider, write_cache: WriteCache::default(), writes: 0, requests: 0, adopt: false }
     }
 
     /// The watch shows all that there is.
@@ -43,7 +43,7 @@ impl World {
 
     /// Decides by what the watch shows, and writes all that is to be written.
     fn write(&mut self) -> usize {
-        let decision = self.decider.decide(&self.shown, &self.server.leaders, &mut self.ledger);
+        let decision = self.decider.decide(&self.shown, &self.server.leaders, &mut self.write_cache);
         let before = self.requests;
         for (service, (base, statement, _)) in decision.services {
             self.requests += 1;
@@ -51,10 +51,10 @@ impl World {
                 Applied::Made(made) => {
                     self.writes += usize::from(made != base);
                     let manager = self.server.manager(&service).to_owned();
-                    self.ledger.wrote(&service, &base, statement, &made, Some(&manager));
+                    self.write_cache.record_write(&service, &base, statement, &made, Some(&manager));
                 }
-                Applied::Stale => self.ledger.conflicted(&service, &base),
-                Applied::Taken(manager) => self.ledger.taken(&service, &base, &manager),
+                Applied::Stale => self.write_cache.record_conflict(&service, &base),
+                Applied::Taken(manager) => self.write_cache.record_foreign(&service, &base, &manager),
                 Applied::Gone => {}
             }
         }
@@ -62,25 +62,25 @@ impl World {
             let Some(there) = self.server.objects.services.get(&service).cloned() else { continue };
             self.requests += 1;
             if let Applied::Made(made) = self.server.apply(&service, &withdrawal(&service, &there)) {
-                self.ledger.withdrew(&service, &made);
+                self.write_cache.record_withdrawal(&service, &made);
             }
         }
-        for (object, (base, status)) in decision.customs {
+        for (object, (base, status)) in decision.custom_resources {
             self.requests += 1;
-            let version = self.server.next();
+            let version = self.server.next_version();
             let made = ObjectMeta { resource_version: Some(version), ..base.clone() };
             match (&object, status.clone()) {
-                (Custom::Pool(name), CustomStatus::Pool(status)) => {
+                (CustomResource::Pool(name), CustomResourceStatus::Pool(status)) => {
                     let pool = Arc::make_mut(self.server.objects.vip_pools.get_mut(name).unwrap());
                     (pool.status, pool.metadata) = (Some(status), made.clone());
                 }
-                (Custom::Policy(name), CustomStatus::Policy(status)) => {
+                (CustomResource::Policy(name), CustomResourceStatus::Policy(status)) => {
                     let policy = Arc::make_mut(self.server.objects.vip_policies.get_mut(name).unwrap());
                     (policy.status, policy.metadata) = (Some(status), made.clone());
                 }
                 other => panic!("{other:?}"),
             }
-            self.ledger.wrote_custom(object, &base, status, &made);
+            self.write_cache.record_custom_write(object, &base, status, &made);
         }
         self.requests - before
     }
@@ -98,18 +98,18 @@ impl World {
 
     /// Another allocator, which knows what statuses say.
     fn restart(&mut self) {
-        self.decider = Decider::new(Options::default(), self.adopt);
-        self.ledger = Ledger::default();
+        self.decider = StatusDecider::new(IngestOptions::default(), self.adopt);
+        self.write_cache = WriteCache::default();
         for (name, service) in &self.server.objects.services {
             if let Some(manager) = self.server.intruder(name) {
-                self.ledger.taken(name, service, manager);
+                self.write_cache.record_foreign(name, service, manager);
             }
         }
     }
 
-    /// Who shows what.
+    /// Returns the addresses that each Service shows.
     fn all(&self) -> BTreeMap<String, BTreeSet<Vip>> {
-        let names = self.server.objects.services.keys().map(|name| name.name.clone());
+        let names = self.server.objects.services.keys().map(|name| name.name().to_owned());
         names.map(|name| (name.clone(), self.server.shown(&name))).collect()
     }
 }
@@ -132,9 +132,9 @@ fn between_a_write_and_its_echo_nothing_is_written_and_nothing_given_twice() {
     assert_eq!(world.write(), 0);
     // The watch shows `b`, and not yet what was written of `a`.
     world.server.put("b", 80, &[]);
-    let late = world.shown.services.get(&name("a")).cloned().unwrap();
+    let late = world.shown.services.get(&service_name("a")).cloned().unwrap();
     world.watch();
-    world.shown.services.insert(name("a"), late);
+    world.shown.services.insert(service_name("a"), late);
     world.write();
     assert_eq!(world.server.shown("b"), [vip("192.0.2.11")].into());
     world.settle();
@@ -150,7 +150,10 @@ fn what_could_not_be_written_is_kept() {
     world.server.write("a", |object| object["metadata"]["labels"] = json!({"x": "y"}));
     world.write();
     assert_eq!((world.server.shown("a"), world.write()), ([].into(), 0));
-    world.shown.services.insert(name("b"), world.server.objects.services.get(&name("a")).cloned().unwrap());
+    world
+        .shown
+        .services
+        .insert(service_name("b"), world.server.objects.services.get(&service_name("a")).cloned().unwrap());
     world.server.put("b", 80, &[]);
     world.settle();
     assert_eq!(world.server.shown("a"), [vip("192.0.2.10")].into());
@@ -165,7 +168,7 @@ fn another_controller_is_asked_once_and_told_once() {
     world.settle();
     assert_eq!(world.server.shown("a"), [vip("198.51.100.1")].into());
     let conditions = |world: &World| {
-        let service = world.server.objects.services.get(&name("a")).unwrap();
+        let service = world.server.objects.services.get(&service_name("a")).unwrap();
         let conditions = service.status.as_ref().unwrap().conditions.clone().unwrap_or_default();
         conditions.into_iter().map(|condition| format!("{} {}", condition.status, condition.reason)).collect::<Vec<_>>()
     };
@@ -186,7 +189,7 @@ fn a_refused_service_that_shows_the_address_of_another_is_settled_too() {
     world.server.put("a", 80, &[("vipmux.io/addresses", "203.0.113.1")]);
     world.server.intrude("a", "metallb", &["198.51.100.1"]);
     world.settle();
-    let service = world.server.objects.services.get(&name("a")).unwrap();
+    let service = world.server.objects.services.get(&service_name("a")).unwrap();
     let told = service.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].clone();
     assert!(told.reason == "AddressNotInPool" && told.message.contains("metallb wrote 198.51.100.1"), "{told:?}");
     world.restart();
@@ -208,11 +211,11 @@ fn what_was_written_is_taken_back_where_a_service_leaves() {
     // The watch is of load balancers alone.
     world.server.write("typed", |object| object["spec"]["type"] = json!("ClusterIP"));
     world.watch();
-    world.shown.services.remove(&name("typed"));
+    world.shown.services.remove(&service_name("typed"));
     world.write();
     for service in ["typed", "classed"] {
-        let status = world.server.objects.services.get(&name(service)).unwrap().status.clone().unwrap();
-        assert!(!is_marked(world.server.objects.services.get(&name(service)).unwrap()), "{status:?}");
+        let status = world.server.objects.services.get(&service_name(service)).unwrap().status.clone().unwrap();
+        assert!(!is_marked(world.server.objects.services.get(&service_name(service)).unwrap()), "{status:?}");
         assert_eq!(world.server.shown(service), [].into());
     }
     world.server.put("next", 80, &[]);
@@ -231,10 +234,10 @@ fn what_left_before_the_watch_showed_what_was_written_is_taken_back_too() {
     world.write();
     assert_eq!(world.server.shown("a"), [vip("192.0.2.10")].into());
     world.server.write("a", |object| object["spec"]["type"] = json!("ClusterIP"));
-    world.shown.services.remove(&name("a"));
-    world.shown.services.remove(&name("b"));
+    world.shown.services.remove(&service_name("a"));
+    world.shown.services.remove(&service_name("b"));
     assert_eq!(world.write(), 1);
-    assert!(!is_marked(world.server.objects.services.get(&name("a")).unwrap()));
+    assert!(!is_marked(world.server.objects.services.get(&service_name("a")).unwrap()));
 }
 
 #[test]
@@ -242,16 +245,16 @@ fn what_somebody_else_holds_too_is_taken_back_once() {
     let mut world = World::new(&["192.0.2.10"]);
     world.server.put("a", 80, &[]);
     world.settle();
-    let status = world.server.objects.services.get(&name("a")).unwrap().status.clone();
+    let status = world.server.objects.services.get(&service_name("a")).unwrap().status.clone();
     let departed = |world: &mut World| {
         world.watch();
-        !world.decider.decide(&world.shown, &world.server.leaders, &mut world.ledger).departed.is_empty()
+        !world.decider.decide(&world.shown, &world.server.leaders, &mut world.write_cache).departed.is_empty()
     };
     world.server.write("a", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
     assert!(departed(&mut world));
     // It is as it was.
-    let made = Arc::clone(world.server.objects.services.get(&name("a")).unwrap());
-    world.ledger.withdrew(&name("a"), &made);
+    let made = Arc::clone(world.server.objects.services.get(&service_name("a")).unwrap());
+    world.write_cache.record_withdrawal(&service_name("a"), &made);
     assert!(!departed(&mut world) && !departed(&mut world));
     world.server.write("a", |object| object["status"] = json!(status));
     assert!(departed(&mut world), "somebody was there");
@@ -261,7 +264,7 @@ fn what_somebody_else_holds_too_is_taken_back_once() {
 fn endpoints_of_others_are_nothing_to_decide_on() {
     let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
     let slice = |service: &str, address: &str| {
-        crate::model::ingest::object(json!({
+        vipmux_testing::object(json!({
             "metadata": {"labels": {"kubernetes.io/service-name": service}}, "addressType": "IPv4",
             "endpoints": [{"addresses": [address]}],
         }))
@@ -274,9 +277,9 @@ fn endpoints_of_others_are_nothing_to_decide_on() {
     assert_eq!(world.server.shown("a"), [vip("192.0.2.11")].into(), "an address of the API server's is never assigned");
     let last = relevant(&world.server.objects);
     world.server.objects.endpoint_slices.insert(key("shop", "b"), slice("b", "10.0.0.1"));
-    assert!(same(&last, &relevant(&world.server.objects)));
+    assert!(inputs_unchanged(&last, &relevant(&world.server.objects)));
     world.server.objects.endpoint_slices.insert(key("default", "x"), slice("kubernetes", "192.0.2.12"));
-    assert!(!same(&last, &relevant(&world.server.objects)));
+    assert!(!inputs_unchanged(&last, &relevant(&world.server.objects)));
 }
 
 /// Something that happens.
@@ -317,7 +320,8 @@ fn happens() -> impl Strategy<Value = Happens> {
 impl World {
     fn happen(&mut self, happens: Happens) {
         let service = |index: usize| format!("s{index}");
-        let there = |world: &Self, index: usize| world.server.objects.services.contains_key(&name(&service(index)));
+        let there =
+            |world: &Self, index: usize| world.server.objects.services.contains_key(&service_name(service(index)));
         match happens {
             Happens::Put(index, port, key, address) => {
                 let key = key.map(|key| ("vipmux.io/sharing-key", key));
@@ -366,12 +370,13 @@ proptest! {
             let marked = is_marked(object);
             let ours = object.spec.as_ref().unwrap().load_balancer_class.is_none();
             prop_assert_eq!(marked, ours, "{} is marked if it is ours", service);
-            // Nothing is served for one that cannot be read, and its status does not tell its ports.
+            // Nothing is served for one that cannot be read, and its status does not tell its
+            // ports.
             if !ours || slipped(object) || world.server.manager(service) == "metallb" {
                 continue;
             }
             let port = object.spec.as_ref().unwrap().ports.as_ref().unwrap()[0].port;
-            for vip in &shown[&service.name] {
+            for vip in &shown[service.name()] {
                 let other = claims.insert((*vip, port), service);
                 prop_assert_eq!(other, None, "{} and {} on {}", service, port, vip);
             }
@@ -383,8 +388,8 @@ proptest! {
         }
         world.restart();
         world.settle();
-        // On which terms one holds something that cannot be read, and what is kept in mind for one whose status another wrote,
-        // is nowhere written. Who has an address keeps it all the same.
+        // On which terms one holds something that cannot be read, and what is kept in mind for one
+        // whose status another wrote, is nowhere written. Who has an address keeps it all the same.
         let objects = &world.server.objects.services;
         let others = objects.keys().filter(|name| world.server.intruder(name).is_some());
         if others.count() == 0 && !objects.values().any(|object| slipped(object)) {

@@ -1,4 +1,4 @@
-//! The options as keys: what each may be, and whose it is.
+//! The keys of the configuration file: their commands and the values that they accept.
 
 use std::{any::TypeId, collections::BTreeMap, error::Error as _, time::Duration};
 
@@ -9,51 +9,52 @@ use clap::{
 };
 use serde_json::Value;
 
-use super::{OPTION, file::Given, reads};
+use super::{OPTION, reads};
 
-/// Options that exclude each other, by their ids, which are their names: where objects come from.
+/// The options that exclude each other, by their ids, which are their names: the two sources of
+/// objects.
 pub(super) const ALTERNATIVES: [(&str, &str); 1] = [("manifests", "kubeconfig")];
-/// How unlike a key may be for it to be the one that was meant, by [`strsim::jaro_winkler`].
-const LIKE: f64 = 0.75;
+/// The least similarity of a key that is suggested for an unknown one, by [`strsim::jaro_winkler`].
+const MIN_SIMILARITY: f64 = 0.75;
 
-/// An option.
+/// An option as a key.
 #[derive(Clone, Debug)]
-pub(super) struct Key {
-    /// In the file.
+pub(super) struct OptionKey {
+    /// Its name in the file.
     pub(super) name: String,
-    /// Among clap's.
+    /// Its id in clap.
     pub(super) id: String,
-    /// The option itself; of several commands that have it, that of the one that runs, or the first.
+    /// The option. If several commands have it: that of the running command, or the first.
     pub(super) arg: Arg,
     /// The commands that have it.
     pub(super) commands: Vec<String>,
-    /// The command that runs does.
+    /// The running command has it.
     pub(super) own: bool,
-    /// What its value is.
-    pub(super) kind: Kind,
-    /// It can have several.
+    /// The kind of its value.
+    pub(super) kind: ValueKind,
+    /// It can have several values.
     pub(super) repeats: bool,
 }
 
-/// What a value is.
+/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ValueKind {
     Boolean,
     Integer,
-    /// A number of seconds, or one with its unit.
+    /// A number of seconds, or a number with a unit.
     Time,
     /// One of a few words.
     Word,
     Text,
 }
 
-/// All of them, by name.
+/// All keys by name.
 #[derive(Clone, Debug)]
-pub(super) struct Keys(BTreeMap<String, Key>);
+pub(super) struct OptionKeys(BTreeMap<String, OptionKey>);
 
-impl Keys {
-    /// The options of all commands below `all` that have a configuration file of their own. `running`: the one that runs, which
-    /// may have some of them too.
+impl OptionKeys {
+    /// Returns the options of all commands below `all` that have a configuration file of their own.
+    /// The command `running` may share some of them.
     pub(super) fn of(all: &Command, running: &str) -> Self {
         let mut keys = BTreeMap::new();
         let has_file = |command: &&Command| command.get_arguments().any(|arg| arg.get_id() == OPTION);
@@ -62,60 +63,60 @@ impl Keys {
         for command in own.into_iter().chain(others) {
             for (name, arg) in options(command) {
                 let own = command.get_name() == running;
-                let key = keys.entry(name.clone()).or_insert_with(|| Key::new(name, arg, own));
+                let key = keys.entry(name.clone()).or_insert_with(|| OptionKey::new(name, arg, own));
                 key.commands.push(command.get_name().to_owned());
             }
         }
         let shares = all.find_subcommand(running).filter(|command| !has_file(command) && reads(command));
         for (name, arg) in shares.into_iter().flat_map(options) {
-            // What has the same name and another variable, or none, means something else.
+            // An option with the same name but another variable, or none, means something else.
             if let Some(key) =
                 keys.get_mut(&name).filter(|key| arg.get_env().is_some() && key.arg.get_env() == arg.get_env())
             {
-                *key = Key { commands: std::mem::take(&mut key.commands), ..Key::new(name, arg, true) };
+                *key = OptionKey { commands: std::mem::take(&mut key.commands), ..OptionKey::new(name, arg, true) };
             }
         }
         Self(keys)
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&Key> {
+    pub(super) fn get(&self, name: &str) -> Option<&OptionKey> {
         self.0.get(name)
     }
 
-    /// In the order of their names; without those that are hidden.
-    pub(super) fn shown(&self) -> impl Iterator<Item = &Key> {
+    /// Returns the keys that are not hidden, in the order of their names.
+    pub(super) fn shown(&self) -> impl Iterator<Item = &OptionKey> {
         self.0.values().filter(|key| !key.arg.is_hide_set())
     }
 
-    /// Those of the command that runs.
-    pub(super) fn own(&self) -> impl Iterator<Item = &Key> {
+    /// Returns the keys of the running command.
+    pub(super) fn own(&self) -> impl Iterator<Item = &OptionKey> {
         self.0.values().filter(|key| key.own)
     }
 
-    /// What is said of a key that there is not.
+    /// Returns the message about an unknown key.
     pub(super) fn unknown(&self, name: &str) -> String {
         if name == OPTION {
-            return "config: a file cannot name another one".to_owned();
+            return "config: a file cannot name another file".to_owned();
         }
-        // Who writes --gossip-port or GOSSIP_PORT means gossipPort.
+        // --gossip-port and GOSSIP_PORT mean gossipPort.
         let meant = camel_case(&name.trim_start_matches('-').replace('_', "-"));
         let folded = meant.to_lowercase();
-        let likeness = |key: &&Key| strsim::jaro_winkler(&folded, &key.name.to_lowercase());
-        let nearest = self.shown().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-        match nearest.filter(|key| likeness(key) >= LIKE) {
-            Some(key) => format!("{name}: there is no such key; {} is one", key.name),
-            None => format!("{name}: there is no such key; `vipmux agent --help` lists the options"),
+        let similarity = |key: &&OptionKey| strsim::jaro_winkler(&folded, &key.name.to_lowercase());
+        let nearest = self.shown().max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
+        match nearest.filter(|key| similarity(key) >= MIN_SIMILARITY) {
+            Some(key) => format!("{name}: unknown key; did you mean {}?", key.name),
+            None => format!("{name}: unknown key; `vipmux agent --help` lists the options"),
         }
     }
 }
 
-/// The options of a command that can be keys, with their names there.
+/// Returns the options of a command that can be keys, with their names as keys.
 fn options(command: &Command) -> impl Iterator<Item = (String, &Arg)> {
     let named = command.get_arguments().filter(|arg| !matches!(arg.get_long(), Some(OPTION | "help" | "version")));
     named.filter_map(|arg| Some((camel_case(arg.get_long()?), arg)))
 }
 
-impl Key {
+impl OptionKey {
     fn new(name: String, arg: &Arg, own: bool) -> Self {
         let repeats = matches!(arg.get_action(), ArgAction::Append)
             || arg.get_num_args().is_some_and(|number| number.max_values() > 1);
@@ -125,33 +126,33 @@ impl Key {
             arg: arg.clone(),
             commands: Vec::new(),
             own,
-            kind: Kind::of(arg),
+            kind: ValueKind::of(arg),
             repeats,
         }
     }
 
-    /// Whether the two options cannot be used together.
+    /// Returns whether the two options exclude each other.
     pub(super) fn excludes(&self, other: &Self) -> bool {
         let pair = (self.id.as_str(), other.id.as_str());
         ALTERNATIVES.into_iter().any(|(one, another)| pair == (one, another) || pair == (another, one))
     }
 
-    /// The words that it may be, where these are all.
+    /// Returns the words that it accepts; empty if it accepts other values too.
     pub(super) fn words(&self) -> Vec<String> {
         let possible = self.arg.get_possible_values();
         possible.iter().filter(|value| !value.is_hide_set()).map(|value| value.get_name().to_owned()).collect()
     }
 
-    /// The texts of a value, as on the command line, and what is wrong with it.
-    pub(super) fn read(&self, given: Given) -> (Vec<String>, Vec<String>) {
-        let items = match given {
+    /// Returns the texts of a value, as on the command line, and its mistakes.
+    pub(super) fn read(&self, value: Value) -> (Vec<String>, Vec<String>) {
+        let items = match value {
             Value::Array(items) if self.repeats => items,
-            Value::Array(_) => return (Vec::new(), vec!["is a list, and one value is wanted".to_owned()]),
+            Value::Array(_) => return (Vec::new(), vec!["is a list, but one value is expected".to_owned()]),
             one => vec![one],
         };
         let (mut texts, mut problems) = (Vec::new(), Vec::new());
         for item in &items {
-            match self.text(item).and_then(|text| self.judge(&text).map(|()| text)) {
+            match self.text(item).and_then(|text| self.validate(&text).map(|()| text)) {
                 Ok(text) => texts.push(text),
                 Err(problem) => problems.push(problem),
             }
@@ -159,24 +160,28 @@ impl Key {
         (texts, problems)
     }
 
-    /// A value as on the command line.
+    /// Returns a value as on the command line.
     fn text(&self, value: &Value) -> Result<String, String> {
         let words = self.words();
         match (self.kind, value) {
-            (Kind::Boolean, Value::Bool(_)) | (Kind::Integer | Kind::Time, Value::Number(_)) => Ok(value.to_string()),
-            (Kind::Time | Kind::Word | Kind::Text, Value::String(text)) => Ok(text.clone()),
-            // What YAML 1.1 makes of the words, and so most tools that write it.
-            (Kind::Word, Value::Bool(false)) if words.iter().any(|word| word == "off") => Ok("off".to_owned()),
-            (Kind::Word, Value::Bool(true)) if words.iter().any(|word| word == "on") => Ok("on".to_owned()),
-            (Kind::Text, Value::Bool(_) | Value::Number(_)) => {
-                Err(format!("{} is {}, and text is wanted: put it in quotes", value, kind_of(value)))
+            (ValueKind::Boolean, Value::Bool(_)) | (ValueKind::Integer | ValueKind::Time, Value::Number(_)) => {
+                Ok(value.to_string())
             }
-            (kind, value) => Err(format!("{} is {}, and {} is wanted", shown(value), kind_of(value), kind.wanted())),
+            (ValueKind::Time | ValueKind::Word | ValueKind::Text, Value::String(text)) => Ok(text.clone()),
+            // YAML 1.1, and so most tools that write YAML, turns these words into booleans.
+            (ValueKind::Word, Value::Bool(false)) if words.iter().any(|word| word == "off") => Ok("off".to_owned()),
+            (ValueKind::Word, Value::Bool(true)) if words.iter().any(|word| word == "on") => Ok("on".to_owned()),
+            (ValueKind::Text, Value::Bool(_) | Value::Number(_)) => {
+                Err(format!("{} is {}, but text is expected: put it in quotes", value, kind_of(value)))
+            }
+            (kind, value) => {
+                Err(format!("{} is {}, but {} is expected", shown(value), kind_of(value), kind.expected()))
+            }
         }
     }
 
-    /// Whether the option takes it.
-    fn judge(&self, text: &str) -> Result<(), String> {
+    /// Checks that the option accepts the text.
+    fn validate(&self, text: &str) -> Result<(), String> {
         let parser: ValueParser = self.arg.get_value_parser().clone();
         let mut arg = Arg::new("value").long("value").action(ArgAction::Append).value_parser(parser);
         if let Some(delimiter) = self.arg.get_value_delimiter() {
@@ -189,14 +194,14 @@ impl Key {
             _ => text.to_owned(),
         };
         Err(match (error.kind(), error.source()) {
-            (ErrorKind::InvalidValue, _) => format!("{value:?} is none of {}", self.words().join(", ")),
+            (ErrorKind::InvalidValue, _) => format!("{value:?} is not one of {}", self.words().join(", ")),
             (_, Some(why)) => format!("{value:?} cannot be used: {why}"),
             (_, None) => format!("{value:?} cannot be used"),
         })
     }
 }
 
-impl Kind {
+impl ValueKind {
     fn of(arg: &Arg) -> Self {
         let parses = |types: &[TypeId]| types.iter().any(|it| arg.get_value_parser().type_id() == *it);
         let integers = [
@@ -218,7 +223,7 @@ impl Kind {
         }
     }
 
-    const fn wanted(self) -> &'static str {
+    const fn expected(self) -> &'static str {
         match self {
             Self::Boolean => "true or false",
             Self::Integer => "a whole number",
@@ -229,7 +234,7 @@ impl Kind {
     }
 }
 
-/// A value in short.
+/// Returns a short form of a value.
 fn shown(value: &Value) -> String {
     match value {
         Value::Array(_) | Value::Object(_) => "it".to_owned(),
@@ -249,7 +254,7 @@ const fn kind_of(value: &Value) -> &'static str {
     }
 }
 
-/// `gossip-port` as `gossipPort`.
+/// Turns `gossip-port` into `gossipPort`.
 fn camel_case(long: &str) -> String {
     let mut words = long.split('-');
     let first = words.next().unwrap_or_default().to_owned();

@@ -1,40 +1,40 @@
-//! What the file may hold, for editors and for people: a JSON Schema, and the table of docs/configuration.md. Both follow
-//! from the options.
+//! Generates the reference of the configuration file from the options: a JSON Schema for editors,
+//! and the table of docs/configuration.md.
 
 use std::fmt::Write as _;
 
 use clap::{Arg, Command, CommandFactory};
 use serde_json::{Map, Value, json};
 
-use super::keys::{Key, Keys, Kind};
+use super::keys::{OptionKey, OptionKeys, ValueKind};
 
-/// The JSON Schema (draft 2020-12) of a configuration file.
+/// Returns the JSON Schema (draft 2020-12) of the configuration file.
 pub fn schema<C: CommandFactory>() -> Value {
     let keys = keys(&C::command());
     let properties: Map<_, _> = keys.shown().map(|key| (key.name.clone(), property(key))).collect();
     json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "vipmux configuration",
-        "description": "The file of --config: every long option as a key. Flags and environment variables go before it.",
+        "description": "The file of --config: every long option as a key. Flags and environment variables take precedence over it.",
         "type": "object",
         "additionalProperties": false,
         "properties": properties,
     })
 }
 
-fn keys(command: &Command) -> Keys {
+fn keys(command: &Command) -> OptionKeys {
     let mut command = command.clone();
     command.build();
-    Keys::of(&command, "")
+    OptionKeys::of(&command, "")
 }
 
-fn property(key: &Key) -> Value {
+fn property(key: &OptionKey) -> Value {
     let mut one = match key.kind {
-        Kind::Boolean => json!({"type": "boolean"}),
-        Kind::Integer => json!({"type": "integer"}),
-        Kind::Time => json!({"type": ["string", "integer"], "pattern": "^[0-9]+(ms|s|m)?$"}),
-        Kind::Word => json!({"type": "string", "enum": key.words()}),
-        Kind::Text => json!({"type": "string"}),
+        ValueKind::Boolean => json!({"type": "boolean"}),
+        ValueKind::Integer => json!({"type": "integer"}),
+        ValueKind::Time => json!({"type": ["string", "integer"], "pattern": "^[0-9]+(ms|s|m)?$"}),
+        ValueKind::Word => json!({"type": "string", "enum": key.words()}),
+        ValueKind::Text => json!({"type": "string"}),
     };
     if key.repeats {
         one = json!({"oneOf": [{"type": "array", "items": one}, one]});
@@ -42,32 +42,33 @@ fn property(key: &Key) -> Value {
     one["description"] = format!("{} (vipmux {})", help(&key.arg), key.commands.join(", vipmux ")).into();
     if let Some(default) = default(&key.arg) {
         one["default"] = match key.kind {
-            Kind::Boolean | Kind::Integer => serde_json::from_str(&default).unwrap_or(Value::String(default)),
-            Kind::Time | Kind::Word | Kind::Text => Value::String(default),
+            ValueKind::Boolean | ValueKind::Integer => serde_json::from_str(&default).unwrap_or(Value::String(default)),
+            ValueKind::Time | ValueKind::Word | ValueKind::Text => Value::String(default),
         };
     }
     one
 }
 
-/// The table of all options, in Markdown.
+/// Returns the table of all options, in Markdown.
 pub fn table<C: CommandFactory>() -> String {
     let keys = keys(&C::command());
     let mut text =
-        "| key | flag | environment | default | what | of |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
+        "| key | flag | environment | default | meaning | command |\n| --- | --- | --- | --- | --- | --- |\n"
+            .to_owned();
     for key in keys.shown() {
         let arg = &key.arg;
         let environment = arg.get_env().map(|name| format!("`{}`", name.to_string_lossy())).unwrap_or_default();
         let default = default(arg).map(|value| format!("`{value}`")).unwrap_or_default();
-        let what = match key.kind {
-            Kind::Word => format!("{} One of {}.", help(arg), code(&key.words())),
+        let meaning = match key.kind {
+            ValueKind::Word => format!("{} One of {}.", help(arg), code(&key.words())),
             _ => help(arg),
         };
-        let what = what.replace('|', "\\|");
+        let meaning = meaning.replace('|', "\\|");
         let flag = format!("--{}{}", arg.get_long().unwrap_or_default(), value_name(arg));
         // Writing to a string cannot fail.
         let _ = writeln!(
             text,
-            "| `{}` | `{flag}` | {environment} | {default} | {what} | {} |",
+            "| `{}` | `{flag}` | {environment} | {default} | {meaning} | {} |",
             key.name,
             key.commands.join(", ")
         );
@@ -84,7 +85,7 @@ fn value_name(arg: &Arg) -> String {
     names.iter().fold(String::new(), |text, name| text + " " + name)
 }
 
-/// All that the help says, in one line, as a sentence.
+/// Returns the help text of an option in one line that ends with a period.
 fn help(arg: &Arg) -> String {
     let text = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");

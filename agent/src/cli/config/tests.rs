@@ -1,4 +1,4 @@
-//! A file's way into options, on commands made for it.
+//! Configuration files, read by commands made for these tests.
 
 use std::{fs, time::Duration};
 
@@ -29,7 +29,7 @@ enum Mode {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    text.trim_end_matches('s').parse().map(Duration::from_secs).map_err(|_| "it is no time".to_owned())
+    text.trim_end_matches('s').parse().map(Duration::from_secs).map_err(|_| "it is not a time".to_owned())
 }
 
 #[derive(Debug, clap::Args)]
@@ -96,12 +96,12 @@ fn serve(text: &str, arguments: &[&str]) -> Serve {
     }
 }
 
-/// What is wrong with a file, a line each.
+/// The mistakes of a file, one per line.
 fn problems(text: &str, command: &str) -> Vec<String> {
     match read(text, &[command]) {
         Err(CommandLineError::File(ConfigError::Problems { problems, .. })) => problems
             .into_iter()
-            .map(|Problem { line, message }| {
+            .map(|ConfigProblem { line, message }| {
                 format!("{}: {message}", line.map_or_else(String::new, |it| it.to_string()))
             })
             .collect(),
@@ -139,8 +139,9 @@ fn a_flag_goes_before_the_file_and_that_before_the_default() {
     assert_eq!((read.interfaces, read.self_check), (vec!["eth9".to_owned()], Duration::from_secs(30)));
 }
 
-/// The environment is the process's, so clap reads it in one that is started for it (agent/tests/configuration.rs); here it is
-/// held that what the file says stands where defaults do, which the environment goes before.
+/// Clap reads the environment of the process, so agent/tests/configuration.rs tests it with a
+/// process of its own. This test checks that the file's values replace defaults, over which the
+/// environment takes precedence.
 #[test]
 fn what_the_file_says_stands_where_defaults_do() {
     let all: Vec<OsString> = ["test", "serve", "--node-name", "n"].map(Into::into).into();
@@ -173,17 +174,17 @@ fn all_that_is_wrong_is_told_at_once() {
                 adopt: yes\n\
                 zzz: 1\n";
     let expected = [
-        "1: nodeName: is a list, and one value is wanted",
-        "2: gosipPort: there is no such key; gossipPort is one",
-        "3: gossip-port: there is no such key; gossipPort is one",
+        "1: nodeName: is a list, but one value is expected",
+        "2: gosipPort: unknown key; did you mean gossipPort?",
+        "3: gossip-port: unknown key; did you mean gossipPort?",
         "4: gossipPort: \"0\" cannot be used: 0 is not in 1..=65535",
-        "5: allocator: \"maybe\" is none of on, off, auto",
-        "6: selfCheck: \"soon\" cannot be used: it is no time",
-        "7: detection: 1 is a number, and true or false is wanted",
-        "8: interface: it is a mapping, and text is wanted",
-        "9: kubeconfig: 5 is a number, and text is wanted: put it in quotes",
-        "10: adopt: \"yes\" is text, and true or false is wanted",
-        "11: zzz: there is no such key; `vipmux agent --help` lists the options",
+        "5: allocator: \"maybe\" is not one of on, off, auto",
+        "6: selfCheck: \"soon\" cannot be used: it is not a time",
+        "7: detection: 1 is a number, but true or false is expected",
+        "8: interface: it is a mapping, but text is expected",
+        "9: kubeconfig: 5 is a number, but text is expected: put it in quotes",
+        "10: adopt: \"yes\" is text, but true or false is expected",
+        "11: zzz: unknown key; `vipmux agent --help` lists the options",
     ];
     assert_eq!(problems(text, "serve"), expected);
 }
@@ -199,7 +200,7 @@ fn a_file_that_is_no_mapping_is_told_with_its_line() {
 
 #[test]
 fn a_value_that_is_missing_is_told() {
-    assert_eq!(problems("nodeName:\n", "serve"), ["1: nodeName: the value is missing, and text is wanted"]);
+    assert_eq!(problems("nodeName:\n", "serve"), ["1: nodeName: the value is missing, but text is expected"]);
 }
 
 #[test]
@@ -217,14 +218,14 @@ fn a_key_of_another_command_is_judged_and_left_to_it() {
 
 #[test]
 fn a_key_that_no_command_with_a_file_has_is_refused() {
-    assert!(problems("all: true\n", "serve")[0].contains("no such key"));
-    assert_eq!(problems("config: other.yaml\n", "serve"), ["1: config: a file cannot name another one"]);
+    assert!(problems("all: true\n", "serve")[0].contains("unknown key"));
+    assert_eq!(problems("config: other.yaml\n", "serve"), ["1: config: a file cannot name another file"]);
 }
 
 #[test]
 fn options_that_exclude_each_other_are_told_and_a_flag_sets_the_other_aside() {
     let both = "nodeName: n\nmanifests: /m\nkubeconfig: /k\n";
-    assert_eq!(problems(both, "serve"), ["3: kubeconfig: cannot be used beside manifests (line 2)"]);
+    assert_eq!(problems(both, "serve"), ["3: kubeconfig: cannot be used together with manifests (line 2)"]);
     let read = serve("{nodeName: n, manifests: /m}", &["--kubeconfig", "/k"]);
     assert_eq!((read.manifests, read.kubeconfig), (None, Some("/k".into())));
     let read = serve("{nodeName: n, kubeconfig: /k}", &["--manifests", "/m"]);
@@ -235,7 +236,7 @@ fn options_that_exclude_each_other_are_told_and_a_flag_sets_the_other_aside() {
 fn flags_that_exclude_each_other_are_refused_and_a_variable_is_no_flag() {
     let both = ["test", "serve", "--node-name", "n", "--manifests", "/m", "--kubeconfig", "/k"].map(OsString::from);
     let error = parse::<Cli>(&both).unwrap_err().to_string();
-    assert!(error.contains("--manifests cannot be used beside --kubeconfig"), "{error}");
+    assert!(error.contains("--manifests cannot be used together with --kubeconfig"), "{error}");
     let Err(CommandLineError::Usage(error)) =
         read("nodeName: n\n", &["serve", "--manifests", "/m", "--kubeconfig", "/k"])
     else {
@@ -255,7 +256,7 @@ fn a_command_beside_an_agent_takes_what_it_shares_with_it() {
     assert_eq!((gossip_port, manifests, all), (7000, None, false));
     assert_eq!(look(text, &["--gossip-port", "7001", "--all"]).gossip_port, 7001);
     assert_eq!(look("{}", &[]).gossip_port, 1);
-    assert!(problems("all: true\n", "look")[0].contains("no such key"));
+    assert!(problems("all: true\n", "look")[0].contains("unknown key"));
 }
 
 #[test]

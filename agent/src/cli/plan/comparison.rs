@@ -1,4 +1,5 @@
-//! What a change of manifests would do to what is served: two plans side by side. The JSON form is as stable as a plan's.
+//! Compares two plans: the effect of a change of manifests on what is served. The JSON form is as
+//! stable as a plan's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,32 +9,30 @@ use std::{
 use serde::Serialize;
 
 use super::{
-    Printed,
-    report::{Report, ServiceRow, State, VipRow, joined},
+    PlanOutput,
+    report::{PlanReport, ServiceRow, VipRow, joined},
 };
-use crate::{
-    allocate::Allocation,
-    cli::table::{Cell, Colour, Table, Tone},
-    model::{PortClaim, ServiceName, Vip, name::Port, reason::Note},
-    source::Problem,
-};
+use crate::explain::AssignmentState;
+use crate::output::table::{Cell, Color, Table, Tone};
+use vipmux_allocate::Allocation;
+use vipmux_model::{PortClaim, PortNumber, ServiceName, Vip, objects::Problem, port::Port, reason::Note};
 
-/// What would change.
+/// The difference of two plans.
 #[derive(Debug, Serialize)]
 pub(super) struct Comparison<'a> {
-    /// Of this form.
+    /// The version of this form.
     version: u32,
-    /// Services that change in any way but in whom they share with, which `vips` tells.
+    /// Services that change. A change of the Services that they share with is only in `vips`.
     services: Vec<ServiceChange<'a>>,
-    /// Addresses that come, go, or change.
+    /// Addresses that are new, gone or changed.
     vips: Vec<VipChange<'a>>,
-    /// What stays as it is.
+    /// The numbers of unchanged Services and VIPs.
     unchanged: Unchanged,
-    /// What is served before, and is not after.
+    /// Everything that is served before and not after.
     disturbances: Vec<Disturbance>,
-    /// What is new of what was left out without stopping anyone.
+    /// The notes that are new.
     notes: Vec<&'a Note>,
-    /// Documents of either input that could not be used.
+    /// Documents of either input that cannot be used.
     problems: BTreeSet<&'a Problem>,
 }
 
@@ -43,43 +42,44 @@ struct Unchanged {
     vips: usize,
 }
 
-/// A Service, before and after; `None`: it is not there.
+/// A Service before and after; `None`: it does not exist.
 #[derive(Debug, Serialize)]
 struct ServiceChange<'a> {
     namespace: &'a str,
     name: &'a str,
-    changes: Vec<Change>,
+    changes: Vec<ChangeKind>,
     before: Option<&'a ServiceRow<'a>>,
     after: Option<&'a ServiceRow<'a>>,
 }
 
-/// What changes about a Service; the names are stable.
+/// A change of a Service; the names are stable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Change {
-    /// It is new here.
+enum ChangeKind {
+    /// It is new, or was not vipmux's before.
     Comes,
-    /// It goes, or is not ours any more.
+    /// It is gone, or no longer vipmux's.
     Goes,
-    /// It waited, and gets what it asks for.
+    /// It waited, and gets its addresses now.
     Served,
-    /// It loses all of its addresses.
+    /// It loses all its addresses.
     Pending,
-    /// It gets other addresses for some that it had.
+    /// Some of its addresses are replaced by others.
     Moves,
     /// It gets more addresses.
     Gains,
     /// It keeps only some of its addresses.
     Loses,
-    /// It has other ports.
+    /// Its ports change.
     Ports,
-    /// Its packets are treated otherwise.
+    /// The treatment of its packets changes.
     Treatment,
-    /// The reason is another one; or what is told along with it.
-    Told,
+    /// It keeps what it has, but reason, warnings or notices change.
+    #[serde(rename = "told")]
+    Explanation,
 }
 
-impl Change {
+impl ChangeKind {
     const fn name(self) -> &'static str {
         match self {
             Self::Comes => "comes",
@@ -91,12 +91,12 @@ impl Change {
             Self::Loses => "loses",
             Self::Ports => "ports",
             Self::Treatment => "treatment",
-            Self::Told => "told",
+            Self::Explanation => "told",
         }
     }
 }
 
-/// An address, before and after.
+/// An address before and after.
 #[derive(Debug, Serialize)]
 struct VipChange<'a> {
     address: Vip,
@@ -104,24 +104,24 @@ struct VipChange<'a> {
     after: Option<&'a VipRow>,
 }
 
-/// Something that is served before, and is not after.
+/// A Service or an address that is served before and not after.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct Disturbance {
     address: Vip,
-    /// The Service that is not served there any more; `None`: nobody leads the address any more.
+    /// The Service that is no longer served there; `None`: nobody leads the address any more.
     service: Option<ServiceName>,
-    /// The ports on which it is not served any more.
+    /// The ports on which it is no longer served.
     ports: Vec<Port>,
 }
 
-/// A plan's report, and what it is about.
-type Side<'a> = (&'a Report<'a>, &'a Allocation);
+/// A plan's report and its allocation.
+type Side<'a> = (&'a PlanReport<'a>, &'a Allocation);
 
 impl<'a> Comparison<'a> {
     pub(super) fn new((before, held): Side<'a>, (after, given): Side<'a>) -> Self {
-        let by_name = |report: &'a Report<'a>| report.services.iter().map(|row| ((row.namespace, row.name), row));
+        let by_name = |report: &'a PlanReport<'a>| report.services.iter().map(|row| ((row.namespace, row.name), row));
         let mut of_services = paired(by_name(before), by_name(after));
-        let is_ours = |row: Option<&ServiceRow<'_>>| row.is_some_and(|row| row.state != State::Ignored);
+        let is_ours = |row: Option<&ServiceRow<'_>>| row.is_some_and(|row| row.state != AssignmentState::Ignored);
         of_services.retain(|_, (before, after)| is_ours(*before) || is_ours(*after));
         let all = of_services.len();
         let changed = of_services.into_iter().filter_map(|((namespace, name), (before, after))| {
@@ -129,7 +129,7 @@ impl<'a> Comparison<'a> {
             (!changes.is_empty()).then_some(ServiceChange { namespace, name, changes, before, after })
         });
         let services: Vec<_> = changed.collect();
-        let by_address = |report: &'a Report<'a>| report.vips.iter().map(|row| (row.address, row));
+        let by_address = |report: &'a PlanReport<'a>| report.vips.iter().map(|row| (row.address, row));
         let of_vips = paired(by_address(before), by_address(after));
         let unchanged = Unchanged {
             services: all - services.len(),
@@ -149,20 +149,20 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// Whether anything is served before, and is not after.
+    /// Returns whether there is a disturbance.
     pub(super) fn disturbs(&self) -> bool {
         !self.disturbances.is_empty()
     }
 
     fn service_table(&self) -> Table {
         let header = ["SERVICE", "CHANGE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE", "PARTICULARS"];
-        // Where they stay, the last column is left out.
-        let plain = self.services.iter().all(|row| !row.changes.contains(&Change::Treatment));
+        // Without a change of treatment, the last column is left out.
+        let plain = self.services.iter().all(|row| !row.changes.contains(&ChangeKind::Treatment));
         let mut table = Table::new(&header[..header.len() - usize::from(plain)]);
         for row in &self.services {
             let disturbed = self.disturbances.iter().filter_map(|disturbance| disturbance.service.as_ref());
             let disturbed =
-                disturbed.into_iter().any(|name| (&*name.namespace, &*name.name) == (row.namespace, row.name));
+                disturbed.into_iter().any(|name| (name.namespace(), name.name()) == (row.namespace, row.name));
             let of = |text: &dyn Fn(&ServiceRow<'_>) -> String| from_to(row.before.map(text), row.after.map(text));
             let treatment =
                 |row: &ServiceRow<'_>| row.treatment.as_ref().map_or_else(String::new, |it| it.text.clone());
@@ -204,8 +204,8 @@ impl<'a> Comparison<'a> {
     }
 }
 
-impl Printed for Comparison<'_> {
-    fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()> {
+impl PlanOutput for Comparison<'_> {
+    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color) -> io::Result<()> {
         for problem in &self.problems {
             writeln!(err, "error: {problem}")?;
         }
@@ -225,11 +225,11 @@ impl Printed for Comparison<'_> {
             }
         }
         if !self.services.is_empty() {
-            self.service_table().print(out, colour)?;
+            self.service_table().print(out, color)?;
             writeln!(out)?;
         }
         if !self.vips.is_empty() {
-            self.vip_table().print(out, colour)?;
+            self.vip_table().print(out, color)?;
             writeln!(out)?;
         }
         writeln!(out, "unchanged: Services {}, VIPs {}", self.unchanged.services, self.unchanged.vips)?;
@@ -251,7 +251,7 @@ impl Disturbance {
     }
 }
 
-/// What both have under each key.
+/// Returns the rows of both sides by key.
 fn paired<K: Ord, R>(
     before: impl Iterator<Item = (K, R)>,
     after: impl Iterator<Item = (K, R)>,
@@ -266,45 +266,45 @@ fn paired<K: Ord, R>(
     pairs
 }
 
-fn changes(before: Option<&ServiceRow<'_>>, after: Option<&ServiceRow<'_>>) -> Vec<Change> {
+fn changes(before: Option<&ServiceRow<'_>>, after: Option<&ServiceRow<'_>>) -> Vec<ChangeKind> {
     let (before, after) = match (before, after) {
         (Some(before), Some(after)) => (before, after),
-        (None, _) => return vec![Change::Comes],
-        (_, None) => return vec![Change::Goes],
+        (None, _) => return vec![ChangeKind::Comes],
+        (_, None) => return vec![ChangeKind::Goes],
     };
     let kept = before.addresses.iter().filter(|vip| after.addresses.contains(vip)).count();
     let (lost, gained) = (kept < before.addresses.len(), kept < after.addresses.len());
     let of_addresses = match (before.state, after.state, lost, gained) {
-        (State::Pending, State::Allocated, ..) => Some(Change::Served),
-        (State::Allocated, State::Pending, ..) => Some(Change::Pending),
-        (_, _, true, true) => Some(Change::Moves),
-        (_, _, true, false) => Some(Change::Loses),
-        (_, _, false, true) => Some(Change::Gains),
+        (AssignmentState::Pending, AssignmentState::Allocated, ..) => Some(ChangeKind::Served),
+        (AssignmentState::Allocated, AssignmentState::Pending, ..) => Some(ChangeKind::Pending),
+        (_, _, true, true) => Some(ChangeKind::Moves),
+        (_, _, true, false) => Some(ChangeKind::Loses),
+        (_, _, false, true) => Some(ChangeKind::Gains),
         (_, _, false, false) => None,
     };
     let ports: [BTreeSet<_>; 2] = [before, after].map(|row| row.ports.iter().collect());
     let asked = [before, after].map(|row| row.reason.remedy().is_none());
-    // Whom it shares with is in the message too, and told by address.
+    // The message also names the Services that it shares with, which the table of VIPs shows.
     let same_message = asked == [true, true] || before.message == after.message;
     let reason = asked != [true, true] && before.reason != after.reason;
     let news = reason || !same_message || (before.warnings, before.notices) != (after.warnings, after.notices);
-    let told = news && before.state == after.state;
+    let explanation = news && before.state == after.state;
     let changes = [
         of_addresses,
-        (ports[0] != ports[1]).then_some(Change::Ports),
-        (before.treatment != after.treatment).then_some(Change::Treatment),
-        told.then_some(Change::Told),
+        (ports[0] != ports[1]).then_some(ChangeKind::Ports),
+        (before.treatment != after.treatment).then_some(ChangeKind::Treatment),
+        explanation.then_some(ChangeKind::Explanation),
     ];
     changes.into_iter().flatten().collect()
 }
 
-/// Claims that their owner has no more, and addresses that nobody leads any more.
+/// Returns the port claims that their owners lose, and the addresses that lose their leader.
 fn disturbances(held: &Allocation, given: &Allocation, vips: &[VipChange<'_>]) -> Vec<Disturbance> {
     let claims = given.claims();
     let mut lost: BTreeMap<(Vip, ServiceName), Vec<Port>> = BTreeMap::new();
     for (claim, owner) in held.claims() {
-        // Every port has this one among them.
-        let wide = PortClaim { port: 0, ..claim };
+        // A claim on all ports includes this one.
+        let wide = PortClaim { port: PortNumber::Every, ..claim };
         if [claim, wide].iter().all(|claim| claims.get(claim) != Some(&owner)) {
             lost.entry((claim.vip, owner)).or_default().push(Port { number: claim.port, protocol: claim.protocol });
         }
@@ -320,7 +320,7 @@ fn disturbances(held: &Allocation, given: &Allocation, vips: &[VipChange<'_>]) -
     all
 }
 
-/// Who comes to the address and who leaves it.
+/// Returns the Services that come to the address and those that leave it.
 fn sharers(row: &VipChange<'_>) -> String {
     let names = |row: Option<&'_ VipRow>| -> BTreeSet<String> {
         row.into_iter().flat_map(|row| row.services.clone()).collect()
@@ -330,7 +330,7 @@ fn sharers(row: &VipChange<'_>) -> String {
     joined(came.chain(before.difference(&after).map(|name| format!("-{name}"))))
 }
 
-/// `before -> after`; one of them where they are the same, or where there is only one.
+/// Returns `before -> after`, or the one value if both are equal or one is missing.
 fn from_to(before: Option<String>, after: Option<String>) -> String {
     let shown = |text: String| if text.is_empty() { "none".to_owned() } else { text };
     match (before, after) {

@@ -1,4 +1,5 @@
-//! What a plan shows. The JSON form is stable: fields are added, never changed, and `version` rises when that is broken.
+//! The report of a plan. The JSON form is stable: fields may be added; `version` changes if one
+//! goes or changes its meaning.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -9,27 +10,26 @@ use std::{
 use k8s_openapi::api::core::v1 as api;
 use serde::Serialize;
 
-use super::Printed;
-use crate::{
-    allocate::Allocation,
-    cli::table::{Cell, Colour, Table, Tone},
-    election::placement::{self, contenders_of},
-    model::{
-        Family, Model, NodeName, Protocol, ServiceName, Vip,
-        name::Port,
-        policy::{IdleTimeouts, Policy},
-        pool::Pool,
-        probe::Probe,
-        reason::{Note, Reason},
-        service::Service,
-    },
-    source::{Objects, Problem},
+use super::PlanOutput;
+use crate::explain::AssignmentState;
+use crate::output::table::{Cell, Color, Table, Tone};
+use vipmux_allocate::Allocation;
+use vipmux_election::placement::{self, contenders_of};
+use vipmux_model::{
+    Family, Model, NodeName, Protocol, ServiceName, Vip,
+    objects::{Objects, Problem},
+    policy::{IdleTimeouts, Policy},
+    pool::Pool,
+    port::Port,
+    probe::Probe,
+    reason::{Note, Reason},
+    service::Service,
 };
 
 /// A plan.
 #[derive(Debug, Serialize)]
-pub(super) struct Report<'a> {
-    /// Of this form.
+pub(super) struct PlanReport<'a> {
+    /// The version of this form.
     version: u32,
     /// Every Service of the input.
     pub(super) services: Vec<ServiceRow<'a>>,
@@ -37,11 +37,11 @@ pub(super) struct Report<'a> {
     pub(super) vips: Vec<VipRow>,
     /// Every pool, best first.
     pools: Vec<PoolRow<'a>>,
-    /// What was left out without stopping anyone.
+    /// Things that were left out and that affect no Service.
     pub(super) notes: &'a [Note],
-    /// Documents that could not be used.
+    /// Documents that cannot be used.
     pub(super) problems: &'a [Problem],
-    /// How many Nodes there are.
+    /// The number of Nodes.
     #[serde(skip)]
     nodes: usize,
 }
@@ -51,36 +51,36 @@ pub(super) struct Report<'a> {
 pub(super) struct ServiceRow<'a> {
     pub(super) namespace: &'a str,
     pub(super) name: &'a str,
-    pub(super) state: State,
+    pub(super) state: AssignmentState,
     pub(super) addresses: Vec<Vip>,
     pub(super) ports: Vec<PortRow>,
     pub(super) reason: Reason,
     pub(super) message: &'a str,
-    /// What to do about the reason; `None` where it got what it asks for.
+    /// The remedy for the reason; `None` if the Service gets what it asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
     remedy: Option<&'static str>,
-    /// What its owner should know although it got an address.
+    /// Warnings for its owner, although it has an address.
     pub(super) warnings: &'a [String],
-    /// What its owner should know, and that stops nothing: annotations without effect, for instance.
+    /// Notices for its owner that stop nothing, such as annotations without effect.
     pub(super) notices: &'a [String],
-    /// How its packets are treated, where that is particular.
+    /// The treatment of its packets, if it differs from the default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) treatment: Option<TreatmentRow<'a>>,
 }
 
-/// How a Service's packets are treated.
+/// The treatment of a Service's packets.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub(super) struct TreatmentRow<'a> {
     #[serde(flatten)]
     policy: &'a Policy,
     idle_s: IdleTimeouts,
-    /// Ports that it has and that are not exposed.
+    /// Ports of the Service that are not exposed.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     unexposed: &'a BTreeSet<Port>,
-    /// How the backends of its ports are to be probed.
+    /// The health probes of its ports.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     probes: &'a BTreeMap<Port, Probe>,
-    /// The same for people.
+    /// The treatment for people.
     #[serde(skip)]
     pub(super) text: String,
 }
@@ -93,24 +93,6 @@ impl<'a> TreatmentRow<'a> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum State {
-    Allocated,
-    Pending,
-    Ignored,
-}
-
-impl State {
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::Allocated => "allocated",
-            Self::Pending => "pending",
-            Self::Ignored => "ignored",
-        }
-    }
-}
-
 /// A port of a Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct PortRow {
@@ -120,7 +102,7 @@ pub(super) struct PortRow {
 
 impl fmt::Display for PortRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        Port { number: self.port, protocol: self.protocol }.fmt(f)
+        Port { number: self.port.into(), protocol: self.protocol }.fmt(f)
     }
 }
 
@@ -130,7 +112,7 @@ pub(super) struct VipRow {
     pub(super) address: Vip,
     pub(super) services: Vec<String>,
     pub(super) leader: Option<NodeName>,
-    /// The label that it carries.
+    /// Its DNS label.
     #[serde(skip_serializing_if = "Option::is_none")]
     label: Option<String>,
 }
@@ -140,15 +122,15 @@ struct PoolRow<'a> {
     name: &'a str,
     /// IPv4 addresses that it can give.
     capacity: u64,
-    /// How many of them are assigned.
+    /// The number of them that are assigned.
     used: u64,
-    /// IPv6 addresses that it can give; 2^64 - 1 stands for more than that, too.
+    /// IPv6 addresses that it can give, at most 2^64 - 1.
     ipv6_capacity: u64,
-    /// How many of them are assigned.
+    /// The number of them that are assigned.
     ipv6_used: u64,
 }
 
-impl<'a> Report<'a> {
+impl<'a> PlanReport<'a> {
     pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
         let vips = allocation.vips();
         let leaders = placement::leaders(&contenders_of(model, vips.keys().copied()));
@@ -188,15 +170,15 @@ impl<'a> Report<'a> {
 
     fn service_table(&self) -> Table {
         let header = ["SERVICE", "STATE", "ADDRESSES", "PORTS", "REASON", "MESSAGE", "PARTICULARS"];
-        // Where there are none, the last column is left out.
+        // Without any, the last column is left out.
         let plain = self.services.iter().all(|row| row.treatment.is_none());
         let mut table = Table::new(&header[..header.len() - usize::from(plain)]);
         for row in self.services.iter().filter(|row| row.is_shown()) {
             let tone = match row.state {
-                State::Allocated if row.warnings.is_empty() => Tone::Good,
-                State::Allocated => Tone::Warn,
-                State::Pending => Tone::Bad,
-                State::Ignored => Tone::Plain,
+                AssignmentState::Allocated if row.warnings.is_empty() => Tone::Good,
+                AssignmentState::Allocated => Tone::Warn,
+                AssignmentState::Pending => Tone::Bad,
+                AssignmentState::Ignored => Tone::Plain,
             };
             table.row([
                 Cell::from(format!("{}/{}", row.namespace, row.name)),
@@ -214,15 +196,15 @@ impl<'a> Report<'a> {
     fn vip_table(&self) -> Table {
         let mut table = Table::new(&["VIP", "LEADER", "SERVICES"]);
         for row in &self.vips {
-            let leader = row.leader.as_ref().map_or("", |leader| &leader.0);
+            let leader = row.leader.as_ref().map_or("", NodeName::as_str);
             table.row([row.address.to_string(), leader.to_owned(), joined(&row.services)]);
         }
         table
     }
 }
 
-impl Printed for Report<'_> {
-    fn print(&self, out: &mut impl Write, err: &mut impl Write, colour: Colour) -> io::Result<()> {
+impl PlanOutput for PlanReport<'_> {
+    fn print(&self, out: &mut impl Write, err: &mut impl Write, color: Color) -> io::Result<()> {
         for problem in self.problems {
             writeln!(err, "error: {problem}")?;
         }
@@ -249,21 +231,22 @@ impl Printed for Report<'_> {
                 if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
             writeln!(err, "warning: nobody would lead: {why}")?;
         }
-        self.service_table().print(out, colour)?;
+        self.service_table().print(out, color)?;
         let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
         if unseen > 0 {
             writeln!(out, "(not shown: {unseen} of other types)")?;
         }
         if !self.vips.is_empty() {
             writeln!(out)?;
-            self.vip_table().print(out, colour)?;
+            self.vip_table().print(out, color)?;
         }
         Ok(())
     }
 }
 
 impl ServiceRow<'_> {
-    /// A cluster's many internal Services would bury the others.
+    /// Returns whether the table shows the Service. A cluster's many internal Services would hide
+    /// the others.
     fn is_shown(&self) -> bool {
         self.reason != Reason::NotLoadBalancer
     }
@@ -277,8 +260,8 @@ fn service_row<'a>(
 ) -> Option<ServiceRow<'a>> {
     let service = model.services.get(name);
     let row = |state, reason: Reason, message| ServiceRow {
-        namespace: &name.namespace,
-        name: &name.name,
+        namespace: name.namespace(),
+        name: name.name(),
         state,
         addresses: Vec::new(),
         ports: ports(object, service),
@@ -291,21 +274,23 @@ fn service_row<'a>(
     };
     if let Some(given) = allocation.assignments.get(name) {
         let addresses = given.addresses.iter().copied().collect();
-        let allocated = row(State::Allocated, given.reason, given.message.as_str());
+        let allocated = row(AssignmentState::Allocated, given.reason, given.message.as_str());
         return Some(ServiceRow { addresses, warnings: &given.warnings, ..allocated });
     }
-    let refused = allocation.refusals.get(name).map(|refusal| (State::Pending, refusal));
-    let ignored = model.ignored.get(name).map(|refusal| (State::Ignored, refusal));
+    let refused = allocation.refusals.get(name).map(|refusal| (AssignmentState::Pending, refusal));
+    let ignored = model.ignored.get(name).map(|refusal| (AssignmentState::Ignored, refusal));
     refused.or(ignored).map(|(state, refusal)| row(state, refusal.reason, refusal.message.as_str()))
 }
 
-/// The ports as written, as far as they are ports and are exposed: of Services that were refused over them, too.
+/// Returns the valid, exposed ports of the object, also for Services that were refused because of
+/// their ports.
 fn ports(object: &api::Service, service: Option<&Service>) -> Vec<PortRow> {
     let listed = object.spec.iter().flat_map(|spec| spec.ports.iter().flatten());
     let row = |entry: &api::ServicePort| {
         let protocol = entry.protocol.as_deref().map_or(Some(Protocol::default()), |text| text.parse().ok())?;
         let number = u16::try_from(entry.port).ok()?;
-        let unexposed = service.is_some_and(|service| service.unexposed.contains(&Port { number, protocol }));
+        let unexposed =
+            service.is_some_and(|service| service.unexposed.contains(&Port { number: number.into(), protocol }));
         (!unexposed).then_some(PortRow { port: number, protocol })
     };
     listed.filter_map(row).collect()

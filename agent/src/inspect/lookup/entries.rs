@@ -1,4 +1,4 @@
-//! Single entries of the maps, as the XDP program looks them up.
+//! Looks up single entries of the maps, like the XDP program.
 
 use aya::maps::{MapError, lpm_trie::Key};
 use vipmux_common::abi::{
@@ -7,13 +7,11 @@ use vipmux_common::abi::{
 };
 use vipmux_common::table;
 
-use crate::{
-    datapath::maps::{Maps, MapsError},
-    model::ServiceName,
-};
+use vipmux_datapath::bpf::maps::{Maps, MapsError};
+use vipmux_model::ServiceName;
 
-/// Maps whose entries are looked up. `None`: no such entry, or an index out of bounds.
-pub(in crate::inspect) struct Entries<'maps>(pub(in crate::inspect) &'maps Maps);
+/// The maps. Lookups return `None` if there is no such entry, or the index is out of bounds.
+pub(in crate::inspect) struct LookupMaps<'maps>(pub(in crate::inspect) &'maps Maps);
 
 fn entry<V>(map: &'static str, found: Result<V, MapError>) -> Result<Option<V>, MapsError> {
     match found {
@@ -23,69 +21,69 @@ fn entry<V>(map: &'static str, found: Result<V, MapError>) -> Result<Option<V>, 
     }
 }
 
-impl Entries<'_> {
-    /// `SERVICES`.
+impl LookupMaps<'_> {
+    /// Looks up an entry of `SERVICES`.
     pub(super) fn service(&self, key: ServiceKey) -> Result<Option<ServiceValue>, MapsError> {
         entry("SERVICES", self.0.services.get(&key, 0))
     }
 
-    /// `SERVICE_STATES`.
+    /// Looks up an entry of `SERVICE_STATES`.
     pub(super) fn service_state(&self, slot: u32) -> Result<Option<ServiceState>, MapsError> {
         entry("SERVICE_STATES", self.0.service_states.get(&slot, 0))
     }
 
-    /// `SERVICE_NAMES`; `None`: the slot is free.
+    /// Looks up an owner in `SERVICE_NAMES`; `None`: the slot is free.
     pub(super) fn owner(&self, slot: u32) -> Result<Option<ServiceName>, MapsError> {
         let owner = entry("SERVICE_NAMES", self.0.service_names.get(&slot, 0))?;
         let owner = owner.map(|owner| owner.parts()).filter(|(_, name)| !name.is_empty());
-        Ok(owner.map(|(namespace, name)| ServiceName { namespace, name }))
+        Ok(owner.map(|(namespace, name)| ServiceName::new(namespace, name)))
     }
 
-    /// `TABLES`.
+    /// Looks up an entry of `TABLES`.
     pub(super) fn table_slot(&self, slot: u32) -> Result<Option<u32>, MapsError> {
         let element = entry("TABLES", self.0.tables.get(&table::element(slot), 0))?;
         Ok(element.map(|element| table::get(element, slot)))
     }
 
-    /// `BACKENDS`.
+    /// Looks up an entry of `BACKENDS`.
     pub(super) fn backend(&self, index: u32) -> Result<Option<Backend>, MapsError> {
         entry("BACKENDS", self.0.backends.get(&index, 0))
     }
 
-    /// `NODES`.
+    /// Looks up an entry of `NODES`.
     pub(super) fn node(&self, index: u32) -> Result<Option<Node>, MapsError> {
         entry("NODES", self.0.nodes.get(&index, 0))
     }
 
-    /// `NODE_NAMES`; `None`: the index is free.
+    /// Looks up a name in `NODE_NAMES`; `None`: the index is free.
     pub(super) fn node_name(&self, index: u32) -> Result<Option<String>, MapsError> {
         let label = entry("NODE_NAMES", self.0.node_names.get(&index, 0))?;
         Ok(label.map(|label| label.to_string()).filter(|name| !name.is_empty()))
     }
 
-    /// Whether `PEERS` has it.
+    /// Returns whether `PEERS` has the MAC.
     pub(super) fn is_peer(&self, mac: Mac) -> Result<bool, MapsError> {
         Ok(entry("PEERS", self.0.peers.get(&mac, 0))?.is_some())
     }
 
-    /// `FLOWS`.
+    /// Looks up an entry of `FLOWS`.
     pub(super) fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError> {
         entry("FLOWS", self.0.flows.get(key, 0))
     }
 
-    /// `AFFINITY`.
+    /// Looks up an entry of `AFFINITY`.
     pub(super) fn affinity(&self, key: &AffinityKey) -> Result<Option<AffinityValue>, MapsError> {
         entry("AFFINITY", self.0.affinity.get(key, 0))
     }
 
-    /// Whether a prefix of the set in `SOURCE_RANGES` holds the address.
+    /// Returns whether a prefix of the set in `SOURCE_RANGES` contains the address.
     pub(super) fn is_in_range(&self, set: u32, address: &Address) -> Result<bool, MapsError> {
         let Address { w0, w1, w2, w3 } = *address;
         let key = Key::new(u32::BITS * 5, Range { set, w0, w1, w2, w3 });
         entry("SOURCE_RANGES", self.0.source_ranges.get(&key, 0)).map(|found| found.is_some())
     }
 
-    /// `REVERSE`.
+    /// Looks up an entry of `REVERSE`.
     pub(in crate::inspect) fn reverse(&self, key: &ReverseKey) -> Result<Option<ReverseValue>, MapsError> {
         entry("REVERSE", self.0.reverse.get(key, 0))
     }

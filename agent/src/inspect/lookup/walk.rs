@@ -1,5 +1,6 @@
-//! The XDP program's decisions about a TCP, UDP or SCTP packet, told step by step: `ebpf/src/demux.rs` and `flow.rs` in
-//! words. A test runs both on the same maps.
+//! Repeats the XDP program's decisions about a TCP, UDP or SCTP packet, step by step.
+//!
+//! It follows `ebpf/src/demux.rs` and `flow.rs`. A test runs both on the same maps.
 
 use std::net::SocketAddr;
 
@@ -12,48 +13,48 @@ use vipmux_common::{
     hash,
 };
 
-use super::{Endpoint, Entries, Lookup, Outcome, Step};
-use crate::{
-    datapath::maps::{Maps, MapsError},
-    inspect::{clock::Clock, freshness, names},
+use super::{Lookup, LookupEndpoint, LookupMaps, LookupStep, Outcome};
+use crate::inspect::{clock::Clock, freshness, names};
+use vipmux_datapath::{
+    bpf::maps::{Maps, MapsError},
     link::interface_name,
-    model::{Protocol, ServiceName},
 };
+use vipmux_model::{Protocol, ServiceName};
 
-/// Whose source MAC the frame carries.
+/// The source MAC of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// A client's, a router's: no node's.
+pub enum FrameSource {
+    /// A client's or a router's MAC, not a node's.
     Client,
-    /// A node's hand-over MAC: another node balanced the frame already.
+    /// A node's hand-over MAC: another node has balanced the frame already.
     Peer,
-    /// This one, a node's ordinary MAC for instance.
+    /// This MAC, such as a node's ordinary one.
     Mac(Mac),
 }
 
-/// A packet.
+/// The packet to look up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct LookupPacket {
     /// The client.
     pub client: SocketAddr,
     /// The destination.
     pub vip: SocketAddr,
     /// TCP, UDP or SCTP.
     pub protocol: Protocol,
-    /// A TCP connection's first segment, or an SCTP association's INIT; otherwise one of an established connection. Datagrams
-    /// are all alike.
+    /// It is the first segment of a TCP connection or the INIT of an SCTP association; otherwise it
+    /// belongs to an established one. For UDP it does not matter.
     pub syn: bool,
     /// The frame's source.
-    pub source: Source,
-    /// The interface it comes in by; `None`: one that the VIP is announced on.
+    pub source: FrameSource,
+    /// The interface where it comes in; `None`: one where the VIP is announced.
     pub ifindex: Option<u32>,
-    /// Its 802.1Q VLAN, 0 for untagged; `None`: the VIP's.
+    /// Its 802.1Q VLAN; 0: untagged; `None`: the VIP's.
     pub vlan: Option<u32>,
 }
 
-/// What would happen to the packet.
-pub fn walk(maps: &Maps, clock: &Clock, request: &Request) -> Result<Lookup, MapsError> {
-    let (entries, config) = (Entries(maps), maps.read_config()?);
+/// Predicts what happens to the packet.
+pub fn walk(maps: &Maps, clock: &Clock, request: &LookupPacket) -> Result<Lookup, MapsError> {
+    let (entries, config) = (LookupMaps(maps), maps.read_config()?);
     let mut walk = Walk { maps, entries, clock, request, config, steps: Vec::new() };
     let outcome = match walk.outcome()? {
         Ok(outcome) => outcome,
@@ -66,35 +67,35 @@ pub fn walk(maps: &Maps, clock: &Clock, request: &Request) -> Result<Lookup, Map
 
 struct Walk<'a> {
     maps: &'a Maps,
-    entries: Entries<'a>,
+    entries: LookupMaps<'a>,
     clock: &'a Clock,
-    request: &'a Request,
+    request: &'a LookupPacket,
     config: Config,
-    steps: Vec<Step>,
+    steps: Vec<LookupStep>,
 }
 
-/// A backend that a packet may go to.
+/// A backend with its index.
 #[derive(Clone, Copy)]
-struct Target {
+struct IndexedBackend {
     index: u32,
     backend: Backend,
 }
 
-impl Target {
+impl IndexedBackend {
     fn is_local(&self) -> bool {
         self.backend.flags & BACKEND_LOCAL != 0
     }
 }
 
-/// A map's error; else a drop, or what was found.
-type Found<T> = Result<Result<T, DropReason>, MapsError>;
+/// A map's error; else the reason of a drop, or the value.
+type LookupResult<T> = Result<Result<T, DropReason>, MapsError>;
 
 impl Walk<'_> {
     fn note(&mut self, step: &'static str, finding: impl Into<String>) {
-        self.steps.push(Step { step, finding: finding.into() });
+        self.steps.push(LookupStep { step, finding: finding.into() });
     }
 
-    fn outcome(&mut self) -> Found<Outcome> {
+    fn outcome(&mut self) -> LookupResult<Outcome> {
         let Some((vip, interface)) = self.vip()? else { return Ok(Ok(Outcome::Passed)) };
         if freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock) {
             self.note("fence", "the agent has been away for too long: VIPs are left to the node's own stack");
@@ -110,14 +111,14 @@ impl Walk<'_> {
         };
         let recorded = self.recorded(&key)?;
         if recorded.is_none() && self.maps.read_vip(&key.client)?.is_some() {
-            self.note("client", "it is a VIP, whose packets begin no flow");
+            self.note("client", "the client is a VIP, whose packets start no flow");
             return Ok(Err(DropReason::Malformed));
         }
         let service = if recorded.is_none() { self.service(&key, &vip)? } else { None };
         let slot = recorded.map(|(_, slot)| slot).or(service.map(|service| service.slot));
         let Some(slot) = slot else { return Ok(Err(DropReason::NoService)) };
         let state = self.entries.service_state(slot)?.unwrap_or_default();
-        if !self.may_come(&state)? {
+        if !self.is_admitted(&state)? {
             return Ok(Err(DropReason::SourceRange));
         }
         let target = match (recorded, service) {
@@ -135,8 +136,8 @@ impl Walk<'_> {
         if target.is_local() { self.deliver(&key, &target, direct) } else { self.hand_over(&target, interface) }
     }
 
-    /// Whether the Service's source ranges let the client in.
-    fn may_come(&mut self, state: &ServiceState) -> Result<bool, MapsError> {
+    /// Returns whether the Service's source ranges admit the client.
+    fn is_admitted(&mut self, state: &ServiceState) -> Result<bool, MapsError> {
         if state.ranges == 0 {
             return Ok(true);
         }
@@ -149,7 +150,8 @@ impl Walk<'_> {
         Ok(lets)
     }
 
-    /// The VIP, and the interface that the frame comes in by; `None`: not ours.
+    /// Returns the VIP, and the interface where the frame comes in; `None`: the packet is not for
+    /// vipmux.
     fn vip(&mut self) -> Result<Option<(VipValue, Interface)>, MapsError> {
         let address = self.request.vip.ip();
         let Some(vip) = self.maps.read_vip(&address.into())? else {
@@ -173,12 +175,12 @@ impl Walk<'_> {
         Ok(Some((vip, interface)))
     }
 
-    fn target(&self, index: u32) -> Result<Option<Target>, MapsError> {
-        Ok(self.entries.backend(index)?.map(|backend| Target { index, backend }))
+    fn target(&self, index: u32) -> Result<Option<IndexedBackend>, MapsError> {
+        Ok(self.entries.backend(index)?.map(|backend| IndexedBackend { index, backend }))
     }
 
-    fn endpoint(&self, target: &Target) -> Result<Endpoint, MapsError> {
-        Ok(Endpoint {
+    fn endpoint(&self, target: &IndexedBackend) -> Result<LookupEndpoint, MapsError> {
+        Ok(LookupEndpoint {
             index: target.index,
             address: target.backend.address.into(),
             port: u16::from_be(names::port(&target.backend, self.request.vip.port().to_be())),
@@ -188,8 +190,8 @@ impl Walk<'_> {
 
     fn unclaimed(&self, reason: DropReason) -> Result<Outcome, MapsError> {
         let sent_on = match self.request.source {
-            Source::Mac(mac) => self.entries.is_peer(mac)?,
-            Source::Client | Source::Peer => false,
+            FrameSource::Mac(mac) => self.entries.is_peer(mac)?,
+            FrameSource::Client | FrameSource::Peer => false,
         };
         Ok(match self.config.unclaimed {
             _ if self.is_handed_over() => reason.into(),
@@ -201,22 +203,23 @@ impl Walk<'_> {
 
     fn is_handed_over(&self) -> bool {
         match self.request.source {
-            Source::Client => false,
-            Source::Peer => true,
-            Source::Mac(mac) => mac.is_handover(),
+            FrameSource::Client => false,
+            FrameSource::Peer => true,
+            FrameSource::Mac(mac) => mac.is_handover(),
         }
     }
 
-    fn attached(&self, target: &Target) -> Result<Option<Node>, MapsError> {
+    fn attached(&self, target: &IndexedBackend) -> Result<Option<Node>, MapsError> {
         Ok(self.entries.node(target.backend.node)?.filter(|node| node.flags & NODE_ATTACHED != 0))
     }
 
     fn came_from(&self, node: &Node) -> bool {
-        matches!(self.request.source, Source::Mac(mac) if mac == node.mac)
+        matches!(self.request.source, FrameSource::Mac(mac) if mac == node.mac)
     }
 
-    /// A handed-over frame goes to a local backend alone, and none back to where it came from.
-    fn is_fit(&self, target: &Target) -> Result<bool, MapsError> {
+    /// Returns whether the frame may go to this backend: a handed-over frame only to a local one,
+    /// and none back to the node it came from.
+    fn is_fit(&self, target: &IndexedBackend) -> Result<bool, MapsError> {
         let elsewhere = || Ok(self.attached(target)?.is_some_and(|node| !self.came_from(&node)));
         if target.is_local() {
             Ok(true)
@@ -227,8 +230,8 @@ impl Walk<'_> {
         }
     }
 
-    /// The backend of a flow record that decides, and the Service's slot.
-    fn recorded(&mut self, key: &FlowKey) -> Result<Option<(Target, u32)>, MapsError> {
+    /// Returns the backend of a valid flow record, and the Service's slot.
+    fn recorded(&mut self, key: &FlowKey) -> Result<Option<(IndexedBackend, u32)>, MapsError> {
         let Some(flow) = self.entries.flow(key)? else {
             self.note("flow", "no record");
             return Ok(None);
@@ -242,7 +245,7 @@ impl Walk<'_> {
         }
         let Some(mut target) = target else { return Ok(None) };
         if vouched {
-            // What such a record says of its backend, whatever the backend's entry does.
+            // Such a record decides by itself, whatever the backend's entry says.
             target.backend = Backend { flags: BACKEND_READY, node: flow.node.into(), ..target.backend };
         }
         let age = self.clock.since(self.clock.full(flow.seen));
@@ -261,11 +264,11 @@ impl Walk<'_> {
         if self.is_fit(&target)? {
             return Ok(Some((target, flow.slot)));
         }
-        self.note("flow", "the recorded backend is out of this frame's reach: balanced anew");
+        self.note("flow", "this frame cannot reach the recorded backend: balanced again");
         Ok(None)
     }
 
-    fn at(&self, table: u32, length: u32, hash: u32) -> Result<Option<(u32, Target)>, MapsError> {
+    fn at(&self, table: u32, length: u32, hash: u32) -> Result<Option<(u32, IndexedBackend)>, MapsError> {
         let slot = hash::slot(hash, length);
         let Some(index) = self.entries.table_slot(table.wrapping_add(slot))? else { return Ok(None) };
         Ok(self.target(index)?.map(|target| (slot, target)))
@@ -276,7 +279,7 @@ impl Walk<'_> {
         Ok(owner.map_or_else(|| format!("an unnamed Service (slot {slot})"), |owner| owner.to_string()))
     }
 
-    /// The revision of the Service that has the port, or every one.
+    /// Returns the Service that claims the port, or all ports.
     fn service(&mut self, key: &FlowKey, vip: &VipValue) -> Result<Option<ServiceValue>, MapsError> {
         let (port, protocol) = (self.request.vip.port(), self.request.protocol);
         let claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: protocol.number(), padding: 0 };
@@ -291,12 +294,12 @@ impl Walk<'_> {
                 let owner = self.owner(service.slot)?;
                 self.note("service", format!("{owner} claims {what}"));
             }
-            None => self.note("service", format!("none claims port {port}/{protocol}")),
+            None => self.note("service", format!("no Service claims port {port}/{protocol}")),
         }
         Ok(found)
     }
 
-    fn balanced(&mut self, key: &FlowKey, service: &ServiceValue) -> Found<Target> {
+    fn balanced(&mut self, key: &FlowKey, service: &ServiceValue) -> LookupResult<IndexedBackend> {
         if let Some(target) = self.remembered(key, service)? {
             return Ok(Ok(target));
         }
@@ -304,9 +307,9 @@ impl Walk<'_> {
         let chosen = self.choose(service, by)?;
         if let Err(reason) = chosen {
             let why = match reason {
-                DropReason::NotLocal => "a peer handed the frame over, and no backend that serves is on this node",
-                DropReason::Hairpin => "the backends that were tried are on the node that the frame came from",
-                DropReason::NodeUnreachable => "the nodes of the backends that were tried are not attached",
+                DropReason::NotLocal => "a peer handed the frame over, but this node has no backend for it",
+                DropReason::Hairpin => "the tried backends are on the node that the frame came from",
+                DropReason::NodeUnreachable => "the nodes of the tried backends are not attached",
                 _ => "no ready backend",
             };
             self.note("table", why);
@@ -314,8 +317,8 @@ impl Walk<'_> {
         Ok(chosen)
     }
 
-    /// The backend that a Service with session affinity gave the client before.
-    fn remembered(&mut self, key: &FlowKey, service: &ServiceValue) -> Result<Option<Target>, MapsError> {
+    /// Returns the backend that session affinity remembers for the client.
+    fn remembered(&mut self, key: &FlowKey, service: &ServiceValue) -> Result<Option<IndexedBackend>, MapsError> {
         if service.affinity == 0 {
             return Ok(None);
         }
@@ -329,7 +332,7 @@ impl Walk<'_> {
             self.note("affinity", "the client was remembered too long ago");
             return Ok(None);
         }
-        let same = |target: &Target| {
+        let same = |target: &IndexedBackend| {
             target.backend.generation == value.backend_generation && target.backend.flags & BACKEND_READY != 0
         };
         match self.target(value.backend)?.filter(same) {
@@ -338,13 +341,13 @@ impl Walk<'_> {
                 Ok(Some(target))
             }
             _ => {
-                self.note("affinity", "the client is remembered with a backend that cannot be taken");
+                self.note("affinity", "the client is remembered with a backend that cannot be used");
                 Ok(None)
             }
         }
     }
 
-    fn choose(&mut self, service: &ServiceValue, flow: u32) -> Found<Target> {
+    fn choose(&mut self, service: &ServiceValue, flow: u32) -> LookupResult<IndexedBackend> {
         if service.table_length == 0 {
             return Ok(Err(DropReason::NoBackend));
         }
@@ -364,7 +367,7 @@ impl Walk<'_> {
         self.probe(service, flow, &first)
     }
 
-    fn probe(&mut self, service: &ServiceValue, flow: u32, first: &Target) -> Found<Target> {
+    fn probe(&mut self, service: &ServiceValue, flow: u32, first: &IndexedBackend) -> LookupResult<IndexedBackend> {
         let mut next = flow;
         for probe in 1..=hash::PROBES {
             next = hash::next(next);
@@ -374,7 +377,7 @@ impl Walk<'_> {
                 let (unfit, index) = (first.index, target.index);
                 self.note(
                     "table",
-                    format!("backend {unfit} is out of reach; probe {probe}, slot {slot}: backend {index}"),
+                    format!("backend {unfit} cannot be reached; probe {probe}, slot {slot}: backend {index}"),
                 );
                 return Ok(Ok(target));
             }
@@ -387,18 +390,23 @@ impl Walk<'_> {
         }
     }
 
-    /// From the table of this node's own, since the first choice cannot be taken.
-    fn choose_here(&mut self, service: &ServiceValue, flow: u32, first: &Target) -> Found<Target> {
+    /// Chooses from the table of this node's own backends, because the first choice cannot be used.
+    fn choose_here(
+        &mut self,
+        service: &ServiceValue,
+        flow: u32,
+        first: &IndexedBackend,
+    ) -> LookupResult<IndexedBackend> {
         let Some((slot, local)) = self.at(service.local_table, service.local_length, flow)? else {
             return Ok(Err(DropReason::NoBackend));
         };
-        let unfit = format!("backend {} is out of this frame's reach", first.index);
+        let unfit = format!("this frame cannot reach backend {}", first.index);
         let length = service.local_length;
         self.note("table", format!("{unfit}; slot {slot} of {length} of the local table: backend {}", local.index));
         Ok(Ok(local))
     }
 
-    fn deliver(&mut self, key: &FlowKey, target: &Target, direct: bool) -> Found<Outcome> {
+    fn deliver(&mut self, key: &FlowKey, target: &IndexedBackend, direct: bool) -> LookupResult<Outcome> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         if direct {
@@ -417,7 +425,7 @@ impl Walk<'_> {
             if other && freshness::translates((&key, &reverse), &self.config, self.clock) {
                 self.note(
                     "reverse",
-                    format!("the backend's replies to this client's port belong to a live flow to {vip}"),
+                    format!("the backend's replies to this client port belong to an active flow to {vip}"),
                 );
                 return Ok(Err(DropReason::TupleCollision));
             }
@@ -425,15 +433,18 @@ impl Walk<'_> {
         Ok(Ok(Outcome::Delivered { backend, direct }))
     }
 
-    fn hand_over(&mut self, target: &Target, entered: Interface) -> Found<Outcome> {
+    fn hand_over(&mut self, target: &IndexedBackend, entered: Interface) -> LookupResult<Outcome> {
         let backend = self.endpoint(target)?;
         self.note("backend", format!("{} is {}", target.index, backend.text()));
         let Some(node) = self.attached(target)? else {
-            self.note("node", "its program is not attached, or its MAC not resolved");
+            self.note("node", "its program is not attached, or its MAC is not resolved");
             return Ok(Err(DropReason::NodeUnreachable));
         };
         let limit = if self.request.vip.is_ipv4() { "TTL" } else { "hop limit" };
-        self.note("node", format!("its program is attached, its MAC {}; a {limit} of 1 would end here", node.mac));
+        self.note(
+            "node",
+            format!("its program is attached, its MAC is {}; a packet with a {limit} of 1 would be dropped", node.mac),
+        );
         Ok(Ok(Outcome::HandedOver {
             backend,
             mac: node.mac.to_string(),
@@ -442,7 +453,7 @@ impl Walk<'_> {
         }))
     }
 
-    /// Whom a frame that is handed over to a node is from.
+    /// Returns the source MAC of a frame that is handed over to `node`.
     fn source_mac(&self, node: &Node, entered: Interface) -> Result<Mac, MapsError> {
         if entered.flags & INTERFACE_OWN_MAC == 0 {
             return Ok(entered.mac.handover());

@@ -1,4 +1,5 @@
-//! A small cluster in real maps: this node (node-a), two that are attached (node-b, node-d) and one that is not (node-c).
+//! A small cluster in real maps: this node (node-a), two that are attached (node-b, node-d) and one
+//! that is not (node-c).
 
 use std::time::Duration;
 
@@ -13,14 +14,14 @@ use vipmux_common::{
     hash,
 };
 
-use crate::{
-    datapath::maps::{Maps, fixture::Fixture},
-    inspect::{
-        clock::Clock,
-        lookup::{Request, Source},
-    },
-    model::Protocol,
+use crate::inspect::{
+    clock::Clock,
+    lookup::{FrameSource, LookupPacket},
 };
+use vipmux_datapath::bpf::maps::Maps;
+
+use crate::fixture::Fixture;
+use vipmux_model::Protocol;
 
 pub(super) const HZ: u32 = 250;
 /// Five minutes.
@@ -45,13 +46,13 @@ fn address(text: &str) -> Address {
 }
 
 /// A packet of the usual client to the first VIP.
-pub(super) fn request(client_port: u16, port: u16, protocol: Protocol) -> Request {
-    Request {
+pub(super) fn request(client_port: u16, port: u16, protocol: Protocol) -> LookupPacket {
+    LookupPacket {
         client: ([198, 51, 100, 7], client_port).into(),
         vip: ([192, 0, 2, 10], port).into(),
         protocol,
         syn: false,
-        source: Source::Client,
+        source: FrameSource::Client,
         ifindex: None,
         vlan: None,
     }
@@ -83,7 +84,7 @@ impl Cluster {
         Some(cluster)
     }
 
-    /// The maps, opened anew as a command does.
+    /// Opens the maps like a command does.
     pub(super) fn maps(&self) -> Maps {
         Maps::open(self.fixture.pins.root()).unwrap()
     }
@@ -183,7 +184,8 @@ impl Cluster {
         maps.services.insert(key, value, 0).unwrap();
     }
 
-    /// Another VIP, of IPv6, with a backend on this node and one on node-b, and a record of a flow to that.
+    /// Adds an IPv6 VIP with a backend on this node and one on node-b, and a record of a flow to
+    /// that one.
     pub(super) fn add_ipv6(&mut self) {
         let maps = &mut self.fixture.maps;
         let leading = VipValue { id: 3, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 4 };
@@ -210,7 +212,7 @@ impl Cluster {
         self.service(7, (3, 80, Protocol::Tcp), ("shop", "six"), &[6, 7], &[6]);
     }
 
-    /// An SCTP port on the first VIP, and one on that of IPv6.
+    /// Adds an SCTP port to the first VIP and to the IPv6 VIP.
     pub(super) fn add_sctp(&mut self) {
         self.service(8, (1, 8080, Protocol::Sctp), ("phone", "four"), &[0, 1], &[0]);
         self.service(9, (3, 8080, Protocol::Sctp), ("phone", "six"), &[6, 7], &[6]);
@@ -228,7 +230,7 @@ impl Cluster {
         maps.drops.set(DropReason::NoService as u32, on_the_first_cpu(2, 120, 0), 0).unwrap();
     }
 
-    /// A record for each way in which one can stand; client port 1000 and up, a second between them.
+    /// Adds a flow record in each state; client ports from 1000, one second between them.
     pub(super) fn record_flows(&mut self) {
         let valid = |backend: u32| FlowValue {
             backend,
@@ -269,7 +271,7 @@ impl Cluster {
         let (vip, vip_port) = (address("192.0.2.10"), 80_u16.to_be());
         let reverse = ReverseValue { tag: hash::reverse(&key), vip, vip_port, seen: NOW, ..ReverseValue::default() };
         self.fixture.maps.reverse.insert(key, reverse, 0).unwrap();
-        // The next client has turned to the backend itself.
+        // The next client has contacted the backend directly.
         let key = ReverseKey { client_port: 1001_u16.to_be(), ..key };
         let direct = ReverseValue { tag: hash::reverse(&key), flags: FLOW_DIRECT | FLOW_RESET, ..reverse };
         self.fixture.maps.reverse.insert(key, direct, 0).unwrap();

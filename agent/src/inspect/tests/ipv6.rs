@@ -1,9 +1,9 @@
-//! IPv6 addresses in the views, beside IPv4 ones.
+//! Tests the views with IPv6 addresses beside IPv4 ones.
 
 use std::net::SocketAddr;
 
 use super::*;
-use crate::inspect::lookup::Request;
+use crate::inspect::lookup::LookupPacket;
 
 fn cluster() -> Option<Cluster> {
     let mut cluster = Cluster::new()?;
@@ -58,7 +58,7 @@ fn a_lookup_takes_ipv6_packets() {
     let Some(cluster) = cluster() else { return };
     let lookup = |client: &str, vip: &str| {
         let (client, vip): (SocketAddr, SocketAddr) = (client.parse().unwrap(), vip.parse().unwrap());
-        lookup::walk(&cluster.maps(), &clock(), &Request { client, vip, ..cluster::request(0, 0, Protocol::Tcp) })
+        lookup::walk(&cluster.maps(), &clock(), &LookupPacket { client, vip, ..cluster::request(0, 0, Protocol::Tcp) })
             .unwrap()
     };
     assert_eq!(
@@ -68,7 +68,7 @@ STEP     FINDING
 vip      2001:db8::10 is announced on lo
 flow     a record of backend 7, 0 s old
 backend  7 is [fd00:0:0:1::1]:8080 on node-b
-node     its program is attached, its MAC 02:00:00:00:00:0b; a hop limit of 1 would end here
+node     its program is attached, its MAC is 02:00:00:00:00:0b; a packet with a hop limit of 1 would be dropped
 verdict  handed over for [fd00:0:0:1::1]:8080 on node-b: 0e:76:6d:00:00:0a to 02:00:00:00:00:0b by lo
 "
     );

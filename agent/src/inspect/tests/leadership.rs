@@ -1,4 +1,4 @@
-//! What the agent said of leaders and members.
+//! Tests how the views show leaders and members.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
@@ -12,7 +12,7 @@ use super::{
     text,
 };
 use crate::inspect::{
-    leadership::{Leadership, span},
+    leadership::{VipLeadership, span},
     members::Members,
     vips::Vips,
 };
@@ -22,7 +22,7 @@ fn ago(ms: u64) -> u64 {
     (1_000_000 - ms) * 1_000_000
 }
 
-/// Another VIP than those of the cluster, and what the agent says of it.
+/// Adds a VIP and its entry of `LEADERS`.
 fn lead(cluster: &mut Cluster, host: u8, flags: u32, leader: Leader) {
     let (vip, id) = (Address::from(Ipv4Addr::new(192, 0, 2, host)), u32::from(host));
     let maps = &mut cluster.fixture.maps;
@@ -30,7 +30,8 @@ fn lead(cluster: &mut Cluster, host: u8, flags: u32, leader: Leader) {
     maps.set_leader(vip, Some(leader)).unwrap();
 }
 
-/// A leader for each way in which one can stand. Nodes are told by index and one more, node-a (1) being this one.
+/// Adds a VIP in each state of leadership. Nodes are given by index plus one; node-a (1) is this
+/// node.
 fn elect(cluster: &mut Cluster) {
     let (following, leading) = (Role::Following as u32, Role::Leading as u32);
     let of = |node, role, epoch, ms, why: u32, other| Leader { node, role, epoch, since: ago(ms), why, other };
@@ -87,7 +88,7 @@ VIP         LEADER                 EPOCH  SINCE  WHY                      FENCE 
 
 #[test]
 fn a_leadership_that_the_agent_said_nothing_of_is_neither_its_own_nor_vacant() {
-    let nothing = Leadership::default();
+    let nothing = VipLeadership::default();
     assert!(!nothing.is_own() && !nothing.is_vacant());
     assert_eq!((nothing.reason(), nothing.since()), (None, None));
 }
@@ -141,10 +142,10 @@ node-d  down          11m39s  11m40s ago  -         3           4  02:00:00:00:0
     maps.set_member(3, Some(of(Standing::Alive, 0, 0))).unwrap();
     let shown = text(&Members::read(&cluster.maps(), &clock()).unwrap());
     let words: Vec<Vec<_>> = shown.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
-    let told = |row: usize, column: usize| words[row][column];
-    assert_eq!((told(0, 1), told(0, 6)), ("suspected", "draining"), "{shown}");
-    assert_eq!((told(1, 1), told(1, 6)), ("9", "-"), "of a newer agent: {shown}");
-    assert_eq!((told(2, 1), told(2, 6)), ("alive", "hold-down"), "{shown}");
+    let word = |row: usize, column: usize| words[row][column];
+    assert_eq!((word(0, 1), word(0, 6)), ("suspected", "draining"), "{shown}");
+    assert_eq!((word(1, 1), word(1, 6)), ("9", "-"), "from a newer agent: {shown}");
+    assert_eq!((word(2, 1), word(2, 6)), ("alive", "hold-down"), "{shown}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! `lookup` says what the XDP program does: both are asked about the same packets on the same maps.
+//! Tests that `lookup` predicts what the XDP program does: both get the same packets on the same
+//! maps.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -17,26 +18,28 @@ use vipmux_common::abi::{
 
 use super::cluster::{Cluster, HZ, IDLE, mac, request};
 use crate::{
-    datapath::{
-        maps::{Maps, fixture},
-        xdp::{Buffers, load_xdp},
-    },
+    fixture,
     inspect::{
         clock::Clock,
-        lookup::{Outcome, Request, Source, walk},
+        lookup::{FrameSource, LookupPacket, Outcome, walk},
     },
-    model::Protocol,
 };
+use vipmux_datapath::bpf::{
+    maps::Maps,
+    vip_index::VipIndex,
+    xdp::{Buffers, load_xdp},
+};
+use vipmux_model::Protocol;
 
 const XDP_DROP: u32 = 1;
 const XDP_PASS: u32 = 2;
 const XDP_TX: u32 = 3;
 
-fn frame(request: &Request) -> Vec<u8> {
+fn frame(request: &LookupPacket) -> Vec<u8> {
     let source = match request.source {
-        Source::Client => mac(99),
-        Source::Peer => mac(99).handover(),
-        Source::Mac(mac) => mac,
+        FrameSource::Client => mac(99),
+        FrameSource::Peer => mac(99).handover(),
+        FrameSource::Mac(mac) => mac,
     };
     let transport = transport(request);
     let length = u8::try_from(transport.len()).unwrap();
@@ -56,7 +59,7 @@ fn frame(request: &Request) -> Vec<u8> {
     frame
 }
 
-fn transport(request: &Request) -> Vec<u8> {
+fn transport(request: &LookupPacket) -> Vec<u8> {
     let ports = [request.client.port().to_be_bytes(), request.vip.port().to_be_bytes()].concat();
     let rest = match request.protocol {
         Protocol::Tcp => vec![0, 0, 0, 1, 0, 0, 0, 0, 0x50, if request.syn { 0x02 } else { 0x10 }, 0, 1, 0, 0, 0, 0],
@@ -83,8 +86,8 @@ fn destination(frame: &[u8]) -> String {
     }
 }
 
-/// What the program did, in the words of [`told`].
-fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
+/// Returns what the program did, in the words of [`predicted`].
+fn done(program: &Xdp, maps: &Maps, request: &LookupPacket) -> String {
     let frame = frame(request);
     // An answer can be longer than what it answers.
     let (mut out, before) = (vec![0; frame.len() + 64], drops(maps));
@@ -111,7 +114,7 @@ fn done(program: &Xdp, maps: &Maps, request: &Request) -> String {
     }
 }
 
-fn told(outcome: &Outcome) -> String {
+fn predicted(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Passed | Outcome::LeftToKernel => "passed".to_owned(),
         Outcome::Delivered { backend, .. } => format!("delivered to {}:{}", backend.address, backend.port),
@@ -121,52 +124,52 @@ fn told(outcome: &Outcome) -> String {
     }
 }
 
-fn request_ipv6(client_port: u16, port: u16, protocol: Protocol) -> Request {
-    Request {
+fn request_ipv6(client_port: u16, port: u16, protocol: Protocol) -> LookupPacket {
+    LookupPacket {
         client: (Ipv6Addr::new(0x2001, 0xdb8, 0xf, 0, 0, 0, 0, 7), client_port).into(),
         vip: (Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0x10), port).into(),
         ..request(client_port, port, protocol)
     }
 }
 
-fn requests() -> Vec<Request> {
+fn requests() -> Vec<LookupPacket> {
     let mut requests = Vec::new();
-    for source in [Source::Client, Source::Peer, Source::Mac(mac(11))] {
+    for source in [FrameSource::Client, FrameSource::Peer, FrameSource::Mac(mac(11))] {
         for syn in [true, false] {
             for (port, protocol) in
                 [(80, Protocol::Tcp), (81, Protocol::Tcp), (90, Protocol::Tcp), (443, Protocol::Tcp)]
                     .into_iter()
                     .chain([(8080, Protocol::Tcp), (9999, Protocol::Tcp), (53, Protocol::Udp), (80, Protocol::Udp)])
             {
-                let packets = (0..8).map(|i| Request { syn, source, ..request(5000 + i, port, protocol) });
+                let packets = (0..8).map(|i| LookupPacket { syn, source, ..request(5000 + i, port, protocol) });
                 requests.extend(packets);
             }
             for (port, protocol) in [(80, Protocol::Tcp), (81, Protocol::Tcp), (8080, Protocol::Sctp)] {
-                let packets = (0..8).map(|i| Request { syn, source, ..request_ipv6(5000 + i, port, protocol) });
+                let packets = (0..8).map(|i| LookupPacket { syn, source, ..request_ipv6(5000 + i, port, protocol) });
                 requests.extend(packets);
             }
             for port in [8080, 8081] {
-                let packets = (0..8).map(|i| Request { syn, source, ..request(5000 + i, port, Protocol::Sctp) });
+                let packets = (0..8).map(|i| LookupPacket { syn, source, ..request(5000 + i, port, Protocol::Sctp) });
                 requests.extend(packets);
             }
         }
     }
     // From the VIP, on another VLAN, and to no VIP.
-    requests.push(Request { client: (requests[0].vip.ip(), 5000).into(), ..requests[0] });
-    requests.push(Request { vip: ([192, 0, 2, 11], 80).into(), vlan: Some(0), ..requests[0] });
-    requests.push(Request { vip: ([192, 0, 2, 12], 80).into(), ..requests[0] });
+    requests.push(LookupPacket { client: (requests[0].vip.ip(), 5000).into(), ..requests[0] });
+    requests.push(LookupPacket { vip: ([192, 0, 2, 11], 80).into(), vlan: Some(0), ..requests[0] });
+    requests.push(LookupPacket { vip: ([192, 0, 2, 12], 80).into(), ..requests[0] });
     requests
 }
 
-/// Asks both about all packets; which verdicts there were.
+/// Compares both for all packets. Returns the verdicts.
 fn compare(program: &Xdp, maps: &Maps, when: &str) -> Vec<String> {
     let clock = Clock::now(HZ).unwrap();
     let mut seen = Vec::new();
     for request in requests() {
         let lookup = walk(maps, &clock, &request).unwrap();
-        let told = told(&lookup.outcome);
-        assert_eq!(done(program, maps, &request), told, "{when}: {request:?}: {:#?}", lookup.steps);
-        seen.push(told);
+        let predicted = predicted(&lookup.outcome);
+        assert_eq!(done(program, maps, &request), predicted, "{when}: {request:?}: {:#?}", lookup.steps);
+        seen.push(predicted);
     }
     seen
 }
@@ -184,7 +187,7 @@ fn age(maps: &mut Maps) {
     }
 }
 
-/// The program on the interfaces, with those that it calls.
+/// Loads the program for interfaces, with those that it calls.
 fn entry(ebpf: &mut Ebpf) -> &Xdp {
     let buffers = Buffers::here();
     load_xdp(ebpf, buffers).unwrap();
@@ -196,10 +199,10 @@ fn a_lookup_says_what_the_program_does() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.add_ipv6();
     cluster.add_sctp();
-    // The program goes by this machine's own clock.
+    // The program uses this machine's clock.
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
-    cluster.fixture.maps.index_vips().unwrap();
-    // More than are asked for here: a lookup does not tell what the limit does.
+    VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
+    // More than this test needs: a lookup does not know the rate limit.
     let config = cluster.fixture.maps.read_config().unwrap();
     cluster.fixture.maps.config.set(0, Config { answers_per_second: 1_000_000, ..config }, 0).unwrap();
     let maps = cluster.maps();
@@ -259,25 +262,25 @@ fn a_lookup_says_what_the_program_does() {
     }
 }
 
-/// The programs of an agent that starts take the place of those of the last one interface by interface. Until the last of
-/// them, both call the new ones.
+/// A starting agent replaces the programs of the last agent interface by interface. Until the last
+/// interface, both call the new ones.
 #[test]
 fn programs_of_two_agents_tell_each_other_which_vip_a_packet_is_for() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.add_ipv6();
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
-    cluster.fixture.maps.index_vips().unwrap();
+    VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
     let maps = cluster.maps();
     let mut later = fixture::load(&cluster.fixture.pins);
     let programs = [entry(&mut cluster.fixture.ebpf), entry(&mut later)];
-    // What is told is told on one CPU.
+    // The programs pass the VIP to each other on one CPU.
     let mut here = CpuSet::new();
     here.set(sched_getcpu().unwrap()).unwrap();
     sched_setaffinity(Pid::from_raw(0), &here).unwrap();
     let clock = Clock::now(HZ).unwrap();
     for (i, by) in (0..).zip([1, 0, 0, 1]) {
         for request in [request(6000 + i, 80, Protocol::Tcp), request_ipv6(7000 + i, 80, Protocol::Tcp)] {
-            let expected = told(&walk(&maps, &clock, &request).unwrap().outcome);
+            let expected = predicted(&walk(&maps, &clock, &request).unwrap().outcome);
             assert_eq!(done(programs[by], &maps, &request), expected, "{request:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! How Services' packets are treated, in the views.
+//! Tests how the views show the treatment of Services' packets.
 
 use vipmux_common::{
     abi::{
@@ -9,10 +9,8 @@ use vipmux_common::{
 };
 
 use super::{cluster::request, *};
-use crate::{
-    inspect::lookup::{Lookup, Outcome},
-    plan::Step,
-};
+use crate::inspect::lookup::{Lookup, Outcome};
+use vipmux_plan::Step;
 
 impl Cluster {
     fn state(&mut self, slot: u32, change: impl FnOnce(&mut ServiceState)) {
@@ -96,8 +94,8 @@ fn a_lookup_says_which_backend_a_client_is_remembered_with() {
         findings(&cluster.ask(90), "affinity").remove(0)
     };
     assert_eq!(remember(5, 15, now), "the client is remembered with backend 5");
-    assert_eq!(remember(5, 14, now), "the client is remembered with a backend that cannot be taken");
-    assert_eq!(remember(3, 13, now), "the client is remembered with a backend that cannot be taken", "it drains");
+    assert_eq!(remember(5, 14, now), "the client is remembered with a backend that cannot be used");
+    assert_eq!(remember(3, 13, now), "the client is remembered with a backend that cannot be used", "it drains");
     assert_eq!(remember(5, 15, now - 11 * u64::from(HZ)), "the client was remembered too long ago");
 }
 
@@ -112,7 +110,7 @@ fn a_lookup_finds_the_service_that_has_every_port_and_keeps_the_port_asked_for()
     maps.services.remove(&key(81)).unwrap();
     let backend = maps.backends.get(&0, 0).unwrap();
     maps.backends.set(0, vipmux_common::abi::Backend { port: 0, ..backend }, 0).unwrap();
-    assert_eq!(findings(&cluster.ask(7777), "service"), ["none claims port 7777/TCP"]);
+    assert_eq!(findings(&cluster.ask(7777), "service"), ["no Service claims port 7777/TCP"]);
     let vip = cluster.fixture.maps.vips.get(&address, 0).unwrap();
     let vip = VipValue { flags: vip.flags | VIP_ALL_PORTS, ..vip };
     cluster.fixture.maps.vips.insert(address, vip, 0).unwrap();
@@ -133,7 +131,7 @@ fn a_lookup_tells_what_is_not_translated_and_what_is_left_to_the_stack() {
     cluster.state(4, |state| state.flags = SERVICE_DIRECT);
     let direct = cluster.ask(81);
     assert!(matches!(direct.outcome, Outcome::Delivered { direct: true, .. }));
-    assert!(text(&direct).ends_with("delivered here, as it came, for 10.0.0.1:8080 on node-a\n"), "{}", text(&direct));
+    assert!(text(&direct).ends_with("delivered here, unchanged, for 10.0.0.1:8080 on node-a\n"), "{}", text(&direct));
     cluster.revision(81, |value| value.flags = SERVICE_KERNEL);
     let left = cluster.ask(81);
     assert_eq!(left.outcome, Outcome::LeftToKernel);

@@ -1,7 +1,9 @@
+//! Tests the schedule of health probes.
+
 use std::net::{IpAddr, SocketAddr};
 
 use super::*;
-use crate::model::probe::Check;
+use vipmux_model::probe::Check;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 const START: Duration = Duration::from_secs(1_000);
@@ -25,7 +27,7 @@ fn failure() -> Result<(), String> {
 }
 
 /// Of one checkup: runs the next attempt for no time, and gives when it was, and what it came to.
-fn attempt(schedule: &mut Schedule, outcome: Result<(), String>) -> (Duration, Option<Turn>) {
+fn attempt(schedule: &mut ProbeSchedule, outcome: Result<(), String>) -> (Duration, Option<HealthChange>) {
     let now = schedule.next().unwrap();
     assert_eq!(schedule.start(now.saturating_sub(Duration::from_nanos(1))), None, "too early");
     let attempt = schedule.start(now).unwrap();
@@ -33,8 +35,8 @@ fn attempt(schedule: &mut Schedule, outcome: Result<(), String>) -> (Duration, O
     (now, schedule.finish(attempt.serial, outcome, now))
 }
 
-fn one() -> Schedule {
-    let mut schedule = Schedule::new(7);
+fn one() -> ProbeSchedule {
+    let mut schedule = ProbeSchedule::new(7);
     schedule.want(&checkups(&[(1, "shop")]), START);
     schedule
 }
@@ -42,8 +44,9 @@ fn one() -> Schedule {
 #[test]
 fn so_many_failures_in_a_row_bring_a_backend_down_and_one_success_brings_it_up() {
     let mut schedule = one();
-    // Each attempt's success, and what it comes to: `None` for nothing new; what is known afterwards.
-    let known = |schedule: &Schedule| schedule.findings().get(&key(1)).map(|finding| finding.up);
+    // Each attempt's success, and what it comes to: `None` for nothing new; what is known
+    // afterwards.
+    let known = |schedule: &ProbeSchedule| schedule.findings().get(&key(1)).map(|finding| finding.up);
     let expected = [
         (false, None, None),
         (true, None, Some(true)),
@@ -69,17 +72,17 @@ fn a_backend_that_never_answered_is_down_after_as_many_failures_and_that_is_told
     assert_eq!(attempt(&mut schedule, failure()).1, None);
     assert_eq!(schedule.findings().len(), 0, "it counts as up until then");
     let (since, turn) = attempt(&mut schedule, failure());
-    assert_eq!(turn, Some(Turn { key: key(1), error: Some("no connection".to_owned()) }));
+    assert_eq!(turn, Some(HealthChange { key: key(1), error: Some("no connection".to_owned()) }));
     attempt(&mut schedule, Err("status 503".to_owned()));
-    let expected = Finding { up: false, since, error: Some("status 503".to_owned()) };
+    let expected = CheckupResult { up: false, since, error: Some("status 503".to_owned()) };
     assert_eq!(schedule.findings().get(&key(1)), Some(&expected));
     let (since, _) = attempt(&mut schedule, Ok(()));
-    assert_eq!(schedule.findings().get(&key(1)), Some(&Finding { up: true, since, error: None }));
+    assert_eq!(schedule.findings().get(&key(1)), Some(&CheckupResult { up: true, since, error: None }));
 }
 
 #[test]
 fn first_attempts_are_spread_and_later_ones_an_interval_apart_a_tenth_more_or_less() {
-    let mut schedule = Schedule::new(1);
+    let mut schedule = ProbeSchedule::new(1);
     let all: Vec<_> = (0..100).map(|n| (n, "shop")).collect();
     schedule.want(&checkups(&all), START);
     let firsts: Vec<_> = schedule.queue.iter().map(|(due, _)| *due).collect();
@@ -93,7 +96,7 @@ fn first_attempts_are_spread_and_later_ones_an_interval_apart_a_tenth_more_or_le
     let gaps: BTreeSet<_> = times.windows(2).map(|pair| pair[1].abs_diff(pair[0])).collect();
     assert!(*gaps.first().unwrap() >= INTERVAL * 9 / 10 && *gaps.last().unwrap() <= INTERVAL * 11 / 10, "{gaps:?}");
     assert!(gaps.len() > 50, "{gaps:?}");
-    assert_ne!(Schedule::new(1).permille(0..1000), Schedule::new(2).permille(0..1000));
+    assert_ne!(ProbeSchedule::new(1).permille(0..1000), ProbeSchedule::new(2).permille(0..1000));
 }
 
 #[test]
@@ -138,7 +141,7 @@ fn an_attempt_for_what_went_says_nothing_about_what_came_back() {
 
 #[test]
 fn attempts_under_way_are_bounded_for_each_namespace_and_in_all() {
-    let mut schedule = Schedule::new(3);
+    let mut schedule = ProbeSchedule::new(3);
     let slow: Vec<_> = (0..100).map(|n| (n, "slow")).collect();
     schedule.want(&checkups(&slow), START);
     let late = START + INTERVAL;
@@ -157,7 +160,7 @@ fn attempts_under_way_are_bounded_for_each_namespace_and_in_all() {
 
 #[test]
 fn who_waits_longest_goes_first() {
-    let mut schedule = Schedule::new(9);
+    let mut schedule = ProbeSchedule::new(9);
     let all: Vec<_> = (0..20).map(|n| (n, "shop")).collect();
     schedule.want(&checkups(&all), START);
     let expected: Vec<_> = schedule.queue.iter().map(|(_, key)| key.address).collect();

@@ -1,43 +1,37 @@
-use std::{collections::BTreeSet, net::Ipv4Addr, sync::Arc};
+//! Tests the data plane as the event loop sees it.
+
+use std::{collections::BTreeSet, num::NonZeroU16, sync::Arc};
 
 use imbl::OrdMap;
 use vipmux_common::abi::VIP_ALL_PORTS;
 
 use super::*;
-use crate::{
-    datapath::{maps::fixture, vip_index::slots},
-    model::Protocol,
-    plan::{DesiredBackend, DesiredNode, DesiredService, DesiredVip, Treatment, Unreachable},
+use vipmux_datapath::bpf::vip_index::slots;
+
+use crate::fixture;
+use vipmux_model::desired::{
+    DesiredBackend, DesiredNode, DesiredService, DesiredVip, Readiness, Treatment, Unreachable,
 };
-
-fn here() -> NodeName {
-    NodeName("here".to_owned())
-}
-
-fn vip(last: u8) -> Vip {
-    Vip(Ipv4Addr::new(192, 0, 2, last).into())
-}
+use vipmux_testing::names::{node_name, service_name, tcp_claim, vip4};
 
 /// A Service with an endpoint here, on these VIPs and that port of each.
 fn desired(vips: &[Vip], port: u16) -> Desired {
     let backend = DesiredBackend {
         address: [10, 0, 0, 1].into(),
-        port: 8080,
-        node: here(),
-        ready: true,
-        serving: true,
-        failing: false,
+        port: NonZeroU16::new(8080),
+        node: Some(node_name("here")),
+        readiness: Readiness::Ready,
     };
     let service = DesiredService {
-        owner: ServiceName { namespace: "shop".to_owned(), name: "web".to_owned() },
+        owner: service_name("web"),
         backends: Arc::new(BTreeSet::from([backend])),
         treatment: Treatment::default(),
     };
-    let claim = |vip: &Vip| (PortClaim { vip: *vip, protocol: Protocol::Tcp, port }, service.clone());
-    let of_vip = |vip: &Vip| (*vip, DesiredVip { leading: false, interfaces: 1, vlan: 0, epoch: 0 });
+    let claim = |vip: &Vip| (tcp_claim(*vip, port), service.clone());
+    let of_vip = |vip: &Vip| (*vip, DesiredVip { leading: false, interfaces: 1, vlan: None, epoch: 0 });
     Desired {
-        local: here(),
-        nodes: [(here(), DesiredNode { mac: None, ifindex: 1, mtu: 1500, attached: true })].into(),
+        local: node_name("here"),
+        nodes: [(node_name("here"), DesiredNode { mac: None, ifindex: 1, mtu: 1500, attached: true })].into(),
         speakers: BTreeMap::new(),
         vips: vips.iter().map(of_vip).collect(),
         services: vips.iter().map(claim).collect::<OrdMap<_, _>>(),
@@ -53,9 +47,9 @@ fn kernel() -> Option<Kernel> {
 #[test]
 fn packets_find_a_vip_as_it_is_after_each_step() {
     let Some(mut kernel) = kernel() else { return };
-    let (one, all) = (desired(&[vip(1)], 80), desired(&[vip(1)], 0));
+    let (one, all) = (desired(&[vip4(1)], 80), desired(&[vip4(1)], 0));
     for (desired, all_ports) in [(&one, false), (&all, true), (&one, false), (&desired(&[], 0), false)] {
-        let plan = plan::plan(desired, &kernel.observed, boottime().unwrap()).unwrap();
+        let plan = plan::plan(desired, kernel.observed(), boottime().unwrap()).unwrap();
         for step in &plan.steps {
             kernel.execute(step).unwrap();
             let vips = kernel.maps.read_vips().unwrap();
@@ -69,7 +63,7 @@ fn packets_find_a_vip_as_it_is_after_each_step() {
 #[test]
 fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
     let Some(mut kernel) = kernel() else { return };
-    let vips: Vec<_> = (1..=3).map(vip).collect();
+    let vips: Vec<_> = (1..=3).map(vip4).collect();
     let led = |kernel: &Kernel| kernel.announced().into_keys().collect::<Vec<_>>();
     kernel.sync(&desired(&vips, 80), |_| Ok(())).unwrap();
     for vip in &vips {
@@ -80,24 +74,24 @@ fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
     stale.vips.values_mut().for_each(|vip| vip.interfaces = 3);
     kernel.sync(&stale, |_| Ok(())).unwrap();
     assert_eq!(led(&kernel), vips);
-    assert!(kernel.observed.vips().values().all(|vip| vip.epoch == 7));
+    assert!(kernel.observed().vips().values().all(|vip| vip.epoch == 7));
     stale.vips.values_mut().for_each(|vip| (vip.leading, vip.interfaces) = (true, 7));
     for vip in &vips {
         kernel.follow(*vip).unwrap();
     }
     kernel.sync(&stale, |_| Ok(())).unwrap();
     assert_eq!(led(&kernel), []);
-    assert!(kernel.observed.vips().values().all(|vip| vip.interfaces == 7));
+    assert!(kernel.observed().vips().values().all(|vip| vip.interfaces == 7));
 }
 
 #[test]
 fn what_a_program_gave_up_stays_so_until_it_is_led_anew_whatever_a_plan_writes() {
     let Some(mut kernel) = kernel() else { return };
-    let address = Address::from(vip(1).0);
+    let address = Address::from(vip4(1).address());
     let is_led = |kernel: &Kernel| kernel.maps.read_vip(&address).unwrap().unwrap().flags & VIP_LEADING != 0;
-    let mut desired = desired(&[vip(1)], 80);
+    let mut desired = desired(&[vip4(1)], 80);
     kernel.sync(&desired, |_| Ok(())).unwrap();
-    kernel.lead(vip(1), 7).unwrap();
+    kernel.lead(vip4(1), 7).unwrap();
     assert!(is_led(&kernel));
     let led = kernel.maps.read_vip(&address).unwrap().unwrap();
     let flags = led.flags & !VIP_LEADING | VIP_YIELDED;
@@ -108,6 +102,6 @@ fn what_a_program_gave_up_stays_so_until_it_is_led_anew_whatever_a_plan_writes()
         let found = kernel.maps.read_vip(&address).unwrap().unwrap();
         assert_eq!((is_led(&kernel), found.interfaces, found.epoch), (false, interfaces, 7));
     }
-    kernel.lead(vip(1), 8).unwrap();
+    kernel.lead(vip4(1), 8).unwrap();
     assert!(is_led(&kernel));
 }

@@ -11,8 +11,9 @@ runAsUser: 0
 capabilities:
   drop: [ALL]
   add: [BPF, NET_ADMIN, NET_RAW, PERFMON]
-# Container runtimes' profiles keep bpf(2) from CAP_BPF (CRI-O, older ones of containerd), and pins out of a bpffs
-# (AppArmor's); so does SELinux's type of containers. Where there is no SELinux its options are ignored.
+# Some container runtimes' seccomp profiles refuse bpf(2) even with CAP_BPF (CRI-O, older
+# containerd). AppArmor's profile and SELinux's container type refuse pins in a bpffs. Without
+# SELinux its options are ignored.
 seccompProfile:
   type: Unconfined
 appArmorProfile:

@@ -1,4 +1,4 @@
-//! vipmux: three nodes with agents, which keep the settings that they come with.
+//! Failovers of vipmux: three nodes with agents and their default settings.
 
 use std::{
     thread,
@@ -8,50 +8,50 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 
-use super::{AFTER, ASLEEP, Case, Sample, Site};
+use super::{AFTER, ASLEEP, Case, Contender, Sample};
 use crate::{
     cluster::PATIENCE,
-    failover::{self, Stage},
+    failover::{self, FailoverCluster},
     lan::Lan,
 };
 
-/// Connections that stay.
+/// Lasting connections.
 const SESSIONS: usize = 8;
-/// How long a cluster is left alone after each run: an agent that starts waits for up to 3 s until it knows who is there.
+/// The rest of a cluster after each run. An agent that starts waits up to 3 s for its peers.
 const REST: Duration = Duration::from_secs(4);
 
 pub(super) struct Agents {
-    stage: Stage,
+    setup: FailoverCluster,
     rested: Instant,
 }
 
 impl Agents {
     pub(super) fn new() -> Result<Self> {
         Ok(Self {
-            stage: Stage::new(Lan::new(failover::LAN)?, failover::DEFAULT_LEASE)?,
+            setup: FailoverCluster::new(Lan::new(failover::LAN)?, failover::DEFAULT_LEASE)?,
             rested: Instant::now() + REST,
         })
     }
 
-    /// What happens to the node; returns when it is over.
+    /// Triggers an event at the node. Returns when the event is complete.
     fn happen(&mut self, case: Case, node: &str) -> Result<()> {
-        let stage = &mut self.stage;
+        let setup = &mut self.setup;
         match case {
-            Case::Kill | Case::KillMain => stage.signal(node, Signal::SIGKILL),
-            Case::Pause => stage.signal(node, Signal::SIGSTOP),
-            Case::Unplug => stage.cluster.lan.unplug(node),
-            Case::CutOff => stage.cluster.lan.cut_off(node),
-            Case::Terminate => stage.stop_agent(node),
-            Case::StoreAway => stage.take_store_away(),
+            Case::Kill | Case::KillMain => setup.signal(node, Signal::SIGKILL),
+            Case::Pause => setup.signal(node, Signal::SIGSTOP),
+            Case::Unplug => setup.cluster.lan.unplug(node),
+            Case::CutOff => setup.cluster.lan.cut_off(node),
+            Case::Terminate => setup.stop_agent(node),
+            Case::StoreAway => setup.break_store(),
             Case::KillWithoutStore => {
-                stage.take_store_away()?;
-                stage.signal(node, Signal::SIGKILL)
+                setup.break_store()?;
+                setup.signal(node, Signal::SIGKILL)
             }
             Case::RollingRestart => {
-                let nodes: Vec<_> = stage.cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
+                let nodes: Vec<_> = setup.cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
                 for node in nodes {
-                    stage.stop_agent(&node)?;
-                    stage.start_agent(&node)?;
+                    setup.stop_agent(&node)?;
+                    setup.start_agent(&node)?;
                     thread::sleep(REST);
                 }
                 Ok(())
@@ -59,40 +59,41 @@ impl Agents {
         }
     }
 
-    /// Undoes it.
-    fn mend(&mut self, case: Case, node: &str) -> Result<()> {
-        let stage = &mut self.stage;
+    /// Undoes the event.
+    fn repair(&mut self, case: Case, node: &str) -> Result<()> {
+        let setup = &mut self.setup;
         match case {
-            Case::Kill | Case::KillMain | Case::Terminate => stage.start_agent(node),
-            Case::Unplug => stage.cluster.lan.plug(node),
-            Case::CutOff => stage.cluster.lan.join(node),
-            Case::StoreAway => stage.bring_store_back(),
+            Case::Kill | Case::KillMain | Case::Terminate => setup.start_agent(node),
+            Case::Unplug => setup.cluster.lan.plug(node),
+            Case::CutOff => setup.cluster.lan.join(node),
+            Case::StoreAway => setup.restore_store(),
             Case::KillWithoutStore => {
-                stage.bring_store_back()?;
-                stage.start_agent(node)
+                setup.restore_store()?;
+                setup.start_agent(node)
             }
-            // Woken, or started, already.
+            // Continued or started again already.
             Case::Pause | Case::RollingRestart => Ok(()),
         }
     }
 
     fn observe(&mut self, case: Case, node: &str) -> Result<Sample> {
-        let mac = self.stage.cluster.lan.node(node)?.mac;
-        let mut sessions = self.stage.sessions(SESSIONS)?;
-        let mut watch = self.stage.watch()?;
+        let mac = self.setup.cluster.lan.node(node)?.mac;
+        let mut sessions = self.setup.sessions(SESSIONS)?;
+        let mut watch = self.setup.watch()?;
         let happened = self.happen(case, node).and_then(|()| {
             if !matches!(case, Case::StoreAway | Case::RollingRestart) {
                 watch.wait_for_another(mac, PATIENCE)?;
             }
             if case == Case::Pause {
                 thread::sleep(ASLEEP);
-                self.stage.signal(node, Signal::SIGCONT)?;
+                self.setup.signal(node, Signal::SIGCONT)?;
             }
             thread::sleep(AFTER);
             Ok(())
         });
-        // Also after a failure, or the next run begins with a broken cluster. Clients go on: who comes back must not answer.
-        let mended = self.mend(case, node);
+        // Runs also after a failure, or the next run would begin with a broken cluster. Clients
+        // continue: a node that returns must not answer.
+        let mended = self.repair(case, node);
         happened.and(mended)?;
         thread::sleep(AFTER);
         let broken = failover::broken(&mut sessions);
@@ -100,7 +101,7 @@ impl Agents {
     }
 }
 
-impl Site for Agents {
+impl Contender for Agents {
     fn system(&self) -> String {
         "vipmux".to_owned()
     }
@@ -120,9 +121,9 @@ impl Site for Agents {
 
     fn measure(&mut self, case: Case) -> Result<Sample> {
         thread::sleep(self.rested.saturating_duration_since(Instant::now()));
-        let leader = self.stage.leader()?.name.clone();
-        self.stage.spare(&leader)?;
-        let sample = self.observe(case, &leader).with_context(|| self.stage.cluster.last_outputs());
+        let leader = self.setup.leader()?.name.clone();
+        self.setup.remove_endpoints_of(&leader)?;
+        let sample = self.observe(case, &leader).with_context(|| self.setup.cluster.last_outputs());
         self.rested = Instant::now() + REST;
         sample
     }

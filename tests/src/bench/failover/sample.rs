@@ -1,4 +1,4 @@
-//! What one run came to, and what all of them did.
+//! The results of one run, and their summary.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::median;
 use crate::watch::View;
 
-/// What one run came to.
+/// The results of one run.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub(super) warm: Span,
@@ -20,21 +20,22 @@ pub struct Sample {
     pub(super) broken: usize,
 }
 
-/// The longest time without an answer, milliseconds, and how many requests were not answered.
+/// The longest time without an answer, milliseconds, and the number of lost requests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Span {
     pub(super) outage: f64,
     pub(super) lost: usize,
 }
 
-/// The same of all runs.
+/// The summary of all runs.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Away {
-    /// The longest time without an answer beyond the pause between requests, milliseconds: the median of the runs.
+    /// The longest time without an answer beyond the pause between requests, milliseconds: the
+    /// median of the runs.
     pub median: f64,
-    /// The same in the worst run.
+    /// The same for the worst run.
     pub worst: f64,
-    /// Requests that were never answered, in all runs.
+    /// Lost requests in all runs.
     pub lost: usize,
 }
 
@@ -50,9 +51,9 @@ impl Away {
 }
 
 impl Sample {
-    /// What the clients saw; `sessions` are connections that stayed, and those of them that broke.
+    /// Results of the clients. `sessions`: lasting connections, and how many of them broke.
     pub(super) fn of(view: &View, (sessions, broken): (usize, usize)) -> Self {
-        let View { warm, anew, connections, questions } = view;
+        let View { warm, anew, connections, arp_requests: questions } = view;
         let series =
             |series: &crate::watch::Series| Span { outage: series.outage().as_secs_f64() * 1e3, lost: series.lost() };
         Self {
@@ -67,7 +68,7 @@ impl Sample {
         }
     }
 
-    /// An ARP request that falls into a handover is asked again by any kernel, and so counts as no loss.
+    /// Every kernel repeats an ARP request that falls into a handover, so it counts as no loss.
     pub(super) fn longest(&self) -> Span {
         let Self { warm, anew, connections, questions, .. } = self;
         let outage = [warm, anew, connections, questions].map(|span| span.outage).into_iter().fold(0.0, f64::max);

@@ -1,4 +1,5 @@
-//! keepalived, in the same topology. The servers are on the node that answers, so connections end with it.
+//! Failovers of keepalived, in the same topology. The servers are on the node that answers, so
+//! connections end with it.
 
 use std::{
     thread,
@@ -8,7 +9,7 @@ use std::{
 use anyhow::Result;
 use nix::sys::signal::Signal;
 
-use super::{AFTER, ASLEEP, Case, Sample, Site};
+use super::{AFTER, ASLEEP, Case, Contender, Sample};
 use crate::{
     cluster::PATIENCE,
     failover,
@@ -16,11 +17,11 @@ use crate::{
     lan::Lan,
 };
 
-/// A backup that starts waits for three advertisements, and somewhat longer.
+/// A backup that starts waits a little longer than three advertisements.
 const REST: Duration = Duration::from_secs(5);
 
 pub(super) struct Others {
-    site: Keepalived,
+    contender: Keepalived,
     system: String,
     rested: Instant,
 }
@@ -32,32 +33,32 @@ impl Others {
             Advertisements::Fast => "each 0.1 s",
         };
         let system = format!("{}, {often}", version()?);
-        let site = Keepalived::new(Lan::new(failover::LAN)?, advertisements)?;
-        Ok(Self { site, system, rested: Instant::now() + REST })
+        let contender = Keepalived::new(Lan::new(failover::LAN)?, advertisements)?;
+        Ok(Self { contender, system, rested: Instant::now() + REST })
     }
 
     fn happen(&self, case: Case, node: &str) -> Result<()> {
         match case {
-            Case::KillMain => self.site.signal(node, Whom::Main, Signal::SIGKILL),
-            Case::Pause => self.site.signal(node, Whom::All, Signal::SIGSTOP),
-            Case::Unplug => self.site.lan.unplug(node),
-            Case::CutOff => self.site.lan.cut_off(node),
-            Case::Terminate => self.site.signal(node, Whom::Main, Signal::SIGTERM),
-            _ => self.site.signal(node, Whom::All, Signal::SIGKILL),
+            Case::KillMain => self.contender.signal(node, Whom::Main, Signal::SIGKILL),
+            Case::Pause => self.contender.signal(node, Whom::All, Signal::SIGSTOP),
+            Case::Unplug => self.contender.lan.unplug(node),
+            Case::CutOff => self.contender.lan.cut_off(node),
+            Case::Terminate => self.contender.signal(node, Whom::Main, Signal::SIGTERM),
+            _ => self.contender.signal(node, Whom::All, Signal::SIGKILL),
         }
     }
 
-    fn mend(&mut self, case: Case, node: &str) -> Result<()> {
+    fn repair(&mut self, case: Case, node: &str) -> Result<()> {
         match case {
             Case::Pause => Ok(()),
-            Case::Unplug => self.site.lan.plug(node),
-            Case::CutOff => self.site.lan.join(node),
-            _ => self.site.start(node),
+            Case::Unplug => self.contender.lan.plug(node),
+            Case::CutOff => self.contender.lan.join(node),
+            _ => self.contender.start(node),
         }
     }
 }
 
-impl Site for Others {
+impl Contender for Others {
     fn system(&self) -> String {
         self.system.clone()
     }
@@ -68,20 +69,20 @@ impl Site for Others {
 
     fn measure(&mut self, case: Case) -> Result<Sample> {
         thread::sleep(self.rested.saturating_duration_since(Instant::now()));
-        let leader = self.site.leader()?;
+        let leader = self.contender.leader()?;
         let (node, mac) = (leader.name.clone(), leader.mac);
-        let mut watch = self.site.watch()?;
+        let mut watch = self.contender.watch()?;
         let happened = self.happen(case, &node).and_then(|()| {
             watch.wait_for_another(mac, PATIENCE)?;
             if case == Case::Pause {
                 thread::sleep(ASLEEP);
-                self.site.signal(&node, Whom::All, Signal::SIGCONT)?;
+                self.contender.signal(&node, Whom::All, Signal::SIGCONT)?;
             }
             thread::sleep(AFTER);
             Ok(())
         });
         let view = watch.stop();
-        let mended = self.mend(case, &node);
+        let mended = self.repair(case, &node);
         self.rested = Instant::now() + REST;
         happened.and(mended)?;
         Ok(Sample::of(&view?, (0, 0)))

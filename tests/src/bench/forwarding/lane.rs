@@ -36,28 +36,28 @@ use crate::{
     program::{self, Program, State, TESTING_OBJECT},
 };
 
-/// Where clients are, and the generator for them all.
+/// The clients' network, and the generator's address for all of them.
 const CLIENTS: (Ipv4Addr, u8) = (CLIENT, 9);
 const GENERATOR: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
-/// Where backends are, and the sink for them all.
+/// The backends' network, and the sink's address for all of them.
 const PODS: (Ipv4Addr, u8) = (Ipv4Addr::new(BACKENDS, 0, 0, 0), 9);
 const SINK: Ipv4Addr = Ipv4Addr::new(198, 18, 1, 2);
 const SINK_MAC: MacAddr = MacAddr(2, 0, 0, 0, 1, 2);
-/// Frames that are on their way at once, an eighth of a veth's ring.
+/// Frames in flight, an eighth of a veth's ring.
 const BATCH: u32 = 32;
 
-/// What the node under test has.
+/// The kind of the node under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Equipment {
-    /// The data plane on the interface towards the generator.
+    /// The data plane, on the interface towards the generator.
     pub(super) data_plane: bool,
-    /// kube-proxy's rules, and with them connection tracking.
+    /// kube-proxy's rules, with connection tracking.
     pub(super) rules: bool,
 }
 
-/// The three namespaces, removed when dropped.
+/// The three namespaces, removed on drop.
 pub(super) struct Lane {
-    // Before the namespaces: what is attached goes first.
+    // Dropped before the namespaces.
     program: Option<Program>,
     sink: Ebpf,
     generator: Namespace,
@@ -66,25 +66,25 @@ pub(super) struct Lane {
     rules: bool,
 }
 
-/// What became of the packets of a run.
+/// The packets of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Run {
     /// Elapsed time.
     pub(super) elapsed: Duration,
-    /// Packets that arrived with a backend's address.
+    /// Packets that arrived with a backend's address as destination.
     pub(super) translated: u64,
-    /// Packets that arrived with another one, the VIP's.
+    /// Packets that arrived with the VIP as destination.
     pub(super) untouched: u64,
 }
 
-/// Frames of a generator: a template and how it varies.
+/// A generator's frames: a template and how it varies.
 pub(super) struct Generator {
     ebpf: Ebpf,
     frame: [u8; LENGTH],
 }
 
 impl Lane {
-    /// A node that has the state's Services.
+    /// Makes a node that has the state's Services.
     pub(super) fn new(state: &State, equipment: Equipment, capacity: u32) -> Result<Self> {
         let name = cleanup::number();
         let generator = Namespace::new(&format!("{name}-generator"))?;
@@ -109,7 +109,7 @@ impl Lane {
     }
 
     fn add_rules(&self, state: &State) -> Result<()> {
-        // Cards have verified checksums before; veths have not.
+        // A card has verified checksums before; a veth has not.
         self.node.sysctl("net/netfilter/nf_conntrack_checksum", "0")?;
         let folder = Folder::temporary("rules")?;
         let file = folder.path().join("rules.nft");
@@ -133,12 +133,12 @@ impl Lane {
         Ok(())
     }
 
-    /// The data plane, where the node has it.
+    /// Returns the data plane, if the node has it.
     pub(super) fn program(&self) -> Option<&Program> {
         self.program.as_ref()
     }
 
-    /// Connections that the node tracks; none where nothing makes it do so.
+    /// Returns how many connections the node tracks; `None` if nothing makes it track them.
     pub(super) fn connections(&self) -> Result<Option<u64>> {
         const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
         let count = || {
@@ -148,12 +148,12 @@ impl Lane {
         if self.rules { self.node.run(count).map(Some) } else { Ok(None) }
     }
 
-    /// Makes the node forget all connections that it tracks.
+    /// Makes the node forget all tracked connections.
     pub(super) fn forget(&self) -> Result<()> {
         if self.rules { self.node.run(conntrack::flush) } else { Ok(()) }
     }
 
-    /// A generator of datagrams to the first Service on `to` and those that follow it.
+    /// Returns a generator of datagrams to the first Service on `to` and those after it.
     pub(super) fn generator(&self, from: Ipv4Addr, to: Ipv4Addr, variation: Variation) -> Result<Generator> {
         let datagram = workload::datagram(from, to);
         let frame: [u8; LENGTH] = datagram.as_slice().try_into().context("a frame of another length")?;
@@ -165,7 +165,7 @@ impl Lane {
         Ok(Generator { ebpf, frame })
     }
 
-    /// Sends so many packets; with `answered`, the sink answers each.
+    /// Sends this many packets. With `answered`, the sink answers each.
     pub(super) fn send(&mut self, generator: &Generator, packets: u32, answered: bool) -> Result<Run> {
         let mut answer: Array<_, u32> = self.sink.map_mut("ANSWER").context("no map ANSWER")?.try_into()?;
         answer.set(0, u32::from(answered), 0)?;
@@ -193,7 +193,8 @@ impl Lane {
     }
 }
 
-/// The veths, with addresses, routes and neighbours: nothing is asked for while it is measured.
+/// Sets up the veths, with addresses, routes and neighbors, so that nothing is resolved during a
+/// run.
 fn wire(generator: &Namespace, node: &Namespace, beyond: &Namespace) -> Result<()> {
     let own = End { name: "in", mac: Some(SELF_MAC.into()) };
     node.links(|links| {
@@ -204,8 +205,8 @@ fn wire(generator: &Namespace, node: &Namespace, beyond: &Namespace) -> Result<(
     })?;
     let client = generator.links(|links| links.mac("out"))?;
     node.links(|links| {
-        links.add_neighbour("in", GENERATOR, client)?;
-        links.add_neighbour("out", SINK, SINK_MAC)?;
+        links.add_neighbor("in", GENERATOR, client)?;
+        links.add_neighbor("out", SINK, SINK_MAC)?;
         links.add_route("in", CLIENTS, Some(GENERATOR))?;
         links.add_route("out", PODS, Some(SINK))
     })?;
@@ -223,7 +224,7 @@ fn wire(generator: &Namespace, node: &Namespace, beyond: &Namespace) -> Result<(
     })
 }
 
-/// Gives the calling thread precedence over whatever else runs on its CPU.
+/// Gives the calling thread real-time priority on its CPU.
 fn first_in_line() -> Result<()> {
     // SAFETY: a system call with plain arguments; on Linux, 0 is the calling thread.
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };

@@ -1,4 +1,5 @@
-//! nftables rules shaped like kube-proxy's (`pkg/proxy/nftables/proxier.go`), for the Services of a node's maps.
+//! nftables rules shaped like kube-proxy's (`pkg/proxy/nftables/proxier.go`), for the Services of a
+//! node's maps.
 
 use std::{collections::BTreeSet, fmt::Write as _, net::Ipv4Addr};
 
@@ -11,7 +12,7 @@ use crate::program::State;
 /// The table's name.
 pub(super) const TABLE: &str = "kube-proxy";
 
-/// What kube-proxy has for any number of Services.
+/// Rules that kube-proxy has for any number of Services.
 const FRAME: &str = "
  map service-ips { type ipv4_addr . inet_proto . inet_service : verdict; }
  map service-nodeports { type inet_proto . inet_service : verdict; }
@@ -27,7 +28,7 @@ const FRAME: &str = "
  }
 ";
 
-/// The hooks, after the chains that the map names.
+/// The hooks. They follow the chains that the map names.
 const HOOKS: &str = "
  chain services {
   ip daddr . meta l4proto . th dport vmap @service-ips
@@ -51,8 +52,9 @@ const HOOKS: &str = "
 }
 ";
 
-/// Input for `nft -f`. Services with endpoints elsewhere have the external traffic policy `Cluster`, so that replies come
-/// back this way; those with endpoints here have `Local`, which leaves clients their addresses.
+/// Returns input for `nft -f`. Services with endpoints elsewhere have the external traffic policy
+/// `Cluster`, so that replies come back through this node. Those with endpoints here have `Local`,
+/// which keeps clients' addresses.
 pub(super) fn ruleset(state: &State) -> Result<String> {
     let mut text = format!("table ip {TABLE} {{{FRAME}");
     let mut elements = Vec::new();

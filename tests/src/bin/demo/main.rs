@@ -1,4 +1,4 @@
-//! The main job, shown live: many Services behind one address, on the wire.
+//! The demo: many Services behind one address, with real packets.
 
 mod screen;
 mod show;
@@ -16,14 +16,15 @@ use vipmux_tests::{
 
 use crate::{screen::Screen, show::Show};
 
-/// For a request that is expected to be answered.
+/// The time limit for a request that must be answered.
 const TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Five Services on one address, three nodes, a client, and real servers as pods, each in a network namespace.
+/// Demonstrates vipmux: five Services on one address, three nodes, a client, and real servers as
+/// pods, each in a network namespace
 #[derive(Parser)]
 #[command(name = "demo")]
 struct Arguments {
-    /// Leave everything standing afterwards, and print commands to try; Ctrl-C removes it
+    /// Keep everything running afterwards, and print commands to try; Ctrl-C removes it
     #[arg(long)]
     hold: bool,
     #[command(subcommand)]
@@ -32,7 +33,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Ask a server once and print its answer: for another terminal, in the client's network namespace
+    /// Send one request and print the answer: for another terminal, in the client's network
+    /// namespace
     Ask {
         /// http, echo, dns-udp, dns-tcp or udp-echo
         kind: Kind,
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
         return ask(Request { kind, server });
     }
     if !geteuid().is_root() {
-        eprintln!("the demo makes network namespaces: run it as root");
+        eprintln!("the demo needs network namespaces: run it as root");
         return ExitCode::FAILURE;
     }
     let mut screen = Screen::new();
@@ -91,7 +93,7 @@ fn run(screen: &mut Screen) -> anyhow::Result<Cluster> {
     Ok(cluster)
 }
 
-/// Until Ctrl-C, which is a good end.
+/// Waits for Ctrl-C, which counts as success.
 fn hold(screen: &Screen, cluster: &Cluster) -> ! {
     cleanup::exit_with_on_interrupt(0);
     if let Err(error) = show::commands_to_try(screen, cluster) {

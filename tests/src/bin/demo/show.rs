@@ -1,4 +1,4 @@
-//! What the demo shows, in order.
+//! The demo's steps, in order.
 
 use std::{collections::BTreeMap, net::Ipv4Addr, path::Path, process::Command, time::Duration};
 
@@ -17,9 +17,9 @@ use vipmux_tests::{
 
 use crate::{TIMEOUT, screen::Screen};
 
-/// How long the client listens for answers to an ARP request.
+/// How long the client waits for ARP replies.
 const ARP_WINDOW: Duration = Duration::from_millis(300);
-/// Requests to each port; with two equal pods, the chance that one gets none is 2^-19.
+/// Requests to each port. With two equal pods, the chance that one gets none is 2^-19.
 const REQUESTS: usize = 20;
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -47,7 +47,7 @@ impl<'a> Show<'a> {
     }
 
     fn plan(&mut self) -> Result<()> {
-        self.screen.heading("The manifests, and what vipmux makes of them");
+        self.screen.heading("The manifests and the resulting plan");
         let mut command = Command::new(agent::binary()?);
         command.arg("plan").arg(self.cluster.manifests.path());
         let output = process::run(command)?;
@@ -62,15 +62,15 @@ impl<'a> Show<'a> {
     }
 
     fn leader(&mut self) -> Result<()> {
-        self.screen.heading("Who answers for the address");
+        self.screen.heading("The node that answers for the address");
         let (client, vip) = (self.cluster.lan.client()?, self.vip);
         let answers = arp::answers(client.namespace(), client.address, vip, ARP_WINDOW)?;
         let names: Vec<_> = answers.iter().map(|mac| self.name_of(*mac)).collect();
-        ensure!(answers == [self.leader.mac], "{} leads {vip}, and these answer: {names:?}", self.leader.name);
+        ensure!(answers == [self.leader.mac], "{} leads {vip}, but these nodes answer: {names:?}", self.leader.name);
         self.screen.shown("exactly one node answers ARP", format!("{} ({})", self.leader.name, self.leader.mac));
 
         self.await_services()?;
-        let entry = client.neighbour(vip)?.with_context(|| format!("the client has no ARP entry for {vip}"))?;
+        let entry = client.neighbor(vip)?.with_context(|| format!("the client has no ARP entry for {vip}"))?;
         ensure!(entry == self.leader.mac, "the client's ARP entry for {vip} is {entry}");
         self.screen.shown("the client's ARP entry is the leader's", format!("{vip} is at {entry}"));
         Ok(())
@@ -80,7 +80,7 @@ impl<'a> Show<'a> {
         self.cluster.lan.node_of(mac).map_or_else(|| mac.to_string(), |node| node.name.clone())
     }
 
-    /// Right after the start, the nodes may not know each other's MACs yet.
+    /// Right after the start, nodes may not know each other's MACs yet.
     fn await_services(&self) -> Result<()> {
         self.screen.step("every port answers", || {
             SERVICES
@@ -110,7 +110,12 @@ impl<'a> Show<'a> {
                 *by_pod.entry(answer.pod).or_insert(0) += 1;
             }
             let reached: Vec<_> = by_pod.keys().map(String::as_str).collect();
-            ensure!(reached == service.pods, "{} has the pods {:?}, reached: {reached:?}", service.name, service.pods);
+            ensure!(
+                reached == service.pods,
+                "{} has the pods {:?}, but requests reached {reached:?}",
+                service.name,
+                service.pods
+            );
             let places = by_pod.iter().map(|(pod, count)| Ok(format!("{pod} on {} {count}x", self.node_of(pod)?)));
             let places = places.collect::<Result<Vec<_>>>()?.join(", ");
             let what =
@@ -126,7 +131,7 @@ impl<'a> Show<'a> {
     }
 
     fn inspect(&mut self) -> Result<()> {
-        self.screen.heading(&format!("What the kernel holds on {}", self.leader.name));
+        self.screen.heading(&format!("The kernel's state on {}", self.leader.name));
         let agent = self.cluster.agent(&self.leader.name)?;
         for view in ["vips", "services", "backends", "neighbors", "flows", "stats"] {
             let arguments: &[&str] = if view == "flows" { &[view, "--limit", "8"] } else { &[view] };
@@ -137,12 +142,12 @@ impl<'a> Show<'a> {
         for service in SERVICES {
             ensure!(services.contains(service.name), "`vipmux inspect services` has no {}", service.name);
         }
-        self.screen.shown("inspect reads it from the kernel's maps", "vips, services, backends, flows, stats");
+        self.screen.shown("inspect reads the kernel's maps", "vips, services, backends, flows, stats");
         Ok(())
     }
 
     fn changes(&mut self) -> Result<()> {
-        self.screen.heading("A Service comes and goes while traffic runs on the others");
+        self.screen.heading("A Service is added and removed while the others have traffic");
         let namespace = self.cluster.lan.client()?.namespace();
         let traffic: Vec<_> = SERVICES
             .iter()
@@ -154,7 +159,7 @@ impl<'a> Show<'a> {
             self.cluster.manifests.write_text(file, text)?;
             self.cluster.await_service(request, LATER_SERVICE.name)
         })?;
-        self.screen.step(&format!("remove {file}: nobody answers there any more"), || {
+        self.screen.step(&format!("remove {file}: nobody answers there"), || {
             self.cluster.manifests.remove(file)?;
             wait::until("silence on the removed port", PATIENCE, || match self.cluster.ask(request, PAUSE * 60) {
                 Ok(answer) => bail!("{answer}"),
@@ -174,7 +179,7 @@ impl<'a> Show<'a> {
     }
 }
 
-/// Commands for another terminal, while the demo is held.
+/// Prints commands for another terminal, while the demo is kept running.
 pub(crate) fn commands_to_try(screen: &Screen, cluster: &Cluster) -> Result<()> {
     let vip = Plan::of(cluster.manifests.path())?.address(SERVICES[0].name)?;
     let leader = cluster.await_leader(vip)?;
@@ -182,7 +187,7 @@ pub(crate) fn commands_to_try(screen: &Screen, cluster: &Cluster) -> Result<()> 
     let binary = agent::binary()?;
     let client = enter(cluster.lan.client()?.namespace().path());
     let on_leader = enter(leader.namespace().path());
-    screen.heading("It all stands. In another terminal, try:");
+    screen.heading("Everything keeps running. In another terminal, try:");
     let demo = std::env::current_exe()?;
     for Service { kind, port, .. } in SERVICES {
         println!("  {client} {} ask {kind} {vip}:{port}", demo.display());
@@ -194,7 +199,7 @@ pub(crate) fn commands_to_try(screen: &Screen, cluster: &Cluster) -> Result<()> 
         println!("  {on_leader} {binary} inspect --pin-path {pins} {view}");
     }
     println!("  {binary} plan {folder}");
-    println!("Edit the manifests in {folder}: the agents follow. Ctrl-C here removes everything.");
+    println!("Edit the manifests in {folder}: the agents apply the changes. Ctrl-C removes everything.");
     Ok(())
 }
 

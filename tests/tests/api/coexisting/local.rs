@@ -1,4 +1,5 @@
-//! `externalTrafficPolicy: Local`: the VIP is vipmux's, node ports and health checks stay kube-proxy's.
+//! Tests `externalTrafficPolicy: Local`: vipmux handles the VIP, kube-proxy node ports and health
+//! checks.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,7 +15,7 @@ use vipmux_tests::{
 
 use super::{
     SILENCE, local,
-    scene::{Scene, VIPS, of_family},
+    services::{SharedServices, VIPS, of_family},
     unanswered,
 };
 
@@ -29,19 +30,19 @@ fn kube_proxy_with_nftables_answers_health_checks_of_local_services_that_vipmux_
 }
 
 fn health_checks_are_answered(mode: Mode, pods: PodNetwork) -> Result<()> {
-    let Some(scene) = Scene::new(mode, pods, local)? else { return Ok(()) };
-    let lan = &scene.cluster.lan;
+    let Some(services) = SharedServices::new(mode, pods, local)? else { return Ok(()) };
+    let lan = &services.cluster.lan;
     let client = lan.client()?;
-    for offer in scene.offers_of(Kind::Http) {
-        let service = scene.service(&offer.service)?;
+    for offer in services.offers_of(Kind::Http) {
+        let service = services.service(&offer.service)?;
         let port = |value: &serde_json::Value| u16::try_from(value.as_u64()?).ok();
         let check = port(&service["spec"]["healthCheckNodePort"]).context("no healthCheckNodePort")?;
         let node_port = port(&service["spec"]["ports"][0]["nodePort"]).context("no nodePort")?;
-        // One of the nodes leads, and one has the pod: whether they are the same or not.
+        // One node leads and one has the pod. They may be the same.
         for vip in VIPS {
             let own = of_family(vip, client.address, client.address_v6);
             assert_eq!(offer.seen_by(client.namespace(), offer.at(vip))?, own);
-            for caller in &scene.callers {
+            for caller in &services.callers {
                 let seen = offer.await_seen_by(caller.namespace(), offer.at(vip))?;
                 assert_eq!(seen, of_family(vip, caller.address, caller.address_v6));
             }
@@ -62,7 +63,7 @@ fn health_checks_are_answered(mode: Mode, pods: PodNetwork) -> Result<()> {
     Ok(())
 }
 
-/// 200 where the pod is, and 503 where none is.
+/// 200 on the pod's node, 503 on the others.
 fn await_health(client: &Namespace, server: (IpAddr, u16), here: bool) -> Result<()> {
     let expected = if here { (200, 1) } else { (503, 0) };
     wait::until(&format!("the health check at {}", server.0), PATIENCE, || {

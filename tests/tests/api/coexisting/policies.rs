@@ -1,4 +1,4 @@
-//! Rules as network policies become them: they hold for what comes by the VIP as for what does not.
+//! Tests rules as network policies create them: they apply to packets through the VIP as to others.
 
 use std::net::{IpAddr, TcpStream};
 
@@ -12,21 +12,21 @@ use vipmux_tests::{
 
 use super::{
     SILENCE,
-    scene::{Offer, Scene, VIPS, of_family},
+    services::{Offer, SharedServices, VIPS, of_family},
     unanswered,
 };
 
-/// Where a CNI's rule sees packets.
+/// The place of a CNI's rule.
 #[derive(Clone, Copy, Debug)]
 enum Hook {
-    /// Where they are forwarded, as Calico, kube-router and kube-network-policies have it.
+    /// In the forward hook, as in Calico, kube-router and kube-network-policies.
     Forward,
-    /// Where they leave the node for the pod, as programs at pods' interfaces have it.
+    /// The point where packets leave the node for the pod, as programs at pods' interfaces do.
     Veth,
 }
 
 impl Hook {
-    /// The family of its table.
+    /// Returns the family of its table.
     fn family(self) -> &'static str {
         match self {
             Self::Forward => "inet",
@@ -34,7 +34,7 @@ impl Hook {
         }
     }
 
-    /// Lets one client to the pod, and no other; `refused` counts.
+    /// Admits one client to the pod. `refused` counts the others' packets.
     fn rules(self, offer: &Offer<'_>, client: &Client) -> String {
         let pod = offer.pod;
         let (established, at) = match self {
@@ -75,9 +75,9 @@ fn a_policy_for_pods_of_a_bridge_holds_for_the_vip() -> Result<()> {
 }
 
 fn a_policy_holds(mode: Mode, pods: PodNetwork) -> Result<()> {
-    let Some(scene) = Scene::new(mode, pods, |service| service)? else { return Ok(()) };
-    let [welcome, other] = scene.cluster.lan.clients.as_slice() else { bail!("there are two clients") };
-    let offers: Vec<_> = scene.offers_of(Kind::Http).into_iter().chain(scene.offers_of(Kind::UdpEcho)).collect();
+    let Some(services) = SharedServices::new(mode, pods, |service| service)? else { return Ok(()) };
+    let [welcome, other] = services.cluster.lan.clients.as_slice() else { bail!("there are two clients") };
+    let offers: Vec<_> = services.offers_of(Kind::Http).into_iter().chain(services.offers_of(Kind::UdpEcho)).collect();
     for offer in &offers {
         for vip in VIPS {
             let seen = offer.seen_by(other.namespace(), offer.at(vip))?;
@@ -85,13 +85,13 @@ fn a_policy_holds(mode: Mode, pods: PodNetwork) -> Result<()> {
         }
     }
     for hook in [Hook::Forward, Hook::Veth] {
-        for offer in scene.offers_of(Kind::Http) {
+        for offer in services.offers_of(Kind::Http) {
             offer.node.nft(&hook.rules(&offer, welcome)).with_context(|| format!("{hook:?}"))?;
         }
         for offer in &offers {
             holds(offer, hook, welcome, other).with_context(|| format!("{hook:?} on {}", offer.node.name))?;
         }
-        for node in &scene.cluster.lan.nodes {
+        for node in &services.cluster.lan.nodes {
             node.nft(&format!("delete table {} rules", hook.family()))?;
         }
     }
@@ -113,7 +113,7 @@ fn holds(offer: &Offer<'_>, hook: Hook, welcome: &Client, other: &Client) -> Res
 fn ask(offer: &Offer<'_>, vip: IpAddr) -> Result<()> {
     let server = offer.at(vip).server;
     if offer.kind == Kind::UdpEcho {
-        return Datagrams::connect(server, SILENCE)?.say("anyone?").map(drop);
+        return Datagrams::connect(server, SILENCE)?.echo("anyone?").map(drop);
     }
     Ok(TcpStream::connect_timeout(&server, SILENCE).map(drop)?)
 }

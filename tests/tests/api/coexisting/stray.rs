@@ -1,5 +1,5 @@
-//! Segments out of every window: kube-proxy's rule or the CNI's drops what conntrack finds invalid where there is such a rule,
-//! and connections go on in either case.
+//! Tests segments outside of the window. If there is a rule of kube-proxy or the CNI against what
+//! conntrack finds invalid, it drops them. Connections continue in either case.
 
 use std::{fs, net::IpAddr};
 
@@ -14,36 +14,39 @@ use vipmux_tests::{
     process, wait, wire,
 };
 
-use super::scene::{Offer, Scene, VIPS, of_family};
+use super::services::{Offer, SharedServices, VIPS, of_family};
 
-/// How many are sent of each kind, by the client and by the pod.
+/// Segments of each kind from the client and from the pod.
 const STRAY: u8 = 5;
-/// Of two numbers that are half the space apart, one is before the window and one after it, whatever the connection's numbers
-/// are. The kernel finds the latter invalid in any case, and since Linux 6.2 takes the former for a late one.
+/// Of two numbers that are half the number space apart, one is before the window and one after it,
+/// for every connection. The kernel always finds the latter invalid. Since Linux 6.2 it takes the
+/// former for a late segment.
 const NUMBERS: [u32; 2] = [0x1234_5678, 0x9234_5678];
 
-pub(super) fn segments_harm_nobody(scene: &Scene) -> Result<()> {
-    for node in &scene.cluster.lan.nodes {
-        check_rule(scene, node)?;
+pub(super) fn segments_harm_nobody(services: &SharedServices) -> Result<()> {
+    for node in &services.cluster.lan.nodes {
+        check_rule(services, node)?;
         watch(node)?;
     }
-    // A segment that is still on its way when its connection has ended is answered by RST, as it should be: so they stay.
+    // A segment that arrives after its connection has ended is answered by a RST, correctly. So the
+    // connections stay open.
     let mut sessions = Vec::new();
-    for offer in scene.offers_of(Kind::Echo) {
+    for offer in services.offers_of(Kind::Echo) {
         for vip in VIPS {
-            sessions.push(harm_nobody(scene, &offer, vip).with_context(|| offer.at(vip).to_string())?);
+            sessions.push(harm_nobody(services, &offer, vip).with_context(|| offer.at(vip).to_string())?);
         }
     }
-    sessions.iter_mut().try_for_each(|session| session.say("and now?").map(drop)).context("a connection is broken")?;
-    scene.cluster.lan.nodes.iter().try_for_each(|node| node.nft("delete table inet watch").map(drop))
+    sessions.iter_mut().try_for_each(|session| session.echo("and now?").map(drop)).context("a connection is broken")?;
+    services.cluster.lan.nodes.iter().try_for_each(|node| node.nft("delete table inet watch").map(drop))
 }
 
-/// With iptables, kube-proxy drops what is invalid unless conntrack is told to be liberal; with nftables it never does.
-fn check_rule(scene: &Scene, node: &Node) -> Result<()> {
+/// With iptables, kube-proxy drops invalid packets unless conntrack is set to be liberal. With
+/// nftables it never does.
+fn check_rule(services: &SharedServices, node: &Node) -> Result<()> {
     let path = "/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal";
     let liberal = node.namespace().run(|| fs::read_to_string(path).context(path))?;
     assert_eq!(liberal.trim(), "0", "{}", node.name);
-    if scene.mode == Mode::Iptables {
+    if services.mode == Mode::Iptables {
         for program in ["iptables-save", "ip6tables-save"] {
             let mut command = node.namespace().command(program)?;
             command.args(["-t", "filter"]);
@@ -55,7 +58,8 @@ fn check_rule(scene: &Scene, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// Counts what is sent here, and what is invalid of it, before and after the rules of kube-proxy and of the CNI, which have the priority 0.
+/// Counts the packets that are sent here, and the invalid ones of them, before and after the rules
+/// of kube-proxy and of the CNI, which have priority 0.
 fn watch(node: &Node) -> Result<()> {
     let [one, other] = NUMBERS;
     node.nft(&format!(
@@ -74,13 +78,13 @@ fn watch(node: &Node) -> Result<()> {
     .map(drop)
 }
 
-fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<Session> {
-    let client = scene.cluster.lan.client()?;
+fn harm_nobody(services: &SharedServices, offer: &Offer<'_>, vip: IpAddr) -> Result<Session> {
+    let client = services.cluster.lan.client()?;
     let mut session = client.namespace().run(|| Session::connect(offer.at(vip).server, TIMEOUT))?;
-    session.say("hello")?;
+    session.echo("hello")?;
     let port = session.local_address()?.port();
     let own = of_family(vip, client.address, client.address_v6);
-    let leader = client.neighbour(vip)?.context("the client has no MAC for the VIP")?;
+    let leader = client.neighbor(vip)?.context("the client has no MAC for the VIP")?;
     let counted = |counter| offer.node.nft_packets(("inet", "watch", counter));
     let before = (counted("stray")?, counted("invalid")?, counted("left")?);
 
@@ -95,19 +99,20 @@ fn harm_nobody(scene: &Scene, offer: &Offer<'_>, vip: IpAddr) -> Result<Session>
     }
     wait::until("the segments at the node of the pod", PATIENCE, || {
         let (all, invalid) = (counted("stray")? - before.0, counted("invalid")? - before.1);
-        let (left, expected) = (counted("left")? - before.2, if goes_on(scene) { invalid } else { 0 });
+        let (left, expected) = (counted("left")? - before.2, if goes_on(services) { invalid } else { 0 });
         let sent = u64::from(STRAY) * 2;
         ensure!(all == 2 * sent && invalid >= sent, "{all} have come, of which {invalid} are invalid");
         ensure!(left == expected, "{left} of {invalid} have gone on, and not {expected}");
         Ok(())
     })?;
-    session.say("still there?").context("the connection is broken")?;
+    session.echo("still there?").context("the connection is broken")?;
     Ok(session)
 }
 
-/// Whether what is invalid goes on: flannel has no rule against it, and nor has kube-proxy with nftables.
-fn goes_on(scene: &Scene) -> bool {
-    (scene.mode, scene.pods) == (Mode::Nftables, PodNetwork::Bridged)
+/// Returns whether invalid packets are forwarded: neither flannel nor kube-proxy with nftables has
+/// a rule against them.
+fn goes_on(services: &SharedServices) -> bool {
+    (services.mode, services.pods) == (Mode::Nftables, PodNetwork::Bridged)
 }
 
 fn frame(ethernet: &Ethernet, (from, to): (IpAddr, IpAddr), segment: Tcp) -> Result<Vec<u8>> {

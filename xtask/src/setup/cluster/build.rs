@@ -1,7 +1,8 @@
-//! Building a module's programs, as the main module would: with the versions that its own go.mod asks for.
+//! Builds a module's programs as its main module would: with the versions in its own go.mod.
 //!
-//! `go install PACKAGE@VERSION` refuses Kubernetes and etcd, since their go.mod replaces modules by folders of the repository.
-//! Those modules are published beside it, so a go.mod of our own that replaces them by versions takes its place.
+//! `go install PACKAGE@VERSION` refuses Kubernetes and etcd, because their go.mod replaces modules
+//! by folders of the repository. The same modules are published too. So a generated go.mod replaces
+//! them by versions.
 
 use std::{
     fs,
@@ -15,10 +16,10 @@ use anyhow::{Context, Result, bail};
 use super::programs::{Module, Program};
 use crate::{setup::go::Go, workspace};
 
-/// Packages between two words about them, where there is no terminal to count on.
+/// Packages between two progress lines if stderr is no terminal.
 const INTERVAL: usize = 200;
 
-/// A folder with a go.mod by which a module's programs can be built.
+/// A folder with a go.mod that can build a module's programs.
 pub(super) struct Tree<'a> {
     go: &'a Go,
     folder: PathBuf,
@@ -26,7 +27,8 @@ pub(super) struct Tree<'a> {
 }
 
 impl<'a> Tree<'a> {
-    /// Downloads the module and finds the versions of what it needs. Go checks all of it by the public log of checksums.
+    /// Downloads the module and resolves the versions of its dependencies. Go checks everything
+    /// against the public checksum database.
     pub(super) fn new(go: &'a Go, work: &Path, module: &'a Module) -> Result<Self> {
         let folder = work.join(module.name);
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
@@ -37,27 +39,27 @@ impl<'a> Tree<'a> {
         if fs::read_to_string(&path).is_ok_and(|text| is_of_version(&text)) {
             return Ok(tree);
         }
-        workspace::say(&format!("downloading {} {} with go", module.path, module.version));
+        workspace::progress(&format!("downloading {} {} with go", module.path, module.version));
         let its_own = go.download(&tree.folder, module.path, module.version)?.go_mod;
         let its_own = fs::read_to_string(&its_own).with_context(|| format!("cannot read {}", its_own.display()))?;
         write(&go_mod(module, &its_own))?;
         let mut get = tree.command(["get"]);
         get.args(module.programs.iter().map(|program| format!("{}@{}", program.package, module.version)));
         workspace::prepare(&mut get)?;
-        // Last: the file is whole with its first line, and then not made again.
+        // The first line is written last: it marks a complete file, which is not made again.
         let resolved = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         write(&format!("{}{resolved}", heading(module)))?;
         Ok(tree)
     }
 
-    /// Builds a program; it comes to be at its place whole or not at all.
+    /// Builds a program and moves it to its place. The place never has a partial file.
     pub(super) fn build(&self, program: &Program, place: &Path) -> Result<()> {
         let draft = self.folder.join(program.name);
         let mut build = self.command(["build", "-v", "-trimpath", "-buildvcs=false", "-ldflags"]);
         build.arg(link_flags(self.module)).arg("-o").arg(&draft).arg(program.package);
-        workspace::say(&workspace::shown(&build));
+        workspace::progress(&workspace::command_line(&build));
         count_packages(&mut build, program.name)?;
-        let folder = place.parent().context("the program's place is in no folder")?;
+        let folder = place.parent().context("the program's path has no folder")?;
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         fs::rename(&draft, place).with_context(|| format!("cannot make {}", place.display()))
     }
@@ -67,12 +69,13 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// What tells a go.mod that was made to its end, and for which version.
+/// The first line of a complete go.mod. It names the version.
 fn heading(module: &Module) -> String {
     format!("// {} {}\n", module.path, module.version)
 }
 
-/// A go.mod to build a module's programs with, by that module's own: the same Go, the same replacements, but by versions.
+/// Returns a go.mod to build a module's programs with, based on the module's own: the same Go and
+/// the same replacements, but by versions.
 fn go_mod(module: &Module, its_own: &str) -> String {
     let go = its_own.lines().find(|line| line.starts_with("go ")).unwrap_or_default();
     let replaced = its_own.lines().filter_map(sibling).map(|sibling| {
@@ -82,8 +85,8 @@ fn go_mod(module: &Module, its_own: &str) -> String {
     format!("module tests\n\n{go}\n\n{}", replaced.collect::<String>())
 }
 
-/// The module that a line of a go.mod replaces by a folder of the repository. Those replaced by nothing at all, as etcd has
-/// them, are guards against a mistake of its own.
+/// Returns the module that a line of a go.mod replaces by a folder of the repository. etcd also
+/// replaces modules by nothing, to guard against its own mistakes; these lines do not count.
 fn sibling(line: &str) -> Option<&str> {
     let (module, target) = line.trim().trim_start_matches("replace ").split_once(" => ")?;
     let is_folder = target.starts_with("./staging/") || target.starts_with("../");
@@ -95,18 +98,19 @@ fn link_flags(module: &Module) -> String {
     format!("-s -w{}", stamps.collect::<String>())
 }
 
-/// Runs a `go build -v`, which names each package that it compiles: they are counted, and everything else is shown.
+/// Runs a `go build -v`, which names each package that it compiles. Counts them, and prints
+/// everything else.
 fn count_packages(build: &mut Command, program: &str) -> Result<()> {
     let mut child = build
         .stdin(Stdio::null())
         .stdout(io::stderr())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("cannot run `{}`", workspace::shown(build)))?;
+        .with_context(|| format!("cannot run `{}`", workspace::command_line(build)))?;
     let mut count = 0;
     let terminal = io::stderr().is_terminal();
     for line in child.stderr.take().map(BufReader::new).into_iter().flat_map(|pipe| pipe.split(b'\n')) {
-        let line = line.with_context(|| format!("cannot read what `{}` says", workspace::shown(build)))?;
+        let line = line.with_context(|| format!("cannot read the output of `{}`", workspace::command_line(build)))?;
         let line = String::from_utf8_lossy(&line);
         if !is_package(&line) {
             eprintln!("{line}");
@@ -120,16 +124,16 @@ fn count_packages(build: &mut Command, program: &str) -> Result<()> {
         }
     }
     if terminal && count > 0 {
-        eprintln!("\r    {program}: {count} packages compiled, and linked");
+        eprintln!("\r    {program}: {count} packages compiled and linked");
     }
-    let status = child.wait().with_context(|| format!("cannot wait for `{}`", workspace::shown(build)))?;
+    let status = child.wait().with_context(|| format!("cannot wait for `{}`", workspace::command_line(build)))?;
     if !status.success() {
-        bail!("`{}` failed ({status})", workspace::shown(build));
+        bail!("`{}` failed ({status})", workspace::command_line(build));
     }
     Ok(())
 }
 
-/// Whether a line names a package and is no message.
+/// Returns whether a line names a package and is no message.
 fn is_package(line: &str) -> bool {
     !line.is_empty() && !line.contains([' ', '\t', ':', '#'])
 }

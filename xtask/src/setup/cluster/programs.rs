@@ -1,24 +1,25 @@
-//! The cluster's programs that the tests start, at pinned versions; shared with the tests, which look for them.
+//! The cluster programs that the tests start, at pinned versions. The tests share this file to find
+//! them.
 
 use std::{
     ffi::OsStr,
     path::{Path, PathBuf},
 };
 
-/// A Go module, and the programs that are built from it.
+/// A Go module with the programs that are built from it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Module {
-    /// Of its folder.
+    /// The name of its folder.
     pub(crate) name: &'static str,
-    /// As Go's tools know it.
+    /// The module path.
     pub(crate) path: &'static str,
-    /// The one version that everybody tests with.
+    /// The version that all tests use.
     pub(crate) version: &'static str,
-    /// The version of the modules that it has beside it in its repository, and that are published on their own.
+    /// The version of the modules in the same repository that are published separately.
     pub(crate) siblings: &'static str,
-    /// What is built from it.
+    /// The programs that are built from it.
     pub(crate) programs: &'static [Program],
-    /// What the linker writes into these programs, so that they know their version.
+    /// Variables that the linker sets in these programs, so that they know their version.
     pub(crate) stamps: &'static [(&'static str, &'static str)],
 }
 
@@ -31,8 +32,8 @@ pub(crate) struct Program {
     pub(crate) package: &'static str,
 }
 
-/// Kubernetes, etcd and Helm. What they have in common, Kubernetes' client above all, is compiled once where it is of one
-/// version: Helm's release decides which one of Kubernetes costs least.
+/// Kubernetes, etcd and Helm. Dependencies of the same version, above all Kubernetes' client, are
+/// compiled once. So the Kubernetes version that Helm's release uses costs least.
 pub(crate) const MODULES: [Module; 3] = [
     Module {
         name: "kubernetes",
@@ -70,14 +71,14 @@ pub(crate) const MODULES: [Module; 3] = [
 ];
 
 impl Module {
-    /// Where a program of it is, or is to be, below the cache folder.
+    /// Returns the path of a program below the cache folder, built or not.
     pub(crate) fn place(&self, cache: &Path, program: &str) -> PathBuf {
         cache.join("cluster").join(format!("{}-{}", self.name, self.version)).join(program)
     }
 }
 
-/// Where a program is: among `assets`, the folder that KUBEBUILDER_ASSETS names (by convention kube-apiserver, etcd and
-/// kubectl), or else below the cache folder, if it was built.
+/// Finds a program: in `assets`, the folder that KUBEBUILDER_ASSETS names (by convention with
+/// kube-apiserver, etcd and kubectl), or else below the cache folder, if it was built.
 pub(crate) fn find(program: &str, assets: Option<&OsStr>, cache: Option<&Path>) -> Option<PathBuf> {
     let given = assets.map(|folder| Path::new(folder).join(program));
     let built = || {

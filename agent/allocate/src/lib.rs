@@ -1,0 +1,48 @@
+//! Assigns addresses to Services by the allocation rules, as one pure function.
+//!
+//! `(Services, pools, previous assignments) -> (assignments, refusals)`. It uses no clock, no I/O
+//! and no hash order. The order of the input does not matter. Given its own result as the previous
+//! assignments, it returns that result again.
+//!
+//! Comments cite the rules by their numbers in docs/allocation-rules.md.
+//!
+//! # Modules
+//!
+//! Each uses only the ones above it:
+//!
+//! | modules | contents |
+//! | --- | --- |
+//! | `previous` | the addresses that Services hold before the allocation |
+//! | `occupancy`, `pool_usage` | the Services on each address, and the use of each pool |
+//! | `allocation_state` | what each Service got so far |
+//! | `allocation_run` | one run: Services keep addresses, and the others get some |
+//! | `allocation`, `outcome` | the result: assignments with messages and warnings |
+//! | `allocator`, `from_statuses` | entry points: with the rules, or as the statuses show |
+//! | `status` | the desired statuses of Services, pools and policies |
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
+mod allocation;
+mod allocation_run;
+mod allocation_state;
+mod allocator;
+mod from_statuses;
+mod occupancy;
+mod outcome;
+mod pool_usage;
+pub mod previous;
+pub mod status;
+
+pub use self::{
+    allocation::{Allocation, Assignment},
+    allocator::{Allocator, Renewed, allocate},
+    from_statuses::{StatusAuthor, allocation_from_statuses},
+};
+
+#[cfg(test)]
+mod fixture;
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

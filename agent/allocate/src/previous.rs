@@ -1,0 +1,147 @@
+//! Defines the addresses that Services hold before an allocation.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use vipmux_model::{
+    Family, Model, ServiceName, Vip,
+    policy::{IdleTimeouts, Policy},
+    port::Port,
+    published_status::PublishedStatus,
+    reason::{Reason, Refusal},
+    request::{ByAddress, Request, Sharing},
+    selector::Labels,
+    service::{Families, Service},
+};
+
+/// The addresses that Services hold, from `assignments.yaml` or from the Services' statuses.
+pub type PreviousAssignments = BTreeMap<ServiceName, PreviousAssignment>;
+
+/// The addresses that a Service holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PreviousAssignment {
+    /// The addresses.
+    pub addresses: BTreeSet<Vip>,
+    /// The request that it holds them for. A status does not have it.
+    pub snapshot: Option<RequestSnapshot>,
+}
+
+/// The request of a Service at the time when it got its addresses. If two holders clash, it shows
+/// which of them changed (rules 7 and 9).
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct RequestSnapshot {
+    /// The ports.
+    pub ports: BTreeSet<Port>,
+    /// The Services that it may share with.
+    pub sharing: Sharing,
+    /// The pool that it named.
+    pub pool: Option<String>,
+    /// The addresses that it asked for beside its own.
+    pub additional: BTreeSet<Vip>,
+    /// The settings that its sharing group must agree on.
+    pub alike: GroupSettings,
+    /// The label of its addresses.
+    pub label: Option<String>,
+}
+
+/// Settings that all members of a sharing group must agree on, by annotation or field.
+pub type GroupSettings = BTreeMap<String, String>;
+
+impl RequestSnapshot {
+    /// Returns the request of a Service as it is now.
+    pub(super) fn of(service: &Service) -> Self {
+        let request = &service.request;
+        Self {
+            ports: service.claims().collect(),
+            sharing: request.sharing.clone(),
+            pool: request.pool.name().map(str::to_owned),
+            additional: request.additional.clone(),
+            alike: Self::group_settings(request),
+            label: request.label.clone(),
+        }
+    }
+
+    pub(super) fn group_settings(request: &Request) -> GroupSettings {
+        request.alike.iter().map(|(what, value)| ((*what).to_owned(), value.clone())).collect()
+    }
+
+    /// Whether the Service could now be in the way of others where it was not before: it has more
+    /// ports, may share with others than it did, or wants another label.
+    pub(super) fn are_exceeded_by(&self, service: &Service) -> bool {
+        let request = &service.request;
+        self.sharing != request.sharing
+            || request.label.is_some() && self.label != request.label
+            || !service.claims().all(|port| self.ports.contains(&port))
+    }
+
+    /// Whether the Service is in another sharing group now. A key that reaches further, or less
+    /// far, is the same group.
+    pub(super) fn are_of_another_group_than(&self, service: &Service) -> bool {
+        let name = |sharing: &Sharing| sharing.key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
+        name(&self.sharing) != name(&service.request.sharing)
+    }
+}
+
+/// Returns a placeholder for a holder that cannot be understood now.
+///
+/// Such a holder is a Service with a [`fault`](Service::fault) or one that is refused. If the input
+/// is incomplete, it is also a Service that the input does not have. The placeholder has the
+/// request that the addresses were assigned for, so that nobody else gets them.
+pub(super) fn placeholder(model: &Model, name: &ServiceName, held: &PreviousAssignment) -> Option<Service> {
+    let lost = || model.refused.contains_key(name) || model.incomplete && !model.ignored.contains_key(name);
+    let service = match model.services.get(name) {
+        Some(service) => service.fault.is_some().then(|| service.clone())?,
+        None => lost().then(|| unread(name, held))?,
+    };
+    let plain = Sharing { key: None, by_address: ByAddress::Plain };
+    let request = held.snapshot.as_ref().map_or_else(
+        || Request { sharing: plain, ..Request::default() },
+        |snapshot| Request { sharing: snapshot.sharing.clone(), label: snapshot.label.clone(), ..Request::default() },
+    );
+    Some(Service { request, ..service })
+}
+
+/// Returns a Service with all that is known from the addresses it holds.
+fn unread(name: &ServiceName, held: &PreviousAssignment) -> Service {
+    let ports = held.snapshot.iter().flat_map(|snapshot| &snapshot.ports);
+    Service {
+        name: name.clone(),
+        created: None,
+        uid: None,
+        labels: Labels::new(),
+        ports: ports.map(|port| (*port, String::new())).collect(),
+        unexposed: BTreeSet::new(),
+        probes: BTreeMap::new(),
+        families: Families::Single(Family::V4),
+        policy: Policy::default(),
+        idle: IdleTimeouts::default(),
+        request: Request::default(),
+        fault: Some(Refusal::new(Reason::InvalidService, "it cannot be read")),
+        notices: Vec::new(),
+        status: PublishedStatus::default(),
+    }
+}
+
+/// Adds the addresses that the Services' statuses show, where `previous` has none.
+pub fn with_statuses(mut previous: PreviousAssignments, model: &Model) -> PreviousAssignments {
+    for name in model.services.keys().chain(model.refused.keys()) {
+        if !previous.contains_key(name)
+            && let Some(held) = from_status(name, model)
+        {
+            previous.insert(name.clone(), held);
+        }
+    }
+    previous
+}
+
+/// Returns the addresses that the Service holds by its status.
+///
+/// Anybody can write a status, so only addresses in a pool count. If an allocator wrote the
+/// condition `Allocated`, that decides: all addresses count, whatever happened to the pools since,
+/// or none.
+pub(super) fn from_status(name: &ServiceName, model: &Model) -> Option<PreviousAssignment> {
+    let shown = model.status(name)?;
+    let in_a_pool = |vip: Vip| model.pools.iter().any(|pool| pool.contains(vip));
+    let counts = |vip: &&Vip| shown.given.unwrap_or_else(|| in_a_pool(**vip));
+    let addresses: BTreeSet<Vip> = shown.addresses.iter().filter(counts).copied().collect();
+    (!addresses.is_empty()).then_some(PreviousAssignment { addresses, snapshot: None })
+}

@@ -1,0 +1,12 @@
+//! Connects agents and the allocator to what they share: objects, Leases, Events and the
+//! assignments file.
+
+#![forbid(unsafe_code)]
+
+pub mod access;
+pub mod assignments;
+pub mod atomic_file;
+pub mod clock;
+pub mod events;
+pub mod source;
+pub mod store;

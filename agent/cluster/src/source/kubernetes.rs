@@ -1,0 +1,123 @@
+//! Follows the objects of the API server.
+//!
+//! ```text
+//! one watch per kind (kind_watch) -> decode, prune -> table -> Objects
+//! ```
+//!
+//! Objects are read and checked like those of [manifests](super::manifests). A malformed object is
+//! a [`Problem`](vipmux_model::objects::Problem), and its last good version stays in force.
+//!
+//! While the API server is away everything stays as it was. A watch that comes back continues where
+//! it was, or lists all objects again. Objects that went in the meantime are removed then.
+
+mod kind_watch;
+mod prune;
+mod table;
+
+use std::sync::Arc;
+
+use kube::Client;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+};
+
+use self::{kind_watch::KindWatch, table::ObjectTable};
+use vipmux_model::objects::{Objects, object::Kind};
+
+/// Updates on their way from the watches, at most.
+const UPDATE_CAPACITY: usize = 256;
+/// Updates that are applied before a snapshot is published.
+const MAX_BATCH: usize = 64;
+
+/// The process that the objects are read for. Fields that it does not need are dropped on arrival.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consumer {
+    /// The agent. Fields that others write often are dropped, so that such a write is no change.
+    Agent,
+    /// The allocator, which writes statuses. `metadata.resourceVersion`, generations and the
+    /// statuses of vipmux's own kinds are kept.
+    Allocator,
+}
+
+/// Ends the watches when it is dropped.
+#[derive(Debug)]
+#[must_use = "the API server is followed until this is dropped"]
+pub struct KubernetesGuard {
+    refreshed: watch::Sender<u64>,
+    /// Aborted when dropped.
+    _tasks: JoinSet<()>,
+}
+
+impl KubernetesGuard {
+    /// Requests a refresh, like
+    /// [`WatchGuard::request_refresh`](super::manifests::WatchGuard::request_refresh). It is done
+    /// at once: the watches report changes as they are made, and an API server that is away must
+    /// keep nobody waiting.
+    pub fn request_refresh(&self) -> u64 {
+        self.refreshed.send_modify(|refreshed| *refreshed += 1);
+        *self.refreshed.borrow()
+    }
+
+    /// Returns the number of the last refresh that is done.
+    pub fn refreshed(&self) -> watch::Receiver<u64> {
+        self.refreshed.subscribe()
+    }
+}
+
+/// Objects of an API server that are not listed yet.
+#[derive(Debug)]
+pub struct UnlistedObjects(watch::Receiver<Option<Arc<Objects>>>);
+
+impl UnlistedObjects {
+    /// Waits until all kinds were listed once. Before that, a missing object is not known to be
+    /// gone.
+    ///
+    /// The receiver holds the latest snapshot. Objects that did not change are the same [`Arc`]s in
+    /// the next one. `None`: the [`KubernetesGuard`] was dropped.
+    ///
+    /// Cancel-safe.
+    pub async fn listed(mut self) -> Option<watch::Receiver<Arc<Objects>>> {
+        let first = self.0.wait_for(Option::is_some).await.ok()?.clone()?;
+        let (sender, receiver) = watch::channel(first);
+        // Ends when either end of the channels is dropped.
+        tokio::spawn(async move {
+            while self.0.changed().await.is_ok() {
+                let Some(objects) = self.0.borrow_and_update().clone() else { return };
+                if sender.send(objects).is_err() {
+                    return;
+                }
+            }
+        });
+        Some(receiver)
+    }
+}
+
+/// Starts to watch all kinds. Must be called within a tokio runtime.
+pub fn follow(client: &Client, consumer: Consumer) -> (UnlistedObjects, KubernetesGuard) {
+    let (events, incoming) = mpsc::channel(UPDATE_CAPACITY);
+    let (objects, listing) = watch::channel(None);
+    let mut tasks = JoinSet::new();
+    for kind in Kind::ALL {
+        // Each lives as long as the guard, which aborts it. A watch that is cut off holds nothing
+        // that needs care.
+        tasks.spawn(KindWatch::new(client.clone(), kind, consumer, events.clone()).run());
+    }
+    tasks.spawn(collect(incoming, objects));
+    (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), _tasks: tasks })
+}
+
+/// Combines the updates of all watches. Updates that arrived together are published together.
+async fn collect(mut incoming: mpsc::Receiver<kind_watch::WatchUpdate>, objects: watch::Sender<Option<Arc<Objects>>>) {
+    let mut table = ObjectTable::default();
+    let mut batch = Vec::with_capacity(MAX_BATCH);
+    while incoming.recv_many(&mut batch, MAX_BATCH).await > 0 {
+        let mut changed = false;
+        for event in batch.drain(..) {
+            changed |= table.apply(event);
+        }
+        if changed && table.is_complete() {
+            objects.send_replace(Some(Arc::new(table.snapshot())));
+        }
+    }
+}

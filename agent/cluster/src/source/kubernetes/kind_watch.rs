@@ -1,0 +1,297 @@
+//! Watches one kind of objects.
+
+mod backoff;
+mod duplicate_names;
+
+use std::{
+    error::Error,
+    io,
+    iter::successors,
+    time::{Duration, Instant},
+};
+
+use futures_util::{StreamExt as _, stream::BoxStream};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject},
+    runtime::watcher::{self, Config, watcher},
+};
+use serde_json::Value;
+use tokio::{sync::mpsc, time::sleep};
+
+use self::{
+    backoff::{delay, with_backoff},
+    duplicate_names::DuplicateNames,
+};
+use super::{Consumer, prune::prune};
+use vipmux_model::objects::{
+    Problem,
+    object::{Identity, Kind, Object},
+};
+
+/// The time between checks whether the API server has a missing kind by now.
+const ABSENT_RETRY: Duration = Duration::from_secs(30);
+/// A watch that fails for the same reason is logged this often.
+const LOG_INTERVAL: Duration = Duration::from_mins(1);
+
+/// An update from one of the watches.
+#[derive(Debug)]
+pub(super) struct WatchUpdate {
+    /// The kind of the watch.
+    pub(super) kind: Kind,
+    /// The change.
+    pub(super) change: ObjectChange,
+}
+
+#[derive(Debug)]
+pub(super) enum ObjectChange {
+    /// A list starts. Objects that are not in it are gone.
+    ListBegan,
+    /// The object exists with this content, or cannot be used.
+    Exists(Identity, Result<Object, Vec<Problem>>),
+    /// The object was deleted, or is not selected any more.
+    Gone(Identity),
+    /// The list is complete.
+    ListEnded,
+}
+
+/// The watch of one kind.
+pub(super) struct KindWatch {
+    client: Client,
+    kind: Kind,
+    consumer: Consumer,
+    events: mpsc::Sender<WatchUpdate>,
+    /// Lists are requested as a stream of events (Kubernetes 1.32 and later), which saves memory on
+    /// both sides. That holds for the first list only: it may be of any age, and a later one must
+    /// not be older than what was received.
+    streaming: bool,
+    /// Set for a kind whose objects are in namespaces although vipmux takes their names as
+    /// cluster-wide.
+    duplicate_names: Option<DuplicateNames>,
+    /// Failures since the last success.
+    failures: u32,
+    /// The failure that was logged last, and when.
+    logged: Option<(String, Instant)>,
+    /// The last log line says that the watch fails, or that the kind does not exist.
+    failing: bool,
+}
+
+type Events = BoxStream<'static, watcher::Result<watcher::Event<DynamicObject>>>;
+
+impl KindWatch {
+    /// Returns a watch that sends its updates to `events`.
+    pub(super) fn new(client: Client, kind: Kind, consumer: Consumer, events: mpsc::Sender<WatchUpdate>) -> Self {
+        let client = with_backoff(client);
+        let duplicate_names = kind.is_named_across_namespaces().then(DuplicateNames::default);
+        Self {
+            client,
+            kind,
+            consumer,
+            events,
+            streaming: true,
+            duplicate_names,
+            failures: 0,
+            logged: None,
+            failing: false,
+        }
+    }
+
+    /// Runs until nobody listens. Cancel-safe.
+    pub(super) async fn run(mut self) {
+        let mut stream = self.watch();
+        while let Some(event) = stream.next().await {
+            let alive = match event {
+                Ok(event) => self.handle(event).await,
+                Err(error) if self.streaming && is_no_streaming(&error) => {
+                    self.streaming = false;
+                    stream = self.watch();
+                    true
+                }
+                Err(error) if self.kind.is_custom() && status(&error) == Some(404) && self.is_absent().await => {
+                    let alive = self.report_absent().await;
+                    sleep(ABSENT_RETRY).await;
+                    // A kind that was created again has new objects, so it is listed again.
+                    stream = self.watch();
+                    alive
+                }
+                // The watcher continues where it was.
+                Err(error) if is_silence(&error) => {
+                    tracing::debug!(kind = self.kind.name(), "watch was silent for long, opening another connection");
+                    true
+                }
+                Err(error) => {
+                    if status(&error) == Some(410) {
+                        // No failure: the watch was away for long. If the API server says so by the
+                        // response's status, kube's watcher does not list again by itself.
+                        tracing::debug!(kind = self.kind.name(), "watch is too old to continue, listing again");
+                        stream = self.watch();
+                    } else {
+                        self.log_failure(&error);
+                    }
+                    sleep(delay(self.failures)).await;
+                    self.failures += 1;
+                    true
+                }
+            };
+            if !alive {
+                return;
+            }
+        }
+    }
+
+    fn watch(&self) -> Events {
+        let config = match self.kind {
+            // Headless Services are no load balancers, and their slices are as many as any.
+            Kind::EndpointSlice => Config::default().labels("!service.kubernetes.io/headless"),
+            Kind::Service => Config::default().fields("spec.type=LoadBalancer"),
+            _ => Config::default(),
+        };
+        let config = if self.streaming { config.streaming_lists() } else { config };
+        watcher(Api::all_with(self.client.clone(), &resource(self.kind)), config).boxed()
+    }
+
+    async fn handle(&mut self, event: watcher::Event<DynamicObject>) -> bool {
+        // The start of a list is no success: it may break off each time.
+        if !matches!(event, watcher::Event::Init | watcher::Event::InitApply(_)) {
+            self.failures = 0;
+            if std::mem::take(&mut self.failing) {
+                tracing::info!(kind = self.kind.name(), "watching the API server again");
+            }
+        }
+        let change = match event {
+            watcher::Event::Init => {
+                self.duplicate_names.iter_mut().for_each(DuplicateNames::clear);
+                ObjectChange::ListBegan
+            }
+            watcher::Event::InitDone => {
+                self.streaming = false;
+                ObjectChange::ListEnded
+            }
+            watcher::Event::Apply(object) | watcher::Event::InitApply(object) => {
+                let object = match &mut self.duplicate_names {
+                    Some(duplicate_names) => duplicate_names.put(object),
+                    None => object,
+                };
+                let Some((identity, object)) = self.read(object) else { return true };
+                ObjectChange::Exists(identity, object)
+            }
+            watcher::Event::Delete(object) => {
+                if let Some(next) =
+                    self.duplicate_names.as_mut().and_then(|duplicate_names| duplicate_names.remove(&object))
+                {
+                    let Some((identity, object)) = self.read(next) else { return true };
+                    ObjectChange::Exists(identity, object)
+                } else {
+                    let Some(identity) = Identity::of(self.kind, &value(object)) else { return true };
+                    ObjectChange::Gone(identity)
+                }
+            }
+        };
+        self.events.send(WatchUpdate { kind: self.kind, change }).await.is_ok()
+    }
+
+    fn read(&self, object: DynamicObject) -> Option<(Identity, Result<Object, Vec<Problem>>)> {
+        let value = value(object);
+        let identity = Identity::of(self.kind, &value)?;
+        let object = match Object::decode(self.kind, value) {
+            Ok((_, object)) => Ok(prune(object, self.consumer)),
+            Err(flaws) => Err(flaws.into_iter().map(|flaw| Problem::of_object(&identity, flaw)).collect()),
+        };
+        Some((identity, object))
+    }
+
+    /// Returns whether the API server says that it does not have the kind. A 404 alone may come
+    /// from a proxy.
+    async fn is_absent(&self) -> bool {
+        let ApiResource { group, version, api_version, plural, .. } = resource(self.kind);
+        let Ok(groups) = self.client.list_api_groups().await else { return false };
+        let Some(found) = groups.groups.iter().find(|found| found.name == group) else { return true };
+        if found.versions.iter().all(|served| served.version != version) {
+            return true;
+        }
+        let served = self.client.list_api_group_resources(&api_version).await;
+        served.is_ok_and(|list| list.resources.iter().all(|resource| resource.name != plural))
+    }
+
+    /// Reports that there are no objects, since the API server does not have the kind.
+    async fn report_absent(&mut self) -> bool {
+        if self.kind.is_own() && !std::mem::replace(&mut self.failing, true) {
+            tracing::warn!(kind = self.kind.name(), "API server does not have this kind, its CRD is not installed");
+        }
+        for change in [ObjectChange::ListBegan, ObjectChange::ListEnded] {
+            if self.events.send(WatchUpdate { kind: self.kind, change }).await.is_err() {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Logs a failure once in a while.
+    fn log_failure(&mut self, error: &watcher::Error) {
+        // The first text is the same for a refused connection, an unknown name and a wrong
+        // certificate. So the last one is added.
+        let mut causes =
+            successors(Some::<&(dyn Error + 'static)>(error), |error| Error::source(*error)).map(ToString::to_string);
+        let (first, last) = (causes.next().unwrap_or_default(), causes.last());
+        let text = match last.filter(|last| !first.contains(last.as_str())) {
+            Some(last) => format!("{first}: {last}"),
+            None => first,
+        };
+        let again = self.logged.as_ref().is_none_or(|(before, at)| *before != text || at.elapsed() > LOG_INTERVAL);
+        if again {
+            tracing::warn!(
+                kind = self.kind.name(),
+                error = text,
+                "cannot watch the API server, the last state stays in force"
+            );
+            self.logged = Some((text, Instant::now()));
+            self.failing = true;
+        }
+    }
+}
+
+/// Returns the object as JSON, without `apiVersion` and `kind`.
+fn value(object: DynamicObject) -> Value {
+    // It came as JSON, so it can be written as JSON.
+    serde_json::to_value(object).unwrap_or_default()
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    let api_version = kind.api_version();
+    let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    ApiResource {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        api_version: api_version.to_owned(),
+        kind: kind.name().to_owned(),
+        plural: kind.plural().to_owned(),
+    }
+}
+
+fn status(error: &watcher::Error) -> Option<u16> {
+    let of = |error: &kube::Error| match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
+    };
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => of(error),
+        watcher::Error::WatchError(status) => Some(status.code),
+        watcher::Error::NoResourceVersion => None,
+    }
+}
+
+/// Returns whether the API server knows the kind, but not `sendInitialEvents`: its validation says
+/// "Forbidden" then, which is 422.
+fn is_no_streaming(error: &watcher::Error) -> bool {
+    matches!(status(error), Some(400 | 422))
+}
+
+/// Returns whether a watch that began well fell silent. That is no fault where nothing happens: of
+/// a kind that nobody has written since the API server started, it sends no bookmarks.
+fn is_silence(error: &watcher::Error) -> bool {
+    let watcher::Error::WatchFailed(error) = error else { return false };
+    let mut causes = successors(Some::<&(dyn Error + 'static)>(error), |error| Error::source(*error));
+    causes.any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut))
+}

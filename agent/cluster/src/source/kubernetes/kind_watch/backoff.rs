@@ -1,0 +1,126 @@
+//! Delays retries of lists and watches.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use http::{Request, Uri};
+use kube::{Client, client::Body};
+use tokio::time::sleep;
+use tower::service_fn;
+
+/// The shortest delay between attempts and the longest. It doubles with each failure. Up to as much
+/// again is added at random, so that a thousand agents do not retry together.
+const MIN_DELAY: Duration = Duration::from_millis(200);
+const MAX_DELAY: Duration = Duration::from_secs(8);
+/// A watch that lived for this long is followed by the next one at once. If a proxy cuts off
+/// watches more often, waiting longer would only delay updates more.
+const HEALTHY_WATCH: Duration = Duration::from_secs(2);
+
+/// Returns how long to wait after this many failures.
+pub(super) fn delay(failures: u32) -> Duration {
+    let delay = (MIN_DELAY * 2_u32.saturating_pow(failures.min(16))).min(MAX_DELAY);
+    let mut jitter = [0; 1];
+    // Without randomness all agents retry together, which the API server can bear.
+    let _ = getrandom::fill(&mut jitter);
+    delay + delay * u32::from(jitter[0]) / 256
+}
+
+/// Returns a client that delays a watch if the one before did not last long.
+///
+/// A watch that ends is no error, and kube's watcher requests the next one at once. Without the
+/// delay, a watch that ends at once would be requested all the time.
+pub(super) fn with_backoff(client: Client) -> Client {
+    let backoff = Arc::new(Mutex::new(WatchBackoff::default()));
+    let namespace = client.default_namespace().to_owned();
+    let send = move |request: Request<Body>| {
+        let (client, backoff) = (client.clone(), Arc::clone(&backoff));
+        async move {
+            if is_watch(request.uri()) {
+                let wait = backoff.lock().unwrap_or_else(PoisonError::into_inner).wait(Instant::now());
+                sleep(wait).await;
+            }
+            client.send(request).await
+        }
+    };
+    Client::new(service_fn(send), namespace)
+}
+
+fn is_watch(uri: &Uri) -> bool {
+    uri.query().is_some_and(|query| query.split('&').any(|pair| pair == "watch=true"))
+}
+
+/// The time from the start of one watch to that of the next.
+#[derive(Debug, Default)]
+struct WatchBackoff {
+    last: Option<Instant>,
+    /// The number of short watches in a row.
+    short: u32,
+}
+
+impl WatchBackoff {
+    /// Returns how long the watch that is requested at `now` has to wait.
+    fn wait(&mut self, now: Instant) -> Duration {
+        let lasted = self.last.map(|last| now.saturating_duration_since(last));
+        let wait = match lasted {
+            Some(lasted) if lasted < HEALTHY_WATCH => {
+                let wait = delay(self.short).saturating_sub(lasted);
+                self.short += 1;
+                wait
+            }
+            _ => {
+                self.short = 0;
+                Duration::ZERO
+            }
+        };
+        self.last = Some(now + wait);
+        wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn watches_that_end_at_once_come_less_and_less_often() {
+        let (mut backoff, begin) = (WatchBackoff::default(), Instant::now());
+        let mut now = begin;
+        let mut count = 0;
+        while now < begin + Duration::from_mins(1) {
+            now += backoff.wait(now);
+            count += 1;
+        }
+        // Half a minute of doubling, if all of them take twice as long, and four or eight of the
+        // longest.
+        assert!((8..=14).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn a_watch_that_lasted_is_followed_at_once() {
+        let (mut backoff, mut now) = (WatchBackoff::default(), Instant::now());
+        assert_eq!(backoff.wait(now), Duration::ZERO);
+        for _ in 0..10 {
+            now += backoff.wait(now);
+        }
+        now += HEALTHY_WATCH;
+        assert_eq!(backoff.wait(now), Duration::ZERO);
+        now += backoff.wait(now);
+        assert!(backoff.wait(now) < MIN_DELAY * 4, "and begins from the start");
+    }
+
+    #[test]
+    fn a_pause_is_bounded_and_is_never_short() {
+        for failures in [0, 1, 5, 6, 100, u32::MAX] {
+            let delay = delay(failures);
+            assert!(delay >= MIN_DELAY && delay <= MAX_DELAY * 2, "{failures}: {delay:?}");
+        }
+    }
+
+    #[test]
+    fn lists_are_no_watches() {
+        assert!(is_watch(&"/api/v1/nodes?&watch=true&timeoutSeconds=290".parse().unwrap()));
+        assert!(!is_watch(&"/api/v1/nodes?limit=500".parse().unwrap()));
+    }
+}

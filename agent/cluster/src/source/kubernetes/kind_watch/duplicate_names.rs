@@ -1,0 +1,63 @@
+//! Chooses among objects with the same name in several namespaces, of kinds that vipmux takes as
+//! cluster-wide.
+//!
+//! These are MetalLB's, which itself reads its own namespace alone. The object of the first
+//! namespace counts, in the order of the namespaces' names. So all agents agree whatever they
+//! received first, and a stray copy that is deleted changes nothing else.
+
+use std::collections::BTreeMap;
+
+use kube::{ResourceExt as _, api::DynamicObject};
+
+/// Objects by name and namespace.
+#[derive(Debug, Default)]
+pub(super) struct DuplicateNames(BTreeMap<String, BTreeMap<String, DynamicObject>>);
+
+impl DuplicateNames {
+    /// Adds or replaces an object. Returns the one of its name that counts.
+    pub(super) fn put(&mut self, object: DynamicObject) -> DynamicObject {
+        let all = self.0.entry(object.name_any()).or_default();
+        all.insert(object.namespace().unwrap_or_default(), object.clone());
+        all.values().next().cloned().unwrap_or(object)
+    }
+
+    /// Removes an object. Returns the one of its name that counts now.
+    pub(super) fn remove(&mut self, object: &DynamicObject) -> Option<DynamicObject> {
+        let name = object.name_any();
+        let all = self.0.get_mut(&name)?;
+        all.remove(&object.namespace().unwrap_or_default());
+        let next = all.values().next().cloned();
+        if next.is_none() {
+            self.0.remove(&name);
+        }
+        next
+    }
+
+    /// Forgets all objects, since they are listed again.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool(namespace: &str) -> DynamicObject {
+        serde_json::from_value(serde_json::json!({"metadata": {"name": "lan", "namespace": namespace}})).unwrap()
+    }
+
+    #[test]
+    fn the_first_namespace_counts_whatever_came_first_and_a_copy_that_goes_takes_nothing_along() {
+        let counts = |object: Option<DynamicObject>| object.and_then(|object| object.namespace());
+        for order in [["default", "metallb-system"], ["metallb-system", "default"]] {
+            let mut duplicates = DuplicateNames::default();
+            let [_, last] = order.map(|namespace| duplicates.put(pool(namespace)));
+            assert_eq!(counts(Some(last)).as_deref(), Some("default"));
+            assert_eq!(counts(duplicates.remove(&pool("default"))).as_deref(), Some("metallb-system"));
+            assert_eq!(counts(duplicates.remove(&pool("default"))).as_deref(), Some("metallb-system"), "twice");
+            assert_eq!(counts(duplicates.remove(&pool("metallb-system"))), None);
+            assert!(duplicates.0.is_empty());
+        }
+    }
+}

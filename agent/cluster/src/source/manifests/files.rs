@@ -1,0 +1,262 @@
+//! Lists and reads manifest files, within limits.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs::{self, File, Metadata, OpenOptions},
+    io::{self, Read},
+    ops::Bound,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use vipmux_model::objects::Problem;
+
+/// The largest file, bytes.
+pub(super) const MAX_FILE_SIZE: u64 = 32 << 20;
+/// The largest sum of all files, bytes.
+pub(super) const MAX_TOTAL_SIZE: u64 = 256 << 20;
+/// The largest number of files.
+pub(super) const MAX_FILES: usize = 65_536;
+/// The largest number of directories. Each counts as often as it is visited: links to links
+/// multiply.
+const MAX_DIRECTORIES: usize = 16_384;
+/// The largest depth below the given directory.
+const MAX_DEPTH: usize = 8;
+
+/// Metadata that changes when a file does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileStamp {
+    device: u64,
+    inode: u64,
+    /// Bytes.
+    pub(super) size: u64,
+    /// Seconds and nanoseconds of the last change of the content, and of the inode.
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl From<&Metadata> for FileStamp {
+    fn from(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// Files that were read, and their total size.
+#[derive(Debug, Default)]
+pub(super) struct FileStamps {
+    files: BTreeMap<PathBuf, FileStamp>,
+    /// Bytes. Each file counts up to [`MAX_FILE_SIZE`].
+    total: u64,
+}
+
+impl FileStamps {
+    pub(super) fn insert(&mut self, file: PathBuf, stamp: FileStamp) {
+        self.remove(&file);
+        self.total += stamp.size.min(MAX_FILE_SIZE);
+        self.files.insert(file, stamp);
+    }
+
+    pub(super) fn remove(&mut self, file: &Path) {
+        if let Some(stamp) = self.files.remove(file) {
+            self.total -= stamp.size.min(MAX_FILE_SIZE);
+        }
+    }
+
+    pub(super) fn get(&self, file: &Path) -> Option<&FileStamp> {
+        self.files.get(file)
+    }
+
+    /// Returns whether `path` was a directory with files.
+    pub(super) fn holds_below(&self, path: &Path) -> bool {
+        let mut after = self.files.range::<Path, _>((Bound::Excluded(path), Bound::Unbounded));
+        after.next().is_some_and(|(file, _)| file.starts_with(path))
+    }
+
+    /// Returns whether a file of this size, bytes, fits the limits beside the others.
+    pub(super) fn has_room(&self, file: &Path, size: u64) -> bool {
+        let own = self.files.get(file);
+        let others = self.files.len() - usize::from(own.is_some());
+        let total = self.total - own.map_or(0, |stamp| stamp.size.min(MAX_FILE_SIZE));
+        others < MAX_FILES && total.saturating_add(size) <= MAX_TOTAL_SIZE
+    }
+}
+
+/// The manifests below a directory.
+#[derive(Debug, Default)]
+pub(super) struct DirectoryListing {
+    /// Manifests.
+    pub(super) files: BTreeMap<PathBuf, FileStamp>,
+    /// Directories that could not be listed. Their files are not known to be gone.
+    pub(super) unlisted: Vec<PathBuf>,
+    /// The reasons.
+    pub(super) problems: Vec<Problem>,
+}
+
+/// Returns whether a name is a manifest's: one that `kubectl apply -f DIRECTORY` reads.
+pub(super) fn is_manifest(path: &Path) -> bool {
+    let extensions = ["yaml", "yml", "json"].map(OsStr::new);
+    !is_hidden(path) && path.extension().is_some_and(|extension| extensions.contains(&extension))
+}
+
+/// Returns whether a name starts with a dot, as those of the directories behind a ConfigMap
+/// volume's files do.
+pub(super) fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+}
+
+/// Lists the manifests in and below `root`, through symbolic links, without what is hidden. Calls
+/// `enter` with each directory before it is listed, so that a caller that watches it misses
+/// nothing.
+pub(super) fn walk(root: &Path, enter: &mut dyn FnMut(&Path)) -> io::Result<DirectoryListing> {
+    let mut walker = DirectoryWalker {
+        listing: DirectoryListing::default(),
+        enter,
+        total: 0,
+        directories: 0,
+        ancestors: Vec::new(),
+    };
+    walker.list(root)?;
+    Ok(walker.listing)
+}
+
+struct DirectoryWalker<'a> {
+    listing: DirectoryListing,
+    enter: &'a mut dyn FnMut(&Path),
+    /// Bytes of the files so far.
+    total: u64,
+    /// Directories so far.
+    directories: usize,
+    /// Device and inode of the directories on the way here. A link to one of them is a loop.
+    ancestors: Vec<(u64, u64)>,
+}
+
+impl DirectoryWalker<'_> {
+    fn list(&mut self, directory: &Path) -> io::Result<()> {
+        self.directories += 1;
+        (self.enter)(directory);
+        let metadata = fs::metadata(directory)?;
+        let identity = (metadata.dev(), metadata.ino());
+        let mut paths = fs::read_dir(directory)?
+            .map(|entry| entry.map(|entry| entry.path()))
+            .filter(|path| path.as_ref().map_or(true, |path| !is_hidden(path)))
+            .collect::<io::Result<Vec<_>>>()?;
+        // Sorted, so that a limit cuts off the same files each time.
+        paths.sort_unstable();
+        self.ancestors.push(identity);
+        for path in paths {
+            self.entry(path);
+        }
+        self.ancestors.pop();
+        Ok(())
+    }
+
+    fn entry(&mut self, path: PathBuf) {
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => self.directory(path, &metadata),
+            Ok(metadata) if is_manifest(&path) => self.file(path, FileStamp::from(&metadata)),
+            // A link to nothing is listed, and is a problem when it is read. A file that went since
+            // the listing is not there.
+            Err(_) if is_manifest(&path) => {
+                if let Ok(link) = fs::symlink_metadata(&path) {
+                    self.file(path, FileStamp::from(&link));
+                }
+            }
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    fn directory(&mut self, path: PathBuf, metadata: &Metadata) {
+        if self.directories >= MAX_DIRECTORIES {
+            self.leave_out(&path, &format!("more than {MAX_DIRECTORIES} directories"));
+            return self.listing.unlisted.push(path);
+        }
+        let looped = self.ancestors.contains(&(metadata.dev(), metadata.ino()));
+        let listed = match () {
+            () if looped => Err("the directory leads back to one that it is in".to_owned()),
+            () if self.ancestors.len() > MAX_DEPTH => Err(format!("more than {MAX_DEPTH} directories deep")),
+            () => match self.list(&path) {
+                // It went since its parent was listed.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                listed => listed.map_err(|error| format!("cannot list the directory: {error}")),
+            },
+        };
+        if let Err(message) = listed {
+            self.listing.problems.push(Problem::of_file(&path, message));
+            self.listing.unlisted.push(path);
+        }
+    }
+
+    fn file(&mut self, path: PathBuf, stamp: FileStamp) {
+        let total = self.total.saturating_add(stamp.size.min(MAX_FILE_SIZE));
+        let what = match () {
+            () if self.listing.files.len() >= MAX_FILES => format!("more than {MAX_FILES} files"),
+            () if total > MAX_TOTAL_SIZE => format!("more than {} MiB in all files together", MAX_TOTAL_SIZE >> 20),
+            () => {
+                self.total = total;
+                self.listing.files.insert(path, stamp);
+                return;
+            }
+        };
+        self.leave_out(&path, &what);
+    }
+
+    /// Reports a path beyond a limit. One path per limit is enough.
+    fn leave_out(&mut self, path: &Path, what: &str) {
+        let message = format!("left out: {what}");
+        if !self.listing.problems.iter().any(|problem| problem.message == message) {
+            self.listing.problems.push(Problem::of_file(path, message));
+        }
+    }
+}
+
+/// A file that was read, or the reason why it cannot be used.
+pub(super) struct FileText {
+    pub(super) file: Arc<Path>,
+    pub(super) text: Result<String, Problem>,
+}
+
+/// Reads a manifest of a directory; `None`: it is gone.
+pub(super) fn load(path: &Path) -> Option<FileText> {
+    let failed = |error: io::Error| FileText {
+        file: Arc::from(path),
+        text: Err(Problem::of_file(path, format!("cannot read the file: {error}"))),
+    };
+    match open(path) {
+        Ok(file) => Some(text(path, file).unwrap_or_else(failed)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let dangling = fs::symlink_metadata(path).is_ok();
+            dangling.then(|| failed(io::Error::new(error.kind(), "a symbolic link to nothing")))
+        }
+        Err(error) => Some(failed(error)),
+    }
+}
+
+/// Opens a regular file. Does not block on a pipe or a device.
+fn open(path: &Path) -> io::Result<File> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("no regular file")) }
+}
+
+/// Reads all of `input`. Problems name it by `path`.
+pub(super) fn text(path: &Path, input: impl Read) -> io::Result<FileText> {
+    let mut bytes = Vec::new();
+    input.take(MAX_FILE_SIZE + 1).read_to_end(&mut bytes)?;
+    let text = if bytes.len() as u64 > MAX_FILE_SIZE {
+        Err(Problem::of_file(path, format!("larger than {} MiB", MAX_FILE_SIZE >> 20)))
+    } else {
+        String::from_utf8(bytes).map_err(|error| {
+            let valid = error.utf8_error().valid_up_to();
+            let line = error.as_bytes()[..valid].split(|byte| *byte == b'\n').count();
+            Problem { line: Some(line), ..Problem::of_file(path, "not UTF-8".to_owned()) }
+        })
+    };
+    Ok(FileText { file: Arc::from(path), text })
+}

@@ -1,0 +1,277 @@
+//! Collects changes from the file system, and holds each back until the file is worth reading.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use notify::{
+    Event, EventKind,
+    event::{AccessKind, AccessMode, CreateKind, ModifyKind, RenameMode},
+};
+
+use super::files::{is_hidden, is_manifest};
+
+/// The delay after a file was closed or renamed into place: it is complete. Changes during a read
+/// are read together after it.
+const CLOSED_DELAY: Duration = Duration::ZERO;
+/// The delay after a file went: editors and version control put another in its place.
+const REMOVED_DELAY: Duration = Duration::from_millis(20);
+/// The delay after a write while the file is still open. Usually it is closed before. A file whose
+/// writer pauses this long is read.
+const WRITING_DELAY: Duration = Duration::from_millis(100);
+/// Paths that are kept apart. With more, the whole directory is scanned.
+const MAX_PATHS: usize = 4_096;
+
+/// The extent of a scan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum ScanScope {
+    /// Files whose stamp changed, came or went.
+    Changed,
+    /// Every file: events were lost, and a stamp is no finer than the clock's tick.
+    All,
+}
+
+/// The changes that are due.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct DueChanges {
+    /// Files or directories that came, changed or went.
+    pub(super) paths: Vec<PathBuf>,
+    /// A scan of the whole directory.
+    pub(super) scan: Option<ScanScope>,
+}
+
+impl DueChanges {
+    pub(super) fn is_empty(&self) -> bool {
+        self.paths.is_empty() && self.scan.is_none()
+    }
+}
+
+/// Changes with the times at which they are due. It has no clock of its own.
+#[derive(Debug)]
+pub(super) struct PendingChanges {
+    root: PathBuf,
+    paths: BTreeMap<PathBuf, PendingChange>,
+    scan: Option<(Instant, ScanScope)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct PendingChange {
+    due: Instant,
+    /// A process has the file open for writing.
+    writing: bool,
+}
+
+impl PendingChanges {
+    /// Returns an empty collection for the directory `root`, an absolute path.
+    pub(super) fn new(root: &Path) -> Self {
+        Self { root: root.to_owned(), paths: BTreeMap::new(), scan: None }
+    }
+
+    /// Takes in an event. Returns whether anything becomes due by it.
+    pub(super) fn note(&mut self, event: &Event, now: Instant) -> bool {
+        if event.need_rescan() {
+            self.scan(now, ScanScope::All);
+            return true;
+        }
+        let mut any = false;
+        for path in &event.paths {
+            any |= self.note_path(event.kind, path, now);
+        }
+        any
+    }
+
+    fn note_path(&mut self, kind: EventKind, path: &Path, now: Instant) -> bool {
+        if *path == self.root {
+            return self.note_root(kind, now);
+        }
+        // The parent directory is watched for the root alone.
+        if !path.starts_with(&self.root) {
+            return false;
+        }
+        if is_hidden(path) {
+            return self.note_hidden(kind, path, now);
+        }
+        let change = |after, writing| PendingChange { due: now + after, writing };
+        let change = match kind {
+            EventKind::Create(CreateKind::Folder) => {
+                self.scan(now + CLOSED_DELAY, ScanScope::Changed);
+                return true;
+            }
+            EventKind::Access(AccessKind::Close(AccessMode::Write))
+            | EventKind::Modify(ModifyKind::Name(RenameMode::To)) => change(CLOSED_DELAY, false),
+            EventKind::Create(_) | EventKind::Modify(ModifyKind::Data(_)) => change(WRITING_DELAY, true),
+            // The attributes of a file that is being written change too.
+            EventKind::Modify(ModifyKind::Metadata(_)) if self.is_writing(path) => return false,
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From) | ModifyKind::Metadata(_)) => {
+                change(REMOVED_DELAY, false)
+            }
+            _ => return false,
+        };
+        // A write to a file that is no manifest means nothing. If it comes or goes, it may be a
+        // directory.
+        if change.writing && !is_manifest(path) {
+            return false;
+        }
+        self.paths.insert(path.to_owned(), change);
+        if self.paths.len() > MAX_PATHS {
+            self.paths.clear();
+            self.scan(now + CLOSED_DELAY, ScanScope::All);
+        }
+        true
+    }
+
+    /// Handles the directory itself: replaced by a rename, or removed, created again and then
+    /// filled.
+    fn note_root(&mut self, kind: EventKind, now: Instant) -> bool {
+        let after = match kind {
+            EventKind::Create(_) => WRITING_DELAY,
+            EventKind::Modify(ModifyKind::Name(RenameMode::To)) => CLOSED_DELAY,
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)) => REMOVED_DELAY,
+            _ => return false,
+        };
+        self.scan(now + after, ScanScope::Changed);
+        true
+    }
+
+    /// Handles a hidden path. It is not read, but visible links may lead through it: `..data` of a
+    /// ConfigMap volume is renamed into place, and other tools replace such a link in two steps.
+    fn note_hidden(&mut self, kind: EventKind, path: &Path, now: Instant) -> bool {
+        let link = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".."));
+        match kind {
+            EventKind::Modify(ModifyKind::Name(RenameMode::To)) => {}
+            EventKind::Create(CreateKind::File) if link => {}
+            _ => return false,
+        }
+        self.scan(now + CLOSED_DELAY, ScanScope::Changed);
+        true
+    }
+
+    /// Schedules a scan of the whole directory at `due`, or earlier if one is scheduled already.
+    pub(super) fn scan(&mut self, due: Instant, scope: ScanScope) {
+        self.scan = Some(self.scan.map_or((due, scope), |(earlier, wider)| (earlier.min(due), wider.max(scope))));
+    }
+
+    /// Returns whether a file is being written, so that it is not worth reading yet.
+    pub(super) fn is_writing(&self, path: &Path) -> bool {
+        self.paths.get(path).is_some_and(|change| change.writing)
+    }
+
+    /// Returns when the next change will be due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        let scan = self.scan.map(|(due, _)| due);
+        self.paths.values().map(|change| change.due).chain(scan).min()
+    }
+
+    /// Removes and returns the changes that are due.
+    pub(super) fn take(&mut self, now: Instant) -> DueChanges {
+        let paths: Vec<_> =
+            self.paths.iter().filter(|(_, change)| change.due <= now).map(|(path, _)| path.clone()).collect();
+        for path in &paths {
+            self.paths.remove(path);
+        }
+        DueChanges { paths, scan: self.scan.take_if(|(due, _)| *due <= now).map(|(_, scope)| scope) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use notify::event::{DataChange, Flag, MetadataKind, RemoveKind};
+
+    use super::*;
+
+    const CLOSE: EventKind = EventKind::Access(AccessKind::Close(AccessMode::Write));
+    const WRITE: EventKind = EventKind::Modify(ModifyKind::Data(DataChange::Any));
+    const CREATE: EventKind = EventKind::Create(CreateKind::File);
+    const MKDIR: EventKind = EventKind::Create(CreateKind::Folder);
+    const REMOVE: EventKind = EventKind::Remove(RemoveKind::File);
+    const CHMOD: EventKind = EventKind::Modify(ModifyKind::Metadata(MetadataKind::Any));
+    const OPEN: EventKind = EventKind::Access(AccessKind::Open(AccessMode::Any));
+    const FROM: EventKind = EventKind::Modify(ModifyKind::Name(RenameMode::From));
+    const TO: EventKind = EventKind::Modify(ModifyKind::Name(RenameMode::To));
+
+    /// Returns the changes of these events, and the delay after the last one.
+    fn due(events: &[(EventKind, &str)]) -> (DueChanges, Option<Duration>) {
+        let now = Instant::now();
+        let mut pending = PendingChanges::new(Path::new("/m"));
+        for (kind, path) in events {
+            pending.note(&Event::new(*kind).add_path(PathBuf::from(path)), now);
+        }
+        let after = pending.next().map(|due| due - now);
+        (pending.take(now + after.unwrap_or_default()), after)
+    }
+
+    #[test]
+    fn each_event_is_due_when_it_is_worth_reading() {
+        type Case<'a> = (&'a [(EventKind, &'a str)], &'a str, Option<Duration>);
+        let table: &[Case<'_>] = &[
+            (&[(CLOSE, "/m/a.yaml")], "/m/a.yaml", Some(CLOSED_DELAY)),
+            (&[(TO, "/m/a.yaml")], "/m/a.yaml", Some(CLOSED_DELAY)),
+            (&[(TO, "/m/sub")], "/m/sub", Some(CLOSED_DELAY)),
+            (&[(REMOVE, "/m/a.yaml")], "/m/a.yaml", Some(REMOVED_DELAY)),
+            (&[(FROM, "/m/a.yaml")], "/m/a.yaml", Some(REMOVED_DELAY)),
+            (&[(CHMOD, "/m/a.yaml")], "/m/a.yaml", Some(REMOVED_DELAY)),
+            (&[(CREATE, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
+            (&[(CREATE, "/m/a.yaml"), (WRITE, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
+            (&[(CREATE, "/m/a.yaml"), (WRITE, "/m/a.yaml"), (CHMOD, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
+            (&[(CREATE, "/m/a.yaml"), (WRITE, "/m/a.yaml"), (CLOSE, "/m/a.yaml")], "/m/a.yaml", Some(CLOSED_DELAY)),
+            (&[(REMOVE, "/m/a.yaml"), (CREATE, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
+            (&[(OPEN, "/m/a.yaml")], "", None),
+            (&[(WRITE, "/m/README.md")], "", None),
+            (&[(CLOSE, "/m/.a.yaml.swp"), (CREATE, "/m/.a.yaml.swp"), (REMOVE, "/m/.a.yaml.swp")], "", None),
+            (&[(CLOSE, "/elsewhere/a.yaml"), (REMOVE, "/elsewhere")], "", None),
+        ];
+        for (events, path, after) in table {
+            let paths = if path.is_empty() { vec![] } else { vec![PathBuf::from(path)] };
+            assert_eq!(due(events), (DueChanges { paths, scan: None }, *after), "{events:?}");
+        }
+    }
+
+    #[test]
+    fn what_changes_many_files_at_once_is_a_scan() {
+        for (kind, path, after) in [
+            (TO, "/m/..data", CLOSED_DELAY),
+            (CREATE, "/m/..data", CLOSED_DELAY),
+            (MKDIR, "/m/sub", CLOSED_DELAY),
+            (REMOVE, "/m", REMOVED_DELAY),
+            (FROM, "/m", REMOVED_DELAY),
+            (TO, "/m", CLOSED_DELAY),
+            (MKDIR, "/m", WRITING_DELAY),
+        ] {
+            let scan = Some(ScanScope::Changed);
+            assert_eq!(due(&[(kind, path)]), (DueChanges { paths: vec![], scan }, Some(after)), "{kind:?} {path}");
+        }
+    }
+
+    #[test]
+    fn lost_events_are_a_scan_of_everything() {
+        let now = Instant::now();
+        let mut pending = PendingChanges::new(Path::new("/m"));
+        pending.note(&Event::new(TO).add_path("/m/..data".into()), now);
+        assert!(pending.note(&Event::new(EventKind::Other).set_flag(Flag::Rescan), now));
+        assert_eq!(pending.take(now), DueChanges { paths: vec![], scan: Some(ScanScope::All) });
+        assert_eq!(pending.next(), None);
+    }
+
+    #[test]
+    fn a_flood_of_paths_is_a_scan_of_everything() {
+        let now = Instant::now();
+        let mut pending = PendingChanges::new(Path::new("/m"));
+        for i in 0..=MAX_PATHS {
+            pending.note(&Event::new(CLOSE).add_path(format!("/m/{i}.yaml").into()), now);
+        }
+        assert_eq!(pending.take(now + CLOSED_DELAY), DueChanges { paths: vec![], scan: Some(ScanScope::All) });
+    }
+
+    #[test]
+    fn what_is_not_due_stays() {
+        let now = Instant::now();
+        let mut pending = PendingChanges::new(Path::new("/m"));
+        pending.note(&Event::new(WRITE).add_path("/m/a.yaml".into()), now);
+        pending.note(&Event::new(CLOSE).add_path("/m/b.yaml".into()), now);
+        assert_eq!(pending.take(now + CLOSED_DELAY).paths, [Path::new("/m/b.yaml")]);
+        assert!(pending.is_writing(Path::new("/m/a.yaml")));
+        assert_eq!(pending.next(), Some(now + WRITING_DELAY));
+    }
+}

@@ -1,0 +1,346 @@
+//! Tests which objects are read, and from where.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use proptest::prelude::*;
+
+use super::*;
+use vipmux_model::api::{OnConflict, PoolSharing, metallb::L2AdvertisementSpec};
+use vipmux_testing::names::node_name;
+
+#[test]
+fn every_kind_that_is_known_is_read() {
+    let text = "
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: shop}
+spec: {type: LoadBalancer, ports: [{port: 80, targetPort: http}]}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
+addressType: IPv4
+ports: [{port: 8080}]
+endpoints: [{addresses: [10.0.0.1], nodeName: node-1, conditions: {ready: true}}]
+---
+apiVersion: v1
+kind: Node
+metadata: {name: node-1}
+status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: shop, labels: {team: a}}
+---
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {name: public, namespace: metallb-system}
+spec: {addresses: [192.0.2.16/28], avoidBuggyIPs: true, serviceAllocation: {priority: 5, namespaces: [shop]}}
+---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {name: everything, namespace: metallb-system}
+---
+apiVersion: vipmux.io/v1alpha1
+kind: VipPool
+metadata: {name: internal, labels: {tier: internal}}
+spec: {addresses: [192.0.2.7, \"2001:db8::/64\"], sharing: same-namespace, onConflict: pending}
+---
+apiVersion: vipmux.io/v1alpha1
+kind: VipPolicy
+metadata: {name: internal}
+spec: {poolSelectors: [{matchLabels: {tier: internal}}], preferredNodes: [{weight: 10, nodeSelector: {}}]}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+";
+    let objects = objects(text);
+    assert_eq!(objects.problems, []);
+    assert_eq!(port_of(&objects, "web"), Some(80));
+    let slice = &objects.endpoint_slices[&("shop".to_owned(), "web-1".to_owned())];
+    assert_eq!(slice.ports.as_ref().unwrap()[0].port, Some(8080));
+    assert!(objects.nodes.contains_key(&node_name("node-1")));
+    assert_eq!(objects.namespaces["shop"].metadata.labels.as_ref().unwrap()["team"], "a");
+    let spec = &objects.address_pools["public"].spec;
+    assert_eq!((spec.avoid_buggy_ips, spec.service_allocation.as_ref().unwrap().priority), (Some(true), Some(5)));
+    assert_eq!(objects.l2_advertisements["everything"].spec, L2AdvertisementSpec::default());
+    let pool = &objects.vip_pools["internal"];
+    assert_eq!((pool.spec.addresses.len(), pool.spec.auto_assign), (2, true));
+    assert_eq!((pool.spec.sharing, pool.spec.on_conflict), (PoolSharing::SameNamespace, OnConflict::Pending));
+    assert_eq!(objects.vip_policies["internal"].spec.preferred_nodes[0].weight, 10);
+}
+
+#[test]
+fn a_missing_namespace_is_default() {
+    let objects = objects("apiVersion: v1\nkind: Service\nmetadata: {name: web}\nspec: {}");
+    let (name, service) = objects.services.get_min().unwrap();
+    assert_eq!(name.to_string(), "default/web");
+    assert_eq!(service.metadata.namespace.as_deref(), Some("default"));
+}
+
+#[test]
+fn lists_of_every_form_are_flattened() {
+    let item = "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: shop}, spec: {ports: [{port: 1}]}}";
+    let bare = "{metadata: {name: b, namespace: shop}, spec: {ports: [{port: 2}]}}";
+    let text = format!(
+        "apiVersion: v1\nkind: List\nitems:\n- {item}\n- apiVersion: v1\n  kind: ServiceList\n  items: [{bare}]\n---\napiVersion: v1\nkind: NodeList\nitems: null\n"
+    );
+    let objects = objects(&text);
+    assert_eq!(objects.problems, []);
+    assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(1), Some(2)));
+}
+
+#[test]
+fn json_is_read_as_kubectl_prints_it() {
+    let text = "{\n\t\"apiVersion\": \"v1\",\n    \"kind\": \"List\", \"metadata\": {\"resourceVersion\": \"\"},\n    \"items\": [{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"a\", \"namespace\": \"shop\", \"managedFields\": [{\"manager\": \"kubectl\"}]}, \"spec\": {\"ports\": [{\"port\": 1}]}}]\n}\n";
+    let read = objects(text);
+    assert_eq!((read.problems.as_slice(), port_of(&read, "a")), ([].as_slice(), Some(1)));
+    assert!(read.services[&service_name("a")].metadata.managed_fields.is_none());
+    let problems = objects(&text.replace("\"port\": 1", "\"port\": 0")).problems;
+    assert_eq!((problems[0].line, problems[0].field.as_str()), (Some(4), "items[0].spec.ports[0].port"));
+}
+
+#[test]
+fn of_two_definitions_the_first_by_file_and_document_is_in_force() {
+    let both = format!("{}---\n{}", service("web", 2), service("web", 3));
+    let objects = objects_of(&[("b.yaml", &both), ("a.yaml", &service("web", 1))]);
+    assert_eq!(port_of(&objects, "web"), Some(1));
+    let problems: Vec<_> = objects.problems.iter().map(|p| (p.file.to_str().unwrap(), p.document, p.line)).collect();
+    assert_eq!(problems, [("b.yaml", 1, Some(1)), ("b.yaml", 2, Some(11))]);
+    for problem in &objects.problems {
+        assert_eq!(problem.message, "Service shop/web is defined in a.yaml, document 1, too; that one is in force");
+    }
+}
+
+#[test]
+fn when_the_first_definition_goes_the_next_is_in_force() {
+    let mut store = ObjectStore::default();
+    for (file, parsed) in parsed(&[("a.yaml", &service("web", 1)), ("b.yaml", &service("web", 2))]) {
+        store.put(&file, parsed);
+    }
+    assert!(store.remove(Path::new("a.yaml")));
+    assert_eq!((port_of(&store.snapshot(), "web"), store.snapshot().problems), (Some(2), vec![]));
+    assert!(store.remove(Path::new("b.yaml")));
+    assert_eq!(store.snapshot(), Objects::default());
+}
+
+/// Returns the objects in force after a file with two Services becomes `text`.
+fn after(text: &str) -> Objects {
+    let mut store = ObjectStore::default();
+    let before = format!("{}---\n{}", service("a", 1), service("b", 2));
+    for text in [before.as_str(), text] {
+        for (file, parsed) in parsed(&[("a.yaml", text)]) {
+            assert!(store.put(&file, parsed));
+        }
+    }
+    store.snapshot()
+}
+
+#[test]
+fn the_last_good_version_of_a_malformed_object_stays_in_force() {
+    let objects = after(&format!("{}---\n{}", service("a", 0), service("c", 3)));
+    assert_eq!((port_of(&objects, "a"), port_of(&objects, "b"), port_of(&objects, "c")), (Some(1), None, Some(3)));
+    assert_eq!(objects.problems.len(), 1);
+    assert_eq!(objects.problems[0].message, "0 is no port: 1 to 65535; the last good version stays in force");
+}
+
+#[test]
+fn a_document_that_cannot_be_identified_removes_nothing() {
+    for broken in ["a: [", "apiVersion: v1\nkind: Service\nmetadata: {}\nspec: {}", "kind: Service"] {
+        let objects = after(&format!("{}---\n{broken}", service("a", 5)));
+        assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(5), Some(2)), "{broken}");
+        assert!(objects.problems[0].message.ends_with("; the last good version stays in force"), "{broken}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_removes_nothing() {
+    let mut store = ObjectStore::default();
+    for (file, parsed) in parsed(&[("a.yaml", &service("a", 1))]) {
+        store.put(&file, parsed);
+        let problem = Problem::of_file(&file, "not UTF-8".to_owned());
+        assert!(store.put(&file, ParsedFile::unusable(problem.clone())));
+        assert!(!store.put(&file, ParsedFile::unusable(problem)), "the same state is no change");
+    }
+    assert_eq!(port_of(&store.snapshot(), "a"), Some(1));
+}
+
+#[test]
+fn a_malformed_object_that_is_mended_is_replaced() {
+    let mut store = ObjectStore::default();
+    for port in [1, 0, 3] {
+        for (file, parsed) in parsed(&[("a.yaml", &service("a", port))]) {
+            store.put(&file, parsed);
+        }
+    }
+    assert_eq!((port_of(&store.snapshot(), "a"), store.snapshot().problems), (Some(3), vec![]));
+}
+
+#[test]
+fn unchanged_objects_of_a_changed_file_are_the_very_same() {
+    let mut store = ObjectStore::default();
+    let mut first = None;
+    for port in [1, 2] {
+        for (file, parsed) in parsed(&[("a.yaml", &format!("{}---\n{}", service("a", 9), service("b", port)))]) {
+            store.put(&file, parsed);
+        }
+        let service = Arc::clone(&store.snapshot().services[&service_name("a")]);
+        let first = first.get_or_insert_with(|| Arc::clone(&service));
+        assert!(Arc::ptr_eq(first, &service));
+    }
+}
+
+#[test]
+fn a_directory_is_read_as_kubectl_does_less_what_is_hidden() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, service_name: &str| {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, service(service_name, 1)).unwrap();
+    };
+    write("a.yaml", "a");
+    write("b.yml", "b");
+    write("sub/c.yaml", "c");
+    fs::write(
+        dir.path().join("d.json"),
+        "{\"apiVersion\": \"v1\", \"kind\": \"Node\", \"metadata\": {\"name\": \"d\"}}",
+    )
+    .unwrap();
+    write("README.md", "e");
+    write(".f.yaml", "f");
+    write("..2026/g.yaml", "g");
+    std::os::unix::fs::symlink("..2026/g.yaml", dir.path().join("g.yaml")).unwrap();
+    let objects = read(&[dir.path().to_owned()]).unwrap();
+    assert_eq!(objects.problems, []);
+    let names: Vec<_> = objects.services.keys().map(ServiceName::name).collect();
+    assert_eq!(names, ["a", "b", "c", "g"]);
+    assert_eq!(objects.nodes.len(), 1);
+}
+
+#[test]
+fn a_directory_that_holds_itself_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.yaml"), service("a", 1)).unwrap();
+    std::os::unix::fs::symlink(".", dir.path().join("loop")).unwrap();
+    let objects = read(&[dir.path().to_owned()]).unwrap();
+    assert_eq!(objects.services.len(), 1);
+    assert_eq!(objects.problems.len(), 1);
+    assert!(objects.problems[0].to_string().ends_with("/loop: the directory leads back to one that it is in"));
+}
+
+#[test]
+fn directories_that_links_multiply_are_read_up_to_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    for i in 0..7 {
+        fs::create_dir(dir.path().join(format!(".{i}"))).unwrap();
+        for link in 0..6 {
+            let path = dir.path().join(format!(".{i}/{link}"));
+            std::os::unix::fs::symlink(format!("../.{}", i + 1), path).unwrap();
+        }
+    }
+    fs::create_dir(dir.path().join(".7")).unwrap();
+    fs::write(dir.path().join("z.yaml"), service("z", 1)).unwrap();
+    std::os::unix::fs::symlink(".0", dir.path().join("a")).unwrap();
+    let objects = read(&[dir.path().to_owned()]).unwrap();
+    assert_eq!(objects.services.len(), 1, "what comes after them is read");
+    let problems: Vec<_> = objects.problems.iter().map(|problem| problem.message.as_str()).collect();
+    assert_eq!(problems, ["left out: more than 16384 directories"]);
+}
+
+#[test]
+fn a_file_that_is_named_may_have_any_name_and_a_pipe_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("dump");
+    fs::write(&path, service("a", 1)).unwrap();
+    let mut stdin = io::Cursor::new(service("b", 2));
+    let objects = read_from(&[path, PathBuf::from("-")], &mut stdin).unwrap();
+    assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(1), Some(2)));
+}
+
+#[test]
+fn problems_of_standard_input_name_it() {
+    let objects = read_from(&[PathBuf::from("-")], &mut io::Cursor::new(service("a", 0))).unwrap();
+    assert_eq!(objects.problems[0].to_string(), "-:9: document 1: spec.ports[0].port: 0 is no port: 1 to 65535");
+}
+
+#[test]
+fn an_absent_path_is_an_error_and_an_empty_directory_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    assert_eq!(read(&[dir.path().to_owned()]).unwrap(), Objects::default());
+    let error = read(&[dir.path().join("absent")]).unwrap_err();
+    assert!(error.to_string().starts_with("cannot read \"/"), "{error}");
+}
+
+#[test]
+fn what_is_no_text_or_no_file_is_a_problem_of_that_file() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("a.yaml"), b"a: 1\nb: \xff").unwrap();
+    std::os::unix::fs::symlink("nowhere", dir.path().join("b.yaml")).unwrap();
+    nix::unistd::mkfifo(&dir.path().join("c.yaml"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    File::create(dir.path().join("d.yaml")).unwrap().set_len(files::MAX_FILE_SIZE + 1).unwrap();
+    fs::write(dir.path().join("e.yaml"), service("e", 1)).unwrap();
+    let objects = read(&[dir.path().to_owned()]).unwrap();
+    assert_eq!(port_of(&objects, "e"), Some(1));
+    let problems: Vec<_> = objects
+        .problems
+        .iter()
+        .map(|p| (p.file.file_name().unwrap().to_str().unwrap(), p.document, p.line, p.message.as_str()))
+        .collect();
+    assert_eq!(
+        problems,
+        [
+            ("a.yaml", 0, Some(2), "not UTF-8"),
+            ("b.yaml", 0, None, "cannot read the file: a symbolic link to nothing"),
+            ("c.yaml", 0, None, "cannot read the file: no regular file"),
+            ("d.yaml", 0, None, "larger than 32 MiB"),
+        ]
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_store_that_was_changed_holds_what_a_new_one_would(steps in prop::collection::vec((0..3usize, 0..4usize, 1..4u16), 1..40)) {
+        let mut store = ObjectStore::default();
+        let mut texts = BTreeMap::new();
+        for (file, name, port) in steps {
+            let (file, name) = (["a.yaml", "b.yaml", "c.yaml"][file], ["a", "b", "c"].get(name));
+            match name {
+                Some(name) => drop(texts.insert(file, service(name, port))),
+                None => drop(texts.remove(file)),
+            }
+            let before = store.snapshot();
+            let kept = before.clone();
+            match texts.get(file) {
+                Some(text) => for (file, parsed) in parsed(&[(file, text)]) {
+                    store.put(&file, parsed);
+                },
+                None => drop(store.remove(Path::new(file))),
+            }
+            let files: Vec<_> = texts.iter().map(|(file, text)| (*file, text.as_str())).collect();
+            prop_assert_eq!(store.snapshot(), objects_of(&files));
+            prop_assert_eq!(before, kept, "a snapshot changed");
+        }
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..512)) {
+        objects(&String::from_utf8_lossy(&bytes));
+    }
+
+    #[test]
+    fn arbitrary_yaml_shapes_never_panic(text in "(apiVersion: v1\n|kind: (Service|List|Node)\n|---\n|[-a-z0-9:{}\\[\\],&*!#|>%@\"' \t\n]{1,8}){0,40}") {
+        objects(&text);
+    }
+
+    #[test]
+    fn a_mutilated_manifest_never_panics(cut in 0usize..140, byte in any::<u8>()) {
+        let mut bytes = service("web", 80).into_bytes();
+        let at = cut.min(bytes.len() - 1);
+        bytes[at] = byte;
+        objects(&String::from_utf8_lossy(&bytes));
+        bytes.truncate(at);
+        objects(&String::from_utf8_lossy(&bytes));
+    }
+}

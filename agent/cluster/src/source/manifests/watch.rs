@@ -1,0 +1,279 @@
+//! Follows a directory of manifests.
+
+use std::{
+    fs, io, mem,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use notify::{RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::sync::watch::{Receiver, Sender, channel};
+
+use super::{
+    change_queue::ChangeQueue,
+    files::{self, DirectoryListing, FileStamp, FileStamps, FileText},
+    object_store::ObjectStore,
+    parse,
+    pending::{DueChanges, ScanScope},
+};
+use vipmux_model::objects::{Objects, Problem};
+
+/// The whole directory is scanned this often even without events: a link's target may be elsewhere,
+/// and some file systems send no events. A scan is one `stat` per file.
+const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(10);
+/// While the directory is gone, it is looked for this often.
+const MISSING_SCAN_INTERVAL: Duration = Duration::from_secs(1);
+
+/// A directory that cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    /// It is absent, is no directory, or may not be listed.
+    #[error("cannot list the directory {path:?}")]
+    List {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// Its events cannot be received. The system may have run out of inotify instances or watches.
+    #[error("cannot watch the directory {path:?}")]
+    Events {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: notify::Error,
+    },
+    /// The thread that follows it cannot be started.
+    #[error("cannot start the thread that follows {path:?}")]
+    Thread {
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Ends the following when it is dropped, soon but without waiting for it. The receiver's `changed`
+/// then fails.
+#[derive(Debug)]
+#[must_use = "the directory is followed until this is dropped"]
+pub struct WatchGuard {
+    queue: Arc<ChangeQueue>,
+    refreshed: Receiver<u64>,
+}
+
+impl WatchGuard {
+    /// Requests a scan of the whole directory, without waiting for it. Returns its number.
+    pub fn request_refresh(&self) -> u64 {
+        self.queue.request_scan()
+    }
+
+    /// Returns the number of the last [requested](Self::request_refresh) scan that is done. A
+    /// snapshot taken after it has what was in the directory at the request. 0 before the first.
+    pub fn refreshed(&self) -> Receiver<u64> {
+        self.refreshed.clone()
+    }
+}
+
+impl Drop for WatchGuard {
+    fn drop(&mut self) {
+        self.queue.stop();
+    }
+}
+
+/// Follows the manifests in and below a directory, as [`read`](super::read) reads them. The
+/// receiver holds the latest snapshot from the start. Objects that did not change are the same
+/// [`Arc`]s in the next one.
+///
+/// A definition that becomes malformed stays in force as it was last good, and is a problem in the
+/// snapshot. The same holds for all objects while the directory itself is gone. An edited file is
+/// read at once when it is closed or renamed into place. It costs its own parsing, however many
+/// other files there are.
+///
+/// Blocks for the first read. The rest happens on a thread of its own, which nothing waits for.
+/// Awaiting the receiver's `changed` is cancel-safe, and a slow receiver skips snapshots.
+pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), WatchError> {
+    let path = || directory.to_owned();
+    let root = std::path::absolute(directory).map_err(|source| WatchError::List { path: path(), source })?;
+    let queue = Arc::new(ChangeQueue::new(&root));
+    let events = Arc::clone(&queue);
+    let mut watcher = notify::recommended_watcher(move |event| events.note(event))
+        .map_err(|source| WatchError::Events { path: path(), source })?;
+    // The parent reports if the directory is replaced or comes back.
+    if let Some(parent) = root.parent()
+        && let Err(error) = watcher.watch(parent, RecursiveMode::NonRecursive)
+    {
+        tracing::debug!(%error, "cannot watch the parent directory");
+    }
+    let mut follower = DirectoryFollower {
+        queue: Arc::clone(&queue),
+        watcher,
+        stamps: FileStamps::default(),
+        store: ObjectStore::default(),
+        missing: false,
+        watch_failed: None,
+        root,
+    };
+    let listing = follower.list().map_err(|source| WatchError::List { path: path(), source })?;
+    if let Some(source) = follower.watch_failed.take() {
+        return Err(WatchError::Events { path: path(), source });
+    }
+    follower.adopt(listing, ScanScope::All);
+    let (sender, receiver) = channel(Arc::new(follower.store.snapshot()));
+    let (done_sender, refreshed) = channel(0);
+    thread::Builder::new()
+        .name("manifests".to_owned())
+        .spawn(move || follower.run(&sender, &done_sender))
+        .map_err(|source| WatchError::Thread { path: path(), source })?;
+    Ok((receiver, WatchGuard { queue, refreshed }))
+}
+
+/// The action for a path that changed.
+enum PathAction {
+    Read(FileStamp),
+    Gone,
+    Nothing,
+    /// It is or was a directory, or is one file too many.
+    Scan,
+}
+
+struct DirectoryFollower {
+    root: PathBuf,
+    queue: Arc<ChangeQueue>,
+    watcher: RecommendedWatcher,
+    /// The stamps of the files that were read.
+    stamps: FileStamps,
+    store: ObjectStore,
+    /// The directory could not be listed.
+    missing: bool,
+    /// Why a directory could not be watched in the last scan.
+    watch_failed: Option<notify::Error>,
+}
+
+impl DirectoryFollower {
+    fn run(mut self, sender: &Sender<Arc<Objects>>, done_sender: &Sender<u64>) {
+        while let Some((due, requested)) =
+            self.queue.wait(if self.missing { MISSING_SCAN_INTERVAL } else { FULL_SCAN_INTERVAL })
+        {
+            let started = Instant::now();
+            if self.follow(due) {
+                let objects = Arc::new(self.store.snapshot());
+                tracing::debug!(services = objects.services.len(), took = ?started.elapsed(), "manifests changed");
+                sender.send_replace(objects);
+            }
+            done_sender.send_if_modified(|refreshed| mem::replace(refreshed, requested) != requested);
+        }
+    }
+
+    /// Reads what is due. Returns whether anything changed.
+    fn follow(&mut self, due: DueChanges) -> bool {
+        let mut scan = due.scan;
+        let mut read = Vec::new();
+        let mut changed = false;
+        for path in due.paths {
+            match self.action_for(&path) {
+                PathAction::Read(stamp) => {
+                    self.stamps.insert(path.clone(), stamp);
+                    read.push(path);
+                }
+                PathAction::Gone => {
+                    self.stamps.remove(&path);
+                    changed |= self.store.remove(&path);
+                }
+                PathAction::Nothing => {}
+                PathAction::Scan => scan = scan.max(Some(ScanScope::Changed)),
+            }
+        }
+        changed |= self.put(&read);
+        scan.map_or(changed, |scope| self.scan(scope) || changed)
+    }
+
+    /// Returns what to do about a path that changed.
+    fn action_for(&self, path: &Path) -> PathAction {
+        let manifest = files::is_manifest(path);
+        match fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) {
+            Ok(metadata) if metadata.is_dir() => PathAction::Scan,
+            Ok(metadata) if manifest && self.stamps.has_room(path, metadata.len()) => {
+                PathAction::Read(FileStamp::from(&metadata))
+            }
+            Ok(_) if manifest => PathAction::Scan,
+            Err(_) if self.stamps.get(path).is_some() => PathAction::Gone,
+            Err(_) if self.stamps.holds_below(path) => PathAction::Scan,
+            Ok(_) | Err(_) => PathAction::Nothing,
+        }
+    }
+
+    /// Reads files and stores their content.
+    fn put(&mut self, paths: &[PathBuf]) -> bool {
+        let mut changed = false;
+        let mut texts: Vec<FileText> = Vec::with_capacity(paths.len());
+        for path in paths {
+            if let Some(text) = files::load(path) {
+                texts.push(text);
+            } else {
+                self.stamps.remove(path);
+                changed |= self.store.remove(path);
+            }
+        }
+        for (file, parsed) in parse::all(texts) {
+            changed |= self.store.put(&file, parsed);
+        }
+        changed
+    }
+
+    fn scan(&mut self, scope: ScanScope) -> bool {
+        match self.list() {
+            Ok(listing) => {
+                self.missing = false;
+                self.adopt(listing, scope)
+            }
+            Err(error) => {
+                self.missing = true;
+                let message = format!("cannot list the directory: {error}; its last good state stays in force");
+                self.store.set_general_problems(vec![Problem::of_file(&self.root, message)])
+            }
+        }
+    }
+
+    /// Lists the directory, and watches it and those below.
+    fn list(&mut self) -> io::Result<DirectoryListing> {
+        self.watch_failed = None;
+        let (watcher, failed) = (&mut self.watcher, &mut self.watch_failed);
+        files::walk(&self.root, &mut |directory| {
+            // Watched again each time: the path may lead to another directory now.
+            if let Err(error) = watcher.watch(directory, RecursiveMode::NonRecursive) {
+                failed.get_or_insert(error);
+            }
+        })
+    }
+
+    /// Stores the result of a scan.
+    fn adopt(&mut self, mut listing: DirectoryListing, scope: ScanScope) -> bool {
+        if let Some(error) = self.watch_failed.take() {
+            let message = format!("changes are seen late, every {} s: {error}", FULL_SCAN_INTERVAL.as_secs());
+            listing.problems.push(Problem::of_file(&self.root, message));
+        }
+        let mut changed = self.store.set_general_problems(mem::take(&mut listing.problems));
+        let kept =
+            |file: &Path| listing.files.contains_key(file) || listing.unlisted.iter().any(|it| file.starts_with(it));
+        let gone: Vec<_> = self.store.files().filter(|file| !kept(file)).map(Path::to_owned).collect();
+        for file in &gone {
+            self.stamps.remove(file);
+            changed |= self.store.remove(file);
+        }
+        let mut read = Vec::new();
+        for (file, stamp) in listing.files {
+            let known = scope == ScanScope::Changed && self.stamps.get(&file) == Some(&stamp);
+            if !known && !self.queue.is_writing(&file) {
+                self.stamps.insert(file.clone(), stamp);
+                read.push(file);
+            }
+        }
+        self.put(&read) || changed
+    }
+}

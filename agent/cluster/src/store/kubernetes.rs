@@ -1,0 +1,142 @@
+//! Keeps the Leases in a cluster: as `coordination.k8s.io/v1` Leases in vipmux's own namespace.
+//!
+//! `metadata.resourceVersion` is compared and swapped: the API server refuses a write that expects
+//! another version than the object has (409). Reads name no version, so they are as new as the last
+//! write
+//! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>). A
+//! watch is never used, since it can be half-open for minutes.
+
+use std::{io, sync::Arc, time::Duration};
+
+use k8s_openapi::{api::coordination::v1::Lease as Object, jiff::Timestamp};
+use kube::{
+    Api,
+    api::{DeleteParams, ListParams, PostParams, Preconditions},
+};
+use tokio::time::timeout;
+
+use super::{
+    Deleted, Lease, LeaseStore, StoreError, Survey, Swapped, Version, lease_object, operations::OPERATION_TIMEOUT,
+};
+use crate::access::ClusterClient;
+use vipmux_model::{NodeName, Vip};
+
+/// The Leases of a cluster.
+#[derive(Clone, Debug)]
+pub struct KubernetesStore {
+    leases: Box<Api<Object>>,
+    /// The time limit of a request.
+    request_timeout: Duration,
+}
+
+impl KubernetesStore {
+    /// Returns the store for vipmux's namespace.
+    pub fn new(cluster: &ClusterClient) -> Self {
+        Self {
+            leases: Box::new(Api::namespaced(cluster.client.clone(), &cluster.namespace)),
+            request_timeout: OPERATION_TIMEOUT,
+        }
+    }
+
+    /// Returns the store with another time limit for requests.
+    #[must_use]
+    pub fn with_timeout(self, request_timeout: Duration) -> Self {
+        Self { request_timeout, ..self }
+    }
+
+    /// Sends a request with the time limit. A request that is too late closes its connection, and
+    /// the next one gets another.
+    ///
+    /// Otherwise, an API server whose machine is gone would keep each request for a minute and a
+    /// half, and with it a slot of the operations that follow after its return.
+    async fn limited<T>(&self, request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+        let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it took more than {:?}", self.request_timeout));
+        timeout(self.request_timeout, request).await.map_err(|elapsed| kube::Error::Service(late(elapsed).into()))?
+    }
+}
+
+/// Returns whether the API server refused because the object exists, changed, or is gone.
+fn is_conflict(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
+}
+
+/// Returns an error if the namespace is missing. That is 404 too, but no Lease that somebody
+/// deleted.
+fn refuse_missing_namespace(error: &kube::Error) -> Result<(), StoreError> {
+    match error {
+        kube::Error::Api(status) if status.details.as_ref().is_some_and(|details| details.kind == "namespaces") => {
+            let source = io::Error::new(io::ErrorKind::NotFound, status.message.clone());
+            Err(StoreError::Unavailable { operation: "write Leases".to_owned(), source })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn unavailable(operation: String, error: kube::Error) -> StoreError {
+    StoreError::Unavailable { operation, source: io::Error::other(error) }
+}
+
+/// Returns the Lease of an object, or the error that it is none.
+fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
+    lease_object::from_object(vip, found)
+        .map_err(|message| StoreError::Malformed { lease: lease_object::lease_name(vip), message })
+}
+
+impl LeaseStore for KubernetesStore {
+    async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
+        let name = lease_object::lease_name(vip);
+        let found = self
+            .limited(self.leases.get_opt(&name))
+            .await
+            .map_err(|error| unavailable(format!("read {name}"), error))?;
+        found.map(|found| lease(vip, found)).transpose()
+    }
+
+    async fn swap(
+        &self,
+        vip: Vip,
+        expected: Option<&Version>,
+        holder: &NodeName,
+        epoch: u64,
+    ) -> Result<Swapped, StoreError> {
+        let wanted = lease_object::to_object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
+        let (name, parameters) = (lease_object::lease_name(vip), PostParams::default());
+        let result = match expected {
+            Some(_) => self.limited(self.leases.replace(&name, &parameters, &wanted)).await,
+            None => self.limited(self.leases.create(&parameters, &wanted)).await,
+        };
+        match result {
+            Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
+            Err(error) if is_conflict(&error) => refuse_missing_namespace(&error).map(|()| Swapped::Conflict),
+            Err(error) => Err(unavailable(format!("write {name}"), error)),
+        }
+    }
+
+    async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
+        let name = lease_object::lease_name(vip);
+        let preconditions = Preconditions { resource_version: Some(version.as_str().to_owned()), uid: None };
+        let parameters = DeleteParams::default().preconditions(preconditions);
+        match self.limited(self.leases.delete(&name, &parameters)).await {
+            Ok(_) => Ok(Deleted::Done),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Deleted::Done),
+            Err(error) if is_conflict(&error) => Ok(Deleted::Conflict),
+            Err(error) => Err(unavailable(format!("delete {name}"), error)),
+        }
+    }
+
+    async fn survey(&self) -> Result<Survey, StoreError> {
+        let all = ListParams::default();
+        let listed = self.limited(self.leases.list(&all)).await;
+        let listed = listed.map_err(|error| unavailable("list the Leases".to_owned(), error))?;
+        let mut survey = Survey::default();
+        for found in listed.items {
+            // Others keep Leases in this namespace, the allocator among them.
+            let Some(vip) = found.metadata.name.as_deref().and_then(lease_object::vip_of) else { continue };
+            match lease(vip, found) {
+                Ok(lease) => drop(survey.leases.insert(vip, lease)),
+                Err(error) => drop(survey.faults.insert(vip, Arc::new(error))),
+            }
+        }
+        Ok(survey)
+    }
+}

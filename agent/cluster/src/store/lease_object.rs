@@ -1,0 +1,178 @@
+//! Converts Leases to and from API objects.
+
+use std::{
+    fmt::Write as _,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease as Object, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+
+use super::{Lease, StoreError, Version};
+use vipmux_model::{NodeName, Vip, reason::quoted};
+
+const PREFIX: &str = "vip-";
+/// The annotation with the address in its usual form, since the name has it in hex.
+const ADDRESS: &str = "vipmux.io/address";
+/// The longest version, bytes. The API server's and the directory's are decimal numbers of 64 bits.
+const MAX_VERSION: usize = 64;
+
+/// Returns the name of the VIP's Lease: `vip-` and the address' 4 or 16 bytes in hex.
+pub fn lease_name(vip: Vip) -> String {
+    let mut name = PREFIX.to_owned();
+    // Writing to a string cannot fail.
+    let _ = match vip.address() {
+        IpAddr::V4(address) => write!(name, "{:08x}", address.to_bits()),
+        IpAddr::V6(address) => write!(name, "{:032x}", address.to_bits()),
+    };
+    name
+}
+
+/// Returns the VIP whose Lease has this name; `None`: it is no such name.
+pub(super) fn vip_of(name: &str) -> Option<Vip> {
+    let hex = name.strip_prefix(PREFIX)?;
+    if !hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
+        return None;
+    }
+    let address: IpAddr = match hex.len() {
+        8 => Ipv4Addr::from_bits(u32::from_str_radix(hex, 16).ok()?).into(),
+        32 => Ipv6Addr::from_bits(u128::from_str_radix(hex, 16).ok()?).into(),
+        _ => return None,
+    };
+    let vip = Vip::new(address);
+    // No Lease has a name of 32 digits for an IPv4 address.
+    (vip.address() == address).then_some(vip)
+}
+
+/// Returns the object of a Lease. `version`: the expected one, or the new one, as the store needs
+/// it. `acquired` is for people: no decision depends on it.
+pub(super) fn to_object(
+    vip: Vip,
+    version: Option<Version>,
+    holder: &NodeName,
+    epoch: u64,
+    acquired: Timestamp,
+) -> Result<Object, StoreError> {
+    let transitions = i32::try_from(epoch).map_err(|_| StoreError::Inexpressible { holder: holder.clone(), epoch })?;
+    Ok(Object {
+        metadata: ObjectMeta {
+            name: Some(lease_name(vip)),
+            annotations: Some([(ADDRESS.to_owned(), vip.to_string())].into()),
+            resource_version: version.map(|version| version.as_str().to_owned()),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(holder.to_string()),
+            lease_transitions: Some(transitions),
+            acquire_time: Some(MicroTime(acquired)),
+            ..LeaseSpec::default()
+        }),
+    })
+}
+
+/// Returns the content of the VIP's object, or its defect.
+pub(super) fn from_object(vip: Vip, object: Object) -> Result<Lease, String> {
+    let Object { metadata, spec } = object;
+    let (expected, found) = (lease_name(vip), metadata.name.unwrap_or_default());
+    if found != expected {
+        return Err(format!("metadata.name is {}, and that of {vip} is {expected}", quoted(&found)));
+    }
+    let version = metadata.resource_version.unwrap_or_default();
+    if version.is_empty() || version.len() > MAX_VERSION {
+        return Err(format!("metadata.resourceVersion has {} bytes: 1 to {MAX_VERSION} are right", version.len()));
+    }
+    let spec = spec.unwrap_or_default();
+    let holder = spec.holder_identity.unwrap_or_default();
+    let refused = format!("spec.holderIdentity is {}, which is no Node's name", quoted(&holder));
+    let holder = NodeName::new(holder).map_err(|_| refused)?;
+    let transitions = spec.lease_transitions.ok_or("spec.leaseTransitions is missing")?;
+    let epoch = u64::try_from(transitions).map_err(|_| format!("spec.leaseTransitions is {transitions}"))?;
+    Ok(Lease { holder, epoch, version: Version::new(version) })
+}
+
+/// Returns the VIP of this object and its leader; `None`: it is no VIP's Lease, or the leader
+/// cannot be read.
+pub fn leader(object: &Object) -> Option<(Vip, Option<NodeName>)> {
+    let vip = vip_of(object.metadata.name.as_deref()?)?;
+    Some((vip, from_object(vip, object.clone()).ok().map(|lease| lease.holder)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vipmux_testing::names::{node_name, vip};
+
+    #[test]
+    fn a_name_is_the_address_in_hex() {
+        for (address, expected) in [
+            ("192.0.2.10", "vip-c000020a"),
+            ("0.0.0.1", "vip-00000001"),
+            ("2001:db8::1", "vip-20010db8000000000000000000000001"),
+        ] {
+            assert_eq!(lease_name(vip(address)), expected);
+            assert_eq!(vip_of(expected), Some(vip(address)));
+        }
+    }
+
+    /// A VIP is never an IPv4-mapped IPv6 address ([`Vip::new`]).
+    #[test]
+    fn an_ipv4_mapped_address_has_the_name_of_its_ipv4_address() {
+        assert_eq!(lease_name(vip("::ffff:192.0.2.10")), "vip-c000020a");
+        assert_eq!(vip_of("vip-00000000000000000000ffffc000020a"), None);
+    }
+
+    #[test]
+    fn other_names_are_no_vips() {
+        for text in [
+            "",
+            "vip-",
+            "c000020a",
+            "vip-c000020",
+            "vip-C000020A",
+            "vip-+000020a",
+            "vip-c000020a0",
+            "vip-c000020\u{e4}",
+        ] {
+            assert_eq!(vip_of(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_object_says_what_it_was_made_of() {
+        let holder = node_name("n1.example.org");
+        let version = Version::new("7");
+        for epoch in [0, 1, Lease::MAX_EPOCH] {
+            let made =
+                to_object(vip("192.0.2.1"), Some(version.clone()), &holder, epoch, Timestamp::UNIX_EPOCH).unwrap();
+            let expected = Lease { holder: holder.clone(), epoch, version: version.clone() };
+            assert_eq!(from_object(vip("192.0.2.1"), made.clone()), Ok(expected));
+            assert!(from_object(vip("192.0.2.2"), made).is_err(), "of another VIP");
+        }
+    }
+
+    /// A node whose clock is an hour off, or years, writes what any other does.
+    #[test]
+    fn nothing_goes_by_the_time_in_a_lease() {
+        let holder = node_name("n1");
+        let of_time = |acquired| {
+            let version = Some(Version::new("7"));
+            from_object(vip("192.0.2.1"), to_object(vip("192.0.2.1"), version, &holder, 3, acquired).unwrap())
+        };
+        let expected = of_time(Timestamp::UNIX_EPOCH);
+        assert!(expected.is_ok());
+        assert_eq!([of_time(Timestamp::MIN), of_time(Timestamp::MAX)], [expected.clone(), expected]);
+    }
+
+    #[test]
+    fn what_no_lease_can_say_is_refused() {
+        let (holder, epoch) = (node_name("n1"), Lease::MAX_EPOCH + 1);
+        let result = to_object(vip("192.0.2.1"), None, &holder, epoch, Timestamp::UNIX_EPOCH);
+        assert!(matches!(result, Err(StoreError::Inexpressible { .. })));
+        for holder in ["", "a/b", &"a".repeat(254)] {
+            assert!(NodeName::new(holder).is_err(), "{holder}");
+        }
+    }
+}

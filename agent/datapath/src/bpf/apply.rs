@@ -1,0 +1,186 @@
+//! Executes [`Step`]s and the agent's other writes to maps.
+
+use aya::{
+    maps::{IterableMap as _, MapError, PerCpuValues, lpm_trie::Key},
+    util::nr_cpus,
+};
+use nix::time::{ClockId, clock_getres};
+use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, Lapse, NodeLabel, ServiceOwner, VipValue};
+
+use super::maps::{Maps, MapsError, put, put_prefix};
+use vipmux_plan::Step;
+
+/// The lifetime of an idle TCP flow: 2 hours and 4 minutes (RFC 5382, REQ-5).
+const TCP_IDLE_SECONDS: u32 = 7_440;
+/// The lifetime of an idle UDP flow: 5 minutes (RFC 4787, REQ-5).
+const UDP_IDLE_SECONDS: u32 = 300;
+/// The time for which the last segments of a closed connection are still translated.
+const CLOSED_LINGER_SECONDS: u32 = 5;
+
+/// The time from the fence deadline until the programs leave VIPs to the node's own stack.
+const ABANDON_SECONDS: u32 = 600;
+
+/// The time for which later fragments follow their first one: the time for which Linux waits for a
+/// datagram's fragments (net.ipv4.ipfrag_time).
+const FRAGMENT_LIFE_SECONDS: u32 = 30;
+/// The limit of answers in the name of VIPs, per CPU and second.
+const ANSWERS_PER_SECOND: u32 = 1_000;
+/// The limit of new flow records, per CPU and second, for small flow tables.
+const RECORDS_PER_SECOND: u32 = 20_000;
+/// The shortest time in which all CPUs together may fill larger flow tables.
+const FILLED_IN_SECONDS: u32 = 10;
+
+/// The treatment of packets to a VIP that no Service or no backend takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Unclaimed {
+    /// TCP RST, ICMP port unreachable; rate-limited.
+    #[default]
+    Reject,
+    /// No answer.
+    Drop,
+    /// Pass to the node's own stack: kube-proxy, or a local listener. Packets that another node
+    /// hands over are rejected, so that none goes from node to node.
+    Pass,
+}
+
+impl From<Unclaimed> for u32 {
+    fn from(unclaimed: Unclaimed) -> Self {
+        match unclaimed {
+            Unclaimed::Reject => abi::UNCLAIMED_REJECT,
+            Unclaimed::Drop => abi::UNCLAIMED_DROP,
+            Unclaimed::Pass => abi::UNCLAIMED_PASS,
+        }
+    }
+}
+
+/// Returns the configuration of new maps. The resolution of the coarse clock is one tick, which
+/// gives jiffies per second.
+pub fn new_config() -> Config {
+    let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |tick| tick.tv_nsec());
+    let hz = u32::try_from(1_000_000_000_i64.checked_div(resolution).unwrap_or_default()).unwrap_or(0).max(1);
+    Config {
+        abi: ABI_VERSION,
+        next_vip: 1,
+        next_generation: 1,
+        hz,
+        tcp_idle: TCP_IDLE_SECONDS * hz,
+        udp_idle: UDP_IDLE_SECONDS * hz,
+        closed_linger: CLOSED_LINGER_SECONDS * hz,
+        abandon_after: ABANDON_SECONDS,
+        fragment_life: FRAGMENT_LIFE_SECONDS * hz,
+        unclaimed: abi::UNCLAIMED_REJECT,
+        answers_per_second: ANSWERS_PER_SECOND,
+        records_per_second: RECORDS_PER_SECOND,
+    }
+}
+
+/// Returns the limit of new flow records, per CPU and second, for flow tables of `flows` entries on
+/// `cpus` CPUs.
+pub fn records_per_second(flows: u32, cpus: usize) -> u32 {
+    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
+    (flows / FILLED_IN_SECONDS / cpus).max(RECORDS_PER_SECOND)
+}
+
+impl Maps {
+    /// Executes one step.
+    pub fn apply(&mut self, step: &Step) -> Result<(), MapsError> {
+        let (map, result) = match step {
+            Step::Table(first, slots) => return self.write_table(*first, slots),
+            Step::Config(value) => ("CONFIG", self.config.set(0, value, 0)),
+            Step::NodeName(index, name) => {
+                let label = NodeLabel::new(name.as_deref().unwrap_or_default());
+                ("NODE_NAMES", self.node_names.set(*index, label, 0))
+            }
+            Step::Node(index, value) => ("NODES", self.nodes.set(*index, value, 0)),
+            Step::Peer(mac, node) => ("PEERS", put(&mut self.peers, mac, node.as_ref())),
+            Step::Backend(index, value) => ("BACKENDS", self.backends.set(*index, value, 0)),
+            Step::ServiceName(slot, name) => {
+                let owner = name
+                    .as_ref()
+                    .map_or(ServiceOwner::new("", ""), |name| ServiceOwner::new(name.namespace(), name.name()));
+                ("SERVICE_NAMES", self.service_names.set(*slot, owner, 0))
+            }
+            Step::ServiceState(slot, value) => ("SERVICE_STATES", self.service_states.set(*slot, value, 0)),
+            Step::Service(key, value) => ("SERVICES", put(&mut self.services, key, value.as_ref())),
+            Step::SourceRange((bits, range), present) => {
+                let key = Key::new(*bits, *range);
+                ("SOURCE_RANGES", put_prefix(&mut self.source_ranges, &key, present.then_some(&1)))
+            }
+            Step::Vip(address, value) => ("VIPS", put(&mut self.vips, address, value.as_ref())),
+        };
+        result.map_err(|source| MapsError::Write { map, source })
+    }
+
+    /// Returns the limit of new flow records for the existing flow tables, which an earlier agent
+    /// may have made.
+    pub fn records_per_second(&self) -> Result<u32, MapsError> {
+        let read = |source| MapsError::Read { map: "FLOWS", source };
+        let flows = self.flows.map().info().map_err(read)?.max_entries();
+        let cpus = nr_cpus().map_err(|(_, error)| read(error.into()))?;
+        Ok(records_per_second(flows, cpus))
+    }
+
+    /// Extends the fence deadline at `now`; both are nanoseconds of `CLOCK_BOOTTIME`. If the last
+    /// deadline has passed, the programs check again at once whether the agent is away. Otherwise
+    /// they check once per second.
+    pub fn write_deadline(&mut self, deadline: u64, now: u64) -> Result<(), MapsError> {
+        let before = self.read_fence()?;
+        self.fence.set(0, Fence { deadline }, 0).map_err(|source| MapsError::Write { map: "FENCE", source })?;
+        if before.deadline > now {
+            return Ok(());
+        }
+        let written = |source| MapsError::Write { map: "LAPSE", source };
+        let cpus = nr_cpus().map_err(|(_, error)| written(error.into()))?;
+        let unknown = PerCpuValues::try_from(vec![Lapse::default(); cpus]).map_err(|error| written(error.into()))?;
+        self.lapse.set(0, unknown, 0).map_err(written)
+    }
+
+    /// Writes an interface's entry. All zero: the programs ignore the interface.
+    pub fn set_interface(&mut self, ifindex: u32, value: Interface) -> Result<(), MapsError> {
+        self.interfaces.set(ifindex, value, 0).map_err(|source| MapsError::Write { map: "INTERFACES", source })
+    }
+
+    /// Returns the current entry of a VIP in `VIPS`.
+    pub fn read_vip(&self, address: &abi::Address) -> Result<Option<VipValue>, MapsError> {
+        match self.vips.get(address, 0) {
+            Ok(value) => Ok(Some(value)),
+            Err(MapError::KeyNotFound) => Ok(None),
+            Err(source) => Err(MapsError::Read { map: "VIPS", source }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_of_new_flows_needs_ten_seconds_to_fill_the_tables() {
+        for (flows, cpus, per_cpu) in [
+            (16_384, 2, 20_000),
+            (1_048_576, 2, 52_428),
+            (1_048_576, 4, 26_214),
+            (1_048_576, 128, 20_000),
+            (1_048_576, 0, 104_857),
+        ] {
+            assert_eq!(records_per_second(flows, cpus), per_cpu, "{flows} flows, {cpus} CPUs");
+        }
+    }
+
+    #[test]
+    fn a_deadline_after_a_lapse_makes_the_programs_ask_again() {
+        let Some(mut fixture) = super::super::maps::fixture::Fixture::new() else { return };
+        let maps = &mut fixture.maps;
+        let stale = Lapse { checked: 7, abandoned: 1 };
+        let all = vec![stale; nr_cpus().unwrap()];
+        let answers = |maps: &Maps| maps.lapse.get(&0, 0).unwrap().to_vec();
+        maps.lapse.set(0, PerCpuValues::try_from(all.clone()).unwrap(), 0).unwrap();
+        maps.write_deadline(300, 100).unwrap();
+        assert!(answers(maps).iter().all(|answer| *answer == Lapse::default()), "there was none before");
+        maps.lapse.set(0, PerCpuValues::try_from(all.clone()).unwrap(), 0).unwrap();
+        maps.write_deadline(400, 200).unwrap();
+        assert_eq!(answers(maps), all, "the last one is yet to come");
+        maps.write_deadline(700, 500).unwrap();
+        assert!(answers(maps).iter().all(|answer| *answer == Lapse::default()), "the last one has passed");
+    }
+}

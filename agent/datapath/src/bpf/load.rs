@@ -1,0 +1,229 @@
+//! Loads the programs onto pinned maps.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
+
+use aya::{
+    Ebpf, EbpfError, EbpfLoader,
+    programs::{ProgramError, SchedClassifier, links::LinkError},
+    util::KernelVersion,
+};
+use nix::{
+    fcntl::{Flock, FlockArg},
+    mount::{MsFlags, mount},
+    sys::statfs::{BPF_FS_MAGIC, statfs},
+};
+
+use super::{
+    OBJECT,
+    clsact::FilterError,
+    maps::{Maps, MapsError},
+    pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, Pins, XDP_PROGRAM},
+    transition::Transition,
+    vip_index::VipIndex,
+    xdp::{Buffers, XdpError, load_xdp},
+};
+
+/// The programs could not be loaded, pinned or attached.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The pin path is not on a bpffs, and none could be mounted.
+    #[error("{} is on no bpffs, and none could be mounted: run `mount -t bpf bpf /sys/fs/bpf`", path.display())]
+    Bpffs {
+        /// The pin path.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A folder or pin could not be made or removed.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// Another agent uses the same maps. Two agents would give the same slots to different
+    /// Services.
+    #[error("another agent works with the pins in {}: stop it, or choose another pin path", path.display())]
+    Taken {
+        /// The pin path.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The kernel refused the object.
+    #[error("the kernel refused the BPF object")]
+    Object(#[source] EbpfError),
+    /// The object could not be read.
+    #[error("cannot read the BPF object")]
+    Parse(#[source] aya_obj::ParseError),
+    /// The object does not contain a program.
+    #[error("the BPF object has no program {0}")]
+    NoProgram(&'static str),
+    /// The kernel refused a program.
+    #[error("the kernel refused the program {program}")]
+    Program {
+        /// Its name.
+        program: &'static str,
+        /// The error of aya or the kernel.
+        #[source]
+        source: ProgramError,
+    },
+    /// The kernel refused an XDP program.
+    #[error(transparent)]
+    Xdp(#[from] XdpError),
+    /// The interface has another XDP program.
+    #[error("{interface} already has an XDP program that is not vipmux's: remove it, or choose another interface")]
+    Occupied {
+        /// The interface's name.
+        interface: String,
+    },
+    /// A program could not be attached.
+    #[error("cannot attach {program} to {interface}")]
+    Attach {
+        /// The program's name.
+        program: &'static str,
+        /// The interface's name.
+        interface: String,
+        /// The error of aya or the kernel.
+        #[source]
+        source: ProgramError,
+    },
+    /// The driver has no native XDP for frames of this length.
+    #[error(
+        "the driver of {interface} runs no XDP program at an MTU of {mtu}: set it to {limit} or less, use \
+         `--xdp-mode generic`, or a kernel (5.18 or later) and driver with XDP for jumbo frames",
+        limit = super::attach::MTU_LIMIT
+    )]
+    Mtu {
+        /// The interface's name.
+        interface: String,
+        /// Its MTU, bytes.
+        mtu: u32,
+        /// The error of aya or the kernel.
+        #[source]
+        source: ProgramError,
+    },
+    /// A tc filter or its qdisc could not be removed.
+    #[error(transparent)]
+    Filter(#[from] FilterError),
+    /// A link could not be pinned.
+    #[error("cannot pin the link of {program} on {interface}")]
+    Link {
+        /// The program's name.
+        program: &'static str,
+        /// The interface's name.
+        interface: String,
+        /// The error of aya or the kernel.
+        #[source]
+        source: LinkError,
+    },
+    /// The maps could not be opened.
+    #[error(transparent)]
+    Maps(#[from] MapsError),
+}
+
+/// The loaded programs.
+pub struct Programs {
+    pub(super) ebpf: Ebpf,
+    pub(super) pins: Pins,
+    /// The XDP program for the interfaces, by its name in the object.
+    pub(super) xdp: &'static str,
+    /// On the folder of the pins.
+    _lock: Flock<File>,
+}
+
+/// The maps whose size the user configures.
+pub(super) const FLOW_TABLES: [&str; 2] = ["FLOWS", "REVERSE"];
+
+/// Loads the programs onto the pinned maps, or onto new ones, without attaching them to new
+/// interfaces.
+///
+/// If the pinned maps have another layout or size, their entries are copied to new maps, and pinned
+/// links get the new programs. `flows` is the number of entries of each flow table.
+pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
+    ensure_bpffs(pins.root())?;
+    let lock = lock(pins.root())?;
+    let mut transition = Transition::begin(pins, flows)?;
+    let maps = transition.folder(pins);
+    for folder in [maps.clone(), pins.programs(), pins.links()] {
+        fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
+    }
+    let mut loader = EbpfLoader::new();
+    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
+        loader.map_pin_path(name, maps.join(name));
+    }
+    for name in FLOW_TABLES {
+        loader.map_max_entries(name, flows);
+    }
+    let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
+    let load_error = |program| move |source| LoadError::Program { program, source };
+    let buffers = Buffers::here();
+    load_xdp(&mut ebpf, buffers)?;
+    for name in [EGRESS_PROGRAM, INGRESS_PROGRAM] {
+        let classifier: &mut SchedClassifier = program(&mut ebpf, name)?;
+        classifier.load().map_err(load_error(name))?;
+    }
+    // Only after the kernel has accepted the programs.
+    transition.fill(pins)?;
+    let mut maps = Maps::open(pins.root())?;
+    // Before these programs see a packet: maps of another layout may have no index, or another one.
+    VipIndex::rebuild(&mut maps)?;
+    let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };
+    programs.pin()?;
+    transition.finish(pins, || programs.take_over())?;
+    Ok((programs, maps))
+}
+
+/// Returns whether the kernel has this version or a later one.
+pub(super) fn kernel_is(major: u8, minor: u8) -> bool {
+    KernelVersion::current().is_ok_and(|current| current >= KernelVersion::new(major, minor, 0))
+}
+
+pub(super) fn program<'a, T>(ebpf: &'a mut Ebpf, name: &'static str) -> Result<&'a mut T, LoadError>
+where
+    &'a mut T: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
+{
+    let program = ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;
+    program.try_into().map_err(|source| LoadError::Program { program: name, source })
+}
+
+/// Mounts a bpffs on `/sys/fs/bpf` if the pin path is below it and none is mounted. A host's init
+/// usually does so.
+fn ensure_bpffs(path: &Path) -> Result<(), LoadError> {
+    const USUAL: &str = "/sys/fs/bpf";
+    let is_bpffs = |path: &Path| statfs(path).is_ok_and(|found| found.filesystem_type() == BPF_FS_MAGIC);
+    if path.ancestors().any(is_bpffs) {
+        return Ok(());
+    }
+    let mounted = if path.starts_with(USUAL) {
+        tracing::info!(path = USUAL, "mounting a bpffs");
+        mount(Some("bpf"), USUAL, Some("bpf"), MsFlags::empty(), None::<&str>).map_err(io::Error::from)
+    } else {
+        Err(io::ErrorKind::NotFound.into())
+    };
+    mounted.map_err(|source| LoadError::Bpffs { path: path.into(), source })
+}
+
+/// Locks the pin path: one agent per pin path, whatever its node name and state directory.
+fn lock(root: &Path) -> Result<Flock<File>, LoadError> {
+    fs::create_dir_all(root).map_err(PinError::new("make", root))?;
+    let folder = File::open(root).map_err(PinError::new("open", root))?;
+    Flock::lock(folder, FlockArg::LockExclusiveNonblock)
+        .map_err(|(_, errno)| LoadError::Taken { path: root.into(), source: errno.into() })
+}
+
+impl Programs {
+    /// Pins the programs, and replaces older pins.
+    pub fn pin(&mut self) -> Result<(), LoadError> {
+        let classifiers = [EGRESS_PROGRAM, INGRESS_PROGRAM].map(|name| (name, name));
+        for (pinned, name) in [(XDP_PROGRAM, self.xdp)].into_iter().chain(classifiers) {
+            let path = self.pins.program(pinned);
+            pins::remove(&path)?;
+            let program = self.ebpf.program_mut(name).ok_or(LoadError::NoProgram(name))?;
+            program.pin(&path).map_err(io::Error::other).map_err(PinError::new("pin", &path))?;
+        }
+        Ok(())
+    }
+}

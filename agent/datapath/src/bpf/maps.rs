@@ -1,0 +1,455 @@
+//! Opens, reads and writes the pinned maps with their types.
+
+mod batch;
+#[cfg(test)]
+pub(crate) mod fixture;
+mod leadership;
+mod mapped_array;
+pub(super) mod raw;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::Ordering::Relaxed,
+};
+
+use aya::{
+    maps::{
+        Array, HashMap, IterableMap as _, Map, MapData, MapError, MapInfo, PerCpuArray,
+        lpm_trie::{Key, LpmTrie},
+    },
+    util::nr_cpus,
+};
+use vipmux_common::{
+    abi::{
+        ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason,
+        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
+        Member, Node, NodeLabel, Range, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
+        Speaker, SpeakerKey, Stat, VipSlot, VipValue,
+    },
+    table,
+};
+
+use self::mapped_array::MappedArray;
+use super::pins::Pins;
+
+/// The `errno` of an operation that the map's type does not support (include/linux/errno.h; not in
+/// libc).
+const ENOTSUPP: i32 = 524;
+
+/// A map could not be opened, read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum MapsError {
+    /// Nothing is pinned.
+    #[error("vipmux is not loaded on this node (no maps under {})", path.display())]
+    NotLoaded {
+        /// The folder of the maps.
+        path: PathBuf,
+    },
+    /// The process has no right to open the pins.
+    #[error("no permission to open {}: root, or CAP_BPF and access to the pins, is needed", path.display())]
+    NoPermission {
+        /// The pin.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// An agent with another layout made the maps.
+    #[error(
+        "the maps under {} have ABI version {found}, this vipmux has {ABI_VERSION}: use the vipmux that loaded them",
+        path.display()
+    )]
+    Abi {
+        /// The folder of the maps.
+        path: PathBuf,
+        /// The version in the maps.
+        found: u32,
+    },
+    /// A pin is missing, is no map, or has another type.
+    #[error("cannot open the map {}", path.display())]
+    Open {
+        /// The pin.
+        path: PathBuf,
+        /// The error of aya or the kernel.
+        #[source]
+        source: MapError,
+    },
+    /// A map could not be read.
+    #[error("cannot read the map {map}")]
+    Read {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: MapError,
+    },
+    /// A map could not be written.
+    #[error("cannot write the map {map}")]
+    Write {
+        /// The map's name.
+        map: &'static str,
+        /// The kernel's error.
+        #[source]
+        source: MapError,
+    },
+}
+
+macro_rules! maps {
+    ($($(#[$doc:meta])* $field:ident: $name:literal => $kind:ident<$($value:ty),+>,)*) => {
+        /// All maps of `ebpf/src/maps.rs`, opened for reading and writing. See
+        /// [`vipmux_common::abi`] for the types.
+        pub struct Maps {
+            $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
+            /// `TABLES` mapped into memory, from the first write on. Readers need no mapping.
+            tables_mapping: Option<MappedArray>,
+        }
+
+        impl Maps {
+            /// The names of the maps, in the BPF object and as pins.
+            pub const NAMES: &[&str] = &[$($name),*];
+
+            /// The maps by which programs call each other. They are pinned too: the kernel empties
+            /// arrays of programs when no process has them open. And while an agent replaces the
+            /// programs of another, programs that are still attached call the new ones, and pass
+            /// data to them in `SCRATCH`.
+            pub const CALLING: &[&str] = &["CALLS", "CALLS_FRAGMENTED", "SCRATCH"];
+
+            fn open_all(pins: &Pins) -> Result<Self, MapsError> {
+                Ok(Self {
+                    $($field: {
+                        let path = pins.map($name);
+                        let map = Map::from_map_data(open(&path)?).and_then(TryInto::try_into);
+                        map.map_err(|source| MapsError::Open { path, source })?
+                    },)*
+                    tables_mapping: None,
+                })
+            }
+        }
+    };
+}
+
+maps! {
+    /// `CONFIG`: one element.
+    config: "CONFIG" => Array<Config>,
+    /// `FENCE`: one element.
+    fence: "FENCE" => Array<Fence>,
+    /// `INTERFACES`: by ifindex.
+    interfaces: "INTERFACES" => Array<Interface>,
+    /// `VIPS`.
+    vips: "VIPS" => HashMap<Address, VipValue>,
+    /// `VIP_INDEX`: by the hash of the address.
+    vip_index: "VIP_INDEX" => Array<VipSlot>,
+    /// `SERVICES`.
+    services: "SERVICES" => HashMap<ServiceKey, ServiceValue>,
+    /// `SERVICE_STATES`: by slot.
+    service_states: "SERVICE_STATES" => Array<ServiceState>,
+    /// `SERVICE_NAMES`: by slot.
+    service_names: "SERVICE_NAMES" => Array<ServiceOwner>,
+    /// `TABLES`: backend indices, two to an element ([`vipmux_common::table`]).
+    tables: "TABLES" => Array<u64>,
+    /// `BACKENDS`.
+    backends: "BACKENDS" => Array<Backend>,
+    /// `NODES`.
+    nodes: "NODES" => Array<Node>,
+    /// `NODE_NAMES`: by the index of `NODES`.
+    node_names: "NODE_NAMES" => Array<NodeLabel>,
+    /// `LEADERS`: by VIP.
+    leaders: "LEADERS" => LpmTrie<[u32; 4], Leader>,
+    /// `MEMBERS`: by the index of `NODES`.
+    members: "MEMBERS" => HashMap<u32, Member>,
+    /// `PEERS`: to the index of `NODES`.
+    peers: "PEERS" => HashMap<Mac, u32>,
+    /// `SPEAKERS`: LRU.
+    speakers: "SPEAKERS" => HashMap<SpeakerKey, Speaker>,
+    /// `FLOWS`: LRU.
+    flows: "FLOWS" => HashMap<FlowKey, FlowValue>,
+    /// `REVERSE`: LRU.
+    reverse: "REVERSE" => HashMap<ReverseKey, ReverseValue>,
+    /// `FRAGMENTS`: LRU.
+    fragments: "FRAGMENTS" => HashMap<FragmentKey, FragmentValue>,
+    /// `EGRESS_FRAGMENTS`: LRU.
+    egress_fragments: "EGRESS_FRAGMENTS" => HashMap<FragmentKey, EgressFragmentValue>,
+    /// `AFFINITY`: LRU.
+    affinity: "AFFINITY" => HashMap<AffinityKey, AffinityValue>,
+    /// `SOURCE_RANGES`.
+    source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
+    /// `BUDGET`: by `BUDGET_ANSWERS`, `BUDGET_RECORDS`.
+    budget: "BUDGET" => PerCpuArray<Budget>,
+    /// `LAPSE`: one element.
+    lapse: "LAPSE" => PerCpuArray<Lapse>,
+    /// `STATS`: by [`Stat`].
+    stats: "STATS" => PerCpuArray<Count>,
+    /// `DROPS`: by [`DropReason`].
+    drops: "DROPS" => PerCpuArray<Count>,
+    /// `SERVICE_STATS`: by slot.
+    service_stats: "SERVICE_STATS" => PerCpuArray<Count>,
+}
+
+fn open(path: &Path) -> Result<MapData, MapsError> {
+    MapData::from_pin(path).map_err(|source| match source {
+        MapError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::PermissionDenied => {
+            MapsError::NoPermission { path: path.into(), source: error.io_error }
+        }
+        source => MapsError::Open { path: path.into(), source },
+    })
+}
+
+/// Returns the ABI version of the pinned maps: the first four bytes of `CONFIG[0]` in every layout.
+/// 0: the agent has not written yet.
+pub(super) fn version(pins: &Pins) -> Result<u32, MapsError> {
+    let config = open(&pins.map("CONFIG"))?;
+    let read = |source| MapsError::Read { map: "CONFIG", source };
+    let size = config.info().map_err(read)?.value_size() as usize;
+    let bytes = batch::element_bytes(&config, size, 1).map_err(|error| read(error.into()))?;
+    Ok(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
+}
+
+/// Returns the number of entries of each pinned flow table.
+pub fn flow_entries(pins: &Pins) -> Option<u32> {
+    MapInfo::from_pin(pins.map("FLOWS")).ok().map(|info| info.max_entries())
+}
+
+impl Maps {
+    /// Opens the maps that are pinned below `pin_path` (see [`Pins`]).
+    pub fn open(pin_path: &Path) -> Result<Self, MapsError> {
+        let pins = Pins::new(pin_path);
+        let path = pins.maps();
+        match path.try_exists() {
+            Ok(true) => {}
+            Ok(false) => return Err(MapsError::NotLoaded { path }),
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(MapsError::NoPermission { path, source });
+            }
+            Err(error) => return Err(MapsError::Open { path, source: error.into() }),
+        }
+        // Checks the version before any type is used.
+        match version(&pins)? {
+            0 | ABI_VERSION => Self::open_all(&pins),
+            found => Err(MapsError::Abi { path, found }),
+        }
+    }
+
+    /// Writes `CONFIG[0]` of the maps in a folder.
+    pub(super) fn write_config(folder: &Path, config: &Config) -> Result<(), MapsError> {
+        let path = folder.join("CONFIG");
+        let map = Map::from_map_data(open(&path)?).and_then(Array::<_, Config>::try_from);
+        let mut map = map.map_err(|source| MapsError::Open { path, source })?;
+        map.set(0, config, 0).map_err(|source| MapsError::Write { map: "CONFIG", source })
+    }
+
+    /// Returns `CONFIG[0]`. All zero: no agent has written it yet.
+    pub fn read_config(&self) -> Result<Config, MapsError> {
+        self.config.get(&0, 0).map_err(|source| MapsError::Read { map: "CONFIG", source })
+    }
+
+    /// Returns `FENCE[0]`.
+    pub fn read_fence(&self) -> Result<Fence, MapsError> {
+        self.fence.get(&0, 0).map_err(|source| MapsError::Read { map: "FENCE", source })
+    }
+
+    /// Returns the interfaces on which the program sees frames, and those that the agent has
+    /// changed, by ifindex.
+    pub fn read_interfaces(&self) -> Result<BTreeMap<u32, Interface>, MapsError> {
+        used("INTERFACES", &self.interfaces, |interface| *interface != Interface::default())
+    }
+
+    /// Returns all VIPs.
+    pub fn read_vips(&self) -> Result<BTreeMap<Address, VipValue>, MapsError> {
+        all("VIPS", &self.vips)
+    }
+
+    /// Returns the used slots of `VIP_INDEX`.
+    pub fn read_vip_index(&self) -> Result<BTreeMap<u32, VipSlot>, MapsError> {
+        used("VIP_INDEX", &self.vip_index, |slot| *slot != VipSlot::default())
+    }
+
+    /// Returns all port claims.
+    pub fn read_services(&self) -> Result<BTreeMap<ServiceKey, ServiceValue>, MapsError> {
+        all("SERVICES", &self.services)
+    }
+
+    /// Returns the used slots, with the generations of their owners.
+    pub fn read_service_states(&self) -> Result<BTreeMap<u32, ServiceState>, MapsError> {
+        used("SERVICE_STATES", &self.service_states, |state| state.generation != 0)
+    }
+
+    /// Returns the slots that have an owner.
+    pub fn read_service_names(&self) -> Result<BTreeMap<u32, ServiceOwner>, MapsError> {
+        used("SERVICE_NAMES", &self.service_names, |owner| owner.name[0] != 0)
+    }
+
+    /// Returns `length` slots of the arena from `first` on.
+    pub fn read_table(&self, first: u32, length: u32) -> Result<Vec<u32>, MapsError> {
+        // The kernel would start again at the first element.
+        let within = |element: u32| element.min(self.tables.len());
+        let (start, end) = (within(table::element(first)), within(first.saturating_add(length).div_ceil(table::SLOTS)));
+        let elements: Vec<u64> = batch::elements(&self.tables, start, end - start).map_err(reading("TABLES"))?;
+        let slot = |slot| Some(table::get(*elements.get((table::element(slot) - start) as usize)?, slot));
+        Ok((first..first.saturating_add(length)).map_while(slot).collect())
+    }
+
+    /// Returns the used backends, by index.
+    pub fn read_backends(&self) -> Result<BTreeMap<u32, Backend>, MapsError> {
+        used("BACKENDS", &self.backends, |backend| backend.generation != 0)
+    }
+
+    /// Returns the names of nodes, by index.
+    pub fn read_node_names(&self) -> Result<BTreeMap<u32, NodeLabel>, MapsError> {
+        used("NODE_NAMES", &self.node_names, |label| label.name[0] != 0)
+    }
+
+    /// Returns the used entries of `NODES`, with a name or without, by index.
+    pub fn read_node_entries(&self) -> Result<BTreeMap<u32, Node>, MapsError> {
+        used("NODES", &self.nodes, |node| *node != Node::default())
+    }
+
+    /// Returns the nodes that have a name, by index.
+    pub fn read_nodes(&self) -> Result<BTreeMap<u32, (NodeLabel, Node)>, MapsError> {
+        let names = self.read_node_names()?;
+        let count = names.keys().next_back().map_or(0, |last| last + 1);
+        let nodes = batch::elements(&self.nodes, 0, count).map_err(reading("NODES"))?;
+        Ok(names.into_iter().filter_map(|(i, name)| Some((i, (name, *nodes.get(i as usize)?)))).collect())
+    }
+
+    /// Returns the node index of each MAC.
+    pub fn read_peers(&self) -> Result<BTreeMap<Mac, u32>, MapsError> {
+        all("PEERS", &self.peers)
+    }
+
+    /// Returns the other hosts that recently spoke for a VIP, or probed for one.
+    pub fn read_speakers(&self) -> Result<BTreeMap<SpeakerKey, Speaker>, MapsError> {
+        all("SPEAKERS", &self.speakers)
+    }
+
+    /// Returns the keys of all source ranges: the prefix length and the bits.
+    pub fn read_source_ranges(&self) -> Result<BTreeSet<(u32, Range)>, MapsError> {
+        let keys = self.source_ranges.keys().map(|key| key.map(|key| (key.prefix_len(), key.data())));
+        keys.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "SOURCE_RANGES", source })
+    }
+
+    /// Returns at most `limit` flow records, in no order.
+    pub fn read_flows(&self, limit: usize) -> Result<Vec<(FlowKey, FlowValue)>, MapsError> {
+        batch::entries(&self.flows, limit).map_err(reading("FLOWS"))
+    }
+
+    /// Returns at most `limit` reverse-flow records, in no order.
+    pub fn read_reverse(&self, limit: usize) -> Result<Vec<(ReverseKey, ReverseValue)>, MapsError> {
+        batch::entries(&self.reverse, limit).map_err(reading("REVERSE"))
+    }
+
+    /// Returns the counters of events, summed over all CPUs.
+    pub fn read_stats(&self) -> Result<Vec<(Stat, Count)>, MapsError> {
+        let counts = sums("STATS", &self.stats, self.stats.len())?;
+        Ok(Stat::ALL.iter().copied().zip(counts).collect())
+    }
+
+    /// Returns the counters of drops, summed over all CPUs.
+    pub fn read_drops(&self) -> Result<Vec<(DropReason, Count)>, MapsError> {
+        let counts = sums("DROPS", &self.drops, self.drops.len())?;
+        Ok(DropReason::ALL.iter().copied().zip(counts).collect())
+    }
+
+    /// Returns the counters of the first `slots` slots, summed over all CPUs.
+    pub fn read_service_stats(&self, slots: u32) -> Result<Vec<Count>, MapsError> {
+        sums("SERVICE_STATS", &self.service_stats, slots)
+    }
+
+    /// Writes `backends` to the arena from slot `first` on, each slot atomically. There is only one
+    /// writer, so the other slot of an element is written back unchanged.
+    pub fn write_table(&mut self, first: u32, backends: &[u32]) -> Result<(), MapsError> {
+        let failed = |source: io::Error| MapsError::Write { map: "TABLES", source: source.into() };
+        let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
+            return Ok(());
+        };
+        let memory = match &mut self.tables_mapping {
+            Some(memory) => memory,
+            none => none.insert(MappedArray::map(&self.tables).map_err(failed)?),
+        };
+        let elements = memory.elements();
+        if elements.len() <= table::element(last) as usize {
+            return Err(failed(io::Error::from_raw_os_error(libc::E2BIG)));
+        }
+        for (slot, backend) in (first..).zip(backends) {
+            let element = &elements[table::element(slot) as usize];
+            element.store(table::with(element.load(Relaxed), slot, *backend), Relaxed);
+        }
+        mapped_array::publish();
+        Ok(())
+    }
+}
+
+/// Writes or removes an entry of a hash map. Removing a missing entry is no error.
+pub(super) fn put<K: aya::Pod, V: aya::Pod>(
+    map: &mut HashMap<MapData, K, V>,
+    key: &K,
+    value: Option<&V>,
+) -> Result<(), MapError> {
+    match value {
+        Some(value) => map.insert(key, value, 0),
+        None => removed(map.remove(key)),
+    }
+}
+
+/// Writes or removes an entry of a trie. Removing a missing entry is no error.
+pub(super) fn put_prefix<K: aya::Pod, V: aya::Pod>(
+    map: &mut LpmTrie<MapData, K, V>,
+    key: &Key<K>,
+    value: Option<&V>,
+) -> Result<(), MapError> {
+    match value {
+        Some(value) => map.insert(key, value, 0),
+        None => removed(map.remove(key)),
+    }
+}
+
+fn removed(result: Result<(), MapError>) -> Result<(), MapError> {
+    match result {
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+fn reading(map: &'static str) -> impl Fn(io::Error) -> MapsError {
+    move |error| MapsError::Read { map, source: error.into() }
+}
+
+fn all<K: aya::Pod + Ord, V: aya::Pod>(
+    name: &'static str,
+    map: &HashMap<MapData, K, V>,
+) -> Result<BTreeMap<K, V>, MapsError> {
+    Ok(batch::entries(map, usize::MAX).map_err(reading(name))?.into_iter().collect())
+}
+
+fn used<V: aya::Pod>(
+    name: &'static str,
+    map: &Array<MapData, V>,
+    used: impl Fn(&V) -> bool,
+) -> Result<BTreeMap<u32, V>, MapsError> {
+    let values = batch::elements(map, 0, map.len()).map_err(reading(name))?;
+    Ok((0..).zip(values).filter(|(_, value)| used(value)).collect())
+}
+
+fn sums(name: &'static str, map: &PerCpuArray<MapData, Count>, count: u32) -> Result<Vec<Count>, MapsError> {
+    let cpus = nr_cpus().map_err(|(_, error)| reading(name)(error))?;
+    match batch::per_cpu::<Count>(map.map(), cpus, 0, count) {
+        Ok(values) => Ok(values.chunks(cpus).map(sum).collect()),
+        // Before Linux 5.13.
+        Err(error) if error.raw_os_error() == Some(ENOTSUPP) => (0..count.min(map.len()))
+            .map(|i| map.get(&i, 0).map(|values| sum(&values)))
+            .collect::<Result<_, _>>()
+            .map_err(|source| MapsError::Read { map: name, source }),
+        Err(error) => Err(reading(name)(error)),
+    }
+}
+
+fn sum(counts: &[Count]) -> Count {
+    counts.iter().fold(Count::default(), |sum, count| Count {
+        packets: sum.packets.wrapping_add(count.packets),
+        bytes: sum.bytes.wrapping_add(count.bytes),
+        flows: sum.flows.wrapping_add(count.flows),
+    })
+}

@@ -1,0 +1,48 @@
+//! Loads real maps for tests: the embedded object with small maps, pinned in a bpffs of the test.
+//!
+//! Tests of two crates use this file, so its paths begin with this crate's name.
+
+use std::fs;
+
+use aya::{Ebpf, EbpfLoader};
+use vipmux_common::abi::{ABI_VERSION, Config};
+use vipmux_datapath::bpf::{OBJECT, dry_run::SMALL_MAPS, maps::Maps, pins::Pins};
+use vipmux_testing::bpffs::pin_path;
+
+/// The loaded object and its pins.
+pub(crate) struct Fixture {
+    pub(crate) pins: Pins,
+    pub(crate) maps: Maps,
+    pub(crate) ebpf: Ebpf,
+}
+
+impl Fixture {
+    /// Loads the object. `None`: the test must be skipped ([`is_root`](vipmux_testing::is_root)).
+    pub(crate) fn new() -> Option<Self> {
+        let pins = mounted()?;
+        let ebpf = load(&pins);
+        let mut maps = Maps::open(pins.root()).unwrap();
+        maps.config.set(0, Config { abi: ABI_VERSION, next_vip: 1, hz: 250, ..Config::default() }, 0).unwrap();
+        Some(Self { pins, maps, ebpf })
+    }
+}
+
+/// Returns pins below a new bpffs.
+pub(crate) fn mounted() -> Option<Pins> {
+    pin_path().map(Pins::new)
+}
+
+/// Loads the object and pins its maps.
+pub(crate) fn load(pins: &Pins) -> Ebpf {
+    for folder in [pins.maps(), pins.programs(), pins.links()] {
+        fs::create_dir_all(folder).unwrap();
+    }
+    let mut loader = EbpfLoader::new();
+    for name in Maps::NAMES.iter().chain(Maps::CALLING) {
+        loader.map_pin_path(name, pins.map(name));
+    }
+    for (name, entries) in SMALL_MAPS {
+        loader.map_max_entries(name, entries);
+    }
+    loader.load(OBJECT).unwrap()
+}

@@ -1,0 +1,209 @@
+//! Tests reads and writes of the maps.
+
+use std::{
+    collections::BTreeSet,
+    error::Error as _,
+    os::fd::{AsFd as _, AsRawFd as _},
+};
+
+use aya::maps::{PerCpuValues, lpm_trie::Key};
+use vipmux_common::abi::capacity;
+
+use super::{fixture::Fixture, *};
+use vipmux_plan::Step;
+
+#[test]
+fn every_declared_map_is_opened_and_every_pin_is_a_declared_map() {
+    let Some(fixture) = Fixture::new() else { return };
+    let pinned: BTreeSet<_> = std::fs::read_dir(fixture.pins.maps())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    let named = |names: &[&str]| names.iter().map(ToString::to_string).collect::<BTreeSet<_>>();
+    let kept = named(&[Maps::NAMES, Maps::CALLING].concat());
+    assert_eq!(pinned, kept);
+    // A map without meaning between packets is not pinned.
+    assert_eq!(aya_names(), &kept | &named(&["WORKSPACE"]));
+}
+
+/// Returns the names of the maps that the object declares.
+fn aya_names() -> BTreeSet<String> {
+    let ebpf = aya::EbpfLoader::new().load(crate::bpf::OBJECT).unwrap();
+    ebpf.maps().map(|(name, _)| name.to_owned()).collect()
+}
+
+#[test]
+fn a_node_without_vipmux_is_told_as_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let error = Maps::open(folder.path()).err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        format!("vipmux is not loaded on this node (no maps under {}/maps)", folder.path().display())
+    );
+}
+
+#[test]
+fn maps_of_another_abi_version_are_refused_with_both_versions() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    fixture.maps.config.set(0, Config { abi: 77, ..Config::default() }, 0).unwrap();
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert!(matches!(error, MapsError::Abi { found: 77, .. }), "{error}");
+    assert!(error.to_string().contains(&format!("version 77, this vipmux has {ABI_VERSION}")), "{error}");
+}
+
+#[test]
+fn a_missing_map_is_named() {
+    let Some(fixture) = Fixture::new() else { return };
+    let path = fixture.pins.map("NODES");
+    std::fs::remove_file(&path).unwrap();
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert_eq!(error.to_string(), format!("cannot open the map {}", path.display()));
+    assert!(error.source().is_some());
+}
+
+#[test]
+fn arrays_are_read_and_written_across_batches() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let table: Vec<u32> = (0..10_000).map(|i| i * 3).collect();
+    maps.write_table(5_000, &table).unwrap();
+    assert_eq!(maps.read_table(5_000, 10_000).unwrap(), table);
+    assert_eq!(maps.read_table(4_999, 2).unwrap(), [0, 0]);
+    assert_eq!(maps.read_table(5_001, 1).unwrap(), [3]);
+    assert_eq!(maps.read_table(16_383, 2).unwrap(), [0], "the array ends");
+    for beyond in [16_384, 16_386, u32::MAX] {
+        assert!(maps.read_table(beyond, 251).unwrap().is_empty(), "{beyond}");
+    }
+    assert!(maps.read_table(0, 0).unwrap().is_empty());
+    assert!(maps.write_table(16_383, &[1, 2]).is_err());
+
+    for index in [0, 4_095, 4_096, 9_999] {
+        maps.backends.set(index, Backend { generation: index + 1, ..Backend::default() }, 0).unwrap();
+    }
+    let found: Vec<u32> = maps.read_backends().unwrap().into_keys().collect();
+    assert_eq!(found, [0, 4_095, 4_096, 9_999]);
+}
+
+#[test]
+fn hash_maps_are_read_across_batches_and_up_to_a_limit() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    assert_eq!(maps.read_flows(10).unwrap(), []);
+    for vip in 0..10_000 {
+        maps.flows
+            .insert(FlowKey { vip, ..FlowKey::default() }, FlowValue { tag: vip, ..Default::default() }, 0)
+            .unwrap();
+    }
+    let flows = maps.read_flows(usize::MAX).unwrap();
+    let keys: BTreeSet<_> = flows.iter().map(|(key, _)| *key).collect();
+    assert_eq!((flows.len(), keys.len()), (10_000, 10_000));
+    assert!(flows.iter().all(|(key, value)| key.vip == value.tag));
+    assert_eq!(maps.read_flows(7).unwrap().len(), 7);
+}
+
+#[test]
+fn source_ranges_are_read_again_as_they_were_written() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let Address { w0, w1, w2, w3 } = Address::v4(u32::from_ne_bytes([192, 0, 2, 0]));
+    let keys: BTreeSet<_> = (1..=3).map(|set| (32 + 96 + 24, Range { set, w0, w1, w2, w3 })).collect();
+    for key in &keys {
+        maps.apply(&Step::SourceRange(*key, true)).unwrap();
+    }
+    assert_eq!(maps.read_source_ranges().unwrap(), keys);
+    let client = |set, last| Key::new(160, Range { set, w3: u32::from_ne_bytes([192, 0, last, 7]), w0, w1, w2 });
+    assert!(maps.source_ranges.get(&client(2, 2), 0).is_ok(), "as a program asks");
+    assert!(maps.source_ranges.get(&client(2, 3), 0).is_err() && maps.source_ranges.get(&client(4, 2), 0).is_err());
+    for key in &keys {
+        maps.apply(&Step::SourceRange(*key, false)).unwrap();
+        maps.apply(&Step::SourceRange(*key, false)).unwrap();
+    }
+    assert!(maps.read_source_ranges().unwrap().is_empty(), "removing one that is gone is no error");
+}
+
+#[test]
+fn the_limit_on_records_follows_the_tables_true_size() {
+    let Some(fixture) = Fixture::new() else { return };
+    assert_eq!(fixture.maps.records_per_second().unwrap(), 20_000, "16,384 entries");
+}
+
+#[test]
+fn counts_are_summed_over_the_cpus() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let cpus = nr_cpus().unwrap() as u64;
+    let counts: Vec<_> = (1..=cpus).map(|i| Count { packets: i, bytes: 100 * i, flows: 0 }).collect();
+    let counts = PerCpuValues::try_from(counts).unwrap();
+    fixture.maps.drops.set(DropReason::NoService as u32, counts, 0).unwrap();
+    let total = cpus * (cpus + 1) / 2;
+    for (reason, count) in fixture.maps.read_drops().unwrap() {
+        let packets = if reason == DropReason::NoService { total } else { 0 };
+        assert_eq!((count.packets, count.bytes), (packets, 100 * packets), "{}", reason.name());
+    }
+}
+
+#[test]
+fn a_user_without_rights_is_told_what_it_takes() {
+    let Some(fixture) = Fixture::new() else { return };
+    let nobody = 65_534;
+    // SAFETY: plain integers. The bare system call changes this thread alone, and the test's thread
+    // ends with it.
+    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) }, 0);
+    let error = Maps::open(fixture.pins.root()).err().unwrap();
+    assert!(matches!(error, MapsError::NoPermission { .. }), "{error}");
+    assert!(error.to_string().starts_with("no permission to open /sys/fs/bpf/vipmux/maps"), "{error}");
+}
+
+/// Returns the bytes of kernel memory of each map at the object's size.
+fn memory(pins: &Pins) -> BTreeMap<&'static str, u64> {
+    std::fs::create_dir_all(pins.maps()).unwrap();
+    let mut loader = aya::EbpfLoader::new();
+    for name in Maps::NAMES {
+        loader.map_pin_path(name, pins.map(name));
+    }
+    let _ebpf = loader.load(crate::bpf::OBJECT).unwrap();
+    let bytes = |name: &&'static str| {
+        let map = open(&pins.map(name)).unwrap();
+        let info = format!("/proc/self/fdinfo/{}", map.fd().as_fd().as_raw_fd());
+        let info = std::fs::read_to_string(info).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap();
+        (*name, line.trim().parse().unwrap())
+    };
+    Maps::NAMES.iter().map(bytes).collect()
+}
+
+#[test]
+fn ten_thousand_services_of_ten_endpoints_take_64_mib_beside_the_flow_tables_on_16_cpus() {
+    const SERVICES: u32 = 10_000;
+    let Some(pins) = fixture::mounted() else { return };
+    let mut memory = memory(&pins);
+    for flows in ["FLOWS", "REVERSE"] {
+        memory.remove(flows).unwrap();
+    }
+    let cpus = nr_cpus().unwrap() as u64;
+    for per_cpu in ["SERVICE_STATS", "STATS", "DROPS", "BUDGET"] {
+        *memory.get_mut(per_cpu).unwrap() *= 16;
+        *memory.get_mut(per_cpu).unwrap() /= cpus;
+    }
+    let total: u64 = memory.values().sum();
+    assert!(total <= 64 << 20, "{total} bytes: {memory:?}");
+    const { assert!(capacity::SERVICES >= SERVICES && capacity::BACKENDS >= SERVICES * 10) };
+    // Each with a table over all and one over local endpoints, and some of them anew before the old
+    // ones have rested.
+    assert!(capacity::TABLES >= SERVICES * 2 * vipmux_model::hashing::length(10) / 5 * 6);
+}
+
+#[test]
+fn a_table_is_written_beside_others_and_read_as_it_was_written() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let tables = [(0, 251), (251, 251), (502, 1), (503, 0), (503, 2), (505, 1021)];
+    let contents = |first: u32, length: u32| (first..first + length).map(|slot| slot + 7).collect::<Vec<_>>();
+    // The even ones first, then those in between.
+    for (first, length) in tables.iter().step_by(2).chain(tables.iter().skip(1).step_by(2)) {
+        maps.write_table(*first, &contents(*first, *length)).unwrap();
+    }
+    for (first, length) in tables {
+        assert_eq!(maps.read_table(first, length).unwrap(), contents(first, length));
+    }
+    assert_eq!(maps.read_table(1526, 1).unwrap(), [0]);
+}

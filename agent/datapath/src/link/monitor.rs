@@ -1,0 +1,358 @@
+//! Follows interfaces, addresses, neighbors and routes in the kernel as they change.
+
+use std::{collections::BTreeSet, mem, net::IpAddr, sync::Arc, time::Duration};
+
+use futures_util::{
+    StreamExt,
+    stream::{BoxStream, ReadyChunks},
+};
+use netlink_packet_core::{NetlinkMessage, NetlinkPayload};
+use netlink_packet_route::RouteNetlinkMessage;
+use rtnetlink::{Handle, MulticastGroup};
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+    time::{Instant, sleep, sleep_until},
+};
+use tracing::{debug, warn};
+
+use super::{
+    LinkError, Links, ResolvedNeighbors,
+    fdb::Fdb,
+    kernel,
+    neighbor_table::{NeighborTable, ResolveTargets},
+    neighbors::{self, NeighborEntry, NeighborRequest},
+    routes::{self, RouteReadTimer},
+};
+use crate::error_chain::error_chain;
+
+const GROUPS: [MulticastGroup; 4] =
+    [MulticastGroup::Link, MulticastGroup::Ipv4Ifaddr, MulticastGroup::Ipv6Ifaddr, MulticastGroup::Neigh];
+
+/// Received by another socket: there may be any number of routes, and a loss of their notifications
+/// must not affect the others.
+const ROUTE_GROUPS: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastGroup::Ipv6Route];
+
+/// The limit of notifications that are processed before the result is published.
+const CHUNK: usize = 256;
+
+/// The pause before a removed or ignored neighbor entry is requested again, and before a failed
+/// socket is replaced.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Keeps [`Links`] and [`ResolvedNeighbors`] up to date, in the network namespace of the thread
+/// that started it.
+///
+/// Both are watched values: a late reader sees the newest state, never a backlog. When the kernel
+/// drops notifications, everything is read again.
+#[derive(Debug)]
+pub struct Monitor {
+    links: watch::Receiver<Arc<Links>>,
+    neighbors: watch::Receiver<Arc<ResolvedNeighbors>>,
+    targets: watch::Sender<ResolveTargets>,
+    task: JoinHandle<()>,
+}
+
+impl Monitor {
+    /// Subscribes, reads everything once, and starts the task that follows changes.
+    ///
+    /// The task ends after [`Self::stop`] or when the monitor is dropped. Both remove its neighbor
+    /// entries. If the task is aborted with the runtime, the entries stay in the kernel, and the
+    /// next monitor recognizes them.
+    pub async fn start() -> Result<Self, LinkError> {
+        let session = NetlinkSession::open().await?;
+        let (links_sender, links) = watch::channel(Arc::new(session.links.clone()));
+        let (neighbors_sender, neighbors) = watch::channel(Arc::default());
+        let (targets, targets_receiver) = watch::channel(ResolveTargets::default());
+        let follower = MonitorTask { targets: targets_receiver, links: links_sender, neighbors: neighbors_sender };
+        Ok(Self { links, neighbors, targets, task: tokio::spawn(follower.run(session)) })
+    }
+
+    /// Returns a receiver of the interfaces, now and as they change.
+    pub fn links(&self) -> watch::Receiver<Arc<Links>> {
+        self.links.clone()
+    }
+
+    /// Returns a receiver of the [resolved](Self::resolve) addresses, now and as they change. A new
+    /// address is missing until it has been looked up.
+    pub fn neighbors(&self) -> watch::Receiver<Arc<ResolvedNeighbors>> {
+        self.neighbors.clone()
+    }
+
+    /// Sets the addresses to resolve (the Nodes') and the interfaces to use (the announcing ones).
+    pub fn resolve(&self, interfaces: BTreeSet<u32>, addresses: BTreeSet<IpAddr>) {
+        let targets = ResolveTargets { interfaces, addresses };
+        self.targets.send_if_modified(|current| {
+            let changed = *current != targets;
+            *current = targets;
+            changed
+        });
+    }
+
+    /// Removes the neighbor entries and ends the task.
+    pub async fn stop(self) {
+        drop(self.targets);
+        if let Err(error) = self.task.await {
+            warn!(%error, "interface monitor failed");
+        }
+    }
+}
+
+type Notifications = ReadyChunks<BoxStream<'static, NetlinkMessage<RouteNetlinkMessage>>>;
+
+/// The netlink sockets, and the state that they delivered.
+struct NetlinkSession {
+    requests: Handle,
+    notifications: Notifications,
+    route_notifications: Notifications,
+    route_timer: RouteReadTimer,
+    links: Links,
+    neighbor_table: NeighborTable,
+    fdb: Fdb,
+    /// Carry messages from the notification sockets. They are aborted with the session, which loses
+    /// only unread messages.
+    _carriers: JoinSet<()>,
+}
+
+/// Subscribes by a new socket, whose messages a task carries.
+fn subscribe(groups: &[MulticastGroup], carriers: &mut JoinSet<()>) -> Result<Notifications, LinkError> {
+    let (connection, _, messages) = rtnetlink::new_multicast_connection(groups).map_err(LinkError::Open)?;
+    carriers.spawn(connection);
+    Ok(messages.map(|(message, _)| message).boxed().ready_chunks(CHUNK))
+}
+
+impl NetlinkSession {
+    async fn open() -> Result<Self, LinkError> {
+        // Subscribes before the first read, so that no change is missed. Requests have their own
+        // socket: an overrun of notifications must not lose answers.
+        let mut carriers = JoinSet::new();
+        let notifications = subscribe(&GROUPS, &mut carriers)?;
+        let route_notifications = subscribe(&ROUTE_GROUPS, &mut carriers)?;
+        let requests = kernel::connect()?;
+        let links = kernel::links(&requests).await?;
+        let fdb = Fdb::read(&requests).await?;
+        let (neighbor_table, route_timer) = (NeighborTable::default(), RouteReadTimer::new(Instant::now()));
+        Ok(Self {
+            requests,
+            notifications,
+            route_notifications,
+            route_timer,
+            links,
+            neighbor_table,
+            fdb,
+            _carriers: carriers,
+        })
+    }
+
+    /// Reads everything again by a new socket, after notifications were lost. Messages that still
+    /// wait at the old socket are outdated. Until all of them are read, the kernel adds none and
+    /// reports no further loss.
+    async fn reopen(&mut self) -> Result<(), LinkError> {
+        let fresh = Self::open().await?;
+        *self = Self { neighbor_table: mem::take(&mut self.neighbor_table), ..fresh };
+        self.neighbor_table.clear_entries();
+        Ok(())
+    }
+
+    /// Locates all addresses to resolve, reads the kernel's entries, and requests the missing ones.
+    async fn set_targets(&mut self, targets: &ResolveTargets) -> Result<(), LinkError> {
+        let requests = self.neighbor_table.set_targets(targets, &self.links);
+        self.execute(requests).await;
+        if self.neighbor_table.is_incomplete() {
+            for (ifindex, address, entry) in neighbors::entries(&self.requests).await? {
+                self.neighbor_table.observe(ifindex, address, Some(entry));
+            }
+        }
+        self.refresh().await;
+        Ok(())
+    }
+
+    async fn read_routes(&mut self) -> Result<(), LinkError> {
+        let from = Instant::now();
+        self.links.routed = routes::read(&self.requests).await?;
+        self.route_timer.read(from, Instant::now());
+        Ok(())
+    }
+
+    async fn refresh(&mut self) {
+        let requests = self.neighbor_table.refresh();
+        self.execute(requests).await;
+    }
+
+    /// Executes requests. Refused ones are tried again after [`RETRY`]; an interface that is down
+    /// refuses all.
+    async fn execute(&mut self, requests: Vec<NeighborRequest>) {
+        for request in requests {
+            if let Err(error) = neighbors::execute(&self.requests, request).await {
+                debug!(?request, error = error_chain(&error), "cannot change a neighbor entry");
+            }
+        }
+    }
+}
+
+/// The parts of the state that notifications changed.
+#[derive(Default)]
+struct Changed {
+    links: bool,
+    neighbors: bool,
+    /// Notifications were lost.
+    overrun: bool,
+}
+
+impl NetlinkSession {
+    fn observe(&mut self, messages: Vec<NetlinkMessage<RouteNetlinkMessage>>) -> Changed {
+        let mut changed = Changed::default();
+        for message in messages {
+            match message.payload {
+                NetlinkPayload::Overrun(_) => changed.overrun = true,
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(neighbor)) => {
+                    changed.neighbors |= self.fdb.observe(&neighbor, true);
+                    if let Some((ifindex, address, entry)) = NeighborEntry::parse(&neighbor) {
+                        changed.neighbors |= self.neighbor_table.observe(ifindex, address, Some(entry));
+                    }
+                }
+                NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelNeighbour(neighbor)) => {
+                    changed.neighbors |= self.fdb.observe(&neighbor, false);
+                    if let Some((ifindex, address, _)) = NeighborEntry::parse(&neighbor) {
+                        changed.neighbors |= self.neighbor_table.observe(ifindex, address, None);
+                    }
+                }
+                NetlinkPayload::InnerMessage(message) => changed.links |= self.links.apply(&message),
+                _ => {}
+            }
+        }
+        changed
+    }
+}
+
+/// Returns whether a notification is about a route to a gateway, or about lost notifications.
+fn concerns_exit(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
+    use RouteNetlinkMessage::{DelRoute, NewRoute};
+    match &message.payload {
+        NetlinkPayload::Overrun(_) => true,
+        NetlinkPayload::InnerMessage(NewRoute(route) | DelRoute(route)) => !routes::exits(route).is_empty(),
+        _ => false,
+    }
+}
+
+/// The task of a [`Monitor`].
+struct MonitorTask {
+    targets: watch::Receiver<ResolveTargets>,
+    links: watch::Sender<Arc<Links>>,
+    neighbors: watch::Sender<Arc<ResolvedNeighbors>>,
+}
+
+impl MonitorTask {
+    /// Follows changes until the monitor is dropped. A new session replaces a broken one, and reads
+    /// everything again.
+    async fn run(mut self, mut session: NetlinkSession) {
+        loop {
+            match self.follow(&mut session).await {
+                Ok(()) => {
+                    let requests = session.neighbor_table.clear();
+                    return session.execute(requests).await;
+                }
+                Err(error) => {
+                    warn!(error = error_chain(&error), "lost track of network interfaces, starting over");
+                }
+            }
+            loop {
+                sleep(RETRY).await;
+                match session.reopen().await {
+                    Ok(()) => break,
+                    Err(_) if self.targets.has_changed().is_err() => return,
+                    Err(error) => {
+                        warn!(error = error_chain(&error), "cannot follow network interfaces");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns `Ok` when the monitor is dropped. Every branch of the `select!` is cancel-safe: a
+    /// chunk of notifications is either returned or still in the channel, `changed` keeps its mark,
+    /// and the timers are instants.
+    async fn follow(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
+        self.set_targets(session).await?;
+        let mut refresh_at = None;
+        loop {
+            if !session.neighbor_table.needs_refresh() {
+                refresh_at = None;
+            } else if refresh_at.is_none() {
+                refresh_at = Some(Instant::now() + RETRY);
+            }
+            let routes_at = session.route_timer.due();
+            tokio::select! {
+                messages = session.notifications.next() => {
+                    let messages = messages.ok_or(LinkError::Closed)?;
+                    self.process(session, messages).await?;
+                }
+                messages = session.route_notifications.next() => {
+                    if messages.ok_or(LinkError::Closed)?.iter().any(concerns_exit) {
+                        session.route_timer.routes_changed(Instant::now());
+                    }
+                }
+                () = sleep_until(routes_at.unwrap_or_else(Instant::now)), if routes_at.is_some() => {
+                    session.read_routes().await?;
+                    self.publish(session);
+                }
+                changed = self.targets.changed() => {
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    self.set_targets(session).await?;
+                }
+                () = sleep_until(refresh_at.unwrap_or_else(Instant::now)), if refresh_at.is_some() => {
+                    refresh_at = None;
+                    session.refresh().await;
+                }
+            }
+        }
+    }
+
+    async fn process(
+        &mut self,
+        session: &mut NetlinkSession,
+        messages: Vec<NetlinkMessage<RouteNetlinkMessage>>,
+    ) -> Result<(), LinkError> {
+        let changed = session.observe(messages);
+        if changed.overrun {
+            session.reopen().await?;
+            self.set_targets(session).await?;
+        } else if changed.links {
+            // Addresses may have moved to another interface or gone, and routes with them.
+            session.route_timer.routes_changed(Instant::now());
+            self.set_targets(session).await?;
+            let requests = session.neighbor_table.retry_unresolved();
+            session.execute(requests).await;
+        } else if changed.neighbors {
+            self.publish(session);
+        }
+        Ok(())
+    }
+
+    async fn set_targets(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
+        let targets = self.targets.borrow_and_update().clone();
+        session.set_targets(&targets).await?;
+        self.publish(session);
+        Ok(())
+    }
+
+    /// Publishes the state. Readers wake up only if it differs.
+    fn publish(&self, session: &NetlinkSession) {
+        replace(&self.links, &session.links);
+        let mut neighbors = session.neighbor_table.neighbors();
+        session.fdb.set_ports(&session.links, &mut neighbors);
+        replace(&self.neighbors, &neighbors);
+    }
+}
+
+fn replace<T: Clone + PartialEq>(sender: &watch::Sender<Arc<T>>, value: &T) {
+    sender.send_if_modified(|current| {
+        let changed = **current != *value;
+        if changed {
+            *current = Arc::new(value.clone());
+        }
+        changed
+    });
+}

@@ -1,0 +1,244 @@
+//! Finds the ports by which frames of a layer-2 segment come in: not always the interface with the
+//! node's address.
+//!
+//! ```text
+//!  address on        frames come in at          tag
+//!  eth0              eth0                       none
+//!  eth0.100          eth0                       100
+//!  bond0             bond0, whose cards run it  none
+//!  br0               its ports to the LAN       none, or that of a port like eth0.100
+//! ```
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    net::IpAddr,
+};
+
+use vipmux_common::abi::Mac;
+
+use super::{Interface, InterfaceError, InterfaceKind, Links, Neighbor};
+
+/// A layer-2 segment that VIPs are announced on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// The interface with the node's addresses on the segment. Announcements and the node's own
+    /// replies leave by it.
+    pub ifindex: u32,
+    /// Its MAC: the destination of frames to this node.
+    pub mac: Mac,
+    /// The 802.1Q VLAN id of received frames; 0: untagged.
+    pub vlan: u16,
+    /// The interfaces by which its frames come in from the LAN; never empty.
+    pub ports: BTreeSet<u32>,
+    /// It sends frames, and one of its ports has a carrier.
+    pub carrier: bool,
+    /// Changes whenever its own carrier or a port's comes up.
+    pub carrier_ups: u32,
+}
+
+/// An interface by which frames of one or more segments come in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentPort {
+    /// The destination MAC of frames to this node: the segment's, so the bridge's MAC for a port of
+    /// a bridge.
+    pub mac: Mac,
+    /// Frames of some of its segments are tagged.
+    pub tagged: bool,
+    /// The ifindexes that a program attached here may see on received frames: its own, and those of
+    /// a bond's cards.
+    pub receivers: BTreeSet<u32>,
+}
+
+/// All segments that VIPs are announced on, and their ports.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Segments {
+    segments: BTreeMap<u32, Segment>,
+    ports: BTreeMap<u32, SegmentPort>,
+}
+
+impl Links {
+    /// Returns the segment of an interface. A port of a bridge stands for the bridge, with that
+    /// port only. A card of a bond stands for the bond.
+    pub fn segment(&self, interface: &Interface) -> Result<Segment, InterfaceError> {
+        let controller = interface.controller.and_then(|controller| self.get(controller));
+        let (whole, entrance) = match controller {
+            Some(bridge) if bridge.kind.is_bridge() => (bridge, interface),
+            Some(bond) if bond.kind.is_aggregate() => return self.segment(bond),
+            _ => (interface, interface),
+        };
+        let (ports, vlan) = self.entrances(entrance)?;
+        let Some(mac) = whole.suitable()?.mac else {
+            return Err(InterfaceError::NoMac { name: whole.name.clone() });
+        };
+        let found = || ports.iter().filter_map(|port| self.get(*port));
+        found().try_for_each(|port| port.suitable().map(drop))?;
+        let carrier = whole.carrier && found().any(|port| port.carrier);
+        let carrier_ups = found().fold(whole.carrier_ups, |ups, port| ups.wrapping_add(port.carrier_ups));
+        Ok(Segment { ifindex: whole.ifindex, mac, vlan, ports, carrier, carrier_ups })
+    }
+
+    /// Returns the ports by which frames to `interface` come in, and their VLAN id.
+    fn entrances(&self, interface: &Interface) -> Result<(BTreeSet<u32>, u16), InterfaceError> {
+        let name = || interface.name.clone();
+        match interface.kind {
+            InterfaceKind::Vlan { customer: false, .. } => Err(InterfaceError::Stacked { name: name() }),
+            InterfaceKind::Vlan { parent, id, .. } => {
+                let parent = parent.and_then(|parent| self.get(parent));
+                let parent = parent.ok_or_else(|| InterfaceError::ParentElsewhere { name: name() })?;
+                match self.entrances(parent)? {
+                    (ports, 0) => Ok((ports, id)),
+                    _ => Err(InterfaceError::Stacked { name: name() }),
+                }
+            }
+            _ if interface.kind.is_bridge() => self.uplinks(interface),
+            _ => Ok((BTreeSet::from([interface.ifindex]), 0)),
+        }
+    }
+
+    /// Returns a bridge's ports to the LAN: cards, bonds and VLANs of them. Other ports lead to
+    /// pods and virtual machines.
+    fn uplinks(&self, bridge: &Interface) -> Result<(BTreeSet<u32>, u16), InterfaceError> {
+        let name = || bridge.name.clone();
+        let is_uplink = |port: &&Interface| match &port.kind {
+            InterfaceKind::Device | InterfaceKind::Vlan { .. } => true,
+            // A port of a hardware switch in the node.
+            InterfaceKind::Virtual(kind) => port.kind.is_aggregate() || kind == "dsa",
+            InterfaceKind::Loopback | InterfaceKind::Dummy => false,
+        };
+        let (mut ports, mut tags) = (BTreeSet::new(), BTreeSet::new());
+        for port in self.ports_of(bridge.ifindex).filter(is_uplink) {
+            let (entrances, vlan) = self.entrances(port)?;
+            ports.extend(entrances);
+            tags.insert(vlan);
+        }
+        match (tags.pop_first(), tags.is_empty()) {
+            (Some(vlan), true) => Ok((ports, vlan)),
+            (Some(_), false) => Err(InterfaceError::MixedTags { name: name() }),
+            (None, _) => {
+                let ports = self.ports_of(bridge.ifindex).map(|port| port.name.clone()).collect();
+                Err(InterfaceError::NoUplink { name: name(), ports })
+            }
+        }
+    }
+
+    fn ports_of(&self, controller: u32) -> impl Iterator<Item = &Interface> {
+        self.iter().filter(move |interface| interface.controller == Some(controller))
+    }
+
+    /// Returns the interface itself if it is a bridge, or its parent if it is a VLAN of a bridge.
+    pub(super) fn bridge(&self, ifindex: u32) -> Option<u32> {
+        let interface = self.get(ifindex)?;
+        match interface.kind {
+            InterfaceKind::Vlan { parent, .. } => self.get(parent?).filter(|parent| parent.kind.is_bridge()),
+            _ => Some(interface).filter(|interface| interface.kind.is_bridge()),
+        }
+        .map(|bridge| bridge.ifindex)
+    }
+
+    fn port(&self, port: u32, segment: &Segment) -> SegmentPort {
+        let is_bond = self.get(port).is_some_and(|interface| interface.kind.is_aggregate());
+        let cards = self.ports_of(port).filter(|_| is_bond).map(|card| card.ifindex);
+        SegmentPort { mac: segment.mac, tagged: segment.vlan != 0, receivers: cards.chain([port]).collect() }
+    }
+}
+
+impl Segments {
+    /// Adds a segment. If it exists, adds the ports to it.
+    pub fn add(&mut self, links: &Links, segment: Segment) -> Result<(), InterfaceError> {
+        for port in &segment.ports {
+            if let Some(known) = self.ports.get(port).filter(|known| known.mac != segment.mac) {
+                let name = links.get(*port).map_or_else(String::new, |port| port.name.clone());
+                return Err(InterfaceError::TwoMacs { port: name, first: known.mac, second: segment.mac });
+            }
+        }
+        let known = self.segments.get(&segment.ifindex);
+        if known.is_some_and(|known| known.vlan != segment.vlan) {
+            let name = links.get(segment.ifindex).map_or_else(String::new, |interface| interface.name.clone());
+            return Err(InterfaceError::MixedTags { name });
+        }
+        for &port in &segment.ports {
+            let new = links.port(port, &segment);
+            self.ports.entry(port).and_modify(|known| known.tagged |= new.tagged).or_insert(new);
+        }
+        match self.segments.entry(segment.ifindex) {
+            Entry::Occupied(mut known) => {
+                known.get_mut().ports.extend(segment.ports);
+                known.get_mut().carrier |= segment.carrier;
+                known.get_mut().carrier_ups = known.get().carrier_ups.wrapping_add(segment.carrier_ups);
+            }
+            Entry::Vacant(place) => drop(place.insert(segment)),
+        }
+        Ok(())
+    }
+
+    /// Returns all segments, by [`Segment::ifindex`].
+    pub fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.values()
+    }
+
+    /// Returns the segment whose addresses are on this interface.
+    pub fn get(&self, ifindex: u32) -> Option<&Segment> {
+        self.segments.get(&ifindex)
+    }
+
+    /// Returns whether there are no segments.
+    pub fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
+    /// Returns the ports of all segments, by index.
+    pub fn ports(&self) -> &BTreeMap<u32, SegmentPort> {
+        &self.ports
+    }
+
+    /// Returns the interfaces by which replies leave: those with the addresses, and the ports, by
+    /// which replies of a bridge's own pods leave.
+    pub fn outlets(&self) -> BTreeSet<u32> {
+        self.segments.keys().chain(self.ports.keys()).copied().collect()
+    }
+
+    /// Removes a segment that cannot be used, and ports that no other segment has.
+    pub fn remove(&mut self, ifindex: u32) {
+        self.segments.remove(&ifindex);
+        let segments = &self.segments;
+        self.ports.retain(|port, _| segments.values().any(|segment| segment.ports.contains(port)));
+    }
+
+    /// Returns the ports and the VLAN by which a VIP is announced on `allowed` segments. It takes
+    /// the segment with the longest subnet prefix that contains the VIP, and others with the same
+    /// prefix length and VLAN (the lowest index decides the VLAN). A VIP in no subnet is announced
+    /// on all untagged segments. If there are none, it is announced on all segments of the first
+    /// one's VLAN.
+    pub fn announcing_ports(
+        &self,
+        links: &Links,
+        address: IpAddr,
+        allowed: impl Fn(&Segment) -> bool,
+    ) -> (BTreeSet<u32>, u16) {
+        let prefix = |segment: &Segment| links.get(segment.ifindex).and_then(|interface| interface.subnet(address));
+        let rank = |segment: &&Segment| {
+            let prefix = prefix(segment);
+            (prefix, Reverse((prefix.is_none() && segment.vlan != 0, segment.ifindex)))
+        };
+        let all = || self.iter().filter(|segment| allowed(segment));
+        let Some(first) = all().max_by_key(rank) else { return (BTreeSet::new(), 0) };
+        let same = |segment: &&Segment| segment.vlan == first.vlan && prefix(segment) == prefix(first);
+        (all().filter(same).flat_map(|segment| segment.ports.iter().copied()).collect(), first.vlan)
+    }
+
+    /// Returns the port that leads to a neighbor. If the segment's bridge has several ports, it is
+    /// the learned one. If none is learned, it is the first one: the neighbor soon answers a new
+    /// solicitation, and the bridge learns its port.
+    pub fn port_to(&self, neighbor: Neighbor) -> Option<u32> {
+        let segment = self.get(neighbor.ifindex()?)?;
+        let learned = match neighbor {
+            Neighbor::Resolved { port, .. } => port.filter(|port| segment.ports.contains(port)),
+            _ => None,
+        };
+        learned.or_else(|| segment.ports.first().copied())
+    }
+}
+
+#[cfg(test)]
+mod tests;

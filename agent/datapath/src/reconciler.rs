@@ -1,0 +1,80 @@
+//! Reconciles one part of the kernel's state on a task of its own.
+//!
+//! It is for changes that take the kernel long, or that wait for other users of the kernel. The
+//! event loop must not wait for them.
+
+use std::{collections::BTreeSet, error::Error, time::Duration};
+
+use tokio::{
+    select,
+    sync::watch,
+    task::{JoinHandle, spawn_blocking},
+    time::sleep,
+};
+
+use crate::error_chain::error_chain;
+
+/// The pause after a failed attempt.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Keeps a part of the kernel's state as last desired.
+#[derive(Debug)]
+pub struct Reconciler<D> {
+    desired: watch::Sender<D>,
+    task: JoinHandle<()>,
+}
+
+impl<D: Clone + Default + Send + Sync + 'static> Reconciler<D> {
+    /// Starts the task. It ends when the reconciler is dropped, or with the runtime.
+    ///
+    /// `sync` brings the kernel to the desired state and returns what failed. It may block. `state`
+    /// names that part of the state in log lines.
+    pub fn start<E: Error + Send + 'static>(
+        state: &'static str,
+        sync: impl FnMut(&D) -> Vec<E> + Send + 'static,
+    ) -> Self {
+        let (desired, receiver) = watch::channel(D::default());
+        Self { desired, task: tokio::spawn(run(state, sync, receiver)) }
+    }
+
+    /// Sets the desired state and reconciles soon. An equal state is reconciled too: this repairs
+    /// what somebody else changed.
+    pub fn set_desired(&self, desired: D) {
+        self.desired.send_replace(desired);
+    }
+}
+
+impl<D> Drop for Reconciler<D> {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn run<D: Clone + Send + Sync + 'static, E: Error + Send + 'static>(
+    state: &'static str,
+    mut sync: impl FnMut(&D) -> Vec<E> + Send + 'static,
+    mut desired: watch::Receiver<D>,
+) {
+    let mut failures = BTreeSet::new();
+    loop {
+        select! {
+            changed = desired.changed() => if changed.is_err() { return },
+            () = sleep(RETRY), if !failures.is_empty() => {}
+        }
+        let current = desired.borrow_and_update().clone();
+        let attempt = spawn_blocking(move || {
+            let errors = sync(&current);
+            (sync, errors)
+        });
+        let Ok((returned, errors)) = attempt.await else { return };
+        sync = returned;
+        let now: BTreeSet<String> = errors.iter().map(|error| error_chain(error)).collect();
+        for error in now.difference(&failures) {
+            tracing::warn!(state, error, "cannot reconcile kernel state");
+        }
+        for error in failures.difference(&now) {
+            tracing::info!(state, error, "kernel state reconciled");
+        }
+        failures = now;
+    }
+}

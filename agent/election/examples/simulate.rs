@@ -1,0 +1,146 @@
+//! Runs the deterministic simulation of clusters with many seeds: `cargo xtask sim`.
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+use vipmux_election::simulation::{Figures, Mutation, Report, Scenario, Setup};
+
+/// Simulates clusters in which things go wrong, and checks what is promised of them.
+#[derive(Parser)]
+#[command(name = "cargo xtask sim", disable_version_flag = true)]
+struct Arguments {
+    /// How many seeds to run of each scenario
+    #[arg(long, value_name = "N", default_value_t = 1_000)]
+    seeds: u64,
+    /// The first seed
+    #[arg(long, value_name = "S", default_value_t = 0)]
+    from: u64,
+    /// Run this seed alone
+    #[arg(long, value_name = "S", conflicts_with_all = ["seeds", "from"])]
+    seed: Option<u64>,
+    /// Tell what happened
+    #[arg(long, requires = "seed")]
+    trace: bool,
+    /// Nodes, rather than as many as the seed says
+    #[arg(long, value_name = "N", value_parser = 1..=5_000)]
+    nodes: Option<i64>,
+    /// VIPs, rather than as many as the seed says
+    #[arg(long, value_name = "N", value_parser = 1..=65_536)]
+    vips: Option<i64>,
+    /// The scenario to run; all but `large` unless one is named
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| Scenario::named(name).ok_or("there is no such scenario"))]
+    scenario: Option<Scenario>,
+    /// Break the machine in this way (its number), to see it found
+    #[arg(long, value_name = "N", value_parser = |at: &str| at.parse().ok().and_then(|at: usize| Mutation::ALL.get(at).copied()).ok_or("there is no such mutation"))]
+    mutation: Option<Mutation>,
+    /// Go on after a failure
+    #[arg(long)]
+    keep_going: bool,
+}
+
+/// The results of the seeds of one scenario.
+#[derive(Default)]
+struct Sum {
+    seeds: u64,
+    figures: Figures,
+    failed: Vec<(u64, String)>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let scenarios = arguments.scenario.map_or_else(|| Scenario::SMALL.to_vec(), |scenario| vec![scenario]);
+    let mut status = ExitCode::SUCCESS;
+    for scenario in scenarios {
+        if !run(&arguments, scenario) {
+            status = ExitCode::FAILURE;
+            if !arguments.keep_going {
+                break;
+            }
+        }
+    }
+    status
+}
+
+/// Runs the seeds of one scenario. Returns whether all kept their promises.
+fn run(arguments: &Arguments, scenario: Scenario) -> bool {
+    let size = |number: Option<i64>| number.and_then(|number| usize::try_from(number).ok());
+    let setup = |seed| Setup {
+        nodes: size(arguments.nodes),
+        vips: size(arguments.vips),
+        mutation: arguments.mutation,
+        trace: arguments.trace,
+        ..Setup::new(scenario, seed)
+    };
+    let range = arguments.seed.map_or(arguments.from..arguments.from + arguments.seeds, |seed| seed..seed + 1);
+    let (next, sum) = (AtomicU64::new(range.start), Mutex::new(Sum::default()));
+    let start = Instant::now();
+    let work = || {
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            let enough = !arguments.keep_going && !lock(&sum).failed.is_empty();
+            if seed >= range.end || enough {
+                return;
+            }
+            lock(&sum).add(seed, setup(seed).run());
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(work))));
+    let sum = sum.into_inner().unwrap_or_else(PoisonError::into_inner);
+    sum.print(scenario, start.elapsed());
+    if let Some((seed, _)) = sum.failed.first() {
+        let report = Setup { trace: true, ..setup(*seed) }.run();
+        for line in report.trace {
+            println!("{line}");
+        }
+        println!("{}", report.violation.unwrap_or_default());
+        println!("again: cargo xtask sim --scenario {} --seed {seed} --trace", scenario.name());
+    }
+    sum.failed.is_empty()
+}
+
+fn lock(sum: &Mutex<Sum>) -> std::sync::MutexGuard<'_, Sum> {
+    sum.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Sum {
+    fn add(&mut self, seed: u64, report: Report) {
+        let Report { violation, trace, figures } = report;
+        for line in trace {
+            println!("{line}");
+        }
+        self.seeds += 1;
+        self.figures.events += figures.events;
+        self.figures.simulated += figures.simulated;
+        self.figures.overlap = self.figures.overlap.max(figures.overlap);
+        self.figures.dark = self.figures.dark.max(figures.dark);
+        self.figures.moves = self.figures.moves.max(figures.moves);
+        self.figures.writes = self.figures.writes.max(figures.writes);
+        self.failed.extend(violation.map(|violation| (seed, violation)));
+    }
+
+    fn print(&self, scenario: Scenario, took: Duration) {
+        let Figures { events, simulated, overlap, dark, moves, writes } = self.figures;
+        println!(
+            "{:<10} {:>6} seeds, {} failed; {:.0} s simulated, {:.1} M events in {:.1} s; longest overlap {overlap:.1?}, \
+             longest without answer {dark:.0?}, most moves {moves} and writes {writes} once settled",
+            scenario.name(),
+            self.seeds,
+            self.failed.len(),
+            simulated.as_secs_f64(),
+            f64::from(u32::try_from(events / 1000).unwrap_or(u32::MAX)) / 1000.0,
+            took.as_secs_f64(),
+        );
+        for (seed, violation) in self.failed.iter().take(20) {
+            println!("  seed {seed}: {violation}");
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! The election state machine of one node.
+//!
+//! [`Election::handle`] takes an [`Input`], the view of the [`Peers`] and the time. It returns
+//! [`Command`]s. There is no clock, socket or randomness in it.
+//!
+//! A VIP's roles on one node:
+//!
+//! ```text
+//!             nobody leads it, and it is this node's turn: it reads the Lease, probes the LAN unless it
+//!             witnessed the leader's end, and swaps the Lease; or a leader transfers it (Take)
+//!             ┌──────────────────────────────────────────────────────────────────────────────────┐
+//!             │                                              the first leader ever               ▼
+//!         Following ──────────────────────────────────────► Detecting ── the address is free ─► Leading
+//!          ▲ ▲ ▲ ▲                                            │    ▲                            │ │ │
+//!          │ │ │ │                  a foreign speaker has it  ▼    │ asked again                │ │ │
+//!          │ │ │ └── another node has the Lease ─────────── Conflicted                           │ │ │
+//!          │ │ │                                                                                │ │ │
+//!          │ │ │      a peer has the Lease, or a higher epoch            a peer announced it    │ │ │
+//!          │ │ └────────────────────────────────────────── Yielded ◄────────────────────────────┘ │ │
+//!          │ │                                                └─ the Lease is still ours ─► Leading │
+//!          │ │        the same                               the fence deadline passed, or a peer   │
+//!          │ └──────────────────────────────────────────── Suspended ◄── held this node for down ─┘ │
+//!          │                                                  └─ the Lease is still ours ─► Leading │
+//!          │                                                                                        │
+//!          │     Taken                                                    another node should lead  │
+//!          └──────────────────────────────────────────────── Handing ◄────────────────────────────┘
+//!                                                              └─ Declined, or no answer ─► Leading
+//! ```
+//!
+//! The Lease is written only when leadership changes, and when a node leads its own VIP again.
+//! Comparing and swapping its version keeps two nodes from doing so at once. Its number of
+//! transitions is the epoch. Without the store, a node may take a VIP if it sees a majority and
+//! witnessed the leader's end. It writes the Lease when the store is back. It gives the VIP up if
+//! that Lease shows an epoch as high as its own.
+//!
+//! The fence: each [`Input::Tick`] extends the kernel's deadline to *the time the evidence was
+//! asked for* + [`ElectionSettings::lease`]. Evidence is a majority of the known members that
+//! answered ([`Peers::evidence`]). Otherwise it is a fresh survey that shows this node's Leases to
+//! be its own. A deadline that has passed is never simply extended: every VIP is suspended, and
+//! [`Command::Reload`] asks for evidence anew.
+
+mod fence;
+mod io;
+mod leader_index;
+mod leadership_transfer;
+mod lease_operations;
+mod role;
+mod schedule;
+mod takeover;
+mod takeover_guard;
+mod vip_state;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use imbl::OrdMap;
+
+use self::{
+    fence::Fence,
+    leader_index::LeaderIndex,
+    schedule::EvaluationSchedule,
+    takeover_guard::TakeoverGuard,
+    vip_state::{Context, VipState},
+};
+pub use self::{
+    io::{AddressOwner, Command, Input, LeaseOutcome},
+    leadership_transfer::LEAVING,
+    role::{Leadership, Lost, Role},
+};
+#[cfg(any(test, feature = "simulation"))]
+use crate::mutation::Mutation;
+use crate::{
+    lease::Lease,
+    membership::{Item, ItemKey, MemberStatus, Peers},
+    mutation::Mutated,
+    placement::{Contender, Contenders},
+};
+use vipmux_model::{NodeName, Vip};
+
+/// The time that the kernel answers after the last evidence, unless the settings differ.
+pub const LEASE: Duration = Duration::from_millis(300);
+/// The time from one round of heartbeats to the next.
+pub const HEARTBEAT: Duration = Duration::from_millis(100);
+/// The time for which the Lease of a VIP that is no longer wanted is kept.
+const LEFTOVER: Duration = Duration::from_hours(1);
+
+/// Times that the user may set, or that tests shorten.
+#[derive(Clone, Copy, Debug)]
+pub struct ElectionSettings {
+    /// The time that the kernel answers after the last evidence.
+    pub lease: Duration,
+    /// The time that a new node waits before VIPs are moved to it. It takes a VIP without a leader
+    /// at once.
+    pub hold_down: Duration,
+    /// Asks the LAN for another owner before an address is first used.
+    pub detect: bool,
+}
+
+impl Default for ElectionSettings {
+    /// [`LEASE`]; one minute; yes.
+    fn default() -> Self {
+        Self { lease: LEASE, hold_down: Duration::from_mins(1), detect: true }
+    }
+}
+
+/// The state machine of one node.
+#[derive(Debug)]
+pub struct Election {
+    local: NodeName,
+    settings: ElectionSettings,
+    started: Duration,
+    wanted: Arc<BTreeMap<Vip, Contenders>>,
+    availability: AbilityToLead,
+    states: BTreeMap<Vip, VipState>,
+    index: LeaderIndex,
+    surveys: Surveys,
+    fence: Fence,
+    schedule: EvaluationSchedule,
+    /// The time at which a VIP was last transferred for the sake of balance.
+    rebalanced: Duration,
+    commands: Vec<Command>,
+    mutated: Mutated,
+}
+
+/// This node's ability to lead.
+#[derive(Debug, Default)]
+struct AbilityToLead {
+    /// The hold-down is over.
+    ready: bool,
+    draining: bool,
+    /// VIPs that this node cannot announce now.
+    unable: BTreeSet<Vip>,
+}
+
+/// The progress of surveys, and the Leases that are no longer wanted.
+#[derive(Debug, Default)]
+struct Surveys {
+    /// The first survey came back, or failed.
+    ended: bool,
+    under_way: bool,
+    /// Leases of VIPs that are not wanted, with the time at which this was noticed.
+    leftover: BTreeMap<Vip, (Lease, Duration)>,
+}
+
+impl Election {
+    /// Creates the state machine of a node that leads nothing yet.
+    pub fn new(local: NodeName, settings: ElectionSettings, now: Duration) -> Self {
+        let mutated = Mutated::default();
+        Self {
+            local,
+            settings,
+            started: now,
+            wanted: Arc::default(),
+            availability: AbilityToLead::default(),
+            states: BTreeMap::new(),
+            index: LeaderIndex::default(),
+            surveys: Surveys::default(),
+            fence: Fence::new(settings.lease, mutated),
+            schedule: EvaluationSchedule::default(),
+            rebalanced: now,
+            commands: Vec::new(),
+            mutated,
+        }
+    }
+
+    /// Builds a fault in, before the first input.
+    #[cfg(any(test, feature = "simulation"))]
+    pub(crate) fn mutate(&mut self, mutation: Option<Mutation>) {
+        self.mutated = Mutated::new(mutation);
+        self.fence = Fence::new(self.settings.lease, self.mutated);
+    }
+
+    /// Returns the VIPs that this node answers for.
+    pub fn leading(&self) -> impl Iterator<Item = Vip> {
+        self.own_vips().filter(|(_, role)| *role == Role::Leading).map(|(vip, _)| vip)
+    }
+
+    /// Returns whether this node answers for the VIP.
+    #[cfg(test)]
+    fn leads(&self, vip: Vip) -> bool {
+        self.states.get(&vip).is_some_and(|state| state.role == Role::Leading)
+    }
+
+    /// Returns the wanted VIPs.
+    pub fn vips(&self) -> impl Iterator<Item = Vip> {
+        self.states.keys().copied()
+    }
+
+    /// Returns whether the hold-down is over.
+    pub fn is_ready(&self) -> bool {
+        self.availability.ready
+    }
+
+    /// Returns whether another node should lead a VIP rather than this one, and can now.
+    pub fn has_other(&self, vip: Vip, peers: &Peers) -> bool {
+        let preference = |contender: &Contender| {
+            self.preference(contender, peers).filter(|_| self.is_able(&contender.node, vip, peers))
+        };
+        let Some(contenders) = self.wanted.get(&vip) else { return false };
+        let own = contenders.iter().find(|contender| contender.node == self.local).and_then(preference);
+        let mut others = contenders.iter().filter(|contender| contender.node != self.local).filter_map(preference);
+        others.any(|other| own.is_none_or(|own| other.precedes(own)))
+    }
+
+    /// Returns the known leader of a wanted VIP.
+    pub fn leadership(&self, vip: Vip) -> Option<Leadership> {
+        self.states.get(&vip).map(|state| state.leadership(&self.local))
+    }
+
+    /// Returns the VIPs that are this node's own, whether or not it answers for them.
+    pub fn own_vips(&self) -> impl Iterator<Item = (Vip, Role)> {
+        self.index.own.iter().filter_map(|vip| Some((*vip, self.states.get(vip)?.role)))
+    }
+
+    /// Returns when to give an [`Input::Peers`] if no other input comes before. It is never much
+    /// later than the next [`Input::Tick`].
+    pub fn next(&self) -> Option<Duration> {
+        // Nothing is evaluated until the wanted VIPs are known.
+        self.schedule.wake().filter(|_| self.fence.is_informed())
+    }
+
+    /// Handles an input at `now` (`CLOCK_BOOTTIME`). Returns the commands to execute, in their
+    /// order.
+    pub fn handle(&mut self, input: Input, peers: &Peers, now: Duration) -> Vec<Command> {
+        match input {
+            Input::Wanted(wanted) => self.set_wanted(wanted, now),
+            Input::Unable(unable) => self.set_unable(unable),
+            Input::Tick { carrier } => self.tick(carrier, peers, now),
+            Input::Peers => self.schedule.dirty = true,
+            Input::Disowned => self.suspend(&Lost::Disowned, now),
+            Input::Message { from, message } => self.receive(&from, &message, now),
+            Input::Stored { vip, outcome } => {
+                let detect = self.settings.detect;
+                if let Some((state, mut cx)) = self.state_of(vip, now) {
+                    state.stored(outcome, detect, peers, &mut cx);
+                }
+            }
+            Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
+            Input::PeerAnnounced(vip) => {
+                if let Some((state, mut cx)) = self.state_of(vip, now) {
+                    state.announced(&mut cx);
+                }
+            }
+            Input::Probed { vip, owner } => {
+                if let Some((state, mut cx)) = self.state_of(vip, now) {
+                    state.probed(&owner, &mut cx);
+                }
+            }
+            Input::Drain(draining) => self.drain(draining),
+        }
+        if self.schedule.is_due(now) && self.fence.is_informed() {
+            self.evaluate(peers, now);
+        }
+        std::mem::take(&mut self.commands)
+    }
+
+    /// Returns the state of a VIP, and the parts of the election that its methods need.
+    fn state_of(&mut self, vip: Vip, now: Duration) -> Option<(&mut VipState, Context<'_>)> {
+        let guard = TakeoverGuard {
+            local: &self.local,
+            started: self.started,
+            back: self.fence.back(),
+            lease: self.settings.lease,
+            mutated: self.mutated,
+        };
+        let context = Context {
+            vip,
+            now,
+            local: &self.local,
+            open: self.fence.is_open(now),
+            guard,
+            index: &mut self.index,
+            schedule: &mut self.schedule,
+            commands: &mut self.commands,
+            mutated: self.mutated,
+        };
+        self.states.get_mut(&vip).map(|state| (state, context))
+    }
+
+    /// Gives a VIP up. Returns the Lease as this node wrote it last.
+    fn give_up(&mut self, vip: Vip, why: Lost, now: Duration) -> Option<Lease> {
+        let (state, mut cx) = self.state_of(vip, now)?;
+        state.give_up(why, &mut cx)
+    }
+
+    fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Contenders>>, now: Duration) {
+        if !self.fence.is_informed() && !self.surveys.ended && !self.surveys.under_way {
+            self.survey();
+        }
+        self.fence.inform();
+        self.schedule.dirty = true;
+        if self.wanted == wanted {
+            return;
+        }
+        let gone: Vec<_> = self.states.keys().filter(|vip| !wanted.contains_key(vip)).copied().collect();
+        for vip in gone {
+            let written = self.give_up(vip, Lost::Unwanted, now);
+            self.states.remove(&vip);
+            self.index.forget(vip);
+            if let Some(lease) = written {
+                self.surveys.leftover.insert(vip, (lease, now));
+            }
+        }
+        for vip in wanted.keys() {
+            let floor = self.surveys.leftover.remove(vip).map_or(0, |(lease, _)| lease.epoch);
+            self.states.entry(*vip).or_insert_with(|| VipState::with_floor(floor));
+        }
+        self.index.touched.extend(wanted.keys());
+        self.index.preferences = None;
+        self.wanted = wanted;
+    }
+
+    fn set_unable(&mut self, unable: BTreeSet<Vip>) {
+        for vip in unable.difference(&self.availability.unable) {
+            self.commands.push(Command::Publish(Item::Unable(*vip)));
+        }
+        for vip in self.availability.unable.difference(&unable) {
+            self.commands.push(Command::Withdraw(ItemKey::Unable(*vip)));
+        }
+        self.schedule.dirty |= self.availability.unable != unable;
+        self.availability.unable = unable;
+    }
+
+    fn drain(&mut self, draining: bool) {
+        self.commands.push(Command::Publish(Item::Draining(draining)));
+        if self.availability.draining != draining {
+            (self.schedule.dirty, self.index.preferences) = (true, None);
+        }
+        self.availability.draining = draining;
+    }
+
+    /// Handles a heartbeat of the event loop: asks the peers, and extends the deadline or finds
+    /// that it has passed.
+    fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
+        self.commands.push(Command::Heartbeat);
+        if !self.availability.ready && now.saturating_sub(self.started) >= self.settings.hold_down {
+            (self.availability.ready, self.index.preferences) = (true, None);
+            self.commands.push(Command::Publish(Item::Ready(true)));
+        }
+        self.fence.set_carrier(carrier);
+        if !carrier {
+            return;
+        }
+        if self.fence.is_past(now) {
+            self.fence.lapse(now);
+            self.suspend(&Lost::Fenced, now);
+            self.commands.extend([Command::DiscardEvidence, Command::Reload]);
+            return;
+        }
+        if !self.fence.is_informed() {
+            return;
+        }
+        self.extend(peers, now);
+        let evidence = self.fence.evidence(peers.evidence);
+        let fresh = evidence.is_some_and(|asked| now.saturating_sub(asked) <= HEARTBEAT + HEARTBEAT / 2);
+        if !fresh && !self.surveys.under_way {
+            self.survey();
+        }
+        self.delete_leftover(peers, now);
+    }
+
+    fn extend(&mut self, peers: &Peers, now: Duration) {
+        if let Some(extension) = self.fence.extend(peers.evidence, now) {
+            self.schedule.dirty |= extension.opens;
+            self.commands.push(Command::Extend(extension.deadline));
+        }
+    }
+
+    /// Stops answering for all VIPs, until each Lease is seen to be this node's own.
+    fn suspend(&mut self, why: &Lost, now: Duration) {
+        let own = self.states.iter().filter(|(_, state)| state.own.is_some() && state.role != Role::Conflicted);
+        let own: Vec<_> = own.map(|(vip, _)| *vip).collect();
+        for vip in own {
+            if let Some((state, mut cx)) = self.state_of(vip, now) {
+                state.stop(Role::Suspended, why.clone(), &mut cx);
+            }
+        }
+    }
+
+    fn survey(&mut self) {
+        self.surveys.under_way = true;
+        self.commands.push(Command::Survey);
+    }
+
+    /// Handles the result of a survey. `leases` is `None` if the store is unavailable.
+    fn surveyed(&mut self, asked: Duration, leases: Option<OrdMap<Vip, Lease>>, peers: &Peers, now: Duration) {
+        self.surveys.under_way = false;
+        self.schedule.dirty |= !std::mem::replace(&mut self.surveys.ended, true);
+        let Some(leases) = leases else { return };
+        for (vip, lease) in &leases {
+            let Some(state) = self.states.get_mut(vip) else {
+                if self.fence.is_informed() {
+                    self.surveys.leftover.entry(*vip).or_insert_with(|| (lease.clone(), now)).0 = lease.clone();
+                }
+                continue;
+            };
+            if state.learn(lease, now) {
+                self.index.touched.insert(*vip);
+            }
+        }
+        for vip in self.lost_leases(&leases, asked) {
+            let holder = leases.get(&vip).map(|lease| lease.holder.clone());
+            self.give_up(vip, holder.map_or(Lost::Unwanted, Lost::Taken), now);
+        }
+        if self.fence.survey(asked) {
+            // The next tick but one may come too late: the store is only asked once other evidence
+            // has grown old.
+            self.extend(peers, now);
+        }
+    }
+
+    /// Returns the VIPs whose Leases this node wrote, and that name another holder or are gone.
+    fn lost_leases(&self, leases: &OrdMap<Vip, Lease>, asked: Duration) -> Vec<Vip> {
+        let lost = |(vip, state): (&Vip, &VipState)| {
+            let written = state.own.as_ref()?.written.as_ref()?;
+            // A Lease that was written after the survey is not lost.
+            let theirs = leases.get(vip).is_none_or(|lease| lease.holder != self.local);
+            (written.at < asked && theirs).then_some(*vip)
+        };
+        self.states.iter().filter_map(lost).collect()
+    }
+
+    /// Deletes a Lease that was not wanted for long. Only the first living node by name does so.
+    fn delete_leftover(&mut self, peers: &Peers, now: Duration) {
+        let alive = peers.members.iter().filter(|(_, peer)| peer.status == MemberStatus::Alive);
+        if alive.map(|(name, _)| name).min().is_some_and(|first| *first < self.local) {
+            return;
+        }
+        let old = |(_, since): &(Lease, Duration)| now.saturating_sub(*since) >= LEFTOVER;
+        let leftover = &mut self.surveys.leftover;
+        if let Some(vip) = leftover.iter().find(|(_, leftover)| old(leftover)).map(|(vip, _)| *vip)
+            && let Some((lease, _)) = leftover.remove(&vip)
+        {
+            self.commands.push(Command::Delete { vip, version: lease.version });
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The inputs and commands of the election state machine.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use imbl::OrdMap;
+use vipmux_common::abi::Mac;
+
+use super::role::Lost;
+use crate::{
+    lease::{Lease, Version},
+    membership::{ElectionMessage, Item, ItemKey, Why},
+    placement::Contenders,
+};
+use vipmux_model::{NodeName, Vip};
+
+/// An event that the election handles. Times are `CLOCK_BOOTTIME`.
+#[derive(Clone, Debug)]
+pub enum Input {
+    /// The VIPs with their candidates. The maps are in sync with them. After a [`Command::Reload`],
+    /// they must rest on evidence that is newer than it.
+    Wanted(Arc<BTreeMap<Vip, Contenders>>),
+    /// The VIPs that this node cannot announce now: no interface with a carrier exists for them.
+    Unable(BTreeSet<Vip>),
+    /// A heartbeat of the agent's event loop.
+    Tick {
+        /// At least one announcing interface has a carrier.
+        carrier: bool,
+    },
+    /// The peers changed.
+    Peers,
+    /// A peer considered this node down.
+    Disowned,
+    /// A message of a peer.
+    Message {
+        /// The sender.
+        from: NodeName,
+        /// The message.
+        message: ElectionMessage,
+    },
+    /// The result of a [`Command::Read`] or [`Command::Swap`].
+    Stored {
+        /// The VIP.
+        vip: Vip,
+        /// The result.
+        outcome: LeaseOutcome,
+    },
+    /// The result of a [`Command::Survey`].
+    Surveyed {
+        /// The time at which the store was asked.
+        asked: Duration,
+        /// All Leases; `None`: the store is unavailable.
+        leases: Option<OrdMap<Vip, Lease>>,
+    },
+    /// The kernel saw a peer announce a VIP that this node led, and stopped answering for it.
+    PeerAnnounced(Vip),
+    /// The result of a [`Command::Probe`].
+    Probed {
+        /// The VIP.
+        vip: Vip,
+        /// The owner of the address.
+        owner: AddressOwner,
+    },
+    /// This node should lead nothing as long as there is another (`true`), or may lead again
+    /// (`false`).
+    Drain(bool),
+}
+
+/// The result of a store operation on a Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseOutcome {
+    /// It was read; `None`: it does not exist.
+    Read(Option<Lease>),
+    /// It was swapped, and has this version now.
+    Swapped(Version),
+    /// It has another version than was expected.
+    Conflict,
+    /// The store cannot be used.
+    Unavailable,
+}
+
+/// The owner of an address on the LAN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AddressOwner {
+    /// Nobody answered.
+    Nobody,
+    /// Nobody answered, and no other packet came in either. This node may be cut off.
+    Unknown,
+    /// An agent's node answered.
+    Peer,
+    /// Another host answered.
+    ForeignSpeaker(Mac),
+}
+
+/// A command to execute, in the order given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Clear the VIP's leading flag: this node no longer answers for it.
+    Follow {
+        /// The VIP.
+        vip: Vip,
+        /// The reason.
+        why: Lost,
+    },
+    /// Set the VIP's leading flag and announce it.
+    Lead {
+        /// The VIP.
+        vip: Vip,
+        /// The epoch of the leadership.
+        epoch: u64,
+        /// The reason.
+        why: Why,
+    },
+    /// Set the fence deadline to this time, `CLOCK_BOOTTIME`.
+    Extend(Duration),
+    /// Read the wanted VIPs again.
+    Reload,
+    /// Send a round of heartbeats to the peers
+    /// ([`Membership::send_heartbeats`](crate::membership::Membership::send_heartbeats)).
+    Heartbeat,
+    /// Discard the evidence so far
+    /// ([`Membership::discard_evidence`](crate::membership::Membership::discard_evidence)).
+    DiscardEvidence,
+    /// Read a Lease. Only the result of the latest operation on a VIP may be given back.
+    Read(Vip),
+    /// Write a Lease with this node as its holder.
+    Swap {
+        /// The VIP.
+        vip: Vip,
+        /// The version that it must have; `None`: it must not exist.
+        expected: Option<Version>,
+        /// The epoch.
+        epoch: u64,
+    },
+    /// Read all Leases. At most one survey is under way.
+    Survey,
+    /// Delete a Lease, if it has this version.
+    Delete {
+        /// The VIP.
+        vip: Vip,
+        /// The version.
+        version: Version,
+    },
+    /// Send a message to a peer.
+    Send {
+        /// The receiver.
+        to: NodeName,
+        /// The message.
+        message: ElectionMessage,
+    },
+    /// Publish an item of this node to all peers.
+    Publish(Item),
+    /// Withdraw an item.
+    Withdraw(ItemKey),
+    /// Ask the LAN who has an address.
+    Probe {
+        /// The address.
+        vip: Vip,
+        /// Ask as patiently as duplicate address detection, before the address is first used.
+        /// Otherwise ask quickly.
+        detect: bool,
+    },
+    /// Report a foreign speaker. The address is not announced.
+    Conflict {
+        /// The address.
+        vip: Vip,
+        /// The foreign speaker's MAC.
+        mac: Mac,
+    },
+}

@@ -1,0 +1,249 @@
+//! Leadership transfer: the planned change of a VIP's leader.
+//!
+//! The old leader stops answering and says so ([`ElectionMessage::Take`]). The new one answers and
+//! announces. The old one goes on forwarding packets that still arrive. The new one writes the
+//! Lease. No other node can, as long as the old one is alive.
+
+use std::time::Duration;
+
+use super::{
+    Election,
+    lease_operations::LeaseOperation,
+    role::{Lost, Role},
+    takeover_guard::SETTLE,
+    vip_state::{Context, OwnLeadership, VipState},
+};
+use crate::{
+    lease::Lease,
+    membership::{ElectionMessage, Peers, Why},
+    mutation::Mutation,
+    placement::{Contender, LeaderPlacement},
+};
+use vipmux_model::{NodeName, Vip};
+
+/// The time between two messages to a successor that does not answer,
+const AGAIN: Duration = Duration::from_millis(25);
+/// the time for which they are sent,
+const TOLD: Duration = Duration::from_millis(100);
+/// and the time after which this node answers again. A message from before is too old for the
+/// successor by then ([`MembershipSettings::fresh`](crate::membership::MembershipSettings::fresh)).
+const PATIENCE: Duration = Duration::from_millis(300);
+/// The time for which a VIP is not transferred after a successor declined it,
+const DECLINED: Duration = Duration::from_secs(10);
+/// and after a successor did not answer. It doubles each time, up to [`DECLINED`]. Mostly the
+/// successor has just started, and is busy.
+const UNANSWERED: Duration = Duration::from_secs(1);
+/// The time from one transfer for the sake of balance to the next.
+const BALANCE: Duration = Duration::from_secs(1);
+
+/// The longest time that an agent that was asked to stop waits for others to take its VIPs.
+pub const LEAVING: Duration = Duration::from_secs(5);
+/// The time after which a VIP that no other node can take stays for good.
+const UNMOVED: Duration = Duration::from_secs(1);
+
+/// The transfer of a VIP to another node.
+struct Transfer {
+    vip: Vip,
+    successor: NodeName,
+    /// This node cannot or should not lead the VIP at all. Otherwise it only leads more than its
+    /// share.
+    must: bool,
+}
+
+/// The VIPs that this node should no longer lead.
+#[derive(Default)]
+struct TransferPlan {
+    transfers: Vec<Transfer>,
+    /// VIPs that neither this node nor another living one may lead.
+    forbidden: Vec<Vip>,
+    /// The time at which the other VIPs need another look.
+    wake: Option<Duration>,
+}
+
+impl Election {
+    /// Transfers the VIPs that other nodes should lead.
+    pub(super) fn transfer_leaderships(&mut self, peers: &Peers, now: Duration) {
+        let led: Vec<Vip> = self.leading().collect();
+        if led.is_empty() {
+            return;
+        }
+        if !self.is_settled(peers, now) {
+            self.schedule.wake_at(self.started + SETTLE);
+            return;
+        }
+        let TransferPlan { transfers, forbidden, wake } = self.plan_transfers(&led, peers, now);
+        if let Some(wake) = wake {
+            self.schedule.wake_at(wake);
+        }
+        for vip in forbidden {
+            self.give_up(vip, Lost::Forbidden, now);
+        }
+        self.begin_transfers(transfers, now);
+    }
+
+    fn plan_transfers(&self, led: &[Vip], peers: &Peers, now: Duration) -> TransferPlan {
+        let mut plan = TransferPlan::default();
+        let Some(preferences) = &self.index.preferences else { return plan };
+        let preference = |contender: &Contender| self.preference(contender, peers);
+        let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
+        let unable = self.unable(peers);
+        let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
+        for &vip in led {
+            let Some(state) = self.states.get(&vip).filter(|state| state.operation.is_none()) else { continue };
+            let not_before = state.not_before.max(state.transfers.not_before);
+            if not_before > now {
+                plan.wake = Some(plan.wake.map_or(not_before, |first| first.min(not_before)));
+                continue;
+            }
+            let able = |node: &NodeName| !unable.includes(node, vip);
+            let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|contender| contender.node == self.local));
+            let Some(best) = placement.best(vip, able) else {
+                plan.forbidden.extend(own.is_none().then_some(vip));
+                continue;
+            };
+            let mine = own.filter(|own| able(&own.node)).and_then(preference);
+            let must = mine.is_none_or(|mine| best.precedes(mine));
+            if !must && spare == 0 {
+                continue;
+            }
+            let successor = placement.place(vip, 0, |node| *node != self.local && able(node));
+            let Some(successor) = successor.filter(|node| must || placement.has_room(node)) else { continue };
+            spare -= u64::from(!must);
+            plan.transfers.push(Transfer { vip, successor: successor.clone(), must });
+        }
+        plan
+    }
+
+    fn begin_transfers(&mut self, transfers: Vec<Transfer>, now: Duration) {
+        for Transfer { vip, successor, must } in transfers {
+            if !must {
+                let next = self.rebalanced + BALANCE;
+                if now < next {
+                    self.schedule.wake_at(next);
+                    continue;
+                }
+                self.rebalanced = now;
+            }
+            if let Some((state, mut cx)) = self.state_of(vip, now) {
+                state.stop(Role::Handing, Lost::Handed(successor.clone()), &mut cx);
+                if cx.mutated.is(Mutation::AnswersWhileHanding) {
+                    cx.commands.pop();
+                }
+                state.transfers.successor = Some((successor, 0));
+            }
+        }
+    }
+
+    /// Returns whether an agent that was asked to stop `waited` ago may stop: other nodes have
+    /// taken its VIPs, or it waits in vain.
+    pub fn has_left(&self, waited: Duration, peers: &Peers) -> bool {
+        if waited >= LEAVING || self.own_vips().next().is_none() {
+            return true;
+        }
+        let alone = !peers.members.values().any(|peer| peer.status.is_alive());
+        let moves = |(vip, role)| role == Role::Handing || self.has_other(vip, peers);
+        alone || waited >= UNMOVED && !self.own_vips().any(moves)
+    }
+
+    /// Handles a message of a peer.
+    pub(super) fn receive(&mut self, from: &NodeName, message: &ElectionMessage, now: Duration) {
+        let (ElectionMessage::Take { vip, .. }
+        | ElectionMessage::Taken { vip, .. }
+        | ElectionMessage::Declined { vip, .. }) = *message;
+        let can = self.fence.is_informed() && !self.availability.unable.contains(&vip) && !self.availability.draining;
+        match (self.state_of(vip, now), *message) {
+            (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
+            (None, ElectionMessage::Take { vip, epoch }) => {
+                self.commands
+                    .push(super::Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
+            }
+            (None, ElectionMessage::Taken { .. } | ElectionMessage::Declined { .. }) => {}
+        }
+    }
+}
+
+impl VipState {
+    /// Asks the successor to take the VIP, if it is time to. Leads it again if the successor does
+    /// not answer.
+    pub(super) fn continue_transfer(&mut self, cx: &mut Context<'_>) {
+        let (Some((successor, asked)), Some(own)) = (&mut self.transfers.successor, &self.own) else { return };
+        if cx.now >= self.since + PATIENCE {
+            let pause = UNANSWERED * (1 << self.transfers.unanswered.min(4));
+            self.transfers.not_before = cx.now + pause.min(DECLINED);
+            self.transfers.unanswered += 1;
+            return self.lead(cx);
+        }
+        if cx.now > self.since + TOLD {
+            return cx.schedule.wake_at(self.since + PATIENCE);
+        }
+        let next = self.since + AGAIN * *asked;
+        if cx.now < next {
+            return cx.schedule.wake_at(next);
+        }
+        *asked += 1;
+        cx.send(successor.clone(), ElectionMessage::Take { vip: cx.vip, epoch: own.epoch + 1 });
+        cx.schedule.wake_at(cx.now + AGAIN);
+    }
+
+    /// Handles a message about this VIP. `can`: this node can take it, as long as the fence is
+    /// open.
+    fn receive(&mut self, from: &NodeName, message: ElectionMessage, can: bool, cx: &mut Context<'_>) {
+        match message {
+            ElectionMessage::Take { vip, epoch } => {
+                let accepted = self.accept(epoch, from, can, cx);
+                if !accepted {
+                    self.transfers.declined = Some((epoch, cx.now));
+                }
+                let answer = if accepted {
+                    ElectionMessage::Taken { vip, epoch }
+                } else {
+                    ElectionMessage::Declined { vip, epoch }
+                };
+                cx.send(from.clone(), answer);
+            }
+            ElectionMessage::Taken { epoch, .. } if self.is_transferring(epoch, from) => {
+                self.give_up(Lost::Handed(from.clone()), cx);
+                self.set_known(from.clone(), epoch, Some(Why::Handed(cx.local.clone())), cx.now);
+            }
+            ElectionMessage::Declined { epoch, .. } if self.is_transferring(epoch, from) => {
+                self.lead(cx);
+                self.transfers.not_before = cx.now + DECLINED;
+                // The Lease may have a higher epoch: a node that wrote it need not know that it
+                // did.
+                self.attempt(LeaseOperation::CheckRead, cx);
+            }
+            ElectionMessage::Taken { .. } | ElectionMessage::Declined { .. } => {}
+        }
+    }
+
+    fn is_transferring(&self, epoch: u64, to: &NodeName) -> bool {
+        let successor = self.transfers.successor.as_ref().is_some_and(|(successor, _)| successor == to);
+        let next = self.own.as_ref().is_some_and(|own| own.epoch + 1 == epoch);
+        self.role == Role::Handing && successor && next
+    }
+
+    /// Begins to lead a VIP that its leader transfers, if this node can.
+    ///
+    /// Returns whether that leader is rid of it. It is also rid of it where this node leads since
+    /// an earlier message, and may be transferring the VIP itself. The same holds where another
+    /// node has led it since.
+    fn accept(&mut self, epoch: u64, from: &NodeName, can: bool, cx: &mut Context<'_>) -> bool {
+        if let Some(own) = &self.own {
+            return own.epoch >= epoch;
+        }
+        if epoch <= self.epoch() {
+            return true;
+        }
+        // After it was declined, the old leader leads again. A message from before must not be
+        // obeyed.
+        let late = |(declined, at): (u64, Duration)| declined == epoch && cx.now < at + DECLINED / 2;
+        if !can || !cx.open || epoch > Lease::MAX_EPOCH || self.transfers.declined.is_some_and(late) {
+            return false;
+        }
+        self.operation = None;
+        self.not_before = cx.now;
+        let why = Why::Handed(from.clone());
+        self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
+        true
+    }
+}

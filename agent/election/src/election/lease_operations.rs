@@ -1,0 +1,239 @@
+//! Operations at the store and on the LAN for one VIP: what begins them, and what their results
+//! lead to.
+
+use std::time::Duration;
+
+use super::{
+    io::{AddressOwner, Command, LeaseOutcome},
+    role::{Lost, Role},
+    takeover_guard::Takeover,
+    vip_state::{Context, OwnLeadership, VipState, WrittenLease},
+};
+use crate::{
+    lease::{Lease, Version},
+    membership::{MemberStatus, Peers, Why},
+    mutation::Mutation,
+};
+
+/// The pause after another node was quicker.
+const QUICKLY: Duration = Duration::from_millis(20);
+/// The pause after which an unavailable store is tried again by a node that waits for its answer,
+const SOON: Duration = Duration::from_millis(200);
+/// and by a node that only has to record its leadership.
+const LATER: Duration = Duration::from_secs(1);
+/// The pause after a peer announced a VIP, if this node has led it for less than that.
+const RETAKE: Duration = Duration::from_secs(1);
+/// The pause after which the LAN is asked again for an address that has another owner.
+const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// An operation at the store or on the LAN. A VIP has one at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum LeaseOperation {
+    /// Reads the Lease for a takeover.
+    TakeoverRead,
+    /// Asks the LAN whether the last leader is alive after all.
+    TakeoverProbe { lease: Option<Lease>, why: Why },
+    /// Swaps the Lease for a takeover.
+    TakeoverSwap { epoch: u64, why: Why },
+    /// Reads the Lease to see whether it is still this node's.
+    CheckRead,
+    /// Swaps this node's Lease, so that no other node can.
+    CheckSwap,
+    /// Asks the LAN for another owner of the address.
+    Detect,
+}
+
+impl VipState {
+    /// Begins an operation, unless one is under way or it is too early.
+    pub(super) fn attempt(&mut self, operation: LeaseOperation, cx: &mut Context<'_>) {
+        if self.operation.is_some() {
+            return;
+        }
+        if self.not_before > cx.now {
+            return cx.schedule.wake_at(self.not_before);
+        }
+        cx.commands.push(match operation {
+            LeaseOperation::Detect => Command::Probe { vip: cx.vip, detect: true },
+            _ => Command::Read(cx.vip),
+        });
+        self.operation = Some(operation);
+    }
+
+    /// Swaps the Lease as part of an operation.
+    fn swap(&mut self, lease: Option<&Lease>, epoch: u64, operation: LeaseOperation, cx: &mut Context<'_>) {
+        self.operation = Some(operation);
+        let expected = lease.map(|lease| lease.version.clone());
+        cx.commands.push(Command::Swap { vip: cx.vip, expected, epoch });
+    }
+
+    /// Begins no operation for a while.
+    fn pause(&mut self, time: Duration, cx: &mut Context<'_>) {
+        self.not_before = cx.now + time;
+        cx.schedule.dirty = true;
+    }
+
+    /// Handles the result of a store operation. `detect`: the LAN is asked before an address is
+    /// first used.
+    pub(super) fn stored(&mut self, outcome: LeaseOutcome, detect: bool, peers: &Peers, cx: &mut Context<'_>) {
+        cx.schedule.dirty = true;
+        let now = cx.now;
+        match (self.operation.take(), outcome) {
+            (Some(LeaseOperation::TakeoverRead), LeaseOutcome::Read(lease)) => self.take_over(lease, peers, cx),
+            (Some(LeaseOperation::TakeoverRead), _) => self.take_over_without_store(peers, cx),
+            (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Swapped(version)) => {
+                let first = why == Why::First && detect;
+                let role = if first { Role::Detecting } else { Role::Leading };
+                let written = Some(WrittenLease { at: now, version });
+                self.begin(OwnLeadership { epoch, why, since: now, written }, role, cx);
+            }
+            (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Conflict)
+                if cx.mutated.is(Mutation::LeadsInSpiteOfConflict) =>
+            {
+                let written = Some(WrittenLease { at: now, version: Version::new("lost") });
+                self.begin(OwnLeadership { epoch, why, since: now, written }, Role::Leading, cx);
+            }
+            (Some(LeaseOperation::TakeoverSwap { .. } | LeaseOperation::CheckSwap), LeaseOutcome::Conflict) => {
+                self.pause(QUICKLY, cx);
+            }
+            // The store may have written it all the same. The next read tells.
+            (Some(LeaseOperation::TakeoverSwap { .. }), _) => self.pause(SOON, cx),
+            (Some(LeaseOperation::CheckRead), LeaseOutcome::Read(lease)) => self.check(lease, cx),
+            (Some(LeaseOperation::CheckSwap), LeaseOutcome::Swapped(version)) => {
+                if let Some(own) = &mut self.own {
+                    own.written = Some(WrittenLease { at: now, version });
+                    if matches!(self.role, Role::Suspended | Role::Yielded) {
+                        self.lead(cx);
+                    }
+                }
+            }
+            (Some(LeaseOperation::CheckRead | LeaseOperation::CheckSwap), _) => self.check_without_store(peers, cx),
+            // The operation changed since.
+            (Some(LeaseOperation::TakeoverProbe { .. } | LeaseOperation::Detect) | None, _) => {}
+        }
+    }
+
+    /// Takes a VIP over that has no known leader and this Lease.
+    fn take_over(&mut self, lease: Option<Lease>, peers: &Peers, cx: &mut Context<'_>) {
+        if self.own.is_some() {
+            return;
+        }
+        if let Some(lease) = &lease {
+            self.learn(lease, cx.now);
+            cx.index.touched.insert(cx.vip);
+        }
+        let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
+        let claimed = alive.any(|peer| peer.state.claims.contains_key(&cx.vip));
+        let epoch = self.epoch();
+        match cx.guard.decide(cx.vip, self, peers, cx.now) {
+            _ if claimed => {}
+            Takeover::Later(_) => self.takeable_since = None,
+            Takeover::Granted { why: Why::Resumed, .. } if lease.is_some() => {
+                self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why: Why::Resumed }, cx);
+            }
+            Takeover::Granted { why, witnessed: true } => {
+                // The known leader came from a Lease that somebody removed.
+                let why = if why == Why::Resumed { Why::First } else { why };
+                let epoch = epoch + 1;
+                self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
+            }
+            Takeover::Granted { why, witnessed: false } => {
+                self.operation = Some(LeaseOperation::TakeoverProbe { lease, why });
+                cx.commands.push(Command::Probe { vip: cx.vip, detect: false });
+            }
+        }
+    }
+
+    /// Takes a VIP over while the store is away. A majority must have seen its leader's end.
+    fn take_over_without_store(&mut self, peers: &Peers, cx: &mut Context<'_>) {
+        match cx.guard.decide(cx.vip, self, peers, cx.now) {
+            Takeover::Granted { why, witnessed: true } if peers.majority => {
+                let epoch = self.epoch() + 1;
+                let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
+                self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
+                self.pause(LATER, cx);
+            }
+            _ => self.pause(SOON, cx),
+        }
+    }
+
+    /// Compares the Lease with the leadership that this node believes to have.
+    fn check(&mut self, lease: Option<Lease>, cx: &mut Context<'_>) {
+        let Some(own) = &mut self.own else { return };
+        let epoch = own.epoch;
+        match lease {
+            Some(lease) if lease.holder == *cx.local && lease.epoch >= epoch => {
+                if self.role == Role::Leading {
+                    let written = WrittenLease { at: cx.now, version: lease.version };
+                    (own.epoch, own.written) = (lease.epoch, Some(written));
+                } else {
+                    self.swap(Some(&lease), lease.epoch, LeaseOperation::CheckSwap, cx);
+                }
+            }
+            Some(lease) if lease.epoch >= epoch => {
+                self.give_up(Lost::Taken(lease.holder.clone()), cx);
+                self.set_known(lease.holder, lease.epoch, None, cx.now);
+            }
+            lease => self.swap(lease.as_ref(), epoch, LeaseOperation::CheckSwap, cx),
+        }
+    }
+
+    /// Decides without the Lease whether the VIP is still this node's own. The peers' states
+    /// decide, once all of them are newer than the doubt.
+    fn check_without_store(&mut self, peers: &Peers, cx: &mut Context<'_>) {
+        if self.role == Role::Leading {
+            return self.pause(LATER, cx);
+        }
+        let mut alive = peers.members.values().filter(|peer| peer.status == MemberStatus::Alive);
+        let clear = alive.all(|peer| peer.current > Some(self.since) && !peer.state.claims.contains_key(&cx.vip));
+        if clear && peers.majority && matches!(self.role, Role::Suspended | Role::Yielded) {
+            self.lead(cx);
+        }
+        self.pause(SOON, cx);
+    }
+
+    /// Yields the VIP to a peer that announced it.
+    pub(super) fn announced(&mut self, cx: &mut Context<'_>) {
+        if self.role == Role::Leading {
+            let led = cx.now.saturating_sub(self.since);
+            self.not_before = if led < RETAKE { cx.now + RETAKE } else { cx.now };
+            self.stop(Role::Yielded, Lost::Announced, cx);
+        }
+    }
+
+    /// Handles the result of a probe on the LAN.
+    pub(super) fn probed(&mut self, owner: &AddressOwner, cx: &mut Context<'_>) {
+        match (self.operation.take(), owner) {
+            // A node that is cut off leaves the Lease to the others. A client that looks for the
+            // VIP would be heard.
+            (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Unknown) => {
+                self.takeable_since = None;
+                self.pause(SOON, cx);
+            }
+            // The peer leads, and only gossip does not reach it.
+            (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Peer) => {
+                self.takeable_since = None;
+                self.pause(ASK_AGAIN, cx);
+            }
+            (
+                Some(LeaseOperation::TakeoverProbe { lease, why }),
+                AddressOwner::Nobody | AddressOwner::ForeignSpeaker(_),
+            ) => {
+                let epoch = self.epoch() + 1;
+                self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
+            }
+            // A VIP that was suspended meanwhile needs its Lease first.
+            (Some(LeaseOperation::Detect), _) if self.role == Role::Suspended => cx.schedule.dirty = true,
+            (Some(LeaseOperation::Detect), AddressOwner::ForeignSpeaker(mac)) => {
+                self.not_before = cx.now + ASK_AGAIN;
+                (self.role, self.since) = (Role::Conflicted, cx.now);
+                cx.schedule.dirty = true;
+                cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
+            }
+            // A peer that answers has an older epoch, and will see the announcement.
+            (Some(LeaseOperation::Detect), AddressOwner::Nobody | AddressOwner::Unknown | AddressOwner::Peer) => {
+                self.lead(cx);
+            }
+            (other, _) => self.operation = other,
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! The times at which the election looks at its VIPs again.
+
+use std::time::Duration;
+
+/// The shortest time from one evaluation to the next,
+const SPACING: Duration = Duration::from_millis(5);
+/// plus this for each VIP without a leader: about five times as long as its evaluation takes.
+const SPACING_EACH: Duration = Duration::from_micros(2);
+
+/// The schedule of evaluations.
+#[derive(Debug, Default)]
+pub(super) struct EvaluationSchedule {
+    /// Something changed that leadership depends on.
+    pub(super) dirty: bool,
+    /// The next time at which the passage of time alone may change something.
+    wake: Option<Duration>,
+    evaluated: Duration,
+}
+
+impl EvaluationSchedule {
+    /// Returns when to evaluate if no input comes before.
+    pub(super) const fn wake(&self) -> Option<Duration> {
+        self.wake
+    }
+
+    /// Asks for an evaluation at `at` or before.
+    pub(super) fn wake_at(&mut self, at: Duration) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    /// Asks for an evaluation at `at` or before, but not much earlier than the next one may be.
+    pub(super) fn retry_at(&mut self, at: Duration, now: Duration) {
+        self.wake_at(at.max(now + SPACING * 2));
+    }
+
+    /// Returns whether an evaluation is due.
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        self.dirty || self.wake.is_some_and(|wake| wake <= now)
+    }
+
+    /// Begins an evaluation, unless the last one was too recently for so many VIPs without a
+    /// leader. Then it is put off.
+    pub(super) fn begin(&mut self, leaderless: usize, now: Duration) -> bool {
+        let next = self.evaluated + SPACING + SPACING_EACH * u32::try_from(leaderless).unwrap_or(u32::MAX);
+        if now < next && self.evaluated > Duration::ZERO {
+            self.wake = Some(next);
+            return false;
+        }
+        (self.evaluated, self.dirty, self.wake) = (now, false, None);
+        true
+    }
+}

@@ -1,0 +1,252 @@
+//! The evaluation of all VIPs: the leader of each, the node that may take one without a leader, and
+//! what else time brings.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use super::{
+    Command, Election,
+    lease_operations::LeaseOperation,
+    role::{Lost, Role},
+    takeover_guard::{CLAIMLESS, SETTLE, Takeover},
+};
+use crate::{
+    membership::{Peers, Why},
+    mutation::Mutation,
+    placement::{Contender, LeaderPlacement, Preference, Preferences},
+};
+use vipmux_model::{NodeName, Vip};
+
+/// The time after the start in which a node waits for the claims of others before it takes its own
+/// VIPs again.
+const MEET: Duration = Duration::from_millis(500);
+/// The time that a node has to act on its turn.
+const TURN: Duration = Duration::from_millis(400);
+
+/// The VIPs that each living node cannot announce, without the nodes that can announce all.
+pub(super) struct UnableNodes<'a>(BTreeMap<&'a NodeName, &'a BTreeSet<Vip>>);
+
+impl UnableNodes<'_> {
+    pub(super) fn includes(&self, node: &NodeName, vip: Vip) -> bool {
+        self.0.get(node).is_some_and(|vips| vips.contains(&vip))
+    }
+}
+
+impl Election {
+    /// Looks at every VIP that may have changed.
+    pub(super) fn evaluate(&mut self, peers: &Peers, now: Duration) {
+        if !self.schedule.begin(self.index.leaderless.len(), now) {
+            return;
+        }
+        self.index.update(peers);
+        self.update_leaders(now);
+        self.check_contested(now);
+        if self.index.preferences.is_none() {
+            let preferences = Preferences::new(self.wanted.values(), &|contender| self.preference(contender, peers));
+            self.index.preferences = Some(preferences);
+        }
+        self.begin_takeovers(peers, now);
+        self.transfer_leaderships(peers, now);
+        self.continue_own(now);
+    }
+
+    /// Updates the leaders of the VIPs that changed.
+    fn update_leaders(&mut self, now: Duration) {
+        while let Some(vip) = self.index.touched.pop_first() {
+            let Some(state) = self.states.get_mut(&vip) else { continue };
+            let claim = self.index.claim(vip);
+            let outdone = match (&state.own, claim) {
+                // Two nodes may both believe to lead only where the store is away, or does not know
+                // yet. With equal epochs the one gives way that did not write the Lease: the other
+                // one may have written it.
+                (Some(own), Some((_, claim))) => (claim.epoch, true) > (own.epoch, own.written.is_some()),
+                _ => false,
+            };
+            let outdone = outdone && !self.mutated.is(Mutation::IgnoresClaims);
+            if outdone && let Some((node, _)) = claim {
+                // This touches the VIP again.
+                let node = node.clone();
+                self.give_up(vip, Lost::Taken(node), now);
+                continue;
+            }
+            if state.own.is_some() {
+                self.index.set_leader(vip, Some(&self.local));
+            } else {
+                if let Some((node, claim)) = claim {
+                    state.learn_claim(node, claim);
+                }
+                let leader = claim.map(|(node, _)| node.clone());
+                self.index.set_leader(vip, leader.as_ref());
+            }
+        }
+    }
+
+    /// Reads the Leases of own VIPs that a peer claims in the same epoch.
+    fn check_contested(&mut self, now: Duration) {
+        for vip in &self.index.own {
+            let Some(state) = self.states.get_mut(vip).filter(|state| state.role == Role::Leading) else { continue };
+            let free = state.operation.is_none() && state.not_before <= now;
+            let Some(own) = state.own.as_ref().filter(|_| free) else { continue };
+            if self.index.claim(*vip).is_some_and(|(_, claim)| claim.epoch == own.epoch) {
+                (state.operation, state.not_before) = (Some(LeaseOperation::CheckRead), now + CLAIMLESS);
+                self.commands.push(Command::Read(*vip));
+            }
+        }
+    }
+
+    /// Continues what is under way for this node's own VIPs.
+    fn continue_own(&mut self, now: Duration) {
+        let own: Vec<_> = self.own_vips().collect();
+        for (vip, role) in own {
+            let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
+            match role {
+                Role::Handing => state.continue_transfer(&mut cx),
+                Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
+                Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
+                Role::Leading if !state.is_written() => state.attempt(LeaseOperation::CheckRead, &mut cx),
+                Role::Leading | Role::Detecting | Role::Following | Role::Suspended | Role::Yielded => {}
+            }
+        }
+    }
+
+    /// Returns whether all candidates are known, or this node has waited long enough for them.
+    pub(super) fn is_settled(&self, peers: &Peers, now: Duration) -> bool {
+        let heard = |contender: &Contender| contender.node == self.local || peers.members.contains_key(&contender.node);
+        now >= self.started + SETTLE
+            || self.surveys.ended && self.pools().all(|contenders| contenders.iter().all(heard))
+    }
+
+    /// Returns whether the claims of all candidates are known, or this node has waited long enough
+    /// for them.
+    fn has_met_all(&mut self, peers: &Peers, now: Duration) -> bool {
+        let end = self.started + MEET;
+        let met = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.current.is_some());
+        let all = |contenders: &[Contender]| {
+            contenders.iter().all(|contender| contender.node == self.local || met(&contender.node))
+        };
+        if now >= end || self.pools().all(all) {
+            return true;
+        }
+        self.schedule.wake_at(end);
+        false
+    }
+
+    fn pools(&self) -> impl Iterator<Item = &[Contender]> {
+        let mut seen = None;
+        // VIPs that are next to each other mostly are of one pool.
+        self.wanted
+            .values()
+            .filter_map(move |contenders| (seen.replace(contenders) != Some(contenders)).then_some(&**contenders))
+    }
+
+    /// Returns the preference for a candidate; `None`: it cannot lead now.
+    pub(super) fn preference(&self, contender: &Contender, peers: &Peers) -> Option<Preference> {
+        let Contender { node, excluded, cordoned, .. } = contender;
+        let (draining, ready) = if *node == self.local {
+            (self.availability.draining, self.availability.ready)
+        } else {
+            let peer = peers.members.get(node).filter(|peer| peer.status.is_alive())?;
+            (peer.state.draining, peer.state.ready)
+        };
+        Some(Preference { excluded: *excluded, leaving: *cordoned || draining, unready: !ready })
+    }
+
+    /// Returns whether this node is a candidate for a VIP.
+    fn may_lead(&self, vip: Vip) -> bool {
+        let contenders = self.wanted.get(&vip);
+        contenders.is_some_and(|contenders| contenders.iter().any(|contender| contender.node == self.local))
+    }
+
+    /// Returns whether a node can announce a VIP.
+    pub(super) fn is_able(&self, node: &NodeName, vip: Vip, peers: &Peers) -> bool {
+        if *node == self.local {
+            !self.availability.unable.contains(&vip)
+        } else {
+            peers.members.get(node).is_some_and(|peer| !peer.state.unable.contains(&vip))
+        }
+    }
+
+    pub(super) fn unable<'a>(&'a self, peers: &'a Peers) -> UnableNodes<'a> {
+        let others = peers.members.iter().map(|(name, peer)| (name, &peer.state.unable));
+        let all = others.chain([(&self.local, &self.availability.unable)]);
+        UnableNodes(all.filter(|(_, unable)| !unable.is_empty()).collect())
+    }
+
+    /// Begins to take over the VIPs without a leader that are this node's turn.
+    fn begin_takeovers(&mut self, peers: &Peers, now: Duration) {
+        if self.index.leaderless.is_empty() {
+            return;
+        }
+        let (granted, taking) = self.granted_takeovers(peers, now);
+        for (vip, mine) in self.turns(granted, taking, peers, now) {
+            let Some((state, cx)) = self.state_of(vip, now) else { continue };
+            state.takeable_since.get_or_insert(now);
+            if !mine {
+                cx.schedule.wake_at(now + TURN);
+            } else if !cx.open || state.not_before > now {
+                cx.schedule.retry_at(state.not_before, now);
+            } else {
+                state.operation = Some(LeaseOperation::TakeoverRead);
+                cx.commands.push(Command::Read(vip));
+            }
+        }
+    }
+
+    /// Returns the VIPs without a leader that may be taken now, and how many this node is already
+    /// about to take.
+    fn granted_takeovers(&mut self, peers: &Peers, now: Duration) -> (Vec<(Vip, Why)>, u64) {
+        let settled = self.is_settled(peers, now);
+        if !settled {
+            self.schedule.wake_at(self.started + SETTLE);
+        }
+        let met = self.has_met_all(peers, now);
+        let ready_for_own = met && (settled || self.surveys.ended);
+        let leaderless: Vec<Vip> = self.index.leaderless.iter().copied().collect();
+        let (mut granted, mut taking) = (Vec::new(), 0);
+        for vip in leaderless {
+            let Some((state, cx)) = self.state_of(vip, now) else { continue };
+            // No other node takes what was this node's own, unless one took it while the store was
+            // away.
+            let ready = if state.was_led_by(cx.local) { ready_for_own } else { settled };
+            if !ready {
+                continue;
+            }
+            if state.operation.is_some() {
+                taking += 1;
+                continue;
+            }
+            state.unclaimed_since.get_or_insert(now);
+            match cx.guard.decide(vip, state, peers, now) {
+                Takeover::Later(at) => cx.schedule.wake_at(at),
+                Takeover::Granted { why, .. } => granted.push((vip, why)),
+            }
+        }
+        (granted, taking)
+    }
+
+    /// Returns of each of these VIPs whether it is this node's turn to take it.
+    fn turns(&self, granted: Vec<(Vip, Why)>, taking: u64, peers: &Peers, now: Duration) -> Vec<(Vip, bool)> {
+        let Some(preferences) = self.index.preferences.as_ref().filter(|_| !granted.is_empty()) else {
+            return Vec::new();
+        };
+        let preference = |contender: &Contender| self.preference(contender, peers);
+        let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
+        // This node will soon lead what it is about to take.
+        placement.add(&self.local, taking);
+        let unable = self.unable(peers);
+        let turn = |(vip, why)| {
+            let since = self.states.get(&vip)?.takeable_since.unwrap_or(now);
+            let turn = usize::try_from(now.saturating_sub(since).as_millis() / TURN.as_millis()).unwrap_or(usize::MAX);
+            // No other node can take this node's own VIP again.
+            let mine = if why == Why::Resumed {
+                self.may_lead(vip) && !unable.includes(&self.local, vip)
+            } else {
+                placement.place(vip, turn, |node| !unable.includes(node, vip)) == Some(&self.local)
+            };
+            Some((vip, mine))
+        };
+        granted.into_iter().filter_map(turn).collect()
+    }
+}

@@ -1,0 +1,124 @@
+//! Decides when a VIP without a leader may be taken: not before its last leader's kernel stops
+//! answering.
+//!
+//! Without a witness of that leader's end, the LAN is asked first.
+
+use std::time::Duration;
+
+use super::vip_state::{KnownLeader, VipState};
+use crate::{
+    membership::{MemberStatus, Peer, Peers, SAMPLE, Why},
+    mutation::{Mutated, Mutation},
+};
+use vipmux_model::{NodeName, Vip};
+
+/// The time after the start in which a leader that is not heard of is left alone. In this time
+/// nothing begins that depends on who else is there.
+pub(super) const SETTLE: Duration = Duration::from_secs(3);
+/// A margin that is added to the time after which a silent peer's kernel no longer answers.
+const MARGIN: Duration = Duration::from_millis(15);
+/// The time until all nodes know that one is down. Where members ask samples of each other, nothing
+/// else tells.
+const DISTANT: Duration = Duration::from_millis(100);
+/// The time for which a minority leaves a VIP to a majority that may be elsewhere.
+const DETACHED: Duration = Duration::from_secs(30);
+/// The time for which a living leader may not know of its leadership yet.
+pub(super) const CLAIMLESS: Duration = Duration::from_secs(1);
+
+/// The decision whether a VIP without a leader may be taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Takeover {
+    /// It may be taken now.
+    Granted {
+        why: Why,
+        /// A majority saw the leader's end. Otherwise the LAN is asked first.
+        witnessed: bool,
+    },
+    /// It may be taken at this time at the earliest.
+    Later(Duration),
+}
+
+impl Takeover {
+    /// Grants a takeover from `at` on.
+    fn from(at: Duration, now: Duration, why: Why, witnessed: bool) -> Self {
+        if now < at { Self::Later(at) } else { Self::Granted { why, witnessed } }
+    }
+}
+
+/// The facts about this node on which takeovers depend.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TakeoverGuard<'a> {
+    pub(super) local: &'a NodeName,
+    pub(super) started: Duration,
+    /// The time since when this node has evidence without a gap.
+    pub(super) back: Duration,
+    /// The time that a kernel answers after the last evidence.
+    pub(super) lease: Duration,
+    pub(super) mutated: Mutated,
+}
+
+impl TakeoverGuard<'_> {
+    /// Decides whether a VIP may be taken from its last known leader.
+    pub(super) fn decide(&self, vip: Vip, state: &VipState, peers: &Peers, now: Duration) -> Takeover {
+        let Some(known) = &state.known else { return Takeover::Granted { why: Why::First, witnessed: true } };
+        if known.node == *self.local {
+            return Takeover::Granted { why: Why::Resumed, witnessed: true };
+        }
+        let silent = |at| Takeover::from(at, now, Why::Silent(known.node.clone()), false);
+        let Some(peer) = peers.members.get(&known.node) else { return silent(self.started + SETTLE) };
+        match peer.status {
+            MemberStatus::Left => {
+                Takeover::from(self.silent_from(peer, peers), now, Why::Down(known.node.clone()), true)
+            }
+            MemberStatus::Down => self.decide_down(vip, known, peer, peers, now),
+            MemberStatus::Alive | MemberStatus::Suspected => {
+                // Nobody could know its claims while it was down.
+                silent(state.unclaimed_since.unwrap_or(now).max(peer.since) + CLAIMLESS)
+            }
+        }
+    }
+
+    /// Decides whether a VIP may be taken from a peer that is down.
+    fn decide_down(&self, vip: Vip, known: &KnownLeader, peer: &Peer, peers: &Peers, now: Duration) -> Takeover {
+        let at = self.silent_from(peer, peers);
+        if now < at {
+            return Takeover::Later(at);
+        }
+        // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
+        // says.
+        let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= known.epoch);
+        let witnessed = peers.majority && (known.why.is_some() || same);
+        // A minority leaves the VIP to a majority that may be elsewhere. Perhaps this node was cut
+        // off, reached only the store, and does not know yet what happened. Of two nodes neither is
+        // a majority.
+        let detached = if peers.majority { known.since + CLAIMLESS } else { peer.since + DETACHED };
+        let at = if witnessed || peers.members.len() == 1 { now } else { detached };
+        Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
+    }
+
+    /// Returns when the kernel of a peer that is down, or has left, stops answering.
+    fn silent_from(&self, peer: &Peer, peers: &Peers) -> Duration {
+        if self.mutated.is(Mutation::WaitsForNoSilence) {
+            return Duration::ZERO;
+        }
+        if peer.status == MemberStatus::Left {
+            // It answers until its deadline for VIPs that it could not transfer. It sent no
+            // heartbeat since it left.
+            return self.past(peer.since);
+        }
+        // A node that was cut off itself knows nothing of the time until it was back.
+        if peers.members.len() >= SAMPLE {
+            // Our last message to it may have extended its deadline once more.
+            let heard = peer.heard.map_or(Duration::ZERO, |heard| self.past(heard.max(self.back)));
+            return heard.max(peer.since + DISTANT);
+        }
+        // If too few nodes confirm it, all know by then that it is down.
+        self.past(peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
+    }
+
+    /// Returns when a deadline has passed that rests on a question of that time, on any node.
+    /// Clocks differ by up to 2 %.
+    fn past(&self, asked: Duration) -> Duration {
+        asked + self.lease + self.lease / 50 + MARGIN
+    }
+}

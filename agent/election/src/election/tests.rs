@@ -1,0 +1,211 @@
+//! Tests of one node's state machine: inputs by hand, commands as text.
+
+mod answering;
+mod handing_over;
+mod properties;
+mod taking_over;
+mod transitions;
+
+use std::sync::Arc;
+
+use imbl::OrdMap;
+use vipmux_common::abi::Mac;
+
+use super::*;
+use crate::{
+    lease::Version,
+    membership::{self, Claimed, ElectionMessage, Peer, State, Why},
+};
+use vipmux_testing::names::{node_name, vip4};
+
+const T: Duration = Duration::from_secs(100);
+const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 9]);
+
+fn ms(milliseconds: u64) -> Duration {
+    Duration::from_millis(milliseconds)
+}
+
+fn version(text: &str) -> Version {
+    Version::new(text)
+}
+
+fn lease(holder: &str, epoch: u64, text: &str) -> Lease {
+    Lease { holder: node_name(holder), epoch, version: version(text) }
+}
+
+fn peer(status: MemberStatus, now: Duration) -> Peer {
+    let state = State { ready: true, ..State::default() };
+    Peer {
+        status,
+        since: now,
+        generation: 1,
+        heard: Some(now),
+        silent: None,
+        answered: Some(now),
+        current: Some(now),
+        state,
+    }
+}
+
+fn claimed(epoch: u64) -> Claimed {
+    Claimed { epoch, why: Why::First, since: T }
+}
+
+/// The node `a` of three, with the state of its peers and a clock.
+struct Bench {
+    election: Election,
+    peers: Peers,
+    now: Duration,
+    commands: Vec<Command>,
+}
+
+impl Bench {
+    /// It contends for `.1`; `b` and `c` are alive and there is evidence.
+    fn new(settings: ElectionSettings) -> Self {
+        let mut members = BTreeMap::new();
+        for name in ["b", "c"] {
+            members.insert(node_name(name), peer(MemberStatus::Alive, T));
+        }
+        let peers = Peers { members, evidence: Some(T), majority: true };
+        let mut bench =
+            Self { election: Election::new(node_name("a"), settings, T), peers, now: T, commands: Vec::new() };
+        bench.want(&["a"]);
+        bench
+    }
+
+    fn ready() -> Self {
+        let mut bench = Self::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+        bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) });
+        bench.tick().later(ms(20)).give(Input::Peers);
+        bench
+    }
+
+    /// As [`Self::ready`], and it leads `.1` in epoch 1.
+    fn leading() -> Self {
+        let mut bench = Self::ready();
+        bench.give(Input::Stored { vip: vip4(1), outcome: LeaseOutcome::Read(None) });
+        bench.give(Input::Stored { vip: vip4(1), outcome: LeaseOutcome::Swapped(version("v1")) });
+        assert_eq!(bench.role(), Role::Leading);
+        bench.commands.clear();
+        bench
+    }
+
+    /// As [`Self::ready`], and `b` leads `.1` in epoch 4.
+    fn following() -> Self {
+        let mut bench = Self::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+        bench.claim("b", 4);
+        bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("b", 4, "v4"))])) });
+        bench.tick();
+        assert_eq!(bench.leader(), Some("b"));
+        bench.commands.clear();
+        bench
+    }
+
+    fn want(&mut self, contenders: &[&str]) {
+        let contender = |name: &&str| Contender { node: node_name(name), weight: 1, excluded: false, cordoned: false };
+        let contenders: Contenders = contenders.iter().map(contender).collect();
+        self.give(Input::Wanted(Arc::new([(vip4(1), contenders)].into())));
+    }
+
+    fn claim(&mut self, name: &str, epoch: u64) {
+        self.peer(name).state.claims.insert(vip4(1), claimed(epoch));
+    }
+
+    fn peer(&mut self, name: &str) -> &mut Peer {
+        self.peers.members.get_mut(&node_name(name)).unwrap()
+    }
+
+    fn falls(&mut self, name: &str, status: MemberStatus) {
+        let now = self.now;
+        let peer = self.peer(name);
+        (peer.status, peer.since) = (status, now);
+        peer.silent = peer.heard.filter(|_| status == MemberStatus::Down);
+    }
+
+    fn give(&mut self, input: Input) -> &mut Self {
+        self.commands.extend(self.election.handle(input, &self.peers, self.now));
+        self
+    }
+
+    /// A heartbeat with fresh evidence.
+    fn tick(&mut self) -> &mut Self {
+        self.peers.evidence = Some(self.now);
+        self.give(Input::Tick { carrier: true })
+    }
+
+    /// So many heartbeats.
+    fn ticks(&mut self, count: u32) -> &mut Self {
+        for _ in 0..count {
+            self.now += HEARTBEAT;
+            self.tick();
+        }
+        self
+    }
+
+    fn later(&mut self, by: Duration) -> &mut Self {
+        self.now += by;
+        self
+    }
+
+    fn role(&self) -> Role {
+        self.election.leadership(vip4(1)).unwrap().role
+    }
+
+    fn leader(&self) -> Option<&str> {
+        let state = &self.election.states[&vip4(1)];
+        if state.own.is_some() { Some("a") } else { state.known.as_ref().map(|known| known.node.as_str()) }
+    }
+
+    /// Returns the commands since the last call, as text.
+    fn said(&mut self) -> Vec<String> {
+        let said = std::mem::take(&mut self.commands);
+        let line = |command: &Command| {
+            Some(match command {
+                Command::Heartbeat | Command::Extend(_) | Command::Publish(Item::Ready(_)) => return None,
+                Command::Follow { why, .. } => format!("follow: {why}"),
+                Command::Lead { epoch, why, .. } => format!("lead {epoch}: {why}"),
+                Command::Reload => "gather".into(),
+                Command::DiscardEvidence => "renounce".into(),
+                Command::Read(_) => "read".into(),
+                Command::Swap { expected, epoch, .. } => match expected {
+                    Some(version) => format!("swap {version} for {epoch}"),
+                    None => format!("create {epoch}"),
+                },
+                Command::Survey => "survey".into(),
+                Command::Delete { version, .. } => format!("delete {version}"),
+                Command::Send { to, message } => match message {
+                    ElectionMessage::Take { epoch, .. } => format!("{to}: take {epoch}"),
+                    ElectionMessage::Taken { epoch, .. } => format!("{to}: taken {epoch}"),
+                    ElectionMessage::Declined { epoch, .. } => format!("{to}: declined {epoch}"),
+                },
+                Command::Publish(Item::Claim { epoch, .. }) => format!("claim {epoch}"),
+                Command::Publish(item) => format!("publish {item:?}"),
+                Command::Withdraw(ItemKey::Claim(_)) => "withdraw".into(),
+                Command::Withdraw(key) => format!("withdraw {key:?}"),
+                Command::Probe { detect, .. } => if *detect { "detect" } else { "ask the LAN" }.into(),
+                Command::Conflict { .. } => "conflict".into(),
+            })
+        };
+        said.iter().filter_map(line).collect()
+    }
+}
+
+fn read(lease: Option<Lease>) -> Input {
+    Input::Stored { vip: vip4(1), outcome: LeaseOutcome::Read(lease) }
+}
+
+fn swapped(text: &str) -> Input {
+    Input::Stored { vip: vip4(1), outcome: LeaseOutcome::Swapped(version(text)) }
+}
+
+fn stored(outcome: LeaseOutcome) -> Input {
+    Input::Stored { vip: vip4(1), outcome }
+}
+
+fn told(from: &str, message: ElectionMessage) -> Input {
+    Input::Message { from: node_name(from), message }
+}
+
+fn probed(owner: AddressOwner) -> Input {
+    Input::Probed { vip: vip4(1), owner }
+}

@@ -1,0 +1,210 @@
+//! Answering, from the start on: the fence, and making sure of what is this node's own after
+//! doubts.
+
+use super::*;
+
+#[test]
+fn an_agent_that_came_back_in_time_goes_on_with_what_is_still_its_own() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 3, "v3"))])) });
+    bench.tick().later(ms(20)).give(Input::Peers).give(read(Some(lease("a", 3, "v3"))));
+    assert_eq!(bench.said(), ["survey", "read", "swap v3 for 3"]);
+    bench.give(swapped("v4"));
+    assert_eq!(bench.said(), ["claim 3", "lead 3: it led it before, and came back in time"]);
+}
+
+#[test]
+fn who_comes_back_hears_first_whether_another_took_it_while_the_store_was_away() {
+    for claims in [true, false] {
+        let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+        bench.want(&["a", "b", "c"]);
+        bench.peer("b").current = None;
+        bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 3, "v3"))])) });
+        bench.tick().ticks(4);
+        assert_eq!(bench.said(), ["survey"], "b may claim it");
+        if claims {
+            bench.claim("b", 4);
+            bench.peer("b").current = Some(bench.now);
+        }
+        bench.ticks(2);
+        assert_eq!(bench.said(), if claims { &[][..] } else { &["read"][..] }, "b claims it: {claims}");
+    }
+}
+
+#[test]
+fn nothing_is_begun_before_the_others_were_heard_of_or_had_time_to_be() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+    bench.peers.members.remove(&node_name("c"));
+    bench.want(&["a", "b", "c"]);
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::from_iter([(vip4(1), lease("c", 3, "v3"))])) });
+    bench.tick().ticks(28);
+    assert_eq!(bench.said(), ["survey"]);
+    bench.falls("b", MemberStatus::Left);
+    bench.ticks(4).give(read(Some(lease("c", 3, "v3"))));
+    assert_eq!(bench.said(), ["read", "ask the LAN"]);
+    bench.give(probed(AddressOwner::Nobody)).give(swapped("v4"));
+    assert_eq!(bench.said(), ["swap v3 for 4", "claim 4", "lead 4: c held it and was not heard of"]);
+}
+
+#[test]
+fn a_leader_gives_way_to_a_higher_epoch_and_not_to_a_lower_one() {
+    let mut bench = Bench::leading();
+    bench.claim("b", 1);
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"], "of equals the Lease decides");
+    bench.give(read(Some(lease("a", 1, "v1"))));
+    assert!(bench.election.leads(vip4(1)));
+    bench.claim("b", 2);
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["follow: b took it", "withdraw"]);
+    assert_eq!(bench.leader(), Some("b"));
+}
+
+#[test]
+fn a_leader_yields_to_an_announcement_until_the_lease_is_seen_to_be_its_own() {
+    let mut bench = Bench::leading();
+    bench.ticks(20);
+    bench.said();
+    bench.give(Input::PeerAnnounced(vip4(1)));
+    assert_eq!(bench.said(), ["follow: a peer announced it", "read"]);
+    bench.give(read(Some(lease("a", 1, "v1"))));
+    assert_eq!(bench.said(), ["swap v1 for 1"]);
+    bench.give(swapped("v2"));
+    assert_eq!(bench.said(), ["lead 1: nobody led it before"]);
+    bench.later(ms(100)).give(Input::PeerAnnounced(vip4(1)));
+    assert_eq!(bench.said(), ["follow: a peer announced it"], "twice in a second: it waits");
+    bench.ticks(11);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(Some(lease("c", 2, "v9"))));
+    assert_eq!(bench.said(), ["withdraw"]);
+    assert_eq!((bench.role(), bench.leader()), (Role::Following, Some("c")));
+}
+
+#[test]
+fn a_deadline_that_passed_is_not_extended_before_everything_is_known_anew() {
+    let mut bench = Bench::leading();
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    let woken = bench.now;
+    assert_eq!(
+        bench.said(),
+        ["follow: the fence deadline passed: this node was stopped, or is cut off", "renounce", "gather"]
+    );
+    bench.peers.evidence = None;
+    bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
+    assert_eq!((bench.said(), bench.election.fence.deadline), (vec![], None), "nothing is known yet");
+    bench.want(&["a"]);
+    assert_eq!(bench.said(), [""; 0], "an announcement would not leave the node");
+    bench.tick();
+    assert_eq!(bench.election.fence.deadline, Some(bench.now + LEASE));
+    bench.later(ms(5)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
+    assert_eq!(bench.said(), ["swap v1 for 1", "lead 1: nobody led it before"]);
+    assert!(bench.now > woken);
+}
+
+#[test]
+fn who_was_away_and_finds_another_in_its_place_follows() {
+    let mut bench = Bench::leading();
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    bench.want(&["a"]);
+    bench.ticks(1).said();
+    bench.give(read(Some(lease("b", 2, "v2"))));
+    assert_eq!(bench.said(), ["withdraw"]);
+    assert_eq!((bench.role(), bench.leader()), (Role::Following, Some("b")));
+}
+
+#[test]
+fn who_was_away_without_the_store_waits_until_all_peers_have_spoken() {
+    let mut bench = Bench::leading();
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    let woken = bench.now;
+    bench.want(&["a"]);
+    bench.tick();
+    bench.give(stored(LeaseOutcome::Unavailable));
+    assert_eq!(bench.role(), Role::Suspended);
+    for name in ["b", "c"] {
+        bench.peer(name).current = Some(woken + ms(1));
+    }
+    bench.ticks(2).give(stored(LeaseOutcome::Unavailable));
+    assert_eq!(bench.role(), Role::Leading);
+}
+
+#[test]
+fn who_was_held_for_down_makes_sure_of_its_leases() {
+    let mut bench = Bench::leading();
+    bench.later(ms(50)).give(Input::Disowned);
+    assert_eq!(bench.said(), ["follow: a peer held this node for down", "read"]);
+    bench.give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
+    assert_eq!(bench.role(), Role::Leading);
+}
+
+#[test]
+fn the_deadline_counts_from_when_the_evidence_was_asked_for() {
+    let mut bench = Bench::leading();
+    bench.later(ms(250));
+    bench.peers.evidence = Some(T + ms(60));
+    bench.give(Input::Tick { carrier: true });
+    assert_eq!(bench.election.fence.deadline, Some(T + ms(60) + LEASE));
+}
+
+#[test]
+fn without_a_carrier_the_deadline_stands_still() {
+    let mut bench = Bench::leading();
+    let before = bench.election.fence.deadline;
+    bench.later(ms(100));
+    bench.peers.evidence = Some(bench.now);
+    bench.give(Input::Tick { carrier: false });
+    assert_eq!(bench.election.fence.deadline, before);
+}
+
+#[test]
+fn without_a_majority_the_leases_are_read_and_what_is_still_its_own_is_answered_for() {
+    let mut bench = Bench::leading();
+    bench.peers.evidence = None;
+    bench.later(HEARTBEAT * 2).give(Input::Tick { carrier: true });
+    assert_eq!(bench.said(), ["survey"]);
+    let asked = bench.now;
+    bench.later(ms(20));
+    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))])) });
+    bench.give(Input::Tick { carrier: true });
+    assert_eq!(bench.election.fence.deadline, Some(asked + LEASE));
+    let asked = bench.now;
+    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("b", 2, "v2"))])) });
+    assert!(!bench.election.leads(vip4(1)));
+    assert_eq!(bench.leader(), Some("b"));
+}
+
+#[test]
+fn a_survey_that_was_asked_for_before_the_deadline_passed_is_no_evidence() {
+    let mut bench = Bench::leading();
+    bench.peers.evidence = None;
+    let asked = bench.now + LEASE.saturating_sub(ms(10));
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    bench.give(Input::Surveyed { asked, leases: Some(OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))])) });
+    bench.want(&["a"]);
+    bench.give(Input::Tick { carrier: true });
+    assert_eq!(bench.election.fence.deadline, None);
+}
+
+#[test]
+fn a_look_at_the_leases_extends_the_deadline_when_it_comes() {
+    let mut bench = Bench::leading();
+    let before = bench.election.fence.deadline;
+    bench.peers.evidence = None;
+    bench.later(ms(200)).give(Input::Tick { carrier: true });
+    assert_eq!(bench.said(), ["survey"]);
+    let (asked, leases) = (bench.now, OrdMap::from_iter([(vip4(1), lease("a", 1, "v1"))]));
+    bench.later(ms(30)).give(Input::Surveyed { asked, leases: Some(leases) });
+    assert!(bench.election.fence.deadline > before);
+    assert_eq!(bench.election.fence.deadline, Some(asked + LEASE));
+}
+
+#[test]
+fn nothing_is_led_while_the_fence_is_closed() {
+    let mut bench = Bench::ready();
+    bench.give(read(None));
+    bench.later(LEASE * 2).give(swapped("v1"));
+    assert_eq!(bench.role(), Role::Suspended);
+    assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
+}

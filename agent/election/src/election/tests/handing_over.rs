@@ -1,0 +1,238 @@
+//! Handing over what another should lead, giving up what no node should, and taking what is handed
+//! over.
+
+use super::*;
+
+#[test]
+fn a_handover_ends_before_it_begins_elsewhere() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.said();
+    bench.later(ms(10)).give(Input::Drain(true));
+    assert_eq!(bench.said(), ["publish Draining(true)", "follow: handed over to b", "b: take 2"]);
+    bench.later(ms(50)).give(Input::Peers);
+    assert_eq!(bench.said(), ["b: take 2"], "it may have been lost");
+    bench.give(told("c", ElectionMessage::Taken { vip: vip4(1), epoch: 2 }));
+    assert_eq!(bench.role(), Role::Handing, "that is another's word");
+    bench.give(told("b", ElectionMessage::Taken { vip: vip4(1), epoch: 2 }));
+    assert_eq!(bench.said(), ["withdraw"]);
+    assert_eq!(bench.leader(), Some("b"));
+}
+
+#[test]
+fn what_is_declined_is_kept() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.said();
+    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    assert_eq!(bench.said(), ["lead 1: nobody led it before", "read"]);
+    bench.give(read(Some(lease("a", 1, "v1"))));
+    bench.ticks(50);
+    assert_eq!(bench.said(), [""; 0], "and it is not tried again at once");
+}
+
+#[test]
+fn what_is_not_answered_is_kept_for_longer_each_time() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    for kept in [10, 20, 40, 80, 100, 100] {
+        assert_eq!(bench.role(), Role::Handing);
+        bench.said();
+        bench.ticks(3);
+        assert_eq!(bench.said().last().map(String::as_str), Some("lead 1: nobody led it before"));
+        bench.ticks(kept - 1);
+        assert_eq!(bench.said(), [""; 0], "not before {kept} heartbeats");
+        bench.ticks(1);
+    }
+}
+
+/// It has the Lease by a swap whose result it did not get, and the leader was not away, so that
+/// neither would look again.
+#[test]
+fn who_declines_because_it_has_the_lease_is_given_way_to() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    bench.said();
+    bench.give(read(Some(lease("b", 2, "v2"))));
+    assert_eq!(bench.said(), ["follow: b took it", "withdraw"]);
+    assert_eq!((bench.role(), bench.leader()), (Role::Following, Some("b")));
+}
+
+#[test]
+fn an_heir_is_told_nothing_that_it_could_take_up_when_this_node_answers_again() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.said();
+    let (stopped, fresh) = (bench.now, membership::MembershipSettings::default().fresh);
+    loop {
+        bench.later(ms(1)).give(Input::Peers);
+        let said = bench.said();
+        let since = bench.now.saturating_sub(stopped);
+        if said.iter().any(|said| said.starts_with("lead")) {
+            assert_eq!(since, ms(300));
+            break;
+        }
+        assert!(said.is_empty() || since + fresh < ms(300), "{said:?} after {since:?}");
+        if since.as_millis().is_multiple_of(100) {
+            bench.tick().said();
+        }
+    }
+}
+
+#[test]
+fn what_is_handed_over_is_taken_by_who_can() {
+    let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
+    let mut bench = Bench::following();
+    bench.give(take(5));
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b handed it over", "b: taken 5"]);
+    bench.give(take(5));
+    assert_eq!(bench.said(), ["b: taken 5"], "told twice");
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"], "it is to be written down");
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["swap v4 for 5"]);
+    bench.give(swapped("v5"));
+    assert!(bench.election.states[&vip4(1)].is_written());
+
+    let mut stale = Bench::following();
+    assert_eq!(
+        stale.give(take(4)).said(),
+        ["b: taken 4"],
+        "an old word: it was taken since, and b must not lead it again"
+    );
+    let mut handing = Bench::following();
+    handing.give(take(5));
+    handing.want(&["a", "c"]);
+    handing.later(ms(10)).give(Input::Drain(true));
+    assert_eq!(handing.role(), Role::Handing);
+    handing.said();
+    assert_eq!(handing.give(take(5)).said(), ["b: taken 5"], "heard twice, and on its way to c by now");
+    let mut unable = Bench::following();
+    unable.give(Input::Unable([vip4(1)].into()));
+    unable.said();
+    assert_eq!(unable.give(take(5)).said(), ["b: declined 5"]);
+    let mut fenced = Bench::following();
+    fenced.later(LEASE * 2);
+    assert_eq!(fenced.give(take(5)).said(), ["b: declined 5"]);
+}
+
+#[test]
+fn what_was_declined_is_not_taken_up_when_it_is_heard_again_late() {
+    let take = |epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch });
+    let mut bench = Bench::following();
+    bench.give(Input::Unable([vip4(1)].into())).give(take(5)).give(Input::Unable([].into()));
+    bench.said();
+    assert_eq!(bench.later(ms(60)).give(take(5)).said(), ["b: declined 5"], "b leads again by now");
+    bench.ticks(100).said();
+    assert_eq!(bench.give(take(5)).said()[2], "b: taken 5", "b asks again");
+}
+
+#[test]
+fn what_was_declined_is_made_sure_of_after_a_lapse_all_the_same() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.later(ms(10)).give(Input::Drain(true));
+    bench.give(told("b", ElectionMessage::Declined { vip: vip4(1), epoch: 2 }));
+    bench.give(read(Some(lease("a", 1, "v1"))));
+    assert_eq!(bench.role(), Role::Leading);
+    bench.later(LEASE).give(Input::Tick { carrier: true });
+    bench.want(&["a", "b"]);
+    bench.said();
+    bench.ticks(1).later(ms(10)).give(Input::Peers);
+    assert!(bench.said().contains(&"read".to_owned()));
+}
+
+#[test]
+fn a_vip_that_cannot_be_announced_here_goes_to_a_node_where_it_can() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b", "c"]);
+    bench.peer("b").state.unable.insert(vip4(1));
+    bench.later(ms(10)).give(Input::Unable([vip4(1)].into()));
+    bench.later(ms(10)).give(Input::Peers);
+    let said = bench.said();
+    assert!(said.contains(&"c: take 2".to_owned()), "{said:?}");
+}
+
+#[test]
+fn a_node_that_is_cordoned_or_excluded_hands_over_and_leads_where_no_other_may() {
+    for (excluded, cordoned) in [(true, false), (false, true)] {
+        let mut bench = Bench::leading();
+        let mine = Contender { node: node_name("a"), weight: 1, excluded, cordoned };
+        let alone: Contenders = [mine.clone()].into_iter().collect();
+        bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), alone)].into())));
+        bench.ticks(2);
+        assert!(bench.election.leads(vip4(1)), "there is no other");
+        let other = Contender { node: node_name("b"), weight: 1, excluded: false, cordoned: false };
+        bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), [mine, other].into_iter().collect())].into())));
+        bench.ticks(1);
+        assert_eq!(bench.role(), Role::Handing);
+    }
+}
+
+#[test]
+fn a_vip_that_nobody_may_announce_any_more_is_given_up() {
+    for others in [&[][..], &["d"]] {
+        let mut bench = Bench::leading();
+        bench.later(ms(10)).want(others);
+        // One that is not there might still come.
+        bench.ticks(40);
+        assert_eq!(bench.said(), ["follow: this node may not announce it any more", "withdraw"]);
+        bench.ticks(10);
+        assert_eq!(bench.role(), Role::Following);
+        assert_eq!(bench.said(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour() {
+    let mut bench = Bench::leading();
+    bench.give(Input::Wanted(Arc::default()));
+    assert_eq!(bench.said(), ["follow: no Service has it any more", "withdraw"]);
+    bench.later(LEFTOVER.saturating_sub(ms(200)));
+    bench.election.fence.deadline = None;
+    bench.tick();
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(3);
+    assert_eq!(bench.said(), ["delete v1"]);
+}
+
+#[test]
+fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
+    let mut bench = Bench::ready();
+    let mine: Contenders =
+        [Contender { node: node_name("a"), weight: 1, excluded: false, cordoned: false }].into_iter().collect();
+    let want = |contenders: &Contenders| {
+        Input::Wanted(Arc::new((1..=8).map(|last| (vip4(last), contenders.clone())).collect()))
+    };
+    bench.later(ms(10)).give(want(&mine));
+    for last in 1..=8 {
+        bench.give(Input::Stored { vip: vip4(last), outcome: LeaseOutcome::Read(None) });
+        bench.give(Input::Stored { vip: vip4(last), outcome: LeaseOutcome::Swapped(version("v")) });
+        bench.later(ms(10)).tick();
+    }
+    assert_eq!(bench.election.leading().count(), 8);
+    bench.said();
+    let both: Contenders = ["a", "b"]
+        .map(|name| Contender { node: node_name(name), weight: 1, excluded: false, cordoned: false })
+        .into_iter()
+        .collect();
+    bench.give(want(&both));
+    let mut moved = Vec::new();
+    for _ in 0..100 {
+        bench.ticks(1);
+        for command in std::mem::take(&mut bench.commands) {
+            if let Command::Send { message: ElectionMessage::Take { vip, epoch }, .. } = command {
+                moved.push((bench.now, vip));
+                bench.peer("b").state.claims.insert(vip, claimed(epoch));
+                bench.give(told("b", ElectionMessage::Taken { vip, epoch }));
+            }
+        }
+    }
+    assert_eq!(moved.len(), 3, "half, and one more, may stay: {moved:?}");
+    assert!(moved.windows(2).all(|pair| pair[1].0 >= pair[0].0 + ms(1000)), "{moved:?}");
+}

@@ -1,0 +1,260 @@
+//! Taking over what nobody leads: who may, when, and by which words to the store and the LAN.
+
+use super::*;
+
+#[test]
+fn the_first_leader_makes_the_lease_and_asks_the_lan_before_it_answers() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+    assert_eq!(bench.said(), ["survey"]);
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) });
+    assert_eq!(bench.said(), [""; 0], "there is no evidence yet that it may lead");
+    bench.tick();
+    bench.later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(None));
+    assert_eq!(bench.said(), ["create 1"]);
+    bench.give(swapped("v1"));
+    assert_eq!(bench.said(), ["claim 1", "detect"]);
+    assert_eq!(bench.role(), Role::Detecting);
+    bench.give(probed(AddressOwner::Nobody));
+    assert_eq!(bench.said(), ["lead 1: nobody led it before"]);
+    assert_eq!(bench.role(), Role::Leading);
+}
+
+#[test]
+fn an_address_that_a_stranger_has_is_not_answered_for_and_asked_about_again() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) }).tick();
+    bench.later(ms(20)).give(Input::Peers).give(read(None)).give(swapped("v1"));
+    bench.said();
+    bench.give(probed(AddressOwner::ForeignSpeaker(MAC)));
+    assert_eq!(bench.said(), ["conflict"]);
+    assert_eq!(bench.role(), Role::Conflicted);
+    bench.ticks(99);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(2);
+    assert_eq!(bench.said(), ["detect"]);
+    bench.give(probed(AddressOwner::Nobody));
+    assert_eq!(bench.said(), ["lead 1: nobody led it before"]);
+}
+
+#[test]
+fn a_takeover_is_never_held_up_by_detection() {
+    let mut bench = Bench::following();
+    bench.election.settings.detect = true;
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    assert_eq!(bench.said(), ["read"]);
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["swap v4 for 5"]);
+    bench.give(swapped("v5"));
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+}
+
+#[test]
+fn a_holder_must_have_been_silent_for_longer_than_its_fence_may_hold() {
+    let mut bench = Bench::following();
+    bench.later(ms(200));
+    bench.peer("b").heard = Some(T + ms(200));
+    bench.falls("b", MemberStatus::Down);
+    bench.tick();
+    for _ in 0..32 {
+        bench.later(ms(10)).tick().give(Input::Peers);
+        assert_eq!(bench.said(), [""; 0], "{:?} after it was heard", bench.now.saturating_sub(T + ms(200)));
+    }
+    bench.later(ms(10)).tick().give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+#[test]
+fn where_too_few_say_how_long_a_holder_was_silent_it_had_evidence_until_all_heard() {
+    let mut bench = Bench::following();
+    bench.later(ms(200)).falls("b", MemberStatus::Down);
+    bench.peer("b").silent = None;
+    let down = bench.now;
+    bench.tick().ticks(4).later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0], "{:?} after it was found down", bench.now.saturating_sub(down));
+    bench.later(ms(10)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+#[test]
+fn of_two_with_one_epoch_the_one_gives_way_that_did_not_write_the_lease() {
+    for written in [true, false] {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4).later(ms(30)).give(Input::Peers);
+        bench.give(read(Some(lease("b", 4, "v4"))));
+        let outcome = if written { LeaseOutcome::Swapped(version("v5")) } else { LeaseOutcome::Unavailable };
+        bench.give(Input::Stored { vip: vip4(1), outcome: outcome.clone() });
+        if !written {
+            // A write that did not end is tried again, from a look at the Lease on.
+            bench.ticks(3).give(Input::Stored { vip: vip4(1), outcome });
+        }
+        assert_eq!(bench.role(), Role::Leading);
+        bench.said();
+        bench.claim("c", 5);
+        bench.later(ms(20)).give(Input::Peers);
+        let expected: &[&str] = if written { &["read"] } else { &["follow: c took it", "withdraw"] };
+        assert_eq!(bench.said(), expected, "written: {written}");
+    }
+}
+
+#[test]
+fn one_that_left_in_order_is_followed_once_the_deadline_of_what_it_still_led_has_passed() {
+    let mut bench = Bench::following();
+    bench.later(ms(10));
+    bench.peer("b").heard = Some(bench.now);
+    bench.falls("b", MemberStatus::Left);
+    bench.give(Input::Peers).ticks(3).later(ms(20)).give(Input::Peers);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.later(ms(6)).give(Input::Peers);
+    assert_eq!(bench.said(), ["read"]);
+}
+
+#[test]
+fn who_is_not_first_waits_for_its_turn() {
+    let mut bench = Bench::following();
+    // Of two, the one that rendezvous prefers is first.
+    let first = crate::rendezvous::Bids::of(vip4(1)).first([(&node_name("a"), 1), (&node_name("c"), 1)], 1);
+    bench.want(&["a", "b", "c"]);
+    bench.falls("b", MemberStatus::Down);
+    let mut waited = 0;
+    while !bench.said().contains(&"read".to_owned()) {
+        bench.ticks(1);
+        waited += 1;
+        assert!(waited < 20, "it never acted");
+    }
+    assert_eq!(waited > 6, first == [1], "{waited} heartbeats, and {first:?} is first");
+}
+
+#[test]
+fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
+    for (found, expected) in [
+        (AddressOwner::Nobody, vec!["swap v4 for 5"]),
+        (AddressOwner::ForeignSpeaker(MAC), vec!["swap v4 for 5"]),
+        (AddressOwner::Unknown, vec![]),
+        (AddressOwner::Peer, vec![]),
+    ] {
+        let mut bench = Bench::following();
+        bench.peers.members.remove(&node_name("c"));
+        bench.falls("b", MemberStatus::Down);
+        bench.peers.majority = false;
+        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        assert_eq!(bench.said(), ["read", "ask the LAN"]);
+        bench.give(probed(found.clone()));
+        assert_eq!(bench.said(), expected, "{found:?}");
+        if found == AddressOwner::Unknown {
+            bench.ticks(3);
+            assert_eq!(bench.said(), ["read"], "it may be cut off, and looks again soon");
+        } else if found == AddressOwner::Peer {
+            bench.ticks(98);
+            assert_eq!(bench.said(), [""; 0], "it is left alone");
+            bench.ticks(5);
+            assert_eq!(bench.said(), ["read"], "but not for ever");
+        }
+    }
+}
+
+#[test]
+fn a_minority_of_several_takes_nothing_over_for_long() {
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    bench.falls("c", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.ticks(50);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(260);
+    bench.give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["read", "ask the LAN"], "most of them may be gone for good");
+}
+
+#[test]
+fn a_holder_that_acted_after_it_was_declared_down_is_looked_for_on_the_lan() {
+    let mut bench = Bench::following();
+    bench.falls("c", MemberStatus::Down);
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    bench.give(read(Some(lease("c", 7, "v7"))));
+    assert_eq!(bench.said(), ["read"]);
+    bench.ticks(11);
+    assert_eq!(bench.said(), ["read"], "it had time to be heard of");
+    bench.give(read(Some(lease("c", 7, "v7"))));
+    assert_eq!(bench.said(), ["ask the LAN"]);
+}
+
+#[test]
+fn who_is_cut_off_from_all_others_takes_nothing_back_from_who_followed_it() {
+    let mut bench = Bench::leading();
+    bench.falls("b", MemberStatus::Down);
+    bench.falls("c", MemberStatus::Down);
+    bench.peers.majority = false;
+    let leases = Some(OrdMap::from_iter([(vip4(1), lease("c", 2, "v2"))]));
+    bench.later(ms(10));
+    bench.give(Input::Surveyed { asked: bench.now, leases });
+    assert_eq!(bench.said(), ["follow: c took it", "withdraw"]);
+    bench.ticks(290);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(20);
+    assert_eq!(bench.said(), ["read"], "it is not waited for for ever");
+}
+
+#[test]
+fn a_lease_whose_holder_is_there_is_left_to_it_for_a_while() {
+    let mut bench = Bench::ready();
+    bench.said();
+    bench.give(read(Some(lease("b", 3, "v3"))));
+    assert_eq!(bench.leader(), Some("b"));
+    bench.ticks(8);
+    assert_eq!(bench.said(), [""; 0]);
+    bench.ticks(4);
+    assert_eq!(bench.said(), ["read"], "it never claimed it");
+    bench.give(read(Some(lease("b", 3, "v3"))));
+    assert_eq!(bench.said(), ["ask the LAN"]);
+}
+
+#[test]
+fn who_is_slower_than_another_reads_again() {
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4).give(read(Some(lease("b", 4, "v4")))).give(stored(LeaseOutcome::Conflict));
+    bench.said();
+    bench.ticks(1);
+    assert_eq!(bench.said(), ["read"]);
+    bench.claim("c", 5);
+    bench.give(read(Some(lease("c", 5, "v5"))));
+    bench.ticks(3);
+    assert_eq!(bench.said(), [""; 0]);
+    assert_eq!(bench.leader(), Some("c"));
+}
+
+#[test]
+fn without_the_store_a_majority_that_saw_the_holder_go_is_enough() {
+    for (majority, leads) in [(true, true), (false, false)] {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.peers.majority = majority;
+        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
+        let expected: &[&str] = if leads { &["read", "claim 5", "lead 5: b was down"] } else { &[] };
+        assert_eq!(bench.said(), expected);
+    }
+}
+
+#[test]
+fn what_was_taken_without_the_store_is_written_down_or_given_up_when_it_is_back() {
+    for (found, expected) in [
+        (Some(lease("b", 4, "v4")), "swap v4 for 5"),
+        (None, "create 5"),
+        (Some(lease("c", 5, "v5")), "follow: c took it"),
+        (Some(lease("c", 6, "v6")), "follow: c took it"),
+    ] {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
+        bench.ticks(11);
+        bench.said();
+        bench.give(read(found.clone()));
+        assert_eq!(bench.said().first().map(String::as_str), Some(expected), "{found:?}");
+        assert_eq!(bench.election.leads(vip4(1)), !expected.starts_with("follow"));
+    }
+}

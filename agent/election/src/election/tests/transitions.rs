@@ -1,0 +1,210 @@
+//! Tests every input in every state: the role afterwards, and the commands.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// The expected transitions, by state: the input, the role afterwards, and the messages. An input
+/// that is not listed does nothing.
+const EXPECTED: &str = include_str!("transitions.txt");
+
+/// The name of a state, and how it is reached.
+type State = (&'static str, fn() -> Bench);
+/// The name of an input, and how it is made for an epoch.
+type Made = (&'static str, fn(&mut Bench, u64) -> Input);
+
+/// The roles, with what is under way. All of them contend for `.1`.
+const STATES: [State; 14] = [
+    ("following b", Bench::following),
+    ("following b, which is down: reading the Lease", || {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4);
+        bench
+    }),
+    ("following b, whose end nobody saw: asking the LAN", || {
+        let mut bench = Bench::following();
+        bench.peers.members.remove(&node_name("c"));
+        bench.falls("b", MemberStatus::Down);
+        bench.peers.majority = false;
+        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench
+    }),
+    ("following b, which is down: swapping the Lease", || {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4).give(read(Some(lease("b", 4, "v4"))));
+        bench
+    }),
+    ("detecting", detecting),
+    ("conflicted", || {
+        let mut bench = detecting();
+        bench.give(probed(AddressOwner::ForeignSpeaker(MAC)));
+        bench
+    }),
+    ("leading", Bench::leading),
+    ("leading what a peer claims too: reading the Lease", || {
+        let mut bench = Bench::leading();
+        bench.claim("b", 1);
+        bench.later(ms(10)).give(Input::Peers);
+        bench
+    }),
+    ("leading, and the Lease is not written", || {
+        let mut bench = Bench::following();
+        bench.falls("b", MemberStatus::Down);
+        bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
+        bench
+    }),
+    ("yielded: reading the Lease", yielded),
+    ("yielded: swapping the Lease", || {
+        let mut bench = yielded();
+        bench.give(read(Some(lease("a", 1, "v1"))));
+        bench
+    }),
+    ("suspended: reading the Lease", suspended),
+    ("suspended: swapping the Lease", || {
+        let mut bench = suspended();
+        bench.give(read(Some(lease("a", 1, "v1"))));
+        bench
+    }),
+    ("handing over to b", || {
+        let mut bench = Bench::leading();
+        bench.want(&["a", "b"]);
+        bench.later(ms(10)).give(Input::Drain(true));
+        bench
+    }),
+];
+
+fn detecting() -> Bench {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: true });
+    bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) }).tick();
+    bench.later(ms(20)).give(Input::Peers).give(read(None)).give(swapped("v1"));
+    bench
+}
+
+fn yielded() -> Bench {
+    let mut bench = Bench::leading();
+    bench.ticks(20).give(Input::PeerAnnounced(vip4(1)));
+    bench
+}
+
+fn suspended() -> Bench {
+    let mut bench = Bench::leading();
+    bench.later(ms(50)).give(Input::Disowned);
+    bench
+}
+
+/// The inputs, each made for the highest epoch that the node knows of.
+const INPUTS: [Made; 31] = [
+    ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
+    ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
+    ("wanted of b alone", |_, _| {
+        let b = Contender { node: node_name("b"), weight: 1, excluded: false, cordoned: false };
+        Input::Wanted(Arc::new([(vip4(1), [b].into_iter().collect())].into()))
+    }),
+    ("no interface with a carrier for it", |_, _| Input::Unable([vip4(1)].into())),
+    ("a turn of the loop", |bench, _| {
+        bench.peers.evidence = Some(bench.now);
+        Input::Tick { carrier: true }
+    }),
+    ("a turn of the loop without a carrier", |_, _| Input::Tick { carrier: false }),
+    ("a turn of the loop after the deadline", |bench, _| {
+        bench.later(LEASE);
+        Input::Tick { carrier: true }
+    }),
+    ("peers changed", |_, _| Input::Peers),
+    ("c claims it in this epoch", |bench, epoch| {
+        claims(bench, epoch);
+        Input::Peers
+    }),
+    ("c claims it in the next epoch", |bench, epoch| {
+        claims(bench, epoch + 1);
+        Input::Peers
+    }),
+    ("held for down", |_, _| Input::Disowned),
+    ("b says: take this epoch", |_, epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch })),
+    ("b says: take the next epoch", |_, epoch| told("b", ElectionMessage::Take { vip: vip4(1), epoch: epoch + 1 })),
+    ("b says: taken", |_, epoch| told("b", ElectionMessage::Taken { vip: vip4(1), epoch: epoch + 1 })),
+    ("b says: declined", |_, epoch| told("b", ElectionMessage::Declined { vip: vip4(1), epoch: epoch + 1 })),
+    ("read: no Lease", |_, _| read(None)),
+    ("read: its own Lease", |_, epoch| read(Some(lease("a", epoch, "v9")))),
+    ("read: c's Lease of the next epoch", |_, epoch| read(Some(lease("c", epoch + 1, "v9")))),
+    ("swapped", |_, _| swapped("v9")),
+    ("a conflict", |_, _| stored(LeaseOutcome::Conflict)),
+    ("the store is unavailable", |_, _| stored(LeaseOutcome::Unavailable)),
+    ("all Leases: its own", |bench, epoch| surveyed(bench, Some(lease("a", epoch, "v9")))),
+    ("all Leases: c's of the next epoch", |bench, epoch| surveyed(bench, Some(lease("c", epoch + 1, "v9")))),
+    ("all Leases: none", |bench, _| surveyed(bench, None)),
+    ("all Leases: the store is unavailable", |bench, _| Input::Surveyed { asked: bench.now, leases: None }),
+    ("a peer announced it", |_, _| Input::PeerAnnounced(vip4(1))),
+    ("on the LAN: nobody", |_, _| probed(AddressOwner::Nobody)),
+    ("on the LAN: nothing at all", |_, _| probed(AddressOwner::Unknown)),
+    ("on the LAN: a peer", |_, _| probed(AddressOwner::Peer)),
+    ("on the LAN: a foreign speaker", |_, _| probed(AddressOwner::ForeignSpeaker(MAC))),
+    ("drain begins or ends", |bench, _| Input::Drain(!bench.election.availability.draining)),
+];
+
+fn claims(bench: &mut Bench, epoch: u64) {
+    let now = bench.now;
+    bench.peers.members.entry(node_name("c")).or_insert_with(|| peer(MemberStatus::Alive, now));
+    bench.claim("c", epoch);
+}
+
+fn surveyed(bench: &Bench, lease: Option<Lease>) -> Input {
+    Input::Surveyed { asked: bench.now, leases: Some(lease.into_iter().map(|lease| (vip4(1), lease)).collect()) }
+}
+
+/// The kind of an input. A new kind does not compile until it is listed here.
+const fn kind(input: &Input) -> usize {
+    match input {
+        Input::Wanted(_) => 0,
+        Input::Unable(_) => 1,
+        Input::Tick { .. } => 2,
+        Input::Peers => 3,
+        Input::Disowned => 4,
+        Input::Message { .. } => 5,
+        Input::Stored { .. } => 6,
+        Input::Surveyed { .. } => 7,
+        Input::PeerAnnounced(_) => 8,
+        Input::Probed { .. } => 9,
+        Input::Drain(_) => 10,
+    }
+}
+
+/// The role, and the leader that it follows.
+fn shown(bench: &Bench) -> String {
+    match bench.election.leadership(vip4(1)) {
+        None => "gone".to_owned(),
+        Some(Leadership { role: Role::Following, leader, .. }) => {
+            format!("following {}", leader.map_or("nobody".to_owned(), |leader| leader.to_string()))
+        }
+        Some(Leadership { role, .. }) => format!("{role:?}").to_lowercase(),
+    }
+}
+
+#[test]
+fn each_input_does_in_each_state_what_the_table_says() {
+    let (mut roles, mut kinds, mut lines) = (BTreeSet::new(), BTreeSet::new(), Vec::new());
+    for (state, reach) in STATES {
+        roles.insert(reach().role());
+        lines.push(state.to_owned());
+        for (what, make) in INPUTS {
+            let mut bench = reach();
+            bench.said();
+            bench.later(ms(10));
+            let (before, epoch) = (shown(&bench), bench.election.states[&vip4(1)].epoch());
+            let input = make(&mut bench, epoch);
+            kinds.insert(kind(&input));
+            bench.give(input);
+            let (said, after) = (bench.said().join(", "), shown(&bench));
+            if !said.is_empty() || after != before {
+                let said = if said.is_empty() { said } else { format!("; {said}") };
+                lines.push(format!("    {what}: {after}{said}"));
+            }
+        }
+    }
+    assert_eq!((roles.len(), kinds.len()), (7, 11), "each role and each kind of input is in the table");
+    let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
+    let table = lines.join("\n") + "\n";
+    assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));
+}

@@ -1,0 +1,24 @@
+//! Elects the leader of each VIP, and knows which nodes are alive, as state machines without I/O.
+//!
+//! - [`Election`] decides which VIPs this node leads. Its inputs are gossip, Leases and time. Its
+//!   commands extend the fence deadline, write Leases, and announce.
+//! - [`membership`] knows which peers are alive (SWIM), and distributes what each node publishes.
+//! - [`placement`] and [`rendezvous`] choose which candidate should lead a VIP.
+//! - `simulation` runs many of these state machines in a cluster with faults.
+
+#![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
+
+mod election;
+pub mod lease;
+pub mod membership;
+mod mutation;
+pub mod placement;
+pub mod rendezvous;
+#[cfg(any(test, feature = "simulation"))]
+pub mod simulation;
+
+pub use self::election::{
+    AddressOwner, Command, Election, ElectionSettings, HEARTBEAT, Input, LEASE, LEAVING, Leadership, LeaseOutcome,
+    Lost, Role,
+};

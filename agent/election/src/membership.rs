@@ -1,0 +1,489 @@
+//! Knows which other agents are alive, and what they publish: a state machine without clock or I/O.
+//!
+//! Payloads and the time come in. Payloads to send and events are taken out. It has four parts:
+//!
+//! - *SWIM* ([`foca`]) finds out which nodes are down. Each node probes another one every
+//!   [`MembershipSettings::probe_period`], directly and through others. Gossip distributes the results. The
+//!   majority decides: after a partition, a node that was not with a majority forgets the nodes that
+//!   it considered down. Its peers notify it that it was down itself.
+//! - *Heartbeats* ([`Membership::send_heartbeats`]) are the evidence for the fence: a node that
+//!   answers considers us alive. Nodes that SWIM suspects get heartbeats too, and a node that
+//!   answers is not down. Heartbeats go both ways, and there are more of them than of SWIM's
+//!   probes.
+//! - *Farewells*: a node that leaves says so to all. A heartbeat has the number of members that its
+//!   sender knows. A sender that knows more than the receiver may have missed a farewell, and gets
+//!   the list of departed nodes.
+//! - *State*: each node numbers the changes of its items. Heartbeats and acks have the latest
+//!   number. A peer that is behind pulls the changes since.
+//!
+//! ```text
+//!             SWIM hears of it          a probe failed             nothing answered
+//! (unknown) ──────────────────► Alive ────────────────► Suspected ──────────────────► Down
+//!                               ▲ ▲ ▲     answered          │                          │
+//!                               │ │ └───────────────────────┘                          │
+//!                               │ └────────────────────────────────────────────────────┤
+//!                               │           it joins, with a higher generation         │
+//!                               └────────────────────────── Left ◄─────────────────────┘
+//!                                                       it said so, in any status; some
+//!                                                       hear it from those who heard it
+//! ```
+//!
+//! *Generations*: a node that peers consider down in one generation can only be alive in a later
+//! one. It takes the next generation when a peer notifies it. Then its peers no longer know it as
+//! the earlier one, and it must not answer for a VIP: [`MembershipEvent::Disowned`]. A restarted
+//! agent begins with the first generation again, and peers notify it in the same way. The number of
+//! its run shows its peers that it is another agent than before.
+
+mod heartbeat_rounds;
+mod heartbeats;
+mod items;
+mod local_state;
+mod members;
+mod peer_record;
+mod peers;
+mod remote_state;
+pub mod sealing;
+mod settings;
+mod swim;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use rand_core::{Rng, SeedableRng};
+use rand_xorshift::XorShiftRng;
+
+use self::{
+    heartbeat_rounds::HeartbeatRounds,
+    heartbeats::nanoseconds,
+    local_state::LocalState,
+    peer_record::{PeerRecord, Pulling},
+    remote_state::Progress,
+    swim::{MemberId, Swim, admitted},
+    wire::{Delta, StateVersion, Wire},
+};
+pub use self::{
+    items::{Claimed, Item, ItemKey, MOST_ITEMS, MOST_SEGMENTS, ProbedPort, State, Why},
+    local_state::Full,
+    peers::{MemberStatus, Peer, Peers},
+    settings::{MembershipSettings, SAMPLE},
+    wire::{ElectionMessage, MOST_PAYLOAD, Malformed},
+};
+use vipmux_model::NodeName;
+
+/// The most payloads and events that wait to be taken. The rest is lost, as it may be on the
+/// network.
+const MOST_WAITING: usize = 65_536;
+/// The number of new nodes that are contacted at once.
+const FIRST_ANNOUNCED: usize = 64;
+/// The number of contacts in a hurry at the start, to nodes that are not alive yet. The first
+/// message only opens a session.
+const HURRY: u32 = 20;
+/// The number of times that a node says that it leaves.
+const FAREWELLS: u32 = 3;
+
+/// An event for the event loop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MembershipEvent {
+    /// The status or state of a peer changed.
+    Changed,
+    /// A peer considered this node down, or knew it in a generation that it no longer has.
+    Disowned,
+    /// A message of a peer's election came.
+    Message {
+        /// The sender.
+        from: NodeName,
+        /// The message.
+        message: ElectionMessage,
+    },
+}
+
+/// Work that is due later.
+#[derive(Debug)]
+enum Timer {
+    Swim(foca::Timer<MemberId>),
+    /// Repeats the heartbeats of that time that were not answered.
+    Again(Duration),
+    /// Sends a heartbeat to a suspect.
+    AskSuspect(NodeName),
+    /// Asks the others about nodes that are down, this many times.
+    ConfirmDown(u32),
+    /// Pulls a state again.
+    Pull(NodeName),
+    Join,
+    /// Announces that the state of this node changed.
+    AnnounceState,
+    /// Spreads the news that a node is down.
+    SpreadDown,
+    /// Says that this node leaves, this many times.
+    Farewell(u32),
+}
+
+/// The membership of one node.
+pub struct Membership {
+    settings: MembershipSettings,
+    started: Duration,
+    local: NodeName,
+    rng: XorShiftRng,
+    /// The Nodes of the cluster and this one, by [`MemberId::key`].
+    nodes: BTreeMap<u64, NodeName>,
+    swim: Swim,
+    peers: Peers,
+    /// The record of each member, beside the public view.
+    records: BTreeMap<NodeName, PeerRecord>,
+    view: MembershipView,
+    local_state: LocalState,
+    evidence: Evidence,
+    timers: MembershipTimers,
+    pace: Pace,
+    left: bool,
+    output: PendingOutput,
+}
+
+/// The counts of members, and doubts about who is down.
+#[derive(Debug, Default)]
+struct MembershipView {
+    /// The number of members that have not left, without this node.
+    known: usize,
+    /// Statuses changed since the members were last counted.
+    uncounted: bool,
+    /// A node was found down while no majority answered.
+    doubtful: bool,
+    /// The time at which this node last forgot the nodes that it considered down.
+    forgotten: Option<Duration>,
+}
+
+/// The evidence that others consider this node alive.
+#[derive(Debug, Default)]
+struct Evidence {
+    rounds: HeartbeatRounds,
+    /// As [`Peers::evidence`]. But of a sample it takes two thirds, since a majority of it can be
+    /// chance.
+    assent: Option<Duration>,
+    /// Answers to heartbeats from before are no evidence.
+    discarded: Duration,
+}
+
+/// Timers by the time at which they are due, and in the order in which they were set.
+#[derive(Debug, Default)]
+struct MembershipTimers {
+    due: BTreeMap<(Duration, u64), Timer>,
+    count: u64,
+}
+
+impl MembershipTimers {
+    fn set(&mut self, due: Duration, timer: Timer) {
+        self.count += 1;
+        self.due.insert((due, self.count), timer);
+    }
+}
+
+/// Limits on how often this node speaks.
+#[derive(Debug)]
+struct Pace {
+    /// The time from which changes of the state may be announced again; `None`: a timer for it is
+    /// set.
+    state_from: Option<Duration>,
+    /// The time from which news of nodes that are down may be spread again; `None`: a timer for it
+    /// is set.
+    down_from: Option<Duration>,
+    /// The number of times that others are still contacted ten times as often.
+    hurry: u32,
+}
+
+/// Payloads and events that were not taken yet.
+#[derive(Debug, Default)]
+struct PendingOutput {
+    payloads: Vec<(NodeName, Vec<u8>)>,
+    changed: bool,
+    disowned: bool,
+    messages: Vec<(NodeName, ElectionMessage)>,
+}
+
+impl Membership {
+    /// Creates a node that knows no other. `seed` must differ at each start: peers tell by numbers
+    /// drawn from it that the agent was restarted.
+    pub fn new(local: NodeName, seed: u64, settings: MembershipSettings, now: Duration) -> Self {
+        let mut rng = XorShiftRng::seed_from_u64(seed);
+        let key = MemberId::key(&local);
+        let swim = Swim::new(MemberId { node: key, generation: 1 }, rng.next_u64(), &settings);
+        let local_state = LocalState::new(rng.next_u64().max(1));
+        let mut membership = Self {
+            settings,
+            started: now,
+            rng,
+            nodes: BTreeMap::from([(key, local.clone())]),
+            local,
+            swim,
+            peers: Peers { majority: true, ..Peers::default() },
+            records: BTreeMap::new(),
+            view: MembershipView::default(),
+            local_state,
+            evidence: Evidence::default(),
+            timers: MembershipTimers::default(),
+            pace: Pace { state_from: Some(Duration::ZERO), down_from: Some(Duration::ZERO), hurry: HURRY },
+            left: false,
+            output: PendingOutput::default(),
+        };
+        membership.set(now + membership.settings.join / 10, Timer::Join);
+        membership
+    }
+
+    /// Sets the Nodes of the cluster, with or without this one: the nodes to join and to count. A
+    /// Node that is gone is forgotten.
+    pub fn set_nodes(&mut self, mut nodes: BTreeSet<NodeName>, now: Duration) {
+        nodes.insert(self.local.clone());
+        let nodes: BTreeMap<_, _> = nodes.into_iter().map(|name| (MemberId::key(&name), name)).collect();
+        let before = std::mem::replace(&mut self.nodes, nodes);
+        self.swim.expect(self.nodes.len());
+        for (key, name) in before.iter().filter(|(key, _)| !self.nodes.contains_key(key)) {
+            self.records.remove(name);
+            if let Some(peer) = self.peers.members.remove(name) {
+                let _ = self.swim.forget(MemberId { node: *key, generation: peer.generation });
+                (self.view.uncounted, self.output.changed) = (true, true);
+            }
+        }
+        let added = self.nodes.keys().filter(|key| !before.contains_key(key)).copied().collect();
+        self.announce(added, FIRST_ANNOUNCED);
+        self.process_swim(now);
+    }
+
+    /// Handles a payload that `from` was proven to have sent.
+    pub fn receive(&mut self, from: &NodeName, payload: &[u8], now: Duration) -> Result<(), Malformed> {
+        let key = MemberId::key(from);
+        if *from == self.local || self.nodes.get(&key) != Some(from) {
+            return Err(Malformed::Stranger);
+        }
+        let wire = Wire::decode(payload)?;
+        if self.left {
+            return Ok(());
+        }
+        self.forget_downs(from, now);
+        match wire {
+            Wire::Swim { majority, packet } => {
+                let may_declare_down = self.may_declare_down(now);
+                // A node that has just come back also listens to nodes without a majority. It will
+                // soon know better.
+                let back = self.view.forgotten.is_some_and(|at| now < at + self.settings.suspicion);
+                let packet = admitted(packet, key, &self.nodes, majority || !may_declare_down && !back)?;
+                self.swim.notify(may_declare_down);
+                let received = self.swim.receive(&packet);
+                self.process_swim(now);
+                received.map_err(Malformed::Swim)?;
+            }
+            Wire::Heartbeat(ask) => self.receive_heartbeat(from, ask, now),
+            Wire::Ack(answer) => self.receive_ack(from, &answer, now),
+            Wire::Pull(pull) => self.send(from, &Wire::Delta(self.local_state.page(&pull))),
+            Wire::Delta(delta) => self.receive_delta(from, delta, now)?,
+            Wire::Message { asked, message } => self.receive_message(from, asked, message, now),
+            Wire::Left(departed) => departed.into_iter().for_each(|departed| self.receive_left(departed, now)),
+        }
+        if let Some(peer) = self.peers.members.get_mut(from) {
+            peer.heard = Some(now);
+        }
+        Ok(())
+    }
+
+    /// Fires the timers that are due.
+    pub fn turn(&mut self, now: Duration) {
+        while let Some(first) = self.timers.due.first_entry()
+            && first.key().0 <= now
+        {
+            let ((due, _), timer) = first.remove_entry();
+            self.handle_timer(timer, due, now);
+        }
+    }
+
+    /// Returns when to call [`Membership::turn`]; at once, if that time has passed. After
+    /// [`Membership::leave`], `None` means that everything is said.
+    pub fn next(&self) -> Option<Duration> {
+        self.timers.due.first_key_value().map(|((due, _), _)| *due)
+    }
+
+    /// Asks all known members, or a sample of them, whether they consider this node alive.
+    pub fn send_heartbeats(&mut self, now: Duration) {
+        if self.left {
+            return;
+        }
+        let known = peers::known(&self.peers).collect();
+        let whom = members::sample(&mut self.rng, known, self.settings.sample).into_iter().cloned().collect();
+        self.begin_round(whom, now);
+    }
+
+    /// Publishes an item. It replaces an item with the same key.
+    pub fn publish(&mut self, item: Item, now: Duration) -> Result<(), Full> {
+        if self.local_state.publish(item)? {
+            self.state_changed(now);
+        }
+        Ok(())
+    }
+
+    /// Withdraws a published item.
+    pub fn withdraw(&mut self, key: &ItemKey, now: Duration) {
+        if self.local_state.withdraw(*key) {
+            self.state_changed(now);
+        }
+    }
+
+    /// Sends a message of the election once.
+    pub fn send_message(&mut self, to: &NodeName, message: ElectionMessage) {
+        let asked = self.records.get(to).map_or(0, |record| record.asked);
+        self.send(to, &Wire::Message { asked, message });
+    }
+
+    fn receive_message(&mut self, from: &NodeName, asked: u64, message: ElectionMessage, now: Duration) {
+        let age = now.checked_sub(Duration::from_nanos(asked));
+        if matches!(message, ElectionMessage::Take { .. }) && age.is_none_or(|age| age > self.settings.fresh) {
+            // The sender's next message will prove that it is younger than this heartbeat.
+            let ask = self.heartbeat(now);
+            self.send(from, &Wire::Heartbeat(ask));
+        } else if self.output.messages.len() < MOST_WAITING {
+            self.output.messages.push((from.clone(), message));
+        }
+    }
+
+    /// Leaves. From now on this node handles no payload, and only says that it leaves. Call
+    /// [`Membership::turn`] until [`Membership::next`] is `None`.
+    pub fn leave(&mut self, now: Duration) {
+        if self.left {
+            return;
+        }
+        self.left = true;
+        let _ = self.swim.leave();
+        self.process_swim(now);
+        self.timers.due.clear();
+        self.handle_timer(Timer::Farewell(FAREWELLS), now, now);
+    }
+
+    /// Discards the evidence so far: answers to earlier heartbeats no longer count.
+    pub fn discard_evidence(&mut self, now: Duration) {
+        self.evidence.discarded = now;
+        self.evidence.rounds.clear();
+        (self.peers.evidence, self.evidence.assent) = (None, None);
+        for peer in self.peers.members.values_mut() {
+            peer.answered = None;
+        }
+    }
+
+    /// Takes note of how new a peer's state is. `asked`: the time of the heartbeat that this
+    /// answers.
+    fn learn_version(&mut self, from: &NodeName, at: StateVersion, asked: Option<Duration>, now: Duration) {
+        let (Some(peer), Some(record)) = (self.peers.members.get_mut(from), self.records.get_mut(from)) else {
+            return;
+        };
+        if record.remote.covers(at) {
+            peer.current = peer.current.max(asked);
+            return;
+        }
+        record.newest = Some(at);
+        // The peer answers, so the pull before was lost.
+        match record.pulling {
+            None => self.pull(from, 0, now),
+            Some(pulling) if pulling.asked + self.settings.pull <= now => self.pull(from, pulling.tries, now),
+            Some(_) => {}
+        }
+    }
+
+    /// Asks for the changes of a peer's state, after this many tries.
+    fn pull(&mut self, from: &NodeName, tries: u32, now: Duration) {
+        let Some(record) = self.records.get_mut(from) else { return };
+        let pulling = Pulling { asked: now, tries };
+        record.pulling = Some(pulling);
+        let pull = record.remote.pull(nanoseconds(now));
+        self.send(from, &Wire::Pull(pull));
+        self.set(pulling.retry_at(self.settings.pull), Timer::Pull(from.clone()));
+    }
+
+    fn pull_again(&mut self, from: &NodeName, now: Duration) {
+        let alive = self.peers.members.get(from).is_some_and(|peer| peer.status.is_alive());
+        let Some(record) = self.records.get_mut(from) else { return };
+        match record.pulling {
+            // The peer has not answered, or it has, and this timer belongs to an earlier pull.
+            Some(pulling) if alive && pulling.retry_at(self.settings.pull) <= now => {
+                self.pull(from, pulling.tries + 1, now);
+            }
+            Some(_) if !alive => record.pulling = None,
+            _ => {}
+        }
+    }
+
+    /// Handles the answer to a pull.
+    fn receive_delta(&mut self, from: &NodeName, delta: Delta, now: Duration) -> Result<(), Malformed> {
+        let (Some(peer), Some(record)) = (self.peers.members.get_mut(from), self.records.get_mut(from)) else {
+            return Ok(());
+        };
+        let Some(pulling) = record.pulling.filter(|pulling| nanoseconds(pulling.asked) == delta.asked) else {
+            return Ok(());
+        };
+        let (progress, changed) = record.remote.apply(delta, &mut peer.state, now)?;
+        self.output.changed |= changed;
+        match progress {
+            Progress::Stale => {}
+            Progress::More => self.pull(from, 0, now),
+            Progress::Whole => {
+                peer.current = peer.current.max(Some(pulling.asked));
+                record.pulling = None;
+                // A newer version was heard of meanwhile. It is not pulled at once, since it need
+                // not be true.
+                if record.newest.take().is_some_and(|newest| !record.remote.covers(newest)) {
+                    let pulling = Pulling { asked: now, tries: 0 };
+                    record.pulling = Some(pulling);
+                    self.set(pulling.retry_at(self.settings.pull), Timer::Pull(from.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the view of the other nodes.
+    pub const fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// Takes the payloads to send, with their receivers.
+    pub fn take_outbox(&mut self) -> Vec<(NodeName, Vec<u8>)> {
+        std::mem::take(&mut self.output.payloads)
+    }
+
+    /// Returns this node's generation.
+    pub fn generation(&self) -> u64 {
+        self.swim.identity().generation
+    }
+
+    /// Returns whether [`Self::take_events`] has an event.
+    pub const fn has_events(&self) -> bool {
+        self.output.disowned || self.output.changed || !self.output.messages.is_empty()
+    }
+
+    /// Takes the events since the last call.
+    pub fn take_events(&mut self) -> Vec<MembershipEvent> {
+        let disowned = std::mem::take(&mut self.output.disowned).then_some(MembershipEvent::Disowned);
+        let changed = std::mem::take(&mut self.output.changed).then_some(MembershipEvent::Changed);
+        let told = std::mem::take(&mut self.output.messages)
+            .into_iter()
+            .map(|(from, message)| MembershipEvent::Message { from, message });
+        disowned.into_iter().chain(changed).chain(told).collect()
+    }
+
+    fn send(&mut self, to: &NodeName, wire: &Wire<'_>) {
+        // No payload that is sent is too long.
+        if let Ok(payload) = wire.encode() {
+            self.post(to, payload);
+        }
+    }
+
+    fn post(&mut self, to: &NodeName, payload: Vec<u8>) {
+        if self.output.payloads.len() < MOST_WAITING {
+            self.output.payloads.push((to.clone(), payload));
+        }
+    }
+
+    fn set(&mut self, due: Duration, timer: Timer) {
+        self.timers.set(due, timer);
+    }
+}

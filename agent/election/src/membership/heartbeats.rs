@@ -1,0 +1,193 @@
+//! Heartbeats and acks: the evidence that others consider this node alive.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use crate::membership::{
+    MemberId, MemberStatus, Membership, Peer, Timer,
+    peers::known,
+    wire::{Ack, Gone, Heartbeat, Wire},
+};
+use vipmux_model::NodeName;
+
+/// Returns nanoseconds, as payloads have them: enough for 584 years.
+pub(super) fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The time for which acks tell that a node is down.
+const LATELY: Duration = Duration::from_secs(10);
+
+impl Membership {
+    pub(super) fn heartbeat(&self, now: Duration) -> Heartbeat {
+        let generation = self.swim.identity().generation;
+        Heartbeat { asked: nanoseconds(now), generation, known: self.view.known as u64, at: self.local_state.version() }
+    }
+
+    /// Begins a round of heartbeats.
+    pub(super) fn begin_round(&mut self, whom: BTreeSet<NodeName>, now: Duration) {
+        self.send_to_all(&whom, self.heartbeat(now));
+        self.evidence.rounds.begin(now, whom);
+        self.set(now + self.settings.again, Timer::Again(now));
+        self.set(now + self.settings.again * 2, Timer::Again(now));
+        self.update_evidence(now);
+    }
+
+    /// Repeats the heartbeats of the round `asked` that were not answered.
+    pub(super) fn ask_again(&mut self, asked: Duration, now: Duration) {
+        let silent: Vec<_> = self.evidence.rounds.silent(asked).cloned().collect();
+        self.send_to_all(&silent, Heartbeat { asked: nanoseconds(asked), ..self.heartbeat(now) });
+    }
+
+    fn send_to_all<'a>(&mut self, whom: impl IntoIterator<Item = &'a NodeName>, ask: Heartbeat) {
+        // No payload that is sent is too long.
+        if let Ok(payload) = Wire::Heartbeat(ask).encode() {
+            whom.into_iter().for_each(|name| self.post(name, payload.clone()));
+        }
+    }
+
+    /// Announces a change of this node's state, now or as soon as it may.
+    pub(super) fn state_changed(&mut self, now: Duration) {
+        if let Some(from) = self.pace.state_from.take().filter(|_| !self.left) {
+            self.set(from.max(now), Timer::AnnounceState);
+        }
+    }
+
+    pub(super) fn announce_state(&mut self, now: Duration) {
+        let each = self.settings.news_each * u32::try_from(self.view.known).unwrap_or(u32::MAX);
+        self.pace.state_from = Some(now + each.max(self.settings.news));
+        self.begin_round(known(&self.peers).cloned().collect(), now);
+    }
+
+    /// Answers a heartbeat.
+    pub(super) fn receive_heartbeat(&mut self, from: &NodeName, ask: Heartbeat, now: Duration) {
+        let held = self.peers.members.get(from).zip(self.records.get(from)).map(|(peer, record)| {
+            let newer = peer.generation > ask.generation;
+            let disowned = record.down.or(newer.then_some(peer.generation)).filter(|held| *held >= ask.generation);
+            (disowned, peer.status.is_alive() && peer.generation == ask.generation)
+        });
+        let (disowned, member) = held.unwrap_or((None, false));
+        if disowned.is_none() && !member {
+            let identity = MemberId { node: MemberId::key(from), generation: ask.generation };
+            let _ = self.swim.learn(identity, foca::State::Alive, true);
+            self.process_swim(now);
+        }
+        if let Some(record) = self.records.get_mut(from) {
+            record.asked = ask.asked;
+            if disowned.is_none() {
+                record.assented = Some(now);
+            }
+        }
+        let at = self.local_state.version();
+        self.send(from, &Wire::Ack(Ack { asked: ask.asked, at, disowned, gone: self.gone(now) }));
+        self.pass_on_departed(from, ask.known, now);
+        self.learn_version(from, ask.at, None, now);
+    }
+
+    /// Returns the nodes that this one considers down, for peers that wait until no node can
+    /// consider them alive. More may be down than fit an ack.
+    fn gone(&self, now: Duration) -> Vec<Gone> {
+        if self.view.known > self.settings.sample {
+            return Vec::new();
+        }
+        let gone = self.records.iter().filter_map(|(name, record)| {
+            let silent = now.saturating_sub(record.assented.unwrap_or(self.started));
+            let gone = Gone { node: MemberId::key(name), generation: record.down?, silent: nanoseconds(silent) };
+            (silent < LATELY).then_some(gone)
+        });
+        gone.take(self.settings.sample).collect()
+    }
+
+    pub(super) fn receive_ack(&mut self, from: &NodeName, answer: &Ack, now: Duration) {
+        let asked = Duration::from_nanos(answer.asked);
+        if asked > now || asked < self.evidence.discarded {
+            return;
+        }
+        if let Some(held) = answer.disowned {
+            if held >= self.swim.identity().generation && self.swim.outdo(held).is_ok() {
+                self.disowned(now);
+                self.process_swim(now);
+            }
+            return;
+        }
+        let (Some(peer), Some(record)) = (self.peers.members.get_mut(from), self.records.get_mut(from)) else {
+            return;
+        };
+        peer.answered = peer.answered.max(Some(asked));
+        if record.answered <= Some(asked) {
+            record.answered = Some(asked);
+            let gone = answer.gone.iter().filter(|gone| self.nodes.contains_key(&gone.node));
+            let last = |gone: &Gone| now.saturating_sub(Duration::from_nanos(gone.silent));
+            record.gone = gone.map(|gone| (gone.node, (gone.generation, last(gone)))).collect();
+        }
+        if peer.status == MemberStatus::Suspected && asked + self.settings.probe_period >= peer.since {
+            (peer.status, peer.since) = (MemberStatus::Alive, now);
+            self.output.changed = true;
+        }
+        let (answers, of) = self.evidence.rounds.answered(asked, from);
+        if self.view.known <= self.settings.sample {
+            self.update_evidence(now);
+            self.update_silence();
+        } else if self.peers.majority {
+            if answers * 2 > of {
+                self.peers.evidence = self.peers.evidence.max(Some(asked));
+            }
+            if answers * 3 > of * 2 {
+                self.evidence.assent = self.evidence.assent.max(Some(asked));
+            }
+        }
+        self.learn_version(from, answer.at, Some(asked), now);
+    }
+
+    /// Updates the evidence in a cluster whose members are all asked.
+    pub(super) fn update_evidence(&mut self, now: Duration) {
+        if self.view.known > self.settings.sample {
+            return;
+        }
+        // The number of others that are more than half together with this node.
+        let needed = self.view.known.div_ceil(2);
+        let others = self.peers.members.values().filter(|peer| peer.status != MemberStatus::Left);
+        let mut answered: Vec<_> = others.map(|peer| peer.answered).collect();
+        answered.sort_unstable();
+        self.peers.evidence = match needed {
+            0 => Some(now),
+            needed => answered.len().checked_sub(needed).and_then(|at| answered[at]),
+        };
+        self.evidence.assent = self.peers.evidence;
+    }
+
+    /// Updates the time since which the nodes that are down can have had no evidence. A majority of
+    /// the known members, this node included, considers such a node down. A majority that considers
+    /// it alive would need one of them.
+    pub(super) fn update_silence(&mut self) {
+        if self.view.known > self.settings.sample {
+            return;
+        }
+        let needed = (self.view.known + 1).div_ceil(2);
+        for (name, peer) in &mut self.peers.members {
+            let silent = if peer.status == MemberStatus::Down {
+                let key = MemberId::key(name);
+                let own = self.records.get(name).and_then(|record| record.assented).unwrap_or(self.started);
+                let others = self.records.values().filter_map(|record| record.gone.get(&key));
+                let same = others.filter(|(generation, _)| *generation >= peer.generation).map(|(_, last)| *last);
+                let mut last: Vec<_> = same.chain([own]).collect();
+                last.sort_unstable();
+                last.get(needed - 1).copied()
+            } else {
+                None
+            };
+            self.output.changed |= std::mem::replace(&mut peer.silent, silent) != silent;
+        }
+    }
+
+    /// Asks all peers whether they also consider the nodes down that this one does, until a
+    /// majority does.
+    pub(super) fn confirm_down(&mut self, left: u32, now: Duration) {
+        let open = |peer: &Peer| peer.status == MemberStatus::Down && peer.silent.is_none();
+        if self.view.known <= self.settings.sample && self.peers.members.values().any(open) {
+            self.state_changed(now);
+            if left > 1 {
+                self.set(now + self.settings.alarm, Timer::ConfirmDown(left - 1));
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The items that an agent publishes, and the state that its peers build from them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    net::IpAddr,
+    time::Duration,
+};
+
+use imbl::OrdMap;
+use serde::{Deserialize, Deserializer, Serialize, de::Error};
+use vipmux_common::abi::Mac;
+
+use vipmux_model::{NodeName, Vip};
+
+/// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
+pub const MOST_SEGMENTS: u8 = 32;
+/// The most items of one node.
+pub const MOST_ITEMS: usize = 65_536;
+
+/// An item that a node publishes of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Item {
+    /// Its maps are in sync, and it may lead.
+    Ready(bool),
+    /// It transfers its VIPs and takes no others.
+    Draining(bool),
+    /// It leads a VIP.
+    Claim {
+        /// The VIP.
+        vip: Vip,
+        /// The epoch of the leadership.
+        epoch: u64,
+        /// The reason.
+        why: Why,
+    },
+    /// It cannot announce this VIP: there is no carrier on its interfaces.
+    Unable(Vip),
+    /// Its address on a segment.
+    Mac {
+        /// The segment's number on this node, below [`MOST_SEGMENTS`].
+        #[serde(deserialize_with = "segment")]
+        segment: u8,
+        /// The address.
+        #[serde(with = "octets")]
+        mac: Mac,
+    },
+    /// The result of a health probe.
+    Health {
+        /// The probed port.
+        probed: ProbedPort,
+        /// It answers.
+        up: bool,
+    },
+}
+
+/// The key of an item. A node publishes at most one item with a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ItemKey {
+    /// The key of [`Item::Ready`].
+    Ready,
+    /// The key of [`Item::Draining`].
+    Draining,
+    /// The key of [`Item::Claim`].
+    Claim(Vip),
+    /// The key of [`Item::Unable`].
+    Unable(Vip),
+    /// The key of [`Item::Mac`]: the segment.
+    Mac(u8),
+    /// The key of [`Item::Health`].
+    Health(ProbedPort),
+}
+
+/// A backend's port, and how it is probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct ProbedPort {
+    /// The backend.
+    pub address: IpAddr,
+    /// The probed port.
+    pub port: u16,
+    /// The kind of probe, by a number that is the same on all nodes.
+    pub check: u64,
+}
+
+/// The reason why a node leads a VIP.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Why {
+    /// No node led it before.
+    First,
+    /// The node led it before it was restarted.
+    Resumed,
+    /// This leader was found down.
+    Down(NodeName),
+    /// This leader transferred it.
+    Handed(NodeName),
+    /// This leader was not heard of since this agent started.
+    Silent(NodeName),
+    /// The store could not be reached, and a majority was alive.
+    Unwritten,
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::First => f.write_str("nobody led it before"),
+            Self::Resumed => f.write_str("it led it before, and came back in time"),
+            Self::Down(node) => write!(f, "{node} was down"),
+            Self::Handed(node) => write!(f, "{node} handed it over"),
+            Self::Silent(node) => write!(f, "{node} held it and was not heard of"),
+            Self::Unwritten => f.write_str("nobody led it, and the Leases could not be read"),
+        }
+    }
+}
+
+/// A change of the items that a node publishes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum ItemChange {
+    Set(Item),
+    Gone(ItemKey),
+}
+
+/// The items of a node, as its peers know them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct State {
+    /// Its maps are in sync, and it may lead.
+    pub ready: bool,
+    /// It transfers its VIPs and takes no others.
+    pub draining: bool,
+    /// The VIPs that it leads.
+    pub claims: OrdMap<Vip, Claimed>,
+    /// The VIPs that it cannot announce.
+    pub unable: BTreeSet<Vip>,
+    /// Its address on each of its segments.
+    pub macs: BTreeMap<u8, Mac>,
+    /// The results of its health probes: `true` is up.
+    pub health: BTreeMap<ProbedPort, bool>,
+}
+
+/// A peer's claim to a VIP.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claimed {
+    /// The epoch of the leadership.
+    pub epoch: u64,
+    /// The reason why it leads.
+    pub why: Why,
+    /// The time at which this node learned of it, `CLOCK_BOOTTIME`.
+    pub since: Duration,
+}
+
+impl Item {
+    /// Returns the key of the item.
+    pub const fn key(&self) -> ItemKey {
+        match self {
+            Self::Ready(_) => ItemKey::Ready,
+            Self::Draining(_) => ItemKey::Draining,
+            Self::Claim { vip, .. } => ItemKey::Claim(*vip),
+            Self::Unable(vip) => ItemKey::Unable(*vip),
+            Self::Mac { segment, .. } => ItemKey::Mac(*segment),
+            Self::Health { probed, .. } => ItemKey::Health(*probed),
+        }
+    }
+}
+
+impl State {
+    /// Returns the number of items that take room.
+    pub(super) fn len(&self) -> usize {
+        self.claims.len() + self.unable.len() + self.macs.len() + self.health.len()
+    }
+
+    /// Applies a change that was learned at `now`.
+    pub(super) fn apply(&mut self, change: ItemChange, now: Duration) {
+        match change {
+            ItemChange::Set(Item::Ready(ready)) => self.ready = ready,
+            ItemChange::Set(Item::Draining(draining)) => self.draining = draining,
+            ItemChange::Set(Item::Claim { vip, epoch, why }) => {
+                self.claims.insert(vip, Claimed { epoch, why, since: now });
+            }
+            ItemChange::Set(Item::Unable(vip)) => {
+                self.unable.insert(vip);
+            }
+            ItemChange::Set(Item::Mac { segment, mac }) => {
+                self.macs.insert(segment, mac);
+            }
+            ItemChange::Set(Item::Health { probed, up }) => {
+                self.health.insert(probed, up);
+            }
+            ItemChange::Gone(ItemKey::Ready) => self.ready = false,
+            ItemChange::Gone(ItemKey::Draining) => self.draining = false,
+            ItemChange::Gone(ItemKey::Claim(vip)) => {
+                self.claims.remove(&vip);
+            }
+            ItemChange::Gone(ItemKey::Unable(vip)) => {
+                self.unable.remove(&vip);
+            }
+            ItemChange::Gone(ItemKey::Mac(segment)) => {
+                self.macs.remove(&segment);
+            }
+            ItemChange::Gone(ItemKey::Health(probed)) => {
+                self.health.remove(&probed);
+            }
+        }
+    }
+
+    /// Takes over from `before` when equal claims were learned.
+    pub(super) fn recall(&mut self, before: &Self) {
+        for (vip, known) in &before.claims {
+            if let Some(claimed) = self.claims.get_mut(vip)
+                && (known.epoch, &known.why) == (claimed.epoch, &claimed.why)
+            {
+                claimed.since = known.since;
+            }
+        }
+    }
+}
+
+fn segment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
+    let segment = u8::deserialize(deserializer)?;
+    if segment < MOST_SEGMENTS { Ok(segment) } else { Err(D::Error::custom("too many segments")) }
+}
+
+/// A MAC address as its six bytes in wire order.
+mod octets {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+    use vipmux_common::abi::Mac;
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+    pub(super) fn serialize<S: Serializer>(mac: &Mac, serializer: S) -> Result<S::Ok, S::Error> {
+        mac.bytes().serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Mac, D::Error> {
+        <[u8; 6]>::deserialize(deserializer).map(Mac::new)
+    }
+}

@@ -1,0 +1,67 @@
+//! The view of the other nodes.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use super::items::State;
+use vipmux_model::NodeName;
+
+/// The other nodes, in the view of this one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Peers {
+    /// The Nodes of the cluster that were ever alive here, without this one.
+    pub members: BTreeMap<NodeName, Peer>,
+    /// A majority of the known members, this node included, answered heartbeats of this time or
+    /// later. Of two members, the other one answered. Known members are in `members` and have not
+    /// left. In a large cluster it is a majority of a sample, while SWIM considers a majority of
+    /// all alive. `None`: never so far.
+    pub evidence: Option<Duration>,
+    /// More than half of the known members are alive, this node included.
+    pub majority: bool,
+}
+
+/// Another node. Times are `CLOCK_BOOTTIME` of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its status.
+    pub status: MemberStatus,
+    /// The time since when it has this status.
+    pub since: Duration,
+    /// Its generation.
+    pub generation: u64,
+    /// The time at which its last message came.
+    pub heard: Option<Duration>,
+    /// For a peer that is down: the latest time at which evidence that it can have was asked for.
+    /// `None`: not enough nodes confirmed it, or there are more nodes than are all asked.
+    pub silent: Option<Duration>,
+    /// The time of the last heartbeat that it answered.
+    pub answered: Option<Duration>,
+    /// The copy of its state is as new as this, or newer.
+    pub current: Option<Duration>,
+    /// The copy of its state.
+    pub state: State,
+}
+
+/// The status of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MemberStatus {
+    /// It is alive.
+    Alive,
+    /// A probe by this node failed, and the peer has not answered since. It still counts as alive.
+    Suspected,
+    /// It is down: one node found that, and all have heard it.
+    Down,
+    /// It left in order.
+    Left,
+}
+
+impl MemberStatus {
+    /// Returns whether the peer counts as alive.
+    pub const fn is_alive(self) -> bool {
+        matches!(self, Self::Alive | Self::Suspected)
+    }
+}
+
+/// Returns the members that have not left.
+pub(super) fn known(peers: &Peers) -> impl Iterator<Item = &NodeName> {
+    peers.members.iter().filter(|(_, peer)| peer.status != MemberStatus::Left).map(|(name, _)| name)
+}

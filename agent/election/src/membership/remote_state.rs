@@ -1,0 +1,93 @@
+//! The copy of the state that a peer publishes.
+
+use std::time::Duration;
+
+use crate::membership::{
+    items::{MOST_ITEMS, State},
+    wire::{Delta, Malformed, Pull, StateVersion},
+};
+
+/// The progress of the copy of a peer's state, without the state itself.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RemoteState {
+    /// The version of the copy.
+    version: StateVersion,
+    /// A copy that begins from nothing, and replaces the other once it is complete.
+    fresh: Option<Fresh>,
+}
+
+#[derive(Clone, Debug)]
+struct Fresh {
+    version: StateVersion,
+    begun: u64,
+    state: State,
+}
+
+/// The result of applying a delta.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Progress {
+    /// It does not continue the copy.
+    Stale,
+    /// There is more to pull.
+    More,
+    /// The copy is complete.
+    Whole,
+}
+
+impl RemoteState {
+    /// Returns whether the copy is at least as new as `version`.
+    pub(super) const fn covers(&self, version: StateVersion) -> bool {
+        self.version.run == version.run && self.version.number >= version.number
+    }
+
+    /// Returns the next pull; `asked` in nanoseconds of this node's clock.
+    pub(super) fn pull(&self, asked: u64) -> Pull {
+        match &self.fresh {
+            Some(fresh) => Pull { asked, since: fresh.version, begun: fresh.begun },
+            None => Pull { asked, since: self.version, begun: self.version.number },
+        }
+    }
+
+    /// Applies the answer to the last pull to `state`. Also returns whether that changed it.
+    pub(super) fn apply(
+        &mut self,
+        delta: Delta,
+        state: &mut State,
+        now: Duration,
+    ) -> Result<(Progress, bool), Malformed> {
+        if let Some(begun) = delta.reset {
+            let version = StateVersion { run: delta.upto.run, number: 0 };
+            self.fresh = Some(Fresh { version, begun, state: State::default() });
+        }
+        let (version, target) = match &mut self.fresh {
+            Some(fresh) => (&mut fresh.version, &mut fresh.state),
+            None => (&mut self.version, &mut *state),
+        };
+        // Each change has a number of its own. A delta without changes leads nowhere.
+        let least = if delta.more { delta.changes.len().max(1) } else { delta.changes.len() };
+        let gained = delta.upto.number.checked_sub(delta.since).and_then(|gained| usize::try_from(gained).ok());
+        let continues = (version.run, version.number) == (delta.upto.run, delta.since);
+        if !continues || gained.is_none_or(|gained| gained < least) {
+            return Ok((Progress::Stale, false));
+        }
+        // It is exceeded by one delta's changes at most.
+        if target.len() > MOST_ITEMS {
+            return Err(Malformed::TooMany);
+        }
+        let mut changed = !delta.changes.is_empty();
+        for change in delta.changes {
+            target.apply(change, now);
+        }
+        *version = delta.upto;
+        if delta.more {
+            return Ok((Progress::More, changed && self.fresh.is_none()));
+        }
+        if let Some(mut fresh) = self.fresh.take() {
+            fresh.state.recall(state);
+            changed = fresh.state != *state;
+            *state = fresh.state;
+            self.version = fresh.version;
+        }
+        Ok((Progress::Whole, changed))
+    }
+}

@@ -1,0 +1,492 @@
+//! Tests the membership of simulated nodes.
+
+#![allow(clippy::unchecked_time_subtraction, reason = "a test that fails there has found something")]
+
+mod cost;
+mod network;
+mod payloads;
+mod states;
+
+use std::time::Duration;
+
+use self::network::{HEARTBEAT, Network, ms, name};
+use super::{ElectionMessage, MemberStatus, Membership, MembershipEvent, MembershipSettings};
+use vipmux_testing::names::vip;
+
+/// In which a member is probed, suspected and found down by `others`, each of which probes all
+/// others in turn, and a shuffle may put it first in one turn and last in the next.
+fn detection(others: u32) -> Duration {
+    let settings = MembershipSettings::default();
+    settings.probe_period * 2 * (others + 1) + settings.suspicion + settings.alarm
+}
+
+fn together(nodes: usize, seed: u64) -> Network {
+    let mut network = Network::new(nodes, seed);
+    assert!(network.until(ms(2000), Network::whole).is_some(), "they do not come together");
+    network.run(ms(500));
+    network.events.iter_mut().for_each(Vec::clear);
+    network
+}
+
+#[test]
+fn nodes_that_start_together_find_each_other_at_once() {
+    for nodes in [1, 2, 3, 5, 40] {
+        let mut network = Network::new(nodes, 1);
+        let took = network.until(ms(2000), Network::whole);
+        assert!(took.is_some_and(|took| took <= ms(300)), "{nodes}: {took:?}");
+    }
+}
+
+#[test]
+fn nodes_that_start_one_after_the_other_find_each_other() {
+    let mut network = Network::idle(6, 2);
+    for node in 0..6 {
+        network.start(node);
+        network.run(ms(130));
+    }
+    assert!(network.until(ms(2000), Network::whole).is_some());
+    assert!((0..6).all(|node| network.count(node, &MembershipEvent::Disowned) == 0), "nobody had reason");
+}
+
+#[test]
+fn a_silent_node_is_down_in_time_on_all() {
+    for nodes in [2, 3, 5, 12] {
+        for seed in 0..10 {
+            let mut network = together(nodes, seed);
+            network.kill(0);
+            let down = |network: &Network| (1..nodes).all(|node| network.status(node, 0) == Some(MemberStatus::Down));
+            let took = network.until(ms(5000), down).expect("it is never down");
+            let least = network.settings.suspicion;
+            let most = detection(u32::try_from(nodes).unwrap() - 1);
+            assert!(took > least && took <= most, "{nodes} nodes: {took:?}, not from {least:?} to {most:?}");
+            assert!(network.whole());
+        }
+    }
+}
+
+#[test]
+fn a_node_that_hears_but_is_not_heard_is_down_and_one_that_is_heard_but_does_not_hear() {
+    for deaf in [true, false] {
+        let mut network = together(5, 3);
+        network.cut = Box::new(move |from, to| if deaf { to == 0 } else { from == 0 });
+        let down = |network: &Network| (1..5).all(|node| network.status(node, 0) == Some(MemberStatus::Down));
+        assert!(network.until(ms(5000), down).is_some(), "deaf: {deaf}");
+        network.run(ms(3000));
+        assert!(down(&network), "deaf: {deaf}: it is not, later");
+        assert!(network.of(0).peers().evidence.unwrap() < network.now - ms(3000), "nobody can hold it for alive");
+    }
+}
+
+#[test]
+fn who_leaves_has_left_at_once_and_is_known_no_more() {
+    let mut network = together(3, 4);
+    network.act(0, Membership::leave);
+    network.run(ms(1));
+    for node in [1, 2] {
+        assert_eq!(network.status(node, 0), Some(MemberStatus::Left));
+    }
+    network.run(ms(100));
+    assert_eq!(network.of(0).next(), None, "it has said so often enough");
+    network.kill(0);
+    network.run(ms(1000));
+    assert_eq!(network.status(1, 0), Some(MemberStatus::Left), "and is not down later");
+    // Of two known ones the other one must answer, and it does.
+    assert!(network.of(1).peers().majority);
+    assert!(network.now - network.of(1).peers().evidence.unwrap() <= HEARTBEAT + ms(2));
+    network.kill(2);
+    network.run(ms(1000));
+    assert!(!network.of(1).peers().majority, "one of two");
+}
+
+#[test]
+fn a_farewell_gets_through_in_spite_of_losses() {
+    let mut left = 0;
+    for seed in 0..100 {
+        let mut network = together(2, seed);
+        network.loss = 300;
+        network.act(0, Membership::leave);
+        network.run(ms(100));
+        left += usize::from(network.status(1, 0) == Some(MemberStatus::Left));
+    }
+    assert!(left >= 90, "of three, 2.7 % are all lost: {left} of 100 came");
+}
+
+#[test]
+fn who_missed_a_farewell_hears_of_it_from_others() {
+    for nodes in [3, 5, 40] {
+        for seed in 0..10 {
+            let mut network = together(nodes, seed);
+            network.cut = Box::new(|from, to| from == 0 && to <= 2);
+            network.act(0, Membership::leave);
+            network.run(ms(70));
+            network.kill(0);
+            let left = |network: &Network| (1..nodes).all(|node| network.status(node, 0) == Some(MemberStatus::Left));
+            if nodes == 3 {
+                network.run(ms(1000));
+                assert!(!left(&network), "nobody heard it");
+                continue;
+            }
+            let took = network.until(ms(1000), left);
+            assert!(took.is_some_and(|took| took <= HEARTBEAT), "{nodes} nodes, seed {seed}: {took:?}");
+        }
+    }
+}
+
+#[test]
+fn who_was_cut_off_hears_later_who_has_left_and_who_is_dead_remains_known() {
+    for seed in 0..10 {
+        let mut network = together(6, seed);
+        network.cut = Box::new(|from, to| (from == 5) != (to == 5));
+        network.act(0, Membership::leave);
+        network.kill(1);
+        network.run(ms(2000));
+        network.kill(0);
+        assert_eq!(network.status(5, 0), Some(MemberStatus::Down));
+        network.cut = Box::new(|_, _| false);
+        let left = |network: &Network| network.status(5, 0) == Some(MemberStatus::Left);
+        assert!(network.until(ms(3000), left).is_some(), "seed {seed}");
+        network.run(ms(3000));
+        assert!((2..6).all(|node| network.status(node, 1) == Some(MemberStatus::Down)), "seed {seed}");
+    }
+}
+
+#[test]
+fn who_was_down_comes_back_with_a_higher_generation() {
+    let mut network = together(3, 5);
+    for generation in 2..5 {
+        network.paused.insert(0);
+        network.run(ms(1000));
+        assert_eq!(network.status(1, 0), Some(MemberStatus::Down));
+        network.resume(0);
+        assert!(network.until(ms(500), Network::whole).is_some());
+        network.run(ms(200));
+        assert!((1..3).all(|node| network.peer(node, 0).generation == generation), "{generation}");
+    }
+    assert!(network.count(0, &MembershipEvent::Disowned) >= 3, "it is told each time");
+    assert!((1..3).all(|node| network.count(node, &MembershipEvent::Disowned) == 0), "the others were always known");
+}
+
+#[test]
+fn who_woke_declares_nobody_down() {
+    for seed in 0..20 {
+        let mut network = together(5, seed);
+        network.paused.insert(0);
+        // So short that the others do not notice, and so long that its own probes have all failed.
+        network.run(ms(140));
+        network.resume(0);
+        network.run(ms(1000));
+        assert!((1..5).all(|node| network.count(node, &MembershipEvent::Disowned) == 0), "seed {seed}");
+        assert!(network.whole());
+    }
+}
+
+#[test]
+fn who_slept_over_a_suspicion_asks_again_before_it_declares_anybody_down() {
+    for seed in 0..10 {
+        let mut network = together(3, seed);
+        network.cut = Box::new(|_, to| to == 0);
+        let suspects = |network: &Network| (1..3).any(|node| network.status(0, node) == Some(MemberStatus::Suspected));
+        assert!(network.until(ms(500), suspects).is_some());
+        network.paused.insert(0);
+        network.cut = Box::new(|_, _| false);
+        network.run(ms(1000));
+        network.resume(0);
+        let downs = |network: &Network| (1..3).any(|node| network.status(0, node) == Some(MemberStatus::Down));
+        assert_eq!(network.until(ms(500), downs), None, "seed {seed}");
+        assert!(network.whole());
+        assert!((1..3).all(|node| network.count(node, &MembershipEvent::Disowned) == 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_restarted_node_is_alive_again_whether_or_not_it_was_missed() {
+    for (away, generation) in [(20, 1), (2000, 2)] {
+        let mut network = together(4, 6);
+        network.kill(0);
+        network.run(ms(away));
+        network.start(0);
+        assert!(network.until(ms(1500), Network::whole).is_some(), "away for {away} ms");
+        network.run(ms(500));
+        assert_eq!(network.peer(1, 0).generation, generation, "away for {away} ms");
+        assert!(network.whole());
+    }
+}
+
+#[test]
+fn a_restarted_node_outdoes_the_generation_that_it_had() {
+    let mut network = together(3, 7);
+    for _ in 0..6 {
+        network.paused.insert(0);
+        network.run(ms(1000));
+        network.resume(0);
+        network.run(ms(1000));
+    }
+    let before = network.peer(1, 0).generation;
+    assert!(before >= 7);
+    network.kill(0);
+    network.start(0);
+    network.run(ms(500));
+    assert!(network.whole());
+    assert!(network.peer(1, 0).generation > before);
+}
+
+#[test]
+fn the_majority_of_a_partition_is_undisturbed_when_it_heals() {
+    for seed in 0..10 {
+        let mut network = together(5, seed);
+        network.cut = Box::new(|from, to| (from < 2) != (to < 2));
+        network.run(ms(5000));
+        for of in 0..5 {
+            let majority = of >= 2;
+            assert_eq!(network.of(of).peers().majority, majority);
+            let fresh = network.now - network.of(of).peers().evidence.unwrap() < ms(150);
+            assert_eq!(fresh, majority, "evidence of {of}");
+            assert!((0..5).filter(|node| *node != of).all(|node| {
+                network.status(of, node)
+                    == Some(if (node < 2) == (of < 2) { MemberStatus::Alive } else { MemberStatus::Down })
+            }));
+        }
+        network.events.iter_mut().for_each(Vec::clear);
+        network.cut = Box::new(|_, _| false);
+        let took = network.until(ms(5000), Network::whole);
+        assert!(took.is_some_and(|took| took < ms(1000)), "seed {seed}: {took:?}");
+        network.run(ms(3000));
+        assert!(network.whole());
+        for node in 0..2 {
+            assert!(network.count(node, &MembershipEvent::Disowned) > 0, "seed {seed}: {node} was held for down");
+        }
+        for node in 2..5 {
+            assert_eq!(network.count(node, &MembershipEvent::Disowned), 0, "seed {seed}: {node} was not");
+        }
+    }
+}
+
+#[test]
+fn what_a_minority_has_just_found_does_not_spread_through_one_that_is_back() {
+    for seed in 0..40 {
+        let mut network = together(5, seed);
+        network.cut = Box::new(|from, to| (from < 2) != (to < 2));
+        network.run(ms(400 + seed * 10));
+        network.cut = Box::new(|from, to| (from == 1 && to >= 2) || (from >= 2 && to == 1));
+        network.run(ms(1000));
+        network.cut = Box::new(|_, _| false);
+        network.run(ms(1500));
+        assert!(network.whole(), "seed {seed}");
+        assert!((2..5).all(|node| network.count(node, &MembershipEvent::Disowned) == 0), "seed {seed}");
+    }
+}
+
+#[test]
+fn two_halves_come_together_again() {
+    for nodes in [2, 4, 6] {
+        let mut network = together(nodes, 8);
+        network.cut = Box::new(|from, to| (from % 2) != (to % 2));
+        network.run(ms(5000));
+        assert!((0..nodes).all(|node| !network.of(node).peers().majority), "neither half is a majority");
+        network.cut = Box::new(|_, _| false);
+        assert!(network.until(ms(3000), Network::whole).is_some(), "{nodes} nodes");
+        network.run(ms(3000));
+        assert!(network.whole());
+    }
+}
+
+#[test]
+fn all_come_together_again_after_an_outage_of_the_network() {
+    let mut network = together(40, 9);
+    network.cut = Box::new(|_, _| true);
+    network.run(ms(10_000));
+    network.cut = Box::new(|_, _| false);
+    let took = network.until(ms(5000), Network::whole);
+    assert!(took.is_some(), "they do not");
+}
+
+#[test]
+fn evidence_of_one_is_itself_and_of_two_the_other() {
+    let mut alone = together(1, 10);
+    alone.run(ms(1000));
+    assert!(alone.now - alone.of(0).peers().evidence.unwrap() <= HEARTBEAT);
+    assert!(alone.of(0).peers().majority);
+    let mut two = together(2, 10);
+    two.run(ms(1000));
+    assert!(two.now - two.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    two.paused.insert(1);
+    let paused = two.now;
+    two.run(ms(1000));
+    assert!(two.of(0).peers().evidence.unwrap() <= paused);
+}
+
+#[test]
+fn evidence_is_as_old_as_the_oldest_answer_of_a_majority() {
+    // Of five: two others. Two are heard no more, then a third.
+    let mut network = together(5, 11);
+    network.kill(4);
+    network.kill(3);
+    network.run(ms(1000));
+    assert!(network.now - network.of(0).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    let answered = |network: &Network, node| network.peer(0, node).answered.unwrap();
+    network.kill(2);
+    let killed = network.now;
+    network.run(ms(1000));
+    let evidence = network.of(0).peers().evidence.unwrap();
+    assert_eq!(evidence, answered(&network, 2));
+    assert!(evidence <= killed && answered(&network, 1) > killed);
+}
+
+#[test]
+fn who_is_down_has_had_no_evidence_since_the_others_say_it_was_silent() {
+    let (mut all, mut told) = (0, 0);
+    for seed in 0..60 {
+        for nodes in [2, 3, 4, 5] {
+            let mut network = together(nodes, seed);
+            // One is cut off for a while, of which it notices nothing; meanwhile another one is,
+            // and stays so.
+            let (first, both) = (ms(seed * 5 % 200), ms(20 + seed * 7 % 180));
+            network.cut = Box::new(|from, to| from == 1 || to == 1);
+            network.run(first);
+            network.cut = Box::new(|from, to| from < 2 || to < 2);
+            network.run(both);
+            network.cut = Box::new(|from, to| from == 0 || to == 0);
+            for _ in 0..900 {
+                network.run(ms(1));
+                let evidence = network.of(0).peers().evidence;
+                for of in (1..nodes).filter(|of| network.of(*of).peers().majority || nodes == 2) {
+                    let peer = network.peer(of, 0);
+                    assert!(peer.silent.is_none() || peer.status == MemberStatus::Down);
+                    if let Some(silent) = peer.silent {
+                        assert!(
+                            Some(silent) >= evidence,
+                            "{nodes} nodes, seed {seed}: n{of} says {silent:?}, {evidence:?}"
+                        );
+                    }
+                }
+            }
+            if nodes > 2 {
+                all += nodes - 1;
+                told += (1..nodes).filter(|of| network.peer(*of, 0).silent.is_some()).count();
+            }
+        }
+    }
+    // A node that was cut off has forgotten which nodes it considered down, and may not have found
+    // that again.
+    assert!(told * 10 > all * 9, "{told} of {all} know it");
+}
+
+#[test]
+fn a_majority_says_soon_since_when_one_was_silent() {
+    for nodes in [2, 3, 5, 12, 31] {
+        let mut network = together(nodes, 20);
+        network.kill(0);
+        let down = |network: &Network| (1..nodes).all(|of| network.status(of, 0) == Some(MemberStatus::Down));
+        assert!(network.until(ms(6000), down).is_some());
+        let silent = |network: &Network| (1..nodes).all(|of| network.peer(of, 0).silent.is_some());
+        let took = network.until(ms(100), silent);
+        assert!(took.is_some(), "{nodes} nodes");
+    }
+}
+
+#[test]
+fn what_is_renounced_is_no_evidence() {
+    let mut network = together(3, 12);
+    // Answers to what was asked before are on their way.
+    network.act(0, |membership, now| {
+        membership.send_heartbeats(now);
+        membership.discard_evidence(now + ms(1));
+    });
+    assert_eq!(network.of(0).peers().evidence, None);
+    network.run(ms(3));
+    assert_eq!(network.of(0).peers().evidence, None, "they do not count");
+    network.run(HEARTBEAT);
+    assert!(network.of(0).peers().evidence.is_some(), "later ones do");
+}
+
+#[test]
+fn of_a_large_cluster_a_sample_is_asked() {
+    let mut network = together(60, 13);
+    network.run(ms(1000));
+    for node in 0..60 {
+        assert!(network.now - network.of(node).peers().evidence.unwrap() <= HEARTBEAT + ms(1));
+    }
+    // 25 of 60 hear each other alone: more than half of many a sample.
+    network.cut = Box::new(|from, to| (from < 25) != (to < 25));
+    let cut = network.now;
+    network.run(ms(3000));
+    for node in 0..60 {
+        // For the majority, not in each round; for the others, until SWIM has found how few they
+        // are.
+        let evidence = network.of(node).peers().evidence.unwrap().saturating_sub(cut);
+        assert_eq!(evidence > ms(1500), node >= 25, "node {node}: {evidence:?} after the cut");
+    }
+}
+
+#[test]
+fn losses_seldom_bring_anybody_down() {
+    for (nodes, loss, seconds) in [(2, 300, 60), (3, 300, 60), (5, 300, 60), (12, 300, 30), (60, 50, 5)] {
+        let mut network = together(nodes, 14);
+        network.loss = loss;
+        let mut stale = 0;
+        for _ in 0..seconds * 10 {
+            network.run(ms(100));
+            for node in 0..nodes {
+                stale += usize::from(network.now - network.of(node).peers().evidence.unwrap() > ms(300));
+            }
+        }
+        let downs: usize = (0..nodes).map(|node| network.count(node, &MembershipEvent::Disowned)).sum();
+        let looks = seconds * 10 * nodes;
+        println!(
+            "{nodes} nodes, {loss} of 1000 lost, {seconds} s: {downs} times down; evidence too old: {stale} of {looks}"
+        );
+        assert!(downs <= 2, "{nodes} nodes, {loss} of 1000 lost: {downs} times");
+    }
+}
+
+#[test]
+fn messages_come_through_unless_the_node_is_unknown() {
+    let mut network = together(2, 16);
+    let message = ElectionMessage::Take { vip: vip("192.0.2.1"), epoch: 7 };
+    network.act(0, |membership, _| membership.send_message(&name(1), message));
+    network.run(ms(1));
+    assert_eq!(network.events[1].last().unwrap().1, MembershipEvent::Message { from: name(0), message });
+    let mut stranger = network.take(1);
+    stranger.set_nodes([name(1)].into(), network.now);
+    assert!(stranger.peers().members.is_empty(), "it is forgotten with its Node");
+}
+
+#[test]
+fn a_vip_that_was_handed_over_a_while_ago_is_not_taken_up() {
+    let mut network = together(2, 18);
+    let (mut sender, mut receiver, now) = (network.take(0), network.take(1), network.now);
+    let message = ElectionMessage::Take { vip: vip("192.0.2.1"), epoch: 7 };
+    let told = MembershipEvent::Message { from: name(0), message };
+    let tell = |sender: &mut Membership| {
+        sender.take_outbox();
+        sender.send_message(&name(1), message);
+        sender.take_outbox().pop().unwrap().1
+    };
+    let first = tell(&mut sender);
+    receiver.receive(&name(0), &first, now).unwrap();
+    assert!(receiver.take_events().contains(&told));
+    receiver.take_outbox();
+    let late = now + network.settings.fresh;
+    receiver.receive(&name(0), &first, late).unwrap();
+    assert!(!receiver.take_events().contains(&told), "it may be another's again");
+    // The sender hears what time it is, and the next word is taken up.
+    for (_, payload) in receiver.take_outbox() {
+        sender.receive(&name(1), &payload, late).unwrap();
+    }
+    receiver.receive(&name(0), &tell(&mut sender), late).unwrap();
+    assert!(receiver.take_events().contains(&told));
+}
+
+#[test]
+fn a_node_that_is_gone_from_the_manifests_is_forgotten_and_may_come_back() {
+    let mut network = together(3, 17);
+    network.act(0, |membership, now| membership.set_nodes([name(0), name(1)].into(), now));
+    assert_eq!(network.status(0, 2), None);
+    network.cut = Box::new(|from, to| (from, to) == (2, 0) || (from, to) == (0, 2));
+    network.run(ms(1000));
+    assert_eq!(network.status(0, 2), None, "nor is it heard of from others");
+    assert_eq!(network.of(0).peers().members.len(), 1);
+    network.cut = Box::new(|_, _| false);
+    network.act(0, |membership, now| membership.set_nodes((0..3).map(name).collect(), now));
+    assert!(network.until(ms(1500), Network::whole).is_some());
+}

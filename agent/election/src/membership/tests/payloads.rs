@@ -1,0 +1,349 @@
+//! Tests received payloads and messages.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use foca::State;
+use proptest::{prelude::*, sample::Index};
+use vipmux_common::abi::Mac;
+
+use super::{
+    Network,
+    network::{ms, name},
+    together,
+};
+use crate::membership::{
+    ElectionMessage, Item, ItemKey, MOST_PAYLOAD, Malformed, MemberStatus, Membership, MembershipEvent,
+    MembershipSettings, ProbedPort, Why,
+    items::ItemChange,
+    local_state::LocalState,
+    swim::{MemberId, admitted},
+    wire::{Ack, Delta, Departed, Gone, Heartbeat, MOST_DEPARTED, Pull, StateVersion, Wire},
+};
+use vipmux_model::{NodeName, Vip};
+use vipmux_testing::names::{node_name, vip};
+
+fn fresh() -> Membership {
+    let mut membership = Membership::new(name(0), 1, MembershipSettings::default(), ms(1));
+    membership.set_nodes((0..4).map(name).collect(), ms(1));
+    membership.take_outbox();
+    membership
+}
+
+fn longest_name() -> NodeName {
+    NodeName::new(["a".repeat(63), "b".repeat(63), "c".repeat(63), "d".repeat(61)].join(".")).unwrap()
+}
+
+/// One that is long in each part.
+fn longest(number: u16) -> Item {
+    let [high, low] = number.to_be_bytes();
+    let mut address = [255; 16];
+    (address[14], address[15]) = (high, low);
+    Item::Claim { vip: Vip::new(address.into()), epoch: u64::MAX, why: Why::Silent(longest_name()) }
+}
+
+fn some_wires() -> Vec<Wire<'static>> {
+    let at = StateVersion { run: u64::MAX, number: 300 };
+    let vip = vip("2001:db8::1");
+    let probed = ProbedPort { address: "10.0.0.1".parse().unwrap(), port: 80, check: u64::MAX };
+    let changes = vec![
+        ItemChange::Set(longest(1)),
+        ItemChange::Set(Item::Mac { segment: 3, mac: Mac::new([1, 2, 3, 4, 5, 6]) }),
+        ItemChange::Set(Item::Health { probed, up: true }),
+        ItemChange::Gone(ItemKey::Unable(vip)),
+    ];
+    vec![
+        Wire::Heartbeat(Heartbeat { asked: 17, generation: 2, known: 3, at }),
+        Wire::Ack(Ack { asked: 17, at, disowned: Some(u64::MAX), gone: Vec::new() }),
+        Wire::Ack(Ack { asked: 17, at, disowned: None, gone: vec![Gone { node: 1, generation: 2, silent: 3 }; 31] }),
+        Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
+        Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
+        Wire::Message { asked: 17, message: ElectionMessage::Declined { vip, epoch: 3 } },
+        Wire::Left(vec![Departed { node: u64::MAX, generation: 1 }; MOST_DEPARTED]),
+    ]
+}
+
+/// Payloads as members send them.
+fn real_payloads() -> Vec<Vec<u8>> {
+    let mut sender = Membership::new(name(1), 2, MembershipSettings::default(), ms(1));
+    sender.set_nodes((0..4).map(name).collect(), ms(1));
+    let mut payloads: Vec<_> = some_wires().iter().map(|wire| wire.encode().unwrap()).collect();
+    let mut receiver = fresh();
+    for (_, payload) in sender.take_outbox() {
+        receiver.receive(&name(1), &payload, ms(2)).unwrap();
+        payloads.push(payload);
+    }
+    for (_, payload) in receiver.take_outbox() {
+        sender.receive(&name(0), &payload, ms(3)).unwrap();
+    }
+    for at in (3..1000).step_by(7) {
+        sender.turn(ms(at));
+        payloads.extend(sender.take_outbox().into_iter().map(|(_, payload)| payload));
+    }
+    payloads
+}
+
+#[test]
+fn what_is_sent_is_read_again() {
+    for wire in some_wires() {
+        let payload = wire.encode().unwrap();
+        assert_eq!(Wire::decode(&payload).unwrap(), wire);
+    }
+}
+
+#[test]
+fn a_delta_of_the_longest_items_fits_a_payload_and_moves_on() {
+    let mut local_state = LocalState::new(u64::MAX);
+    (0..100).for_each(|number| assert!(local_state.publish(longest(number)).unwrap()));
+    let mut since = StateVersion { run: u64::MAX, number: 0 };
+    let mut seen = BTreeSet::new();
+    loop {
+        let delta = local_state.page(&Pull { asked: u64::MAX, since, begun: u64::MAX });
+        assert!(delta.upto.number > since.number);
+        since = delta.upto;
+        seen.extend(delta.changes.iter().map(|change| format!("{change:?}")));
+        let more = delta.more;
+        assert!(Wire::Delta(delta).encode().unwrap().len() <= MOST_PAYLOAD);
+        if !more {
+            break;
+        }
+    }
+    assert_eq!(seen.len(), 100);
+}
+
+#[test]
+fn who_is_no_node_or_speaks_for_another_is_refused() {
+    let mut membership = fresh();
+    let ask = some_wires()[0].encode().unwrap();
+    for stranger in [name(4), name(0), node_name("stranger")] {
+        assert!(matches!(membership.receive(&stranger, &ask, ms(2)), Err(Malformed::Stranger)));
+    }
+    let swim =
+        real_payloads().into_iter().find(|payload| matches!(Wire::decode(payload), Ok(Wire::Swim { .. }))).unwrap();
+    assert!(matches!(membership.receive(&name(2), &swim, ms(2)), Err(Malformed::Misnamed)));
+    assert!(membership.receive(&name(1), &swim, ms(2)).is_ok());
+}
+
+#[test]
+fn of_strangers_and_of_whom_a_minority_holds_for_down_swim_does_not_hear() {
+    let identity = |node: usize| MemberId { node: MemberId::key(&name(node)), generation: 1 };
+    let header =
+        foca::Header { src: identity(1), src_incarnation: 0, dst: identity(0), message: foca::Message::Gossip };
+    let members = [(2, State::Alive), (7, State::Alive), (3, State::Down), (8, State::Down)];
+    let packet = |members: &[(usize, State)]| {
+        let mut buffer = [0; MOST_PAYLOAD];
+        let mut packet = postcard::to_slice(&header, &mut buffer).unwrap().to_vec();
+        packet.extend_from_slice(&u16::try_from(members.len()).unwrap().to_be_bytes());
+        for (node, state) in members {
+            let member = foca::Member::new(identity(*node), 3, *state);
+            packet.extend_from_slice(postcard::to_slice(&member, &mut buffer).unwrap());
+        }
+        packet
+    };
+    let nodes = (0..4).map(|node| (MemberId::key(&name(node)), name(node))).collect();
+    let heard = |downs| admitted(&packet(&members), MemberId::key(&name(1)), &nodes, downs).unwrap();
+    assert_eq!(heard(true), packet(&[members[0], members[2]]));
+    assert_eq!(heard(false), packet(&members[..1]));
+}
+
+#[test]
+fn what_is_too_long_or_trails_is_refused() {
+    let mut membership = fresh();
+    let long = vec![0; MOST_PAYLOAD + 1];
+    assert!(matches!(membership.receive(&name(1), &long, ms(2)), Err(Malformed::TooLong(_))));
+    let mut trailing = some_wires()[0].encode().unwrap();
+    trailing.push(0);
+    assert!(matches!(membership.receive(&name(1), &trailing, ms(2)), Err(Malformed::Trailing(1))));
+}
+
+#[test]
+fn names_and_segments_out_of_bounds_are_refused() {
+    let delta = |item| {
+        let at = StateVersion { run: 1, number: 1 };
+        let changes = vec![ItemChange::Set(item)];
+        Wire::Delta(Delta { asked: 1, upto: at, since: 0, reset: None, more: false, changes }).encode().unwrap()
+    };
+    let vip = vip("192.0.2.1");
+    // No such name can be made here, so it takes the place of a good one in the payload: a string
+    // after its length.
+    let good = delta(Item::Claim { vip, epoch: 1, why: Why::Down(node_name("good")) });
+    let at = good.windows(5).position(|window| window == b"\x04good").unwrap();
+    for bad in ["", "A", "../x", &"a".repeat(254)] {
+        let mut buffer = [0; 10];
+        let length = postcard::to_slice(&bad.len(), &mut buffer).unwrap();
+        let payload = [&good[..at], length, bad.as_bytes(), &good[at + 5..]].concat();
+        assert!(matches!(Wire::decode(&payload), Err(Malformed::Undecodable(_))), "{bad}");
+    }
+    let payload = delta(Item::Mac { segment: 32, mac: Mac::default() });
+    assert!(matches!(Wire::decode(&payload), Err(Malformed::Undecodable(_))));
+}
+
+#[test]
+fn answers_to_what_was_never_asked_are_no_evidence() {
+    let mut network = together(2, 40);
+    let mut membership = network.take(0);
+    let now = network.now;
+    membership.discard_evidence(now);
+    let at = StateVersion::default();
+    for asked in [now + ms(1), now.saturating_sub(ms(1)), ms(0), Duration::from_nanos(u64::MAX)] {
+        let asked = u64::try_from(asked.as_nanos()).unwrap();
+        let answer = Wire::Ack(Ack { asked, at, disowned: None, gone: Vec::new() }).encode().unwrap();
+        membership.receive(&name(1), &answer, now).unwrap();
+        assert_eq!(membership.peers().evidence, None);
+    }
+}
+
+#[test]
+fn who_asks_is_alive() {
+    let mut membership = fresh();
+    membership.receive(&name(1), &some_wires()[0].encode().unwrap(), ms(2)).unwrap();
+    let peer = &membership.peers().members[&name(1)];
+    assert_eq!((peer.status, peer.generation, peer.heard), (MemberStatus::Alive, 2, Some(ms(2))));
+    let answered = membership.take_outbox().into_iter().any(|(to, payload)| {
+        let answer = matches!(Wire::decode(&payload), Ok(Wire::Ack(Ack { asked: 17, disowned: None, .. })));
+        answer && to == name(1)
+    });
+    assert!(answered);
+}
+
+/// Returns the departed nodes that node 1 learns of, after a heartbeat with this number of members.
+fn told_departed(membership: &mut Membership, known: u64, now: Duration) -> Vec<Departed> {
+    membership.take_outbox();
+    let ask = Wire::Heartbeat(Heartbeat { asked: 17, generation: 1, known, at: StateVersion::default() });
+    membership.receive(&name(1), &ask.encode().unwrap(), now).unwrap();
+    let departed = |(to, payload): (NodeName, Vec<u8>)| match Wire::decode(&payload) {
+        Ok(Wire::Left(departed)) if to == name(1) => departed,
+        _ => Vec::new(),
+    };
+    membership.take_outbox().into_iter().flat_map(departed).collect()
+}
+
+fn departed(node: usize, generation: u64) -> Departed {
+    Departed { node: MemberId::key(&name(node)), generation }
+}
+
+#[test]
+fn who_left_is_passed_on_to_who_knows_more_members_and_not_to_others_nor_often() {
+    let mut membership = fresh();
+    for node in 1..4 {
+        let ask = some_wires()[0].encode().unwrap();
+        membership.receive(&name(node), &ask, ms(2)).unwrap();
+    }
+    let farewell = Wire::Left(vec![departed(2, 2)]).encode().unwrap();
+    membership.receive(&name(2), &farewell, ms(3)).unwrap();
+    assert_eq!(membership.peers().members[&name(2)].status, MemberStatus::Left);
+    assert_eq!(told_departed(&mut membership, 2, ms(4)), [], "it knows no more");
+    assert_eq!(told_departed(&mut membership, 3, ms(5)), [departed(2, 2)]);
+    assert_eq!(told_departed(&mut membership, 3, ms(500)), [], "it was just told");
+    assert_eq!(told_departed(&mut membership, 3, ms(1005)), [departed(2, 2)]);
+    // It is there again, with the next generation, of which nobody said anything.
+    let ask = Wire::Heartbeat(Heartbeat { asked: 17, generation: 3, known: 3, at: StateVersion::default() });
+    membership.receive(&name(2), &ask.encode().unwrap(), ms(1500)).unwrap();
+    assert_eq!(told_departed(&mut membership, 9, ms(2500)), []);
+    membership.receive(&name(1), &farewell, ms(2501)).unwrap();
+    assert_eq!(membership.peers().members[&name(2)].status, MemberStatus::Alive);
+}
+
+#[test]
+fn an_answer_is_given_also_where_more_have_left_than_fit_it() {
+    let mut membership = Membership::new(name(0), 1, MembershipSettings::default(), ms(1));
+    membership.set_nodes((0..200).map(name).collect(), ms(1));
+    let ask = some_wires()[0].encode().unwrap();
+    for node in 1..200 {
+        membership.receive(&name(node), &ask, ms(2)).unwrap();
+    }
+    for node in 2..200 {
+        let farewell = Wire::Left(vec![departed(node, 2)]).encode().unwrap();
+        membership.receive(&name(node), &farewell, ms(3000)).unwrap();
+    }
+    membership.take_outbox();
+    membership.receive(&name(1), &ask, ms(3001)).unwrap();
+    let answer = |(_, payload): &(NodeName, Vec<u8>)| matches!(Wire::decode(payload), Ok(Wire::Ack(_)));
+    assert!(membership.take_outbox().iter().any(answer));
+}
+
+#[test]
+fn who_was_never_there_and_is_down_is_not_passed_on_as_gone() {
+    let mut membership = fresh();
+    let ask = some_wires()[0].encode().unwrap();
+    membership.receive(&name(1), &ask, ms(2)).unwrap();
+    let header = foca::Header {
+        src: MemberId { node: MemberId::key(&name(1)), generation: 2 },
+        src_incarnation: 0,
+        dst: MemberId { node: MemberId::key(&name(0)), generation: 1 },
+        message: foca::Message::Gossip,
+    };
+    let mut buffer = [0; MOST_PAYLOAD];
+    let mut packet = postcard::to_slice(&header, &mut buffer).unwrap().to_vec();
+    packet.extend_from_slice(&1_u16.to_be_bytes());
+    for state in [State::Alive, State::Down] {
+        let mut packet = packet.clone();
+        let member = foca::Member::new(MemberId { node: MemberId::key(&name(2)), generation: 1 }, 0, state);
+        packet.extend_from_slice(postcard::to_slice(&member, &mut buffer).unwrap());
+        let wire = Wire::Swim { majority: true, packet: &packet };
+        membership.receive(&name(1), &wire.encode().unwrap(), ms(3)).unwrap();
+    }
+    assert_eq!(membership.peers().members[&name(2)].status, MemberStatus::Down);
+    assert_eq!(told_departed(&mut membership, 9, ms(4)), []);
+}
+
+#[test]
+fn only_who_is_held_for_down_as_it_is_now_takes_another_generation() {
+    for (held, generation) in [(0, 1), (1, 2), (5, 6)] {
+        let mut membership = fresh();
+        membership.receive(&name(1), &some_wires()[0].encode().unwrap(), ms(2)).unwrap();
+        membership.take_events();
+        let at = StateVersion::default();
+        let answer = Wire::Ack(Ack { asked: 2_000_000, at, disowned: Some(held), gone: Vec::new() }).encode().unwrap();
+        membership.receive(&name(1), &answer, ms(2)).unwrap();
+        assert_eq!(membership.take_events().contains(&MembershipEvent::Disowned), generation > 1);
+        assert_eq!(membership.peers().evidence, None, "it is no evidence in any case");
+        membership.take_outbox();
+        membership.send_heartbeats(ms(3));
+        let (_, ask) = &membership.take_outbox()[0];
+        assert!(matches!(Wire::decode(ask), Ok(Wire::Heartbeat(ask)) if ask.generation == generation));
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_bytes_are_harmless(payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
+        let mut membership = fresh();
+        for payload in payloads {
+            let _ = membership.receive(&name(1), &payload, ms(2));
+            membership.turn(ms(3));
+        }
+        prop_assert!(membership.peers().members.len() <= 3);
+    }
+
+    #[test]
+    fn good_payloads_gone_bad_are_harmless(
+        picks in prop::collection::vec((any::<Index>(), any::<Index>(), any::<u8>(), 0..4_u8), 1..60),
+    ) {
+        let payloads = real_payloads();
+        let mut network = Network::new(4, 41);
+        network.run(ms(300));
+        let mut membership = network.take(0);
+        let mut now = network.now;
+        for (payload, at, byte, how) in picks {
+            let mut payload = payload.get(&payloads).clone();
+            let at = at.index(payload.len());
+            match how {
+                0 => payload[at] = byte,
+                1 => payload.truncate(at),
+                2 => payload.insert(at, byte),
+                _ => payload[at] ^= 1 << (byte % 8),
+            }
+            let _ = membership.receive(&name(usize::from(byte % 3) + 1), &payload, now);
+            now += ms(u64::from(byte));
+            membership.turn(now);
+            membership.send_heartbeats(now);
+            for (_, payload) in membership.take_outbox() {
+                prop_assert!(payload.len() <= MOST_PAYLOAD);
+                prop_assert!(Wire::decode(&payload).is_ok());
+            }
+            membership.take_events();
+        }
+        prop_assert!(membership.peers().members.len() <= 3);
+        prop_assert!(membership.peers().evidence.is_none_or(|evidence| evidence <= now));
+    }
+}

@@ -1,0 +1,254 @@
+//! Tests the states of members.
+
+use std::time::Duration;
+
+use super::{
+    network::{Network, ms, name},
+    together,
+};
+use crate::membership::{
+    Full, Item, ItemKey, MOST_ITEMS, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
+};
+use vipmux_model::Vip;
+
+fn vip(number: u16) -> Vip {
+    let [high, low] = number.to_be_bytes();
+    Vip::new([198, 18, high, low].into())
+}
+
+fn claim(number: u16, epoch: u64) -> Item {
+    Item::Claim { vip: vip(number), epoch, why: Why::Down(name(9)) }
+}
+
+fn publish(network: &mut Network, node: usize, item: Item) {
+    network.act(node, |membership, now| membership.publish(item, now)).unwrap().unwrap();
+}
+
+/// The longest round trip, and a little.
+const ROUND_TRIP: Duration = Duration::from_micros(1_100);
+
+#[test]
+fn a_change_reaches_all_within_a_round_trip_and_a_half() {
+    let mut network = together(5, 20);
+    publish(&mut network, 0, Item::Ready(true));
+    publish(&mut network, 0, claim(1, 3));
+    let published = network.now;
+    network.run(ROUND_TRIP * 3 / 2);
+    for node in 1..5 {
+        let state = &network.peer(node, 0).state;
+        assert!(state.ready && !state.draining);
+        let claimed = &state.claims[&vip(1)];
+        assert_eq!((claimed.epoch, &claimed.why), (3, &Why::Down(name(9))));
+        assert!(claimed.since > published && claimed.since <= network.now);
+        assert!(
+            network.events[node].iter().any(|(at, event)| *event == MembershipEvent::Changed && *at == claimed.since)
+        );
+    }
+}
+
+#[test]
+fn each_kind_of_item_comes_and_goes() {
+    let probed = ProbedPort { address: "10.0.0.1".parse().unwrap(), port: 80, check: 77 };
+    let mac = vipmux_common::abi::Mac::new([2, 0, 0, 0, 0, 1]);
+    let mut whole = State { ready: true, draining: true, ..State::default() };
+    whole.unable.insert(vip(2));
+    whole.macs.insert(31, mac);
+    whole.health.insert(probed, false);
+    let items = [
+        Item::Ready(true),
+        Item::Draining(true),
+        Item::Unable(vip(2)),
+        Item::Mac { segment: 31, mac },
+        Item::Health { probed, up: false },
+    ];
+    let mut network = together(3, 21);
+    for item in items.clone() {
+        publish(&mut network, 0, item);
+    }
+    publish(&mut network, 0, claim(1, 1));
+    network.run(ms(5));
+    let mut seen = network.peer(1, 0).state.clone();
+    assert_eq!(seen.claims.remove(&vip(1)).unwrap().epoch, 1);
+    assert_eq!(seen, whole);
+    for key in items.iter().map(Item::key).chain([ItemKey::Claim(vip(1))]) {
+        network.act(0, |membership, now| membership.withdraw(&key, now));
+    }
+    network.run(ms(15));
+    assert_eq!(network.peer(1, 0).state, State::default());
+}
+
+#[test]
+fn what_does_not_change_is_not_told() {
+    let mut network = together(2, 22);
+    publish(&mut network, 0, claim(1, 1));
+    network.run(ms(50));
+    let before = network.of(0).next();
+    publish(&mut network, 0, claim(1, 1));
+    network.act(0, |membership, now| membership.withdraw(&ItemKey::Draining, now));
+    assert_eq!(network.of(0).next(), before);
+}
+
+#[test]
+fn a_claim_that_stays_is_known_since_when_it_was() {
+    let mut network = together(2, 23);
+    publish(&mut network, 0, claim(1, 1));
+    network.run(ms(50));
+    let since = network.peer(1, 0).state.claims[&vip(1)].since;
+    network.kill(0);
+    network.start(0);
+    publish(&mut network, 0, claim(1, 1));
+    publish(&mut network, 0, claim(2, 1));
+    network.run(ms(2000));
+    let claims = &network.peer(1, 0).state.claims;
+    assert_eq!(claims[&vip(1)].since, since);
+    assert!(claims[&vip(2)].since > since);
+}
+
+#[test]
+fn a_restarted_nodes_state_is_taken_anew() {
+    for away in [10, 1000] {
+        let mut network = together(3, 24);
+        (0..100).for_each(|number| publish(&mut network, 0, claim(number, 1)));
+        network.run(ms(50));
+        assert_eq!(network.peer(1, 0).state.claims.len(), 100);
+        network.kill(0);
+        network.run(ms(away));
+        assert_eq!(network.peer(1, 0).state.claims.len(), 100, "it is not forgotten meanwhile");
+        network.start(0);
+        publish(&mut network, 0, claim(5000, 9));
+        network.run(ms(2000));
+        for node in 1..3 {
+            let claims = &network.peer(node, 0).state.claims;
+            assert_eq!(claims.keys().collect::<Vec<_>>(), [&vip(5000)], "away for {away} ms");
+        }
+    }
+}
+
+#[test]
+fn states_come_through_in_spite_of_losses() {
+    for seed in 0..5 {
+        let mut network = together(5, seed);
+        network.loss = 300;
+        for round in 0..20 {
+            let gone = ItemKey::Claim(vip(u16::try_from(round).unwrap()));
+            for node in 0..5 {
+                (0..40).for_each(|number| publish(&mut network, node, claim(number, round)));
+                network.act(node, |membership, now| membership.withdraw(&gone, now));
+            }
+            network.run(ms(20));
+        }
+        let same = |network: &Network| {
+            (0..5).all(|of| {
+                (0..5).filter(|node| *node != of).all(|node| {
+                    let claims = &network.peer(of, node).state.claims;
+                    claims.len() == 39 && claims.values().all(|claimed| claimed.epoch == 19)
+                })
+            })
+        };
+        assert!(network.until(ms(2000), same).is_some(), "seed {seed}");
+    }
+}
+
+#[test]
+fn who_joins_a_large_cluster_has_all_states_at_once() {
+    let mut network = Network::idle(80, 31);
+    (0..79).for_each(|node| network.start(node));
+    assert!(network.until(ms(2000), Network::whole).is_some());
+    (0..79).for_each(|node| publish(&mut network, node, Item::Ready(true)));
+    network.run(ms(1000));
+    network.start(79);
+    network.run(ms(300));
+    assert!((0..79).all(|node| network.peer(79, node).state.ready));
+}
+
+#[test]
+fn thousands_of_items_come_in_pages_and_one_change_does_not() {
+    let mut network = together(3, 26);
+    (0..8000).for_each(|number| publish(&mut network, 0, claim(number, 1)));
+    network.run(ms(400));
+    assert_eq!(network.peer(1, 0).state.claims.len(), 8000);
+    let sent = network.sent;
+    publish(&mut network, 0, claim(4000, 2));
+    network.run(ROUND_TRIP * 2);
+    assert_eq!(network.peer(1, 0).state.claims[&vip(4000)].epoch, 2);
+    assert!(network.sent - sent < 40, "{} payloads", network.sent - sent);
+}
+
+#[test]
+fn who_missed_more_than_is_remembered_starts_over_and_keeps_what_it_had_until_then() {
+    let mut network = together(3, 27);
+    (0..5000).for_each(|number| publish(&mut network, 0, claim(number, 1)));
+    network.run(ms(400));
+    network.cut = Box::new(|from, to| (from, to) == (0, 1) || (from, to) == (1, 0));
+    for number in 0..3000 {
+        network.act(0, |membership, now| membership.withdraw(&ItemKey::Claim(vip(number)), now));
+    }
+    network.run(ms(200));
+    assert_eq!(network.peer(2, 0).state.claims.len(), 2000, "in time, or anew");
+    assert_eq!(network.peer(1, 0).state.claims.len(), 5000);
+    network.cut = Box::new(|_, _| false);
+    let mut seen = std::collections::BTreeSet::new();
+    let done = network.until(ms(2000), |network| {
+        seen.insert(network.peer(1, 0).state.claims.len());
+        network.peer(1, 0).state.claims.len() == 2000
+    });
+    assert!(done.is_some());
+    assert_eq!(seen, [5000, 2000].into(), "never half of it");
+}
+
+#[test]
+fn what_goes_while_one_starts_over_goes_there_too() {
+    let mut network = together(2, 28);
+    // More has gone than is remembered, before anybody reads.
+    network.cut = Box::new(|_, _| true);
+    (0..6000).for_each(|number| publish(&mut network, 0, claim(number, 1)));
+    (0..2000).for_each(|number| {
+        network.act(0, |membership, now| membership.withdraw(&ItemKey::Claim(vip(number)), now));
+    });
+    network.cut = Box::new(|_, _| false);
+    network.run(ms(15));
+    // The first pages are there.
+    for number in (2000..6000).step_by(2) {
+        network.act(0, |membership, now| membership.withdraw(&ItemKey::Claim(vip(number)), now));
+        network.run(Duration::from_micros(50));
+    }
+    network.run(ms(1000));
+    let claims = &network.peer(1, 0).state.claims;
+    assert_eq!(claims.len(), 2000);
+    assert!(claims.keys().zip((2001..6000).step_by(2)).all(|(seen, number)| *seen == vip(number)));
+}
+
+#[test]
+fn a_copy_is_as_new_as_what_it_answers() {
+    let mut network = together(2, 29);
+    network.run(ms(300));
+    assert!(network.now - network.peer(1, 0).current.unwrap() <= ms(102));
+    network.cut = Box::new(|from, _| from == 0);
+    let cut = network.now;
+    network.run(ms(500));
+    assert!(network.peer(1, 0).current.unwrap() <= cut);
+}
+
+#[test]
+fn more_items_than_may_be_are_refused() {
+    let mut membership = Membership::new(name(0), 1, super::MembershipSettings::default(), ms(1));
+    for number in 0..u32::try_from(MOST_ITEMS).unwrap() {
+        membership.publish(Item::Unable(Vip::new(std::net::Ipv4Addr::from(number).into())), ms(1)).unwrap();
+    }
+    assert_eq!(membership.publish(Item::Ready(true), ms(1)), Err(Full));
+    let some = Vip::new(std::net::Ipv4Addr::from(7).into());
+    membership.publish(Item::Unable(some), ms(1)).unwrap();
+    membership.withdraw(&ItemKey::Unable(some), ms(1));
+    membership.publish(Item::Ready(true), ms(1)).unwrap();
+}
+
+#[test]
+fn a_downs_state_stays_as_it_was() {
+    let mut network = together(2, 30);
+    publish(&mut network, 0, claim(1, 1));
+    network.run(ms(20));
+    network.kill(0);
+    network.run(ms(1000));
+    assert_eq!(network.status(1, 0), Some(MemberStatus::Down));
+    assert_eq!(network.peer(1, 0).state.claims.len(), 1);
+}

@@ -1,0 +1,338 @@
+//! Places VIPs at nodes, by bounded-load weighted rendezvous hashing.
+//!
+//! The bounds follow Mirrokni, Thorup, Zadimoghaddam (2018), on the hashing of
+//! [`rendezvous`](super::rendezvous).
+//!
+//! VIPs are placed in address order. Each goes to the first node by rendezvous that leads less than
+//! its bound. The bound is the node's share of the VIPs that it is a contender for, rounded up, and
+//! one more. So no node leads much more than others, and a node that comes or goes moves few VIPs.
+
+use std::{
+    cmp::Ordering,
+    collections::BTreeMap,
+    ops::Deref,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::rendezvous::Bids;
+use vipmux_model::{Model, NodeName, Vip, advertisement::Candidates, node::Node};
+
+/// A candidate for some VIPs, as far as the cluster's objects say.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Contender {
+    /// The node.
+    pub node: NodeName,
+    /// Its weight: how much more it should lead than others; at least 1.
+    pub weight: u32,
+    /// A label excludes it from leading, unless no other node is left.
+    pub excluded: bool,
+    /// It is cordoned, so it comes last.
+    pub cordoned: bool,
+}
+
+/// The contenders for VIPs of one pool, by name. They are shared, since there are few pools and
+/// many VIPs.
+#[derive(Clone, Debug)]
+pub struct Contenders(Arc<ContenderPool>);
+
+#[derive(Debug)]
+struct ContenderPool {
+    list: List,
+    /// The contenders with the highest bids, for VIPs that were asked about. They do not depend on
+    /// which nodes are alive.
+    first: Mutex<BTreeMap<Vip, Arc<[usize]>>>,
+}
+
+/// The number of highest bids that are remembered. Seldom are all of these nodes gone, or at their
+/// bound.
+const FIRST: usize = 16;
+
+impl Contenders {
+    /// Returns the indices of the contenders with the highest bids, best first.
+    fn first(&self, vip: Vip) -> Arc<[usize]> {
+        let mut known = self.0.first.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = known.entry(vip).or_insert_with(|| {
+            let bids = self.iter().map(|contender| (&contender.node, contender.weight));
+            Bids::of(vip).first(bids, FIRST).into()
+        });
+        Arc::clone(first)
+    }
+
+    fn list(&self) -> &List {
+        &self.0.list
+    }
+}
+
+/// The contenders of one pool, as a key. Lists with equal contenders are equal. Comparing the
+/// allocations is a shortcut.
+#[derive(Clone, Debug)]
+struct List(Arc<[Contender]>);
+
+impl Ord for List {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if Arc::ptr_eq(&self.0, &other.0) { Ordering::Equal } else { self.0.cmp(&other.0) }
+    }
+}
+
+impl PartialOrd for List {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for List {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for List {}
+
+impl Deref for Contenders {
+    type Target = [Contender];
+
+    fn deref(&self) -> &[Contender] {
+        &self.0.list.0
+    }
+}
+
+impl PartialEq for Contenders {
+    fn eq(&self, other: &Self) -> bool {
+        self.list() == other.list()
+    }
+}
+
+impl Eq for Contenders {}
+
+impl FromIterator<Contender> for Contenders {
+    fn from_iter<I: IntoIterator<Item = Contender>>(contenders: I) -> Self {
+        let list = List(contenders.into_iter().collect());
+        Self(Arc::new(ContenderPool { list, first: Mutex::default() }))
+    }
+}
+
+/// Returns the contenders among `candidates`, without nodes whose network is unavailable.
+pub fn contenders(nodes: &BTreeMap<NodeName, Node>, candidates: &Candidates) -> Contenders {
+    let known = candidates.iter().filter_map(|(name, candidate)| Some((nodes.get(name)?, candidate.weight)));
+    let reachable = known.filter(|(node, _)| !node.network_unavailable);
+    reachable
+        .map(|(node, weight)| Contender {
+            node: node.name.clone(),
+            weight: weight.max(1),
+            excluded: node.excluded,
+            cordoned: node.cordoned,
+        })
+        .collect()
+}
+
+/// Returns the contenders for each of these VIPs.
+pub fn contenders_of(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<Vip, Contenders> {
+    let mut by_pool = BTreeMap::new();
+    let of = |vip| {
+        let pool = model.pool_of(vip);
+        let shared = by_pool.entry(pool).or_insert_with(|| contenders(&model.nodes, model.advertisements.of(pool)));
+        (vip, shared.clone())
+    };
+    vips.into_iter().map(of).collect()
+}
+
+/// The preference for a node now; the least value is the best. Excluded nodes lead only where no
+/// other node may. Cordoned and draining nodes come last, and a node that has just come waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Preference {
+    /// Excluded by label.
+    pub excluded: bool,
+    /// Cordoned, or draining.
+    pub leaving: bool,
+    /// Its hold-down is not over.
+    pub unready: bool,
+}
+
+impl Preference {
+    /// Returns whether a node like this should get a VIP of a node like `other`. No VIP moves only
+    /// since a node is ready.
+    pub(super) fn precedes(self, other: Self) -> bool {
+        (self.excluded, self.leaving) < (other.excluded, other.leaving)
+    }
+}
+
+/// The preferences for all contenders, and the bounds that follow from them.
+#[derive(Debug)]
+pub struct Preferences {
+    /// The best contenders of each pool.
+    pools: BTreeMap<List, Best>,
+    bounds: BTreeMap<NodeName, u64>,
+}
+
+/// The contenders of a pool with the best preference.
+#[derive(Debug)]
+struct Best {
+    /// Their preference; `None`: there are none.
+    least: Option<Preference>,
+    /// One flag for each contender: it is one of them.
+    are: Vec<bool>,
+}
+
+impl Best {
+    fn of(contenders: &[Contender], preference: &dyn Fn(&Contender) -> Option<Preference>) -> Self {
+        let all: Vec<_> = contenders.iter().map(preference).collect();
+        let least = all.iter().flatten().min().copied();
+        Self { least, are: all.into_iter().map(|preference| preference.is_some() && preference == least).collect() }
+    }
+}
+
+impl Preferences {
+    /// Computes the preferences for VIPs with these contenders. `preference` returns `None` for a
+    /// node that cannot lead now.
+    pub fn new<'a>(
+        vips: impl IntoIterator<Item = &'a Contenders>,
+        preference: &dyn Fn(&Contender) -> Option<Preference>,
+    ) -> Self {
+        let mut counts: BTreeMap<&'a List, (&'a Contenders, u64)> = BTreeMap::new();
+        for contenders in vips {
+            counts.entry(contenders.list()).or_insert((contenders, 0)).1 += 1;
+        }
+        let mut pools = BTreeMap::new();
+        // In units of 2^-32 of a VIP.
+        let mut shares: BTreeMap<&'a NodeName, u64> = BTreeMap::new();
+        for (pool, (contenders, count)) in counts {
+            let best = Best::of(contenders, preference);
+            let chosen = || contenders.iter().zip(&best.are).filter(|(_, is)| **is).map(|(contender, _)| contender);
+            let total: u64 = chosen().map(|contender| u64::from(contender.weight)).sum();
+            for contender in chosen() {
+                let share = (count << 32).saturating_mul(u64::from(contender.weight)) / total.max(1);
+                let sum = shares.entry(&contender.node).or_default();
+                *sum = sum.saturating_add(share);
+            }
+            pools.insert(pool.clone(), best);
+        }
+        // A share that is whole but for the roundings above is not rounded up.
+        let rounded = |share: u64| share.saturating_sub(1 << 16).div_ceil(1 << 32);
+        let bounds = shares.into_iter().map(|(node, share)| (node.clone(), rounded(share) + 1)).collect();
+        Self { pools, bounds }
+    }
+
+    /// Returns the most VIPs that a node should lead.
+    pub fn bound(&self, node: &NodeName) -> u64 {
+        self.bounds.get(node).copied().unwrap_or_default()
+    }
+}
+
+/// A placement of VIPs, by the view of all nodes at one moment.
+pub struct LeaderPlacement<'a> {
+    vips: &'a BTreeMap<Vip, Contenders>,
+    preference: &'a dyn Fn(&Contender) -> Option<Preference>,
+    preferences: &'a Preferences,
+    /// The VIPs that each node leads already,
+    loads: &'a BTreeMap<NodeName, u64>,
+    /// and those that this placement adds.
+    placed: BTreeMap<&'a NodeName, u64>,
+}
+
+impl<'a> LeaderPlacement<'a> {
+    /// Begins a placement. `preferences` must be those of `vips` by `preference`.
+    pub const fn new(
+        vips: &'a BTreeMap<Vip, Contenders>,
+        preference: &'a dyn Fn(&Contender) -> Option<Preference>,
+        preferences: &'a Preferences,
+        loads: &'a BTreeMap<NodeName, u64>,
+    ) -> Self {
+        Self { vips, preference, preferences, loads, placed: BTreeMap::new() }
+    }
+
+    /// Counts `more` VIPs as led by the node.
+    pub fn add(&mut self, node: &'a NodeName, more: u64) {
+        *self.placed.entry(node).or_default() += more;
+    }
+
+    fn load(&self, node: &NodeName) -> u64 {
+        let of = |loads: Option<&u64>| loads.copied().unwrap_or_default();
+        of(self.loads.get(node)) + of(self.placed.get(node))
+    }
+
+    /// Returns whether a node leads no more than its bound.
+    pub fn has_room(&self, node: &NodeName) -> bool {
+        self.load(node) <= self.preferences.bound(node)
+    }
+
+    /// Returns the best preference among the contenders that can announce a VIP.
+    pub fn best(&self, vip: Vip, able: impl Fn(&NodeName) -> bool) -> Option<Preference> {
+        let contenders = self.vips.get(&vip)?;
+        let best = self.preferences.pools.get(contenders.list())?;
+        if contenders.iter().zip(&best.are).any(|(contender, is)| *is && able(&contender.node)) {
+            return best.least;
+        }
+        contenders.iter().filter(|contender| able(&contender.node)).filter_map(self.preference).min()
+    }
+
+    /// Returns the node that should take a VIP, and counts the VIP as led by it. `turn`: the number
+    /// of nodes that should have taken it before, and did not.
+    pub fn place(&mut self, vip: Vip, turn: usize, able: impl Fn(&NodeName) -> bool) -> Option<&'a NodeName> {
+        let contenders = self.vips.get(&vip)?;
+        let best = self.preferences.pools.get(contenders.list())?;
+        let room = |node: &NodeName| self.load(node) < self.preferences.bound(node);
+        let first = contenders.first(vip);
+        let fits = |at: &&usize| best.are[**at] && able(&contenders[**at].node) && room(&contenders[**at].node);
+        let chosen = match first.iter().filter(fits).nth(turn) {
+            Some(at) => Some(&contenders[*at].node),
+            None => self.place_among_all(contenders, best, vip, turn, able),
+        };
+        if let Some(node) = chosen {
+            self.add(node, 1);
+        }
+        chosen
+    }
+
+    /// Places a VIP as [`Self::place`] does, if none of the first contenders can take it.
+    fn place_among_all(
+        &self,
+        contenders: &'a [Contender],
+        best: &Best,
+        vip: Vip,
+        turn: usize,
+        able: impl Fn(&NodeName) -> bool,
+    ) -> Option<&'a NodeName> {
+        let able = |contender: &&Contender| able(&contender.node);
+        let mut usable: Vec<&'a Contender> = contenders
+            .iter()
+            .zip(&best.are)
+            .filter(|(_, is)| **is)
+            .map(|(contender, _)| contender)
+            .filter(able)
+            .collect();
+        if usable.is_empty() {
+            // The best contenders cannot announce this VIP.
+            let next = |contender: &&Contender| able(contender) && (self.preference)(contender).is_some();
+            usable = contenders.iter().filter(next).collect();
+            let least = usable.iter().filter_map(|contender| (self.preference)(contender)).min();
+            usable.retain(|contender| (self.preference)(contender) == least);
+        }
+        let bids = Bids::of(vip);
+        bids.sort(&mut usable, |contender| (&contender.node, contender.weight));
+        // Contenders with room come first. The order among them stays.
+        usable.sort_by_key(|contender| self.load(&contender.node) >= self.preferences.bound(&contender.node));
+        (!usable.is_empty()).then(|| &usable[turn % usable.len()].node)
+    }
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "the signature of a preference for living nodes")]
+fn as_the_objects_say(contender: &Contender) -> Option<Preference> {
+    Some(Preference { excluded: contender.excluded, leaving: contender.cordoned, unready: false })
+}
+
+/// Returns the contenders with the best preference if all nodes could lead.
+pub fn foremost(contenders: &[Contender]) -> Vec<&Contender> {
+    let best = Best::of(contenders, &as_the_objects_say);
+    contenders.iter().zip(best.are).filter(|(_, is)| *is).map(|(contender, _)| contender).collect()
+}
+
+/// Returns the node that should lead each VIP if all nodes could; `None`: there is none. `vipmux
+/// plan` shows this. It also comes about where all agents start together.
+pub fn leaders(vips: &BTreeMap<Vip, Contenders>) -> BTreeMap<Vip, Option<NodeName>> {
+    let (preferences, loads) = (Preferences::new(vips.values(), &as_the_objects_say), BTreeMap::new());
+    let mut placement = LeaderPlacement::new(vips, &as_the_objects_say, &preferences, &loads);
+    vips.keys().map(|vip| (*vip, placement.place(*vip, 0, |_| true).cloned())).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! The simulated nodes, the networks between them, and the VIPs that they lead.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use super::{AgentEvent, StoreAccess, agent::Agent, clock::Clock, kernel::Kernel, network::Network, random::Dice, vip};
+use crate::placement::{Contender, Contenders};
+use vipmux_model::{NodeName, Vip};
+
+/// A simulated node.
+pub(super) struct Node {
+    pub(super) name: NodeName,
+    pub(super) clock: Clock,
+    pub(super) kernel: Kernel,
+    pub(super) agent: Option<Box<Agent>>,
+    /// The number of starts of its agent.
+    pub(super) run: u64,
+    /// The events for an agent that is stopped by SIGSTOP.
+    pub(super) paused: Option<VecDeque<AgentEvent>>,
+    pub(super) access: StoreAccess,
+    pub(super) cordoned: bool,
+    /// It was asked to drain or to stop.
+    pub(super) leaving: bool,
+    /// The time at which it was last started, resumed or plugged in.
+    pub(super) since: Duration,
+}
+
+impl Node {
+    fn new(number: usize, dice: &mut Dice) -> Self {
+        Self {
+            name: node_name(number),
+            clock: Clock {
+                offset: dice.millis(1000, 1_000_000_000),
+                drift: i64::try_from(dice.below(20_001)).unwrap_or(0) - 10_000,
+            },
+            kernel: Kernel::default(),
+            agent: None,
+            run: 0,
+            paused: None,
+            access: StoreAccess::Open,
+            cordoned: false,
+            leaving: false,
+            since: Duration::ZERO,
+        }
+    }
+}
+
+/// The cluster, without the store.
+pub(super) struct Cluster {
+    pub(super) nodes: Vec<Node>,
+    names: BTreeMap<NodeName, usize>,
+    pub(super) network: Network,
+    /// The VIPs that Services use.
+    pub(super) vips: BTreeSet<Vip>,
+    /// Addresses that foreign speakers have.
+    pub(super) foreign_speakers: BTreeSet<Vip>,
+}
+
+impl Cluster {
+    pub(super) fn new(nodes: usize, vips: usize, dice: &mut Dice) -> Self {
+        let nodes: Vec<_> = (0..nodes).map(|number| Node::new(number, dice)).collect();
+        let names = nodes.iter().enumerate().map(|(at, node)| (node.name.clone(), at)).collect();
+        Self {
+            nodes,
+            names,
+            network: Network::new(),
+            vips: (0..vips).map(vip).collect(),
+            foreign_speakers: BTreeSet::new(),
+        }
+    }
+
+    /// Returns the number of the node with this name.
+    pub(super) fn number(&self, name: &NodeName) -> Option<usize> {
+        self.names.get(name).copied()
+    }
+
+    /// Returns `CLOCK_BOOTTIME` of a node.
+    pub(super) fn local(&self, node: usize, now: Duration) -> Duration {
+        self.nodes[node].clock.local(now)
+    }
+
+    /// Returns whether a node's kernel would answer for this VIP to a client that can reach it.
+    pub(super) fn answers(&self, node: usize, vip: Vip, now: Duration) -> bool {
+        self.nodes[node].kernel.answers(vip, self.local(node, now)) && self.network.is_on(node)
+    }
+
+    /// Returns whether another node answers a node that asks the LAN for an address.
+    pub(super) fn is_answered(&self, node: usize, vip: Vip, now: Duration) -> bool {
+        (0..self.nodes.len()).any(|other| {
+            other != node
+                && self.answers(other, vip, now)
+                && self.network.hears(node, other)
+                && self.network.hears(other, node)
+        })
+    }
+
+    /// Returns whether an agent runs there that can lead.
+    pub(super) fn is_there(&self, node: usize) -> bool {
+        let at = &self.nodes[node];
+        at.agent.is_some() && at.paused.is_none() && self.network.is_on(node)
+    }
+
+    /// Returns the VIPs and who may lead them, as from the manifests.
+    pub(super) fn contenders(&self) -> BTreeMap<Vip, Contenders> {
+        let contender =
+            |node: &Node| Contender { node: node.name.clone(), weight: 1, excluded: false, cordoned: node.cordoned };
+        let contenders: Contenders = self.nodes.iter().map(contender).collect();
+        self.vips.iter().map(|vip| (*vip, contenders.clone())).collect()
+    }
+}
+
+#[expect(clippy::expect_used, reason = "a letter and digits are a Node's name")]
+fn node_name(number: usize) -> NodeName {
+    NodeName::new(format!("n{number}")).expect("a Node's name")
+}

@@ -1,0 +1,181 @@
+//! The faults, and their effects on the world.
+
+use std::collections::BTreeSet;
+
+use super::{AgentEvent, StoreAccess, World, WorldEvent, network::Network, vip};
+use vipmux_model::Vip;
+
+/// A fault, or its end. Nodes and VIPs are given by their numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// The agent begins.
+    Start(usize),
+    /// The agent dies. The kernel goes on.
+    Crash(usize),
+    /// The whole node dies.
+    PowerOff(usize),
+    /// SIGSTOP, and SIGCONT.
+    Pause(usize),
+    Resume(usize),
+    /// The carrier goes, and comes.
+    Unplug(usize),
+    Plug(usize),
+    /// The node is cut off behind the switch, and is not any more.
+    Cut(usize),
+    Mend(usize),
+    /// The gossip that is lost, of a thousand.
+    Loss(u64),
+    /// The announcements that are lost, of a thousand.
+    LanLoss(u64),
+    /// The longest delay of gossip, microseconds.
+    Delay(u64),
+    /// Gossip does not get through from the first to the second.
+    Deaf(usize, usize),
+    /// The LAN does not get through from the first to the second.
+    LanDeaf(usize, usize),
+    /// The node is on the other side of a LAN in two parts.
+    Aside(usize),
+    /// The access of a node to the store.
+    Access(usize, StoreAccess),
+    /// The networks and the store are whole, and all nodes are on them.
+    Heal,
+    /// The same, and every agent runs.
+    Recover,
+    /// The agent is asked to drain, or its drain ends.
+    Drain(usize, bool),
+    /// SIGTERM.
+    Stop(usize),
+    /// The Node is cordoned, or is not any more.
+    Cordon(usize, bool),
+    /// A VIP comes, or goes.
+    Want(usize, bool),
+    /// Somebody announces a VIP with a peer's MAC.
+    Spoof {
+        vip: usize,
+        by: usize,
+    },
+    /// A foreign speaker has the address, or no longer.
+    ForeignSpeaker(usize, bool),
+    /// Everything has settled: moves and writes count from now on.
+    Mark,
+}
+
+/// Adds the VIP to the set, or removes it.
+fn set_present(vips: &mut BTreeSet<Vip>, vip: Vip, present: bool) {
+    if present {
+        vips.insert(vip)
+    } else {
+        vips.remove(&vip)
+    };
+}
+
+impl World {
+    pub(super) fn fault(&mut self, fault: &Fault) {
+        self.log(None, || format!("** {fault:?}"));
+        if *fault != Fault::Mark {
+            self.checker.disturbed = self.schedule.now;
+        }
+        match *fault {
+            Fault::Start(node) => self.start(node),
+            Fault::Crash(node) => self.kill(node),
+            Fault::PowerOff(node) => self.power_off(node),
+            Fault::Pause(node) => self.pause(node),
+            Fault::Resume(node) => self.resume(node),
+            Fault::Unplug(node) => {
+                self.cluster.network.unplugged.insert(node);
+                self.notice_link(node);
+            }
+            Fault::Plug(node) => self.plug(node),
+            Fault::Cut(node) => {
+                self.cluster.network.cut.insert(node);
+            }
+            Fault::Mend(node) => {
+                self.cluster.network.cut.remove(&node);
+                self.cluster.nodes[node].since = self.schedule.now;
+            }
+            Fault::Loss(loss) => self.cluster.network.loss = loss,
+            Fault::LanLoss(loss) => self.cluster.network.lan_loss = loss,
+            Fault::Delay(delay) => self.cluster.network.delay = delay,
+            Fault::Deaf(from, to) => {
+                self.cluster.network.deaf.insert((from, to));
+            }
+            Fault::LanDeaf(from, to) => {
+                self.cluster.network.lan_deaf.insert((from, to));
+            }
+            Fault::Aside(node) => {
+                self.cluster.network.aside.insert(node);
+            }
+            Fault::Access(node, access) => self.cluster.nodes[node].access = access,
+            Fault::Heal => self.heal(),
+            Fault::Recover => self.recover(),
+            Fault::Drain(node, drains) => self.drain(node, drains, false),
+            Fault::Stop(node) => self.drain(node, true, true),
+            Fault::Cordon(node, cordoned) => {
+                self.cluster.nodes[node].cordoned = cordoned;
+                self.contend();
+            }
+            Fault::Want(number, wanted) => self.want(vip(number), wanted),
+            Fault::Spoof { vip: number, by } => {
+                for node in 0..self.cluster.nodes.len() {
+                    self.hear(node, by, vip(number));
+                }
+            }
+            Fault::ForeignSpeaker(number, there) => {
+                set_present(&mut self.cluster.foreign_speakers, vip(number), there);
+            }
+            Fault::Mark => self.checker.mark(&self.server),
+        }
+        self.checker.touch_all();
+    }
+
+    fn plug(&mut self, node: usize) {
+        self.cluster.network.unplugged.remove(&node);
+        self.cluster.nodes[node].since = self.schedule.now;
+        self.notice_link(node);
+    }
+
+    fn power_off(&mut self, node: usize) {
+        self.kill(node);
+        let led: Vec<_> = self.cluster.nodes[node].kernel.flags.iter().copied().collect();
+        for vip in led {
+            self.set_flag(node, vip, false);
+        }
+    }
+
+    fn want(&mut self, vip: Vip, wanted: bool) {
+        set_present(&mut self.cluster.vips, vip, wanted);
+        self.checker.forget(vip);
+        self.contend();
+    }
+
+    fn recover(&mut self) {
+        self.heal();
+        for node in 0..self.cluster.nodes.len() {
+            self.resume(node);
+            self.drain(node, false, false);
+            self.cluster.nodes[node].cordoned = false;
+            let after = self.dice.millis(0, 20);
+            self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));
+        }
+        self.cluster.foreign_speakers.clear();
+        self.contend();
+    }
+
+    fn heal(&mut self) {
+        let plugged: Vec<_> = std::mem::take(&mut self.cluster.network.unplugged).into_iter().collect();
+        plugged
+            .iter()
+            .chain(&self.cluster.network.cut)
+            .for_each(|node| self.cluster.nodes[*node].since = self.schedule.now);
+        self.cluster.network = Network::new();
+        for node in plugged {
+            self.notice_link(node);
+        }
+        self.cluster.nodes.iter_mut().for_each(|node| node.access = StoreAccess::Open);
+    }
+
+    fn notice_link(&mut self, node: usize) {
+        let after = self.dice.millis(1, 20);
+        self.schedule_agent(node, after, AgentEvent::Sync { looked: false });
+    }
+}

@@ -1,0 +1,376 @@
+//! The scenarios: the faults of a run, by the scenario's name and the seed.
+
+use std::{ops::Range, time::Duration};
+
+use super::{
+    Fault, Setup, StoreAccess,
+    checker::{Promise, WINDOW},
+    random::Dice,
+};
+use crate::ElectionSettings;
+
+/// A kind of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Scenario {
+    /// Nothing.
+    Quiet,
+    /// Three of ten gossip messages are lost.
+    Loss,
+    /// Agents and nodes die and come back.
+    Crash,
+    /// Agents are stopped and go on.
+    Pause,
+    /// Links go down and come up.
+    Link,
+    /// Nodes are drained, cordoned, and stopped in order.
+    Drain,
+    /// Nodes are cut off behind the switch.
+    Cut,
+    /// The store cannot be reached, or its answers do not come, while agents come and go.
+    Store,
+    /// Gossip is filtered, also one way, while the LAN and the store work.
+    Gossip,
+    /// The LAN is in parts, or loses frames one way.
+    Lan,
+    /// Gossip, LAN and store at once are in two parts.
+    Partition,
+    /// VIPs come and go.
+    Vips,
+    /// VIPs are announced in a peer's name, and foreign speakers have addresses.
+    Spoof,
+    /// One agent dies and comes back all the time.
+    Flap,
+    /// All of these.
+    Chaos,
+    /// A thousand nodes, ten thousand VIPs, and a tenth of the nodes dies at once.
+    Large,
+}
+
+/// The plan of a run.
+pub(super) struct Plan {
+    pub(super) nodes: usize,
+    pub(super) vips: usize,
+    pub(super) settings: ElectionSettings,
+    pub(super) length: Duration,
+    pub(super) faults: Vec<(Duration, Fault)>,
+    pub(super) promise: Promise,
+}
+
+/// The time at which faults begin, milliseconds. All nodes have started by then, and VIPs have
+/// moved to nodes that came later.
+const BEGIN: u64 = 10_000;
+/// The quiet time at the end, milliseconds.
+const TAIL: u64 = 14_000;
+
+const STRICT: Promise = Promise {
+    overlap: Duration::ZERO,
+    answer: Duration::from_secs(1),
+    moves: u32::MAX,
+    writes: u64::MAX,
+    balance: true,
+    interval: Duration::from_millis(50),
+};
+
+impl Scenario {
+    /// The scenarios that are small enough to run often.
+    pub const SMALL: [Self; 15] = [
+        Self::Quiet,
+        Self::Loss,
+        Self::Crash,
+        Self::Pause,
+        Self::Link,
+        Self::Drain,
+        Self::Cut,
+        Self::Store,
+        Self::Gossip,
+        Self::Lan,
+        Self::Partition,
+        Self::Vips,
+        Self::Spoof,
+        Self::Flap,
+        Self::Chaos,
+    ];
+
+    /// Returns the scenario's name, in lower-case letters.
+    pub fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
+    }
+
+    /// Returns the scenario of this name.
+    pub fn named(name: &str) -> Option<Self> {
+        Self::SMALL.into_iter().chain([Self::Large]).find(|scenario| scenario.name() == name)
+    }
+
+    pub(super) fn plan(self, setup: &Setup, dice: &mut Dice) -> Plan {
+        if self == Self::Large {
+            return large(setup, dice);
+        }
+        let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
+        let vips = setup.vips.unwrap_or_else(|| 1 + dice.index(4));
+        let settings = ElectionSettings {
+            hold_down: Duration::from_millis([0, 500, 2000][dice.index(3)]),
+            detect: dice.chance(500),
+            ..ElectionSettings::default()
+        };
+        let mut script = Script { dice, nodes, vips, faults: Vec::new() };
+        for node in 0..nodes {
+            let at = script.dice.below(300);
+            script.add(at, Fault::Start(node));
+        }
+        let spell = BEGIN + 8_000 + script.dice.below(12_000);
+        let during = BEGIN..spell;
+        let (promise, length) = script.write(self, during);
+        let faults = script.faults;
+        Plan { nodes, vips, settings, length: Duration::from_millis(length), faults, promise }
+    }
+}
+
+/// A plan in the making. Times are milliseconds.
+struct Script<'a> {
+    dice: &'a mut Dice,
+    nodes: usize,
+    vips: usize,
+    faults: Vec<(Duration, Fault)>,
+}
+
+impl Script<'_> {
+    fn add(&mut self, at: u64, fault: Fault) {
+        let at = Duration::from_millis(at) + self.dice.micros(0, 999);
+        self.faults.push((at, fault));
+    }
+
+    fn node(&mut self) -> usize {
+        self.dice.index(self.nodes)
+    }
+
+    fn vip(&mut self) -> usize {
+        self.dice.index(self.vips)
+    }
+
+    fn write(&mut self, scenario: Scenario, during: Range<u64>) -> (Promise, u64) {
+        let window = Promise { overlap: WINDOW, answer: Duration::from_secs(8), ..STRICT };
+        let slow = Promise { answer: Duration::from_secs(3), ..STRICT };
+        let promise = match scenario {
+            Scenario::Quiet => {
+                self.add(BEGIN, Fault::Mark);
+                return (Promise { moves: 0, writes: 0, ..STRICT }, during.end);
+            }
+            Scenario::Loss => {
+                self.add(5_000, Fault::Loss(300));
+                self.add(BEGIN, Fault::Mark);
+                return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
+            }
+            Scenario::Crash | Scenario::Pause | Scenario::Link => STRICT,
+            Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
+            _ => window,
+        };
+        let end = during.end;
+        let kinds: &[Scenario] = match scenario {
+            Scenario::Chaos => &Scenario::SMALL[2..14],
+            Scenario::Store => &[Scenario::Store, Scenario::Store, Scenario::Crash, Scenario::Drain, Scenario::Pause],
+            _ => &[scenario],
+        };
+        let mut at = during.start;
+        while at < end {
+            let kind = kinds[self.dice.index(kinds.len())];
+            let pause = self.one(kind, at);
+            at += pause;
+        }
+        self.add(end, Fault::Recover);
+        (promise, end + TAIL)
+    }
+
+    /// Adds a fault of a kind, and its end. Returns the time until the next fault.
+    fn one(&mut self, kind: Scenario, at: u64) -> u64 {
+        let node = self.node();
+        let short = self.dice.chance(400);
+        let lasts = if short { 20 + self.dice.below(400) } else { 400 + self.dice.below(6_000) };
+        match kind {
+            Scenario::Crash | Scenario::Flap => {
+                let power = self.dice.chance(250);
+                self.add(at, if power { Fault::PowerOff(node) } else { Fault::Crash(node) });
+                self.add(at + lasts, Fault::Start(node));
+            }
+            Scenario::Pause => {
+                self.add(at, Fault::Pause(node));
+                self.add(at + lasts, Fault::Resume(node));
+            }
+            Scenario::Link => {
+                self.add(at, Fault::Unplug(node));
+                self.add(at + lasts, Fault::Plug(node));
+            }
+            Scenario::Cut => {
+                self.add(at, Fault::Cut(node));
+                self.add(at + lasts, Fault::Mend(node));
+            }
+            Scenario::Drain => self.drain(node, at, lasts),
+            Scenario::Store => self.store(at, lasts),
+            Scenario::Gossip => self.gossip(at, lasts),
+            Scenario::Lan => self.lan(at, lasts),
+            Scenario::Partition => self.partition(at, lasts),
+            Scenario::Vips => {
+                let vip = self.vip();
+                self.add(at, Fault::Want(vip, false));
+                self.add(at + lasts, Fault::Want(vip, true));
+            }
+            Scenario::Spoof => self.spoof(at, lasts),
+            _ => {}
+        }
+        if kind == Scenario::Flap {
+            return 100 + self.dice.below(900);
+        }
+        if self.dice.chance(300) { self.dice.below(400) } else { 500 + self.dice.below(5_000) }
+    }
+
+    fn drain(&mut self, node: usize, at: u64, lasts: u64) {
+        match self.dice.below(3) {
+            0 => {
+                self.add(at, Fault::Drain(node, true));
+                self.add(at + lasts, Fault::Drain(node, false));
+            }
+            1 => {
+                self.add(at, Fault::Cordon(node, true));
+                self.add(at + lasts, Fault::Cordon(node, false));
+            }
+            _ => {
+                self.add(at, Fault::Stop(node));
+                self.add(at + 1_000 + lasts, Fault::Start(node));
+            }
+        }
+    }
+
+    fn store(&mut self, at: u64, lasts: u64) {
+        let access = [StoreAccess::Refused, StoreAccess::Hangs, StoreAccess::Mute][self.dice.index(3)];
+        let all = self.dice.chance(400);
+        let node = self.node();
+        for node in 0..self.nodes {
+            if all || self.dice.chance(300) {
+                self.add(at, Fault::Access(node, access));
+                self.add(at + lasts, Fault::Access(node, StoreAccess::Open));
+            }
+        }
+        if self.dice.chance(700) {
+            let after = self.dice.below(lasts);
+            self.add(at + after, Fault::Crash(node));
+            self.add(at + lasts + 1_000, Fault::Start(node));
+        }
+    }
+
+    fn gossip(&mut self, at: u64, lasts: u64) {
+        let node = self.node();
+        match self.dice.below(5) {
+            0 => {
+                let loss = 200 + self.dice.below(700);
+                self.add(at, Fault::Loss(loss));
+            }
+            1 => {
+                let delay = 2_000 + self.dice.below(200_000);
+                self.add(at, Fault::Delay(delay));
+            }
+            2 => {
+                for other in 0..self.nodes {
+                    self.add(at, Fault::Deaf(node, other));
+                }
+            }
+            3 => {
+                for other in 0..self.nodes {
+                    self.add(at, Fault::Deaf(node, other));
+                    self.add(at, Fault::Deaf(other, node));
+                }
+            }
+            _ => {
+                for _ in 0..=self.dice.below(4) {
+                    let (from, to) = (self.node(), self.node());
+                    self.add(at, Fault::Deaf(from, to));
+                }
+            }
+        }
+        self.add(at + lasts, Fault::Heal);
+    }
+
+    fn lan(&mut self, at: u64, lasts: u64) {
+        match self.dice.below(3) {
+            0 => {
+                let loss = 300 + self.dice.below(700);
+                self.add(at, Fault::LanLoss(loss));
+            }
+            1 => {
+                for _ in 0..=self.dice.below(4) {
+                    let (from, to) = (self.node(), self.node());
+                    self.add(at, Fault::LanDeaf(from, to));
+                }
+            }
+            _ => {
+                for node in self.side() {
+                    self.add(at, Fault::Aside(node));
+                }
+            }
+        }
+        if self.dice.chance(500) {
+            let (node, after) = (self.node(), self.dice.below(lasts));
+            self.add(at + after, Fault::Crash(node));
+            self.add(at + after + lasts, Fault::Start(node));
+        }
+        self.add(at + lasts, Fault::Heal);
+    }
+
+    fn side(&mut self) -> Vec<usize> {
+        let count = 1 + self.dice.index(self.nodes.saturating_sub(1).max(1));
+        self.dice.some(count, self.nodes)
+    }
+
+    fn partition(&mut self, at: u64, lasts: u64) {
+        let side = self.side();
+        let (lan, store) = (self.dice.chance(700), self.dice.chance(500));
+        for node in side.clone() {
+            if lan {
+                self.add(at, Fault::Aside(node));
+            }
+            if store {
+                self.add(at, Fault::Access(node, StoreAccess::Hangs));
+            }
+            for other in (0..self.nodes).filter(|other| !side.contains(other)) {
+                self.add(at, Fault::Deaf(node, other));
+                self.add(at, Fault::Deaf(other, node));
+            }
+        }
+        self.add(at + lasts, Fault::Heal);
+    }
+
+    fn spoof(&mut self, at: u64, lasts: u64) {
+        let vip = self.vip();
+        if self.dice.chance(600) {
+            let by = self.node();
+            self.add(at, Fault::Spoof { vip, by });
+        } else {
+            self.add(at, Fault::ForeignSpeaker(vip, true));
+            self.add(at, Fault::Want(vip, false));
+            self.add(at + 300, Fault::Want(vip, true));
+            self.add(at + 300 + lasts, Fault::ForeignSpeaker(vip, false));
+        }
+    }
+}
+
+fn large(setup: &Setup, dice: &mut Dice) -> Plan {
+    let (nodes, vips) = (setup.nodes.unwrap_or(1_000), setup.vips.unwrap_or(10_000));
+    let settings = ElectionSettings { hold_down: Duration::ZERO, detect: false, ..ElectionSettings::default() };
+    let mut script = Script { dice, nodes, vips, faults: Vec::new() };
+    for node in 0..nodes {
+        let at = script.dice.below(500);
+        script.add(at, Fault::Start(node));
+    }
+    let dies = 8_000;
+    script.add(dies - 1, Fault::Mark);
+    for node in script.dice.some(nodes.div_ceil(10), nodes) {
+        script.faults.push((Duration::from_millis(dies), Fault::Crash(node)));
+    }
+    let promise = Promise {
+        answer: Duration::from_secs(3),
+        moves: 1,
+        balance: false,
+        interval: Duration::from_millis(20),
+        ..STRICT
+    };
+    let faults = script.faults;
+    Plan { nodes, vips, settings, length: Duration::from_millis(dies + 4_000), faults, promise }
+}

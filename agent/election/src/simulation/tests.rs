@@ -1,0 +1,141 @@
+//! Runs each scenario with a few seeds, and tests the checker.
+//!
+//! `VIPMUX_SIM_SEEDS` sets the number of seeds. `cargo xtask sim` runs thousands.
+
+use std::{
+    env,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
+use super::*;
+
+/// The default number of seeds of each scenario: some seconds without optimizations.
+const SEEDS: u64 = 6;
+
+fn seeds() -> u64 {
+    env::var("VIPMUX_SIM_SEEDS").map_or(SEEDS, |seeds| seeds.parse().expect("a number of seeds"))
+}
+
+/// Describes a run that failed.
+fn report(setup: Setup) -> String {
+    let Report { violation, trace, .. } = Setup { trace: true, ..setup }.run();
+    let Setup { scenario, seed, .. } = setup;
+    let lines = trace[trace.len().saturating_sub(200)..].join("\n");
+    let again = format!("cargo xtask sim --scenario {} --seed {seed} --trace", scenario.name());
+    format!("{lines}\n{}\nagain: {again}", violation.unwrap_or_default())
+}
+
+fn all_is_well(scenario: Scenario, seeds: Range<u64>) {
+    let next = AtomicU64::new(seeds.start);
+    let run = || {
+        while let Some(seed) = Some(next.fetch_add(1, Ordering::Relaxed)).filter(|seed| *seed < seeds.end) {
+            let setup = Setup::new(scenario, seed);
+            assert!(setup.run().violation.is_none(), "{}", report(setup));
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from);
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
+}
+
+#[test]
+fn nothing_moves_and_nothing_is_written_while_nothing_happens() {
+    all_is_well(Scenario::Quiet, 0..seeds());
+}
+
+#[test]
+fn leadership_does_not_move_while_three_of_ten_messages_are_lost() {
+    all_is_well(Scenario::Loss, 0..seeds().div_ceil(3));
+}
+
+#[test]
+fn never_do_two_answer_after_crashes_restarts_and_power_failures() {
+    all_is_well(Scenario::Crash, 0..seeds());
+    all_is_well(Scenario::Flap, 0..seeds());
+}
+
+#[test]
+fn never_do_two_answer_after_pauses() {
+    all_is_well(Scenario::Pause, 0..seeds());
+}
+
+#[test]
+fn never_do_two_answer_after_lost_links() {
+    all_is_well(Scenario::Link, 0..seeds());
+    all_is_well(Scenario::Cut, 0..seeds());
+}
+
+#[test]
+fn never_do_two_answer_while_nodes_are_drained_and_stopped() {
+    all_is_well(Scenario::Drain, 0..seeds());
+}
+
+#[test]
+fn each_vip_is_answered_for_while_others_come_and_go_or_are_spoofed() {
+    all_is_well(Scenario::Vips, 0..seeds());
+    all_is_well(Scenario::Spoof, 0..seeds());
+}
+
+#[test]
+fn two_answer_no_longer_than_a_deadline_after_faults_of_the_networks_and_the_store() {
+    for scenario in [Scenario::Store, Scenario::Gossip, Scenario::Lan, Scenario::Partition] {
+        all_is_well(scenario, 0..seeds());
+    }
+}
+
+#[test]
+fn two_answer_no_longer_than_a_deadline_after_faults_of_every_kind() {
+    all_is_well(Scenario::Chaos, 0..seeds());
+}
+
+#[test]
+fn a_run_comes_out_the_same_again() {
+    let setup = Setup { trace: true, ..Setup::new(Scenario::Chaos, 1) };
+    let (first, second) = (setup.run(), setup.run());
+    assert!(!first.trace.is_empty());
+    assert_eq!(first.trace, second.trace);
+    assert_eq!(first.figures.events, second.figures.events);
+}
+
+/// Asserts that one of these seeds finds the fault, and passes without it.
+fn is_found(mutation: Mutation, scenario: Scenario, seeds: Range<u64>, what: &str) {
+    let found = seeds.clone().find_map(|seed| {
+        let broken = Setup { mutation: Some(mutation), ..Setup::new(scenario, seed) };
+        broken.run().violation.filter(|violation| violation.contains(what)).map(|_| seed)
+    });
+    let Some(seed) = found else { panic!("{mutation:?} is not found by {seeds:?} of {}", scenario.name()) };
+    assert_eq!(Setup::new(scenario, seed).run().violation, None);
+}
+
+// Each range begins shortly before a seed that finds it.
+
+#[test]
+fn a_machine_that_extends_what_has_passed_is_found() {
+    is_found(Mutation::ExtendsWhatHasPassed, Scenario::Cut, 50..250, "both answer");
+}
+
+#[test]
+fn a_machine_that_waits_for_no_silence_is_found() {
+    is_found(Mutation::WaitsForNoSilence, Scenario::Drain, 14..114, "both answer");
+}
+
+#[test]
+fn a_machine_that_leads_in_spite_of_a_conflict_is_found() {
+    is_found(Mutation::LeadsInSpiteOfConflict, Scenario::Cut, 0..200, "both answer");
+}
+
+#[test]
+fn a_machine_that_answers_while_it_hands_over_is_found() {
+    is_found(Mutation::AnswersWhileHanding, Scenario::Crash, 0..20, "both answer");
+}
+
+#[test]
+fn a_machine_that_counts_evidence_from_the_answer_is_found() {
+    is_found(Mutation::CountsFromTheAnswer, Scenario::Cut, 20..220, "both answer");
+}
+
+#[test]
+fn a_machine_that_ignores_claims_is_found() {
+    is_found(Mutation::IgnoresClaims, Scenario::Partition, 0..100, "both answer");
+}

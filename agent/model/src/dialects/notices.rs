@@ -1,0 +1,132 @@
+//! Finds annotations that have no effect, or not the expected one. They stop nothing, but their
+//! owner should know.
+
+use std::collections::BTreeMap;
+
+use super::{ALL, Annotations, Dialect, Meaning, PORT, port_of, read::boolean};
+use crate::{Protocol, port::Port, reason::quoted};
+
+/// The maximum length of a key that is compared with others, bytes. Kubernetes allows a subdomain
+/// of 253, a slash and 63 more.
+const MAX_KEY: usize = 317;
+/// The maximum number of notices about one Service. The rest is counted.
+const MAX_NOTICES: usize = 16;
+
+/// Returns notices about annotations without effect here, and misspelt ones, of a Service with
+/// these ports.
+pub fn notices(annotations: &Annotations, ports: &BTreeMap<Port, String>) -> Vec<String> {
+    let there = annotations.iter().filter(|(_, value)| !value.is_empty());
+    let mut notices: Vec<String> = there.filter_map(|(key, _)| notice(key, annotations, ports)).collect();
+    let untold = notices.split_off(notices.len().min(MAX_NOTICES)).len();
+    if untold > 0 {
+        notices.push(format!("{untold} further annotations have no effect here"));
+    }
+    notices
+}
+
+/// Returns the first annotation that would ask for a key, an address or a pool if the Service were
+/// of type LoadBalancer.
+pub(crate) fn misplaced(annotations: &Annotations) -> Option<&str> {
+    let there = annotations.iter().filter(|(_, value)| !value.is_empty());
+    let asking = there.filter_map(|(key, _)| Some((key.as_str(), owner(key)?.meaning(key)?)));
+    asking.filter(|(_, meaning)| meaning.is_request() && *meaning != Meaning::Marker).map(|(key, _)| key).next()
+}
+
+fn notice(key: &str, annotations: &Annotations, ports: &BTreeMap<Port, String>) -> Option<String> {
+    let Some(dialect) = owner(key) else {
+        let meant = of_another_prefix(key)?;
+        return Some(format!("{} is an unknown annotation and has no effect: did you mean {meant}?", quoted(key)));
+    };
+    match dialect.meaning(key) {
+        Some(Meaning::WithoutEffect(instead) | Meaning::EitherWithoutEffect(instead)) => {
+            Some(format!("{key} has no effect here: {instead}"))
+        }
+        Some(Meaning::PoolInstead) => {
+            let condition = dialect.condition().filter(|condition| !is_true(annotations, condition))?;
+            Some(format!("{key} has no effect without {condition}: \"true\""))
+        }
+        Some(meaning) => of_no_port(dialect, key, meaning, ports),
+        None => {
+            let hint = near(dialect, key).map_or_else(
+                || "docs/annotations.md lists those with an effect".to_owned(),
+                |meant| format!("did you mean {meant}?"),
+            );
+            Some(format!("{} is an unknown annotation of {} and has no effect: {hint}", quoted(key), dialect.name))
+        }
+    }
+}
+
+/// Returns the notice about a port that the Service does not have.
+fn of_no_port(dialect: &Dialect, key: &str, meaning: Meaning, ports: &BTreeMap<Port, String>) -> Option<String> {
+    let port = spellings(dialect).find_map(|spelling| port_of(spelling, key))?;
+    // UDP and SCTP ports are not probed.
+    let counts = |of: &Port| meaning != Meaning::Probe || of.protocol == Protocol::Tcp;
+    let named = |of: &Port| u16::from(of.number).to_string() == port;
+    let of_service = ports.keys().any(|of| counts(of) && named(of));
+    let what = if meaning == Meaning::Probe { "TCP port" } else { "port" };
+    (!of_service).then(|| format!("{} has no effect: the Service has no {what} {}", quoted(key), quoted(port)))
+}
+
+fn is_true(annotations: &Annotations, key: &str) -> bool {
+    annotations.get(key).is_some_and(|value| boolean(key, value) == Ok(true))
+}
+
+impl Dialect {
+    /// Returns the annotation that must be true for [`Meaning::PoolInstead`] to have an effect.
+    fn condition(&self) -> Option<&'static str> {
+        let row = self.annotations.iter().find(|(_, meaning)| matches!(meaning, Meaning::PoolIfTrue(_)))?;
+        row.0.first().copied()
+    }
+}
+
+fn owner(key: &str) -> Option<&'static Dialect> {
+    ALL.iter().find(|dialect| dialect.owns(key)).copied()
+}
+
+fn spellings(dialect: &Dialect) -> impl Iterator<Item = &'static str> {
+    dialect.annotations.iter().flat_map(|(spellings, _)| spellings.iter().copied())
+}
+
+/// Returns the spelling that is nearest to the key, with the key's port, if one is near enough.
+fn near(dialect: &Dialect, key: &str) -> Option<String> {
+    if key.len() > MAX_KEY {
+        return None;
+    }
+    let (general, port) = without_port(key);
+    let name = general.rsplit('/').next().unwrap_or_default();
+    let most = tolerated(name.len());
+    let distance = |spelling| strsim::osa_distance(&general.to_ascii_lowercase(), &str::to_ascii_lowercase(spelling));
+    let alike = spellings(dialect).filter(|spelling| spelling.len().abs_diff(general.len()) <= most);
+    let (_, nearest) = alike.map(|one| (distance(one), one)).filter(|(distance, _)| *distance <= most).min()?;
+    Some(port.map_or_else(|| nearest.to_owned(), |port| nearest.replace(PORT, port)))
+}
+
+/// Returns how many letters of a name of this length may be wrong, missing, extra or swapped.
+fn tolerated(length: usize) -> usize {
+    (1 + length / 6).min(3)
+}
+
+/// Returns the key with `{port}` instead of the number in `port_80_`, and the number.
+fn without_port(key: &str) -> (String, Option<&str>) {
+    let found = || {
+        let (before, rest) = key.split_once("/port_")?;
+        let (port, after) = rest.split_once('_')?;
+        let is_port = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+        is_port.then(|| (format!("{before}/port_{PORT}_{after}"), Some(port)))
+    };
+    found().unwrap_or_else(|| (key.to_owned(), None))
+}
+
+/// Returns a known annotation with the key's name and a prefix that is near to the key's prefix.
+fn of_another_prefix(key: &str) -> Option<&'static str> {
+    /// As between `metallb.universe.io` and `metallb.universe.tf`.
+    const MOST: usize = 2;
+    let (prefix, name) = key.split_once('/').filter(|_| key.len() <= MAX_KEY)?;
+    // Most annotations of a cluster are unknown here. A comparison of their last letters rules them
+    // out.
+    let other_prefix = |one: &'static str| Some((one.strip_suffix(name)?.strip_suffix('/')?, one));
+    let named = ALL.iter().flat_map(|dialect| spellings(dialect)).filter_map(other_prefix);
+    let alike = named.filter(|(other, _)| other.len().abs_diff(prefix.len()) <= MOST);
+    let (distance, nearest) = alike.map(|(other, one)| (strsim::osa_distance(prefix, other), one)).min()?;
+    (distance <= MOST).then_some(nearest)
+}

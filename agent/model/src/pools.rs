@@ -1,0 +1,129 @@
+//! Orders the pools of both kinds, and decides to which pool a shared name or address belongs.
+
+use std::collections::BTreeMap;
+
+use crate::{
+    Vip,
+    objects::Objects,
+    pool::Pool,
+    range::AddressRange,
+    reason::{Note, Reason, Refusal, quoted},
+    request::Request,
+};
+
+/// The maximum number of known names in a refusal.
+const NAMED: usize = 8;
+
+/// Returns the pools, best first (rule 6). Notes their contradictions.
+///
+/// Both kinds share their names, since a Service names no kind. A VipPool replaces an IPAddressPool
+/// of the same name. A pool's name takes precedence over an alias. If two pools have the same
+/// alias, the better pool gets it.
+pub(super) fn ingest(objects: &Objects, notes: &mut Vec<Note>) -> Vec<Pool> {
+    let mut pools: Vec<Pool> =
+        objects.vip_pools.iter().map(|(name, pool)| Pool::of_vipmux(name, pool, notes)).collect();
+    for (name, pool) in &objects.address_pools {
+        if objects.vip_pools.contains_key(name) {
+            let message = format!("VipPool {name} takes its place: rename one of them, or delete this one");
+            notes.push(Note::new(format!("IPAddressPool {name}"), message));
+        } else {
+            pools.push(Pool::of_metallb(name, pool, notes));
+        }
+    }
+    pools.sort_by(|a, b| a.rank().cmp(&b.rank()));
+    settle_aliases(&mut pools, notes);
+    note_overlaps(&pools, notes);
+    pools
+}
+
+/// Assigns each alias to one pool.
+fn settle_aliases(pools: &mut [Pool], notes: &mut Vec<Note>) {
+    let mut owners: BTreeMap<String, String> = pools.iter().map(|pool| (pool.name.clone(), pool.object())).collect();
+    for pool in pools {
+        let object = pool.object();
+        pool.aliases.retain(|alias| match owners.get(alias) {
+            Some(owner) => {
+                let message = format!("spec.aliases: {owner} already has the name {alias}; left out");
+                notes.push(Note::new(object.clone(), message));
+                false
+            }
+            None => owners.insert(alias.clone(), object.clone()).is_none(),
+        });
+    }
+}
+
+fn note_overlaps(pools: &[Pool], notes: &mut Vec<Note>) {
+    let mut ranges: Vec<(AddressRange, &Pool)> =
+        pools.iter().flat_map(|pool| pool.ranges().iter().map(move |range| (*range, pool))).collect();
+    ranges.sort_by_key(|(range, _)| *range);
+    let mut ranges = ranges.into_iter();
+    // The range so far with the highest end. A wide range may overlap many others.
+    let Some((mut low, mut pool)) = ranges.next() else { return };
+    for (high, other) in ranges {
+        if high.first() <= low.last() {
+            let (better, why) = better(pool, other);
+            let message = format!(
+                "{low} overlaps {high} of {}: addresses in both belong to {}, {why}; remove them from one of the two",
+                other.object(),
+                better.object(),
+            );
+            notes.push(Note::new(pool.object(), message));
+        }
+        if high.last() > low.last() {
+            (low, pool) = (high, other);
+        }
+    }
+}
+
+/// Returns the pool that goes first, and the reason.
+fn better<'a>(a: &'a Pool, b: &'a Pool) -> (&'a Pool, &'static str) {
+    let why = if a.priority == b.priority { "the first by name" } else { "the first by priority" };
+    (if a.rank() <= b.rank() { a } else { b }, why)
+}
+
+/// Addresses that Services ask for by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AddressNames(BTreeMap<String, Vip>);
+
+impl AddressNames {
+    /// Returns the names of these pools. If several pools have a name, the best one gets it.
+    pub(super) fn of(pools: &[Pool], notes: &mut Vec<Note>) -> Self {
+        let mut names: BTreeMap<String, Vip> = BTreeMap::new();
+        for pool in pools {
+            for (name, vip) in &pool.address_names {
+                let known = *names.entry(name.clone()).or_insert(*vip);
+                if known != *vip {
+                    let message =
+                        format!("spec.addressNames.{name}: a better pool gives that name to {known}; left out");
+                    notes.push(Note::new(pool.object(), message));
+                }
+            }
+        }
+        Self(names)
+    }
+
+    /// Returns the request, with the addresses that it asks for by name added to its other
+    /// addresses.
+    pub(super) fn resolve(&self, mut request: Request) -> Result<Request, Refusal> {
+        for name in &request.address_names {
+            let vip = self.0.get(name).ok_or_else(|| self.unknown(name))?;
+            request.addresses.insert(*vip);
+        }
+        Ok(request)
+    }
+
+    fn unknown(&self, name: &str) -> Refusal {
+        let known: Vec<&str> = self.0.keys().take(NAMED).map(String::as_str).collect();
+        let known = match self.0.len().saturating_sub(NAMED) {
+            _ if known.is_empty() => "no pool names any".to_owned(),
+            0 => format!("known: {}", known.join(", ")),
+            more => format!("known: {} and {more} more", known.join(", ")),
+        };
+        let message =
+            format!("no address is called {} ({known}); spec.addressNames of a VipPool names them", quoted(name));
+        Refusal::new(Reason::AddressNotInPool, message)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,89 @@
+//! Reads the addresses in a Service's status. A cluster stores nowhere else which Service holds
+//! which address.
+
+use std::{collections::BTreeSet, net::IpAddr};
+
+use k8s_openapi::api::core::v1 as api;
+
+use crate::{Vip, api::ALLOCATED};
+
+/// The addresses in a Service's status, and whether an allocator assigned them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PublishedStatus {
+    /// The addresses.
+    pub addresses: BTreeSet<Vip>,
+    /// Whether a vipmux allocator assigned them, by the condition [`ALLOCATED`]; `None`: no
+    /// allocator has set the condition yet.
+    pub given: Option<bool>,
+    /// Whether the condition is older than the last change of the Service's spec.
+    pub outdated: bool,
+}
+
+impl PublishedStatus {
+    /// Reads this Service's status. Hostnames and addresses that do not parse belong to other
+    /// controllers.
+    pub fn of(service: &api::Service) -> Self {
+        let Some(status) = &service.status else { return Self::default() };
+        let ingress = status.load_balancer.as_ref().and_then(|balancer| balancer.ingress.as_deref());
+        let told = status.conditions.iter().flatten().find(|condition| condition.type_ == ALLOCATED);
+        let observed = told.and_then(|told| told.observed_generation);
+        Self {
+            addresses: Self::of_ingress(ingress.unwrap_or_default()),
+            given: told.map(|told| told.status == "True"),
+            outdated: observed.zip(service.metadata.generation).is_some_and(|(observed, now)| observed < now),
+        }
+    }
+
+    /// Returns the addresses of these entries.
+    pub fn of_ingress(entries: &[api::LoadBalancerIngress]) -> BTreeSet<Vip> {
+        let address = |text: &str| Some(Vip::new(text.parse::<IpAddr>().ok()?));
+        entries.iter().filter_map(|entry| address(entry.ip.as_deref()?)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_and_who_gave_them_are_read() {
+        let of = |status: serde_json::Value| {
+            let service: api::Service = serde_json::from_value(serde_json::json!({ "status": status })).unwrap();
+            let shown = PublishedStatus::of(&service);
+            (shown.addresses.iter().map(ToString::to_string).collect::<Vec<_>>(), shown.given)
+        };
+        let condition = |kind: &str, status: &str| {
+            serde_json::json!({"type": kind, "status": status, "reason": "Allocated", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z"})
+        };
+        let ingress = serde_json::json!([
+            {"ip": "::ffff:192.0.2.1"}, {"ip": "2001:db8::1", "ipMode": "VIP"}, {"hostname": "a.example.org"}, {"ip": "x"},
+        ]);
+        let addresses = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
+        for (conditions, given) in [
+            (vec![], None),
+            (vec![condition(ALLOCATED, "False")], Some(false)),
+            (vec![condition("example.org/Allocated", "True")], None),
+            (vec![condition("example.org/Other", "False"), condition(ALLOCATED, "True")], Some(true)),
+        ] {
+            let status = serde_json::json!({"loadBalancer": {"ingress": ingress}, "conditions": conditions});
+            assert_eq!(of(status), (addresses.clone(), given));
+        }
+        assert_eq!(of(serde_json::json!({})), (vec![], None));
+    }
+
+    #[test]
+    fn a_status_is_outdated_once_the_spec_is_a_later_one() {
+        for (generation, observed, outdated) in
+            [(Some(2), Some(2), false), (Some(3), Some(2), true), (None, Some(2), false), (Some(3), None, false)]
+        {
+            let condition = serde_json::json!({"type": ALLOCATED, "status": "True", "reason": "Allocated", "message": "",
+                "lastTransitionTime": "2026-01-01T00:00:00Z", "observedGeneration": observed});
+            let service: api::Service = serde_json::from_value(serde_json::json!({
+                "metadata": {"generation": generation}, "status": {"conditions": [condition]},
+            }))
+            .unwrap();
+            assert_eq!(PublishedStatus::of(&service).outdated, outdated, "{generation:?} {observed:?}");
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Resolves sets of endpoints to indices of `BACKENDS`.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use vipmux_common::abi;
+
+use crate::arena::TableMembers;
+use vipmux_model::{
+    NodeName,
+    desired::{DesiredBackend, Readiness},
+    hashing::{Endpoint, LONGEST},
+};
+
+/// The endpoints of a Service port.
+pub(super) type EndpointSet = Arc<BTreeSet<DesiredBackend>>;
+
+/// The key of a backend on one node: address, port (wire order), the node's index.
+pub(super) type BackendKey = (abi::Address, u16, u32);
+
+pub(super) fn backend_key(backend: &abi::Backend) -> BackendKey {
+    (backend.address, backend.port, backend.node)
+}
+
+/// Returns a number that identifies a set as long as it lives, without a look at its contents. Two
+/// sets at different addresses may be equal, and then get the same tables.
+pub(super) fn pointer(set: &EndpointSet) -> usize {
+    Arc::as_ptr(set).addr()
+}
+
+/// The endpoints of a set, by their role.
+pub(super) struct EndpointRoles {
+    /// Endpoints in the table over all backends.
+    all: Vec<BackendKey>,
+    /// Endpoints in the table over this node's own.
+    local: Vec<BackendKey>,
+    /// The endpoints in the local table drain: no other endpoint of this node is ready.
+    spare: bool,
+    /// Endpoints in no table, or only in a spare local one, for their established flows.
+    draining: Vec<BackendKey>,
+    /// Endpoints, of any role, that fail their health probes.
+    failing: Vec<BackendKey>,
+}
+
+impl EndpointRoles {
+    /// Sorts the endpoints by role. `node` returns the index of a node. Endpoints of a node without
+    /// an index are left out.
+    pub(super) fn new(set: &EndpointSet, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
+        let (mut ready, mut draining, mut failing) = (Vec::new(), Vec::new(), BTreeSet::new());
+        let mut serving = Vec::new();
+        for backend in set.iter() {
+            if let Some(node) = backend.node.as_ref().and_then(&node) {
+                let key = (backend.address.into(), backend.port_number().to_be(), node);
+                failing.extend(backend.readiness.is_failing().then_some(key));
+                let serves = backend.readiness == Readiness::Draining && Some(node) == local;
+                serving.extend(serves.then_some(key));
+                if backend.readiness.is_ready() { &mut ready } else { &mut draining }.push(key);
+            }
+        }
+        // Keep the order and the limit of hashing, since all nodes must agree. The sort is stable:
+        // of one endpoint on two nodes, the first by the node's name stays.
+        let endpoint = |(address, port, _): &BackendKey| Endpoint::new(*address, *port);
+        ready.sort_by_cached_key(endpoint);
+        ready.dedup_by_key(|key| endpoint(key));
+        let mut own: Vec<_> = ready.iter().copied().filter(|(_, _, node)| Some(*node) == local).collect();
+        // Nodes do not learn of a drain at the same time. A packet that another node still hands
+        // over must not be lost.
+        let spare = own.is_empty() && !ready.is_empty() && !serving.is_empty();
+        if spare {
+            own = serving;
+        }
+        own.truncate(LONGEST as usize);
+        let excess = ready.split_off(ready.len().min(LONGEST as usize));
+        draining.extend(excess);
+        let failing = ready.iter().chain(&own).chain(&draining).filter(|it| failing.contains(it)).copied().collect();
+        Self { all: ready, local: own, spare, draining, failing }
+    }
+
+    /// Clears the local table if it is only a spare one. Returns whether it was.
+    pub(super) fn drop_spare(&mut self) -> bool {
+        let spare = std::mem::take(&mut self.spare);
+        if spare {
+            self.local.clear();
+        }
+        spare
+    }
+
+    /// Returns the endpoints that need an index: those in a table, and those shown as failing.
+    pub(super) fn indexed(&self) -> impl Iterator<Item = BackendKey> {
+        self.all.iter().chain(&self.local).chain(&self.failing).copied()
+    }
+
+    pub(super) fn draining(&self) -> impl Iterator<Item = BackendKey> {
+        self.draining.iter().copied()
+    }
+
+    /// Resolves the endpoints. `index` returns the index of a backend. Those without an index are
+    /// left out.
+    pub(super) fn resolve(&self, index: impl Fn(&BackendKey) -> Option<u32>) -> Resolution {
+        let members = |keys: &[BackendKey]| {
+            let mut indices: Vec<_> = keys.iter().filter_map(&index).collect();
+            indices.sort_unstable();
+            indices.dedup();
+            TableMembers::from(indices)
+        };
+        let [draining, failing] = [&self.draining, &self.failing].map(|keys| members(keys));
+        Resolution { all: members(&self.all), local: members(&self.local), spare: self.spare, draining, failing }
+    }
+}
+
+/// The indices of a set's endpoints, by role.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Resolution {
+    pub(super) all: TableMembers,
+    pub(super) local: TableMembers,
+    /// [`EndpointRoles::spare`].
+    pub(super) spare: bool,
+    pub(super) draining: TableMembers,
+    /// Of any role.
+    pub(super) failing: TableMembers,
+}
+
+impl Resolution {
+    /// Returns the same resolution without a local table that is only a spare one.
+    pub(super) fn without_spare(&self) -> Self {
+        Self { local: TableMembers::default(), spare: false, ..self.clone() }
+    }
+
+    /// Returns the endpoints that take new flows from every sender. One may come twice.
+    pub(super) fn ready(&self) -> impl Iterator<Item = &u32> {
+        self.all.iter().chain(self.local.iter().filter(|_| !self.spare))
+    }
+}

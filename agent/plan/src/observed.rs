@@ -1,0 +1,136 @@
+//! Holds the observed state: the mirror of the maps, and the desired state that was last reached.
+
+use std::{collections::BTreeMap, mem, time::Duration};
+
+use vipmux_common::abi::{self, Mac};
+
+use crate::{
+    capacity::Capacities,
+    entries::MapEntries,
+    mirror::MapMirror,
+    reached::ReachedState,
+    step::{Plan, Step},
+};
+use vipmux_model::{NodeName, desired::Desired};
+
+/// The maps as the agent last read or wrote them.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    pub(super) maps: MapMirror,
+    pub(super) reached: ReachedState,
+    /// Steps since that state was reached. Writes of VIPs that stay do not count: each plan looks
+    /// at all VIPs.
+    recorded: usize,
+}
+
+impl Observed {
+    /// Returns for each map: its name, the entries in use, and the entries that it has room for.
+    pub fn fill(&self) -> [(&'static str, usize, usize); 7] {
+        let Capacities { vips, services, tables, backends, nodes, peers, source_ranges } = self.maps.capacities;
+        let maps = [
+            ("VIPS", self.maps.vips.len(), vips),
+            ("SERVICES", self.maps.services.len(), services),
+            ("TABLES", self.maps.tables.covered() as usize, tables),
+            ("BACKENDS", self.maps.backends.taken(), backends),
+            ("NODES", self.maps.nodes.taken(), nodes),
+            ("PEERS", self.maps.peers.len(), peers),
+            ("SOURCE_RANGES", self.maps.sources.len(), source_ranges),
+        ];
+        maps.map(|(map, used, capacity)| (map, used, capacity as usize))
+    }
+
+    /// Returns the mirror of new maps, of which only `CONFIG` has been written.
+    pub fn empty(capacities: Capacities, config: abi::Config) -> Self {
+        Self::new(MapMirror::empty(capacities, config))
+    }
+
+    /// Returns the mirror of maps that another agent left behind. Whatever they hold, plans repair
+    /// it.
+    pub fn from_entries(capacities: Capacities, entries: MapEntries) -> Self {
+        Self::new(MapMirror::from_entries(capacities, entries))
+    }
+
+    fn new(maps: MapMirror) -> Self {
+        Self { maps, reached: ReachedState::default(), recorded: 0 }
+    }
+
+    /// Records that a step was executed at the monotonic time `now`, which is not before the time
+    /// of its plan.
+    pub fn record(&mut self, step: &Step, now: Duration) {
+        self.recorded += usize::from(step.leaves_reached_state());
+        self.maps.record(step, now);
+    }
+
+    /// Frees memory: forgets ranges that have rested at `now`.
+    ///
+    /// Call it between plans, never while one is executed.
+    pub fn forget_rested(&mut self, now: Duration) {
+        self.maps.tables.forget_rested(now);
+    }
+
+    /// Takes over the value that `VIPS` holds now for an address. A program may have cleared
+    /// [`abi::VIP_LEADING`] and set [`abi::VIP_YIELDED`].
+    ///
+    /// The next plan writes the desired state. If the yield is to last, change the desired state
+    /// first. If the mirror does not have the VIP, the kernel does not have it either, and nothing
+    /// happens.
+    pub fn refresh_vip(&mut self, address: abi::Address, value: abi::VipValue) {
+        if let Some(known) = self.maps.vips.get_mut(&address) {
+            *known = value;
+        }
+    }
+
+    /// Records that all steps of `plan`, for `desired`, were executed, and that the plan refused
+    /// nothing.
+    ///
+    /// Plans are correct without this call. With it the cost of the next plan follows the
+    /// difference from this desired state.
+    pub fn mark_reached(&mut self, desired: &Desired, plan: &Plan) {
+        let exact = self.recorded == plan.steps.iter().filter(|step| step.leaves_reached_state()).count();
+        let mut reached = mem::take(&mut self.reached);
+        reached.advance(desired, plan, &self.maps, exact);
+        self.reached = reached;
+        self.recorded = 0;
+    }
+
+    /// Forgets the reached state, since something other than a plan's steps changed the maps.
+    pub(super) fn forget_reached(&mut self) {
+        self.reached = ReachedState::default();
+    }
+
+    /// Whether nothing was done since the state was [reached](Self::mark_reached).
+    pub(super) fn is_at_reached_state(&self) -> bool {
+        self.recorded == 0
+    }
+
+    /// Whether entries are left that packets in flight may still need. Plan again after
+    /// [`REST`](crate::REST), and they are removed.
+    pub fn has_leftovers(&self) -> bool {
+        self.maps.sources.has_leftovers()
+    }
+
+    /// Whether another node has this MAC.
+    pub fn is_peer(&self, mac: Mac) -> bool {
+        self.maps.peers.contains_key(&mac)
+    }
+
+    /// Returns `VIPS`, by address.
+    pub fn vips(&self) -> &BTreeMap<abi::Address, abi::VipValue> {
+        &self.maps.vips
+    }
+
+    /// Returns a node's index in `NODES`.
+    pub fn node_index(&self, name: &NodeName) -> Option<u32> {
+        self.maps.node_index(name)
+    }
+
+    /// Returns a node's entry in `NODES`.
+    pub fn node(&self, name: &NodeName) -> Option<&abi::Node> {
+        Some(&self.maps.nodes.get(self.node_index(name)?)?.node)
+    }
+
+    /// Returns `CONFIG[0]`.
+    pub fn config(&self) -> &abi::Config {
+        &self.maps.config
+    }
+}

@@ -1,0 +1,241 @@
+//! Tests the election of the allocator's leader.
+
+use super::*;
+
+const fn s(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn record(holder: &str, version: &str) -> LeaseRecord {
+    LeaseRecord { holder: holder.to_owned(), duration: LEASE_DURATION, transitions: 3, version: version.to_owned() }
+}
+
+fn update(election: &mut LeaderElection, now: Duration) -> LeaseUpdate {
+    match election.step(now) {
+        ElectionStep::Write(update) => update,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// One that took a Lease that was not there, at second 0.
+fn holding() -> LeaderElection {
+    let mut election = LeaderElection::new("a");
+    assert_eq!(election.step(s(0)), ElectionStep::Read);
+    election.read(ReadResult::NoLease, s(0));
+    let made = update(&mut election, s(0));
+    let expected = LeaseUpdate { expected: None, holder: "a".to_owned(), transitions: 0, acquires: true };
+    assert_eq!(made, expected);
+    election.wrote(&made, s(0), UpdateResult::Done("1".to_owned()), s(1));
+    election
+}
+
+#[test]
+fn what_nobody_holds_is_taken_at_once_and_renewed() {
+    let mut election = holding();
+    assert_eq!((election.until(s(1)), election.holder()), (Some(s(10)), Some("a")));
+    assert_eq!(election.step(s(1)), ElectionStep::Wait(s(5)));
+    let renewal = update(&mut election, s(5));
+    assert_eq!((renewal.expected.as_deref(), renewal.transitions, renewal.acquires), (Some("1"), 0, false));
+    // It counts from when it was begun, since that is the earliest that anybody may have seen it.
+    election.wrote(&renewal, s(5), UpdateResult::Done("2".to_owned()), s(9));
+    assert_eq!(election.until(s(9)), Some(s(15)));
+}
+
+#[test]
+fn what_another_holds_is_taken_once_it_was_unchanged_for_its_duration() {
+    for (holder, duration, free_at) in [("b", 15, 16), ("b", 5, 6), ("b", 0, 16), ("b", 86_400, 61), ("", 15, 1)] {
+        let mut election = LeaderElection::new("a");
+        let held = LeaseRecord { duration: s(duration), ..record(holder, "7") };
+        let mut now = 1;
+        let taken = loop {
+            match election.step(s(now)) {
+                ElectionStep::Wait(until) => now = until.as_secs(),
+                ElectionStep::Read => election.read(ReadResult::Lease(held.clone()), s(now)),
+                ElectionStep::Write(taken) => break taken,
+            }
+            assert_eq!(election.until(s(now)), None);
+        };
+        assert!((free_at..=free_at + 2).contains(&now), "{holder:?} {duration}: {now}");
+        assert_eq!((taken.expected.as_deref(), taken.transitions, taken.acquires), (Some("7"), 4, true));
+    }
+}
+
+#[test]
+fn a_renewal_by_another_begins_its_duration_anew() {
+    let mut election = LeaderElection::new("a");
+    for round in 0..50 {
+        let now = s(round * 5);
+        assert!(matches!(election.step(now), ElectionStep::Read | ElectionStep::Wait(_)), "{round}");
+        election.read(ReadResult::Lease(record("b", &round.to_string())), now);
+        assert_eq!((election.until(now), election.holder()), (None, Some("b")));
+    }
+    assert!(matches!(election.step(s(49 * 5 + 14)), ElectionStep::Read));
+}
+
+#[test]
+fn who_cannot_renew_stops_before_another_may_begin() {
+    for written in [UpdateResult::Unknown, UpdateResult::Conflict] {
+        let mut election = holding();
+        let mut now = s(5);
+        while election.until(now).is_some() {
+            match election.step(now) {
+                ElectionStep::Write(renewal) => election.wrote(&renewal, now, written.clone(), now),
+                ElectionStep::Read => election.read(ReadResult::Unknown, now),
+                ElectionStep::Wait(until) => now = until,
+            }
+            assert!(now < LEASE_DURATION, "{written:?}");
+        }
+        assert!(now >= RENEW_DEADLINE && now < LEASE_DURATION, "{written:?}: {now:?}");
+    }
+}
+
+#[test]
+fn a_renewal_without_an_answer_that_was_made_after_all_is_found() {
+    let mut election = holding();
+    let renewal = update(&mut election, s(5));
+    election.wrote(&renewal, s(5), UpdateResult::Unknown, s(7));
+    let once_more = update(&mut election, s(8));
+    assert_eq!(once_more, renewal);
+    election.wrote(&once_more, s(8), UpdateResult::Conflict, s(8));
+    assert_eq!(election.step(s(8)), ElectionStep::Read);
+    election.read(ReadResult::Lease(LeaseRecord { transitions: 0, ..record("a", "2") }), s(8));
+    assert_eq!(election.until(s(8)), Some(s(10)), "when it was made is not known");
+    let again = update(&mut election, s(8));
+    assert_eq!(again.expected.as_deref(), Some("2"));
+    election.wrote(&again, s(8), UpdateResult::Done("3".to_owned()), s(8));
+    assert_eq!(election.until(s(9)), Some(s(18)));
+}
+
+#[test]
+fn who_finds_another_in_its_place_stops_at_once() {
+    for found in [ReadResult::Lease(record("b", "9")), ReadResult::Lease(record("", "9")), ReadResult::NoLease] {
+        let mut election = holding();
+        let renewal = update(&mut election, s(5));
+        election.wrote(&renewal, s(5), UpdateResult::Conflict, s(5));
+        assert_eq!(election.step(s(5)), ElectionStep::Read);
+        election.read(found.clone(), s(5));
+        assert_eq!(election.until(s(5)), None, "{found:?}");
+    }
+}
+
+#[test]
+fn who_finds_its_own_missing_makes_it_again_at_once() {
+    let mut election = holding();
+    let renewal = update(&mut election, s(5));
+    election.wrote(&renewal, s(5), UpdateResult::Conflict, s(5));
+    election.read(ReadResult::NoLease, s(5));
+    assert_eq!((election.until(s(5)), election.holder()), (None, None));
+    assert_eq!(election.release(s(5)), None);
+    let again = update(&mut election, s(5));
+    let expected = LeaseUpdate { expected: None, holder: "a".to_owned(), transitions: 1, acquires: true };
+    assert_eq!(again, expected, "and the number is another one");
+    election.wrote(&again, s(5), UpdateResult::Done("9".to_owned()), s(5));
+    assert_eq!(election.until(s(6)), Some(s(15)));
+}
+
+#[test]
+fn what_is_missing_is_taken_once_its_last_holder_must_have_stopped() {
+    let another = || {
+        let mut election = LeaderElection::new("a");
+        election.read(ReadResult::Lease(record("b", "7")), s(5));
+        election
+    };
+    let given_back = || {
+        let mut election = LeaderElection::new("a");
+        election.read(ReadResult::Lease(LeaseRecord { duration: s(1), ..record("", "7") }), s(5));
+        election
+    };
+    // Its own election has lapsed: it may have been another's meanwhile.
+    let lapsed = || {
+        let mut election = holding();
+        election.read(ReadResult::Lease(record("a", "7")), s(5));
+        election
+    };
+    for mut election in [another(), given_back(), lapsed()] {
+        let mut now = 20;
+        election.read(ReadResult::NoLease, s(now));
+        let taken = loop {
+            match election.step(s(now)) {
+                ElectionStep::Wait(until) => now = until.as_secs(),
+                ElectionStep::Read => election.read(ReadResult::NoLease, s(now)),
+                ElectionStep::Write(taken) => break taken,
+            }
+            assert_eq!((election.until(s(now)), election.holder()), (None, None));
+        };
+        assert!((35..=37).contains(&now), "{now}");
+        let expected = LeaseUpdate { expected: None, holder: "a".to_owned(), transitions: 4, acquires: true };
+        assert_eq!(taken, expected);
+    }
+}
+
+#[test]
+fn who_slept_does_not_lead_when_it_wakes() {
+    let mut election = holding();
+    assert_eq!(election.until(s(3_600)), None);
+    let renewal = update(&mut election, s(3_600));
+    assert!(!renewal.acquires, "it is its own by what it knows, and the version tells");
+    election.wrote(&renewal, s(3_600), UpdateResult::Conflict, s(3_600));
+    election.read(ReadResult::Lease(record("b", "9")), s(3_600));
+    assert_eq!((election.until(s(3_600)), election.step(s(3_601))), (None, ElectionStep::Wait(s(3_602))));
+}
+
+#[test]
+fn what_is_given_back_is_nobodys() {
+    let mut election = holding();
+    let release = election.release(s(4)).unwrap();
+    assert_eq!((release.expected.as_deref(), release.holder.as_str()), (Some("1"), ""));
+    assert_eq!(election.until(s(4)), None);
+    election.wrote(&release, s(4), UpdateResult::Done("2".to_owned()), s(4));
+    assert_eq!((election.until(s(4)), election.holder()), (None, None));
+    assert_eq!(election.release(s(4)), None);
+    assert!(LeaderElection::new("b").release(s(0)).is_none());
+}
+
+#[test]
+fn two_never_hold_it_at_once_whatever_happens() {
+    use proptest::prelude::*;
+
+    /// The time that a write of a leader may take.
+    const WRITE: Duration = Duration::from_secs(4);
+
+    // Each is scheduled at times, its answers are lost at times, and the clock goes on; the store
+    // is one Lease, which somebody deletes at times, once each has seen who holds it.
+    let deleted = proptest::bool::weighted(0.05);
+    let events = proptest::collection::vec((0..2_usize, 0..4_000_u64, 0..4_u8, deleted), 1..400);
+    proptest!(|(events in events)| {
+        let mut all = [LeaderElection::new("a"), LeaderElection::new("b")];
+        let (mut lease, mut version, mut now) = (None::<LeaseRecord>, 0_u32, s(10));
+        let mut ended = [s(0); 2];
+        for (who, later, fate, deleted) in events {
+            now += Duration::from_millis(later);
+            lease.take_if(|record| deleted && all.iter().all(|one| one.holder() == Some(&record.holder)));
+            match all[who].step(now) {
+                ElectionStep::Wait(_) => {}
+                ElectionStep::Read if fate == 0 => all[who].read(ReadResult::Unknown, now),
+                ElectionStep::Read => all[who].read(lease.clone().map_or(ReadResult::NoLease, ReadResult::Lease), now),
+                ElectionStep::Write(wanted) => {
+                    let fits = wanted.expected.as_ref() == lease.as_ref().map(|record| &record.version);
+                    let arrives = fate != 0;
+                    if arrives && fits {
+                        version += 1;
+                        let holder = wanted.holder.clone();
+                        let transitions = wanted.transitions;
+                        lease = Some(LeaseRecord { holder, duration: LEASE_DURATION, transitions, version: version.to_string() });
+                    }
+                    let written = match (arrives, fits, fate) {
+                        (false, _, _) | (_, _, 1) => UpdateResult::Unknown,
+                        (_, true, _) => UpdateResult::Done(version.to_string()),
+                        (_, false, _) => UpdateResult::Conflict,
+                    };
+                    all[who].wrote(&wanted, now, written, now);
+                }
+            }
+            for (one, ended) in all.iter().zip(&mut ended) {
+                *ended = one.until(now).unwrap_or((*ended).min(now));
+            }
+            for one in 0..2 {
+                prop_assert!(all[one].until(now).is_none() || ended[1 - one] + WRITE <= now, "{ended:?} {now:?}");
+            }
+        }
+    });
+}

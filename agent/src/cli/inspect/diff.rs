@@ -1,0 +1,49 @@
+//! Runs `vipmux inspect diff`: asks the agent for the drift and prints it.
+
+use std::{
+    io::{self, Write},
+    path::Path,
+};
+
+use crate::{
+    control::{Answer, AskError, ControlCommand, Diff, ask},
+    output::{
+        Report,
+        table::{Cell, Color, Table, Tone},
+    },
+};
+
+impl Diff {
+    /// Asks the agent at `socket` for the drift.
+    pub fn read(socket: &Path) -> Result<Self, AskError> {
+        match ask(socket, ControlCommand::Diff)? {
+            Answer::Diff(diff) => Ok(diff),
+            Answer::Error(error) => Err(AskError::Failed(error)),
+            Answer::Details(_) | Answer::Unknown(_) | Answer::Drain(_) => {
+                Err(AskError::Unasked { path: socket.into() })
+            }
+        }
+    }
+
+    /// Returns whether there is no difference, and no request that the agent cannot fulfil.
+    pub fn is_empty(&self) -> bool {
+        self.differences.is_empty() && self.refused.is_empty()
+    }
+}
+
+impl Report for Diff {
+    const KIND: &'static str = "diff";
+
+    fn print(&self, out: &mut impl Write, color: Color) -> io::Result<()> {
+        let mut table = Table::new(&["WHAT", "ENTRY", "WANTED", "FOUND"]);
+        let side = |text: &Option<String>, tone| Cell::toned(text.as_deref().unwrap_or("none"), tone);
+        for difference in &self.differences {
+            let (what, entry) = (Cell::from(&difference.what), Cell::from(&difference.entry));
+            table.row([what, entry, side(&difference.wanted, Tone::Good), side(&difference.found, Tone::Bad)]);
+        }
+        for refused in &self.refused {
+            table.row([Cell::from("refused"), Cell::from(refused)]);
+        }
+        table.print(out, color)
+    }
+}

@@ -1,0 +1,54 @@
+//! Computes an allocation from manifests, without an agent.
+
+use std::path::{Path, PathBuf};
+
+use vipmux_allocate::{
+    Allocation, allocate,
+    previous::{PreviousAssignments, with_statuses},
+};
+use vipmux_cluster::{
+    assignments::{self, AssignmentsError},
+    source::manifests::{self, ReadError},
+};
+use vipmux_model::{IngestOptions, Model, objects::Objects, tag::ServiceTag};
+
+/// The manifests or the state file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum InputError {
+    /// The manifests cannot be read.
+    #[error("cannot read the manifests")]
+    Read(#[from] ReadError),
+    /// The state file cannot be read.
+    #[error("cannot use --state")]
+    State(#[from] AssignmentsError),
+    /// The state file does not exist.
+    #[error("cannot use --state: {} does not exist", .0.display())]
+    NoState(PathBuf),
+}
+
+/// The allocation of a set of manifests.
+pub(crate) struct ManifestAllocation {
+    pub(crate) objects: Objects,
+    pub(crate) model: Model,
+    pub(crate) allocation: Allocation,
+}
+
+impl ManifestAllocation {
+    /// Reads the manifests and allocates. `held`: who holds which address; for other Services their
+    /// statuses count.
+    pub(crate) fn read(paths: &[PathBuf], held: PreviousAssignments, tags: &[ServiceTag]) -> Result<Self, InputError> {
+        let objects = manifests::read(paths)?;
+        let options = IngestOptions { service_tags: tags.iter().cloned().collect(), ..IngestOptions::default() };
+        let model = Model::ingest(&objects, &options);
+        let allocation = allocate(&model, &with_statuses(held, &model));
+        Ok(Self { objects, model, allocation })
+    }
+}
+
+/// Reads the holders from the state file; without a file there are none.
+pub(crate) fn holders(state: Option<&Path>) -> Result<PreviousAssignments, InputError> {
+    match state {
+        Some(path) => assignments::load(path)?.ok_or_else(|| InputError::NoState(path.to_owned())),
+        None => Ok(PreviousAssignments::new()),
+    }
+}

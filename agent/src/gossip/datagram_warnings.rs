@@ -1,0 +1,107 @@
+//! Decides which unexpected datagrams are logged: few, however many come.
+
+use std::{collections::BTreeMap, mem, net::IpAddr, time::Duration};
+
+use vipmux_election::membership::sealing::Unopened;
+use vipmux_model::NodeName;
+
+/// So many in a [`PERIOD`] are logged. One or two are chance, or an attempt.
+const MANY: u64 = 10;
+/// At most one warning of a kind comes in such a time.
+const PERIOD: Duration = Duration::from_secs(10);
+
+/// The datagrams by reason, and when each reason was logged last.
+#[derive(Debug, Default)]
+pub(super) struct DatagramWarnings(BTreeMap<Unopened, Datagrams>);
+
+#[derive(Debug, Default)]
+struct Datagrams {
+    /// The start of the current period.
+    begins: Duration,
+    within: u64,
+    /// Since the last warning.
+    unlogged: u64,
+    logged: Option<Duration>,
+}
+
+impl DatagramWarnings {
+    /// Counts a datagram. If it is time to warn, returns the number of datagrams since the last
+    /// warning.
+    pub(super) fn take(&mut self, reason: Unopened, now: Duration) -> Option<u64> {
+        let datagrams = self.0.entry(reason).or_default();
+        if now >= datagrams.begins + PERIOD {
+            datagrams.begins = now;
+            datagrams.within = 0;
+        }
+        datagrams.within += 1;
+        datagrams.unlogged += 1;
+        let due = datagrams.within >= MANY && datagrams.logged.is_none_or(|logged| now >= logged + PERIOD);
+        due.then(|| {
+            datagrams.logged = Some(now);
+            mem::take(&mut datagrams.unlogged)
+        })
+    }
+}
+
+/// Returns the warning about a datagram from `from`; `None`: an administrator can do nothing about
+/// it.
+pub(super) fn text(reason: Unopened, sender: Option<&NodeName>, from: IpAddr) -> Option<String> {
+    let sender = sender.map_or("an unknown sender", NodeName::as_str);
+    Some(match reason {
+        Unopened::OtherVersion => format!(
+            "{from} sends datagrams that are not gossip of this version: do all nodes run the same version, and does \
+             anything else use this port?"
+        ),
+        Unopened::OtherKey => {
+            format!("{from} seals its gossip with another key: is the gossip key the same on all nodes?")
+        }
+        Unopened::Forged => {
+            format!("gossip from {from} does not open with the key that it names: damaged, forged, or for another node")
+        }
+        Unopened::Namesake => {
+            format!("an agent at {from} has the name of this one, {sender}: do two agents have this name?")
+        }
+        Unopened::Stranger => format!("{sender} sends gossip from {from}, but there is no such Node"),
+        Unopened::WrongAddress => {
+            format!(
+                "{sender} sends gossip from {from}, which is not one of its InternalIPs: do two agents have this name?"
+            )
+        }
+        Unopened::Malformed | Unopened::Echoed | Unopened::Replayed | Unopened::Unasked | Unopened::TooMany => {
+            return None;
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vipmux_testing::names::node_name;
+
+    #[test]
+    fn few_are_not_worth_a_word_and_of_many_one_warning_tells_in_each_period() {
+        let mut warnings = DatagramWarnings::default();
+        let mut hear = |millis| warnings.take(Unopened::OtherKey, Duration::from_millis(millis));
+        // One every two seconds: never ten within a period.
+        assert!((0..50).all(|i| hear(i * 2_000).is_none()));
+        let told: Vec<_> = (0..600).filter_map(|i| hear(200_000 + i * 50).map(|count| (i * 50, count))).collect();
+        let [(first, all), (second, rest), (third, last)] = told[..] else { panic!("{told:?}") };
+        assert_eq!((first, all), (450, 60));
+        assert_eq!((second - first, rest), (10_450 - 450, 200));
+        assert_eq!((third - second, last), (10_000, 200));
+    }
+
+    #[test]
+    fn one_reason_does_not_hide_another() {
+        let mut warnings = DatagramWarnings::default();
+        let mut hear = |reason| (0..10).filter_map(|_| warnings.take(reason, Duration::from_secs(1))).count();
+        assert_eq!((hear(Unopened::OtherKey), hear(Unopened::Stranger)), (1, 1));
+    }
+
+    #[test]
+    fn who_speaks_from_where_is_named() {
+        let from = IpAddr::from([192, 0, 2, 9]);
+        let text = text(Unopened::WrongAddress, Some(&node_name("n1")), from).unwrap();
+        assert!(text.starts_with("n1 sends gossip from 192.0.2.9, which is not one of its InternalIPs"), "{text}");
+    }
+}

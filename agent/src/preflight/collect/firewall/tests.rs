@@ -1,0 +1,107 @@
+//! Tests that the rules are read as nft writes them into the kernel.
+
+use std::process::Command as Program;
+
+use super::*;
+use crate::preflight::findings::firewall::When;
+use vipmux_testing::netns::Namespace;
+
+/// The tables after these commands; `None`: the test is to be skipped.
+fn read(commands: &str) -> Option<Vec<TableObservation>> {
+    let [node] = Namespace::new()?;
+    node.enter(|| {
+        let output = Program::new("nft").arg(commands).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Some(nftables().unwrap())
+    })
+}
+
+fn rules(table: &TableObservation, chain: &str) -> Vec<RuleObservation> {
+    table.chains.iter().find(|found| found.name == chain).unwrap().rules.clone()
+}
+
+#[test]
+fn base_chains_are_told_with_hook_and_policy() {
+    let Some(tables) = read(
+        "table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }
+                           chain other { }; }
+         table inet fw { chain in { type filter hook input priority 0; policy accept; }; }
+         table ip nat { chain pre { type nat hook input priority 0; policy accept; }; }
+         table bridge b { chain forward { type filter hook forward priority 0; policy drop; }; }",
+    ) else {
+        return;
+    };
+    let of = |name: &str| tables.iter().find(|table| table.name == name).map(|table| table.chains.clone());
+    let chain = |name: &str, hook, drops| Chain { name: name.to_owned(), hook, drops, rules: Vec::new() };
+    let filter = of("nftables table ip filter").unwrap();
+    assert!(
+        filter.contains(&chain("FORWARD", Some(Hook::Forward), true)) && filter.contains(&chain("other", None, false))
+    );
+    assert_eq!(of("nftables table inet fw"), Some(vec![chain("in", Some(Hook::Input), false)]));
+    assert_eq!(of("nftables table ip nat"), Some(vec![chain("pre", None, false)]), "nat decides nothing");
+    assert_eq!(tables.len(), 3, "a bridge's rules are another matter: {tables:?}");
+    let firewall = Firewall { nftables: Ok(tables), legacy: Ok(Vec::new()) };
+    assert!(names(&firewall).is_superset(&BTreeSet::from([
+        "filter".to_owned(),
+        "FORWARD".to_owned(),
+        "fw".to_owned()
+    ])));
+}
+
+#[test]
+fn rules_are_told_by_what_they_ask_for_and_do() {
+    let Some(tables) = read(
+        "table inet fw {
+            set ports { type inet_service; elements = { 7944 } }
+            chain called { }
+            chain in {
+                type filter hook input priority 0; policy drop;
+                udp dport 7944 accept
+                ip saddr 192.0.2.0/24 udp dport 7944 counter accept
+                udp dport 7000-8000 drop
+                udp dport @ports accept
+                tcp dport 22 accept
+                iif lo accept
+                iifname \"lo\" accept
+                ct state established accept
+                ct state established,related accept
+                ct state established,new accept
+                meta l4proto udp accept
+                ct state vmap { established : accept, invalid : drop }
+                counter
+                jump called
+                goto called
+                return
+                reject
+            }
+        }",
+    ) else {
+        return;
+    };
+    let udp = |first, last, also| When::UdpPorts { first, last, also };
+    let called = || "called".to_owned();
+    let expected = [
+        (udp(7944, 7944, false), Does::Accept),
+        (udp(7944, 7944, true), Does::Accept),
+        (udp(7000, 8000, false), Does::Drop),
+        (When::Sometimes, Does::Accept),
+        (When::OtherProtocol, Does::Accept),
+        (When::Loopback, Does::Accept),
+        (When::Loopback, Does::Accept),
+        (When::NotNew, Does::Accept),
+        (When::NotNew, Does::Accept),
+        (When::Sometimes, Does::Accept),
+        (udp(0, u16::MAX, false), Does::Accept),
+        (When::Sometimes, Does::Accept),
+        (When::Always, Does::Nothing),
+        (When::Always, Does::Jump(called())),
+        (When::Always, Does::Goto(called())),
+        (When::Always, Does::Return),
+        (When::Always, Does::Drop),
+    ];
+    let found = rules(&tables[0], "in");
+    assert_eq!(found.len(), expected.len());
+    for (at, (rule, (when, does))) in found.into_iter().zip(expected).enumerate() {
+        assert_eq!(rule, RuleObservation { when, does }, "rule {at}");
+    }
+}

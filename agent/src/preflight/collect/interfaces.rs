@@ -1,0 +1,302 @@
+//! Observes the interfaces where the agent would announce, and the routes.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    net::IpAddr,
+};
+
+use futures_util::TryStreamExt;
+use netlink_packet_route::{
+    link::{LinkAttribute, LinkFlags, LinkMessage, LinkXdp},
+    route::{RouteAttribute, RouteProtocol},
+    rule::RuleAttribute,
+};
+use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
+
+use super::{CheckOptions, generic_netlink, sysctls};
+use crate::preflight::findings::{
+    Seen, Unseen,
+    interface::{self as seen, AttachedProgram, EgressProgram, SegmentObservation, TagHandling, Unusable},
+    routes::{ReplyPath, RouteInterface, Routes},
+};
+use vipmux_datapath::{
+    bpf::{clsact, pinned::PinnedObjects, pins::Pins, tcx},
+    link::{Ethtool, Interface, LinkError, Links, SegmentPort, Segments},
+};
+
+/// The tables that every machine has: unspecified, default, main, local.
+const USUAL_TABLES: [u32; 4] = [0, 253, 254, 255];
+
+/// Details of interfaces that [`Links`] does not have, by index.
+pub(super) struct InterfaceDetails {
+    links: BTreeMap<u32, LinkMessage>,
+    /// The interfaces with IPv6 routes from router advertisements.
+    advertised: BTreeSet<u32>,
+    /// The ids of vipmux's pinned programs.
+    pinned: BTreeSet<u32>,
+    /// The names of programs, by id.
+    names: BTreeMap<u32, String>,
+    ethtool: Option<Ethtool>,
+}
+
+/// Returns the segments where the agent would announce, and the interfaces that it cannot use.
+pub(super) fn chosen(
+    options: &CheckOptions,
+    links: &Links,
+    addresses: Option<&[IpAddr]>,
+) -> Seen<(Segments, Vec<Unusable>)> {
+    let mut unusable = Vec::new();
+    let found: Vec<_> = match addresses {
+        _ if !options.interfaces.is_empty() => {
+            options.interfaces.iter().map(|name| (Some(name.clone()), links.named(name))).collect()
+        }
+        Some(addresses) if !addresses.is_empty() => match links.holding(addresses) {
+            Ok(found) => found.into_iter().map(|one| (Some(one.name.clone()), Ok(one))).collect(),
+            Err(error) => vec![(None, Err(error))],
+        },
+        _ => {
+            return Err(Unseen {
+                why: "no interface is named, and this Node's InternalIP is not known".to_owned(),
+                remedy: "name one by --interface, or the Node by --node-name, with --kubeconfig or --manifests"
+                    .to_owned(),
+            });
+        }
+    };
+    let mut segments = Segments::default();
+    for (name, interface) in found {
+        let added =
+            interface.and_then(|interface| links.segment(interface)).and_then(|segment| segments.add(links, segment));
+        if let Err(error) = added {
+            unusable.push(Unusable { name, why: error.to_string() });
+        }
+    }
+    Ok((segments, unusable))
+}
+
+/// Returns the routes, and whether replies are translated on their interfaces.
+pub(super) async fn routes(
+    options: &CheckOptions,
+    links: &Links,
+    addresses: Option<&[IpAddr]>,
+) -> Result<Routes, LinkError> {
+    let segments = chosen(options, links, addresses).map(|(segments, _)| segments).unwrap_or_default();
+    let outlets = segments.outlets();
+    let taken: BTreeSet<_> = links.exits().map(|exit| exit.ifindex).collect();
+    let path = |interface: &Interface| {
+        if outlets.contains(&interface.ifindex) {
+            ReplyPath::Announced
+        } else if taken.contains(&interface.ifindex) {
+            ReplyPath::Outlet
+        } else if interface.suitable().is_ok() && interface.may_lead_to_a_pod() {
+            ReplyPath::ToPod
+        } else {
+            ReplyPath::NoEthernet
+        }
+    };
+    let exits: Vec<_> =
+        links.routed().map(|exit| RouteInterface { name: exit.name.clone(), path: path(exit) }).collect();
+    let is_other = |interface: &&Interface| {
+        let is_route = outlets.contains(&interface.ifindex) || taken.contains(&interface.ifindex);
+        !is_route && interface.suitable().is_ok() && !interface.is_dummy() && interface.controller.is_none()
+    };
+    let others = links.iter().filter(is_other).flat_map(subnets).collect();
+    Ok(Routes { exits, others, tables: tables().await? })
+}
+
+/// Returns the IPv4 subnets of an interface. Bridges do not count: they have pods, not
+/// clients.
+fn subnets(interface: &Interface) -> Vec<(String, String)> {
+    let is_bridge = interface.kind.to_string() == "bridge";
+    let subnet = |&(address, prefix): &(IpAddr, u8)| match address {
+        IpAddr::V4(_) if prefix < 31 && !is_bridge => Some((interface.name.clone(), format!("{address}/{prefix}"))),
+        _ => None,
+    };
+    interface.addresses.iter().filter_map(subnet).collect()
+}
+
+/// Returns the routing tables that rules use, except the usual ones.
+async fn tables() -> Result<Vec<u32>, LinkError> {
+    let handle = connect()?;
+    let mut found = BTreeSet::new();
+    for version in [IpVersion::V4, IpVersion::V6] {
+        let mut rules = handle.rule().get(version).execute();
+        while let Some(rule) = rules.try_next().await.map_err(request("list the routing rules"))? {
+            let numbered = rule.attributes.iter().find_map(|attribute| match attribute {
+                RuleAttribute::Table(table) => Some(*table),
+                _ => None,
+            });
+            found.insert(numbered.unwrap_or(rule.header.table.into()));
+        }
+    }
+    Ok(found.into_iter().filter(|table| !USUAL_TABLES.contains(table)).collect())
+}
+
+fn connect() -> Result<Handle, LinkError> {
+    let (connection, handle, _) = rtnetlink::new_connection().map_err(LinkError::Open)?;
+    // The task ends with the last handle.
+    tokio::spawn(connection);
+    Ok(handle)
+}
+
+fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> LinkError {
+    move |source| LinkError::Request { operation, source: Box::new(source) }
+}
+
+impl InterfaceDetails {
+    pub(super) async fn read(pins: &Pins) -> Result<Self, LinkError> {
+        let handle = connect()?;
+        let mut links = BTreeMap::new();
+        let mut all = handle.link().get().execute();
+        while let Some(link) = all.try_next().await.map_err(request("list interfaces"))? {
+            links.insert(link.header.index, link);
+        }
+        let mut advertised = BTreeSet::new();
+        let mut routes = handle.route().get(RouteMessageBuilder::<std::net::Ipv6Addr>::new().build()).execute();
+        while let Some(route) = routes.try_next().await.map_err(request("list routes"))? {
+            let by = route.attributes.iter().find_map(|attribute| match attribute {
+                RouteAttribute::Oif(ifindex) => Some(*ifindex),
+                _ => None,
+            });
+            advertised.extend(by.filter(|_| route.header.protocol == RouteProtocol::Ra));
+        }
+        // If the pins may not be read, no program counts as vipmux's own.
+        let pinned = PinnedObjects::read(pins).unwrap_or_default();
+        let programs = pinned.programs.into_values().chain(pinned.links.into_values().map(|link| link.program));
+        Ok(Self {
+            links,
+            advertised,
+            pinned: programs.collect(),
+            names: tcx::program_names(),
+            ethtool: Ethtool::open().ok(),
+        })
+    }
+
+    /// Returns the segments with their details, and the interfaces that cannot be used.
+    pub(super) fn segments(
+        &self,
+        links: &Links,
+        (segments, unusable): (Segments, Vec<Unusable>),
+    ) -> Vec<Result<SegmentObservation, Unusable>> {
+        let found = segments.iter().filter_map(|segment| {
+            let whole = links.get(segment.ifindex)?;
+            let port = |ifindex: &u32| Some(self.port(links, links.get(*ifindex)?, segments.ports().get(ifindex)?));
+            Some(Ok(SegmentObservation {
+                name: whole.name.clone(),
+                kind: whole.kind.to_string(),
+                up: self.is_up(whole),
+                carrier: segment.carrier,
+                vlan: segment.vlan,
+                ports: segment.ports.iter().filter_map(port).collect(),
+                stack: sysctls::of(whole, self.advertised.contains(&whole.ifindex)),
+            }))
+        });
+        found.chain(unusable.into_iter().map(Err)).collect()
+    }
+
+    fn is_up(&self, interface: &Interface) -> bool {
+        self.links.get(&interface.ifindex).is_some_and(|link| link.header.flags.contains(LinkFlags::Up))
+    }
+
+    fn port(&self, links: &Links, interface: &Interface, port: &SegmentPort) -> seen::InterfaceObservation {
+        let receivers = || port.receivers.iter().filter_map(|receiver| links.get(*receiver));
+        seen::InterfaceObservation {
+            name: interface.name.clone(),
+            up: self.is_up(interface),
+            carrier: interface.carrier,
+            driver: self.ethtool.as_ref().and_then(|ethtool| ethtool.driver(&interface.name).ok().flatten()),
+            mtu: interface.mtu,
+            features: xdp_features(interface.ifindex),
+            attached: receivers().flat_map(|receiver| self.attached(receiver)).collect(),
+            tags: port.tagged.then(|| self.tags(receivers())),
+            egress: self.egress(interface.ifindex).map_err(Unseen::without_rights),
+        }
+    }
+
+    /// Returns the XDP programs of any mode on an interface.
+    fn attached(&self, interface: &Interface) -> Vec<AttachedProgram> {
+        let link = self.links.get(&interface.ifindex);
+        let parts = link.iter().flat_map(|link| &link.attributes).filter_map(|attribute| match attribute {
+            LinkAttribute::Xdp(parts) => Some(parts),
+            _ => None,
+        });
+        let program = |part: &LinkXdp| {
+            let (id, generic) = match part {
+                LinkXdp::DrvProgId(id) | LinkXdp::HwProgId(id) => (*id, false),
+                LinkXdp::SkbProgId(id) => (*id, true),
+                _ => return None,
+            };
+            let name = self.names.get(&id).cloned();
+            Some(AttachedProgram {
+                interface: interface.name.clone(),
+                id,
+                name,
+                generic,
+                ours: self.pinned.contains(&id),
+            })
+        };
+        parts.flatten().filter_map(program).collect()
+    }
+
+    fn tags<'a>(&self, receivers: impl Iterator<Item = &'a Interface>) -> Seen<TagHandling> {
+        let Some(ethtool) = &self.ethtool else {
+            return Err(Unseen::without_rights("no socket for ethtool requests"));
+        };
+        let mut all = TagHandling::Kept;
+        for receiver in receivers {
+            let name = &receiver.name;
+            let strips = ethtool.strips_tags(name).map_err(Unseen::without_rights)?;
+            let one = match strips.then(|| ethtool.can_change_tags(name)).transpose().map_err(Unseen::without_rights)? {
+                None => TagHandling::Kept,
+                Some(true) => TagHandling::Stripped,
+                Some(false) => return Ok(TagHandling::AlwaysStripped),
+            };
+            all = if all == TagHandling::Kept { one } else { all };
+        }
+        Ok(all)
+    }
+
+    fn egress(&self, ifindex: u32) -> io::Result<Vec<EgressProgram>> {
+        let program =
+            |id: u32| EgressProgram::Tcx { id, name: self.names.get(&id).cloned(), ours: self.pinned.contains(&id) };
+        let filter = |filter: clsact::Filter| {
+            let clsact::Filter { kind, priority, ours } = filter;
+            EgressProgram::Filter { kind, priority, ours }
+        };
+        let links = tcx::egress_programs(ifindex)?.unwrap_or_default().into_iter().map(program);
+        Ok(links.chain(clsact::egress_filters(ifindex)?.into_iter().map(filter)).collect())
+    }
+}
+
+/// Returns the features of a driver's native XDP (the generic netlink family `netdev`,
+/// Documentation/netlink/specs/netdev.yaml); `None`: the kernel does not report them.
+fn xdp_features(ifindex: u32) -> Option<u64> {
+    /// `NETDEV_CMD_DEV_GET` and its attributes.
+    const GET_DEVICE: u8 = 1;
+    const IFINDEX: u16 = 1;
+    const XDP_FEATURES: u16 = 3;
+    let family = generic_netlink::family("netdev")?;
+    let device = generic_netlink::request(family, GET_DEVICE, (IFINDEX, &ifindex.to_ne_bytes()))?;
+    Some(u64::from_ne_bytes(generic_netlink::value(&device, XDP_FEATURES)?.first_chunk().copied()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vipmux_testing::netns::Namespace;
+
+    /// Kernels before 6.3 do not report features.
+    #[test]
+    fn a_pair_has_native_xdp_and_a_bridge_has_none() {
+        let Some([node, peer]) = Namespace::new() else { return };
+        node.veth("eth0", &peer, "lan0");
+        node.bridge("br0");
+        node.enter(|| {
+            let features = |name: &str| xdp_features(nix::net::if_::if_nametoindex(name).unwrap());
+            if let Some(veth) = features("eth0") {
+                assert_eq!((veth & 3, features("br0")), (3, Some(0)));
+            }
+            assert_eq!(xdp_features(u32::MAX), None);
+        });
+    }
+}

@@ -1,0 +1,354 @@
+//! Checks the interfaces where VIPs would be announced.
+
+use super::{Finding, Seen, kernel::KernelObservation, list};
+use vipmux_datapath::bpf::attach::XdpAttachMode;
+
+/// The greatest MTU, in bytes, at which drivers run a program for packets in one buffer.
+pub const MTU_LIMIT: u32 = 3_498;
+
+/// `NETDEV_XDP_ACT_BASIC` of include/uapi/linux/netdev.h: programs can drop, pass and send back.
+const BASIC: u64 = 1;
+/// `NETDEV_XDP_ACT_REDIRECT`: programs can send frames to other interfaces.
+const REDIRECT: u64 = 2;
+/// `NETDEV_XDP_ACT_RX_SG`: frames in several buffers.
+const SEVERAL: u64 = 32;
+
+/// Drivers with native XDP, for kernels that do not report it (before Linux 6.3).
+const NATIVE: [&str; 33] = [
+    "atlantic",
+    "bnxt",
+    "bnxt_en",
+    "bonding",
+    "cpsw",
+    "dpaa2_eth",
+    "dpaa_eth",
+    "ena",
+    "enetc",
+    "fsl_dpaa2_eth",
+    "fsl_enetc",
+    "gve",
+    "hv_netvsc",
+    "i40e",
+    "ice",
+    "igb",
+    "igc",
+    "ixgbe",
+    "ixgbevf",
+    "mana",
+    "mlx4_en",
+    "mlx5_core",
+    "mvneta",
+    "mvpp2",
+    "nfp",
+    "qede",
+    "sfc",
+    "stmmac",
+    "tun",
+    "veth",
+    "vif",
+    "virtio_net",
+    "vmxnet3",
+];
+
+/// An interface that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unusable {
+    /// Its name; `None`: no interface was found.
+    pub name: Option<String>,
+    /// The reason.
+    pub why: String,
+}
+
+/// A layer-2 segment where the agent would announce.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentObservation {
+    /// The interface with the node's addresses.
+    pub name: String,
+    /// Its kind: `device`, `vlan`, `bond`.
+    pub kind: String,
+    /// It is up.
+    pub up: bool,
+    /// It has a carrier.
+    pub carrier: bool,
+    /// The 802.1Q VLAN of its frames; 0: untagged.
+    pub vlan: u16,
+    /// The interfaces where its frames come in.
+    pub ports: Vec<InterfaceObservation>,
+    /// Settings of the network stack for it.
+    pub stack: super::settings::InterfaceSysctlObservation,
+}
+
+/// An interface where XDP would run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InterfaceObservation {
+    /// Its name.
+    pub name: String,
+    /// It is up.
+    pub up: bool,
+    /// It has a carrier.
+    pub carrier: bool,
+    /// Its driver, if known.
+    pub driver: Option<String>,
+    /// Its MTU, bytes.
+    pub mtu: u32,
+    /// `NETDEV_A_DEV_XDP_FEATURES`; `None`: the kernel does not report it (before Linux 6.3).
+    pub features: Option<u64>,
+    /// XDP programs on it or on a bond's cards.
+    pub attached: Vec<AttachedProgram>,
+    /// Its handling of VLAN tags; `None`: frames have none.
+    pub tags: Option<Seen<TagHandling>>,
+    /// Programs and filters for outgoing packets, in their order.
+    pub egress: Seen<Vec<EgressProgram>>,
+}
+
+/// An XDP program on an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AttachedProgram {
+    /// The interface.
+    pub interface: String,
+    /// The program's id.
+    pub id: u32,
+    /// Its name, if it may be read.
+    pub name: Option<String>,
+    /// It runs in generic mode.
+    pub generic: bool,
+    /// It is pinned below the pin path, so it is vipmux's.
+    pub ours: bool,
+}
+
+/// A card's handling of VLAN tags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TagHandling {
+    /// They stay in the frames.
+    Kept,
+    /// It strips them; this can be turned off.
+    Stripped,
+    /// It strips them; this cannot be turned off.
+    AlwaysStripped,
+}
+
+/// A program for outgoing packets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EgressProgram {
+    /// A program attached by a tcx link.
+    Tcx {
+        /// Its id.
+        id: u32,
+        /// Its name, if it may be read.
+        name: Option<String>,
+        /// It is vipmux's own.
+        ours: bool,
+    },
+    /// A tc filter in a clsact qdisc.
+    Filter {
+        /// Its kind: `bpf`, `flower`.
+        kind: String,
+        /// Its priority; the lowest comes first.
+        priority: u16,
+        /// It is vipmux's own.
+        ours: bool,
+    },
+}
+
+/// Returns the findings about the interfaces.
+pub(super) fn assess(
+    kernel: &KernelObservation,
+    interfaces: &Seen<Vec<Result<SegmentObservation, Unusable>>>,
+) -> Vec<Finding> {
+    match interfaces {
+        Ok(all) if all.is_empty() => vec![Finding::fail(
+            "interface",
+            "no interface to announce on",
+            "name one by --interface, or give the Node an InternalIP on a subnet of this machine",
+        )],
+        Ok(all) => all.iter().flat_map(|one| of_one(kernel, one)).collect(),
+        Err(unseen) => vec![Finding::unseen("interface", unseen)],
+    }
+}
+
+fn of_one(kernel: &KernelObservation, one: &Result<SegmentObservation, Unusable>) -> Vec<Finding> {
+    let segment = match one {
+        Ok(segment) => segment,
+        Err(Unusable { name, why }) => {
+            let remedy = "name another one by --interface (docs/interfaces.md)";
+            let finding = Finding::fail("interface", why, remedy);
+            return vec![match name {
+                Some(name) => finding.about(name),
+                None => finding,
+            }];
+        }
+    };
+    let mut found = vec![shape(segment), carrier(segment)];
+    for port in &segment.ports {
+        found.extend([xdp(kernel, port), programs(port), mtu(port)].map(|finding| finding.about(&port.name)));
+        found.extend(port.tags.as_ref().map(|tags| vlan(port, tags).about(&port.name)));
+        found.push(egress(kernel, port).about(&port.name));
+    }
+    found
+}
+
+fn shape(segment: &SegmentObservation) -> Finding {
+    let ports = list(segment.ports.iter().map(|port| match &port.driver {
+        Some(driver) => format!("{} ({driver})", port.name),
+        None => port.name.clone(),
+    }));
+    let tag = if segment.vlan == 0 { "untagged".to_owned() } else { format!("with VLAN tag {}", segment.vlan) };
+    Finding::pass("interface", format!("{}; frames come in at {ports}, {tag}", segment.kind)).about(&segment.name)
+}
+
+fn carrier(segment: &SegmentObservation) -> Finding {
+    const CHECK: &str = "carrier";
+    let down =
+        std::iter::once((&segment.name, segment.up)).chain(segment.ports.iter().map(|port| (&port.name, port.up)));
+    let finding = if let Some((name, _)) = down.into_iter().find(|(_, up)| !up) {
+        let remedy = format!("`ip link set {name} up`, and in the system's network configuration");
+        Finding::fail(CHECK, format!("{name} is down"), remedy)
+    } else if !segment.carrier || !segment.ports.iter().any(|port| port.carrier) {
+        let remedy = "check the cable, the switch port, or the other end of the interface";
+        Finding::fail(CHECK, "up, but without a carrier: the node cannot lead VIPs there", remedy)
+    } else {
+        Finding::pass(CHECK, "up, with a carrier")
+    };
+    finding.about(&segment.name)
+}
+
+/// Returns why native XDP is not possible there.
+fn native_obstacle(kernel: &KernelObservation, port: &InterfaceObservation) -> Option<String> {
+    let driver = port.driver.as_deref().unwrap_or("its driver");
+    match port.features {
+        Some(features) if features & (BASIC | REDIRECT) != BASIC | REDIRECT => {
+            return Some(format!("{driver} has no native XDP here"));
+        }
+        None if !NATIVE.contains(&driver) => {
+            return Some(format!("{driver} is not known to have native XDP (the kernel reports it since 6.3)"));
+        }
+        _ => {}
+    }
+    if port.mtu <= MTU_LIMIT {
+        None
+    } else if !kernel.has_fragments() {
+        Some(format!("an MTU of {} needs Linux 5.18", port.mtu))
+    } else if port.features.is_some_and(|features| features & SEVERAL == 0) {
+        Some(format!("{driver} has no native XDP for an MTU of {}", port.mtu))
+    } else {
+        None
+    }
+}
+
+fn xdp(kernel: &KernelObservation, port: &InterfaceObservation) -> Finding {
+    const CHECK: &str = "xdp-mode";
+    let driver = port.driver.as_deref().unwrap_or("driver unknown");
+    // A running program is better evidence than a prediction.
+    if let Some(own) = port.attached.iter().find(|program| program.ours && program.interface == port.name) {
+        return match (own.generic, kernel.mode) {
+            (false, _) => Finding::pass(CHECK, format!("native: the agent's program runs in {driver}")),
+            (true, XdpAttachMode::Generic) => Finding::pass(CHECK, "generic, as requested"),
+            (true, _) => generic("the agent's program runs in generic mode"),
+        };
+    }
+    match (kernel.mode, native_obstacle(kernel, port)) {
+        (XdpAttachMode::Generic, _) => Finding::pass(CHECK, "generic, as requested"),
+        (_, None) => Finding::pass(CHECK, format!("native ({driver})")),
+        (XdpAttachMode::Auto, Some(why)) => generic(&why),
+        (XdpAttachMode::Native, Some(why)) => Finding::fail(
+            CHECK,
+            format!("--xdp-mode native is set, but {why}"),
+            "use --xdp-mode auto, or another card or kernel",
+        ),
+    }
+}
+
+fn generic(why: &str) -> Finding {
+    Finding::warn(
+        "xdp-mode",
+        format!("generic, which is slower: {why}"),
+        "nothing is broken; a card with native XDP is faster",
+    )
+}
+
+fn programs(port: &InterfaceObservation) -> Finding {
+    const CHECK: &str = "xdp-program";
+    let foreign: Vec<_> = port.attached.iter().filter(|program| !program.ours).collect();
+    if foreign.is_empty() {
+        let ours = if port.attached.is_empty() { "no XDP program yet" } else { "vipmux's own program" };
+        return Finding::pass(CHECK, ours);
+    }
+    let named = list(foreign.iter().map(|program| {
+        let name = program.name.as_deref().unwrap_or("a program with an unreadable name");
+        format!("{name} (id {}) on {}", program.id, program.interface)
+    }));
+    let of_vipmux =
+        foreign.iter().any(|program| program.name.as_deref().is_some_and(|name| name.starts_with("vipmux_")));
+    let remedy = if of_vipmux {
+        "it belongs to a vipmux with another pin path: name that path by --pin-path, or run `vipmux unload --pin-path PATH`"
+            .to_owned()
+    } else {
+        let name = &foreign[0].interface;
+        format!(
+            "stop the software that attached it (Cilium: `loadBalancer.acceleration: disabled`), or run `ip link set {name} xdp off`"
+        )
+    };
+    Finding::fail(CHECK, format!("another XDP program: {named}; an interface can have only one"), remedy)
+}
+
+fn mtu(port: &InterfaceObservation) -> Finding {
+    // The check `xdp-mode` says whether the MTU prevents native mode.
+    Finding::pass("mtu", format!("{} bytes; frames to backends on other nodes keep their length", port.mtu))
+}
+
+fn vlan(port: &InterfaceObservation, tags: &Seen<TagHandling>) -> Finding {
+    const CHECK: &str = "vlan-tags";
+    match tags {
+        Ok(TagHandling::Kept) => Finding::pass(CHECK, "kept in the frames (rx-vlan-offload is off)"),
+        Ok(TagHandling::Stripped) => Finding::pass(CHECK, "stripped from frames; the agent turns rx-vlan-offload off"),
+        Ok(TagHandling::AlwaysStripped) => Finding::fail(
+            CHECK,
+            format!("{} strips tags from frames before a program sees them; this cannot be turned off", port.name),
+            "announce VIPs on an untagged interface, or use another card",
+        ),
+        Err(unseen) => Finding::unseen(CHECK, unseen),
+    }
+}
+
+fn egress(kernel: &KernelObservation, port: &InterfaceObservation) -> Finding {
+    const CHECK: &str = "tc-programs";
+    let programs = match &port.egress {
+        Ok(programs) => programs,
+        Err(unseen) => return Finding::unseen(CHECK, unseen),
+    };
+    let before: Vec<_> = programs.iter().filter(|other| kernel.comes_first(other)).collect();
+    if before.is_empty() {
+        return Finding::pass(
+            CHECK,
+            format!("no program for outgoing packets before vipmux's; all: {}", list(programs)),
+        );
+    }
+    Finding::warn(
+        CHECK,
+        format!(
+            "programs for outgoing packets before vipmux's: {}; packets that one of them ends (TC_ACT_OK) are not translated",
+            list(before)
+        ),
+        "let them return TCX_NEXT (-1; filters: TC_ACT_UNSPEC), or stop the software that attached them",
+    )
+}
+
+impl KernelObservation {
+    /// Returns whether the program runs before vipmux's, and so can end a packet's processing.
+    fn comes_first(&self, other: &EgressProgram) -> bool {
+        match other {
+            EgressProgram::Tcx { ours, .. } => !ours,
+            // tcx links come before all filters; vipmux's own filter is the first of priority 1.
+            EgressProgram::Filter { ours, priority, .. } => !ours && *priority <= 1 && !self.has_tcx(),
+        }
+    }
+}
+
+impl std::fmt::Display for EgressProgram {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tcx { id, name, .. } => write!(f, "{} (id {id})", name.as_deref().unwrap_or("a program")),
+            Self::Filter { kind, priority, .. } => write!(f, "a {kind} filter of priority {priority}"),
+        }
+    }
+}

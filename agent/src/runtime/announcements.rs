@@ -1,0 +1,226 @@
+//! Announces led VIPs, asks the LAN for addresses before they are led, and defends them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::{Duration, Instant},
+};
+
+use vipmux_common::abi::Mac;
+
+use super::{
+    AgentError,
+    address_conflicts::AddressConflicts,
+    interfaces::{AttachedInterfaces, SegmentChanges},
+    kernel::{KernelError, boottime},
+    log_limit::LogLimit,
+    serving::Serving,
+};
+use crate::metrics::Meters;
+use vipmux_datapath::{
+    announce::{
+        Announcer, Frame, Pacing, Sender,
+        address_probe::{AddressAvailability, AddressProbeActions, AddressProbeMode, AddressProber},
+        foreign_speakers::Conflict,
+    },
+    link::{Links, interface_name},
+};
+use vipmux_election::AddressOwner;
+use vipmux_model::Vip;
+
+/// The announcements and address probes that are due, and the foreign speakers.
+pub(super) struct Announcements {
+    announcer: Announcer,
+    sender: Sender,
+    prober: AddressProber,
+    /// The number of frames that had come in when the LAN was asked for an address.
+    received: BTreeMap<Vip, u64>,
+    pub(super) conflicts: AddressConflicts,
+    meters: Meters,
+    log_limit: LogLimit,
+}
+
+/// The answers to address probes.
+pub(super) struct ProbeAnswers {
+    pub(super) outcomes: Vec<(Vip, AddressAvailability)>,
+    /// The number of frames that have come in by now.
+    pub(super) received: u64,
+}
+
+impl Announcements {
+    /// `every`: how often each VIP is announced after the burst; zero: never. `seed`: spreads the
+    /// probes.
+    pub(super) fn new(
+        every: Duration,
+        seed: u64,
+        conflicts: AddressConflicts,
+        meters: Meters,
+    ) -> Result<Self, AgentError> {
+        Ok(Self {
+            announcer: Announcer::new(Pacing::default().repeating(every)),
+            sender: Sender::open()?,
+            prober: AddressProber::new(seed),
+            received: BTreeMap::new(),
+            conflicts,
+            meters,
+            log_limit: LogLimit::default(),
+        })
+    }
+
+    /// Returns when the next announcement is due.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.announcer.next()
+    }
+
+    /// Returns when to call [`Self::poll_probes`], `CLOCK_BOOTTIME`.
+    pub(super) fn next_probe(&self) -> Option<Duration> {
+        self.prober.next()
+    }
+
+    /// Announces a led VIP, from the next event on.
+    pub(super) fn begin(&mut self, vip: Vip, serving: &Serving) {
+        for (ifindex, mac) in serving.segments_of(vip) {
+            self.announcer.gained(vip, ifindex, mac, Instant::now());
+        }
+    }
+
+    /// Ends the announcements of a VIP.
+    pub(super) fn end(&mut self, vip: Vip) {
+        self.announcer.lost(vip);
+    }
+
+    /// Ends the announcements on segments that are gone, and repeats them where the carrier came
+    /// back.
+    pub(super) fn update_segments(&mut self, changes: &SegmentChanges) {
+        changes.removed.iter().for_each(|ifindex| self.announcer.remove_interface(*ifindex));
+        changes.returned.iter().for_each(|ifindex| self.announcer.reannounce(*ifindex, Instant::now()));
+    }
+
+    /// Sends the announcements that are due. A frame that cannot be sent now is one of a burst.
+    pub(super) fn send_due(&mut self) {
+        let frames = self.announcer.due(Instant::now());
+        self.send(&frames);
+    }
+
+    fn send(&mut self, frames: &[Frame]) {
+        let sent = frames.iter().map(|frame| self.sender.send(frame)).inspect(|sent| self.meters.announced(sent));
+        let errors: Vec<_> = sent.filter_map(Result::err).collect();
+        if let Some(error) = errors.first()
+            && self.log_limit.take(Instant::now())
+        {
+            tracing::warn!(
+                error = error as &dyn std::error::Error,
+                failed = errors.len(),
+                "announcements were not sent"
+            );
+        }
+    }
+
+    /// Asks the LAN for these addresses, from the next event on; `true`: by duplicate address
+    /// detection. A VIP that is announced nowhere gets no answer.
+    pub(super) fn begin_probes(&mut self, vips: &[(Vip, bool)], serving: &Serving) -> Result<(), KernelError> {
+        if vips.is_empty() {
+            return Ok(());
+        }
+        let (received, now) = (received_frames(&serving.interfaces), boottime()?);
+        for &(vip, detect) in vips {
+            let places = serving.segments_of(vip).collect();
+            let pace = if detect { AddressProbeMode::Detect } else { AddressProbeMode::Query };
+            if !detect {
+                self.received.insert(vip, received);
+            }
+            self.prober.begin(vip, places, pace, now);
+        }
+        Ok(())
+    }
+
+    /// Sends the address probes that are due, and returns the answers to earlier ones.
+    pub(super) fn poll_probes(&mut self, serving: &Serving) -> Result<Option<ProbeAnswers>, KernelError> {
+        let heard = serving.kernel.speakers()?;
+        let AddressProbeActions { frames, outcomes } = self.prober.poll(&heard, boottime()?);
+        self.send(&frames);
+        if outcomes.is_empty() {
+            return Ok(None);
+        }
+        Ok(Some(ProbeAnswers { outcomes, received: received_frames(&serving.interfaces) }))
+    }
+
+    /// Converts an answer. If no frame came in since the probe, silence proves nothing.
+    pub(super) fn owner(
+        &mut self,
+        vip: Vip,
+        outcome: &AddressAvailability,
+        received: u64,
+        serving: &Serving,
+    ) -> AddressOwner {
+        let before = self.received.remove(&vip);
+        match outcome {
+            AddressAvailability::Free if before == Some(received) => AddressOwner::Unknown,
+            AddressAvailability::Free => AddressOwner::Nobody,
+            AddressAvailability::Taken { mac, .. } if serving.kernel.observed().is_peer(*mac) => AddressOwner::Peer,
+            AddressAvailability::Taken { mac, .. } => AddressOwner::ForeignSpeaker(*mac),
+        }
+    }
+
+    /// Reads who spoke for VIPs since the last heartbeat, defends led VIPs, and reports conflicts.
+    pub(super) fn check_foreign_speakers(&mut self, serving: &mut Serving, links: &Links) -> Result<(), KernelError> {
+        let now = boottime()?;
+        if let Some(heard) = serving.kernel.take_new_speakers()? {
+            self.conflicts.observe(&heard, &serving.interfaces.macs(), now);
+        }
+        let kernel = &serving.kernel;
+        let leads = |vip| kernel.leads(vip);
+        for vip in self.conflicts.defend(|mac| kernel.observed().is_peer(mac), leads, now) {
+            self.announcer.defend(vip);
+        }
+        self.conflicts.report(leads, |conflict| describe(conflict, links, kernel.interface(conflict.ifindex).mac));
+        Ok(())
+    }
+
+    /// Logs how many lines were left out.
+    pub(super) fn log_omitted(&mut self, now: Instant) {
+        self.conflicts.log_omitted(now);
+        if let Some(omitted) = self.log_limit.end(now) {
+            tracing::warn!(untold = omitted, "more announcements were not sent");
+        }
+    }
+}
+
+/// Returns the number of frames that came in where VIPs are announced; 0 if the system does not
+/// say.
+fn received_frames(interfaces: &AttachedInterfaces) -> u64 {
+    let names: BTreeSet<_> = interfaces.attached.keys().map(|port| interface_name(*port)).collect();
+    let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
+    received(&table).filter(|(name, _)| names.contains(*name)).map(|(_, packets)| packets).sum()
+}
+
+/// Describes a conflict. `own`: the MAC that this node announces there.
+fn describe(Conflict { vip, mac, ifindex }: &Conflict, links: &Links, own: Mac) -> String {
+    let on = links.get(*ifindex).map_or_else(|| format!("interface {ifindex}"), |interface| interface.name.clone());
+    format!(
+        "the address {vip} is also used by {mac} on {on}: this node keeps it and defends it by announcing {own}, but \
+         clients may reach either; take it from that machine or from the pool"
+    )
+}
+
+/// Returns the interfaces with the number of packets that they received: the third column of
+/// proc_net_dev(5).
+fn received(table: &str) -> impl Iterator<Item = (&str, u64)> {
+    table.lines().filter_map(|line| {
+        let (name, counters) = line.split_once(':')?;
+        Some((name.trim(), counters.split_whitespace().nth(1)?.parse().ok()?))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn received_packets_are_read_by_interface() {
+        let table = "Inter-|   Receive                            |  Transmit\n \
+             face |bytes    packets errs drop|bytes    packets errs\n    \
+             lo:     100       2    0    0      100       2    0\n  \
+             eth0: 54321     432    1    0     4321      43    0\n";
+        assert_eq!(received(table).collect::<Vec<_>>(), [("lo", 2), ("eth0", 432)]);
+    }
+}

@@ -1,0 +1,182 @@
+//! Drives the election of this node: inputs, drain, the published leaders, and what peers must know
+//! of this node.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    num::NonZeroU16,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    desired::PeerMacs,
+    drain::Drain,
+    elector::Elector,
+    interfaces::AttachedInterfaces,
+    kernel::{Kernel, KernelError},
+    pipeline::ServingState,
+    published::Published,
+};
+use crate::control::DrainProgress;
+use vipmux_cluster::source::SourceGuard;
+use vipmux_common::abi::Mac;
+use vipmux_datapath::{bpf::maps::MapsError, link::Links};
+use vipmux_election::{
+    Command, Input,
+    membership::{Item, ItemKey, MOST_SEGMENTS, Peer},
+};
+use vipmux_model::{NodeName, Vip, desired::Desired};
+
+/// The election, with what it decides by and what it shows.
+pub(super) struct ElectionDriver {
+    node: NodeName,
+    pub(super) elector: Elector,
+    /// This node is to lead nothing.
+    drain: Option<Drain>,
+    published: Published,
+    peer_macs: PeerMacs,
+    source: SourceGuard,
+    /// The look at the source that the next wanted VIPs must rest on.
+    awaited: u64,
+}
+
+impl ElectionDriver {
+    pub(super) fn new(node: NodeName, elector: Elector, published: Published, source: SourceGuard) -> Self {
+        Self { node, elector, drain: None, published, peer_macs: BTreeMap::new(), source, awaited: 0 }
+    }
+
+    /// Asks the source for a new look. The wanted VIPs wait for it.
+    pub(super) fn look_again(&mut self) {
+        self.awaited = self.source.request_refresh();
+    }
+
+    /// Returns whether a serving state rests on the look that was asked for last.
+    pub(super) fn is_current(&self, state: &ServingState) -> bool {
+        state.look >= self.awaited
+    }
+
+    /// Tells the election which VIPs are wanted, and which nodes are candidates.
+    pub(super) fn set_wanted(
+        &mut self,
+        kernel: &mut Kernel,
+        state: &ServingState,
+        desired: &Desired,
+    ) -> Result<Vec<Command>, KernelError> {
+        let wanted = state.contenders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
+        let wanted = wanted.map(|(vip, contenders)| (*vip, contenders.clone())).collect();
+        self.elector.handle(kernel, Input::Wanted(Arc::new(wanted)))
+    }
+
+    /// Publishes this node's MACs to the peers, and reports to the election which VIPs cannot be
+    /// announced here.
+    pub(super) fn update_node(
+        &mut self,
+        kernel: &mut Kernel,
+        interfaces: &AttachedInterfaces,
+        links: &Links,
+        state: &ServingState,
+        desired: &Desired,
+    ) -> Result<Vec<Command>, KernelError> {
+        self.elector.set_nodes(&state.nodes)?;
+        let (own, owners) = (state.nodes.get(&self.node).map_or(&[][..], Vec::as_slice), links.owners());
+        let mac = own.first().and_then(|own| owners.get(own).and_then(|interface| interface.mac));
+        self.publish_macs(mac, interfaces.macs())?;
+        // An agent on another machine that has this Node's name by mistake holds its Leases as
+        // well.
+        let elsewhere = !own.is_empty() && own.iter().all(|address| !owners.contains_key(address));
+        let unable = desired.vips.iter().filter(|(_, vip)| {
+            elsewhere || !interfaces.carries(vip.interfaces, vip.vlan.map_or(0, NonZeroU16::get).into())
+        });
+        let unable = unable.map(|(vip, _)| *vip).collect();
+        self.elector.handle(kernel, Input::Unable(unable))
+    }
+
+    /// Publishes this node's MACs, that of its InternalIP's interface first. Peers must know the
+    /// others, too: they tell a node's announcements from a foreign speaker's.
+    fn publish_macs(&self, first: Option<Mac>, all: BTreeSet<Mac>) -> Result<(), KernelError> {
+        if let Some(mac) = first {
+            self.elector.publish(Item::Mac { segment: 0, mac })?;
+        }
+        let mut others = all.into_iter().filter(|mac| Some(*mac) != first);
+        for segment in 1..MOST_SEGMENTS {
+            match others.next() {
+                Some(mac) => self.elector.publish(Item::Mac { segment, mac })?,
+                None => self.elector.withdraw(&ItemKey::Mac(segment))?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the MACs that peers publish. Returns whether they changed.
+    pub(super) fn update_peer_macs(&mut self) -> bool {
+        // If a peer is down, the neighbor table has better information on where frames go. But it
+        // may still announce VIPs.
+        let of_peer = |(name, peer): (&NodeName, &Peer)| {
+            let macs = peer.state.macs.iter().filter(|(segment, _)| **segment > 0 || peer.status.is_alive());
+            (name.clone(), macs.map(|(segment, mac)| (*segment, *mac)).collect())
+        };
+        let macs: PeerMacs = self.elector.peers(|peers| peers.members.iter().map(of_peer).collect());
+        let changed = macs != self.peer_macs;
+        self.peer_macs = macs;
+        changed
+    }
+
+    /// Returns the MACs that peers publish.
+    pub(super) fn peer_macs(&self) -> &PeerMacs {
+        &self.peer_macs
+    }
+
+    /// Publishes leaders and members in the maps, once a second. Returns whether it did.
+    pub(super) fn publish(&mut self, kernel: &mut Kernel, now: Duration) -> Result<bool, MapsError> {
+        if !self.published.take_due(now) {
+            return Ok(false);
+        }
+        self.published.publish_leaders(kernel, &self.elector)?;
+        self.published.publish_members(kernel, &self.elector, (&self.node, self.drain.is_some()), now)?;
+        Ok(true)
+    }
+
+    /// Publishes the leader of a VIP in the maps, at once.
+    pub(super) fn publish_leader(&mut self, kernel: &mut Kernel, vip: Vip) -> Result<(), MapsError> {
+        self.published.publish_leader(kernel, &self.elector, vip)
+    }
+
+    /// Begins or cancels a drain. An agent that was asked to stop goes on draining.
+    pub(super) fn set_drain(&mut self, kernel: &mut Kernel, drain: bool) -> Result<Vec<Command>, KernelError> {
+        if drain == self.drain.is_some() || self.is_stopping() {
+            return Ok(Vec::new());
+        }
+        let led = self.elector.held().map(|(vip, _)| vip).collect();
+        self.drain = drain.then(|| Drain::new(led));
+        self.elector.handle(kernel, Input::Drain(drain))
+    }
+
+    /// Notes that the agent is to stop after the drain.
+    pub(super) fn stop_after_drain(&mut self) {
+        let vips = self.elector.held().count();
+        if let Some(drain) = &mut self.drain
+            && drain.stop(Instant::now())
+        {
+            tracing::info!(vips, "stopping, transferring led VIPs");
+        }
+    }
+
+    /// Returns the progress of the drain.
+    pub(super) fn drain_progress(&self) -> DrainProgress {
+        let Some(drain) = &self.drain else { return DrainProgress::default() };
+        let held = self.elector.held().map(|(vip, _)| vip).collect();
+        let leader = |vip| self.elector.leadership(vip)?.leader;
+        drain.progress(&held, |vip| self.elector.has_other(vip), leader)
+    }
+
+    /// Returns whether the agent was asked to stop.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.drain.as_ref().is_some_and(Drain::is_stopping)
+    }
+
+    /// Returns whether the agent was asked to stop, and the drain is over.
+    pub(super) fn may_stop(&self) -> bool {
+        let waited = self.drain.as_ref().and_then(Drain::stopping_for);
+        waited.is_some_and(|waited| self.elector.has_drained(waited))
+    }
+}

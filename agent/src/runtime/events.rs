@@ -1,0 +1,184 @@
+//! Waits for the event loop's next event.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use tokio::{
+    select,
+    sync::{mpsc, watch},
+    time::{Instant, Interval, MissedTickBehavior, interval, sleep_until},
+};
+
+use super::{
+    AgentError,
+    elector::Elector,
+    peer_health::PeerHealth,
+    pipeline::ServingState,
+    self_check::{KernelReading, SelfCheck},
+    serving::Network,
+};
+use crate::{control::Query, signals::StopSignals};
+use vipmux_cluster::store::StoreReport;
+use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
+use vipmux_election::HEARTBEAT;
+
+/// How often answers are read while the LAN is asked for an address. Also the pause before the next
+/// heartbeat, if one takes longer than [`HEARTBEAT`].
+const LISTEN: Duration = Duration::from_millis(10);
+
+/// An event, by falling priority.
+#[expect(clippy::large_enum_variant, reason = "one exists at a time, and it moves once")]
+pub(super) enum Event {
+    /// [`HEARTBEAT`] has passed.
+    Heartbeat,
+    /// There are new results of this node's health probes.
+    ProbeResults,
+    /// The membership has events.
+    PeersChanged,
+    /// An operation on a Lease ended.
+    StoreReport(StoreReport),
+    /// It is time to send address probes, or to read the answers.
+    AddressProbeDue,
+    /// The election waits for this time.
+    ElectionDue,
+    /// An announcement is due.
+    AnnouncementDue,
+    /// A signal asks the agent to stop.
+    Stop,
+    /// The serving state, the interfaces or the neighbors changed, or it is time to try again.
+    Changed,
+    /// A reading of the kernel ended.
+    KernelRead(KernelReading),
+    /// A request came by the socket.
+    Query(Query),
+    /// A self-check is due.
+    SelfCheckDue,
+}
+
+/// The times at which the components want an event.
+pub(super) struct Timers {
+    pub(super) address_probe: Option<Instant>,
+    pub(super) election: Option<Instant>,
+    pub(super) announcement: Option<Instant>,
+    pub(super) retry: Option<Instant>,
+    pub(super) self_check: Option<Instant>,
+}
+
+/// The components that wait for something themselves.
+pub(super) struct Sources<'a> {
+    pub(super) elector: &'a mut Elector,
+    pub(super) health: &'a mut PeerHealth,
+    pub(super) self_check: &'a mut SelfCheck,
+}
+
+/// The channels, signals and timers of the event loop.
+pub(super) struct Inputs {
+    heartbeat: Interval,
+    stop: StopSignals,
+    state: watch::Receiver<Arc<ServingState>>,
+    links: watch::Receiver<Arc<Links>>,
+    neighbors: watch::Receiver<Arc<ResolvedNeighbors>>,
+    queries: mpsc::Receiver<Query>,
+    reports: mpsc::Receiver<StoreReport>,
+    /// A serving state came. Before the first one nothing is known to be wanted, and the maps may
+    /// be full of what is in use.
+    begun: bool,
+}
+
+impl Inputs {
+    pub(super) fn new(
+        stop: StopSignals,
+        monitor: &Monitor,
+        state: watch::Receiver<Arc<ServingState>>,
+        queries: mpsc::Receiver<Query>,
+        reports: mpsc::Receiver<StoreReport>,
+    ) -> Self {
+        let mut heartbeat = interval(HEARTBEAT);
+        heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (links, neighbors) = (monitor.links(), monitor.neighbors());
+        Self { heartbeat, stop, state, links, neighbors, queries, reports, begun: false }
+    }
+
+    /// Returns whether a serving state came.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Waits for the next event; of several that are ready, returns the first in the order of
+    /// [`Event`]. Returns an error if a part of the agent ended that the event loop depends on.
+    ///
+    /// Cancel-safe, and each branch is: watches keep their mark, channels their items, the interval
+    /// its tick, and the reading of the kernel goes on in its task. So no event is lost when
+    /// another one comes first.
+    pub(super) async fn next(&mut self, sources: Sources<'_>, timers: &Timers) -> Result<Event, AgentError> {
+        let Sources { elector, health, self_check } = sources;
+        Ok(select! {
+            biased;
+            _ = self.heartbeat.tick() => Event::Heartbeat,
+            changed = health.changed() => changed.map(|()| Event::ProbeResults)?,
+            changed = elector.peers_changed() => changed.map(|()| Event::PeersChanged)?,
+            Some(report) = self.reports.recv() => Event::StoreReport(report),
+            () = until(timers.address_probe) => Event::AddressProbeDue,
+            () = until(timers.election) => Event::ElectionDue,
+            () = until(timers.announcement) => Event::AnnouncementDue,
+            () = self.stop.received() => Event::Stop,
+            changed = self.state.changed() => {
+                changed?;
+                self.begun = true;
+                Event::Changed
+            }
+            changed = self.links.changed(), if self.begun => changed.map(|()| Event::Changed)?,
+            changed = self.neighbors.changed(), if self.begun => changed.map(|()| Event::Changed)?,
+            () = until(timers.retry) => Event::Changed,
+            reading = self_check.read() => Event::KernelRead(reading),
+            Some(query) = self.queries.recv() => Event::Query(query),
+            () = until(timers.self_check) => Event::SelfCheckDue,
+        })
+    }
+
+    /// Ends a heartbeat. If it took longer than [`HEARTBEAT`], other events come before the next.
+    pub(super) fn end_heartbeat(&mut self, took: Duration) {
+        if took >= HEARTBEAT {
+            self.heartbeat.reset_after(LISTEN);
+        }
+    }
+
+    /// Returns the interfaces as they are now.
+    pub(super) fn links(&self) -> Arc<Links> {
+        Arc::clone(&self.links.borrow())
+    }
+
+    /// Returns the newest serving state and network, and marks both as seen.
+    pub(super) fn take(&mut self) -> (Arc<ServingState>, Network) {
+        let state = Arc::clone(&self.state.borrow_and_update());
+        let links = Arc::clone(&self.links.borrow_and_update());
+        let neighbors = Arc::clone(&self.neighbors.borrow_and_update());
+        (state, Network { links, neighbors })
+    }
+}
+
+impl Timers {
+    /// `now`: `CLOCK_BOOTTIME`, in which `address_probe` and `election` are. Answers to address
+    /// probes are read every [`LISTEN`].
+    pub(super) fn new(now: Duration, address_probe: Option<Duration>, election: Option<Duration>) -> Self {
+        let start = Instant::now();
+        let left = |at: Duration| at.saturating_sub(now);
+        Self {
+            address_probe: address_probe.map(|at| start + left(at).min(LISTEN)),
+            election: election.map(|at| start + left(at)),
+            announcement: None,
+            retry: None,
+            self_check: None,
+        }
+    }
+}
+
+/// Waits until this time; `None`: forever. Cancel-safe.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => sleep_until(at).await,
+        None => pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+//! Runs the membership's state machine on the gossip, beside the event loop.
+//!
+//! A task of its own answers the peers, so that a long read of the manifests does not look like a
+//! failure of the node. It falls silent if the event loop had no heartbeat for [`HUNG`], since an
+//! agent that is stuck must not seem alive.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    select,
+    sync::{Notify, mpsc, watch},
+    time::sleep,
+};
+
+use super::kernel::{boottime, nanoseconds};
+use crate::gossip::{Gossip, Incoming};
+use vipmux_election::membership::Membership;
+
+/// How long the event loop may be away before gossip falls silent.
+pub(super) const HUNG: Duration = Duration::from_secs(1);
+
+/// The state that the event loop and the gossip task share.
+pub(super) struct Shared {
+    membership: Mutex<Membership>,
+    /// Notified when there is something in the outbox.
+    pub(super) outgoing: Notify,
+    /// `CLOCK_BOOTTIME` of the event loop's last heartbeat, nanoseconds.
+    heartbeat: AtomicU64,
+}
+
+impl Shared {
+    pub(super) fn new(membership: Membership, now: Duration) -> Self {
+        Self {
+            membership: Mutex::new(membership),
+            outgoing: Notify::new(),
+            heartbeat: AtomicU64::new(nanoseconds(now)),
+        }
+    }
+
+    /// Notes a heartbeat of the event loop.
+    pub(super) fn note_heartbeat(&self, now: Duration) {
+        self.heartbeat.store(nanoseconds(now), Ordering::Relaxed);
+    }
+
+    /// A task that panicked while it held the lock left a state machine that may be inconsistent,
+    /// but the event loop ends with it, and the fence closes.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Membership> {
+        self.membership.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns when the membership has something to do next. It gives the lock back, which the
+    /// gossip task needs.
+    pub(super) fn next(&self) -> Option<Duration> {
+        self.lock().next()
+    }
+}
+
+/// Passes payloads between the membership and the gossip's sockets.
+pub(super) struct GossipTask {
+    pub(super) shared: Arc<Shared>,
+    pub(super) gossip: Gossip,
+    pub(super) payloads: mpsc::Receiver<Incoming>,
+    /// Marked when the membership has events.
+    pub(super) events: watch::Sender<()>,
+}
+
+/// Payloads that are received before other tasks run.
+const BATCH: usize = 64;
+
+impl GossipTask {
+    /// Runs until the task of the sockets ends, or until it is aborted.
+    pub(super) async fn run(mut self) {
+        let mut batch = Vec::with_capacity(BATCH);
+        loop {
+            let due = self.until_due();
+            select! {
+                taken = self.payloads.recv_many(&mut batch, BATCH) => if taken == 0 { return },
+                () = sleep(due) => {}
+                () = self.shared.outgoing.notified() => {}
+            }
+            let Ok(now) = boottime() else { return };
+            let heartbeat = Duration::from_nanos(self.shared.heartbeat.load(Ordering::Relaxed));
+            let hung = now.saturating_sub(heartbeat) > HUNG;
+            let (outbox, has_events) = {
+                let mut membership = self.shared.lock();
+                if hung {
+                    batch.clear();
+                } else {
+                    for Incoming { node, bytes } in batch.drain(..) {
+                        if let Err(error) = membership.receive(&node, &bytes, now) {
+                            tracing::debug!(%node, %error, "malformed message of a peer");
+                        }
+                    }
+                    membership.turn(now);
+                }
+                (membership.take_outbox(), membership.has_events())
+            };
+            if !outbox.is_empty() && !hung {
+                self.gossip.send(outbox);
+            }
+            if has_events {
+                self.events.send_replace(());
+            }
+        }
+    }
+
+    fn until_due(&self) -> Duration {
+        let next = self.shared.next();
+        let wait = next.and_then(|next| Some(next.saturating_sub(boottime().ok()?)));
+        // While the event loop hangs nothing is done, also if it is due.
+        wait.unwrap_or(HUNG).clamp(Duration::from_millis(1), HUNG)
+    }
+}

@@ -1,0 +1,148 @@
+//! Mirrors the maps as this agent last wrote them, so that plans and checks need not read them.
+
+use std::collections::BTreeMap;
+
+use vipmux_common::abi::{self, Address};
+
+use super::{KernelError, boottime};
+use vipmux_datapath::bpf::{
+    maps::{Maps, MapsError},
+    vip_index::VipIndex,
+};
+use vipmux_model::{ServiceName, desired::Desired};
+use vipmux_plan as plan;
+use vipmux_plan::{Capacities, EntryDifference, MapEntries, Observed, Plan, Step};
+
+/// The maps, as last written. Each method that writes changes the maps and the mirror together.
+pub(super) struct MapWriter {
+    observed: Observed,
+    /// `INTERFACES`.
+    interfaces: BTreeMap<u32, abi::Interface>,
+    vip_index: VipIndex,
+    writes: u64,
+}
+
+impl MapWriter {
+    /// Reads the maps, which an earlier agent may have filled.
+    pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
+        let observed = Observed::from_entries(Capacities::default(), entries(maps)?);
+        let (interfaces, vip_index) = (maps.read_interfaces()?, VipIndex::read(maps)?);
+        Ok(Self { observed, interfaces, vip_index, writes: 0 })
+    }
+
+    /// Returns the maps that plans are about.
+    pub(super) fn observed(&self) -> &Observed {
+        &self.observed
+    }
+
+    /// Returns `INTERFACES`.
+    pub(super) fn interfaces(&self) -> &BTreeMap<u32, abi::Interface> {
+        &self.interfaces
+    }
+
+    /// Returns `VIP_INDEX`.
+    pub(super) fn vip_index(&self) -> &BTreeMap<u32, abi::VipSlot> {
+        self.vip_index.slots()
+    }
+
+    /// Returns the number of writes.
+    pub(super) fn writes(&self) -> u64 {
+        self.writes
+    }
+
+    /// Counts a write. A self-check that reads the kernel meanwhile has to read again.
+    pub(super) fn count_write(&mut self) {
+        self.writes += 1;
+    }
+
+    /// Plans the way to the desired state.
+    pub(super) fn plan(&mut self, desired: &Desired) -> Result<Plan, KernelError> {
+        let now = boottime()?;
+        self.observed.forget_rested(now);
+        Ok(plan::plan(desired, &self.observed, now)?)
+    }
+
+    /// Executes a step of a plan.
+    pub(super) fn execute(&mut self, maps: &mut Maps, step: &Step) -> Result<(), KernelError> {
+        self.count_write();
+        maps.apply(step)?;
+        if let Step::Vip(address, value) = step {
+            self.vip_index.follow(maps, *address, value.as_ref())?;
+        }
+        self.observed.record(step, boottime()?);
+        Ok(())
+    }
+
+    /// Ends a plan, all of whose steps were executed.
+    pub(super) fn finish(&mut self, maps: &mut Maps, desired: &Desired, plan: &Plan) -> Result<(), MapsError> {
+        if plan.steps.iter().any(|step| matches!(step, Step::Vip(_, None))) {
+            self.count_write();
+            self.vip_index.renew(maps, self.observed.vips())?;
+        }
+        if plan.refused.is_empty() {
+            self.observed.mark_reached(desired, plan);
+        }
+        Ok(())
+    }
+
+    /// Puts a difference into the mirror, so that the next plan repairs it.
+    pub(super) fn correct(&mut self, maps: &mut Maps, difference: &EntryDifference) -> Result<(), KernelError> {
+        self.count_write();
+        let again = self.observed.correct(difference, boottime()?);
+        again.map_or(Ok(()), |step| self.execute(maps, &step))
+    }
+
+    /// Takes over the value of a VIP that the programs changed.
+    pub(super) fn refresh_vip(&mut self, address: Address, value: abi::VipValue) {
+        self.count_write();
+        self.observed.refresh_vip(address, value);
+    }
+
+    /// Writes an entry of `INTERFACES`; all zero: the interface is not ours any more.
+    pub(super) fn write_interface(
+        &mut self,
+        maps: &mut Maps,
+        ifindex: u32,
+        value: abi::Interface,
+    ) -> Result<(), MapsError> {
+        self.count_write();
+        maps.set_interface(ifindex, value)?;
+        if value == abi::Interface::default() {
+            self.interfaces.remove(&ifindex);
+        } else {
+            self.interfaces.insert(ifindex, value);
+        }
+        Ok(())
+    }
+
+    /// Writes an element of `VIP_INDEX` again.
+    pub(super) fn repair_vip_index(&mut self, maps: &mut Maps, index: u32) -> Result<(), MapsError> {
+        self.count_write();
+        self.vip_index.repair(maps, index)
+    }
+}
+
+/// Reads the maps that a plan starts from.
+pub(in crate::runtime) fn entries(maps: &Maps) -> Result<MapEntries, MapsError> {
+    let names = maps.read_node_names()?;
+    let mut entries = MapEntries {
+        config: maps.read_config()?,
+        vips: maps.read_vips()?,
+        services: maps.read_services()?,
+        service_states: maps.read_service_states()?,
+        backends: maps.read_backends()?,
+        nodes: maps.read_node_entries()?,
+        node_names: names.into_iter().map(|(index, label)| (index, label.to_string())).collect(),
+        peers: maps.read_peers()?,
+        source_ranges: maps.read_source_ranges()?,
+        ..MapEntries::default()
+    };
+    for (slot, owner) in maps.read_service_names()? {
+        let (namespace, name) = owner.parts();
+        entries.service_names.insert(slot, ServiceName::new(namespace, name));
+    }
+    for (offset, length) in entries.table_ranges() {
+        entries.tables.insert((offset, length), maps.read_table(offset, length)?);
+    }
+    Ok(entries)
+}

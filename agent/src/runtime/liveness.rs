@@ -1,0 +1,178 @@
+//! Reports to `/healthz` and `/readyz` whether the event loop runs, and how far the agent is.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeMetric as _},
+    metrics::{MetricType, gauge::ConstGauge},
+};
+
+use super::kernel::{boottime, nanoseconds};
+use crate::http::HealthzCheck;
+
+/// How long the event loop may be away before the agent counts as hung. Gossip falls silent and the
+/// fence closes long before. A restart is the last resort, and takes a while.
+const HUNG: Duration = Duration::from_secs(10);
+
+/// The state of the event loop, written by it and read beside it. Times are nanoseconds of
+/// `CLOCK_BOOTTIME`; 0: never.
+#[derive(Debug, Default)]
+pub(super) struct Liveness {
+    /// The time when the event loop ran last.
+    alive: AtomicU64,
+    /// The fence deadline.
+    deadline: AtomicU64,
+    /// The Services and endpoints were read.
+    source_read: AtomicBool,
+    /// The programs are on at least one interface.
+    attached: AtomicBool,
+    /// The maps came to the desired state.
+    synced: AtomicBool,
+    /// The agent was asked to stop.
+    stopping: AtomicBool,
+}
+
+/// The agent's progress; see the fields of [`Liveness`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StartupProgress {
+    pub(super) source_read: bool,
+    pub(super) attached: bool,
+    pub(super) synced: bool,
+}
+
+impl Liveness {
+    /// Notes that the event loop runs, or executes a plan.
+    pub(super) fn alive(&self, now: Duration, deadline: Duration) {
+        self.alive.store(nanoseconds(now), Relaxed);
+        self.deadline.store(nanoseconds(deadline), Relaxed);
+    }
+
+    /// Notes whether the agent was asked to stop.
+    pub(super) fn stop(&self, stopping: bool) {
+        self.stopping.store(stopping, Relaxed);
+    }
+
+    /// Notes how far the agent is.
+    pub(super) fn progress(&self, StartupProgress { source_read, attached, synced }: StartupProgress) {
+        self.source_read.store(source_read, Relaxed);
+        self.attached.store(attached, Relaxed);
+        self.synced.store(synced, Relaxed);
+    }
+
+    /// Checks whether the event loop runs. Before it runs, the agent is starting.
+    pub(super) fn live(&self) -> Vec<HealthzCheck> {
+        self.live_at(boottime().unwrap_or_default())
+    }
+
+    /// Checks whether the agent is attached, in sync, and able to answer.
+    pub(super) fn ready(&self) -> Vec<HealthzCheck> {
+        self.ready_at(boottime().unwrap_or_default())
+    }
+
+    fn live_at(&self, now: Duration) -> Vec<HealthzCheck> {
+        let silent = self.silent(now).unwrap_or_default();
+        let failure = || format!("it has not run for {:.1} s", silent.as_secs_f64());
+        vec![HealthzCheck::new("event-loop", silent < HUNG, failure)]
+    }
+
+    fn ready_at(&self, now: Duration) -> Vec<HealthzCheck> {
+        let is = |flag: &AtomicBool| flag.load(Relaxed);
+        let deadline = Duration::from_nanos(self.deadline.load(Relaxed));
+        let fence = || match now.checked_sub(deadline).filter(|_| !deadline.is_zero()) {
+            Some(since) => format!(
+                "the fence deadline passed {:.1} s ago: neither peers nor the Leases say that this node may answer for its VIPs",
+                since.as_secs_f64()
+            ),
+            None => "nothing says yet that this node may answer for its VIPs: neither peers nor the Leases".to_owned(),
+        };
+        let text = |text: &'static str| move || text.to_owned();
+        let mut checks = self.live_at(now);
+        checks.extend([
+            HealthzCheck::new(
+                "source",
+                is(&self.source_read),
+                text("the Services and endpoints have not been read yet"),
+            ),
+            HealthzCheck::new(
+                "attached",
+                is(&self.attached),
+                text("the programs are on no interface: see the log, and --interface"),
+            ),
+            HealthzCheck::new("synced", is(&self.synced), text("the maps are not in sync yet")),
+            HealthzCheck::new("fence", deadline > now, fence),
+            HealthzCheck::new(
+                "staying",
+                !is(&self.stopping),
+                text("the agent is stopping, and transfers the VIPs that it leads"),
+            ),
+        ]);
+        checks
+    }
+
+    /// Returns for how long the event loop has not run; `None`: it has not begun.
+    fn silent(&self, now: Duration) -> Option<Duration> {
+        let alive = Duration::from_nanos(self.alive.load(Relaxed));
+        (!alive.is_zero()).then(|| now.saturating_sub(alive))
+    }
+}
+
+impl Collector for Liveness {
+    fn encode(&self, mut encoder: DescriptorEncoder) -> fmt::Result {
+        let now = boottime().unwrap_or_default();
+        let mut gauge = |name: &str, help: &str, value: f64| {
+            ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)
+        };
+        let ready = self.ready_at(now).iter().all(|check| check.failure.is_none());
+        gauge("vipmux_ready", "1 if /readyz passes", f64::from(u8::from(ready)))?;
+        let silent = self.silent(now).unwrap_or_default().as_secs_f64();
+        gauge("vipmux_event_loop_silent_seconds", "Time since the event loop last ran, in seconds", silent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: Duration = Duration::from_secs(1_000);
+    const LEASE: Duration = Duration::from_millis(300);
+
+    fn failing(checks: &[HealthzCheck]) -> Vec<&str> {
+        checks.iter().filter(|check| check.failure.is_some()).map(|check| check.name).collect()
+    }
+
+    #[test]
+    fn an_agent_that_starts_is_alive_and_lacks_all_that_it_is_to_be_ready_for() {
+        let liveness = Liveness::default();
+        assert_eq!(failing(&liveness.live_at(T)), Vec::<&str>::new());
+        assert_eq!(failing(&liveness.ready_at(T)), ["source", "attached", "synced", "fence"]);
+    }
+
+    #[test]
+    fn one_that_serves_is_ready_until_its_deadline_or_its_end() {
+        let liveness = Liveness::default();
+        liveness.progress(StartupProgress { source_read: true, attached: true, synced: true });
+        liveness.alive(T, T + LEASE);
+        assert_eq!(failing(&liveness.ready_at(T)), Vec::<&str>::new());
+        let late = liveness.ready_at(T + LEASE + Duration::from_secs(2));
+        assert_eq!(failing(&late), ["fence"]);
+        let told = late.iter().find_map(|check| check.failure.clone()).unwrap();
+        assert!(told.starts_with("the fence deadline passed 2.0 s ago"), "{told}");
+        liveness.stop(true);
+        assert_eq!(failing(&liveness.ready_at(T)), ["staying"]);
+    }
+
+    #[test]
+    fn one_whose_loop_hangs_is_neither_alive_nor_ready() {
+        let liveness = Liveness::default();
+        liveness.alive(T, T + LEASE);
+        assert_eq!(failing(&liveness.live_at(T + HUNG / 2)), Vec::<&str>::new());
+        let hung = liveness.live_at(T + HUNG);
+        assert_eq!(hung[0].failure.as_deref(), Some("it has not run for 10.0 s"));
+        assert!(failing(&liveness.ready_at(T + HUNG)).contains(&"event-loop"));
+    }
+}

@@ -1,0 +1,91 @@
+//! Opens the source of the objects, and with it the source of addresses and the place of the
+//! Leases.
+
+use std::{
+    future::Future,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::Arc,
+};
+
+use tokio::sync::watch;
+
+use super::{AgentError, conflict_events, pipeline::AllocationSource};
+use vipmux_allocate::StatusAuthor;
+use vipmux_cluster::{
+    access::{ClusterAccess, ClusterClient},
+    events::EventRecorder,
+    source::{
+        SourceGuard,
+        kubernetes::{self, Consumer},
+        manifests,
+    },
+    store::{ConfiguredStore, DirectoryStore, KubernetesStore},
+};
+use vipmux_model::{NodeName, desired::Unreachable, objects::Objects};
+
+/// The source of the objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ObjectSource {
+    /// A directory of manifests. The agents that share a state directory assign the addresses. The
+    /// Leases are there, too.
+    Manifests(PathBuf),
+    /// A cluster's API server.
+    Cluster {
+        /// The way to reach it.
+        access: ClusterAccess,
+        /// The statuses to take addresses from.
+        trust: StatusAuthor,
+    },
+}
+
+impl ObjectSource {
+    /// Returns the default treatment of Service ports whose endpoints cannot be reached. In a
+    /// cluster kube-proxy may know a way, such as through a tunnel.
+    pub fn unreachable(&self) -> Unreachable {
+        match self {
+            Self::Manifests(_) => Unreachable::default(),
+            Self::Cluster { .. } => Unreachable::Kernel,
+        }
+    }
+}
+
+/// Waits for the first objects; `None`: the source ended before.
+pub(super) type Listed = Pin<Box<dyn Future<Output = Option<watch::Receiver<Arc<Objects>>>> + Send>>;
+
+/// An open source.
+pub(super) struct OpenSource {
+    pub(super) listed: Listed,
+    pub(super) follower: SourceGuard,
+    pub(super) allocation: AllocationSource,
+    pub(super) leases: ConfiguredStore,
+    /// Sends Events to the owners of Services; `None`: there is no API server.
+    pub(super) teller: Option<EventRecorder>,
+}
+
+/// Opens a source for the agent of this node. `state`: the state directory.
+pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -> Result<OpenSource, AgentError> {
+    match origin {
+        ObjectSource::Manifests(directory) => {
+            let (objects, guard) = manifests::watch(directory)?;
+            Ok(OpenSource {
+                listed: Box::pin(async { Some(objects) }),
+                follower: SourceGuard::Manifests(guard),
+                allocation: AllocationSource::File(state.join("assignments.yaml")),
+                leases: ConfiguredStore::Directory(DirectoryStore::new(state)),
+                teller: None,
+            })
+        }
+        ObjectSource::Cluster { access, trust } => {
+            let cluster = ClusterClient::connect(access).await?;
+            let (listing, guard) = kubernetes::follow(&cluster.client, Consumer::Agent);
+            Ok(OpenSource {
+                listed: Box::pin(listing.listed()),
+                follower: SourceGuard::Kubernetes(guard),
+                allocation: AllocationSource::Statuses(*trust),
+                leases: ConfiguredStore::Kubernetes(KubernetesStore::new(&cluster)),
+                teller: Some(EventRecorder::start(cluster.client, conflict_events::author(node))),
+            })
+        }
+    }
+}

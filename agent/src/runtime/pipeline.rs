@@ -1,0 +1,266 @@
+//! Computes the serving state from the objects: the pure stages in a row.
+//!
+//! They run on a thread of their own, so that 10,000 Services never keep the event loop from its
+//! heartbeat.
+
+mod allocation_source;
+mod explain_request;
+mod probe_targets;
+mod stages;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use imbl::OrdMap;
+use tokio::{
+    pin, select,
+    sync::{
+        mpsc,
+        watch::{self, error::RecvError},
+    },
+    task::spawn_blocking,
+    time::{sleep, sleep_until},
+};
+
+use self::stages::{Memory, Stages};
+pub(super) use self::{allocation_source::AllocationSource, explain_request::ExplainRequest};
+use super::{peer_health::HealthProbes, warnings::log_changes};
+use crate::metrics::ServiceCounts;
+use vipmux_cluster::assignments::FileVersion;
+use vipmux_election::placement::Contenders;
+use vipmux_model::{
+    IngestOptions, NodeName, PortClaim, Vip, advertisement::Candidates, desired::DesiredService, objects::Objects,
+};
+
+/// The Services to serve, and the candidates for each VIP. The result of the pipeline.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct ServingState {
+    /// The port claims, with their Services.
+    pub(super) services: OrdMap<PortClaim, DesiredService>,
+    /// The VIPs, with the leaders that they have if all nodes start together.
+    pub(super) leaders: Arc<BTreeMap<Vip, Option<NodeName>>>,
+    /// The nodes that contend for each VIP.
+    pub(super) contenders: Arc<BTreeMap<Vip, Contenders>>,
+    /// The nodes that may lead each VIP, and where they announce it.
+    pub(super) candidates: Arc<BTreeMap<Vip, Arc<Candidates>>>,
+    /// The nodes' first InternalIP of each family, IPv4 first.
+    pub(super) nodes: Arc<BTreeMap<NodeName, Vec<IpAddr>>>,
+    /// Requests that could not be met, with the object that each is about. Each is logged once.
+    pub(super) warnings: Arc<BTreeSet<String>>,
+    /// The last look at the source that was asked for and that this rests on (see
+    /// [`SourceGuard::request_refresh`](vipmux_cluster::source::SourceGuard::request_refresh)).
+    pub(super) look: u64,
+    /// The numbers of Services by result.
+    pub(super) service_counts: Arc<ServiceCounts>,
+    /// The timing of its computation.
+    pub(super) timing: Timing,
+}
+
+/// The timing of a serving state's computation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Timing {
+    /// The time of the first change that it includes; `None`: no objects changed.
+    pub(super) since: Option<Instant>,
+    /// The duration; zero: nothing was computed yet.
+    pub(super) took: Duration,
+}
+
+/// How often the state file is checked for writes of other agents.
+const LOOK: Duration = Duration::from_secs(1);
+/// How soon a failed write is tried again.
+const AGAIN: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(30) };
+
+/// The inputs of the pipeline beside the objects, and its output.
+pub(super) struct Pipeline {
+    /// The last look at the source that was asked for.
+    pub(super) looked: watch::Receiver<u64>,
+    pub(super) requests: mpsc::Receiver<ExplainRequest>,
+    pub(super) source: AllocationSource,
+    pub(super) options: IngestOptions,
+    pub(super) probes: HealthProbes,
+    pub(super) published: watch::Sender<Arc<ServingState>>,
+}
+
+impl Pipeline {
+    /// Computes the serving state of each new snapshot of the objects, and after each look at the
+    /// source that was asked for. It uses the results of the health probes, and sets the checkups
+    /// to make. It answers explain requests in between.
+    ///
+    /// If addresses are written to a state file, it also runs when another agent changed that: all
+    /// agents that share the file end with the same state, whichever saw an edit first.
+    ///
+    /// Runs until the objects' source is gone. Cancel-safe: dropping it loses at most the snapshot
+    /// in work.
+    pub(super) async fn run(mut self, mut objects: watch::Receiver<Arc<Objects>>) {
+        let mut stages = self.stages(Memory::default());
+        // The time of the objects' change after the last snapshot.
+        let mut since = None;
+        // The time to try a failed write again.
+        let mut again: Option<Instant> = None;
+        loop {
+            if again.take_if(|again| *again <= Instant::now()).is_some() {
+                stages.write_again();
+            }
+            // Taken before the file is read: later changes are read again, our own included.
+            let seen = self.source.stamp();
+            (stages, since) = self.compute(stages, seen, &mut objects, since).await;
+            again = if stages.is_kept() { None } else { again.or_else(|| Some(Instant::now() + AGAIN)) };
+            // Requests are answered however often the objects change.
+            while let Ok(request) = self.requests.try_recv() {
+                request.answer(&stages, &self.probes.findings.borrow());
+            }
+            if since.is_none() {
+                let Ok(changed) = self.wait(&stages, seen, &mut objects, again).await else { return };
+                since = changed;
+            }
+        }
+    }
+
+    fn stages(&self, memory: Memory) -> Stages {
+        Stages::new(self.options.clone(), self.source.clone(), memory)
+    }
+
+    /// Runs the stages on the newest snapshot, and publishes the result. `seen`: the state file.
+    /// `since`: when the first change came that the snapshot takes in. Returns the stages, and when
+    /// the objects changed meanwhile.
+    async fn compute(
+        &mut self,
+        mut stages: Stages,
+        seen: Option<FileVersion>,
+        objects: &mut watch::Receiver<Arc<Objects>>,
+        since: Option<Instant>,
+    ) -> (Stages, Option<Instant>) {
+        // Before the snapshot, which is then at least as new.
+        let look = *self.looked.borrow_and_update();
+        let snapshot = Arc::clone(&objects.borrow_and_update());
+        stages.set_health(Arc::clone(&self.probes.health.borrow_and_update()));
+        let memory = Memory { objects: Arc::clone(&snapshot), ..stages.memory() };
+        // Runs the stages, which take too long for the asynchronous runtime. Dropping the handle
+        // loses the result only: a state file is written completely or not at all.
+        let run = spawn_blocking(move || {
+            let begun = Instant::now();
+            let result = stages.run(&snapshot, seen);
+            (stages, result, begun.elapsed())
+        });
+        pin!(run);
+        let mut next = None;
+        let run = loop {
+            select! {
+                run = &mut run => break run,
+                // The end of the source is seen by the wait for the next run.
+                Ok(()) = objects.changed(), if next.is_none() => next = Some(Instant::now()),
+            }
+        };
+        let Ok((stages, result, took)) = run else {
+            tracing::error!("pipeline failed, last good state stays in force until the next snapshot");
+            return (self.stages(memory), next);
+        };
+        self.probes.want(stages.checkups(&self.probes.node));
+        log_changes(&self.published.borrow().warnings, &result.warnings);
+        self.published.send_replace(Arc::new(ServingState { look, timing: Timing { since, took }, ..result }));
+        (stages, next)
+    }
+
+    /// Answers explain requests until there is a reason for the next run. Returns when the objects
+    /// changed, if that is the reason; an error if their source is gone.
+    async fn wait(
+        &mut self,
+        stages: &Stages,
+        seen: Option<FileVersion>,
+        objects: &mut watch::Receiver<Arc<Objects>>,
+        again: Option<Instant>,
+    ) -> Result<Option<Instant>, RecvError> {
+        loop {
+            select! {
+                changed = objects.changed() => return changed.map(|()| Some(Instant::now())),
+                Ok(()) = self.looked.changed() => return Ok(None),
+                Ok(()) = self.probes.health.changed() => return Ok(None),
+                Some(request) = self.requests.recv() => request.answer(stages, &self.probes.findings.borrow()),
+                () = sleep(LOOK) => if self.source.stamp() != seen { return Ok(None) },
+                () = sleep_until(again.unwrap_or_else(Instant::now).into()), if again.is_some() => return Ok(None),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, File},
+        path::Path,
+    };
+
+    use nix::fcntl::{Flock, FlockArg};
+    use tokio::time::timeout;
+
+    use super::{stages::tests::objects, *};
+    use vipmux_testing::{PATIENCE, names::node_name};
+
+    /// The state file's lock, as an agent has it that was stopped while it wrote.
+    fn locked(path: &Path) -> Flock<File> {
+        let lock = File::create(path.with_extension("yaml.lock")).unwrap();
+        Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap()
+    }
+
+    fn told(settled: &ServingState) -> bool {
+        settled.warnings.iter().any(|it| it.contains("is one stopped?"))
+    }
+
+    /// Starts the pipeline on the objects that the sender sends, from these on.
+    fn start(path: &Path, objects: Objects) -> (watch::Sender<Arc<Objects>>, watch::Receiver<Arc<ServingState>>) {
+        let (sender, snapshots) = watch::channel(Arc::new(objects));
+        let (results, settled) = watch::channel(Arc::new(ServingState::default()));
+        let source = AllocationSource::File(path.to_owned());
+        tokio::spawn(async move {
+            let ((_looks, looked), (_asker, requests)) = (watch::channel(0), mpsc::channel(1));
+            let (probes, _peers) = HealthProbes::start(node_name("here")).unwrap();
+            let options = IngestOptions::default();
+            Pipeline { looked, requests, source, options, probes, published: results }.run(snapshots).await;
+        });
+        (sender, settled)
+    }
+
+    #[tokio::test]
+    async fn what_changed_is_settled_with_the_time_at_which_it_did() {
+        let directory = tempfile::tempdir().unwrap();
+        let (objects, mut settled) = start(&directory.path().join("assignments.yaml"), Objects::default());
+        timeout(PATIENCE, settled.changed()).await.unwrap().unwrap();
+        let first = settled.borrow_and_update().timing;
+        assert!(first.since.is_none() && !first.took.is_zero(), "{first:?}");
+        let before = Instant::now();
+        objects.send_replace(Arc::default());
+        let changed = timeout(PATIENCE, settled.wait_for(|settled| settled.timing.since.is_some())).await.unwrap();
+        let since = changed.unwrap().timing.since.unwrap();
+        assert!(since >= before && since <= Instant::now(), "{since:?}, {before:?}");
+    }
+
+    #[tokio::test]
+    async fn what_could_not_be_written_is_served_and_told_and_written_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        let lock = locked(&path);
+        let (_objects, mut settled) = start(&path, objects(&["a"]));
+        let without = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
+        assert_eq!((without.leaders.len(), path.exists()), (1, false));
+        drop(lock);
+        let with = timeout(PATIENCE, settled.wait_for(|settled| !told(settled))).await.unwrap().unwrap().clone();
+        assert_eq!((&with.leaders, path.exists()), (&without.leaders, true));
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_starts_serves_what_it_could_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("assignments.yaml");
+        fs::write(&path, "version: 1\nservices:\n  shop/a:\n    addresses: [192.0.2.2]\n").unwrap();
+        let _lock = locked(&path);
+        let (_objects, mut settled) = start(&path, objects(&["a", "b"]));
+        let settled = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
+        let owners: Vec<_> =
+            settled.services.iter().map(|(claim, it)| format!("{} {}", it.owner.name(), claim.vip)).collect();
+        assert_eq!(owners, ["b 192.0.2.1", "a 192.0.2.2"]);
+    }
+}

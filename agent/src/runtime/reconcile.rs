@@ -1,0 +1,73 @@
+//! Reconciles the kernel, the peers and the election with the serving state.
+
+use super::{
+    Agent, AgentError,
+    kernel::boottime,
+    pipeline::ServingState,
+    serving::{Applied, Network},
+    warnings::Warnings,
+};
+use vipmux_datapath::link::Monitor;
+use vipmux_model::desired::Desired;
+
+impl Agent {
+    /// Brings the interfaces, and then the kernel, to the desired state. Then tells the election
+    /// which VIPs are wanted.
+    pub(super) fn reconcile(
+        &mut self,
+        monitor: &Monitor,
+        state: &ServingState,
+        network: &Network,
+    ) -> Result<(), AgentError> {
+        let links = &network.links;
+        let mut warnings = Warnings::new(self.serving.is_ready());
+        let changes = self.serving.attach(links, state, &mut warnings)?;
+        self.announcements.update_segments(&changes);
+        let addresses = state.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
+        monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);
+        let desired = self.serving.desired(state, network, self.election.peer_macs(), &mut warnings);
+        let nat = self.serving.prepare_nat(&desired, links, &mut warnings)?;
+        let before = self.serving.kernel.announced();
+        let Applied { synced, .. } = self.sync(state, &desired)?;
+        let Self { serving, election, .. } = self;
+        let commands = election.update_node(&mut serving.kernel, &serving.interfaces, links, state, &desired)?;
+        self.execute(&commands)?;
+        self.serving.finish(&desired, &synced, nat, links, &mut warnings)?;
+        if self.election.is_current(state) {
+            self.set_wanted(state, &desired)?;
+        }
+        self.serving.replace_warnings(warnings);
+        for vip in self.serving.take_unannounced(&before) {
+            self.announcements.begin(vip, &self.serving);
+        }
+        if self.serving.become_ready() {
+            self.extend_fence()?;
+            let (vips, services) = (desired.vips.len(), desired.services.len());
+            tracing::info!(node = %self.node, vips, services, "ready");
+        }
+        Ok(self.serving.note_links()?)
+    }
+
+    /// Brings the maps to the desired state, with heartbeats meanwhile.
+    fn sync(&mut self, state: &ServingState, desired: &Desired) -> Result<Applied, AgentError> {
+        let mut commands = Vec::new();
+        let (elector, telemetry) = (&mut self.election.elector, &self.telemetry);
+        let carrier = self.serving.interfaces.has_carrier();
+        let applied = self.serving.sync(desired, |kernel| {
+            commands.extend(elector.heartbeat(kernel, carrier)?);
+            telemetry.alive(boottime()?, kernel.deadline());
+            Ok(())
+        })?;
+        self.telemetry.applied(state, &applied);
+        self.execute(&commands)?;
+        Ok(applied)
+    }
+
+    /// Tells the election which VIPs are wanted. If it has commands, extends the fence at once,
+    /// which lets announcements out.
+    fn set_wanted(&mut self, state: &ServingState, desired: &Desired) -> Result<(), AgentError> {
+        let commands = self.election.set_wanted(&mut self.serving.kernel, state, desired)?;
+        self.execute(&commands)?;
+        if commands.is_empty() { Ok(()) } else { self.extend_fence() }
+    }
+}

@@ -1,0 +1,323 @@
+//! Compares the kernel with the desired state: at intervals, with repair, and on request, without.
+//!
+//! A thread of its own reads the kernel, beside the event loop. If the agent wrote meanwhile, it
+//! reads again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Debug,
+    future::pending,
+    time::{Duration, Instant},
+};
+
+use tokio::task::{JoinHandle, spawn_blocking};
+use vipmux_common::abi::{Interface, VipSlot};
+
+use super::{
+    AgentError,
+    kernel::{Kernel, KernelError, entries},
+    serving::Serving,
+};
+use crate::{
+    control::{Answer, Diff, Query, ReportedDifference},
+    metrics::Meters,
+};
+use vipmux_datapath::{
+    bpf::{
+        maps::{Maps, MapsError},
+        pinned::{PinnedLinkInfo, PinnedObjects},
+        pins::{LinkKind, PinError, Pins},
+    },
+    snat::{IdentitySnat, SnatError},
+};
+use vipmux_plan as plan;
+use vipmux_plan::MapEntries;
+
+/// How soon the kernel is read again if the agent wrote meanwhile.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often at most, for those who wait for an answer.
+const ATTEMPTS: u32 = 5;
+/// Queries that wait for an answer at the same time.
+const MOST_WAITING: usize = 16;
+/// Repairs that are logged one by one.
+const MOST_LINES: usize = 100;
+
+/// The kernel could not be read.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SelfCheckError {
+    #[error(transparent)]
+    Maps(#[from] MapsError),
+    #[error(transparent)]
+    Pinned(#[from] PinError),
+    #[error(transparent)]
+    Snat(#[from] SnatError),
+    #[error("the check failed")]
+    Failed,
+}
+
+/// The number of writes before a reading, and its result.
+pub(super) type KernelReading = (u64, Result<KernelSnapshot, SelfCheckError>);
+
+/// The state of the kernel at one time.
+pub(super) struct KernelSnapshot {
+    pinned: PinnedObjects,
+    /// `None` if other maps are pinned than the agent's.
+    maps: Option<ReadMaps>,
+    snat: bool,
+}
+
+struct ReadMaps {
+    entries: MapEntries,
+    interfaces: BTreeMap<u32, Interface>,
+    vip_index: BTreeMap<u32, VipSlot>,
+}
+
+impl KernelSnapshot {
+    fn take(pins: &Pins, known: &PinnedObjects) -> Result<Self, SelfCheckError> {
+        let pinned = PinnedObjects::read(pins)?;
+        let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
+            let maps = Maps::open(pins.root())?;
+            let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
+            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index })
+        } else {
+            None
+        };
+        Ok(Self { pinned, maps, snat: IdentitySnat::open()?.exists()? })
+    }
+}
+
+/// The repair of a difference.
+enum Repair {
+    Map(plan::EntryDifference),
+    Interface(u32, Interface),
+    VipIndex(u32),
+    MapPin(String, u32),
+    ProgramPin,
+    Link(u32),
+    Snat,
+}
+
+/// The self-check: when it is due, and the reading under way.
+pub(super) struct SelfCheck {
+    every: Option<Duration>,
+    due: Option<Instant>,
+    /// The number of writes before the reading began, and its task.
+    running: Option<(u64, JoinHandle<Result<KernelSnapshot, SelfCheckError>>)>,
+    /// The queries that wait for an answer.
+    waiting: Vec<Query>,
+    /// The readings for them that were of no use.
+    attempts: u32,
+    /// Why the kernel could not be read, as last logged.
+    failure: Option<String>,
+    meters: Meters,
+}
+
+impl SelfCheck {
+    /// `every`: zero for never.
+    pub(super) fn new(every: Duration, meters: Meters) -> Self {
+        let every = (!every.is_zero()).then_some(every);
+        let due = every.map(|every| Instant::now() + every);
+        Self { every, due, running: None, waiting: Vec::new(), attempts: 0, failure: None, meters }
+    }
+
+    /// Returns when the next one is to begin; `None` while one is under way.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.due.filter(|_| self.running.is_none())
+    }
+
+    /// Begins a check for a query, which is answered when it ends.
+    pub(super) fn ask(&mut self, query: Query, kernel: &Kernel) {
+        if self.waiting.len() >= MOST_WAITING {
+            query.answer(Answer::Error("too many are asking: try again".to_owned()));
+            return;
+        }
+        self.waiting.push(query);
+        self.begin(kernel);
+    }
+
+    /// Begins to read the kernel, unless that is under way.
+    pub(super) fn begin(&mut self, kernel: &Kernel) {
+        if self.running.is_none() {
+            // Reads the kernel, which takes too long for the event loop. It writes nothing; if the
+            // agent ends, so does it.
+            let (pins, known) = (kernel.pins().clone(), kernel.pinned().clone());
+            self.running = Some((kernel.writes(), spawn_blocking(move || KernelSnapshot::take(&pins, &known))));
+        }
+    }
+
+    /// Waits for the end of the reading under way. Cancel-safe.
+    pub(super) async fn read(&mut self) -> KernelReading {
+        let Some((writes, task)) = &mut self.running else { return pending().await };
+        let (writes, result) = (*writes, task.await.unwrap_or(Err(SelfCheckError::Failed)));
+        self.running = None;
+        (writes, result)
+    }
+
+    /// Reads again after a reading that was of no use: at once if a query waits.
+    fn retry(&mut self, kernel: &Kernel) {
+        self.due = self.due.map(|at| at.max(Instant::now() + AGAIN));
+        if self.waiting.is_empty() {
+            return;
+        }
+        self.attempts += 1;
+        if self.attempts < ATTEMPTS {
+            self.begin(kernel);
+        } else {
+            self.answer(&Answer::Error("the maps kept changing while they were read: ask again".to_owned()));
+        }
+    }
+
+    fn answer(&mut self, answer: &Answer) {
+        self.attempts = 0;
+        self.waiting.drain(..).for_each(|query| query.answer(answer.clone()));
+    }
+
+    fn log_failure(&mut self, failure: Option<String>) {
+        if failure != self.failure {
+            if let Some(error) = &failure {
+                tracing::warn!(error, "cannot check kernel state");
+            } else {
+                tracing::info!("kernel state checked again");
+            }
+            self.failure = failure;
+        }
+    }
+
+    /// Compares a reading with the desired state, answers queries, and repairs differences if a
+    /// check is due. Returns whether the next reconciliation has to finish a repair.
+    pub(super) fn finish(
+        &mut self,
+        (writes, reading): KernelReading,
+        serving: &mut Serving,
+    ) -> Result<bool, AgentError> {
+        let due = self.due.is_some_and(|due| due <= Instant::now());
+        let reading = match reading {
+            Ok(_) | Err(_) if writes != serving.kernel.writes() => {
+                self.retry(&serving.kernel);
+                return Ok(false);
+            }
+            Ok(reading) => reading,
+            Err(error) => {
+                let error = format!("{:#}", anyhow::Error::from(error));
+                self.answer(&Answer::Error(error.clone()));
+                self.log_failure(Some(error));
+                self.due = self.every.map(|every| Instant::now() + every);
+                return Ok(false);
+            }
+        };
+        self.log_failure(None);
+        self.meters.checked();
+        let found = differences(serving, &reading);
+        let refused = serving.warnings().iter().cloned().collect();
+        let differences = found.iter().map(|(difference, _)| difference.clone()).collect();
+        self.answer(&Answer::Diff(Diff { differences, refused }));
+        if !due {
+            return Ok(false);
+        }
+        self.due = self.every.map(|every| Instant::now() + every);
+        for (difference, _) in found.iter().take(MOST_LINES) {
+            let ReportedDifference { what, entry, wanted, found } = difference;
+            tracing::warn!(what, entry, wanted, found, "repairing drift");
+        }
+        if found.len() > MOST_LINES {
+            tracing::warn!(untold = found.len() - MOST_LINES, "repairing more drift");
+        }
+        for (difference, repair) in &found {
+            self.meters.repaired(&difference.what);
+            carry_out(serving, repair)?;
+        }
+        Ok(!found.is_empty())
+    }
+}
+
+/// Returns the differences, with the repair of each.
+fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDifference, Repair)> {
+    let mut found = pin_differences(serving.kernel.pinned(), &reading.pinned);
+    if let Some(ReadMaps { entries, interfaces, vip_index }) = &reading.maps {
+        let maps = serving.kernel.observed().differences(entries).into_iter();
+        found.extend(maps.map(|difference| (ReportedDifference::from(&difference), Repair::Map(difference))));
+        let wanted = serving.kernel.interfaces();
+        found.extend(array_differences("INTERFACES", wanted, interfaces, Repair::Interface));
+        found.extend(array_differences("VIP_INDEX", serving.kernel.vip_index(), vip_index, |index, _| {
+            Repair::VipIndex(index)
+        }));
+    }
+    if !reading.snat {
+        let wanted = Some("the identity-SNAT chain".to_owned());
+        let difference =
+            ReportedDifference { what: "nftables".to_owned(), entry: "vipmux".to_owned(), wanted, found: None };
+        found.push((difference, Repair::Snat));
+    }
+    found
+}
+
+/// Repairs what the next reconciliation alone does not.
+fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
+    match repair {
+        Repair::Map(difference) => serving.kernel.correct(difference)?,
+        Repair::Interface(ifindex, wanted) => serving.kernel.write_interface(*ifindex, *wanted)?,
+        Repair::VipIndex(index) => serving.kernel.repair_vip_index(*index)?,
+        Repair::MapPin(name, id) => serving.kernel.restore_map(name, *id)?,
+        Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,
+        Repair::Link(ifindex) => serving.forget_link(*ifindex),
+        // The reconciliation wants the same NAT elements once more, which brings back the chain.
+        Repair::Snat => {}
+    }
+    Ok(())
+}
+
+/// Returns the pinned objects that differ.
+fn pin_differences(known: &PinnedObjects, found: &PinnedObjects) -> Vec<(ReportedDifference, Repair)> {
+    let id = |id: &u32| format!("id {id}");
+    let mut findings = Vec::new();
+    for (name, wanted) in known.maps.iter().filter(|(name, wanted)| found.maps.get(*name) != Some(wanted)) {
+        let difference = ReportedDifference::new("map", name, Some(id(wanted)), found.maps.get(name).map(id));
+        findings.push((difference, Repair::MapPin(name.clone(), *wanted)));
+    }
+    for (name, wanted) in known.programs.iter().filter(|(name, wanted)| found.programs.get(*name) != Some(wanted)) {
+        let difference = ReportedDifference::new("program", name, Some(id(wanted)), found.programs.get(name).map(id));
+        findings.push((difference, Repair::ProgramPin));
+    }
+    let link = |PinnedLinkInfo { id, program, ifindex }: &PinnedLinkInfo| match ifindex {
+        0 => format!("id {id}, detached"),
+        _ => format!("id {id}, program {program}, interface {ifindex}"),
+    };
+    for (key, wanted) in known.links.iter().filter(|(key, wanted)| found.links.get(key) != Some(wanted)) {
+        let (kind, ifindex) = *key;
+        let kind = match kind {
+            LinkKind::Xdp => "XDP",
+            LinkKind::Egress => "tcx egress",
+            LinkKind::Ingress => "tcx ingress",
+        };
+        let entry = format!("{kind} of interface {ifindex}");
+        let difference = ReportedDifference::new("link", &entry, Some(link(wanted)), found.links.get(key).map(link));
+        findings.push((difference, Repair::Link(ifindex)));
+    }
+    findings
+}
+
+/// Returns the elements of an array that differ. Those that are not in use are zero.
+fn array_differences<V: Copy + Default + PartialEq + Debug>(
+    map: &str,
+    wanted: &BTreeMap<u32, V>,
+    found: &BTreeMap<u32, V>,
+    repair: impl Fn(u32, V) -> Repair,
+) -> Vec<(ReportedDifference, Repair)> {
+    let indices: BTreeSet<_> = wanted.keys().chain(found.keys()).copied().collect();
+    let differing = indices.into_iter().filter(|index| wanted.get(index) != found.get(index));
+    let text = |value: &V| format!("{value:?}");
+    differing
+        .map(|index| {
+            let (wanted, found) = (wanted.get(&index), found.get(&index));
+            let difference = ReportedDifference::new(map, &index.to_string(), wanted.map(text), found.map(text));
+            (difference, repair(index, wanted.copied().unwrap_or_default()))
+        })
+        .collect()
+}
+
+impl From<&plan::EntryDifference> for ReportedDifference {
+    fn from(difference: &plan::EntryDifference) -> Self {
+        let plan::EntryDifference { map, entry, wanted, found, .. } = difference;
+        Self::new(map, entry, wanted.clone(), found.clone())
+    }
+}

@@ -1,0 +1,239 @@
+//! Brings the kernel to the desired state: interfaces, maps, the NAT chain and the multicast
+//! groups.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use imbl::OrdSet;
+use vipmux_common::abi::Mac;
+
+use super::{
+    AgentError,
+    desired::{DesiredInputs, PeerMacs, solicited_groups, unreachable_warning},
+    interfaces::{AttachedInterfaces, SegmentChanges},
+    kernel::{Kernel, KernelError, Synced},
+    pipeline::ServingState,
+    warnings::{Warnings, log_changes},
+};
+use vipmux_datapath::{
+    announce::groups::{self, SolicitedNodeGroup},
+    bpf::pins::LinkKind,
+    link::{Links, ResolvedNeighbors},
+    reconciler::Reconciler,
+    snat::{self, SnatError},
+};
+use vipmux_model::{
+    NodeName, Vip,
+    desired::{Desired, Unreachable},
+};
+use vipmux_plan::REST;
+
+/// The interfaces and neighbors, as the kernel has them.
+pub(super) struct Network {
+    pub(super) links: Arc<Links>,
+    pub(super) neighbors: Arc<ResolvedNeighbors>,
+}
+
+/// The desired NAT elements.
+pub(super) struct DesiredNat {
+    elements: OrdSet<snat::Element>,
+    /// A backend of this node has direct server return.
+    has_direct: bool,
+}
+
+/// One execution of a plan.
+pub(super) struct Applied {
+    pub(super) synced: Synced,
+    pub(super) duration: Duration,
+}
+
+/// The state of the kernel, and all that keeps it as desired.
+pub(super) struct Serving {
+    node: NodeName,
+    unreachable: Unreachable,
+    pub(super) kernel: Kernel,
+    pub(super) interfaces: AttachedInterfaces,
+    nat: Reconciler<OrdSet<snat::Element>>,
+    groups: Reconciler<BTreeSet<SolicitedNodeGroup>>,
+    nat_elements: snat::DesiredElements,
+    /// The interfaces with programs attached, from the last read of the links.
+    linked: BTreeSet<(LinkKind, u32)>,
+    /// The maps came to the desired state once, with a program attached.
+    ready: bool,
+    /// The warnings of the last reconciliation.
+    warnings: BTreeSet<String>,
+    /// The time to retry entries that did not fit.
+    retry: Option<Instant>,
+}
+
+impl Serving {
+    pub(super) fn new(
+        node: NodeName,
+        unreachable: Unreachable,
+        kernel: Kernel,
+        interfaces: AttachedInterfaces,
+    ) -> Result<Self, SnatError> {
+        Ok(Self {
+            node,
+            unreachable,
+            kernel,
+            interfaces,
+            nat: snat::start_reconciler()?,
+            groups: groups::start_reconciler(),
+            nat_elements: snat::DesiredElements::default(),
+            linked: BTreeSet::new(),
+            ready: false,
+            warnings: BTreeSet::new(),
+            retry: None,
+        })
+    }
+
+    /// Returns whether the maps came to the desired state once, with a program attached.
+    pub(super) fn is_ready(&self) -> bool {
+        self.ready
+    }
+
+    /// Returns the warnings of the last reconciliation.
+    pub(super) fn warnings(&self) -> &BTreeSet<String> {
+        &self.warnings
+    }
+
+    /// Returns when to reconcile again although nothing changes.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.retry
+    }
+
+    /// Returns the segments that a VIP is announced on by the maps, with the MACs to announce.
+    pub(super) fn segments_of(&self, vip: Vip) -> impl Iterator<Item = (u32, Mac)> {
+        let value = self.kernel.observed().vips().get(&vip.address().into()).copied().unwrap_or_default();
+        self.interfaces.announced_on(value.interfaces, value.vlan)
+    }
+
+    /// Attaches the programs to the interfaces that VIPs are to be announced on.
+    pub(super) fn attach(
+        &mut self,
+        links: &Links,
+        state: &ServingState,
+        warnings: &mut Warnings,
+    ) -> Result<SegmentChanges, AgentError> {
+        let own = state.nodes.get(&self.node).map(Vec::as_slice);
+        self.interfaces.attach(&mut self.kernel, links, own, warnings)
+    }
+
+    /// Returns the desired state on the network as it is now.
+    pub(super) fn desired(
+        &self,
+        state: &ServingState,
+        network: &Network,
+        peer_macs: &PeerMacs,
+        warnings: &mut Warnings,
+    ) -> Desired {
+        let inputs = DesiredInputs {
+            node: &self.node,
+            unreachable: self.unreachable,
+            state,
+            links: &network.links,
+            neighbors: &network.neighbors,
+            interfaces: &self.interfaces,
+            peer_macs,
+            observed: self.kernel.observed(),
+            led: self.kernel.led(),
+        };
+        inputs.desired(warnings)
+    }
+
+    /// Computes the NAT elements. If there is direct server return, attaches the ingress program
+    /// before the maps need it.
+    pub(super) fn prepare_nat(
+        &mut self,
+        desired: &Desired,
+        links: &Links,
+        warnings: &mut Warnings,
+    ) -> Result<DesiredNat, AgentError> {
+        let uplinks = self.interfaces.segments.iter().map(|segment| segment.ifindex);
+        let elements = self.nat_elements.update(desired, uplinks);
+        let has_direct = snat::has_direct(&elements);
+        if has_direct {
+            self.interfaces.set_ingress(&mut self.kernel, links, true, warnings)?;
+        }
+        Ok(DesiredNat { elements, has_direct })
+    }
+
+    /// Brings the maps to the desired state. Calls `heartbeat` when one is due meanwhile.
+    pub(super) fn sync(
+        &mut self,
+        desired: &Desired,
+        heartbeat: impl FnMut(&mut Kernel) -> Result<(), KernelError>,
+    ) -> Result<Applied, KernelError> {
+        let begun = Instant::now();
+        let synced = self.kernel.sync(desired, heartbeat)?;
+        Ok(Applied { synced, duration: begun.elapsed() })
+    }
+
+    /// Hands the NAT elements and groups to their tasks, once the maps are as desired. Detaches the
+    /// ingress program if there is no direct server return.
+    pub(super) fn finish(
+        &mut self,
+        desired: &Desired,
+        synced: &Synced,
+        nat: DesiredNat,
+        links: &Links,
+        warnings: &mut Warnings,
+    ) -> Result<(), AgentError> {
+        if !nat.has_direct {
+            self.interfaces.set_ingress(&mut self.kernel, links, false, warnings)?;
+        }
+        let Synced { refused, unreachable, leftovers, .. } = synced;
+        self.retry = (*leftovers || !refused.is_empty()).then(|| Instant::now() + REST);
+        for refusal in refused {
+            warnings.add(refusal.to_string());
+        }
+        for claim in unreachable {
+            warnings.add(unreachable_warning(claim, self.unreachable));
+        }
+        self.nat.set_desired(nat.elements);
+        self.groups.set_desired(solicited_groups(desired, &self.interfaces));
+        Ok(())
+    }
+
+    /// Logs the warnings that changed, and keeps them for queries.
+    pub(super) fn replace_warnings(&mut self, warnings: Warnings) {
+        let warnings = warnings.into_texts();
+        log_changes(&self.warnings, &warnings);
+        self.warnings = warnings;
+    }
+
+    /// Returns the led VIPs that must be announced: all if an interface or MAC is new, else those
+    /// that moved since `before`.
+    pub(super) fn take_unannounced(&mut self, before: &BTreeMap<Vip, (u32, u32)>) -> Vec<Vip> {
+        let all = self.interfaces.take_changed();
+        let announced = self.kernel.announced().into_iter();
+        announced.filter(|(vip, place)| all || before.get(vip) != Some(place)).map(|(vip, _)| vip).collect()
+    }
+
+    /// Marks the agent as ready when a program is attached. Returns whether that is new.
+    pub(super) fn become_ready(&mut self) -> bool {
+        let is_new = !self.ready && !self.interfaces.attached.is_empty();
+        self.ready |= is_new;
+        is_new
+    }
+
+    /// Reads the pinned links, if the programs are attached elsewhere than at the last call.
+    pub(super) fn note_links(&mut self) -> Result<(), KernelError> {
+        let linked = self.interfaces.linked();
+        if linked != self.linked {
+            self.linked = linked;
+            self.kernel.note_links()?;
+        }
+        Ok(())
+    }
+
+    /// Lets an interface's programs be attached again, since its pinned link is not as desired.
+    pub(super) fn forget_link(&mut self, ifindex: u32) {
+        self.interfaces.unlink(ifindex);
+        self.linked.clear();
+    }
+}

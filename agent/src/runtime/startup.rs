@@ -1,0 +1,297 @@
+//! Starts the agent: opens everything that it needs, then runs the event loop.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    net::IpAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+};
+use tokio::sync::{mpsc, watch};
+
+use super::{
+    Agent, AgentError,
+    address_conflicts::AddressConflicts,
+    announcements::Announcements,
+    conflict_events,
+    election_driver::ElectionDriver,
+    elector::Elector,
+    events::Inputs,
+    interfaces::{self, AttachedInterfaces},
+    kernel::{Kernel, KernelError, boottime},
+    liveness::Liveness,
+    metrics_server::{self, MetricSources},
+    object_source::{self, Listed, ObjectSource, OpenSource},
+    peer_health::HealthProbes,
+    pipeline::Pipeline,
+    published::Published,
+    self_check::SelfCheck,
+    serving::Serving,
+    telemetry::Telemetry,
+};
+use crate::{
+    capabilities, control,
+    gossip::{self, StartError},
+    http::Listen,
+    metrics::Meters,
+    signals::StopSignals,
+};
+use vipmux_cluster::{
+    events::EventRecorder,
+    store::{ConfiguredStore, StoreReport},
+};
+use vipmux_datapath::{
+    bpf::{
+        apply::Unclaimed,
+        attach::{HandoverMac, TcAttachMode, XdpAttachMode},
+        maps::flow_entries,
+        pins::Pins,
+    },
+    link::{self, Ethtool, LinkError, Links, Monitor},
+};
+use vipmux_election as election;
+use vipmux_election::{Election, membership::sealing::SealingKeys};
+use vipmux_model as model;
+use vipmux_model::{
+    NodeName, Vip,
+    desired::Unreachable,
+    range::{SUBNET_ANYCAST, subnet_anycast},
+    tag::ServiceTags,
+};
+
+/// Most explain requests that wait at the same time.
+const MOST_REQUESTS: usize = 16;
+/// Bytes of the machine's memory for each entry of a flow table. An entry of both tables takes 280
+/// bytes, so the tables take about a hundredth of the memory.
+const MEMORY_PER_FLOW: u64 = 28_000;
+
+/// The options of the agent.
+#[derive(Clone, Debug)]
+pub struct RuntimeOptions {
+    /// The source of the objects.
+    pub origin: ObjectSource,
+    /// This node.
+    pub node: NodeName,
+    /// Interfaces to announce on; empty: those whose subnet holds the Node's InternalIP.
+    pub interfaces: Vec<String>,
+    /// The directory of `assignments.yaml`.
+    pub state_dir: PathBuf,
+    /// The root of the pins.
+    pub pin_path: PathBuf,
+    /// The mode of the XDP programs.
+    pub mode: XdpAttachMode,
+    /// The source MAC of handed-over frames.
+    pub handover_mac: HandoverMac,
+    /// The way to attach the egress program.
+    pub tc: TcAttachMode,
+    /// The treatment of packets to unclaimed ports.
+    pub unclaimed: Unclaimed,
+    /// The treatment of Service ports whose endpoints cannot be reached.
+    pub unreachable: Unreachable,
+    /// Entries of each flow table; 0: reuse the pinned size, else derive it from the memory.
+    pub flows: u32,
+    /// How often the kernel's state is checked and repaired; zero: never.
+    pub self_check: Duration,
+    /// How often each VIP is announced after the burst; zero: never.
+    pub announce_every: Duration,
+    /// Source ranges by the names that Services use.
+    pub service_tags: ServiceTags,
+    /// Services with this `loadBalancerClass` are ours.
+    pub load_balancer_class: String,
+    /// Services without one are ours too.
+    pub unset_class_is_ours: bool,
+    /// The UDP port of the gossip.
+    pub gossip_port: u16,
+    /// The file of the gossip keys; `None`: a generated one in the state directory, which a cluster
+    /// does not allow.
+    pub gossip_key: Option<PathBuf>,
+    /// The settings of the election.
+    pub election: election::ElectionSettings,
+    /// The socket for queries.
+    pub socket: PathBuf,
+    /// The address for metrics and probes.
+    pub http: Listen,
+}
+
+/// Runs the agent until SIGTERM or SIGINT, when it drains this node. Programs, maps and links stay
+/// pinned: traffic goes on, and VIPs that no other node took are answered for until the fence
+/// deadline.
+pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
+    let stop = StopSignals::listen().map_err(AgentError::Signal)?;
+    capabilities::check()?;
+    let _lock = lock(&options)?;
+    let OpenSource { listed, follower, allocation, leases, teller } =
+        object_source::open(&options.origin, &options.node, &options.state_dir).await?;
+    // Read before anything is put into the kernel that would stay.
+    let keys = keys(&options)?;
+    let monitor = Monitor::start().await?;
+    check_interfaces(&options.interfaces, &monitor.links().borrow())?;
+    let reserved = reserved(&monitor.links().borrow().clone()).await?;
+    let (states, state) = watch::channel(Arc::default());
+    let (explain_requests, requests) = mpsc::channel(MOST_REQUESTS);
+    let (probes, health) = HealthProbes::start(options.node.clone())?;
+    let (conflict_events, conflict_notes) = mpsc::channel(conflict_events::WAITING);
+    let (looked, source, model) = (follower.refreshed(), allocation, model_options(&options, reserved));
+    let pipeline = Pipeline { looked, requests, source, options: model, probes, published: states };
+    start_pipeline(pipeline, listed, teller, conflict_notes);
+    let listener = options.http.open()?;
+    let kernel = open_kernel(&options)?;
+    let (elector, reports) = start_elector(&options, leases, keys.clone())?;
+    let published = Published::read(&kernel)?;
+    let queries = control::listen(&options.socket)?;
+    let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
+    let (gossip, findings) = (elector.counters(), health.findings());
+    let sources = MetricSources { meters: &meters, liveness: &liveness, gossip, keys, findings };
+    metrics_server::serve(listener, &options.pin_path, sources)?;
+    let conflicts = AddressConflicts::new(conflict_events, meters.clone());
+    let announcements = Announcements::new(options.announce_every, seed()?, conflicts, meters.clone())?;
+    let interfaces = AttachedInterfaces::new(interface_settings(&options), Ethtool::open()?);
+    let node = options.node;
+    let agent = Agent {
+        serving: Serving::new(node.clone(), options.unreachable, kernel, interfaces)?,
+        election: ElectionDriver::new(node.clone(), elector, published, follower),
+        announcements,
+        health,
+        self_check: SelfCheck::new(options.self_check, meters.clone()),
+        telemetry: Telemetry::new(meters, liveness),
+        explain_requests,
+        node,
+    };
+    let inputs = Inputs::new(stop, &monitor, state, queries, reports);
+    // Large, and alive as long as the agent.
+    Box::pin(agent.run(inputs, &monitor)).await?;
+    tracing::info!("stopping, programs and maps stay in place (`vipmux unload` removes them)");
+    monitor.stop().await;
+    Ok(())
+}
+
+/// Starts the tasks that need the objects, when those are listed.
+fn start_pipeline(
+    pipeline: Pipeline,
+    listed: Listed,
+    teller: Option<EventRecorder>,
+    conflict_notes: mpsc::Receiver<(Vip, String)>,
+) {
+    // Computes the serving state. It ends with the source of objects, or with the runtime. It may
+    // be cancelled at any point: the event loop goes on with the last state, until it sees that the
+    // sender is gone.
+    tokio::spawn(async move {
+        let Some(objects) = listed.await else { return };
+        if let Some(teller) = teller {
+            // Sends Events about address conflicts. It ends with the event loop, or with the
+            // runtime: cancelling it loses the Events that wait.
+            tokio::spawn(conflict_events::run(teller, objects.clone(), conflict_notes));
+        }
+        pipeline.run(objects).await;
+    });
+}
+
+/// Checks that the named interfaces can be announced on. Logs those that are a port of another
+/// interface.
+fn check_interfaces(names: &[String], links: &Links) -> Result<(), AgentError> {
+    for name in names {
+        let interface = links.named(name)?;
+        let segment = links.segment(interface)?;
+        if let Some(whole) = links.get(segment.ifindex).filter(|whole| whole.ifindex != interface.ifindex) {
+            tracing::warn!(interface = name, segment = whole.name, "interface is a port, announcing for its segment");
+        }
+    }
+    Ok(())
+}
+
+fn model_options(options: &RuntimeOptions, reserved: BTreeMap<IpAddr, String>) -> model::IngestOptions {
+    model::IngestOptions {
+        load_balancer_class: options.load_balancer_class.clone(),
+        unset_class_is_ours: options.unset_class_is_ours,
+        reserved,
+        service_tags: options.service_tags.clone(),
+    }
+}
+
+fn interface_settings(options: &RuntimeOptions) -> interfaces::InterfaceSettings {
+    interfaces::InterfaceSettings {
+        node: options.node.clone(),
+        names: options.interfaces.clone(),
+        mode: options.mode,
+        handover_mac: options.handover_mac,
+        tc: options.tc,
+    }
+}
+
+/// Returns addresses that can be no VIP (rule 14), as they are when the agent starts: the node's
+/// gateways, and the subnet-router anycast addresses of its subnets.
+async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> {
+    let gateways = link::gateways().await?.into_iter().map(|address| (address, "a gateway of the nodes".to_owned()));
+    let anycast = links.iter().flat_map(|interface| &interface.addresses).filter_map(|&(own, prefix)| match own {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(own) => Some((subnet_anycast(own, prefix)?.into(), SUBNET_ANYCAST.to_owned())),
+    });
+    Ok(anycast.chain(gateways).collect())
+}
+
+/// Reads the gossip keys, and follows their file.
+fn keys(options: &RuntimeOptions) -> Result<watch::Receiver<SealingKeys>, AgentError> {
+    let made = options.state_dir.join("gossip.key");
+    let (path, keys) = match (&options.gossip_key, &options.origin) {
+        (Some(path), _) => (path.clone(), gossip::load(path)?),
+        (None, ObjectSource::Manifests(_)) => (made.clone(), gossip::load_or_make(&made)?),
+        // Each node would make a key of its own, and would hear no peer.
+        (None, ObjectSource::Cluster { .. }) => return Err(AgentError::NoKey),
+    };
+    Ok(gossip::follow(path, keys))
+}
+
+fn open_kernel(options: &RuntimeOptions) -> Result<Kernel, KernelError> {
+    let pins = Pins::new(&options.pin_path);
+    let flows = match options.flows {
+        0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
+        flows => flows,
+    };
+    Kernel::open(pins, flows, options.unclaimed)
+}
+
+/// Starts the election, and the gossip with the other agents.
+fn start_elector(
+    options: &RuntimeOptions,
+    leases: ConfiguredStore,
+    keys: watch::Receiver<SealingKeys>,
+) -> Result<(Elector, mpsc::Receiver<StoreReport>), AgentError> {
+    let now = boottime()?;
+    let election = Election::new(options.node.clone(), options.election, now);
+    let gossip = gossip::GossipSettings { local: options.node.clone(), port: options.gossip_port, keys };
+    Elector::start(election, options.election.lease, gossip, leases, seed()?)
+}
+
+/// Returns a random seed, another one for each agent.
+fn seed() -> Result<u64, AgentError> {
+    let mut seed = [0; 8];
+    getrandom::fill(&mut seed).map_err(StartError::Random)?;
+    Ok(u64::from_ne_bytes(seed))
+}
+
+/// Locks the state directory: there is one agent per node name and state directory.
+fn lock(options: &RuntimeOptions) -> Result<Flock<File>, AgentError> {
+    let state = |source| AgentError::State { path: options.state_dir.clone(), source };
+    fs::create_dir_all(&options.state_dir).map_err(state)?;
+    let path = options.state_dir.join(format!("agent-{}.lock", options.node.as_str().replace('/', "_")));
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(state)?;
+    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+        Errno::EWOULDBLOCK => AgentError::Running { node: options.node.clone(), path },
+        other => state(other.into()),
+    })
+}
+
+/// Derives the size of a flow table from the machine's memory: between 16 k and 1 M entries.
+fn flows_by_memory() -> u32 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
+    let flows = total.unwrap_or(0_u64) * 1024 / MEMORY_PER_FLOW;
+    u32::try_from(flows).unwrap_or(u32::MAX).clamp(16_384, 1_048_576)
+}

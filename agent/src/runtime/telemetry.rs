@@ -1,0 +1,129 @@
+//! Counts and logs what the event loop does, and reports how far the agent is.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{
+    liveness::{Liveness, StartupProgress},
+    log_limit::LogLimit,
+    pipeline::{ServingState, Timing},
+    serving::Applied,
+};
+use crate::metrics::Meters;
+use vipmux_election::{Lost, membership::Why};
+use vipmux_model::Vip;
+
+/// The event loop's metrics, liveness and log limits.
+pub(super) struct Telemetry {
+    pub(super) meters: Meters,
+    /// Read by `/healthz` and `/readyz`, beside the event loop.
+    liveness: Arc<Liveness>,
+    /// The timing of the serving state that was counted last.
+    timing: Timing,
+    /// The lapses of the fence that were counted.
+    lapses: u64,
+    log_limit: LogLimit,
+}
+
+impl Telemetry {
+    pub(super) fn new(meters: Meters, liveness: Arc<Liveness>) -> Self {
+        Self { meters, liveness, timing: Timing::default(), lapses: 0, log_limit: LogLimit::default() }
+    }
+
+    /// Notes that the event loop runs. `deadline`: the fence deadline, `CLOCK_BOOTTIME`.
+    pub(super) fn alive(&self, now: Duration, deadline: Duration) {
+        self.liveness.alive(now, deadline);
+    }
+
+    /// Notes how far the agent is. `lapses`: how often the fence deadline passed.
+    pub(super) fn progress(&mut self, readiness: StartupProgress, stopping: bool, lapses: u64) {
+        self.liveness.progress(readiness);
+        self.liveness.stop(stopping);
+        for _ in std::mem::replace(&mut self.lapses, lapses)..self.lapses {
+            self.meters.fence_lapsed();
+        }
+    }
+
+    /// This node leads a VIP now.
+    pub(super) fn leading(&mut self, vip: Vip, epoch: u64, why: &Why) {
+        self.meters.gained(why);
+        if self.log_limit.take(Instant::now()) {
+            tracing::info!(%vip, epoch, why = %why, "leading");
+        }
+    }
+
+    /// This node no longer leads a VIP.
+    pub(super) fn no_longer_leading(&mut self, vip: Vip, why: &Lost) {
+        self.meters.lost(why);
+        if self.log_limit.take(Instant::now()) {
+            tracing::info!(%vip, why = %why, "no longer leading");
+        }
+    }
+
+    /// Counts an executed plan. Counts the serving state that it brought to the maps, once.
+    pub(super) fn applied(&mut self, state: &ServingState, applied: &Applied) {
+        self.meters.applied(applied.synced.steps, applied.synced.refused.len(), applied.duration);
+        let timing = state.timing;
+        if timing == self.timing {
+            return;
+        }
+        self.timing = timing;
+        self.meters.pipeline_run(timing.took);
+        self.meters.services(&state.service_counts);
+        if let Some(since) = timing.since {
+            self.meters.event_to_kernel(since.elapsed());
+        }
+    }
+
+    /// Logs how many lines were left out.
+    pub(super) fn log_omitted(&mut self, now: Instant) {
+        if let Some(omitted) = self.log_limit.end(now) {
+            tracing::info!(untold = omitted, "more changes of leadership, `vipmux inspect vips` shows all");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{metrics, runtime::kernel::Synced};
+
+    fn text(meters: &Meters) -> String {
+        let mut registry = metrics::registry();
+        meters.register(&mut registry);
+        metrics::encode([&registry]).unwrap()
+    }
+
+    #[test]
+    fn a_serving_state_is_counted_once_however_often_it_is_applied() {
+        let meters = Meters::default();
+        let mut telemetry = Telemetry::new(meters.clone(), Arc::default());
+        let timing = Timing { since: Some(Instant::now()), took: Duration::from_millis(5) };
+        let state = ServingState { timing, ..ServingState::default() };
+        let synced = || Synced { refused: Vec::new(), unreachable: Vec::new(), leftovers: false, steps: 2 };
+        for _ in 0..3 {
+            telemetry.applied(&state, &Applied { synced: synced(), duration: Duration::from_millis(1) });
+        }
+        let text = text(&meters);
+        for line in [
+            "vipmux_plan_steps_total 6",
+            "vipmux_apply_duration_seconds_count 3",
+            "vipmux_settle_duration_seconds_count 1",
+            "vipmux_event_to_kernel_seconds_count 1",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+        }
+    }
+
+    #[test]
+    fn each_lapse_of_the_fence_is_counted_once() {
+        let meters = Meters::default();
+        let mut telemetry = Telemetry::new(meters.clone(), Arc::default());
+        for lapses in [0, 1, 1, 3] {
+            telemetry.progress(StartupProgress::default(), false, lapses);
+        }
+        assert!(text(&meters).contains("vipmux_fence_lapses_total 3\n"));
+    }
+}

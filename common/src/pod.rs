@@ -1,0 +1,50 @@
+//! Implements `aya::Pod` for the map types: aya may copy them from and to the kernel as bytes.
+
+use crate::abi::{
+    Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
+    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node, NodeLabel, Range, ReverseKey,
+    ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot,
+    VipValue,
+};
+
+macro_rules! pod {
+    ($($name:ty),* $(,)?) => {
+        // SAFETY: `repr(C)`, made of integers alone, and the size assertions in `abi` leave no
+        // implicit padding.
+        $(unsafe impl aya::Pod for $name {})*
+    };
+}
+pod!(
+    Address,
+    AffinityKey,
+    AffinityValue,
+    Backend,
+    Budget,
+    Config,
+    Count,
+    EgressFragmentValue,
+    Fence,
+    FlowKey,
+    FlowValue,
+    FragmentKey,
+    FragmentValue,
+    Interface,
+    Lapse,
+    Leader,
+    Mac,
+    Member,
+    Node,
+    NodeLabel,
+    Range,
+    ReverseKey,
+    ReverseValue,
+    Scratch,
+    ServiceKey,
+    ServiceOwner,
+    ServiceState,
+    ServiceValue,
+    Speaker,
+    SpeakerKey,
+    VipSlot,
+    VipValue,
+);
