@@ -25,7 +25,7 @@ use crate::{
 
 /// Programs that the tests and the demo start, each with its Debian package and the reason.
 const TEST_PROGRAMS: [(&str, &str, &str); 2] = [
-    ("nft", "nftables", "network tests add rules like those of kube-proxy and CNIs to their nodes"),
+    ("nft", "nftables", "tests add rules like those of kube-proxy and CNIs to their nodes"),
     ("tc", "iproute2", "network tests list filters with it"),
 ];
 
@@ -85,7 +85,7 @@ pub(crate) fn packet_tests() -> Result<()> {
     bpffs::mount()
 }
 
-/// Ensures that the programs which network tests, demo and bench start are installed.
+/// Ensures that the programs which unit tests, network tests, demo and bench start are installed.
 pub(crate) fn network_tests() -> Result<()> {
     packet_tests()?;
     programs(&TEST_PROGRAMS)

@@ -95,6 +95,8 @@ impl Suite {
 
     fn prepare(self) -> Result<()> {
         match self {
+            // Without root, the unit tests that need these programs are skipped.
+            Self::Pure if capabilities::missing().is_ok_and(|missing| missing.is_empty()) => setup::network_tests(),
             Self::Pure => Ok(()),
             Self::Packet => setup::packet_tests(),
             Self::Network => setup::network_tests(),

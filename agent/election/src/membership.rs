@@ -127,7 +127,6 @@ enum Timer {
 /// The membership of one node.
 pub struct Membership {
     settings: MembershipSettings,
-    started: Duration,
     local: NodeName,
     rng: XorShiftRng,
     /// The Nodes of the cluster and this one, by [`MemberId::key`].
@@ -161,6 +160,8 @@ struct MembershipView {
 /// The evidence that others consider this node alive.
 #[derive(Debug, Default)]
 struct Evidence {
+    /// The start. A member that has not answered yet is silent since then.
+    since: Duration,
     rounds: HeartbeatRounds,
     /// As [`Peers::evidence`]. But of a sample it takes two thirds, since a majority of it can be
     /// chance.
@@ -215,7 +216,6 @@ impl Membership {
         let local_state = LocalState::new(rng.next_u64().max(1));
         let mut membership = Self {
             settings,
-            started: now,
             rng,
             nodes: BTreeMap::from([(key, local.clone())]),
             local,
@@ -224,7 +224,7 @@ impl Membership {
             records: BTreeMap::new(),
             view: MembershipView::default(),
             local_state,
-            evidence: Evidence::default(),
+            evidence: Evidence { since: now, ..Evidence::default() },
             timers: MembershipTimers::default(),
             pace: Pace { state_from: Some(Duration::ZERO), down_from: Some(Duration::ZERO), hurry: HURRY },
             left: false,

@@ -29,12 +29,13 @@ use std::{
 
 pub use self::scenario::Scenario;
 use self::{
+    agent::NodeHandle,
     checker::Checker,
     cluster::Cluster,
     fault::Fault,
     random::Dice,
     schedule::Schedule,
-    store::{Server, StoreAccess, StoreOperation},
+    store::{Server, StoreAccess, StoreOperation, StoreRequest},
 };
 pub use crate::mutation::Mutation;
 use crate::{ElectionSettings, LeaseOutcome, lease::Lease, placement::Contenders};
@@ -117,14 +118,8 @@ enum WorldEvent {
         run: u64,
         event: AgentEvent,
     },
-    /// An operation reaches the store.
-    Served {
-        node: usize,
-        run: u64,
-        number: u64,
-        operation: StoreOperation,
-        asked: Duration,
-    },
+    /// A request reaches the store.
+    Served(StoreRequest),
     /// A node's kernel hears that another announces a VIP.
     Heard {
         node: usize,
@@ -240,11 +235,9 @@ impl World {
         self.checker.figures.events += 1;
         match event {
             WorldEvent::Fault(fault) => self.fault(&fault),
-            WorldEvent::Agent { node, run, event } => self.handle_agent_event(node, run, event),
-            WorldEvent::Served { node, run, number, operation, asked } => {
-                self.serve(node, run, number, operation, asked);
-            }
-            WorldEvent::Heard { node, from, vip } => self.hear(node, from, vip),
+            WorldEvent::Agent { node, run, event } => self.at(node).handle_agent_event(run, event),
+            WorldEvent::Served(request) => self.serve(&request),
+            WorldEvent::Heard { node, from, vip } => self.at(node).hear(from, vip),
             WorldEvent::Look => {
                 self.checker.touch_all();
                 self.schedule.after(self.checker.interval(), WorldEvent::Look);
@@ -260,9 +253,8 @@ impl World {
         self.schedule.after(after, WorldEvent::Agent { node, run, event });
     }
 
-    /// Returns `CLOCK_BOOTTIME` of a node.
-    fn local(&self, node: usize) -> Duration {
-        self.cluster.local(node, self.schedule.now)
+    const fn at(&mut self, node: usize) -> NodeHandle<'_> {
+        NodeHandle { world: self, node }
     }
 
     fn log(&mut self, node: Option<usize>, what: impl FnOnce() -> String) {

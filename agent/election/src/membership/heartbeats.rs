@@ -90,7 +90,7 @@ impl Membership {
             return Vec::new();
         }
         let gone = self.records.iter().filter_map(|(name, record)| {
-            let silent = now.saturating_sub(record.assented.unwrap_or(self.started));
+            let silent = now.saturating_sub(record.assented.unwrap_or(self.evidence.since));
             let gone = Gone { node: MemberId::key(name), generation: record.down?, silent: nanoseconds(silent) };
             (silent < LATELY).then_some(gone)
         });
@@ -166,7 +166,7 @@ impl Membership {
         for (name, peer) in &mut self.peers.members {
             let silent = if peer.status == MemberStatus::Down {
                 let key = MemberId::key(name);
-                let own = self.records.get(name).and_then(|record| record.assented).unwrap_or(self.started);
+                let own = self.records.get(name).and_then(|record| record.assented).unwrap_or(self.evidence.since);
                 let others = self.records.values().filter_map(|record| record.gone.get(&key));
                 let same = others.filter(|(generation, _)| *generation >= peer.generation).map(|(_, last)| *last);
                 let mut last: Vec<_> = same.chain([own]).collect();

@@ -1,4 +1,4 @@
-//! An agent's process: the two state machines, and the runtime between them and the world.
+//! A node with its agent: the two state machines, and the runtime between them and the world.
 
 mod gossip;
 mod lan;
@@ -9,7 +9,11 @@ use std::{
     time::Duration,
 };
 
-use super::{AgentEvent, Mutation, StoreOperation, World};
+use super::{
+    AgentEvent, Mutation, StoreOperation, World, WorldEvent,
+    cluster::Node,
+    store::{Operations, StoreRequest},
+};
 use crate::{
     Command, Election, HEARTBEAT, Input, LeaseOutcome,
     membership::{self, Item, Membership, MembershipEvent, Peers},
@@ -23,12 +27,7 @@ pub(super) struct Agent {
     /// The VIPs that the kernel answers for, as the event loop believes. Each leadership has a
     /// number.
     led: BTreeMap<Vip, u64>,
-    /// The latest store operation of each VIP.
-    pub(super) latest: BTreeMap<Vip, u64>,
-    pub(super) operations: u64,
-    pub(super) waiting: VecDeque<(u64, StoreOperation)>,
-    pub(super) under_way: usize,
-    surveying: bool,
+    store: Operations,
     /// The time of the event loop's last heartbeat, by the node's clock.
     turned: Duration,
     synced: bool,
@@ -45,32 +44,58 @@ pub(super) struct Agent {
     evidence: (Option<Duration>, Duration),
 }
 
-impl World {
-    /// Starts a node's agent with empty memory.
-    pub(super) fn start(&mut self, node: usize) {
-        if self.cluster.nodes[node].agent.is_some() {
+/// A node of the world, and the world around it.
+pub(super) struct NodeHandle<'w> {
+    pub(super) world: &'w mut World,
+    /// The number of the node.
+    pub(super) node: usize,
+}
+
+impl NodeHandle<'_> {
+    fn get(&self) -> &Node {
+        &self.world.cluster.nodes[self.node]
+    }
+
+    fn get_mut(&mut self) -> &mut Node {
+        &mut self.world.cluster.nodes[self.node]
+    }
+
+    fn agent(&mut self) -> Option<&mut Agent> {
+        self.get_mut().agent.as_deref_mut()
+    }
+
+    /// Returns `CLOCK_BOOTTIME` of the node.
+    fn now(&self) -> Duration {
+        self.world.cluster.local(self.node, self.world.schedule.now)
+    }
+
+    fn log(&mut self, what: impl FnOnce() -> String) {
+        self.world.log(Some(self.node), what);
+    }
+
+    /// Schedules an event of the agent that runs now.
+    fn schedule(&mut self, after: Duration, event: AgentEvent) {
+        self.world.schedule_agent(self.node, after, event);
+    }
+
+    /// Starts the agent with empty memory.
+    pub(super) fn start(&mut self) {
+        if self.get().agent.is_some() {
             return;
         }
-        self.log(Some(node), || "agent: started".to_owned());
-        let (now, seed) = (self.local(node), self.dice.number());
-        let names = self.cluster.nodes.iter().map(|node| node.name.clone()).collect();
-        let local = self.cluster.nodes[node].name.clone();
+        self.log(|| "agent: started".to_owned());
+        let (now, seed) = (self.now(), self.world.dice.number());
+        let names = self.world.cluster.nodes.iter().map(|node| node.name.clone()).collect();
+        let local = self.get().name.clone();
         let mut membership = Membership::new(local.clone(), seed, membership::MembershipSettings::default(), now);
         membership.set_nodes(names, now);
-        let mut election = Election::new(local, self.settings, now);
-        election.mutate(self.mutation);
-        self.cluster.nodes[node].run += 1;
-        self.cluster.nodes[node].since = self.schedule.now;
-        self.cluster.nodes[node].leaving = false;
-        self.cluster.nodes[node].agent = Some(Box::new(Agent {
+        let mut election = Election::new(local, self.world.settings, now);
+        election.mutate(self.world.mutation);
+        let agent = Agent {
             membership,
             election,
             led: BTreeMap::new(),
-            latest: BTreeMap::new(),
-            operations: 0,
-            waiting: VecDeque::new(),
-            under_way: 0,
-            surveying: false,
+            store: Operations::default(),
             turned: now,
             synced: false,
             carrier: false,
@@ -79,35 +104,41 @@ impl World {
             leaving: None,
             parting: false,
             evidence: (None, Duration::ZERO),
-        }));
-        let (beat, sync) = (self.dice.micros(0, 5_000), self.dice.millis(20, 150));
-        self.schedule_agent(node, beat, AgentEvent::Beat);
-        self.schedule_agent(node, sync, AgentEvent::Sync { looked: true });
-        self.flush(node);
+        };
+        let since = self.world.schedule.now;
+        let node = self.get_mut();
+        node.run += 1;
+        node.since = since;
+        node.leaving = false;
+        node.agent = Some(Box::new(agent));
+        let (beat, sync) = (self.world.dice.micros(0, 5_000), self.world.dice.millis(20, 150));
+        self.schedule(beat, AgentEvent::Beat);
+        self.schedule(sync, AgentEvent::Sync { looked: true });
+        self.flush();
     }
 
     /// Kills the process. The kernel's maps stay.
-    pub(super) fn kill(&mut self, node: usize) {
-        if self.cluster.nodes[node].agent.take().is_some() {
-            self.log(Some(node), || "agent: gone".to_owned());
+    pub(super) fn kill(&mut self) {
+        if self.get_mut().agent.take().is_some() {
+            self.log(|| "agent: gone".to_owned());
         }
-        self.cluster.nodes[node].paused = None;
+        self.get_mut().paused = None;
     }
 
-    pub(super) fn pause(&mut self, node: usize) {
-        if self.cluster.nodes[node].agent.is_some() && self.cluster.nodes[node].paused.is_none() {
-            self.log(Some(node), || "agent: stopped by a signal".to_owned());
-            self.cluster.nodes[node].paused = Some(VecDeque::new());
+    pub(super) fn pause(&mut self) {
+        if self.get().agent.is_some() && self.get().paused.is_none() {
+            self.log(|| "agent: stopped by a signal".to_owned());
+            self.get_mut().paused = Some(VecDeque::new());
         }
     }
 
-    pub(super) fn resume(&mut self, node: usize) {
-        let Some(backlog) = self.cluster.nodes[node].paused.take() else { return };
-        self.cluster.nodes[node].since = self.schedule.now;
-        self.log(Some(node), || format!("agent: goes on, {} turns behind", backlog.len()));
+    pub(super) fn resume(&mut self) {
+        let Some(backlog) = self.get_mut().paused.take() else { return };
+        self.get_mut().since = self.world.schedule.now;
+        self.log(|| format!("agent: goes on, {} turns behind", backlog.len()));
         // A task of its own handles gossip, before or after the event loop goes on. The loop may
         // have been stopped just before it handled an event.
-        let (speaks_first, loop_first) = (self.dice.chance(500), self.dice.chance(200));
+        let (speaks_first, loop_first) = (self.world.dice.chance(500), self.world.dice.chance(200));
         let (gossip, others): (VecDeque<_>, VecDeque<_>) =
             backlog.into_iter().partition(|event| matches!(event, AgentEvent::Payload { .. } | AgentEvent::Wake));
         let (beats, others): (VecDeque<_>, VecDeque<_>) =
@@ -118,14 +149,14 @@ impl World {
             (false, true) => [others, beats, gossip],
             (false, false) => [beats, gossip, others],
         };
-        let run = self.cluster.nodes[node].run;
+        let run = self.get().run;
         for event in order.into_iter().flatten() {
-            self.handle_agent_event(node, run, event);
+            self.handle_agent_event(run, event);
         }
     }
 
-    pub(super) fn handle_agent_event(&mut self, node: usize, run: u64, event: AgentEvent) {
-        let at = &mut self.cluster.nodes[node];
+    pub(super) fn handle_agent_event(&mut self, run: u64, event: AgentEvent) {
+        let at = self.get_mut();
         if at.run != run || at.agent.is_none() {
             return;
         }
@@ -141,102 +172,102 @@ impl World {
             return;
         }
         match event {
-            AgentEvent::Sync { looked } => self.sync(node, looked),
-            AgentEvent::Beat => self.beat(node),
-            AgentEvent::Wake => self.wake(node),
-            AgentEvent::Payload { from, bytes } => self.receive(node, from, &bytes),
-            AgentEvent::Stored { vip, number, outcome } => self.report(node, vip, number, outcome),
+            AgentEvent::Sync { looked } => self.sync(looked),
+            AgentEvent::Beat => self.beat(),
+            AgentEvent::Wake => self.wake(),
+            AgentEvent::Payload { from, bytes } => self.receive(from, &bytes),
+            AgentEvent::Stored { vip, number, outcome } => self.report(vip, number, outcome),
             AgentEvent::Surveyed { asked, leases } => {
-                if let Some(agent) = &mut self.cluster.nodes[node].agent {
-                    agent.surveying = false;
+                if let Some(agent) = self.agent() {
+                    agent.store.surveying = false;
                 }
-                self.work(node, vec![Input::Surveyed { asked, leases }]);
+                self.work(vec![Input::Surveyed { asked, leases }]);
             }
-            AgentEvent::Announce { vip, lead, round } => self.announce(node, vip, lead, round),
-            AgentEvent::Probe { vip, detect, round } => self.probe(node, vip, detect, round),
-            AgentEvent::Elect => self.elect(node),
+            AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
+            AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),
+            AgentEvent::Elect => self.elect(),
         }
     }
 
     /// Syncs the maps with the wanted VIPs.
-    fn sync(&mut self, node: usize, looked: bool) {
-        let carrier = !self.cluster.network.unplugged.contains(&node);
-        let Some(agent) = self.cluster.nodes[node].agent.as_deref_mut().filter(|agent| !agent.parting) else { return };
+    fn sync(&mut self, looked: bool) {
+        let carrier = !self.world.cluster.network.unplugged.contains(&self.node);
+        let Some(agent) = self.get_mut().agent.as_deref_mut().filter(|agent| !agent.parting) else { return };
         let first = !std::mem::replace(&mut agent.synced, true);
         let plugged = std::mem::replace(&mut agent.carrier, carrier) != carrier && carrier;
         agent.awaits &= !looked;
         let chosen = !agent.awaits;
         let led: BTreeSet<Vip> = agent.led.keys().copied().collect();
-        let stale: Vec<_> = self.cluster.nodes[node]
+        let stale: Vec<_> = self.world.cluster.nodes[self.node]
             .kernel
             .flags
             .iter()
-            .filter(|vip| first && !led.contains(vip) || !self.cluster.vips.contains(vip))
+            .filter(|vip| first && !led.contains(vip) || !self.world.cluster.vips.contains(vip))
             .copied()
             .collect();
         for vip in stale {
-            self.set_flag(node, vip, false);
+            self.set_flag(vip, false);
         }
-        let unable = if carrier { BTreeSet::new() } else { self.cluster.vips.clone() };
-        self.work(node, vec![Input::Unable(unable)]);
+        let unable = if carrier { BTreeSet::new() } else { self.world.cluster.vips.clone() };
+        self.work(vec![Input::Unable(unable)]);
         if chosen {
-            let wanted = Arc::clone(&self.wanted);
-            let said = self.work(node, vec![Input::Wanted(wanted)]);
+            let wanted = Arc::clone(&self.world.wanted);
+            let said = self.work(vec![Input::Wanted(wanted)]);
             if said {
-                self.tick(node);
+                self.tick();
             }
         }
         if plugged {
             for vip in led {
-                self.burst(node, vip);
+                self.burst(vip);
             }
         }
     }
 
-    fn beat(&mut self, node: usize) {
-        if self.cluster.nodes[node].agent.as_ref().is_none_or(|agent| agent.parting) {
+    fn beat(&mut self) {
+        if self.get().agent.as_ref().is_none_or(|agent| agent.parting) {
             return;
         }
-        self.tick(node);
-        let now = self.local(node);
-        if self.cluster.nodes[node].agent.as_ref().is_some_and(|agent| agent.has_left(now)) {
-            if let Some(agent) = &mut self.cluster.nodes[node].agent {
+        self.tick();
+        let now = self.now();
+        if self.get().agent.as_ref().is_some_and(|agent| agent.has_left(now)) {
+            if let Some(agent) = self.agent() {
                 agent.parting = true;
                 agent.membership.leave(now);
             }
-            self.log(Some(node), || "agent: says farewell".to_owned());
-            return self.flush(node);
+            self.log(|| "agent: says farewell".to_owned());
+            return self.flush();
         }
-        let after = HEARTBEAT + self.dice.micros(0, 2_000);
-        self.schedule_agent(node, after, AgentEvent::Beat);
+        let after = HEARTBEAT + self.world.dice.micros(0, 2_000);
+        self.schedule(after, AgentEvent::Beat);
     }
 
-    fn tick(&mut self, node: usize) {
-        let now = self.local(node);
-        let at = &mut self.cluster.nodes[node];
+    fn tick(&mut self) {
+        let now = self.now();
+        let at = self.get_mut();
         let Some(agent) = &mut at.agent else { return };
         agent.turned = now;
         let yielded = agent.led.keys().filter(|vip| !at.kernel.flags.contains(vip));
         let mut inputs: Vec<_> = yielded.map(|vip| Input::PeerAnnounced(*vip)).collect();
         inputs.push(Input::Tick { carrier: agent.carrier });
-        self.work(node, inputs);
+        self.work(inputs);
     }
 
     /// Tells an agent to drain, or to stop.
-    pub(super) fn drain(&mut self, node: usize, drains: bool, stops: bool) {
-        let now = self.local(node);
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
+    pub(super) fn drain(&mut self, drains: bool, stops: bool) {
+        let now = self.now();
+        let Some(agent) = self.agent() else { return };
         if stops {
             agent.leaving = Some(now);
         }
-        self.cluster.nodes[node].leaving = drains;
-        self.work(node, vec![Input::Drain(drains)]);
+        self.get_mut().leaving = drains;
+        self.work(vec![Input::Drain(drains)]);
     }
 
-    fn elect(&mut self, node: usize) {
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
+    fn elect(&mut self) {
+        let Some(agent) = self.agent() else { return };
         if agent.parting {
-            return self.flush(node);
+            return self.flush();
         }
         let events = agent.membership.take_events().into_iter().map(|event| match event {
             MembershipEvent::Changed => Input::Peers,
@@ -244,34 +275,31 @@ impl World {
             MembershipEvent::Message { from, message } => Input::Message { from, message },
         });
         let inputs = events.chain([Input::Peers]).collect();
-        self.work(node, inputs);
+        self.work(inputs);
     }
 
-    fn report(&mut self, node: usize, vip: Vip, number: u64, outcome: LeaseOutcome) {
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
-        agent.under_way = agent.under_way.saturating_sub(1);
-        if let Some((number, operation)) = agent.waiting.pop_front() {
-            agent.under_way += 1;
-            self.operate(node, number, operation);
+    fn report(&mut self, vip: Vip, number: u64, outcome: LeaseOutcome) {
+        let Some(agent) = self.agent() else { return };
+        let is_latest = agent.store.end(vip, number);
+        if let Some((number, operation)) = agent.store.begin_next() {
+            self.operate(number, operation);
         }
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
-        if agent.latest.get(&vip) == Some(&number) {
-            agent.latest.remove(&vip);
-            self.work(node, vec![Input::Stored { vip, outcome }]);
+        if is_latest {
+            self.work(vec![Input::Stored { vip, outcome }]);
         }
     }
 
     /// Gives inputs to the election and executes its commands. Returns whether there were any.
-    fn work(&mut self, node: usize, mut pending: Vec<Input>) -> bool {
+    fn work(&mut self, mut pending: Vec<Input>) -> bool {
         let mut any = false;
         while !pending.is_empty() {
             for input in std::mem::take(&mut pending) {
-                let now = self.local(node);
+                let now = self.now();
                 if !matches!(input, Input::Tick { .. } | Input::Peers | Input::Wanted(_) | Input::Surveyed { .. }) {
-                    self.log(Some(node), || format!("  <- {input:?}"));
+                    self.log(|| format!("  <- {input:?}"));
                 }
-                let counts_from_answer = self.mutation == Some(Mutation::CountsFromTheAnswer);
-                let Some(agent) = &mut self.cluster.nodes[node].agent else { return any };
+                let counts_from_answer = self.world.mutation == Some(Mutation::CountsFromTheAnswer);
+                let Some(agent) = self.agent() else { return any };
                 let commands = if counts_from_answer {
                     let peers = agent.counted_from_the_answer(now);
                     agent.election.handle(input, &peers, now)
@@ -280,72 +308,86 @@ impl World {
                 };
                 any |= !commands.is_empty();
                 for command in commands {
-                    self.execute(node, command, now, &mut pending);
+                    self.execute(command, now, &mut pending);
                 }
             }
         }
-        self.flush(node);
+        self.flush();
         any
     }
 
-    fn execute(&mut self, node: usize, command: Command, now: Duration, pending: &mut Vec<Input>) {
+    fn execute(&mut self, command: Command, now: Duration, pending: &mut Vec<Input>) {
         match &command {
             Command::Extend(_) | Command::Heartbeat => {}
-            command => self.log(Some(node), || format!("  -> {command:?}")),
+            command => self.log(|| format!("  -> {command:?}")),
         }
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
+        let Some(agent) = self.agent() else { return };
         match command {
             Command::Follow { vip, .. } => {
                 agent.led.remove(&vip);
-                self.set_flag(node, vip, false);
+                self.set_flag(vip, false);
             }
             Command::Lead { vip, epoch, .. } => {
-                self.set_flag(node, vip, true);
-                self.checker.led(vip, node, self.cluster.nodes[node].run, epoch);
-                self.burst(node, vip);
+                self.set_flag(vip, true);
+                self.world.checker.led(vip, self.node, self.get().run, epoch);
+                self.burst(vip);
             }
             Command::Extend(deadline) => {
-                let kernel = &mut self.cluster.nodes[node].kernel;
+                let kernel = &mut self.world.cluster.nodes[self.node].kernel;
                 if kernel.deadline <= now {
-                    self.checker.touch_these(&kernel.flags);
+                    self.world.checker.touch_these(&kernel.flags);
                 }
                 kernel.deadline = deadline;
             }
             Command::Reload => {
                 agent.awaits = true;
-                let after = self.dice.millis(5, 60);
-                self.schedule_agent(node, after, AgentEvent::Sync { looked: true });
+                let after = self.world.dice.millis(5, 60);
+                self.schedule(after, AgentEvent::Sync { looked: true });
             }
             Command::Heartbeat => agent.membership.send_heartbeats(now),
             Command::DiscardEvidence => agent.membership.discard_evidence(now),
             Command::Send { to, message } => agent.membership.send_message(&to, message),
-            Command::Publish(item) => self.publish(node, item, now),
+            Command::Publish(item) => self.publish(item, now),
             Command::Withdraw(key) => agent.membership.withdraw(&key, now),
-            Command::Read(vip) => self.begin(node, vip, StoreOperation::Read(vip)),
+            Command::Read(vip) => self.begin(vip, StoreOperation::Read(vip)),
             Command::Swap { vip, expected, epoch } => {
-                self.begin(node, vip, StoreOperation::Swap { vip, expected, epoch });
+                self.begin(vip, StoreOperation::Swap { vip, expected, epoch });
             }
             Command::Delete { vip, version } => {
                 let operation = StoreOperation::Delete { vip, version };
-                self.operate(node, 0, operation);
+                self.operate(0, operation);
             }
-            Command::Survey if agent.surveying => pending.push(Input::Surveyed { asked: now, leases: None }),
+            Command::Survey if agent.store.surveying => pending.push(Input::Surveyed { asked: now, leases: None }),
             Command::Survey => {
-                agent.surveying = true;
-                self.operate(node, 0, StoreOperation::Survey);
+                agent.store.surveying = true;
+                self.operate(0, StoreOperation::Survey);
             }
             Command::Probe { vip, detect } => {
-                let after = self.dice.micros(50, 500);
-                self.schedule_agent(node, after, AgentEvent::Probe { vip, detect, round: 0 });
+                let after = self.world.dice.micros(50, 500);
+                self.schedule(after, AgentEvent::Probe { vip, detect, round: 0 });
             }
             Command::Conflict { .. } => {}
         }
     }
 
-    fn publish(&mut self, node: usize, item: Item, now: Duration) {
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
+    /// Begins an operation whose result the election handles.
+    fn begin(&mut self, vip: Vip, operation: StoreOperation) {
+        let Some(agent) = self.agent() else { return };
+        agent.store.push(vip, operation);
+        if let Some((number, operation)) = agent.store.begin_next() {
+            self.operate(number, operation);
+        }
+    }
+
+    fn operate(&mut self, number: u64, operation: StoreOperation) {
+        let request = StoreRequest { node: self.node, run: self.get().run, number, asked: self.now(), operation };
+        self.world.send(request);
+    }
+
+    fn publish(&mut self, item: Item, now: Duration) {
+        let Some(agent) = self.agent() else { return };
         if let Err(full) = agent.membership.publish(item, now) {
-            self.checker.violate(|| full.to_string());
+            self.world.checker.violate(|| full.to_string());
         }
     }
 }

@@ -76,11 +76,11 @@ impl World {
             self.checker.disturbed = self.schedule.now;
         }
         match *fault {
-            Fault::Start(node) => self.start(node),
-            Fault::Crash(node) => self.kill(node),
+            Fault::Start(node) => self.at(node).start(),
+            Fault::Crash(node) => self.at(node).kill(),
             Fault::PowerOff(node) => self.power_off(node),
-            Fault::Pause(node) => self.pause(node),
-            Fault::Resume(node) => self.resume(node),
+            Fault::Pause(node) => self.at(node).pause(),
+            Fault::Resume(node) => self.at(node).resume(),
             Fault::Unplug(node) => {
                 self.cluster.network.unplugged.insert(node);
                 self.notice_link(node);
@@ -108,8 +108,8 @@ impl World {
             Fault::Access(node, access) => self.cluster.nodes[node].access = access,
             Fault::Heal => self.heal(),
             Fault::Recover => self.recover(),
-            Fault::Drain(node, drains) => self.drain(node, drains, false),
-            Fault::Stop(node) => self.drain(node, true, true),
+            Fault::Drain(node, drains) => self.at(node).drain(drains, false),
+            Fault::Stop(node) => self.at(node).drain(true, true),
             Fault::Cordon(node, cordoned) => {
                 self.cluster.nodes[node].cordoned = cordoned;
                 self.contend();
@@ -117,7 +117,7 @@ impl World {
             Fault::Want(number, wanted) => self.want(vip(number), wanted),
             Fault::Spoof { vip: number, by } => {
                 for node in 0..self.cluster.nodes.len() {
-                    self.hear(node, by, vip(number));
+                    self.at(node).hear(by, vip(number));
                 }
             }
             Fault::ForeignSpeaker(number, there) => {
@@ -135,10 +135,10 @@ impl World {
     }
 
     fn power_off(&mut self, node: usize) {
-        self.kill(node);
+        self.at(node).kill();
         let led: Vec<_> = self.cluster.nodes[node].kernel.flags.iter().copied().collect();
         for vip in led {
-            self.set_flag(node, vip, false);
+            self.at(node).set_flag(vip, false);
         }
     }
 
@@ -151,8 +151,8 @@ impl World {
     fn recover(&mut self) {
         self.heal();
         for node in 0..self.cluster.nodes.len() {
-            self.resume(node);
-            self.drain(node, false, false);
+            self.at(node).resume();
+            self.at(node).drain(false, false);
             self.cluster.nodes[node].cordoned = false;
             let after = self.dice.millis(0, 20);
             self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));

@@ -1,6 +1,9 @@
 //! The store of Leases: one server that each node may reach or not.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use imbl::OrdMap;
 
@@ -35,6 +38,59 @@ pub(super) enum StoreOperation {
     Swap { vip: Vip, expected: Option<Version>, epoch: u64 },
     Delete { vip: Vip, version: Version },
     Survey,
+}
+
+/// An operation of an agent on its way to the store.
+#[derive(Clone, Debug)]
+pub(super) struct StoreRequest {
+    pub(super) node: usize,
+    /// The start of the agent, as in [`WorldEvent::Agent`].
+    pub(super) run: u64,
+    /// Its number in [`Operations`]; 0: its result does not count there.
+    pub(super) number: u64,
+    /// The time of the request, by the node's clock.
+    pub(super) asked: Duration,
+    pub(super) operation: StoreOperation,
+}
+
+/// The operations of an agent on Leases, in the order in which they begin.
+#[derive(Debug, Default)]
+pub(super) struct Operations {
+    /// The latest of each VIP. The results of earlier ones do not count.
+    latest: BTreeMap<Vip, u64>,
+    count: u64,
+    waiting: VecDeque<(u64, StoreOperation)>,
+    under_way: usize,
+    /// All Leases are being listed.
+    pub(super) surveying: bool,
+}
+
+impl Operations {
+    pub(super) fn push(&mut self, vip: Vip, operation: StoreOperation) {
+        self.count += 1;
+        self.latest.insert(vip, self.count);
+        self.waiting.push_back((self.count, operation));
+    }
+
+    /// Takes the next operation that may begin now.
+    pub(super) fn begin_next(&mut self) -> Option<(u64, StoreOperation)> {
+        if self.under_way >= AT_ONCE {
+            return None;
+        }
+        let next = self.waiting.pop_front()?;
+        self.under_way += 1;
+        Some(next)
+    }
+
+    /// Ends an operation. Returns whether it is the latest of its VIP.
+    pub(super) fn end(&mut self, vip: Vip, number: u64) -> bool {
+        self.under_way = self.under_way.saturating_sub(1);
+        let is_latest = self.latest.get(&vip) == Some(&number);
+        if is_latest {
+            self.latest.remove(&vip);
+        }
+        is_latest
+    }
 }
 
 #[derive(Debug, Default)]
@@ -75,46 +131,26 @@ impl Server {
 }
 
 impl World {
-    /// Begins an operation whose result the election handles.
-    pub(super) fn begin(&mut self, node: usize, vip: Vip, operation: StoreOperation) {
-        let Some(agent) = &mut self.cluster.nodes[node].agent else { return };
-        agent.operations += 1;
-        let number = agent.operations;
-        agent.latest.insert(vip, number);
-        if agent.under_way < AT_ONCE {
-            agent.under_way += 1;
-            self.operate(node, number, operation);
-        } else {
-            agent.waiting.push_back((number, operation));
-        }
-    }
-
-    pub(super) fn operate(&mut self, node: usize, number: u64, operation: StoreOperation) {
-        let (run, asked) = (self.cluster.nodes[node].run, self.local(node));
+    /// Sends a request to the store.
+    pub(super) fn send(&mut self, request: StoreRequest) {
+        let node = request.node;
         let access =
             if self.cluster.network.is_on(node) { self.cluster.nodes[node].access } else { StoreAccess::Hangs };
         let after = match access {
             StoreAccess::Open | StoreAccess::Mute => {
                 let after = self.dice.micros(500, 15_000);
-                return self.schedule.after(after, WorldEvent::Served { node, run, number, operation, asked });
+                return self.schedule.after(after, WorldEvent::Served(request));
             }
             StoreAccess::Refused => self.dice.millis(1, 5),
             StoreAccess::Hangs => LIMIT,
         };
-        self.fail(node, run, number, &operation, asked, after);
+        self.fail(&request, after);
     }
 
-    /// Lets an operation fail after a time.
-    fn fail(
-        &mut self,
-        node: usize,
-        run: u64,
-        number: u64,
-        operation: &StoreOperation,
-        asked: Duration,
-        after: Duration,
-    ) {
-        let event = match *operation {
+    /// Lets a request fail after a time.
+    fn fail(&mut self, request: &StoreRequest, after: Duration) {
+        let StoreRequest { node, run, number, asked, .. } = *request;
+        let event = match request.operation {
             StoreOperation::Read(vip) | StoreOperation::Swap { vip, .. } => {
                 AgentEvent::Stored { vip, number, outcome: LeaseOutcome::Unavailable }
             }
@@ -124,32 +160,31 @@ impl World {
         self.schedule.after(after, WorldEvent::Agent { node, run, event });
     }
 
-    /// Handles an operation that reaches the store.
-    pub(super) fn serve(&mut self, node: usize, run: u64, number: u64, operation: StoreOperation, asked: Duration) {
+    /// Handles a request that reaches the store.
+    pub(super) fn serve(&mut self, request: &StoreRequest) {
         self.server.operations += 1;
-        let failed = operation.clone();
-        let event = match operation {
+        let StoreRequest { node, run, number, asked, .. } = *request;
+        let event = match &request.operation {
             StoreOperation::Read(vip) => {
-                AgentEvent::Stored { vip, number, outcome: LeaseOutcome::Read(self.server.leases.get(&vip).cloned()) }
+                let outcome = LeaseOutcome::Read(self.server.leases.get(vip).cloned());
+                AgentEvent::Stored { vip: *vip, number, outcome }
             }
             StoreOperation::Swap { vip, expected, epoch } => {
+                let (vip, epoch) = (*vip, *epoch);
                 let before = self.server.leases.get(&vip).cloned();
                 let swapped = self.server.swap(vip, expected.as_ref(), &self.cluster.nodes[node].name, epoch);
                 if swapped.is_some() {
                     self.log(Some(node), || format!("store: {vip} is n{node}'s in epoch {epoch}"));
                     self.checker.swapped(vip, &self.cluster.nodes[node].name, epoch, before.as_ref());
                 }
-                AgentEvent::Stored {
-                    vip,
-                    number,
-                    outcome: swapped.map_or(LeaseOutcome::Conflict, LeaseOutcome::Swapped),
-                }
+                let outcome = swapped.map_or(LeaseOutcome::Conflict, LeaseOutcome::Swapped);
+                AgentEvent::Stored { vip, number, outcome }
             }
-            StoreOperation::Delete { vip, version } => return self.server.delete(vip, &version),
+            StoreOperation::Delete { vip, version } => return self.server.delete(*vip, version),
             StoreOperation::Survey => AgentEvent::Surveyed { asked, leases: Some(self.server.leases.clone()) },
         };
         if self.cluster.nodes[node].access == StoreAccess::Mute || !self.cluster.network.is_on(node) {
-            return self.fail(node, run, number, &failed, asked, LIMIT);
+            return self.fail(request, LIMIT);
         }
         let after = self.dice.micros(500, 15_000);
         self.schedule.after(after, WorldEvent::Agent { node, run, event });

@@ -1,12 +1,13 @@
-//! Announcements and probes of an agent on the LAN.
+//! Announcements and probes on the LAN, and the programs that answer and yield there.
 
 use std::time::Duration;
 
 use vipmux_common::abi::Mac;
 
+use super::NodeHandle;
 use crate::{
     AddressOwner, Input,
-    simulation::{AgentEvent, World},
+    simulation::{AgentEvent, World, WorldEvent},
 };
 use vipmux_model::Vip;
 
@@ -15,38 +16,70 @@ const BURST: [u64; 4] = [1, 2, 4, 8];
 /// The number of repeated probes for an address, as in `announce/probe.rs`.
 const ROUNDS: u32 = 3;
 
-impl World {
+impl NodeHandle<'_> {
     /// Begins the announcements of a leadership.
-    pub(super) fn burst(&mut self, node: usize, vip: Vip) {
-        let lead = self.schedule.unique();
-        if let Some(agent) = &mut self.cluster.nodes[node].agent {
-            agent.led.insert(vip, lead);
-            let after = self.dice.micros(0, 300);
-            self.schedule_agent(node, after, AgentEvent::Announce { vip, lead, round: 0 });
-        }
+    pub(super) fn burst(&mut self, vip: Vip) {
+        let lead = self.world.schedule.unique();
+        let Some(agent) = self.agent() else { return };
+        agent.led.insert(vip, lead);
+        let after = self.world.dice.micros(0, 300);
+        self.schedule(after, AgentEvent::Announce { vip, lead, round: 0 });
     }
 
-    pub(super) fn announce(&mut self, node: usize, vip: Vip, lead: u64, round: usize) {
-        if self.cluster.nodes[node].agent.as_ref().is_none_or(|agent| agent.led.get(&vip) != Some(&lead)) {
+    pub(super) fn announce(&mut self, vip: Vip, lead: u64, round: usize) {
+        if self.get().agent.as_ref().is_none_or(|agent| agent.led.get(&vip) != Some(&lead)) {
             return;
         }
-        self.broadcast(node, vip);
+        self.broadcast(vip);
         if let Some(wait) = BURST.get(round) {
-            self.schedule_agent(node, Duration::from_secs(*wait), AgentEvent::Announce { vip, lead, round: round + 1 });
+            self.schedule(Duration::from_secs(*wait), AgentEvent::Announce { vip, lead, round: round + 1 });
         }
     }
 
-    pub(super) fn probe(&mut self, node: usize, vip: Vip, detect: bool, round: u32) {
-        let owner = if self.cluster.foreign_speakers.contains(&vip) && self.cluster.network.is_on(node) {
+    pub(super) fn probe(&mut self, vip: Vip, detect: bool, round: u32) {
+        let (cluster, now) = (&self.world.cluster, self.world.schedule.now);
+        let owner = if cluster.foreign_speakers.contains(&vip) && cluster.network.is_on(self.node) {
             AddressOwner::ForeignSpeaker(Mac::new([2, 0, 0, 0, 0, 9]))
-        } else if self.cluster.is_answered(node, vip, self.schedule.now) {
+        } else if cluster.is_answered(self.node, vip, now) {
             AddressOwner::Peer
         } else if round < ROUNDS {
             let after = Duration::from_millis(if detect { 100 } else { 20 });
-            return self.schedule_agent(node, after, AgentEvent::Probe { vip, detect, round: round + 1 });
+            return self.schedule(after, AgentEvent::Probe { vip, detect, round: round + 1 });
         } else {
             AddressOwner::Nobody
         };
-        self.work(node, vec![Input::Probed { vip, owner }]);
+        self.work(vec![Input::Probed { vip, owner }]);
+    }
+
+    /// Sends announcements of a VIP, unless the node's programs hold them back.
+    fn broadcast(&mut self, vip: Vip) {
+        let World { cluster, dice, schedule, .. } = &mut *self.world;
+        let from = self.node;
+        if !cluster.answers(from, vip, schedule.now) {
+            return;
+        }
+        for node in 0..cluster.nodes.len() {
+            if node != from && cluster.network.hears(from, node) && !dice.chance(cluster.network.lan_loss) {
+                schedule.after(dice.micros(20, 500), WorldEvent::Heard { node, from, vip });
+            }
+        }
+    }
+
+    /// Handles a peer's announcement of a VIP: the peer leads it now.
+    pub(in crate::simulation) fn hear(&mut self, from: usize, vip: Vip) {
+        if self.world.cluster.network.is_on(self.node) && self.set_flag(vip, false) {
+            self.world.checker.heard(vip, self.world.schedule.now);
+            self.log(|| format!("kernel: yields {vip}, which n{from} announced"));
+        }
+    }
+
+    /// Sets or clears a leading flag. Returns whether it changed.
+    pub(in crate::simulation) fn set_flag(&mut self, vip: Vip, leads: bool) -> bool {
+        let flags = &mut self.get_mut().kernel.flags;
+        let changed = if leads { flags.insert(vip) } else { flags.remove(&vip) };
+        if changed {
+            self.world.checker.touch(vip, self.node, leads);
+        }
+        changed
     }
 }
