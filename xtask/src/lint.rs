@@ -1,6 +1,7 @@
 //! `cargo xtask lint`: runs every check, even if one fails, and names the failed ones in a summary.
 
 mod layers;
+mod links;
 
 use std::{process::Command, time::Instant};
 
@@ -21,6 +22,8 @@ pub(crate) enum Check {
     Fmt,
     /// Which crate depends on which; the pure ones reach no runtime, kernel or cluster
     Layers,
+    /// Relative links in Markdown files
+    Links,
     /// Spelling
     Typos,
     /// Dependencies that nothing uses
@@ -78,7 +81,13 @@ impl Check {
             Self::Deny => Some(LintTool::DENY),
             Self::Machete => Some(LintTool::MACHETE),
             Self::Typos => Some(LintTool::TYPOS),
-            Self::Fmt | Self::Layers | Self::Clippy | Self::ClippyBpf | Self::ClippyFuzz | Self::Docs => None,
+            Self::Fmt
+            | Self::Layers
+            | Self::Links
+            | Self::Clippy
+            | Self::ClippyBpf
+            | Self::ClippyFuzz
+            | Self::Docs => None,
         }
     }
 
@@ -90,6 +99,7 @@ impl Check {
                 workspace::cargo(["fmt", "--manifest-path", fuzz::MANIFEST, "--check"]),
             ]),
             Self::Layers => layers::check(),
+            Self::Links => links::check(),
             Self::Typos => all([LintTool::TYPOS.command()?]),
             Self::Machete => {
                 let mut command = LintTool::MACHETE.command()?;

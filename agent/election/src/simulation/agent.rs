@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    AgentEvent, Mutation, StoreOperation, World, WorldEvent,
+    AgentEvent, Mutation, StoreOperation, World,
     cluster::Node,
     store::{Operations, StoreRequest},
 };
