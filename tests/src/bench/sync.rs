@@ -19,7 +19,6 @@ use super::{
 use crate::{
     agent::{self, Agent},
     cleanup::Folder,
-    cluster::PATIENCE,
     lan::{self, Lan},
     manifests::{Endpoint, Manifests, Service, VIP},
 };
@@ -67,6 +66,8 @@ const ENDPOINTS: u32 = 10;
 /// Services on one address.
 const SHARING: u32 = 1_000;
 const PORT: u16 = 20_000;
+/// The time limit for a start, and for a change.
+const PATIENCE: Duration = Duration::from_mins(1);
 /// The interval of looks at the map. The CPU is the agent's.
 const LOOK: Duration = Duration::from_micros(50);
 /// The pause between changes.
