@@ -53,14 +53,14 @@ pub struct ApiProxy {
 struct State {
     rules: Vec<Rule>,
     random: Random,
-    request: Vec<ApiRequest>,
+    requests: Vec<ApiRequest>,
     faults: BTreeMap<&'static str, usize>,
 }
 
 impl State {
     /// Records a request, and returns the faults that apply to it.
     fn record(&mut self, request: &ApiRequest) -> Vec<Fault> {
-        self.request.push(request.clone());
+        self.requests.push(request.clone());
         let random = &mut self.random;
         self.rules.iter_mut().filter_map(|rule| rule.fault(request, random)).collect()
     }
@@ -92,7 +92,7 @@ impl ApiProxy {
         let address = SocketAddrV4::new(api.address(), listener.local_addr()?.port());
         write_kubeconfig(&folder, address)?;
         let state =
-            State { rules: Vec::new(), random: Random::new(seed), request: Vec::new(), faults: BTreeMap::new() };
+            State { rules: Vec::new(), random: Random::new(seed), requests: Vec::new(), faults: BTreeMap::new() };
         let state = Arc::new(Mutex::new(state));
         let responses = watch::Sender::new(Responses::default());
         let (stop, stopped) = oneshot::channel();
@@ -135,12 +135,12 @@ impl ApiProxy {
         let is_meant = |request: &&ApiRequest| {
             verbs.contains(&request.verb) && (resource.is_empty() || request.resource == resource)
         };
-        lock(&self.state).request.iter().filter(is_meant).count()
+        lock(&self.state).requests.iter().filter(is_meant).count()
     }
 
     /// Returns all requests that came.
     pub fn requests(&self) -> Vec<ApiRequest> {
-        lock(&self.state).request.clone()
+        lock(&self.state).requests.clone()
     }
 
     /// Returns how often each fault was injected, by [`Fault::name`].

@@ -311,15 +311,14 @@ impl Datagrams {
     pub fn echo_all(&self, texts: &[&str]) -> Result<Vec<Answer>> {
         const UNFRAGMENTED: usize = 1_400;
         let mut again = true;
-        let say = |text: &&str| {
-            let said = self.echo(text);
-            let said = match said {
+        let echo = |text: &&str| {
+            let answer = match self.echo(text) {
                 Err(_) if text.len() > UNFRAGMENTED && mem::take(&mut again) => self.echo(text),
-                said => said,
+                answer => answer,
             };
-            said.with_context(|| format!("{} bytes", text.len()))
+            answer.with_context(|| format!("{} bytes", text.len()))
         };
-        texts.iter().map(say).collect()
+        texts.iter().map(echo).collect()
     }
 
     fn reply(&self) -> Result<String> {

@@ -34,7 +34,7 @@ const SERVICE_NETWORKS: ((Ipv4Addr, u8), (Ipv6Addr, u8)) =
 /// Its proxy mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// With `iptables-restore`, the former default.
+    /// With `iptables-restore`, the default.
     Iptables,
     /// With `nft`.
     Nftables,

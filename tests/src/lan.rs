@@ -3,7 +3,7 @@
 //! ```text
 //!  client-1      client-N            192.0.2.101, 2001:db8::c:1 ...
 //!     |             |
-//!  ===+======+======+======+===      switch: a bridge; its ports to nodes run a passing XDP program
+//!  ===+======+======+======+===      switch: a bridge; ports to nodes have a passing XDP program
 //!            |             |
 //!         node-1        node-N       192.0.2.11, 2001:db8::a:1 ...; they forward
 //!          |   |           |

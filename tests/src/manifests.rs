@@ -259,7 +259,7 @@ impl Service {
         self
     }
 
-    /// Adds these endpoints.
+    /// Sets the endpoints.
     pub fn with(mut self, endpoints: impl IntoIterator<Item = Endpoint>) -> Self {
         self.endpoints = endpoints.into_iter().collect();
         self

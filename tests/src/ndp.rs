@@ -65,7 +65,7 @@ fn send_solicitation(source: Ipv6Addr, target: Ipv6Addr, window: Duration, enoug
     while waited < window && found.len() < enough {
         let begin = Instant::now();
         found.extend(receive(receiver.as_mut(), mac, source, target)?);
-        // See `arp::ask`.
+        // See `arp::send_request`.
         waited += begin.elapsed().min(TICK);
     }
     Ok(found)

@@ -79,7 +79,7 @@ pub struct Pod {
     namespace: Namespace,
 }
 
-/// The name of the node's end of a pod's veth pair.
+/// Returns the name of the node's end of a pod's veth pair.
 fn port(address: Ipv4Addr) -> String {
     let [.., third, fourth] = address.octets();
     format!("pod{third}-{fourth}")

@@ -156,7 +156,7 @@ pub fn xdp<'a>(ebpf: &'a Ebpf, name: &str) -> Result<&'a Xdp> {
     Ok(ebpf.program(name).with_context(|| format!("no program {name}"))?.try_into()?)
 }
 
-/// Returns an XDP program of an object that is not loaded yet.
+/// Returns an XDP program of an object, to load or attach it.
 pub fn xdp_mut<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut Xdp> {
     Ok(ebpf.program_mut(name).with_context(|| format!("no program {name}"))?.try_into()?)
 }

@@ -106,8 +106,8 @@ pub fn pods(network: PodNetwork) -> Result<bool> {
     }
 }
 
-/// Returns whether the kernel has SCTP. Where not, that is no failure with `CI=true` either; the
-/// packet suite has SCTP everywhere.
+/// Returns whether the kernel has SCTP. If not, that is no error with `CI=true`, since only another
+/// kernel helps. The packet suite covers SCTP everywhere.
 pub fn sctp() -> Result<bool> {
     if sctp::is_supported()? { Ok(true) } else { skip("this kernel has no SCTP, run it on one with the module sctp") }
 }

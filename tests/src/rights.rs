@@ -66,8 +66,8 @@ pub fn is_allowed(api: &ApiServer, account: &str, right: &Right) -> Result<bool>
     let spec = SubjectAccessReviewSpec { user: Some(user(account)), resource_attributes, ..Default::default() };
     let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
     let reviews = Api::<SubjectAccessReview>::all(api.client()?);
-    let reported = api.block_on(async { Ok(reviews.create(&PostParams::default(), &review).await?) })?;
-    Ok(reported.status.context("no answer")?.allowed)
+    let answer = api.block_on(async { Ok(reviews.create(&PostParams::default(), &review).await?) })?;
+    Ok(answer.status.context("no answer")?.allowed)
 }
 
 /// An account that lacks a right.

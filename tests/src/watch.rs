@@ -3,9 +3,9 @@
 //!
 //! | | client | asks |
 //! | --- | --- | --- |
-//! | [`View::warm`] | the first | by UDP; its kernel keeps the MAC until an announcement changes it |
+//! | [`View::warm`] | the first | by UDP; its kernel keeps the MAC until an announcement |
 //! | [`View::connections`] | the first | for a TCP connection, likewise |
-//! | [`View::anew`] | the second | by UDP; its kernel is made to forget the MAC, so it asks for each datagram |
+//! | [`View::anew`] | the second | by UDP; its kernel is made to forget the MAC each time |
 //! | [`View::arp_requests`] | the third | by ARP, so that it is seen who answers |
 
 mod arp_requests;

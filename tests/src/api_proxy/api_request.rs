@@ -80,8 +80,8 @@ mod tests {
             (Method::GET, "/apis", ("get", "", "", "", false)),
         ] {
             let request = ApiRequest::of(&method, &uri.parse().unwrap());
-            let reported = (request.verb, &*request.resource, &*request.namespace, &*request.name, request.resumes);
-            assert_eq!(reported, expected, "{uri}");
+            let parsed = (request.verb, &*request.resource, &*request.namespace, &*request.name, request.resumes);
+            assert_eq!(parsed, expected, "{uri}");
         }
     }
 }

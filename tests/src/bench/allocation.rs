@@ -39,7 +39,7 @@ pub struct Cost {
     pub milliseconds: f64,
     /// The longest CPU time.
     pub most: f64,
-    /// The goal; none if there is none.
+    /// The goal, if there is one.
     pub goal: Option<f64>,
 }
 

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::program::{self, Program, TESTING_OBJECT};
 
-/// Makes a phase's cases.
+/// A function that makes a phase's cases.
 pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
 
 const PASS: u32 = 2;

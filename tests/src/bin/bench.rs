@@ -13,7 +13,7 @@ use vipmux_tests::bench::{self, Part, Plan, failover};
 #[derive(Debug, Parser)]
 #[command(name = "cargo xtask bench")]
 struct Arguments {
-    /// The part to measure
+    /// The part to measure.
     #[arg(value_enum, default_value_t = Part::All)]
     part: Part,
     /// Print JSON instead of a table.
@@ -37,7 +37,7 @@ struct Arguments {
     /// Runs of each case of a failover.
     #[arg(long, default_value_t = failover::Plan::default().runs)]
     runs: usize,
-    /// Only this event, instead of all
+    /// Only this event, instead of all.
     #[arg(long)]
     case: Option<failover::Case>,
 }

@@ -107,8 +107,8 @@ impl ObservedFailover {
         Ok(())
     }
 
-    /// Returns what the clients saw. No request may have been answered twice, by whatever leaders:
-    /// with a short lease, a busy machine may see several changes.
+    /// Checks that no request was answered by two nodes. The leaders do not matter: with a short
+    /// lease, a busy machine may see several changes.
     pub fn answered_once(self) -> Result<()> {
         let view = self.watch.stop()?;
         let twice = view.arp_requests.answered_twice();

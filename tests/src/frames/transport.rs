@@ -115,7 +115,7 @@ impl Udp {
         Self { source, destination, checksum: UdpChecksum::Computed, data: data.to_vec() }
     }
 
-    /// A datagram without a checksum.
+    /// Leaves the checksum out.
     pub fn without_checksum(mut self) -> Self {
         self.checksum = UdpChecksum::Absent;
         self

@@ -84,7 +84,7 @@ fn await_addresses(api: &ApiServer, name: &str) -> Result<Vec<String>> {
 fn events(api: &ApiServer, name: &str) -> Result<Vec<String>> {
     let listed = api.kubectl(&["get", "events.v1.events.k8s.io", "-n", "shop", "-o", "json"])?;
     let listed: Value = serde_json::from_str(&listed)?;
-    // The API server creates some Services itself.
+    // The API server creates Events too.
     let about = |event: &&Value| event["regarding"]["name"] == name && event["reportingController"] == allocator::NAME;
     let line = |event: &Value| {
         format!("{} {}", event["type"].as_str().unwrap_or("?"), event["reason"].as_str().unwrap_or("?"))
@@ -189,7 +189,7 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
     for (index, name) in names.iter().enumerate() {
         let key = if index < 6 { vec![KEY] } else { vec![] };
         api.apply_all(&[service(name, 80 + u16::try_from(index % 4)?, &key)])?;
-        await_told(&api, name)?;
+        await_decision(&api, name)?;
     }
     let statuses =
         || -> Result<Vec<Value>> { names.iter().map(|name| Ok(get(&api, name)?["status"].clone())).collect() };
@@ -218,8 +218,8 @@ fn in_steady_state_nothing_is_written_and_a_new_allocator_writes_nothing_either(
     Ok(())
 }
 
-/// Waits until an Event about a Service exists.
-fn await_told(api: &ApiServer, name: &str) -> Result<()> {
+/// Waits until a Service has a decision in its status.
+fn await_decision(api: &ApiServer, name: &str) -> Result<()> {
     wait::until(&format!("a word on {name}"), PATIENCE, || {
         ensure!(!condition(&get(api, name)?, "Allocated").is_empty());
         Ok(())
@@ -252,7 +252,7 @@ fn another_controller_is_told_and_not_overwritten_unless_that_is_asked_for() -> 
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
     api.apply_all(&[service("theirs", 80, &[]), service("pooled", 80, &[])])?;
     intrude(&api, "theirs", "198.51.100.1")?;
-    // The other controller assigned the addresses that vipmux would assign.
+    // Here the other controller assigned an address that vipmux would assign too.
     intrude(&api, "pooled", "192.0.2.202")?;
     let mut allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
     assert_eq!(await_addresses(&api, "pooled")?, ["192.0.2.202"]);

@@ -365,8 +365,8 @@ fn the_charts_page_names_every_value() -> Result<()> {
         };
         for value in values.keys() {
             let (first, name) = (format!("`{group}."), format!(".{value}`"));
-            let output = page.lines().any(|line| line.contains(&first) && line.contains(&name));
-            assert!(output, "{group}.{value} is not in the chart's README.md");
+            let documented = page.lines().any(|line| line.contains(&first) && line.contains(&name));
+            assert!(documented, "{group}.{value} is not in the chart's README.md");
         }
     }
     Ok(())

@@ -97,7 +97,7 @@ fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
     matches!(result, Err(StoreError::Unavailable { .. }))
 }
 
-/// Returns who wrote an epoch, according to the API server.
+/// Epochs with who wrote them and the Lease's version, according to the API server.
 type History = Vec<(u64, String, String)>;
 
 /// Returns the Lease's contents from the first version after this one to the last epoch.
@@ -197,14 +197,14 @@ fn a_write_whose_answer_is_lost_is_told_as_unavailable_and_reading_tells_the_tru
     let lose_one = |fault| fixture.proxy.set_rules([Rule::new(fault).of_writes().on("leases").times(1)]);
 
     lose_one(Fault::LoseAnswer);
-    ensure!(is_unavailable(&fixture.swap(&store, None, 1)?), "it was reported of the answer that was lost");
+    ensure!(is_unavailable(&fixture.swap(&store, None, 1)?), "it got the response that was lost");
     let made = fixture.read(&store)?.context("it was written")?;
     assert_eq!((made.holder, made.epoch), (node("node-1"), 1));
 
     lose_one(Fault::LoseAnswer);
     ensure!(
         is_unavailable(&fixture.swap(&store, Some(&made.version), 2)?),
-        "it was reported of the answer that was lost"
+        "it got the response that was lost"
     );
     let second = fixture.read(&store)?.context("it is there")?;
     assert_eq!(second.epoch, 2);

@@ -81,8 +81,9 @@ fn is_to_follow(right: &Right) -> bool {
     right.scope == RightScope::Cluster && matches!(right.verb, "list" | "watch")
 }
 
-/// The account's access to the API server. Objects come with the beginning of their watch, or
-/// by a list if the API server does not support that. For the right to list, it does not.
+/// Returns the account's access to the API server. Objects come with the beginning of their watch,
+/// or by a list if the API server does not support that. If the right to list is missing, the proxy
+/// makes it such an API server.
 fn reach(api: &ApiServer, account: &Lacking) -> Result<ApiProxy> {
     let proxy = ApiProxy::start_as(api, account.kubeconfig.clone(), 1)?;
     if account.right.verb == "list" {
@@ -95,7 +96,7 @@ fn reach(api: &ApiServer, account: &Lacking) -> Result<ApiProxy> {
 fn every_right_to_follow_is_needed() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
-    for (label, whole, audience) in
+    for (label, whole, consumer) in
         [("agent", &AGENT[..], Consumer::Agent), ("allocator", &ALLOCATOR[..], Consumer::Allocator)]
     {
         let lacks: Vec<_> = whole.iter().filter(|right| is_to_follow(right)).copied().collect();
@@ -108,7 +109,7 @@ fn every_right_to_follow_is_needed() -> Result<()> {
             let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
             let guard = api.block_on(async {
                 let cluster = ClusterClient::connect(&access).await?;
-                Ok(kubernetes::follow(&cluster.client, audience))
+                Ok(kubernetes::follow(&cluster.client, consumer))
             })?;
             guards.push(guard);
             proxies.push(proxy);
@@ -169,9 +170,9 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     for (account, tried) in accounts.iter().zip(&tried) {
         let service: Service = serde_json::from_value(service("web", "lan"))?;
         let access = ClusterAccess { kubeconfig: Some(account.kubeconfig.clone()), namespace: None };
-        let author = EventSource { controller: "test", action: "Testing", instance: account.user.clone() };
+        let source = EventSource { controller: "test", action: "Testing", instance: account.user.clone() };
         let recorder =
-            api.block_on(async { Ok(EventRecorder::start(ClusterClient::connect(&access).await?.client, author)) })?;
+            api.block_on(async { Ok(EventRecorder::start(ClusterClient::connect(&access).await?.client, source)) })?;
         // A repeated Event increases the count of the first one.
         for _ in 0..2 {
             recorder.record(

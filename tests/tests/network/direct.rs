@@ -107,7 +107,7 @@ fn each_way(ends: &[End], run: impl Fn(&Cluster, &Node, IpAddr, u16, End) -> Res
     Ok(())
 }
 
-/// Opens a connection to the pod, which sees this client.
+/// A connection to the pod, and the client that the pod must see.
 struct Connection {
     session: Session,
     client: SocketAddr,

@@ -215,7 +215,7 @@ fn agents_that_are_killed_in_turn_lose_no_request_and_no_transfer() -> Result<()
     let traffic =
         [WEB, UDP].map(|(name, kind, port)| (name, Traffic::start(client, Request::new(kind, VIP, port), PAUSE)));
     let traffic: Vec<_> = traffic.into_iter().map(|(name, traffic)| Ok((name, traffic?))).collect::<Result<_>>()?;
-    // Another size of the flow tables is another layout: all maps are replaced.
+    // Another size of the flow tables is another layout: the maps are carried over.
     let nodes = || cluster.lan.nodes.iter().zip(0..);
     let twice = nodes().map(|node| (node, None)).chain(nodes().map(|node| (node, Some(32_768))));
     for ((node, index), flows) in twice {

@@ -77,9 +77,9 @@ fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() ->
     }
     cluster.start_agents(&cluster.agent_options())?;
     wait::until("a node that finds the printer", PATIENCE, || {
-        let tells = |line: &str| line.contains("foreign speaker has the address") && line.contains(&mac.to_string());
+        let finds = |line: &str| line.contains("foreign speaker has the address") && line.contains(&mac.to_string());
         let mut agents = cluster.agents.iter();
-        ensure!(agents.any(|agent| agent.process().output().lines().any(tells)), "{}", cluster.last_outputs());
+        ensure!(agents.any(|agent| agent.process().output().lines().any(finds)), "{}", cluster.last_outputs());
         Ok(())
     })?;
     assert_eq!(answers(&cluster, VIP)?, [mac], "no node answers");

@@ -123,8 +123,8 @@ fn pods_that_fail_their_probe_get_no_new_connections_unless_all_do() -> Result<(
     Ok(())
 }
 
-/// Makes two nodes with a serving, healthy pod each. Returns the leader, the other node, and the
-/// health servers.
+/// Two nodes with a serving, healthy pod each: the cluster, the leader, the other node, and the
+/// health servers by node.
 struct Spread {
     cluster: Cluster,
     leader: String,

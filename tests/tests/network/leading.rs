@@ -27,7 +27,7 @@ use crate::{ipv6, services};
 
 /// The time that a node may answer after its agent's last renewal.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
-/// This many requests, of [`WINDOW`] each, take far longer than a change of leader, and shorter
+/// This many requests, of [`WINDOW`] each, take far longer than a change of leader, but less time
 /// than a yielded address stays without a leader.
 const SILENCE: u32 = 13;
 /// An answer takes well under a millisecond. This leaves room for a busy machine.
@@ -62,7 +62,7 @@ fn the_planned_leader_answers_and_the_client_knows_its_mac() -> Result<()> {
     bail!("planned leaders, and who led: {seen:?}")
 }
 
-/// Returns a Service `shop/web-N` with this address; N is the address's last byte.
+/// Writes a Service `shop/web-N` with this address; N is the address's last byte.
 pub(crate) fn write_web(cluster: &Cluster, address: Ipv4Addr) -> Result<()> {
     let mut service = services::web(cluster)?;
     service.name.1 = format!("web-{}", address.octets()[3]);

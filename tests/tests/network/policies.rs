@@ -114,7 +114,7 @@ fn allowing(service: Service, clients: &[&Client]) -> Service {
     service.with_field("loadBalancerSourceRanges", json!(ranges.collect::<Vec<_>>()))
 }
 
-/// Returns the annotation for the same.
+/// The annotation for the same.
 const RANGES: &str = "service.beta.kubernetes.io/load-balancer-source-ranges";
 
 /// Waits until every agent has reported this flaw of `shop/web`.

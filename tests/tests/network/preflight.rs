@@ -77,7 +77,7 @@ impl Setup {
     }
 }
 
-/// Returns the output of `vipmux check`.
+/// The exit status and the results of `vipmux check`.
 struct Checked {
     status: i32,
     checks: Vec<Value>,

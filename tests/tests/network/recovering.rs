@@ -32,7 +32,7 @@ use crate::{
 };
 
 const PAUSE: Duration = Duration::from_millis(5);
-/// Makes the Service with a pod on the leading node and one on another node.
+/// The port of the Service with a pod on the leading node and one on another node.
 const PAIR: u16 = 9443;
 
 #[test]

@@ -49,8 +49,8 @@ fn what_lies_on_a_segment_is_handed_to_the_node_there_that_comes_late() -> Resul
     })
 }
 
-/// The pod on the node on both segments, which comes last, and the pod on a node on only one
-/// segment.
+/// Checks that a client reaches both pods: the one on the node on both segments, which comes last,
+/// and the one on a node on only one segment.
 fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
     let client = lan.add_segment(BETWEEN)?;

@@ -90,7 +90,7 @@ fn from_another_port() -> Ipv4 {
     Ipv4::tcp(CLIENT, HTTP.vip, Tcp::new(ANOTHER_PORT, HTTP.port, SYN).numbers(ISN, 0))
 }
 
-/// Returns the records of the fixture's client, from [`ANOTHER_PORT`].
+/// Moves the records of the fixture's client to [`ANOTHER_PORT`].
 fn moved_to_another_port(state: &mut State) {
     let client_port = ANOTHER_PORT.to_be();
     assert_ne!(client_port, CLIENT_PORT.to_be());

@@ -257,7 +257,8 @@ fn delivered() -> Vec<Case> {
     ]
 }
 
-/// A datagram whose checksum becomes zero for [`DNS`]: its last word balances the sum.
+/// A datagram whose checksum becomes zero when it is translated to [`DNS`]: its last word balances
+/// the sum.
 fn summing_to_zero() -> Ipv4 {
     let with = |word: u16| Ipv4::udp(CLIENT, VIP, Udp::new(CLIENT_PORT, DNS_UDP.port, &word.to_be_bytes()));
     let delivered = to(&with(0), DNS).bytes();
@@ -275,7 +276,7 @@ fn known_hash() -> Ipv4 {
     Ipv4 { source: KNOWN_CLIENT, ..syn(HTTP) }
 }
 
-/// The records of the fixture's client, for the client of [`known_hash`].
+/// Changes the records of the fixture's client to those of [`known_hash`]'s client.
 fn of_the_known_client(state: &mut State) {
     let client = crate::fixture::address(KNOWN_CLIENT);
     state.flows = std::mem::take(&mut state.flows)

@@ -168,8 +168,8 @@ fn ipv6(packet: &[u8], contents: &[u8], identification: u16, place: u16) -> Ipv6
     packet_v6
 }
 
-/// Returns a checksum that covered a pseudo-header with these addresses, for one with those
-/// addresses.
+/// Converts a checksum over a pseudo-header with these IPv4 addresses to one with their IPv6
+/// addresses ([`v6`]).
 fn resummed(field: u16, protocol: u8, addresses: [Ipv4Addr; 2]) -> u16 {
     if protocol == 17 && field == 0 {
         return 0;

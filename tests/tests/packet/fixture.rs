@@ -274,12 +274,12 @@ pub(crate) fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
     state.vips.get_mut(&address(vip)).unwrap()
 }
 
-/// Records a foreign speaker for a VIP.
+/// Records that this MAC spoke for a VIP.
 pub(crate) fn claimed(state: &mut State, vip: Ipv4Addr, mac: Mac) {
     speaker(state, vip, mac).claimed = 1;
 }
 
-/// Records a probe for a VIP, with this option behind it.
+/// Records that this MAC probed for a VIP, with this option in the probe.
 pub(crate) fn probed(state: &mut State, vip: Ipv4Addr, mac: Mac, option: [u8; 8]) {
     let speaker = speaker(state, vip, mac);
     (speaker.probed, speaker.option) = (1, u64::from_ne_bytes(option));

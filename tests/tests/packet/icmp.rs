@@ -69,7 +69,7 @@ fn to_backend(endpoint: Endpoint, payload: Payload) -> Ipv4 {
 
 fn to_backends() -> Vec<Case> {
     let too_big = |service| to_vip(about(FRAGMENTATION_NEEDED, &reply(service)));
-    let reported =
+    let translated =
         |service, endpoint| to_backend(endpoint, about(FRAGMENTATION_NEEDED, &from(reply(service), endpoint)));
     let reaches = |name, header, packet: Vec<u8>| {
         let reached = to_backend(LOCAL_TOO, about(header, &from(packet.clone(), LOCAL_TOO)));
@@ -85,9 +85,9 @@ fn to_backends() -> Vec<Case> {
     vec![
         Case::ingress("an error about a flow's reply reaches its backend", from_client().ipv4(&too_big(HTTP)))
             .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
-            .becomes(Verdict::Passed(from_client().ipv4(&reported(HTTP, LOCAL_TOO))), &local),
+            .becomes(Verdict::Passed(from_client().ipv4(&translated(HTTP, LOCAL_TOO))), &local),
         Case::ingress("without a record it goes by the table", from_client().ipv4(&too_big(HTTP)))
-            .becomes(Verdict::Passed(from_client().ipv4(&reported(HTTP, LOCAL))), &local),
+            .becomes(Verdict::Passed(from_client().ipv4(&translated(HTTP, LOCAL))), &local),
         Case::ingress("an error about a datagram", from_client().ipv4(&to_vip(about(PORT_UNREACHABLE, &answer))))
             .given(|state| DNS_UDP.record(state, DNS, WHILE, 0))
             .becomes(
@@ -117,7 +117,7 @@ fn to_backends() -> Vec<Case> {
             .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
             .becomes(Verdict::Transmitted(handed(&too_big(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),
         Case::ingress("a peer's hand-over is delivered", from_peer().ipv4(&too_big(MIXED))).becomes(
-            Verdict::Passed(from_peer().ipv4(&reported(MIXED, LOCAL))),
+            Verdict::Passed(from_peer().ipv4(&translated(MIXED, LOCAL))),
             &[Counter::Stat(Stat::Local), Counter::Stat(Stat::FromPeer)],
         ),
     ]

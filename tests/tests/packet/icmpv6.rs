@@ -99,12 +99,12 @@ fn to_backends() -> Vec<Case> {
     let to_http: fn(&mut State) = |state| HTTP.record(state, LOCAL_TOO, WHILE, 0);
     let first = |packet| fragment(packet, 0);
     let about_first = |service| Ipv6::icmpv6(ROUTER, v6(VIP), TOO_BIG(&first(reply(service)).bytes()));
-    let told_of_first =
+    let first_translated =
         Ipv6::icmpv6(ROUTER, v6(DNS.address), TOO_BIG(&embedded(&first(reply(DNS_UDP)), &first(sent(DNS_UDP, DNS)))));
     vec![
         Case::ingress("packet too big about a reply's first fragment", from_client().ipv6(&about_first(DNS_UDP)))
             .given(|state| DNS_UDP.record(state, DNS, WHILE, 0))
-            .becomes(Verdict::Passed(from_client().ipv6(&told_of_first)), &local),
+            .becomes(Verdict::Passed(from_client().ipv6(&first_translated)), &local),
         Case::ingress("it goes to another node too", from_client().ipv6(&about_first(HTTPS)))
             .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
             .becomes(Verdict::Transmitted(handed(&about_first(HTTPS), PEER_MAC)), &[Counter::Stat(Stat::HandedOver)]),

@@ -74,7 +74,8 @@ fn delivered() -> Vec<Case> {
     ]
 }
 
-/// A datagram whose checksum becomes zero for [`DNS`]: its last word balances the sum.
+/// A datagram whose checksum becomes zero when it is translated to [`DNS`]: its last word balances
+/// the sum.
 fn summing_to_zero() -> Ipv6 {
     let delivered = to(&datagram(DNS_UDP, &[0, 0]), DNS).bytes();
     let packet = datagram(DNS_UDP, &delivered[46..48]);

@@ -146,8 +146,8 @@ const WITHOUT_A_CASE: [DropReason; 2] = [DropReason::RecordFailed, DropReason::R
 fn every_drop_reason_has_a_case() {
     let has_case = |reason: DropReason| ALL_CASES.iter().any(|case| case.verdict == Verdict::Dropped(reason));
     for &reason in DropReason::ALL {
-        let reported = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
-        assert_ne!(has_case(reason), WITHOUT_A_CASE.contains(&reason), "{} {reported}", reason.name());
+        let problem = if WITHOUT_A_CASE.contains(&reason) { "has a case after all" } else { "has no case" };
+        assert_ne!(has_case(reason), WITHOUT_A_CASE.contains(&reason), "{} {problem}", reason.name());
     }
 }
 
@@ -160,7 +160,7 @@ fn everything_that_is_counted_has_a_case() {
 
 #[test]
 fn what_holds_for_ipv4_is_checked_for_ipv6() {
-    /// Counters of only one family.
+    /// Tables with cases of only one family.
     const APART: [&str; 5] = ["arp", "icmp", "icmpv6", "ipv6", "ndp"];
     for (name, cases) in TABLES.iter().filter(|(name, _)| !APART.contains(name)) {
         let cases = case::with_twins(cases());

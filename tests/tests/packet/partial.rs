@@ -66,7 +66,7 @@ fn folded(mut sum: u32) -> u16 {
     u16::try_from(sum).unwrap()
 }
 
-/// The interface through which local senders' frames come in.
+/// Makes the ingress interface one of local senders.
 fn veth(state: &mut State) {
     state.interfaces[IFINDEX].flags = INTERFACE_PARTIAL;
 }

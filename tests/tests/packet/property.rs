@@ -47,7 +47,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// A state with a flow, which refuses unclaimed ports and has no limit on answers and records.
+    /// Loads them with [`state`]'s flow and limits.
     pub(crate) fn load() -> Result<Self> {
         let load = |state: State| Program::load(&state, fixture::FLOWS);
         Ok(Self { v4: load(state())?, v6: load(family::state(state()))? })
@@ -59,6 +59,8 @@ impl Programs {
     }
 }
 
+/// Returns a state with a known flow. It refuses unclaimed ports, and has no limits on answers and
+/// records.
 fn state() -> State {
     let mut state = fixture::state();
     state.config.unclaimed = UNCLAIMED_REJECT;
@@ -154,8 +156,8 @@ fn seeds_of_ipv6() -> Vec<Vec<u8>> {
 }
 
 /// A frame from the wire gets a verdict that is not the program's failure. A frame for no VIP
-/// passes untouched. A passed frame keeps its length, and an answer is hardly longer than its
-/// request.
+/// passes untouched. A frame that is not sent back keeps its length. An answer is at most
+/// [`GROWTH`] longer than its request.
 pub(crate) fn holds_on_the_way_in(program: &Program, frame: &[u8]) -> Result<Outcome> {
     let outcome = program.run(Hook::Ingress, frame)?;
     ensure!((1..=XDP_REDIRECT).contains(&outcome.verdict), "verdict {}", outcome.verdict);

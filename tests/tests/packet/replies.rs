@@ -104,7 +104,7 @@ fn translated() -> Vec<Case> {
     ]
 }
 
-/// A datagram whose checksum becomes zero from the VIP.
+/// A datagram whose checksum becomes zero when its source becomes the VIP.
 fn summing_to_zero() -> Ipv4 {
     let restored = from(DNS_UDP, &datagram(&[0, 0])).bytes();
     let packet = datagram(&restored[26..28]);

@@ -245,13 +245,13 @@ fn every_port() -> Vec<Case> {
         from_client().ipv4(&Ipv4::new([203, 0, 113, 1].into(), destination, sealed(message)))
     };
     let answer = |source, port| Ipv4::tcp(source, CLIENT, Tcp::new(port, CLIENT_PORT, ACK));
-    let reported = {
+    let embedded = {
         let mut before = answer(VIP, ANY.port).bytes();
         let after = answer(OPEN.address, OPEN.port).bytes();
         before[..20].copy_from_slice(&after[..20]);
         before
     };
-    let reported = [&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &reported[..28]].concat();
+    let translated = [&[3, 4, 0, 0, 0, 0, 5, 0x14][..], &embedded[..28]].concat();
     vec![
         local("a port that no claim names goes to the Service of every port", ANY, &syn(ANY), OPEN, false)
             .given(all_ports)
@@ -298,7 +298,7 @@ fn every_port() -> Vec<Case> {
                 Verdict::Passed(from_client().ipv4(&Ipv4::new(
                     [203, 0, 113, 1].into(),
                     OPEN.address,
-                    sealed(reported),
+                    sealed(translated),
                 ))),
                 &[Counter::Stat(Stat::Local)],
             ),
@@ -344,7 +344,7 @@ fn error() -> Ipv4 {
     Ipv4::new([203, 0, 113, 1].into(), VIP, sealed([&[3, 3, 0, 0, 0, 0, 0, 0][..], &answer[..28]].concat()))
 }
 
-/// Records that the first fragment was left to the kernel.
+/// The record of a first fragment that was left to the kernel.
 const TO_KERNEL: FragmentValue =
     FragmentValue { backend: FRAGMENT_KERNEL, tag: 0, backend_generation: 0, slot: 0, direct: 0, reserved: 0, seen: 0 };
 

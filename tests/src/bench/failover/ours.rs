@@ -17,7 +17,7 @@ use crate::{
 
 /// Lasting connections.
 const SESSIONS: usize = 8;
-/// The rest of a cluster after each run. An agent that starts waits up to 3 s for its peers.
+/// The pause of a cluster after each run. An agent that starts waits up to 3 s for its peers.
 const REST: Duration = Duration::from_secs(4);
 
 pub(super) struct Agents {
@@ -93,8 +93,8 @@ impl Agents {
         });
         // Runs also after a failure, or the next run would begin with a broken cluster. Clients
         // continue: a node that returns must not answer.
-        let mended = self.repair(case, node);
-        happened.and(mended)?;
+        let repaired = self.repair(case, node);
+        happened.and(repaired)?;
         thread::sleep(AFTER);
         let broken = failover::broken(&mut sessions);
         Ok(Sample::of(&watch.stop()?, (sessions.len(), broken)))

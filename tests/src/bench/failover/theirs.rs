@@ -82,9 +82,9 @@ impl Contender for Others {
             Ok(())
         });
         let view = watch.stop();
-        let mended = self.repair(case, &node);
+        let repaired = self.repair(case, &node);
         self.rested = Instant::now() + REST;
-        happened.and(mended)?;
+        happened.and(repaired)?;
         Ok(Sample::of(&view?, (0, 0)))
     }
 }

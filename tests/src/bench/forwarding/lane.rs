@@ -224,7 +224,7 @@ fn wire(generator: &Namespace, node: &Namespace, beyond: &Namespace) -> Result<(
     })
 }
 
-/// Gives the calling thread real-time priority on its CPU.
+/// Gives the calling thread the highest nice priority.
 fn first_in_line() -> Result<()> {
     // SAFETY: a system call with plain arguments; on Linux, 0 is the calling thread.
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
