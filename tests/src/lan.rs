@@ -13,22 +13,25 @@
 //! With an [`Uplink`] other than the card itself, the veth is called `card0`, and eth0 is on top of
 //! it.
 
+mod uplink;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
-use aya::{Ebpf, EbpfLoader, programs::XdpMode};
+use aya::Ebpf;
 use pnet::util::MacAddr;
 
+pub use self::uplink::Uplink;
+pub(crate) use self::uplink::plug_in;
+use self::uplink::{attach_pass, load_pass, plug_in_card};
 use crate::{
     cleanup,
-    links::{End, Links},
+    links::Links,
     netns::Namespace,
     offload::{self, Offload},
     pod::Pod,
     pod_network::PodNetwork,
-    process,
-    program::{self, TESTING_OBJECT},
-    requirement,
+    process, requirement,
 };
 
 const BRIDGE: &str = "br0";
@@ -38,32 +41,6 @@ const ORDINARY_MTU: u32 = 1_500;
 const PREFIX_LENGTHS: (u8, u8) = (24, 64);
 /// Prefix lengths of a node's pod network, IPv4 and IPv6.
 pub(crate) const POD_PREFIX_LENGTHS: (u8, u8) = (24, 64);
-
-/// The kind of the interface with a machine's address, which is always called eth0.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Uplink {
-    /// The card itself.
-    Card,
-    /// A VLAN of `card0`, on nodes and on clients.
-    Vlan(u16),
-    /// A bridge with the port `card0` and a MAC of its own, on nodes.
-    Bridge,
-    /// An active-backup bond with the one card `card0`, on nodes.
-    Bond,
-}
-
-impl Uplink {
-    /// Returns the card's name.
-    pub fn card(self) -> &'static str {
-        if self == Self::Card { "eth0" } else { "card0" }
-    }
-
-    /// Returns a client's kind. Clients have the nodes' VLAN, but no bonds or bridges, which are
-    /// invisible from outside.
-    fn of_client(self) -> Self {
-        if let Self::Vlan(_) = self { self } else { Self::Card }
-    }
-}
 
 /// The options of a LAN.
 #[derive(Clone, Copy, Debug)]
@@ -454,98 +431,4 @@ impl Client {
     pub fn namespace(&self) -> &Namespace {
         &self.namespace
     }
-}
-
-/// Connects a namespace's eth0, with these addresses, to the switch's port of this name. Returns
-/// eth0's MAC.
-pub(crate) fn plug_in(
-    namespace: &Namespace,
-    (address, address_v6): (Ipv4Addr, Ipv6Addr),
-    switch: &Namespace,
-    port: &str,
-    (uplink, mtu): (Uplink, u32),
-) -> Result<MacAddr> {
-    let [a, b, c, d] = address.octets();
-    let mac = MacAddr(0x02, 0, a, b, c, d);
-    // For interfaces that are not made yet: link-local addresses are usable at once, and no router
-    // is solicited.
-    namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
-    namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
-    let card = uplink.card();
-    let card_mac = if uplink == Uplink::Bridge { MacAddr(0x02, 1, a, b, c, d) } else { mac };
-    namespace.links(|links| links.add_veth(End { name: card, mac: Some(card_mac) }, End::named(port), switch))?;
-    if let Uplink::Vlan(_) = uplink {
-        // A veth would carry the tag beside the frame, where XDP does not see it.
-        namespace.run(|| offload::disable(card, Offload::TxVlan))?;
-        switch.run(|| offload::disable(port, Offload::TxVlan))?;
-    }
-    namespace.links(|links| {
-        match uplink {
-            Uplink::Card => {}
-            Uplink::Vlan(id) => links.add_vlan("eth0", card, id)?,
-            Uplink::Bridge => {
-                links.add_bridge("eth0")?;
-                links.set_mac("eth0", mac)?;
-                links.add_port("eth0", card)?;
-            }
-            Uplink::Bond => {
-                links.add_bond("eth0")?;
-                // A bond takes no card that is up.
-                links.set_down(card)?;
-                links.add_port("eth0", card)?;
-            }
-        }
-        links.set_mtu(card, mtu)?;
-        links.set_mtu("eth0", mtu)?;
-        links.set_up("eth0")?;
-        links.add_address("eth0", address, PREFIX_LENGTHS.0)?;
-        links.add_address("eth0", address_v6, PREFIX_LENGTHS.1)
-    })?;
-    switch.links(|links: &Links| {
-        links.set_mtu(port, mtu)?;
-        links.add_port(BRIDGE, port)
-    })?;
-    Ok(mac)
-}
-
-/// Connects a namespace's card, with these addresses, to the port of this name of a switch's
-/// bridge. Returns its MAC.
-fn plug_in_card(
-    (namespace, card): (&Namespace, &str),
-    (address, address_v6): (Ipv4Addr, Ipv6Addr),
-    (switch, bridge, port): (&Namespace, &str, &str),
-    mtu: u32,
-) -> Result<MacAddr> {
-    let [a, b, c, d] = address.octets();
-    let mac = MacAddr(0x02, 0, a, b, c, d);
-    namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
-    namespace.links(|links| {
-        links.add_veth(End { name: card, mac: Some(mac) }, End::named(port), switch)?;
-        links.set_mtu(card, mtu)?;
-        links.add_address(card, address, PREFIX_LENGTHS.0)?;
-        links.add_address(card, address_v6, PREFIX_LENGTHS.1)
-    })?;
-    switch.links(|links| {
-        links.set_mtu(port, mtu)?;
-        links.add_port(bridge, port)
-    })?;
-    Ok(mac)
-}
-
-/// Returns the passing program's name. Frames in several buffers need Linux 5.18, so only long
-/// frames use them.
-fn pass(mtu: u32) -> &'static str {
-    if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" }
-}
-
-fn load_pass(mtu: u32) -> Result<Ebpf> {
-    let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
-    program::xdp_mut(&mut ebpf, pass(mtu))?.load().context("cannot load the passing program")?;
-    Ok(ebpf)
-}
-
-/// A veth drops a frame that native XDP sends back, unless its peer has an XDP program.
-fn attach_pass(ebpf: &mut Ebpf, port: &str, mtu: u32) -> Result<()> {
-    let attached = program::xdp_mut(ebpf, pass(mtu))?.attach(port, XdpMode::Driver);
-    attached.map(drop).with_context(|| format!("cannot attach the passing program to the switch's port {port}"))
 }

@@ -1,0 +1,137 @@
+//! Connects machines to the switch by cards and by the interfaces on top of them.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use anyhow::{Context as _, Result};
+use aya::{Ebpf, EbpfLoader, programs::XdpMode};
+use pnet::util::MacAddr;
+
+use super::{BRIDGE, ORDINARY_MTU, PREFIX_LENGTHS};
+use crate::{
+    links::{End, Links},
+    netns::Namespace,
+    offload::{self, Offload},
+    program::{self, TESTING_OBJECT},
+};
+
+/// The kind of the interface with a machine's address, which is always called eth0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Uplink {
+    /// The card itself.
+    Card,
+    /// A VLAN of `card0`, on nodes and on clients.
+    Vlan(u16),
+    /// A bridge with the port `card0` and a MAC of its own, on nodes.
+    Bridge,
+    /// An active-backup bond with the one card `card0`, on nodes.
+    Bond,
+}
+
+impl Uplink {
+    /// Returns the card's name.
+    pub fn card(self) -> &'static str {
+        if self == Self::Card { "eth0" } else { "card0" }
+    }
+
+    /// Returns a client's kind. Clients have the nodes' VLAN, but no bonds or bridges, which are
+    /// invisible from outside.
+    pub(super) fn of_client(self) -> Self {
+        if let Self::Vlan(_) = self { self } else { Self::Card }
+    }
+}
+
+/// Connects a namespace's eth0, with these addresses, to the switch's port of this name. Returns
+/// eth0's MAC.
+pub(crate) fn plug_in(
+    namespace: &Namespace,
+    (address, address_v6): (Ipv4Addr, Ipv6Addr),
+    switch: &Namespace,
+    port: &str,
+    (uplink, mtu): (Uplink, u32),
+) -> Result<MacAddr> {
+    let [a, b, c, d] = address.octets();
+    let mac = MacAddr(0x02, 0, a, b, c, d);
+    // For interfaces that are not made yet: link-local addresses are usable at once, and no router
+    // is solicited.
+    namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+    namespace.sysctl("net/ipv6/conf/default/accept_ra", "0")?;
+    let card = uplink.card();
+    let card_mac = if uplink == Uplink::Bridge { MacAddr(0x02, 1, a, b, c, d) } else { mac };
+    namespace.links(|links| links.add_veth(End { name: card, mac: Some(card_mac) }, End::named(port), switch))?;
+    if let Uplink::Vlan(_) = uplink {
+        // A veth would carry the tag beside the frame, where XDP does not see it.
+        namespace.run(|| offload::disable(card, Offload::TxVlan))?;
+        switch.run(|| offload::disable(port, Offload::TxVlan))?;
+    }
+    namespace.links(|links| {
+        match uplink {
+            Uplink::Card => {}
+            Uplink::Vlan(id) => links.add_vlan("eth0", card, id)?,
+            Uplink::Bridge => {
+                links.add_bridge("eth0")?;
+                links.set_mac("eth0", mac)?;
+                links.add_port("eth0", card)?;
+            }
+            Uplink::Bond => {
+                links.add_bond("eth0")?;
+                // A bond takes no card that is up.
+                links.set_down(card)?;
+                links.add_port("eth0", card)?;
+            }
+        }
+        links.set_mtu(card, mtu)?;
+        links.set_mtu("eth0", mtu)?;
+        links.set_up("eth0")?;
+        links.add_address("eth0", address, PREFIX_LENGTHS.0)?;
+        links.add_address("eth0", address_v6, PREFIX_LENGTHS.1)
+    })?;
+    switch.links(|links: &Links| {
+        links.set_mtu(port, mtu)?;
+        links.add_port(BRIDGE, port)
+    })?;
+    Ok(mac)
+}
+
+/// Connects a namespace's card, with these addresses, to the port of this name of a switch's
+/// bridge. Returns its MAC.
+pub(super) fn plug_in_card(
+    (namespace, card): (&Namespace, &str),
+    (address, address_v6): (Ipv4Addr, Ipv6Addr),
+    (switch, bridge, port): (&Namespace, &str, &str),
+    mtu: u32,
+) -> Result<MacAddr> {
+    let [a, b, c, d] = address.octets();
+    let mac = MacAddr(0x02, 0, a, b, c, d);
+    namespace.sysctl("net/ipv6/conf/default/accept_dad", "0")?;
+    namespace.links(|links| {
+        links.add_veth(End { name: card, mac: Some(mac) }, End::named(port), switch)?;
+        links.set_mtu(card, mtu)?;
+        links.add_address(card, address, PREFIX_LENGTHS.0)?;
+        links.add_address(card, address_v6, PREFIX_LENGTHS.1)
+    })?;
+    switch.links(|links| {
+        links.set_mtu(port, mtu)?;
+        links.add_port(bridge, port)
+    })?;
+    Ok(mac)
+}
+
+/// Returns the passing program's name. Frames in several buffers need Linux 5.18, so only long
+/// frames use them.
+fn pass(mtu: u32) -> &'static str {
+    if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" }
+}
+
+/// Loads the passing program.
+pub(super) fn load_pass(mtu: u32) -> Result<Ebpf> {
+    let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
+    program::xdp_mut(&mut ebpf, pass(mtu))?.load().context("cannot load the passing program")?;
+    Ok(ebpf)
+}
+
+/// Attaches the passing program to a port of the switch. A veth drops a frame that native XDP sends
+/// back, unless its peer has an XDP program.
+pub(super) fn attach_pass(ebpf: &mut Ebpf, port: &str, mtu: u32) -> Result<()> {
+    let attached = program::xdp_mut(ebpf, pass(mtu))?.attach(port, XdpMode::Driver);
+    attached.map(drop).with_context(|| format!("cannot attach the passing program to the switch's port {port}"))
+}
