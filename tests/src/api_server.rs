@@ -139,6 +139,17 @@ impl ApiServer {
         self.launch.machine.namespace.run(|| self.runtime.block_on(work))
     }
 
+    /// Returns the current position in the audit log.
+    pub fn mark(&self) -> Result<Mark> {
+        self.launch.mark()
+    }
+
+    /// Returns all requests that were answered after a position in the audit log;
+    /// `Mark::default()` is the beginning.
+    pub fn requests(&self, after: Mark) -> Result<Vec<Request>> {
+        self.launch.requests(after)
+    }
+
     fn await_ready(&mut self) -> Result<()> {
         let ready = wait::until("the API server's readiness", START, || {
             ensure!(self.server.poll()?.is_none(), "it has ended");

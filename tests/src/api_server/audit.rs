@@ -5,7 +5,7 @@ use std::fs;
 use anyhow::{Context as _, Result};
 use serde::Deserialize;
 
-use super::ApiServer;
+use super::launch::Launch;
 
 pub(super) const POLICY_FILE: &str = "audit-policy.yaml";
 pub(super) const LOG_FILE: &str = "audit.log";
@@ -54,21 +54,18 @@ impl Request {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Mark(usize);
 
-impl ApiServer {
-    /// Returns the current position.
-    pub fn mark(&self) -> Result<Mark> {
+impl Launch {
+    pub(super) fn mark(&self) -> Result<Mark> {
         Ok(Mark(complete(&self.log()?).len()))
     }
 
-    /// Returns all requests that were answered after a position; `Mark::default()` is the
-    /// beginning.
-    pub fn requests(&self, after: Mark) -> Result<Vec<Request>> {
+    pub(super) fn requests(&self, after: Mark) -> Result<Vec<Request>> {
         let log = self.log()?;
         parse(complete(&log).get(after.0..).unwrap_or_default())
     }
 
     fn log(&self) -> Result<String> {
-        let path = self.launch.path(LOG_FILE);
+        let path = self.path(LOG_FILE);
         fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
     }
 }
