@@ -363,7 +363,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readiness_is_told_from_words_that_hold_it() {
+    fn only_the_word_ready_means_readiness() {
         assert!(is_ready(r#"{"level":"INFO","fields":{"message":"ready"}}"#));
         assert!(is_ready("INFO vipmux: ready vips=1"));
         assert!(!is_ready("the program is already attached"));

@@ -170,7 +170,7 @@ impl ApiServer {
         let request = http::Request::get("/readyz").body(Vec::new())?;
         let answer = self.block_on(async { Ok(client.request_text(request).await?) })?;
         ensure!(answer == "ok", "{answer}");
-        // It makes this one beside, and objects are put there.
+        // The default namespace is made a little later, and tests put objects there.
         let request = http::Request::get("/api/v1/namespaces/default").body(Vec::new())?;
         self.block_on(async { Ok(client.request_text(request).await?) }).context("no namespace yet")?;
         self.client = Some(client);

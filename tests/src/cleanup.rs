@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_tells_its_owner() {
+    fn a_name_has_the_process_id_of_its_owner() {
         assert_eq!(owner(&name("switch")), Some(process::id()));
         assert_eq!(owner("vipmux"), None);
         assert_eq!(owner("vipmux-x-1"), None);

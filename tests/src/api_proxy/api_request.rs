@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_told_by_its_path() {
+    fn a_request_is_parsed_from_its_method_and_path() {
         let leases = "/apis/coordination.k8s.io/v1/namespaces/vipmux-system/leases";
         for (method, uri, expected) in [
             (Method::GET, "/api/v1/services?watch=true&resourceVersion=7", ("watch", "services", "", "", true)),

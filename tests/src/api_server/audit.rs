@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn subresources_and_what_is_no_resource_are_told() {
+    fn subresources_are_named_and_other_paths_have_no_resource() {
         let object = "\"objectRef\":{\"resource\":\"services\",\"subresource\":\"status\",\"namespace\":\"shop\",\
                       \"name\":\"web\"},";
         let log = line("ResponseComplete", "patch", object, 409) + &line("ResponseComplete", "get", "", 200);

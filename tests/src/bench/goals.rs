@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_meets_no_goal() {
+    fn a_value_that_is_no_number_meets_no_goal() {
         assert!(!Goal::at_most("nothing was measured".to_owned(), f64::NAN, 1.0).met);
         assert!(!Goal::at_least("nothing was measured".to_owned(), f64::NAN, 1.0).met);
     }

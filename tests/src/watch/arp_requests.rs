@@ -147,14 +147,14 @@ mod tests {
     }
 
     #[test]
-    fn who_answers_after_another_is_told() {
+    fn a_change_of_the_answering_node_is_seen() {
         let moved = requests(&[&[ONE], &[ONE], &[], &[TWO], &[TWO]]);
         assert_eq!((moved.lost(), moved.answered_twice(), moved.leaders()), (1, 0, vec![ONE, TWO]));
         assert_eq!(requests(&[&[ONE], &[TWO], &[ONE]]).leaders(), [ONE, TWO, ONE]);
     }
 
     #[test]
-    fn a_request_that_two_answer_is_told_and_one_that_is_answered_again_by_the_same_is_not() {
+    fn answers_of_two_nodes_are_counted_and_repeated_answers_of_one_are_not() {
         assert_eq!(requests(&[&[ONE, TWO], &[ONE]]).answered_twice(), 1);
         assert_eq!(requests(&[&[ONE, ONE]]).answered_twice(), 0);
         assert_eq!(requests(&[&[ONE], &[TWO, ONE], &[TWO]]).leaders(), [ONE, TWO]);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_tells_what_it_answers() {
+    fn a_reply_names_its_request() {
         assert_eq!(number(b"service=a/b pod=c client=192.0.2.1:1 said=17"), Some(17));
         assert_eq!(number(b"said=hello"), None);
         assert_eq!(number(b""), None);

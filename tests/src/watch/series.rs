@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_answered_again_is_away_until_the_end() {
+    fn a_vip_that_never_answers_again_is_away_until_the_end() {
         let gone = series(&[true, true, false, false, false]);
         assert_eq!((gone.lost(), gone.outage()), (3, PAUSE * 2));
         let silent = series(&[false, false, false]);

@@ -124,7 +124,7 @@ fn intrude(api: &ApiServer, name: &str, address: &str) -> Result<()> {
 }
 
 #[test]
-fn services_get_addresses_and_are_told_why_or_why_not() -> Result<()> {
+fn services_get_addresses_and_conditions_say_why_or_why_not() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
     let _allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
     api.apply_all(&[service("alone", 80, &[])])?;
@@ -248,7 +248,7 @@ fn a_gossip_key_is_made_once() -> Result<()> {
 }
 
 #[test]
-fn another_controller_is_told_and_not_overwritten_unless_that_is_asked_for() -> Result<()> {
+fn another_controller_is_reported_and_not_overwritten_unless_configured() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
     api.apply_all(&[service("theirs", 80, &[]), service("pooled", 80, &[])])?;
     intrude(&api, "theirs", "198.51.100.1")?;
@@ -282,7 +282,7 @@ fn another_controller_is_told_and_not_overwritten_unless_that_is_asked_for() -> 
 }
 
 #[test]
-fn what_was_written_is_taken_back_when_a_service_leaves() -> Result<()> {
+fn written_statuses_are_removed_when_a_service_leaves() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
     let mut allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
     for name in ["one", "two"] {

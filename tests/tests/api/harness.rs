@@ -43,7 +43,7 @@ fn objects_outlive_the_api_server() -> Result<()> {
 }
 
 #[test]
-fn a_service_account_has_the_rights_of_its_roles_and_its_requests_are_told_by_its_name() -> Result<()> {
+fn a_service_account_has_the_rights_of_its_roles_and_its_requests_have_its_name() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
     let list = Right { group: "", resource: "configmaps", verb: "list", scope: RightScope::Namespace, name: None };
@@ -72,7 +72,7 @@ fn a_service_account_has_the_rights_of_its_roles_and_its_requests_are_told_by_it
 }
 
 #[test]
-fn writes_are_told_from_reads() -> Result<()> {
+fn writes_are_distinguished_from_reads() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     let writes = |after| -> Result<Vec<String>> {
         let requests = api.requests(after)?.into_iter().filter(|request| request.user == ADMIN && request.is_write());

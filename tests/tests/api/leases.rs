@@ -191,7 +191,7 @@ fn of_many_who_swap_at_once_one_wins_each_epoch_whatever_the_connection_does() -
 }
 
 #[test]
-fn a_write_whose_answer_is_lost_is_told_as_unavailable_and_reading_tells_the_truth() -> Result<()> {
+fn a_write_whose_answer_is_lost_is_unavailable_and_a_read_shows_the_truth() -> Result<()> {
     let Some(fixture) = fixture(1)? else { return Ok(()) };
     let store = fixture.store()?;
     let lose_one = |fault| fixture.proxy.set_rules([Rule::new(fault).of_writes().on("leases").times(1)]);
@@ -202,10 +202,7 @@ fn a_write_whose_answer_is_lost_is_told_as_unavailable_and_reading_tells_the_tru
     assert_eq!((made.holder, made.epoch), (node("node-1"), 1));
 
     lose_one(Fault::LoseAnswer);
-    ensure!(
-        is_unavailable(&fixture.swap(&store, Some(&made.version), 2)?),
-        "it got the response that was lost"
-    );
+    ensure!(is_unavailable(&fixture.swap(&store, Some(&made.version), 2)?), "it got the response that was lost");
     let second = fixture.read(&store)?.context("it is there")?;
     assert_eq!(second.epoch, 2);
     assert_ne!(second.version, made.version);
@@ -276,7 +273,7 @@ fn a_namespace_that_is_not_there_is_no_conflict() -> Result<()> {
 }
 
 #[test]
-fn what_is_no_lease_is_told_and_disturbs_no_other() -> Result<()> {
+fn a_malformed_lease_is_reported_and_disturbs_no_other() -> Result<()> {
     const OTHER: Vip = Vip::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 11)));
     let Some(fixture) = fixture(4)? else { return Ok(()) };
     let store = fixture.store()?;
@@ -313,7 +310,7 @@ fn what_is_no_lease_is_told_and_disturbs_no_other() -> Result<()> {
 
 /// The API server refuses clients for a while when it is overloaded.
 #[test]
-fn what_an_api_server_refuses_for_now_is_told_at_once() -> Result<()> {
+fn temporary_refusals_of_the_api_server_are_reported_at_once() -> Result<()> {
     let Some(fixture) = fixture(5)? else { return Ok(()) };
     let store = fixture.store()?;
     let version = fixture.first(&store)?;

@@ -26,7 +26,7 @@ fn check(lan: &Lan, account: &ServiceAccount, name: &str) -> Result<impl Fn(&str
 }
 
 #[test]
-fn what_a_cluster_lacks_is_told_until_it_is_there() -> Result<()> {
+fn missing_objects_and_rights_are_reported_until_they_are_there() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;

@@ -45,7 +45,7 @@ fn web(cluster: &Cluster) -> Result<Service> {
 }
 
 #[test]
-fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<()> {
+fn addresses_of_another_controller_are_served_with_the_clients_address() -> Result<()> {
     let Some(mut cluster) = cluster()? else { return Ok(()) };
     let options = cluster.agent_options();
     cluster.start_agents(&options)?;
@@ -70,7 +70,7 @@ fn what_another_controller_gave_is_served_with_the_clients_address() -> Result<(
 }
 
 #[test]
-fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
+fn a_removed_address_is_no_longer_answered_for() -> Result<()> {
     let Some(mut cluster) = cluster()? else { return Ok(()) };
     let options = cluster.agent_options();
     cluster.start_agents(&options)?;
@@ -90,19 +90,19 @@ fn what_is_taken_back_is_no_longer_answered_for() -> Result<()> {
 
 /// Users look at their Service, not at a node's log.
 #[test]
-fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<()> {
+fn owners_of_services_get_an_event_about_a_foreign_speaker() -> Result<()> {
     let Some(mut cluster) = cluster()? else { return Ok(()) };
     let options = cluster.agent_options();
     cluster.start_agents(&options)?;
     cluster.manifests.write_service(&web(&cluster)?)?;
     cluster.api()?.give("shop/web", &[VIP.into()])?;
-    let stranger = cluster.lan.client()?;
+    let foreign = cluster.lan.client()?;
     let mut leaders = BTreeSet::new();
     let event = wait::until("an Event about the foreign speaker", PATIENCE, || {
         // An Event that the API server rejects is not repeated. Every leader reports the foreign
         // speakers that it hears.
         leaders.insert(cluster.await_leader(VIP)?.name.clone());
-        arp::announce(stranger.namespace(), VIP)?;
+        arp::announce(foreign.namespace(), VIP)?;
         thread::sleep(PAUSE);
         let events = cluster.api()?.kubectl(&["get", "events", "--namespace", "shop", "--output", "json"])?;
         let events: Value = serde_json::from_str(&events)?;
@@ -115,7 +115,7 @@ fn owners_of_services_are_told_of_a_stranger_that_has_their_address() -> Result<
     let teller = event["reportingInstance"].as_str().unwrap_or_default();
     assert!(leaders.contains(teller), "{teller} is none of {leaders:?}");
     let message = event["message"].as_str().unwrap_or_default();
-    assert!(message.contains(&format!("the address {VIP} is also used by {}", stranger.mac)), "{message}");
+    assert!(message.contains(&format!("the address {VIP} is also used by {}", foreign.mac)), "{message}");
     // The Event is found by the Service's uid.
     let described = cluster.api()?.kubectl(&["describe", "service", "web", "--namespace", "shop"])?;
     assert!(described.contains("AddressInUse"), "{described}");
@@ -168,7 +168,7 @@ fn an_outage_of_the_api_server_changes_nothing_and_what_changed_meanwhile_is_see
 }
 
 #[test]
-fn an_agent_that_lacks_something_is_told_what() -> Result<()> {
+fn an_agent_that_lacks_an_option_names_it() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
     let Some(api) = ApiServer::on(&lan)? else { return Ok(()) };
     let (state, pins) = (Folder::temporary("state")?, Folder::of_pins("lacking"));

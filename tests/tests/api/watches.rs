@@ -170,7 +170,7 @@ fn an_api_server_that_is_silent_for_long_is_asked_again_until_it_answers() -> Re
 /// The resource version of the watch is gone, and deletions in between are lost. So everything is
 /// listed again.
 #[test]
-fn a_watch_that_is_refused_as_too_old_lists_anew_and_what_went_meanwhile_goes() -> Result<()> {
+fn a_watch_that_is_refused_as_too_old_lists_again_and_sees_deletions() -> Result<()> {
     for fault in [Fault::Answer(410), Fault::Expire] {
         let Some(mut follower) = Follower::new(None)? else { return Ok(()) };
         follower.proxy.set_rules([Rule::new(fault).of(&["watch"]).of_resumed_watches().on("services")]);
@@ -189,7 +189,7 @@ fn a_watch_that_is_refused_as_too_old_lists_anew_and_what_went_meanwhile_goes() 
 /// etcd has compacted the watches' revisions, and the API server's own cache is gone with its
 /// process.
 #[test]
-fn what_went_while_nobody_heard_and_etcd_forgot_goes() -> Result<()> {
+fn deletions_that_etcd_has_compacted_are_seen() -> Result<()> {
     let Some(mut follower) = Follower::new(None)? else { return Ok(()) };
     follower.proxy.set_rules([Rule::new(Fault::Lose)]);
     follower.proxy.cut();

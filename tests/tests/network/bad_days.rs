@@ -136,7 +136,7 @@ fn a_second_agent_of_the_same_name_with_the_same_state_is_refused() -> Result<()
 
 /// As when a machine was cloned or the node name is wrong: key and Leases are the cluster's.
 #[test]
-fn a_second_agent_of_the_same_name_on_another_machine_is_told_and_disturbs_nobody() -> Result<()> {
+fn a_second_agent_of_the_same_name_on_another_machine_is_reported_and_disturbs_nobody() -> Result<()> {
     // The last client is the machine.
     let Some(mut failover) = ObservedFailover::for_test(Options { clients: LAN.clients + 1, ..LAN })? else {
         return Ok(());

@@ -95,7 +95,7 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
 }
 
 #[test]
-fn what_somebody_does_to_the_maps_shows_in_the_diff() -> Result<()> {
+fn drift_of_each_map_shows_in_the_diff() -> Result<()> {
     let Some((cluster, leader)) = served("0")? else { return Ok(()) };
     let (agent, node) = on(&cluster, &leader)?;
     await_no_difference(&cluster, &leader)?;
@@ -109,7 +109,7 @@ fn what_somebody_does_to_the_maps_shows_in_the_diff() -> Result<()> {
 }
 
 #[test]
-fn what_somebody_does_to_the_maps_is_put_right() -> Result<()> {
+fn drift_of_each_map_is_repaired() -> Result<()> {
     let Some((cluster, leader)) = served("1s")? else { return Ok(()) };
     let (agent, _) = on(&cluster, &leader)?;
     for map in ["VIPS", "SERVICES", "SERVICE_STATES", "TABLES", "BACKENDS", "NODES", "PEERS", "INTERFACES", "CONFIG"] {
@@ -171,7 +171,7 @@ fn checks_disturb_no_traffic_and_repair_nothing_that_is_right() -> Result<()> {
 }
 
 #[test]
-fn who_asks_an_agent_that_is_not_there_is_told_what_to_do() -> Result<()> {
+fn inspect_diff_without_an_agent_says_what_to_do() -> Result<()> {
     let Some((mut cluster, leader)) = served("0")? else { return Ok(()) };
     cluster.agent_mut(&leader)?.process_mut().kill()?;
     let (agent, node) = on(&cluster, &leader)?;

@@ -54,7 +54,7 @@ enum Way {
 /// The last packets of a connection may come late or twice, after the pod itself has answered the
 /// client.
 #[test]
-fn what_comes_late_through_the_vip_does_not_disturb_the_connection_to_the_pod() -> Result<()> {
+fn late_segments_through_the_vip_do_not_disturb_the_connection_to_the_pod() -> Result<()> {
     each_way(&[End::Closed, End::Reset], |cluster, node, vip, port, end| {
         let client = cluster.lan.client()?;
         for flags in [ACK, FIN | ACK, RST | ACK] {

@@ -164,7 +164,7 @@ fn a_drained_node_whose_agent_is_started_again_takes_part_again() -> Result<()> 
 }
 
 #[test]
-fn what_no_other_node_can_take_stays_and_goes_as_soon_as_one_can() -> Result<()> {
+fn vips_that_no_other_node_can_take_stay_and_go_as_soon_as_one_can() -> Result<()> {
     let Some(mut cluster) = led()? else { return Ok(()) };
     let first = cluster.await_leader(VIP)?.name.clone();
     let [second, third] = others(&cluster, &first)?.map(str::to_owned);
@@ -203,7 +203,7 @@ fn the_last_node_that_does_not_drain_hands_nothing_to_those_that_do() -> Result<
 }
 
 #[test]
-fn who_drains_a_node_without_an_agent_is_told_what_to_do() -> Result<()> {
+fn drain_without_an_agent_says_what_to_do() -> Result<()> {
     let Some(mut cluster) = led()? else { return Ok(()) };
     let first = cluster.await_leader(VIP)?.name.clone();
     cluster.agent_mut(&first)?.process_mut().kill()?;

@@ -28,11 +28,11 @@ const LONG: Duration = Duration::from_mins(1);
 const BESIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 3, 200);
 
 #[test]
-fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()> {
+fn a_foreign_speaker_that_has_the_address_is_reported_and_announced_against() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?;
-    let stranger = cluster.lan.client()?;
-    let capture = arp::Capture::start(stranger.namespace())?;
+    let foreign = cluster.lan.client()?;
+    let capture = arp::Capture::start(foreign.namespace())?;
     let announced = || {
         let seen = capture.frames().into_iter();
         seen.filter(|seen| seen.announces(VIP) && seen.sender_mac == leader.mac).map(|seen| seen.at).max()
@@ -43,9 +43,9 @@ fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()>
         ensure!(quiet, "{} may go on", leader.name);
         Ok(())
     })?;
-    let mac = stranger.namespace().links(|links| links.mac("eth0"))?;
+    let mac = foreign.namespace().links(|links| links.mac("eth0"))?;
     let begin = Instant::now();
-    arp::announce(stranger.namespace(), VIP)?;
+    arp::announce(foreign.namespace(), VIP)?;
     wait::until("the leader announces the address too", PATIENCE, || {
         ensure!(announced().is_some_and(|at| at > begin), "it does not");
         Ok(())
@@ -66,7 +66,7 @@ fn a_stranger_that_has_the_address_is_told_and_announced_against() -> Result<()>
 
 /// The second client plays a printer with a fixed address.
 #[test]
-fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() -> Result<()> {
+fn an_address_that_a_foreign_speaker_has_is_not_used_before_it_is_free() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options { clients: 2, ..Options::default() })? else { return Ok(()) };
     let mac = cluster.lan.clients.last().context("no client")?.mac;
     for client in cluster.lan.clients.iter().filter(|client| client.mac == mac) {
@@ -92,7 +92,7 @@ fn an_address_that_a_stranger_has_is_not_put_into_service_before_it_is_free() ->
 
 /// It announces the address with another MAC than the one that reaches it.
 #[test]
-fn a_node_that_announces_by_its_second_card_is_no_stranger() -> Result<()> {
+fn a_node_that_announces_by_its_second_card_is_no_foreign_speaker() -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
     let cards = lan.add_cards()?;
     let mut cluster = Cluster::new(lan, Manifests::empty()?)?;

@@ -70,7 +70,7 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
 }
 
 #[test]
-fn what_breaks_the_chain_is_found_on_a_live_agent() -> Result<()> {
+fn broken_steps_are_found_on_a_live_agent() -> Result<()> {
     let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
     let leader = cluster.await_leader(VIP)?.name.clone();
     cluster.manifests.write_service(&Service::sharing("shop/empty", 81, "TCP", 8080))?;

@@ -177,7 +177,7 @@ fn every_node_is_in_the_vips_solicited_node_group_while_its_agent_runs() -> Resu
 }
 
 #[test]
-fn a_vip_moves_with_its_leader_and_the_client_is_told() -> Result<()> {
+fn a_vip_moves_with_its_leader_and_the_client_learns_the_new_mac() -> Result<()> {
     let Some(cluster) = served(Options::default())? else { return Ok(()) };
     let client = cluster.lan.client()?;
     let request = Request::new(Kind::Http, VIP_V6, 80);

@@ -162,7 +162,7 @@ fn people_get_a_line_for_each_check() -> Result<()> {
 }
 
 #[test]
-fn a_strict_reverse_path_filter_is_told_and_fails_where_replies_leave_elsewhere() -> Result<()> {
+fn a_strict_reverse_path_filter_is_reported_and_fails_where_replies_leave_elsewhere() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     let namespace = setup.node().namespace();
     namespace.sysctl("net/ipv4/conf/all/rp_filter", "1")?;
@@ -219,7 +219,7 @@ fn rules_that_drop_what_is_forwarded_or_what_agents_say_are_named() -> Result<()
 }
 
 #[test]
-fn a_pin_path_without_a_bpffs_is_told() -> Result<()> {
+fn a_pin_path_without_a_bpffs_is_reported() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     let mut arguments = setup.arguments();
     *arguments.last_mut().context("no pin path")? = setup.state.path().into();
@@ -227,7 +227,7 @@ fn a_pin_path_without_a_bpffs_is_told() -> Result<()> {
 }
 
 #[test]
-fn what_others_have_of_vipmuxs_is_told() -> Result<()> {
+fn vips_on_interfaces_and_a_used_gossip_port_are_reported() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     let namespace = setup.node().namespace();
     setup.manifests.write_service(&Service::sharing("shop/web", 80, "TCP", 8080))?;
@@ -269,7 +269,7 @@ fn a_node_with_an_agent_passes_and_the_agent_is_not_disturbed() -> Result<()> {
 }
 
 #[test]
-fn an_api_server_that_does_not_answer_fails_and_the_rest_is_told() -> Result<()> {
+fn an_api_server_that_does_not_answer_fails_and_the_rest_is_reported() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     let kubeconfig = setup.state.path().join("kubeconfig");
     fs::write(
@@ -288,7 +288,7 @@ fn an_api_server_that_does_not_answer_fails_and_the_rest_is_told() -> Result<()>
 }
 
 #[test]
-fn without_rights_what_is_missing_is_told() -> Result<()> {
+fn missing_rights_are_reported() -> Result<()> {
     let Some(setup) = Setup::new()? else { return Ok(()) };
     // `nobody` may have no access to cargo's target folder.
     let folder = Folder::temporary("binary")?;

@@ -20,7 +20,7 @@ use crate::policies::{CONNECTIONS, VIPS, VOICE, WEB, await_web, endpoints, prepa
 const DATAGRAMS: usize = 3;
 
 #[test]
-fn what_a_nodes_rules_refuse_to_a_client_is_refused_in_the_vips_name() -> Result<()> {
+fn packets_that_a_nodes_rules_refuse_are_refused_in_the_vips_name() -> Result<()> {
     let Some(cluster) = prepared(Options { clients: 2, ..Options::HOSTILE }, &["node-1", "node-2"])? else {
         return Ok(());
     };

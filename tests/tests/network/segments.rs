@@ -38,7 +38,7 @@ fn a_client_on_one_segment_reaches_pods_on_the_other_in_generic_mode() -> Result
 
 /// Until then the other node leads it, which the client cannot reach.
 #[test]
-fn what_lies_on_a_segment_is_handed_to_the_node_there_that_comes_late() -> Result<()> {
+fn vips_on_a_segment_move_to_the_node_there_that_comes_late() -> Result<()> {
     reaches_both("generic", |cluster| {
         wait::until("the other node leads", PATIENCE, || {
             let view = cluster.agent("node-2")?.inspect_json(cluster.lan.node("node-2")?, &["vips"])?;

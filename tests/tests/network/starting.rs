@@ -91,7 +91,7 @@ fn an_agent_that_is_not_ready_yet_is_drained_and_says_that_there_is_nothing_to_c
 }
 
 #[test]
-fn a_damaged_gossip_key_is_told_and_nothing_is_put_into_the_kernel() -> Result<()> {
+fn a_damaged_gossip_key_is_reported_and_nothing_is_put_into_the_kernel() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let (manifests, state) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?);
     fs::write(state.path().join("gossip.key"), "no key\n")?;

@@ -231,7 +231,7 @@ fn replies_are_translated_by_a_filter_where_there_are_no_tcx_links() -> Result<(
 }
 
 #[test]
-fn what_others_have_on_a_clsact_qdisc_stays() -> Result<()> {
+fn filters_of_others_on_a_clsact_qdisc_stay() -> Result<()> {
     let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
     let [first, second] = ["node-1", "node-2"];
     cluster.lan.node(first)?.tc(&["qdisc", "add", "dev", "eth0", "clsact"])?;

@@ -9,7 +9,7 @@ use vipmux_tests::{
 use crate::{
     case::{Case, Counter, Verdict},
     fixture::{
-        CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, NEIGHBOR, PEER_MAC, SELF_MAC, STRANGER_MAC, TAGGED, VIP, VLAN,
+        CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, FOREIGN_MAC, NEIGHBOR, PEER_MAC, SELF_MAC, TAGGED, VIP, VLAN,
         boot_time, claimed, from_client, probed, vip_of,
     },
 };
@@ -48,7 +48,7 @@ fn answered() -> Vec<Case> {
         frame.resize(60, 0xa5);
         frame
     };
-    let through_proxy = Ethernet::new(STRANGER_MAC, SELF_MAC).arp(&request);
+    let through_proxy = Ethernet::new(FOREIGN_MAC, SELF_MAC).arp(&request);
     vec![
         Case::ingress("a broadcast request for a VIP that is led is answered", broadcast(CLIENT_MAC).arp(&request))
             .becomes(answer(&[], &reply), ANSWERED),
@@ -65,7 +65,7 @@ fn answered() -> Vec<Case> {
         )
         .becomes(answer(&[], &probe_reply), ANSWERED),
         Case::ingress("a reply goes to the frame's sender and names the packet's", through_proxy)
-            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, STRANGER_MAC).arp(&reply)), ANSWERED),
+            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, FOREIGN_MAC).arp(&reply)), ANSWERED),
         Case::ingress("a tagged request is answered with its tag", broadcast(CLIENT_MAC).tagged(VLAN).arp(&tagged))
             .becomes(answer(&[VLAN], &tagged_reply), ANSWERED),
         Case::ingress("a tag's priority is kept", broadcast(CLIENT_MAC).tagged(0xa000 | VLAN).arp(&tagged))
@@ -77,7 +77,7 @@ fn answered() -> Vec<Case> {
 
 fn left_to_others() -> Vec<Case> {
     let request = |target| Arp::request(CLIENT_MAC, NEIGHBOR, target);
-    let elsewhere = |arp: &Arp| Ethernet::new(CLIENT_MAC, STRANGER_MAC).arp(arp);
+    let elsewhere = |arp: &Arp| Ethernet::new(CLIENT_MAC, FOREIGN_MAC).arp(arp);
     vec![
         Case::ingress("a request for another address passes", broadcast(CLIENT_MAC).arp(&request(NEIGHBOR))),
         Case::ingress("a unicast request to another MAC passes", elsewhere(&request(VIP))),
@@ -208,26 +208,26 @@ fn announced() -> Vec<Case> {
 
 /// Foreign speakers and probes are noted for the agent.
 fn heard() -> Vec<Case> {
-    let by = |vip| broadcast(STRANGER_MAC).arp(&Arp::announcement(STRANGER_MAC, vip));
+    let by = |vip| broadcast(FOREIGN_MAC).arp(&Arp::announcement(FOREIGN_MAC, vip));
     let probe = |mac: Mac, vip| broadcast(mac).arp(&Arp::probe(mac, vip));
-    let reply = Arp::reply(STRANGER_MAC, FOLLOWED, SELF_MAC, std::net::Ipv4Addr::UNSPECIFIED);
+    let reply = Arp::reply(FOREIGN_MAC, FOLLOWED, SELF_MAC, std::net::Ipv4Addr::UNSPECIFIED);
     let foreign = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, FOREIGN);
     vec![
         foreign("a foreign speaker's announcement takes nothing, and is noted", by(VIP))
-            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+            .then(|state| claimed(state, VIP, FOREIGN_MAC)),
         foreign("so is one that was noted before, and its probe stays noted", by(VIP))
-            .given(|state| probed(state, VIP, STRANGER_MAC, NO_OPTION))
-            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+            .given(|state| probed(state, VIP, FOREIGN_MAC, NO_OPTION))
+            .then(|state| claimed(state, VIP, FOREIGN_MAC)),
         foreign(
             "a foreign speaker's answer to this node's probe is noted",
-            Ethernet::new(STRANGER_MAC, SELF_MAC).arp(&reply),
+            Ethernet::new(FOREIGN_MAC, SELF_MAC).arp(&reply),
         )
-        .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
+        .then(|state| claimed(state, FOLLOWED, FOREIGN_MAC)),
         foreign(
             "a foreign speaker's request from a tagged VIP is noted",
-            broadcast(STRANGER_MAC).tagged(VLAN).arp(&Arp::request(STRANGER_MAC, TAGGED, NEIGHBOR)),
+            broadcast(FOREIGN_MAC).tagged(VLAN).arp(&Arp::request(FOREIGN_MAC, TAGGED, NEIGHBOR)),
         )
-        .then(|state| claimed(state, TAGGED, STRANGER_MAC)),
+        .then(|state| claimed(state, TAGGED, FOREIGN_MAC)),
         Case::ingress("a foreign speaker where the VIP is not announced is ignored", by(ELSEWHERE)),
         Case::ingress("nor is one in another VLAN", by(TAGGED)),
         Case::ingress("this node's own probe, looped back, is not noted", probe(SELF_MAC, FOLLOWED))
@@ -235,10 +235,10 @@ fn heard() -> Vec<Case> {
         Case::ingress("a peer's probe is noted", probe(PEER_MAC, FOLLOWED))
             .dropped(DropReason::ArpNotLeading)
             .then(|state| probed(state, FOLLOWED, PEER_MAC, NO_OPTION)),
-        Case::ingress("a probe where the VIP is not announced is not noted", probe(STRANGER_MAC, ELSEWHERE)),
+        Case::ingress("a probe where the VIP is not announced is not noted", probe(FOREIGN_MAC, ELSEWHERE)),
         Case::ingress(
             "a reply in nobody's name is no probe",
-            broadcast(STRANGER_MAC).arp(&Arp { operation: 2, ..Arp::probe(STRANGER_MAC, VIP) }),
+            broadcast(FOREIGN_MAC).arp(&Arp { operation: 2, ..Arp::probe(FOREIGN_MAC, VIP) }),
         ),
     ]
 }

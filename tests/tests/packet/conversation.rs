@@ -49,8 +49,8 @@ pub(crate) fn with_a_local_backend() {
 
     request(&syn(HTTP));
     assert_eq!(flags(), FLOW_ISN, "the same ports again are a new connection");
-    let stranger = back.ipv4(&segment(LOCAL, SYN | ACK, 0x7777_7777));
-    sent(&program, Hook::Egress, &stranger, NEXT, &stranger);
+    let unrelated = back.ipv4(&segment(LOCAL, SYN | ACK, 0x7777_7777));
+    sent(&program, Hook::Egress, &unrelated, NEXT, &unrelated);
     let as_it_is = |packet: &Ipv4| sent(&program, Hook::Egress, &back.ipv4(packet), NEXT, &back.ipv4(packet));
     as_it_is(&segment(LOCAL, ACK, 6));
     for late in [ACK, FIN | ACK, RST] {

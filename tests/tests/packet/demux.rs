@@ -16,9 +16,9 @@ use crate::{
     family::{Family, v6},
     fixture::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_TCP, DNS_UDP, ELSEWHERE, EMPTY, Endpoint, FAR, FAR_MAC,
-        FOLLOWED_HTTP, HTTP, HTTPS, LOCAL, LOCAL_TOO, LOST, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE,
-        SELF_HANDOVER, SELF_MAC, SPREAD, STRANGER_MAC, SYSLOG, Service, TAGGED, TAGGED_HTTP, UNREACHABLE, VIP, VLAN,
-        from_client, vip_of,
+        FOLLOWED_HTTP, FOREIGN_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, LOST, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE,
+        SELF_HANDOVER, SELF_MAC, SPREAD, SYSLOG, Service, TAGGED, TAGGED_HTTP, UNREACHABLE, VIP, VLAN, from_client,
+        vip_of,
     },
 };
 
@@ -118,7 +118,7 @@ fn not_for_us() -> Vec<Case> {
     let mut service_tag = from_client().tagged(VLAN).ipv4(&syn(TAGGED_HTTP));
     service_tag[12..14].copy_from_slice(&[0x88, 0xa8]);
     vec![
-        Case::ingress("a frame for another MAC passes", to_mac(STRANGER_MAC)),
+        Case::ingress("a frame for another MAC passes", to_mac(FOREIGN_MAC)),
         Case::ingress("a broadcast frame with a packet to a VIP passes", to_mac(BROADCAST)),
         Case::ingress("a multicast frame with a packet to a VIP passes", to_mac([0x01, 0, 0x5e, 0, 0, 1])),
         Case::ingress("a packet for another address passes", neighbor(syn(HTTP))),

@@ -28,7 +28,7 @@ pub(crate) const FAR_MAC: Mac = [0x02, 0, 0, 0, 0, 0x03];
 /// The client, or the router in front of it.
 pub(crate) const CLIENT_MAC: Mac = [0x02, 0, 0, 0, 0, 0xc1];
 /// A machine that is neither node nor client.
-pub(crate) const STRANGER_MAC: Mac = [0x02, 0, 0, 0, 0, 0xee];
+pub(crate) const FOREIGN_MAC: Mac = [0x02, 0, 0, 0, 0, 0xee];
 
 /// The interface towards [`FAR_MAC`].
 pub(crate) const FAR_IFINDEX: u32 = 3;

@@ -35,9 +35,9 @@ fn spare(state: &mut State) {
 }
 
 fn delivered() -> Vec<Case> {
-    let stranger = Ethernet::new([0x0e, 0x76, 0x6d, 0xff, 0xff, 0xff], SELF_MAC);
-    let mut by_stranger = new_flow(HTTP, Stat::Local);
-    by_stranger.push(FROM_PEER);
+    let unknown = Ethernet::new([0x0e, 0x76, 0x6d, 0xff, 0xff, 0xff], SELF_MAC);
+    let mut by_unknown = new_flow(HTTP, Stat::Local);
+    by_unknown.push(FROM_PEER);
     vec![
         local("a handed-over flow keeps its local backend", HTTP, &segment(HTTP), LOCAL_TOO, true)
             .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
@@ -90,8 +90,8 @@ fn delivered() -> Vec<Case> {
                 HTTP.record(state, LOCAL, 0, 0);
                 HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             }),
-        Case::ingress("a hand-over MAC of a node that is not known yet", stranger.ipv4(&syn(HTTP)))
-            .becomes(Verdict::Passed(stranger.ipv4(&to(&syn(HTTP), LOCAL))), &by_stranger)
+        Case::ingress("a hand-over MAC of a node that is not known yet", unknown.ipv4(&syn(HTTP)))
+            .becomes(Verdict::Passed(unknown.ipv4(&to(&syn(HTTP), LOCAL))), &by_unknown)
             .then(|state| {
                 HTTP.record(state, LOCAL, 0, 0);
                 HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);

@@ -159,7 +159,7 @@ fn everything_that_is_counted_has_a_case() {
 }
 
 #[test]
-fn what_holds_for_ipv4_is_checked_for_ipv6() {
+fn each_table_of_ipv4_cases_is_checked_for_ipv6() {
     /// Tables with cases of only one family.
     const APART: [&str; 5] = ["arp", "icmp", "icmpv6", "ipv6", "ndp"];
     for (name, cases) in TABLES.iter().filter(|(name, _)| !APART.contains(name)) {
@@ -170,7 +170,7 @@ fn what_holds_for_ipv4_is_checked_for_ipv6() {
 }
 
 #[test]
-fn cases_are_told_apart_by_name() {
+fn names_of_cases_are_unique() {
     let mut names = BTreeSet::new();
     let mut new = |case: &Case| names.insert((case.hook as u8, case.family, case.name));
     let twice: Vec<&str> = ALL_CASES.iter().filter(|case| !new(case)).map(|case| case.name).collect();

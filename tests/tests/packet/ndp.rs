@@ -12,7 +12,7 @@ use crate::{
     case::{Case, Counter, Verdict},
     family::v6,
     fixture::{
-        CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, NEIGHBOR, PEER_MAC, SELF_MAC, STRANGER_MAC, TAGGED, VIP, VLAN,
+        CLIENT_MAC, ELSEWHERE, FAR_MAC, FOLLOWED, FOREIGN_MAC, NEIGHBOR, PEER_MAC, SELF_MAC, TAGGED, VIP, VLAN,
         boot_time, claimed, from_client, probed, vip_of,
     },
 };
@@ -89,7 +89,7 @@ fn answered() -> Vec<Case> {
             .becomes(Verdict::Transmitted(header.ipv6(&answer(vip))), ANSWERED)
     };
     let grown = to_group(CLIENT_MAC, TAGGED).tagged(VLAN).ipv6(&question(&Ndp::solicitation(v6(TAGGED))));
-    let through_proxy = Ethernet::new(STRANGER_MAC, SELF_MAC).ipv6(&unicast);
+    let through_proxy = Ethernet::new(FOREIGN_MAC, SELF_MAC).ipv6(&unicast);
     vec![
         plain("a solicitation for a VIP that is led is answered", group(&asked(VIP))),
         plain("a unicast solicitation is answered", from_client().ipv6(&unicast)),
@@ -104,7 +104,7 @@ fn answered() -> Vec<Case> {
         Case::ingress("detection that asks this node alone is only answered", from_client().ipv6(&probe(&bare)))
             .becomes(Verdict::Transmitted(to_all.ipv6(&advertisement(VIP, ALL_NODES, NA_OVERRIDE))), ANSWERED),
         Case::ingress("an answer goes to the frame's sender", through_proxy)
-            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, STRANGER_MAC).ipv6(&answer(VIP))), ANSWERED),
+            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, FOREIGN_MAC).ipv6(&answer(VIP))), ANSWERED),
         tagged("a tagged solicitation is answered with its tag", VLAN, TAGGED),
         tagged("a solicitation's tag keeps its priority", 0xa000 | VLAN, TAGGED),
         tagged("a solicitation's priority tag is no VLAN", 0xa000, VIP),
@@ -121,13 +121,13 @@ fn answered() -> Vec<Case> {
 }
 
 fn left_to_others() -> Vec<Case> {
-    let to_stranger = Ethernet::new(CLIENT_MAC, STRANGER_MAC).ipv6(&question(&asked(VIP)));
+    let to_another = Ethernet::new(CLIENT_MAC, FOREIGN_MAC).ipv6(&question(&asked(VIP)));
     let tagged = |target, tag| to_group(CLIENT_MAC, target).tagged(tag).ipv6(&question(&asked(target)));
     vec![
         asks("a solicitation for another address passes", NEIGHBOR),
         asks("a solicitation for a VIP announced elsewhere passes", ELSEWHERE),
         asks("an untagged solicitation for a tagged VIP passes", TAGGED),
-        Case::ingress("a solicitation to another MAC passes", to_stranger),
+        Case::ingress("a solicitation to another MAC passes", to_another),
         Case::ingress("a tagged solicitation for an untagged VIP passes", tagged(VIP, VLAN)),
         Case::ingress("a solicitation in another VLAN passes", tagged(TAGGED, VLAN + 1)),
         asks("a solicitation for a VIP led elsewhere is dropped", FOLLOWED).dropped(DropReason::NdpNotLeading),
@@ -244,8 +244,8 @@ fn announced() -> Vec<Case> {
 
 /// Foreign speakers and duplicate address detection are noted for the agent.
 fn heard() -> Vec<Case> {
-    let by = |vip| announces(STRANGER_MAC, &announcement(STRANGER_MAC, vip));
-    let from_vip = Ipv6::ndp(v6(VIP), solicited_node(v6(NEIGHBOR)), &Ndp::solicitation(v6(NEIGHBOR)).mac(STRANGER_MAC));
+    let by = |vip| announces(FOREIGN_MAC, &announcement(FOREIGN_MAC, vip));
+    let from_vip = Ipv6::ndp(v6(VIP), solicited_node(v6(NEIGHBOR)), &Ndp::solicitation(v6(NEIGHBOR)).mac(FOREIGN_MAC));
     let detects = |mac, vip| {
         let (nonce, data) = NONCE;
         to_group(mac, vip).ipv6(&probe(&Ndp::solicitation(v6(vip)).option(nonce, &data)))
@@ -253,14 +253,14 @@ fn heard() -> Vec<Case> {
     let foreign = |name, frame| Case::ingress(name, frame).becomes(Verdict::Untouched, FOREIGN);
     vec![
         foreign("a foreign speaker's advertisement takes nothing, and is noted", by(VIP))
-            .then(|state| claimed(state, VIP, STRANGER_MAC)),
+            .then(|state| claimed(state, VIP, FOREIGN_MAC)),
         foreign("a foreign speaker's answer to this node's detection is noted", by(FOLLOWED))
-            .then(|state| claimed(state, FOLLOWED, STRANGER_MAC)),
+            .then(|state| claimed(state, FOLLOWED, FOREIGN_MAC)),
         foreign(
             "a foreign speaker's solicitation from a VIP is noted",
-            to_group(STRANGER_MAC, NEIGHBOR).ipv6(&from_vip),
+            to_group(FOREIGN_MAC, NEIGHBOR).ipv6(&from_vip),
         )
-        .then(|state| claimed(state, VIP, STRANGER_MAC)),
+        .then(|state| claimed(state, VIP, FOREIGN_MAC)),
         Case::ingress("a foreign speaker's advertisement where the VIP is not announced is not noted", by(ELSEWHERE)),
         Case::ingress("this node's own detection, looped back, is not noted", detects(SELF_MAC, FOLLOWED))
             .dropped(DropReason::NdpNotLeading),

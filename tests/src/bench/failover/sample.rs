@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_is_told_in_one_line() {
+    fn a_run_is_shown_in_one_line() {
         let span = |outage, lost| Span { outage, lost };
         let sample = Sample {
             warm: span(301.4, 30),
