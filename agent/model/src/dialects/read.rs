@@ -44,25 +44,40 @@ pub fn request(annotations: &Annotations, field: Option<&str>) -> Result<Request
 }
 
 /// An annotation, and its value.
-type Said<T> = (&'static str, T);
+type Annotated<T> = (&'static str, T);
+
+/// The requests for a pool that the dialects found.
+#[derive(Default)]
+struct PoolRequests {
+    named: Vec<Annotated<String>>,
+    /// From [`Meaning::PoolIfTrue`] and [`Meaning::PoolInstead`].
+    if_true: Option<Annotated<String>>,
+    instead: Option<Annotated<String>>,
+    /// [`PoolChoice::FewestClaims`] is asked for, if no pool is named.
+    fewest_claims: bool,
+}
+
+impl PoolRequests {
+    fn choice(mut self) -> Result<PoolChoice, Refusal> {
+        self.named.extend(self.if_true.map(|pool| self.instead.unwrap_or(pool)));
+        let by_default = if self.fewest_claims { PoolChoice::FewestClaims } else { PoolChoice::Best };
+        Ok(agreed(self.named, |name| quoted(name))?.map_or(by_default, PoolChoice::Named))
+    }
+}
 
 /// The requests that the dialects found.
 #[derive(Default)]
 struct FoundRequests {
     field: Option<Vip>,
-    addresses: Vec<Said<BTreeSet<Vip>>>,
+    addresses: Vec<Annotated<BTreeSet<Vip>>>,
     /// Addresses from annotations for one family each.
-    halves: Vec<Said<Vip>>,
+    halves: Vec<Annotated<Vip>>,
     additional: BTreeSet<Vip>,
     address_names: BTreeSet<String>,
-    pools: Vec<Said<String>>,
-    pool_if_true: Option<Said<String>>,
-    pool_instead: Option<Said<String>>,
-    /// [`PoolChoice::FewestClaims`] is asked for, if no pool is named.
-    fewest_claims: bool,
-    keys: Vec<Said<SharingKey>>,
+    pool: PoolRequests,
+    keys: Vec<Annotated<SharingKey>>,
     alike: BTreeMap<&'static str, String>,
-    labels: Vec<Said<String>>,
+    labels: Vec<Annotated<String>>,
     /// The dialects with a request, and the one with a key.
     dialects: Vec<&'static Dialect>,
     keyed: Option<&'static Dialect>,
@@ -83,9 +98,7 @@ impl FoundRequests {
         if self.keyed.is_some_and(|dialect| dialect.limits.one_address_request) && !addresses.is_empty() {
             self.alike.insert("the static address", shown(&addresses));
         }
-        let by_default = if self.fewest_claims { PoolChoice::FewestClaims } else { PoolChoice::Best };
-        self.pools.extend(self.pool_if_true.map(|said| self.pool_instead.unwrap_or(said)));
-        let pool = agreed(self.pools, |name| quoted(name))?.map_or(by_default, PoolChoice::Named);
+        let pool = self.pool.choice()?;
         Ok(Request {
             dialects: self.dialects.iter().map(|dialect| dialect.name).collect(),
             addresses,
@@ -136,22 +149,22 @@ impl Dialect {
                 Meaning::Address(family) => found.halves.push((annotation, address_of(*family, annotation, text)?)),
                 Meaning::Additional => found.additional.extend(list(annotation, text)?),
                 Meaning::AddressName => drop(found.address_names.insert(named(annotation, text, "an address")?)),
-                Meaning::Pool => found.pools.push((annotation, pool(annotation, text)?)),
-                Meaning::PoolMode if text.trim().eq_ignore_ascii_case(AUTO) => found.fewest_claims = true,
+                Meaning::Pool => found.pool.named.push((annotation, pool(annotation, text)?)),
+                Meaning::PoolMode if text.trim().eq_ignore_ascii_case(AUTO) => found.pool.fewest_claims = true,
                 Meaning::PoolMode => {
                     let allowed = format!("{AUTO}, or {RESOURCE}");
-                    found.pools.push((annotation, resource(annotation, text, text, &allowed)?));
+                    found.pool.named.push((annotation, resource(annotation, text, text, &allowed)?));
                 }
                 Meaning::PoolPath => {
                     let name = text.rsplit('/').next().unwrap_or_default();
                     let allowed = format!("a path that ends in {RESOURCE}");
-                    found.pools.push((annotation, resource(annotation, text, name, &allowed)?));
+                    found.pool.named.push((annotation, resource(annotation, text, name, &allowed)?));
                 }
                 Meaning::PoolIfTrue(name) => {
-                    found.pool_if_true = boolean(annotation, text)?.then(|| (annotation, (*name).to_owned()));
+                    found.pool.if_true = boolean(annotation, text)?.then(|| (annotation, (*name).to_owned()));
                 }
                 Meaning::PoolInstead => {
-                    found.pool_instead = Some((annotation, resource(annotation, text, text, RESOURCE)?));
+                    found.pool.instead = Some((annotation, resource(annotation, text, text, RESOURCE)?));
                 }
                 Meaning::Label => found.labels.push((annotation, label(annotation, text)?)),
                 Meaning::EitherWithoutEffect(_) => drop(boolean(annotation, text)?),
@@ -200,8 +213,8 @@ impl Dialect {
             return Ok(Scope::Cluster);
         }
         let row = self.annotations.iter().find(|(_, meaning)| *meaning == Meaning::Namespaces);
-        let said = row.map_or(Ok(None), |(spellings, _)| spelling(annotations, spellings))?;
-        let Some((annotation, text)) = said else { return Ok(Scope::default()) };
+        let found = row.map_or(Ok(None), |(spellings, _)| spelling(annotations, spellings))?;
+        let Some((annotation, text)) = found else { return Ok(Scope::default()) };
         if text.trim() == "*" {
             return Ok(Scope::Cluster);
         }
@@ -307,9 +320,9 @@ fn any(values: &[&str], text: &str) -> bool {
 pub(crate) fn spelling<'a>(
     annotations: &'a Annotations,
     spellings: &[&'static str],
-) -> Result<Option<Said<&'a str>>, Refusal> {
+) -> Result<Option<Annotated<&'a str>>, Refusal> {
     let there = |name| Some((name, annotations.get(name)?.as_str())).filter(|(_, text)| !text.is_empty());
-    let present: Vec<Said<&str>> = spellings.iter().copied().filter_map(there).collect();
+    let present: Vec<Annotated<&str>> = spellings.iter().copied().filter_map(there).collect();
     let annotation = present.first().map(|(name, _)| *name);
     let text = agreed(present, |text| quoted(text))?;
     Ok(annotation.zip(text))
@@ -317,7 +330,10 @@ pub(crate) fn spelling<'a>(
 
 /// Returns the one value that all sources agree on. Keys of two dialects never agree, not even if
 /// they are equal.
-pub(crate) fn agreed<T: PartialEq>(sources: Vec<Said<T>>, shown: impl Fn(&T) -> String) -> Result<Option<T>, Refusal> {
+pub(crate) fn agreed<T: PartialEq>(
+    sources: Vec<Annotated<T>>,
+    shown: impl Fn(&T) -> String,
+) -> Result<Option<T>, Refusal> {
     let mut sources = sources.into_iter();
     let Some((first_source, first)) = sources.next() else { return Ok(None) };
     let Some((source, other)) = sources.find(|(_, other)| *other != first) else { return Ok(Some(first)) };
