@@ -10,7 +10,7 @@ use crate::{
     endpoints::{BackendKey, backend_key},
     entries::MapEntries,
     index_pool::IndexPool,
-    sources::{self, SourceSets},
+    sources::{self, SetId, SourceSets},
     step::Step,
 };
 use vipmux_model::{
@@ -78,8 +78,8 @@ impl MapMirror {
         }
     }
 
-    /// Returns the mirror of maps that another agent left behind. Whatever they hold, plans repair
-    /// it.
+    /// Returns the mirror of maps that another agent left behind. Plans repair them, whatever they
+    /// hold.
     pub(super) fn from_entries(capacities: Capacities, entries: MapEntries) -> Self {
         let start = Duration::ZERO;
         let mut mirror = Self::empty(capacities, entries.config);
@@ -179,9 +179,13 @@ impl MapMirror {
         self.newest_generation = self.newest_generation.max(state.generation).max(state.ranges);
         // Acquire for the new one first: an item that both refer to must not start to rest in
         // between.
-        let old = self.slots.get(index).map_or(0, |slot| slot.state.ranges);
-        self.sources.acquire(state.ranges);
-        self.sources.release(old, now);
+        let old = self.slots.get(index).and_then(|slot| SetId::new(slot.state.ranges));
+        if let Some(new) = SetId::new(state.ranges) {
+            self.sources.acquire(new);
+        }
+        if let Some(old) = old {
+            self.sources.release(old, now);
+        }
         self.slots.edit(index, now, |slot| slot.state = state);
     }
 

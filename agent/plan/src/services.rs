@@ -19,7 +19,7 @@ use crate::{
     observed::Observed,
     reachability::{is_left_to_the_stack, is_out_of_reach},
     reached::ClaimChange,
-    sources,
+    sources::{self, SetId},
     step::Step,
 };
 use vipmux_model::{
@@ -204,9 +204,10 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     fn is_restricted(&mut self, own: &ServiceValue, service: &DesiredService) -> bool {
         let state = self.state(own.slot);
         let wanted = service.treatment.sources.as_ref();
-        let Ok(choice) = self.sources.find(state.ranges, wanted) else { return state.ranges != 0 };
+        let current = SetId::new(state.ranges);
+        let Ok(choice) = self.sources.find(current, wanted) else { return current.is_some() };
         let ranges = self.sources.take(choice, wanted);
-        self.change(own.slot, ServiceState { ranges, ..state });
+        self.change(own.slot, ServiceState { ranges: ranges.map_or(0, SetId::get), ..state });
         true
     }
 
@@ -232,13 +233,13 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         let treatment = &service.treatment;
         let wanted = treatment.sources.as_ref();
         let (slot, generation) = self.slot(there, own)?;
-        let choice = self.sources.find(own.map_or(0, |own| self.state(own.slot).ranges), wanted)?;
+        let choice = self.sources.find(own.and_then(|own| SetId::new(self.state(own.slot).ranges)), wanted)?;
         let tables = if flags == 0 { self.planner.place(&service.backends)? } else { TableRanges::default() };
         let state = ServiceState {
             generation,
             flags: if treatment.direct { SERVICE_DIRECT } else { 0 },
             idle: self.jiffies(treatment.idle),
-            ranges: self.sources.take(choice, wanted),
+            ranges: self.sources.take(choice, wanted).map_or(0, SetId::get),
         };
         if own.is_some() {
             self.change(slot, state);

@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map},
     net::IpAddr,
+    num::NonZeroU32,
     sync::Arc,
     time::Duration,
 };
@@ -21,6 +22,9 @@ use crate::{
 };
 use vipmux_model::prefix::Prefix;
 
+/// The id of a set. A Service's state without a set has 0.
+pub(super) type SetId = NonZeroU32;
+
 /// The prefixes of a set.
 pub(super) type SourcePrefixes = BTreeSet<Prefix>;
 
@@ -32,19 +36,20 @@ pub(super) type SourceKey = (u32, abi::Range);
 const SET_BITS: u32 = 32;
 const MAPPED_BITS: u32 = 96;
 
-fn key(set: u32, prefix: Prefix) -> SourceKey {
+fn key(set: SetId, prefix: Prefix) -> SourceKey {
     let abi::Address { w0, w1, w2, w3 } = prefix.address().into();
     let mapped = if prefix.is_ipv4() { MAPPED_BITS } else { 0 };
-    (SET_BITS + mapped + u32::from(prefix.length()), abi::Range { set, w0, w1, w2, w3 })
+    (SET_BITS + mapped + u32::from(prefix.length()), abi::Range { set: set.get(), w0, w1, w2, w3 })
 }
 
-/// Returns the prefix of a key; `None` if no agent wrote it.
-fn prefix((bits, range): &SourceKey) -> Option<Prefix> {
+/// Returns the set and the prefix of a key; `None` if no agent wrote it.
+fn set_and_prefix((bits, range): &SourceKey) -> Option<(SetId, Prefix)> {
+    let set = SetId::new(range.set)?;
     let address: IpAddr = abi::Address { w0: range.w0, w1: range.w1, w2: range.w2, w3: range.w3 }.into();
     let mapped = if address.is_ipv4() { MAPPED_BITS } else { 0 };
     let length = u8::try_from(bits.checked_sub(SET_BITS + mapped)?).ok()?;
     let prefix = Prefix::new(address, length)?;
-    (key(range.set, prefix) == (*bits, *range)).then_some(prefix)
+    (key(set, prefix) == (*bits, *range)).then_some((set, prefix))
 }
 
 #[derive(Clone, Debug, Default)]
@@ -57,11 +62,11 @@ struct SourceSet {
 /// The mirror of `SOURCE_RANGES`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SourceSets {
-    by_id: BTreeMap<u32, SourceSet>,
+    by_id: BTreeMap<SetId, SourceSet>,
     /// The sets that have users.
-    by_prefixes: BTreeMap<Arc<SourcePrefixes>, u32>,
+    by_prefixes: BTreeMap<Arc<SourcePrefixes>, SetId>,
     /// The sets that have no users, and the time since when.
-    idle: BTreeMap<u32, Duration>,
+    idle: BTreeMap<SetId, Duration>,
     /// Entries that belong to no set.
     strays: BTreeSet<SourceKey>,
     /// The number of entries in the map.
@@ -76,8 +81,7 @@ impl SourceSets {
 
     /// Records that an entry was written (`present`) or removed.
     pub(super) fn record(&mut self, key: &SourceKey, present: bool, now: Duration) {
-        let set = key.1.set;
-        let Some(prefix) = prefix(key).filter(|_| set != 0) else {
+        let Some((set, prefix)) = set_and_prefix(key) else {
             let changed = if present { self.strays.insert(*key) } else { self.strays.remove(key) };
             return self.count(changed, present);
         };
@@ -100,17 +104,15 @@ impl SourceSets {
     }
 
     /// Records that a slot's state refers to the set from now on.
-    pub(super) fn acquire(&mut self, set: u32) {
-        if set != 0 {
-            let entry = self.by_id.entry(set).or_default();
-            entry.users += 1;
-            self.idle.remove(&set);
-            self.by_prefixes.entry(Arc::clone(&entry.prefixes)).or_insert(set);
-        }
+    pub(super) fn acquire(&mut self, set: SetId) {
+        let entry = self.by_id.entry(set).or_default();
+        entry.users += 1;
+        self.idle.remove(&set);
+        self.by_prefixes.entry(Arc::clone(&entry.prefixes)).or_insert(set);
     }
 
     /// Records that a slot's state that referred to the set is gone.
-    pub(super) fn release(&mut self, set: u32, now: Duration) {
+    pub(super) fn release(&mut self, set: SetId, now: Duration) {
         let Some(entry) = self.by_id.get_mut(&set) else { return };
         entry.users = entry.users.saturating_sub(1);
         if entry.users > 0 {
@@ -131,7 +133,7 @@ impl SourceSets {
     /// Returns all entries of the map.
     pub(super) fn keys(&self) -> BTreeSet<SourceKey> {
         let of =
-            |(&id, set): (&u32, &SourceSet)| set.prefixes.iter().map(|prefix| key(id, *prefix)).collect::<Vec<_>>();
+            |(&id, set): (&SetId, &SourceSet)| set.prefixes.iter().map(|prefix| key(id, *prefix)).collect::<Vec<_>>();
         self.by_id.iter().flat_map(of).chain(self.strays.iter().copied()).collect()
     }
 
@@ -148,16 +150,18 @@ impl SourceSets {
         keys.chain(self.strays.iter().copied()).map(|key| Step::SourceRange(key, false)).collect()
     }
 
-    fn holds(&self, set: u32, wanted: &SourcePrefixes) -> bool {
+    fn holds(&self, set: SetId, wanted: &SourcePrefixes) -> bool {
         self.by_id.get(&set).map_or(wanted.is_empty(), |set| *set.prefixes == *wanted)
     }
 }
 
-/// The set of a list.
+/// The set of an optional list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SetChoice {
-    /// The set with this id; 0: there is no list.
-    Known(u32),
+    /// There is no list.
+    None,
+    /// The set with this id.
+    Known(SetId),
     /// A set that has to be written.
     New,
 }
@@ -167,8 +171,8 @@ pub(super) struct SourceRangePlanner<'a> {
     observed: &'a SourceSets,
     capacity: u32,
     free: usize,
-    next: u32,
-    new: BTreeMap<Arc<SourcePrefixes>, u32>,
+    next: SetId,
+    new: BTreeMap<Arc<SourcePrefixes>, SetId>,
     /// Removals. They come first, since they make room.
     pub(super) removals: Vec<Step>,
     pub(super) writes: Vec<Step>,
@@ -182,7 +186,7 @@ impl<'a> SourceRangePlanner<'a> {
             observed,
             capacity,
             free: (capacity as usize + removals.len()).saturating_sub(observed.entries),
-            next: after.saturating_add(1),
+            next: SetId::MIN.saturating_add(after),
             new: BTreeMap::new(),
             removals,
             writes: Vec::new(),
@@ -191,9 +195,13 @@ impl<'a> SourceRangePlanner<'a> {
 
     /// Returns the set of a list, without taking it. `current` is the set that its Service refers
     /// to now.
-    pub(super) fn find(&self, current: u32, wanted: Option<&Arc<SourcePrefixes>>) -> Result<SetChoice, Shortage> {
-        let Some(wanted) = wanted else { return Ok(SetChoice::Known(0)) };
-        if current != 0 && self.observed.holds(current, wanted) {
+    pub(super) fn find(
+        &self,
+        current: Option<SetId>,
+        wanted: Option<&Arc<SourcePrefixes>>,
+    ) -> Result<SetChoice, Shortage> {
+        let Some(wanted) = wanted else { return Ok(SetChoice::None) };
+        if let Some(current) = current.filter(|current| self.observed.holds(*current, wanted)) {
             return Ok(SetChoice::Known(current));
         }
         if let Some(known) = self.observed.by_prefixes.get(wanted).or_else(|| self.new.get(wanted)) {
@@ -207,12 +215,17 @@ impl<'a> SourceRangePlanner<'a> {
         Err(Shortage { map: CapacityMap::SourceRanges, capacity: self.capacity, free, needed })
     }
 
-    /// Takes the set and returns its id. A new one is written. The choice is that of the previous
-    /// call.
-    pub(super) fn take(&mut self, choice: SetChoice, wanted: Option<&Arc<SourcePrefixes>>) -> u32 {
-        let (SetChoice::New, Some(wanted)) = (choice, wanted) else {
-            return if let SetChoice::Known(known) = choice { known } else { 0 };
-        };
+    /// Takes the set and returns its id. A new one is written. The choice is that of [`Self::find`]
+    /// for the same list.
+    pub(super) fn take(&mut self, choice: SetChoice, wanted: Option<&Arc<SourcePrefixes>>) -> Option<SetId> {
+        match choice {
+            SetChoice::None => None,
+            SetChoice::Known(known) => Some(known),
+            SetChoice::New => wanted.map(|wanted| self.write(wanted)),
+        }
+    }
+
+    fn write(&mut self, wanted: &Arc<SourcePrefixes>) -> SetId {
         let id = self.next;
         self.next = id.saturating_add(1);
         self.free -= wanted.len();
@@ -226,13 +239,15 @@ impl<'a> SourceRangePlanner<'a> {
         if self.new.is_empty() {
             return Ok(None);
         }
-        if self.next == u32::MAX { Err(PlanError::GenerationsExhausted) } else { Ok(Some(self.next)) }
+        if self.next == SetId::MAX { Err(PlanError::GenerationsExhausted) } else { Ok(Some(self.next.get())) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const SET: SetId = SetId::new(7).unwrap();
 
     #[test]
     fn a_key_is_its_prefix_again() {
@@ -245,17 +260,18 @@ mod tests {
             ("2001:db8::1/128", 160),
         ] {
             let parsed: Prefix = text.parse().unwrap();
-            let key = key(7, parsed);
+            let key = key(SET, parsed);
             assert_eq!((key.0, key.1.set), (bits, 7), "{text}");
-            assert_eq!(prefix(&key), Some(parsed), "{text}");
+            assert_eq!(set_and_prefix(&key), Some((SET, parsed)), "{text}");
         }
     }
 
     #[test]
-    fn what_no_agent_wrote_is_no_prefix_and_is_removed() {
-        let (bits, range) = key(7, "192.0.2.0/24".parse().unwrap());
-        for stray in [(31, range), (161, range), (120, range), (bits - 20, range)] {
-            assert_eq!(prefix(&stray), None, "{stray:?}");
+    fn a_key_that_no_agent_wrote_has_no_prefix_and_is_removed() {
+        let (bits, range) = key(SET, "192.0.2.0/24".parse().unwrap());
+        let of_no_set = abi::Range { set: 0, ..range };
+        for stray in [(31, range), (161, range), (120, range), (bits - 20, range), (bits, of_no_set)] {
+            assert_eq!(set_and_prefix(&stray), None, "{stray:?}");
             let mut sets = SourceSets::default();
             sets.record(&stray, true, Duration::ZERO);
             assert_eq!(sets.leftovers(Duration::ZERO), [Step::SourceRange(stray, false)]);

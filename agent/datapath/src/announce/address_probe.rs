@@ -49,7 +49,7 @@ pub enum AddressProbeMode {
 }
 
 impl AddressProbeMode {
-    /// Requeue the time from one round to the next, and from the last one to the end.
+    /// Returns the time from one round to the next, and from the last one to the end.
     const fn interval(self) -> Duration {
         match self {
             Self::Detect => Duration::from_millis(100),
@@ -132,7 +132,7 @@ impl AddressProber {
         }
     }
 
-    /// Requeue the next time to call [`Self::poll`]; a time in the past means now. `None`: there
+    /// Returns the next time to call [`Self::poll`]; a time in the past means now. `None`: there
     /// are no probes.
     pub fn next(&self) -> Option<Duration> {
         let due = self.running.values().map(|run| run.due).min();
@@ -179,7 +179,7 @@ impl AddressProber {
         answers.into_iter().map(|(vip, (_, mac, ifindex))| (vip, AddressAvailability::Taken { mac, ifindex })).collect()
     }
 
-    /// Requeue a nonce that was most likely not used before.
+    /// Returns a nonce that was most likely not used before.
     fn nonce(&mut self) -> [u8; 6] {
         let [_, _, nonce @ ..] = self.nonces.next_u64().to_be_bytes();
         nonce
@@ -206,7 +206,7 @@ impl RunningProbe {
     fn is_answered_by(&self, speaker: &VipSpeaker) -> bool {
         let is_new = |at: Option<Duration>| at.is_some_and(|at| at >= self.begun);
         let competes = || {
-            let reflected = speaker.option == ndp::nonce_option(self.nonce);
+            let reflected = speaker.option == Some(ndp::nonce_option(self.nonce));
             self.probe.mode == AddressProbeMode::Detect && !speaker.peer && !reflected && is_new(speaker.probed)
         };
         let own = self.probe.interfaces.iter().any(|(_, mac)| *mac == speaker.mac);

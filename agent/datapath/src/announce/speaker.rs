@@ -25,8 +25,8 @@ pub struct VipSpeaker {
     /// The last time it probed for the address (RFC 5227 address probe, or DAD), as a host that is
     /// about to take it.
     pub probed: Option<Duration>,
-    /// The first option of its last probe, in wire format; zeros: none.
-    pub option: [u8; 8],
+    /// The first option of its last probe, in wire format.
+    pub option: Option<[u8; 8]>,
     /// It is a node of the cluster.
     pub peer: bool,
 }
@@ -41,7 +41,7 @@ impl VipSpeaker {
             ifindex: speaker.ifindex,
             claimed: time(speaker.claimed),
             probed: time(speaker.probed),
-            option: speaker.option.to_ne_bytes(),
+            option: (speaker.option != 0).then(|| speaker.option.to_ne_bytes()),
             peer: is_peer(key.mac),
         }
     }

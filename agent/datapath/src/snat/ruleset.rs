@@ -4,7 +4,7 @@
 //! are `Expressions::Other`.
 
 use imbl::OrdSet;
-use std::net::IpAddr;
+use std::{net::IpAddr, num::NonZeroU16};
 
 use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::{
@@ -130,14 +130,14 @@ const UPLINKS: &str = "uplinks";
 /// Returns the index of an element's set, and its key.
 fn set_and_key(element: Element) -> (usize, Vec<u8>) {
     let (first, address, protocol, port) = match element {
-        Element::Backend(backend) => (0, backend.address, backend.protocol.number(), backend.port),
-        Element::Direct(claim) => (ALWAYS, claim.vip.address(), claim.protocol.number(), claim.port.into()),
+        Element::Backend(backend) => (0, backend.address, backend.protocol.number(), NonZeroU16::new(backend.port)),
+        Element::Direct(claim) => (ALWAYS, claim.vip.address(), claim.protocol.number(), claim.port.one()),
         Element::DirectErrors(vip) => {
-            (ALWAYS, vip.address(), if vip.address().is_ipv4() { IPV4.icmp } else { IPV6.icmp }, 0)
+            (ALWAYS, vip.address(), if vip.address().is_ipv4() { IPV4.icmp } else { IPV6.icmp }, None)
         }
         Element::Uplink(ifindex) => return (SETS.len(), ifindex.to_ne_bytes().to_vec()),
     };
-    (first + 2 * usize::from(address.is_ipv6()) + usize::from(port == 0), key(address, protocol, port))
+    (first + 2 * usize::from(address.is_ipv6()) + usize::from(port.is_none()), key(address, protocol, port))
 }
 
 impl NftSourceSet {
@@ -393,15 +393,15 @@ fn elements(all: &[Element]) -> impl Iterator<Item = SetElementMessage> {
 }
 
 /// Returns the key of a source: each part in network byte order, at the start of its 32-bit
-/// registers. Port 0: no port.
-fn key(address: IpAddr, protocol: u8, port: u16) -> Vec<u8> {
+/// registers.
+fn key(address: IpAddr, protocol: u8, port: Option<NonZeroU16>) -> Vec<u8> {
     let mut key = match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
     key.extend([protocol, 0, 0, 0]);
-    if port != 0 {
-        let [high, low] = port.to_be_bytes();
+    if let Some(port) = port {
+        let [high, low] = port.get().to_be_bytes();
         key.extend([high, low, 0, 0]);
     }
     key

@@ -165,8 +165,8 @@ fn foreign_group(api_version: &str, kind: Kind) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Identity {
     kind: Kind,
-    /// Empty for kinds that are identified without it.
-    namespace: String,
+    /// `None` for kinds that are identified without it.
+    namespace: Option<String>,
     name: String,
 }
 
@@ -178,26 +178,28 @@ impl Identity {
         let namespace = metadata.get("namespace").and_then(Value::as_str);
         Some(Self { kind, namespace: scope(kind, namespace), name: name.to_owned() })
     }
+
+    /// Returns the namespace and the name. Keys of kinds without a namespace use the name alone.
+    fn key(&self) -> (String, String) {
+        (self.namespace.clone().unwrap_or_default(), self.name.clone())
+    }
 }
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.kind.name())?;
-        if self.namespace.is_empty() {
-            write!(f, " {}", self.name)
-        } else {
-            write!(f, " {}/{}", self.namespace, self.name)
+        match &self.namespace {
+            Some(namespace) => write!(f, " {namespace}/{}", self.name),
+            None => write!(f, " {}", self.name),
         }
     }
 }
 
 /// Returns the namespace in an identity: `default` if a namespaced object names none, as in
 /// kubectl.
-fn scope(kind: Kind, namespace: Option<&str>) -> String {
-    if !kind.namespaced() {
-        return String::new();
-    }
-    namespace.filter(|namespace| !namespace.is_empty()).unwrap_or("default").to_owned()
+fn scope(kind: Kind, namespace: Option<&str>) -> Option<String> {
+    let named = namespace.filter(|namespace| !namespace.is_empty());
+    kind.namespaced().then(|| named.unwrap_or("default").to_owned())
 }
 
 /// An object, valid and with its namespace filled in.
@@ -244,7 +246,7 @@ impl Object {
 
     /// Puts this object into `objects` as `identity`.
     pub fn put(&self, identity: &Identity, objects: &mut Objects) {
-        let Identity { namespace, name, .. } = identity.clone();
+        let (namespace, name) = identity.key();
         match self {
             Self::Service(o) => drop(objects.services.insert(ServiceName::new(namespace, name), Arc::clone(o))),
             Self::EndpointSlice(o) => drop(objects.endpoint_slices.insert((namespace, name), Arc::clone(o))),
@@ -269,7 +271,7 @@ impl Object {
         fn same<T: PartialEq>(object: &Arc<T>, there: Option<&Arc<T>>) -> bool {
             there.is_some_and(|there| there == object)
         }
-        let Identity { namespace, name, .. } = identity.clone();
+        let (namespace, name) = identity.key();
         match self {
             Self::Service(o) => same(o, objects.services.get(&ServiceName::new(namespace, name))),
             Self::EndpointSlice(o) => same(o, objects.endpoint_slices.get(&(namespace, name))),
@@ -286,8 +288,8 @@ impl Object {
 impl Identity {
     /// Whether `objects` have an object of this identity.
     pub fn is_in(&self, objects: &Objects) -> bool {
-        let Self { kind, namespace, name } = self.clone();
-        match kind {
+        let (namespace, name) = self.key();
+        match self.kind {
             Kind::Service => objects.services.contains_key(&ServiceName::new(namespace, name)),
             Kind::EndpointSlice => objects.endpoint_slices.contains_key(&(namespace, name)),
             Kind::Node => objects.nodes.contains_key(name.as_str()),
@@ -301,8 +303,8 @@ impl Identity {
 
     /// Removes the object of this identity from `objects`.
     pub fn take_from(&self, objects: &mut Objects) {
-        let Self { kind, namespace, name } = self.clone();
-        match kind {
+        let (namespace, name) = self.key();
+        match self.kind {
             Kind::Service => drop(objects.services.remove(&ServiceName::new(namespace, name))),
             Kind::EndpointSlice => drop(objects.endpoint_slices.remove(&(namespace, name))),
             Kind::Node => drop(objects.nodes.remove(name.as_str())),
@@ -337,8 +339,8 @@ fn decode<T: DeserializeOwned>(
     metadata.managed_fields = None;
     let name = metadata.name.clone().unwrap_or_default();
     let identity = Identity { kind, namespace: scope(kind, metadata.namespace.as_deref()), name };
-    if kind.namespaced() {
-        metadata.namespace = Some(identity.namespace.clone());
+    if identity.namespace.is_some() {
+        metadata.namespace.clone_from(&identity.namespace);
     }
     Ok((identity, wrap(Arc::new(object))))
 }

@@ -22,15 +22,15 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-fn prober(vip: Vip, pace: AddressProbeMode) -> AddressProber {
+fn prober(vip: Vip, mode: AddressProbeMode) -> AddressProber {
     let mut prober = AddressProber::new(1);
-    prober.begin(vip, PLACES.to_vec(), pace, T);
+    prober.begin(vip, PLACES.to_vec(), mode, T);
     prober
 }
 
 /// A foreign host, of which only the MAC is known.
 fn silent(vip: Vip) -> VipSpeaker {
-    VipSpeaker { vip, mac: OTHER, ifindex: 7, claimed: None, probed: None, option: [0; 8], peer: false }
+    VipSpeaker { vip, mac: OTHER, ifindex: 7, claimed: None, probed: None, option: None, peer: false }
 }
 
 fn claims(vip: Vip, at: Duration) -> VipSpeaker {
@@ -61,13 +61,13 @@ fn run(prober: &mut AddressProber) -> Vec<Happened> {
 
 #[test]
 fn an_address_that_nobody_answers_for_is_free_after_three_rounds() {
-    for (pace, step) in [(AddressProbeMode::Detect, 100), (AddressProbeMode::Query, 20)] {
-        let turns = run(&mut prober(vip(1), pace));
+    for (mode, step) in [(AddressProbeMode::Detect, 100), (AddressProbeMode::Query, 20)] {
+        let turns = run(&mut prober(vip(1), mode));
         let round = |n: u128| (n * step, PLACES.len(), vec![]);
         assert_eq!(
             turns,
             [round(0), round(1), round(2), (3 * step, 0, vec![(vip(1), AddressAvailability::Free)])],
-            "{pace:?}"
+            "{mode:?}"
         );
     }
 }
@@ -86,7 +86,7 @@ fn each_interface_is_asked_by_its_own_mac() {
 }
 
 #[test]
-fn what_is_an_answer_depends_on_who_says_what_and_when() {
+fn a_packet_counts_as_an_answer_by_its_sender_content_and_time() {
     let at = T + ms(5);
     let early = T.saturating_sub(ms(1));
     for (name, heard, detect, ask) in [
@@ -108,25 +108,25 @@ fn what_is_an_answer_depends_on_who_says_what_and_when() {
         ("an own MAC that asks", VipSpeaker { mac: OWN, ..probes(vip(1), at) }, false, false),
         ("a claim after a question", VipSpeaker { probed: Some(early), ..claims(vip(1), at) }, true, true),
     ] {
-        for (pace, answers) in [(AddressProbeMode::Detect, detect), (AddressProbeMode::Query, ask)] {
-            let mut prober = prober(vip(1), pace);
+        for (mode, answers) in [(AddressProbeMode::Detect, detect), (AddressProbeMode::Query, ask)] {
+            let mut prober = prober(vip(1), mode);
             prober.poll(&[], T);
             let outcomes = prober.poll(&[heard], T + ms(10)).outcomes;
             let expected = if answers { vec![(vip(1), taken(heard.mac))] } else { vec![] };
-            assert_eq!(outcomes, expected, "{name}, {pace:?}");
-            assert_eq!(prober.next().is_none(), answers, "{name}, {pace:?}: an answer ends it");
+            assert_eq!(outcomes, expected, "{name}, {mode:?}");
+            assert_eq!(prober.next().is_none(), answers, "{name}, {mode:?}: an answer ends it");
         }
     }
 }
 
 #[test]
-fn a_question_that_comes_back_by_another_mac_is_told_by_its_nonce() {
+fn a_question_that_comes_back_by_another_mac_is_recognized_by_its_nonce() {
     for own in [true, false] {
         let mut prober = prober(vip_v6(), AddressProbeMode::Detect);
         let sent = prober.poll(&[], T).frames.swap_remove(0).bytes;
         let mut option: [u8; 8] = *sent.last_chunk().unwrap();
         option[7] ^= u8::from(!own);
-        let heard = VipSpeaker { option, ..probes(vip_v6(), T + ms(1)) };
+        let heard = VipSpeaker { option: Some(option), ..probes(vip_v6(), T + ms(1)) };
         let outcomes = prober.poll(&[heard], T + ms(2)).outcomes;
         assert_eq!(outcomes.is_empty(), own, "{outcomes:?}");
     }
@@ -160,7 +160,7 @@ fn an_answer_to_the_last_round_counts_at_the_end() {
 }
 
 #[test]
-fn who_is_late_sends_no_rounds_at_once_and_waits_as_long_for_an_answer() {
+fn a_late_probe_sends_no_extra_rounds_and_waits_as_long_for_an_answer() {
     let mut prober = prober(vip(1), AddressProbeMode::Detect);
     let mut now = T + ms(1000);
     for _ in 0..3 {
@@ -173,7 +173,7 @@ fn who_is_late_sends_no_rounds_at_once_and_waits_as_long_for_an_answer() {
 }
 
 #[test]
-fn who_begins_anew_starts_over_and_who_cancels_hears_nothing() {
+fn a_second_start_begins_anew_and_a_canceled_probe_has_no_result() {
     let mut prober = prober(vip(1), AddressProbeMode::Detect);
     prober.poll(&[], T);
     prober.poll(&[], T + ms(100));

@@ -158,9 +158,9 @@ impl RawMap {
         Ok(Self { name, data, layout })
     }
 
-    /// Returns its id in the kernel, or 0 if the kernel does not tell it.
-    pub(in crate::bpf) fn id(&self) -> u32 {
-        self.data.info().map_or(0, |info| info.id())
+    /// Returns its id in the kernel, if the kernel tells it.
+    pub(in crate::bpf) fn id(&self) -> Option<u32> {
+        self.data.info().ok().map(|info| info.id())
     }
 
     /// Returns its layout.
