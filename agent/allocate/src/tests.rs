@@ -12,6 +12,7 @@ mod groups;
 mod labels;
 mod pools;
 mod scale;
+mod statuses;
 
 use super::fixture::{Cluster, Wishes};
 use std::collections::BTreeMap;
@@ -84,7 +85,7 @@ fn rule_3_two_plain_services_share_by_address_only_where_the_pool_says_so() {
 }
 
 #[test]
-fn rule_3_whoever_asks_by_address_shares_with_the_like_and_with_plain_ones_where_the_pool_lets_them() {
+fn rule_3_services_that_ask_by_address_share_with_each_other_and_with_plain_ones_where_the_pool_allows() {
     use ByAddress::{Explicit, Never, Plain};
     let cluster = |mine, theirs| {
         let wishes = |by_address| Wishes { by_address: Some(by_address), ..Wishes::default() };
@@ -106,9 +107,9 @@ fn rule_3_whoever_asks_by_address_shares_with_the_like_and_with_plain_ones_where
         let cluster = cluster(mine, theirs).sharing("lan", pool, OnConflict::Spill);
         assert_eq!(cluster.outcome(), outcome, "{mine:?} {theirs:?} {pool:?}");
     }
-    let sharing_group = lan().service("shop/a", &["80/TCP"], &[TEN]).service("shop/b", &["443/TCP"], &[WEB]);
-    let sharing_group = sharing_group.wishing("shop/a", Wishes { by_address: Some(Explicit), ..Wishes::default() });
-    assert_eq!(sharing_group.outcome(), "shop/a=10 shop/b=11", "one with a key shares with its group alone");
+    let keyed = lan().service("shop/a", &["80/TCP"], &[TEN]).service("shop/b", &["443/TCP"], &[WEB]);
+    let keyed = keyed.wishing("shop/a", Wishes { by_address: Some(Explicit), ..Wishes::default() });
+    assert_eq!(keyed.outcome(), "shop/a=10 shop/b=11", "one with a key shares with its group alone");
 }
 
 #[test]
@@ -248,7 +249,7 @@ fn rule_7_explicit_requests_go_first_among_those_who_hold_nothing() {
 }
 
 #[test]
-fn rule_8_a_clash_spills_within_the_group_and_is_told() {
+fn rule_8_a_clash_spills_within_the_group_and_is_reported() {
     let cluster = lan()
         .service("shop/a", &["80/TCP"], &[WEB])
         .service("shop/b", &["80/TCP"], &[WEB])
@@ -329,7 +330,7 @@ fn rule_9_the_one_that_changes_its_address_moves_and_frees_the_old_one() {
 }
 
 #[test]
-fn rule_9_a_shrinking_pool_moves_nobody_and_is_told() {
+fn rule_9_a_shrinking_pool_moves_nobody_and_is_reported() {
     let cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]).assigned();
     let cluster = cluster.pool("lan", &serde_json::json!({"addresses": ["192.0.2.11-192.0.2.12"]}));
     assert_eq!(cluster.outcome(), "shop/a=10 shop/b=11");
@@ -338,23 +339,12 @@ fn rule_9_a_shrinking_pool_moves_nobody_and_is_told() {
 }
 
 #[test]
-fn rule_9_two_holders_of_one_claim_are_settled_by_age() {
+fn rule_9_of_two_holders_of_one_claim_the_older_keeps_it() {
     let mut cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]);
     let held = PreviousAssignment { addresses: [vip("192.0.2.12")].into(), snapshot: None };
     cluster.previous = [(service_name("shop/a"), held.clone()), (service_name("shop/b"), held)].into();
     assert_eq!(cluster.outcome(), "shop/a=12 shop/b=10");
     assert_eq!(cluster.created("shop/b", 2001).outcome(), "shop/a=10 shop/b=12");
-}
-
-/// A new allocator leader knows only the statuses.
-#[test]
-fn rule_9_of_two_holders_of_one_claim_the_one_that_was_edited_since_goes() {
-    let claim = |cluster: Cluster, service: &str| {
-        cluster.service(service, &["80/TCP"], &[]).showing(service, "192.0.2.12").given(service, "True")
-    };
-    let mut cluster = claim(claim(lan(), "shop/a"), "shop/b").edited("shop/a");
-    cluster.previous = previous::with_statuses(PreviousAssignments::new(), &cluster.model());
-    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=12");
 }
 
 #[test]
@@ -404,60 +394,6 @@ fn rule_14_addresses_of_nodes_are_never_assigned() {
     assert_eq!(cluster.message("shop/b"), "192.0.2.10 is an address of node n1 and is never assigned");
     let assigned = lan().service("shop/a", &["80/TCP"], &[]).assigned();
     assert_eq!(assigned.node("n1", "192.0.2.10").outcome(), "shop/a=11", "a new Node takes its address back");
-}
-
-#[test]
-fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
-    let mut cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]);
-    for (service, address) in [("shop/a", "::ffff:192.0.2.12"), ("shop/b", "198.51.100.1")] {
-        let status = serde_json::json!({"loadBalancer": {"ingress": [{"ip": address}, {"hostname": "x"}]}});
-        cluster.object(service).status = serde_json::from_value(status).unwrap();
-    }
-    cluster.previous = previous::with_statuses(PreviousAssignments::new(), &cluster.model());
-    assert_eq!(cluster.outcome(), "shop/a=12 shop/b=10");
-    let held = PreviousAssignment { addresses: [vip("192.0.2.11")].into(), snapshot: None };
-    cluster.previous = previous::with_statuses([(service_name("shop/a"), held)].into(), &cluster.model());
-    assert_eq!(cluster.outcome(), "shop/a=11 shop/b=10");
-}
-
-#[test]
-fn what_an_allocator_gave_is_kept_by_its_status_whatever_became_of_the_pools() {
-    // A pool that is gone, or never existed.
-    let (elsewhere, pooled) = ("198.51.100.1", "192.0.2.12");
-    let shown = |address, given: Option<&str>| {
-        let cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["443/TCP"], &[]);
-        let cluster = cluster.showing("shop/a", address);
-        let cluster = if let Some(given) = given { cluster.given("shop/a", given) } else { cluster };
-        cluster.restarted()
-    };
-    for (address, given, expected) in [
-        (elsewhere, None, "shop/a=10 shop/b=11"),
-        (elsewhere, Some("True"), "shop/a=198.51.100.1 shop/b=10"),
-        (elsewhere, Some("False"), "shop/a=10 shop/b=11"),
-        (pooled, None, "shop/a=12 shop/b=10"),
-        (pooled, Some("True"), "shop/a=12 shop/b=10"),
-        (pooled, Some("False"), "shop/a=10 shop/b=11"),
-    ] {
-        assert_eq!(shown(address, given).outcome(), expected, "{address} {given:?}");
-    }
-    let given = shown(elsewhere, Some("True"));
-    assert!(given.allocate().assignments[&service_name("shop/a")].warnings[0].contains("is in no pool any more"));
-    let taken = given.node("n1", elsewhere);
-    assert_eq!(taken.outcome(), "shop/a=10 shop/b=11", "what is never assigned is not kept either");
-}
-
-#[test]
-fn a_service_that_cannot_be_read_keeps_what_its_status_shows() {
-    let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "192.0.2.10").given("shop/a", "True");
-    let cluster = cluster.spec("shop/a", |spec| spec.ports = None).restarted();
-    let cluster = cluster.service("shop/b", &["80/TCP"], &[TEN]).service("shop/c", &["80/TCP"], &[]);
-    assert_eq!(cluster.outcome(), "shop/a:InvalidService shop/b:SharingMismatch shop/c=11");
-    let held = &cluster.allocate().withheld[&service_name("shop/a")];
-    assert_eq!(held.addresses, [vip("192.0.2.10")].into());
-    let mended = cluster.assigned().spec("shop/a", |spec| {
-        spec.ports = Some(vec![serde_json::from_value(serde_json::json!({"port": 80})).unwrap()]);
-    });
-    assert_eq!(mended.outcome(), "shop/a=10 shop/b:PortConflict shop/c=11");
 }
 
 #[test]

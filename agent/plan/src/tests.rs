@@ -1,6 +1,7 @@
 //! Tests the order of steps, and particular cases.
 
 mod draining;
+mod shortage;
 pub(super) mod treatment;
 
 use std::{
@@ -13,8 +14,7 @@ use std::{
 use vipmux_common::abi::{self, Mac};
 
 use crate::{
-    Capacities, CapacityMap, CapacityRefusal, MapEntries, Observed, Plan, PlanError, REST, Shortage, Step, Subject,
-    plan,
+    Capacities, MapEntries, Observed, Plan, PlanError, REST, Step, plan,
     simulation::{HZ, Kernel},
 };
 use vipmux_model::desired::{
@@ -184,7 +184,7 @@ fn an_endpoint_more_costs_one_backend_one_table_and_one_switch() {
 }
 
 #[test]
-fn how_full_the_maps_are_follows_what_is_in_them() {
+fn the_usage_of_the_maps_follows_their_entries() {
     let mut world = World::new();
     assert!(world.observed.fill().iter().all(|(_, used, capacity)| *used == 0 && *capacity > 0));
     let web = desired().serve(80, "web", &backends(&[(1, "a"), (2, "b")]));
@@ -417,42 +417,6 @@ fn counters_never_wrap() {
     let config = abi::Config { next_vip: 1, next_generation: u32::MAX - 1, ..Default::default() };
     let observed = Observed::empty(Capacities::default(), config);
     assert_eq!(plan(&restricted, &observed, Duration::ZERO), Err(PlanError::GenerationsExhausted));
-}
-
-#[test]
-fn a_full_map_is_told_and_what_was_served_goes_on() {
-    let capacities = Capacities { tables: 600, ..Capacities::default() };
-    let mut world = World::with_capacities(capacities);
-    world.reach(&desired().serve(80, "web", &backends(&[(1, "b")])).serve(81, "web", &backends(&[(2, "b")])));
-    let before = world.service(80);
-    let larger = desired().serve(80, "web", &backends(&[(1, "b"), (3, "b")])).serve(81, "web", &backends(&[(2, "b")]));
-    let plan = world.reach(&larger);
-    let shortage = Shortage { map: CapacityMap::Tables, capacity: 600, free: 98, needed: 251 };
-    let refused = vec![CapacityRefusal { subject: Subject::Claim(tcp_claim(vip(VIP), 80)), shortage }];
-    assert_eq!(plan, Plan { refused, ..Plan::default() });
-    assert_eq!(shortage.to_string(), "the map TABLES lacks room: 251 needed, 98 free of 600");
-    assert_eq!(world.service(80), before);
-}
-
-#[test]
-fn one_who_is_served_comes_before_one_who_is_new() {
-    let mut world = World::with_capacities(Capacities { backends: 2, ..Capacities::default() });
-    world.reach(&desired().serve(443, "web", &backends(&[(1, "b")])));
-    let wanted = desired().serve(80, "new", &backends(&[(5, "b")])).serve(443, "web", &backends(&[(1, "b"), (2, "b")]));
-    let plan = world.reach(&wanted);
-    let subjects: Vec<_> = plan.refused.iter().map(|refusal| refusal.subject.clone()).collect();
-    assert_eq!(subjects, [Subject::Claim(tcp_claim(vip(VIP), 80))]);
-    assert!(world.backend(2).is_some());
-}
-
-#[test]
-fn a_claim_that_finds_no_room_leaves_it_all_to_others() {
-    let mut world = World::with_capacities(Capacities { tables: 300, backends: 13, ..Capacities::default() });
-    let many: Vec<_> = (1..=13).map(|last| (last, "b")).collect();
-    let plan = world.reach(&desired().serve(80, "large", &backends(&many)).serve(81, "small", &backends(&[(1, "b")])));
-    let refused: Vec<_> = plan.refused.iter().map(|refusal| (&refusal.subject, refusal.shortage.map)).collect();
-    assert_eq!(refused, [(&Subject::Claim(tcp_claim(vip(VIP), 80)), CapacityMap::Tables)]);
-    assert_eq!(world.service(81).table_length, 251);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Tests source ranges, affinity, idle times, every port, and the node's own stack.
 
 use super::*;
-use crate::simulation::Table;
+use crate::{CapacityMap, CapacityRefusal, Shortage, Subject, simulation::Table};
 use vipmux_model::{desired::Unreachable, prefix::Prefix};
 
 pub(crate) fn sources(list: &[&str]) -> Arc<BTreeSet<Prefix>> {
@@ -172,7 +172,7 @@ fn a_port_stays_served_while_its_service_takes_all_ports_or_gives_them_up() {
 }
 
 #[test]
-fn where_there_is_no_room_for_both_single_ports_go_before_all_come() {
+fn without_room_for_both_single_ports_go_before_all_come() {
     let set = backends(&[(1, "b")]);
     let mut world = World::with_capacities(Capacities { services: 2, ..Capacities::default() });
     world.reach(&desired().serve(80, "web", &set).serve(81, "web", &set));
@@ -188,7 +188,7 @@ fn where_there_is_no_room_for_both_single_ports_go_before_all_come() {
 }
 
 #[test]
-fn what_a_dead_agent_left_beside_a_claim_of_every_port_goes_after_that() {
+fn leftovers_beside_a_claim_of_every_port_are_removed_after_it_is_written() {
     let set = backends(&[(1, "b")]);
     let mut world = World::new();
     world.reach(&desired().serve(0, "every", &set));

@@ -1,0 +1,68 @@
+//! Tests addresses that only the statuses of Services show, as after a change of the allocator.
+
+use super::*;
+
+/// A new allocator leader knows only the statuses.
+#[test]
+fn rule_9_of_two_holders_of_one_claim_the_one_that_was_edited_since_goes() {
+    let claim = |cluster: Cluster, service: &str| {
+        cluster.service(service, &["80/TCP"], &[]).showing(service, "192.0.2.12").given(service, "True")
+    };
+    let mut cluster = claim(claim(lan(), "shop/a"), "shop/b").edited("shop/a");
+    cluster.previous = previous::with_statuses(PreviousAssignments::new(), &cluster.model());
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b=12");
+}
+
+#[test]
+fn a_status_counts_where_the_assignments_say_nothing_and_only_within_a_pool() {
+    let mut cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]);
+    for (service, address) in [("shop/a", "::ffff:192.0.2.12"), ("shop/b", "198.51.100.1")] {
+        let status = serde_json::json!({"loadBalancer": {"ingress": [{"ip": address}, {"hostname": "x"}]}});
+        cluster.object(service).status = serde_json::from_value(status).unwrap();
+    }
+    cluster.previous = previous::with_statuses(PreviousAssignments::new(), &cluster.model());
+    assert_eq!(cluster.outcome(), "shop/a=12 shop/b=10");
+    let held = PreviousAssignment { addresses: [vip("192.0.2.11")].into(), snapshot: None };
+    cluster.previous = previous::with_statuses([(service_name("shop/a"), held)].into(), &cluster.model());
+    assert_eq!(cluster.outcome(), "shop/a=11 shop/b=10");
+}
+
+#[test]
+fn an_allocators_address_is_kept_by_its_status_even_if_the_pools_changed() {
+    // A pool that is gone, or never existed.
+    let (elsewhere, pooled) = ("198.51.100.1", "192.0.2.12");
+    let shown = |address, given: Option<&str>| {
+        let cluster = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["443/TCP"], &[]);
+        let cluster = cluster.showing("shop/a", address);
+        let cluster = if let Some(given) = given { cluster.given("shop/a", given) } else { cluster };
+        cluster.restarted()
+    };
+    for (address, given, expected) in [
+        (elsewhere, None, "shop/a=10 shop/b=11"),
+        (elsewhere, Some("True"), "shop/a=198.51.100.1 shop/b=10"),
+        (elsewhere, Some("False"), "shop/a=10 shop/b=11"),
+        (pooled, None, "shop/a=12 shop/b=10"),
+        (pooled, Some("True"), "shop/a=12 shop/b=10"),
+        (pooled, Some("False"), "shop/a=10 shop/b=11"),
+    ] {
+        assert_eq!(shown(address, given).outcome(), expected, "{address} {given:?}");
+    }
+    let given = shown(elsewhere, Some("True"));
+    assert!(given.allocate().assignments[&service_name("shop/a")].warnings[0].contains("is in no pool any more"));
+    let taken = given.node("n1", elsewhere);
+    assert_eq!(taken.outcome(), "shop/a=10 shop/b=11", "an address that is never assigned is not kept either");
+}
+
+#[test]
+fn a_service_that_cannot_be_read_keeps_what_its_status_shows() {
+    let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "192.0.2.10").given("shop/a", "True");
+    let cluster = cluster.spec("shop/a", |spec| spec.ports = None).restarted();
+    let cluster = cluster.service("shop/b", &["80/TCP"], &[TEN]).service("shop/c", &["80/TCP"], &[]);
+    assert_eq!(cluster.outcome(), "shop/a:InvalidService shop/b:SharingMismatch shop/c=11");
+    let held = &cluster.allocate().withheld[&service_name("shop/a")];
+    assert_eq!(held.addresses, [vip("192.0.2.10")].into());
+    let fixed = cluster.assigned().spec("shop/a", |spec| {
+        spec.ports = Some(vec![serde_json::from_value(serde_json::json!({"port": 80})).unwrap()]);
+    });
+    assert_eq!(fixed.outcome(), "shop/a=10 shop/b:PortConflict shop/c=11");
+}
