@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn handover_mac_keeps_the_last_three_bytes_and_is_told_by_its_prefix() {
+    fn handover_mac_keeps_the_last_three_bytes_and_is_known_by_its_prefix() {
         let mac = Mac::new([0x02, 0, 0x5e, 0x10, 0x20, 0x30]);
         assert_eq!(mac.handover().to_string(), "0e:76:6d:10:20:30");
         assert!(mac.handover().is_handover() && !mac.is_handover());

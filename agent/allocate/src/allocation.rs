@@ -84,8 +84,8 @@ impl Allocation {
 
     /// Returns the label of each address that carries one.
     pub fn labels(&self) -> BTreeMap<Vip, &str> {
-        let labelled = self.assignments.values().filter_map(|assignment| Some((assignment, assignment.label()?)));
-        labelled.flat_map(|(given, label)| given.addresses.iter().map(move |vip| (*vip, label))).collect()
+        let labeled = self.assignments.values().filter_map(|assignment| Some((assignment, assignment.label()?)));
+        labeled.flat_map(|(given, label)| given.addresses.iter().map(move |vip| (*vip, label))).collect()
     }
 
     /// Returns the Services on each address.

@@ -121,8 +121,8 @@ impl Allocator {
     /// `changed`: they came, went or changed.
     ///
     /// The result is that of [`allocate`] with this model and with the previous assignments: those
-    /// of the allocation so far ([`Allocation::as_previous`]). Where these say nothing, the
-    /// Services' statuses count.
+    /// of the allocation so far ([`Allocation::as_previous`]). The statuses of Services count only if
+    /// these have no entry.
     ///
     /// Returns `None` and does nothing if pools, nodes, reserved addresses or labels of namespaces
     /// changed, or if some of the input cannot be read. Then [`Allocator::new`] is needed.
@@ -149,9 +149,9 @@ impl Allocator {
             run.place_all(&services, &previous);
         }
         self.update_waiting(&services, &names, &previous);
-        let mut concerned = self.state.occupancy.take_affected();
-        concerned.extend(names.into_iter().cloned());
-        Some(self.record_outcomes(model, concerned, &previous))
+        let mut affected = self.state.occupancy.take_affected();
+        affected.extend(names.into_iter().cloned());
+        Some(self.record_outcomes(model, affected, &previous))
     }
 
     /// Returns the addresses that these Services hold.

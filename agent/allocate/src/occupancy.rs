@@ -145,8 +145,8 @@ impl Occupancy {
         if part == GroupPart::Pairs && first.is_some() {
             return ports;
         }
-        let labelled = group.labelled_below(|vip| taken(&vip, &Occupants::is_labelled));
-        ports.max(Some(first.map_or(labelled, |first| first.min(labelled))))
+        let labeled = group.labeled_below(|vip| taken(&vip, &Occupants::is_labeled));
+        ports.max(Some(first.map_or(labeled, |first| first.min(labeled))))
     }
 
     /// Returns an address below which each address of the group has [partners](Self::partners).
@@ -173,7 +173,7 @@ impl Occupancy {
         self.reopen(vip);
         if let Some(occupants) = self.vips.get_mut(&vip) {
             occupants.remove(occupant);
-            if let Some(label) = occupant.snapshot.label.as_ref().filter(|_| !occupants.is_labelled()) {
+            if let Some(label) = occupant.snapshot.label.as_ref().filter(|_| !occupants.is_labeled()) {
                 forget(&mut self.labels, label, vip);
             }
             if occupants.all().is_empty() {
@@ -242,9 +242,9 @@ impl Occupancy {
         let around = around.iter().flat_map(|vip| keys(&self.vips, *vip));
         let left = groups.iter().map(|(dialect, key)| (dialect.as_str(), key.as_str()));
         let groups: BTreeSet<(&str, &str)> = around.chain(left).collect();
-        let sharing_group = groups.iter().filter_map(|(dialect, key)| self.groups.get(*dialect)?.get(*key));
+        let sharing_groups = groups.iter().filter_map(|(dialect, key)| self.groups.get(*dialect)?.get(*key));
         let occupants = vips.iter().filter_map(|vip| self.on(*vip)).flat_map(Occupants::all);
-        sharing_group
+        sharing_groups
             .flat_map(|sharing_group| sharing_group.members.all())
             .chain(occupants)
             .map(|occupant| occupant.name.clone())

@@ -66,7 +66,7 @@ impl RequestSnapshot {
 
     /// Whether the Service could now be in the way of others where it was not before: it has more
     /// ports, may share with others than it did, or wants another label.
-    pub(super) fn are_exceeded_by(&self, service: &Service) -> bool {
+    pub(super) fn is_exceeded_by(&self, service: &Service) -> bool {
         let request = &service.request;
         self.sharing != request.sharing
             || request.label.is_some() && self.label != request.label
@@ -75,7 +75,7 @@ impl RequestSnapshot {
 
     /// Whether the Service is in another sharing group now. A key that reaches further, or less
     /// far, is the same group.
-    pub(super) fn are_of_another_group_than(&self, service: &Service) -> bool {
+    pub(super) fn is_of_another_group_than(&self, service: &Service) -> bool {
         let name = |sharing: &Sharing| sharing.key.as_ref().map(|key| (key.dialect.clone(), key.key.clone()));
         name(&self.sharing) != name(&service.request.sharing)
     }

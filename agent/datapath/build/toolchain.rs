@@ -157,15 +157,15 @@ mod tests {
     }
 
     #[test]
-    fn the_llvm_of_a_linker_is_told_by_the_library_it_loads() {
+    fn the_llvm_of_a_linker_is_known_by_the_library_it_loads() {
         let path = env::temp_dir().join(format!("vipmux-linker-{}", std::process::id()));
-        let told = |content: &str| {
+        let llvm_of = |content: &str| {
             std::fs::write(&path, content).unwrap();
             llvm_of_linker(&path)
         };
-        assert_eq!(told("\0libc.so.6\0libLLVM.so.22.1\0"), Some(22));
-        assert_eq!(told("libLLVMCore\0libLLVM-19.so.1\0"), Some(19));
-        assert_eq!(told("\0libc.so.6\0libLLVM"), None);
+        assert_eq!(llvm_of("\0libc.so.6\0libLLVM.so.22.1\0"), Some(22));
+        assert_eq!(llvm_of("libLLVMCore\0libLLVM-19.so.1\0"), Some(19));
+        assert_eq!(llvm_of("\0libc.so.6\0libLLVM"), None);
         std::fs::remove_file(&path).unwrap();
         assert_eq!(llvm_of_linker(&path), None);
     }

@@ -6,12 +6,12 @@
 //! be set before its announcement.
 //!
 //! ```text
-//!            gained, again           due: frames            due: frames
+//!         gained, reannounced        due: frames            due: frames
 //!  (silent) ---------------> fresh ---------------> waiting ------------+
 //!     ^                                             ^ ^ |  rounds left  |
 //!     |  lost (from everywhere)             defend  | +-|---------------+
 //!     |                                             |   | none left
-//!     +---------------------------------------------+- settled
+//!     +---------------------------------------------+- done
 //! ```
 //!
 //! [`address_probe`] asks whether another host has an address, before a VIP is put into service.

@@ -134,15 +134,15 @@ impl Advertisements {
         objects: &Objects,
         pools: &[Pool],
         nodes: &BTreeMap<NodeName, Node>,
-        told: &mut Vec<Note>,
+        notes: &mut Vec<Note>,
     ) -> Self {
-        let all = Advertisement::all(objects, told);
+        let all = Advertisement::all(objects, notes);
         if all.is_empty() {
             let everybody = Arc::new(Candidates::everybody(nodes));
             return Self { pools: vec![Arc::clone(&everybody); pools.len()], elsewhere: everybody };
         }
         for advertisement in &all {
-            advertisement.note_what_is_missing(pools, nodes, told);
+            advertisement.note_missing_targets(pools, nodes, notes);
         }
         let of = |pool: Option<&Pool>| {
             let mut candidates = Candidates::default();
@@ -153,7 +153,7 @@ impl Advertisements {
         };
         let made = Self { pools: pools.iter().map(|pool| of(Some(pool))).collect(), elsewhere: of(None) };
         for (pool, _) in pools.iter().zip(&made.pools).filter(|(_, candidates)| candidates.by.is_empty()) {
-            told.push(Note::new(
+            notes.push(Note::new(
                 pool.object(),
                 format!("its addresses are announced by nobody: {}", not_covered(pool)),
             ));
@@ -274,8 +274,8 @@ impl Advertisement {
         self.preferred.iter().filter(|(_, selector)| selector.matches(labels)).map(|(weight, _)| weight).sum()
     }
 
-    fn note_what_is_missing(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, told: &mut Vec<Note>) {
-        let mut note = |message: String| told.push(Note::new(self.object.clone(), message));
+    fn note_missing_targets(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, notes: &mut Vec<Note>) {
+        let mut note = |message: String| notes.push(Note::new(self.object.clone(), message));
         let names = self.pools.iter().flat_map(|(names, _)| names);
         for name in names.filter(|name| !pools.iter().any(|pool| pool.is_called(name))) {
             note(format!("it names pool {name}, which does not exist"));

@@ -50,7 +50,7 @@ pub struct Dialect {
     /// Its name, in messages and in the assignments.
     pub name: &'static str,
     /// The prefixes of its annotations' keys. No other annotation has them, so a key that is in no
-    /// row is misspelt.
+    /// row is misspelled.
     pub prefixes: &'static [&'static str],
     /// Its annotations.
     pub annotations: &'static [Row],

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_more_than_endpoints_takes_the_long_way() {
+    fn only_changes_of_endpoints_alone_are_applied() {
         let before = objects();
         let mut after = before.clone();
         after.nodes.remove(&node_name("node-0"));

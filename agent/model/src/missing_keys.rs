@@ -74,7 +74,7 @@ mod tests {
     type Spec<'a> = (&'a str, &'a str, serde_json::Value);
 
     /// Returns the notices for these Services of one application, each with an annotation or none.
-    fn told(services: &[Spec<'_>]) -> Vec<String> {
+    fn notices_of(services: &[Spec<'_>]) -> Vec<String> {
         let mut objects = Objects::default();
         for (name, annotation, spec) in services {
             let mut spec = spec.clone();
@@ -98,24 +98,28 @@ mod tests {
     }
 
     #[test]
-    fn a_key_on_one_protocol_or_family_alone_is_told_to_the_other() {
+    fn a_key_on_one_protocol_or_family_alone_is_noted_on_the_other() {
         let expected = "shop/a selects the same pods and has a sharing key (\"dns\" of metallb), and this one has none, so \
                         they share no address: give it the same one if they should";
-        assert_eq!(told(&[("a", KEY, of("TCP", &["IPv4"])), ("b", "", of("UDP", &["IPv4"]))]), [expected]);
-        assert_eq!(told(&[("a", KEY, of("TCP", &["IPv4"])), ("b", "", of("TCP", &["IPv6"]))]), [expected]);
+        assert_eq!(notices_of(&[("a", KEY, of("TCP", &["IPv4"])), ("b", "", of("UDP", &["IPv4"]))]), [expected]);
+        assert_eq!(notices_of(&[("a", KEY, of("TCP", &["IPv4"])), ("b", "", of("TCP", &["IPv6"]))]), [expected]);
     }
 
     #[test]
     fn siblings_that_are_meant_to_be_apart_are_left_alone() {
         let tcp = || of("TCP", &["IPv4"]);
         let udp = || of("UDP", &["IPv4"]);
-        assert_eq!(told(&[("a", KEY, tcp()), ("b", KEY, udp())]), [""; 0], "both have it");
-        assert_eq!(told(&[("a", "", tcp()), ("b", "", udp())]), [""; 0], "neither has one");
-        assert_eq!(told(&[("a", KEY, tcp()), ("b", "", tcp())]), [""; 0], "of one protocol they would clash");
+        assert_eq!(notices_of(&[("a", KEY, tcp()), ("b", KEY, udp())]), [""; 0], "both have it");
+        assert_eq!(notices_of(&[("a", "", tcp()), ("b", "", udp())]), [""; 0], "neither has one");
+        assert_eq!(notices_of(&[("a", KEY, tcp()), ("b", "", tcp())]), [""; 0], "of one protocol they would clash");
         let elsewhere = "metallb.io/loadBalancerIPs=192.0.2.1";
-        assert_eq!(told(&[("a", KEY, tcp()), ("b", elsewhere, udp())]), [""; 0], "it asks for an address of its own");
+        assert_eq!(
+            notices_of(&[("a", KEY, tcp()), ("b", elsewhere, udp())]),
+            [""; 0],
+            "it asks for an address of its own"
+        );
         let mut other = udp();
         other["selector"] = serde_json::json!({"app": "web"});
-        assert_eq!(told(&[("a", KEY, tcp()), ("b", "", other)]), [""; 0], "other pods");
+        assert_eq!(notices_of(&[("a", KEY, tcp()), ("b", "", other)]), [""; 0], "other pods");
     }
 }

@@ -73,7 +73,7 @@ mod tests {
     use crate::fixture::node_name;
 
     #[test]
-    fn what_matters_of_a_node_is_read() {
+    fn the_needed_fields_of_a_node_are_read() {
         let node = serde_json::from_value(serde_json::json!({
             "metadata": {"labels": {(EXCLUDE_LABEL): ""}},
             "spec": {"unschedulable": true},

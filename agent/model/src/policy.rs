@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_azure_restricts_and_is_not_understood_is_refused() {
+    fn an_azure_restriction_that_is_not_understood_is_refused() {
         let field = serde_json::json!({"loadBalancerSourceRanges": ["192.0.2.0/24"]});
         let message = format!("{AZURE_RANGES} and spec.loadBalancerSourceRanges are both set: use one of them");
         assert_eq!(read(&[(AZURE_RANGES, "10.0.0.0/8")], &field), Err((Reason::AmbiguousRequest, message)));
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_yes_nor_no_is_refused() {
+    fn values_other_than_true_and_false_are_refused() {
         for name in [ALL_PORTS, AZURE_ALL_PORTS, DIRECT] {
             let (reason, message) = read(&[(name, "yes")], &nothing()).unwrap_err();
             let expected = format!("{name}: \"yes\" is malformed; allowed: true or false");

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_buggy_in_ipv4_is_not_in_ipv6() {
+    fn addresses_avoided_in_ipv4_are_used_in_ipv6() {
         let spec = serde_json::json!({"addresses": ["2001:db8::fe-2001:db8::100"], "avoidBuggyIPs": true});
         let (pool, _) = pool(spec);
         assert_eq!(all(&pool, Family::V6), ["2001:db8::fe", "2001:db8::ff", "2001:db8::100"]);

@@ -31,13 +31,13 @@ pub(super) fn ingest(objects: &Objects, notes: &mut Vec<Note>) -> Vec<Pool> {
         }
     }
     pools.sort_by(|a, b| a.rank().cmp(&b.rank()));
-    settle_aliases(&mut pools, notes);
+    assign_aliases(&mut pools, notes);
     note_overlaps(&pools, notes);
     pools
 }
 
 /// Assigns each alias to one pool.
-fn settle_aliases(pools: &mut [Pool], notes: &mut Vec<Note>) {
+fn assign_aliases(pools: &mut [Pool], notes: &mut Vec<Note>) {
     let mut owners: BTreeMap<String, String> = pools.iter().map(|pool| (pool.name.clone(), pool.object())).collect();
     for pool in pools {
         let object = pool.object();

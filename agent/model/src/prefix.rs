@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_prefix_is_quoted() {
+    fn a_malformed_prefix_is_quoted() {
         for text in ["", "192.0.2.1", "192.0.2.0/33", "2001:db8::/129", "192.0.2.0/+8", "192.0.2/24", "lan", "1.2.3.4/"]
         {
             let error = text.parse::<Prefix>().unwrap_err().to_string();

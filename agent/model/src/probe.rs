@@ -126,10 +126,10 @@ impl Probes {
         let mut unused = Vec::new();
         for (port, entry) in ports.iter().filter_map(|entry| Some((tcp(entry)?, entry))) {
             let asked = Asked { annotations, number: port.number.into() };
-            let left_out = asked.said(NO_PROBE).map(|(key, text)| boolean(&key, text)).transpose()?;
-            if left_out != Some(true) && ASKING.iter().any(|setting| asked.said(setting).is_some()) {
+            let left_out = asked.annotation(NO_PROBE).map(|(key, text)| boolean(&key, text)).transpose()?;
+            if left_out != Some(true) && ASKING.iter().any(|setting| asked.annotation(setting).is_some()) {
                 let probe = asked.probe(entry, ports)?;
-                let path = asked.said(PATH).filter(|_| probe.check == Check::Tcp);
+                let path = asked.annotation(PATH).filter(|_| probe.check == Check::Tcp);
                 unused.extend(path.map(|(key, _)| (port, key)));
                 probes.of_ports.insert(port, probe);
             }
@@ -177,7 +177,7 @@ struct Asked<'a> {
 
 impl<'a> Asked<'a> {
     /// Returns the annotation that has the setting, and its value. An empty value counts as absent.
-    fn said(&self, spellings: &[&str]) -> Option<(String, &'a str)> {
+    fn annotation(&self, spellings: &[&str]) -> Option<(String, &'a str)> {
         spellings.iter().find_map(|spelling| {
             let key = of_port(spelling, self.number);
             let text = self.annotations.get(&key)?.trim();
@@ -189,11 +189,11 @@ impl<'a> Asked<'a> {
         let interval = self.count(INTERVAL, INTERVAL_SECONDS, "seconds")?;
         let failures = self.count(THRESHOLD, FAILURES, "failures")?;
         if interval.saturating_mul(failures) >= TOTAL_SECONDS {
-            let said = [INTERVAL, THRESHOLD].iter().find_map(|setting| self.said(setting));
+            let found = [INTERVAL, THRESHOLD].iter().find_map(|setting| self.annotation(setting));
             let message = format!(
                 "{}: {failures} failures in a row, {interval} s apart, take {} s to be detected; allowed: less than \
                  {TOTAL_SECONDS} s together",
-                said.map_or_else(String::new, |(key, _)| key),
+                found.map_or_else(String::new, |(key, _)| key),
                 interval.saturating_mul(failures)
             );
             return Err(Refusal::new(Reason::InvalidAnnotation, message));
@@ -203,7 +203,7 @@ impl<'a> Asked<'a> {
 
     /// Returns the setting, a whole number of at least `least`; `least` if it is left out.
     fn count(&self, setting: SettingSpellings, least: u32, what: &str) -> Result<u32, Refusal> {
-        let Some((key, text)) = self.said(setting) else { return Ok(least) };
+        let Some((key, text)) = self.annotation(setting) else { return Ok(least) };
         let number = whole(text).filter(|number| *number >= least);
         number.ok_or_else(|| invalid(&key, text, &format!("a whole number of {what}, {least} at least")))
     }
@@ -213,7 +213,7 @@ impl<'a> Asked<'a> {
     fn check(&self, entry: &api::ServicePort) -> Result<Check, Refusal> {
         let (of_one, of_all) = PROTOCOL.split_at(1);
         let application = entry.app_protocol.as_deref().filter(|text| !text.is_empty());
-        let check = match (self.said(of_one), application, self.said(of_all)) {
+        let check = match (self.annotation(of_one), application, self.annotation(of_all)) {
             (Some((key, text)), ..) | (None, None, Some((key, text))) => {
                 named(text).ok_or_else(|| invalid(&key, text, "Tcp, Http or Https"))?
             }
@@ -223,7 +223,7 @@ impl<'a> Asked<'a> {
     }
 
     fn path(&self) -> Result<String, Refusal> {
-        let Some((key, text)) = self.said(PATH) else { return Ok("/".to_owned()) };
+        let Some((key, text)) = self.annotation(PATH) else { return Ok("/".to_owned()) };
         let sound = text.starts_with('/') && text.len() <= MAX_PATH && text.bytes().all(is_of_path);
         let allowed = format!(
             "a path of at most {MAX_PATH} bytes, such as /healthz or /up?deep=1, with other characters percent-encoded"
@@ -233,7 +233,7 @@ impl<'a> Asked<'a> {
 
     fn target(&self, entry: &api::ServicePort, ports: &[api::ServicePort]) -> Result<ProbePort, Refusal> {
         let name = |entry: &api::ServicePort| entry.name.clone().unwrap_or_default();
-        let Some((key, text)) = self.said(PORT) else { return Ok(ProbePort::OfService(name(entry))) };
+        let Some((key, text)) = self.annotation(PORT) else { return Ok(ProbePort::OfService(name(entry))) };
         let mut of_tcp = ports.iter().filter_map(|entry| Some((u16::from(tcp(entry)?.number), name(entry))));
         let number = whole(text).and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0);
         let of_service = of_tcp.find(|(own, name)| name.eq_ignore_ascii_case(text) || Some(*own) == number);

@@ -25,11 +25,11 @@ impl PublishedStatus {
     pub fn of(service: &api::Service) -> Self {
         let Some(status) = &service.status else { return Self::default() };
         let ingress = status.load_balancer.as_ref().and_then(|balancer| balancer.ingress.as_deref());
-        let told = status.conditions.iter().flatten().find(|condition| condition.type_ == ALLOCATED);
-        let observed = told.and_then(|told| told.observed_generation);
+        let allocated = status.conditions.iter().flatten().find(|condition| condition.type_ == ALLOCATED);
+        let observed = allocated.and_then(|condition| condition.observed_generation);
         Self {
             addresses: Self::of_ingress(ingress.unwrap_or_default()),
-            given: told.map(|told| told.status == "True"),
+            given: allocated.map(|condition| condition.status == "True"),
             outdated: observed.zip(service.metadata.generation).is_some_and(|(observed, now)| observed < now),
         }
     }

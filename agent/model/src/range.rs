@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_refused_with_its_text() {
+    fn a_malformed_range_is_refused_with_its_text() {
         for text in
             ["", "x", "192.0.2", "192.0.2.0/33", "192.0.2.0/+4", "2001:db8::/129", "192.0.2.0/", "1-2", "1.2.3.4/-1"]
         {
@@ -235,14 +235,14 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_merge_and_families_do_not() {
+    fn neighbors_merge_and_families_do_not() {
         let range = |text: &str| text.parse::<AddressRange>().unwrap();
         assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.2/31")), Some(range("192.0.2.0/30")));
         assert_eq!(range("192.0.2.0/31").merged(range("192.0.2.3/32")), None);
     }
 
     #[test]
-    fn the_subnet_routers_anycast_address_is_told() {
+    fn the_subnet_routers_anycast_address_is_recognized() {
         let anycast = |text: &str| is_anycast(vip(text).number());
         assert!(anycast("2001:db8::") && anycast("2001:db8:0:1::"));
         let of = |prefix| subnet_anycast("2001:db8::1:17".parse().unwrap(), prefix).map(|address| address.to_string());

@@ -56,7 +56,7 @@ pub struct Service {
     /// what it holds. So a typing error in an annotation does not give its address to another
     /// Service.
     pub fault: Option<Refusal>,
-    /// Notices for its owner that stop nothing: annotations without effect here, misspelt ones, a
+    /// Notices for its owner that stop nothing: annotations without effect here, misspelled ones, a
     /// key or an address for only one family.
     pub notices: Vec<String>,
     /// Its published status.
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_family_is_listed_the_addresses_asked_for_tell() {
+    fn without_listed_families_the_requested_addresses_decide() {
         for (address, policy, expected) in [
             ("2001:db8::1", None, Families::Single(Family::V6)),
             ("192.0.2.1", None, Families::Single(Family::V4)),
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_one_family_alone_is_told_where_both_could_be_had() {
+    fn an_address_of_one_family_alone_is_noted_where_both_could_be_had() {
         let notices = |policy: &str| {
             let spec = serde_json::json!({
                 "ports": [{"port": 1}], "ipFamilies": ["IPv4"], "ipFamilyPolicy": policy, "loadBalancerIP": "192.0.2.1",

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_tag_is_told() {
+    fn a_malformed_tag_is_reported() {
         let long = format!("{}=192.0.2.0/24", "a".repeat(81));
         for (text, message) in [
             ("office", "\"office\" is no service tag such as"),

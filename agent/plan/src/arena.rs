@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbouring_ranges_that_have_rested_become_one_gap() {
+    fn neighboring_ranges_that_have_rested_become_one_gap() {
         let mut arena = Arena::new(30);
         for range in [range(0, 10), range(10, 10), range(20, 10)] {
             used(&mut arena, range);

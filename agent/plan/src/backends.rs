@@ -185,8 +185,8 @@ impl<'a> BackendPlanner<'a> {
             if flags != entry.flags {
                 let stage = if ready { &mut backends.arrivals } else { &mut backends.drained };
                 stage.push(Step::Backend(index, abi::Backend { flags, ..*entry }));
-                let stale_epochs = is_vouched_for(entry.flags) && !is_vouched_for(flags);
-                backends.stale_epochs.extend(stale_epochs.then_some(entry.node));
+                let ends_epoch = is_vouched_for(entry.flags) && !is_vouched_for(flags);
+                backends.stale_epochs.extend(ends_epoch.then_some(entry.node));
             }
         }
         backends.tables = self.tables.into_steps();

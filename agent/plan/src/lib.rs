@@ -23,7 +23,7 @@
 //! | `rest`, `capacity`, `error`, `step` | the steps, and why some are missing |
 //! | `arena`, `index_pool`, `endpoints`, `sources` | free and used places of one kind |
 //! | `entries`, `mirror` | the entries of all maps, as read and as remembered |
-//! | `reachability`, `reached`, `observed` | the mirror, and the desired state that was last reached |
+//! | `reachability`, `reached`, `observed` | the mirror, and the last reached desired state |
 //! | `nodes`, `vips`, `backends`, `services` | the steps for one map or a few each |
 //! | `differences` | the comparison of maps and mirror for the self-check |
 

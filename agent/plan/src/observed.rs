@@ -44,8 +44,8 @@ impl Observed {
         Self::new(MapMirror::empty(capacities, config))
     }
 
-    /// Returns the mirror of maps that another agent left behind. Whatever they hold, plans repair
-    /// it.
+    /// Returns the mirror of maps that another agent left behind. Plans repair them, whatever they
+    /// hold.
     pub fn from_entries(capacities: Capacities, entries: MapEntries) -> Self {
         Self::new(MapMirror::from_entries(capacities, entries))
     }

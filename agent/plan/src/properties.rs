@@ -257,23 +257,23 @@ impl World {
         questions().map(|(claim, hash, table)| self.kernel.look_up(&claim, hash, table).0).collect()
     }
 
-    fn terms(&self) -> Vec<Option<[ServiceSettings; 2]>> {
-        claims().map(|claim| self.kernel.terms(&claim)).collect()
+    fn settings(&self) -> Vec<Option<[ServiceSettings; 2]>> {
+        claims().map(|claim| self.kernel.settings(&claim)).collect()
     }
 
     /// Checks that each of a claim's two settings is the old one or the new one. If a claim found
     /// no room, only the source ranges may be new.
-    fn check_terms(&self, before: &[Option<[ServiceSettings; 2]>], desired: &Desired, plan: &Plan, step: &Step) {
+    fn check_settings(&self, before: &[Option<[ServiceSettings; 2]>], desired: &Desired, plan: &Plan, step: &Step) {
         for (claim, before) in claims().zip(before) {
             let after = expected_settings(desired, &claim);
             let refused = refuses(plan, &claim);
-            for (i, now) in self.kernel.terms(&claim).iter().flatten().enumerate() {
-                let is = |terms: &Option<[ServiceSettings; 2]>| {
-                    terms.as_ref().is_some_and(|terms| match (&terms[i], now) {
-                        (ServiceSettings::State(a, .., a_lets), ServiceSettings::State(b, .., b_lets)) if refused => {
-                            (a, a_lets) == (b, b_lets)
+            for (i, now) in self.kernel.settings(&claim).iter().flatten().enumerate() {
+                let is = |settings: &Option<[ServiceSettings; 2]>| {
+                    settings.as_ref().is_some_and(|settings| match (&settings[i], now) {
+                        (ServiceSettings::State(a, .., a_from), ServiceSettings::State(b, .., b_from)) if refused => {
+                            (a, a_from) == (b, b_from)
                         }
-                        (terms, now) => terms == now,
+                        (settings, now) => settings == now,
                     })
                 };
                 assert!(
@@ -309,9 +309,9 @@ impl World {
     /// flows cannot be those of that index.
     fn check_the_long_way(&self, desired: &Desired, plan: &Plan) {
         if self.observed.reached.is_complete() {
-            let mut stale_epochs = self.observed.clone();
-            stale_epochs.reached = ReachedState::default();
-            let long = super::plan(desired, &stale_epochs, self.now).unwrap();
+            let mut without_reached = self.observed.clone();
+            without_reached.reached = ReachedState::default();
+            let long = super::plan(desired, &without_reached, self.now).unwrap();
             let missing: Vec<_> = long.steps.iter().filter(|step| !plan.steps.contains(step)).collect();
             let excess: Vec<_> = plan.steps.iter().filter(|step| !long.steps.contains(step)).collect();
             assert!(*plan == long, "the short way lacks {missing:?} and has {excess:?}");
@@ -325,7 +325,7 @@ impl World {
 
     fn execute(&mut self, plan: &Plan, count: usize, desired: &Desired) {
         let before = self.answers();
-        let terms = self.terms();
+        let settings = self.settings();
         let after: Vec<_> = questions().map(|(claim, hash, table)| expected(desired, &claim, hash, table)).collect();
         for step in &plan.steps[..count] {
             self.now += Duration::from_millis(1);
@@ -342,7 +342,7 @@ impl World {
                     assert_eq!(*first, answer, "a record has two meanings after {step:?}");
                 }
             }
-            self.check_terms(&terms, desired, plan, step);
+            self.check_settings(&settings, desired, plan, step);
             for (flow, answer) in &self.flows {
                 let now = self.kernel.follow(flow);
                 assert!(now.as_ref().is_none_or(|now| now == answer), "a flow went astray after {step:?}");
@@ -360,13 +360,14 @@ impl World {
             assert!(right, "{claim}: {answer:?}, not {expected:?}");
         }
         for claim in claims().filter(|claim| !refuses(plan, claim)) {
-            assert_eq!(self.kernel.terms(&claim), expected_settings(desired, &claim), "{claim}");
+            assert_eq!(self.kernel.settings(&claim), expected_settings(desired, &claim), "{claim}");
         }
         if plan.refused.is_empty() {
-            let (told, expected) = (self.kernel.failing(), expected_failing(desired, &self.kernel));
+            let (found, expected) = (self.kernel.failing(), expected_failing(desired, &self.kernel));
             // For draining endpoints, see above.
-            let right = if self.observed.reached.is_complete() { told == expected } else { told.is_subset(&expected) };
-            assert!(right, "{told:?} are said to fail, and {expected:?} do");
+            let right =
+                if self.observed.reached.is_complete() { found == expected } else { found.is_subset(&expected) };
+            assert!(right, "{found:?} are marked as failing, and {expected:?} fail");
             // Sets that nothing refers to may have rested by then, or not.
             let work = |step: &Step| !matches!(step, Step::SourceRange(_, false));
             let again = |observed| super::plan(desired, observed, self.now).unwrap().steps.into_iter().find(work);

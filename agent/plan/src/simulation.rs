@@ -240,14 +240,14 @@ impl Kernel {
     }
 
     /// Returns the settings in a claim's revision and its state.
-    pub(super) fn terms(&self, claim: &PortClaim) -> Option<[ServiceSettings; 2]> {
+    pub(super) fn settings(&self, claim: &PortClaim) -> Option<[ServiceSettings; 2]> {
         let value = self.revision(self.entries.vips.get(&claim.vip.address().into())?, claim)?;
         let owner = self.entries.service_names[&value.slot].clone();
         let state = self.entries.service_states[&value.slot];
-        let let_in = CLIENTS.into_iter().filter(|client| state.ranges == 0 || self.matches(state.ranges, *client));
+        let admitted = CLIENTS.into_iter().filter(|client| state.ranges == 0 || self.matches(state.ranges, *client));
         let direct = state.flags & abi::SERVICE_DIRECT != 0;
-        let terms = ServiceSettings::State(owner.clone(), state.idle, direct, let_in.collect());
-        Some([ServiceSettings::Revision(owner, value.affinity), terms])
+        let of_state = ServiceSettings::State(owner.clone(), state.idle, direct, admitted.collect());
+        Some([ServiceSettings::Revision(owner, value.affinity), of_state])
     }
 
     /// Whether a prefix of the set matches. Compares bit by bit, as the trie does.

@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_mean_what_they_were_made_from_and_others_nothing() {
+    fn each_code_is_of_one_value_and_unknown_codes_of_none() {
         macro_rules! check {
             ($($name:ident),*) => {
                 $(

@@ -38,7 +38,7 @@ impl<'a> AllocationRun<'a> {
     pub(super) fn automatic(&mut self, service: &'a Service) -> Result<BTreeSet<Vip>, Refusal> {
         match service.families {
             Families::Single(family) => self.one(family, service),
-            Families::RequireDual => self.pair(service).map_err(|denial| match denial {
+            Families::RequireDual => self.pair(service).map_err(|refused| match refused {
                 NoPair::Waits(refusal) | NoPair::NoPool(refusal) => refusal,
                 NoPair::Full(free_addresses, clash) => self.exhausted(service, &Family::ALL, &free_addresses, clash),
             }),

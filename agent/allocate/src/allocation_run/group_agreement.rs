@@ -19,7 +19,7 @@ use vipmux_model::{
 
 /// Two members of a group with different settings.
 struct Disagreement<'s> {
-    what: &'s str,
+    setting: &'s str,
     /// The value of the Service in question.
     own: Option<&'s str>,
     other: Option<&'s str>,
@@ -31,19 +31,19 @@ struct Disagreement<'s> {
 impl<'s> Disagreement<'s> {
     fn new(key: &'s SharingKey, own: &'s GroupSettings, by: &'s Occupant) -> Option<Self> {
         let other = &by.snapshot.alike;
-        let said: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
-        let what = said.into_iter().find(|what| own.get(*what) != other.get(*what))?;
-        let of = |alike: &'s GroupSettings| alike.get(what).map(String::as_str);
-        Some(Self { what, own: of(own), other: of(other), by: &by.name, key })
+        let names: BTreeSet<&String> = own.keys().chain(other.keys()).collect();
+        let setting = names.into_iter().find(|setting| own.get(*setting) != other.get(*setting))?;
+        let of = |alike: &'s GroupSettings| alike.get(setting).map(String::as_str);
+        Some(Self { setting, own: of(own), other: of(other), by: &by.name, key })
     }
 }
 
 impl fmt::Display for Disagreement<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = |value: Option<&str>| value.map_or_else(|| "not set".to_owned(), quoted);
-        let Self { what, own, other, by, key } = self;
+        let Self { setting, own, other, by, key } = self;
         let (own, other, key) = (shown(*own), shown(*other), key.shown());
-        write!(f, "{what} is {own} here and {other} on {by}, and must be the same with the sharing key {key}")
+        write!(f, "{setting} is {own} here and {other} on {by}, and must be the same with the sharing key {key}")
     }
 }
 

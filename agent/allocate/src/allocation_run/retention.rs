@@ -25,7 +25,7 @@ enum HolderChange {
     Faulty,
     /// It is not known for which request it got its addresses.
     Unknown,
-    /// Both of the above.
+    /// Both [`Self::Faulty`] and [`Self::Unknown`].
     UnknownFaulty,
     /// It is not known for which request it got its addresses, and its spec was edited since.
     Outdated,
@@ -40,7 +40,7 @@ impl HolderChange {
             (None, Some(_)) => Self::UnknownFaulty,
             (None, None) if service.status.outdated => Self::Outdated,
             (None, None) => Self::Unknown,
-            (Some(snapshot), None) if snapshot.are_exceeded_by(service) => Self::Changed,
+            (Some(snapshot), None) if snapshot.is_exceeded_by(service) => Self::Changed,
             (Some(_), None) => Self::Unchanged,
         }
     }
@@ -74,7 +74,7 @@ impl<'a> AllocationRun<'a> {
     /// Moves a Service with a new key to addresses of its new group. Returns whether it moved or
     /// has to wait for its group.
     fn changed_group(&mut self, service: &'a Service, held: &PreviousAssignment) -> bool {
-        let regrouped = held.snapshot.as_ref().is_some_and(|snapshot| snapshot.are_of_another_group_than(service));
+        let regrouped = held.snapshot.as_ref().is_some_and(|snapshot| snapshot.is_of_another_group_than(service));
         if !regrouped || !service.request.addresses.is_empty() || service.fault.is_some() {
             return false;
         }

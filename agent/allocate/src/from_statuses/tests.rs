@@ -68,7 +68,7 @@ fn an_edit_takes_nothing_from_anybody_before_the_allocator_has_judged_it() {
 }
 
 #[test]
-fn what_is_in_no_pool_is_trusted_where_anybody_gives_addresses() {
+fn an_address_in_no_pool_is_trusted_where_anybody_gives_addresses() {
     let cluster = lan().service("shop/a", &["80/TCP"], &[]).showing("shop/a", "198.51.100.7");
     assert_eq!(outcome(&cluster, StatusAuthor::Allocator), "shop/a:Unallocated");
     assert_eq!(outcome(&cluster, StatusAuthor::Anyone), "shop/a=198.51.100.7");
@@ -88,9 +88,9 @@ fn a_nodes_address_is_nobodys() {
 }
 
 #[test]
-fn why_a_service_waits_is_what_the_allocator_said() {
+fn the_reason_of_a_waiting_service_is_the_allocators() {
     let cluster = lan().service("shop/a", &["80/TCP"], &[]);
-    let said = Refusal::new(Reason::PoolExhausted, "pool lan is full");
-    let allocation = allocation_from_statuses(&cluster.model(), StatusAuthor::Allocator, |_| Some(said.clone()));
-    assert_eq!(allocation.refusals[&service_name("shop/a")], said);
+    let refusal = Refusal::new(Reason::PoolExhausted, "pool lan is full");
+    let allocation = allocation_from_statuses(&cluster.model(), StatusAuthor::Allocator, |_| Some(refusal.clone()));
+    assert_eq!(allocation.refusals[&service_name("shop/a")], refusal);
 }

@@ -24,7 +24,7 @@ pub(super) struct GroupAddresses {
     /// pair gets another partner.
     taken_below: BTreeMap<Port, Vip>,
     /// Below this address, each address of the group carries a label.
-    labelled_below: Option<Vip>,
+    labeled_below: Option<Vip>,
     /// Below this address, each address of the group has a partner.
     paired_below: Option<Vip>,
 }
@@ -83,7 +83,7 @@ impl GroupAddresses {
     /// Records that a port or label may be free on the address, or that it may have lost its
     /// partner.
     pub(super) fn reopen(&mut self, vip: Vip) {
-        let others = self.labelled_below.iter_mut().chain(&mut self.paired_below);
+        let others = self.labeled_below.iter_mut().chain(&mut self.paired_below);
         for limit in self.taken_below.values_mut().chain(others) {
             *limit = vip.min(*limit);
         }
@@ -122,11 +122,11 @@ impl GroupAddresses {
         limit
     }
 
-    /// Returns an address below which each address of the group carries a label. `labelled` says
+    /// Returns an address below which each address of the group carries a label. `labeled` says
     /// whether an address does.
-    pub(super) fn labelled_below(&mut self, labelled: impl FnMut(Vip) -> bool) -> Vip {
-        let limit = self.none_below(self.labelled_below, labelled);
-        self.labelled_below = Some(limit);
+    pub(super) fn labeled_below(&mut self, labeled: impl FnMut(Vip) -> bool) -> Vip {
+        let limit = self.none_below(self.labeled_below, labeled);
+        self.labeled_below = Some(limit);
         limit
     }
 
@@ -194,7 +194,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whoever_may_share_is_found(
+        fn a_service_that_may_share_is_found(
             members in collection::vec((any::<u8>(), member()), 0..20),
             asking in member(),
             from in option_of_vip(),
@@ -215,7 +215,7 @@ mod tests {
         }
 
         #[test]
-        fn whoever_goes_leaves_nothing_behind(members in collection::vec((any::<u8>(), member()), 0..20)) {
+        fn a_removed_service_leaves_nothing_behind(members in collection::vec((any::<u8>(), member()), 0..20)) {
             let mut group = GroupAddresses::default();
             for (last, (namespace, sharing)) in &members {
                 group.add(vip4(*last), namespace, scope(sharing));

@@ -20,7 +20,7 @@ pub(crate) struct Occupants {
     claims: BTreeMap<Port, Arc<Occupant>>,
     all: BTreeSet<Arc<Occupant>>,
     /// The Services that have a label. All have the same one.
-    labelled: BTreeSet<Arc<Occupant>>,
+    labeled: BTreeSet<Arc<Occupant>>,
     by_sharing: BySharing,
 }
 
@@ -38,7 +38,7 @@ impl Occupants {
         self.claims.extend(occupant.snapshot.ports.iter().map(|port| (*port, Arc::clone(occupant))));
         self.all.insert(Arc::clone(occupant));
         if occupant.snapshot.label.is_some() {
-            self.labelled.insert(Arc::clone(occupant));
+            self.labeled.insert(Arc::clone(occupant));
         }
         self.by_sharing.add(occupant);
     }
@@ -48,7 +48,7 @@ impl Occupants {
             self.claims.remove(port);
         }
         self.all.remove(occupant);
-        self.labelled.remove(occupant);
+        self.labeled.remove(occupant);
         self.by_sharing.remove(occupant);
     }
 
@@ -64,8 +64,8 @@ impl Occupants {
     }
 
     /// Whether the address has a label.
-    pub(super) fn is_labelled(&self) -> bool {
-        !self.labelled.is_empty()
+    pub(super) fn is_labeled(&self) -> bool {
+        !self.labeled.is_empty()
     }
 
     /// Whether the port is taken.
@@ -82,7 +82,7 @@ impl Occupants {
 
     fn other_label(&self, service: &Service) -> Option<Clash<'_>> {
         let wanted = service.request.label.as_deref()?;
-        let owner = self.labelled.iter().find(|occupant| occupant.name != service.name)?;
+        let owner = self.labeled.iter().find(|occupant| occupant.name != service.name)?;
         let label = owner.snapshot.label.as_deref().filter(|label| *label != wanted)?;
         Some(Clash::Label(label, owner))
     }

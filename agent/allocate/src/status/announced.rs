@@ -29,25 +29,25 @@ pub(super) fn not_served() -> DesiredCondition {
 }
 
 /// Returns the condition of a Service with these addresses.
-pub(super) fn announced(addresses: &BTreeSet<Vip>, view: StatusInputs<'_>) -> DesiredCondition {
-    let each: Vec<_> = addresses.iter().map(|vip| of(*vip, view)).collect();
+pub(super) fn announced(addresses: &BTreeSet<Vip>, inputs: StatusInputs<'_>) -> DesiredCondition {
+    let each: Vec<_> = addresses.iter().map(|vip| of(*vip, inputs)).collect();
     let message = each.iter().map(|(_, _, text)| text.as_str()).collect::<Vec<_>>().join(", ");
     // The worst address decides for the Service.
     let worst = [ConditionStatus::False, ConditionStatus::Unknown]
         .into_iter()
-        .find_map(|truth| each.iter().find(|it| it.0 == truth));
-    let (truth, reason) = worst.map_or((ConditionStatus::True, LED), |(truth, reason, _)| (*truth, *reason));
-    DesiredCondition::new(truth, reason, message)
+        .find_map(|status| each.iter().find(|it| it.0 == status));
+    let (status, reason) = worst.map_or((ConditionStatus::True, LED), |(status, reason, _)| (*status, *reason));
+    DesiredCondition::new(status, reason, message)
 }
 
-fn of(vip: Vip, view: StatusInputs<'_>) -> (ConditionStatus, &'static str, String) {
-    match view.leaders.get(&vip) {
-        Some(node) if is_ready(node, view) => (ConditionStatus::True, LED, format!("{vip} by {node}")),
+fn of(vip: Vip, inputs: StatusInputs<'_>) -> (ConditionStatus, &'static str, String) {
+    match inputs.leaders.get(&vip) {
+        Some(node) if is_ready(node, inputs) => (ConditionStatus::True, LED, format!("{vip} by {node}")),
         Some(node) => {
             let text = format!("{vip} by {node} (last known leader, node not ready)");
             (ConditionStatus::Unknown, LEADER_NOT_READY, text)
         }
-        None => match view.model.silence(vip) {
+        None => match inputs.model.silence(vip) {
             Some(why) => (ConditionStatus::False, NOT_COVERED, format!("{vip} by nobody: {why}")),
             None => (ConditionStatus::False, NO_LEADER, format!("{vip} by nobody yet")),
         },
@@ -56,8 +56,8 @@ fn of(vip: Vip, view: StatusInputs<'_>) -> (ConditionStatus, &'static str, Strin
 
 /// Whether the node exists and its kubelet does not say that it is not ready. A Node without a
 /// kubelet has no such condition.
-fn is_ready(name: &NodeName, view: StatusInputs<'_>) -> bool {
-    let Some(node) = view.objects.nodes.get(name) else { return false };
+fn is_ready(name: &NodeName, inputs: StatusInputs<'_>) -> bool {
+    let Some(node) = inputs.objects.nodes.get(name) else { return false };
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.filter(|condition| condition.type_ == "Ready").all(|condition| condition.status == "True")
 }

@@ -10,16 +10,16 @@ use vipmux_model::{
 };
 
 /// Returns the desired status of each VipPool.
-pub fn pools(view: StatusInputs<'_>) -> BTreeMap<String, VipPoolStatus> {
-    let used = UsedAddresses::of(view);
-    let own = view.model.pools.iter().enumerate().filter(|(_, pool)| pool.kind == PoolKind::VipPool);
+pub fn pools(inputs: StatusInputs<'_>) -> BTreeMap<String, VipPoolStatus> {
+    let used = UsedAddresses::of(inputs);
+    let own = inputs.model.pools.iter().enumerate().filter(|(_, pool)| pool.kind == PoolKind::VipPool);
     own.map(|(index, pool)| {
-        let generation = view.objects.vip_pools.get(&pool.name).and_then(|object| object.metadata.generation);
+        let generation = inputs.objects.vip_pools.get(&pool.name).and_then(|object| object.metadata.generation);
         let status = VipPoolStatus {
             observed_generation: generation,
             ipv4: used.usage(index, pool, Family::V4),
             ipv6: used.usage(index, pool, Family::V6),
-            leading: leading(used.of_pool(index), view),
+            leading: leading(used.of_pool(index), inputs),
         };
         (pool.name.clone(), status)
     })
@@ -27,13 +27,13 @@ pub fn pools(view: StatusInputs<'_>) -> BTreeMap<String, VipPoolStatus> {
 }
 
 /// Returns the desired status of each VipPolicy.
-pub fn policies(view: StatusInputs<'_>) -> BTreeMap<String, VipPolicyStatus> {
-    let used = UsedAddresses::of(view);
+pub fn policies(inputs: StatusInputs<'_>) -> BTreeMap<String, VipPolicyStatus> {
+    let used = UsedAddresses::of(inputs);
     let status = |name: &String| {
         let object = format!("VipPolicy {name}");
-        let all = view.model.pools.iter().enumerate();
+        let all = inputs.model.pools.iter().enumerate();
         let covered: Vec<_> =
-            all.filter(|(index, _)| view.model.advertisements.of(Some(*index)).is_by(&object)).collect();
+            all.filter(|(index, _)| inputs.model.advertisements.of(Some(*index)).is_by(&object)).collect();
         let usages =
             covered.iter().flat_map(|(index, pool)| Family::ALL.map(|family| used.usage(*index, pool, family)));
         let usage = usages.flatten().fold(Usage::default(), |sum, usage| Usage {
@@ -41,25 +41,25 @@ pub fn policies(view: StatusInputs<'_>) -> BTreeMap<String, VipPolicyStatus> {
             used: sum.used.saturating_add(usage.used),
         });
         VipPolicyStatus {
-            observed_generation: view.objects.vip_policies.get(name).and_then(|object| object.metadata.generation),
+            observed_generation: inputs.objects.vip_policies.get(name).and_then(|object| object.metadata.generation),
             pools: covered.iter().map(|(_, pool)| pool.name.clone()).collect(),
             usage: Some(usage),
-            leading: leading(covered.iter().flat_map(|(index, _)| used.of_pool(*index)), view),
+            leading: leading(covered.iter().flat_map(|(index, _)| used.of_pool(*index)), inputs),
         }
     };
-    view.objects.vip_policies.keys().map(|name| (name.clone(), status(name))).collect()
+    inputs.objects.vip_policies.keys().map(|name| (name.clone(), status(name))).collect()
 }
 
 /// The addresses that Services hold, by the index of their pool.
 struct UsedAddresses(BTreeMap<usize, BTreeSet<Vip>>);
 
 impl UsedAddresses {
-    fn of(view: StatusInputs<'_>) -> Self {
+    fn of(inputs: StatusInputs<'_>) -> Self {
         let mut held: BTreeMap<usize, BTreeSet<Vip>> = BTreeMap::new();
-        let assigned = view.allocation.assignments.values().flat_map(|assignment| &assignment.addresses);
-        let withheld = view.allocation.withheld.values().flat_map(|held| &held.addresses);
+        let assigned = inputs.allocation.assignments.values().flat_map(|assignment| &assignment.addresses);
+        let withheld = inputs.allocation.withheld.values().flat_map(|held| &held.addresses);
         for vip in assigned.chain(withheld) {
-            if let Some(pool) = view.model.pool_of(*vip) {
+            if let Some(pool) = inputs.model.pool_of(*vip) {
                 held.entry(pool).or_default().insert(*vip);
             }
         }
@@ -80,10 +80,10 @@ impl UsedAddresses {
 }
 
 /// Returns the leaders of these VIPs, by node. VIPs without a leader come first.
-fn leading(vips: impl Iterator<Item = Vip>, view: StatusInputs<'_>) -> Vec<Leading> {
+fn leading(vips: impl Iterator<Item = Vip>, inputs: StatusInputs<'_>) -> Vec<Leading> {
     let mut led: BTreeMap<&str, BTreeSet<Vip>> = BTreeMap::new();
     for vip in vips {
-        let node = view.leaders.get(&vip).map_or("", vipmux_model::NodeName::as_str);
+        let node = inputs.leaders.get(&vip).map_or("", vipmux_model::NodeName::as_str);
         led.entry(node).or_default().insert(vip);
     }
     let one = |(node, vips): (&str, BTreeSet<Vip>)| Leading {

@@ -46,10 +46,10 @@ pub enum StatusDifference {
 impl DesiredStatus {
     /// Returns the desired status of this Service; `None` if it is not vipmux's. `foreign` is
     /// another controller's status in the Service.
-    pub fn of(name: &ServiceName, view: StatusInputs<'_>, foreign: Option<&ForeignStatus>) -> Option<Self> {
-        let StatusInputs { model, allocation, .. } = view;
+    pub fn of(name: &ServiceName, inputs: StatusInputs<'_>, foreign: Option<&ForeignStatus>) -> Option<Self> {
+        let StatusInputs { model, allocation, .. } = inputs;
         let desired = match (allocation.assignments.get(name), allocation.refusals.get(name)) {
-            (Some(assignment), _) => Self::assigned(name, assignment, view),
+            (Some(assignment), _) => Self::assigned(name, assignment, inputs),
             (None, Some(refusal)) => match allocation.withheld.get(name) {
                 Some(held) => Self::withheld(refusal, &held.addresses),
                 None => Self::refused(refusal),
@@ -57,15 +57,15 @@ impl DesiredStatus {
             (None, None) => return None,
         };
         let notices = model.services.get(name).map(|service| service.notices.as_slice()).unwrap_or_default();
-        Some(desired.beside(foreign, view).noting(notices))
+        Some(desired.beside(foreign, inputs).noting(notices))
     }
 
-    fn assigned(name: &ServiceName, assignment: &Assignment, view: StatusInputs<'_>) -> Self {
-        let message = noted(given(name, assignment, view.model), &assignment.warnings);
+    fn assigned(name: &ServiceName, assignment: &Assignment, inputs: StatusInputs<'_>) -> Self {
+        let message = noted(given(name, assignment, inputs.model), &assignment.warnings);
         Self {
             ingress: Some(assignment.addresses.clone()),
             allocated: DesiredCondition::new(ConditionStatus::True, assignment.reason.to_string(), message),
-            announced: announced::announced(&assignment.addresses, view),
+            announced: announced::announced(&assignment.addresses, inputs),
             warning: !assignment.is_as_asked() || !assignment.warnings.is_empty(),
         }
     }
@@ -97,7 +97,7 @@ impl DesiredStatus {
     }
 
     /// Adapts the status to one that another controller wrote, which is not overwritten.
-    fn beside(mut self, foreign: Option<&ForeignStatus>, view: StatusInputs<'_>) -> Self {
+    fn beside(mut self, foreign: Option<&ForeignStatus>, inputs: StatusInputs<'_>) -> Self {
         let Some(ForeignStatus { manager, shown, addresses }) = foreign else { return self };
         let given = self.ingress.take().unwrap_or_default();
         let message = format!(
@@ -111,7 +111,7 @@ impl DesiredStatus {
             self.allocated = DesiredCondition::new(ConditionStatus::False, FOREIGN_STATUS, message);
         }
         if !addresses.is_empty() {
-            self.announced = announced::announced(addresses, view);
+            self.announced = announced::announced(addresses, inputs);
         }
         self.warning = true;
         self

@@ -34,7 +34,7 @@ impl Whole {
         Self { objects: server.objects.clone(), model, allocation, leaders: server.leaders.clone() }
     }
 
-    fn view(&self) -> StatusInputs<'_> {
+    fn inputs(&self) -> StatusInputs<'_> {
         StatusInputs {
             objects: &self.objects,
             model: &self.model,
@@ -44,7 +44,7 @@ impl Whole {
     }
 
     fn desired(&self, service: &str) -> DesiredStatus {
-        DesiredStatus::of(&service_name(service), self.view(), None).unwrap()
+        DesiredStatus::of(&service_name(service), self.inputs(), None).unwrap()
     }
 }
 
@@ -79,7 +79,7 @@ fn lines(desired: &DesiredStatus) -> Vec<String> {
 }
 
 #[test]
-fn each_outcome_is_told() {
+fn each_outcome_is_reported() {
     let mut server = Server::new(&["192.0.2.10-192.0.2.11"]);
     server.put("alone", 80, &[("vipmux.io/addresses", "192.0.2.10")]);
     server.put("web-a", 80, &[KEY, ("vipmux.io/addresses", "192.0.2.11")]);
@@ -116,11 +116,11 @@ fn each_outcome_is_told() {
             "{condition:?}"
         );
     }
-    assert_eq!(DesiredStatus::of(&service_name("absent"), whole.view(), None), None);
+    assert_eq!(DesiredStatus::of(&service_name("absent"), whole.inputs(), None), None);
 }
 
 #[test]
-fn who_comes_to_share_changes_no_other_statement() {
+fn a_new_sharer_changes_no_other_status() {
     let mut server = Server::new(&["192.0.2.10-192.0.2.11"]);
     server.put("a", 80, &[KEY]);
     server.put("b", 81, &[KEY]);
@@ -132,7 +132,7 @@ fn who_comes_to_share_changes_no_other_statement() {
 }
 
 #[test]
-fn who_announces_is_told_for_each_address_and_the_worst_tells_the_whole() {
+fn announcers_are_reported_per_address_and_the_worst_decides_the_condition() {
     let mut server = Server::new(&["192.0.2.10", "2001:db8::10"]);
     server.put("a", 80, &[]);
     server.write("a", |object| {
@@ -241,7 +241,7 @@ fn another_controller_is_named_and_left_alone() {
     let service = object(&server, "a");
     let foreign = ForeignStatus::of(&service, "metallb-controller");
     let whole = Whole::of(&server);
-    let desired = DesiredStatus::of(&service_name("a"), whole.view(), Some(&foreign)).unwrap();
+    let desired = DesiredStatus::of(&service_name("a"), whole.inputs(), Some(&foreign)).unwrap();
     assert_eq!(
         lines(&desired),
         [
@@ -273,7 +273,7 @@ fn the_page_tells_of_each_reason() {
 }
 
 #[test]
-fn what_is_told_too_long_is_cut() {
+fn messages_that_are_too_long_are_cut() {
     let condition = DesiredCondition::new(ConditionStatus::False, "X", "ä".repeat(5_000));
     assert!(condition.message.len() <= 4_096 && condition.message.ends_with("ä ..."));
     assert!(EventContent::new(EventType::Normal, "X", "ä".repeat(5_000)).note.len() <= 1_024);
@@ -293,19 +293,19 @@ fn a_service_that_cannot_be_read_keeps_its_address_in_its_status() {
 }
 
 #[test]
-fn an_event_tells_what_is_new_and_nothing_twice() {
+fn an_event_reports_only_changes_and_each_once() {
     let mut server = Server::new(&["192.0.2.10"]);
     let news = |server: &Server, service: &str| {
         let desired = Whole::of(server).desired(service);
         EventContent::of(&object(server, service), &desired).map(|news| (news.event_type, news.reason))
     };
-    let some = |weight, reason: &str| Some((weight, reason.to_owned()));
+    let some = |event_type, reason: &str| Some((event_type, reason.to_owned()));
     server.put("a", 80, &[KEY]);
     assert_eq!(news(&server, "a"), some(EventType::Normal, "Allocated"));
     write(&mut server, "a", 1);
     assert_eq!(news(&server, "a"), None);
     server.lead("192.0.2.10", "n1");
-    assert_eq!(news(&server, "a"), None, "who leads is told by the condition");
+    assert_eq!(news(&server, "a"), None, "the condition shows who leads");
     server.put("b", 443, &[KEY]);
     assert_eq!(news(&server, "a"), some(EventType::Normal, "Shared"));
     server.put("c", 443, &[KEY]);
@@ -336,7 +336,7 @@ fn pools_and_policies_tell_what_is_used_and_led() {
     server.lead("192.0.2.12", "n1");
     server.lead("192.0.2.10", "n1");
     let whole = Whole::of(&server);
-    let pools = pools(whole.view());
+    let pools = pools(whole.inputs());
     let usage = |capacity, used| Some(Usage { capacity, used });
     let leading = |node: &str, addresses: &[&str]| Leading {
         node: node.to_owned(),
@@ -347,7 +347,7 @@ fn pools_and_policies_tell_what_is_used_and_led() {
     assert_eq!((lan.observed_generation, lan.ipv4, lan.ipv6), (Some(1), usage(10, 3), usage(i64::MAX, 0)));
     assert_eq!(lan.leading, led);
     assert_eq!((pools["spare"].ipv4, pools["spare"].ipv6), (usage(1, 0), None));
-    let policies = policies(whole.view());
+    let policies = policies(whole.inputs());
     assert_eq!(
         (policies["all"].pools.as_slice(), &policies["all"].leading),
         (&["lan".to_owned(), "spare".to_owned()][..], &led)

@@ -17,7 +17,7 @@ fn one_with_every_port_has_its_address_to_itself() {
 }
 
 #[test]
-fn whoever_comes_second_is_told_who_holds_what() {
+fn the_second_service_gets_a_message_that_names_the_holder() {
     let first = lan().service("shop/a", &["80/TCP"], &[WEB, TEN, ALL]).assigned();
     let cluster = first.service("shop/b", &["443/UDP"], &[WEB, TEN]);
     assert_eq!(cluster.outcome(), "shop/a=10 shop/b:PortConflict");

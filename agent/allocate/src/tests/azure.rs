@@ -39,7 +39,7 @@ fn the_first_gets_its_address_from_the_pool_and_later_ones_name_it() {
 }
 
 #[test]
-fn who_names_no_address_shares_none() {
+fn a_service_that_names_no_address_shares_none() {
     let cluster = cloud().service("a/x", &["80/TCP"], &[GROUP]).service("b/x", &["443/TCP"], &[GROUP]);
     assert_eq!(cluster.outcome(), "a/x=10 b/x=11");
 }
@@ -102,7 +102,7 @@ fn a_port_without_a_rule_claims_nothing() {
 }
 
 #[test]
-fn who_is_meant_to_be_kept_out_and_is_not_known_is_not_let_in() {
+fn clients_whose_restriction_is_not_understood_are_refused() {
     let assigned = cloud().service("a/x", &["80/TCP"], &[at("192.0.2.10")]).assigned();
     let cluster = assigned.service("a/x", &["80/TCP"], &[at("192.0.2.10"), (TAGS, "AzureCloud")]);
     assert_eq!(cluster.outcome(), "a/x:InvalidAnnotation");

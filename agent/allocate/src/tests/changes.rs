@@ -67,7 +67,7 @@ fn one_that_changes_its_key_into_a_clash_waits_where_the_pool_says_so() {
 }
 
 #[test]
-fn after_a_restart_a_full_pool_is_as_it_was_whoever_is_older_by_now() {
+fn after_a_restart_a_full_pool_is_as_it_was_even_if_another_is_older() {
     let full = ["shop/x", "shop/y", "shop/z"]
         .iter()
         .fold(lan(), |cluster, service| cluster.service(service, &["80/TCP"], &[]));
@@ -165,5 +165,5 @@ fn rule_6_of_the_pools_that_serve_it_the_one_with_the_fewest_claims_and_only_at_
     let full = more.service("shop/e", &["80/TCP"], &[]).wishing("shop/e", fewest);
     assert_eq!(full.outcome(), "shop/a=10 shop/b=20 shop/c=21 shop/d=11 shop/e:PoolExhausted");
     let fewer = cluster.assigned().without("shop/a");
-    assert_eq!(fewer.outcome(), "shop/b=20 shop/c=21", "what is held stays");
+    assert_eq!(fewer.outcome(), "shop/b=20 shop/c=21", "held addresses stay");
 }

@@ -145,7 +145,7 @@ fn ako() {
             "a/x=10 a/y:SharingMismatch",
         ),
         (
-            "what an L4Rule says is not passed over",
+            "an L4Rule is not ignored",
             &[("a/x", "80/TCP", &[("ako.vmware.com/l4rule", "edge")], "")],
             "a/x:InvalidAnnotation",
         ),
@@ -357,7 +357,7 @@ fn kube_loxilb() {
             &[("a/x", "80/TCP", &[TEN, ("loxilb.io/useproxyprotov2", "yes")], "")],
             "a/x:InvalidAnnotation",
         ),
-        ("how it balances is without effect", &[("a/x", "80/TCP", &[TEN, ("loxilb.io/lbmode", "dsr")], "")], "a/x=10"),
+        ("the balancing has no effect", &[("a/x", "80/TCP", &[TEN, ("loxilb.io/lbmode", "dsr")], "")], "a/x=10"),
     ]);
 }
 

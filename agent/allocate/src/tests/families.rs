@@ -168,7 +168,7 @@ fn one_that_comes_to_require_both_gets_its_own_address_before_others_do() {
     let cluster = cluster.spec("shop/z", require()).service("shop/a", &["80/TCP"], &[TEN]);
     assert_eq!(cluster.outcome(), "shop/a:PortConflict shop/z=10,::10");
     let v4 = lan().service("shop/z", &["80/TCP"], &[]).assigned().spec("shop/z", require());
-    assert_eq!(v4.outcome(), "shop/z:PoolExhausted", "what cannot be met is refused whole");
+    assert_eq!(v4.outcome(), "shop/z:PoolExhausted", "a request that cannot be met is refused as a whole");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn explicit_addresses_must_be_of_the_families_that_are_wanted() {
     let assigned = dual().service("shop/a", &["80/TCP"], &[TEN]).assigned();
     let both = ("vipmux.io/addresses", "192.0.2.10,2001:db8::10");
     let slip = assigned.service("shop/a", &["80/TCP"], &[both]).spec("shop/a", policy(&["IPv4"], "SingleStack"));
-    assert_eq!(slip.outcome(), "shop/a=10", "what it holds is not taken from it");
+    assert_eq!(slip.outcome(), "shop/a=10", "it keeps its address");
     assert_eq!(slip.allocate().assignments[&service_name("shop/a")].reason, Reason::UnsupportedFamily);
     let field = dual().service("shop/a", &["80/TCP"], &[]).spec("shop/a", |spec| {
         spec.load_balancer_ip = Some("2001:db8::12".to_owned());

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_cannot_be_understood_is_refused_and_disturbs_nobody() {
+fn a_service_that_cannot_be_understood_is_refused_and_disturbs_nobody() {
     let cluster = lan()
         .service("shop/a", &["80/TCP"], &[("vipmux.io/addresses", "nonsense")])
         .service("shop/b", &["80/TCP"], &[WEB, METALLB_WEB])
@@ -29,8 +29,8 @@ fn a_slip_of_the_pen_gives_no_address_to_another() {
         kept.warnings[0]
     );
     assert!(kept.warnings[0].ends_with("; it keeps what it holds until that is fixed"), "{}", kept.warnings[0]);
-    let mended = cluster.without("shop/c").service("shop/a", &["80/TCP"], &[WEB]);
-    assert_eq!(mended.allocate(), assigned.allocate());
+    let fixed = cluster.without("shop/c").service("shop/a", &["80/TCP"], &[WEB]);
+    assert_eq!(fixed.allocate(), assigned.allocate());
 }
 
 #[test]
@@ -50,7 +50,7 @@ fn a_slip_of_the_pen_costs_no_other_holder_its_address() {
 }
 
 #[test]
-fn what_cannot_be_read_leaves_no_address_to_others() {
+fn a_service_that_cannot_be_read_leaves_no_address_to_others() {
     let assigned = lan().service("shop/a", &["80/TCP"], &[WEB]).service("shop/b", &["443/TCP"], &[WEB]).assigned();
     let newcomers =
         |cluster: Cluster| cluster.service("shop/c", &["80/TCP"], &[WEB, TEN]).service("shop/d", &["80/TCP"], &[WEB]);

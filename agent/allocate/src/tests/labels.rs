@@ -2,13 +2,13 @@
 
 use super::*;
 
-fn labelled(label: &'static str) -> Wishes {
+fn labeled(label: &'static str) -> Wishes {
     Wishes { label: Some(label), by_address: Some(ByAddress::Explicit), ..Wishes::default() }
 }
 
 /// Adds a Service that names the address and wants this label on it.
 fn named(cluster: Cluster, service: &str, port: &str, label: &'static str) -> Cluster {
-    cluster.service(service, &[port], &[TEN]).wishing(service, labelled(label))
+    cluster.service(service, &[port], &[TEN]).wishing(service, labeled(label))
 }
 
 /// Adds a Service of the group `web` that names no address and wants this label.
@@ -18,7 +18,7 @@ fn member(cluster: Cluster, service: &str, port: &str, label: &'static str) -> C
 }
 
 #[test]
-fn an_address_has_one_label_and_whoever_wants_another_is_refused_there() {
+fn an_address_has_one_label_and_a_service_with_another_is_refused_there() {
     let cluster =
         named(named(named(lan(), "shop/a", "80/TCP", "red"), "shop/b", "81/TCP", "blue"), "shop/c", "82/TCP", "red");
     let cluster = cluster
@@ -48,7 +48,7 @@ fn rule_8_a_second_label_spills_or_waits_like_a_port() {
 }
 
 #[test]
-fn rule_7_the_label_is_of_whoever_holds_the_address_then_of_the_older() {
+fn rule_7_the_label_is_the_holders_then_the_older_services() {
     let assigned = named(lan(), "shop/z", "80/TCP", "red").assigned();
     let cluster = named(assigned, "shop/a", "81/TCP", "blue").created("shop/a", 2001);
     assert_eq!(cluster.outcome(), "shop/a:LabelConflict shop/z=10");

@@ -41,7 +41,7 @@ fn without_its_pool(pools: &str) -> String {
 }
 
 #[test]
-fn nothing_is_told_of_pools_that_stay() {
+fn pools_that_stay_are_not_reported() {
     assert_eq!(served().outcome(), SERVED);
     assert_eq!(warnings(&served()), [(); 3].map(|()| Vec::<String>::new()));
 }
@@ -158,7 +158,7 @@ fn a_vip_pool_says_who_shares_and_what_becomes_of_a_clash() {
 }
 
 #[test]
-fn a_vip_pool_that_serves_others_is_told_by_its_fields() {
+fn a_vip_pool_that_serves_others_is_refused_with_its_fields() {
     let spec = json!({"addresses": ["192.0.2.10"], "namespaces": ["team"]});
     let cluster = Cluster::default().vip_pool("team", &spec).service("shop/a", &["80/TCP"], &[]);
     let fields = "spec.namespaces, spec.namespaceSelectors, spec.serviceSelectors";
@@ -166,11 +166,11 @@ fn a_vip_pool_that_serves_others_is_told_by_its_fields() {
 }
 
 #[test]
-fn the_services_on_an_address_that_nobody_announces_are_told() {
+fn the_services_on_an_address_that_nobody_announces_get_a_message() {
     let cluster = served().node("n1", "192.0.2.1").policy("other", &json!({"pools": ["none"]}));
     let why = "no L2Advertisement or VipPolicy covers pool lan; name lan in one of them";
     assert_eq!(cluster.warnings("shop/a"), [format!("192.0.2.10 is announced by nobody: {why}")]);
-    assert_eq!(cluster.outcome(), SERVED, "what is announced has nothing to do with who gets what");
+    assert_eq!(cluster.outcome(), SERVED, "announcements do not change assignments");
     let covered = cluster.policy("lan", &json!({"pools": ["lan"]}));
     assert_eq!(covered.warnings("shop/a"), [""; 0]);
 }

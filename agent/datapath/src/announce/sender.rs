@@ -81,7 +81,7 @@ fn send_to(socket: &OwnedFd, frame: &Frame) -> io::Result<usize> {
     };
     let length = libc::socklen_t::try_from(size_of_val(&address)).map_err(invalid)?;
     // SAFETY: the descriptor is open as long as `socket` is borrowed; the kernel reads
-    // `bytes.len()` bytes of the frame and `length` bytes of `address`, both alive and initialised
+    // `bytes.len()` bytes of the frame and `length` bytes of `address`, both alive and initialized
     // during the call, and keeps no pointer.
     let sent = unsafe {
         libc::sendto(

@@ -179,7 +179,7 @@ fn slow_rounds_of_many_vips_are_spread_and_paced() {
 }
 
 #[test]
-fn a_defence_is_one_round_more_and_the_schedule_goes_on() {
+fn a_defense_is_one_more_round_and_the_schedule_goes_on() {
     let (mut announcer, start) = (Announcer::default(), Instant::now());
     announcer.gained(vip4(1), 7, MAC, start);
     announcer.gained(vip4(2), 7, MAC, start);
@@ -202,7 +202,7 @@ fn a_defence_is_one_round_more_and_the_schedule_goes_on() {
 }
 
 #[test]
-fn a_defence_comes_before_what_waits_and_is_paced() {
+fn a_defense_comes_before_waiting_announcements_and_is_paced() {
     let (mut announcer, start) = (Announcer::default(), Instant::now());
     (1..=20).for_each(|n| announcer.gained(vip4(n), 7, MAC, start));
     announcer.due(start);

@@ -365,11 +365,11 @@ impl Maps {
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let memory = match &mut self.tables_mapping {
-            Some(memory) => memory,
+        let mapping = match &mut self.tables_mapping {
+            Some(mapping) => mapping,
             none => none.insert(MappedArray::map(&self.tables).map_err(failed)?),
         };
-        let elements = memory.elements();
+        let elements = mapping.elements();
         if elements.len() <= table::element(last) as usize {
             return Err(failed(io::Error::from_raw_os_error(libc::E2BIG)));
         }

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_half_done_unload_goes() {
+    fn a_half_done_unload_is_completed() {
         let Some(pins) = mounted() else { return };
         fs::create_dir_all(pins.programs()).unwrap();
         let done = unload(&pins, 0).unwrap().unwrap();

@@ -225,7 +225,7 @@ mod tests {
     use vipmux_testing::netns::Namespace;
 
     #[test]
-    fn a_driver_is_asked_and_told() {
+    fn a_driver_is_read_and_set() {
         let Some([node, peer]) = Namespace::new() else { return };
         node.veth("eth0", &peer, "lan0");
         node.bridge("br0");
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_turned_off_or_is_not_there_is_told() {
+    fn features_that_cannot_be_turned_off_or_are_missing_are_reported() {
         let Some([node]) = Namespace::new() else { return };
         node.enter(|| {
             let ethtool = Ethtool::open().unwrap();

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_entries_is_bounded() {
         let bridges = 100..100 + u32::try_from(LIMIT).unwrap();
         let mut fdb = Fdb { ports: bridges.map(|bridge| ((bridge, Mac::default()), 1)).collect() };
         assert!(!fdb.observe(&entry(2, 7, NeighbourState::Reachable), true));

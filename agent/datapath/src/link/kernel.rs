@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn notifications_that_change_nothing_are_told_apart() {
+    fn notifications_that_change_nothing_are_recognized() {
         use RouteNetlinkMessage::{DelAddress, DelLink, NewAddress, NewLink};
         let mut links = Links::default();
         let address = || own("192.0.2.1", "192.0.2.1", 24);

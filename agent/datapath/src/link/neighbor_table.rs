@@ -87,21 +87,21 @@ impl NeighborTable {
     /// are no longer needed. New addresses have no entry until one is [observed](Self::observe).
     pub(super) fn set_targets(&mut self, resolve: &ResolveTargets, links: &Links) -> Vec<NeighborRequest> {
         let mut before = mem::take(&mut self.targets);
-        let mut commands = Vec::new();
+        let mut requests = Vec::new();
         for &address in &resolve.addresses {
             let target = NeighborTarget::locate(address, links, &resolve.interfaces);
             let target = match before.remove(&address) {
                 Some(known) if known.is_same_place(&target) => known,
                 Some(known) => {
-                    commands.extend(known.delete_request(address));
+                    requests.extend(known.delete_request(address));
                     target
                 }
                 None => target,
             };
             self.targets.insert(address, target);
         }
-        commands.extend(before.into_iter().filter_map(|(address, target)| target.delete_request(address)));
-        commands
+        requests.extend(before.into_iter().filter_map(|(address, target)| target.delete_request(address)));
+        requests
     }
 
     /// Records an entry, or that it is gone. Returns whether the [`Neighbor`] of the address
@@ -135,16 +135,16 @@ impl NeighborTable {
 
     /// Returns the requests with which the kernel resolves all addresses and keeps them resolved.
     pub(super) fn refresh(&mut self) -> Vec<NeighborRequest> {
-        let mut commands = Vec::new();
+        let mut requests = Vec::new();
         for (&address, target) in &mut self.targets {
-            if let Some(command) = target.keep_request(address)
+            if let Some(request) = target.keep_request(address)
                 && let NeighborTarget::OnLink { asked, .. } = target
             {
                 *asked = true;
-                commands.push(command);
+                requests.push(request);
             }
         }
-        commands
+        requests
     }
 
     /// Returns requests to resolve now all addresses that did not answer. Call it when a cable may
@@ -183,8 +183,8 @@ impl NeighborTarget {
     fn keep_request(&self, address: IpAddr) -> Option<NeighborRequest> {
         let Self::OnLink { ifindex, entry, asked, .. } = *self else { return None };
         let is_kept = |entry: NeighborEntry| entry.managed || entry.is_static() || (asked && entry.is_fresh());
-        let command = NeighborRequest::Keep { ifindex, address };
-        (!entry.is_some_and(is_kept)).then_some(command)
+        let request = NeighborRequest::Keep { ifindex, address };
+        (!entry.is_some_and(is_kept)).then_some(request)
     }
 }
 

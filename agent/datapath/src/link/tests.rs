@@ -239,7 +239,7 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
         let both = |found: &Arc<ResolvedNeighbors>| resolved(found, &PEER) && resolved(found, &PEER_V6);
         let neighbors = until(monitor.neighbors(), both).await;
         // The kernel may have given up meanwhile on an address that nobody has.
-        let settled = neighbors.values().map(|found| match *found {
+        let known = neighbors.values().map(|found| match *found {
             Neighbor::Unresolved { ifindex } => Neighbor::Pending { ifindex },
             found => found,
         });
@@ -249,7 +249,7 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
             Neighbor::Pending { ifindex },
             Neighbor::OffLink,
         ];
-        assert_eq!(settled.collect::<Vec<_>>(), [expected, expected].concat(), "{neighbors:?}");
+        assert_eq!(known.collect::<Vec<_>>(), [expected, expected].concat(), "{neighbors:?}");
         for peer in [PEER, PEER_V6] {
             let entry = kernel_entry(&handle, peer).await.unwrap();
             assert!(entry.managed && entry.ours, "{entry:?}");
@@ -327,7 +327,7 @@ fn an_entry_that_the_kernel_had_is_known_for_our_own_and_a_static_one_is_left_al
 }
 
 #[test]
-fn what_a_killed_agent_left_is_found_and_removed() {
+fn leftovers_of_a_killed_agent_are_found_and_removed() {
     let Some([node, _peer]) = wire() else { return };
     let (ifindex, _) = eth0(&node);
     // The runtime ends with the monitor in it, so no entry is removed.

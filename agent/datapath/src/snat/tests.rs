@@ -199,7 +199,7 @@ fn set(backends: &[LocalBackend]) -> OrdSet<Element> {
 }
 
 #[test]
-fn what_is_wanted_is_of_this_nodes_backends_by_protocol() {
+fn desired_elements_are_this_nodes_backends_by_protocol() {
     let (here, there) = (node_name("here"), node_name("there"));
     let backend = |address: &str, port, node: &NodeName, ready| DesiredBackend {
         address: address.parse().unwrap(),
@@ -284,7 +284,7 @@ fn every_port_of_a_backend_keeps_its_source_where_it_has_them_all() {
 }
 
 #[test]
-fn what_a_backend_sends_in_a_vips_name_is_not_tracked() {
+fn packets_of_a_backend_with_a_vip_as_source_are_not_tracked() {
     for addresses in [V4, V6] {
         let Some(network) = Network::new(addresses) else { return };
         let (pod, masqueraded) = (network.addresses.pod(), network.addresses.masqueraded());

@@ -71,7 +71,7 @@ fn without_any_every_node_announces_every_pool() {
 }
 
 #[test]
-fn who_announces_what_is_what_all_of_them_allow_together() {
+fn nodes_and_interfaces_are_those_that_all_advertisements_allow_together() {
     let (none, all) = ("", "n1 n2 n3");
     let table = [
         ("one that says nothing allows all", vec![json!({})], [all; 4]),
@@ -142,15 +142,15 @@ fn an_l2_advertisement_says_the_same_in_its_own_words_and_both_kinds_add_up() {
 }
 
 #[test]
-fn what_leads_to_nothing_is_noted_with_the_remedy() {
+fn advertisements_without_effect_are_noted_with_the_remedy() {
     let objects = policy(objects(), "p", &json!({"pools": ["a", "gone"], "nodeSelectors": rack("z")}));
-    let told = [
+    let expected = [
         "VipPolicy p: it names pool gone, which does not exist",
         "VipPolicy p: spec.nodeSelectors selects no Node, so nothing is announced by it",
         "VipPool b: its addresses are announced by nobody: no L2Advertisement or VipPolicy covers pool b; name b in one of them",
         "VipPool c: its addresses are announced by nobody: no L2Advertisement or VipPolicy covers pool c; name c in one of them",
     ];
-    assert_eq!(notes(&objects), told);
+    assert_eq!(notes(&objects), expected);
 }
 
 #[test]
@@ -159,21 +159,21 @@ fn a_selector_that_is_malformed_selects_nothing() {
     for field in ["nodeSelectors", "ipAddressPoolSelectors"] {
         let objects = l2_advertisement(objects(), "metal", &json!({ field: bad }));
         assert_eq!(shown(&objects)[0], "", "{field}");
-        let told = format!("L2Advertisement metal: spec.{field}[0]: operator \"Gt\" on label \"rack\"");
-        assert!(notes(&objects).iter().any(|note| note.starts_with(&told)), "{:?}", notes(&objects));
+        let expected = format!("L2Advertisement metal: spec.{field}[0]: operator \"Gt\" on label \"rack\"");
+        assert!(notes(&objects).iter().any(|note| note.starts_with(&expected)), "{:?}", notes(&objects));
     }
 }
 
 #[test]
-fn what_metallb_has_and_vipmux_has_not_is_noted() {
+fn fields_of_metallb_without_effect_are_noted() {
     let objects = l2_advertisement(objects(), "metal", &json!({"serviceSelectors": [{"matchLabels": {"a": "b"}}]}));
-    let told = "L2Advertisement metal: spec.serviceSelectors has no effect: an address is announced for all Services that share it";
-    assert_eq!(notes(&objects), [told]);
+    let expected = "L2Advertisement metal: spec.serviceSelectors has no effect: an address is announced for all Services that share it";
+    assert_eq!(notes(&objects), [expected]);
     assert_eq!(shown(&objects), ["n1 n2 n3"; 4]);
 }
 
 #[test]
-fn why_nobody_announces_an_address_is_told() {
+fn the_reason_that_nobody_announces_an_address_is_noted() {
     let vip = vip("192.0.2.2");
     let silence = |objects: &Objects| Model::ingest(objects, &IngestOptions::default()).silence(vip);
     assert_eq!(silence(&objects()), None);
@@ -189,7 +189,7 @@ fn why_nobody_announces_an_address_is_told() {
     down.nodes.insert(node_name("n3"), object(unavailable));
     assert_eq!(silence(&down).unwrap(), "the network of all nodes that VipPolicy p selects is unavailable");
     down.nodes.clear();
-    assert_eq!(silence(&down), None, "that there are no nodes is told once");
+    assert_eq!(silence(&down), None, "the missing nodes are noted once");
 }
 
 #[test]

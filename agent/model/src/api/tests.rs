@@ -109,7 +109,7 @@ fn the_schemas_carry_the_rules_and_no_others() {
 }
 
 #[test]
-fn what_may_be_said_is_enumerated_and_what_is_left_out_has_a_default() {
+fn allowed_values_are_enumerated_and_missing_ones_have_a_default() {
     let (_, pool) = &schemas()[0];
     let spec = &pool["properties"]["spec"];
     assert_eq!(spec["required"], json!(["addresses"]));
@@ -131,7 +131,7 @@ fn what_may_be_said_is_enumerated_and_what_is_left_out_has_a_default() {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_objects_are_read_again() {
     let spec = json!({
         "addresses": ["192.0.2.0/28", "2001:db8::7"], "autoAssign": false, "avoidBuggyIPs": true, "priority": 3,
         "sharing": "key-only", "onConflict": "pending", "namespaces": ["shop"],

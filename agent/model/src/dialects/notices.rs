@@ -12,7 +12,7 @@ const MAX_KEY: usize = 317;
 /// The maximum number of notices about one Service. The rest is counted.
 const MAX_NOTICES: usize = 16;
 
-/// Returns notices about annotations without effect here, and misspelt ones, of a Service with
+/// Returns notices about annotations without effect here, and misspelled ones, of a Service with
 /// these ports.
 pub fn notices(annotations: &Annotations, ports: &BTreeMap<Port, String>) -> Vec<String> {
     let there = annotations.iter().filter(|(_, value)| !value.is_empty());

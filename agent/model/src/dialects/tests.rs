@@ -125,14 +125,14 @@ fn a_service_of_a_dialect_that_shares_by_address_does_so_with_the_field_too() {
     assert_eq!(by_address(&[openelb], None), ByAddress::Plain, "the first one, which gets its address from the pool");
     assert_eq!(by_address(&[("loxilb.io/poolSelect", "lan")], None), ByAddress::Plain);
     let noted = [("kube-vip.io/vipHost", "n1"), ("metallb.io/ip-allocated-from-pool", "lan")];
-    assert_eq!(by_address(&noted, Some("192.0.2.10")), ByAddress::Plain, "what a controller notes asks for nothing");
+    assert_eq!(by_address(&noted, Some("192.0.2.10")), ByAddress::Plain, "notes of a controller ask for nothing");
 }
 
 #[test]
 fn a_group_of_ako_must_say_alike_which_address_and_which_infrastructure_setting() {
     let alike = |annotations: &[_], field| {
-        let said = ask(annotations, field).unwrap().alike;
-        said.into_iter().map(|(what, value)| format!("{what}={value}")).collect::<Vec<_>>().join(" ")
+        let alike = ask(annotations, field).unwrap().alike;
+        alike.into_iter().map(|(what, value)| format!("{what}={value}")).collect::<Vec<_>>().join(" ")
     };
     let key = ("ako.vmware.com/enable-shared-vip", "web");
     assert_eq!(alike(&[key], None), "");
@@ -144,21 +144,21 @@ fn a_group_of_ako_must_say_alike_which_address_and_which_infrastructure_setting(
 }
 
 #[test]
-fn what_is_without_effect_is_told_with_what_to_do_instead() {
-    let told = |key: &str, value: &str| notices(&[(key.to_owned(), value.to_owned())].into(), &ports());
+fn annotations_without_effect_are_noted_with_the_remedy() {
+    let notices_of = |key: &str, value: &str| notices(&[(key.to_owned(), value.to_owned())].into(), &ports());
     for dialect in ALL {
         for (spellings, meaning) in dialect.annotations {
             for spelling in *spellings {
                 let spelling = &spelling.replace(PORT, "80");
                 match meaning {
                     Meaning::WithoutEffect(instead) | Meaning::EitherWithoutEffect(instead) => {
-                        assert_eq!(told(spelling, "true"), [format!("{spelling} has no effect here: {instead}")]);
-                        assert_eq!(told(spelling, ""), [""; 0], "an empty value counts as not there");
+                        assert_eq!(notices_of(spelling, "true"), [format!("{spelling} has no effect here: {instead}")]);
+                        assert_eq!(notices_of(spelling, ""), [""; 0], "an empty value counts as not there");
                         assert!(ask(&[(spelling, "true")], None).is_ok(), "{spelling}");
                     }
                     // It is reported if the other annotation is absent.
-                    Meaning::PoolInstead => assert_eq!(told(spelling, "x").len(), 1, "{spelling}"),
-                    _ => assert_eq!(told(spelling, "x"), [""; 0], "{spelling}"),
+                    Meaning::PoolInstead => assert_eq!(notices_of(spelling, "x").len(), 1, "{spelling}"),
+                    _ => assert_eq!(notices_of(spelling, "x"), [""; 0], "{spelling}"),
                 }
             }
         }
@@ -168,7 +168,7 @@ fn what_is_without_effect_is_told_with_what_to_do_instead() {
 }
 
 #[test]
-fn what_would_be_another_service_than_was_meant_is_refused_with_the_remedy() {
+fn unsupported_annotations_that_change_the_service_are_refused_with_the_remedy() {
     for (annotation, value, remedy) in [
         ("kube-vip.io/loadbalancerIPs", "0.0.0.0", "none comes from DHCP: leave it out to get one from a pool"),
         ("kube-vip.io/loadbalancerIPs", "192.0.2.10,::", "none comes from DHCP: leave it out to get one from a pool"),
@@ -201,8 +201,8 @@ fn what_would_be_another_service_than_was_meant_is_refused_with_the_remedy() {
 }
 
 #[test]
-fn a_misspelt_annotation_is_told_with_what_was_meant() {
-    let told = |key: &str| notices(&[(key.to_owned(), "x".to_owned())].into(), &ports()).concat();
+fn a_misspelled_annotation_is_noted_with_the_right_spelling() {
+    let notices_of = |key: &str| notices(&[(key.to_owned(), "x".to_owned())].into(), &ports()).concat();
     for (key, meant) in [
         ("vipmux.io/sharing-keys", "vipmux.io/sharing-key"),
         ("vipmux.io/Sharing-Key", "vipmux.io/sharing-key"),
@@ -220,7 +220,11 @@ fn a_misspelt_annotation_is_told_with_what_was_meant() {
         ("metallb.universe.io/allow-shared-ip", "metallb.universe.tf/allow-shared-ip"),
         ("purelb.to/addresses", "purelb.io/addresses"),
     ] {
-        assert!(told(key).ends_with(&format!("and has no effect: did you mean {meant}?")), "{key}: {}", told(key));
+        assert!(
+            notices_of(key).ends_with(&format!("and has no effect: did you mean {meant}?")),
+            "{key}: {}",
+            notices_of(key)
+        );
     }
     for spelling in ALL.iter().flat_map(|dialect| dialect.annotations).flat_map(|(spellings, _)| *spellings) {
         let prefixes = ALL.iter().flat_map(|dialect| dialect.prefixes);
@@ -228,17 +232,17 @@ fn a_misspelt_annotation_is_told_with_what_was_meant() {
         for place in prefix..spelling.len() {
             let key = format!("{}{}", &spelling[..place], &spelling[place + 1..]);
             let known = ALL.iter().any(|dialect| dialect.meaning(&key).is_some());
-            assert!(known || told(&key).contains("did you mean "), "{key}, for {spelling}");
+            assert!(known || notices_of(&key).contains("did you mean "), "{key}, for {spelling}");
         }
     }
     let expected = "\"vipmux.io/colour\" is an unknown annotation of vipmux and has no effect: docs/annotations.md \
                     lists those with an effect";
-    assert_eq!(told("vipmux.io/colour"), expected);
+    assert_eq!(notices_of("vipmux.io/colour"), expected);
     for key in ["example.org/addresses", "kubectl.kubernetes.io/last-applied-configuration", "addresses", "/", ""] {
-        assert_eq!(told(key), "", "{key} is nobody's that is known here");
+        assert_eq!(notices_of(key), "", "{key} is nobody's that is known here");
     }
     let endless = format!("vipmux.io/{}", "a".repeat(1 << 20));
-    assert!(told(&endless).ends_with("docs/annotations.md lists those with an effect"));
+    assert!(notices_of(&endless).ends_with("docs/annotations.md lists those with an effect"));
 }
 
 #[test]

@@ -198,7 +198,7 @@ fn direct_server_return_takes_only_endpoints_with_the_services_own_port() {
 }
 
 #[test]
-fn what_a_service_says_of_its_packets_reaches_each_of_its_claims() {
+fn the_treatment_of_a_service_reaches_each_of_its_claims() {
     let annotations = serde_json::json!({
         "service.beta.kubernetes.io/load-balancer-source-ranges": "198.51.100.0/24,2001:db8::/32",
         "vipmux.io/tcp-idle-timeout": "90s", "vipmux.io/forwarding": "kernel",

@@ -89,16 +89,16 @@ fn a_backend_that_fails_takes_no_new_flows_and_keeps_its_own() {
 }
 
 #[test]
-fn where_all_fail_the_probes_are_ignored_and_that_is_told() {
+fn if_all_fail_the_probes_are_ignored_and_that_is_noted() {
     let model = ready(&json!({(PROTOCOL): "tcp"}), 2);
     let service = desired(&model, 80, &down(&model, &[("n1", 1, 8080), ("n2", 2, 8080)]));
     assert_eq!(shown(&service), "1! 2!");
-    let told = "Service shop/web, port 80/TCP on 192.0.2.10: all 2 backends fail their health probes: they are served nevertheless";
-    assert_eq!(ignored(&claim(80), &service).as_deref(), Some(told));
+    let expected = "Service shop/web, port 80/TCP on 192.0.2.10: all 2 backends fail their health probes: they are served nevertheless";
+    assert_eq!(ignored(&claim(80), &service).as_deref(), Some(expected));
     let alone = ready(&json!({(PROTOCOL): "tcp"}), 1);
     let service = desired(&alone, 80, &down(&alone, &[("n1", 1, 8080)]));
-    let told = "Service shop/web, port 80/TCP on 192.0.2.10: the only backend fails its health probe: it is served nevertheless";
-    assert_eq!((shown(&service).as_str(), ignored(&claim(80), &service).as_deref()), ("1!", Some(told)));
+    let expected = "Service shop/web, port 80/TCP on 192.0.2.10: the only backend fails its health probe: it is served nevertheless";
+    assert_eq!((shown(&service).as_str(), ignored(&claim(80), &service).as_deref()), ("1!", Some(expected)));
     let none = ready(&json!({(PROTOCOL): "tcp"}), 0);
     assert_eq!(ignored(&claim(80), &desired(&none, 80, &Health::default())), None);
 }
@@ -144,7 +144,7 @@ fn a_service_without_probes_or_left_to_the_stack_minds_no_health() {
 }
 
 #[test]
-fn what_is_asked_is_the_port_itself_another_of_the_service_or_any_number() {
+fn the_probed_port_is_the_port_itself_another_of_the_service_or_any_number() {
     let asked = |annotations: &serde_json::Value, port| {
         let model = ready(annotations, 2);
         let checkups = checkups(&model, &claim(port), &desired(&model, port, &Health::default()));
@@ -189,7 +189,7 @@ fn a_backend_without_the_port_that_is_asked_counts_as_up() {
 }
 
 #[test]
-fn what_travels_between_agents_stays_the_same_and_tells_all_probes_apart() {
+fn the_form_sent_between_agents_stays_the_same_and_differs_for_all_probes() {
     let probe = |check: Check, interval, failures| Probe { check, target: ProbePort::Number(80), interval, failures };
     let path = |path: &str| path.to_owned();
     let probes = [

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_field_is_told_by_what_is_around_it() {
+    fn a_missing_field_has_the_line_of_the_nearest_one_around_it() {
         assert_eq!(line(&FieldPath::of(&["spec", "ports"]).index(1).key("protocol")), Some(3));
         assert_eq!(line(&FieldPath::of(&["spec", "ports"]).index(7)), Some(3));
         assert_eq!(line(&FieldPath::of(&["metadata", "name"])), None);

@@ -92,11 +92,11 @@ fn an_alias_gives_way_to_a_name_and_to_a_better_pools_alias() {
     for (name, owner) in [("old", "b"), ("older", "b"), ("lan", "lan"), ("a", "a")] {
         assert_eq!(called(name), [owner], "{name}");
     }
-    let told = [
+    let expected = [
         "VipPool a: spec.aliases: IPAddressPool lan already has the name lan; left out",
         "VipPool a: spec.aliases: VipPool b already has the name old; left out",
     ];
-    assert_eq!(notes, told);
+    assert_eq!(notes, expected);
 }
 
 #[test]
@@ -105,13 +105,13 @@ fn overlaps_name_both_pools_and_the_one_that_wins() {
         &[("b", json!({"addresses": ["192.0.2.8-192.0.2.20"], "priority": 7}))],
         &[("a", addresses(&["192.0.2.0/28"])), ("c", addresses(&["192.0.2.32/28"]))],
     ));
-    let told = "IPAddressPool a: 192.0.2.0-192.0.2.15 overlaps 192.0.2.8-192.0.2.20 of VipPool b: addresses in both \
+    let expected = "IPAddressPool a: 192.0.2.0-192.0.2.15 overlaps 192.0.2.8-192.0.2.20 of VipPool b: addresses in both \
                 belong to VipPool b, the first by priority; remove them from one of the two";
-    assert_eq!(notes, [told]);
+    assert_eq!(notes, [expected]);
     let (_, notes) = read(&objects(&[("z", addresses(&["2001:db8::/64"]))], &[("y", addresses(&["2001:db8::7/128"]))]));
-    let told = "VipPool z: 2001:db8::-2001:db8::ffff:ffff:ffff:ffff overlaps 2001:db8::7-2001:db8::7 of IPAddressPool \
+    let expected = "VipPool z: 2001:db8::-2001:db8::ffff:ffff:ffff:ffff overlaps 2001:db8::7-2001:db8::7 of IPAddressPool \
                 y: addresses in both belong to IPAddressPool y, the first by name; remove them from one of the two";
-    assert_eq!(notes, [told]);
+    assert_eq!(notes, [expected]);
 }
 
 #[test]
@@ -128,7 +128,7 @@ fn a_wide_range_overlaps_many() {
 }
 
 #[test]
-fn names_of_addresses_are_resolved_and_unknown_ones_are_told_with_the_known_ones() {
+fn names_of_addresses_are_resolved_and_unknown_ones_are_reported_with_the_known_ones() {
     let with = |names: Value| json!({"addresses": ["192.0.2.0/28"], "addressNames": names});
     let (pools, notes) = read(&objects(
         &[("a", with(json!({"web": "192.0.2.1", "far": "192.0.3.1"}))), ("b", with(json!({"web": "192.0.2.2"})))],
@@ -151,8 +151,8 @@ fn names_of_addresses_are_resolved_and_unknown_ones_are_told_with_the_known_ones
     assert_eq!(addresses, ["192.0.2.1", "192.0.2.9"].map(str::to_owned).into());
     let refusal = names.resolve(ask(&["web", "mail"])).unwrap_err();
     assert_eq!(refusal.reason, Reason::AddressNotInPool);
-    let told = "no address is called \"mail\" (known: web); spec.addressNames of a VipPool names them";
-    assert_eq!(refusal.message, told);
+    let expected = "no address is called \"mail\" (known: web); spec.addressNames of a VipPool names them";
+    assert_eq!(refusal.message, expected);
     let none = AddressNames::default().resolve(ask(&["web"])).unwrap_err();
     assert!(none.message.contains("(no pool names any)"), "{}", none.message);
 }

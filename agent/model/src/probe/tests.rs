@@ -19,18 +19,18 @@ fn ports() -> Vec<api::ServicePort> {
 }
 
 /// Reads the probes. `{80}protocol` is short for the annotation about port 80.
-fn read(said: &[(&str, &str)]) -> Result<Probes, Refusal> {
+fn read(annotations: &[(&str, &str)]) -> Result<Probes, Refusal> {
     let key = |key: &str| match key.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
         Some((port, what)) => format!("service.beta.kubernetes.io/port_{port}_{what}"),
         None => key.to_owned(),
     };
-    let annotations = said.iter().map(|(name, value)| (key(name), (*value).to_owned())).collect();
+    let annotations = annotations.iter().map(|(name, value)| (key(name), (*value).to_owned())).collect();
     Probes::read(&annotations, &ports())
 }
 
 /// Returns `port probe` for each port.
-fn shown(said: &[(&str, &str)]) -> String {
-    let probes = read(said).unwrap().of_ports;
+fn shown(annotations: &[(&str, &str)]) -> String {
+    let probes = read(annotations).unwrap().of_ports;
     probes.iter().map(|(port, probe)| format!("{} {probe}", u16::from(port.number))).collect::<Vec<_>>().join("; ")
 }
 
@@ -59,7 +59,7 @@ fn backends_are_probed_only_where_an_annotation_asks_for_it() {
 }
 
 #[test]
-fn what_is_said_of_all_is_of_tcp_ports_and_gives_way_to_what_is_said_of_one() {
+fn settings_for_all_ports_apply_to_tcp_ports_without_a_setting_of_their_own() {
     let all = "80 http:http/up every 10s, down after 2; 443 https:https/up every 10s, down after 2; \
                15021 http:status/up every 10s, down after 2";
     let of_all = [(PROTOCOL_OF_ALL, "HTTP"), (INTERVAL_OF_ALL, "10"), (PATH_OF_ALL, "/up")];
@@ -150,7 +150,7 @@ fn a_failure_is_seen_within_two_minutes() {
 }
 
 #[test]
-fn a_path_that_no_probe_has_is_told_and_stops_nothing() {
+fn a_path_that_no_probe_has_is_noted_and_stops_nothing() {
     let probes = read(&[(PATH_OF_ALL, "/up")]).unwrap();
     assert_eq!(probes.of_ports.len(), 3);
     let expected = format!(

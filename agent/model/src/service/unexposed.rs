@@ -25,8 +25,8 @@ pub(super) fn read(
     }
     for port in ports.keys() {
         let key = dialects::of_port(NO_RULE, port.number.into());
-        let said = annotations.get(&key).filter(|text| !text.is_empty());
-        if said.map_or(Ok(false), |text| dialects::boolean(&key, text))? {
+        let value = annotations.get(&key).filter(|text| !text.is_empty());
+        if value.map_or(Ok(false), |text| dialects::boolean(&key, text))? {
             if policy.all_ports {
                 let message = format!("{key} is true, and the Service has every port of its address: use one of them");
                 return Err(Refusal::new(Reason::AmbiguousRequest, message));
@@ -51,10 +51,10 @@ mod tests {
 
     #[test]
     fn a_port_without_a_rule_is_not_exposed() {
-        let read = |said: &[(&str, &str)]| {
+        let read = |annotations: &[(&str, &str)]| {
             let key =
                 |(what, value): &(&str, &str)| (format!("service.beta.kubernetes.io/{what}"), (*value).to_owned());
-            let annotations: BTreeMap<String, String> = said.iter().map(key).collect();
+            let annotations: BTreeMap<String, String> = annotations.iter().map(key).collect();
             let ports = serde_json::json!([
                 {"name": "dns", "port": 53, "protocol": "UDP"}, {"name": "dns-tcp", "port": 53}, {"name": "web", "port": 80},
             ]);
@@ -64,8 +64,8 @@ mod tests {
             Service::ingest(&name, &object, &AddressNames::default(), &ServiceTags::default())
         };
         let shown = |ports: Vec<&Port>| ports.into_iter().map(ToString::to_string).collect::<Vec<_>>().join(" ");
-        let exposed = |said: &[_]| {
-            let service = read(said).unwrap();
+        let exposed = |annotations: &[_]| {
+            let service = read(annotations).unwrap();
             format!("{}, not {}", shown(service.ports.keys().collect()), shown(service.unexposed.iter().collect()))
         };
         let probe = ("azure-load-balancer-health-probe-interval", "5");
@@ -78,7 +78,7 @@ mod tests {
         let service = read(&[("port_80_no_lb_rule", "true"), probe]).unwrap();
         assert_eq!(shown(service.probes.keys().collect()), "53/TCP", "and is not probed");
         let all_ports = ("azure-load-balancer-enable-high-availability-ports", "true");
-        for (said, reason, message) in [
+        for (annotations, reason, message) in [
             (
                 &[("port_80_no_lb_rule", "yes")][..],
                 Reason::InvalidAnnotation,
@@ -95,7 +95,7 @@ mod tests {
                 "port_80_no_lb_rule is true, and the Service has every port of its address: use one of them",
             ),
         ] {
-            let refusal = read(said).unwrap_err();
+            let refusal = read(annotations).unwrap_err();
             assert_eq!(refusal.reason, reason);
             assert!(refusal.message.ends_with(message), "{}", refusal.message);
         }

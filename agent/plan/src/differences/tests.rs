@@ -86,7 +86,7 @@ type Harm = (&'static str, Arc<dyn Fn(&mut Maps)>);
 fn harms_of<K: Ord + Copy + 'static, V: Clone + 'static>(
     name: &'static str,
     map: impl Fn(&mut MapEntries) -> &mut BTreeMap<K, V> + Clone + 'static,
-    stranger: K,
+    unused: K,
     change: impl Fn(&mut V) + Clone + 'static,
 ) -> Vec<Harm> {
     let (mut maps, ..) = in_sync();
@@ -104,7 +104,7 @@ fn harms_of<K: Ord + Copy + 'static, V: Clone + 'static>(
             Arc::new(move |maps| {
                 let map = copied(&mut maps.entries);
                 let value = map[&key].clone();
-                map.insert(stranger, value);
+                map.insert(unused, value);
             }),
         ));
     }
@@ -150,7 +150,7 @@ fn maps_that_nobody_touched_show_no_difference() {
 }
 
 #[test]
-fn whatever_is_done_to_an_entry_shows_and_is_put_right_by_the_next_plan() {
+fn any_damage_to_an_entry_is_found_and_repaired_by_the_next_plan() {
     for (map, harm) in harms() {
         let (mut maps, mut observed, now) = in_sync();
         harm(&mut maps);
@@ -188,7 +188,7 @@ fn a_vip_that_a_program_yielded_is_no_difference() {
 }
 
 #[test]
-fn the_configuration_is_told_and_left_to_be_written_again() {
+fn the_configuration_is_reported_and_left_to_be_written_again() {
     let (mut maps, mut observed, now) = in_sync();
     maps.entries.config.tcp_idle = 77;
     let differences = observed.differences(&maps.read());

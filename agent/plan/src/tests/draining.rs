@@ -49,7 +49,7 @@ impl World {
 }
 
 #[test]
-fn where_none_here_is_ready_the_local_table_has_those_that_drain() {
+fn if_none_here_is_ready_the_local_table_has_those_that_drain() {
     let mut world = World::new();
     world.reach(&web(&[(1, "a"), (2, "a"), (3, "b")]));
     assert_eq!(world.local(), [(1, true), (2, true)].into());
@@ -95,7 +95,7 @@ fn one_that_drains_for_one_service_takes_new_flows_for_another() {
 }
 
 #[test]
-fn where_there_is_no_room_for_those_that_drain_the_others_are_served() {
+fn without_room_for_those_that_drain_the_others_are_served() {
     // Room for one of two tables, or for one of two backends.
     for capacities in
         [Capacities { tables: 251, ..Capacities::default() }, Capacities { backends: 1, ..Capacities::default() }]

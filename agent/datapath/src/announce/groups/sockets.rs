@@ -189,7 +189,7 @@ fn change(filter: &OwnedFd, operation: libc::c_int, group: SolicitedNodeGroup) -
     };
     let length = libc::socklen_t::try_from(size_of_val(&request)).map_err(invalid)?;
     // SAFETY: the descriptor is open as long as `filter` is borrowed; the kernel reads `length`
-    // bytes of `request`, which is alive and initialised during the call, and keeps no pointer.
+    // bytes of `request`, which is alive and initialized during the call, and keeps no pointer.
     let result = unsafe {
         libc::setsockopt(filter.as_raw_fd(), libc::SOL_PACKET, operation, (&raw const request).cast(), length)
     };

@@ -74,7 +74,7 @@ fn thousands_of_groups_take_several_sockets() {
 }
 
 #[test]
-fn without_ipv6_the_network_card_is_told_all_the_same() {
+fn without_ipv6_the_network_card_is_still_configured() {
     let Some((node, _peer, ifindex)) = node() else { return };
     node.sysctl("ipv6/conf/eth0/disable_ipv6", "1");
     node.enter(|| {

@@ -67,17 +67,17 @@ fn a_machine_that_has_the_address_is_found() {
             let address: IpAddr = vip.parse().unwrap();
             let value = VipValue { id, interfaces: 1, ..VipValue::default() };
             maps.vips.insert(vipmux_common::abi::Address::from(address), value, 0).unwrap();
-            for pace in [AddressProbeMode::Query, AddressProbeMode::Detect] {
+            for probe in [AddressProbeMode::Query, AddressProbeMode::Detect] {
                 assert_eq!(
-                    ask(&node, &maps, Vip::new(address), place, pace),
+                    ask(&node, &maps, Vip::new(address), place, probe),
                     AddressAvailability::Free,
-                    "{vip}, {mode:?}, {pace:?}"
+                    "{vip}, {mode:?}, {probe:?}"
                 );
             }
             foreign.address("eth0", vip, 24);
             let taken = AddressAvailability::Taken { mac, ifindex: place.0 };
-            // Not `Ask`: on a busy machine an answer may take longer than that waits. Nor once: the
-            // kernel hears IPv6 questions only some time after it was given the address.
+            // Not `Query`: on a busy machine an answer may take longer than that waits. It is repeated
+            // because the kernel hears IPv6 questions only some time after it was given the address.
             let ask = || ask(&node, &maps, Vip::new(address), place, AddressProbeMode::Detect);
             let outcome =
                 again_while(PATIENCE, |outcome| address.is_ipv6() && *outcome == AddressAvailability::Free, ask);

@@ -86,7 +86,7 @@ impl<'map, K: Pod, V: Pod> BatchReader<'map, K, V> {
             Err(error) => return Err(error),
         }
         let read = (attributes.count as usize).min(count);
-        // SAFETY: there is room for `count` keys and their values. The kernel has initialised the
+        // SAFETY: there is room for `count` keys and their values. The kernel has initialized the
         // first `read` of them; it reports their number in `count`, with ENOENT too. Any bytes are
         // a valid `Pod`.
         unsafe {

@@ -33,7 +33,7 @@ fn aya_names() -> BTreeSet<String> {
 }
 
 #[test]
-fn a_node_without_vipmux_is_told_as_such() {
+fn a_node_without_vipmux_is_reported_as_such() {
     let folder = tempfile::tempdir().unwrap();
     let error = Maps::open(folder.path()).err().unwrap();
     assert_eq!(
@@ -142,7 +142,7 @@ fn counts_are_summed_over_the_cpus() {
 }
 
 #[test]
-fn a_user_without_rights_is_told_what_it_takes() {
+fn a_user_without_rights_gets_a_message_that_names_them() {
     let Some(fixture) = Fixture::new() else { return };
     let nobody = 65_534;
     // SAFETY: plain integers. The bare system call changes this thread alone, and the test's thread

@@ -106,7 +106,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     let config = maps.read_config().unwrap();
     assert_eq!((config.abi, config.next_vip, config.next_generation), (ABI_VERSION, 41, 77));
     assert_eq!((config.unclaimed, config.answers_per_second), (1, 1000));
-    assert_eq!(config.records_per_second, new_config().records_per_second, "what came gets its default");
+    assert_eq!(config.records_per_second, new_config().records_per_second, "a new field gets its default");
     assert_eq!(maps.read_service_states().unwrap()[&9], abi::ServiceState { generation: 55, ..Default::default() });
     assert_eq!(maps.read_reverse(9).unwrap(), [(reverse_key(4000), reverse_4(1234))]);
     let vip = VipValue { id: 5, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 2 };
@@ -116,7 +116,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     assert_eq!(maps.read_fence().unwrap(), Fence { deadline: 123 });
     assert_eq!(maps.read_table(250, 4).unwrap(), [3, 0, 4, 5]);
     assert!(maps.read_leaders().unwrap().is_empty() && maps.read_members().unwrap().is_empty());
-    assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "what is alike stays the same map");
+    assert_eq!(RawMap::open(&pins.maps(), "VIPS").unwrap().id(), vips, "an equal map stays the same");
     assert!(!pins.old_maps().exists() && !pins.next_maps().exists());
 }
 
@@ -143,10 +143,10 @@ fn flow_tables_of_another_size_keep_their_records_and_the_rest_stays() {
     assert_eq!(id("FLOWS"), flow_table, "the same size is no change");
 }
 
-/// Whatever happened until the links were swapped is carried over; what the new programs did since
-/// is not overwritten.
+/// Writes until the links were swapped are carried over. Later writes of the new programs are not
+/// overwritten.
 #[test]
-fn what_the_old_programs_did_meanwhile_is_carried_over_too() {
+fn later_writes_of_the_old_programs_are_carried_over_too() {
     let Some(pins) = mounted() else { return };
     make_version_3(&pins);
     put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[3, 1, 1, 250, 0, 0, 0, 0, 0, 0, 0]));

@@ -85,7 +85,7 @@ fn a_neighbor_is_pending_until_the_kernel_gives_up() {
 }
 
 #[test]
-fn a_change_is_told_only_where_it_is_seen() {
+fn a_change_is_reported_only_where_it_is_seen() {
     let mut neighbor_table = neighbor_table();
     assert!(neighbor_table.observe(ETH0, PEER, Some(entry(Reachable))));
     assert!(!neighbor_table.observe(ETH0, PEER, Some(entry(Stale))), "the same MAC");
@@ -121,7 +121,7 @@ fn a_managed_or_static_entry_is_left_to_the_kernel() {
 }
 
 #[test]
-fn where_the_kernel_manages_nothing_stale_entries_are_used_again() {
+fn stale_entries_are_used_again_where_the_kernel_manages_nothing() {
     let mut neighbor_table = neighbor_table();
     neighbor_table.observe(ETH0, PEER, Some(entry(Reachable)));
     assert_eq!(neighbor_table.refresh(), [KEEP], "it may be able to manage it");
@@ -132,7 +132,7 @@ fn where_the_kernel_manages_nothing_stale_entries_are_used_again() {
 }
 
 #[test]
-fn what_is_no_longer_wanted_is_given_back() {
+fn unwanted_entries_are_given_back() {
     let (managed, gone) = (NeighborEntry { managed: true, ..entry(Reachable) }, links(&[(ETH0, "192.0.2.1")]));
     for (entry, command) in [
         (NeighborEntry { ours: true, ..managed }, Some(NeighborRequest::Delete { ifindex: ETH0, address: PEER })),

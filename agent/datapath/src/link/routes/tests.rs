@@ -107,24 +107,24 @@ fn replies_leave_by_ethernet_interfaces_that_lead_elsewhere_than_to_pods() {
 fn routes_are_read_at_once_and_again_after_a_pause() {
     let start = Instant::now();
     let at = |milliseconds| start + Duration::from_millis(milliseconds);
-    let mut pace = RouteReadTimer::new(start);
-    assert_eq!(pace.due(), None);
+    let mut timer = RouteReadTimer::new(start);
+    assert_eq!(timer.due(), None);
     // The routes have just been read: the next read is after the pause.
-    pace.routes_changed(at(300));
-    assert_eq!(pace.due(), Some(at(1_000)));
-    pace.routes_changed(at(900));
-    assert_eq!(pace.due(), Some(at(1_000)), "it is put off no further");
-    pace.read(at(1_000), at(1_010));
-    assert_eq!(pace.due(), Some(at(2_010)), "once more");
-    pace.read(at(2_010), at(2_020));
-    assert_eq!(pace.due(), None);
-    pace.routes_changed(at(9_000));
-    assert_eq!(pace.due(), Some(at(9_000)), "at once");
-    pace.read(at(9_000), at(9_500));
-    assert_eq!(pace.due(), Some(at(14_500)), "what takes long is done seldom");
-    pace.routes_changed(at(10_000));
-    pace.read(at(14_500), at(14_510));
-    assert_eq!(pace.due(), Some(at(15_510)), "a second after the last that was heard");
+    timer.routes_changed(at(300));
+    assert_eq!(timer.due(), Some(at(1_000)));
+    timer.routes_changed(at(900));
+    assert_eq!(timer.due(), Some(at(1_000)), "it is put off no further");
+    timer.read(at(1_000), at(1_010));
+    assert_eq!(timer.due(), Some(at(2_010)), "once more");
+    timer.read(at(2_010), at(2_020));
+    assert_eq!(timer.due(), None);
+    timer.routes_changed(at(9_000));
+    assert_eq!(timer.due(), Some(at(9_000)), "at once");
+    timer.read(at(9_000), at(9_500));
+    assert_eq!(timer.due(), Some(at(14_500)), "slow reads are rare");
+    timer.routes_changed(at(10_000));
+    timer.read(at(14_500), at(14_510));
+    assert_eq!(timer.due(), Some(at(15_510)), "a second after the last that was heard");
 }
 
 /// Uses two cards, and every notification about their routes.

@@ -80,7 +80,7 @@ fn frames_come_in_below_the_interface_that_has_the_address() {
 }
 
 #[test]
-fn what_the_programs_cannot_serve_is_refused_with_the_reason() {
+fn segments_that_the_programs_cannot_serve_are_refused_with_the_reason() {
     let links = node();
     for (name, message) in [
         ("eth0.100.5", "two tags"),
@@ -140,7 +140,7 @@ fn a_bridge_without_a_cable_has_no_carrier_whatever_its_other_ports_do() {
 }
 
 #[test]
-fn a_carrier_that_came_back_between_two_looks_is_told_by_its_count() {
+fn a_carrier_that_came_back_between_two_looks_is_recognized_by_its_count() {
     let ups = |links: &Links| segments(links, &["br0"]).unwrap().get(10).unwrap().carrier_ups;
     let mut links = node();
     for ifindex in [8, 10] {
@@ -189,7 +189,7 @@ fn a_neighbor_is_behind_the_port_that_the_bridge_learned() {
     let both = segments(&links, &["veth0", "eth3"]).unwrap();
     let to = |port| both.port_to(Neighbor::Resolved { ifindex: 10, mac: Mac::default(), port });
     assert_eq!((to(Some(8)), to(Some(9))), (Some(8), Some(9)));
-    assert_eq!((to(None), to(Some(2))), (Some(8), Some(8)), "not learnt, or behind a port that is not used");
+    assert_eq!((to(None), to(Some(2))), (Some(8), Some(8)), "not learned, or behind a port that is not used");
     assert_eq!(both.port_to(Neighbor::OffLink), None);
     assert_eq!((links.bridge(10), links.bridge(11), links.bridge(3)), (Some(10), Some(10), None));
 }

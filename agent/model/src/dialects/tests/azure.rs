@@ -143,7 +143,7 @@ fn a_malformed_value_is_refused_with_what_is_allowed() {
 }
 
 #[test]
-fn what_has_no_effect_is_told_once_and_asks_for_nothing() {
+fn annotations_without_effect_are_noted_once_and_ask_for_nothing() {
     let mentioned = |annotations: &[(&str, &str)]| {
         let annotations = annotations.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         notices(&annotations, &ports())
@@ -156,11 +156,11 @@ fn what_has_no_effect_is_told_once_and_asks_for_nothing() {
         ("service.beta.kubernetes.io/azure-pip-tags", "a=b", "no Azure resources"),
         ("service.beta.kubernetes.io/azure-pip-ip-tags", "RoutingPreference=Internet", "no Azure resources"),
     ] {
-        let told = mentioned(&[(annotation, value)]);
-        assert_eq!(told.len(), 1, "{annotation}");
+        let noted = mentioned(&[(annotation, value)]);
+        assert_eq!(noted.len(), 1, "{annotation}");
         assert!(
-            told[0].starts_with(&format!("{annotation} has no effect here: ")) && told[0].contains(instead),
-            "{told:?}"
+            noted[0].starts_with(&format!("{annotation} has no effect here: ")) && noted[0].contains(instead),
+            "{noted:?}"
         );
         let asked = Request { dialects: BTreeSet::new(), ..ask(&[(annotation, value)], None).unwrap() };
         assert_eq!(asked, ask(&[], None).unwrap());
@@ -171,10 +171,11 @@ fn what_has_no_effect_is_told_once_and_asks_for_nothing() {
 }
 
 #[test]
-fn an_annotation_about_a_port_that_the_service_does_not_have_is_told() {
-    let told = |what: &str| notices(&[(format!("service.beta.kubernetes.io/{what}"), "5".to_owned())].into(), &ports());
+fn an_annotation_about_a_port_that_the_service_does_not_have_is_noted() {
+    let notices_of =
+        |what: &str| notices(&[(format!("service.beta.kubernetes.io/{what}"), "5".to_owned())].into(), &ports());
     for fine in ["port_80_no_lb_rule", "port_53_no_lb_rule", "port_80_health-probe_interval"] {
-        assert_eq!(told(fine), [""; 0], "{fine}");
+        assert_eq!(notices_of(fine), [""; 0], "{fine}");
     }
     for (what, expected) in [
         ("port_8080_no_lb_rule", "the Service has no port \"8080\""),
@@ -187,10 +188,10 @@ fn an_annotation_about_a_port_that_the_service_does_not_have_is_told() {
         ("azure-load-balancer-ipv5", "did you mean service.beta.kubernetes.io/azure-load-balancer-ipv4?"),
         ("azure-loadbalancer-internal", "did you mean service.beta.kubernetes.io/azure-load-balancer-internal?"),
     ] {
-        let told = told(what);
-        assert!(told.len() == 1 && told[0].ends_with(expected), "{told:?}");
+        let noted = notices_of(what);
+        assert!(noted.len() == 1 && noted[0].ends_with(expected), "{noted:?}");
     }
     for of_others in ["aws-load-balancer-type", "load-balancer-source-ranges", "port"] {
-        assert_eq!(told(of_others), [""; 0], "{of_others}");
+        assert_eq!(notices_of(of_others), [""; 0], "{of_others}");
     }
 }
