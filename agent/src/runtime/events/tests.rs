@@ -117,7 +117,7 @@ async fn before_the_first_serving_state_a_change_of_the_network_waits() {
 }
 
 #[tokio::test]
-async fn an_agent_whose_pipeline_ended_is_told_so() {
+async fn the_end_of_the_pipeline_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let mut world = World::new(directory.path());
     world.state = watch::channel(Arc::default()).0;
@@ -130,11 +130,19 @@ async fn after_a_long_heartbeat_other_events_come_before_the_next() {
     let mut world = World::new(directory.path());
     world.inputs.heartbeat.reset_immediately();
     assert!(matches!(world.next(&timers(None)).await, Ok(Event::Heartbeat)));
-    world.inputs.heartbeat.reset_immediately();
-    sleep(BRIEF).await;
-    world.inputs.end_heartbeat(HEARTBEAT);
-    world.state.send_replace(Arc::default());
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::Changed)));
+    loop {
+        world.inputs.heartbeat.reset_immediately();
+        sleep(BRIEF).await;
+        let end = Instant::now();
+        world.inputs.end_heartbeat(HEARTBEAT);
+        world.state.send_replace(Arc::default());
+        let next = world.next(&timers(None)).await;
+        // If the machine stalls, the next heartbeat may be due before the other event is read.
+        if end.elapsed() < LISTEN {
+            assert!(matches!(next, Ok(Event::Changed)));
+            break;
+        }
+    }
     assert!(matches!(world.next(&timers(None)).await, Ok(Event::Heartbeat)));
 }
 
