@@ -2,12 +2,13 @@
 //! pure crates and executes their commands.
 //!
 //! ```text
-//! Inputs::next -> Event -> Agent::handle ─┬─ Serving         kernel and interfaces: desired state, NAT, groups
-//!                                         ├─ ElectionDriver  election, drain, published leaders
-//!                                         ├─ Announcements   announcements, address probes, foreign speakers
-//!                                         ├─ PeerHealth      results of health probes, here and elsewhere
-//!                                         ├─ SelfCheck       compares the kernel with the desired state
-//!                                         └─ Telemetry       metrics, liveness, log limits
+//! Inputs::next -> Event -> Agent::handle
+//!                          ├─ Serving         kernel and interfaces: desired state, NAT, groups
+//!                          ├─ ElectionDriver  election, drain, published leaders
+//!                          ├─ Announcements   announcements, address probes, foreign speakers
+//!                          ├─ PeerHealth      results of health probes, here and elsewhere
+//!                          ├─ SelfCheck       compares the kernel with the desired state
+//!                          └─ Telemetry       metrics, liveness, log limits
 //! ```
 //!
 //! A component owns its state and knows no other's, except where it is an argument. `Agent`
@@ -132,9 +133,9 @@ impl Agent {
         let mut reconcile = false;
         match event {
             Event::Heartbeat => {
-                let begun = Instant::now();
+                let start = Instant::now();
                 self.heartbeat(&inputs.links())?;
-                inputs.end_heartbeat(begun.elapsed());
+                inputs.end_heartbeat(start.elapsed());
                 if self.election.may_stop() {
                     return Ok(Next::Stop);
                 }
@@ -170,8 +171,8 @@ impl Agent {
         let kernel = &self.serving.kernel;
         self.telemetry.alive(now, kernel.deadline());
         let attached = !self.serving.interfaces.attached.is_empty();
-        let readiness = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
-        self.telemetry.progress(readiness, self.election.is_stopping(), kernel.lapses());
+        let progress = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
+        self.telemetry.progress(progress, self.election.is_stopping(), kernel.lapses());
     }
 
     fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {
@@ -258,7 +259,7 @@ impl Agent {
                     self.election.publish_leader(&mut self.serving.kernel, *vip)?;
                     self.telemetry.no_longer_leading(*vip, why);
                 }
-                Command::Reload => self.election.look_again(),
+                Command::Reload => self.election.request_refresh(),
                 Command::Probe { vip, detect } => probes.push((*vip, *detect)),
                 Command::Conflict { vip, mac } => self.announcements.conflicts.report_taken(*vip, *mac),
                 _ => {}

@@ -103,7 +103,7 @@ mod tests {
     use vipmux_testing::names::vip4;
 
     #[test]
-    fn of_each_address_that_is_taken_an_event_is_sent_as_long_as_there_is_room() {
+    fn an_event_is_sent_for_each_taken_address_as_long_as_there_is_room() {
         let (events, mut sent) = mpsc::channel(1);
         let mut conflicts = AddressConflicts::new(events, Meters::default());
         let (vip, mac) = (vip4(1), Mac::new([2, 0, 0, 0, 0, 9]));

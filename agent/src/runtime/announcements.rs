@@ -47,8 +47,8 @@ pub(super) struct ProbeAnswers {
 }
 
 impl Announcements {
-    /// `every`: how often each VIP is announced after the burst; zero: never. `seed`: spreads the
-    /// probes.
+    /// `every`: the interval at which each VIP is announced after the burst; zero: never. `seed`:
+    /// spreads the probes.
     pub(super) fn new(
         every: Duration,
         seed: u64,
@@ -116,27 +116,27 @@ impl Announcements {
     }
 
     /// Asks the LAN for these addresses, from the next event on; `true`: by duplicate address
-    /// detection. A VIP that is announced nowhere gets no answer.
+    /// detection. For a VIP that is announced nowhere, nobody is asked and nobody answers.
     pub(super) fn begin_probes(&mut self, vips: &[(Vip, bool)], serving: &Serving) -> Result<(), KernelError> {
         if vips.is_empty() {
             return Ok(());
         }
         let (received, now) = (received_frames(&serving.interfaces), boottime()?);
         for &(vip, detect) in vips {
-            let places = serving.segments_of(vip).collect();
-            let pace = if detect { AddressProbeMode::Detect } else { AddressProbeMode::Query };
+            let segments = serving.segments_of(vip).collect();
+            let mode = if detect { AddressProbeMode::Detect } else { AddressProbeMode::Query };
             if !detect {
                 self.received.insert(vip, received);
             }
-            self.prober.begin(vip, places, pace, now);
+            self.prober.begin(vip, segments, mode, now);
         }
         Ok(())
     }
 
     /// Sends the address probes that are due, and returns the answers to earlier ones.
     pub(super) fn poll_probes(&mut self, serving: &Serving) -> Result<Option<ProbeAnswers>, KernelError> {
-        let heard = serving.kernel.speakers()?;
-        let AddressProbeActions { frames, outcomes } = self.prober.poll(&heard, boottime()?);
+        let speakers = serving.kernel.speakers()?;
+        let AddressProbeActions { frames, outcomes } = self.prober.poll(&speakers, boottime()?);
         self.send(&frames);
         if outcomes.is_empty() {
             return Ok(None);
@@ -164,8 +164,8 @@ impl Announcements {
     /// Reads who spoke for VIPs since the last heartbeat, defends led VIPs, and reports conflicts.
     pub(super) fn check_foreign_speakers(&mut self, serving: &mut Serving, links: &Links) -> Result<(), KernelError> {
         let now = boottime()?;
-        if let Some(heard) = serving.kernel.take_new_speakers()? {
-            self.conflicts.observe(&heard, &serving.interfaces.macs(), now);
+        if let Some(speakers) = serving.kernel.take_new_speakers()? {
+            self.conflicts.observe(&speakers, &serving.interfaces.macs(), now);
         }
         let kernel = &serving.kernel;
         let leads = |vip| kernel.leads(vip);

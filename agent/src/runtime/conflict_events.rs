@@ -21,7 +21,7 @@ pub(super) fn author(node: &NodeName) -> EventSource {
 /// Sends Events until the sender of conflicts is dropped. Cancel-safe: dropping it loses the Events
 /// that wait.
 pub(super) async fn run(
-    teller: EventRecorder,
+    events: EventRecorder,
     objects: watch::Receiver<Arc<Objects>>,
     mut conflicts: mpsc::Receiver<(Vip, String)>,
 ) {
@@ -31,9 +31,9 @@ pub(super) async fn run(
         // Not borrowed while Events are sent: the source must not wait for a reader.
         let objects = Arc::clone(&objects.borrow());
         for service in objects.services.values() {
-            let shown = PublishedStatus::of(service).addresses;
-            for note in shown.iter().filter_map(|vip| notes.get(vip)) {
-                teller.record(service, EventContent::new(EventType::Warning, ADDRESS_IN_USE, note.clone()));
+            let addresses = PublishedStatus::of(service).addresses;
+            for note in addresses.iter().filter_map(|vip| notes.get(vip)) {
+                events.record(service, EventContent::new(EventType::Warning, ADDRESS_IN_USE, note.clone()));
             }
         }
     }

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_is_told_twice_to_stop_waits_no_longer() {
+    fn after_a_second_request_to_stop_the_agent_waits_no_longer() {
         let mut drain = Drain::new(BTreeSet::new());
         assert!(!drain.is_stopping() && drain.stopping_for().is_none());
         assert!(drain.stop(Instant::now()));

@@ -36,7 +36,8 @@ pub(super) struct ElectionDriver {
     published: Published,
     peer_macs: PeerMacs,
     source: SourceGuard,
-    /// The look at the source that the next wanted VIPs must rest on.
+    /// The number of the last refresh of the source that was asked for. The next wanted VIPs must
+    /// include it.
     awaited: u64,
 }
 
@@ -45,14 +46,14 @@ impl ElectionDriver {
         Self { node, elector, drain: None, published, peer_macs: BTreeMap::new(), source, awaited: 0 }
     }
 
-    /// Asks the source for a new look. The wanted VIPs wait for it.
-    pub(super) fn look_again(&mut self) {
+    /// Requests that the source be read again. The wanted VIPs wait for it.
+    pub(super) fn request_refresh(&mut self) {
         self.awaited = self.source.request_refresh();
     }
 
-    /// Returns whether a serving state rests on the look that was asked for last.
+    /// Returns whether a serving state includes the last refresh that was asked for.
     pub(super) fn is_current(&self, state: &ServingState) -> bool {
-        state.look >= self.awaited
+        state.refresh >= self.awaited
     }
 
     /// Tells the election which VIPs are wanted, and which nodes are candidates.
@@ -146,14 +147,14 @@ impl ElectionDriver {
         if drain == self.drain.is_some() || self.is_stopping() {
             return Ok(Vec::new());
         }
-        let led = self.elector.held().map(|(vip, _)| vip).collect();
+        let led = self.elector.own_vips().map(|(vip, _)| vip).collect();
         self.drain = drain.then(|| Drain::new(led));
         self.elector.handle(kernel, Input::Drain(drain))
     }
 
     /// Notes that the agent is to stop after the drain.
     pub(super) fn stop_after_drain(&mut self) {
-        let vips = self.elector.held().count();
+        let vips = self.elector.own_vips().count();
         if let Some(drain) = &mut self.drain
             && drain.stop(Instant::now())
         {
@@ -164,7 +165,7 @@ impl ElectionDriver {
     /// Returns the progress of the drain.
     pub(super) fn drain_progress(&self) -> DrainProgress {
         let Some(drain) = &self.drain else { return DrainProgress::default() };
-        let held = self.elector.held().map(|(vip, _)| vip).collect();
+        let held = self.elector.own_vips().map(|(vip, _)| vip).collect();
         let leader = |vip| self.elector.leadership(vip)?.leader;
         drain.progress(&held, |vip| self.elector.has_other(vip), leader)
     }

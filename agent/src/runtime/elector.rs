@@ -56,7 +56,7 @@ impl Elector {
         election: Election,
         lease: Duration,
         gossip: gossip::GossipSettings,
-        place: ConfiguredStore,
+        leases: ConfiguredStore,
         seed: u64,
     ) -> Result<(Self, mpsc::Receiver<StoreReport>), super::AgentError> {
         let now = boottime()?;
@@ -66,12 +66,12 @@ impl Elector {
         let (gossip, payloads) = Gossip::start(gossip, known)?;
         let shared = Arc::new(Shared::new(membership, now));
         let counters = Arc::clone(gossip.counters());
-        let (marked, events) = watch::channel(());
-        let task = GossipTask { shared: Arc::clone(&shared), gossip, payloads, events: marked };
+        let (sender, events) = watch::channel(());
+        let task = GossipTask { shared: Arc::clone(&shared), gossip, payloads, events: sender };
         // Answers the peers, also while the event loop is busy. Dropping the elector aborts it: at
         // most a batch of datagrams is lost, and the peers repeat what matters.
         let gossip = tokio::spawn(task.run());
-        let (store, reports) = StoreOperations::new(place);
+        let (store, reports) = StoreOperations::new(leases);
         let (latest, operations, pending, faults) = (BTreeMap::new(), 0, Vec::new(), BTreeSet::new());
         let elector = Self {
             local,
@@ -112,7 +112,7 @@ impl Elector {
         self.election.next()
     }
 
-    /// Passes the membership's events to the state machine, and lets it look at the time.
+    /// Passes the membership's events and the time to the state machine.
     pub(super) fn advance(&mut self, kernel: &mut Kernel) -> Result<Vec<Command>, KernelError> {
         for event in self.shared.lock().take_events() {
             self.pending.push(match event {
@@ -142,10 +142,10 @@ impl Elector {
         report: StoreReport,
     ) -> Result<Vec<Command>, KernelError> {
         let StoreReport { operation, asked, result } = report;
-        let failed = |error: &store::StoreError| {
+        let log = |error: &store::StoreError| {
             tracing::debug!(error = error as &dyn std::error::Error, "operation on a Lease failed");
         };
-        let result = result.inspect_err(failed);
+        let result = result.inspect_err(log);
         let input = match (operation, result) {
             (StoreOperation::Survey, Ok(store::StoreOutcome::Surveyed(survey))) => {
                 self.log_faults(survey.faults.values().map(|error| anyhow::Error::from(Arc::clone(error))));
@@ -315,8 +315,8 @@ impl Elector {
         self.election.leadership(vip)
     }
 
-    /// Returns the VIPs whose Lease this node holds, with its role.
-    pub(super) fn held(&self) -> impl Iterator<Item = (Vip, Role)> {
+    /// Returns this node's own VIPs with its role, whether or not it answers for them.
+    pub(super) fn own_vips(&self) -> impl Iterator<Item = (Vip, Role)> {
         self.election.own_vips()
     }
 

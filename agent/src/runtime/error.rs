@@ -98,7 +98,7 @@ pub enum AgentError {
     #[error("cannot wait for signals")]
     Signal(#[source] io::Error),
     /// A task ended that the event loop depends on. It must not go on with an old state.
-    #[error("a background task failed: it follows objects, the network, peers or the health of backends")]
+    #[error("a background task failed that follows the objects, the network, the peers or the health of backends")]
     Blind(#[from] RecvError),
 }
 

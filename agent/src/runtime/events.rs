@@ -21,8 +21,8 @@ use vipmux_cluster::store::StoreReport;
 use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
 use vipmux_election::HEARTBEAT;
 
-/// How often answers are read while the LAN is asked for an address. Also the pause before the next
-/// heartbeat, if one takes longer than [`HEARTBEAT`].
+/// The interval at which answers are read while the LAN is asked for an address. Also the pause
+/// before the next heartbeat, if one takes longer than [`HEARTBEAT`].
 const LISTEN: Duration = Duration::from_millis(10);
 
 /// An event, by falling priority.

@@ -22,7 +22,7 @@ use super::kernel::{boottime, nanoseconds};
 use crate::gossip::{Gossip, Incoming};
 use vipmux_election::membership::Membership;
 
-/// How long the event loop may be away before gossip falls silent.
+/// The time without a heartbeat of the event loop after which gossip falls silent.
 pub(super) const HUNG: Duration = Duration::from_secs(1);
 
 /// The state that the event loop and the gossip task share.

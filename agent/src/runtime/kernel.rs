@@ -229,9 +229,9 @@ impl Kernel {
     /// Returns the speakers for VIPs, nodes of the cluster among them, if a foreign one spoke since
     /// the last call.
     pub(super) fn take_new_speakers(&mut self) -> Result<Option<Vec<VipSpeaker>>, MapsError> {
-        let heard = if self.speakers.has_new() { Some(self.speakers()?) } else { None };
+        let speakers = if self.speakers.has_new() { Some(self.speakers()?) } else { None };
         self.speakers.clear_new();
-        Ok(heard)
+        Ok(speakers)
     }
 
     /// Returns the other hosts that spoke for VIPs or asked for them lately.

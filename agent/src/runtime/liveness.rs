@@ -15,8 +15,8 @@ use prometheus_client::{
 use super::kernel::{boottime, nanoseconds};
 use crate::http::HealthzCheck;
 
-/// How long the event loop may be away before the agent counts as hung. Gossip falls silent and the
-/// fence closes long before. A restart is the last resort, and takes a while.
+/// The time without the event loop after which the agent counts as hung. Gossip falls silent and
+/// the fence closes long before. A restart is the last resort, and takes a while.
 const HUNG: Duration = Duration::from_secs(10);
 
 /// The state of the event loop, written by it and read beside it. Times are nanoseconds of
@@ -146,28 +146,28 @@ mod tests {
     }
 
     #[test]
-    fn an_agent_that_starts_is_alive_and_lacks_all_that_it_is_to_be_ready_for() {
+    fn an_agent_that_starts_is_alive_and_not_ready() {
         let liveness = Liveness::default();
         assert_eq!(failing(&liveness.live_at(T)), Vec::<&str>::new());
         assert_eq!(failing(&liveness.ready_at(T)), ["source", "attached", "synced", "fence"]);
     }
 
     #[test]
-    fn one_that_serves_is_ready_until_its_deadline_or_its_end() {
+    fn an_agent_that_serves_is_ready_until_its_deadline_passes_or_it_stops() {
         let liveness = Liveness::default();
         liveness.progress(StartupProgress { source_read: true, attached: true, synced: true });
         liveness.alive(T, T + LEASE);
         assert_eq!(failing(&liveness.ready_at(T)), Vec::<&str>::new());
         let late = liveness.ready_at(T + LEASE + Duration::from_secs(2));
         assert_eq!(failing(&late), ["fence"]);
-        let told = late.iter().find_map(|check| check.failure.clone()).unwrap();
-        assert!(told.starts_with("the fence deadline passed 2.0 s ago"), "{told}");
+        let failure = late.iter().find_map(|check| check.failure.clone()).unwrap();
+        assert!(failure.starts_with("the fence deadline passed 2.0 s ago"), "{failure}");
         liveness.stop(true);
         assert_eq!(failing(&liveness.ready_at(T)), ["staying"]);
     }
 
     #[test]
-    fn one_whose_loop_hangs_is_neither_alive_nor_ready() {
+    fn an_agent_whose_event_loop_hangs_is_neither_alive_nor_ready() {
         let liveness = Liveness::default();
         liveness.alive(T, T + LEASE);
         assert_eq!(failing(&liveness.live_at(T + HUNG / 2)), Vec::<&str>::new());

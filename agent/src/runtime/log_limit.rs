@@ -10,7 +10,7 @@ const PERIOD: Duration = Duration::from_secs(10);
 /// The lines of one kind in the current period.
 #[derive(Debug, Default)]
 pub(super) struct LogLimit {
-    begun: Option<Instant>,
+    start: Option<Instant>,
     written: u32,
     omitted: u64,
 }
@@ -18,8 +18,8 @@ pub(super) struct LogLimit {
 impl LogLimit {
     /// Returns whether one more line may be written.
     pub(super) fn take(&mut self, now: Instant) -> bool {
-        if self.begun.is_none() {
-            self.begun = Some(now);
+        if self.start.is_none() {
+            self.start = Some(now);
         }
         let room = self.written < MOST_LINES;
         if room {
@@ -32,7 +32,7 @@ impl LogLimit {
 
     /// Ends a period that is over. Returns how many of its lines were left out, if any.
     pub(super) fn end(&mut self, now: Instant) -> Option<u64> {
-        let over = self.begun.is_some_and(|begun| now >= begun + PERIOD);
+        let over = self.start.is_some_and(|start| now >= start + PERIOD);
         let omitted = std::mem::take(if over { self } else { return None }).omitted;
         (omitted > 0).then_some(omitted)
     }
@@ -49,7 +49,7 @@ mod tests {
         let written = (0..250).filter(|_| limit.take(start)).count();
         assert_eq!((written, limit.end(start + PERIOD / 2)), (100, None));
         assert_eq!((limit.end(start + PERIOD), limit.end(start + PERIOD)), (Some(150), None));
-        assert!(limit.take(start + PERIOD), "the next period begins anew");
+        assert!(limit.take(start + PERIOD), "the next period has room again");
         assert_eq!(limit.end(start + 2 * PERIOD), None);
     }
 }

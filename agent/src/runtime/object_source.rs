@@ -56,11 +56,11 @@ pub(super) type Listed = Pin<Box<dyn Future<Output = Option<watch::Receiver<Arc<
 /// An open source.
 pub(super) struct OpenSource {
     pub(super) listed: Listed,
-    pub(super) follower: SourceGuard,
+    pub(super) guard: SourceGuard,
     pub(super) allocation: AllocationSource,
     pub(super) leases: ConfiguredStore,
     /// Sends Events to the owners of Services; `None`: there is no API server.
-    pub(super) teller: Option<EventRecorder>,
+    pub(super) events: Option<EventRecorder>,
 }
 
 /// Opens a source for the agent of this node. `state`: the state directory.
@@ -70,10 +70,10 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
             let (objects, guard) = manifests::watch(directory)?;
             Ok(OpenSource {
                 listed: Box::pin(async { Some(objects) }),
-                follower: SourceGuard::Manifests(guard),
+                guard: SourceGuard::Manifests(guard),
                 allocation: AllocationSource::File(state.join("assignments.yaml")),
                 leases: ConfiguredStore::Directory(DirectoryStore::new(state)),
-                teller: None,
+                events: None,
             })
         }
         ObjectSource::Cluster { access, trust } => {
@@ -81,10 +81,10 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
             let (listing, guard) = kubernetes::follow(&cluster.client, Consumer::Agent);
             Ok(OpenSource {
                 listed: Box::pin(listing.listed()),
-                follower: SourceGuard::Kubernetes(guard),
+                guard: SourceGuard::Kubernetes(guard),
                 allocation: AllocationSource::Statuses(*trust),
                 leases: ConfiguredStore::Kubernetes(KubernetesStore::new(&cluster)),
-                teller: Some(EventRecorder::start(cluster.client, conflict_events::author(node))),
+                events: Some(EventRecorder::start(cluster.client, conflict_events::author(node))),
             })
         }
     }

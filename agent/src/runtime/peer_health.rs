@@ -42,7 +42,7 @@ impl HealthProbes {
         // The clock can always be read; if not, attempts are made too seldom rather than too often.
         let clock = || boottime().unwrap_or_default();
         // Probes the backends of this node. It ends when the last sender of checkups is dropped, or
-        // with the runtime: cancelling it ends the attempts that are under way, and nothing is
+        // with the runtime: canceling it ends the attempts that are under way, and nothing is
         // lost.
         tokio::spawn(probe::run(checkups, found, ProbeClient::new()?, clock, seed));
         let peers =
@@ -127,7 +127,7 @@ mod tests {
     use vipmux_testing::names::node_name;
 
     #[tokio::test]
-    async fn an_agent_whose_backends_nobody_probes_any_more_is_told_so() {
+    async fn the_end_of_the_health_probes_is_an_error() {
         let (probes, mut peers) = HealthProbes::start(node_name("here")).unwrap();
         drop(probes);
         let changed = timeout(Duration::from_mins(1), peers.changed()).await;

@@ -51,9 +51,9 @@ pub(super) struct ServingState {
     pub(super) nodes: Arc<BTreeMap<NodeName, Vec<IpAddr>>>,
     /// Requests that could not be met, with the object that each is about. Each is logged once.
     pub(super) warnings: Arc<BTreeSet<String>>,
-    /// The last look at the source that was asked for and that this rests on (see
+    /// The number of the last refresh that this includes (see
     /// [`SourceGuard::request_refresh`](vipmux_cluster::source::SourceGuard::request_refresh)).
-    pub(super) look: u64,
+    pub(super) refresh: u64,
     /// The numbers of Services by result.
     pub(super) service_counts: Arc<ServiceCounts>,
     /// The timing of its computation.
@@ -69,15 +69,15 @@ pub(super) struct Timing {
     pub(super) took: Duration,
 }
 
-/// How often the state file is checked for writes of other agents.
-const LOOK: Duration = Duration::from_secs(1);
-/// How soon a failed write is tried again.
-const AGAIN: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(30) };
+/// The interval at which the state file is checked for writes of other agents.
+const FILE_CHECK: Duration = Duration::from_secs(1);
+/// The time after which a failed write is tried again.
+const RETRY: Duration = if cfg!(test) { Duration::from_millis(100) } else { Duration::from_secs(30) };
 
 /// The inputs of the pipeline beside the objects, and its output.
 pub(super) struct Pipeline {
-    /// The last look at the source that was asked for.
-    pub(super) looked: watch::Receiver<u64>,
+    /// The number of the last refresh of the source that is done.
+    pub(super) refreshed: watch::Receiver<u64>,
     pub(super) requests: mpsc::Receiver<ExplainRequest>,
     pub(super) source: AllocationSource,
     pub(super) options: IngestOptions,
@@ -86,8 +86,8 @@ pub(super) struct Pipeline {
 }
 
 impl Pipeline {
-    /// Computes the serving state of each new snapshot of the objects, and after each look at the
-    /// source that was asked for. It uses the results of the health probes, and sets the checkups
+    /// Computes the serving state of each new snapshot of the objects, and after each refresh of
+    /// the source. It uses the results of the health probes, and sets the checkups
     /// to make. It answers explain requests in between.
     ///
     /// If addresses are written to a state file, it also runs when another agent changed that: all
@@ -100,21 +100,21 @@ impl Pipeline {
         // The time of the objects' change after the last snapshot.
         let mut since = None;
         // The time to try a failed write again.
-        let mut again: Option<Instant> = None;
+        let mut retry: Option<Instant> = None;
         loop {
-            if again.take_if(|again| *again <= Instant::now()).is_some() {
+            if retry.take_if(|retry| *retry <= Instant::now()).is_some() {
                 stages.write_again();
             }
             // Taken before the file is read: later changes are read again, our own included.
             let seen = self.source.stamp();
             (stages, since) = self.compute(stages, seen, &mut objects, since).await;
-            again = if stages.is_kept() { None } else { again.or_else(|| Some(Instant::now() + AGAIN)) };
+            retry = if stages.is_kept() { None } else { retry.or_else(|| Some(Instant::now() + RETRY)) };
             // Requests are answered however often the objects change.
             while let Ok(request) = self.requests.try_recv() {
                 request.answer(&stages, &self.probes.findings.borrow());
             }
             if since.is_none() {
-                let Ok(changed) = self.wait(&stages, seen, &mut objects, again).await else { return };
+                let Ok(changed) = self.wait(&stages, seen, &mut objects, retry).await else { return };
                 since = changed;
             }
         }
@@ -135,16 +135,16 @@ impl Pipeline {
         since: Option<Instant>,
     ) -> (Stages, Option<Instant>) {
         // Before the snapshot, which is then at least as new.
-        let look = *self.looked.borrow_and_update();
+        let refresh = *self.refreshed.borrow_and_update();
         let snapshot = Arc::clone(&objects.borrow_and_update());
         stages.set_health(Arc::clone(&self.probes.health.borrow_and_update()));
         let memory = Memory { objects: Arc::clone(&snapshot), ..stages.memory() };
         // Runs the stages, which take too long for the asynchronous runtime. Dropping the handle
         // loses the result only: a state file is written completely or not at all.
         let run = spawn_blocking(move || {
-            let begun = Instant::now();
+            let start = Instant::now();
             let result = stages.run(&snapshot, seen);
-            (stages, result, begun.elapsed())
+            (stages, result, start.elapsed())
         });
         pin!(run);
         let mut next = None;
@@ -161,7 +161,7 @@ impl Pipeline {
         };
         self.probes.want(stages.checkups(&self.probes.node));
         log_changes(&self.published.borrow().warnings, &result.warnings);
-        self.published.send_replace(Arc::new(ServingState { look, timing: Timing { since, took }, ..result }));
+        self.published.send_replace(Arc::new(ServingState { refresh, timing: Timing { since, took }, ..result }));
         (stages, next)
     }
 
@@ -172,16 +172,16 @@ impl Pipeline {
         stages: &Stages,
         seen: Option<FileVersion>,
         objects: &mut watch::Receiver<Arc<Objects>>,
-        again: Option<Instant>,
+        retry: Option<Instant>,
     ) -> Result<Option<Instant>, RecvError> {
         loop {
             select! {
                 changed = objects.changed() => return changed.map(|()| Some(Instant::now())),
-                Ok(()) = self.looked.changed() => return Ok(None),
+                Ok(()) = self.refreshed.changed() => return Ok(None),
                 Ok(()) = self.probes.health.changed() => return Ok(None),
                 Some(request) = self.requests.recv() => request.answer(stages, &self.probes.findings.borrow()),
-                () = sleep(LOOK) => if self.source.stamp() != seen { return Ok(None) },
-                () = sleep_until(again.unwrap_or_else(Instant::now).into()), if again.is_some() => return Ok(None),
+                () = sleep(FILE_CHECK) => if self.source.stamp() != seen { return Ok(None) },
+                () = sleep_until(retry.unwrap_or_else(Instant::now).into()), if retry.is_some() => return Ok(None),
             }
         }
     }
@@ -206,61 +206,61 @@ mod tests {
         Flock::lock(lock, FlockArg::LockExclusive).map_err(|(_, error)| error).unwrap()
     }
 
-    fn told(settled: &ServingState) -> bool {
-        settled.warnings.iter().any(|it| it.contains("is one stopped?"))
+    fn warns_of_lock(state: &ServingState) -> bool {
+        state.warnings.iter().any(|warning| warning.contains("is one stopped?"))
     }
 
     /// Starts the pipeline on the objects that the sender sends, from these on.
     fn start(path: &Path, objects: Objects) -> (watch::Sender<Arc<Objects>>, watch::Receiver<Arc<ServingState>>) {
         let (sender, snapshots) = watch::channel(Arc::new(objects));
-        let (results, settled) = watch::channel(Arc::new(ServingState::default()));
+        let (published, states) = watch::channel(Arc::new(ServingState::default()));
         let source = AllocationSource::File(path.to_owned());
         tokio::spawn(async move {
-            let ((_looks, looked), (_asker, requests)) = (watch::channel(0), mpsc::channel(1));
+            let ((_refreshes, refreshed), (_sender, requests)) = (watch::channel(0), mpsc::channel(1));
             let (probes, _peers) = HealthProbes::start(node_name("here")).unwrap();
             let options = IngestOptions::default();
-            Pipeline { looked, requests, source, options, probes, published: results }.run(snapshots).await;
+            Pipeline { refreshed, requests, source, options, probes, published }.run(snapshots).await;
         });
-        (sender, settled)
+        (sender, states)
     }
 
     #[tokio::test]
-    async fn what_changed_is_settled_with_the_time_at_which_it_did() {
+    async fn a_state_has_the_time_of_the_change_that_it_includes() {
         let directory = tempfile::tempdir().unwrap();
-        let (objects, mut settled) = start(&directory.path().join("assignments.yaml"), Objects::default());
-        timeout(PATIENCE, settled.changed()).await.unwrap().unwrap();
-        let first = settled.borrow_and_update().timing;
+        let (objects, mut states) = start(&directory.path().join("assignments.yaml"), Objects::default());
+        timeout(PATIENCE, states.changed()).await.unwrap().unwrap();
+        let first = states.borrow_and_update().timing;
         assert!(first.since.is_none() && !first.took.is_zero(), "{first:?}");
         let before = Instant::now();
         objects.send_replace(Arc::default());
-        let changed = timeout(PATIENCE, settled.wait_for(|settled| settled.timing.since.is_some())).await.unwrap();
+        let changed = timeout(PATIENCE, states.wait_for(|state| state.timing.since.is_some())).await.unwrap();
         let since = changed.unwrap().timing.since.unwrap();
         assert!(since >= before && since <= Instant::now(), "{since:?}, {before:?}");
     }
 
     #[tokio::test]
-    async fn what_could_not_be_written_is_served_and_told_and_written_later() {
+    async fn addresses_that_cannot_be_written_are_served_with_a_warning_and_written_later() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("assignments.yaml");
         let lock = locked(&path);
-        let (_objects, mut settled) = start(&path, objects(&["a"]));
-        let without = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
+        let (_objects, mut states) = start(&path, objects(&["a"]));
+        let without = timeout(PATIENCE, states.wait_for(|state| warns_of_lock(state))).await.unwrap().unwrap().clone();
         assert_eq!((without.leaders.len(), path.exists()), (1, false));
         drop(lock);
-        let with = timeout(PATIENCE, settled.wait_for(|settled| !told(settled))).await.unwrap().unwrap().clone();
+        let with = timeout(PATIENCE, states.wait_for(|state| !warns_of_lock(state))).await.unwrap().unwrap().clone();
         assert_eq!((&with.leaders, path.exists()), (&without.leaders, true));
     }
 
     #[tokio::test]
-    async fn an_agent_that_starts_serves_what_it_could_read() {
+    async fn an_agent_that_starts_serves_the_addresses_that_it_could_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("assignments.yaml");
         fs::write(&path, "version: 1\nservices:\n  shop/a:\n    addresses: [192.0.2.2]\n").unwrap();
         let _lock = locked(&path);
-        let (_objects, mut settled) = start(&path, objects(&["a", "b"]));
-        let settled = timeout(PATIENCE, settled.wait_for(|settled| told(settled))).await.unwrap().unwrap().clone();
+        let (_objects, mut states) = start(&path, objects(&["a", "b"]));
+        let state = timeout(PATIENCE, states.wait_for(|state| warns_of_lock(state))).await.unwrap().unwrap().clone();
         let owners: Vec<_> =
-            settled.services.iter().map(|(claim, it)| format!("{} {}", it.owner.name(), claim.vip)).collect();
+            state.services.iter().map(|(claim, it)| format!("{} {}", it.owner.name(), claim.vip)).collect();
         assert_eq!(owners, ["b 192.0.2.1", "a 192.0.2.2"]);
     }
 }

@@ -18,7 +18,8 @@ use vipmux_election::{
 };
 use vipmux_model::{NodeName, Vip};
 
-/// How often everything is published. Changes of what this node leads are published at once.
+/// The interval at which everything is published. VIPs that this node gains or loses are published
+/// at once.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// The leaders and members, as the maps have them.
@@ -101,7 +102,7 @@ impl Published {
 
 fn own_member(elector: &Elector, draining: bool, since: u64) -> abi::Member {
     let flags = flags(elector.is_ready(), draining);
-    let claims = u32::try_from(elector.held().count()).unwrap_or(u32::MAX);
+    let claims = u32::try_from(elector.own_vips().count()).unwrap_or(u32::MAX);
     let (generation, standing) = (elector.generation(), abi::Standing::Own as u32);
     abi::Member { generation, heard: 0, since, standing, flags, claims, reserved: 0 }
 }

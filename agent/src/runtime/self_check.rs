@@ -33,9 +33,9 @@ use vipmux_datapath::{
 use vipmux_plan as plan;
 use vipmux_plan::MapEntries;
 
-/// How soon the kernel is read again if the agent wrote meanwhile.
-const AGAIN: Duration = Duration::from_secs(1);
-/// How often at most, for those who wait for an answer.
+/// The time after which the kernel is read again, if the agent wrote meanwhile.
+const RETRY: Duration = Duration::from_secs(1);
+/// Most readings for queries that wait for an answer.
 const ATTEMPTS: u32 = 5;
 /// Queries that wait for an answer at the same time.
 const MOST_WAITING: usize = 16;
@@ -155,7 +155,7 @@ impl SelfCheck {
 
     /// Reads again after a reading that was of no use: at once if a query waits.
     fn retry(&mut self, kernel: &Kernel) {
-        self.due = self.due.map(|at| at.max(Instant::now() + AGAIN));
+        self.due = self.due.map(|at| at.max(Instant::now() + RETRY));
         if self.waiting.is_empty() {
             return;
         }
@@ -269,14 +269,14 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
 /// Returns the pinned objects that differ.
 fn pin_differences(known: &PinnedObjects, found: &PinnedObjects) -> Vec<(ReportedDifference, Repair)> {
     let id = |id: &u32| format!("id {id}");
-    let mut findings = Vec::new();
+    let mut differences = Vec::new();
     for (name, wanted) in known.maps.iter().filter(|(name, wanted)| found.maps.get(*name) != Some(wanted)) {
         let difference = ReportedDifference::new("map", name, Some(id(wanted)), found.maps.get(name).map(id));
-        findings.push((difference, Repair::MapPin(name.clone(), *wanted)));
+        differences.push((difference, Repair::MapPin(name.clone(), *wanted)));
     }
     for (name, wanted) in known.programs.iter().filter(|(name, wanted)| found.programs.get(*name) != Some(wanted)) {
         let difference = ReportedDifference::new("program", name, Some(id(wanted)), found.programs.get(name).map(id));
-        findings.push((difference, Repair::ProgramPin));
+        differences.push((difference, Repair::ProgramPin));
     }
     let link = |PinnedLinkInfo { id, program, ifindex }: &PinnedLinkInfo| match ifindex {
         0 => format!("id {id}, detached"),
@@ -291,9 +291,9 @@ fn pin_differences(known: &PinnedObjects, found: &PinnedObjects) -> Vec<(Reporte
         };
         let entry = format!("{kind} of interface {ifindex}");
         let difference = ReportedDifference::new("link", &entry, Some(link(wanted)), found.links.get(key).map(link));
-        findings.push((difference, Repair::Link(ifindex)));
+        differences.push((difference, Repair::Link(ifindex)));
     }
-    findings
+    differences
 }
 
 /// Returns the elements of an array that differ. Those that are not in use are zero.

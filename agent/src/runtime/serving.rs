@@ -168,9 +168,9 @@ impl Serving {
         desired: &Desired,
         heartbeat: impl FnMut(&mut Kernel) -> Result<(), KernelError>,
     ) -> Result<Applied, KernelError> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let synced = self.kernel.sync(desired, heartbeat)?;
-        Ok(Applied { synced, duration: begun.elapsed() })
+        Ok(Applied { synced, duration: start.elapsed() })
     }
 
     /// Hands the NAT elements and groups to their tasks, once the maps are as desired. Detaches the

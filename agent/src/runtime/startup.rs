@@ -96,9 +96,9 @@ pub struct RuntimeOptions {
     pub unreachable: Unreachable,
     /// Entries of each flow table; 0: reuse the pinned size, else derive it from the memory.
     pub flows: u32,
-    /// How often the kernel's state is checked and repaired; zero: never.
+    /// The interval at which the kernel's state is checked and repaired; zero: never.
     pub self_check: Duration,
-    /// How often each VIP is announced after the burst; zero: never.
+    /// The interval at which each VIP is announced after the burst; zero: never.
     pub announce_every: Duration,
     /// Source ranges by the names that Services use.
     pub service_tags: ServiceTags,
@@ -126,7 +126,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let stop = StopSignals::listen().map_err(AgentError::Signal)?;
     capabilities::check()?;
     let _lock = lock(&options)?;
-    let OpenSource { listed, follower, allocation, leases, teller } =
+    let OpenSource { listed, guard, allocation, leases, events } =
         object_source::open(&options.origin, &options.node, &options.state_dir).await?;
     // Read before anything is put into the kernel that would stay.
     let keys = keys(&options)?;
@@ -137,9 +137,9 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let (explain_requests, requests) = mpsc::channel(MOST_REQUESTS);
     let (probes, health) = HealthProbes::start(options.node.clone())?;
     let (conflict_events, conflict_notes) = mpsc::channel(conflict_events::WAITING);
-    let (looked, source, model) = (follower.refreshed(), allocation, model_options(&options, reserved));
-    let pipeline = Pipeline { looked, requests, source, options: model, probes, published: states };
-    start_pipeline(pipeline, listed, teller, conflict_notes);
+    let (refreshed, source, model) = (guard.refreshed(), allocation, model_options(&options, reserved));
+    let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
+    start_pipeline(pipeline, listed, events, conflict_notes);
     let listener = options.http.open()?;
     let kernel = open_kernel(&options)?;
     let (elector, reports) = start_elector(&options, leases, keys.clone())?;
@@ -155,7 +155,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let node = options.node;
     let agent = Agent {
         serving: Serving::new(node.clone(), options.unreachable, kernel, interfaces)?,
-        election: ElectionDriver::new(node.clone(), elector, published, follower),
+        election: ElectionDriver::new(node.clone(), elector, published, guard),
         announcements,
         health,
         self_check: SelfCheck::new(options.self_check, meters.clone()),
@@ -175,18 +175,18 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
 fn start_pipeline(
     pipeline: Pipeline,
     listed: Listed,
-    teller: Option<EventRecorder>,
+    events: Option<EventRecorder>,
     conflict_notes: mpsc::Receiver<(Vip, String)>,
 ) {
     // Computes the serving state. It ends with the source of objects, or with the runtime. It may
-    // be cancelled at any point: the event loop goes on with the last state, until it sees that the
+    // be canceled at any point: the event loop goes on with the last state, until it sees that the
     // sender is gone.
     tokio::spawn(async move {
         let Some(objects) = listed.await else { return };
-        if let Some(teller) = teller {
+        if let Some(events) = events {
             // Sends Events about address conflicts. It ends with the event loop, or with the
-            // runtime: cancelling it loses the Events that wait.
-            tokio::spawn(conflict_events::run(teller, objects.clone(), conflict_notes));
+            // runtime: canceling it loses the Events that wait.
+            tokio::spawn(conflict_events::run(events, objects.clone(), conflict_notes));
         }
         pipeline.run(objects).await;
     });
@@ -237,10 +237,10 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
 
 /// Reads the gossip keys, and follows their file.
 fn keys(options: &RuntimeOptions) -> Result<watch::Receiver<SealingKeys>, AgentError> {
-    let made = options.state_dir.join("gossip.key");
+    let generated = options.state_dir.join("gossip.key");
     let (path, keys) = match (&options.gossip_key, &options.origin) {
         (Some(path), _) => (path.clone(), gossip::load(path)?),
-        (None, ObjectSource::Manifests(_)) => (made.clone(), gossip::load_or_make(&made)?),
+        (None, ObjectSource::Manifests(_)) => (generated.clone(), gossip::load_or_make(&generated)?),
         // Each node would make a key of its own, and would hear no peer.
         (None, ObjectSource::Cluster { .. }) => return Err(AgentError::NoKey),
     };

@@ -38,8 +38,8 @@ impl Telemetry {
     }
 
     /// Notes how far the agent is. `lapses`: how often the fence deadline passed.
-    pub(super) fn progress(&mut self, readiness: StartupProgress, stopping: bool, lapses: u64) {
-        self.liveness.progress(readiness);
+    pub(super) fn progress(&mut self, progress: StartupProgress, stopping: bool, lapses: u64) {
+        self.liveness.progress(progress);
         self.liveness.stop(stopping);
         for _ in std::mem::replace(&mut self.lapses, lapses)..self.lapses {
             self.meters.fence_lapsed();

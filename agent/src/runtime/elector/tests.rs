@@ -33,7 +33,7 @@ fn elector(state: &Path) -> (Elector, mpsc::Receiver<StoreReport>) {
 }
 
 #[tokio::test]
-async fn an_agent_that_cannot_hear_its_peers_any_more_is_told_so() {
+async fn the_end_of_the_gossip_task_is_an_error() {
     let state = tempfile::tempdir().unwrap();
     let (mut elector, _reports) = elector(state.path());
     elector.gossip.abort();
@@ -41,9 +41,9 @@ async fn an_agent_that_cannot_hear_its_peers_any_more_is_told_so() {
     assert!(changed.is_ok_and(|changed| changed.is_err()));
 }
 
-/// Nobody says what the LAN answers, so it goes on asking who has the address, and never leads it.
+/// The election gets no answer of the LAN here. So it keeps probing, and never leads the VIP.
 #[tokio::test]
-async fn an_address_whose_lease_cannot_be_read_stays_this_nodes() {
+async fn a_vip_whose_lease_cannot_be_read_stays_this_nodes_own() {
     let Some(pins) = fixture::mounted() else { return };
     let mut kernel = Kernel::open(pins, 64, Unclaimed::Reject).unwrap();
     let state = tempfile::tempdir().unwrap();
@@ -53,7 +53,7 @@ async fn an_address_whose_lease_cannot_be_read_stays_this_nodes() {
     elector.set_nodes(&[(node_name("here"), vec![[192, 0, 2, 2].into()])].into()).unwrap();
     let contender = Contender { node: node_name("here"), weight: 1, excluded: false, cordoned: false };
     let wanted = Arc::new([(vip, [contender].into_iter().collect())].into());
-    let is_held = |elector: &Elector| elector.held().any(|(held, role)| held == vip && role != Role::Leading);
+    let is_held = |elector: &Elector| elector.own_vips().any(|(held, role)| held == vip && role != Role::Leading);
     let taking = async {
         while !is_held(&elector) {
             elector.handle(&mut kernel, Input::Wanted(Arc::clone(&wanted))).unwrap();

@@ -162,8 +162,8 @@ impl AttachedInterfaces {
             let partial = self.ethtool.has_local_senders(&receiver.name)?;
             (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
             let own = self.settings.handover_mac == HandoverMac::Own;
-            let told = [(generic, INTERFACE_GENERIC), (partial, INTERFACE_PARTIAL), (own, INTERFACE_OWN_MAC)];
-            entry.flags |= told.iter().filter(|(is_so, _)| *is_so).fold(0, |flags, (_, flag)| flags | flag);
+            let flags = [(generic, INTERFACE_GENERIC), (partial, INTERFACE_PARTIAL), (own, INTERFACE_OWN_MAC)];
+            entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
             kernel.write_interface(receiver.ifindex, entry)?;
         }
         self.attached.insert(ifindex, Attached { bit, port: port.clone() });

@@ -14,7 +14,7 @@ pub(super) struct LedVips {
     deadline: Duration,
     /// It passed, and was not extended since.
     lapsed: bool,
-    /// How often it passed.
+    /// The number of times that it passed.
     lapses: u64,
 }
 

@@ -5,11 +5,11 @@ use vipmux_datapath::bpf::maps::{Maps, MapsError};
 
 /// The counters of other hosts' announcements, as last read.
 pub(super) struct SpeakerCounts {
-    /// How often a peer took a VIP.
+    /// The number of times that a peer took a VIP.
     yields: u64,
-    /// How often foreign speakers spoke for a VIP.
+    /// The number of times that a foreign speaker spoke for a VIP.
     foreign: u64,
-    /// There are speakers since [`Self::clear_new`] was called last.
+    /// A foreign speaker spoke since [`Self::clear_new`] was called last.
     has_new: bool,
 }
 
@@ -17,7 +17,7 @@ impl SpeakerCounts {
     /// Reads the counters at the start.
     pub(super) fn read(maps: &Maps) -> Result<Self, MapsError> {
         let [yields, foreign] = counts(maps)?;
-        // Also notes speakers from before this agent started.
+        // True at the start: speakers from before this agent started count as new.
         Ok(Self { yields, foreign, has_new: true })
     }
 

@@ -79,17 +79,17 @@ impl Last {
         for claim in self.claims.get(owner).into_iter().flatten() {
             let Some(desired) = self.state.services.get(claim) else { continue };
             checkups.extend(health::checkups(&self.model, claim, desired));
-            let told = health::ignored(claim, desired);
-            let before = match &told {
+            let warning = health::ignored(claim, desired);
+            let before = match &warning {
                 Some(text) => self.ignored.insert(*claim, text.clone()),
                 None => self.ignored.remove(claim),
             };
-            if before != told {
+            if before != warning {
                 let warnings = Arc::make_mut(&mut self.state.warnings);
                 if let Some(text) = &before {
                     warnings.remove(text);
                 }
-                warnings.extend(told);
+                warnings.extend(warning);
             }
         }
         self.probed.set(owner, checkups);
@@ -201,7 +201,7 @@ fn serving_state(
         candidates: Arc::new(candidates.collect()),
         nodes: Arc::new(nodes.collect()),
         warnings: Arc::new(warnings),
-        look: 0,
+        refresh: 0,
         service_counts: Arc::new(service_counts(allocation)),
         timing: Timing::default(),
     }
@@ -218,7 +218,7 @@ fn service_counts(allocation: &Allocation) -> ServiceCounts {
 /// Returns the warnings about Services. Leaves out Services that wait for their controller, as each
 /// new Service of a cluster does for a moment: the allocator reports those.
 fn service_warnings(model: &Model, allocation: &Allocation) -> Vec<String> {
-    let one = |(name, refusal): (&ServiceName, &Refusal)| {
+    let describe = |(name, refusal): (&ServiceName, &Refusal)| {
         format!("Service {name} is not served: {} ({:?})", refusal.message, refusal.reason)
     };
     let notes = model.notes.iter().map(|note| format!("{}: {}", note.object, note.message));
@@ -234,8 +234,9 @@ fn service_warnings(model: &Model, allocation: &Allocation) -> Vec<String> {
         format!("Service {name} cannot be read: {} is kept for it, and nothing is served there", addresses.join(", "))
     });
     let waits = |name: &ServiceName| model.services.get(name).is_some_and(|it| it.status.addresses.is_empty());
-    let told = |(name, refusal): &(&ServiceName, &Refusal)| refusal.reason != Reason::Unallocated || !waits(name);
-    let refused = allocation.refusals.iter().filter(told).map(one);
+    let is_reported =
+        |(name, refusal): &(&ServiceName, &Refusal)| refusal.reason != Reason::Unallocated || !waits(name);
+    let refused = allocation.refusals.iter().filter(is_reported).map(describe);
     refused.chain(notes).chain(warnings).chain(notices).chain(withheld).collect()
 }
 
