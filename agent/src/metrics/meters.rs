@@ -86,15 +86,15 @@ impl Default for Meters {
     fn default() -> Self {
         let (election, sync, services, maps) = Default::default();
         let meters = Self { election, sync, services, maps };
-        meters.election.initialise();
+        meters.election.initialize();
         meters.services(&ServiceCounts::default());
         meters
     }
 }
 
 impl ElectionMeters {
-    /// Initialises known label values to 0: otherwise the first change of each would not be seen.
-    fn initialise(&self) {
+    /// Initializes known label values to 0: otherwise the first change of each would not be seen.
+    fn initialize(&self) {
         for why in ["first", "resumed", "down", "handed", "silent", "unwritten"] {
             drop(self.gained.get_or_create(&[("why", why)]));
         }
