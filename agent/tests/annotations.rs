@@ -26,7 +26,7 @@ fn value() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn any_annotations_come_to_something_bounded(
+    fn any_annotations_have_a_bounded_result(
         understood in prop::sample::subsequence(seeds(), 0..3),
         others in prop::collection::btree_map(key(), value(), 0..6),
         field in prop::option::of(value()),

@@ -63,7 +63,7 @@ fn stderr(output: &Output) -> String {
 }
 
 #[test]
-fn all_that_is_wrong_with_a_file_is_told_at_once() -> Result<()> {
+fn all_errors_of_a_file_are_reported_at_once() -> Result<()> {
     let output = agent("gosipPort: 1\nxdpMode: fast\ninterface: 5\n", &["--node-name", "node-1"], &[])?;
     assert_eq!(output.status.code(), Some(1));
     let page = fs::read_to_string(root().join("docs/configuration.md"))?;
@@ -75,7 +75,7 @@ fn all_that_is_wrong_with_a_file_is_told_at_once() -> Result<()> {
 }
 
 #[test]
-fn the_pages_example_is_a_good_one() -> Result<()> {
+fn the_pages_example_is_valid() -> Result<()> {
     let page = fs::read_to_string(root().join("docs/configuration.md"))?;
     let (_, example) = page.split_once("```yaml\n").context("no example")?;
     let (example, _) = example.split_once("```").context("the example has no end")?;
@@ -88,7 +88,7 @@ fn the_pages_example_is_a_good_one() -> Result<()> {
 
 /// The environment takes precedence over the file, and flags over both.
 #[test]
-fn the_environment_goes_before_the_file_and_a_flag_before_it() -> Result<()> {
+fn the_environment_overrides_the_file_and_a_flag_overrides_both() -> Result<()> {
     // The error names the value that is used.
     let error_of = |arguments: &[&str], environment: &[(&str, &str)]| -> Result<String> {
         Ok(stderr(&agent("gossipPort: 7001\nnodeName: of-the-file\n", arguments, environment)?))

@@ -35,7 +35,7 @@ fn of_kind<T: DeserializeOwned>(documents: &[Value], kind: &str) -> Result<T> {
 
 /// Adds the rights of rules. Each right must be granted once: a second one would hide that the
 /// first is gone.
-fn granted(scope: RightScope, rules: &[PolicyRule], grants: &mut BTreeSet<Grant>) {
+fn add_grants(scope: RightScope, rules: &[PolicyRule], grants: &mut BTreeSet<Grant>) {
     for rule in rules {
         assert_eq!(rule.non_resource_urls, None);
         let names = rule.resource_names.clone().unwrap_or_default();
@@ -51,7 +51,7 @@ fn granted(scope: RightScope, rules: &[PolicyRule], grants: &mut BTreeSet<Grant>
     }
 }
 
-fn asked(rights: &[Right]) -> BTreeSet<Grant> {
+fn needed(rights: &[Right]) -> BTreeSet<Grant> {
     let grant = |right: &Right| {
         let [group, resource, verb] = [right.group, right.resource, right.verb].map(str::to_owned);
         (right.scope, group, resource, verb, right.name.map(str::to_owned))
@@ -59,7 +59,7 @@ fn asked(rights: &[Right]) -> BTreeSet<Grant> {
     rights.iter().map(grant).collect()
 }
 
-fn bound(name: &str, role: &RoleRef, kind: &str, subjects: Option<Vec<Subject>>) {
+fn check_binding(name: &str, role: &RoleRef, kind: &str, subjects: Option<Vec<Subject>>) {
     assert_eq!((role.kind.as_str(), role.name.as_str()), (kind, name));
     let subjects: Vec<_> =
         subjects.unwrap_or_default().into_iter().map(|it| (it.kind, it.name, it.namespace)).collect();
@@ -72,30 +72,30 @@ fn check_roles(name: &str, file: &str, rights: &[Right]) -> Result<()> {
     let cluster: ClusterRole = of_kind(&documents, "ClusterRole")?;
     let own: Role = of_kind(&documents, "Role")?;
     let mut grants = BTreeSet::new();
-    granted(RightScope::Cluster, &cluster.rules.unwrap_or_default(), &mut grants);
-    granted(RightScope::Namespace, &own.rules.unwrap_or_default(), &mut grants);
-    assert_eq!(grants, asked(rights), "{file}");
+    add_grants(RightScope::Cluster, &cluster.rules.unwrap_or_default(), &mut grants);
+    add_grants(RightScope::Namespace, &own.rules.unwrap_or_default(), &mut grants);
+    assert_eq!(grants, needed(rights), "{file}");
     let binding: ClusterRoleBinding = of_kind(&documents, "ClusterRoleBinding")?;
-    bound(name, &binding.role_ref, "ClusterRole", binding.subjects);
+    check_binding(name, &binding.role_ref, "ClusterRole", binding.subjects);
     let binding: RoleBinding = of_kind(&documents, "RoleBinding")?;
-    bound(name, &binding.role_ref, "Role", binding.subjects);
+    check_binding(name, &binding.role_ref, "Role", binding.subjects);
     Ok(())
 }
 
 #[test]
-fn the_agents_roles_grant_what_they_ask_for_and_nothing_else() -> Result<()> {
+fn the_agents_roles_grant_exactly_its_rights() -> Result<()> {
     check_roles("vipmux-agent", "kustomize/rbac-agent.yaml", &AGENT)
 }
 
 #[test]
-fn the_allocators_roles_grant_what_it_asks_for_and_nothing_else() -> Result<()> {
+fn the_allocators_roles_grant_exactly_its_rights() -> Result<()> {
     check_roles("vipmux-allocator", "kustomize/rbac-allocator.yaml", &ALLOCATOR)
 }
 
 /// The capabilities are those that the agent checks when it starts; the container is not
 /// privileged.
 #[test]
-fn the_agents_containers_have_the_capabilities_that_the_agent_needs() -> Result<()> {
+fn the_agents_containers_have_exactly_the_needed_capabilities() -> Result<()> {
     let daemon_set: DaemonSet = of_kind(&documents("kustomize/agent.yaml")?, "DaemonSet")?;
     let mut pod = daemon_set.spec.template.spec.context("no Pod")?;
     let unload = document("uninstall/unload.yaml")?["spec"]["template"]["spec"]["initContainers"][0].clone();

@@ -96,7 +96,7 @@ const SECOND: (&str, &str) = ("192.0.2.2", "node-3");
 const THIRD: (&str, &str) = ("2001:db8::1", "node-2");
 
 #[test]
-fn each_vip_is_told_once_as_it_goes_and_at_the_end_how_many() -> Result<()> {
+fn each_vip_is_printed_once_when_it_goes_and_their_number_at_the_end() -> Result<()> {
     let agent = Agent::new(vec![
         progress(&["192.0.2.1", "192.0.2.2", "2001:db8::1"], &[], &[]),
         progress(&["192.0.2.2", "2001:db8::1"], &[FIRST], &[]),
@@ -129,7 +129,7 @@ fn a_node_that_leads_nothing_is_drained_at_once() -> Result<()> {
 }
 
 #[test]
-fn what_nobody_can_take_is_named_with_the_reason_and_not_waited_for() -> Result<()> {
+fn a_vip_that_no_node_can_take_is_printed_with_the_reason_and_not_waited_for() -> Result<()> {
     let kept = ("192.0.2.2", "no other node may lead it");
     let agent = Agent::new(vec![progress(&["192.0.2.1"], &[], &[kept]), progress(&[], &[FIRST], &[kept])])?;
     let outcome = drain(&agent.socket, &["--timeout", "5m"])?;
@@ -146,7 +146,7 @@ fn what_nobody_can_take_is_named_with_the_reason_and_not_waited_for() -> Result<
 }
 
 #[test]
-fn what_is_not_handed_over_in_time_is_named() -> Result<()> {
+fn vips_that_are_not_handed_over_in_time_are_printed() -> Result<()> {
     let agent = Agent::new(vec![progress(&["192.0.2.1", "192.0.2.2"], &[], &[])])?;
     let outcome = drain(&agent.socket, &["--timeout", "1"])?;
     assert_eq!(outcome.status, Some(1));
@@ -158,7 +158,7 @@ fn what_is_not_handed_over_in_time_is_named() -> Result<()> {
 }
 
 #[test]
-fn a_drain_is_cancelled_by_whoever_drains_or_by_another() -> Result<()> {
+fn a_drain_is_canceled_by_this_command_or_by_another() -> Result<()> {
     let stopped = json!({"drain": {"draining": false, "held": [], "handed": [], "kept": []}});
     let agent = Agent::new(vec![stopped.clone()])?;
     let outcome = drain(&agent.socket, &["--cancel"])?;
@@ -185,7 +185,7 @@ fn an_agent_that_is_not_there_or_cannot_drain_is_an_error() -> Result<()> {
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
     assert!(outcome.stderr.starts_with("vipmux: no agent listens on "), "{}", outcome.stderr);
 
-    for (answer, told) in [
+    for (answer, expected) in [
         (json!({"error": "the request makes no sense: unknown variant"}), "the agent says: the request makes no sense"),
         (json!({"diff": {"differences": [], "refused": []}}), "answered another request"),
         (json!({"drain": {"draining": true}}), "answered something else"),
@@ -193,7 +193,7 @@ fn an_agent_that_is_not_there_or_cannot_drain_is_an_error() -> Result<()> {
         let agent = Agent::new(vec![answer])?;
         let outcome = drain(&agent.socket, &[])?;
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(1), ""));
-        assert!(outcome.stderr.contains(told), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
     }
     Ok(())
 }

@@ -50,7 +50,7 @@ fn whole_numbers(value: Value) -> Value {
 }
 
 #[test]
-fn they_are_current() -> Result<()> {
+fn the_files_are_current() -> Result<()> {
     for (path, contents) in custom_resources()? {
         let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..").join(&path);
         if env::var_os(SWITCH).is_some() {

@@ -38,7 +38,7 @@ fn shown(output: &Output) -> String {
 }
 
 #[test]
-fn what_is_told_of_each_manifest_is_what_was_reviewed() -> Result<()> {
+fn each_manifest_has_its_reviewed_output() -> Result<()> {
     for name in cases()? {
         insta::assert_snapshot!(name.as_str(), shown(&plan(&[&format!("{name}.yaml")])?));
     }
@@ -47,8 +47,8 @@ fn what_is_told_of_each_manifest_is_what_was_reviewed() -> Result<()> {
 
 /// Returns all reasons, as serde names them.
 fn reasons() -> BTreeSet<String> {
-    let told = serde_json::from_str::<Reason>("\"?\"").map_or_else(|error| error.to_string(), |_| String::new());
-    told.split('`').skip(1).step_by(2).filter(|name| *name != "?").map(str::to_owned).collect()
+    let error = serde_json::from_str::<Reason>("\"?\"").map_or_else(|error| error.to_string(), |_| String::new());
+    error.split('`').skip(1).step_by(2).filter(|name| *name != "?").map(str::to_owned).collect()
 }
 
 #[test]
@@ -69,7 +69,7 @@ fn every_reason_is_in_a_snapshot() -> Result<()> {
 }
 
 #[test]
-fn what_a_change_would_do_is_told_as_it_was_reviewed() -> Result<()> {
+fn each_change_has_its_reviewed_output() -> Result<()> {
     let entries = fs::read_dir(corpus().join("changes"))?.collect::<Result<Vec<_>, _>>()?;
     let names: BTreeSet<_> = entries.iter().map(fs::DirEntry::file_name).collect();
     for name in names {

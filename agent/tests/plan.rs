@@ -86,7 +86,7 @@ fn service<'a>(plan: &'a Value, name: &str) -> Result<&'a Value> {
 }
 
 #[test]
-fn the_table_says_who_gets_what_and_who_would_lead() -> Result<()> {
+fn the_table_shows_addresses_and_leaders() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", CLUSTER)])?;
     let output = plan(directory.path(), &["."])?;
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
@@ -189,7 +189,7 @@ VIP           LEADER  SERVICES
 }
 
 #[test]
-fn what_is_particular_about_a_services_packets_is_shown() -> Result<()> {
+fn the_treatment_of_a_services_packets_is_shown() -> Result<()> {
     let guarded = "\
 apiVersion: v1
 kind: Service
@@ -227,7 +227,7 @@ spec:
 }
 
 #[test]
-fn a_service_from_azure_is_shown_with_its_tags_its_probes_and_what_it_does_not_expose() -> Result<()> {
+fn a_service_from_azure_is_shown_with_its_tags_probes_and_unexposed_ports() -> Result<()> {
     let azure = "\
 apiVersion: v1
 kind: Service
@@ -292,7 +292,7 @@ spec: {type: LoadBalancer, ports: [{port: 80}]}
 }
 
 #[test]
-fn that_nobody_would_lead_is_told() -> Result<()> {
+fn a_plan_without_nodes_warns_that_nobody_would_lead() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", &CLUSTER.replace("kind: Node", "kind: Namespace"))])?;
     let output = plan(directory.path(), &["."])?;
     assert_eq!(output.status.code(), Some(0));
@@ -327,7 +327,7 @@ fn standard_input_can_be_a_list() -> Result<()> {
 }
 
 #[test]
-fn the_state_file_says_who_holds_what() -> Result<()> {
+fn addresses_in_the_state_file_are_kept() -> Result<()> {
     let state = "version: 1\nservices: {shop/web: {addresses: [192.0.2.11]}}";
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("state", state), ("damaged", "version: 1\nservices: [")])?;
     let output = plan(directory.path(), &["cluster.yaml", "-o", "json", "--state", "state"])?;
@@ -393,7 +393,7 @@ fn an_empty_directory_is_an_empty_plan() -> Result<()> {
 }
 
 #[test]
-fn a_change_is_told_to_programs_with_both_sides() -> Result<()> {
+fn the_json_of_a_change_has_both_sides() -> Result<()> {
     let after = CLUSTER.replace("port: 80}", "port: 8080}");
     let directory = manifests(&[("before.yaml", CLUSTER), ("after.yaml", &after)])?;
     let output = plan(directory.path(), &["--before", "before.yaml", "after.yaml", "-o", "json"])?;
@@ -415,7 +415,7 @@ fn a_change_is_told_to_programs_with_both_sides() -> Result<()> {
 }
 
 #[test]
-fn what_the_state_file_says_is_what_a_change_starts_from() -> Result<()> {
+fn a_change_starts_from_the_state_file() -> Result<()> {
     let state = "version: 1\nservices: {shop/web: {addresses: [192.0.2.11]}, shop/dns: {addresses: [192.0.2.11]}}";
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("state", state)])?;
     let same = ["--before", "cluster.yaml", "cluster.yaml", "--state", "state"];
@@ -431,7 +431,7 @@ fn what_the_state_file_says_is_what_a_change_starts_from() -> Result<()> {
 }
 
 #[test]
-fn a_change_of_what_cannot_be_read_names_the_file() -> Result<()> {
+fn a_change_with_an_unreadable_file_names_it() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", CLUSTER)])?;
     for args in [["--before", "gone.yaml", "cluster.yaml"], ["--before", "cluster.yaml", "gone.yaml"]] {
         let output = plan(directory.path(), &args)?;

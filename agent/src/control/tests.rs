@@ -43,7 +43,7 @@ fn a_request_is_answered_over_a_socket_for_root_alone() {
 }
 
 #[test]
-fn what_is_to_be_explained_and_the_answer_survive_the_way() {
+fn commands_and_answers_survive_serialization() {
     let details = TargetDetails { refused: vec!["x".to_owned()], ..TargetDetails::default() };
     let unknown =
         UnknownTarget { target: "192.0.2.1".parse().unwrap(), near: vec!["192.0.2.2".to_owned()], problems: vec![] };
@@ -69,15 +69,15 @@ fn what_is_to_be_explained_and_the_answer_survive_the_way() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_told_so() {
-    for (request, told) in [
+fn malformed_requests_get_an_error() {
+    for (request, expected) in [
         (r#"{"version":2,"command":"diff"}"#, "version 2 are not understood"),
         (r#"{"version":1,"command":"dance"}"#, "makes no sense"),
         (r#"{"version":1,"command":{"explain":"neither"}}"#, "is neither NAMESPACE/SERVICE nor an IP address"),
         ("", "makes no sense"),
     ] {
         let answer = beside_an_agent(move |path| raw(path, format!("{request}\n").as_bytes()));
-        assert!(answer.starts_with(r#"{"version":1,"error":""#) && answer.contains(told), "{request}: {answer}");
+        assert!(answer.starts_with(r#"{"version":1,"error":""#) && answer.contains(expected), "{request}: {answer}");
     }
 }
 
@@ -94,8 +94,8 @@ fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
     assert!(matches!(taken, Err(ListenError::Taken { .. })));
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent.sock");
-    // As one that ended leaves it. One that listened may do so for a while after, in a process that
-    // another test is starting.
+    // Bound and dropped, like the socket of an agent that ended. It does not listen: a process that
+    // another test starts could inherit a listening one, and keep it open for a while.
     tokio::net::UnixSocket::new_stream().unwrap().bind(&path).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { listen(&path).map(drop) }).unwrap();
@@ -107,7 +107,7 @@ fn a_second_agent_does_not_take_the_socket_and_one_that_ended_leaves_it() {
 }
 
 #[test]
-fn where_no_agent_is_the_error_says_what_to_do() {
+fn without_an_agent_the_error_says_what_to_do() {
     let error = ask(Path::new("/nonexistent/agent.sock"), ControlCommand::Diff).unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -115,7 +115,7 @@ fn where_no_agent_is_the_error_says_what_to_do() {
     );
 }
 
-/// One that ends, for instance.
+/// For instance, the agent ends.
 #[test]
 fn an_agent_that_says_nothing_is_not_taken_for_another_version() {
     let folder = tempfile::tempdir().unwrap();

@@ -43,18 +43,18 @@ impl Agent {
         self.gossip.counters().get(count)
     }
 
-    /// Says it again until it is heard: a first word may fall to the exchange that lets its speaker
-    /// in, or come before the other listens.
+    /// Sends a payload until it is received: the first ones may be lost before the session is
+    /// admitted, or before the other agent listens.
     async fn tell(&self, other: &mut Self, to: &str, what: &[u8]) -> NodeName {
         for _ in 0..1_000 {
             self.gossip.send(vec![(node_name(to), what.to_vec())]);
-            if let Ok(Some(heard)) = timeout(Duration::from_millis(10), other.incoming.recv()).await
-                && heard.bytes == what
+            if let Ok(Some(received)) = timeout(Duration::from_millis(10), other.incoming.recv()).await
+                && received.bytes == what
             {
-                return heard.node;
+                return received.node;
             }
         }
-        panic!("nothing is heard of {what:?}: {:?} and {:?}", self.gossip.counters(), other.gossip.counters());
+        panic!("{what:?} is not received: {:?} and {:?}", self.gossip.counters(), other.gossip.counters());
     }
 
     async fn until(&self, what: Count, at_least: u64) {
@@ -91,9 +91,9 @@ async fn an_address_that_comes_later_is_bound_then_and_another_one_in_its_place(
         let nodes = addresses(&[("a", &[loopback(1, first)]), ("b", &[loopback(1, first + 1)])]);
         a.nodes.send_replace(nodes.clone());
         b.nodes.send_replace(nodes);
-        let said = first.to_be_bytes();
-        assert_eq!(a.tell(&mut b, "b", &said).await, node_name("a"));
-        assert_eq!(b.tell(&mut a, "a", &said).await, node_name("b"));
+        let payload = first.to_be_bytes();
+        assert_eq!(a.tell(&mut b, "b", &payload).await, node_name("a"));
+        assert_eq!(b.tell(&mut a, "a", &payload).await, node_name("b"));
     }
 }
 
@@ -110,7 +110,7 @@ async fn a_port_that_is_taken_is_tried_again() {
 }
 
 #[tokio::test]
-async fn where_one_family_fails_the_other_one_is_taken() {
+async fn if_one_family_fails_the_other_one_is_used() {
     let (v6, port) = (IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1]), free_port());
     // The kernel refuses a broadcast address; and it is the first one.
     let refused = IpAddr::from([255, 255, 255, 255]);
@@ -125,17 +125,17 @@ async fn where_one_family_fails_the_other_one_is_taken() {
 }
 
 #[tokio::test]
-async fn what_should_not_come_is_counted_and_does_not_stop_the_rest() {
+async fn unexpected_datagrams_are_counted_and_do_not_stop_the_others() {
     let nodes = addresses(&[("a", &[loopback(4, 1)]), ("b", &[loopback(4, 2)])]);
     let mut b = Agent::start("b", &nodes, PORT, 1);
     let strange = addresses(&[("c", &[loopback(4, 3)]), ("b", &[loopback(4, 2)])]);
-    let stranger = Agent::start("c", &strange, PORT, 1);
+    let unknown = Agent::start("c", &strange, PORT, 1);
     let elsewhere = addresses(&[("a", &[loopback(4, 4)]), ("b", &[loopback(4, 2)])]);
     let impostor = Agent::start("a", &elsewhere, PORT, 1);
     let foreign = addresses(&[("a", &[loopback(4, 5)]), ("b", &[loopback(4, 2)])]);
     let other_key = Agent::start("a", &foreign, PORT, 2);
     for (agent, reason) in
-        [(&stranger, Unopened::Stranger), (&impostor, Unopened::WrongAddress), (&other_key, Unopened::OtherKey)]
+        [(&unknown, Unopened::Stranger), (&impostor, Unopened::WrongAddress), (&other_key, Unopened::OtherKey)]
     {
         for _ in 0..20 {
             agent.gossip.send(vec![(node_name("b"), vec![1])]);
@@ -154,7 +154,7 @@ async fn what_should_not_come_is_counted_and_does_not_stop_the_rest() {
 }
 
 #[tokio::test]
-async fn what_nobody_takes_is_lost_and_counted() {
+async fn payloads_that_are_not_read_are_lost_and_counted() {
     let nodes = addresses(&[("a", &[loopback(5, 1)]), ("b", &[loopback(5, 2)])]);
     let a = Agent::start("a", &nodes, PORT, 1);
     let mut b = Agent::start("b", &nodes, PORT, 1);
@@ -227,11 +227,11 @@ async fn keys_are_replaced_while_agents_run() {
     b.nodes.send_replace(third.clone());
     let mut only_new = Agent::start("a", &third, PORT, 2);
     only_new.tell(&mut b, "b", b"the new one").await;
-    b.tell(&mut only_new, "a", b"is heard").await;
+    b.tell(&mut only_new, "a", b"is received").await;
 }
 
 #[tokio::test]
-async fn the_task_ends_with_whoever_listens() {
+async fn the_task_ends_when_its_receiver_is_dropped() {
     let nodes = addresses(&[("a", &[loopback(6, 1)])]);
     let Agent { gossip, incoming, nodes } = Agent::start("a", &nodes, PORT, 1);
     drop((incoming, nodes));

@@ -61,7 +61,7 @@ async fn get(address: SocketAddr, path: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn readiness_tells_what_is_missing_until_nothing_is() {
+async fn readiness_names_the_failed_checks_until_all_pass() {
     let ready = Arc::new(AtomicBool::new(false));
     let address = started(site(|| Ok(String::new()), Arc::clone(&ready)));
     let missing = "[+]attached ok\n[-]synced failed: nothing was read yet\nfailed\n";
@@ -72,7 +72,7 @@ async fn readiness_tells_what_is_missing_until_nothing_is() {
 }
 
 #[tokio::test]
-async fn metrics_come_as_open_metrics_and_an_error_as_one() {
+async fn metrics_are_open_metrics_text_and_a_failure_has_status_500() {
     let fails = Arc::new(AtomicBool::new(false));
     let failing = Arc::clone(&fails);
     let metrics = move || {
@@ -87,7 +87,7 @@ async fn metrics_come_as_open_metrics_and_an_error_as_one() {
 }
 
 #[tokio::test]
-async fn only_reading_is_allowed_and_only_what_there_is() {
+async fn only_get_and_head_are_allowed_and_other_paths_are_not_found() {
     let address = plain();
     assert_eq!(get(address, "/").await.0, 404);
     for method in ["POST", "PUT", "DELETE"] {
@@ -100,7 +100,7 @@ async fn only_reading_is_allowed_and_only_what_there_is() {
 }
 
 #[tokio::test]
-async fn a_head_that_is_too_long_or_makes_no_sense_is_not_taken() {
+async fn a_head_that_is_too_long_or_malformed_is_refused() {
     let address = plain();
     let long = format!("GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: {}\r\n\r\n", "x".repeat(2 * MAX_HEAD));
     let mut stream = TcpStream::connect(address).await.unwrap();
@@ -113,11 +113,11 @@ async fn a_head_that_is_too_long_or_makes_no_sense_is_not_taken() {
     assert!(exchange(address, "nonsense\r\n\r\n").await.starts_with("HTTP/1.1 400"));
 }
 
-/// Whoever holds many connections open keeps nobody out, and holds none for long.
+/// A client with many open connections keeps no other client out, and keeps none for long.
 #[tokio::test]
 async fn the_oldest_connection_gives_way() {
     let address = plain();
-    let begun = Instant::now();
+    let start = Instant::now();
     let mut idle = Vec::new();
     for _ in 0..2 * MAX_CONNECTIONS {
         idle.push(TcpStream::connect(address).await.unwrap());
@@ -127,11 +127,11 @@ async fn the_oldest_connection_gives_way() {
     assert!(timeout(LONG, idle[0].read_to_end(&mut rest)).await.is_ok(), "the oldest is still open");
     let mut last = idle.pop().unwrap();
     assert!(timeout(LONG, last.read_to_end(&mut rest)).await.is_ok(), "an idle one is still open");
-    assert!(begun.elapsed() >= HEAD_TIMEOUT, "the last one was closed at once");
+    assert!(start.elapsed() >= HEAD_TIMEOUT, "the last one was closed at once");
 }
 
 #[tokio::test]
-async fn one_scrape_is_made_at_a_time_and_probes_do_not_wait_for_it() {
+async fn one_scrape_runs_at_a_time_and_health_checks_do_not_wait_for_it() {
     let (go, wait) = mpsc::channel::<()>();
     let (wait, running, most) = (Mutex::new(wait), AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
     let seen = Arc::clone(&most);
@@ -154,7 +154,7 @@ async fn one_scrape_is_made_at_a_time_and_probes_do_not_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_told() {
+async fn the_error_about_a_port_that_is_taken_says_what_to_do() {
     let first = bind(ANYWHERE).unwrap();
     let address = first.local_addr().unwrap();
     let error = bind(address).unwrap_err();

@@ -49,7 +49,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, text: &str) -> 
     }
     stream.write_all(text.as_bytes()).await?;
     stream.flush().await?;
-    // Whoever is not satisfied hangs up.
+    // Waits until the client hangs up.
     stream.read_to_end(&mut Vec::new()).await.map(drop)
 }
 
@@ -62,7 +62,7 @@ fn http() -> Check {
 }
 
 /// Returns the result of an HTTP probe of a server that answers with this.
-async fn asked(text: String) -> Result<(), AttemptError> {
+async fn probed(text: String) -> Result<(), AttemptError> {
     let to = server(move |stream| {
         let text = text.clone();
         async move { answer(stream, &text).await }
@@ -70,8 +70,8 @@ async fn asked(text: String) -> Result<(), AttemptError> {
     ask(to.await, http(), LONG).await
 }
 
-/// A port that nobody listens on. While the socket lives, it is given to nobody who does not ask
-/// for this very one.
+/// Returns a port that nobody listens on. While the socket lives, the kernel gives it only to a
+/// socket that names it.
 fn closed() -> (TcpSocket, SocketAddr) {
     let socket = TcpSocket::new_v4().unwrap();
     // A listener sets it too, and has the port beside this one.
@@ -121,21 +121,21 @@ async fn only_status_200_counts() {
         ("404 Not Found", false),
         ("500 Internal Server Error", false),
     ] {
-        let result = asked(format!("HTTP/1.1 {status}\r\nLocation: /elsewhere\r\n\r\n")).await;
+        let result = probed(format!("HTTP/1.1 {status}\r\nLocation: /elsewhere\r\n\r\n")).await;
         match (up, &result) {
             (true, Ok(())) => {}
             (false, Err(AttemptError::Status(code))) => assert!(status.starts_with(code.as_str())),
             _ => panic!("{status}: {result:?}"),
         }
     }
-    assert!(asked("HTTP/1.0 200 OK\r\n\r\n".to_owned()).await.is_ok());
-    assert!(asked("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n\r\n".to_owned()).await.is_ok());
+    assert!(probed("HTTP/1.0 200 OK\r\n\r\n".to_owned()).await.is_ok());
+    assert!(probed("HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 200 OK\r\n\r\n".to_owned()).await.is_ok());
     let announced = "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n".to_owned();
-    assert!(asked(announced).await.is_ok(), "the body is not waited for");
+    assert!(probed(announced).await.is_ok(), "the body is not waited for");
 }
 
 #[tokio::test]
-async fn the_request_says_whom_it_is_for_and_whose_it_is() {
+async fn the_request_names_the_backend_and_vipmux() {
     let (sender, mut heads) = tokio::sync::mpsc::channel(1);
     let to = server(move |mut stream| {
         let sender = sender.clone();
@@ -154,11 +154,11 @@ async fn the_request_says_whom_it_is_for_and_whose_it_is() {
 }
 
 #[tokio::test]
-async fn what_is_no_http_or_has_an_endless_head_is_down() {
+async fn a_response_that_is_not_http_or_has_an_endless_head_is_down() {
     let endless = format!("HTTP/1.1 200 OK\r\nX: {}\r\n\r\n", "x".repeat(100_000));
     let fields = format!("HTTP/1.1 200 OK\r\n{}\r\n", "X: y\r\n".repeat(10_000));
     for text in ["SSH-2.0-OpenSSH\r\n\r\n", "HTTP/1.1 twenty OK\r\n\r\n", &endless, &fields] {
-        let result = asked(text.to_owned()).await;
+        let result = probed(text.to_owned()).await;
         assert!(matches!(result, Err(AttemptError::Http(_))), "{text:.40}: {result:?}");
     }
     let hung_up = server(|stream| async {
@@ -195,7 +195,7 @@ fn acceptor() -> TlsAcceptor {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_and_that_has_expired_will_do() {
+async fn an_untrusted_and_expired_certificate_is_accepted() {
     let acceptor = acceptor();
     let status = |status: &'static str| {
         let acceptor = acceptor.clone();
@@ -214,7 +214,7 @@ async fn a_certificate_that_nobody_vouches_for_and_that_has_expired_will_do() {
 }
 
 #[tokio::test]
-async fn what_changes_is_told_and_what_is_not_wanted_any_more_is_forgotten() {
+async fn changes_are_sent_and_results_of_unwanted_checkups_are_forgotten() {
     let (_held, to) = closed();
     let listener = TcpListener::bind(to).await.unwrap();
     let key = HealthKey { address: to.ip(), port: to.port(), check: 1 };

@@ -70,7 +70,7 @@ fn line(service: &Value) -> Result<String> {
 }
 
 #[test]
-fn every_example_comes_to_what_the_page_says() -> Result<()> {
+fn every_example_has_the_outcome_that_the_page_shows() -> Result<()> {
     let (main, azure) = (blocks(&MAIN), blocks(&AZURE));
     let (pools, examples) = main.split_first().context("no blocks")?;
     ensure!(pools.language == "yaml" && pools.text.contains("kind: IPAddressPool"), "the first block has the pools");
@@ -80,15 +80,15 @@ fn every_example_comes_to_what_the_page_says() -> Result<()> {
     let examples: Vec<&Block> = examples.iter().filter(of_examples).chain(azure).collect();
     for pair in examples.chunks(2) {
         let at = format!("{} line {}", pair[0].page, pair[0].line);
-        let [example, says] = pair else { anyhow::bail!("{at}: no outcome") };
+        let [example, shown] = pair else { anyhow::bail!("{at}: no outcome") };
         ensure!(
-            (example.page, example.language, says.language) == (says.page, "yaml", "text"),
+            (example.page, example.language, shown.language) == (shown.page, "yaml", "text"),
             "{at}: manifests, then their outcome"
         );
-        let said: Vec<String> =
-            says.text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-        let comes_to = outcome(&format!("{}---\n{}", pools.text, example.text))?;
-        ensure!(comes_to == said, "{at}: {comes_to:#?}, and the page says {said:#?}");
+        let expected: Vec<String> =
+            shown.text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        let actual = outcome(&format!("{}---\n{}", pools.text, example.text))?;
+        ensure!(actual == expected, "{at}: {actual:#?}, and the page shows {expected:#?}");
     }
     ensure!(examples.len() >= 2 * dialects::ALL.len(), "an example of each dialect");
     Ok(())

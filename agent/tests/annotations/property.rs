@@ -61,10 +61,10 @@ impl Asked {
 /// Checks the rules. Returns the reason of a refusal.
 pub(crate) fn holds(asked: &Asked) -> Result<Option<Reason>> {
     let outcome = asked.ingest()?;
-    ensure!(outcome == asked.ingest()?, "the same annotations come to the same");
+    ensure!(outcome == asked.ingest()?, "the same annotations have the same result");
     let (unrelated, empty) = (asked.with("example.org/unrelated", "x"), asked.with("vipmux.io/pool", ""));
-    ensure!(outcome == unrelated.ingest()?, "an annotation that is nobody's changes nothing");
-    ensure!(outcome == empty.ingest()?, "an empty value counts as not there");
+    ensure!(outcome == unrelated.ingest()?, "an unknown annotation changes nothing");
+    ensure!(outcome == empty.ingest()?, "an empty value counts as absent");
     let fault = match &outcome {
         Ok(service) => {
             bounded(service)?;

@@ -26,7 +26,7 @@ fn failure() -> Result<(), String> {
     Err("no connection".to_owned())
 }
 
-/// Of one checkup: runs the next attempt for no time, and gives when it was, and what it came to.
+/// Makes the next attempt of the only checkup, in no time. Returns its time and the change.
 fn attempt(schedule: &mut ProbeSchedule, outcome: Result<(), String>) -> (Duration, Option<HealthChange>) {
     let now = schedule.next().unwrap();
     assert_eq!(schedule.start(now.saturating_sub(Duration::from_nanos(1))), None, "too early");
@@ -44,8 +44,7 @@ fn one() -> ProbeSchedule {
 #[test]
 fn so_many_failures_in_a_row_bring_a_backend_down_and_one_success_brings_it_up() {
     let mut schedule = one();
-    // Each attempt's success, and what it comes to: `None` for nothing new; what is known
-    // afterwards.
+    // Each attempt's success, the change that it causes, and the result that is known then.
     let known = |schedule: &ProbeSchedule| schedule.findings().get(&key(1)).map(|finding| finding.up);
     let expected = [
         (false, None, None),
@@ -59,20 +58,20 @@ fn so_many_failures_in_a_row_bring_a_backend_down_and_one_success_brings_it_up()
         (false, None, Some(true)),
         (false, Some("down"), Some(false)),
     ];
-    for (i, (succeeds, turn, then)) in expected.into_iter().enumerate() {
-        let (_, turned) = attempt(&mut schedule, if succeeds { Ok(()) } else { failure() });
-        let turned = turned.map(|turn| if turn.error.is_some() { "down" } else { "up" });
-        assert_eq!((turned, known(&schedule)), (turn, then), "attempt {i}");
+    for (i, (succeeds, change, then)) in expected.into_iter().enumerate() {
+        let (_, changed) = attempt(&mut schedule, if succeeds { Ok(()) } else { failure() });
+        let changed = changed.map(|change| if change.error.is_some() { "down" } else { "up" });
+        assert_eq!((changed, known(&schedule)), (change, then), "attempt {i}");
     }
 }
 
 #[test]
-fn a_backend_that_never_answered_is_down_after_as_many_failures_and_that_is_told_with_the_last_error() {
+fn a_backend_that_never_answered_is_down_after_as_many_failures_with_the_last_error() {
     let mut schedule = one();
     assert_eq!(attempt(&mut schedule, failure()).1, None);
     assert_eq!(schedule.findings().len(), 0, "it counts as up until then");
-    let (since, turn) = attempt(&mut schedule, failure());
-    assert_eq!(turn, Some(HealthChange { key: key(1), error: Some("no connection".to_owned()) }));
+    let (since, change) = attempt(&mut schedule, failure());
+    assert_eq!(change, Some(HealthChange { key: key(1), error: Some("no connection".to_owned()) }));
     attempt(&mut schedule, Err("status 503".to_owned()));
     let expected = CheckupResult { up: false, since, error: Some("status 503".to_owned()) };
     assert_eq!(schedule.findings().get(&key(1)), Some(&expected));
@@ -111,7 +110,7 @@ fn the_next_attempt_waits_for_the_end_of_a_slow_one() {
 }
 
 #[test]
-fn a_change_of_what_is_wanted_leaves_what_stays_as_it_is() {
+fn new_checkups_leave_those_that_stay_as_they_are() {
     let mut schedule = one();
     (0..2).for_each(|_| drop(attempt(&mut schedule, failure())));
     let next = schedule.next();
@@ -124,7 +123,7 @@ fn a_change_of_what_is_wanted_leaves_what_stays_as_it_is() {
 }
 
 #[test]
-fn an_attempt_for_what_went_says_nothing_about_what_came_back() {
+fn an_attempt_of_a_removed_checkup_has_no_effect_on_its_successor() {
     let mut schedule = one();
     attempt(&mut schedule, failure());
     let begin = schedule.next().unwrap();
@@ -159,7 +158,7 @@ fn attempts_under_way_are_bounded_for_each_namespace_and_in_all() {
 }
 
 #[test]
-fn who_waits_longest_goes_first() {
+fn the_checkup_that_waits_longest_goes_first() {
     let mut schedule = ProbeSchedule::new(9);
     let all: Vec<_> = (0..20).map(|n| (n, "shop")).collect();
     schedule.want(&checkups(&all), START);

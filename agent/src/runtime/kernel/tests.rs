@@ -61,7 +61,7 @@ fn packets_find_a_vip_as_it_is_after_each_step() {
 }
 
 #[test]
-fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
+fn a_plan_that_is_older_than_the_election_changes_no_leading_flag() {
     let Some(mut kernel) = kernel() else { return };
     let vips: Vec<_> = (1..=3).map(vip4).collect();
     let led = |kernel: &Kernel| kernel.announced().into_keys().collect::<Vec<_>>();
@@ -85,7 +85,7 @@ fn a_plan_that_is_older_than_the_election_changes_nobody_who_leads() {
 }
 
 #[test]
-fn what_a_program_gave_up_stays_so_until_it_is_led_anew_whatever_a_plan_writes() {
+fn a_vip_that_the_programs_gave_up_stays_so_until_it_is_led_again_whatever_a_plan_writes() {
     let Some(mut kernel) = kernel() else { return };
     let address = Address::from(vip4(1).address());
     let is_led = |kernel: &Kernel| kernel.maps.read_vip(&address).unwrap().unwrap().flags & VIP_LEADING != 0;

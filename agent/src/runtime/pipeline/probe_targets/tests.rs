@@ -40,7 +40,7 @@ fn services_with_the_same_backend_and_probe_share_a_checkup_until_the_last_of_th
 }
 
 #[test]
-fn a_change_of_health_concerns_those_who_rest_on_what_changed() {
+fn a_change_of_health_concerns_the_services_that_depend_on_it() {
     let mut probed = ProbedBackends::default();
     let names = ["a", "b", "c"].map(service_name);
     probed.set(&names[0], vec![checkup(1)]);
@@ -53,14 +53,14 @@ fn a_change_of_health_concerns_those_who_rest_on_what_changed() {
     assert_eq!(concerned(&[], &[1]), ["a", "b"]);
     assert_eq!(concerned(&[1, 2], &[1]), ["b"]);
     assert_eq!(concerned(&[3], &[2]), ["b", "c"]);
-    assert_eq!(concerned(&[1, 3], &[1, 3, 9]), Vec::<String>::new(), "what nobody asked for is nobody's concern");
+    assert_eq!(concerned(&[1, 3], &[1, 3, 9]), Vec::<String>::new(), "an unknown backend concerns no Service");
     let mut elsewhere = Health::default();
     elsewhere.hear(node_name("n2"), [checkup(1).1].into());
     assert_eq!(probed.concerned(&Health::default(), &elsewhere), BTreeSet::new());
 }
 
 #[test]
-fn a_node_takes_so_many_checkups_of_a_namespace_and_in_all() {
+fn the_checkups_of_a_node_are_limited_for_each_namespace_and_in_all() {
     let mut probed = ProbedBackends::default();
     // The greedy one's come first by their keys.
     let greedy: Vec<_> = (0..MOST_OF_NAMESPACE + 5).map(checkup).collect();

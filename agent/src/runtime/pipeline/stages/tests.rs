@@ -34,14 +34,14 @@ fn held(holders: &PreviousAssignments) -> Vec<String> {
 fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
-    // An agent that starts, as far as it did not see the Services in `gone` before.
-    let settle = |snapshot: &Objects, gone: &[&str]| {
+    // Runs the stages of an agent that starts, or that has seen the Services in `gone` before.
+    let run = |snapshot: &Objects, gone: &[&str]| {
         let memory = Memory { objects: Arc::new(objects(gone)), ..Memory::default() };
         let mut stages = Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), memory);
         let state = stages.run(&Arc::new(snapshot.clone()), None);
         (stages.memory().holders, state)
     };
-    settle(&objects(&["a"]), &[]);
+    run(&objects(&["a"]), &[]);
     let mut broken = objects(&["b"]);
     broken.problems.push(Problem {
         file: "a.yaml".into(),
@@ -50,14 +50,14 @@ fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
         field: String::new(),
         message: "no YAML".to_owned(),
     });
-    let (holders, state) = settle(&broken, &[]);
+    let (holders, state) = run(&broken, &[]);
     assert_eq!(held(&holders), ["a=192.0.2.1", "b=192.0.2.2"]);
     assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), held(&holders));
-    let told = "Service shop/a cannot be read: 192.0.2.1 is kept for it, and nothing is served there";
-    assert!(state.warnings.contains(told), "{:?}", state.warnings);
+    let expected = "Service shop/a cannot be read: 192.0.2.1 is kept for it, and nothing is served there";
+    assert!(state.warnings.contains(expected), "{:?}", state.warnings);
     assert_eq!(*state.service_counts, ServiceCounts { allocated: 1, withheld: 1, refused: BTreeMap::new() });
     assert_eq!(state.leaders.keys().map(ToString::to_string).collect::<Vec<_>>(), ["192.0.2.2"]);
-    let (holders, _) = settle(&broken, &["a"]);
+    let (holders, _) = run(&broken, &["a"]);
     assert_eq!(held(&holders), ["b=192.0.2.2"], "it was seen to be deleted");
 }
 
@@ -74,7 +74,7 @@ fn a_gateway_is_never_assigned() {
 
 /// In a cluster each Service is new for a moment.
 #[test]
-fn who_waits_for_the_allocator_is_no_complaint_and_who_shows_an_address_of_no_pool_is_one() {
+fn a_service_that_waits_for_the_allocator_is_no_warning_and_one_with_an_address_of_no_pool_is() {
     let mut snapshot = objects(&["a", "b"]);
     let spec = serde_json::json!({
         "spec": {"type": "LoadBalancer", "ports": [{"port": 80}]},
@@ -84,8 +84,8 @@ fn who_waits_for_the_allocator_is_no_complaint_and_who_shows_an_address_of_no_po
     let mut stages =
         Stages::new(IngestOptions::default(), AllocationSource::Statuses(StatusAuthor::Allocator), Memory::default());
     let state = stages.run(&Arc::new(snapshot), None);
-    let complaint = "Service shop/b is not served: its status shows 198.51.100.1, which is in no pool (Unallocated)";
-    assert_eq!(state.warnings.iter().collect::<Vec<_>>(), [complaint]);
+    let expected = "Service shop/b is not served: its status shows 198.51.100.1, which is in no pool (Unallocated)";
+    assert_eq!(state.warnings.iter().collect::<Vec<_>>(), [expected]);
     assert_eq!(state.service_counts.refused, BTreeMap::from([(Reason::Unallocated, 2)]));
 }
 
@@ -103,7 +103,7 @@ fn with_slice(objects: &Objects, service: &str, endpoints: &[u8]) -> Arc<Objects
 }
 
 #[test]
-fn the_short_way_leads_where_the_long_one_does() {
+fn an_update_has_the_result_of_a_full_run() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
     let fresh = || Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
@@ -168,7 +168,7 @@ fn backends(state: &ServingState) -> Vec<String> {
 }
 
 #[test]
-fn a_change_of_health_touches_those_who_probe_the_backend_alone() {
+fn a_change_of_health_changes_only_the_services_that_probe_the_backend() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
     let fresh = || Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
@@ -197,12 +197,12 @@ fn a_change_of_health_touches_those_who_probe_the_backend_alone() {
             Arc::clone(&service.unwrap().backends)
         };
         assert!(Arc::ptr_eq(&unprobed(&before), &unprobed(&short)));
-        assert_eq!(stages.checkups(&node_name("n1")).all.len(), 3, "those that fail go on being asked");
+        assert_eq!(stages.checkups(&node_name("n1")).all.len(), 3, "those that fail are still probed");
     }
 }
 
 #[test]
-fn that_probes_are_ignored_is_told_until_one_backend_is_up_or_comes() {
+fn ignored_probes_are_a_warning_until_one_backend_is_up_or_comes() {
     let directory = tempfile::tempdir().unwrap();
     let mut stages = Stages::new(
         IngestOptions::default(),
@@ -211,12 +211,12 @@ fn that_probes_are_ignored_is_told_until_one_backend_is_up_or_comes() {
     );
     let now = with_probes(&[("a", &[1, 2])], &["a"]);
     let plain = stages.run(&now, None).warnings;
-    let told = "Service shop/a, port 80/TCP on 192.0.2.1: all 2 backends fail their health probes: they are served \
-                nevertheless";
+    let ignored = "Service shop/a, port 80/TCP on 192.0.2.1: all 2 backends fail their health probes: they are served \
+                   nevertheless";
     let both = down(&stages, &[1, 2]);
     stages.set_health(Arc::clone(&both));
     let failing = stages.run(&now, None);
-    assert_eq!(failing.warnings.difference(&plain).collect::<Vec<_>>(), [told]);
+    assert_eq!(failing.warnings.difference(&plain).collect::<Vec<_>>(), [ignored]);
     stages.set_health(down(&stages, &[2]));
     assert_eq!(stages.run(&now, None).warnings, plain);
     stages.set_health(both);
@@ -229,7 +229,7 @@ fn that_probes_are_ignored_is_told_until_one_backend_is_up_or_comes() {
 }
 
 #[test]
-fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
+fn a_changed_service_gets_the_address_of_a_full_run_and_the_state_file_is_read_once() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
     let mut stages = Stages::new(IngestOptions::default(), AllocationSource::File(path.clone()), Memory::default());
@@ -253,7 +253,7 @@ fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
         assert_eq!(held(&assignments::load(&path).unwrap().unwrap()), expected);
         seen = assignments::file_version(&path);
     }
-    // Another agent writes: all is looked at again.
+    // Another agent writes: everything is allocated again.
     assignments::update(&path, |_| (PreviousAssignments::new(), ())).unwrap();
     let last = stages.last.take().unwrap();
     let now = Arc::new(objects(&["b", "c"]));
@@ -265,7 +265,7 @@ fn one_changed_service_is_settled_as_all_are_and_the_state_file_is_read_once() {
 }
 
 #[test]
-fn what_stays_is_the_very_same_after_the_long_way() {
+fn after_a_full_run_unchanged_backends_are_the_same_object() {
     let directory = tempfile::tempdir().unwrap();
     let mut stages = Stages::new(
         IngestOptions::default(),
@@ -299,7 +299,7 @@ fn a_state_file_that_cannot_be_written_is_tried_again() {
 }
 
 #[test]
-fn a_restart_beside_a_pool_that_shrank_moves_nobody_and_a_changed_mind_does() {
+fn after_a_pool_shrank_a_restart_moves_no_address_and_a_changed_request_does() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("assignments.yaml");
     // Each run is an agent of its own, with nothing but the state file.
@@ -323,8 +323,8 @@ fn a_restart_beside_a_pool_that_shrank_moves_nobody_and_a_changed_mind_does() {
     for _ in 0..2 {
         let (held, state) = run(&objects);
         assert_eq!(held, ["a=192.0.2.1"]);
-        let told = "Service shop/a: 192.0.2.1 is in no pool any more; 192.0.2.1 is kept until";
-        assert!(state.warnings.iter().any(|told_so| told_so.starts_with(told)), "{:?}", state.warnings);
+        let expected = "Service shop/a: 192.0.2.1 is in no pool any more; 192.0.2.1 is kept until";
+        assert!(state.warnings.iter().any(|warning| warning.starts_with(expected)), "{:?}", state.warnings);
     }
     objects.vip_pools.insert("other".to_owned(), pool("192.0.2.9"));
     objects.services.insert(service_name("a"), service("other"));
@@ -332,7 +332,7 @@ fn a_restart_beside_a_pool_that_shrank_moves_nobody_and_a_changed_mind_does() {
 }
 
 #[test]
-fn each_vip_comes_with_those_who_may_lead_it() {
+fn each_vip_has_its_candidates() {
     let directory = tempfile::tempdir().unwrap();
     let mut stages = Stages::new(
         IngestOptions::default(),
@@ -357,6 +357,6 @@ fn each_vip_comes_with_those_who_may_lead_it() {
         .insert("p".to_owned(), object(serde_json::json!({"metadata": {"name": "p"}, "spec": {"pools": ["none"]}})));
     let state = stages.run(&Arc::new(objects), None);
     assert_eq!(state.leaders[&vip], None);
-    let told = "Service shop/a: 192.0.2.1 is announced by nobody";
-    assert!(state.warnings.iter().any(|told_so| told_so.starts_with(told)), "{:?}", state.warnings);
+    let expected = "Service shop/a: 192.0.2.1 is announced by nobody";
+    assert!(state.warnings.iter().any(|warning| warning.starts_with(expected)), "{:?}", state.warnings);
 }
