@@ -179,9 +179,9 @@ pub struct ReportedDifference {
     pub what: String,
     /// The entry's key or name.
     pub entry: String,
-    /// As it should be; `None`: not there.
+    /// The desired value; `None`: the entry should not exist.
     pub wanted: Option<String>,
-    /// As it is; `None`: not there.
+    /// The value in the kernel; `None`: the entry does not exist.
     pub found: Option<String>,
 }
 
@@ -223,8 +223,8 @@ pub fn listen(path: &Path) -> Result<mpsc::Receiver<Query>, ListenError> {
     let listener = UnixListener::bind(path).map_err(refused)?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(refused)?;
     let (sender, receiver) = mpsc::channel(MOST_CONNECTIONS);
-    // Accepts connections. It ends when the receiver is dropped, or with the runtime; it may be
-    // cancelled at any point.
+    // Accepts connections. It ends at the first connection after the receiver is dropped, or with
+    // the runtime; it may be canceled at any point.
     tokio::spawn(accept(listener, sender));
     Ok(receiver)
 }
@@ -239,7 +239,7 @@ async fn accept(listener: UnixListener, queries: mpsc::Sender<Query>) {
             continue;
         };
         let queries = queries.clone();
-        // Serves one connection, within the time limit. Cancelling it closes the connection.
+        // Serves one connection, within the time limit. Canceling it closes the connection.
         tokio::spawn(async move {
             if let Ok(Err(error)) = timeout(2 * PATIENCE, serve(stream, queries)).await {
                 tracing::debug!(%error, "connection to the agent's socket failed");

@@ -40,7 +40,7 @@ const INCOMING: usize = 1_024;
 const OUTGOING: usize = 64;
 /// Most datagrams that are received before other work.
 const BATCH: usize = 64;
-/// How long after a failure an address is bound again.
+/// The time after a failure until an address is bound again.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// All Nodes' InternalIPs, this one's as well. Datagrams go to the first one of a family, and may

@@ -185,9 +185,9 @@ async fn metrics(state: &Arc<HttpState>) -> Response<String> {
     // It goes on if nobody waits for it any more. The next scrape starts after it and a rest of the
     // same length.
     tokio::spawn(async move {
-        let begun = Instant::now();
+        let start = Instant::now();
         let metrics = spawn_blocking(move || (scraped.endpoints.metrics)()).await;
-        let took = begun.elapsed();
+        let took = start.elapsed();
         // An error: the client is gone.
         let _ = sender.send(metrics.unwrap_or_else(|error| Err(error.into())));
         sleep(took).await;

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_has_a_place_and_a_name_of_its_own() {
+    fn each_outcome_has_a_place_and_a_name_of_its_own() {
         for (place, count) in Count::ALL.into_iter().enumerate() {
             assert_eq!(count.place(), place, "{count:?}");
         }

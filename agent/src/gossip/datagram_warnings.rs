@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, mem, net::IpAddr, time::Duration};
 use vipmux_election::membership::sealing::Unopened;
 use vipmux_model::NodeName;
 
-/// So many in a [`PERIOD`] are logged. One or two are chance, or an attempt.
+/// So many in a [`PERIOD`] cause a warning. One or two are chance, or an attempt.
 const MANY: u64 = 10;
-/// At most one warning of a kind comes in such a time.
+/// At most one warning for each reason comes in such a time.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The datagrams by reason, and when each reason was logged last.
+/// The unexpected datagrams, by reason.
 #[derive(Debug, Default)]
 pub(super) struct DatagramWarnings(BTreeMap<Unopened, Datagrams>);
 
@@ -18,9 +18,11 @@ pub(super) struct DatagramWarnings(BTreeMap<Unopened, Datagrams>);
 struct Datagrams {
     /// The start of the current period.
     begins: Duration,
+    /// The number in the current period.
     within: u64,
-    /// Since the last warning.
+    /// The number since the last warning.
     unlogged: u64,
+    /// The time of the last warning.
     logged: Option<Duration>,
 }
 
@@ -79,13 +81,13 @@ mod tests {
     use vipmux_testing::names::node_name;
 
     #[test]
-    fn few_are_not_worth_a_word_and_of_many_one_warning_tells_in_each_period() {
+    fn few_datagrams_cause_no_warning_and_many_cause_one_in_each_period() {
         let mut warnings = DatagramWarnings::default();
-        let mut hear = |millis| warnings.take(Unopened::OtherKey, Duration::from_millis(millis));
+        let mut take = |millis| warnings.take(Unopened::OtherKey, Duration::from_millis(millis));
         // One every two seconds: never ten within a period.
-        assert!((0..50).all(|i| hear(i * 2_000).is_none()));
-        let told: Vec<_> = (0..600).filter_map(|i| hear(200_000 + i * 50).map(|count| (i * 50, count))).collect();
-        let [(first, all), (second, rest), (third, last)] = told[..] else { panic!("{told:?}") };
+        assert!((0..50).all(|i| take(i * 2_000).is_none()));
+        let taken: Vec<_> = (0..600).filter_map(|i| take(200_000 + i * 50).map(|count| (i * 50, count))).collect();
+        let [(first, all), (second, rest), (third, last)] = taken[..] else { panic!("{taken:?}") };
         assert_eq!((first, all), (450, 60));
         assert_eq!((second - first, rest), (10_450 - 450, 200));
         assert_eq!((third - second, last), (10_000, 200));
@@ -94,12 +96,12 @@ mod tests {
     #[test]
     fn one_reason_does_not_hide_another() {
         let mut warnings = DatagramWarnings::default();
-        let mut hear = |reason| (0..10).filter_map(|_| warnings.take(reason, Duration::from_secs(1))).count();
-        assert_eq!((hear(Unopened::OtherKey), hear(Unopened::Stranger)), (1, 1));
+        let mut warned = |reason| (0..10).filter_map(|_| warnings.take(reason, Duration::from_secs(1))).count();
+        assert_eq!((warned(Unopened::OtherKey), warned(Unopened::Stranger)), (1, 1));
     }
 
     #[test]
-    fn who_speaks_from_where_is_named() {
+    fn the_warning_names_the_sender_and_its_address() {
         let from = IpAddr::from([192, 0, 2, 9]);
         let text = text(Unopened::WrongAddress, Some(&node_name("n1")), from).unwrap();
         assert!(text.starts_with("n1 sends gossip from 192.0.2.9, which is not one of its InternalIPs"), "{text}");

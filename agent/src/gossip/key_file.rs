@@ -20,8 +20,8 @@ use vipmux_election::membership::sealing::{KeysError, SealingKeys};
 
 /// A larger file is something else.
 const MAX_BYTES: u64 = 64 << 10;
-/// How often the file is read.
-const LOOK: Duration = Duration::from_secs(5);
+/// The interval at which the file is read.
+const INTERVAL: Duration = Duration::from_secs(5);
 
 /// The gossip keys cannot be read or made.
 #[derive(Debug, thiserror::Error)]
@@ -93,31 +93,31 @@ fn read(path: &Path) -> Result<(SealingKeys, Option<String>), KeyFileError> {
 /// Follows the file of these keys: a change or a replacement comes out within seconds. While it has
 /// no keys, or too many, the last ones stay. Each problem of the file is logged once.
 pub fn follow(path: PathBuf, keys: SealingKeys) -> watch::Receiver<SealingKeys> {
-    follow_each(LOOK, path, keys)
+    follow_each(INTERVAL, path, keys)
 }
 
 /// Follows the file, with this pause between two reads.
 pub(super) fn follow_each(pause: Duration, path: PathBuf, keys: SealingKeys) -> watch::Receiver<SealingKeys> {
     let (sender, receiver) = watch::channel(keys);
-    // Follows the file. It ends with the last receiver, or with the runtime; it may be cancelled at
+    // Follows the file. It ends with the last receiver, or with the runtime; it may be canceled at
     // any point.
     tokio::spawn(watch_file(pause, path, sender));
     receiver
 }
 
 async fn watch_file(pause: Duration, path: PathBuf, keys: watch::Sender<SealingKeys>) {
-    let mut looks = interval(pause);
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut ticks = interval(pause);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut logged = None;
     loop {
         select! {
-            _ = looks.tick() => {}
+            _ = ticks.tick() => {}
             () = keys.closed() => return,
         }
         let file = path.clone();
         // Reads the file on a thread: the directory may be on a network that does not answer.
-        let Ok(looked) = spawn_blocking(move || read(&file)).await else { return };
-        if let Some(warning) = apply(looked, &keys, &mut logged) {
+        let Ok(result) = spawn_blocking(move || read(&file)).await else { return };
+        if let Some(warning) = apply(result, &keys, &mut logged) {
             tracing::warn!(warning, "gossip key problem");
         }
     }
@@ -126,11 +126,11 @@ async fn watch_file(pause: Duration, path: PathBuf, keys: watch::Sender<SealingK
 /// Passes on the keys, if they are new. Returns the warning, if it is not the one that was `logged`
 /// last.
 fn apply(
-    looked: Result<(SealingKeys, Option<String>), KeyFileError>,
+    result: Result<(SealingKeys, Option<String>), KeyFileError>,
     keys: &watch::Sender<SealingKeys>,
     logged: &mut Option<String>,
 ) -> Option<String> {
-    let warning = match looked {
+    let warning = match result {
         Ok((new, warning)) => {
             keys.send_if_modified(|keys| {
                 let changed = *keys != new;
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_missing_or_damaged_is_told_and_never_replaced() {
+    fn a_file_that_is_missing_or_damaged_is_an_error_and_none_is_replaced() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gossip.key");
         assert!(matches!(load(&path), Err(KeyFileError::Missing { .. })));
@@ -230,19 +230,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_the_file_leaves_the_keys_and_is_told_once() {
+    fn a_problem_of_the_file_leaves_the_keys_and_is_reported_once() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("gossip.key");
         let [first, second] = [1, 2].map(|byte| SealingKeys::generate([byte; 32]));
         let (sender, receiver) = watch::channel(first.clone());
-        let mut told = None;
-        let mut look = |mode| {
+        let mut logged = None;
+        let mut read_again = |mode| {
             if path.exists() {
                 fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             }
-            apply(read(&path), &sender, &mut told)
+            apply(read(&path), &sender, &mut logged)
         };
-        for (text, keys, word) in [
+        for (text, keys, expected) in [
             (Some(first.file()), &first, None),
             (Some("secret".to_owned()), &first, Some("line 1 is not a key")),
             (Some(String::new()), &first, Some("it has no key")),
@@ -254,17 +254,15 @@ mod tests {
                 Some(text) => fs::write(&path, text).unwrap(),
                 None => fs::remove_file(&path).unwrap(),
             }
-            let complaint = look(0o600);
+            let warning = read_again(0o600);
             assert_eq!(*receiver.borrow(), *keys, "{text:?}");
-            assert_eq!(complaint.is_some(), word.is_some(), "{text:?}: {complaint:?}");
-            assert!(
-                complaint.is_none_or(|complaint| complaint.contains(word.unwrap()) && !complaint.contains("secret"))
-            );
-            assert_eq!(look(0o600), None, "{text:?}: told again");
+            assert_eq!(warning.is_some(), expected.is_some(), "{text:?}: {warning:?}");
+            assert!(warning.is_none_or(|warning| warning.contains(expected.unwrap()) && !warning.contains("secret")));
+            assert_eq!(read_again(0o600), None, "{text:?}: reported again");
         }
         fs::write(&path, second.file()).unwrap();
-        assert!(look(0o644).unwrap().contains("open to others"));
-        assert_eq!(look(0o644), None);
+        assert!(read_again(0o644).unwrap().contains("open to others"));
+        assert_eq!(read_again(0o644), None);
     }
 
     #[test]

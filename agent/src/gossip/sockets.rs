@@ -68,7 +68,7 @@ impl Sockets {
                     tracing::info!(%address, port, "listening for gossip");
                 }
                 Err(error) => {
-                    problems.insert(self.bind_problems(address, &error));
+                    problems.insert(self.bind_problem(address, &error));
                 }
             }
         }
@@ -78,7 +78,7 @@ impl Sockets {
         self.problems = problems;
     }
 
-    fn bind_problems(&self, address: IpAddr, error: &io::Error) -> String {
+    fn bind_problem(&self, address: IpAddr, error: &io::Error) -> String {
         let Self { local, port, .. } = self;
         match error.kind() {
             io::ErrorKind::AddrNotAvailable => format!(

@@ -56,7 +56,7 @@ pub enum AttemptError {
     /// The response has another status.
     #[error("status {0} instead of 200")]
     Status(StatusCode),
-    /// The task of the attempt panicked or was cancelled.
+    /// The task of the attempt panicked or was canceled.
     #[error("the attempt was aborted")]
     Broken(#[source] JoinError),
 }
