@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn until_it_is_put_there_the_old_file_stays() {
+    fn the_old_file_stays_until_it_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(&path, "old").unwrap();
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_writer_left_is_in_nobodys_way() {
+    fn the_file_of_a_dead_writer_blocks_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         fs::write(folder.path().join(".file.new"), "half").unwrap();

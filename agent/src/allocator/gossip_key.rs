@@ -91,7 +91,7 @@ mod tests {
     use crate::allocator::test_client::client;
 
     #[tokio::test]
-    async fn another_is_made_when_a_bad_one_was_deleted() {
+    async fn a_new_secret_is_created_after_a_bad_one_was_deleted() {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let server = client({
             let asked = Arc::clone(&asked);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_without_a_key_is_told_and_the_key_is_not() {
+    fn a_secret_without_a_key_is_reported_without_its_content() {
         let secret = |entry: &str, bytes: &[u8]| Secret {
             data: Some([(entry.to_owned(), ByteString(bytes.to_vec()))].into()),
             ..Secret::default()

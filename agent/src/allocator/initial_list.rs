@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_watch_shows_later_is_there_until_it_does() {
+    fn a_listed_service_counts_until_the_watch_shows_it() {
         let newer = [("a", "9"), ("b", "12"), ("c", "7")].map(|(it, version)| (service_name(it), service(version)));
         let mut initial_list = InitialList { newer: newer.into(), relist_at: MAX_WATCH_DELAY };
         let mut objects = Objects::default();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_page_of_a_list_is_told() {
+    async fn each_page_of_a_list_is_reported() {
         let item =
             |name: &str| json!({"metadata": {"namespace": "shop", "name": name}, "spec": {"type": "LoadBalancer"}});
         let pages = client(move |request| {

@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_allocator_that_hangs_is_told_from_one_that_starts() {
+    fn an_allocator_that_hangs_differs_from_one_that_starts() {
         let failure =
             |last_loop, now| loop_check(&AllocatorHealth { last_loop, ..AllocatorHealth::default() }, now).failure;
         let then = Duration::from_mins(10);
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_does_is_counted() {
+    fn its_work_is_counted() {
         let health = AllocatorHealth {
             leading: true,
             waiting: 1,

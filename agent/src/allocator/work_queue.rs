@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_urgent_goes_first_and_then_what_came_first() {
+    fn urgent_objects_go_first_and_then_the_oldest() {
         let mut queue = queue(9);
         for (key, urgency) in [("a", 1), ("b", 0), ("c", 1), ("a", 1), ("c", 0)] {
             queue.put(key, urgency, ms(0));
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_written_by_one_at_a_time_and_few_objects_at_once() {
+    fn an_object_has_one_write_at_a_time_and_few_writes_run_at_once() {
         let mut queue = queue(2);
         queue.put("a", 0, ms(0));
         assert_eq!(queue.next(ms(0)), NextWork::Start("a"));
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn so_many_are_written_in_a_second() {
+    fn the_rate_of_writes_is_limited() {
         let mut queue: WorkQueue<u32> = WorkQueue::new(RateLimit { max_in_flight: 1, ..RATE_LIMIT });
         (0..1_000).for_each(|key| queue.put(key, 0, ms(0)));
         let (mut now, mut written) = (ms(5_000), 0);
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_waits_longer_and_longer_and_holds_nobody_up() {
+    fn an_object_that_fails_waits_longer_and_longer_and_blocks_no_other() {
         let mut queue = queue(2);
         let mut now = ms(0);
         let mut waits = Vec::new();
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_wait_waits_unless_it_becomes_urgent() {
+    fn an_object_that_may_wait_waits_unless_it_becomes_urgent() {
         let mut queue = queue(2);
         queue.put("a", 1, ms(2_000));
         assert_eq!(queue.next(ms(0)), NextWork::WaitUntil(ms(2_000)));
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_gone_is_forgotten() {
+    fn an_object_that_is_gone_is_forgotten() {
         let mut queue = queue(2);
         queue.put("a", 0, ms(0));
         queue.put("b", 0, ms(0));
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_nothing_to_be_written_for_a_while_is_not_forgiven() {
+    fn an_object_without_a_write_for_a_while_keeps_its_back_off() {
         let mut queue = queue(2);
         queue.put("a", 0, ms(0));
         assert_eq!(queue.next(ms(0)), NextWork::Start("a"));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_out_can_be_asked_for() {
+    fn a_silenced_target_can_be_turned_on() {
         let filter = |text: &str| text.parse::<LogLevel>().unwrap().filter().to_string();
         assert_eq!(filter("debug"), "kube_client::client::builder=off,debug");
         assert_eq!(filter("info,kube_client::client::builder=warn"), "kube_client::client::builder=warn,info");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_for_terminals_unless_it_is_asked_for() {
+    fn text_is_for_terminals_unless_it_is_requested() {
         let formats = [LogFormat::Auto, LogFormat::Text, LogFormat::Json];
         assert_eq!(formats.map(|format| format.is_text(true)), [true, true, false]);
         assert_eq!(formats.map(|format| format.is_text(false)), [false, true, false]);

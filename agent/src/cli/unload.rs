@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_went_is_told() {
+    fn each_removed_thing_is_named() {
         let detached = vec![Some((LinkKind::Xdp, 1)), Some((LinkKind::Egress, u32::MAX)), None];
         let filters = vec![1];
         let done = Unloaded { relinquished: 3, detached, filters, programs: 2, maps: 17, ..Unloaded::default() };
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_vipmux_and_one_with_a_running_agent_are_told_so() {
+    fn a_node_without_vipmux_and_one_with_a_running_agent_are_reported() {
         assert_eq!(summary(None), "nothing to unload: vipmux is not loaded on this node (no /p)\n");
         let done = Unloaded { agent_seen: true, ..Unloaded::default() };
         assert!(summary(Some(&done)).contains("warning: an agent was running on this node a moment ago"));

@@ -179,7 +179,7 @@ fn broken(details: TargetDetails, held: KernelState) -> Option<StepKind> {
 }
 
 #[test]
-fn a_chain_that_holds_is_told_from_manifest_to_packet() {
+fn every_step_is_shown_from_manifest_to_packet() {
     let mut objects = objects();
     put(&mut objects, service("dns", &json!({"vipmux.io/sharing-key": "edge"}), &json!({"ports": [{"port": 53}]})));
     insta::assert_snapshot!("service", shown("shop/web", Ok(of_agent(&objects, "shop/web")), &Ok(held())));
@@ -187,7 +187,7 @@ fn a_chain_that_holds_is_told_from_manifest_to_packet() {
 }
 
 #[test]
-fn the_first_broken_link_of_the_models_half_is_found() {
+fn the_first_broken_step_of_the_models_half_is_found() {
     let annotated = |annotations: Value| service("web", &annotations, &json!({"ports": [{"port": 80}]}));
     let mut cases: Vec<(&str, Option<StepKind>, Objects)> = vec![("nothing", None, objects())];
     let mut case = |name, step, change: &dyn Fn(&mut Objects)| {
@@ -222,7 +222,7 @@ fn the_first_broken_link_of_the_models_half_is_found() {
 }
 
 #[test]
-fn the_first_broken_link_of_the_kernels_half_is_found() {
+fn the_first_broken_step_of_the_kernels_half_is_found() {
     type Change = fn(&mut KernelState);
     let objects = objects();
     let cases: [(&str, StepKind, Change); 12] = [
@@ -254,7 +254,7 @@ fn the_first_broken_link_of_the_kernels_half_is_found() {
 }
 
 #[test]
-fn backends_that_fail_their_probes_are_named_with_the_reason_where_it_is_known() {
+fn backends_that_fail_their_probes_are_named_with_the_reason_if_it_is_known() {
     let mut objects = objects();
     node(&mut objects, "n2");
     let probed = json!({"service.beta.kubernetes.io/azure-load-balancer-health-probe-protocol": "tcp"});
@@ -291,7 +291,7 @@ fn backends_that_fail_their_probes_are_named_with_the_reason_where_it_is_known()
 }
 
 #[test]
-fn where_all_backends_fail_it_is_told_that_probes_are_ignored() {
+fn probes_are_ignored_if_all_backends_fail() {
     let mut details = of_agent(&objects(), "shop/web");
     for endpoint in &mut details.services[0].ports[0].endpoints {
         endpoint.failing = true;
@@ -302,7 +302,7 @@ fn where_all_backends_fail_it_is_told_that_probes_are_ignored() {
 }
 
 #[test]
-fn what_the_agent_cannot_have_is_a_broken_link_of_those_it_is_about() {
+fn a_refusal_of_the_agent_is_a_broken_step_only_of_its_own_vip() {
     let refused = |text: &str| {
         let details = TargetDetails { refused: vec![text.to_owned()], ..of_agent(&objects(), "shop/web") };
         broken(details, held())
@@ -313,7 +313,7 @@ fn what_the_agent_cannot_have_is_a_broken_link_of_those_it_is_about() {
 }
 
 #[test]
-fn another_nodes_vip_is_no_broken_link() {
+fn a_vip_of_another_node_is_no_broken_step() {
     let mut objects = objects();
     objects.nodes.clear();
     node(&mut objects, "n2");
@@ -328,7 +328,7 @@ fn another_nodes_vip_is_no_broken_link() {
 }
 
 #[test]
-fn who_leads_is_who_answers_whoever_should_and_a_change_under_way_breaks_nothing() {
+fn the_leader_has_to_answer_and_a_change_in_progress_breaks_nothing() {
     let (details, mut held) = (of_agent(&objects(), "shop/web"), held());
     let links = |held: &KernelState| {
         let explained = Explanation::new("shop/web".parse().unwrap(), Ok(details.clone()), &Ok(held.clone())).unwrap();
@@ -353,7 +353,7 @@ fn who_leads_is_who_answers_whoever_should_and_a_change_under_way_breaks_nothing
 }
 
 #[test]
-fn without_an_agent_the_kernels_half_or_the_models_half_is_told_alone() {
+fn without_an_agent_one_half_is_shown_alone() {
     insta::assert_snapshot!("kernel-alone", shown("shop/web", Err("no agent listens on /run/x".into()), &Ok(held())));
     let details = details(&objects(), &"shop/web".parse().unwrap()).unwrap();
     let absent = Err("vipmux is not loaded on this node (no maps under /p)".into());
@@ -364,7 +364,7 @@ fn without_an_agent_the_kernels_half_or_the_models_half_is_told_alone() {
 }
 
 #[test]
-fn an_unknown_name_is_told_with_those_near_it() {
+fn an_unknown_name_is_reported_with_similar_ones() {
     let unknown = |target: &str| details(&objects(), &target.parse().unwrap()).unwrap_err().to_string();
     assert_eq!(unknown("shop/wbe"), "there is no Service shop/wbe; did you mean shop/web?");
     assert_eq!(unknown("default/web"), "there is no Service default/web; did you mean shop/web?");
@@ -385,7 +385,7 @@ fn a_target_is_a_service_or_an_address() {
 }
 
 #[test]
-fn details_survive_the_way_to_whoever_asks() {
+fn details_survive_json() {
     let details = of_agent(&objects(), "shop/web");
     let text = serde_json::to_string(&Answer::Details(Box::new(details.clone()))).unwrap();
     assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), Answer::Details(Box::new(details)));

@@ -136,7 +136,7 @@ INDEX  ADDRESS        NODE    LOCAL  STATE           USED BY
 }
 
 #[test]
-fn flows_tell_valid_records_from_stale_ones_and_why() {
+fn flows_show_which_records_are_stale_and_why() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.record_flows();
     let flows = Flows::read(&cluster.maps(), &clock(), 1000).unwrap();
@@ -165,7 +165,7 @@ CLIENT             SERVICE        PROTO  BACKEND        NODE    AGE  STATE      
 }
 
 #[test]
-fn more_flows_than_the_limit_are_cut_and_that_is_said() {
+fn more_flows_than_the_limit_are_cut_with_a_notice() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.record_flows();
     let flows = Flows::read(&cluster.maps(), &clock(), 3).unwrap();
@@ -241,7 +241,7 @@ fn programs_are_listed_with_where_they_are_attached() {
 }
 
 #[test]
-fn a_lookup_tells_each_step_and_the_verdict() {
+fn a_lookup_shows_each_step_and_the_verdict() {
     let Some(cluster) = Cluster::new() else { return };
     let answer = lookup::walk(&cluster.maps(), &clock(), &cluster::request(4000, 53, Protocol::Udp)).unwrap();
     assert_eq!(

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn colour_does_not_change_the_alignment() {
+    fn color_does_not_change_the_alignment() {
         let mut table = Table::new(&["A", "B"]);
         table.row([Cell::toned("ok", Tone::Good), Cell::from("x")]);
         assert_eq!(render(&table, Color::Always), "\x1b[1mA\x1b[0m   \x1b[1mB\x1b[0m\n\x1b[32mok\x1b[0m  x\n");

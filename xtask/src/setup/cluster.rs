@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_names_or_has_built_is_not_missing() {
+    fn a_program_that_the_user_named_or_built_is_not_missing() {
         let (cache, assets) = (folder("cache"), folder("assets"));
         assert_eq!(names(&missing(None, &cache)), ["kube-apiserver", "kube-proxy", "kubectl", "etcd", "helm"]);
 

@@ -27,7 +27,7 @@ fn set(path: &Path, holders: &PreviousAssignments) {
 }
 
 #[test]
-fn what_is_written_is_read_again() {
+fn written_assignments_are_read_again() {
     let (_directory, path) = file();
     assert!(load(&path).unwrap().is_none());
     let namespaces = Scope::Namespaces(["a".to_owned(), "b".to_owned()].into());
@@ -87,7 +87,7 @@ fn the_documented_format_is_the_format() {
 }
 
 #[test]
-fn a_file_that_says_less_is_read_as_before() {
+fn a_file_with_fewer_fields_is_read_as_before() {
     let (_directory, path) = file();
     fs::create_dir_all(parent_directory(&path)).unwrap();
     let text = "version: 1\nservices:\n  shop/a:\n    addresses: [192.0.2.1]\n    ports: [80/TCP, 53/UDP]\n    \
@@ -143,7 +143,7 @@ fn a_damaged_file_is_an_error_and_stays_as_it_is() {
 }
 
 #[test]
-fn a_file_of_another_version_is_told_as_such() {
+fn a_file_of_another_version_has_an_error_of_its_own() {
     let (_directory, path) = file();
     fs::create_dir_all(parent_directory(&path)).unwrap();
     fs::write(&path, "version: 2\nservices: {shop/a: {leases: []}}").unwrap();

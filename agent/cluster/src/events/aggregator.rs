@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_again_is_counted() {
+    fn repeated_news_are_counted() {
         let mut aggregator = EventAggregator::default();
         let EventAction::Create(first) = aggregator.next_action(key("a", "x"), s(1)) else { panic!() };
         assert_eq!(aggregator.next_action(key("a", "x"), s(100)), EventAction::Count(first.clone(), 2));
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn one_service_makes_so_many_and_no_more() {
+    fn the_events_of_one_service_are_limited() {
         let mut aggregator = EventAggregator::default();
         let mut made = |now| aggregator.next_action(key("a", &now_text(now)), now) != EventAction::Drop;
         let at_once = (0..100).filter(|millis| made(s(1) + Duration::from_millis(*millis))).count();
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn all_together_wait_for_their_turn() {
+    fn all_events_together_are_limited() {
         let mut aggregator = EventAggregator::default();
         let mut now = s(1);
         for index in 0..1_000 {

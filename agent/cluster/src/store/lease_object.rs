@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_says_what_it_was_made_of() {
+    fn an_object_has_the_values_that_it_was_made_of() {
         let holder = node_name("n1.example.org");
         let version = Version::new("7");
         for epoch in [0, 1, Lease::MAX_EPOCH] {
@@ -155,7 +155,7 @@ mod tests {
 
     /// A node whose clock is an hour off, or years, writes what any other does.
     #[test]
-    fn nothing_goes_by_the_time_in_a_lease() {
+    fn no_decision_depends_on_the_time_in_a_lease() {
         let holder = node_name("n1");
         let of_time = |acquired| {
             let version = Some(Version::new("7"));
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_lease_can_say_is_refused() {
+    fn values_that_no_lease_can_hold_are_refused() {
         let (holder, epoch) = (node_name("n1"), Lease::MAX_EPOCH + 1);
         let result = to_object(vip("192.0.2.1"), None, &holder, epoch, Timestamp::UNIX_EPOCH);
         assert!(matches!(result, Err(StoreError::Inexpressible { .. })));

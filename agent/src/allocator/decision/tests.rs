@@ -142,7 +142,7 @@ fn between_a_write_and_its_echo_nothing_is_written_and_nothing_given_twice() {
 }
 
 #[test]
-fn what_could_not_be_written_is_kept() {
+fn an_address_that_could_not_be_written_is_kept() {
     let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
     world.server.put("a", 80, &[]);
     world.watch();
@@ -161,7 +161,7 @@ fn what_could_not_be_written_is_kept() {
 }
 
 #[test]
-fn another_controller_is_asked_once_and_told_once() {
+fn a_status_of_another_controller_is_tried_once_and_reported_once() {
     let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
     world.server.put("a", 80, &[]);
     world.server.intrude("a", "metallb", &["198.51.100.1"]);
@@ -184,7 +184,7 @@ fn another_controller_is_asked_once_and_told_once() {
 }
 
 #[test]
-fn a_refused_service_that_shows_the_address_of_another_is_settled_too() {
+fn a_refused_service_that_shows_the_address_of_another_controller_comes_to_rest_too() {
     let mut world = World::new(&["192.0.2.10"]);
     world.server.put("a", 80, &[("vipmux.io/addresses", "203.0.113.1")]);
     world.server.intrude("a", "metallb", &["198.51.100.1"]);
@@ -199,7 +199,7 @@ fn a_refused_service_that_shows_the_address_of_another_is_settled_too() {
 }
 
 #[test]
-fn what_was_written_is_taken_back_where_a_service_leaves() {
+fn a_status_is_withdrawn_from_a_service_that_is_not_ours_any_more() {
     let mut world = World::new(&["192.0.2.10"]);
     for service in ["typed", "classed"] {
         world.server.put(service, 80, &[KEY]);
@@ -224,7 +224,7 @@ fn what_was_written_is_taken_back_where_a_service_leaves() {
 }
 
 #[test]
-fn what_left_before_the_watch_showed_what_was_written_is_taken_back_too() {
+fn a_status_that_the_watch_never_showed_is_withdrawn_too() {
     let mut world = World::new(&["192.0.2.10"]);
     world.server.put("a", 80, &[]);
     // Another's, which nobody has to ask for.
@@ -241,7 +241,7 @@ fn what_left_before_the_watch_showed_what_was_written_is_taken_back_too() {
 }
 
 #[test]
-fn what_somebody_else_holds_too_is_taken_back_once() {
+fn a_status_that_another_manager_owns_too_is_withdrawn_once() {
     let mut world = World::new(&["192.0.2.10"]);
     world.server.put("a", 80, &[]);
     world.settle();
@@ -261,7 +261,7 @@ fn what_somebody_else_holds_too_is_taken_back_once() {
 }
 
 #[test]
-fn endpoints_of_others_are_nothing_to_decide_on() {
+fn endpoints_of_other_services_need_no_decision() {
     let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
     let slice = |service: &str, address: &str| {
         vipmux_testing::object(json!({
@@ -356,7 +356,7 @@ impl World {
 proptest! {
     /// Whatever happens in whatever order, and however late the watch is.
     #[test]
-    fn it_ends_with_statuses_that_are_right_and_that_nobody_writes_again(all in collection::vec(happens(), 1..60)) {
+    fn it_ends_with_correct_statuses_that_are_not_written_again(all in collection::vec(happens(), 1..60)) {
         let mut world = World::new(&["192.0.2.10-192.0.2.12"]);
         for happens in all {
             world.happen(happens);

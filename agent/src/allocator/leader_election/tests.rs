@@ -30,7 +30,7 @@ fn holding() -> LeaderElection {
 }
 
 #[test]
-fn what_nobody_holds_is_taken_at_once_and_renewed() {
+fn a_free_lease_is_taken_at_once_and_renewed() {
     let mut election = holding();
     assert_eq!((election.until(s(1)), election.holder()), (Some(s(10)), Some("a")));
     assert_eq!(election.step(s(1)), ElectionStep::Wait(s(5)));
@@ -42,7 +42,7 @@ fn what_nobody_holds_is_taken_at_once_and_renewed() {
 }
 
 #[test]
-fn what_another_holds_is_taken_once_it_was_unchanged_for_its_duration() {
+fn a_lease_of_another_is_taken_once_it_was_unchanged_for_its_duration() {
     for (holder, duration, free_at) in [("b", 15, 16), ("b", 5, 6), ("b", 0, 16), ("b", 86_400, 61), ("", 15, 1)] {
         let mut election = LeaderElection::new("a");
         let held = LeaseRecord { duration: s(duration), ..record(holder, "7") };
@@ -61,7 +61,7 @@ fn what_another_holds_is_taken_once_it_was_unchanged_for_its_duration() {
 }
 
 #[test]
-fn a_renewal_by_another_begins_its_duration_anew() {
+fn a_renewal_by_another_restarts_its_duration() {
     let mut election = LeaderElection::new("a");
     for round in 0..50 {
         let now = s(round * 5);
@@ -73,7 +73,7 @@ fn a_renewal_by_another_begins_its_duration_anew() {
 }
 
 #[test]
-fn who_cannot_renew_stops_before_another_may_begin() {
+fn a_leader_that_cannot_renew_stops_before_another_may_start() {
     for written in [UpdateResult::Unknown, UpdateResult::Conflict] {
         let mut election = holding();
         let mut now = s(5);
@@ -107,7 +107,7 @@ fn a_renewal_without_an_answer_that_was_made_after_all_is_found() {
 }
 
 #[test]
-fn who_finds_another_in_its_place_stops_at_once() {
+fn a_leader_that_finds_another_in_its_place_stops_at_once() {
     for found in [ReadResult::Lease(record("b", "9")), ReadResult::Lease(record("", "9")), ReadResult::NoLease] {
         let mut election = holding();
         let renewal = update(&mut election, s(5));
@@ -119,7 +119,7 @@ fn who_finds_another_in_its_place_stops_at_once() {
 }
 
 #[test]
-fn who_finds_its_own_missing_makes_it_again_at_once() {
+fn a_leader_whose_lease_is_missing_creates_it_again_at_once() {
     let mut election = holding();
     let renewal = update(&mut election, s(5));
     election.wrote(&renewal, s(5), UpdateResult::Conflict, s(5));
@@ -134,7 +134,7 @@ fn who_finds_its_own_missing_makes_it_again_at_once() {
 }
 
 #[test]
-fn what_is_missing_is_taken_once_its_last_holder_must_have_stopped() {
+fn a_missing_lease_is_taken_once_its_last_holder_must_have_stopped() {
     let another = || {
         let mut election = LeaderElection::new("a");
         election.read(ReadResult::Lease(record("b", "7")), s(5));
@@ -169,7 +169,7 @@ fn what_is_missing_is_taken_once_its_last_holder_must_have_stopped() {
 }
 
 #[test]
-fn who_slept_does_not_lead_when_it_wakes() {
+fn a_leader_that_slept_does_not_lead_when_it_wakes() {
     let mut election = holding();
     assert_eq!(election.until(s(3_600)), None);
     let renewal = update(&mut election, s(3_600));
@@ -180,7 +180,7 @@ fn who_slept_does_not_lead_when_it_wakes() {
 }
 
 #[test]
-fn what_is_given_back_is_nobodys() {
+fn a_released_lease_has_no_holder() {
     let mut election = holding();
     let release = election.release(s(4)).unwrap();
     assert_eq!((release.expected.as_deref(), release.holder.as_str()), (Some("1"), ""));

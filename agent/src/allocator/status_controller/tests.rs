@@ -88,7 +88,7 @@ impl Fixture {
 }
 
 #[tokio::test]
-async fn leading_begins_when_all_that_was_begun_before_has_ended() {
+async fn leading_starts_when_all_earlier_writes_have_ended() {
     let mut fixture = Fixture::new();
     let (end, ended) = oneshot::channel();
     fixture.controller.in_flight.spawn(async {
@@ -111,7 +111,7 @@ async fn leading_begins_when_all_that_was_begun_before_has_ended() {
 }
 
 #[tokio::test]
-async fn what_was_decided_by_an_earlier_leader_state_is_not_begun() {
+async fn a_decision_from_before_a_change_of_leader_is_not_written() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     fixture.leader_state.send_modify(|leader_state| leader_state.transitions = 2);
@@ -123,7 +123,7 @@ async fn what_was_decided_by_an_earlier_leader_state_is_not_begun() {
 }
 
 #[tokio::test]
-async fn what_the_watch_does_not_show_in_time_is_listed_anew_and_not_given_away() {
+async fn a_service_that_the_watch_does_not_show_in_time_is_listed_again_and_keeps_its_address() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     assert!(fixture.reconciler().initial_list.relist_at() > Some(boottime()));
@@ -146,7 +146,7 @@ async fn what_the_watch_does_not_show_in_time_is_listed_anew_and_not_given_away(
 }
 
 #[tokio::test]
-async fn what_is_gone_is_not_written_again_while_the_watch_shows_it() {
+async fn a_service_that_is_gone_is_not_written_again_while_the_watch_shows_it() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     let (base, statement, _) = fixture.reconciler().pending.services.get(&service_name("a")).cloned().unwrap();
@@ -164,7 +164,7 @@ async fn what_is_gone_is_not_written_again_while_the_watch_shows_it() {
 }
 
 #[tokio::test]
-async fn a_service_that_is_as_it_should_be_for_a_while_is_not_forgiven() {
+async fn a_service_that_is_as_desired_for_a_while_keeps_its_back_off() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     let (key, now) = (ObjectKey::Service(service_name("a")), boottime());
@@ -178,7 +178,7 @@ async fn a_service_that_is_as_it_should_be_for_a_while_is_not_forgiven() {
 }
 
 #[tokio::test]
-async fn what_could_not_be_taken_back_is_not_asked_for_again() {
+async fn a_status_that_stays_after_its_withdrawal_is_not_withdrawn_again() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     let mut server = Server::new(&[]);
@@ -195,7 +195,7 @@ async fn what_could_not_be_taken_back_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_was_written_is_counted_and_what_was_refused() {
+async fn written_and_refused_statuses_are_counted() {
     let mut fixture = Fixture::new();
     fixture.controller.reconcile().await;
     let (base, statement, _) = fixture.reconciler().pending.services.get(&service_name("a")).cloned().unwrap();

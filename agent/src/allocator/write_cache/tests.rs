@@ -29,7 +29,7 @@ fn written() -> (Server, Arc<Service>, DesiredStatus) {
 }
 
 #[test]
-fn what_was_written_is_not_written_again_before_the_watch_shows_it() {
+fn a_status_is_not_written_again_before_the_watch_shows_it() {
     let (mut server, base, wanted) = written();
     let mut write_cache = WriteCache::default();
     assert_eq!(write_cache.verdict(&service_name("a"), &base, &wanted), WriteVerdict::Write);
@@ -90,7 +90,7 @@ fn another_controllers_addresses_are_remembered_as_long_as_they_are_there() {
 }
 
 #[test]
-fn what_a_write_left_of_others_is_remembered_until_the_watch_shows_it() {
+fn addresses_of_others_that_a_write_left_are_remembered_until_the_watch_shows_them() {
     let (mut server, base, wanted) = written();
     let mut write_cache = WriteCache::default();
     let none = DesiredStatus { ingress: Some([].into()), ..wanted };
@@ -104,7 +104,7 @@ fn what_a_write_left_of_others_is_remembered_until_the_watch_shows_it() {
 }
 
 #[test]
-fn who_is_gone_is_forgotten() {
+fn an_object_that_is_gone_is_forgotten() {
     let (mut server, base, wanted) = written();
     let mut write_cache = WriteCache::default();
     write_cache.record_write(&service_name("a"), &base, wanted, &base, None);

@@ -132,7 +132,7 @@ fn every_kind_of_option_is_read() {
 }
 
 #[test]
-fn a_flag_goes_before_the_file_and_that_before_the_default() {
+fn a_flag_overrides_the_file_and_the_file_the_default() {
     let text = "{nodeName: of-the-file, gossipPort: 7000, interface: [eth0, eth1]}";
     let read = serve(text, &["--node-name", "of-the-flag", "--interface", "eth9"]);
     assert_eq!((read.node_name.as_str(), read.gossip_port), ("of-the-flag", 7000));
@@ -143,7 +143,7 @@ fn a_flag_goes_before_the_file_and_that_before_the_default() {
 /// process of its own. This test checks that the file's values replace defaults, over which the
 /// environment takes precedence.
 #[test]
-fn what_the_file_says_stands_where_defaults_do() {
+fn the_values_of_the_file_replace_the_defaults() {
     let all: Vec<OsString> = ["test", "serve", "--node-name", "n"].map(Into::into).into();
     let Sub::Serve(plain) = parse::<Cli>(&all).unwrap().command else { panic!() };
     assert_eq!(plain.gossip_port, 7944);
@@ -161,7 +161,7 @@ fn an_empty_file_says_nothing() {
 }
 
 #[test]
-fn all_that_is_wrong_is_told_at_once() {
+fn all_mistakes_are_reported_at_once() {
     let text = "nodeName: [a]\n\
                 gosipPort: 1\n\
                 gossip-port: 1\n\
@@ -190,7 +190,7 @@ fn all_that_is_wrong_is_told_at_once() {
 }
 
 #[test]
-fn a_file_that_is_no_mapping_is_told_with_its_line() {
+fn a_file_that_is_no_mapping_is_reported_with_its_line() {
     let [one] = &problems("nodeName: a\n  b: [\n", "serve")[..] else { panic!() };
     assert!(one.starts_with("2: ") || one.starts_with("3: "), "{one}");
     assert_eq!(problems("- nodeName\n", "serve").len(), 1);
@@ -199,12 +199,12 @@ fn a_file_that_is_no_mapping_is_told_with_its_line() {
 }
 
 #[test]
-fn a_value_that_is_missing_is_told() {
+fn a_missing_value_is_reported() {
     assert_eq!(problems("nodeName:\n", "serve"), ["1: nodeName: the value is missing, but text is expected"]);
 }
 
 #[test]
-fn a_key_of_another_command_is_judged_and_left_to_it() {
+fn a_key_of_another_command_is_checked_and_not_used() {
     let text = "{nodeName: n, adopt: true, kubeconfig: /k}";
     assert_eq!(serve(text, &[]).kubeconfig, Some("/k".into()));
     match read(text, &["allot"]).unwrap() {
@@ -223,7 +223,7 @@ fn a_key_that_no_command_with_a_file_has_is_refused() {
 }
 
 #[test]
-fn options_that_exclude_each_other_are_told_and_a_flag_sets_the_other_aside() {
+fn keys_that_exclude_each_other_are_reported_and_a_flag_overrules_the_other_key() {
     let both = "nodeName: n\nmanifests: /m\nkubeconfig: /k\n";
     assert_eq!(problems(both, "serve"), ["3: kubeconfig: cannot be used together with manifests (line 2)"]);
     let read = serve("{nodeName: n, manifests: /m}", &["--kubeconfig", "/k"]);
@@ -260,7 +260,7 @@ fn a_command_beside_an_agent_takes_what_it_shares_with_it() {
 }
 
 #[test]
-fn what_is_wrong_on_the_command_line_is_told_as_without_a_file() {
+fn a_mistake_on_the_command_line_is_reported_as_without_a_file() {
     let Err(CommandLineError::Usage(missing)) = read("gossipPort: 1\n", &["serve"]) else { panic!() };
     assert_eq!(missing.kind(), ErrorKind::MissingRequiredArgument);
     let Err(CommandLineError::Usage(wrong)) = read("nodeName: [\n", &["serve", "--gossip-port", "0"]) else { panic!() };

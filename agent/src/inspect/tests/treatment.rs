@@ -100,7 +100,7 @@ fn a_lookup_says_which_backend_a_client_is_remembered_with() {
 }
 
 #[test]
-fn a_lookup_finds_the_service_that_has_every_port_and_keeps_the_port_asked_for() {
+fn a_lookup_finds_the_service_with_all_ports_and_keeps_the_requested_port() {
     let Some(mut cluster) = Cluster::new() else { return };
     let address = std::net::IpAddr::from([192, 0, 2, 10]).into();
     let key = |port: u16| ServiceKey { vip: 1, port: port.to_be(), protocol: 6, padding: 0 };
@@ -126,7 +126,7 @@ fn a_lookup_finds_the_service_that_has_every_port_and_keeps_the_port_asked_for()
 }
 
 #[test]
-fn a_lookup_tells_what_is_not_translated_and_what_is_left_to_the_stack() {
+fn a_lookup_shows_which_packets_are_not_translated_and_which_are_left_to_the_stack() {
     let Some(mut cluster) = Cluster::new() else { return };
     cluster.state(4, |state| state.flags = SERVICE_DIRECT);
     let direct = cluster.ask(81);

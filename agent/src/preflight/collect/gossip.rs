@@ -68,7 +68,7 @@ mod tests {
     use vipmux_testing::netns::Namespace;
 
     #[test]
-    fn who_has_the_port_is_found() {
+    fn the_process_that_uses_the_port_is_found() {
         let Some([node]) = Namespace::new() else { return };
         node.enter(|| {
             assert_eq!(holder(7944, false), Holder::Nobody);
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_told_by_their_own_port() {
+    fn sockets_are_found_by_their_own_port() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n \
             1: 0B0200C0:1F08 00000000:0000 07 00000000:00000000 00:00000000 00000000     0        0 4711 2 0 0\n \
             2: 0B0200C0:1F07 0B0200C0:1F08 01 00000000:00000000 00:00000000 00000000     0        0 4712 2 0 0\n";

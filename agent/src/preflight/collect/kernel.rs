@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_that_is_on_no_bpffs_is_told_from_one_that_is_and_nothing_is_left_there() {
+    fn a_folder_on_a_bpffs_differs_from_one_that_is_not_and_nothing_is_left_there() {
         let Some(pins) = mounted() else { return };
         assert_eq!(bpffs(pins.root(), true), Bpffs::Writable);
         let left: Vec<_> = fs::read_dir(USUAL).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -162,7 +162,7 @@ mod tests {
 
     /// In its own network namespace: agents may run on this machine.
     #[test]
-    fn proposing_the_nftables_table_makes_none() {
+    fn checking_the_nftables_table_creates_none() {
         let Some([node]) = vipmux_testing::netns::Namespace::new() else { return };
         node.enter(|| {
             assert_eq!(nftables(), Ok(()));

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn packages_are_told_from_messages() {
+    fn packages_differ_from_messages() {
         assert!(is_package("k8s.io/kubernetes/cmd/kube-proxy"));
         assert!(is_package("internal/goarch"));
         for message in ["", "go: downloading k8s.io/api v0.37.1", "# k8s.io/api/core/v1", "core.go:7: undefined: x"] {

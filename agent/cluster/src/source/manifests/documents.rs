@@ -86,12 +86,12 @@ mod tests {
     }
 
     #[test]
-    fn a_document_may_begin_on_its_marker_s_line() {
+    fn a_document_may_begin_on_the_line_of_its_marker() {
         assert_eq!(parts("--- {a: 1}\n--- # b\nb: 1"), [(1, 1, "--- {a: 1}\n"), (2, 2, "--- # b\nb: 1")]);
     }
 
     #[test]
-    fn what_only_looks_like_a_marker_is_content() {
+    fn a_line_that_only_looks_like_a_marker_is_content() {
         assert_eq!(parts("---a\n ---\n----\n").len(), 1);
         assert_eq!(parts("a: |\n  ---\n  ...\n").len(), 1);
     }

@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_is_what_it_is_in_one_piece() {
+    fn a_long_list_has_the_same_content_as_in_one_piece() {
         let text = list(&(0..2_000).map(item).collect::<String>());
         let split = split(&text).unwrap();
         assert!((2..=MAX_PARTS).contains(&split.parts.len()), "{}", split.parts.len());
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_read_as_a_whole_is_left_alone() {
+    fn a_text_that_must_be_read_as_a_whole_is_not_split() {
         let many = (0..4_000).map(item).collect::<String>();
         assert!(parse_long(&list(&many), read).is_some());
         for (text, why) in [
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn only_items_at_the_lists_own_column_part_it() {
+    fn only_items_at_the_column_of_the_list_split_it() {
         let text = "items:\n- a: |\n    - x\n\n- - b\n-\n  c: 1\nkind: List\n";
         let split = split(text).unwrap();
         assert_eq!((split.frame.as_str(), split.parts.concat().as_str()), ("kind: List\n", &text[7..text.len() - 11]));

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_many_files_at_once_is_a_scan() {
+    fn an_event_about_many_files_is_a_scan() {
         for (kind, path, after) in [
             (TO, "/m/..data", CLOSED_DELAY),
             (CREATE, "/m/..data", CLOSED_DELAY),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_due_stays() {
+    fn changes_that_are_not_due_stay() {
         let now = Instant::now();
         let mut pending = PendingChanges::new(Path::new("/m"));
         pending.note(&Event::new(WRITE).add_path("/m/a.yaml".into()), now);

@@ -63,7 +63,7 @@ fn is_unavailable<T>(result: &Result<T, StoreError>) -> bool {
 }
 
 #[test]
-fn what_is_swapped_is_read_and_surveyed() {
+fn a_swapped_lease_is_read_and_surveyed() {
     let (state, folder) = state();
     let (first, second) = (vip("192.0.2.1"), vip("2001:db8::1"));
     assert_eq!(folder.read(first).unwrap(), None);
@@ -118,7 +118,7 @@ fn the_documented_format_is_the_format() {
 }
 
 #[test]
-fn what_is_no_lease_is_told_and_left_and_disturbs_no_other() {
+fn a_file_that_is_no_lease_is_an_error_and_stays_and_disturbs_no_other() {
     let (_state, folder) = state();
     let (bad, good) = (vip("192.0.2.1"), vip("192.0.2.2"));
     swap(&folder, good, None, "n1", 1);
@@ -172,7 +172,7 @@ fn text(vip: Vip, version: &Version) -> String {
 }
 
 #[test]
-fn other_files_are_nobodys_leases() {
+fn other_files_are_no_leases() {
     let (_state, folder) = state();
     swap(&folder, vip("192.0.2.1"), None, "n1", 1);
     for name in ["vip-c0000202", "vip-c00002.yaml", "README", "vip-c0000202.yaml.old", ".vip-c0000202.yaml.new"] {
@@ -242,7 +242,7 @@ fn a_lock_that_another_has_is_given_up_on_in_time_and_read_past() {
 }
 
 #[test]
-fn what_was_given_up_meanwhile_is_not_put_in_place() {
+fn a_swap_that_was_given_up_is_not_written() {
     let (_state, folder) = state();
     let vip = vip("192.0.2.1");
     let result = folder.swap(vip, None, &node_name("n1"), 1, Instant::now());
@@ -251,7 +251,7 @@ fn what_was_given_up_meanwhile_is_not_put_in_place() {
 }
 
 #[test]
-fn a_folder_that_went_is_told_and_its_return_noticed() {
+fn a_folder_that_went_is_an_error_and_its_return_is_noticed() {
     let (state, folder) = state();
     let vip = vip("192.0.2.1");
     let version = swap(&folder, vip, None, "n1", 1);
@@ -275,7 +275,7 @@ fn a_folder_that_went_is_told_and_its_return_noticed() {
 }
 
 #[test]
-fn a_folder_that_was_made_anew_has_other_versions() {
+fn a_folder_that_was_created_again_has_other_versions() {
     let (state, folder) = state();
     let vip = vip("192.0.2.1");
     let version = swap(&folder, vip, None, "n1", 1);
@@ -290,7 +290,7 @@ fn a_folder_that_was_made_anew_has_other_versions() {
 
 /// Root may write anywhere, so a folder in the place of the temporary file makes the write fail.
 #[test]
-fn a_folder_that_takes_no_file_is_told_and_leaves_the_lease() {
+fn a_folder_that_takes_no_file_is_an_error_and_the_lease_stays() {
     let (_state, folder) = state();
     let vip = vip("192.0.2.1");
     let version = swap(&folder, vip, None, "n1", 1);

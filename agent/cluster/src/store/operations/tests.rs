@@ -82,7 +82,7 @@ async fn done(
 }
 
 #[tokio::test]
-async fn each_operation_is_reported_with_what_was_asked_and_when() {
+async fn each_operation_is_reported_with_its_request_and_time() {
     let state = tempfile::tempdir().unwrap();
     let (operations, mut reports) = StoreOperations::new(DirectoryStore::new(state.path()));
     let operations = StoreOperations { operation_timeout: LONG, ..operations };
@@ -100,7 +100,7 @@ async fn each_operation_is_reported_with_what_was_asked_and_when() {
 }
 
 #[tokio::test]
-async fn what_is_not_answered_is_given_up_and_holds_its_turn() {
+async fn an_operation_without_an_answer_is_given_up_and_keeps_its_slot() {
     let (operations, mut reports) = impatient(UnresponsiveStore);
     let count = u8::try_from(MAX_CONCURRENT).unwrap() + 1;
     for last in 0..count {
@@ -124,7 +124,7 @@ async fn what_is_not_answered_is_given_up_and_holds_its_turn() {
 }
 
 #[tokio::test]
-async fn one_survey_is_under_way_at_a_time() {
+async fn one_survey_runs_at_a_time() {
     let (operations, mut reports) = impatient(BlockedStore);
     assert!(operations.begin(StoreOperation::Survey, NOW));
     assert!(!operations.begin(StoreOperation::Survey, NOW));

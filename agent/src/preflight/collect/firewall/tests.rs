@@ -21,7 +21,7 @@ fn rules(table: &TableObservation, chain: &str) -> Vec<RuleObservation> {
 }
 
 #[test]
-fn base_chains_are_told_with_hook_and_policy() {
+fn base_chains_are_read_with_hook_and_policy() {
     let Some(tables) = read(
         "table ip filter { chain FORWARD { type filter hook forward priority 0; policy drop; }
                            chain other { }; }
@@ -49,7 +49,7 @@ fn base_chains_are_told_with_hook_and_policy() {
 }
 
 #[test]
-fn rules_are_told_by_what_they_ask_for_and_do() {
+fn rules_are_read_with_their_conditions_and_actions() {
     let Some(tables) = read(
         "table inet fw {
             set ports { type inet_service; elements = { 7944 } }

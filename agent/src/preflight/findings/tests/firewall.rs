@@ -54,7 +54,7 @@ fn rules_with_conditions_leave_it_open() {
 }
 
 #[test]
-fn ports_of_the_gossip_are_told_from_others() {
+fn the_gossip_port_differs_from_other_ports() {
     for (rule, gossip) in [
         ("-p udp -m udp --dport 7944 -j ACCEPT", Pass),
         ("-p udp -m udp --dport 7000:8000 -j ACCEPT", Pass),
@@ -91,7 +91,7 @@ fn chains_that_are_called_are_followed() {
 }
 
 #[test]
-fn what_drops_is_named() {
+fn chains_that_drop_are_named() {
     let legacy = parse_saved("legacy ip6tables", true, SHUT);
     let firewall = Firewall { nftables: Ok(Vec::new()), legacy: Ok(legacy) };
     for node_has_ipv6 in [None, Some(true)] {
@@ -105,7 +105,7 @@ fn what_drops_is_named() {
 }
 
 #[test]
-fn conditions_come_to_when_a_rule_applies() {
+fn conditions_decide_when_a_rule_applies() {
     let udp = Conditions { udp: true, ..Conditions::default() };
     for (conditions, when) in [
         (Conditions::default(), When::Always),

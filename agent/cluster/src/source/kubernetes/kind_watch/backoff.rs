@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_is_bounded_and_is_never_short() {
+    fn a_delay_is_bounded_and_is_never_short() {
         for failures in [0, 1, 5, 6, 100, u32::MAX] {
             let delay = delay(failures);
             assert!(delay >= MIN_DELAY && delay <= MAX_DELAY * 2, "{failures}: {delay:?}");

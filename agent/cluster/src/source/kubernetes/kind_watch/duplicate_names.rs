@@ -48,7 +48,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_namespace_counts_whatever_came_first_and_a_copy_that_goes_takes_nothing_along() {
+    fn the_first_namespace_counts_in_any_order_and_a_deleted_copy_changes_nothing_else() {
         let counts = |object: Option<DynamicObject>| object.and_then(|object| object.namespace());
         for order in [["default", "metallb-system"], ["metallb-system", "default"]] {
             let mut duplicates = DuplicateNames::default();

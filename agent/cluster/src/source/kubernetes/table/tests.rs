@@ -68,7 +68,7 @@ fn names(table: &ObjectTable) -> Vec<String> {
 }
 
 #[test]
-fn what_is_listed_and_what_follows_is_there() {
+fn listed_objects_and_later_changes_are_in_the_snapshot() {
     let mut table = listed();
     assert_eq!(names(&table), ["a", "b"]);
     assert!(table.apply(there(Kind::Service, service("c", 80))));
@@ -78,7 +78,7 @@ fn what_is_listed_and_what_follows_is_there() {
 }
 
 #[test]
-fn what_went_while_nobody_heard_goes_with_the_next_list_and_not_before() {
+fn an_object_that_went_unnoticed_is_removed_by_the_next_list_and_not_before() {
     let mut table = listed();
     assert!(!table.apply(is(ObjectChange::ListBegan)));
     assert_eq!(names(&table), ["a", "b"], "nothing is known yet");
@@ -89,7 +89,7 @@ fn what_went_while_nobody_heard_goes_with_the_next_list_and_not_before() {
 }
 
 #[test]
-fn a_list_that_is_begun_again_forgets_the_first_half() {
+fn a_list_that_starts_again_forgets_the_first_half() {
     let mut table = listed();
     table.apply(is(ObjectChange::ListBegan));
     table.apply(there(Kind::Service, service("a", 80)));
@@ -100,7 +100,7 @@ fn a_list_that_is_begun_again_forgets_the_first_half() {
 }
 
 #[test]
-fn a_write_that_changes_nothing_for_us_is_no_change() {
+fn a_write_of_other_fields_is_no_change() {
     let mut table = listed();
     let mut written = service("a", 80);
     written["metadata"]["resourceVersion"] = "9".into();
@@ -118,7 +118,7 @@ fn a_write_that_changes_nothing_for_us_is_no_change() {
 }
 
 #[test]
-fn of_a_service_is_kept_what_is_read() {
+fn only_the_fields_of_a_service_that_are_read_are_kept() {
     let table = listed();
     let snapshot = table.snapshot();
     let (_, kept) = snapshot.services.get_min().unwrap();
@@ -130,7 +130,7 @@ fn of_a_service_is_kept_what_is_read() {
 }
 
 #[test]
-fn what_becomes_malformed_stays_as_it_was_and_is_told() {
+fn an_object_that_becomes_malformed_stays_as_it_was_and_is_a_problem() {
     let pool = |address: &str| {
         let pool = json!({"metadata": {"name": "lan"}, "spec": {"addresses": [address]}});
         there(Kind::VipPool, pool)

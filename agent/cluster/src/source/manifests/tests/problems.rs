@@ -253,7 +253,7 @@ fn a_document_that_is_no_yaml_is_a_problem_of_that_document() {
 }
 
 #[test]
-fn an_item_of_a_list_is_told_by_its_index() {
+fn an_item_of_a_list_is_named_by_its_index() {
     let list = "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: Node, metadata: {name: n1}}\n- apiVersion: v1\n  kind: Service\n  metadata: {name: web}\n  spec:\n    ports:\n    - port: 0\n";
     expect(list, 10, "items[1].spec.ports[0].port", "0 is no port");
 }

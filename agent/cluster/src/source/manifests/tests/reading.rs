@@ -103,7 +103,7 @@ fn json_is_read_as_kubectl_prints_it() {
 }
 
 #[test]
-fn of_two_definitions_the_first_by_file_and_document_is_in_force() {
+fn the_first_definition_by_file_and_document_is_in_force() {
     let both = format!("{}---\n{}", service("web", 2), service("web", 3));
     let objects = objects_of(&[("b.yaml", &both), ("a.yaml", &service("web", 1))]);
     assert_eq!(port_of(&objects, "web"), Some(1));
@@ -168,7 +168,7 @@ fn a_file_that_cannot_be_read_removes_nothing() {
 }
 
 #[test]
-fn a_malformed_object_that_is_mended_is_replaced() {
+fn a_malformed_object_that_is_repaired_is_replaced() {
     let mut store = ObjectStore::default();
     for port in [1, 0, 3] {
         for (file, parsed) in parsed(&[("a.yaml", &service("a", port))]) {
@@ -179,7 +179,7 @@ fn a_malformed_object_that_is_mended_is_replaced() {
 }
 
 #[test]
-fn unchanged_objects_of_a_changed_file_are_the_very_same() {
+fn unchanged_objects_of_a_changed_file_stay_the_same() {
     let mut store = ObjectStore::default();
     let mut first = None;
     for port in [1, 2] {
@@ -193,7 +193,7 @@ fn unchanged_objects_of_a_changed_file_are_the_very_same() {
 }
 
 #[test]
-fn a_directory_is_read_as_kubectl_does_less_what_is_hidden() {
+fn a_directory_is_read_as_kubectl_does_without_hidden_files() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, service_name: &str| {
         let path = dir.path().join(name);
@@ -274,7 +274,7 @@ fn an_absent_path_is_an_error_and_an_empty_directory_is_not() {
 }
 
 #[test]
-fn what_is_no_text_or_no_file_is_a_problem_of_that_file() {
+fn a_path_that_is_no_text_or_no_file_is_a_problem_of_that_path() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("a.yaml"), b"a: 1\nb: \xff").unwrap();
     std::os::unix::fs::symlink("nowhere", dir.path().join("b.yaml")).unwrap();

@@ -70,7 +70,7 @@ async fn a_file_that_comes_changes_and_goes_is_followed() {
 }
 
 #[tokio::test]
-async fn a_look_that_was_asked_for_finds_what_was_there_by_then() {
+async fn a_requested_refresh_finds_all_earlier_changes() {
     let followed = Followed::with(&[("a.yaml", service("a", 1))]);
     let mut refreshed = followed.guard.refreshed();
     assert_eq!(*refreshed.borrow(), 0);
@@ -120,7 +120,7 @@ async fn a_configmap_volume_is_followed() {
 }
 
 #[tokio::test]
-async fn what_becomes_malformed_stays_in_force_until_it_is_mended() {
+async fn a_malformed_object_stays_in_force_as_it_was_until_it_is_repaired() {
     let both = |a| format!("{}---\n{}", service("a", a), service("b", 2));
     let mut followed = Followed::with(&[("a.yaml", both(1))]);
     followed.until_ports(Some(1), Some(2)).await;
@@ -210,7 +210,7 @@ async fn a_directory_that_is_a_link_follows_the_link() {
 }
 
 #[tokio::test]
-async fn a_change_leaves_all_other_objects_the_very_same() {
+async fn a_change_leaves_all_other_objects_the_same() {
     let files: Vec<_> = (0..200).map(|i| (format!("{i}.yaml"), service(&format!("s{i}"), 80))).collect();
     let files: Vec<_> = files.iter().map(|(name, text)| (name.as_str(), text.clone())).collect();
     let mut followed = Followed::with(&files);

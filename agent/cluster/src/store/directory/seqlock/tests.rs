@@ -46,7 +46,7 @@ fn a_locked_record_keeps_out_its_own_vips_only() {
 }
 
 #[test]
-fn a_number_vouches_only_for_what_nobody_wrote_or_writes() {
+fn a_number_is_unchanged_only_if_nobody_wrote_or_writes() {
     let (_folder, file) = version_file();
     let (ours, other) = (vip("192.0.2.1"), vip("192.0.2.2"));
     let first = file.numbers().unwrap();
@@ -63,7 +63,7 @@ fn a_number_vouches_only_for_what_nobody_wrote_or_writes() {
 }
 
 #[test]
-fn a_writer_that_died_leaves_a_number_that_vouches_for_nothing_until_the_next_one_comes() {
+fn a_writer_that_died_leaves_an_odd_number_until_the_next_one_comes() {
     let (_folder, file) = version_file();
     let lost = lock(&file, "192.0.2.1").begin(0).unwrap();
     let during = file.numbers().unwrap();
@@ -110,7 +110,7 @@ fn a_file_that_is_created_again_gives_none_of_the_numbers_of_the_one_before() {
 }
 
 #[test]
-fn a_lock_on_a_file_that_went_keeps_nobody_out_and_is_not_taken() {
+fn a_lock_on_a_deleted_file_blocks_nobody_and_is_not_taken() {
     let (_folder, file) = version_file();
     let stale = lock(&file, "192.0.2.1");
     fs::remove_file(file.path()).unwrap();
@@ -121,7 +121,7 @@ fn a_lock_on_a_file_that_went_keeps_nobody_out_and_is_not_taken() {
 }
 
 #[test]
-fn a_number_half_written_vouches_for_nothing() {
+fn a_half_written_number_does_no_harm() {
     for before in [0xef, 0xfff, 0x12_3fff, 0x10, 0x1f] {
         for after in [before + 1, before + 2] {
             let (old, new) = (line(before), line(after));
