@@ -84,25 +84,8 @@ pub enum StoreError {
     },
 }
 
-/// A store of Leases. An operation that is dropped may still be carried out.
+/// A store of Leases.
 pub trait LeaseStore: Send + Sync + 'static {
-    /// Returns the VIP's Lease; `None`: it has none.
-    fn read(&self, vip: Vip) -> impl Future<Output = Result<Option<Lease>, StoreError>> + Send;
-
-    /// Makes `holder` the VIP's leader, if its Lease has the version `expected`; `None`: if it has
-    /// no Lease.
-    fn swap(
-        &self,
-        vip: Vip,
-        expected: Option<&Version>,
-        holder: &NodeName,
-        epoch: u64,
-    ) -> impl Future<Output = Result<Swapped, StoreError>> + Send;
-
-    /// Deletes the VIP's Lease, if it has this version.
-    fn delete(&self, vip: Vip, version: &Version) -> impl Future<Output = Result<Deleted, StoreError>> + Send;
-
-    /// Returns all Leases. With files that costs little if none changed since the last time. An API
-    /// server sends all of them.
-    fn survey(&self) -> impl Future<Output = Result<Survey, StoreError>> + Send;
+    /// Runs an operation. One that is dropped may still be carried out.
+    fn run(&self, operation: StoreOperation) -> impl Future<Output = Result<StoreOutcome, StoreError>> + Send;
 }

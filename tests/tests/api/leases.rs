@@ -19,8 +19,7 @@ use tokio::time::timeout;
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     store::{
-        Deleted, KubernetesStore, Lease, LeaseStore as _, StoreError, StoreOperation, StoreOperations, StoreOutcome,
-        Swapped, Version,
+        Deleted, KubernetesStore, Lease, StoreError, StoreOperation, StoreOperations, StoreOutcome, Swapped, Version,
     },
 };
 use vipmux_model::{NodeName, Vip};

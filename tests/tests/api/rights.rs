@@ -11,7 +11,7 @@ use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     events::{EventRecorder, EventSource},
     source::kubernetes::{self, Consumer},
-    store::{Deleted, KubernetesStore, LeaseStore as _, Swapped},
+    store::{Deleted, KubernetesStore, Swapped},
 };
 use vipmux_model::{
     NodeName, Vip,

@@ -39,7 +39,8 @@ use tokio::task::spawn_blocking;
 
 use self::seqlock::{MAX_NUMBER, RecordLock, SequenceNumbers, VersionFile};
 use super::{
-    Deleted, Lease, LeaseStore, StoreError, Survey, Swapped, Version, lease_object, operations::OPERATION_TIMEOUT,
+    Deleted, Lease, LeaseStore, StoreError, StoreOperation, StoreOutcome, Survey, Swapped, Version, lease_object,
+    operations::OPERATION_TIMEOUT,
 };
 use crate::atomic_file;
 use vipmux_model::{NodeName, Vip};
@@ -79,43 +80,16 @@ impl DirectoryStore {
     /// first use.
     pub fn new(state: &Path) -> Self {
         let path = state.join("leases");
-        let (versions, seen, known) = (VersionFile::of(&path), AtomicBool::default(), Mutex::default());
-        Self(Arc::new(Folder { path, versions, seen, last_survey: known }))
-    }
-
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Folder) -> Result<T, StoreError> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let folder = Arc::clone(&self.0);
-        let work = spawn_blocking(move || folder.prepare().and_then(|()| work(&folder)));
-        work.await.unwrap_or_else(|error| Err(unavailable("finish an operation")(error.into())))
+        let versions = VersionFile::of(&path);
+        Self(Arc::new(Folder { path, versions, seen: AtomicBool::default(), last_survey: Mutex::default() }))
     }
 }
 
 impl LeaseStore for DirectoryStore {
-    async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
-        self.blocking(move |folder| folder.read(vip)).await
-    }
-
-    async fn swap(
-        &self,
-        vip: Vip,
-        expected: Option<&Version>,
-        holder: &NodeName,
-        epoch: u64,
-    ) -> Result<Swapped, StoreError> {
-        let (expected, holder, deadline) = (expected.cloned(), holder.clone(), Instant::now() + OPERATION_TIMEOUT);
-        self.blocking(move |folder| folder.swap(vip, expected.as_ref(), &holder, epoch, deadline)).await
-    }
-
-    async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
-        let version = version.clone();
-        self.blocking(move |folder| folder.delete(vip, &version)).await
-    }
-
-    async fn survey(&self) -> Result<Survey, StoreError> {
-        self.blocking(Folder::survey).await
+    async fn run(&self, operation: StoreOperation) -> Result<StoreOutcome, StoreError> {
+        let (folder, deadline) = (Arc::clone(&self.0), Instant::now() + OPERATION_TIMEOUT);
+        let work = spawn_blocking(move || folder.prepare().and_then(|()| folder.run(operation, deadline)));
+        work.await.unwrap_or_else(|error| Err(unavailable("finish an operation")(error.into())))
     }
 }
 
@@ -144,6 +118,17 @@ impl Folder {
         make().map_err(unavailable(format!("create {}", self.path.display())))?;
         self.seen.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn run(&self, operation: StoreOperation, deadline: Instant) -> Result<StoreOutcome, StoreError> {
+        match operation {
+            StoreOperation::Read(vip) => self.read(vip).map(StoreOutcome::Read),
+            StoreOperation::Swap { vip, expected, holder, epoch } => {
+                self.swap(vip, expected.as_ref(), &holder, epoch, deadline).map(StoreOutcome::Swapped)
+            }
+            StoreOperation::Delete { vip, version } => self.delete(vip, &version).map(StoreOutcome::Deleted),
+            StoreOperation::Survey => self.survey().map(StoreOutcome::Surveyed),
+        }
     }
 
     fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
@@ -223,13 +208,13 @@ impl Folder {
 
     /// Reads the Leases that may have changed since the last survey.
     fn survey(&self) -> Result<Survey, StoreError> {
-        let mut known = self.last_survey.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = self.last_survey.lock().unwrap_or_else(PoisonError::into_inner);
         let numbers = self.numbers()?;
-        if numbers == known.numbers && numbers.none_written() && known.survey.faults.is_empty() {
-            return Ok(known.survey.clone());
+        if numbers == last.numbers && numbers.none_written() && last.survey.faults.is_empty() {
+            return Ok(last.survey.clone());
         }
         let listed = self.listed(&numbers)?;
-        let LastSurvey { numbers: before, survey: Survey { leases: old, .. } } = &*known;
+        let LastSurvey { numbers: before, survey: Survey { leases: old, .. } } = &*last;
         let unlisted = old.keys().filter(|vip| !listed.contains(vip));
         let kept = |vip: &Vip| listed.contains(vip) && old.contains_key(vip) && numbers.unchanged_since(before, *vip);
         let (mut leases, mut faults) = (old.clone(), imbl::OrdMap::new());
@@ -248,8 +233,8 @@ impl Folder {
                 }
             }
         }
-        *known = LastSurvey { numbers, survey: Survey { leases, faults } };
-        Ok(known.survey.clone())
+        *last = LastSurvey { numbers, survey: Survey { leases, faults } };
+        Ok(last.survey.clone())
     }
 
     fn numbers(&self) -> Result<SequenceNumbers, StoreError> {

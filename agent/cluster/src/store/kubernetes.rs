@@ -16,7 +16,8 @@ use kube::{
 use tokio::time::timeout;
 
 use super::{
-    Deleted, Lease, LeaseStore, StoreError, Survey, Swapped, Version, lease_object, operations::OPERATION_TIMEOUT,
+    Deleted, Lease, LeaseStore, StoreError, StoreOperation, StoreOutcome, Survey, Swapped, Version, lease_object,
+    operations::OPERATION_TIMEOUT,
 };
 use crate::access::ClusterClient;
 use vipmux_model::{NodeName, Vip};
@@ -44,6 +45,68 @@ impl KubernetesStore {
         Self { request_timeout, ..self }
     }
 
+    /// Returns the VIP's Lease; `None`: it has none.
+    pub async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
+        let name = lease_object::lease_name(vip);
+        let found = self
+            .limited(self.leases.get_opt(&name))
+            .await
+            .map_err(|error| unavailable(format!("read {name}"), error))?;
+        found.map(|found| lease(vip, found)).transpose()
+    }
+
+    /// Makes `holder` the VIP's leader, if its Lease has the version `expected`; `None`: if it has
+    /// no Lease.
+    pub async fn swap(
+        &self,
+        vip: Vip,
+        expected: Option<&Version>,
+        holder: &NodeName,
+        epoch: u64,
+    ) -> Result<Swapped, StoreError> {
+        let wanted = lease_object::to_object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
+        let (name, parameters) = (lease_object::lease_name(vip), PostParams::default());
+        let result = match expected {
+            Some(_) => self.limited(self.leases.replace(&name, &parameters, &wanted)).await,
+            None => self.limited(self.leases.create(&parameters, &wanted)).await,
+        };
+        match result {
+            Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
+            Err(error) if is_conflict(&error) => refuse_missing_namespace(&error).map(|()| Swapped::Conflict),
+            Err(error) => Err(unavailable(format!("write {name}"), error)),
+        }
+    }
+
+    /// Deletes the VIP's Lease, if it has this version.
+    pub async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
+        let name = lease_object::lease_name(vip);
+        let preconditions = Preconditions { resource_version: Some(version.as_str().to_owned()), uid: None };
+        let parameters = DeleteParams::default().preconditions(preconditions);
+        match self.limited(self.leases.delete(&name, &parameters)).await {
+            Ok(_) => Ok(Deleted::Done),
+            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Deleted::Done),
+            Err(error) if is_conflict(&error) => Ok(Deleted::Conflict),
+            Err(error) => Err(unavailable(format!("delete {name}"), error)),
+        }
+    }
+
+    /// Returns all Leases.
+    pub async fn survey(&self) -> Result<Survey, StoreError> {
+        let all = ListParams::default();
+        let listed = self.limited(self.leases.list(&all)).await;
+        let listed = listed.map_err(|error| unavailable("list the Leases".to_owned(), error))?;
+        let mut survey = Survey::default();
+        for found in listed.items {
+            // Others keep Leases in this namespace, the allocator among them.
+            let Some(vip) = found.metadata.name.as_deref().and_then(lease_object::vip_of) else { continue };
+            match lease(vip, found) {
+                Ok(lease) => drop(survey.leases.insert(vip, lease)),
+                Err(error) => drop(survey.faults.insert(vip, Arc::new(error))),
+            }
+        }
+        Ok(survey)
+    }
+
     /// Sends a request with the time limit. A request that is too late closes its connection, and
     /// the next one gets another.
     ///
@@ -52,6 +115,19 @@ impl KubernetesStore {
     async fn limited<T>(&self, request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
         let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("it took more than {:?}", self.request_timeout));
         timeout(self.request_timeout, request).await.map_err(|elapsed| kube::Error::Service(late(elapsed).into()))?
+    }
+}
+
+impl LeaseStore for KubernetesStore {
+    async fn run(&self, operation: StoreOperation) -> Result<StoreOutcome, StoreError> {
+        match operation {
+            StoreOperation::Read(vip) => self.read(vip).await.map(StoreOutcome::Read),
+            StoreOperation::Swap { vip, expected, holder, epoch } => {
+                self.swap(vip, expected.as_ref(), &holder, epoch).await.map(StoreOutcome::Swapped)
+            }
+            StoreOperation::Delete { vip, version } => self.delete(vip, &version).await.map(StoreOutcome::Deleted),
+            StoreOperation::Survey => self.survey().await.map(StoreOutcome::Surveyed),
+        }
     }
 }
 
@@ -80,63 +156,4 @@ fn unavailable(operation: String, error: kube::Error) -> StoreError {
 fn lease(vip: Vip, found: Object) -> Result<Lease, StoreError> {
     lease_object::from_object(vip, found)
         .map_err(|message| StoreError::Malformed { lease: lease_object::lease_name(vip), message })
-}
-
-impl LeaseStore for KubernetesStore {
-    async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
-        let name = lease_object::lease_name(vip);
-        let found = self
-            .limited(self.leases.get_opt(&name))
-            .await
-            .map_err(|error| unavailable(format!("read {name}"), error))?;
-        found.map(|found| lease(vip, found)).transpose()
-    }
-
-    async fn swap(
-        &self,
-        vip: Vip,
-        expected: Option<&Version>,
-        holder: &NodeName,
-        epoch: u64,
-    ) -> Result<Swapped, StoreError> {
-        let wanted = lease_object::to_object(vip, expected.cloned(), holder, epoch, Timestamp::now())?;
-        let (name, parameters) = (lease_object::lease_name(vip), PostParams::default());
-        let result = match expected {
-            Some(_) => self.limited(self.leases.replace(&name, &parameters, &wanted)).await,
-            None => self.limited(self.leases.create(&parameters, &wanted)).await,
-        };
-        match result {
-            Ok(written) => lease(vip, written).map(|lease| Swapped::Done(lease.version)),
-            Err(error) if is_conflict(&error) => refuse_missing_namespace(&error).map(|()| Swapped::Conflict),
-            Err(error) => Err(unavailable(format!("write {name}"), error)),
-        }
-    }
-
-    async fn delete(&self, vip: Vip, version: &Version) -> Result<Deleted, StoreError> {
-        let name = lease_object::lease_name(vip);
-        let preconditions = Preconditions { resource_version: Some(version.as_str().to_owned()), uid: None };
-        let parameters = DeleteParams::default().preconditions(preconditions);
-        match self.limited(self.leases.delete(&name, &parameters)).await {
-            Ok(_) => Ok(Deleted::Done),
-            Err(kube::Error::Api(status)) if status.code == 404 => Ok(Deleted::Done),
-            Err(error) if is_conflict(&error) => Ok(Deleted::Conflict),
-            Err(error) => Err(unavailable(format!("delete {name}"), error)),
-        }
-    }
-
-    async fn survey(&self) -> Result<Survey, StoreError> {
-        let all = ListParams::default();
-        let listed = self.limited(self.leases.list(&all)).await;
-        let listed = listed.map_err(|error| unavailable("list the Leases".to_owned(), error))?;
-        let mut survey = Survey::default();
-        for found in listed.items {
-            // Others keep Leases in this namespace, the allocator among them.
-            let Some(vip) = found.metadata.name.as_deref().and_then(lease_object::vip_of) else { continue };
-            match lease(vip, found) {
-                Ok(lease) => drop(survey.leases.insert(vip, lease)),
-                Err(error) => drop(survey.faults.insert(vip, Arc::new(error))),
-            }
-        }
-        Ok(survey)
-    }
 }

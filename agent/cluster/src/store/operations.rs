@@ -26,9 +26,9 @@ const REPORT_CAPACITY: usize = 64;
 /// An operation on a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreOperation {
-    /// [`LeaseStore::read`].
+    /// Returns the VIP's Lease.
     Read(Vip),
-    /// [`LeaseStore::swap`].
+    /// Makes `holder` the VIP's leader, if its Lease has the version `expected`.
     Swap {
         /// The VIP.
         vip: Vip,
@@ -39,14 +39,15 @@ pub enum StoreOperation {
         /// The new epoch.
         epoch: u64,
     },
-    /// [`LeaseStore::delete`].
+    /// Deletes the VIP's Lease, if it has this version.
     Delete {
         /// The VIP.
         vip: Vip,
         /// The version that its Lease must have.
         version: Version,
     },
-    /// [`LeaseStore::survey`].
+    /// Returns all Leases. With files that costs little if none changed since the last time. An API
+    /// server sends all of them.
     Survey,
 }
 
@@ -154,7 +155,7 @@ async fn perform<S: LeaseStore>(
     operation_timeout: Duration,
 ) -> Result<StoreOutcome, StoreError> {
     let work = tokio::spawn(async move {
-        let result = run(&*store, &operation).await;
+        let result = store.run(operation).await;
         drop(slot);
         result
     });
@@ -164,17 +165,6 @@ async fn perform<S: LeaseStore>(
             Err(StoreError::Unavailable { operation: "finish an operation".to_owned(), source: error.into() })
         }
         Err(_) => Err(timed_out("finish an operation", operation_timeout)),
-    }
-}
-
-async fn run(store: &impl LeaseStore, operation: &StoreOperation) -> Result<StoreOutcome, StoreError> {
-    match operation {
-        StoreOperation::Read(vip) => store.read(*vip).await.map(StoreOutcome::Read),
-        StoreOperation::Swap { vip, expected, holder, epoch } => {
-            store.swap(*vip, expected.as_ref(), holder, *epoch).await.map(StoreOutcome::Swapped)
-        }
-        StoreOperation::Delete { vip, version } => store.delete(*vip, version).await.map(StoreOutcome::Deleted),
-        StoreOperation::Survey => store.survey().await.map(StoreOutcome::Surveyed),
     }
 }
 

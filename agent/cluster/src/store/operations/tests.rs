@@ -13,24 +13,17 @@ const SHORT: Duration = Duration::from_millis(50);
 /// Far beyond what a slow disk takes; only a failing test waits for it.
 const LONG: Duration = Duration::from_mins(1);
 
-/// Answers surveys and reads of IPv6 addresses, and nothing else.
+/// Answers surveys and reads of IPv6 addresses, panics at deletions, and answers nothing else.
 struct UnresponsiveStore;
 
 impl LeaseStore for UnresponsiveStore {
-    async fn read(&self, vip: Vip) -> Result<Option<Lease>, StoreError> {
-        if vip.address().is_ipv4() { pending().await } else { Ok(None) }
-    }
-
-    async fn swap(&self, _: Vip, _: Option<&Version>, _: &NodeName, _: u64) -> Result<Swapped, StoreError> {
-        pending().await
-    }
-
-    async fn delete(&self, _: Vip, _: &Version) -> Result<Deleted, StoreError> {
-        panic!("a fault of the store")
-    }
-
-    async fn survey(&self) -> Result<Survey, StoreError> {
-        Ok(Survey::default())
+    async fn run(&self, operation: StoreOperation) -> Result<StoreOutcome, StoreError> {
+        match operation {
+            StoreOperation::Read(vip) if vip.address().is_ipv6() => Ok(StoreOutcome::Read(None)),
+            StoreOperation::Read(_) | StoreOperation::Swap { .. } => pending().await,
+            StoreOperation::Delete { .. } => panic!("a fault of the store"),
+            StoreOperation::Survey => Ok(StoreOutcome::Surveyed(Survey::default())),
+        }
     }
 }
 
@@ -38,19 +31,7 @@ impl LeaseStore for UnresponsiveStore {
 struct BlockedStore;
 
 impl LeaseStore for BlockedStore {
-    async fn read(&self, _: Vip) -> Result<Option<Lease>, StoreError> {
-        pending().await
-    }
-
-    async fn swap(&self, _: Vip, _: Option<&Version>, _: &NodeName, _: u64) -> Result<Swapped, StoreError> {
-        pending().await
-    }
-
-    async fn delete(&self, _: Vip, _: &Version) -> Result<Deleted, StoreError> {
-        pending().await
-    }
-
-    async fn survey(&self) -> Result<Survey, StoreError> {
+    async fn run(&self, _: StoreOperation) -> Result<StoreOutcome, StoreError> {
         pending().await
     }
 }
