@@ -86,8 +86,8 @@ pub(super) fn from_object(vip: Vip, object: Object) -> Result<Lease, String> {
     }
     let spec = spec.unwrap_or_default();
     let holder = spec.holder_identity.unwrap_or_default();
-    let refused = format!("spec.holderIdentity is {}, which is no Node's name", quoted(&holder));
-    let holder = NodeName::new(holder).map_err(|_| refused)?;
+    let holder = NodeName::new(holder.as_str())
+        .map_err(|_| format!("spec.holderIdentity is {}, which is no Node's name", quoted(&holder)))?;
     let transitions = spec.lease_transitions.ok_or("spec.leaseTransitions is missing")?;
     let epoch = u64::try_from(transitions).map_err(|_| format!("spec.leaseTransitions is {transitions}"))?;
     Ok(Lease { holder, epoch, version: Version::new(version) })
