@@ -10,16 +10,17 @@
 //! services:
 //!   shop/web:                    # namespace/name
 //!     addresses: [192.0.2.10, "2001:db8::10"] # those that it holds
-//!     ports: [80/TCP, 443/TCP]   # its port claims then; if two Services conflict: shows who changed
-//!     sharing:                   # its sharing key then; left out if it has none
+//!     # The rest is the request that it got them for:
+//!     ports: [80/TCP, 443/TCP]   # its port claims; show which of two Services in conflict changed
+//!     sharing:                   # its sharing key; left out if it has none
 //!       dialect: vipmux
 //!       key: web
-//!       scope: cluster           # or `namespaces: [a, b]`; left out if the key is for its namespace
-//!     by-address: explicit       # with whom it shared by address then; left out if its key, or having none, shows it
-//!     pool: lan                  # the pool that it named then
-//!     additional: ["2001:db8::10"] # those of its addresses that it asked for beside its own then
-//!     alike: {aviinfrasetting.ako.vmware.com/name: gold} # what its group had to say alike then
-//!     label: shop                # the label that it gave its addresses then
+//!       scope: cluster           # or `namespaces: [a, b]`; left out: the key's own namespace
+//!     by-address: explicit       # with whom it shares by address; left out: as `sharing` implies
+//!     pool: lan                  # the pool that it names
+//!     additional: ["2001:db8::10"] # the addresses that it asks for beside its own
+//!     alike: {aviinfrasetting.ako.vmware.com/name: gold} # settings that its group must agree on
+//!     label: shop                # the label of its addresses
 //! ```
 //!
 //! To move a Service by hand, stop the agents, change its `addresses` and start them again. The
@@ -144,10 +145,10 @@ struct AssignmentEntry {
 
 impl AssignmentEntry {
     fn of(held: &PreviousAssignment) -> Self {
-        let terms = held.snapshot.clone();
-        let ports = terms.as_ref().map(|terms| terms.ports.clone());
+        let snapshot = held.snapshot.clone();
+        let ports = snapshot.as_ref().map(|snapshot| snapshot.ports.clone());
         let RequestSnapshot { sharing: Sharing { key, by_address }, pool, additional, alike, label, .. } =
-            terms.unwrap_or_default();
+            snapshot.unwrap_or_default();
         let by_address = Some(by_address).filter(|found| ports.is_some() && *found != by_address_with(key.as_ref()));
         Self { addresses: held.addresses.clone(), ports, sharing: key, by_address, pool, additional, alike, label }
     }

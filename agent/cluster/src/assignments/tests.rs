@@ -12,8 +12,8 @@ fn holding(address: u8, scope: Option<Scope>) -> PreviousAssignment {
     let ports = ["80/TCP", "53/UDP"].map(|port| port.parse().unwrap()).into();
     let key = scope.map(key);
     let sharing = Sharing { by_address: by_address_with(key.as_ref()), key };
-    let terms = RequestSnapshot { ports, sharing, ..RequestSnapshot::default() };
-    PreviousAssignment { addresses: [vip4(address)].into(), snapshot: Some(terms) }
+    let snapshot = RequestSnapshot { ports, sharing, ..RequestSnapshot::default() };
+    PreviousAssignment { addresses: [vip4(address)].into(), snapshot: Some(snapshot) }
 }
 
 fn file() -> (tempfile::TempDir, PathBuf) {
@@ -78,12 +78,12 @@ fn the_documented_format_is_the_format() {
         documented.take_while(|line| *line != "//! ```").map(|line| line[4..].to_owned() + "\n").collect();
     fs::write(&path, text).unwrap();
     let held = load(&path).unwrap().unwrap()[&service_name("web")].clone();
-    let terms = held.snapshot.unwrap();
-    assert_eq!((held.addresses.len(), terms.ports.len()), (2, 2));
-    assert_eq!(terms.sharing.by_address, ByAddress::Explicit);
-    assert_eq!(terms.sharing.key.unwrap().scope, Scope::Cluster);
-    assert_eq!((terms.pool.as_deref(), terms.label.as_deref()), (Some("lan"), Some("shop")));
-    assert_eq!((terms.additional.len(), terms.alike.len()), (1, 1));
+    let snapshot = held.snapshot.unwrap();
+    assert_eq!((held.addresses.len(), snapshot.ports.len()), (2, 2));
+    assert_eq!(snapshot.sharing.by_address, ByAddress::Explicit);
+    assert_eq!(snapshot.sharing.key.unwrap().scope, Scope::Cluster);
+    assert_eq!((snapshot.pool.as_deref(), snapshot.label.as_deref()), (Some("lan"), Some("shop")));
+    assert_eq!((snapshot.additional.len(), snapshot.alike.len()), (1, 1));
 }
 
 #[test]
