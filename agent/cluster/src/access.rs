@@ -72,8 +72,8 @@ impl ClusterClient {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(silence);
         config.write_timeout = Some(CONNECT_TIMEOUT);
-        // The callers know better whether and when to retry. kube would retry for minutes without a
-        // word.
+        // The callers know better whether and when to retry. kube would retry for minutes and log
+        // nothing.
         config.default_retry = false;
         let namespace = access.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|source| AccessError::Client(Box::new(source)))?;

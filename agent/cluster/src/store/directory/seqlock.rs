@@ -167,8 +167,8 @@ impl SequenceNumbers {
         self.number_of(vip).is_some_and(|now| before.number_of(vip) == Some(now))
     }
 
-    /// Returns whether no Lease is being written.
-    pub(super) fn none_written(&self) -> bool {
+    /// Returns whether no Lease is being written: all numbers are even.
+    pub(super) fn all_even(&self) -> bool {
         self.0.len() == usize::from(RECORD_COUNT) * usize::from(RECORD_LENGTH)
             && self.0.chunks(RECORD_LENGTH.into()).all(is_even)
     }

@@ -138,7 +138,7 @@ fn an_object_that_becomes_malformed_stays_as_it_was_and_is_a_problem() {
     let mut table = listed();
     assert!(table.apply(pool("192.0.2.0/28")));
     assert!(table.apply(pool("192.0.2.0/33")));
-    assert!(!table.apply(pool("192.0.2.0/33")), "it was change");
+    assert!(!table.apply(pool("192.0.2.0/33")), "it was reported before");
     let snapshot = table.snapshot();
     assert_eq!(snapshot.vip_pools["lan"].spec.addresses, ["192.0.2.0/28"]);
     let problem = snapshot.problems.first().unwrap().to_string();
