@@ -49,8 +49,8 @@ impl StatusWriter {
         .await
     }
 
-    /// Withdraws our part of the status of a Service that is not ours any more. The flag is
-    /// true if a write was needed; `Written` also means that none was.
+    /// Withdraws our part of the status of a Service that is not ours any more. The flag tells
+    /// whether a write was needed. If not, the result is `Written`, too.
     async fn withdraw(&self, name: &ServiceName) -> (WriteResult<Service>, bool) {
         let mut wrote = false;
         let result = limited(async {
@@ -183,6 +183,6 @@ impl WriteReport {
 }
 
 async fn limited<T>(write: impl Future<Output = WriteResult<T>>) -> WriteResult<T> {
-    let late = |_| WriteResult::Unavailable(format!("no result within {WRITE_TIMEOUT:?}"));
+    let late = |_| WriteResult::Unavailable(format!("no answer within {WRITE_TIMEOUT:?}"));
     timeout(WRITE_TIMEOUT, write).await.unwrap_or_else(late)
 }
