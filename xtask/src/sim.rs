@@ -4,15 +4,13 @@ use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
 
 use anyhow::{Context, Result};
 
-use crate::{setup, workspace};
+use crate::workspace;
 
 /// The simulation's profile: it runs a hundred times faster than without optimizations.
 const PROFILE: &str = "simulation";
 
 /// Builds the simulation, then executes it.
 pub(crate) fn run(options: &[OsString]) -> Result<()> {
-    // The datapath crate's build script builds the BPF programs.
-    setup::bpf_toolchain()?;
     workspace::progress("building the simulation");
     workspace::prepare(&mut build())?;
     let mut simulation = command()?;
