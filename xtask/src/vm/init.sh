@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# The first process of a guest: sets up the machine, runs the suites, prints how they ended, and powers off.
+# The first process of a guest: sets up the machine, runs the suites, prints how they ended, and
+# powers off.
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys
