@@ -409,7 +409,7 @@ fn others() {
 fn gossip() {
     hold(&[
         ("gossip-port", Pass, "free", "", |_| {}),
-        ("gossip-port", Pass, "the agent", "", |o| o.gossip.holder = Holder::Agent),
+        ("gossip-port", Pass, "used by the agent", "", |o| o.gossip.holder = Holder::Agent),
         ("gossip-port", Fail, "used by nc (pid 3)", "--gossip-port", |o| {
             o.gossip.holder = Holder::Other("nc (pid 3)".to_owned());
         }),
