@@ -86,7 +86,7 @@ impl fmt::Display for ExplainTarget {
 /// The state of this node's kernel, as `vipmux inspect` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct KernelState {
-    /// The fence deadline.
+    /// The fence.
     pub fence: FenceView,
     /// The VIPs.
     pub vips: Vec<VipView>,

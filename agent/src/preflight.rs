@@ -1,7 +1,7 @@
 //! Checks a node before the agent runs on it: `vipmux check`.
 //!
 //! ```text
-//! collect (the kernel, netlink, /proc, the API server) -> Observed -> assess -> Finding per check
+//! collect (the kernel, netlink, /proc, the API server) -> Observations -> assess -> Findings
 //! ```
 //!
 //! [`collect`] does all I/O. [`findings`] decides, and does none.

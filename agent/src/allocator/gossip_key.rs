@@ -117,14 +117,14 @@ mod tests {
         };
         let good = SealingKeys::generate([7; 32]).file();
         assert_eq!(problem(&secret(ENTRY, good.as_bytes())), None);
-        for (secret, logged) in [
+        for (secret, expected) in [
             (Secret::default(), "it has no gossip.key"),
             (secret("key", good.as_bytes()), "it has no gossip.key"),
             (secret(ENTRY, b"c2VjcmV0"), "its gossip.key is not a key: line 1"),
             (secret(ENTRY, &[0xff]), "its gossip.key is not a key: it is not UTF-8"),
         ] {
             let problem = problem(&secret).unwrap();
-            assert!(problem.starts_with(logged) && !problem.contains("c2VjcmV0"), "{problem}");
+            assert!(problem.starts_with(expected) && !problem.contains("c2VjcmV0"), "{problem}");
         }
     }
 }

@@ -35,10 +35,10 @@ pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<KnownLe
                 Ok(event) => table.apply(event),
                 Err(error) => table.log_failure(error.to_string()),
             }
-            sender.send_if_modified(|logged| {
-                let news = table.logged.is_none() && table.listed && logged.as_deref() != Some(&table.leaders);
+            sender.send_if_modified(|published| {
+                let news = table.logged.is_none() && table.listed && published.as_deref() != Some(&table.leaders);
                 if news {
-                    *logged = Some(Arc::new(table.leaders.clone()));
+                    *published = Some(Arc::new(table.leaders.clone()));
                 }
                 news
             });

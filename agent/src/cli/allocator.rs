@@ -88,10 +88,10 @@ pub fn run(args: AllocatorArgs) -> Result<(), AllocatorError> {
         .enable_all()
         .build()
         .map_err(AllocatorError::Runtime)?;
-    let pulse = Arc::new(watch::Sender::new(AllocatorHealth::default()));
+    let health = Arc::new(watch::Sender::new(AllocatorHealth::default()));
     let result = runtime.block_on(async {
         let cluster = ClusterClient::connect(&access).await?;
-        allocator::run(cluster, options, pulse).await
+        allocator::run(cluster, options, health).await
     });
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
     result

@@ -55,7 +55,7 @@ pub struct TargetDetails {
     pub services: Vec<ServiceDetails>,
     /// The Service's addresses, or the VIP.
     pub vips: Vec<VipDetails>,
-    /// Requests that the agent cannot fulfil, in its words.
+    /// Requests that the agent cannot fulfill, in its words.
     pub refused: Vec<String>,
     /// The first documents that cannot be used.
     pub problems: Vec<String>,

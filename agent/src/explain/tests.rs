@@ -175,7 +175,7 @@ fn shown(target: &str, details: Result<TargetDetails, String>, kernel: &Result<K
 /// The step that is broken first.
 fn broken(details: TargetDetails, held: KernelState) -> Option<StepKind> {
     let target = "shop/web".parse().unwrap();
-    Explanation::new(target, Ok(details), &Ok(held)).unwrap().broken.map(|link| link.step)
+    Explanation::new(target, Ok(details), &Ok(held)).unwrap().broken.map(|step| step.step)
 }
 
 #[test]
@@ -276,8 +276,8 @@ fn backends_that_fail_their_probes_are_named_with_the_reason_if_it_is_known() {
         let target = "shop/web".parse().unwrap();
         let details = details_with(&objects, &target, &of.iter().cloned().collect()).unwrap();
         let explanation = Explanation::new(target, Ok(details), &Ok(held())).unwrap();
-        let of_endpoints = explanation.steps.into_iter().filter(|link| link.step == StepKind::Endpoints);
-        of_endpoints.map(|link| (link.state, link.finding)).collect::<Vec<_>>()
+        let of_endpoints = explanation.steps.into_iter().filter(|step| step.step == StepKind::Endpoints);
+        of_endpoints.map(|step| (step.state, step.finding)).collect::<Vec<_>>()
     };
     let holds = |finding: &str| (StepState::Holds, finding.to_owned());
     let both = holds("endpoints of 80/TCP on 192.0.2.10: 2 ready, 0 draining, on n1, n2");
@@ -297,8 +297,8 @@ fn probes_are_ignored_if_all_backends_fail() {
         endpoint.failing = true;
     }
     let text = shown("shop/web", Ok(details), &Ok(held()));
-    let told = "endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes, so that probes are ignored: 10.0.0.1:8080 on n1";
-    assert!(text.contains(told) && text.ends_with("nothing is broken\n"), "{text}");
+    let expected = "endpoints of 80/TCP on 192.0.2.10: 1 fail their health probes, so that probes are ignored: 10.0.0.1:8080 on n1";
+    assert!(text.contains(expected) && text.ends_with("nothing is broken\n"), "{text}");
 }
 
 #[test]
@@ -330,10 +330,10 @@ fn a_vip_of_another_node_is_no_broken_step() {
 #[test]
 fn the_leader_has_to_answer_and_a_change_in_progress_breaks_nothing() {
     let (details, mut held) = (of_agent(&objects(), "shop/web"), held());
-    let links = |held: &KernelState| {
+    let steps = |held: &KernelState| {
         let explained = Explanation::new("shop/web".parse().unwrap(), Ok(details.clone()), &Ok(held.clone())).unwrap();
-        let links = explained.steps.into_iter().filter(|link| matches!(link.step, StepKind::Led | StepKind::Announced));
-        links.map(|link| (link.state, link.finding)).collect::<Vec<_>>()
+        let steps = explained.steps.into_iter().filter(|step| matches!(step.step, StepKind::Led | StepKind::Announced));
+        steps.map(|step| (step.state, step.finding)).collect::<Vec<_>>()
     };
     for (leader, role, finding) in [
         ("n2", Role::Following, "n2, not this node, should answer for 192.0.2.10: check there, too"),
@@ -341,13 +341,13 @@ fn the_leader_has_to_answer_and_a_change_in_progress_breaks_nothing() {
         ("n1", Role::Handing, "this node transfers the leadership of 192.0.2.10"),
     ] {
         silent(&mut held, led(Some(leader), role, Some((Why::Unwritten, None))));
-        let links = links(&held);
+        let steps = steps(&held);
         let led = format!("{leader} has led 192.0.2.10 for 3m12s, epoch 1: no Lease could be read");
-        assert_eq!(links, [(StepState::Holds, led), (StepState::Note, finding.to_owned())]);
+        assert_eq!(steps, [(StepState::Holds, led), (StepState::Note, finding.to_owned())]);
     }
     held.fence = FenceView { state: Fence::Lapsed, deadline_ns: 1, left_ms: None, lapsed_ms: Some(9_000) };
     silent(&mut held, led(None, Role::Following, None));
-    let (state, finding) = links(&held).swap_remove(0);
+    let (state, finding) = steps(&held).swap_remove(0);
     assert_eq!(state, StepState::Note, "it may have changed since");
     assert_eq!(finding, "nobody has led 192.0.2.10 for 3m12s (known when the fence lapsed)");
 }
@@ -358,9 +358,9 @@ fn without_an_agent_one_half_is_shown_alone() {
     let details = details(&objects(), &"shop/web".parse().unwrap()).unwrap();
     let absent = Err("vipmux is not loaded on this node (no maps under /p)".into());
     insta::assert_snapshot!("manifests-alone", shown("shop/web", Ok(details.clone()), &absent));
-    let told = TargetDetails { node: Some(node_name("n1")), ..details };
-    let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(told), &absent).unwrap();
-    assert_eq!(explanation.broken.map(|link| link.step), Some(StepKind::Vip), "an agent without maps");
+    let of_agent = TargetDetails { node: Some(node_name("n1")), ..details };
+    let explanation = Explanation::new("shop/web".parse().unwrap(), Ok(of_agent), &absent).unwrap();
+    assert_eq!(explanation.broken.map(|step| step.step), Some(StepKind::Vip), "an agent without maps");
 }
 
 #[test]

@@ -190,8 +190,9 @@ fn a_refused_service_that_shows_the_address_of_another_controller_comes_to_rest_
     world.server.intrude("a", "metallb", &["198.51.100.1"]);
     world.settle();
     let service = world.server.objects.services.get(&service_name("a")).unwrap();
-    let told = service.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].clone();
-    assert!(told.reason == "AddressNotInPool" && told.message.contains("metallb wrote 198.51.100.1"), "{told:?}");
+    let condition = service.status.as_ref().unwrap().conditions.as_ref().unwrap()[0].clone();
+    assert_eq!(condition.reason, "AddressNotInPool");
+    assert!(condition.message.contains("metallb wrote 198.51.100.1"), "{condition:?}");
     world.restart();
     let requests = world.requests;
     world.settle();

@@ -145,7 +145,7 @@ fn a_missing_lease_is_taken_once_its_last_holder_must_have_stopped() {
         election.read(ReadResult::Lease(LeaseRecord { duration: s(1), ..record("", "7") }), s(5));
         election
     };
-    // Its own election has lapsed: it may have been another's meanwhile.
+    // Its own leadership has expired: the Lease may have been another's in between.
     let lapsed = || {
         let mut election = holding();
         election.read(ReadResult::Lease(record("a", "7")), s(5));

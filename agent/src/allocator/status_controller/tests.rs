@@ -48,13 +48,13 @@ impl Fixture {
             }
         });
         let ours = LeaderState { until: Some(boottime() + Duration::from_mins(1)), transitions: 1, holder: None };
-        let (leader_state, of_tenure) = watch::channel(ours);
+        let (leader_state, leader_states) = watch::channel(ours);
         let leaders = watch::channel(Some(Arc::default())).1;
         let objects = watch::channel(Arc::new(shown)).1;
-        let author = EventSource { controller: "test", action: "Testing", instance: "test".to_owned() };
-        let recorder = EventRecorder::start(client.clone(), author);
+        let source = EventSource { controller: "test", action: "Testing", instance: "test".to_owned() };
+        let recorder = EventRecorder::start(client.clone(), source);
         let writer = StatusWriter { client, options: IngestOptions::default(), adopt: false };
-        let controller = StatusController::new(writer, recorder, of_tenure, leaders, objects, Arc::default());
+        let controller = StatusController::new(writer, recorder, leader_states, leaders, objects, Arc::default());
         Self { controller, leader_state, server, lists }
     }
 

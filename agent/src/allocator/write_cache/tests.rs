@@ -39,7 +39,7 @@ fn a_status_is_not_written_again_before_the_watch_shows_it() {
     let made = object(&server);
     write_cache.record_write(&service_name("a"), &base, wanted.clone(), &made, None);
     assert_eq!(write_cache.verdict(&service_name("a"), &base, &wanted), WriteVerdict::Wait);
-    // Whatever the API server made of it, it is all that can be had.
+    // Also if the API server made something else of it: another write would change nothing.
     assert_eq!(write_cache.verdict(&service_name("a"), &made, &wanted), WriteVerdict::Done);
     let other = DesiredStatus { warning: true, ..wanted.clone() };
     assert_eq!(write_cache.verdict(&service_name("a"), &made, &other), WriteVerdict::Write);

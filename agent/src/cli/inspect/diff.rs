@@ -25,7 +25,7 @@ impl Diff {
         }
     }
 
-    /// Returns whether there is no difference, and no request that the agent cannot fulfil.
+    /// Returns whether there is no difference, and no request that the agent cannot fulfill.
     pub fn is_empty(&self) -> bool {
         self.differences.is_empty() && self.refused.is_empty()
     }

@@ -72,9 +72,9 @@ node     its program is attached, its MAC is 02:00:00:00:00:0b; a packet with a 
 verdict  handed over for [fd00:0:0:1::1]:8080 on node-b: 0e:76:6d:00:00:0a to 02:00:00:00:00:0b by lo
 "
     );
-    let anew = lookup("[2001:db8:f::7]:1001", "[2001:db8::10]:80");
-    assert!(text(&anew).contains("service  shop/six claims port 80/TCP\n"), "{}", text(&anew));
-    assert_eq!(json(&anew)["client"], json!("[2001:db8:f::7]:1001"));
+    let unrecorded = lookup("[2001:db8:f::7]:1001", "[2001:db8::10]:80");
+    assert!(text(&unrecorded).contains("service  shop/six claims port 80/TCP\n"), "{}", text(&unrecorded));
+    assert_eq!(json(&unrecorded)["client"], json!("[2001:db8:f::7]:1001"));
     let other = lookup("[2001:db8:f::7]:1000", "[2001:db8::11]:80");
     assert!(text(&other).contains("vip      2001:db8::11 is not a VIP\n"), "{}", text(&other));
 }

@@ -97,15 +97,14 @@ pub(super) async fn routes(
     let exits: Vec<_> =
         links.routed().map(|exit| RouteInterface { name: exit.name.clone(), path: path(exit) }).collect();
     let is_other = |interface: &&Interface| {
-        let is_route = outlets.contains(&interface.ifindex) || taken.contains(&interface.ifindex);
-        !is_route && interface.suitable().is_ok() && !interface.is_dummy() && interface.controller.is_none()
+        let is_translated = outlets.contains(&interface.ifindex) || taken.contains(&interface.ifindex);
+        !is_translated && interface.suitable().is_ok() && !interface.is_dummy() && interface.controller.is_none()
     };
     let others = links.iter().filter(is_other).flat_map(subnets).collect();
     Ok(Routes { exits, others, tables: tables().await? })
 }
 
-/// Returns the IPv4 subnets of an interface. Bridges do not count: they have pods, not
-/// clients.
+/// Returns the IPv4 subnets of an interface. Bridges do not count: they have pods, not clients.
 fn subnets(interface: &Interface) -> Vec<(String, String)> {
     let is_bridge = interface.kind.to_string() == "bridge";
     let subnet = |&(address, prefix): &(IpAddr, u8)| match address {
