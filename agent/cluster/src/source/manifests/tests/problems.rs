@@ -3,8 +3,11 @@
 use super::*;
 use vipmux_model::api::rules;
 
-const HEADER: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n";
+const SERVICE: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: shop}\n";
 const SLICE: &str = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {name: web-1, namespace: shop}\n";
+const POOL: &str = "apiVersion: vipmux.io/v1alpha1\nkind: VipPool\nmetadata: {name: lan}\nspec:\n";
+const POLICY: &str = "apiVersion: vipmux.io/v1alpha1\nkind: VipPolicy\nmetadata: {name: lan}\nspec:\n";
+const ADVERTISEMENT: &str = "apiVersion: metallb.io/v1beta1\nkind: L2Advertisement\nmetadata: {name: lan}\nspec:\n";
 
 /// Expects exactly one problem of a document behind another one, and that the other one is used.
 fn expect(text: &str, line: usize, field: &str, message: &str) {
@@ -21,119 +24,105 @@ fn expect(text: &str, line: usize, field: &str, message: &str) {
     assert!(objects.l2_advertisements.is_empty(), "{text}");
 }
 
-fn expect_all(header: &str, table: &[(&str, usize, &str, &str)]) {
-    for (body, line, field, message) in table {
-        expect(&format!("{header}{body}"), *line, field, message);
+/// Expects one problem of each document: the header and a row's text. The problem is in the row's
+/// line of the document, and in the row's field below `parent`.
+fn expect_all(header: &str, parent: &str, table: &[(&str, usize, &str, &str)]) {
+    for (text, line, field, message) in table {
+        expect(&format!("{header}{text}"), *line, &format!("{parent}{field}"), message);
     }
 }
 
 #[test]
 fn a_service_that_the_api_server_would_refuse_is_a_problem() {
     let table = [
-        ("spec: {ports: [{port: 0}]}", 4, "spec.ports[0].port", "0 is no port"),
+        ("spec: {ports: [{port: 0}]}", 4, ".ports[0].port", "0 is no port"),
+        ("status: {}", 1, "", "required"),
+    ];
+    expect_all(SERVICE, "spec", &table);
+    let table = [
+        ("  ports: [{port: 80, name: a}, {port: 81, name: a}]", 5, ".ports[1].name", "a stands twice"),
+        ("  ports: [{port: 80, name: a}, {port: 80, name: b}]", 5, ".ports[1].port", "80/TCP stands twice"),
+        ("  ports: 80", 5, ".ports", "invalid type: integer `80`"),
+        ("  type: Loadbalancer", 5, ".type", "unknown value \"Loadbalancer\""),
+        ("  externalTrafficPolicy: local", 5, ".externalTrafficPolicy", "Cluster, Local are known"),
+        ("  ipFamilies: [IPv4, IPv5]", 5, ".ipFamilies[1]", "\"IPv5\""),
+        ("  ipFamilyPolicy: DualStack", 5, ".ipFamilyPolicy", "\"DualStack\""),
+        ("  sessionAffinity: Client", 5, ".sessionAffinity", "\"Client\""),
         (
-            "spec:\n  ports:\n  - port: 80\n    name: a\n  - name: b\n    port: 65536",
-            9,
-            "spec.ports[1].port",
-            "65536 is no port",
-        ),
-        ("spec:\n  ports:\n  - port: -1", 6, "spec.ports[0].port", "-1 is no port"),
-        ("spec:\n  ports:\n  - port: \"80\"", 6, "spec.ports[0].port", "invalid type: string \"80\", expected i32"),
-        ("spec:\n  ports:\n  - port: 80.5", 6, "spec.ports[0].port", "invalid type: floating point"),
-        ("spec:\n  ports:\n  - port: 80\n    protocol: tcp", 7, "spec.ports[0].protocol", "unknown protocol \"tcp\""),
-        ("spec:\n  ports:\n  - port: 80\n    name: Http", 7, "spec.ports[0].name", "RFC 1123 label"),
-        (
-            "spec:\n  ports:\n  - port: 80\n    name: a\n  - port: 81",
+            "  loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
             5,
-            "spec.ports[1].name",
-            "required where there is more",
-        ),
-        ("spec:\n  ports: [{port: 80, name: a}, {port: 81, name: a}]", 5, "spec.ports[1].name", "a stands twice"),
-        ("spec:\n  ports: [{port: 80, name: a}, {port: 80, name: b}]", 5, "spec.ports[1].port", "80/TCP stands twice"),
-        ("spec:\n  ports: 80", 5, "spec.ports", "invalid type: integer `80`"),
-        ("spec:\n  type: Loadbalancer", 5, "spec.type", "unknown value \"Loadbalancer\""),
-        ("spec:\n  externalTrafficPolicy: local", 5, "spec.externalTrafficPolicy", "Cluster, Local are known"),
-        ("spec:\n  ipFamilies: [IPv4, IPv5]", 5, "spec.ipFamilies[1]", "\"IPv5\""),
-        ("spec:\n  ipFamilyPolicy: DualStack", 5, "spec.ipFamilyPolicy", "\"DualStack\""),
-        ("spec:\n  sessionAffinity: Client", 5, "spec.sessionAffinity", "\"Client\""),
-        (
-            "spec:\n  loadBalancerSourceRanges: [10.0.0.0/8, 10.0.0.1]",
-            5,
-            "spec.loadBalancerSourceRanges[1]",
+            ".loadBalancerSourceRanges[1]",
             "\"10.0.0.1\" is no CIDR",
         ),
         (
-            "spec:\n  sessionAffinityConfig:\n    clientIP:\n      timeoutSeconds: 86401",
+            "  sessionAffinityConfig:\n    clientIP:\n      timeoutSeconds: 86401",
             7,
-            "spec.sessionAffinityConfig.clientIP.timeoutSeconds",
+            ".sessionAffinityConfig.clientIP.timeoutSeconds",
             "86401 is not within 1 to 86400",
         ),
-        ("status: {}", 1, "spec", "required"),
     ];
-    expect_all(HEADER, &table);
+    expect_all(&format!("{SERVICE}spec:\n"), "spec", &table);
+    let table = [
+        ("  - port: 80\n    name: a\n  - name: b\n    port: 65536", 9, "[1].port", "65536 is no port"),
+        ("  - port: -1", 6, "[0].port", "-1 is no port"),
+        ("  - port: \"80\"", 6, "[0].port", "invalid type: string \"80\", expected i32"),
+        ("  - port: 80.5", 6, "[0].port", "invalid type: floating point"),
+        ("  - port: 80\n    protocol: tcp", 7, "[0].protocol", "unknown protocol \"tcp\""),
+        ("  - port: 80\n    name: Http", 7, "[0].name", "RFC 1123 label"),
+        ("  - port: 80\n    name: a\n  - port: 81", 5, "[1].name", "required where there is more"),
+    ];
+    expect_all(&format!("{SERVICE}spec:\n  ports:\n"), "spec.ports", &table);
 }
 
 #[test]
 fn an_endpoint_slice_that_the_api_server_would_refuse_is_a_problem() {
     let table = [
         ("addressType: ipv4\nendpoints: []", 4, "addressType", "IPv4, IPv6, FQDN are known"),
-        (
-            "addressType: IPv4\nendpoints:\n- addresses: [10.0.0.1]\n- addresses: [10.0.0]",
-            7,
-            "endpoints[1].addresses[0]",
-            "no IP address",
-        ),
-        (
-            "addressType: IPv4\nendpoints:\n- addresses: [\"fd00::1\"]",
-            6,
-            "endpoints[0].addresses[0]",
-            "not of the slice's addressType",
-        ),
-        ("addressType: IPv4\nendpoints:\n- addresses: [127.0.0.1]", 6, "endpoints[0].addresses[0]", "loopback"),
         ("addressType: IPv6\nendpoints:\n- addresses: [\"fe80::1\"]", 6, "endpoints[0].addresses[0]", "link-local"),
         ("addressType: IPv6\nendpoints:\n- addresses: [\"::\"]", 6, "endpoints[0].addresses[0]", "unspecified"),
-        ("addressType: IPv4\nendpoints:\n- addresses: [224.0.0.1]", 6, "endpoints[0].addresses[0]", "multicast"),
-        ("addressType: IPv4\nendpoints:\n- addresses: []", 6, "endpoints[0].addresses", "required"),
-        (
-            "addressType: IPv4\nendpoints:\n- {addresses: [10.0.0.1], nodeName: N_1}",
-            6,
-            "endpoints[0].nodeName",
-            "subdomain",
-        ),
         ("addressType: IPv4\nendpoints: []\nports: [{port: 70000}]", 6, "ports[0].port", "70000 is no port"),
         ("addressType: IPv4\nendpoints: []\nports:\n- port: 1\n- port: 2", 6, "ports[1].name", "\"\" stands twice"),
         ("addressType: IPv4\nendpoints: []\nports: [{port: 1, protocol: QUIC}]", 6, "ports[0].protocol", "\"QUIC\""),
     ];
-    expect_all(SLICE, &table);
+    expect_all(SLICE, "", &table);
+    let table = [
+        ("- addresses: [10.0.0.1]\n- addresses: [10.0.0]", 7, "[1].addresses[0]", "no IP address"),
+        ("- addresses: [\"fd00::1\"]", 6, "[0].addresses[0]", "not of the slice's addressType"),
+        ("- addresses: [127.0.0.1]", 6, "[0].addresses[0]", "loopback"),
+        ("- addresses: [224.0.0.1]", 6, "[0].addresses[0]", "multicast"),
+        ("- addresses: []", 6, "[0].addresses", "required"),
+        ("- {addresses: [10.0.0.1], nodeName: N_1}", 6, "[0].nodeName", "subdomain"),
+    ];
+    expect_all(&format!("{SLICE}addressType: IPv4\nendpoints:\n"), "endpoints", &table);
 }
 
 #[test]
 fn an_object_without_a_usable_name_is_a_problem() {
-    let long = "a".repeat(64);
     let table = [
-        ("metadata: {namespace: shop}\nspec: {}".to_owned(), 3, "metadata.name", "required"),
-        ("spec: {}".to_owned(), 1, "metadata.name", "required"),
-        ("metadata:\n  name: Web\nspec: {}".to_owned(), 4, "metadata.name", "RFC 1123 label"),
-        ("metadata:\n  name: -web\nspec: {}".to_owned(), 4, "metadata.name", "RFC 1123 label"),
-        (format!("metadata:\n  name: {long}\nspec: {{}}"), 4, "metadata.name", "at most 63"),
-        (format!("metadata:\n  name: web\n  namespace: {long}\nspec: {{}}"), 5, "metadata.namespace", "at most 63"),
-        ("metadata:\n  name: 80\nspec: {}".to_owned(), 4, "metadata.name", "invalid type: integer `80`"),
+        ("metadata: {namespace: shop}\nspec: {}", 3, ".name", "required"),
+        ("spec: {}", 1, ".name", "required"),
+        ("metadata:\n  name: Web\nspec: {}", 4, ".name", "RFC 1123 label"),
+        ("metadata:\n  name: -web\nspec: {}", 4, ".name", "RFC 1123 label"),
+        ("metadata:\n  name: 80\nspec: {}", 4, ".name", "invalid type: integer `80`"),
         (
-            "metadata:\n  name: web\n  annotations:\n    vipmux.io/a.b: true\nspec: {}".to_owned(),
+            "metadata:\n  name: web\n  annotations:\n    vipmux.io/a.b: true\nspec: {}",
             6,
-            "metadata.annotations.vipmux.io/a.b",
+            ".annotations.vipmux.io/a.b",
             "invalid type: boolean `true`, expected a string",
         ),
         (
-            "metadata:\n  name: web\n  metallb.io/allow-shared-ip: web\nspec: {}".to_owned(),
+            "metadata:\n  name: web\n  metallb.io/allow-shared-ip: web\nspec: {}",
             5,
-            "metadata.metallb.io/allow-shared-ip",
+            ".metallb.io/allow-shared-ip",
             "no field of metadata: an annotation belongs under metadata.annotations",
         ),
     ];
-    for (body, line, field, message) in &table {
-        expect(&format!("apiVersion: v1\nkind: Service\n{body}"), *line, field, message);
-    }
+    expect_all("apiVersion: v1\nkind: Service\n", "metadata", &table);
+    let metadata = "apiVersion: v1\nkind: Service\nmetadata:\n";
+    let long = "a".repeat(64);
+    expect(&format!("{metadata}  name: {long}\nspec: {{}}"), 4, "metadata.name", "at most 63");
+    let text = format!("{metadata}  name: web\n  namespace: {long}\nspec: {{}}");
+    expect(&text, 5, "metadata.namespace", "at most 63");
     let long = format!("{}a", "a.".repeat(127));
     expect(&format!("apiVersion: v1\nkind: Node\nmetadata:\n  name: {long}"), 4, "metadata.name", "at most 253");
     expect("apiVersion: v1\nkind: Namespace\nmetadata:\n  name: a.b", 4, "metadata.name", "label");
@@ -145,80 +134,78 @@ fn an_object_without_a_usable_name_is_a_problem() {
 /// Each rule's words are those of [`rules`], which the API server says, too.
 #[test]
 fn a_custom_resource_that_its_schema_or_rules_would_refuse_is_a_problem() {
-    let pool = "apiVersion: vipmux.io/v1alpha1\nkind: VipPool\nmetadata: {name: lan}\nspec:\n";
     let table = [
-        ("  addresses: [192.0.2.0/28, 192.0.2.0/33]", 5, "spec.addresses[1]", rules::RANGE.1),
-        ("  addresses: [192.0.2.9-192.0.2.1]", 5, "spec.addresses[0]", "ends before it begins"),
-        ("  addresses: [127.0.0.0/8]", 5, "spec.addresses[0]", "loopback"),
-        ("  addresses: []", 5, "spec.addresses", "required"),
-        ("  autoAssign: true", 4, "spec", "missing field `addresses`"),
+        ("  addresses: [192.0.2.0/28, 192.0.2.0/33]", 5, ".addresses[1]", rules::RANGE.1),
+        ("  addresses: [192.0.2.9-192.0.2.1]", 5, ".addresses[0]", "ends before it begins"),
+        ("  addresses: [127.0.0.0/8]", 5, ".addresses[0]", "loopback"),
+        ("  addresses: []", 5, ".addresses", "required"),
+        ("  autoAssign: true", 4, "", "missing field `addresses`"),
+    ];
+    expect_all(POOL, "spec", &table);
+    let table = [
         (
-            "  addresses: [192.0.2.1]\n  sharing: everyone",
+            "  sharing: everyone",
             6,
-            "spec.sharing",
+            ".sharing",
             "unknown variant `everyone`, expected one of `any`, `same-namespace`, `key-only`, `by-address`, `none`",
         ),
+        ("  onConflict: wait", 6, ".onConflict", "unknown variant `wait`, expected `spill` or `pending`"),
+        ("  priority: -1", 6, ".priority", "-1 is less than 0"),
+        ("  aliases: [lan]", 6, ".aliases", rules::ALIAS_IS_ANOTHER_NAME.1),
+        ("  aliases: [a, A]", 6, ".aliases[1]", "RFC 1123 subdomain"),
+        ("  addressNames: {web: web}", 6, ".addressNames.web", rules::NAMED_ADDRESSES.1),
         (
-            "  addresses: [192.0.2.1]\n  onConflict: wait",
-            6,
-            "spec.onConflict",
-            "unknown variant `wait`, expected `spill` or `pending`",
-        ),
-        ("  addresses: [192.0.2.1]\n  priority: -1", 6, "spec.priority", "-1 is less than 0"),
-        ("  addresses: [192.0.2.1]\n  aliases: [lan]", 6, "spec.aliases", rules::ALIAS_IS_ANOTHER_NAME.1),
-        ("  addresses: [192.0.2.1]\n  aliases: [a, A]", 6, "spec.aliases[1]", "RFC 1123 subdomain"),
-        ("  addresses: [192.0.2.1]\n  addressNames: {web: web}", 6, "spec.addressNames.web", rules::NAMED_ADDRESSES.1),
-        (
-            "  addresses: [192.0.2.1]\n  serviceSelectors:\n  - matchExpressions: [{key: a, operator: In}]",
+            "  serviceSelectors:\n  - matchExpressions: [{key: a, operator: In}]",
             7,
-            "spec.serviceSelectors[0]",
+            ".serviceSelectors[0]",
             rules::VALUES_WITH_IN.1,
         ),
         (
-            "  addresses: [192.0.2.1]\n  namespaceSelectors:\n  - matchExpressions: [{key: a, operator: in}]",
+            "  namespaceSelectors:\n  - matchExpressions: [{key: a, operator: in}]",
             7,
-            "spec.namespaceSelectors[0]",
+            ".namespaceSelectors[0]",
             "In, NotIn, Exists and DoesNotExist are known",
         ),
-        ("  addresses: [192.0.2.1]\n  autoassign: false", 6, "spec.autoassign", "unknown field"),
+        ("  autoassign: false", 6, ".autoassign", "unknown field"),
     ];
-    expect_all(pool, &table);
-    let policy = "apiVersion: vipmux.io/v1alpha1\nkind: VipPolicy\nmetadata: {name: lan}\nspec:\n";
+    expect_all(&format!("{POOL}  addresses: [192.0.2.1]\n"), "spec", &table);
     let table = [
-        ("  pools: [lan, Lan]", 5, "spec.pools[1]", "RFC 1123 subdomain"),
-        ("  interfaces: [eth0, eth0/1]", 5, "spec.interfaces[1]", "\"eth0/1\" is no interface's name"),
-        (
-            "  preferredNodes:\n  - {weight: 1, nodeSelector: {}}\n  - {weight: 101, nodeSelector: {}}",
-            7,
-            "spec.preferredNodes[1].weight",
-            "101 is not within 1 to 100",
-        ),
-        ("  preferredNodes:\n  - nodeSelector: {}", 6, "spec.preferredNodes[0]", "missing field `weight`"),
-        (
-            "  preferredNodes:\n  - weight: 1\n    nodeSelector: {matchExpressions: [{key: a, operator: Is}]}",
-            7,
-            "spec.preferredNodes[0].nodeSelector",
-            "operator \"Is\"",
-        ),
+        ("  pools: [lan, Lan]", 5, ".pools[1]", "RFC 1123 subdomain"),
+        ("  interfaces: [eth0, eth0/1]", 5, ".interfaces[1]", "\"eth0/1\" is no interface's name"),
         (
             "  nodeSelectors: [{matchLabels: {a: b}, matchLabel: {}}]",
             5,
-            "spec.nodeSelectors[0].matchLabel",
+            ".nodeSelectors[0].matchLabel",
             "unknown field",
         ),
     ];
-    expect_all(policy, &table);
-    let advertisement = "apiVersion: metallb.io/v1beta1\nkind: L2Advertisement\nmetadata: {name: lan}\nspec:\n";
+    expect_all(POLICY, "spec", &table);
     let table = [
-        ("  ipAddressPools: lan", 5, "spec.ipAddressPools", "invalid type: string"),
+        (
+            "  - {weight: 1, nodeSelector: {}}\n  - {weight: 101, nodeSelector: {}}",
+            7,
+            "[1].weight",
+            "101 is not within 1 to 100",
+        ),
+        ("  - nodeSelector: {}", 6, "[0]", "missing field `weight`"),
+        (
+            "  - weight: 1\n    nodeSelector: {matchExpressions: [{key: a, operator: Is}]}",
+            7,
+            "[0].nodeSelector",
+            "operator \"Is\"",
+        ),
+    ];
+    expect_all(&format!("{POLICY}  preferredNodes:\n"), "spec.preferredNodes", &table);
+    let table = [
+        ("  ipAddressPools: lan", 5, ".ipAddressPools", "invalid type: string"),
         (
             "  nodeSelectors: [{}, {matchExpressions: [{key: a, operator: Exists, values: [b]}]}]",
             5,
-            "spec.nodeSelectors[1]",
+            ".nodeSelectors[1]",
             rules::VALUES_WITH_IN.1,
         ),
     ];
-    expect_all(advertisement, &table);
+    expect_all(ADVERTISEMENT, "spec", &table);
 }
 
 #[test]
@@ -238,7 +225,7 @@ fn a_document_that_is_no_object_of_a_known_version_is_a_problem() {
         ("just text", 1, "", "expected a mapping"),
         ("apiVersion: v1\nkind: List\nitems: 3", 3, "items", "expected a sequence"),
     ];
-    expect_all("", &table);
+    expect_all("", "", &table);
 }
 
 #[test]
@@ -249,7 +236,7 @@ fn a_document_that_is_no_yaml_is_a_problem_of_that_document() {
         ("a: 1\n\tb: 2", 1, "", "tab"),
         ("a: *nobody", 1, "", "unknown value"),
     ];
-    expect_all("", &table);
+    expect_all("", "", &table);
 }
 
 #[test]
