@@ -57,36 +57,36 @@ struct Regarding {
 impl EventRecorder {
     /// Starts the task that publishes. Must be called within a tokio runtime.
     pub fn start(client: Client, source: EventSource) -> Self {
-        let (sender, news) = mpsc::channel(QUEUE_CAPACITY);
+        let (sender, queue) = mpsc::channel(QUEUE_CAPACITY);
         // Ends with the last recorder. An Event may be lost: a condition or the log says the same.
-        tokio::spawn(publish(client, source, news));
+        tokio::spawn(publish(client, source, queue));
         Self(sender)
     }
 
     /// Queues an Event about the Service. Drops it if too many wait.
-    pub fn record(&self, service: &Service, news: EventContent) {
+    pub fn record(&self, service: &Service, content: EventContent) {
         let metadata = &service.metadata;
         let regarding = Regarding {
             namespace: metadata.namespace.clone().unwrap_or_default(),
             name: metadata.name.clone().unwrap_or_default(),
             uid: metadata.uid.clone().unwrap_or_default(),
         };
-        if self.0.try_send((regarding, news)).is_err() {
+        if self.0.try_send((regarding, content)).is_err() {
             tracing::debug!("event dropped, too many wait");
         }
     }
 }
 
-async fn publish(client: Client, source: EventSource, mut all: mpsc::Receiver<(Regarding, EventContent)>) {
+async fn publish(client: Client, source: EventSource, mut queue: mpsc::Receiver<(Regarding, EventContent)>) {
     let mut aggregator = EventAggregator::default();
-    while let Some((regarding, news)) = all.recv().await {
+    while let Some((regarding, content)) = queue.recv().await {
         sleep(aggregator.wait(boottime())).await;
         let api: Api<Event> = Api::namespaced(client.clone(), &regarding.namespace);
-        let action = aggregator.next_action((regarding.clone(), news.clone()), boottime());
+        let action = aggregator.next_action((regarding.clone(), content.clone()), boottime());
         let result = match &action {
             EventAction::Drop => continue,
             EventAction::Create(suffix) => {
-                let event = event(&regarding, &news, &source, suffix);
+                let event = event(&regarding, &content, &source, suffix);
                 timeout(REQUEST_TIMEOUT, api.create(&PostParams::default(), &event)).await.map(|made| made.map(drop))
             }
             EventAction::Count(suffix, count) => {
@@ -102,7 +102,7 @@ async fn publish(client: Client, source: EventSource, mut all: mpsc::Receiver<(R
             tracing::debug!(%error, "event not published");
         }
         if !matches!(result, Ok(Ok(()))) {
-            aggregator.failed(&(regarding, news));
+            aggregator.failed(&(regarding, content));
         }
     }
 }
@@ -111,7 +111,7 @@ fn name(regarding: &Regarding, suffix: &str) -> String {
     format!("{}.{suffix}", regarding.name)
 }
 
-fn event(regarding: &Regarding, news: &EventContent, source: &EventSource, suffix: &str) -> Event {
+fn event(regarding: &Regarding, content: &EventContent, source: &EventSource, suffix: &str) -> Event {
     Event {
         metadata: ObjectMeta {
             namespace: Some(regarding.namespace.clone()),
@@ -120,9 +120,9 @@ fn event(regarding: &Regarding, news: &EventContent, source: &EventSource, suffi
         },
         event_time: Some(MicroTime(wall())),
         action: Some(source.action.to_owned()),
-        reason: Some(news.reason.clone()),
-        note: Some(news.note.clone()),
-        type_: Some(match news.event_type {
+        reason: Some(content.reason.clone()),
+        note: Some(content.note.clone()),
+        type_: Some(match content.event_type {
             EventType::Normal => "Normal".to_owned(),
             EventType::Warning => "Warning".to_owned(),
         }),

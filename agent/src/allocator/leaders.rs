@@ -36,11 +36,11 @@ pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<KnownLe
                 Err(error) => table.log_failure(error.to_string()),
             }
             sender.send_if_modified(|published| {
-                let news = table.logged.is_none() && table.listed && published.as_deref() != Some(&table.leaders);
-                if news {
+                let changed = table.logged.is_none() && table.listed && published.as_deref() != Some(&table.leaders);
+                if changed {
                     *published = Some(Arc::new(table.leaders.clone()));
                 }
-                news
+                changed
             });
         }
     });

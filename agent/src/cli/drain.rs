@@ -53,8 +53,8 @@ pub enum DrainError {
     Left(usize),
     /// Somebody else ended the drain.
     #[error("not drained: the drain was ended by another `vipmux drain --cancel` or by a restart of the agent")]
-    Cancelled,
-    /// The agent drains although the drain was cancelled.
+    Canceled,
+    /// The agent drains although the drain was canceled.
     #[error("the agent keeps draining: is it being stopped?")]
     Draining,
     /// The output could not be written.
@@ -79,7 +79,7 @@ pub fn run(args: &DrainArgs) -> Result<(), DrainError> {
             ignore_broken_pipe(writeln!(out, "{vip} handed over to {node}"))?;
         }
         if !progress.draining {
-            return Err(DrainError::Cancelled);
+            return Err(DrainError::Canceled);
         }
         if progress.held.is_empty() || began.elapsed() >= args.timeout {
             break;

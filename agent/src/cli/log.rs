@@ -46,7 +46,7 @@ pub struct LogLevel(String);
 /// The text is not a log level.
 #[derive(Debug, thiserror::Error)]
 pub enum LogLevelError {
-    /// A word is not a level.
+    /// A part of the text is not a level.
     #[error(
         "{0} is not a level: use error, warn, info, debug, trace or off, and for a single module such as vipmux::gossip=debug"
     )]
@@ -74,7 +74,7 @@ impl FromStr for LogLevel {
 
 impl LogLevel {
     fn filter(&self) -> EnvFilter {
-        // Without a word, use the default.
+        // An empty text: the default.
         let chosen = if self.0.is_empty() { "info" } else { &self.0 };
         EnvFilter::builder().parse_lossy(format!("{SILENCED}=off,{chosen}"))
     }

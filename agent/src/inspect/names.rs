@@ -98,7 +98,7 @@ impl Names {
     }
 }
 
-/// Formats an address for a table; `?`: it was removed meanwhile.
+/// Formats an address for a table; `?`: it was removed in between.
 pub fn address(address: Option<IpAddr>) -> String {
     address.map_or_else(|| "?".to_owned(), |address| address.to_string())
 }

@@ -33,7 +33,7 @@ pub(super) fn install() -> Result<()> {
     }
     let folder = cache.join("cluster");
     let _lock = workspace::lock(&folder)?;
-    // Another run may have built them meanwhile.
+    // Another run may have built them in between.
     let missing = missing(assets.as_deref(), &cache);
     if missing.is_empty() {
         return Ok(());

@@ -1,12 +1,12 @@
-//! Decides which news become an Event of their own, which are counted in an earlier one, and which
-//! are dropped. Without clock or I/O.
+//! Decides what becomes an Event of its own, is counted in an earlier one, or is dropped. Without
+//! clock or I/O.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::Regarding;
 use vipmux_allocate::status::EventContent;
 
-/// News that repeat within this time are counted in the first Event.
+/// A repetition within this time is counted in the first Event.
 const SERIES_WINDOW: Duration = Duration::from_mins(6);
 /// The limit for one Service: so many at once, and one more in this time.
 const SERVICE_LIMIT: EventLimit = EventLimit { burst: 10, each: Duration::from_secs(30) };
@@ -63,7 +63,7 @@ impl EventAggregator {
         TOTAL_LIMIT.earliest(self.due).saturating_sub(now)
     }
 
-    /// Decides what to do about news at `now`.
+    /// Decides what to do about an event at `now`.
     pub(super) fn next_action(&mut self, key: EventKey, now: Duration) -> EventAction {
         self.series.retain(|_, series| now.saturating_sub(series.at) < SERIES_WINDOW);
         self.due_by_service.retain(|_, due| *due > now);
@@ -84,7 +84,7 @@ impl EventAggregator {
         EventAction::Create(suffix)
     }
 
-    /// Forgets the Event, since it may not exist: the next news create a new one.
+    /// Forgets the Event, since it may not exist: the next time a new one is created.
     pub(super) fn failed(&mut self, key: &EventKey) {
         self.series.remove(key);
     }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_news_are_counted() {
+    fn repeated_events_are_counted() {
         let mut aggregator = EventAggregator::default();
         let EventAction::Create(first) = aggregator.next_action(key("a", "x"), s(1)) else { panic!() };
         assert_eq!(aggregator.next_action(key("a", "x"), s(100)), EventAction::Count(first.clone(), 2));

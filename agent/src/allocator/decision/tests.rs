@@ -146,7 +146,7 @@ fn an_address_that_could_not_be_written_is_kept() {
     let mut world = World::new(&["192.0.2.10-192.0.2.11"]);
     world.server.put("a", 80, &[]);
     world.watch();
-    // It was changed meanwhile, so that the write comes to nothing.
+    // The Service changes before the write, which therefore fails.
     world.server.write("a", |object| object["metadata"]["labels"] = json!({"x": "y"}));
     world.write();
     assert_eq!((world.server.shown("a"), world.write()), ([].into(), 0));
@@ -355,7 +355,7 @@ impl World {
 }
 
 proptest! {
-    /// Whatever happens in whatever order, and however late the watch is.
+    /// The events come in any order, and the watch is late by any time.
     #[test]
     fn it_ends_with_correct_statuses_that_are_not_written_again(all in collection::vec(happens(), 1..60)) {
         let mut world = World::new(&["192.0.2.10-192.0.2.12"]);

@@ -104,8 +104,8 @@ impl StatusReconciler {
         match result {
             WriteResult::Written(written) => {
                 self.logged.denied.remove(name);
-                if let Some(news) = EventContent::of(base, &statement) {
-                    recorder.record(base, news);
+                if let Some(content) = EventContent::of(base, &statement) {
+                    recorder.record(base, content);
                 }
                 // The condition has to say so if another controller's addresses are still there.
                 self.needs_decision |= !statement.has_ingress(&written);

@@ -213,14 +213,14 @@ impl PlanOutput for Comparison<'_> {
             writeln!(err, "warning: {}: {}", note.object, note.message)?;
         }
         for row in &self.services {
-            let news = |of: fn(&ServiceRow<'_>) -> Vec<String>| {
+            let added = |of: fn(&ServiceRow<'_>) -> Vec<String>| {
                 let known = row.before.map(of).unwrap_or_default();
                 row.after.map(of).unwrap_or_default().into_iter().filter(move |text| !known.contains(text))
             };
-            for warning in news(|row| row.warnings.to_vec()) {
+            for warning in added(|row| row.warnings.to_vec()) {
                 writeln!(err, "warning: {}/{}: {warning}", row.namespace, row.name)?;
             }
-            for notice in news(|row| row.notices.to_vec()) {
+            for notice in added(|row| row.notices.to_vec()) {
                 writeln!(err, "note: {}/{}: {notice}", row.namespace, row.name)?;
             }
         }
@@ -287,8 +287,8 @@ fn changes(before: Option<&ServiceRow<'_>>, after: Option<&ServiceRow<'_>>) -> V
     // The message also names the Services that it shares with, which the table of VIPs shows.
     let same_message = asked == [true, true] || before.message == after.message;
     let reason = asked != [true, true] && before.reason != after.reason;
-    let news = reason || !same_message || (before.warnings, before.notices) != (after.warnings, after.notices);
-    let explanation = news && before.state == after.state;
+    let differs = reason || !same_message || (before.warnings, before.notices) != (after.warnings, after.notices);
+    let explanation = differs && before.state == after.state;
     let changes = [
         of_addresses,
         (ports[0] != ports[1]).then_some(ChangeKind::Ports),
