@@ -130,8 +130,8 @@ fn unseen() -> Unseen {
 /// that leads to them.
 type Case = (&'static str, CheckStatus, &'static str, &'static str, fn(&mut Observations));
 
-/// Each case changes the status or words of one check, and no other check fails.
-fn hold(cases: &[Case]) {
+/// Expects that each case changes the status or words of one check, and that no other check fails.
+fn expect(cases: &[Case]) {
     for (check, status, words, remedy, change) in cases {
         let mut observed = good();
         change(&mut observed);
@@ -160,8 +160,8 @@ fn a_good_node_passes_every_check() {
 }
 
 #[test]
-fn kernels_and_rights() {
-    hold(&[
+fn each_state_of_the_kernel_and_of_the_rights_has_its_finding() {
+    expect(&[
         ("kernel", Warn, "oldest supported", "newer", |o| {
             (o.kernel.version, o.kernel.memlock) = ((5, 10), Memlock::Unlimited);
         }),
@@ -209,8 +209,8 @@ fn missing_capabilities_are_said_to_come_first() {
 }
 
 #[test]
-fn interfaces() {
-    hold(&[
+fn each_state_of_an_interface_has_its_finding() {
+    expect(&[
         ("interface", Pass, "frames come in at eth0 (virtio_net), untagged", "", |_| {}),
         ("interface", Pass, "with VLAN tag 100", "", |o| segment(o).vlan = 100),
         ("interface", Fail, "is not there", "--interface", |o| {
@@ -280,8 +280,8 @@ fn interfaces() {
 }
 
 #[test]
-fn settings() {
-    hold(&[
+fn each_setting_has_its_finding() {
+    expect(&[
         ("rp-filter", Pass, "loose", "", |_| {}),
         ("rp-filter", Pass, "off", "", |o| segment(o).stack.rp_filter = Some(0)),
         ("rp-filter", Warn, "strict (1)", "net.ipv4.conf.eth0.rp_filter=2", |o| segment(o).stack.rp_filter = Some(1)),
@@ -313,8 +313,8 @@ fn settings() {
 }
 
 #[test]
-fn routes() {
-    hold(&[
+fn each_kind_of_route_has_its_finding() {
+    expect(&[
         ("routes", Pass, "leave by eth0", "", |_| {}),
         ("routes", Warn, "no route with a gateway", "default route", |o| o.routes = Ok(Routes::default())),
         ("routes", Fail, "wg0 (not Ethernet)", "Ethernet", |o| {
@@ -332,8 +332,8 @@ fn routes() {
 }
 
 #[test]
-fn others() {
-    hold(&[
+fn each_other_user_of_the_node_has_its_finding() {
+    expect(&[
         ("kube-proxy", Pass, "iptables", "", |_| {}),
         ("kube-proxy", Pass, "nftables", "", |o| o.others.chains = BTreeSet::from(["kube-proxy".to_owned()])),
         ("kube-proxy", Pass, "strictARP is not needed", "", |o| {
@@ -406,8 +406,8 @@ fn others() {
 }
 
 #[test]
-fn gossip() {
-    hold(&[
+fn each_state_of_gossip_has_its_finding() {
+    expect(&[
         ("gossip-port", Pass, "free", "", |_| {}),
         ("gossip-port", Pass, "used by the agent", "", |o| o.gossip.holder = Holder::Agent),
         ("gossip-port", Fail, "used by nc (pid 3)", "--gossip-port", |o| {
@@ -429,8 +429,8 @@ fn gossip() {
 }
 
 #[test]
-fn clusters() {
-    hold(&[
+fn each_state_of_the_cluster_has_its_finding() {
+    expect(&[
         ("api", Pass, "v1.35.0", "", |_| {}),
         ("api", Fail, "refused", "kubeconfig", |o| api(o).version = Err("refused".to_owned())),
         ("api", Warn, "nobody said", "--kubeconfig", |o| {

@@ -17,7 +17,7 @@ const OPEN: &str = "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n";
 const SHUT: &str = "*filter\n:INPUT DROP [0:0]\n:FORWARD DROP [0:0]\n";
 
 #[test]
-fn policies_and_rules_that_decide_for_all_packets() {
+fn policies_and_unconditional_rules_decide_for_all_packets() {
     for (rules, forward, gossip) in [
         ("", Pass, Pass),
         (OPEN, Pass, Pass),
