@@ -175,7 +175,7 @@ fn writers_take_turns_and_lose_nothing() {
                         holders.insert(service_name(format!("s{writer}-{i}")), holding(writer, None));
                         (holders, ())
                     };
-                    // The lock may go to others all the while that one waits for it.
+                    // All others may get the lock first.
                     let is_late = |result: &Result<(), AssignmentsError>| match result {
                         Err(AssignmentsError::Lock { source, .. }) => source.kind() == io::ErrorKind::TimedOut,
                         _ => false,

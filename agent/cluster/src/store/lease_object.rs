@@ -153,7 +153,7 @@ mod tests {
         }
     }
 
-    /// A node whose clock is an hour off, or years, writes what any other does.
+    /// A Lease of a node with a wrong clock is read like any other.
     #[test]
     fn no_decision_depends_on_the_time_in_a_lease() {
         let holder = node_name("n1");

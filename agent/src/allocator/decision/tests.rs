@@ -24,7 +24,7 @@ struct World {
     decider: StatusDecider,
     write_cache: WriteCache,
     writes: usize,
-    /// Requests, with those that came to nothing.
+    /// Requests, also those that failed.
     requests: usize,
     adopt: bool,
 }
@@ -85,7 +85,7 @@ impl World {
         self.requests - before
     }
 
-    /// Until nothing is written any more.
+    /// Repeats this until nothing is written any more.
     fn settle(&mut self) {
         for _ in 0..20 {
             self.watch();
@@ -96,7 +96,7 @@ impl World {
         panic!("it never ends");
     }
 
-    /// Another allocator, which knows what statuses say.
+    /// Replaces the allocator by another one, which knows the statuses alone.
     fn restart(&mut self) {
         self.decider = StatusDecider::new(IngestOptions::default(), self.adopt);
         self.write_cache = WriteCache::default();
@@ -177,7 +177,7 @@ fn a_status_of_another_controller_is_tried_once_and_reported_once() {
     let (requests, writes) = (world.requests, world.writes);
     world.settle();
     assert_eq!((world.requests - requests, world.writes - writes), (0, 0), "a new one sees whose it is");
-    // It gives up its claim.
+    // The other controller now writes the address that was assigned.
     world.server.intrude("a", "metallb", &["192.0.2.10"]);
     world.settle();
     assert_eq!(conditions(&world), ["True Allocated", "False NoLeader"]);
@@ -209,7 +209,7 @@ fn a_status_is_withdrawn_from_a_service_that_is_not_ours_any_more() {
     world.settle();
     assert_eq!(world.server.shown("typed"), world.server.shown("classed"));
     world.server.write("classed", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
-    // The watch is of load balancers alone.
+    // The watch covers load balancers alone, so this Service disappears from it.
     world.server.write("typed", |object| object["spec"]["type"] = json!("ClusterIP"));
     world.watch();
     world.shown.services.remove(&service_name("typed"));
@@ -228,7 +228,7 @@ fn a_status_is_withdrawn_from_a_service_that_is_not_ours_any_more() {
 fn a_status_that_the_watch_never_showed_is_withdrawn_too() {
     let mut world = World::new(&["192.0.2.10"]);
     world.server.put("a", 80, &[]);
-    // Another's, which nobody has to ask for.
+    // A Service of another controller, which must not be withdrawn.
     world.server.put("b", 80, &[]);
     world.server.write("b", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
     world.watch();
@@ -253,12 +253,12 @@ fn a_status_that_another_manager_owns_too_is_withdrawn_once() {
     };
     world.server.write("a", |object| object["spec"]["loadBalancerClass"] = json!("example.org/other"));
     assert!(departed(&mut world));
-    // It is as it was.
+    // The withdrawal changed nothing.
     let made = Arc::clone(world.server.objects.services.get(&service_name("a")).unwrap());
     world.write_cache.record_withdrawal(&service_name("a"), &made);
     assert!(!departed(&mut world) && !departed(&mut world));
     world.server.write("a", |object| object["status"] = json!(status));
-    assert!(departed(&mut world), "somebody was there");
+    assert!(departed(&mut world), "the status was written again");
 }
 
 #[test]
@@ -283,7 +283,7 @@ fn endpoints_of_other_services_need_no_decision() {
     assert!(!inputs_unchanged(&last, &relevant(&world.server.objects)));
 }
 
-/// Something that happens.
+/// An event.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
     Put(usize, u16, Option<&'static str>, Option<&'static str>),
@@ -344,7 +344,7 @@ impl World {
             Happens::Lead(vip, node) => self.server.lead(vip, node),
             Happens::Watch => self.watch(),
             Happens::Write => drop(self.write()),
-            // A new one begins with all that was written (`fresh`).
+            // A new allocator lists all Services first (`initial_list`), so it sees all writes.
             Happens::Restart => {
                 self.watch();
                 self.restart();
@@ -365,14 +365,13 @@ proptest! {
         world.settle();
         let shown = world.all();
         let slipped = |object: &Service| object.metadata.annotations.iter().flatten().any(|(_, value)| value == "maybe");
-        // All that ours show is theirs: one owner for each port of an address.
+        // Each port of an address has one owner.
         let mut claims = BTreeMap::new();
         for (service, object) in &world.server.objects.services {
             let marked = is_marked(object);
             let ours = object.spec.as_ref().unwrap().load_balancer_class.is_none();
             prop_assert_eq!(marked, ours, "{} is marked if it is ours", service);
-            // Nothing is served for one that cannot be read, and its status does not tell its
-            // ports.
+            // A Service that cannot be read is not served, and its status does not tell its ports.
             if !ours || slipped(object) || world.server.manager(service) == "metallb" {
                 continue;
             }
@@ -389,8 +388,9 @@ proptest! {
         }
         world.restart();
         world.settle();
-        // On which terms one holds something that cannot be read, and what is kept in mind for one
-        // whose status another wrote, is nowhere written. Who has an address keeps it all the same.
+        // Statuses have neither the last good request of a Service that cannot be read, nor the
+        // addresses that were assigned to a Service whose status another controller wrote. So
+        // another allocator may write about these. But Services keep the addresses that they have.
         let objects = &world.server.objects.services;
         let others = objects.keys().filter(|name| world.server.intruder(name).is_some());
         if others.count() == 0 && !objects.values().any(|object| slipped(object)) {

@@ -17,7 +17,7 @@ fn update(election: &mut LeaderElection, now: Duration) -> LeaseUpdate {
     }
 }
 
-/// One that took a Lease that was not there, at second 0.
+/// Returns an election that created the missing Lease at second 0.
 fn holding() -> LeaderElection {
     let mut election = LeaderElection::new("a");
     assert_eq!(election.step(s(0)), ElectionStep::Read);
@@ -36,7 +36,7 @@ fn a_free_lease_is_taken_at_once_and_renewed() {
     assert_eq!(election.step(s(1)), ElectionStep::Wait(s(5)));
     let renewal = update(&mut election, s(5));
     assert_eq!((renewal.expected.as_deref(), renewal.transitions, renewal.acquires), (Some("1"), 0, false));
-    // It counts from when it was begun, since that is the earliest that anybody may have seen it.
+    // The start of the renewal counts: others may have seen it since then.
     election.wrote(&renewal, s(5), UpdateResult::Done("2".to_owned()), s(9));
     assert_eq!(election.until(s(9)), Some(s(15)));
 }
@@ -198,8 +198,8 @@ fn two_never_hold_it_at_once_whatever_happens() {
     /// The time that a write of a leader may take.
     const WRITE: Duration = Duration::from_secs(4);
 
-    // Each is scheduled at times, its answers are lost at times, and the clock goes on; the store
-    // is one Lease, which somebody deletes at times, once each has seen who holds it.
+    // At each event the clock goes on and one of the two runs. Sometimes its answer is lost, or the
+    // Lease is deleted, but only once both have seen its holder.
     let deleted = proptest::bool::weighted(0.05);
     let events = proptest::collection::vec((0..2_usize, 0..4_000_u64, 0..4_u8, deleted), 1..400);
     proptest!(|(events in events)| {

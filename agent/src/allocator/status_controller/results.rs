@@ -47,7 +47,7 @@ impl StatusReconciler {
         match report {
             WriteReport::Service { name, base, statement, result } => {
                 let key = ObjectKey::Service(name.clone());
-                // A controller that writes its addresses again and again gets a back-off, no race.
+                // Back off: another controller may write its addresses again and again.
                 let overwrites = self.decider.adopts() && shows_others(&base, &statement);
                 self.queue.done(&key, settled && !overwrites, now);
                 if !settled && self.pending.services.contains_key(&name) {

@@ -48,8 +48,8 @@ fn swap_at_last(folder: &Folder, vip: Vip, expected: Option<&Version>, holder: &
     at_last(|| try_swap(folder, vip, expected, holder, epoch))
 }
 
-/// Repeats an attempt that was too late. With many threads and a slow disk, a lock can be out of
-/// reach until all others have written what they will.
+/// Repeats an attempt that was too late. With many threads and a slow disk, the others can have the
+/// lock until all of them have written.
 fn at_last<T>(attempt: impl FnMut() -> Result<T, StoreError>) -> T {
     let is_late = |result: &Result<T, StoreError>| match result {
         Err(StoreError::Unavailable { source, .. }) => source.kind() == io::ErrorKind::TimedOut,
@@ -151,7 +151,7 @@ fn a_file_that_is_no_lease_is_an_error_and_stays_and_disturbs_no_other() {
         }
         assert!(folder.delete(bad, &version).is_err_and(|error| is_malformed(&error)), "{text}");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
-        // A fresh store, since this agent's need not look at a file that no agent wrote.
+        // A fresh store, since this one need not read a file that no agent wrote.
         let DirectoryStore(fresh) = DirectoryStore::new(folder.path.parent().unwrap());
         for _ in 0..2 {
             let survey = fresh.survey().unwrap();
@@ -191,7 +191,7 @@ fn a_writer_that_died_before_the_new_file_was_in_place_leaves_the_old_one() {
     let record = at_last(|| folder.lock(vip));
     record.begin(0).unwrap();
     let half = atomic_file::write_temporary(&folder.file(vip), b"half").unwrap().into_temp_path();
-    // As a process that is killed: neither its file is removed, nor its number made even.
+    // As if the process was killed: its file stays, and its number stays odd.
     std::mem::forget(half);
     drop(record);
     assert_eq!(folder.survey().unwrap().leases, before.leases);
@@ -210,7 +210,7 @@ fn a_writer_that_died_after_the_new_file_was_in_place_is_seen_nevertheless() {
     let writer = store(&state);
     let record = at_last(|| writer.lock(vip));
     let next = record.begin(0).unwrap();
-    // It was surveyed in the middle of it, too.
+    // A survey in the middle of the write.
     assert_eq!(folder.survey().unwrap().leases[&vip].epoch, 1);
     let object =
         lease_object::to_object(vip, Some(Version::new(next.to_string())), &node_name("n2"), 2, Timestamp::now())

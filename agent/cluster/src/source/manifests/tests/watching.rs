@@ -38,7 +38,7 @@ impl Followed {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Puts a file in its place complete. While it is written it can be read in part.
+    /// Renames a complete file into place, so that nobody reads half of it.
     fn put(&self, name: &str, text: &str) {
         let hidden = format!(".{name}");
         self.write(&hidden, text);
@@ -81,7 +81,7 @@ async fn a_requested_refresh_finds_all_earlier_changes() {
         assert_eq!(*done.await.unwrap().unwrap(), request);
         assert_eq!(port_of(&followed.objects.borrow(), "a"), Some(i32::from(port)));
     }
-    // Also where it finds nothing new.
+    // A scan that finds nothing new is reported, too.
     let request = followed.guard.request_refresh();
     tokio::time::timeout(PATIENCE, refreshed.wait_for(|refreshed| *refreshed >= request)).await.unwrap().unwrap();
 }
