@@ -34,10 +34,8 @@ fn expect_all(header: &str, parent: &str, table: &[(&str, usize, &str, &str)]) {
 
 #[test]
 fn a_service_that_the_api_server_would_refuse_is_a_problem() {
-    let table = [
-        ("spec: {ports: [{port: 0}]}", 4, ".ports[0].port", "0 is no port"),
-        ("status: {}", 1, "", "required"),
-    ];
+    let table =
+        [("spec: {ports: [{port: 0}]}", 4, ".ports[0].port", "0 is no port"), ("status: {}", 1, "", "required")];
     expect_all(SERVICE, "spec", &table);
     let table = [
         ("  ports: [{port: 80, name: a}, {port: 81, name: a}]", 5, ".ports[1].name", "a stands twice"),
