@@ -81,13 +81,9 @@ impl Check {
             Self::Deny => Some(LintTool::DENY),
             Self::Machete => Some(LintTool::MACHETE),
             Self::Typos => Some(LintTool::TYPOS),
-            Self::Fmt
-            | Self::Layers
-            | Self::Links
-            | Self::Clippy
-            | Self::ClippyBpf
-            | Self::ClippyFuzz
-            | Self::Docs => None,
+            Self::Fmt | Self::Layers | Self::Links | Self::Clippy | Self::ClippyBpf | Self::ClippyFuzz | Self::Docs => {
+                None
+            }
         }
     }
 

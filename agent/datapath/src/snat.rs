@@ -61,6 +61,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
     io,
     net::IpAddr,
+    num::NonZeroU16,
 };
 
 use imbl::{OrdMap, OrdSet, ordmap, ordset};
@@ -79,8 +80,8 @@ pub struct LocalBackend {
     pub address: IpAddr,
     /// The protocol.
     pub protocol: Protocol,
-    /// The endpoint's port; 0: every port.
-    pub port: u16,
+    /// The endpoint's port; `None`: every port.
+    pub port: Option<NonZeroU16>,
 }
 
 /// An element of one of the table's sets.
@@ -151,7 +152,7 @@ fn elements(here: &NodeName, claim: &PortClaim, service: &DesiredService) -> BTr
             let of = |backend: &DesiredBackend| LocalBackend {
                 address: backend.address,
                 protocol: claim.protocol,
-                port: backend.port_number(),
+                port: backend.port,
             };
             here.map(of).map(Element::Backend).collect()
         }

@@ -79,7 +79,7 @@ use crate::{
     lease::Lease,
     membership::{Item, ItemKey, MemberStatus, Peers},
     mutation::Mutated,
-    placement::{Contender, Contenders},
+    placement::{Candidate, Candidates},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -115,7 +115,7 @@ pub struct Election {
     local: NodeName,
     settings: ElectionSettings,
     started: Duration,
-    wanted: Arc<BTreeMap<Vip, Contenders>>,
+    wanted: Arc<BTreeMap<Vip, Candidates>>,
     availability: AbilityToLead,
     states: BTreeMap<Vip, VipState>,
     index: LeaderIndex,
@@ -199,12 +199,12 @@ impl Election {
 
     /// Returns whether another node should lead a VIP rather than this one, and can now.
     pub fn has_other(&self, vip: Vip, peers: &Peers) -> bool {
-        let preference = |contender: &Contender| {
-            self.preference(contender, peers).filter(|_| self.is_able(&contender.node, vip, peers))
+        let preference = |candidate: &Candidate| {
+            self.preference(candidate, peers).filter(|_| self.is_able(&candidate.node, vip, peers))
         };
-        let Some(contenders) = self.wanted.get(&vip) else { return false };
-        let own = contenders.iter().find(|contender| contender.node == self.local).and_then(preference);
-        let mut others = contenders.iter().filter(|contender| contender.node != self.local).filter_map(preference);
+        let Some(candidates) = self.wanted.get(&vip) else { return false };
+        let own = candidates.iter().find(|candidate| candidate.node == self.local).and_then(preference);
+        let mut others = candidates.iter().filter(|candidate| candidate.node != self.local).filter_map(preference);
         others.any(|other| own.is_none_or(|own| other.precedes(own)))
     }
 
@@ -289,7 +289,7 @@ impl Election {
         state.give_up(why, &mut cx)
     }
 
-    fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Contenders>>, now: Duration) {
+    fn set_wanted(&mut self, wanted: Arc<BTreeMap<Vip, Candidates>>, now: Duration) {
         if !self.fence.is_informed() && !self.surveys.ended && !self.surveys.under_way {
             self.survey();
         }

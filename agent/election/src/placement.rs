@@ -4,7 +4,7 @@
 //! [`rendezvous`](super::rendezvous).
 //!
 //! VIPs are placed in address order. Each goes to the first node by rendezvous that leads less than
-//! its bound. The bound is the node's share of the VIPs that it is a contender for, rounded up, and
+//! its bound. The bound is the node's share of the VIPs that it is a candidate for, rounded up, and
 //! one more. So no node leads much more than others, and a node that comes or goes moves few VIPs.
 
 use std::{
@@ -15,11 +15,11 @@ use std::{
 };
 
 use super::rendezvous::Bids;
-use vipmux_model::{Model, NodeName, Vip, advertisement::Candidates, node::Node};
+use vipmux_model::{Model, NodeName, Vip, advertisement::EligibleNodes, node::Node};
 
 /// A candidate for some VIPs, as far as the cluster's objects say.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Contender {
+pub struct Candidate {
     /// The node.
     pub node: NodeName,
     /// Its weight: how much more it should lead than others; at least 1.
@@ -30,15 +30,15 @@ pub struct Contender {
     pub cordoned: bool,
 }
 
-/// The contenders for VIPs of one pool, by name. They are shared, since there are few pools and
+/// The candidates for VIPs of one pool, by name. They are shared, since there are few pools and
 /// many VIPs.
 #[derive(Clone, Debug)]
-pub struct Contenders(Arc<ContenderPool>);
+pub struct Candidates(Arc<CandidatePool>);
 
 #[derive(Debug)]
-struct ContenderPool {
+struct CandidatePool {
     list: List,
-    /// The contenders with the highest bids, for VIPs that were asked about. They do not depend on
+    /// The candidates with the highest bids, for VIPs that were asked about. They do not depend on
     /// which nodes are alive.
     first: Mutex<BTreeMap<Vip, Arc<[usize]>>>,
 }
@@ -47,12 +47,12 @@ struct ContenderPool {
 /// bound.
 const FIRST: usize = 16;
 
-impl Contenders {
-    /// Returns the indices of the contenders with the highest bids, best first.
+impl Candidates {
+    /// Returns the indices of the candidates with the highest bids, best first.
     fn first(&self, vip: Vip) -> Arc<[usize]> {
         let mut known = self.0.first.lock().unwrap_or_else(PoisonError::into_inner);
         let first = known.entry(vip).or_insert_with(|| {
-            let bids = self.iter().map(|contender| (&contender.node, contender.weight));
+            let bids = self.iter().map(|candidate| (&candidate.node, candidate.weight));
             Bids::of(vip).first(bids, FIRST).into()
         });
         Arc::clone(first)
@@ -63,10 +63,10 @@ impl Contenders {
     }
 }
 
-/// The contenders of one pool, as a key. Lists with equal contenders are equal. Comparing the
+/// The candidates of one pool, as a key. Lists with equal candidates are equal. Comparing the
 /// allocations is a shortcut.
 #[derive(Clone, Debug)]
-struct List(Arc<[Contender]>);
+struct List(Arc<[Candidate]>);
 
 impl Ord for List {
     fn cmp(&self, other: &Self) -> Ordering {
@@ -88,35 +88,35 @@ impl PartialEq for List {
 
 impl Eq for List {}
 
-impl Deref for Contenders {
-    type Target = [Contender];
+impl Deref for Candidates {
+    type Target = [Candidate];
 
-    fn deref(&self) -> &[Contender] {
+    fn deref(&self) -> &[Candidate] {
         &self.0.list.0
     }
 }
 
-impl PartialEq for Contenders {
+impl PartialEq for Candidates {
     fn eq(&self, other: &Self) -> bool {
         self.list() == other.list()
     }
 }
 
-impl Eq for Contenders {}
+impl Eq for Candidates {}
 
-impl FromIterator<Contender> for Contenders {
-    fn from_iter<I: IntoIterator<Item = Contender>>(contenders: I) -> Self {
-        let list = List(contenders.into_iter().collect());
-        Self(Arc::new(ContenderPool { list, first: Mutex::default() }))
+impl FromIterator<Candidate> for Candidates {
+    fn from_iter<I: IntoIterator<Item = Candidate>>(candidates: I) -> Self {
+        let list = List(candidates.into_iter().collect());
+        Self(Arc::new(CandidatePool { list, first: Mutex::default() }))
     }
 }
 
-/// Returns the contenders among `candidates`, without nodes whose network is unavailable.
-pub fn contenders(nodes: &BTreeMap<NodeName, Node>, candidates: &Candidates) -> Contenders {
-    let known = candidates.iter().filter_map(|(name, candidate)| Some((nodes.get(name)?, candidate.weight)));
+/// Returns the candidates among `eligible`, without nodes whose network is unavailable.
+pub fn candidates(nodes: &BTreeMap<NodeName, Node>, eligible: &EligibleNodes) -> Candidates {
+    let known = eligible.iter().filter_map(|(name, node)| Some((nodes.get(name)?, node.weight)));
     let reachable = known.filter(|(node, _)| !node.network_unavailable);
     reachable
-        .map(|(node, weight)| Contender {
+        .map(|(node, weight)| Candidate {
             node: node.name.clone(),
             weight: weight.max(1),
             excluded: node.excluded,
@@ -125,12 +125,12 @@ pub fn contenders(nodes: &BTreeMap<NodeName, Node>, candidates: &Candidates) -> 
         .collect()
 }
 
-/// Returns the contenders for each of these VIPs.
-pub fn contenders_of(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<Vip, Contenders> {
+/// Returns the candidates for each of these VIPs.
+pub fn candidates_of(model: &Model, vips: impl IntoIterator<Item = Vip>) -> BTreeMap<Vip, Candidates> {
     let mut by_pool = BTreeMap::new();
     let of = |vip| {
         let pool = model.pool_of(vip);
-        let shared = by_pool.entry(pool).or_insert_with(|| contenders(&model.nodes, model.advertisements.of(pool)));
+        let shared = by_pool.entry(pool).or_insert_with(|| candidates(&model.nodes, model.advertisements.of(pool)));
         (vip, shared.clone())
     };
     vips.into_iter().map(of).collect()
@@ -156,52 +156,52 @@ impl Preference {
     }
 }
 
-/// The preferences for all contenders, and the bounds that follow from them.
+/// The preferences for all candidates, and the bounds that follow from them.
 #[derive(Debug)]
 pub struct Preferences {
-    /// The best contenders of each pool.
+    /// The best candidates of each pool.
     pools: BTreeMap<List, Best>,
     bounds: BTreeMap<NodeName, u64>,
 }
 
-/// The contenders of a pool with the best preference.
+/// The candidates of a pool with the best preference.
 #[derive(Debug)]
 struct Best {
     /// Their preference; `None`: there are none.
     least: Option<Preference>,
-    /// One flag for each contender: it is one of them.
+    /// One flag for each candidate: it is one of them.
     are: Vec<bool>,
 }
 
 impl Best {
-    fn of(contenders: &[Contender], preference: &dyn Fn(&Contender) -> Option<Preference>) -> Self {
-        let all: Vec<_> = contenders.iter().map(preference).collect();
+    fn of(candidates: &[Candidate], preference: &dyn Fn(&Candidate) -> Option<Preference>) -> Self {
+        let all: Vec<_> = candidates.iter().map(preference).collect();
         let least = all.iter().flatten().min().copied();
         Self { least, are: all.into_iter().map(|preference| preference.is_some() && preference == least).collect() }
     }
 }
 
 impl Preferences {
-    /// Computes the preferences for VIPs with these contenders. `preference` returns `None` for a
+    /// Computes the preferences for VIPs with these candidates. `preference` returns `None` for a
     /// node that cannot lead now.
     pub fn new<'a>(
-        vips: impl IntoIterator<Item = &'a Contenders>,
-        preference: &dyn Fn(&Contender) -> Option<Preference>,
+        vips: impl IntoIterator<Item = &'a Candidates>,
+        preference: &dyn Fn(&Candidate) -> Option<Preference>,
     ) -> Self {
-        let mut counts: BTreeMap<&'a List, (&'a Contenders, u64)> = BTreeMap::new();
-        for contenders in vips {
-            counts.entry(contenders.list()).or_insert((contenders, 0)).1 += 1;
+        let mut counts: BTreeMap<&'a List, (&'a Candidates, u64)> = BTreeMap::new();
+        for candidates in vips {
+            counts.entry(candidates.list()).or_insert((candidates, 0)).1 += 1;
         }
         let mut pools = BTreeMap::new();
         // In units of 2^-32 of a VIP.
         let mut shares: BTreeMap<&'a NodeName, u64> = BTreeMap::new();
-        for (pool, (contenders, count)) in counts {
-            let best = Best::of(contenders, preference);
-            let chosen = || contenders.iter().zip(&best.are).filter(|(_, is)| **is).map(|(contender, _)| contender);
-            let total: u64 = chosen().map(|contender| u64::from(contender.weight)).sum();
-            for contender in chosen() {
-                let share = (count << 32).saturating_mul(u64::from(contender.weight)) / total.max(1);
-                let sum = shares.entry(&contender.node).or_default();
+        for (pool, (candidates, count)) in counts {
+            let best = Best::of(candidates, preference);
+            let chosen = || candidates.iter().zip(&best.are).filter(|(_, is)| **is).map(|(candidate, _)| candidate);
+            let total: u64 = chosen().map(|candidate| u64::from(candidate.weight)).sum();
+            for candidate in chosen() {
+                let share = (count << 32).saturating_mul(u64::from(candidate.weight)) / total.max(1);
+                let sum = shares.entry(&candidate.node).or_default();
                 *sum = sum.saturating_add(share);
             }
             pools.insert(pool.clone(), best);
@@ -220,8 +220,8 @@ impl Preferences {
 
 /// A placement of VIPs, by the view of all nodes at one moment.
 pub struct LeaderPlacement<'a> {
-    vips: &'a BTreeMap<Vip, Contenders>,
-    preference: &'a dyn Fn(&Contender) -> Option<Preference>,
+    vips: &'a BTreeMap<Vip, Candidates>,
+    preference: &'a dyn Fn(&Candidate) -> Option<Preference>,
     preferences: &'a Preferences,
     /// The VIPs that each node leads already,
     loads: &'a BTreeMap<NodeName, u64>,
@@ -232,8 +232,8 @@ pub struct LeaderPlacement<'a> {
 impl<'a> LeaderPlacement<'a> {
     /// Begins a placement. `preferences` must be those of `vips` by `preference`.
     pub const fn new(
-        vips: &'a BTreeMap<Vip, Contenders>,
-        preference: &'a dyn Fn(&Contender) -> Option<Preference>,
+        vips: &'a BTreeMap<Vip, Candidates>,
+        preference: &'a dyn Fn(&Candidate) -> Option<Preference>,
         preferences: &'a Preferences,
         loads: &'a BTreeMap<NodeName, u64>,
     ) -> Self {
@@ -255,27 +255,27 @@ impl<'a> LeaderPlacement<'a> {
         self.load(node) <= self.preferences.bound(node)
     }
 
-    /// Returns the best preference among the contenders that can announce a VIP.
+    /// Returns the best preference among the candidates that can announce a VIP.
     pub fn best(&self, vip: Vip, able: impl Fn(&NodeName) -> bool) -> Option<Preference> {
-        let contenders = self.vips.get(&vip)?;
-        let best = self.preferences.pools.get(contenders.list())?;
-        if contenders.iter().zip(&best.are).any(|(contender, is)| *is && able(&contender.node)) {
+        let candidates = self.vips.get(&vip)?;
+        let best = self.preferences.pools.get(candidates.list())?;
+        if candidates.iter().zip(&best.are).any(|(candidate, is)| *is && able(&candidate.node)) {
             return best.least;
         }
-        contenders.iter().filter(|contender| able(&contender.node)).filter_map(self.preference).min()
+        candidates.iter().filter(|candidate| able(&candidate.node)).filter_map(self.preference).min()
     }
 
     /// Returns the node that should take a VIP, and counts the VIP as led by it. `turn`: the number
     /// of nodes that should have taken it before, and did not.
     pub fn place(&mut self, vip: Vip, turn: usize, able: impl Fn(&NodeName) -> bool) -> Option<&'a NodeName> {
-        let contenders = self.vips.get(&vip)?;
-        let best = self.preferences.pools.get(contenders.list())?;
+        let candidates = self.vips.get(&vip)?;
+        let best = self.preferences.pools.get(candidates.list())?;
         let room = |node: &NodeName| self.load(node) < self.preferences.bound(node);
-        let first = contenders.first(vip);
-        let fits = |at: &&usize| best.are[**at] && able(&contenders[**at].node) && room(&contenders[**at].node);
+        let first = candidates.first(vip);
+        let fits = |at: &&usize| best.are[**at] && able(&candidates[**at].node) && room(&candidates[**at].node);
         let chosen = match first.iter().filter(fits).nth(turn) {
-            Some(at) => Some(&contenders[*at].node),
-            None => self.place_among_all(contenders, best, vip, turn, able),
+            Some(at) => Some(&candidates[*at].node),
+            None => self.place_among_all(candidates, best, vip, turn, able),
         };
         if let Some(node) = chosen {
             self.add(node, 1);
@@ -283,52 +283,52 @@ impl<'a> LeaderPlacement<'a> {
         chosen
     }
 
-    /// Places a VIP as [`Self::place`] does, if none of the first contenders can take it.
+    /// Places a VIP as [`Self::place`] does, if none of the first candidates can take it.
     fn place_among_all(
         &self,
-        contenders: &'a [Contender],
+        candidates: &'a [Candidate],
         best: &Best,
         vip: Vip,
         turn: usize,
         able: impl Fn(&NodeName) -> bool,
     ) -> Option<&'a NodeName> {
-        let able = |contender: &&Contender| able(&contender.node);
-        let mut usable: Vec<&'a Contender> = contenders
+        let able = |candidate: &&Candidate| able(&candidate.node);
+        let mut usable: Vec<&'a Candidate> = candidates
             .iter()
             .zip(&best.are)
             .filter(|(_, is)| **is)
-            .map(|(contender, _)| contender)
+            .map(|(candidate, _)| candidate)
             .filter(able)
             .collect();
         if usable.is_empty() {
-            // The best contenders cannot announce this VIP.
-            let next = |contender: &&Contender| able(contender) && (self.preference)(contender).is_some();
-            usable = contenders.iter().filter(next).collect();
-            let least = usable.iter().filter_map(|contender| (self.preference)(contender)).min();
-            usable.retain(|contender| (self.preference)(contender) == least);
+            // The best candidates cannot announce this VIP.
+            let next = |candidate: &&Candidate| able(candidate) && (self.preference)(candidate).is_some();
+            usable = candidates.iter().filter(next).collect();
+            let least = usable.iter().filter_map(|candidate| (self.preference)(candidate)).min();
+            usable.retain(|candidate| (self.preference)(candidate) == least);
         }
         let bids = Bids::of(vip);
-        bids.sort(&mut usable, |contender| (&contender.node, contender.weight));
-        // Contenders with room come first. The order among them stays.
-        usable.sort_by_key(|contender| self.load(&contender.node) >= self.preferences.bound(&contender.node));
+        bids.sort(&mut usable, |candidate| (&candidate.node, candidate.weight));
+        // Candidates with room come first. The order among them stays.
+        usable.sort_by_key(|candidate| self.load(&candidate.node) >= self.preferences.bound(&candidate.node));
         (!usable.is_empty()).then(|| &usable[turn % usable.len()].node)
     }
 }
 
 #[allow(clippy::unnecessary_wraps, reason = "the signature of a preference for living nodes")]
-fn as_the_objects_say(contender: &Contender) -> Option<Preference> {
-    Some(Preference { excluded: contender.excluded, leaving: contender.cordoned, unready: false })
+fn as_the_objects_say(candidate: &Candidate) -> Option<Preference> {
+    Some(Preference { excluded: candidate.excluded, leaving: candidate.cordoned, unready: false })
 }
 
-/// Returns the contenders with the best preference if all nodes could lead.
-pub fn foremost(contenders: &[Contender]) -> Vec<&Contender> {
-    let best = Best::of(contenders, &as_the_objects_say);
-    contenders.iter().zip(best.are).filter(|(_, is)| *is).map(|(contender, _)| contender).collect()
+/// Returns the candidates with the best preference if all nodes could lead.
+pub fn foremost(candidates: &[Candidate]) -> Vec<&Candidate> {
+    let best = Best::of(candidates, &as_the_objects_say);
+    candidates.iter().zip(best.are).filter(|(_, is)| *is).map(|(candidate, _)| candidate).collect()
 }
 
 /// Returns the node that should lead each VIP if all nodes could; `None`: there is none. `vipmux
 /// plan` shows this. It also comes about where all agents start together.
-pub fn leaders(vips: &BTreeMap<Vip, Contenders>) -> BTreeMap<Vip, Option<NodeName>> {
+pub fn leaders(vips: &BTreeMap<Vip, Candidates>) -> BTreeMap<Vip, Option<NodeName>> {
     let (preferences, loads) = (Preferences::new(vips.values(), &as_the_objects_say), BTreeMap::new());
     let mut placement = LeaderPlacement::new(vips, &as_the_objects_say, &preferences, &loads);
     vips.keys().map(|vip| (*vip, placement.place(*vip, 0, |_| true).cloned())).collect()

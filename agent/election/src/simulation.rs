@@ -38,7 +38,7 @@ use self::{
     store::{Server, StoreAccess, StoreOperation, StoreRequest},
 };
 pub use crate::mutation::Mutation;
-use crate::{ElectionSettings, LeaseOutcome, lease::Lease, placement::Contenders};
+use crate::{ElectionSettings, LeaseOutcome, lease::Lease, placement::Candidates};
 use vipmux_model::Vip;
 
 /// The most lines of a trace that are kept.
@@ -189,7 +189,7 @@ struct World {
     mutation: Option<Mutation>,
     cluster: Cluster,
     /// The wanted VIPs, as computed from the manifests.
-    wanted: Arc<BTreeMap<Vip, Contenders>>,
+    wanted: Arc<BTreeMap<Vip, Candidates>>,
     server: Server,
     checker: Checker,
     trace: Trace,
@@ -217,7 +217,7 @@ impl World {
             checker: Checker::new(plan.promise),
             trace: Trace { on: setup.trace, lines: VecDeque::new() },
         };
-        world.contend();
+        world.update_wanted();
         for (at, fault) in plan.faults {
             world.schedule.at(at, WorldEvent::Fault(fault));
         }
@@ -265,8 +265,8 @@ impl World {
     }
 
     /// Computes the wanted VIPs again, as from the manifests.
-    fn contend(&mut self) {
-        self.wanted = Arc::new(self.cluster.contenders());
+    fn update_wanted(&mut self) {
+        self.wanted = Arc::new(self.cluster.candidates());
         for node in 0..self.cluster.nodes.len() {
             let after = self.dice.millis(5, 100);
             self.schedule_agent(node, after, AgentEvent::Sync { looked: true });

@@ -29,23 +29,23 @@ pub const ORDINARY_WEIGHT: u32 = 1;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Advertisements {
     /// For each pool, in the order of the model's pools.
-    pools: Vec<Arc<Candidates>>,
-    /// The candidates for addresses that are in no pool any more: all nodes that may announce
+    pools: Vec<Arc<EligibleNodes>>,
+    /// The eligible nodes for addresses that are in no pool any more: all nodes that may announce
     /// anything. So the addresses stay reachable.
-    elsewhere: Arc<Candidates>,
+    elsewhere: Arc<EligibleNodes>,
 }
 
 /// The nodes that may lead an address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Candidates {
-    nodes: BTreeMap<NodeName, Candidate>,
+pub struct EligibleNodes {
+    nodes: BTreeMap<NodeName, EligibleNode>,
     /// The objects that allow it. Empty: there are no such objects, or none covers the pool.
     by: BTreeSet<String>,
 }
 
 /// A node that may lead an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Candidate {
+pub struct EligibleNode {
     /// The node's share of leadership relative to other nodes; at least [`ORDINARY_WEIGHT`].
     pub weight: u32,
     /// The interfaces on which the node announces the address.
@@ -76,9 +76,9 @@ impl Interfaces {
     }
 }
 
-impl Candidates {
+impl EligibleNodes {
     /// Returns each node with its weight and interfaces.
-    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &Candidate)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&NodeName, &EligibleNode)> {
         self.nodes.iter()
     }
 
@@ -87,18 +87,18 @@ impl Candidates {
     /// A node that may not lead the address has it on all interfaces. It takes packets that are
     /// handed over to it, and keeps its own stack from answering.
     pub fn interfaces(&self, node: &NodeName) -> &Interfaces {
-        self.nodes.get(node).map_or(&Interfaces::All, |candidate| &candidate.interfaces)
+        self.nodes.get(node).map_or(&Interfaces::All, |node| &node.interfaces)
     }
 
     /// Returns the names of the objects that allow it, for people; `None`: nothing covers the pool.
-    pub fn told_by(&self) -> Option<String> {
+    pub fn selected_by(&self) -> Option<String> {
         (!self.by.is_empty()).then(|| self.by.iter().map(String::as_str).collect::<Vec<_>>().join(", "))
     }
 
     /// Returns all nodes, on all interfaces, with equal weights.
     pub fn everybody(nodes: &BTreeMap<NodeName, Node>) -> Self {
-        let candidate = |name: &NodeName| (name.clone(), Candidate { weight: 0, interfaces: Interfaces::All });
-        Self { nodes: nodes.keys().map(candidate).collect(), by: BTreeSet::new() }.weighed()
+        let node = |name: &NodeName| (name.clone(), EligibleNode { weight: 0, interfaces: Interfaces::All });
+        Self { nodes: nodes.keys().map(node).collect(), by: BTreeSet::new() }.weighed()
     }
 
     /// Whether this object, as `Kind name`, is among those that allow it.
@@ -111,49 +111,49 @@ impl Candidates {
         for node in nodes.values().filter(|node| advertisement.selects(node)) {
             let weight = advertisement.weight(&node.labels);
             let interfaces = &advertisement.interfaces;
-            let new = || Candidate { weight: 0, interfaces: interfaces.clone() };
-            let candidate = self.nodes.entry(node.name.clone()).or_insert_with(new);
-            candidate.weight = candidate.weight.saturating_add(weight);
-            candidate.interfaces.extend(interfaces);
+            let new = || EligibleNode { weight: 0, interfaces: interfaces.clone() };
+            let node = self.nodes.entry(node.name.clone()).or_insert_with(new);
+            node.weight = node.weight.saturating_add(weight);
+            node.interfaces.extend(interfaces);
         }
     }
 
     /// Gives [`ORDINARY_WEIGHT`] to each node that no policy prefers.
     fn weighed(mut self) -> Self {
-        for candidate in self.nodes.values_mut() {
-            candidate.weight = candidate.weight.max(ORDINARY_WEIGHT);
+        for node in self.nodes.values_mut() {
+            node.weight = node.weight.max(ORDINARY_WEIGHT);
         }
         self
     }
 }
 
 impl Advertisements {
-    /// Returns the candidates for each of these pools, in their order, from these nodes. Notes each
-    /// entry that has no effect.
+    /// Returns the eligible nodes for each of these pools, in their order, from these nodes. Notes
+    /// each entry that has no effect.
     pub(super) fn ingest(
         objects: &Objects,
         pools: &[Pool],
         nodes: &BTreeMap<NodeName, Node>,
-        notes: &mut Vec<Note>,
+        remarks: &mut Vec<Note>,
     ) -> Self {
-        let all = Advertisement::all(objects, notes);
+        let all = Advertisement::all(objects, remarks);
         if all.is_empty() {
-            let everybody = Arc::new(Candidates::everybody(nodes));
+            let everybody = Arc::new(EligibleNodes::everybody(nodes));
             return Self { pools: vec![Arc::clone(&everybody); pools.len()], elsewhere: everybody };
         }
         for advertisement in &all {
-            advertisement.note_missing_targets(pools, nodes, notes);
+            advertisement.note_missing_targets(pools, nodes, remarks);
         }
         let of = |pool: Option<&Pool>| {
-            let mut candidates = Candidates::default();
+            let mut eligible = EligibleNodes::default();
             for advertisement in all.iter().filter(|it| pool.is_none_or(|pool| it.covers(pool))) {
-                candidates.allow(advertisement, nodes);
+                eligible.allow(advertisement, nodes);
             }
-            Arc::new(candidates.weighed())
+            Arc::new(eligible.weighed())
         };
         let made = Self { pools: pools.iter().map(|pool| of(Some(pool))).collect(), elsewhere: of(None) };
-        for (pool, _) in pools.iter().zip(&made.pools).filter(|(_, candidates)| candidates.by.is_empty()) {
-            notes.push(Note::new(
+        for (pool, _) in pools.iter().zip(&made.pools).filter(|(_, eligible)| eligible.by.is_empty()) {
+            remarks.push(Note::new(
                 pool.object(),
                 format!("its addresses are announced by nobody: {}", not_covered(pool)),
             ));
@@ -163,7 +163,7 @@ impl Advertisements {
 
     /// Returns the nodes that may lead the addresses of the pool with this index; `None`: addresses
     /// in no pool.
-    pub fn of(&self, pool: Option<usize>) -> &Arc<Candidates> {
+    pub fn of(&self, pool: Option<usize>) -> &Arc<EligibleNodes> {
         pool.and_then(|pool| self.pools.get(pool)).unwrap_or(&self.elsewhere)
     }
 }
@@ -274,8 +274,8 @@ impl Advertisement {
         self.preferred.iter().filter(|(_, selector)| selector.matches(labels)).map(|(weight, _)| weight).sum()
     }
 
-    fn note_missing_targets(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, notes: &mut Vec<Note>) {
-        let mut note = |message: String| notes.push(Note::new(self.object.clone(), message));
+    fn note_missing_targets(&self, pools: &[Pool], nodes: &BTreeMap<NodeName, Node>, remarks: &mut Vec<Note>) {
+        let mut note = |message: String| remarks.push(Note::new(self.object.clone(), message));
         let names = self.pools.iter().flat_map(|(names, _)| names);
         for name in names.filter(|name| !pools.iter().any(|pool| pool.is_called(name))) {
             note(format!("it names pool {name}, which does not exist"));

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1 as api;
 
 use crate::{
     NodeName, Protocol, ServiceName, Vip,
-    advertisement::{Advertisements, Candidates, not_covered},
+    advertisement::{Advertisements, EligibleNodes, not_covered},
     dialects,
     endpoints::{Endpoints, Places, SERVICE_LABEL, service_of},
     missing_keys,
@@ -120,22 +120,22 @@ impl Model {
     }
 
     /// Returns the nodes that may lead the address, and where each announces it.
-    pub fn candidates(&self, vip: Vip) -> &Arc<Candidates> {
+    pub fn eligible_nodes(&self, vip: Vip) -> &Arc<EligibleNodes> {
         self.advertisements.of(self.pool_of(vip))
     }
 
     /// Returns why nobody may announce the address although there are nodes that could.
     pub fn silence(&self, vip: Vip) -> Option<String> {
         let index = self.pool_of(vip);
-        let candidates = self.advertisements.of(index);
-        let mut nodes = candidates.iter().filter_map(|(name, _)| self.nodes.get(name));
+        let eligible_nodes = self.advertisements.of(index);
+        let mut nodes = eligible_nodes.iter().filter_map(|(name, _)| self.nodes.get(name));
         // A network that is down on all nodes is reported separately, once.
         if self.nodes.values().all(|node| node.network_unavailable) || nodes.any(|node| !node.network_unavailable) {
             return None;
         }
-        match candidates.told_by() {
+        match eligible_nodes.selected_by() {
             None => self.pools.get(index?).map(not_covered),
-            Some(by) if candidates.iter().next().is_none() => Some(format!("{by} selects no Node")),
+            Some(by) if eligible_nodes.iter().next().is_none() => Some(format!("{by} selects no Node")),
             Some(by) => Some(format!("the network of all nodes that {by} selects is unavailable")),
         }
     }

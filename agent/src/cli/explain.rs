@@ -22,7 +22,7 @@ use vipmux_datapath::bpf::{
     maps::{Maps, MapsError},
     pins::{DEFAULT_PIN_PATH, LinkKind, Pins},
 };
-use vipmux_election::placement::{self, contenders_of};
+use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
     health::{Findings, Health},
     serving::desired_services,
@@ -115,7 +115,7 @@ impl ExplainArgs {
         let ManifestAllocation { objects, model, allocation } =
             ManifestAllocation::read(&self.manifests, held, &self.service_tags)?;
         let services = desired_services(&model, &allocation.claims(), &Health::default(), &OrdMap::new());
-        let leaders = placement::leaders(&contenders_of(&model, allocation.vips().into_keys()));
+        let leaders = placement::leaders(&candidates_of(&model, allocation.vips().into_keys()));
         let results = PipelineResults {
             objects: &objects,
             model: &model,

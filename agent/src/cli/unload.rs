@@ -141,6 +141,8 @@ fn print_summary(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> 
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU16;
+
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
@@ -173,7 +175,8 @@ mod tests {
     fn the_nftables_table_goes_too_even_where_nothing_is_pinned() {
         let Some(pins) = mounted() else { return };
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
-        let backend = LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: 80 };
+        let backend =
+            LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: NonZeroU16::new(80) };
         let (backends, mut snat) = (imbl::OrdSet::unit(Element::Backend(backend)), IdentitySnat::open().unwrap());
         snat.sync(&backends).unwrap();
         assert_eq!(snat.sync(&backends).unwrap(), SyncResult::Unchanged);

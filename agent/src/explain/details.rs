@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::ExplainTarget;
 use vipmux_allocate::Allocation;
-use vipmux_election::placement::{self, Contender, contenders};
+use vipmux_election::placement::{self, Candidate, candidates};
 use vipmux_model::{
     Family, Model, NodeName, PortClaim, ServiceName, Vip,
     desired::{DesiredBackend, DesiredService},
@@ -328,9 +328,9 @@ impl PipelineResults<'_> {
         let model = self.model;
         let pool = model.pool_of(vip).and_then(|index| model.pools.get(index));
         let leader = self.leaders.get(&vip).cloned().flatten();
-        let contenders = contenders(&model.nodes, model.candidates(vip));
-        let eligible = placement::foremost(&contenders);
-        let names = |Contender { node, weight, .. }: &&Contender| match weight {
+        let candidates = candidates(&model.nodes, model.eligible_nodes(vip));
+        let eligible = placement::foremost(&candidates);
+        let names = |Candidate { node, weight, .. }: &&Candidate| match weight {
             1 => node.to_string(),
             weight => format!("{node} (weight {weight})"),
         };

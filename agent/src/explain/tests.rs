@@ -17,7 +17,7 @@ use crate::{
     output::{Report as _, table::Color},
 };
 use vipmux_allocate::{allocate, previous::PreviousAssignments};
-use vipmux_election::placement::{self, contenders_of};
+use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
     IngestOptions, Model,
     endpoints::SERVICE_LABEL,
@@ -81,7 +81,7 @@ fn details_with(
     let mut health = Health::default();
     health.hear(node_name("n1"), health::down(findings));
     let services = desired_services(&model, &allocation.claims(), &health, &OrdMap::new());
-    let leaders: BTreeMap<_, _> = placement::leaders(&contenders_of(&model, allocation.vips().into_keys()));
+    let leaders: BTreeMap<_, _> = placement::leaders(&candidates_of(&model, allocation.vips().into_keys()));
     let (model, allocation, services, leaders) = (&model, &allocation, &services, &leaders);
     let now = Duration::from_mins(1);
     TargetDetails::of(PipelineResults { objects, model, allocation, services, leaders, findings, now }, target)

@@ -87,7 +87,7 @@ impl DesiredInputs<'_> {
 
     /// Returns where a VIP is announced: the bits of the interfaces, and the VLAN.
     fn place(&self, vip: Vip, warnings: &mut Warnings) -> (u32, u16) {
-        let allowed = self.state.candidates.get(&vip).map_or(&Allowed::All, |all| all.interfaces(self.node));
+        let allowed = self.state.eligible_nodes.get(&vip).map_or(&Allowed::All, |all| all.interfaces(self.node));
         let place = self.interfaces.place(self.links, vip, allowed);
         if let (0, Allowed::Named(names), false) = (place.0, allowed, self.interfaces.attached.is_empty()) {
             let names = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");

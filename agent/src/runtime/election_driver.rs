@@ -63,8 +63,8 @@ impl ElectionDriver {
         state: &ServingState,
         desired: &Desired,
     ) -> Result<Vec<Command>, KernelError> {
-        let wanted = state.contenders.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
-        let wanted = wanted.map(|(vip, contenders)| (*vip, contenders.clone())).collect();
+        let wanted = state.candidates.iter().filter(|(vip, _)| desired.vips.contains_key(vip));
+        let wanted = wanted.map(|(vip, candidates)| (*vip, candidates.clone())).collect();
         self.elector.handle(kernel, Input::Wanted(Arc::new(wanted)))
     }
 

@@ -31,12 +31,12 @@ pub(super) use self::{allocation_source::AllocationSource, explain_request::Expl
 use super::{peer_health::HealthProbes, warnings::log_changes};
 use crate::metrics::ServiceCounts;
 use vipmux_cluster::assignments::FileVersion;
-use vipmux_election::placement::Contenders;
+use vipmux_election::placement::Candidates;
 use vipmux_model::{
-    IngestOptions, NodeName, PortClaim, Vip, advertisement::Candidates, desired::DesiredService, objects::Objects,
+    IngestOptions, NodeName, PortClaim, Vip, advertisement::EligibleNodes, desired::DesiredService, objects::Objects,
 };
 
-/// The Services to serve, and the candidates for each VIP. The result of the pipeline.
+/// The Services to serve, and the eligible nodes for each VIP. The result of the pipeline.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ServingState {
     /// The port claims, with their Services.
@@ -44,9 +44,9 @@ pub(super) struct ServingState {
     /// The VIPs, with the leaders that they have if all nodes start together.
     pub(super) leaders: Arc<BTreeMap<Vip, Option<NodeName>>>,
     /// The nodes that contend for each VIP.
-    pub(super) contenders: Arc<BTreeMap<Vip, Contenders>>,
+    pub(super) candidates: Arc<BTreeMap<Vip, Candidates>>,
     /// The nodes that may lead each VIP, and where they announce it.
-    pub(super) candidates: Arc<BTreeMap<Vip, Arc<Candidates>>>,
+    pub(super) eligible_nodes: Arc<BTreeMap<Vip, Arc<EligibleNodes>>>,
     /// The nodes' first InternalIP of each family, IPv4 first.
     pub(super) nodes: Arc<BTreeMap<NodeName, Vec<IpAddr>>>,
     /// Requests that could not be met, with the object that each is about. Each is logged once.

@@ -86,7 +86,7 @@ impl Follower {
         Ok(Self { objects, _guard: guard, proxy, api })
     }
 
-    /// Waits until the objects fulfil a condition.
+    /// Waits until the objects fulfill a condition.
     fn await_objects(&mut self, what: &str, is_so: impl Fn(&Objects) -> bool + Send + Sync) -> Result<()> {
         let objects = &mut self.objects;
         let waited = self.api.block_on(async {

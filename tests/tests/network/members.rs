@@ -11,7 +11,7 @@ use vipmux_tests::{
 
 use crate::services;
 
-/// Waits until a member fulfils a condition.
+/// Waits until a member fulfills a condition.
 fn await_member(cluster: &Cluster, by: &str, node: &str, is: impl Fn(&Value) -> bool) -> Result<Value> {
     wait::until(&format!("how {by} has {node}"), PATIENCE, || {
         let member = cluster.member(by, node)?;

@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn a_frame_in_the_other_family_has_the_right_checksums() {
         let ethernet = Ethernet::new([2; 6], [4; 6]).tagged(7);
-        let labelled = |mut packet: Ipv6| {
+        let labeled = |mut packet: Ipv6| {
             packet.flow_label = 0x1234;
             ethernet.ipv6(&packet)
         };
@@ -211,11 +211,11 @@ mod tests {
             let udp = Udp::new(3, 4, &vec![!length; usize::from(length)]);
             assert_eq!(
                 frame(&ethernet.ipv4(&Ipv4::tcp(A, B, tcp.clone()))),
-                Some(labelled(Ipv6::tcp(v6(A), v6(B), tcp)))
+                Some(labeled(Ipv6::tcp(v6(A), v6(B), tcp)))
             );
             assert_eq!(
                 frame(&ethernet.ipv4(&Ipv4::udp(A, B, udp.clone()))),
-                Some(labelled(Ipv6::udp(v6(A), v6(B), udp)))
+                Some(labeled(Ipv6::udp(v6(A), v6(B), udp)))
             );
         }
     }

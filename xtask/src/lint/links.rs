@@ -65,7 +65,7 @@ impl Page {
                 }
                 Event::End(TagEnd::Heading(_)) => {
                     let anchor = anchor(&heading.take().unwrap_or_default());
-                    page.add_anchor(anchor);
+                    page.add_anchor(&anchor);
                 }
                 _ => {}
             }
@@ -74,9 +74,9 @@ impl Page {
     }
 
     /// Adds a heading's anchor. A second heading with the same text gets a number.
-    fn add_anchor(&mut self, anchor: String) {
+    fn add_anchor(&mut self, anchor: &str) {
         let numbered = (1..).map(|number| format!("{anchor}-{number}"));
-        let free = [anchor.clone()].into_iter().chain(numbered).find(|anchor| !self.anchors.contains(anchor));
+        let free = [anchor.to_owned()].into_iter().chain(numbered).find(|anchor| !self.anchors.contains(anchor));
         self.anchors.extend(free);
     }
 }
@@ -132,8 +132,7 @@ mod tests {
         let index = "[a](guide.md) [b](guide.md#first-steps) [c](guide.md#last) [d](gone.md) [e](#here) [f](#there)\n\n\
                      # Here\n\n[g](https://example.com/x#y) [h](sub/../guide.md#the---level-flag-1)";
         let guide = "# First steps\n\n## The `--level` flag\n\n## The `--level` flag\n\n[up](../gone/README.md)";
-        let pages =
-            BTreeMap::from([("/docs/README.md".into(), page(index)), ("/docs/guide.md".into(), page(guide))]);
+        let pages = BTreeMap::from([("/docs/README.md".into(), page(index)), ("/docs/guide.md".into(), page(guide))]);
         let broken: Vec<_> = broken_links(&pages).into_iter().map(|(_, link)| link).collect();
         assert_eq!(broken, ["guide.md#last", "gone.md", "#there", "../gone/README.md"]);
     }

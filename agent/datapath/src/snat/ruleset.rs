@@ -130,7 +130,7 @@ const UPLINKS: &str = "uplinks";
 /// Returns the index of an element's set, and its key.
 fn set_and_key(element: Element) -> (usize, Vec<u8>) {
     let (first, address, protocol, port) = match element {
-        Element::Backend(backend) => (0, backend.address, backend.protocol.number(), NonZeroU16::new(backend.port)),
+        Element::Backend(backend) => (0, backend.address, backend.protocol.number(), backend.port),
         Element::Direct(claim) => (ALWAYS, claim.vip.address(), claim.protocol.number(), claim.port.one()),
         Element::DirectErrors(vip) => {
             (ALWAYS, vip.address(), if vip.address().is_ipv4() { IPV4.icmp } else { IPV6.icmp }, None)
@@ -414,7 +414,11 @@ mod tests {
     use vipmux_testing::names::{claim, vip};
 
     fn backend(address: &str, port: u16) -> Element {
-        Element::Backend(LocalBackend { address: address.parse().unwrap(), protocol: Protocol::Udp, port })
+        Element::Backend(LocalBackend {
+            address: address.parse().unwrap(),
+            protocol: Protocol::Udp,
+            port: NonZeroU16::new(port),
+        })
     }
 
     fn direct(address: &str, port: u16) -> Element {

@@ -53,9 +53,14 @@ const V6: Addresses = Addresses {
     node: ["2001:db8::1", "fd00:244:1::1"],
     pod: "fd00:244:1::2",
 };
-const UDP: LocalBackend =
-    LocalBackend { address: IpAddr::V4(Ipv4Addr::new(10, 244, 1, 2)), protocol: Protocol::Udp, port: 5353 };
-const TCP: LocalBackend = LocalBackend { protocol: Protocol::Tcp, port: 8080, ..UDP };
+const UDP_PORT: u16 = 5353;
+const UDP: LocalBackend = LocalBackend {
+    address: IpAddr::V4(Ipv4Addr::new(10, 244, 1, 2)),
+    protocol: Protocol::Udp,
+    port: NonZeroU16::new(UDP_PORT),
+};
+const TCP_PORT: u16 = 8080;
+const TCP: LocalBackend = LocalBackend { protocol: Protocol::Tcp, port: NonZeroU16::new(TCP_PORT), ..UDP };
 
 impl Addresses {
     fn client(&self) -> IpAddr {
@@ -105,14 +110,14 @@ impl Network {
         node.sysctl("ipv4/ip_forward", "1");
         node.sysctl("ipv6/conf/all/forwarding", "1");
         node.enter(|| masquerade(&addresses));
-        let server = pod.enter(|| UdpSocket::bind((addresses.pod(), UDP.port)).unwrap());
+        let server = pod.enter(|| UdpSocket::bind((addresses.pod(), UDP_PORT)).unwrap());
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         Some(Self { addresses, client, node, pod, server })
     }
 
     /// The source of a UDP reply that the pod sends after conntrack lost the flow.
     fn udp_reply_source(&self) -> SocketAddr {
-        let at = (self.addresses.pod(), UDP.port);
+        let at = (self.addresses.pod(), UDP_PORT);
         let client = self.client.enter(|| UdpSocket::bind((self.addresses.client(), 0)).unwrap());
         client.set_read_timeout(Some(PATIENCE)).unwrap();
         client.send_to(b"question", at).unwrap();
@@ -124,7 +129,7 @@ impl Network {
 
     /// The pod's, for all connections, as with UDP.
     fn listener(&self) -> TcpListener {
-        self.pod.enter(|| TcpListener::bind((self.addresses.pod(), TCP.port)).unwrap())
+        self.pod.enter(|| TcpListener::bind((self.addresses.pod(), TCP_PORT)).unwrap())
     }
 
     /// A TCP connection of the client to the pod, in use: (client's end, pod's end).
@@ -266,7 +271,7 @@ fn a_udp_reply_keeps_its_source_when_conntrack_lost_the_flow() {
         assert_eq!(network.udp_reply_source().ip(), masqueraded, "masqueraded without the chain");
         let (mut snat, backend) = (network.snat(), network.addresses.backend(UDP));
         assert_eq!(snat.sync(&set(&[backend])).unwrap(), SyncResult::Replaced);
-        assert_eq!(network.udp_reply_source(), SocketAddr::from((backend.address, UDP.port)));
+        assert_eq!(network.udp_reply_source(), SocketAddr::from((backend.address, UDP_PORT)));
     }
 }
 
@@ -275,7 +280,7 @@ fn every_port_of_a_backend_keeps_its_source_where_it_has_them_all() {
     for addresses in [V4, V6] {
         let Some(network) = Network::new(addresses) else { return };
         let mut snat = network.snat();
-        let every = |backend| LocalBackend { port: 0, ..network.addresses.backend(backend) };
+        let every = |backend| LocalBackend { port: None, ..network.addresses.backend(backend) };
         assert_eq!(snat.sync(&set(&[every(TCP)])).unwrap(), SyncResult::Replaced);
         assert_eq!(network.udp_reply_source().ip(), network.addresses.masqueraded(), "of another protocol");
         assert_eq!(snat.sync(&set(&[every(UDP)])).unwrap(), SyncResult::Updated { added: 1, removed: 1 });
@@ -288,7 +293,7 @@ fn packets_of_a_backend_with_a_vip_as_source_are_not_tracked() {
     for addresses in [V4, V6] {
         let Some(network) = Network::new(addresses) else { return };
         let (pod, masqueraded) = (network.addresses.pod(), network.addresses.masqueraded());
-        let claim = PortClaim { vip: Vip::new(pod), protocol: Protocol::Udp, port: UDP.port.into() };
+        let claim = PortClaim { vip: Vip::new(pod), protocol: Protocol::Udp, port: UDP_PORT.into() };
         let mut snat = network.snat();
         snat.sync(&set(&[])).unwrap();
         assert_eq!(network.udp_reply_source().ip(), masqueraded);
@@ -334,12 +339,12 @@ fn a_connection_that_the_backend_opens_itself_is_masqueraded_as_ever() {
         let Some(network) = Network::new(addresses) else { return };
         let backend = network.addresses.backend(TCP);
         let mut snat = network.snat();
-        snat.sync(&set(&[backend, LocalBackend { port: 0, ..backend }])).unwrap();
+        snat.sync(&set(&[backend, LocalBackend { port: None, ..backend }])).unwrap();
         let listener = network.client.enter(|| TcpListener::bind((network.addresses.client(), 0)).unwrap());
         let to = listener.local_addr().unwrap();
         let _connection = network.pod.run(async |_| {
             let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }.unwrap();
-            socket.bind((backend.address, TCP.port).into()).unwrap();
+            socket.bind((backend.address, TCP_PORT).into()).unwrap();
             socket.connect(to).await.unwrap()
         });
         assert_eq!(listener.accept().unwrap().1.ip(), network.addresses.masqueraded());
@@ -386,7 +391,7 @@ fn removing_leaves_no_trace_and_may_be_repeated() {
 fn many_backends_are_one_transaction() {
     let Some([node]) = Namespace::new() else { return };
     let mut snat = node.enter(|| IdentitySnat::open().unwrap());
-    let ports = (1..=10_000).map(|port| LocalBackend { port, ..UDP });
+    let ports = (1..=10_000).map(|port| LocalBackend { port: NonZeroU16::new(port), ..UDP });
     let v6 = ports.clone().map(|backend| V6.backend(backend));
     let half = ports.clone().map(Element::Backend).collect();
     let all: OrdSet<_> = ports.chain(v6).map(Element::Backend).collect();
@@ -400,7 +405,7 @@ fn a_refused_change_changes_nothing() {
     let Some([node]) = Namespace::new() else { return };
     let mut snat = node.enter(|| IdentitySnat::open().unwrap());
     snat.sync(&set(&[UDP])).unwrap();
-    let [tcp, other] = [TCP, LocalBackend { port: 1, ..UDP }].map(Element::Backend);
+    let [tcp, other] = [TCP, LocalBackend { port: Some(NonZeroU16::MIN), ..UDP }].map(Element::Backend);
     let refused = ruleset::update(&mut snat.socket, &[tcp], &[other]);
     assert!(
         matches!(&refused, Err(SnatError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENOENT)),

@@ -13,7 +13,7 @@ use super::role::Lost;
 use crate::{
     lease::{Lease, Version},
     membership::{ElectionMessage, Item, ItemKey, Why},
-    placement::Contenders,
+    placement::Candidates,
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -22,7 +22,7 @@ use vipmux_model::{NodeName, Vip};
 pub enum Input {
     /// The VIPs with their candidates. The maps are in sync with them. After a [`Command::Reload`],
     /// they must rest on evidence that is newer than it.
-    Wanted(Arc<BTreeMap<Vip, Contenders>>),
+    Wanted(Arc<BTreeMap<Vip, Candidates>>),
     /// The VIPs that this node cannot announce now: no interface with a carrier exists for them.
     Unable(BTreeSet<Vip>),
     /// A heartbeat of the agent's event loop.

@@ -17,7 +17,7 @@ use crate::{
     lease::Lease,
     membership::{ElectionMessage, Peers, Why},
     mutation::Mutation,
-    placement::{Contender, LeaderPlacement},
+    placement::{Candidate, LeaderPlacement},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -84,7 +84,7 @@ impl Election {
     fn plan_transfers(&self, led: &[Vip], peers: &Peers, now: Duration) -> TransferPlan {
         let mut plan = TransferPlan::default();
         let Some(preferences) = &self.index.preferences else { return plan };
-        let preference = |contender: &Contender| self.preference(contender, peers);
+        let preference = |candidate: &Candidate| self.preference(candidate, peers);
         let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
         let unable = self.unable(peers);
         let mut spare = u64::try_from(led.len()).unwrap_or(u64::MAX).saturating_sub(preferences.bound(&self.local));
@@ -96,7 +96,7 @@ impl Election {
                 continue;
             }
             let able = |node: &NodeName| !unable.includes(node, vip);
-            let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|contender| contender.node == self.local));
+            let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|candidate| candidate.node == self.local));
             let Some(best) = placement.best(vip, able) else {
                 plan.forbidden.extend(own.is_none().then_some(vip));
                 continue;

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     membership::{Peers, Why},
     mutation::Mutation,
-    placement::{Contender, LeaderPlacement, Preference, Preferences},
+    placement::{Candidate, LeaderPlacement, Preference, Preferences},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -44,7 +44,7 @@ impl Election {
         self.update_leaders(now);
         self.check_contested(now);
         if self.index.preferences.is_none() {
-            let preferences = Preferences::new(self.wanted.values(), &|contender| self.preference(contender, peers));
+            let preferences = Preferences::new(self.wanted.values(), &|candidate| self.preference(candidate, peers));
             self.index.preferences = Some(preferences);
         }
         self.begin_takeovers(peers, now);
@@ -113,9 +113,9 @@ impl Election {
 
     /// Returns whether all candidates are known, or this node has waited long enough for them.
     pub(super) fn is_settled(&self, peers: &Peers, now: Duration) -> bool {
-        let heard = |contender: &Contender| contender.node == self.local || peers.members.contains_key(&contender.node);
+        let heard = |candidate: &Candidate| candidate.node == self.local || peers.members.contains_key(&candidate.node);
         now >= self.started + SETTLE
-            || self.surveys.ended && self.pools().all(|contenders| contenders.iter().all(heard))
+            || self.surveys.ended && self.pools().all(|candidates| candidates.iter().all(heard))
     }
 
     /// Returns whether the claims of all candidates are known, or this node has waited long enough
@@ -123,8 +123,8 @@ impl Election {
     fn has_met_all(&mut self, peers: &Peers, now: Duration) -> bool {
         let end = self.started + MEET;
         let met = |node: &NodeName| peers.members.get(node).is_some_and(|peer| peer.current.is_some());
-        let all = |contenders: &[Contender]| {
-            contenders.iter().all(|contender| contender.node == self.local || met(&contender.node))
+        let all = |candidates: &[Candidate]| {
+            candidates.iter().all(|candidate| candidate.node == self.local || met(&candidate.node))
         };
         if now >= end || self.pools().all(all) {
             return true;
@@ -133,17 +133,17 @@ impl Election {
         false
     }
 
-    fn pools(&self) -> impl Iterator<Item = &[Contender]> {
+    fn pools(&self) -> impl Iterator<Item = &[Candidate]> {
         let mut seen = None;
         // VIPs that are next to each other mostly are of one pool.
         self.wanted
             .values()
-            .filter_map(move |contenders| (seen.replace(contenders) != Some(contenders)).then_some(&**contenders))
+            .filter_map(move |candidates| (seen.replace(candidates) != Some(candidates)).then_some(&**candidates))
     }
 
     /// Returns the preference for a candidate; `None`: it cannot lead now.
-    pub(super) fn preference(&self, contender: &Contender, peers: &Peers) -> Option<Preference> {
-        let Contender { node, excluded, cordoned, .. } = contender;
+    pub(super) fn preference(&self, candidate: &Candidate, peers: &Peers) -> Option<Preference> {
+        let Candidate { node, excluded, cordoned, .. } = candidate;
         let (draining, ready) = if *node == self.local {
             (self.availability.draining, self.availability.ready)
         } else {
@@ -155,8 +155,8 @@ impl Election {
 
     /// Returns whether this node is a candidate for a VIP.
     fn may_lead(&self, vip: Vip) -> bool {
-        let contenders = self.wanted.get(&vip);
-        contenders.is_some_and(|contenders| contenders.iter().any(|contender| contender.node == self.local))
+        let candidates = self.wanted.get(&vip);
+        candidates.is_some_and(|candidates| candidates.iter().any(|candidate| candidate.node == self.local))
     }
 
     /// Returns whether a node can announce a VIP.
@@ -231,7 +231,7 @@ impl Election {
         let Some(preferences) = self.index.preferences.as_ref().filter(|_| !granted.is_empty()) else {
             return Vec::new();
         };
-        let preference = |contender: &Contender| self.preference(contender, peers);
+        let preference = |candidate: &Candidate| self.preference(candidate, peers);
         let mut placement = LeaderPlacement::new(&self.wanted, &preference, preferences, self.index.loads());
         // This node will soon lead what it is about to take.
         placement.add(&self.local, taking);

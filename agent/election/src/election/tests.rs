@@ -101,10 +101,10 @@ impl Bench {
         bench
     }
 
-    fn want(&mut self, contenders: &[&str]) {
-        let contender = |name: &&str| Contender { node: node_name(name), weight: 1, excluded: false, cordoned: false };
-        let contenders: Contenders = contenders.iter().map(contender).collect();
-        self.give(Input::Wanted(Arc::new([(vip4(1), contenders)].into())));
+    fn want(&mut self, candidates: &[&str]) {
+        let candidate = |name: &&str| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false };
+        let candidates: Candidates = candidates.iter().map(candidate).collect();
+        self.give(Input::Wanted(Arc::new([(vip4(1), candidates)].into())));
     }
 
     fn claim(&mut self, name: &str, epoch: u64) {

@@ -15,8 +15,8 @@ fn vips(count: u32) -> impl Iterator<Item = Vip> {
     (0..count).map(|i| Vip::new(std::net::Ipv4Addr::from_bits(0xc000_0200 + i).into()))
 }
 
-fn contender(number: usize, weight: u32) -> Contender {
-    Contender { node: node_name(format!("n{number}")), weight, excluded: false, cordoned: false }
+fn candidate(number: usize, weight: u32) -> Candidate {
+    Candidate { node: node_name(format!("n{number}")), weight, excluded: false, cordoned: false }
 }
 
 fn loads<'a>(leaders: impl IntoIterator<Item = &'a NodeName>) -> BTreeMap<&'a NodeName, u64> {
@@ -53,8 +53,8 @@ fn excluded_and_cordoned_nodes_lead_only_where_no_other_may_and_unreachable_ones
         (vec![("d", "u")], vec![]),
     ] {
         let nodes: BTreeMap<_, _> = nodes.into_iter().map(|(name, flags)| node(name, flags)).collect();
-        let contenders = contenders(&nodes, &Candidates::everybody(&nodes));
-        let foremost = foremost(&contenders).into_iter().map(|contender| contender.node.as_str());
+        let candidates = candidates(&nodes, &EligibleNodes::everybody(&nodes));
+        let foremost = foremost(&candidates).into_iter().map(|candidate| candidate.node.as_str());
         assert_eq!(foremost.collect::<Vec<_>>(), expected);
     }
 }
@@ -79,7 +79,7 @@ fn model_with_a_policy() -> Model {
 #[test]
 fn each_vip_is_led_by_a_node_that_may_announce_its_pool_or_by_none() {
     let model = model_with_a_policy();
-    let leaders = leaders(&contenders_of(&model, ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(vip)));
+    let leaders = leaders(&candidates_of(&model, ["192.0.2.1", "192.0.2.2", "192.0.2.3"].map(vip)));
     let shown: Vec<_> = leaders.values().map(|leader| leader.as_ref().map(NodeName::as_str)).collect();
     // The excluded one leads, since it is the only one that may; pool b is covered by nothing; the
     // third is in no pool.
@@ -91,15 +91,15 @@ proptest! {
     fn no_node_leads_more_than_its_share_rounded_up_and_one(
         weights in collection::vec(1_u32..=100, 1..12), count in 0_u32..300,
     ) {
-        let pool: Contenders = weights.iter().enumerate().map(|(number, weight)| contender(number, *weight)).collect();
+        let pool: Candidates = weights.iter().enumerate().map(|(number, weight)| candidate(number, *weight)).collect();
         let wanted = vips(count).map(|vip| (vip, pool.clone())).collect();
         let leaders = leaders(&wanted);
         prop_assert!(leaders.values().all(Option::is_some));
         let total: u64 = weights.iter().map(|weight| u64::from(*weight)).sum();
         let loads = loads(leaders.values().flatten());
-        for contender in pool.iter() {
-            let share = (u64::from(count) * u64::from(contender.weight)).div_ceil(total);
-            prop_assert!(loads.get(&contender.node).copied().unwrap_or_default() <= share + 1);
+        for candidate in pool.iter() {
+            let share = (u64::from(count) * u64::from(candidate.weight)).div_ceil(total);
+            prop_assert!(loads.get(&candidate.node).copied().unwrap_or_default() <= share + 1);
         }
     }
 
@@ -107,11 +107,11 @@ proptest! {
     fn when_nodes_go_only_what_they_led_is_placed_anew_and_all_who_see_it_agree(
         nodes in 2_usize..40, count in 1_u32..200, gone in 0_usize..40,
     ) {
-        let pool: Contenders = (0..nodes).map(|number| contender(number, 1)).collect();
+        let pool: Candidates = (0..nodes).map(|number| candidate(number, 1)).collect();
         let wanted: BTreeMap<_, _> = vips(count).map(|vip| (vip, pool.clone())).collect();
         let before = leaders(&wanted);
         let gone = node_name(format!("n{}", gone % nodes));
-        let preference = |contender: &Contender| (contender.node != gone).then(Preference::default);
+        let preference = |candidate: &Candidate| (candidate.node != gone).then(Preference::default);
         let held: Vec<_> = before.values().flatten().filter(|node| **node != gone).collect();
         let (preferences, led) = (Preferences::new(wanted.values(), &preference), owned(&loads(held.iter().copied())));
         let mut placement = LeaderPlacement::new(&wanted, &preference, &preferences, &led);
@@ -129,10 +129,10 @@ proptest! {
 
     #[test]
     fn each_turn_is_another_nodes(nodes in 1_usize..40, start in 0_u32..50) {
-        let pool: Contenders = (0..nodes).map(|number| contender(number, 1)).collect();
+        let pool: Candidates = (0..nodes).map(|number| candidate(number, 1)).collect();
         let vip = vips(start + 1).last().unwrap();
         let wanted: BTreeMap<_, _> = [(vip, pool)].into();
-        let preference = |_: &Contender| Some(Preference::default());
+        let preference = |_: &Candidate| Some(Preference::default());
         let (preferences, led) = (Preferences::new(wanted.values(), &preference), BTreeMap::new());
         let turns: std::collections::BTreeSet<_> = (0..nodes)
             .map(|turn| LeaderPlacement::new(&wanted, &preference, &preferences, &led).place(vip, turn, |_| true).unwrap().clone())
@@ -144,12 +144,12 @@ proptest! {
     fn what_is_remembered_of_the_bids_changes_nothing(
         nodes in collection::vec((1_u32..4, 0_u64..4, 0_u8..4, any::<bool>()), 1..60), start in 0_u32..50, turn in 0_usize..60,
     ) {
-        let pool: Contenders = nodes.iter().enumerate().map(|(number, node)| contender(number, node.0)).collect();
+        let pool: Candidates = nodes.iter().enumerate().map(|(number, node)| candidate(number, node.0)).collect();
         let vip = vips(start + 1).last().unwrap();
         let wanted: BTreeMap<_, _> = [(vip, pool.clone())].into();
         let number = |node: &NodeName| node.as_str()[1..].parse::<usize>().unwrap();
-        let preference = |contender: &Contender| {
-            let preference = nodes[number(&contender.node)].2;
+        let preference = |candidate: &Candidate| {
+            let preference = nodes[number(&candidate.node)].2;
             (preference > 0).then_some(Preference { leaving: preference > 2, ..Preference::default() })
         };
         let able = |node: &NodeName| nodes[number(node)].3;
@@ -159,18 +159,18 @@ proptest! {
         let best = Best::of(&pool, &preference);
         let expected = placement.place_among_all(&pool, &best, vip, turn, able).cloned();
         prop_assert_eq!(placement.place(vip, turn, able).cloned(), expected);
-        let least = pool.iter().filter(|contender| able(&contender.node)).filter_map(preference).min();
+        let least = pool.iter().filter(|candidate| able(&candidate.node)).filter_map(preference).min();
         prop_assert_eq!(placement.best(vip, able), least);
     }
 }
 
 #[test]
 fn who_stands_best_leads_and_the_others_where_it_cannot() {
-    let pool: Contenders = (0..3).map(|number| contender(number, 1)).collect();
+    let pool: Candidates = (0..3).map(|number| candidate(number, 1)).collect();
     let wanted: BTreeMap<_, _> = vips(1).map(|vip| (vip, pool.clone())).collect();
     let vip = *wanted.keys().next().unwrap();
-    let preference = |contender: &Contender| {
-        let n = contender.node.as_str();
+    let preference = |candidate: &Candidate| {
+        let n = candidate.node.as_str();
         (n != "n2").then_some(Preference { excluded: false, leaving: n == "n0", unready: n == "n1" })
     };
     let (preferences, led) = (Preferences::new(wanted.values(), &preference), BTreeMap::new());

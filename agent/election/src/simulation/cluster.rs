@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{AgentEvent, StoreAccess, agent::Agent, clock::Clock, kernel::Kernel, network::Network, random::Dice, vip};
-use crate::placement::{Contender, Contenders};
+use crate::placement::{Candidate, Candidates};
 use vipmux_model::{NodeName, Vip};
 
 /// A simulated node.
@@ -103,11 +103,11 @@ impl Cluster {
     }
 
     /// Returns the VIPs and who may lead them, as from the manifests.
-    pub(super) fn contenders(&self) -> BTreeMap<Vip, Contenders> {
-        let contender =
-            |node: &Node| Contender { node: node.name.clone(), weight: 1, excluded: false, cordoned: node.cordoned };
-        let contenders: Contenders = self.nodes.iter().map(contender).collect();
-        self.vips.iter().map(|vip| (*vip, contenders.clone())).collect()
+    pub(super) fn candidates(&self) -> BTreeMap<Vip, Candidates> {
+        let candidate =
+            |node: &Node| Candidate { node: node.name.clone(), weight: 1, excluded: false, cordoned: node.cordoned };
+        let candidates: Candidates = self.nodes.iter().map(candidate).collect();
+        self.vips.iter().map(|vip| (*vip, candidates.clone())).collect()
     }
 }
 

@@ -112,7 +112,7 @@ impl World {
             Fault::Stop(node) => self.at(node).drain(true, true),
             Fault::Cordon(node, cordoned) => {
                 self.cluster.nodes[node].cordoned = cordoned;
-                self.contend();
+                self.update_wanted();
             }
             Fault::Want(number, wanted) => self.want(vip(number), wanted),
             Fault::Spoof { vip: number, by } => {
@@ -145,7 +145,7 @@ impl World {
     fn want(&mut self, vip: Vip, wanted: bool) {
         set_present(&mut self.cluster.vips, vip, wanted);
         self.checker.forget(vip);
-        self.contend();
+        self.update_wanted();
     }
 
     fn recover(&mut self) {
@@ -158,7 +158,7 @@ impl World {
             self.schedule.after(after, WorldEvent::Fault(Fault::Start(node)));
         }
         self.cluster.foreign_speakers.clear();
-        self.contend();
+        self.update_wanted();
     }
 
     fn heal(&mut self) {

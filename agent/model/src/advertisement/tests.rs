@@ -46,16 +46,16 @@ fn rack(name: &str) -> Value {
 fn shown(objects: &Objects) -> [String; 4] {
     let model = Model::ingest(objects, &IngestOptions::default());
     ["192.0.2.1", "192.0.2.2", "192.0.2.3", "192.0.2.99"].map(|address| {
-        let candidates = model.candidates(vip(address));
-        let node = |(name, candidate): (&NodeName, &Candidate)| {
-            let weight = if candidate.weight == 1 { String::new() } else { format!("*{}", candidate.weight) };
-            let interfaces = match &candidate.interfaces {
+        let eligible_nodes = model.eligible_nodes(vip(address));
+        let node = |(name, node): (&NodeName, &EligibleNode)| {
+            let weight = if node.weight == 1 { String::new() } else { format!("*{}", node.weight) };
+            let interfaces = match &node.interfaces {
                 Interfaces::All => String::new(),
                 Interfaces::Named(names) => format!("@{}", names.iter().cloned().collect::<Vec<_>>().join("+")),
             };
             format!("{}{weight}{interfaces}", name.as_str())
         };
-        candidates.iter().map(node).collect::<Vec<_>>().join(" ")
+        eligible_nodes.iter().map(node).collect::<Vec<_>>().join(" ")
     })
 }
 
@@ -196,8 +196,8 @@ fn the_reason_that_nobody_announces_an_address_is_noted() {
 fn a_node_that_may_not_lead_has_the_address_on_all_interfaces() {
     let objects = policy(objects(), "p", &json!({"nodeSelectors": rack("x"), "interfaces": ["eth1"]}));
     let model = Model::ingest(&objects, &IngestOptions::default());
-    let candidates = model.candidates(vip("192.0.2.1"));
+    let eligible_nodes = model.eligible_nodes(vip("192.0.2.1"));
     let named = Interfaces::Named(["eth1".to_owned()].into());
-    assert_eq!(candidates.interfaces(&node_name("n1")), &named);
-    assert_eq!(candidates.interfaces(&node_name("n3")), &Interfaces::All);
+    assert_eq!(eligible_nodes.interfaces(&node_name("n1")), &named);
+    assert_eq!(eligible_nodes.interfaces(&node_name("n3")), &Interfaces::All);
 }

@@ -14,7 +14,7 @@ use super::PlanOutput;
 use crate::explain::AssignmentState;
 use crate::output::table::{Cell, Color, Table, Tone};
 use vipmux_allocate::Allocation;
-use vipmux_election::placement::{self, contenders_of};
+use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
     Family, Model, NodeName, Protocol, ServiceName, Vip,
     objects::{Objects, Problem},
@@ -133,7 +133,7 @@ struct PoolRow<'a> {
 impl<'a> PlanReport<'a> {
     pub(super) fn new(objects: &'a Objects, model: &'a Model, allocation: &'a Allocation) -> Self {
         let vips = allocation.vips();
-        let leaders = placement::leaders(&contenders_of(model, vips.keys().copied()));
+        let leaders = placement::leaders(&candidates_of(model, vips.keys().copied()));
         let mut used: BTreeMap<(&str, Family), u64> = BTreeMap::new();
         for vip in vips.keys() {
             if let Some(pool) = model.pools.iter().find(|pool| pool.contains(*vip)) {

@@ -9,7 +9,7 @@ use vipmux_cluster::store::{DirectoryStore, StoreError, Survey};
 use vipmux_datapath::bpf::apply::Unclaimed;
 
 use crate::fixture;
-use vipmux_election::{ElectionSettings, membership::sealing::SealingKeys, placement::Contender};
+use vipmux_election::{ElectionSettings, membership::sealing::SealingKeys, placement::Candidate};
 use vipmux_testing::{
     PATIENCE,
     names::{node_name, vip4},
@@ -51,8 +51,8 @@ async fn a_vip_whose_lease_cannot_be_read_stays_this_nodes_own() {
     let vip = vip4(1);
     // No address of this machine: nothing is bound.
     elector.set_nodes(&[(node_name("here"), vec![[192, 0, 2, 2].into()])].into()).unwrap();
-    let contender = Contender { node: node_name("here"), weight: 1, excluded: false, cordoned: false };
-    let wanted = Arc::new([(vip, [contender].into_iter().collect())].into());
+    let candidate = Candidate { node: node_name("here"), weight: 1, excluded: false, cordoned: false };
+    let wanted = Arc::new([(vip, [candidate].into_iter().collect())].into());
     let is_held = |elector: &Elector| elector.own_vips().any(|(held, role)| held == vip && role != Role::Leading);
     let taking = async {
         while !is_held(&elector) {

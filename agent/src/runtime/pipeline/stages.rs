@@ -17,7 +17,7 @@ use super::{
 use crate::{explain::PipelineResults, metrics::ServiceCounts};
 use vipmux_allocate::{Allocation, previous::PreviousAssignments};
 use vipmux_cluster::assignments::FileVersion;
-use vipmux_election::placement::{self, contenders_of};
+use vipmux_election::placement::{self, candidates_of};
 use vipmux_model::{
     IngestOptions, Model, NodeName, PortClaim, ServiceName, Slices,
     desired::DesiredService,
@@ -191,14 +191,14 @@ fn serving_state(
     warnings: BTreeSet<String>,
 ) -> ServingState {
     let vips = allocation.vips();
-    let candidates = vips.keys().map(|vip| (*vip, Arc::clone(model.candidates(*vip))));
-    let contenders = contenders_of(model, vips.keys().copied());
+    let eligible_nodes = vips.keys().map(|vip| (*vip, Arc::clone(model.eligible_nodes(*vip))));
+    let candidates = candidates_of(model, vips.keys().copied());
     let nodes = model.nodes.values().map(|node| (node.name.clone(), node.reached_by().collect()));
     ServingState {
         services,
-        leaders: Arc::new(placement::leaders(&contenders)),
-        contenders: Arc::new(contenders),
-        candidates: Arc::new(candidates.collect()),
+        leaders: Arc::new(placement::leaders(&candidates)),
+        candidates: Arc::new(candidates),
+        eligible_nodes: Arc::new(eligible_nodes.collect()),
         nodes: Arc::new(nodes.collect()),
         warnings: Arc::new(warnings),
         refresh: 0,

@@ -162,12 +162,12 @@ fn a_vip_that_cannot_be_announced_here_goes_to_a_node_where_it_can() {
 fn a_node_that_is_cordoned_or_excluded_hands_over_and_leads_where_no_other_may() {
     for (excluded, cordoned) in [(true, false), (false, true)] {
         let mut bench = Bench::leading();
-        let mine = Contender { node: node_name("a"), weight: 1, excluded, cordoned };
-        let alone: Contenders = [mine.clone()].into_iter().collect();
+        let mine = Candidate { node: node_name("a"), weight: 1, excluded, cordoned };
+        let alone: Candidates = [mine.clone()].into_iter().collect();
         bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), alone)].into())));
         bench.ticks(2);
         assert!(bench.election.leads(vip4(1)), "there is no other");
-        let other = Contender { node: node_name("b"), weight: 1, excluded: false, cordoned: false };
+        let other = Candidate { node: node_name("b"), weight: 1, excluded: false, cordoned: false };
         bench.later(ms(10)).give(Input::Wanted(Arc::new([(vip4(1), [mine, other].into_iter().collect())].into())));
         bench.ticks(1);
         assert_eq!(bench.role(), Role::Handing);
@@ -204,10 +204,10 @@ fn a_vip_that_is_gone_is_given_up_and_its_lease_removed_in_an_hour() {
 #[test]
 fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
     let mut bench = Bench::ready();
-    let mine: Contenders =
-        [Contender { node: node_name("a"), weight: 1, excluded: false, cordoned: false }].into_iter().collect();
-    let want = |contenders: &Contenders| {
-        Input::Wanted(Arc::new((1..=8).map(|last| (vip4(last), contenders.clone())).collect()))
+    let mine: Candidates =
+        [Candidate { node: node_name("a"), weight: 1, excluded: false, cordoned: false }].into_iter().collect();
+    let want = |candidates: &Candidates| {
+        Input::Wanted(Arc::new((1..=8).map(|last| (vip4(last), candidates.clone())).collect()))
     };
     bench.later(ms(10)).give(want(&mine));
     for last in 1..=8 {
@@ -217,8 +217,8 @@ fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
     }
     assert_eq!(bench.election.leading().count(), 8);
     bench.said();
-    let both: Contenders = ["a", "b"]
-        .map(|name| Contender { node: node_name(name), weight: 1, excluded: false, cordoned: false })
+    let both: Candidates = ["a", "b"]
+        .map(|name| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false })
         .into_iter()
         .collect();
     bench.give(want(&both));

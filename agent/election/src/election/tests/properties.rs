@@ -155,10 +155,10 @@ impl World {
                 };
                 Input::Peers
             }
-            Step::Wanted(contenders) => {
-                let contender =
-                    |name: &&str| Contender { node: node_name(name), weight: 1, excluded: false, cordoned: false };
-                let wanted = contenders.map(|contenders| (vip4(1), contenders.iter().map(contender).collect()));
+            Step::Wanted(candidates) => {
+                let candidate =
+                    |name: &&str| Candidate { node: node_name(name), weight: 1, excluded: false, cordoned: false };
+                let wanted = candidates.map(|candidates| (vip4(1), candidates.iter().map(candidate).collect()));
                 if wanted.is_none() {
                     // The next leader may begin at the first epoch, once the Lease is removed.
                     self.highest = 0;

@@ -332,7 +332,7 @@ fn after_a_pool_shrank_a_restart_moves_no_address_and_a_changed_request_does() {
 }
 
 #[test]
-fn each_vip_has_its_candidates() {
+fn each_vip_has_its_eligible_nodes() {
     let directory = tempfile::tempdir().unwrap();
     let mut stages = Stages::new(
         IngestOptions::default(),
@@ -345,13 +345,13 @@ fn each_vip_has_its_candidates() {
     }
     let state = stages.run(&Arc::new(objects.clone()), None);
     let vip = vip4(1);
-    assert_eq!(state.candidates[&vip].iter().count(), 2);
+    assert_eq!(state.eligible_nodes[&vip].iter().count(), 2);
     let selector = serde_json::json!([{"matchLabels": {"kubernetes.io/hostname": "n2"}}]);
     let policy = serde_json::json!({"metadata": {"name": "p"}, "spec": {"nodeSelectors": selector}});
     objects.vip_policies.insert("p".to_owned(), object(policy));
     let state = stages.run(&Arc::new(objects.clone()), None);
     assert_eq!(state.leaders[&vip], Some(node_name("n2")));
-    assert_eq!(state.candidates[&vip].iter().count(), 1);
+    assert_eq!(state.eligible_nodes[&vip].iter().count(), 1);
     objects
         .vip_policies
         .insert("p".to_owned(), object(serde_json::json!({"metadata": {"name": "p"}, "spec": {"pools": ["none"]}})));
