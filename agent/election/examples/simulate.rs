@@ -13,35 +13,35 @@ use std::{
 use clap::Parser;
 use vipmux_election::simulation::{Figures, Mutation, Report, Scenario, Setup};
 
-/// Simulates clusters in which things go wrong, and checks what is promised of them.
+/// Simulates clusters with faults, and checks the promises of the election.
 #[derive(Parser)]
 #[command(name = "cargo xtask sim", disable_version_flag = true)]
 struct Arguments {
-    /// How many seeds to run of each scenario
+    /// Number of seeds per scenario
     #[arg(long, value_name = "N", default_value_t = 1_000)]
     seeds: u64,
     /// The first seed
     #[arg(long, value_name = "S", default_value_t = 0)]
     from: u64,
-    /// Run this seed alone
+    /// Run only this seed
     #[arg(long, value_name = "S", conflicts_with_all = ["seeds", "from"])]
     seed: Option<u64>,
-    /// Tell what happened
+    /// Print each event
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Nodes, rather than as many as the seed says
+    /// Number of nodes [default: by the seed]
     #[arg(long, value_name = "N", value_parser = 1..=5_000)]
     nodes: Option<i64>,
-    /// VIPs, rather than as many as the seed says
+    /// Number of VIPs [default: by the seed]
     #[arg(long, value_name = "N", value_parser = 1..=65_536)]
     vips: Option<i64>,
-    /// The scenario to run; all but `large` unless one is named
-    #[arg(long, value_name = "NAME", value_parser = |name: &str| Scenario::named(name).ok_or("there is no such scenario"))]
+    /// The scenario to run [default: all but `large`]
+    #[arg(long, value_name = "NAME", value_parser = |name: &str| Scenario::named(name).ok_or("unknown scenario"))]
     scenario: Option<Scenario>,
-    /// Break the machine in this way (its number), to see it found
-    #[arg(long, value_name = "N", value_parser = |at: &str| at.parse().ok().and_then(|at: usize| Mutation::ALL.get(at).copied()).ok_or("there is no such mutation"))]
+    /// Build this fault (by number) into the state machine, to see that it is found
+    #[arg(long, value_name = "N", value_parser = |at: &str| at.parse().ok().and_then(|at: usize| Mutation::ALL.get(at).copied()).ok_or("unknown mutation"))]
     mutation: Option<Mutation>,
-    /// Go on after a failure
+    /// Continue after a failure
     #[arg(long)]
     keep_going: bool,
 }

@@ -75,3 +75,30 @@ pub(super) fn value(attributes: &[DefaultNla], kind: u16) -> Option<Vec<u8>> {
     attribute.emit_value(&mut value);
     Some(value)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attributes_are_found_by_kind_and_a_truncated_message_is_refused() {
+        let attributes =
+            vec![DefaultNla::new(1, b"ab\0".to_vec()), DefaultNla::new(0x8002, 7_u32.to_ne_bytes().into())];
+        let message = GenericMessage { family: 0x10, command: 3, attributes };
+        let mut bytes = vec![0; message.buffer_len()];
+        message.serialize(&mut bytes);
+        let parse = |bytes: &[u8]| GenericMessage::deserialize(&NetlinkHeader::default(), bytes);
+        let parsed = parse(&bytes).unwrap();
+        assert_eq!((parsed.command, parsed.attributes.len()), (3, 2));
+        assert_eq!(value(&parsed.attributes, 1).as_deref(), Some(&b"ab\0"[..]));
+        assert_eq!(value(&parsed.attributes, 2), Some(7_u32.to_ne_bytes().into()));
+        assert_eq!(value(&parsed.attributes, 3), None);
+        let ends = [HEADER, HEADER + 8, bytes.len()];
+        for cut in (0..bytes.len()).filter(|cut| !ends.contains(cut)) {
+            let left = parse(&bytes[..cut]).map(|message| message.attributes.len());
+            assert!(left.as_ref().map_or(true, |left| *left < 2), "{cut} bytes: {left:?}");
+        }
+        // A length of less than its own header would never end.
+        assert!(parse(&[3, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
+    }
+}
