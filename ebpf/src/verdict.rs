@@ -5,9 +5,28 @@ use vipmux_common::abi::{DropReason, Stat};
 
 use crate::{count, forward};
 
-/// The verdict on a frame: the kind, and above 32 bits the interface or the reason. It is one
-/// number: the verifier requires every register that the compiler keeps to be defined, and a
-/// function that the verifier checks on its own returns no more.
+/// An action on a frame.
+#[derive(Clone, Copy)]
+enum Action {
+    /// Not for a VIP: to the stack, untouched.
+    Pass = 0,
+    /// For a VIP, but left to the stack by configuration: untouched.
+    Kernel = 1,
+    /// To the stack, with a local backend as its destination.
+    Deliver = 2,
+    /// To the stack, unchanged, for a local backend.
+    Direct = 3,
+    /// An answer: out of the ingress interface.
+    Transmit = 4,
+    /// To another node, through the interface of this index.
+    Forward = 7,
+    /// Dropped, for this reason.
+    Drop = 8,
+}
+
+/// The verdict on a frame: an action or the next program, and above 32 bits the interface or the
+/// reason. It is one number: the verifier requires every register that the compiler keeps to be
+/// defined, and a function that the verifier checks on its own returns no more.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Verdict(pub(crate) u64);
 
@@ -15,22 +34,15 @@ pub(crate) struct Verdict(pub(crate) u64);
 pub(crate) type Outcome = Result<Verdict, Verdict>;
 
 impl Verdict {
-    /// Not for a VIP: to the stack, untouched.
-    pub(crate) const PASS: Self = Self(0);
-    /// For a VIP, but left to the stack by configuration: untouched.
-    pub(crate) const KERNEL: Self = Self(1);
-    /// To the stack, with a local backend as its destination.
-    pub(crate) const DELIVER: Self = Self(2);
-    /// To the stack, unchanged, for a local backend.
-    pub(crate) const DIRECT: Self = Self(3);
-    /// An answer: out of the ingress interface.
-    pub(crate) const TRANSMIT: Self = Self(4);
+    pub(crate) const PASS: Self = Self(Action::Pass as u64);
+    pub(crate) const KERNEL: Self = Self(Action::Kernel as u64);
+    pub(crate) const DELIVER: Self = Self(Action::Deliver as u64);
+    pub(crate) const DIRECT: Self = Self(Action::Direct as u64);
+    pub(crate) const TRANSMIT: Self = Self(Action::Transmit as u64);
     /// For the program for new flows.
     pub(crate) const NEW: Self = Self(5);
     /// For the program for all other packets.
     pub(crate) const ODD: Self = Self(6);
-    const FORWARD: u64 = 7;
-    const DROP: u64 = 8;
 
     pub(crate) const NO_SERVICE: Self = Self::drop(DropReason::NoService);
     pub(crate) const NO_BACKEND: Self = Self::drop(DropReason::NoBackend);
@@ -38,12 +50,12 @@ impl Verdict {
     /// To another node, through this interface.
     #[inline(always)]
     pub(crate) const fn forward(ifindex: u32) -> Self {
-        Self(Self::FORWARD | (ifindex as u64) << 32)
+        Self(Action::Forward as u64 | (ifindex as u64) << 32)
     }
 
     #[inline(always)]
     pub(crate) const fn drop(reason: DropReason) -> Self {
-        Self(Self::DROP | (reason as u64) << 32)
+        Self(Action::Drop as u64 | (reason as u64) << 32)
     }
 
     #[inline(always)]
@@ -62,31 +74,45 @@ impl From<DropReason> for Verdict {
 }
 
 impl Verdict {
-    /// Counts a frame of this length, and returns the kernel's action.
+    /// Counts a frame of this length, and returns the kernel's action. The verdict is not for
+    /// another program.
     #[inline(always)]
     pub(crate) fn act(self, ifindex: u32, length: u64) -> u32 {
         let argument = (self.0 >> 32) as u32;
-        match Self(self.0 & 0xff) {
-            Self::PASS => {
+        match self.action() {
+            Action::Pass => {
                 count::stat(Stat::Passed, length);
                 XDP_PASS
             }
-            Self::KERNEL => {
+            Action::Kernel => {
                 count::stat(Stat::Kernel, length);
                 XDP_PASS
             }
-            Self::DIRECT => {
+            Action::Direct => {
                 count::stat(Stat::Direct, length);
                 XDP_PASS
             }
-            Self::DELIVER => XDP_PASS,
-            Self::TRANSMIT => XDP_TX,
-            Self(Self::FORWARD) if argument == ifindex => XDP_TX,
-            Self(Self::FORWARD) => forward::redirect(argument),
-            _ => {
+            Action::Deliver => XDP_PASS,
+            Action::Transmit => XDP_TX,
+            Action::Forward if argument == ifindex => XDP_TX,
+            Action::Forward => forward::redirect(argument),
+            Action::Drop => {
                 count::drop(argument, length);
                 XDP_DROP
             }
+        }
+    }
+
+    #[inline(always)]
+    const fn action(self) -> Action {
+        match self.0 & 0xff {
+            0 => Action::Pass,
+            1 => Action::Kernel,
+            2 => Action::Deliver,
+            3 => Action::Direct,
+            4 => Action::Transmit,
+            7 => Action::Forward,
+            _ => Action::Drop,
         }
     }
 }
