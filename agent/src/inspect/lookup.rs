@@ -21,8 +21,8 @@ use crate::output::{
 /// One decision about a packet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LookupStep {
-    /// The question: `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`, `table`,
-    /// `backend`, `reverse` or `node`.
+    /// The question: `client`, `vip`, `fence`, `flow`, `service`, `ranges`, `kernel`, `affinity`,
+    /// `table`, `backend`, `reverse` or `node`.
     pub step: &'static str,
     /// The answer.
     pub finding: String,

@@ -105,3 +105,41 @@ fn rules_are_read_with_their_conditions_and_actions() {
         assert_eq!(rule, RuleObservation { when, does }, "rule {at}");
     }
 }
+
+#[test]
+fn rules_with_other_expressions_are_decoded_too() {
+    let Some(tables) = read(
+        r#"table inet fw {
+            comment "räume"
+            counter counted { }
+            quota most { over 1 mbytes }
+            limit slow { rate 10/second burst 5 packets }
+            set sources { type ipv4_addr; flags interval; elements = { 192.0.2.0/25, 198.51.100.7 } }
+            set seen { type ipv4_addr; flags dynamic,timeout; timeout 1m; }
+            map ports { type inet_service : verdict; elements = { 80 : drop, 443 : accept } }
+            chain in {
+                type filter hook input priority filter; policy accept;
+                ct state established,related accept comment "öffnet nichts"
+                ct state invalid counter name counted drop
+                iifname "eth*" meta mark set 0x1 limit rate 5/minute log prefix "new: " group 3
+                ip saddr @sources tcp flags & (syn | ack) == syn reject with tcp reset
+                update @seen { ip saddr limit rate 10/second }
+                fib daddr type local tcp dport vmap @ports
+                meta l4proto icmp icmp type echo-request limit name "slow" accept
+                ip6 nexthdr icmpv6 icmpv6 type nd-neighbor-solicit accept
+                numgen inc mod 2 vmap { 0 : continue, 1 : return }
+                jhash ip saddr mod 2 vmap { 0 : continue, 1 : return }
+                socket transparent 1 quota over 1 mbytes ct mark set 1
+            }
+            chain out {
+                type nat hook postrouting priority srcnat; policy accept;
+                ip daddr 192.0.2.1 meta l4proto tcp snat ip to 192.0.2.2:1024-2048 random
+                masquerade fully-random
+            }
+        }"#,
+    ) else {
+        return;
+    };
+    let rules = rules(&tables[0], "in");
+    assert_eq!(rules.len(), 11, "{rules:?}");
+}
