@@ -126,7 +126,7 @@ fn rules_with_other_expressions_are_decoded_too() {
                 update @seen { ip saddr limit rate 10/second }
                 fib daddr type local tcp dport vmap @ports
                 meta l4proto icmp icmp type echo-request limit name "slow" accept
-                ip6 nexthdr icmpv6 icmpv6 type nd-neighbor-solicit accept
+                ip6 nexthdr icmpv6 icmpv6 type echo-request accept
                 numgen inc mod 2 vmap { 0 : continue, 1 : return }
                 jhash ip saddr mod 2 vmap { 0 : continue, 1 : return }
                 socket transparent 1 quota over 1 mbytes ct mark set 1
