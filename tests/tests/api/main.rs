@@ -1,9 +1,11 @@
 //! Tests with a real API server and its etcd, and with the real kube-proxy on the nodes.
 //!
 //! Each test has its own API server, as it has its own LAN, because VipPools, Nodes and Leases
-//! exist once per cluster. Tests run in parallel, one per core.
+//! exist once per cluster. Tests run in parallel.
 
 mod allocating;
+// Tests start in the order of their names. The longest waits are here.
+mod api_watches;
 mod bad_connection;
 mod coexisting;
 mod deploy;
@@ -17,4 +19,3 @@ mod preflight;
 mod rights;
 mod scale;
 mod serving;
-mod watches;

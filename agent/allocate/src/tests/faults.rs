@@ -1,5 +1,7 @@
 //! Tests Services that cannot be understood or read, and the addresses that they hold.
 
+use std::num::NonZeroUsize;
+
 use super::*;
 
 #[test]
@@ -59,7 +61,7 @@ fn a_service_that_cannot_be_read_leaves_no_address_to_others() {
     let mut unread = newcomers(assigned.clone().without("shop/a"));
     unread.objects.problems.push(vipmux_model::objects::Problem {
         file: "a.yaml".into(),
-        document: 1,
+        document: Some(NonZeroUsize::MIN),
         line: None,
         field: String::new(),
         message: String::new(),

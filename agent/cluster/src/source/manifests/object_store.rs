@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
@@ -107,7 +108,7 @@ impl ObjectStore {
                 let (file, document) = (first.file.display(), first.document);
                 Problem {
                     file: location.file.to_path_buf(),
-                    document: location.document,
+                    document: NonZeroUsize::new(location.document),
                     line: Some(it.line),
                     field: it.path.clone(),
                     message: format!("{identity} is defined in {file}, document {document}, too; that one is in force"),

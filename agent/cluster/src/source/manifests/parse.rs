@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroUsize,
     path::Path,
     sync::Arc,
 };
@@ -275,7 +276,7 @@ impl DocumentReader<'_> {
     fn problem(&self, path: &FieldPath, message: String, line: Option<usize>) -> Problem {
         Problem {
             file: self.file.to_path_buf(),
-            document: self.document.number,
+            document: NonZeroUsize::new(self.document.number),
             line: line.map(|line| self.document.line + line.saturating_sub(1)),
             field: path.to_string(),
             message,

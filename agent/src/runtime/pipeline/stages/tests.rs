@@ -1,6 +1,6 @@
 //! Tests the stages of the pipeline on whole snapshots.
 
-use std::time::SystemTime;
+use std::{num::NonZeroUsize, time::SystemTime};
 
 use super::{super::allocation_source::File, *};
 use vipmux_allocate::StatusAuthor;
@@ -45,7 +45,7 @@ fn an_agent_that_starts_beside_a_broken_file_gives_no_address_away() {
     let mut broken = objects(&["b"]);
     broken.problems.push(Problem {
         file: "a.yaml".into(),
-        document: 1,
+        document: Some(NonZeroUsize::MIN),
         line: None,
         field: String::new(),
         message: "no YAML".to_owned(),

@@ -1,5 +1,7 @@
 //! Tests each problem with its location.
 
+use std::num::NonZeroUsize;
+
 use super::*;
 use vipmux_model::api::rules;
 
@@ -14,7 +16,7 @@ fn expect(text: &str, line: usize, field: &str, message: &str) {
     let objects = objects(&format!("{}---\n{text}", service("other", 80)));
     let [problem] = objects.problems.as_slice() else { panic!("{text}: {:?}", objects.problems) };
     assert_eq!(problem.file, Path::new("a.yaml"));
-    assert_eq!(problem.document, 2, "{text}");
+    assert_eq!(problem.document, NonZeroUsize::new(2), "{text}");
     assert_eq!(problem.field, field, "{text}: {problem}");
     assert_eq!(problem.line, Some(line + 10), "{text}: {problem}");
     assert!(problem.message.contains(message), "{text}: {problem}");
@@ -249,7 +251,11 @@ fn an_alias_bomb_is_refused() {
     let bomb = format!("a0: &a0 [{}]\n{}", ["x"; 10].join(", "), (1..12).map(level).collect::<String>());
     let objects = objects(&bomb);
     assert_eq!(objects.problems.len(), 1);
-    assert!(objects.problems[0].document == 1 && objects.problems[0].field.is_empty(), "{}", objects.problems[0]);
+    assert!(
+        objects.problems[0].document == Some(NonZeroUsize::MIN) && objects.problems[0].field.is_empty(),
+        "{}",
+        objects.problems[0]
+    );
 }
 
 #[test]
