@@ -1,6 +1,6 @@
 //! `cargo xtask test`: runs the suites in order, the fastest first.
 
-use std::{env, num::NonZeroUsize, path::PathBuf, process::Command, thread, time::Instant};
+use std::{path::PathBuf, process::Command, time::Instant};
 
 use anyhow::Result;
 use clap::ValueEnum;
@@ -151,27 +151,13 @@ impl Suite {
             Self::Packet => vec![test(&["-p", "vipmux-tests", "--test", "packet"])],
             Self::Network => {
                 let mut suite = test(&["-p", "vipmux-tests", "--lib", "--bins", "--test", "network"]);
-                test_threads(&mut suite);
                 if let Some(root) = image_files()? {
                     suite.env("VIPMUX_IMAGE_ROOT", root);
                 }
                 with_agent(suite)?
             }
-            Self::Api => {
-                let mut suite = test(&["-p", "vipmux-tests", "--test", "api"]);
-                test_threads(&mut suite);
-                with_agent(suite)?
-            }
+            Self::Api => with_agent(test(&["-p", "vipmux-tests", "--test", "api"]))?,
         })
-    }
-}
-
-/// Lets half as many tests again run at a time as there are processors, since they wait for much of
-/// their time. `RUST_TEST_THREADS` takes precedence.
-fn test_threads(suite: &mut Command) {
-    if env::var_os("RUST_TEST_THREADS").is_none() {
-        let processors = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        suite.env("RUST_TEST_THREADS", (processors * 3).div_ceil(2).to_string());
     }
 }
 
