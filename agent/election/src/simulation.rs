@@ -145,7 +145,7 @@ enum AgentEvent {
     },
     Stored {
         vip: Vip,
-        number: u64,
+        number: Option<u64>,
         outcome: LeaseOutcome,
     },
     Surveyed {

@@ -278,11 +278,11 @@ impl NodeHandle<'_> {
         self.work(inputs);
     }
 
-    fn report(&mut self, vip: Vip, number: u64, outcome: LeaseOutcome) {
+    fn report(&mut self, vip: Vip, number: Option<u64>, outcome: LeaseOutcome) {
         let Some(agent) = self.agent() else { return };
         let is_latest = agent.store.end(vip, number);
         if let Some((number, operation)) = agent.store.begin_next() {
-            self.operate(number, operation);
+            self.operate(Some(number), operation);
         }
         if is_latest {
             self.work(vec![Input::Stored { vip, outcome }]);
@@ -355,12 +355,12 @@ impl NodeHandle<'_> {
             }
             Command::Delete { vip, version } => {
                 let operation = StoreOperation::Delete { vip, version };
-                self.operate(0, operation);
+                self.operate(None, operation);
             }
             Command::Survey if agent.store.surveying => pending.push(Input::Surveyed { asked: now, leases: None }),
             Command::Survey => {
                 agent.store.surveying = true;
-                self.operate(0, StoreOperation::Survey);
+                self.operate(None, StoreOperation::Survey);
             }
             Command::Probe { vip, detect } => {
                 let after = self.world.dice.micros(50, 500);
@@ -375,11 +375,11 @@ impl NodeHandle<'_> {
         let Some(agent) = self.agent() else { return };
         agent.store.push(vip, operation);
         if let Some((number, operation)) = agent.store.begin_next() {
-            self.operate(number, operation);
+            self.operate(Some(number), operation);
         }
     }
 
-    fn operate(&mut self, number: u64, operation: StoreOperation) {
+    fn operate(&mut self, number: Option<u64>, operation: StoreOperation) {
         let request = StoreRequest { node: self.node, run: self.get().run, number, asked: self.now(), operation };
         self.world.send(request);
     }

@@ -46,8 +46,8 @@ pub(super) struct StoreRequest {
     pub(super) node: usize,
     /// The start of the agent, as in [`WorldEvent::Agent`].
     pub(super) run: u64,
-    /// Its number in [`Operations`]; 0: its result does not count there.
-    pub(super) number: u64,
+    /// Its number in [`Operations`], if it is ordered there.
+    pub(super) number: Option<u64>,
     /// The time of the request, by the node's clock.
     pub(super) asked: Duration,
     pub(super) operation: StoreOperation,
@@ -83,9 +83,9 @@ impl Operations {
     }
 
     /// Ends an operation. Returns whether it is the latest of its VIP.
-    pub(super) fn end(&mut self, vip: Vip, number: u64) -> bool {
+    pub(super) fn end(&mut self, vip: Vip, number: Option<u64>) -> bool {
         self.under_way = self.under_way.saturating_sub(1);
-        let is_latest = self.latest.get(&vip) == Some(&number);
+        let is_latest = number.is_some() && self.latest.get(&vip) == number.as_ref();
         if is_latest {
             self.latest.remove(&vip);
         }
