@@ -121,8 +121,8 @@ impl Allocator {
     /// `changed`: they came, went or changed.
     ///
     /// The result is that of [`allocate`] with this model and with the previous assignments: those
-    /// of the allocation so far ([`Allocation::as_previous`]). The statuses of Services count only if
-    /// these have no entry.
+    /// of the allocation so far ([`Allocation::as_previous`]). The statuses of Services count only
+    /// if these have no entry.
     ///
     /// Returns `None` and does nothing if pools, nodes, reserved addresses or labels of namespaces
     /// changed, or if some of the input cannot be read. Then [`Allocator::new`] is needed.

@@ -3,9 +3,9 @@
 //! Payloads and the time come in. Payloads to send and events are taken out. It has four parts:
 //!
 //! - *SWIM* ([`foca`]) finds out which nodes are down. Each node probes another one every
-//!   [`MembershipSettings::probe_period`], directly and through others. Gossip distributes the results. The
-//!   majority decides: after a partition, a node that was not with a majority forgets the nodes that
-//!   it considered down. Its peers notify it that it was down itself.
+//!   [`MembershipSettings::probe_period`], directly and through others. Gossip distributes the
+//!   results. The majority decides: after a partition, a node that was not with a majority forgets
+//!   the nodes that it considered down. Its peers notify it that it was down itself.
 //! - *Heartbeats* ([`Membership::send_heartbeats`]) are the evidence for the fence: a node that
 //!   answers considers us alive. Nodes that SWIM suspects get heartbeats too, and a node that
 //!   answers is not down. Heartbeats go both ways, and there are more of them than of SWIM's

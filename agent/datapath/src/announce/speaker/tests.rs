@@ -76,8 +76,9 @@ fn a_machine_that_has_the_address_is_found() {
             }
             foreign.address("eth0", vip, 24);
             let taken = AddressAvailability::Taken { mac, ifindex: place.0 };
-            // Not `Query`: on a busy machine an answer may take longer than that waits. It is repeated
-            // because the kernel hears IPv6 questions only some time after it was given the address.
+            // Not `Query`: on a busy machine an answer may take longer than that waits. It is
+            // repeated, because the kernel hears IPv6 questions only some time after it was given
+            // the address.
             let ask = || ask(&node, &maps, Vip::new(address), place, AddressProbeMode::Detect);
             let outcome =
                 again_while(PATIENCE, |outcome| address.is_ipv6() && *outcome == AddressAvailability::Free, ask);

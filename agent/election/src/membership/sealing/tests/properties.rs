@@ -1,4 +1,4 @@
-//! Whatever is sealed, recorded, repeated or made up.
+//! Properties of sealed datagrams that are recorded, repeated or made up.
 
 use proptest::prelude::*;
 
