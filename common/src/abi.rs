@@ -7,17 +7,19 @@
 //! others are numbers in the host's byte order.
 
 mod counters;
+mod flows;
 mod leadership;
 mod records;
 
 use core::mem::{align_of, offset_of, size_of};
 
 pub use counters::{DropReason, Stat};
+pub use flows::*;
 pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 7;
+pub const ABI_VERSION: u32 = 8;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -50,14 +52,16 @@ pub mod capacity {
     pub const NODES: u32 = 8_192;
     /// Nodes' MAC addresses.
     pub const PEERS: u32 = 16_384;
-    /// Flow and reverse-flow records. The agent sizes them by RAM, up to 1 M.
-    pub const FLOWS: u32 = 16_384;
+    /// Sets of the flow table. The agent sizes it by RAM, up to 1 M records.
+    pub const FLOW_SETS: u32 = 16_384 / crate::flow_table::WAYS;
+    /// Bits of the index of local backends: a power of two.
+    pub const LOCAL_PORTS: u32 = 65_536;
     /// Fragmented datagrams that wait for later fragments, in each direction.
     pub const FRAGMENTS: u32 = 8_192;
     /// Recent foreign speakers: pairs of a VIP and a MAC.
     pub const SPEAKERS: u32 = 1_024;
     /// Clients that Services with session affinity have recorded.
-    pub const AFFINITY: u32 = 65_536;
+    pub const AFFINITY: u32 = 61_440;
     /// Prefixes that Services with source ranges allow, over all Services.
     pub const SOURCE_RANGES: u32 = 65_536;
 }
@@ -163,9 +167,14 @@ pub struct Config {
     /// Packets that each CPU may answer in the VIPs' name per second: TCP RSTs, ICMP errors, echo
     /// replies.
     pub answers_per_second: u32,
-    /// Flows that each CPU may record per second, so that a flood of new ones cannot evict the live
-    /// ones.
-    pub records_per_second: u32,
+    /// Of agents of version 7 and older.
+    pub reserved: u32,
+    /// Sets of the flow table, less one.
+    pub flow_mask: u32,
+    /// Zero.
+    pub padding: u32,
+    /// The secret of the flow table.
+    pub flow_secret: FlowSecret,
 }
 
 /// Answered: TCP RST, ICMP port unreachable.
@@ -304,6 +313,9 @@ pub const SERVICE_SPARE: u32 = 2;
 /// Direct server return: backends get packets with the VIP as destination and answer from it.
 /// Nothing is translated. In [`ServiceState::flags`].
 pub const SERVICE_DIRECT: u32 = 2;
+/// The Service port is gone, and the slot is free. No packet goes to its backends any more, but
+/// their replies are still translated. In [`ServiceState::flags`].
+pub const SERVICE_GONE: u32 = 4;
 
 /// `SERVICE_STATES[slot]`: read on a flow hit, instead of a second hash lookup.
 #[repr(C)]
@@ -312,12 +324,14 @@ pub struct ServiceState {
     /// Changes when the claim gets another owner or goes. Flows of other generations are stale. 0:
     /// the slot is free.
     pub generation: u32,
-    /// [`SERVICE_DIRECT`].
+    /// [`SERVICE_DIRECT`], [`SERVICE_GONE`].
     pub flags: u32,
     /// Idle timeout of a flow, in jiffies; 0: [`Config`]'s for the protocol.
     pub idle: u32,
     /// [`Range::set`] of the admitted client addresses; 0: any. Applied to every packet.
     pub ranges: u32,
+    /// The VIP, which replies come from.
+    pub vip: Address,
 }
 
 /// Key of the LPM trie `SOURCE_RANGES`, after the prefix length (`struct bpf_lpm_trie_key_u8` in
@@ -351,7 +365,8 @@ pub struct AffinityKey {
     pub generation: u32,
 }
 
-/// `AFFINITY[AffinityKey]`: the backend of a client's flows. `tag` as in [`FlowValue`].
+/// `AFFINITY[AffinityKey]`: the backend of a client's flows. `tag` as in
+/// [`FragmentValue`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AffinityValue {
@@ -385,6 +400,9 @@ pub const BACKEND_LOCAL: u16 = 2;
 /// The backend fails its health probe. It may still be ready: if all others of its Service port
 /// fail too, or if another Service does not probe it. Not read by programs.
 pub const BACKEND_FAILING: u16 = 4;
+/// The backend is gone, and the index is free. No packet goes there any more, but the replies of
+/// its flows are still translated. Only with [`BACKEND_LOCAL`].
+pub const BACKEND_GONE: u16 = 8;
 
 /// `BACKENDS[index]`.
 #[repr(C)]
@@ -394,7 +412,7 @@ pub struct Backend {
     pub address: Address,
     /// The endpoint's port, wire; 0: the port that the client requested.
     pub port: u16,
-    /// [`BACKEND_READY`], [`BACKEND_LOCAL`], [`BACKEND_FAILING`].
+    /// [`BACKEND_READY`], [`BACKEND_LOCAL`], [`BACKEND_FAILING`], [`BACKEND_GONE`].
     pub flags: u16,
     /// Its node's index in `NODES`.
     pub node: u32,
@@ -461,13 +479,13 @@ pub struct Count {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 48);
+    assert!(size_of::<Config>() == 104 && offset_of!(Config, flow_mask) == 48);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<VipSlot>() == 32 && offset_of!(VipSlot, id) == 16 && capacity::VIP_INDEX.is_power_of_two());
     assert!(size_of::<ServiceKey>() == 8 && align_of::<ServiceKey>() == 8 && offset_of!(ServiceKey, protocol) == 6);
     assert!(size_of::<ServiceValue>() == 32 && offset_of!(ServiceValue, local_table) == 16);
-    assert!(size_of::<ServiceState>() == 16);
+    assert!(size_of::<ServiceState>() == 32);
     assert!(size_of::<Range>() == 20 && offset_of!(Range, w0) == 4);
     assert!(size_of::<AffinityKey>() == 24 && offset_of!(AffinityKey, slot) == 16);
     assert!(size_of::<AffinityValue>() == 24 && offset_of!(AffinityValue, tag) == 0);

@@ -3,7 +3,7 @@
 //! [`flow`] selects the backend, so every node and every version in a cluster must compute the
 //! same. Its result is part of the protocol between the nodes. The test vectors below fix it.
 
-use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, ReverseKey, capacity};
+use crate::abi::{Address, AffinityKey, FlowKey, FragmentKey, capacity};
 
 /// Two odd 64-bit constants with about as many ones as zeros (from splitmix64).
 const K0: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -37,6 +37,13 @@ pub const fn vip(address: &Address) -> u32 {
     word.wrapping_mul(0x9e37_79b1) >> (32 - capacity::VIP_INDEX.trailing_zeros())
 }
 
+/// Returns the bit of a local backend's address and port, wire, in `LOCAL_PORTS`.
+#[inline(always)]
+pub const fn local_port(address: &Address, port: u16) -> u32 {
+    let word = address.w0 ^ address.w1.rotate_left(7) ^ address.w2.rotate_left(13) ^ address.w3;
+    (word ^ (port as u32).rotate_left(11)).wrapping_mul(0x9e37_79b1) >> (32 - capacity::LOCAL_PORTS.trailing_zeros())
+}
+
 /// Returns the hash that selects the backend of a Service with session affinity, only by the
 /// client's address. Part of the protocol between the nodes, like [`flow`].
 #[inline(always)]
@@ -49,15 +56,6 @@ pub const fn client(address: &Address) -> u32 {
 #[inline(always)]
 pub const fn affinity(key: &AffinityKey) -> u32 {
     client(&key.client) ^ key.slot ^ key.generation.rotate_left(16)
-}
-
-/// Returns the hash of a reverse flow: only a tag, local to one node.
-#[inline(always)]
-pub const fn reverse(key: &ReverseKey) -> u32 {
-    let ports = pair(key.backend_port as u32 | (key.client_port as u32) << 16, key.protocol);
-    let state = mix(K0, pair(key.client.w0 ^ key.backend.w0, key.client.w1 ^ key.backend.w1));
-    let state = mix(state, pair(key.client.w2 ^ key.backend.w2, key.client.w3));
-    (mix(mix(state, pair(key.backend.w3, 0)), ports) >> 32) as u32
 }
 
 /// Returns the hash of a fragmented datagram: only a tag, local to one node.

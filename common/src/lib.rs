@@ -1,13 +1,14 @@
 //! Types and algorithms that vipmux's agent and its BPF programs share.
 //!
 //! [`abi`] has the map keys and values, their flags and the drop reasons. [`checksum`] has RFC 1624
-//! updates. [`hash`] has the packet hash that selects a backend, which must be equal on every node.
+//! updates. [`flow_table`] has the layout of the table of flows. [`hash`] has the packet hash that selects a backend, which must be equal on every node.
 //! [`table`] has the slots of Maglev tables.
 #![cfg_attr(not(feature = "std"), no_std)]
 #![allow(clippy::inline_always, reason = "in a BPF program a call costs more than what these functions do")]
 
 pub mod abi;
 pub mod checksum;
+pub mod flow_table;
 pub mod hash;
 #[cfg(feature = "aya")]
 mod pod;

@@ -1,10 +1,9 @@
 //! Implements `aya::Pod` for the map types: aya may copy them from and to the kernel as bytes.
 
 use crate::abi::{
-    Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node, NodeLabel, Range, ReverseKey,
-    ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot,
-    VipValue,
+    Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, EgressFragmentValue, Fence, FlowRecord,
+    FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node, NodeLabel, Range,
+    Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
 };
 
 macro_rules! pod {
@@ -24,8 +23,9 @@ pod!(
     Count,
     EgressFragmentValue,
     Fence,
-    FlowKey,
-    FlowValue,
+    FlowRecord,
+    FlowSecret,
+    FlowSet,
     FragmentKey,
     FragmentValue,
     Interface,
@@ -36,8 +36,6 @@ pod!(
     Node,
     NodeLabel,
     Range,
-    ReverseKey,
-    ReverseValue,
     Scratch,
     ServiceKey,
     ServiceOwner,

@@ -1,6 +1,6 @@
-//! Token buckets that limit, per CPU, what other hosts can make this node do.
+//! A token bucket that limits, per CPU, what other hosts can make this node do.
 
-use vipmux_common::abi::{BUDGET_ANSWERS, BUDGET_RECORDS, Budget};
+use vipmux_common::abi::{BUDGET_ANSWERS, Budget};
 
 use crate::{
     flow,
@@ -14,12 +14,6 @@ const BURST: u64 = 1;
 #[inline(always)]
 pub(crate) fn answer() -> bool {
     CONFIG.get(0).is_some_and(|config| take(BUDGET_ANSWERS, config.answers_per_second, config.hz, flow::now()))
-}
-
-/// Takes one flow record from the budget, if there is one left.
-#[inline(always)]
-pub(crate) fn record(now: u64) -> bool {
-    CONFIG.get(0).is_some_and(|config| take(BUDGET_RECORDS, config.records_per_second, config.hz, now))
 }
 
 #[inline(always)]

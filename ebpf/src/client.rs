@@ -11,19 +11,19 @@ use vipmux_common::{
 };
 
 use crate::{
-    flow::{self, Target},
+    flow::{self, Found, Target},
     maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
 };
 
 /// The two halves of an address, which fit into an argument.
 #[inline(always)]
-fn halves(address: &Address) -> (u64, u64) {
+pub(crate) fn halves(address: &Address) -> (u64, u64) {
     let pair = |first: u32, second: u32| u64::from(first) | u64::from(second) << 32;
     (pair(address.w0, address.w1), pair(address.w2, address.w3))
 }
 
 #[inline(always)]
-fn whole(high: u64, low: u64) -> Address {
+pub(crate) fn whole(high: u64, low: u64) -> Address {
     Address { w0: high as u32, w1: (high >> 32) as u32, w2: low as u32, w3: (low >> 32) as u32 }
 }
 
@@ -61,9 +61,11 @@ pub(crate) fn remembered(client: &Address, service: &ServiceValue) -> Option<Tar
 
 /// Records the backend of a client's flow. Without room, the table decides the next time too.
 #[inline(always)]
-pub(crate) fn remember(client: &Address, service: &ServiceValue, target: &Target) {
+pub(crate) fn remember(client: &Address, found: &Found) {
     let (high, low) = halves(client);
-    client_remember(high, low, of(service), u64::from(target.index) | u64::from(target.generation) << 32);
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let backend = pair(found.target.index, found.target.generation);
+    client_remember(high, low, pair(found.slot, found.slot_generation), backend);
 }
 
 /// The value for no backend.

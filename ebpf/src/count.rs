@@ -33,3 +33,9 @@ pub(crate) fn drop(reason: u32, bytes: u64) {
 pub(crate) fn service(slot: u32, bytes: u64, new: bool) {
     add(&SERVICE_STATS, slot, bytes, u64::from(new));
 }
+
+/// `stat`: one of the evictions.
+#[inline(always)]
+pub(crate) fn evicted(stat: u32) {
+    add(&STATS, stat, 0, 0);
+}

@@ -15,15 +15,15 @@ use vipmux_common::{
 };
 
 use crate::{
-    budget, client, count,
-    flow::{self, Found},
+    client, count,
+    flow::{self, Found, Kept},
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
-    maps::{SCRATCH, VIP_INDEX, VIPS},
+    maps::{CONFIG, SCRATCH, VIP_INDEX, VIPS},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
-    reject,
+    record, reject,
     segment::Segment,
     service,
     verdict::{Outcome, Verdict},
@@ -77,12 +77,16 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     }
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
+    let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
     let key = segment.flow(packet.source, id);
     let handed_over = frame.source.is_handover();
     let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, reserved: 0 };
-    let Some(found) = flow::find(&key, hash::flow(&key), &segment, now) else { return tell(is_new, Verdict::NEW) };
+    let Some(found) = flow::find(config, &key, &segment, now) else { return tell(is_new, Verdict::NEW) };
     if !service::is_fit(&found.target, frame, handed_over) {
         return tell(is_new, Verdict::NEW);
+    }
+    if found.kept == Kept::Partly {
+        return tell(Scratch::default(), Verdict::NEW);
     }
     if handed_over {
         count::stat(Stat::FromPeer, frame.length);
@@ -91,7 +95,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return Err(DropReason::SourceRange.into());
     }
     count::service(found.slot, frame.length, false);
-    send(frame, interface, &packet, &transport, &segment, &found, now)
+    send(frame, interface, &packet, &transport, &segment, &found)
 }
 
 /// Passes what is known to the program that is called next.
@@ -109,8 +113,8 @@ fn tell(scratch: Scratch, next: Verdict) -> Outcome {
 pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
-    let is_new = scratch.known == KNOWN_NEW;
-    let (id, flags) = if is_new {
+    let is_known_new = scratch.known == KNOWN_NEW;
+    let (id, flags) = if is_known_new {
         (scratch.vip, scratch.vip_flags)
     } else {
         let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
@@ -126,10 +130,15 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         count::stat(Stat::FromPeer, frame.length);
     }
     let key = segment.flow(packet.source, id);
-    let (tag, now) = (hash::flow(&key), flow::now());
-    let recorded = if is_new { None } else { flow::find(&key, tag, &segment, now) };
-    let (found, new) = match recorded {
-        Some(found) if service::is_fit(&found.target, frame, handed_over) => (found, false),
+    let now = flow::now();
+    let known = if is_known_new { None } else { flow::find(CONFIG.get(0).ok_or(Verdict::PASS)?, &key, &segment, now) };
+    let (mut found, is_new, to_remember) = match known {
+        Some(found) if service::is_fit(&found.target, frame, handed_over) => {
+            if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
+                return Err(DropReason::SourceRange.into());
+            }
+            (found, false, false)
+        }
         _ => {
             // A VIP's answers would come here again. Two VIPs that answer everything would loop
             // forever.
@@ -145,24 +154,25 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 fragment::record_kernel(&packet, &transport, now)?;
                 return Ok(Verdict::KERNEL);
             }
-            let (target, to_remember) = service::pick(&key, tag, &service, frame, handed_over)?;
-            let recorded = budget::record(now) && flow::record(&key, tag, &target, &service, now);
-            if recorded && to_remember {
-                client::remember(&key.client, &service, &target);
-            }
-            let (flags, idle) = (state.flags, state.idle);
-            (Found { target, slot: service.slot, flags, idle, ranges: 0, recorded }, recorded)
+            let (target, to_remember) = service::pick(&key, &service, frame, handed_over)?;
+            let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
+            let found = Found { target, slot, slot_generation, flags, ranges: 0, kept: Kept::Partly };
+            (found, true, to_remember)
         }
     };
-    if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
-        return Err(DropReason::SourceRange.into());
+    if found.kept == Kept::Partly {
+        found.kept = record::record(&key, &found, &segment, is_new, now);
     }
-    if new {
+    let is_recorded = is_new && found.kept == Kept::Record;
+    if is_recorded && to_remember {
+        client::remember(&packet.source, &found);
+    }
+    if is_recorded {
         count::stat(Stat::NewFlows, frame.length);
     }
-    count::service(found.slot, frame.length, new);
+    count::service(found.slot, frame.length, is_recorded);
     fragment::record(&packet, &transport, &found, now)?;
-    send(frame, interface, &packet, &transport, &segment, &found, now)
+    send(frame, interface, &packet, &transport, &segment, &found)
 }
 
 /// A packet that no Service or no backend takes continues to the program that answers it.
@@ -214,16 +224,17 @@ fn send<const V6: bool>(
     transport: &Transport,
     segment: &Segment,
     found: &Found,
-    now: u64,
 ) -> Outcome {
     match found.target.local {
-        // The program that sends it finds the backend by the record.
-        Some(_) if found.flags & SERVICE_DIRECT != 0 && !found.recorded => Err(DropReason::RecordLimited.into()),
+        // Its replies would not be translated, or the program that sends it finds the backend by
+        // the record.
+        Some(_) if found.kept == Kept::NoRoom => Err(DropReason::RecordLimited.into()),
+        Some(_) if found.kept == Kept::Collision => Err(DropReason::TupleCollision.into()),
         Some(_) if found.flags & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
-        Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend, found, now),
+        Some(backend) => nat::deliver(frame, interface, packet, transport, segment, backend),
         None => {
             let node = service::node(&found.target)?;
-            if !found.recorded {
+            if found.kept != Kept::Record {
                 count::stat(Stat::Unrecorded, frame.length);
             }
             forward::hand_over_segment(frame, packet, transport, segment, interface, node)
@@ -242,16 +253,15 @@ fn error<const V6: bool>(
     embedded: &Embedded<V6>,
 ) -> Outcome {
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
-    let tag = hash::flow(&key);
     let handed_over = frame.source.is_handover();
-    let (target, state) = match flow::look(&key, tag) {
+    let (target, state) = match flow::look(&key) {
         Some((target, state)) if service::is_fit(&target, frame, handed_over) => (target, state),
         _ => {
             let service = service::find(&key, flags).map_err(|_| DropReason::Icmp)?;
             if service.flags & SERVICE_KERNEL != 0 {
                 return Ok(Verdict::KERNEL);
             }
-            let hash = if service.affinity == 0 { tag } else { hash::client(&key.client) };
+            let hash = if service.affinity == 0 { hash::flow(&key) } else { hash::client(&key.client) };
             let state = service::state(&service).map_or(0, |state| state.flags);
             (service::choose(&service, hash, frame, handed_over)?, state)
         }

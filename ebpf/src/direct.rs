@@ -12,10 +12,7 @@ use aya_ebpf::{
     helpers::{bpf_fib_lookup, bpf_redirect_neigh, bpf_skb_change_head, bpf_skb_vlan_pop},
     programs::TcContext,
 };
-use vipmux_common::{
-    abi::{Address, INTERFACE_GENERIC, Interface, SERVICE_DIRECT},
-    hash,
-};
+use vipmux_common::abi::{Address, INTERFACE_GENERIC, Interface, SERVICE_DIRECT};
 
 use crate::{
     flow, fragment,
@@ -110,7 +107,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     } else {
         transport.segment(end).ok()?.flow(packet.source, vip)
     };
-    let (target, flags) = flow::look(&key, hash::flow(&key))?;
+    let (target, flags) = flow::look(&key)?;
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
 }
 

@@ -1,14 +1,21 @@
-//! Flow records: the backend of each client's flow.
+//! The flow table: finds the records of clients' packets.
+//!
+//! [`crate::record`] writes records, and `vipmux_common::flow_table` says where they may be.
 
 use core::ptr;
 
 use aya_ebpf::helpers::bpf_jiffies64;
-use vipmux_common::abi::{
-    BACKEND_LOCAL, BACKEND_READY, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, ServiceValue,
+use vipmux_common::{
+    abi::{
+        Address, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN,
+        FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey, FlowRecord, Node,
+        SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+    },
+    flow_table::{Place, WAYS},
 };
 
 use crate::{
-    maps::{BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES, Workspace},
+    maps::{BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES},
     packet::UDP,
     segment::{FIN, RST, Segment},
 };
@@ -31,6 +38,8 @@ pub(crate) struct Target {
     pub(crate) node: u32,
     /// Its entry, if it is on this node.
     pub(crate) local: Option<&'static Backend>,
+    /// Its node's entry, if it is on another node.
+    pub(crate) remote: Option<&'static Node>,
 }
 
 impl Target {
@@ -40,13 +49,22 @@ impl Target {
         let backend = BACKENDS.get(index)?;
         // SAFETY: a map value, which stays in place for the whole run.
         let generation = unsafe { ptr::read_volatile(&raw const backend.generation) };
-        (generation != 0).then(|| Self::new(index, generation, backend))
+        if generation == 0 || backend.flags & BACKEND_GONE != 0 {
+            return None;
+        }
+        Some(Self::new(index, generation, backend))
     }
 
     #[inline(always)]
     fn new(index: u32, generation: u32, backend: &'static Backend) -> Self {
-        let local = (backend.flags & BACKEND_LOCAL != 0).then_some(backend);
-        Self { index, generation, node: backend.node, local }
+        let is_local = backend.flags & BACKEND_LOCAL != 0;
+        Self {
+            index,
+            generation,
+            node: backend.node,
+            local: is_local.then_some(backend),
+            remote: if is_local { None } else { NODES.get(backend.node) },
+        }
     }
 }
 
@@ -58,18 +76,244 @@ pub(crate) fn age(seen: u64, now: u64) -> u64 {
 
 /// The same with the clock's low half. A time almost a whole wrap ago is in the future.
 #[inline(always)]
-fn age_low(seen: u32, now: u32) -> u64 {
+fn age_low(seen: u32, now: u32) -> u32 {
     const AHEAD: u32 = 1 << 16;
     let age = now.wrapping_sub(seen);
-    if age > u32::MAX - AHEAD { 0 } else { u64::from(age) }
+    if age > u32::MAX - AHEAD { 0 } else { age }
 }
 
 /// Returns whether a flow with this many jiffies since its last packet has ended. `idle`: the
 /// Service's own limit, or zero.
 #[inline(always)]
-pub(crate) fn is_idle(config: &Config, protocol: u32, idle: u32, age: u64) -> bool {
+pub(crate) fn is_idle(config: &Config, protocol: u32, idle: u32, age: u32) -> bool {
     let common = if protocol == UDP { config.udp_idle } else { config.tcp_idle };
-    age > u64::from(if idle == 0 { common } else { idle })
+    age > if idle == 0 { common } else { idle }
+}
+
+/// Returns whether both sides or an RST closed the connection, or the client has turned to the
+/// backend itself.
+#[inline(always)]
+pub(crate) fn is_closed(flags: u32) -> bool {
+    const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+    flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH
+}
+
+/// Returns the place of a flow in the table.
+#[inline(always)]
+pub(crate) fn place(config: &Config, client: &Address, client_port: u16, protocol: u32) -> Place {
+    Place::new(&config.flow_secret, client, client_port, protocol)
+}
+
+/// A record's number, less than 4 times the number of sets; or [`NOWHERE`].
+pub(crate) type Position = u32;
+/// No record.
+pub(crate) const NOWHERE: Position = u32::MAX;
+
+/// Returns the record at a position.
+#[inline(always)]
+pub(crate) fn at(position: Position) -> Option<*mut FlowRecord> {
+    let set = FLOWS.get_ptr_mut(position / WAYS)?;
+    // SAFETY: one of the set's records.
+    Some(unsafe { set.cast::<FlowRecord>().add((position % WAYS) as usize) })
+}
+
+/// An address, and what else tells a flow from others, as a record has them.
+#[derive(Clone, Copy)]
+pub(crate) struct Words {
+    pub(crate) ports: u64,
+    pub(crate) high: u64,
+    pub(crate) low: u64,
+    pub(crate) protocol: u32,
+}
+
+impl Words {
+    #[inline(always)]
+    pub(crate) fn of(key: &FlowKey) -> Self {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let ports = u32::from(key.client_port) | u32::from(key.vip_port) << 16;
+        Self {
+            ports: pair(key.vip, ports),
+            high: pair(key.client.w0, key.client.w1),
+            low: pair(key.client.w2, key.client.w3),
+            protocol: key.protocol,
+        }
+    }
+
+    /// Returns whether the record is this flow's, if it is whole.
+    ///
+    /// # Safety
+    /// `record` is in the table.
+    #[inline(always)]
+    pub(crate) unsafe fn are_of(&self, record: *const FlowRecord) -> bool {
+        let words = record.cast::<u64>();
+        // SAFETY: a map value.
+        unsafe {
+            ptr::read_volatile(words.add(1)) == self.ports
+                && ptr::read_volatile(words.add(3)) == self.low
+                && ptr::read_volatile(words.add(2)) == self.high
+                && u32::from(ptr::read_volatile(&raw const (*record).protocol)) == self.protocol
+        }
+    }
+}
+
+/// Returns the positions of the first and the second set's first records. The second one is above
+/// 32 bits.
+#[inline(always)]
+pub(crate) fn sets(config: &Config, place: Place) -> u64 {
+    let mask = config.flow_mask;
+    u64::from(place.set(mask) * WAYS) | u64::from(place.other_set(mask) * WAYS) << 32
+}
+
+/// Returns the record of a flow.
+#[inline(always)]
+fn search(config: &Config, key: &FlowKey, place: Place) -> Option<*mut FlowRecord> {
+    let words = Words::of(key);
+    let first = at(place.set(config.flow_mask) * WAYS + place.way())?;
+    // SAFETY: in the table.
+    if unsafe { words.are_of(first) } {
+        return Some(first);
+    }
+    let Words { ports, high, low, protocol } = words;
+    at(flow_elsewhere(sets(config, place), ports, high, low, protocol | place.way() << 8))
+}
+
+/// The verifier checks this function on its own, since its comparisons would multiply with all that
+/// follows. Returns the position of a flow's record. `rest`: the protocol, and the way.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_elsewhere(sets: u64, ports: u64, high: u64, low: u64, rest: u32) -> Position {
+    let words = Words { ports, high, low, protocol: rest & 0xff };
+    for set in [sets as u32, (sets >> 32) as u32] {
+        for number in 0..WAYS {
+            let position = set + Place::next_way(rest >> 8, number);
+            let Some(record) = at(position) else { return NOWHERE };
+            // SAFETY: in the table.
+            if unsafe { words.are_of(record) } {
+                return position;
+            }
+        }
+    }
+    NOWHERE
+}
+
+/// A record without the client, in words: fields would take more of the stack.
+#[derive(Clone, Copy)]
+pub(crate) struct Flow {
+    ports: u64,
+    backend: u64,
+    slot: u64,
+    state: u64,
+    time: u64,
+}
+
+impl Flow {
+    /// Reads a record. It can be given to another flow meanwhile, so the copy may be torn.
+    ///
+    /// # Safety
+    /// `record` is in the table.
+    #[inline(always)]
+    pub(crate) unsafe fn read(record: *const FlowRecord) -> Self {
+        let words = record.cast::<u64>();
+        // SAFETY: a map value.
+        let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
+        Self { ports: word(1), backend: word(4), slot: word(5), state: word(6), time: word(7) }
+    }
+
+    /// Reads a record, if it is whole.
+    ///
+    /// # Safety
+    /// As [`Self::read`].
+    #[inline(always)]
+    pub(crate) unsafe fn whole(record: *const FlowRecord, place: Place) -> Option<Self> {
+        const FIXED: u64 = 0xff_ffff;
+        // SAFETY: the caller's.
+        let (flow, check) = unsafe { (Self::read(record), ptr::read_volatile(&raw const (*record).check)) };
+        (check == place.check([flow.ports, flow.backend, flow.slot, flow.state & FIXED])).then_some(flow)
+    }
+
+    /// [`FlowRecord::vip_port`].
+    #[inline(always)]
+    pub(crate) fn vip_port(&self) -> u16 {
+        (self.ports >> 48) as u16
+    }
+
+    /// Compares [`FlowRecord::client_port`].
+    #[inline(always)]
+    pub(crate) fn has_client_port(&self, port: u16) -> bool {
+        (self.ports >> 32) as u16 == port
+    }
+
+    /// [`FlowRecord::backend`].
+    #[inline(always)]
+    pub(crate) fn backend(&self) -> u32 {
+        self.backend as u32
+    }
+
+    /// [`FlowRecord::backend_generation`].
+    #[inline(always)]
+    pub(crate) fn backend_generation(&self) -> u32 {
+        (self.backend >> 32) as u32
+    }
+
+    /// [`FlowRecord::slot`].
+    #[inline(always)]
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot as u32
+    }
+
+    /// [`FlowRecord::slot_generation`].
+    #[inline(always)]
+    pub(crate) fn slot_generation(&self) -> u32 {
+        (self.slot >> 32) as u32
+    }
+
+    /// [`FlowRecord::node`].
+    #[inline(always)]
+    fn node(&self) -> u32 {
+        u32::from(self.state as u16)
+    }
+
+    /// [`FlowRecord::protocol`].
+    #[inline(always)]
+    pub(crate) fn protocol(&self) -> u32 {
+        (self.state >> 16) as u32 & 0xff
+    }
+
+    /// [`FlowRecord::flags`].
+    #[inline(always)]
+    pub(crate) fn flags(&self) -> u32 {
+        (self.state >> 24) as u32 & 0xff
+    }
+
+    /// [`FlowRecord::epoch`].
+    #[inline(always)]
+    fn epoch(&self) -> u32 {
+        (self.state >> 32) as u32
+    }
+
+    /// [`FlowRecord::isn`].
+    #[inline(always)]
+    pub(crate) fn isn(&self) -> u32 {
+        self.time as u32
+    }
+
+    /// Returns the jiffies since [`FlowRecord::seen`].
+    #[inline(always)]
+    pub(crate) fn age(&self, now: u32) -> u32 {
+        age_low(self.seen(), now)
+    }
+
+    #[inline(always)]
+    fn seen(&self) -> u32 {
+        (self.time >> 32) as u32
+    }
+}
+
+/// Returns the state of a record's Service port, if it is still the same one.
+#[inline(always)]
+pub(crate) fn state(flow: &Flow) -> Option<&'static ServiceState> {
+    let state = SERVICE_STATES.get(flow.slot())?;
+    (state.generation == flow.slot_generation()).then_some(state)
 }
 
 /// The destination of a flow record.
@@ -86,99 +330,141 @@ struct Recorded {
 /// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
 /// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
 #[inline(always)]
-fn recorded(flow: &FlowValue) -> Option<Recorded> {
-    let node = u32::from(flow.node);
+fn recorded(flow: &Flow) -> Option<Recorded> {
+    let (index, generation, node) = (flow.backend(), flow.backend_generation(), flow.node());
+    let remote = NODES.get(node)?;
     // SAFETY: a map value.
-    let epoch = unsafe { ptr::read_volatile(&raw const NODES.get(node)?.epoch) };
-    if epoch != 0 && epoch == flow.epoch {
-        let target = Target { index: flow.backend, generation: flow.backend_generation, node, local: None };
+    let epoch = unsafe { ptr::read_volatile(&raw const remote.epoch) };
+    if epoch != 0 && epoch == flow.epoch() {
+        let target = Target { index, generation, node, local: None, remote: Some(remote) };
         return Some(Recorded { target, ready: true, epoch });
     }
-    let backend = BACKENDS.get(flow.backend)?;
+    let backend = BACKENDS.get(index)?;
     // SAFETY: a map value.
     let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
-    if backend.generation != flow.backend_generation {
+    if backend.generation != generation || flags & BACKEND_GONE != 0 {
         return None;
     }
-    let ready = flags & BACKEND_READY != 0;
-    let vouched = ready && flags & BACKEND_LOCAL == 0 && epoch != 0;
-    let epoch = if vouched { epoch } else { flow.epoch };
-    Some(Recorded { target: Target::new(flow.backend, flow.backend_generation, backend), ready, epoch })
+    let (is_local, ready) = (flags & BACKEND_LOCAL != 0, flags & BACKEND_READY != 0);
+    let epoch = if ready && !is_local && epoch != 0 { epoch } else { flow.epoch() };
+    let target =
+        Target { index, generation, node, local: is_local.then_some(backend), remote: (!is_local).then_some(remote) };
+    Some(Recorded { target, ready, epoch })
+}
+
+/// Returns whether a record is of no use to its flow: its Service port or its backend is gone.
+#[inline(always)]
+pub(crate) fn is_invalid(flow: &Flow) -> bool {
+    let is_gone =
+        |backend: &Backend| backend.generation != flow.backend_generation() || backend.flags & BACKEND_GONE != 0;
+    let is_vouched = |node: &Node| node.epoch != 0 && node.epoch == flow.epoch();
+    state(flow).is_none_or(|state| state.flags & SERVICE_GONE != 0)
+        || !NODES.get(flow.node()).is_some_and(is_vouched) && BACKENDS.get(flow.backend()).is_none_or(is_gone)
+}
+
+/// What the table has of a packet's flow.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// A record.
+    Record,
+    /// A record that does not translate the backend's replies, or not those to this SYN.
+    Partly,
+    /// No record: there is no room.
+    NoRoom,
+    /// No record: the replies would be those of another live flow.
+    Collision,
 }
 
 /// The destination of a packet, with its Service's state.
 pub(crate) struct Found {
     pub(crate) target: Target,
     pub(crate) slot: u32,
-    /// [`vipmux_common::abi::ServiceState::flags`].
+    /// [`ServiceState::generation`].
+    pub(crate) slot_generation: u32,
+    /// [`ServiceState::flags`].
     pub(crate) flags: u32,
-    /// [`vipmux_common::abi::ServiceState::idle`].
-    pub(crate) idle: u32,
-    /// [`vipmux_common::abi::ServiceState::ranges`].
+    /// [`ServiceState::ranges`].
     pub(crate) ranges: u32,
-    /// True if the packet has a flow record.
-    pub(crate) recorded: bool,
+    pub(crate) kept: Kept,
 }
 
 /// Returns the destination of a live record, and refreshes the record.
 #[inline(always)]
-pub(crate) fn find(key: &FlowKey, tag: u32, segment: &Segment, now: u64) -> Option<Found> {
-    let record = FLOWS.get_ptr_mut(key)?;
-    // SAFETY: a map value. It can be given to another key meanwhile, which the tag, read last,
-    // tells; the few words written below do no harm to another flow: an epoch is one node's alone,
-    // so it vouches for no backend of another.
+pub(crate) fn find(config: &Config, key: &FlowKey, segment: &Segment, now: u64) -> Option<Found> {
+    let place = place(config, &key.client, key.client_port, key.protocol);
+    let record = search(config, key, place)?;
+    // SAFETY: in the table.
+    let flow = unsafe { Flow::whole(record, place) }?;
+    let state = state(&flow)?;
+    if state.flags & SERVICE_GONE != 0 {
+        return None;
+    }
+    let Recorded { target, ready, epoch } = recorded(&flow)?;
+    let (now, flags) = (now as u32, flow.flags());
+    let age = flow.age(now);
+    if is_idle(config, segment.protocol, state.idle, age) {
+        return None;
+    }
+    let syn = segment.is_syn();
+    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
+        return None;
+    }
+    let after = if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
+    let mut kept = Kept::Record;
+    if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
+        // What was sent before the client turned to the backend itself changes nothing.
+        let is_late = !syn && flags & FLOW_DIRECT != 0 && age <= config.closed_linger;
+        let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
+        if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
+            kept = Kept::Partly;
+        } else if !is_late {
+            refresh(config, record, &flow, after, now);
+        }
+    } else {
+        refresh(config, record, &flow, after, now);
+        if epoch != flow.epoch() {
+            // SAFETY: a map value.
+            unsafe { ptr::write_volatile(&raw mut (*record).epoch, epoch) };
+        }
+    }
+    Some(Found {
+        target,
+        slot: flow.slot(),
+        slot_generation: flow.slot_generation(),
+        flags: state.flags,
+        ranges: state.ranges,
+        kept,
+    })
+}
+
+/// Updates a record after a packet: at a change of its flags, or once a second. The time does not
+/// change once the connection is closed, so that it ends.
+#[inline(always)]
+pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, flags: u32, now: u32) {
+    let before = flow.flags();
+    // SAFETY: a map value. What is written here does no harm to another flow.
     unsafe {
-        let flow: FlowValue = ptr::read_volatile(record);
-        let state = SERVICE_STATES.get(flow.slot)?;
-        if state.generation != flow.slot_generation {
-            return None;
+        if flags != before {
+            ptr::write_volatile(&raw mut (*record).flags, flags as u8);
         }
-        let Recorded { target, ready, epoch } = recorded(&flow)?;
-        if ptr::read_volatile(&raw const (*record).tag) != tag {
-            return None;
-        }
-        let config = CONFIG.get(0)?;
-        let now = now as u32;
-        let idle = is_idle(config, segment.protocol, state.idle, age_low(flow.seen, now));
-        let mut flags = u32::from(flow.flags);
-        if segment.is_syn() {
-            let closed = flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0;
-            if closed || idle || !ready {
-                return None;
-            }
-        } else {
-            if idle {
-                return None;
-            }
-            flags = after(flags, segment.flags, FLOW_CLIENT_FIN);
-        }
-        if flags != u32::from(flow.flags) {
-            ptr::write_volatile(&raw mut (*record).flags, flags as u16);
-        }
-        if epoch != flow.epoch {
-            ptr::write_volatile(&raw mut (*record).epoch, epoch);
-        }
-        if now != flow.seen {
+        let is_old = flags != before || now.wrapping_sub(flow.seen()) >= config.hz;
+        if is_old && !(is_closed(before) && is_closed(flags)) {
             ptr::write_volatile(&raw mut (*record).seen, now);
         }
-        let (flags, idle, ranges) = (state.flags, state.idle, state.ranges);
-        Some(Found { target, slot: flow.slot, flags, idle, ranges, recorded: true })
     }
 }
 
 /// Returns a record's backend and its Service's flags. The record stays unchanged: this is for
 /// packets about the flow, not of it.
 #[inline(always)]
-pub(crate) fn look(key: &FlowKey, tag: u32) -> Option<(Target, u32)> {
-    let record = FLOWS.get_ptr(key)?;
-    // SAFETY: as in `find`.
-    unsafe {
-        let flow: FlowValue = ptr::read_volatile(record);
-        let state = SERVICE_STATES.get(flow.slot)?;
-        let target = recorded(&flow)?.target;
-        (state.generation == flow.slot_generation && ptr::read_volatile(&raw const (*record).tag) == tag)
-            .then_some((target, state.flags))
-    }
+pub(crate) fn look(key: &FlowKey) -> Option<(Target, u32)> {
+    let config = CONFIG.get(0)?;
+    let place = place(config, &key.client, key.client_port, key.protocol);
+    // SAFETY: in the table.
+    let flow = unsafe { Flow::whole(search(config, key, place)?, place) }?;
+    let state = state(&flow)?;
+    let target = recorded(&flow)?.target;
+    (state.flags & SERVICE_GONE == 0).then_some((target, state.flags))
 }
 
 /// Returns a flow's flags after a segment with these TCP flags from the side whose FIN is `fin`.
@@ -194,21 +480,4 @@ pub(crate) fn after(flags: u32, tcp: u8, fin: u32) -> u32 {
     } else {
         flags
     }
-}
-
-/// Records a new flow. Returns whether it succeeded. The record has no epoch: the node's was not
-/// read before the backend's entry, so the flow's next packet checks both.
-#[inline(always)]
-pub(crate) fn record(key: &FlowKey, tag: u32, target: &Target, service: &ServiceValue, now: u64) -> bool {
-    let Some(Workspace { flow: value, .. }) = Workspace::get() else { return false };
-    value.tag = tag;
-    value.backend = target.index;
-    value.backend_generation = target.generation;
-    value.slot = service.slot;
-    value.slot_generation = service.generation;
-    value.epoch = 0;
-    value.node = target.node as u16;
-    value.flags = 0;
-    value.seen = now as u32;
-    FLOWS.insert(key, &*value, 0).is_ok()
 }

@@ -6,7 +6,7 @@
 //! the eight bytes.
 
 use vipmux_common::{
-    abi::{Address, Backend, FlowKey, ReverseKey, Stat},
+    abi::{Address, Backend, FlowKey, Stat},
     checksum,
 };
 
@@ -16,6 +16,7 @@ use crate::{
     frame::Frame,
     nat,
     packet::{FRAGMENT_OFFSET, Packet, SCTP, TCP, Transport, UDP, address, write_address},
+    reply::ReplyKey,
     verdict::Verdict,
     wire::{pin, read, write},
 };
@@ -123,8 +124,8 @@ impl<const V6: bool> Embedded<V6> {
 
     /// Returns the replies' key of the flow whose packet, on its way to the backend, this is about.
     #[inline(always)]
-    pub(crate) fn reverse(&self) -> ReverseKey {
-        ReverseKey {
+    pub(crate) fn reply(&self) -> ReplyKey {
+        ReplyKey {
             backend: self.destination,
             client: self.source,
             backend_port: self.destination_port,

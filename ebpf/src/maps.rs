@@ -9,9 +9,9 @@ use aya_ebpf::{
 use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
-        Member, Node, NodeLabel, Range, ReverseKey, ReverseValue, Scratch, ServiceKey, ServiceOwner, ServiceState,
-        ServiceValue, Speaker, SpeakerKey, Stat, VipSlot, VipValue, capacity,
+        EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
+        Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
+        SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
     table,
 };
@@ -53,10 +53,12 @@ pub(crate) static PEERS: HashMap<Mac, u32> = HashMap::with_max_entries(capacity:
 /// For the agent; no program reads it.
 #[map]
 pub(crate) static SPEAKERS: LruHashMap<SpeakerKey, Speaker> = LruHashMap::with_max_entries(capacity::SPEAKERS, 0);
+/// The flow table. `vipmux_common::flow_table` says where a record may be.
 #[map]
-pub(crate) static FLOWS: LruHashMap<FlowKey, FlowValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
+pub(crate) static FLOWS: Array<FlowSet> = Array::with_max_entries(capacity::FLOW_SETS, BPF_F_MMAPABLE);
+/// A bit for each address and port of this node's backends (`hash::local_port`).
 #[map]
-pub(crate) static REVERSE: LruHashMap<ReverseKey, ReverseValue> = LruHashMap::with_max_entries(capacity::FLOWS, 0);
+pub(crate) static LOCAL_PORTS: Array<u64> = Array::with_max_entries(capacity::LOCAL_PORTS / u64::BITS, 0);
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
     LruHashMap::with_max_entries(capacity::FRAGMENTS, 0);
@@ -94,8 +96,12 @@ pub(crate) static SERVICE_STATS: PerCpuArray<Count> = PerCpuArray::with_max_entr
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Workspace {
-    pub(crate) flow: FlowValue,
-    pub(crate) reverse: ReverseValue,
+    /// A new record of the flow table.
+    pub(crate) flow: [u64; size_of::<FlowRecord>() / 8],
+    /// The way that it gets if that is free.
+    pub(crate) way: u32,
+    /// The low half of the time.
+    pub(crate) now: u32,
     pub(crate) fragment_key: FragmentKey,
     pub(crate) fragment: FragmentValue,
 }

@@ -1,16 +1,15 @@
 //! Translates address and port towards a local backend.
 
 use vipmux_common::{
-    abi::{Backend, Interface, ReverseKey, Stat},
+    abi::{Backend, Interface, Stat},
     checksum,
 };
 
 use crate::{
     count,
-    flow::Found,
     frame::Frame,
     packet::{Packet, SCTP, TCP, Transport},
-    partial, reverse,
+    partial,
     segment::Segment,
     verdict::{Outcome, Verdict},
     wire::{read, write},
@@ -25,7 +24,6 @@ pub(crate) fn port(backend: &Backend, asked: u16) -> u16 {
 /// Makes the backend the destination. The stack delivers the packet, and sees an ordinary
 /// connection from the client.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "all of them are parts of the walk that were found already")]
 pub(crate) fn deliver<const V6: bool>(
     frame: &Frame,
     interface: &Interface,
@@ -33,19 +31,8 @@ pub(crate) fn deliver<const V6: bool>(
     transport: &Transport,
     segment: &Segment,
     backend: &Backend,
-    found: &Found,
-    now: u64,
 ) -> Outcome {
     let port = port(backend, segment.destination_port);
-    let key = ReverseKey {
-        backend: backend.address,
-        client: packet.source,
-        backend_port: port,
-        client_port: segment.source_port,
-        protocol: segment.protocol,
-    };
-    reverse::remember(&key, &packet.destination, segment, found.idle, found.recorded, now)?;
-
     let is_partial = partial::is_partial(frame, interface, packet, transport, segment);
     let of_address = packet.set_destination(&backend.address);
     let change = of_address + checksum::change(u32::from(segment.destination_port), u32::from(port));

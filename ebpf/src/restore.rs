@@ -10,7 +10,7 @@ use aya_ebpf::{
     programs::TcContext,
 };
 use vipmux_common::{
-    abi::{Address, DropReason, FragmentKey, ReverseKey, ReverseValue, Stat},
+    abi::{Address, DropReason, FragmentKey, Stat},
     checksum,
 };
 
@@ -18,7 +18,7 @@ use crate::{
     count, flow, fragment,
     icmp::{self, Embedded},
     packet::{FIRST, LATER, Packet, SCTP, TCP},
-    reverse::{self, Reply},
+    reply::{self, Origin, Reply, ReplyKey},
     wire::pin,
 };
 
@@ -42,14 +42,14 @@ pub(crate) fn restore<const V6: bool>(context: &TcContext, network: usize) -> Re
         };
     }
     let Ok(segment) = transport.segment(end) else { return Ok(()) };
-    let key = ReverseKey {
+    let key = ReplyKey {
         backend: packet.source,
         client: packet.destination,
         backend_port: segment.source_port,
         client_port: segment.destination_port,
         protocol: segment.protocol,
     };
-    let reply = match reverse::reply(&key, segment.flags, segment.acknowledged, flow::now()) {
+    let reply = match reply::reply(&key, segment.flags, segment.acknowledged, flow::now()) {
         Reply::Foreign => return Ok(()),
         Reply::Direct => {
             count::stat(Stat::DirectReplies, u64::from(context.len()));
@@ -90,8 +90,8 @@ fn rewrite<const V6: bool>(
     context: &TcContext,
     network: usize,
     transport: usize,
-    key: &ReverseKey,
-    reply: &ReverseValue,
+    key: &ReplyKey,
+    reply: &Origin,
 ) -> Result<(), i64> {
     // SCTP's CRC32c covers neither address nor port, and the ports are the same on both sides.
     if key.protocol != SCTP {
@@ -145,20 +145,20 @@ fn error<const V6: bool>(
     source: &Address,
     embedded: &Embedded<V6>,
 ) -> Result<(), DropReason> {
-    let key = embedded.reverse();
-    let Some(reply) = reverse::look(&key, flow::now()) else { return Ok(()) };
+    let key = embedded.reply();
+    let Some(origin) = reply::look(&key, flow::now()) else { return Ok(()) };
     let is_backends = *source == key.backend;
-    rewrite_error::<V6>(context, (icmp, ports), embedded.checksum, &key, &reply)
+    rewrite_error::<V6>(context, (icmp, ports), embedded.checksum, &key, &origin)
         .map_err(|_| DropReason::ReplyFailed)?;
     if is_backends {
         // ICMPv6's checksum covers the addresses of the packet itself too (RFC 4443, 2.3).
         let covered = if V6 {
-            replace::<V6>(context, icmp + 2, &key.backend, &reply.vip, u64::from(BPF_F_PSEUDO_HDR))
+            replace::<V6>(context, icmp + 2, &key.backend, &origin.vip, u64::from(BPF_F_PSEUDO_HDR))
         } else {
             Ok(())
         };
         covered
-            .and_then(|()| set_source::<V6>(context, network, &key.backend, &reply.vip))
+            .and_then(|()| set_source::<V6>(context, network, &key.backend, &origin.vip))
             .map_err(|_| DropReason::ReplyFailed)?;
     }
     count::stat(Stat::Replies, u64::from(context.len()));
@@ -170,8 +170,8 @@ fn rewrite_error<const V6: bool>(
     context: &TcContext,
     (icmp, ports): (usize, usize),
     before: u16,
-    key: &ReverseKey,
-    reply: &ReverseValue,
+    key: &ReplyKey,
+    reply: &Origin,
 ) -> Result<(), i64> {
     let (field, port, vip_port) = (icmp + 2, key.backend_port, reply.vip_port);
     replace::<V6>(context, field, &key.backend, &reply.vip, 0)?;

@@ -40,7 +40,7 @@ pub(crate) fn state(service: &ServiceValue) -> Option<&'static ServiceState> {
 /// Returns the node, if frames may be handed over to it.
 #[inline(always)]
 pub(crate) fn node(target: &Target) -> Result<&'static Node, DropReason> {
-    match NODES.get(target.node) {
+    match target.remote {
         Some(node) if node.flags & NODE_ATTACHED != 0 => Ok(node),
         _ => Err(DropReason::NodeUnreachable),
     }
@@ -59,13 +59,12 @@ pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool 
 #[inline(always)]
 pub(crate) fn pick(
     key: &FlowKey,
-    tag: u32,
     service: &ServiceValue,
     frame: &Frame,
     handed_over: bool,
 ) -> Result<(Target, bool), DropReason> {
     if service.affinity == 0 {
-        return Ok((choose(service, tag, frame, handed_over)?, false));
+        return Ok((choose(service, hash::flow(key), frame, handed_over)?, false));
     }
     if let Some(target) = client::remembered(&key.client, service)
         && is_fit(&target, frame, handed_over)

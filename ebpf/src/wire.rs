@@ -1,4 +1,4 @@
-//! Packet memory: loads, stores and pointers in the form that the verifier accepts.
+//! Memory: loads, stores, pointers and atomic additions in the form that the verifier accepts.
 
 use core::arch::asm;
 
@@ -103,4 +103,29 @@ pub(crate) fn literal<const NUMBER: u32>() -> u32 {
     // SAFETY: a register is set.
     unsafe { asm!("{} = {}", out(reg) number, const NUMBER, options(pure, nomem, nostack, preserves_flags)) };
     number as u32
+}
+
+/// Adds to a number in a map, atomically. This form has no result, so kernels before 5.12 and
+/// before 5.18 on arm64 have it too. On x86-64 it orders memory; on arm64 it does not.
+///
+/// # Safety
+/// `number` points into a map value, aligned.
+#[inline(always)]
+#[cfg(target_arch = "bpf")]
+pub(crate) unsafe fn add_atomically(number: *mut u32, increase: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        asm!("lock *(u32 *)({} + 0) += {}", in(reg) number, in(wreg) increase, options(nostack, preserves_flags));
+    }
+}
+
+/// The same where the lints run: only BPF has the register class.
+///
+/// # Safety
+/// As above.
+#[cfg(not(target_arch = "bpf"))]
+pub(crate) unsafe fn add_atomically(number: *mut u32, increase: u32) {
+    use core::sync::atomic::{AtomicU32, Ordering};
+    // SAFETY: the caller's.
+    unsafe { AtomicU32::from_ptr(number) }.fetch_add(increase, Ordering::Relaxed);
 }

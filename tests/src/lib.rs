@@ -29,6 +29,7 @@ pub mod container;
 pub mod demo;
 pub mod dns;
 pub mod failover;
+pub mod flood;
 pub mod frames;
 pub mod identity;
 pub mod keepalived;

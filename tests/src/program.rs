@@ -12,11 +12,11 @@ use aya::{
     programs::{SchedClassifier, TestRun, TestRunOptions, TestRunResult, Xdp, XdpMode},
 };
 
-use vipmux_common::abi::VipSlot;
+use vipmux_common::abi::{FlowSet, VipSlot};
 use vipmux_datapath::bpf::xdp::{Buffers, load_xdp};
 
 pub use counters::Counters;
-pub use state::{NOW, NOW_LOW, State};
+pub use state::{FLOW_SECRET, NOW, NOW_LOW, State};
 
 /// The programs for tests and the bench (`ebpf/src/testing.rs`).
 pub static TESTING_OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));
@@ -110,6 +110,11 @@ impl Program {
     /// Returns the maps' content, with times as in the last installed state.
     pub fn state(&self) -> Result<State> {
         state::read(&self.ebpf, self.origin)
+    }
+
+    /// Returns the flow table.
+    pub fn flow_sets(&self) -> Result<Vec<FlowSet>> {
+        state::read_array(&self.ebpf, "FLOWS")
     }
 
     /// Returns all counters, summed over the CPUs.

@@ -83,7 +83,8 @@ impl ServiceSteps {
         // Claims that are served come first, so that a new one never takes what they need.
         for (claim, service, key, current) in held.into_iter().chain(new) {
             draft.unreachable.extend(is_out_of_reach(desired, service).then_some(*claim));
-            if let Err(shortage) = draft.claim(key, current, service, is_left_to_the_stack(desired, service)) {
+            let kernel = is_left_to_the_stack(desired, service);
+            if let Err(shortage) = draft.claim((key, claim.vip), current, service, kernel) {
                 refused.push(refusal(claim, shortage));
             }
         }
@@ -159,7 +160,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     /// same, else not at all. `kernel`: its packets are left to the node's stack.
     fn claim(
         &mut self,
-        key: ServiceKey,
+        (key, vip): (ServiceKey, Vip),
         current: Option<&ServiceValue>,
         service: &DesiredService,
         kernel: bool,
@@ -168,7 +169,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
         // Flows must not continue across a change of `kernel`. A new slot ends them.
         let flags = if kernel { SERVICE_KERNEL } else { 0 };
         let same = own.filter(|own| own.flags & SERVICE_KERNEL == flags);
-        let (slot, result) = match self.revision(current.is_some(), same, service, flags) {
+        let (slot, result) = match self.revision((current.is_some(), vip), same, service, flags) {
             Ok(value) => {
                 if current != Some(&value) {
                     self.switches.push(Step::Service(key, Some(value)));
@@ -225,7 +226,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
     /// if its slot can stay in use.
     fn revision(
         &mut self,
-        there: bool,
+        (there, vip): (bool, Vip),
         own: Option<&ServiceValue>,
         service: &DesiredService,
         flags: u32,
@@ -240,6 +241,7 @@ impl<'a, 'p, 'b> Draft<'a, 'p, 'b> {
             flags: if treatment.direct { SERVICE_DIRECT } else { 0 },
             idle: self.jiffies(treatment.idle),
             ranges: self.sources.take(choice, wanted).map_or(0, SetId::get),
+            vip: vip.address().into(),
         };
         if own.is_some() {
             self.change(slot, state);

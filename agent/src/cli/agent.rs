@@ -97,9 +97,10 @@ pub struct AgentArgs {
     /// off the segment. Default: `kernel` in a cluster, `refuse` with --manifests.
     #[arg(long, value_enum, env = "VIPMUX_UNREACHABLE_ENDPOINTS")]
     unreachable_endpoints: Option<UnreachableEndpoints>,
-    /// Number of entries of each of the two flow tables (128 and 152 bytes per entry). 0: reuse the
-    /// pinned size, else derive it from RAM, between 16,384 and 1,048,576. If the size changes, the
-    /// flows are copied.
+    /// Number of flows that the flow table has room for: 64 bytes each, rounded up to a power of
+    /// two. Few flows find no record while three quarters of them are used. 0: reuse the pinned
+    /// size, else derive it from RAM, between 16,384 and 1,048,576. If the size changes, the flows
+    /// are copied.
     #[arg(long, value_name = "N", env = "VIPMUX_FLOWS", default_value_t = 0)]
     flows: u32,
     /// Interval of the self-check, which compares the kernel with the desired state and repairs it:

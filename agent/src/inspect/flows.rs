@@ -8,21 +8,23 @@ use std::{
 
 use serde::Serialize;
 use vipmux_common::abi::{
-    BACKEND_LOCAL, Backend, Config, FLOW_CLIENT_FIN, FLOW_RESET, FlowKey, FlowValue, Node, NodeLabel, ReverseKey,
-    SERVICE_DIRECT, ServiceState,
+    BACKEND_LOCAL, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET,
+    FlowRecord, Node, NodeLabel, SERVICE_DIRECT, ServiceState,
 };
 
 use super::{
     clock::Clock,
     freshness::{self, Stale},
-    lookup::LookupMaps,
     names::{self, Names},
 };
 use crate::output::{
     Report,
     table::{Cell, Color, Table, Tone},
 };
-use vipmux_datapath::bpf::maps::{Maps, MapsError};
+use vipmux_datapath::bpf::{
+    flow_table::FlowState,
+    maps::{Maps, MapsError},
+};
 
 /// The backend of a flow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -41,12 +43,37 @@ pub struct FlowBackend {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Neither of the following; always for UDP.
+    /// The client has sent nothing but SYNs.
+    HalfOpen,
+    /// The client has sent one packet.
+    Unconfirmed,
+    /// None of the others.
     Open,
     /// The client sent FIN.
     ClientFin,
+    /// Both sides sent FIN.
+    Closed,
     /// Either side sent RST.
     Reset,
+}
+
+impl Phase {
+    fn of(flow: &FlowRecord) -> Self {
+        let has = |flags| u32::from(flow.flags) & flags == flags;
+        if has(FLOW_RESET) {
+            Self::Reset
+        } else if has(FLOW_CLIENT_FIN | FLOW_BACKEND_FIN) {
+            Self::Closed
+        } else if has(FLOW_CLIENT_FIN) {
+            Self::ClientFin
+        } else if has(FLOW_HALF_OPEN) {
+            Self::HalfOpen
+        } else if has(FLOW_NEW) {
+            Self::Unconfirmed
+        } else {
+            Self::Open
+        }
+    }
 }
 
 /// A flow record.
@@ -64,7 +91,8 @@ pub struct FlowView {
     pub protocol: String,
     /// The backend; `None`: its index was reused or freed.
     pub backend: Option<FlowBackend>,
-    /// Milliseconds since the client's last packet, accurate to half a second.
+    /// Milliseconds since the last packet, or up to a second more. With translated replies, a
+    /// packet of either side; else of the client.
     pub age_ms: u64,
     /// The state of the connection.
     pub phase: Phase,
@@ -82,12 +110,15 @@ pub struct Flows {
     pub limit: usize,
     /// There are more records; the ones shown are arbitrary.
     pub truncated: bool,
+    /// The number of records that the table has room for.
+    pub capacity: usize,
+    /// The number of records in each state.
+    pub occupancy: BTreeMap<FlowState, usize>,
     /// The records.
     pub flows: Vec<FlowView>,
 }
 
 struct Reader<'maps> {
-    maps: &'maps Maps,
     clock: &'maps Clock,
     config: Config,
     names: Names,
@@ -97,49 +128,32 @@ struct Reader<'maps> {
 }
 
 impl Reader<'_> {
-    fn replies(&self, key: &FlowKey, backend: &Backend) -> Result<bool, MapsError> {
-        let key = ReverseKey {
-            backend: backend.address,
-            client: key.client,
-            backend_port: names::port(backend, key.vip_port),
-            client_port: key.client_port,
-            protocol: key.protocol,
-        };
-        let reverse = LookupMaps(self.maps).reverse(&key)?;
-        Ok(reverse.is_some_and(|reverse| freshness::translates((&key, &reverse), &self.config, self.clock)))
-    }
-
-    fn view(&self, key: &FlowKey, flow: &FlowValue) -> Result<FlowView, MapsError> {
+    fn view(&self, flow: &FlowRecord) -> FlowView {
         let backend = self.backends.get(&flow.backend);
         let vouched = freshness::is_vouched(flow, self.nodes.get(&flow.node.into()).map(|(_, node)| node));
         let slot = self.states.get(&flow.slot);
-        let stale = freshness::stale((key, flow), vouched, backend, slot, &self.config, self.clock);
+        let stale = freshness::stale(flow, vouched, backend, slot, &self.config, self.clock);
         let backend = backend.filter(|backend| backend.generation == flow.backend_generation);
         let direct = slot.is_some_and(|state| state.flags & SERVICE_DIRECT != 0);
         let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
         let local = backend.filter(|backend| is_local(backend));
-        let flag = |flag| u32::from(flow.flags) & flag != 0;
-        Ok(FlowView {
-            client: key.client.into(),
-            client_port: u16::from_be(key.client_port),
-            vip: self.names.vips.get(&key.vip).copied(),
-            vip_port: u16::from_be(key.vip_port),
-            protocol: names::protocol(key.protocol),
+        FlowView {
+            client: flow.client.into(),
+            client_port: u16::from_be(flow.client_port),
+            vip: self.names.vips.get(&flow.vip).copied(),
+            vip_port: u16::from_be(flow.vip_port),
+            protocol: names::protocol(flow.protocol.into()),
             backend: backend.map(|backend| FlowBackend {
                 address: backend.address.into(),
-                port: u16::from_be(names::port(backend, key.vip_port)),
+                port: u16::from_be(names::port(backend, flow.vip_port)),
                 node: self.names.nodes.get(&backend.node).cloned(),
                 local: is_local(backend),
             }),
             age_ms: u64::try_from(self.clock.since(self.clock.full(flow.seen)).as_millis()).unwrap_or(u64::MAX),
-            phase: match (flag(FLOW_RESET), flag(FLOW_CLIENT_FIN)) {
-                (true, _) => Phase::Reset,
-                (false, true) => Phase::ClientFin,
-                (false, false) => Phase::Open,
-            },
+            phase: Phase::of(flow),
             stale,
-            replies: local.filter(|_| !direct).map(|backend| self.replies(key, backend)).transpose()?,
-        })
+            replies: local.filter(|_| !direct).map(|_| freshness::translates(flow, slot, &self.config, self.clock)),
+        }
     }
 }
 
@@ -147,11 +161,17 @@ impl Flows {
     /// Reads at most `limit` records.
     pub fn read(maps: &Maps, clock: &Clock, limit: usize) -> Result<Self, MapsError> {
         // Read first, so that the entries they refer to are at least as new.
-        let mut records = maps.read_flows(limit.saturating_add(1))?;
-        let truncated = records.len() > limit;
-        records.truncate(limit);
+        let table = maps.flow_table()?;
+        let mut occupancy: BTreeMap<_, _> = FlowState::ALL.into_iter().map(|state| (state, 0)).collect();
+        let mut records = Vec::new();
+        for record in table.records() {
+            *occupancy.entry(FlowState::of(&record)).or_default() += 1;
+            if records.len() < limit {
+                records.push(record);
+            }
+        }
+        let truncated = occupancy.values().sum::<usize>() > records.len();
         let reader = Reader {
-            maps,
             clock,
             config: maps.read_config()?,
             names: Names::read(maps)?,
@@ -159,9 +179,9 @@ impl Flows {
             nodes: maps.read_nodes()?,
             states: maps.read_service_states()?,
         };
-        records.sort_by_key(|(key, flow)| (std::cmp::Reverse(clock.full(flow.seen)), *key));
-        let flows: Result<_, _> = records.iter().map(|(key, flow)| reader.view(key, flow)).collect();
-        Ok(Self { limit, truncated, flows: flows? })
+        records.sort_by_key(|flow| (std::cmp::Reverse(clock.full(flow.seen)), flow.key()));
+        let flows = records.iter().map(|flow| reader.view(flow)).collect();
+        Ok(Self { limit, truncated, capacity: table.capacity(), occupancy, flows })
     }
 }
 
@@ -179,8 +199,11 @@ fn row(flow: &FlowView) -> [Cell; 9] {
     let vip =
         flow.vip.map_or_else(|| format!("?:{}", flow.vip_port), |vip| SocketAddr::new(vip, flow.vip_port).to_string());
     let phase = match flow.phase {
+        Phase::HalfOpen => "half open",
+        Phase::Unconfirmed => "unconfirmed",
         Phase::Open => "open",
         Phase::ClientFin => "client fin",
+        Phase::Closed => "closed",
         Phase::Reset => "reset",
     };
     let replies = match flow.replies {
@@ -214,6 +237,9 @@ impl Report for Flows {
         if self.truncated {
             writeln!(out, "(only {} flows shown; use --limit for more)", self.limit)?;
         }
-        Ok(())
+        let states: Vec<_> =
+            self.occupancy.iter().map(|(state, count)| format!("{count} {}", state.name().replace('_', " "))).collect();
+        let used: usize = self.occupancy.values().sum();
+        writeln!(out, "\n{used} of {} records are used: {}", self.capacity, states.join(", "))
     }
 }

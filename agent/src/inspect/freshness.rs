@@ -4,12 +4,9 @@
 use std::{fmt, time::Duration};
 
 use serde::Serialize;
-use vipmux_common::{
-    abi::{
-        BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_RESET, Fence, FlowKey,
-        FlowValue, Node, ReverseKey, ReverseValue, ServiceState,
-    },
-    hash,
+use vipmux_common::abi::{
+    BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_REPLIES, FLOW_RESET, Fence,
+    FlowRecord, Node, ServiceState,
 };
 
 use super::clock::Clock;
@@ -19,8 +16,6 @@ use vipmux_model::Protocol;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Stale {
-    /// The record was given to another flow while it was read.
-    Recycled,
     /// The backend is gone, or its index belongs to another backend now.
     BackendGone,
     /// The port belongs to another Service now, or to none.
@@ -32,7 +27,6 @@ pub enum Stale {
 impl fmt::Display for Stale {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Recycled => "recycled",
             Self::BackendGone => "backend gone",
             Self::OwnerChanged => "owner changed",
             Self::Idle => "idle",
@@ -65,25 +59,24 @@ pub fn is_abandoned(fence: &Fence, config: &Config, clock: &Clock) -> bool {
 }
 
 /// Returns whether a record is idle. `own`: the Service's idle timeout; 0: the protocol's.
-fn is_idle(config: &Config, protocol: u32, own: u32, seen: u64, clock: &Clock) -> bool {
-    let tcp = protocol == u32::from(Protocol::Tcp.number());
+fn is_idle(config: &Config, flow: &FlowRecord, own: u32, clock: &Clock) -> bool {
     let life = match own {
-        0 if tcp => config.tcp_idle,
-        0 => config.udp_idle,
+        0 if flow.protocol == Protocol::Udp.number() => config.udp_idle,
+        0 => config.tcp_idle,
         own => own,
     };
-    clock.ticks_since(seen) > u64::from(life)
+    clock.ticks_since(clock.full(flow.seen)) > u64::from(life)
 }
 
 /// Returns whether the epoch of the record's node proves that its backend is valid. Then the
 /// program checks nothing else.
-pub fn is_vouched(flow: &FlowValue, node: Option<&Node>) -> bool {
+pub fn is_vouched(flow: &FlowRecord, node: Option<&Node>) -> bool {
     node.is_some_and(|node| node.epoch != 0 && node.epoch == flow.epoch)
 }
 
 /// Returns why the record is not valid; `None`: it is valid. `vouched`: [`is_vouched`].
 pub fn stale(
-    (key, flow): (&FlowKey, &FlowValue),
+    flow: &FlowRecord,
     vouched: bool,
     backend: Option<&Backend>,
     state: Option<&ServiceState>,
@@ -95,15 +88,13 @@ pub fn stale(
     };
     if !vouched && backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
         Some(Stale::BackendGone)
-    } else if flow.tag != hash::flow(key) {
-        Some(Stale::Recycled)
     } else {
-        is_idle(config, key.protocol, state.idle, clock.full(flow.seen), clock).then_some(Stale::Idle)
+        is_idle(config, flow, state.idle, clock).then_some(Stale::Idle)
     }
 }
 
 /// Returns why a SYN would not keep the record's backend.
-pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
+pub fn reopened(flow: &FlowRecord, backend: &Backend) -> Option<Reopened> {
     if u32::from(flow.flags) & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 {
         Some(Reopened::Closed)
     } else {
@@ -113,17 +104,18 @@ pub fn reopened(flow: &FlowValue, backend: &Backend) -> Option<Reopened> {
 
 /// Returns whether both sides or an RST closed the connection, or the client has contacted the
 /// backend directly since.
-pub fn is_closed(reverse: &ReverseValue) -> bool {
+pub fn is_closed(flow: &FlowRecord) -> bool {
     const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
-    reverse.flags & (FLOW_RESET | FLOW_DIRECT) != 0 || reverse.flags & BOTH == BOTH
+    let flags = u32::from(flow.flags);
+    flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH
 }
 
-/// Returns whether a reverse record belongs to its key and still translates replies.
-pub fn translates((key, reverse): (&ReverseKey, &ReverseValue), config: &Config, clock: &Clock) -> bool {
-    let lives = if is_closed(reverse) {
-        clock.ticks_since(reverse.seen) <= u64::from(config.closed_linger)
+/// Returns whether a record still translates replies. `state`: of its Service port.
+pub fn translates(flow: &FlowRecord, state: Option<&ServiceState>, config: &Config, clock: &Clock) -> bool {
+    let lives = if is_closed(flow) {
+        clock.ticks_since(clock.full(flow.seen)) <= u64::from(config.closed_linger)
     } else {
-        !is_idle(config, key.protocol, reverse.idle, reverse.seen, clock)
+        !is_idle(config, flow, state.map_or(0, |state| state.idle), clock)
     };
-    lives && reverse.flags & FLOW_DIRECT == 0 && reverse.tag == hash::reverse(key)
+    lives && u32::from(flow.flags) & (FLOW_REPLIES | FLOW_DIRECT) == FLOW_REPLIES
 }

@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 use vipmux_common::abi::{DropReason, Mac};
 
-pub(super) use self::entries::LookupMaps;
+use self::entries::LookupMaps;
 pub use self::walk::{FrameSource, LookupPacket, walk};
 use crate::output::{
     Report,

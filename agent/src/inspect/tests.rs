@@ -145,12 +145,14 @@ fn flows_show_which_records_are_stale_and_why() {
         "\
 CLIENT             SERVICE        PROTO  BACKEND        NODE    AGE  STATE       RECORD                REPLIES
 198.51.100.7:1000  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   0s  open        valid                 translated
-198.51.100.7:1001  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   1s  client fin  valid                 not translated
-198.51.100.7:1002  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   2s  reset       valid                 -
+198.51.100.7:1001  192.0.2.10:80  TCP    10.0.0.1:8080  node-a   1s  reset       valid                 not translated
+198.51.100.7:1002  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   2s  client fin  valid                 -
 198.51.100.7:1003  192.0.2.10:80  TCP    -              -        3s  open        stale: backend gone   -
 198.51.100.7:1004  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   4s  open        stale: owner changed  -
-198.51.100.7:1005  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   5s  open        stale: recycled       -
+198.51.100.7:1005  192.0.2.10:80  TCP    10.0.1.1:8080  node-b   5s  half open   valid                 -
 198.51.100.7:1006  ?:80           TCP    10.0.1.1:8080  node-b   6m  open        stale: idle           -
+
+7 of 16384 records are used: 2 closed, 1 half open, 0 unconfirmed, 4 established
 "
     );
     let json = json(&flows);
@@ -159,9 +161,11 @@ CLIENT             SERVICE        PROTO  BACKEND        NODE    AGE  STATE      
         json["flows"][1],
         json!({"client": "198.51.100.7", "client_port": 1001, "vip": "192.0.2.10", "vip_port": 80, "protocol": "TCP",
                "backend": {"address": "10.0.0.1", "port": 8080, "node": "node-a", "local": true},
-               "age_ms": 1000, "phase": "client_fin", "stale": null, "replies": false})
+               "age_ms": 1000, "phase": "reset", "stale": null, "replies": false})
     );
     assert_eq!(json["flows"][4]["stale"], json!("owner_changed"));
+    let occupancy = json!({"closed": 2, "half_open": 1, "unconfirmed": 0, "established": 4});
+    assert_eq!((&json["capacity"], &json["occupancy"]), (&json!(16_384), &occupancy));
 }
 
 #[test]
@@ -170,7 +174,7 @@ fn more_flows_than_the_limit_are_cut_with_a_notice() {
     cluster.record_flows();
     let flows = Flows::read(&cluster.maps(), &clock(), 3).unwrap();
     assert_eq!((flows.flows.len(), flows.truncated), (3, true));
-    assert!(text(&flows).ends_with("\n(only 3 flows shown; use --limit for more)\n"));
+    assert!(text(&flows).contains("\n(only 3 flows shown; use --limit for more)\n\n7 of 16384 records are used: "));
     assert!(!Flows::read(&cluster.maps(), &clock(), 7).unwrap().truncated);
 }
 

@@ -13,7 +13,10 @@ use vipmux_common::abi::{Address, Count, DropReason, Leader, Member, Role, Stand
 
 use super::{amount, counters, gauge, gauges};
 use crate::inspect::names::{Claim, Names};
-use vipmux_datapath::bpf::maps::{Maps, MapsError};
+use vipmux_datapath::bpf::{
+    flow_table::FlowState,
+    maps::{Maps, MapsError},
+};
 
 /// The values of the maps at one time.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +26,8 @@ pub struct MapMetrics {
     services: Vec<(Claim, Count)>,
     leaders: BTreeMap<Address, Leader>,
     members: BTreeMap<u32, Member>,
+    flows: BTreeMap<FlowState, usize>,
+    flow_capacity: usize,
     /// The time until the fence deadline, in seconds; negative: since it passed.
     fence: Option<f64>,
 }
@@ -35,11 +40,15 @@ impl MapMetrics {
         registry
     }
 
-    /// Reads the maps. Takes a few milliseconds, and some tens of them with thousands of Services.
+    /// Reads the maps. Takes a few milliseconds, and some tens of them with thousands of Services or
+    /// a large flow table.
     pub fn take(maps: &Maps) -> Result<Self, MapsError> {
         let now = vipmux_cluster::clock::boottime();
         let deadline = maps.read_fence()?.deadline;
+        let table = maps.flow_table()?;
         Ok(Self {
+            flows: table.occupancy(),
+            flow_capacity: table.capacity(),
             stats: maps.read_stats()?,
             drops: maps.read_drops()?,
             services: services(maps)?,
@@ -92,6 +101,11 @@ impl Collector for MapMetrics {
         }
         let standings = standings.into_iter().map(|(standing, count)| ([("standing", standing)], amount(count)));
         gauges(&mut encoder, "vipmux_members", "Nodes with an agent, by state", standings)?;
+        let help = "Records of the flow table, by the state of their flow";
+        let flows = self.flows.iter().map(|(state, count)| ([("state", state.name())], amount(*count)));
+        gauges(&mut encoder, "vipmux_flow_records", help, flows)?;
+        let help = "Records that the flow table has room for";
+        gauge(&mut encoder, "vipmux_flow_capacity_records", help, amount(self.flow_capacity))?;
         let help = "Time until the fence deadline, in seconds; negative: time since it passed, and nothing is answered";
         self.fence.map_or(Ok(()), |left| gauge(&mut encoder, "vipmux_fence_remaining_seconds", help, left))
     }
@@ -176,6 +190,8 @@ impl MapMetrics {
             services: vec![(claim("web", 80), count), (claim("a\"b", 0), count)],
             leaders: leaders.map(|(host, leader)| (vip(host).into(), leader)).into(),
             members: BTreeMap::from([(0, member(Standing::Own)), (1, member(Standing::Alive))]),
+            flows: FlowState::ALL.into_iter().zip(1..).collect(),
+            flow_capacity: 16_384,
             fence: Some(-1.5),
         }
     }

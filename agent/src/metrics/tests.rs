@@ -55,6 +55,8 @@ fn values_have_the_right_names_and_labels() {
         "vipmux_vips_without_leader 1.0",
         r#"vipmux_members{standing="down"} 0.0"#,
         "vipmux_fence_remaining_seconds -1.5",
+        r#"vipmux_flow_records{state="half_open"} 2.0"#,
+        "vipmux_flow_capacity_records 16384.0",
         r#"vipmux_leaderships_gained_total{why="first"} 1"#,
         r#"vipmux_leaderships_gained_total{why="down"} 0"#,
         r#"vipmux_services_refused{reason="PortConflict"} 2"#,

@@ -96,9 +96,8 @@ impl Kernel {
         // The ids stay. This agent sets all else, whatever an earlier agent set.
         let ids = if found.abi == 0 { new_config() } else { found };
         let Config { next_vip, next_generation, .. } = ids;
-        let records_per_second = maps.records_per_second()?;
-        let config =
-            Config { next_vip, next_generation, records_per_second, unclaimed: unclaimed.into(), ..new_config() };
+        let (unclaimed, Config { flow_secret, flow_mask, .. }) = (unclaimed.into(), found);
+        let config = Config { next_vip, next_generation, flow_secret, flow_mask, unclaimed, ..new_config() };
         if config != found {
             maps.apply(&Step::Config(config))?;
         }

@@ -70,6 +70,7 @@ struct ReadMaps {
     entries: MapEntries,
     interfaces: BTreeMap<u32, Interface>,
     vip_index: BTreeMap<u32, VipSlot>,
+    local_ports: BTreeMap<u32, u64>,
 }
 
 impl KernelSnapshot {
@@ -78,7 +79,8 @@ impl KernelSnapshot {
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
             let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
-            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index })
+            let local_ports = maps.read_local_ports()?;
+            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index, local_ports })
         } else {
             None
         };
@@ -91,6 +93,7 @@ enum Repair {
     Map(plan::EntryDifference),
     Interface(u32, Interface),
     VipIndex(u32),
+    LocalPorts,
     MapPin(String, u32),
     ProgramPin,
     Link(u32),
@@ -233,7 +236,7 @@ impl SelfCheck {
 /// Returns the differences, with the repair of each.
 fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDifference, Repair)> {
     let mut found = pin_differences(serving.kernel.pinned(), &reading.pinned);
-    if let Some(ReadMaps { entries, interfaces, vip_index }) = &reading.maps {
+    if let Some(ReadMaps { entries, interfaces, vip_index, local_ports }) = &reading.maps {
         let maps = serving.kernel.observed().differences(entries).into_iter();
         found.extend(maps.map(|difference| (ReportedDifference::from(&difference), Repair::Map(difference))));
         let wanted = serving.kernel.interfaces();
@@ -241,6 +244,8 @@ fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDiff
         found.extend(array_differences("VIP_INDEX", serving.kernel.vip_index(), vip_index, |index, _| {
             Repair::VipIndex(index)
         }));
+        let wanted = serving.kernel.maps.local_bits();
+        found.extend(array_differences("LOCAL_PORTS", &wanted, local_ports, |_, _| Repair::LocalPorts));
     }
     if !reading.snat {
         let wanted = Some("the identity-SNAT chain".to_owned());
@@ -257,6 +262,7 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
         Repair::Map(difference) => serving.kernel.correct(difference)?,
         Repair::Interface(ifindex, wanted) => serving.kernel.write_interface(*ifindex, *wanted)?,
         Repair::VipIndex(index) => serving.kernel.repair_vip_index(*index)?,
+        Repair::LocalPorts => serving.kernel.maps.rebuild_local_ports()?,
         Repair::MapPin(name, id) => serving.kernel.restore_map(name, *id)?,
         Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,
         Repair::Link(ifindex) => serving.forget_link(*ifindex),

@@ -50,7 +50,7 @@ use vipmux_datapath::{
     bpf::{
         apply::Unclaimed,
         attach::{HandoverMac, TcAttachMode, XdpAttachMode},
-        maps::flow_entries,
+        maps::flow_capacity,
         pins::Pins,
     },
     link::{self, Ethtool, LinkError, Links, Monitor},
@@ -67,9 +67,9 @@ use vipmux_model::{
 
 /// Most explain requests that wait at the same time.
 const MOST_REQUESTS: usize = 16;
-/// Bytes of the machine's memory for each entry of a flow table. An entry of both tables takes 280
-/// bytes, so the tables take about a hundredth of the memory.
-const MEMORY_PER_FLOW: u64 = 28_000;
+/// Bytes of the machine's memory for each record of the flow table. A record takes 64 bytes, so the
+/// table takes at most a hundredth of the memory.
+const MEMORY_PER_FLOW: u64 = 6_400;
 
 /// The options of the agent.
 #[derive(Clone, Debug)]
@@ -250,7 +250,7 @@ fn keys(options: &RuntimeOptions) -> Result<watch::Receiver<SealingKeys>, AgentE
 fn open_kernel(options: &RuntimeOptions) -> Result<Kernel, KernelError> {
     let pins = Pins::new(&options.pin_path);
     let flows = match options.flows {
-        0 => flow_entries(&pins).unwrap_or_else(flows_by_memory),
+        0 => flow_capacity(&pins).unwrap_or_else(flows_by_memory),
         flows => flows,
     };
     Kernel::open(pins, flows, options.unclaimed)
@@ -287,11 +287,12 @@ fn lock(options: &RuntimeOptions) -> Result<Flock<File>, AgentError> {
     })
 }
 
-/// Derives the size of a flow table from the machine's memory: between 16 k and 1 M entries.
+/// Derives the size of the flow table from the machine's memory: a power of two, between 16 k and 1
+/// M flows.
 fn flows_by_memory() -> u32 {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let total =
         meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.trim().strip_suffix(" kB")?.parse().ok());
     let flows = total.unwrap_or(0_u64) * 1024 / MEMORY_PER_FLOW;
-    u32::try_from(flows).unwrap_or(u32::MAX).clamp(16_384, 1_048_576)
+    1 << u32::try_from(flows).unwrap_or(u32::MAX).clamp(16_384, 1_048_576).ilog2()
 }

@@ -44,7 +44,8 @@ counters! {
         Fragment = "fragment",
         /// The client's address is in none of the Service's source ranges.
         SourceRange = "source_range",
-        /// A new flow beyond [`super::Config::records_per_second`], on the backend's node.
+        /// A new flow to a local backend, and all records that it could have are of established
+        /// connections to local backends.
         RecordLimited = "record_limited",
         /// No Service claims this port.
         NoService = "no_service",
@@ -96,8 +97,8 @@ counters! {
         FromPeer = "from_peer",
         /// Flow records made.
         NewFlows = "new_flows",
-        /// New flows that were handed over without a record, beyond
-        /// [`super::Config::records_per_second`].
+        /// New flows that were handed over without a record: all records that they could have
+        /// are of live flows.
         Unrecorded = "unrecorded",
         /// Replies translated back.
         Replies = "replies",
@@ -110,5 +111,18 @@ counters! {
         AnswerLimited = "answer_limited",
         /// SYN-ACKs of direct connections to a backend: left alone.
         DirectReplies = "direct_replies",
+        /// Records given to another flow: their connection was closed.
+        EvictedClosed = "evicted_closed",
+        /// Records given to another flow: their client had sent nothing but SYNs.
+        EvictedHalfOpen = "evicted_half_open",
+        /// Records given to another flow: their client had sent one packet.
+        EvictedUnconfirmed = "evicted_unconfirmed",
+        /// Records given to another flow: their Service or backend was gone.
+        EvictedInvalid = "evicted_invalid",
+        /// Records given to another flow: they were idle for longer than the timeout.
+        EvictedIdle = "evicted_idle",
+        /// Records given to another flow that needs one for its replies: they were live, but only
+        /// a cache of what the Service's table says, or of datagrams.
+        EvictedLive = "evicted_live",
     }
 }

@@ -4,111 +4,6 @@ use core::mem::{offset_of, size_of};
 
 use super::{Address, Mac};
 
-/// Key of `FLOWS`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowKey {
-    /// The client.
-    pub client: Address,
-    /// [`super::VipValue::id`].
-    pub vip: u32,
-    /// The client's port, wire.
-    pub client_port: u16,
-    /// The Service's port, wire.
-    pub vip_port: u16,
-    /// IANA protocol number.
-    pub protocol: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-
-/// The client sent FIN. This and [`FLOW_RESET`] are the flags of [`FlowValue`]. [`ReverseValue`]
-/// has all five.
-pub const FLOW_CLIENT_FIN: u32 = 1;
-/// The backend sent FIN.
-pub const FLOW_BACKEND_FIN: u32 = 2;
-/// Either side sent RST. Cleared by the client's next packet, so a forged RST does no lasting harm.
-pub const FLOW_RESET: u32 = 4;
-/// [`ReverseValue::isn`] was taken from the client's SYN.
-pub const FLOW_ISN: u32 = 8;
-/// The backend answered a SYN that did not come through the VIP: its replies are not translated,
-/// even if earlier packets still arrive through the VIP. Set together with [`FLOW_RESET`], for
-/// agents of version 6 and older.
-pub const FLOW_DIRECT: u32 = 16;
-
-/// `FLOWS[FlowKey]`.
-///
-/// The kernel may give an LRU element to another key while a program reads it. `tag` is the first
-/// field, so it is written first, and programs read it last. So they detect a value of another
-/// flow.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FlowValue {
-    /// [`crate::hash::flow`] of the key.
-    pub tag: u32,
-    /// Index into `BACKENDS`.
-    pub backend: u32,
-    /// [`super::Backend::generation`] when the flow was recorded.
-    pub backend_generation: u32,
-    /// [`super::ServiceValue::slot`].
-    pub slot: u32,
-    /// [`super::ServiceState::generation`] when the flow was recorded.
-    pub slot_generation: u32,
-    /// The [`super::Node::epoch`] in which the backend was found on that other node and took new
-    /// flows. While the epoch lasts, the record needs no look at `BACKENDS`, which with many
-    /// backends is not in the CPU's caches. Otherwise the generations decide. 0: not found yet.
-    /// Local backends always have 0, since delivery reads their entry anyway.
-    pub epoch: u32,
-    /// [`super::Backend::node`], which is constant for a backend's generation.
-    pub node: u16,
-    /// [`FLOW_CLIENT_FIN`], [`FLOW_RESET`].
-    pub flags: u16,
-    /// Low half of `jiffies_64` at the client's last packet. It wraps after 49 days at 1000 Hz, 198
-    /// at 250. Times are compared by wrapping subtraction, so a record that is idle for a whole
-    /// wrap looks new again. That does no harm: the generations still decide.
-    pub seen: u32,
-}
-
-/// Key of `REVERSE`: a reply's source and destination.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ReverseKey {
-    /// The backend.
-    pub backend: Address,
-    /// The client.
-    pub client: Address,
-    /// The backend's port, wire.
-    pub backend_port: u16,
-    /// The client's port, wire.
-    pub client_port: u16,
-    /// IANA protocol number.
-    pub protocol: u32,
-}
-
-/// `REVERSE[ReverseKey]`: how to translate a reply. `tag` as in [`FlowValue`].
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReverseValue {
-    /// [`crate::hash::reverse`] of the key.
-    pub tag: u32,
-    /// The client's initial sequence number, host order; valid with [`FLOW_ISN`].
-    pub isn: u32,
-    /// The VIP.
-    pub vip: Address,
-    /// The Service's port, wire.
-    pub vip_port: u16,
-    /// Zero.
-    pub padding: u16,
-    /// [`FLOW_CLIENT_FIN`], [`FLOW_BACKEND_FIN`], [`FLOW_RESET`], [`FLOW_ISN`], [`FLOW_DIRECT`].
-    pub flags: u32,
-    /// `jiffies_64` of the last packet of either side; frozen once the flow is closed.
-    pub seen: u64,
-    /// [`super::ServiceState::idle`] at the client's last packet.
-    pub idle: u32,
-    /// Zero.
-    pub reserved: u32,
-}
-
 /// Key of `FRAGMENTS` and `EGRESS_FRAGMENTS`: the fields that a datagram's fragments share (RFC
 /// 791, 3.2; RFC 8200, 4.5).
 #[repr(C)]
@@ -128,7 +23,11 @@ pub struct FragmentKey {
 /// node's own stack.
 pub const FRAGMENT_KERNEL: u32 = u32::MAX;
 
-/// `FRAGMENTS[FragmentKey]`: the destination of the first fragment. `tag` as in [`FlowValue`].
+/// `FRAGMENTS[FragmentKey]`: the destination of the first fragment.
+///
+/// The kernel may give an LRU element to another key while a program reads it. `tag` is the first
+/// field, so it is written first, and programs read it last. So they detect a value of another
+/// datagram.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentValue {
@@ -149,7 +48,7 @@ pub struct FragmentValue {
 }
 
 /// `EGRESS_FRAGMENTS[FragmentKey]`: the new source of the first fragment. `tag` as in
-/// [`FlowValue`].
+/// [`FragmentValue`].
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EgressFragmentValue {
@@ -194,9 +93,7 @@ pub struct Speaker {
 
 /// Index into `BUDGET`: answers, [`super::Config::answers_per_second`].
 pub const BUDGET_ANSWERS: u32 = 0;
-/// Index into `BUDGET`: flow records, [`super::Config::records_per_second`].
-pub const BUDGET_RECORDS: u32 = 1;
-/// Elements of `BUDGET`.
+/// Elements of `BUDGET`. The second one is of agents of version 7 and older.
 pub const BUDGETS: u32 = 2;
 
 /// Value of the per-CPU array `BUDGET`: a token bucket.
@@ -251,13 +148,6 @@ pub const CALL_ODD: u32 = 2;
 pub const CALLS: u32 = 4;
 
 const _: () = {
-    assert!(size_of::<FlowKey>() == 32 && offset_of!(FlowKey, protocol) == 24);
-    assert!(size_of::<FlowValue>() == 32 && offset_of!(FlowValue, tag) == 0 && offset_of!(FlowValue, epoch) == 20);
-    assert!(offset_of!(FlowValue, flags) == 26 && offset_of!(FlowValue, seen) == 28);
-    assert!(size_of::<ReverseKey>() == 40 && offset_of!(ReverseKey, backend_port) == 32);
-    assert!(size_of::<ReverseValue>() == 48 && offset_of!(ReverseValue, vip) == 8);
-    assert!(offset_of!(ReverseValue, seen) == 32 && offset_of!(ReverseValue, idle) == 40);
-    assert!(offset_of!(ReverseValue, tag) == 0);
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);
     assert!(size_of::<FragmentValue>() == 32 && offset_of!(FragmentValue, seen) == 16);
     assert!(size_of::<EgressFragmentValue>() == 32 && offset_of!(EgressFragmentValue, tag) == 0);

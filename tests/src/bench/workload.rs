@@ -11,7 +11,7 @@ use vipmux_common::abi::{
 
 use crate::{
     frames::{ACK, Ethernet, Ipv4, Mac, Tcp, Udp},
-    program::{IFINDEX, State},
+    program::{FLOW_SECRET, IFINDEX, State},
 };
 
 /// The address of the Services whose backends are on other nodes.
@@ -23,6 +23,7 @@ pub(super) const OTHER: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 3);
 /// The first client. Cases with many flows have clients of their own.
 pub(super) const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
 pub(super) const OTHER_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 192, 0, 0);
+pub(super) const FLOOD_CLIENT: Ipv4Addr = Ipv4Addr::new(10, 64, 0, 0);
 
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
@@ -61,7 +62,7 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
             fragment_life: u32::MAX,
             unclaimed: vipmux_common::abi::UNCLAIMED_DROP,
             answers_per_second: 0,
-            records_per_second: u32::MAX,
+            flow_secret: FLOW_SECRET,
             ..Config::default()
         },
         interfaces: vec![Interface::default(); IFINDEX + 1],
@@ -104,7 +105,8 @@ fn add(state: &mut State, vip: u32, number: u32, protocol: u8) -> Result<()> {
         });
     }
     state.tables.extend((0..TABLE).map(|slot| first + slot % ENDPOINTS));
-    state.service_states.push(ServiceState { generation: 1, ..Default::default() });
+    let address = if local { LOCAL } else { REMOTE };
+    state.service_states.push(ServiceState { generation: 1, vip: address.into(), ..Default::default() });
     let key = ServiceKey { vip, port: (PORT + u16::try_from(number)?).to_be(), protocol, padding: 0 };
     let value = ServiceValue {
         slot,

@@ -11,13 +11,16 @@ use aya::{
     },
     util::nr_cpus,
 };
-use vipmux_common::abi::{
-    Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey,
-    FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ReverseKey, ReverseValue, ServiceKey,
-    ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
+use vipmux_common::{
+    abi::{
+        Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey,
+        FlowRecord, FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ServiceKey,
+        ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
+    },
+    flow_table::{Place, WAYS},
+    table,
 };
-use vipmux_common::table;
-use vipmux_datapath::bpf::vip_index;
+use vipmux_datapath::bpf::{flow_table, local_ports, vip_index};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
@@ -26,6 +29,13 @@ pub const NOW: u64 = 1 << 62;
 
 /// [`NOW`] for records that have only the low half of the clock.
 pub const NOW_LOW: u32 = 1 << 30;
+
+/// The secret of the flow table in tests.
+pub const FLOW_SECRET: FlowSecret = FlowSecret {
+    sum: 0x0123_4567_89ab_cdef,
+    client: [0xa5a5_1234_9876_5431, 0x1337_8642_9753_fdb1, 0x9999_8888_7777_6661, 0x2bd4_1f7c_55aa_c3e1],
+    port: 0x7f3a_91c4_d20b_8e65,
+};
 
 /// The contents of all maps except counters and maps that no program reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -50,10 +60,9 @@ pub struct State {
     pub nodes: Vec<Node>,
     /// `PEERS`.
     pub peers: BTreeMap<Mac, u32>,
-    /// `FLOWS`; times are relative to [`NOW_LOW`].
-    pub flows: BTreeMap<FlowKey, FlowValue>,
-    /// `REVERSE`; times are relative to [`NOW`].
-    pub reverse: BTreeMap<ReverseKey, ReverseValue>,
+    /// The records of `FLOWS`; times are relative to [`NOW_LOW`]. [`FlowRecord::check`] is zero; if
+    /// it is not, the record is written with a wrong check.
+    pub flows: BTreeMap<FlowKey, FlowRecord>,
     /// `FRAGMENTS`; times are relative to [`NOW`].
     pub fragments: BTreeMap<FragmentKey, FragmentValue>,
     /// `EGRESS_FRAGMENTS`; times are relative to [`NOW`].
@@ -83,9 +92,9 @@ impl State {
             ("NODE_NAMES", self.nodes.len()),
             ("PEERS", self.peers.len() + 8),
         ];
-        let mut capacities = ["FLOWS", "REVERSE", "FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY", "SPEAKERS"]
-            .map(|name| (name, flows))
-            .to_vec();
+        let mut capacities =
+            ["FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY", "SPEAKERS"].map(|name| (name, flows)).to_vec();
+        capacities.push(("FLOWS", flow_table::sets(flows)));
         for (name, entries) in sizes {
             capacities.push((name, u32::try_from(entries)?.max(1)));
         }
@@ -129,7 +138,9 @@ fn slots(elements: &[u64]) -> Vec<u32> {
 }
 
 pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
-    write_array(ebpf, "CONFIG", &[state.config])?;
+    let sets: Array<_, FlowSet> = map(ebpf, "FLOWS")?.try_into()?;
+    let flow_mask = sets.len() - 1;
+    write_array(ebpf, "CONFIG", &[Config { flow_mask, ..state.config }])?;
     forget(ebpf)?;
     write_array(ebpf, "FENCE", &[state.fence])?;
     write_array(ebpf, "INTERFACES", &state.interfaces)?;
@@ -140,12 +151,10 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_hash(ebpf, "PEERS", state.peers.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "SERVICES", state.services.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "VIPS", state.vips.iter().map(|(key, value)| (*key, *value)))?;
-    let seen = |at| absolute_low(origin, at);
-    let flows = state.flows.iter().map(|(key, value)| (*key, FlowValue { seen: seen(value.seen), ..*value }));
-    write_hash(ebpf, "FLOWS", flows)?;
+    write_array(ebpf, "LOCAL_PORTS", &local_ports::elements(&state.backends))?;
+    let flows = state.flows.values();
+    write_flows(ebpf, state, flows.map(|flow| FlowRecord { seen: absolute_low(origin, flow.seen), ..*flow }))?;
     let seen = |at| absolute(origin, at);
-    let reverse = state.reverse.iter().map(|(key, value)| (*key, ReverseValue { seen: seen(value.seen), ..*value }));
-    write_hash(ebpf, "REVERSE", reverse)?;
     let fragments =
         state.fragments.iter().map(|(key, value)| (*key, FragmentValue { seen: seen(value.seen), ..*value }));
     write_hash(ebpf, "FRAGMENTS", fragments)?;
@@ -163,7 +172,7 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
 pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
     let seen = |at| relative(origin, at);
     Ok(State {
-        config: first(&read_array(ebpf, "CONFIG")?)?,
+        config: Config { flow_mask: 0, ..first(&read_array(ebpf, "CONFIG")?)? },
         fence: first(&read_array(ebpf, "FENCE")?)?,
         interfaces: read_array(ebpf, "INTERFACES")?,
         vips: read_hash(ebpf, "VIPS")?,
@@ -173,15 +182,9 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         backends: read_array(ebpf, "BACKENDS")?,
         nodes: read_array(ebpf, "NODES")?,
         peers: read_hash(ebpf, "PEERS")?,
-        flows: read_hash(ebpf, "FLOWS")?
+        flows: read_flows(ebpf)?
             .into_iter()
-            .map(|(key, value): (FlowKey, FlowValue)| {
-                (key, FlowValue { seen: relative_low(origin, value.seen), ..value })
-            })
-            .collect(),
-        reverse: read_hash(ebpf, "REVERSE")?
-            .into_iter()
-            .map(|(key, value): (ReverseKey, ReverseValue)| (key, ReverseValue { seen: seen(value.seen), ..value }))
+            .map(|flow| (flow.key(), FlowRecord { seen: relative_low(origin, flow.seen), ..flow }))
             .collect(),
         fragments: read_hash(ebpf, "FRAGMENTS")?
             .into_iter()
@@ -227,7 +230,7 @@ fn write_array<T: Pod>(ebpf: &mut Ebpf, name: &str, values: &[T]) -> Result<()> 
     Ok(())
 }
 
-fn read_array<T: Pod>(ebpf: &Ebpf, name: &str) -> Result<Vec<T>> {
+pub(super) fn read_array<T: Pod>(ebpf: &Ebpf, name: &str) -> Result<Vec<T>> {
     let array: Array<_, T> = map(ebpf, name)?.try_into()?;
     Ok(array.iter().collect::<Result<_, MapError>>()?)
 }
@@ -267,6 +270,43 @@ fn write_ranges(ebpf: &mut Ebpf, wanted: &BTreeSet<(u32, Range)>) -> Result<()> 
         trie.insert(&Key::new(*bits, *range), 1, 0).context("writing SOURCE_RANGES")?;
     }
     Ok(())
+}
+
+/// Makes the table hold exactly these records.
+fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = FlowRecord>) -> Result<()> {
+    let mut table: Array<_, FlowSet> = map_mut(ebpf, "FLOWS")?.try_into()?;
+    let mut sets: BTreeMap<u32, FlowSet> = BTreeMap::new();
+    for index in 0..table.len() {
+        if table.get(&index, 0)?.records.iter().any(|record| record.vip != 0) {
+            sets.insert(index, FlowSet::default());
+        }
+    }
+    for flow in wanted {
+        let place = flow.place(&state.config.flow_secret);
+        let check = place.check(flow.words()) ^ flow.check;
+        let mut homes = [place.set(table.len() - 1), place.other_set(table.len() - 1)].into_iter();
+        homes
+            .find_map(|home| {
+                let records = &mut sets.entry(home).or_default().records;
+                let ways = (0..WAYS).map(|way| Place::next_way(place.way(), way) as usize);
+                let free = ways.into_iter().find(|way| records[*way].vip == 0)?;
+                records[free] = FlowRecord { check, ..flow };
+                Some(())
+            })
+            .context("no room for a flow")?;
+    }
+    for (index, set) in sets {
+        table.set(index, set, 0).context("writing FLOWS")?;
+    }
+    Ok(())
+}
+
+/// Returns the whole records.
+fn read_flows(ebpf: &Ebpf) -> Result<Vec<FlowRecord>> {
+    let config: Config = first(&read_array(ebpf, "CONFIG")?)?;
+    let records = read_array::<FlowSet>(ebpf, "FLOWS")?.into_iter().flat_map(|set| set.records);
+    let whole = records.filter(|record| record.is_whole(&config.flow_secret));
+    Ok(whole.map(|record| FlowRecord { lock: 0, check: 0, ..record }).collect())
 }
 
 /// Makes the programs check again whether the agent is away, and fills their budgets.

@@ -85,6 +85,10 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             let ifindex = *maps.read_interfaces()?.keys().next().with_context(missing)?;
             maps.interfaces.set(ifindex, Interface::default(), 0)?;
         }
+        "LOCAL_PORTS" => {
+            let element = *maps.read_local_ports()?.keys().next().with_context(missing)?;
+            maps.local_ports.set(element, 0, 0)?;
+        }
         "CONFIG" => {
             let config = maps.read_config()?;
             maps.config.set(0, Config { tcp_idle: 1, udp_idle: 1, ..config }, 0)?;
@@ -94,13 +98,26 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
     Ok(())
 }
 
+/// The maps whose entries the self-check compares.
+const CHECKED: [&str; 10] = [
+    "VIPS",
+    "SERVICES",
+    "SERVICE_STATES",
+    "TABLES",
+    "BACKENDS",
+    "LOCAL_PORTS",
+    "NODES",
+    "PEERS",
+    "INTERFACES",
+    "CONFIG",
+];
+
 #[test]
 fn drift_of_each_map_shows_in_the_diff() -> Result<()> {
     let Some((cluster, leader)) = served("0")? else { return Ok(()) };
     let (agent, node) = on(&cluster, &leader)?;
     await_no_difference(&cluster, &leader)?;
-    let maps = ["VIPS", "SERVICES", "SERVICE_STATES", "TABLES", "BACKENDS", "NODES", "PEERS", "INTERFACES", "CONFIG"];
-    for map in maps {
+    for map in CHECKED {
         harm(agent.pins(), map)?;
         let (code, diff) = agent.diff(node)?;
         ensure!(code == 2 && differing(&diff).contains(&map), "{map}: {code}, {diff}");
@@ -112,7 +129,7 @@ fn drift_of_each_map_shows_in_the_diff() -> Result<()> {
 fn drift_of_each_map_is_repaired() -> Result<()> {
     let Some((cluster, leader)) = served("1s")? else { return Ok(()) };
     let (agent, _) = on(&cluster, &leader)?;
-    for map in ["VIPS", "SERVICES", "SERVICE_STATES", "TABLES", "BACKENDS", "NODES", "PEERS", "INTERFACES", "CONFIG"] {
+    for map in CHECKED {
         harm(agent.pins(), map)?;
         agent.process().wait_for_line("a repair", PATIENCE, |line| {
             line.contains("repairing") && line.contains(&format!("\"what\":\"{map}\""))
@@ -131,7 +148,7 @@ fn programs_that_somebody_took_off_come_back_and_so_do_pins_and_the_nat_chain() 
     let pins = agent.pins();
     let links: Vec<_> = fs::read_dir(pins.join("links"))?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     ensure!(links.len() == 2, "{links:?}");
-    for pin in links.iter().cloned().chain([pins.join("maps/REVERSE"), pins.join("programs/vipmux_xdp")]) {
+    for pin in links.iter().cloned().chain([pins.join("maps/FLOWS"), pins.join("programs/vipmux_xdp")]) {
         fs::remove_file(&pin)?;
         wait::until("the pin again", PATIENCE, || pin.exists().then_some(()).context("it is missing"))?;
         await_no_difference(&cluster, &leader)?;

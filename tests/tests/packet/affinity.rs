@@ -17,6 +17,7 @@ use crate::{
         CLIENT, CLIENT_PORT, Endpoint, FAR, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, PEER_MAC, REMOTE, SPREAD, Service,
         WHILE, address, from_client, from_peer,
     },
+    records,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -95,11 +96,7 @@ fn moved_to_another_port(state: &mut State) {
     let client_port = ANOTHER_PORT.to_be();
     assert_ne!(client_port, CLIENT_PORT.to_be());
     let (key, value) = state.flows.pop_first().unwrap();
-    let key = abi::FlowKey { client_port, ..key };
-    state.flows.insert(key, abi::FlowValue { tag: hash::flow(&key), ..value });
-    let (key, value) = state.reverse.pop_first().unwrap();
-    let key = abi::ReverseKey { client_port, ..key };
-    state.reverse.insert(key, abi::ReverseValue { tag: hash::reverse(&key), ..value });
+    state.flows.insert(abi::FlowKey { client_port, ..key }, abi::FlowRecord { client_port, ..value });
 }
 
 fn remembered() -> Vec<Case> {
@@ -178,22 +175,23 @@ fn forgotten() -> Vec<Case> {
     ]
 }
 
-/// Beyond the limit on records, a flood of clients does not evict existing records.
+/// Where no record has room, a flood of clients does not evict those that are remembered.
 fn limited() -> Vec<Case> {
     let unrecorded = [Counter::Stat(Stat::HandedOver), Counter::Stat(Stat::Unrecorded), Counter::Service(HTTPS.slot)];
     let case = |name| {
         Case::ingress(name, from_client().ipv4(&syn(HTTPS)))
             .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &unrecorded)
+            .in_this_family()
     };
     vec![
-        case("beyond the limit no client is remembered").given(|state| {
-            state.config.records_per_second = 0;
+        case("without room for its flow no client is remembered").given(|state| {
             sticky(state, HTTPS);
+            records::crowd(state, HTTPS);
         }),
-        case("beyond the limit a client is remembered on")
+        case("without room for its flow a client is remembered on")
             .given(|state| {
-                state.config.records_per_second = 0;
                 HTTPS.set(state, &[FAR], &[]);
+                records::crowd(state, HTTPS);
                 sticky(state, HTTPS);
                 seen(state, HTTPS, REMOTE, WHILE);
             })

@@ -1,7 +1,8 @@
 //! Tests whole conversations, packet by packet, with maps that only the programs write.
 
 use vipmux_common::abi::{
-    BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, Mac, NODE_ATTACHED, NODE_SELF,
+    BACKEND_LOCAL, BACKEND_READY, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
+    Mac, NODE_ATTACHED, NODE_SELF,
 };
 use vipmux_tests::{
     frames::{ACK, Ethernet, FIN, Ipv4, PSH, RST, SYN},
@@ -35,20 +36,21 @@ pub(crate) fn with_a_local_backend() {
     let reply = |packet: &Ipv4| {
         sent(&program, Hook::Egress, &back.ipv4(packet), NEXT, &back.ipv4(&from(HTTP, packet)));
     };
-    let flags = || program.state().unwrap().reverse[&HTTP.reverse(LOCAL)].flags;
+    let flags = || u32::from(program.state().unwrap().flows[&HTTP.flow()].flags);
     request(&syn(HTTP));
     reply(&segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)));
     request(&with_flags(HTTP, ACK));
     request(&with_flags(HTTP, ACK | PSH));
     reply(&segment(LOCAL, ACK | PSH, 77));
-    assert_eq!(flags(), FLOW_ISN);
+    assert_eq!(flags(), FLOW_REPLIES | FLOW_ISN);
     reply(&segment(LOCAL, FIN | ACK, 78));
     request(&with_flags(HTTP, FIN | ACK));
     reply(&segment(LOCAL, ACK, 79));
-    assert_eq!(flags(), FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
+    assert_eq!(flags(), FLOW_REPLIES | FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
 
     request(&syn(HTTP));
-    assert_eq!(flags(), FLOW_ISN, "the same ports again are a new connection");
+    let opening = FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN;
+    assert_eq!(flags(), opening, "the same ports again are a new connection");
     let unrelated = back.ipv4(&segment(LOCAL, SYN | ACK, 0x7777_7777));
     sent(&program, Hook::Egress, &unrelated, NEXT, &unrelated);
     let as_it_is = |packet: &Ipv4| sent(&program, Hook::Egress, &back.ipv4(packet), NEXT, &back.ipv4(packet));
@@ -87,7 +89,8 @@ pub(crate) fn across_two_nodes() {
     }
     let reply = segment(REMOTE, ACK, 77);
     sent(&there, Hook::Egress, &back.ipv4(&reply), NEXT, &back.ipv4(&from(HTTPS, &reply)));
-    assert!(here.state().unwrap().reverse.is_empty(), "only the backend's node sees replies");
+    let flags = u32::from(here.state().unwrap().flows[&HTTPS.flow()].flags);
+    assert_eq!(flags, FLOW_CLIENT_FIN, "only the backend's node sees replies");
 }
 
 /// Two nodes that each take the other for the backend's node: the frame stops at the second.

@@ -281,14 +281,7 @@ fn of_the_known_client(state: &mut State) {
     let client = crate::fixture::address(KNOWN_CLIENT);
     state.flows = std::mem::take(&mut state.flows)
         .into_iter()
-        .map(|(key, value)| (abi::FlowKey { client, ..key }, abi::FlowValue { tag: 4_157_142_029, ..value }))
-        .collect();
-    state.reverse = std::mem::take(&mut state.reverse)
-        .into_iter()
-        .map(|(key, value)| {
-            let key = abi::ReverseKey { client, ..key };
-            (key, abi::ReverseValue { tag: hash::reverse(&key), ..value })
-        })
+        .map(|(key, value)| (abi::FlowKey { client, ..key }, abi::FlowRecord { client, ..value }))
         .collect();
 }
 

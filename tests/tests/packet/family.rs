@@ -63,13 +63,12 @@ pub(crate) fn state(state: State) -> State {
         _ => abi::Backend { address: moved(it.address), ..it },
     });
     let flows = state.flows.into_iter().map(|(old, value)| {
-        let key = abi::FlowKey { client: moved(old.client), ..old };
-        (key, abi::FlowValue { tag: value.tag ^ hash::flow(&old) ^ hash::flow(&key), ..value })
+        let client = moved(old.client);
+        (abi::FlowKey { client, ..old }, abi::FlowRecord { client, ..value })
     });
-    let reverse = state.reverse.into_iter().map(|(old, value)| {
-        let key = abi::ReverseKey { backend: moved(old.backend), client: moved(old.client), ..old };
-        let tag = value.tag ^ hash::reverse(&old) ^ hash::reverse(&key);
-        (key, abi::ReverseValue { tag, vip: moved(value.vip), ..value })
+    let states = state.service_states.into_iter().map(|it| match it.generation {
+        0 => it,
+        _ => abi::ServiceState { vip: moved(it.vip), ..it },
     });
     let fragments = state.fragments.into_iter().map(|(old, value)| {
         let key = fragment(&old);
@@ -90,7 +89,7 @@ pub(crate) fn state(state: State) -> State {
         vips,
         backends: backends.collect(),
         flows: flows.collect(),
-        reverse: reverse.collect(),
+        service_states: states.collect(),
         fragments: fragments.collect(),
         egress_fragments: egress_fragments.collect(),
         affinity: affinity.collect(),

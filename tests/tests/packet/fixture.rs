@@ -3,13 +3,10 @@
 
 use std::net::Ipv4Addr;
 
-use vipmux_common::{
-    abi::{self, Address, BACKEND_LOCAL, BACKEND_READY, NODE_ATTACHED, NODE_SELF, VIP_LEADING},
-    hash,
-};
+use vipmux_common::abi::{self, Address, BACKEND_LOCAL, BACKEND_READY, NODE_ATTACHED, NODE_SELF, VIP_LEADING};
 use vipmux_tests::{
     frames::{Ethernet, Mac},
-    program::{IFINDEX, NOW, NOW_LOW, State},
+    program::{FLOW_SECRET, IFINDEX, NOW_LOW, State},
 };
 
 pub(crate) const TCP: u32 = 6;
@@ -193,7 +190,8 @@ impl Service {
             ..Default::default()
         };
         state.services.insert(self.key(), value);
-        state.service_states[self.slot as usize] = abi::ServiceState { generation, ..Default::default() };
+        let vip = address(self.vip);
+        state.service_states[self.slot as usize] = abi::ServiceState { generation, vip, ..Default::default() };
     }
 
     /// [`abi::ServiceValue::flags`].
@@ -202,19 +200,23 @@ impl Service {
     }
 
     /// Records the client's flow to it, used `age` jiffies ago, without an epoch: as after its
-    /// first packet.
+    /// second packet.
     pub(crate) fn record(self, state: &mut State, backend: Endpoint, age: u64, flags: u32) {
         let key = self.flow();
-        let value = abi::FlowValue {
-            tag: hash::flow(&key),
+        let value = abi::FlowRecord {
+            vip: key.vip,
+            client_port: key.client_port,
+            vip_port: key.vip_port,
+            client: key.client,
             backend: backend.index,
             backend_generation: state.backends[backend.index as usize].generation,
             slot: self.slot,
-            slot_generation: state.service_states[self.slot as usize].generation,
-            epoch: 0,
+            slot_generation: 100 + self.slot,
             node: backend.node.try_into().unwrap(),
+            protocol: self.protocol.try_into().unwrap(),
             flags: flags.try_into().unwrap(),
             seen: NOW_LOW - u32::try_from(age).unwrap(),
+            ..abi::FlowRecord::default()
         };
         state.flows.insert(key, value);
     }
@@ -227,36 +229,15 @@ impl Service {
         self.record_of(state).epoch = epoch;
     }
 
-    pub(crate) fn record_of(self, state: &mut State) -> &mut abi::FlowValue {
+    pub(crate) fn record_of(self, state: &mut State) -> &mut abi::FlowRecord {
         state.flows.get_mut(&self.flow()).unwrap()
     }
 
-    /// Records the reverse flow of the backend's replies to the client, used `age` jiffies ago.
+    /// Records the client's flow to a local backend, whose replies are translated, used `age`
+    /// jiffies ago.
     pub(crate) fn remember(self, state: &mut State, backend: Endpoint, age: u64, isn: u32, flags: u32) {
-        let key = self.reverse(backend);
-        let value = abi::ReverseValue {
-            tag: hash::reverse(&key),
-            isn,
-            vip: address(self.vip),
-            vip_port: self.port.to_be(),
-            padding: 0,
-            flags,
-            seen: NOW - age,
-            idle: 0,
-            reserved: 0,
-        };
-        state.reverse.insert(key, value);
-    }
-
-    /// Returns the key of the backend's replies to the client.
-    pub(crate) fn reverse(self, backend: Endpoint) -> abi::ReverseKey {
-        abi::ReverseKey {
-            backend: address(backend.address),
-            client: address(CLIENT),
-            backend_port: backend.port.to_be(),
-            client_port: CLIENT_PORT.to_be(),
-            protocol: self.protocol,
-        }
+        self.record(state, backend, age, flags | abi::FLOW_REPLIES);
+        self.record_of(state).isn = isn;
     }
 }
 
@@ -312,7 +293,10 @@ pub(crate) fn state() -> State {
             fragment_life: LIVES[3],
             unclaimed: abi::UNCLAIMED_DROP,
             answers_per_second: 1_000,
-            records_per_second: 1_000,
+            reserved: 0,
+            flow_mask: 0,
+            padding: 0,
+            flow_secret: FLOW_SECRET,
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],

@@ -1,12 +1,12 @@
 //! Cases of flow records: which packets keep their backend, and which choose again.
 
 use vipmux_common::abi::{
-    BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET,
-    NODE_ATTACHED, Stat,
+    BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT,
+    FLOW_ISN, FLOW_REPLIES, FLOW_RESET, NODE_ATTACHED, SERVICE_GONE, Stat,
 };
 use vipmux_tests::{
     frames::{ACK, FIN, Ipv4, RST, SYN, Tcp},
-    program::{NOW, NOW_LOW, State},
+    program::{NOW_LOW, State},
 };
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [kept(), vouched(), of_closing_connections(), aged(), stale(), syns(), halves(), renewed(), collisions()]
+    [kept(), vouched(), of_closing_connections(), aged(), stale(), syns(), without_replies(), renewed(), collisions()]
         .into_iter()
         .flatten()
         .collect()
@@ -186,7 +186,7 @@ fn vouched() -> Vec<Case> {
             .given(|state| {
                 SPREAD.set(state, &[FAR], &[]);
                 SPREAD.record_vouched(state, REMOTE, WHILE, 0);
-                SPREAD.record_of(state).tag ^= 1;
+                SPREAD.record_of(state).check ^= 1;
             })
             .then(|state| SPREAD.record(state, FAR, 0, 0)),
     ]
@@ -216,10 +216,8 @@ fn of_closing_connections() -> Vec<Case> {
             .given(|state| connection(state, FLOW_CLIENT_FIN))
             .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
         stays("the last packets of a closed connection do not prolong its translation", &with_flags(HTTP, ACK))
-            .given(|state| connection(state, FLOW_CLIENT_FIN | FLOW_BACKEND_FIN))
-            .then(|state| HTTP.record(state, LOCAL_TOO, 0, FLOW_CLIENT_FIN)),
+            .given(|state| connection(state, FLOW_CLIENT_FIN | FLOW_BACKEND_FIN)),
         moves("a flow that begins with an RST is closed from the start", &with_flags(HTTP, RST)).then(|state| {
-            HTTP.record(state, LOCAL, 0, 0);
             HTTP.remember(state, LOCAL, 0, ISN.wrapping_add(1), FLOW_RESET);
         }),
     ]
@@ -228,7 +226,6 @@ fn of_closing_connections() -> Vec<Case> {
 /// Another CPU handled a packet of the same flow after this one had read the clock.
 pub(crate) fn seen_later(state: &mut State) {
     state.flows.values_mut().for_each(|flow| flow.seen = NOW_LOW + u32::try_from(WHILE).unwrap());
-    state.reverse.values_mut().for_each(|reverse| reverse.seen = NOW + WHILE);
 }
 
 fn aged() -> Vec<Case> {
@@ -277,6 +274,12 @@ fn stale() -> Vec<Case> {
                 HTTP.record(state, LOCAL_TOO, WHILE, 0);
             })
             .then(picked_up),
+        moves("the backend is gone, and only its replies are translated", &segment(HTTP))
+            .given(|state| {
+                HTTP.remember(state, LOCAL_TOO, WHILE, ISN, FLOW_ISN);
+                LOCAL_TOO.of(state).flags = BACKEND_LOCAL | BACKEND_GONE;
+            })
+            .then(picked_up),
         moves("the backend's index is beyond all", &segment(HTTP))
             .given(|state| {
                 HTTP.record(state, LOCAL_TOO, WHILE, 0);
@@ -302,10 +305,17 @@ fn stale() -> Vec<Case> {
                 state.service_states[HTTP.slot as usize].generation = 0;
             })
             .dropped(DropReason::NoService),
-        moves("the element was given to another flow", &segment(HTTP))
+        Case::ingress("the Service went, and only its replies are translated", from_client().ipv4(&segment(HTTP)))
+            .given(|state| {
+                HTTP.remember(state, LOCAL_TOO, WHILE, ISN, FLOW_ISN);
+                state.services.remove(&HTTP.key());
+                state.service_states[HTTP.slot as usize].flags = SERVICE_GONE;
+            })
+            .dropped(DropReason::NoService),
+        moves("the record is torn", &segment(HTTP))
             .given(|state| {
                 HTTP.record(state, LOCAL_TOO, WHILE, 0);
-                state.flows.values_mut().for_each(|flow| flow.tag ^= 1);
+                state.flows.values_mut().for_each(|flow| flow.check ^= 1);
             })
             .then(picked_up),
         Case::ingress("a flow to a node that went chooses anew", from_client().ipv4(&segment(SPREAD)))
@@ -350,74 +360,46 @@ fn syns() -> Vec<Case> {
     ]
 }
 
-/// Either half of a flow's records can be evicted alone.
-fn halves() -> Vec<Case> {
+/// Records that do not translate replies.
+fn without_replies() -> Vec<Case> {
     vec![
-        stays("a lost reverse record is made again", &segment(HTTP))
+        stays("a record without replies translates them from now on", &segment(HTTP))
             .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
-            .then(|state| {
-                HTTP.record(state, LOCAL_TOO, 0, 0);
-                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
-            }),
-        stays("what was under way when its client turned to the backend itself makes none", &segment(HTTP))
-            .given(|state| {
-                connection(state, 0);
-                HTTP.remember(state, LOCAL_TOO, LINGER - WHILE, ISN, FLOW_DIRECT | FLOW_RESET);
-            })
-            .then(|state| {
-                HTTP.record(state, LOCAL_TOO, 0, 0);
-                HTTP.remember(state, LOCAL_TOO, LINGER - WHILE, ISN, FLOW_DIRECT | FLOW_RESET);
-            }),
+            .then(|state| HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0)),
+        stays("what was under way when its client turned to the backend itself changes nothing", &segment(HTTP))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, LINGER - WHILE, ISN, FLOW_DIRECT | FLOW_RESET)),
         stays("what comes later than that does", &segment(HTTP))
-            .given(|state| {
-                connection(state, 0);
-                HTTP.remember(state, LOCAL_TOO, LINGER + WHILE, ISN, FLOW_DIRECT | FLOW_RESET);
-            })
-            .then(|state| {
-                HTTP.record(state, LOCAL_TOO, 0, 0);
-                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
-            }),
-        moves("a lost flow record is made again", &segment(HTTP))
-            .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
-            .then(|state| {
-                HTTP.record(state, LOCAL, 0, 0);
-                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
-            }),
-        stays("a reverse element that was given to another flow is made again", &segment(HTTP))
-            .given(|state| {
-                connection(state, 0);
-                state.reverse.values_mut().for_each(|reverse| reverse.tag ^= 1);
-            })
-            .then(|state| {
-                HTTP.record(state, LOCAL_TOO, 0, 0);
-                HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0);
-            }),
+            .given(|state| HTTP.remember(state, LOCAL_TOO, LINGER + WHILE, ISN, FLOW_DIRECT | FLOW_RESET))
+            .then(|state| HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0)),
     ]
 }
 
-/// A SYN renews the reverse record of its replies.
+/// A SYN begins a connection anew, with its own sequence number.
 fn renewed() -> Vec<Case> {
     fn renews(flags: u32) -> fn(&mut State) {
         match flags {
             FLOW_RESET => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_RESET),
             FLOW_ISN => |state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN),
-            0 => |state| HTTP.remember(state, LOCAL, WHILE, 1, 0),
             FLOW_DIRECT => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_DIRECT | FLOW_RESET),
             _ => |state| {
                 HTTP.remember(state, LOCAL, LINGER + WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
             },
         }
     }
-    [
-        ("a SYN renews a record without a sequence number", 0),
+    let open = [
+        stays("a SYN renews a record without a sequence number", &syn(HTTP))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, 1, 0)),
+        stays("a SYN renews a record with another sequence number", &syn(HTTP))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, 1, FLOW_ISN)),
+    ];
+    let over = [
         ("a SYN renews a closed record", FLOW_CLIENT_FIN),
         ("a SYN renews a reset record", FLOW_RESET),
         ("a SYN renews an idle record", FLOW_ISN),
         ("a SYN renews the record of a client that had turned to the backend itself", FLOW_DIRECT),
-    ]
-    .into_iter()
-    .map(|(name, flags)| moves(name, &syn(HTTP)).given(renews(flags)).then(opened))
-    .collect()
+    ];
+    let over = over.into_iter().map(|(name, flags)| moves(name, &syn(HTTP)).given(renews(flags)).then(opened));
+    open.into_iter().map(|case| case.then(|state| refreshed(state, 0))).chain(over).collect()
 }
 
 /// Two flows of one client, to two ports of the VIP, end at one port of one backend.
@@ -425,17 +407,13 @@ fn collisions() -> Vec<Case> {
     let frame = || from_client().ipv4(&syn(HTTP_TOO));
     let refused = |name| {
         Case::ingress(name, frame())
-            .becomes(
-                Verdict::Dropped(DropReason::TupleCollision),
-                &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTP_TOO.slot)],
-            )
-            .then(|state| HTTP_TOO.record(state, LOCAL, 0, 0))
+            .becomes(Verdict::Dropped(DropReason::TupleCollision), &[Counter::Service(HTTP_TOO.slot)])
     };
     let wins = |name| {
         Case::ingress(name, frame())
             .becomes(Verdict::Passed(from_client().ipv4(&to(&syn(HTTP_TOO), LOCAL))), &new_flow(HTTP_TOO, Stat::Local))
             .then(|state| {
-                HTTP_TOO.record(state, LOCAL, 0, 0);
+                HTTP.record_of(state).flags &= !u8::try_from(FLOW_REPLIES).unwrap();
                 HTTP_TOO.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             })
     };

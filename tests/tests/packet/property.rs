@@ -59,13 +59,11 @@ impl Programs {
     }
 }
 
-/// Returns a state with a known flow. It refuses unclaimed ports, and has no limits on answers and
-/// records.
+/// Returns a state with a known flow. It refuses unclaimed ports, and has no limit on answers.
 fn state() -> State {
     let mut state = fixture::state();
     state.config.unclaimed = UNCLAIMED_REJECT;
     state.config.answers_per_second = u32::MAX;
-    state.config.records_per_second = u32::MAX;
     HTTP.record(&mut state, LOCAL, WHILE, 0);
     HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
     state

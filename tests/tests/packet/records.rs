@@ -1,139 +1,215 @@
-//! Tests the limit on records: a flood of new flows does not evict live ones.
+//! Tests which records make room for new flows.
 
-use std::time::{Duration, Instant};
+use std::collections::BTreeMap;
 
-use nix::{
-    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
-    unistd::Pid,
+use vipmux_common::{
+    abi::{
+        Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
+        FlowKey, FlowRecord, SERVICE_DIRECT, Stat,
+    },
+    flow_table::{self, WAYS},
 };
-use vipmux_common::abi::{DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_ISN, SERVICE_DIRECT, Stat};
+use vipmux_datapath::bpf::flow_table::sets;
 use vipmux_tests::{
-    frames::{Ipv4, SYN, Tcp},
-    program::{Hook, Program, State},
+    frames::{ACK, Ipv4, SYN, Tcp},
+    program::{Hook, NOW_LOW, Program, State},
 };
 
 use crate::{
     case::{Case, Counter, Verdict},
-    demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn},
+    demux::{ISN, datagram, handed, syn},
     fixture::{
-        self, CLIENT, HTTP, HTTP_TOO, HTTPS, LOCAL, PEER_MAC, REMOTE, SYSLOG, Service, WHILE, from_client, from_peer,
+        self, HTTP, HTTPS, LINGER, LOCAL, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client, from_peer,
     },
-    services::local,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [limited(), limited_here()].into_iter().flatten().collect()
+    [crowded(), crowded_here()].into_iter().flatten().collect()
 }
 
-/// The time limit for what takes a second or two.
-const PATIENCE: Duration = Duration::from_secs(30);
-
-fn no_records(state: &mut State) {
-    state.config.records_per_second = 0;
+/// Returns the keys of other flows of the service that have both sets of this flow, `count` of
+/// which have the first one first.
+fn neighbors(state: &State, flow: &FlowKey, count: u32) -> Vec<FlowKey> {
+    let mask = sets(fixture::FLOWS) - 1;
+    let homes = |key: &FlowKey| {
+        let place = flow_table::Place::new(&state.config.flow_secret, &key.client, key.client_port, key.protocol);
+        [place.set(mask), place.other_set(mask)]
+    };
+    let wanted = homes(flow);
+    let client = |host: u32| Address::v4((0x0a64_0000 + host).to_be());
+    let keys = (0..).map(|number: u32| FlowKey {
+        client: client(number >> 14),
+        client_port: (1024 + u16::try_from(number & 0x3fff).unwrap()).to_be(),
+        ..*flow
+    });
+    keys.filter(|key| homes(key) == wanted).take(count as usize).collect()
 }
 
-fn limited() -> Vec<Case> {
+/// Returns a record of an established connection to a local backend.
+fn established(key: FlowKey) -> FlowRecord {
+    let mut state = fixture::state();
+    HTTP.remember(&mut state, LOCAL, WHILE, ISN, FLOW_ISN);
+    let FlowKey { client, vip, client_port, vip_port, protocol, .. } = key;
+    let protocol = u8::try_from(protocol).unwrap();
+    FlowRecord { client, vip, client_port, vip_port, protocol, ..*HTTP.record_of(&mut state) }
+}
+
+/// Fills both sets that a flow to this Service can be in with live flows to [`HTTP`]'s backend.
+pub(crate) fn crowd(state: &mut State, service: Service) {
+    let flow = FlowKey { vip_port: HTTP.port.to_be(), ..service.flow() };
+    for key in neighbors(state, &flow, 2 * WAYS) {
+        state.flows.insert(key, established(key));
+    }
+}
+
+fn crowded() -> Vec<Case> {
     let unrecorded = |service: Service| {
         [Counter::Stat(Stat::HandedOver), Counter::Stat(Stat::Unrecorded), Counter::Service(service.slot)]
     };
     vec![
-        Case::ingress("beyond the limit a new flow is handed over unrecorded", from_client().ipv4(&syn(HTTPS)))
-            .given(no_records)
-            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &unrecorded(HTTPS)),
-        Case::ingress("beyond the limit a datagram is handed over unrecorded", from_client().ipv4(&datagram(SYSLOG)))
-            .given(no_records)
-            .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &unrecorded(SYSLOG)),
-        Case::ingress("a known flow is handed over as ever", from_client().ipv4(&segment(HTTPS)))
-            .given(|state| {
-                no_records(state);
-                HTTPS.record_vouched(state, REMOTE, WHILE, 0);
-            })
-            .becomes(Verdict::Transmitted(handed(&segment(HTTPS), PEER_MAC)), &known_flow(HTTPS, Stat::HandedOver))
-            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
-        Case::ingress("a limit of one has room for one", from_client().ipv4(&syn(HTTPS)))
-            .given(|state| state.config.records_per_second = 1)
-            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
-            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        Case::ingress("without room a new flow is handed over unrecorded", from_client().ipv4(&syn(HTTPS)))
+            .given(|state| crowd(state, HTTPS))
+            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &unrecorded(HTTPS))
+            .in_this_family(),
+        Case::ingress("without room a datagram is handed over unrecorded", from_client().ipv4(&datagram(SYSLOG)))
+            .given(|state| crowd(state, SYSLOG))
+            .becomes(Verdict::Transmitted(handed(&datagram(SYSLOG), PEER_MAC)), &unrecorded(SYSLOG))
+            .in_this_family(),
     ]
 }
 
 /// On the backend's node, an unrecorded flow's replies would have the backend's address.
-fn limited_here() -> Vec<Case> {
-    let dropped = |name, packet: &Ipv4| {
-        Case::ingress(name, from_client().ipv4(packet))
-            .given(no_records)
+fn crowded_here() -> Vec<Case> {
+    let dropped = |name, frame| {
+        Case::ingress(name, frame)
+            .given(|state| crowd(state, HTTP))
             .becomes(Verdict::Dropped(DropReason::RecordLimited), &[Counter::Service(HTTP.slot)])
+            .in_this_family()
     };
     vec![
-        dropped("beyond the limit a new flow to a backend here is dropped", &syn(HTTP)),
-        Case::ingress("so is a peer's", from_peer().ipv4(&syn(HTTP))).given(no_records).becomes(
+        dropped("without room a new flow to a backend here is dropped", from_client().ipv4(&syn(HTTP))),
+        dropped("so is a peer's", from_peer().ipv4(&syn(HTTP))).becomes(
             Verdict::Dropped(DropReason::RecordLimited),
             &[Counter::Stat(Stat::FromPeer), Counter::Service(HTTP.slot)],
         ),
-        Case::ingress("nor is one left direct", from_client().ipv4(&syn(HTTP)))
-            .given(|state| {
-                no_records(state);
-                state.service_states[HTTP.slot as usize].flags = SERVICE_DIRECT;
-            })
-            .becomes(Verdict::Dropped(DropReason::RecordLimited), &[Counter::Service(HTTP.slot)]),
-        local("beyond the limit a flow goes on whose replies have a record", HTTP, &segment(HTTP), LOCAL, true)
-            .given(|state| {
-                no_records(state);
-                HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
-            })
-            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
-        local("beyond the limit a SYN renews that record", HTTP, &syn(HTTP), LOCAL, true)
-            .given(|state| {
-                no_records(state);
-                HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN);
-            })
-            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
-        dropped("beyond the limit no record is taken from a closed flow", &syn(HTTP)).given(|state| {
-            no_records(state);
-            HTTP_TOO.remember(state, LOCAL, WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
-        }),
-        dropped("nor an element that was given to another", &syn(HTTP)).given(|state| {
-            no_records(state);
-            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
-            state.reverse.values_mut().for_each(|value| value.tag ^= 1);
+        dropped("so is one without translation", from_client().ipv4(&syn(HTTP))).given(|state| {
+            crowd(state, HTTP);
+            state.service_states[HTTP.slot as usize].flags = SERVICE_DIRECT;
         }),
     ]
 }
 
-/// So many per second, with a burst of one second's worth; later more.
-pub(crate) fn a_limit_has_room_again_after_a_while() {
-    const PER_SECOND: u32 = 20;
-    let mut state = fixture::state();
-    state.config.records_per_second = PER_SECOND;
-    // Each CPU has its own budgets.
-    stay_on_one_cpu();
-    let program = Program::load(&state, fixture::FLOWS).unwrap();
-    let mut ports = 40_000..;
-    let mut new_flow = || {
-        let tcp = Tcp::new(ports.next().unwrap(), HTTPS.port, SYN).numbers(ISN, 0);
-        let frame = from_client().ipv4(&Ipv4::tcp(CLIENT, HTTPS.vip, tcp));
-        assert_eq!(program.run(Hook::Ingress, &frame).unwrap().verdict, 3, "handed over, recorded or not");
-    };
-    let recorded = || program.state().unwrap().flows.len();
-    let begun = Instant::now();
-    (0..5 * PER_SECOND).for_each(|_| new_flow());
-    // The machine may be slow.
-    let seconds = u32::try_from(begun.elapsed().as_secs()).unwrap() + 1;
-    let first = u32::try_from(recorded()).unwrap();
-    assert!((PER_SECOND..=PER_SECOND * (1 + seconds)).contains(&first), "{first} flows were recorded in {seconds} s");
-    while u32::try_from(recorded()).unwrap() < 2 * PER_SECOND {
-        assert!(begun.elapsed() < PATIENCE, "only {} flows were recorded", recorded());
-        new_flow();
-    }
-    assert!(begun.elapsed() > Duration::from_millis(500), "that many were recorded after {:?}", begun.elapsed());
+fn from_port(service: Service, key: &FlowKey, flags: u8) -> Vec<u8> {
+    let std::net::IpAddr::V4(client) = key.client.into() else { panic!("an IPv4 client") };
+    let tcp = Tcp::new(u16::from_be(key.client_port), service.port, flags).numbers(ISN, 1);
+    from_client().ipv4(&Ipv4::tcp(client, service.vip, tcp))
 }
 
-/// The calling thread, which runs this test.
-fn stay_on_one_cpu() {
-    let here = Pid::from_raw(0);
-    let allowed = sched_getaffinity(here).unwrap();
-    let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu).unwrap()).unwrap();
-    let mut one = CpuSet::new();
-    one.set(first).unwrap();
-    sched_setaffinity(here, &one).unwrap();
+/// Records of two full sets make room in the order of their worth, and of equal ones the oldest.
+/// Newcomers become established as soon as they are there.
+pub(crate) fn evicted_in_order() {
+    let mut state = fixture::state();
+    let keys = neighbors(&state, &HTTP.flow(), 16);
+    let [given @ .., established_too] = [
+        (Stat::EvictedIdle, LOCAL, FLOW_REPLIES | FLOW_ISN, TCP_IDLE + WHILE),
+        (Stat::EvictedUnconfirmed, LOCAL, FLOW_REPLIES | FLOW_NEW, WHILE),
+        (Stat::EvictedLive, REMOTE, 0, WHILE),
+        (Stat::EvictedHalfOpen, LOCAL, FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN, 2 * WHILE),
+        (Stat::EvictedClosed, REMOTE, FLOW_CLIENT_FIN, LINGER + WHILE),
+        (Stat::EvictedInvalid, LOCAL, FLOW_REPLIES, 0),
+        (Stat::EvictedClosed, LOCAL, FLOW_REPLIES | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN, WHILE),
+        (Stat::EvictedLive, LOCAL, FLOW_REPLIES | FLOW_ISN, TCP_IDLE - WHILE),
+    ];
+    for (key, (stat, backend, flags, age)) in keys.iter().zip(given.into_iter().chain([established_too])) {
+        let record = FlowRecord {
+            backend: backend.index,
+            backend_generation: state.backends[backend.index as usize].generation,
+            slot_generation: established(*key).slot_generation - u32::from(stat == Stat::EvictedInvalid),
+            node: backend.node.try_into().unwrap(),
+            flags: flags.try_into().unwrap(),
+            seen: NOW_LOW - u32::try_from(age).unwrap(),
+            ..established(*key)
+        };
+        state.flows.insert(*key, record);
+    }
+    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let mut evicted = Vec::new();
+    for key in &keys[8..] {
+        let before = program.counters().unwrap();
+        let verdict = program.run(Hook::Ingress, &from_port(HTTP, key, SYN)).unwrap().verdict;
+        let counted = program.counters().unwrap().since(&before);
+        let counts = Stat::ALL.iter().zip(&counted.stats);
+        let reasons = counts.filter(|(stat, count)| stat.name().starts_with("evicted") && count.packets > 0);
+        evicted.push((verdict, reasons.map(|(stat, _)| *stat).collect::<Vec<_>>()));
+        if verdict == PASS {
+            assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, key, ACK)).unwrap().verdict, PASS);
+        }
+    }
+    let passed = |stat| (PASS, vec![stat]);
+    let order = [
+        passed(Stat::EvictedClosed),
+        passed(Stat::EvictedClosed),
+        passed(Stat::EvictedHalfOpen),
+        passed(Stat::EvictedUnconfirmed),
+        passed(Stat::EvictedInvalid),
+        passed(Stat::EvictedIdle),
+        passed(Stat::EvictedLive),
+        (DROP, vec![]),
+    ];
+    assert_eq!(evicted, order);
+    let left = program.state().unwrap().flows;
+    assert!(left.contains_key(&keys[7]), "an established connection to a local backend stays");
+    let newcomers = keys[8..15].iter().all(|key| left.contains_key(key));
+    assert!(newcomers && left.len() == 8, "{left:?}");
+}
+
+const DROP: u32 = 1;
+const PASS: u32 = 2;
+
+/// Of flows that have proven nothing, the oldest makes room. A second packet proves enough.
+pub(crate) fn a_flood_evicts_its_own_flows() {
+    let state = fixture::state();
+    let keys = neighbors(&state, &HTTP.flow(), 60);
+    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let run = |key: &FlowKey, flags| {
+        let verdict = program.run(Hook::Ingress, &from_port(HTTP, key, flags)).unwrap().verdict;
+        assert_eq!(verdict, PASS);
+    };
+    let flags = |key: &FlowKey| program.state().unwrap().flows.get(key).map(|flow| u32::from(flow.flags));
+    let (honest, flood) = keys.split_at(3);
+    for key in honest {
+        run(key, SYN);
+        assert_eq!(flags(key), Some(FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN));
+        run(key, SYN);
+        assert_eq!(flags(key), Some(FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN), "the same SYN again");
+        run(key, ACK);
+        assert_eq!(flags(key), Some(FLOW_REPLIES | FLOW_ISN));
+    }
+    for key in flood {
+        run(key, SYN);
+    }
+    let left: BTreeMap<_, _> = program.state().unwrap().flows;
+    assert!(honest.iter().all(|key| left.contains_key(key)), "{left:?}");
+    assert_eq!(left.len(), 2 * WAYS as usize);
+}
+
+/// A set's lock, in its first record: holders below, and a version above.
+pub(crate) fn locked_sets_are_left_alone() {
+    let mut state = fixture::state();
+    let keys = neighbors(&state, &HTTP.flow(), 9);
+    let flags = u8::try_from(FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN).unwrap();
+    let mut run = |lock| {
+        for key in &keys[..8] {
+            state.flows.insert(*key, FlowRecord { lock, flags, ..established(*key) });
+        }
+        let program = Program::load(&state, fixture::FLOWS).unwrap();
+        let verdict = program.run(Hook::Ingress, &from_port(HTTP, &keys[8], SYN)).unwrap().verdict;
+        let locks =
+            program.flow_sets().unwrap().iter().map(|set| set.records[0].lock).filter(|lock| *lock > 0).collect();
+        (verdict, program.state().unwrap().flows.contains_key(&keys[8]), locks)
+    };
+    let held: Vec<u32> = vec![0x7001; 2];
+    assert_eq!(run(0x7001), (DROP, false, held), "another CPU has the lock");
+    assert_eq!(run(0xffff_f000), (PASS, true, vec![]), "the version starts again");
+    assert_eq!(run(0x7000), (PASS, true, vec![0x8000; 2]), "each holder has a version of its own");
 }

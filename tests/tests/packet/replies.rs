@@ -1,9 +1,12 @@
 //! Cases of replies: backends' packets, translated back to the VIP's.
 
-use vipmux_common::abi::{FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_RESET, Stat};
+use vipmux_common::abi::{
+    BACKEND_GONE, BACKEND_LOCAL, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_REPLIES, FLOW_RESET,
+    SERVICE_GONE, Stat,
+};
 use vipmux_tests::{
     frames::{ACK, ETHERTYPE_IPV4, Ethernet, FIN, Ipv4, PSH, Payload, RST, SYN, Tcp, Udp},
-    program::State,
+    program::{NOW_LOW, State},
 };
 
 use crate::{
@@ -17,7 +20,7 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [translated(), of_closing_connections(), handshakes(), expired(), foreign(), malformed()]
+    [translated(), of_what_is_gone(), of_closing_connections(), handshakes(), expired(), foreign(), malformed()]
         .into_iter()
         .flatten()
         .collect()
@@ -67,8 +70,12 @@ fn left_alone(name: &'static str, packet: &Ipv4) -> Case {
     Case::egress(name, out().ipv4(packet)).given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN))
 }
 
-fn forgotten(state: &mut State) {
-    state.reverse.clear();
+/// The records translate replies no longer.
+pub(crate) fn forgotten(state: &mut State) {
+    for flow in state.flows.values_mut() {
+        flow.flags &= !u8::try_from(FLOW_REPLIES).unwrap();
+        flow.seen = NOW_LOW;
+    }
 }
 
 fn answered(name: &'static str, packet: &Ipv4) -> Case {
@@ -110,6 +117,33 @@ fn summing_to_zero() -> Ipv4 {
     let packet = datagram(&restored[26..28]);
     assert_eq!(&from(DNS_UDP, &packet).bytes()[26..28], &[0xff, 0xff]);
     packet
+}
+
+/// A backend or a Service port that is gone stays known to the last replies of its flows.
+fn of_what_is_gone() -> Vec<Case> {
+    vec![
+        restored("a reply of a backend that is gone", &segment(LOCAL, ACK, 77))
+            .given(|state| {
+                HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+                LOCAL.of(state).flags = BACKEND_LOCAL | BACKEND_GONE;
+            })
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
+        restored("a reply of a Service that is gone", &segment(LOCAL, ACK, 77))
+            .given(|state| {
+                HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+                state.services.remove(&HTTP.key());
+                state.service_states[HTTP.slot as usize].flags = SERVICE_GONE;
+            })
+            .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
+        left_alone("a reply of a backend whose index has another one", &segment(LOCAL, ACK, 77)).given(|state| {
+            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+            LOCAL.of(state).generation += 1;
+        }),
+        left_alone("a reply of a Service whose slot has another one", &segment(LOCAL, ACK, 77)).given(|state| {
+            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+            state.service_states[HTTP.slot as usize].generation += 1;
+        }),
+    ]
 }
 
 fn of_closing_connections() -> Vec<Case> {
@@ -166,8 +200,7 @@ fn handshakes() -> Vec<Case> {
         left_alone("what follows the SYN-ACK is of the direct connection too", &segment(LOCAL, ACK | PSH, 77))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, DIRECT)),
         left_alone("and is so when its record has had its time", &segment(LOCAL, ACK | PSH, 77))
-            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, DIRECT))
-            .then(forgotten),
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, DIRECT)),
         restored("a backend's own SYN is no SYN-ACK", &segment(LOCAL, SYN, 0)),
     ]
 }
@@ -176,22 +209,18 @@ fn expired() -> Vec<Case> {
     let udp = Case::egress("an idle flow of datagrams is not translated", out().ipv4(&datagram(b"late")));
     vec![
         left_alone("an idle connection is not translated", &segment(LOCAL, ACK, 77))
-            .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, ISN, FLOW_ISN))
-            .then(forgotten),
+            .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, ISN, FLOW_ISN)),
         restored("a connection that is not idle yet", &segment(LOCAL, ACK, 77))
             .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE - WHILE, ISN, FLOW_ISN)),
         left_alone(
             "a SYN-ACK on an idle connection is not translated",
             &segment(LOCAL, SYN | ACK, ISN.wrapping_add(1)),
         )
-        .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, ISN, FLOW_ISN))
-        .then(forgotten),
+        .given(|state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, ISN, FLOW_ISN)),
         left_alone("a closed connection is not translated any more", &segment(LOCAL, ACK, 77))
-            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | BOTH_FINS))
-            .then(forgotten),
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | BOTH_FINS)),
         left_alone("nor is a reset one", &segment(LOCAL, ACK, 77))
-            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | FLOW_RESET))
-            .then(forgotten),
+            .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, FLOW_ISN | FLOW_RESET)),
         restored("a connection that another CPU has seen later", &segment(LOCAL, ACK, 77)).given(|state| {
             HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
             seen_later(state);
@@ -202,7 +231,7 @@ fn expired() -> Vec<Case> {
                 seen_later(state);
             })
             .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | BOTH_FINS)),
-        udp.given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE + WHILE, 0, 0)).then(forgotten),
+        udp.given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE + WHILE, 0, 0)),
         answered("a flow of datagrams that is not idle yet", &datagram(b"slow"))
             .given(|state| DNS_UDP.remember(state, DNS, UDP_IDLE - WHILE, 0, 0)),
     ]
@@ -225,10 +254,12 @@ fn foreign() -> Vec<Case> {
         left_alone("ICMP", &icmp),
         left_alone("a later fragment", &fragment(0x2001)),
         left_alone("a last fragment", &fragment(0x0001)),
-        left_alone("a reverse element that was given to another flow", &reply).given(|state| {
-            HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
-            state.reverse.values_mut().for_each(|reverse| reverse.tag ^= 1);
-        }),
+        left_alone("a reply whose record is torn", &reply)
+            .given(|state| {
+                HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN);
+                state.flows.values_mut().for_each(|flow| flow.check ^= 1);
+            })
+            .then(|state| state.flows.clear()),
         Case::egress("a first fragment of another packet leaves", out().ipv4(&fragment(0x2000))),
     ]
 }

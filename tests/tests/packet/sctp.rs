@@ -13,7 +13,7 @@ use crate::{
         CLIENT, CLIENT_MAC, CLIENT_PORT, PEER_MAC, PHONE, PHONE_REMOTE, SELF_MAC, SIGNAL, SIGNAL_REMOTE, Service, VIP,
         WHILE, from_client, from_peer,
     },
-    replies::from,
+    replies::{self, from},
 };
 
 pub(crate) fn cases() -> Vec<Case> {
@@ -182,7 +182,7 @@ fn replies() -> Vec<Case> {
     let direct = |name, packet: &Ipv4| {
         Case::egress(name, out().ipv4(packet))
             .becomes(Verdict::Untouched, &[Counter::Stat(Stat::DirectReplies)])
-            .then(|state| state.reverse.clear())
+            .then(replies::forgotten)
     };
     let accepted = |tag| reply(tag, Chunk::init_ack(BACKENDS_TAG));
     let now: fn(&mut State) = |state| PHONE.remember(state, SIGNAL, 0, ISN, FLOW_ISN);

@@ -91,7 +91,7 @@ fn ranges() -> Vec<Case> {
             connection(state);
             only(state, [203, 0, 113, 0], 24);
         })
-        .then(|state| HTTP.record(state, LOCAL, 0, 0)),
+        .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
         dropped("so is one to another node", &segment(HTTPS), |state| {
             HTTPS.record_vouched(state, REMOTE, WHILE, 0);
             state_of(state, HTTPS).ranges = SET;
@@ -101,7 +101,7 @@ fn ranges() -> Vec<Case> {
             connection(state);
             only(state, [203, 0, 113, 0], 24);
         })
-        .then(|state| HTTP.record(state, LOCAL, 0, 0)),
+        .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN)),
         Case::ingress("what a peer hands over is held to them too", from_peer().ipv4(&syn(HTTP)))
             .given(elsewhere)
             .becomes(Verdict::Dropped(DropReason::SourceRange), &[Counter::Stat(Stat::FromPeer)]),
@@ -148,7 +148,6 @@ const LONG: u64 = 300_000;
 fn idle() -> Vec<Case> {
     fn set(state: &mut State, service: Service, idle: u64) {
         state_of(state, service).idle = u32::try_from(idle).unwrap();
-        state.reverse.values_mut().for_each(|value| value.idle = u32::try_from(idle).unwrap());
     }
     let out = Ethernet::new(SELF_MAC, CLIENT_MAC);
     let reply = replies::segment(LOCAL, ACK | PSH, 77);
@@ -199,12 +198,10 @@ fn idle() -> Vec<Case> {
                 set(state, SYSLOG, LONG);
             })
             .then(|state| SYSLOG.record(state, REMOTE, 0, 0)),
-        Case::egress("a reply after its Service's idle time is not translated", out.ipv4(&reply))
-            .given(|state| {
-                HTTP.remember(state, LOCAL, SHORT + WHILE, ISN, FLOW_ISN);
-                set(state, HTTP, SHORT);
-            })
-            .then(|state| state.reverse.clear()),
+        Case::egress("a reply after its Service's idle time is not translated", out.ipv4(&reply)).given(|state| {
+            HTTP.remember(state, LOCAL, SHORT + WHILE, ISN, FLOW_ISN);
+            set(state, HTTP, SHORT);
+        }),
         Case::egress("a reply before it is", out.ipv4(&reply))
             .given(|state| {
                 HTTP.remember(state, LOCAL, SHORT - WHILE, ISN, FLOW_ISN);

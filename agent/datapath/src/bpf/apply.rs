@@ -1,11 +1,13 @@
 //! Executes [`Step`]s and the agent's other writes to maps.
 
 use aya::{
-    maps::{IterableMap as _, MapError, PerCpuValues, lpm_trie::Key},
+    maps::{MapError, PerCpuValues, lpm_trie::Key},
     util::nr_cpus,
 };
 use nix::time::{ClockId, clock_getres};
-use vipmux_common::abi::{self, ABI_VERSION, Config, Fence, Interface, Lapse, NodeLabel, ServiceOwner, VipValue};
+use vipmux_common::abi::{
+    self, ABI_VERSION, Config, Fence, FlowSecret, Interface, Lapse, NodeLabel, ServiceOwner, VipValue,
+};
 
 use super::maps::{Maps, MapsError, put, put_prefix};
 use vipmux_plan::Step;
@@ -25,10 +27,6 @@ const ABANDON_SECONDS: u32 = 600;
 const FRAGMENT_LIFE_SECONDS: u32 = 30;
 /// The limit of answers in the name of VIPs, per CPU and second.
 const ANSWERS_PER_SECOND: u32 = 1_000;
-/// The limit of new flow records, per CPU and second, for small flow tables.
-const RECORDS_PER_SECOND: u32 = 20_000;
-/// The shortest time in which all CPUs together may fill larger flow tables.
-const FILLED_IN_SECONDS: u32 = 10;
 
 /// The treatment of packets to a VIP that no Service or no backend takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -53,7 +51,7 @@ impl From<Unclaimed> for u32 {
     }
 }
 
-/// Returns the configuration of new maps. The resolution of the coarse clock is one tick, which
+/// Returns the configuration of new maps, without their flow table's. The resolution of the coarse clock is one tick, which
 /// gives jiffies per second.
 pub fn new_config() -> Config {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |tick| tick.tv_nsec());
@@ -70,15 +68,14 @@ pub fn new_config() -> Config {
         fragment_life: FRAGMENT_LIFE_SECONDS * hz,
         unclaimed: abi::UNCLAIMED_REJECT,
         answers_per_second: ANSWERS_PER_SECOND,
-        records_per_second: RECORDS_PER_SECOND,
+        ..Config::default()
     }
 }
 
-/// Returns the limit of new flow records, per CPU and second, for flow tables of `flows` entries on
-/// `cpus` CPUs.
-pub fn records_per_second(flows: u32, cpus: usize) -> u32 {
-    let cpus = u32::try_from(cpus).unwrap_or(u32::MAX).max(1);
-    (flows / FILLED_IN_SECONDS / cpus).max(RECORDS_PER_SECOND)
+/// Returns a new secret for a flow table.
+pub(super) fn new_secret() -> Result<FlowSecret, getrandom::Error> {
+    let random = getrandom::u64;
+    Ok(FlowSecret { sum: random()?, client: [random()?, random()?, random()?, random()?], port: random()? })
 }
 
 impl Maps {
@@ -93,14 +90,14 @@ impl Maps {
             }
             Step::Node(index, value) => ("NODES", self.nodes.set(*index, value, 0)),
             Step::Peer(mac, node) => ("PEERS", put(&mut self.peers, mac, node.as_ref())),
-            Step::Backend(index, value) => ("BACKENDS", self.backends.set(*index, value, 0)),
+            Step::Backend(index, value) => return self.write_backend(*index, *value),
             Step::ServiceName(slot, name) => {
                 let owner = name
                     .as_ref()
                     .map_or(ServiceOwner::new("", ""), |name| ServiceOwner::new(name.namespace(), name.name()));
                 ("SERVICE_NAMES", self.service_names.set(*slot, owner, 0))
             }
-            Step::ServiceState(slot, value) => ("SERVICE_STATES", self.service_states.set(*slot, value, 0)),
+            Step::ServiceState(slot, value) => return self.write_service_state(*slot, *value),
             Step::Service(key, value) => ("SERVICES", put(&mut self.services, key, value.as_ref())),
             Step::SourceRange((bits, range), present) => {
                 let key = Key::new(*bits, *range);
@@ -109,15 +106,6 @@ impl Maps {
             Step::Vip(address, value) => ("VIPS", put(&mut self.vips, address, value.as_ref())),
         };
         result.map_err(|source| MapsError::Write { map, source })
-    }
-
-    /// Returns the limit of new flow records for the existing flow tables, which an earlier agent
-    /// may have made.
-    pub fn records_per_second(&self) -> Result<u32, MapsError> {
-        let read = |source| MapsError::Read { map: "FLOWS", source };
-        let flows = self.flows.map().info().map_err(read)?.max_entries();
-        let cpus = nr_cpus().map_err(|(_, error)| read(error.into()))?;
-        Ok(records_per_second(flows, cpus))
     }
 
     /// Extends the fence deadline at `now`; both are nanoseconds of `CLOCK_BOOTTIME`. If the last
@@ -153,19 +141,6 @@ impl Maps {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_flood_of_new_flows_needs_ten_seconds_to_fill_the_tables() {
-        for (flows, cpus, per_cpu) in [
-            (16_384, 2, 20_000),
-            (1_048_576, 2, 52_428),
-            (1_048_576, 4, 26_214),
-            (1_048_576, 128, 20_000),
-            (1_048_576, 0, 104_857),
-        ] {
-            assert_eq!(records_per_second(flows, cpus), per_cpu, "{flows} flows, {cpus} CPUs");
-        }
-    }
 
     #[test]
     fn a_deadline_after_a_lapse_makes_the_programs_ask_again() {

@@ -10,7 +10,7 @@ use nix::sched::{CloneFlags, unshare};
 
 use super::{
     OBJECT, clsact,
-    load::{FLOW_TABLES, LoadError, program},
+    load::{LoadError, program},
     pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
     xdp::{Buffers, load_xdp},
 };
@@ -31,8 +31,8 @@ pub const SMALL_MAPS: [(&str, u32); 13] = [
     ("SERVICE_NAMES", 64),
     ("SERVICE_STATS", 64),
 ];
-/// Entries of each flow table. None is used.
-const FEW_FLOWS: u32 = 64;
+/// Sets of the flow table. None is used.
+const FEW_SETS: u32 = 16;
 
 /// The loaded programs with their own maps. They are neither attached nor pinned, and go when this
 /// value is dropped.
@@ -42,7 +42,7 @@ impl ProgramDryRun {
     /// Loads the programs as the agent does.
     pub fn load() -> Result<Self, LoadError> {
         let mut loader = EbpfLoader::new();
-        for (name, entries) in SMALL_MAPS.into_iter().chain(FLOW_TABLES.map(|name| (name, FEW_FLOWS))) {
+        for (name, entries) in SMALL_MAPS.into_iter().chain([("FLOWS", FEW_SETS)]) {
             loader.map_max_entries(name, entries);
         }
         let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;

@@ -17,15 +17,20 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
+use vipmux_common::abi::Config;
+
 use super::{
     OBJECT,
+    apply::new_secret,
     clsact::FilterError,
+    flow_table,
     maps::{Maps, MapsError},
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, Pins, XDP_PROGRAM},
     transition::Transition,
     vip_index::VipIndex,
     xdp::{Buffers, XdpError, load_xdp},
 };
+use vipmux_plan::Step;
 
 /// The programs could not be loaded, pinned or attached.
 #[derive(Debug, thiserror::Error)]
@@ -122,6 +127,9 @@ pub enum LoadError {
     /// The maps could not be opened.
     #[error(transparent)]
     Maps(#[from] MapsError),
+    /// The kernel gave no random numbers.
+    #[error("cannot make the secret of the flow table")]
+    Random(#[from] getrandom::Error),
 }
 
 /// The loaded programs.
@@ -134,18 +142,16 @@ pub struct Programs {
     _lock: Flock<File>,
 }
 
-/// The maps whose size the user configures.
-pub(super) const FLOW_TABLES: [&str; 2] = ["FLOWS", "REVERSE"];
-
 /// Loads the programs onto the pinned maps, or onto new ones, without attaching them to new
 /// interfaces.
 ///
 /// If the pinned maps have another layout or size, their entries are copied to new maps, and pinned
-/// links get the new programs. `flows` is the number of entries of each flow table.
+/// links get the new programs. `flows` is the number of flows that the flow table has room for.
 pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     ensure_bpffs(pins.root())?;
     let lock = lock(pins.root())?;
-    let mut transition = Transition::begin(pins, flows)?;
+    let sets = flow_table::sets(flows);
+    let mut transition = Transition::begin(pins, sets)?;
     let maps = transition.folder(pins);
     for folder in [maps.clone(), pins.programs(), pins.links()] {
         fs::create_dir_all(&folder).map_err(PinError::new("make", &folder))?;
@@ -154,9 +160,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name, maps.join(name));
     }
-    for name in FLOW_TABLES {
-        loader.map_max_entries(name, flows);
-    }
+    loader.map_max_entries("FLOWS", sets);
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     let load_error = |program| move |source| LoadError::Program { program, source };
     let buffers = Buffers::here();
@@ -168,8 +172,18 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     // Only after the kernel has accepted the programs.
     transition.fill(pins)?;
     let mut maps = Maps::open(pins.root())?;
-    // Before these programs see a packet: maps of another layout may have no index, or another one.
-    VipIndex::rebuild(&mut maps)?;
+    let config = maps.read_config()?;
+    let flow_mask = maps.flow_mask()?;
+    // Before these programs see a packet.
+    if config.abi == 0 {
+        maps.apply(&Step::Config(Config { flow_secret: new_secret()?, flow_mask, ..config }))?;
+        maps.begin_local_ports();
+    } else {
+        // Maps of another layout may have no indices, or other ones.
+        VipIndex::rebuild(&mut maps)?;
+        maps.rebuild_local_ports()?;
+        maps.complete_service_states()?;
+    }
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;

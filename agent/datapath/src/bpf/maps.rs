@@ -4,7 +4,7 @@ mod batch;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod leadership;
-mod mapped_array;
+pub(super) mod mapped_array;
 pub(super) mod raw;
 #[cfg(test)]
 mod tests;
@@ -25,16 +25,21 @@ use aya::{
 };
 use vipmux_common::{
     abi::{
-        ABI_VERSION, Address, AffinityKey, AffinityValue, Backend, Budget, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowKey, FlowValue, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
-        Member, Node, NodeLabel, Range, ReverseKey, ReverseValue, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
-        Speaker, SpeakerKey, Stat, VipSlot, VipValue,
+        ABI_VERSION, Address, AffinityKey, AffinityValue, BACKEND_GONE, BACKEND_LOCAL, Backend, Budget, Config, Count,
+        DropReason, EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
+        Member, Node, NodeLabel, Range, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
+        SpeakerKey, Stat, VipSlot, VipValue,
     },
+    flow_table::WAYS,
     table,
 };
 
-use self::mapped_array::MappedArray;
-use super::pins::Pins;
+use self::mapped_array::{Access, MappedArray};
+use super::{
+    flow_table::{self, FlowTable},
+    local_ports::LocalPorts,
+    pins::Pins,
+};
 
 /// The `errno` of an operation that the map's type does not support (include/linux/errno.h; not in
 /// libc).
@@ -106,6 +111,8 @@ macro_rules! maps {
             $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
             /// `TABLES` mapped into memory, from the first write on. Readers need no mapping.
             tables_mapping: Option<MappedArray>,
+            /// The bits of `LOCAL_PORTS`, from the first change of a backend on.
+            local_bits: Option<LocalPorts>,
         }
 
         impl Maps {
@@ -126,6 +133,7 @@ macro_rules! maps {
                         map.map_err(|source| MapsError::Open { path, source })?
                     },)*
                     tables_mapping: None,
+                    local_bits: None,
                 })
             }
         }
@@ -165,10 +173,10 @@ maps! {
     peers: "PEERS" => HashMap<Mac, u32>,
     /// `SPEAKERS`: LRU.
     speakers: "SPEAKERS" => HashMap<SpeakerKey, Speaker>,
-    /// `FLOWS`: LRU.
-    flows: "FLOWS" => HashMap<FlowKey, FlowValue>,
-    /// `REVERSE`: LRU.
-    reverse: "REVERSE" => HashMap<ReverseKey, ReverseValue>,
+    /// `FLOWS`: by set ([`super::flow_table`]).
+    flows: "FLOWS" => Array<FlowSet>,
+    /// `LOCAL_PORTS`: a bit for each port of this node's backends.
+    local_ports: "LOCAL_PORTS" => Array<u64>,
     /// `FRAGMENTS`: LRU.
     fragments: "FRAGMENTS" => HashMap<FragmentKey, FragmentValue>,
     /// `EGRESS_FRAGMENTS`: LRU.
@@ -189,7 +197,7 @@ maps! {
     service_stats: "SERVICE_STATS" => PerCpuArray<Count>,
 }
 
-fn open(path: &Path) -> Result<MapData, MapsError> {
+pub(super) fn open(path: &Path) -> Result<MapData, MapsError> {
     MapData::from_pin(path).map_err(|source| match source {
         MapError::SyscallError(error) if error.io_error.kind() == io::ErrorKind::PermissionDenied => {
             MapsError::NoPermission { path: path.into(), source: error.io_error }
@@ -208,9 +216,12 @@ pub(super) fn version(pins: &Pins) -> Result<u32, MapsError> {
     Ok(bytes.first_chunk().map_or(0, |bytes| u32::from_ne_bytes(*bytes)))
 }
 
-/// Returns the number of entries of each pinned flow table.
-pub fn flow_entries(pins: &Pins) -> Option<u32> {
-    MapInfo::from_pin(pins.map("FLOWS")).ok().map(|info| info.max_entries())
+/// Returns the number of records that the pinned flow table has room for. Agents of version 7 and
+/// older had tables with a map entry for each.
+pub fn flow_capacity(pins: &Pins) -> Option<u32> {
+    let info = MapInfo::from_pin(pins.map("FLOWS")).ok()?;
+    let records = if info.value_size() as usize == size_of::<FlowSet>() { WAYS } else { 1 };
+    Some(info.max_entries().saturating_mul(records))
 }
 
 impl Maps {
@@ -274,7 +285,8 @@ impl Maps {
 
     /// Returns the used slots, with the generations of their owners.
     pub fn read_service_states(&self) -> Result<BTreeMap<u32, ServiceState>, MapsError> {
-        used("SERVICE_STATES", &self.service_states, |state| state.generation != 0)
+        let is_used = |state: &ServiceState| state.generation != 0 && state.flags & SERVICE_GONE == 0;
+        used("SERVICE_STATES", &self.service_states, is_used)
     }
 
     /// Returns the slots that have an owner.
@@ -294,7 +306,13 @@ impl Maps {
 
     /// Returns the used backends, by index.
     pub fn read_backends(&self) -> Result<BTreeMap<u32, Backend>, MapsError> {
-        used("BACKENDS", &self.backends, |backend| backend.generation != 0)
+        let is_used = |backend: &Backend| backend.generation != 0 && backend.flags & BACKEND_GONE == 0;
+        used("BACKENDS", &self.backends, is_used)
+    }
+
+    /// Returns all elements of `BACKENDS`.
+    pub(super) fn read_all_backends(&self) -> Result<Vec<Backend>, MapsError> {
+        batch::elements(&self.backends, 0, self.backends.len()).map_err(reading("BACKENDS"))
     }
 
     /// Returns the names of nodes, by index.
@@ -331,14 +349,26 @@ impl Maps {
         keys.collect::<Result<_, _>>().map_err(|source| MapsError::Read { map: "SOURCE_RANGES", source })
     }
 
-    /// Returns at most `limit` flow records, in no order.
-    pub fn read_flows(&self, limit: usize) -> Result<Vec<(FlowKey, FlowValue)>, MapsError> {
-        batch::entries(&self.flows, limit).map_err(reading("FLOWS"))
+    /// Returns [`Config::flow_mask`] for the flow table, which an earlier agent may have made.
+    pub(super) fn flow_mask(&self) -> Result<u32, MapsError> {
+        let sets = self.flows.len();
+        flow_table::mask(sets)
+            .ok_or_else(|| reading("FLOWS")(io::Error::other(format!("{sets} sets are no flow table of this vipmux"))))
     }
 
-    /// Returns at most `limit` reverse-flow records, in no order.
-    pub fn read_reverse(&self, limit: usize) -> Result<Vec<(ReverseKey, ReverseValue)>, MapsError> {
-        batch::entries(&self.reverse, limit).map_err(reading("REVERSE"))
+    /// Maps the flow table for reading.
+    pub fn flow_table(&self) -> Result<FlowTable, MapsError> {
+        self.map_flow_table(Access::Read)
+    }
+
+    /// Maps the flow table for reading and writing.
+    pub fn writable_flow_table(&self) -> Result<FlowTable, MapsError> {
+        self.map_flow_table(Access::Write)
+    }
+
+    fn map_flow_table(&self, access: Access) -> Result<FlowTable, MapsError> {
+        let secret = self.read_config()?.flow_secret;
+        FlowTable::map(&self.flows, secret, access).map_err(reading("FLOWS"))
     }
 
     /// Returns the counters of events, summed over all CPUs.
@@ -367,7 +397,10 @@ impl Maps {
         };
         let mapping = match &mut self.tables_mapping {
             Some(mapping) => mapping,
-            none => none.insert(MappedArray::map(&self.tables).map_err(failed)?),
+            none => {
+                let map = &self.tables;
+                none.insert(MappedArray::map(map.map(), map.len(), size_of::<u64>(), Access::Write).map_err(failed)?)
+            }
         };
         let elements = mapping.elements();
         if elements.len() <= table::element(last) as usize {
@@ -378,6 +411,90 @@ impl Maps {
             element.store(table::with(element.load(Relaxed), slot, *backend), Relaxed);
         }
         mapped_array::publish();
+        Ok(())
+    }
+}
+
+impl Maps {
+    /// Writes an element of `BACKENDS`. A local backend that goes stays known to the replies of its
+    /// flows.
+    pub(super) fn write_backend(&mut self, index: u32, value: Backend) -> Result<(), MapsError> {
+        let before = self.backends.get(&index, 0).map_err(|source| MapsError::Read { map: "BACKENDS", source })?;
+        let is_local = before.generation != 0 && before.flags & BACKEND_LOCAL != 0;
+        let value = match value.generation {
+            0 if is_local => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
+            _ => value,
+        };
+        let mut bits = match self.local_bits.take() {
+            Some(bits) => bits,
+            None => LocalPorts::rebuild(self)?,
+        };
+        let mut write = || {
+            bits.add(self, &value)?;
+            self.backends.set(index, value, 0).map_err(|source| MapsError::Write { map: "BACKENDS", source })?;
+            bits.remove(self, &before)
+        };
+        let written = write();
+        // After an error the bits are read again.
+        self.local_bits = written.is_ok().then_some(bits);
+        written
+    }
+
+    /// Notes that these maps are new: `LOCAL_PORTS` is empty.
+    pub(super) fn begin_local_ports(&mut self) {
+        self.local_bits = Some(LocalPorts::default());
+    }
+
+    /// Makes `LOCAL_PORTS` again.
+    pub fn rebuild_local_ports(&mut self) -> Result<(), MapsError> {
+        self.local_bits = Some(LocalPorts::rebuild(self)?);
+        Ok(())
+    }
+
+    /// Returns the used elements of `LOCAL_PORTS`.
+    pub fn read_local_ports(&self) -> Result<BTreeMap<u32, u64>, MapsError> {
+        used("LOCAL_PORTS", &self.local_ports, |bits| *bits != 0)
+    }
+
+    /// Returns the used elements of `LOCAL_PORTS`, as last written.
+    pub fn local_bits(&self) -> BTreeMap<u32, u64> {
+        self.local_bits.as_ref().map(LocalPorts::elements).unwrap_or_default()
+    }
+
+    pub(super) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {
+        self.local_ports.set(element, bits, 0).map_err(|source| MapsError::Write { map: "LOCAL_PORTS", source })
+    }
+
+    /// Writes an element of `SERVICE_STATES`. A Service port that goes stays known to the replies of
+    /// its flows.
+    pub(super) fn write_service_state(&mut self, slot: u32, value: ServiceState) -> Result<(), MapsError> {
+        let read = |source| MapsError::Read { map: "SERVICE_STATES", source };
+        let value = match value.generation {
+            0 => {
+                let before = self.service_states.get(&slot, 0).map_err(read)?;
+                let flags = if before.generation == 0 { 0 } else { SERVICE_GONE };
+                ServiceState { flags, ..before }
+            }
+            _ => value,
+        };
+        self.service_states.set(slot, value, 0).map_err(|source| MapsError::Write { map: "SERVICE_STATES", source })
+    }
+
+    /// Completes states that agents of version 7 and older wrote without their VIP.
+    pub(super) fn complete_service_states(&mut self) -> Result<(), MapsError> {
+        let mut states = self.read_service_states()?;
+        states.retain(|_, state| state.vip == Address::default());
+        if states.is_empty() {
+            return Ok(());
+        }
+        let addresses: BTreeMap<_, _> = self.read_vips()?.into_iter().map(|(address, vip)| (vip.id, address)).collect();
+        for (key, service) in self.read_services()? {
+            let Some(state) = states.get(&service.slot) else { continue };
+            let Some(vip) = addresses.get(&key.vip).filter(|_| state.generation == service.generation) else {
+                continue;
+            };
+            self.write_service_state(service.slot, ServiceState { vip: *vip, ..*state })?;
+        }
         Ok(())
     }
 }
@@ -421,7 +538,7 @@ fn all<K: aya::Pod + Ord, V: aya::Pod>(
     name: &'static str,
     map: &HashMap<MapData, K, V>,
 ) -> Result<BTreeMap<K, V>, MapsError> {
-    Ok(batch::entries(map, usize::MAX).map_err(reading(name))?.into_iter().collect())
+    Ok(batch::entries(map).map_err(reading(name))?.into_iter().collect())
 }
 
 fn used<V: aya::Pod>(

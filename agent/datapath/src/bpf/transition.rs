@@ -24,7 +24,8 @@ use vipmux_common::abi::{self, ABI_VERSION};
 
 use super::{
     OBJECT,
-    apply::new_config,
+    apply::{new_config, new_secret},
+    flow_table,
     load::LoadError,
     maps::{
         Maps, MapsError,
@@ -34,7 +35,10 @@ use super::{
     pins::{self, PinError, Pins},
 };
 
+mod flows;
+
 const CONFIG: &str = "CONFIG";
+const FLOWS: &str = "FLOWS";
 
 /// The changes that the pinned maps need.
 #[derive(Debug, Default)]
@@ -50,9 +54,9 @@ pub(super) struct Transition {
 }
 
 impl Transition {
-    /// Compares the pinned maps with those of the BPF object. `flows`: the desired number of
-    /// entries of flow tables.
-    pub(super) fn begin(pins: &Pins, flows: u32) -> Result<Self, LoadError> {
+    /// Compares the pinned maps with those of the BPF object. `sets`: the desired number of sets of
+    /// the flow table.
+    pub(super) fn begin(pins: &Pins, sets: u32) -> Result<Self, LoadError> {
         let mut transition = Self { unfinished: recover(pins)?, ..Self::default() };
         let found = match version(pins) {
             Ok(found) => found,
@@ -60,7 +64,7 @@ impl Transition {
             // The first start, or one after an interrupted first start.
             Err(_) => return Ok(transition),
         };
-        transition.changed = changed(pins, flows)?;
+        transition.changed = changed(pins, sets)?;
         if found == ABI_VERSION && transition.changed.is_empty() {
             return Ok(transition);
         }
@@ -107,7 +111,15 @@ impl Transition {
             return Ok(());
         }
         let (maps, next) = (pins.maps(), pins.next_maps());
+        copy_config(&maps, &next)?;
         for name in &self.changed {
+            if *name == FLOWS {
+                let homeless = flows::carry(&maps, &next)?;
+                if homeless > 0 {
+                    tracing::warn!(map = name, refused = homeless, "map has no room for some entries");
+                }
+                continue;
+            }
             let (old, new) = (RawMap::open(&maps, name)?, RawMap::open(&next, name)?);
             if let Some(rest) = rest(&old, &new) {
                 let entries = old.entries()?;
@@ -123,7 +135,6 @@ impl Transition {
                 }
             }
         }
-        copy_config(&maps, &next)?;
         rename(&maps, &pins.old_maps())?;
         rename(&next, &maps)?;
         self.unfinished = true;
@@ -155,7 +166,14 @@ impl Transition {
                 // A map that only one of the layouts has.
                 _ => continue,
             };
-            if !from.layout().is_hash() || from.id() == to.id() {
+            if from.id() == to.id() {
+                continue;
+            }
+            if *name == FLOWS {
+                flows::carry(&old, &maps)?;
+                continue;
+            }
+            if !from.layout().is_hash() {
                 continue;
             }
             let Some(rest) = rest(&from, &to) else { continue };
@@ -199,25 +217,33 @@ fn rest(old: &RawMap, new: &RawMap) -> Option<Vec<u8>> {
 /// Copies `CONFIG`. It begins with the version, and its new fields get defaults rather than zeros.
 fn copy_config(maps: &Path, next: &Path) -> Result<(), LoadError> {
     let (old, new) = (RawMap::open(maps, CONFIG)?, RawMap::open(next, CONFIG)?);
-    Maps::write_config(next, &new_config())?;
+    // Agents of version 7 and older had none.
+    let secret = size_of::<abi::Config>() > old.layout().value_size as usize;
+    let flow_secret = if secret { new_secret()? } else { abi::FlowSecret::default() };
+    Maps::write_config(next, &abi::Config { flow_secret, ..new_config() })?;
     let mut entries = old.entries()?;
     if let Some((_, defaults)) = new.entries()?.iter().next() {
         entries = entries.resized(defaults);
     }
-    entries.edit(|value| value[..4].copy_from_slice(&ABI_VERSION.to_ne_bytes()));
+    let mask = flow_table::mask(Layout::of_pin(&next.join(FLOWS))?.max_entries).unwrap_or(0);
+    entries.edit(|value| {
+        value[..4].copy_from_slice(&ABI_VERSION.to_ne_bytes());
+        let at = std::mem::offset_of!(abi::Config, flow_mask);
+        value[at..at + 4].copy_from_slice(&mask.to_ne_bytes());
+    });
     new.write(&entries)?;
     Ok(())
 }
 
 /// Returns the pinned maps whose layout or size differs from the object's, except `CONFIG`.
-fn changed(pins: &Pins, flows: u32) -> Result<Vec<&'static str>, LoadError> {
+fn changed(pins: &Pins, sets: u32) -> Result<Vec<&'static str>, LoadError> {
     let object = aya_obj::Object::parse(OBJECT).map_err(LoadError::Parse)?;
     let mut changed = Vec::new();
     for name in Maps::NAMES.iter().copied().filter(|name| *name != CONFIG) {
         let Some(wanted) = object.maps.get(name) else { continue };
         let mut wanted = Layout::from(wanted);
-        if super::load::FLOW_TABLES.contains(&name) {
-            wanted.max_entries = flows;
+        if name == FLOWS {
+            wanted.max_entries = sets;
         }
         if exists(&pins.map(name))? && Layout::of_pin(&pins.map(name))? != wanted {
             changed.push(name);

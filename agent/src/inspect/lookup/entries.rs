@@ -2,8 +2,8 @@
 
 use aya::maps::{MapError, lpm_trie::Key};
 use vipmux_common::abi::{
-    Address, AffinityKey, AffinityValue, Backend, FlowKey, FlowValue, Mac, Node, Range, ReverseKey, ReverseValue,
-    ServiceKey, ServiceState, ServiceValue,
+    Address, AffinityKey, AffinityValue, Backend, FlowKey, FlowRecord, Mac, Node, Range, ServiceKey, ServiceState,
+    ServiceValue,
 };
 use vipmux_common::table;
 
@@ -11,7 +11,7 @@ use vipmux_datapath::bpf::maps::{Maps, MapsError};
 use vipmux_model::ServiceName;
 
 /// The maps. Lookups return `None` if there is no such entry, or the index is out of bounds.
-pub(in crate::inspect) struct LookupMaps<'maps>(pub(in crate::inspect) &'maps Maps);
+pub(super) struct LookupMaps<'maps>(pub(super) &'maps Maps);
 
 fn entry<V>(map: &'static str, found: Result<V, MapError>) -> Result<Option<V>, MapsError> {
     match found {
@@ -66,9 +66,9 @@ impl LookupMaps<'_> {
         Ok(entry("PEERS", self.0.peers.get(&mac, 0))?.is_some())
     }
 
-    /// Looks up an entry of `FLOWS`.
-    pub(super) fn flow(&self, key: &FlowKey) -> Result<Option<FlowValue>, MapsError> {
-        entry("FLOWS", self.0.flows.get(key, 0))
+    /// Looks up a flow's record.
+    pub(super) fn flow(&self, key: &FlowKey) -> Result<Option<FlowRecord>, MapsError> {
+        Ok(self.0.flow_table()?.find(key))
     }
 
     /// Looks up an entry of `AFFINITY`.
@@ -81,10 +81,5 @@ impl LookupMaps<'_> {
         let Address { w0, w1, w2, w3 } = *address;
         let key = Key::new(u32::BITS * 5, Range { set, w0, w1, w2, w3 });
         entry("SOURCE_RANGES", self.0.source_ranges.get(&key, 0)).map(|found| found.is_some())
-    }
-
-    /// Looks up an entry of `REVERSE`.
-    pub(in crate::inspect) fn reverse(&self, key: &ReverseKey) -> Result<Option<ReverseValue>, MapsError> {
-        entry("REVERSE", self.0.reverse.get(key, 0))
     }
 }

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use vipmux_common::{
     abi::{
         AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, INTERFACE_OWN_MAC, Interface,
-        Mac, NODE_ATTACHED, Node, ReverseKey, SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState,
+        Mac, NODE_ATTACHED, Node, SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState,
         ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
     },
     hash,
@@ -239,7 +239,7 @@ impl Walk<'_> {
         let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
         let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into())?.as_ref());
         let backend = target.as_ref().map(|target| &target.backend);
-        if let Some(why) = freshness::stale((key, &flow), vouched, backend, state.as_ref(), &self.config, self.clock) {
+        if let Some(why) = freshness::stale(&flow, vouched, backend, state.as_ref(), &self.config, self.clock) {
             self.note("flow", format!("a stale record: {why}"));
             return Ok(None);
         }
@@ -412,25 +412,31 @@ impl Walk<'_> {
         if direct {
             return Ok(Ok(Outcome::Delivered { backend, direct }));
         }
-        let key = ReverseKey {
-            backend: target.backend.address,
-            client: key.client,
-            backend_port: names::port(&target.backend, key.vip_port),
-            client_port: key.client_port,
-            protocol: key.protocol,
-        };
-        if let Some(reverse) = self.entries.reverse(&key)? {
-            let vip = SocketAddr::new(reverse.vip.into(), u16::from_be(reverse.vip_port));
-            let other = vip != self.request.vip && !freshness::is_closed(&reverse);
-            if other && freshness::translates((&key, &reverse), &self.config, self.clock) {
-                self.note(
-                    "reverse",
-                    format!("the backend's replies to this client port belong to an active flow to {vip}"),
-                );
-                return Ok(Err(DropReason::TupleCollision));
-            }
+        if let Some(vip) = self.collision(key, target)? {
+            let what = format!("the backend's replies to this client port belong to an active flow to {vip}");
+            self.note("replies", what);
+            return Ok(Err(DropReason::TupleCollision));
         }
         Ok(Ok(Outcome::Delivered { backend, direct }))
+    }
+
+    /// Returns the destination of another live flow of the same client port that ends at the same
+    /// port of this backend.
+    fn collision(&self, key: &FlowKey, target: &IndexedBackend) -> Result<Option<SocketAddr>, MapsError> {
+        let port = |backend: &Backend, vip_port| names::port(backend, vip_port);
+        for flow in self.maps.flow_table()?.of_client(key) {
+            let Some(other) = self.target(flow.backend)? else { continue };
+            let is_same = other.backend.generation == flow.backend_generation
+                && other.backend.address == target.backend.address
+                && port(&other.backend, flow.vip_port) == port(&target.backend, key.vip_port);
+            let Some(state) = self.entries.service_state(flow.slot)? else { continue };
+            let is_live =
+                !freshness::is_closed(&flow) && freshness::translates(&flow, Some(&state), &self.config, self.clock);
+            if is_same && is_live && flow.key() != *key {
+                return Ok(Some(SocketAddr::new(state.vip.into(), u16::from_be(flow.vip_port))));
+            }
+        }
+        Ok(None)
     }
 
     fn hand_over(&mut self, target: &IndexedBackend, entered: Interface) -> LookupResult<Outcome> {

@@ -4,14 +4,11 @@
 use std::time::Duration;
 
 use aya::{maps::PerCpuValues, util::nr_cpus};
-use vipmux_common::{
-    abi::{
-        ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
-        FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_RESET, Fence, FlowKey, FlowValue, INTERFACE_GENERIC, Interface, Mac,
-        NODE_ATTACHED, NODE_SELF, Node, NodeLabel, ReverseKey, ReverseValue, SERVICE_SPARE, ServiceKey, ServiceOwner,
-        ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
-    },
-    hash,
+use vipmux_common::abi::{
+    ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
+    FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, Fence, FlowKey, FlowRecord,
+    INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, SERVICE_SPARE, ServiceKey,
+    ServiceOwner, ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
 };
 
 use crate::inspect::{
@@ -101,8 +98,7 @@ impl Cluster {
             fragment_life: 30 * HZ,
             unclaimed: UNCLAIMED_REJECT,
             answers_per_second: 1_000,
-            records_per_second: 20_000,
-            ..Config::default()
+            ..maps.read_config().unwrap()
         };
         maps.config.set(0, config, 0).unwrap();
         maps.fence.set(0, Fence { deadline: 1_000_250_000_000 }, 0).unwrap();
@@ -179,7 +175,10 @@ impl Cluster {
         };
         let maps = &mut self.fixture.maps;
         maps.service_names.set(slot, ServiceOwner::new(namespace, name), 0).unwrap();
-        maps.service_states.set(slot, ServiceState { generation, ..Default::default() }, 0).unwrap();
+        let vips = maps.read_vips().unwrap();
+        let address = vips.iter().find_map(|(address, value)| (value.id == vip).then_some(*address)).unwrap();
+        let state = ServiceState { generation, vip: address, ..Default::default() };
+        maps.service_states.set(slot, state, 0).unwrap();
         let key = ServiceKey { vip, port: port.to_be(), protocol: protocol.number(), padding: 0 };
         maps.services.insert(key, value, 0).unwrap();
     }
@@ -205,11 +204,16 @@ impl Cluster {
         };
         let seen = u32::try_from(NOW % (1 << 32)).unwrap();
         let (backend, slot, slot_generation) = (7, 7, 107);
-        let tag = hash::flow(&key);
-        let flow =
-            FlowValue { tag, backend, backend_generation: 17, slot, slot_generation, seen, ..FlowValue::default() };
-        maps.flows.insert(key, flow, 0).unwrap();
+        let flow = FlowRecord { backend, backend_generation: 17, slot, slot_generation, seen, ..FlowRecord::default() };
+        self.record(key, flow);
         self.service(7, (3, 80, Protocol::Tcp), ("shop", "six"), &[6, 7], &[6]);
+    }
+
+    fn record(&mut self, key: FlowKey, flow: FlowRecord) {
+        let FlowKey { client, vip, client_port, vip_port, protocol, .. } = key;
+        let protocol = u8::try_from(protocol).unwrap();
+        let flow = FlowRecord { client, vip, client_port, vip_port, protocol, ..flow };
+        assert!(self.fixture.maps.writable_flow_table().unwrap().add(flow));
     }
 
     /// Adds an SCTP port to the first VIP and to the IPv6 VIP.
@@ -232,20 +236,21 @@ impl Cluster {
 
     /// Adds a flow record in each state; client ports from 1000, one second between them.
     pub(super) fn record_flows(&mut self) {
-        let valid = |backend: u32| FlowValue {
+        let valid = |backend: u32| FlowRecord {
             backend,
             backend_generation: 10 + backend,
             slot_generation: 100,
-            ..FlowValue::default()
+            ..FlowRecord::default()
         };
-        let flags = |flags| u16::try_from(flags).unwrap();
+        let flags = |flags: u32| u8::try_from(flags).unwrap();
         for (i, mut flow) in (0_u16..).zip([
-            valid(0),
-            FlowValue { flags: flags(FLOW_CLIENT_FIN), ..valid(0) },
-            FlowValue { flags: flags(FLOW_CLIENT_FIN | FLOW_RESET), ..valid(1) },
-            FlowValue { backend_generation: 9, ..valid(1) },
-            FlowValue { slot_generation: 99, ..valid(1) },
-            FlowValue { tag: 1, ..valid(1) },
+            FlowRecord { flags: flags(FLOW_REPLIES), ..valid(0) },
+            // The client has contacted the backend directly.
+            FlowRecord { flags: flags(FLOW_REPLIES | FLOW_DIRECT | FLOW_RESET | FLOW_CLIENT_FIN), ..valid(0) },
+            FlowRecord { flags: flags(FLOW_CLIENT_FIN), ..valid(1) },
+            FlowRecord { backend_generation: 9, ..valid(1) },
+            FlowRecord { slot_generation: 99, ..valid(1) },
+            FlowRecord { flags: flags(FLOW_NEW | FLOW_HALF_OPEN), ..valid(1) },
             valid(1),
         ]) {
             let key = FlowKey {
@@ -256,24 +261,9 @@ impl Cluster {
                 protocol: 6,
                 ..FlowKey::default()
             };
-            flow.tag ^= hash::flow(&key);
             let age = u32::from(i) * HZ + if i == 6 { IDLE + 60 * HZ } else { 0 };
             flow.seen = u32::try_from(NOW % (1 << 32)).unwrap().wrapping_sub(age);
-            self.fixture.maps.flows.insert(key, flow, 0).unwrap();
+            self.record(key, flow);
         }
-        let key = ReverseKey {
-            backend: address("10.0.0.1"),
-            client: address("198.51.100.7"),
-            backend_port: 8080_u16.to_be(),
-            client_port: 1000_u16.to_be(),
-            protocol: 6,
-        };
-        let (vip, vip_port) = (address("192.0.2.10"), 80_u16.to_be());
-        let reverse = ReverseValue { tag: hash::reverse(&key), vip, vip_port, seen: NOW, ..ReverseValue::default() };
-        self.fixture.maps.reverse.insert(key, reverse, 0).unwrap();
-        // The next client has contacted the backend directly.
-        let key = ReverseKey { client_port: 1001_u16.to_be(), ..key };
-        let direct = ReverseValue { tag: hash::reverse(&key), flags: FLOW_DIRECT | FLOW_RESET, ..reverse };
-        self.fixture.maps.reverse.insert(key, direct, 0).unwrap();
     }
 }

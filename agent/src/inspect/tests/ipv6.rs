@@ -46,6 +46,8 @@ fn a_flow_shows_ports_outside_of_the_brackets() {
         "\
 CLIENT                SERVICE            PROTO  BACKEND               NODE    AGE  STATE  RECORD  REPLIES
 [2001:db8:f::7]:1000  [2001:db8::10]:80  TCP    [fd00:0:0:1::1]:8080  node-b   0s  open   valid   -
+
+1 of 16384 records are used: 0 closed, 0 half open, 0 unconfirmed, 1 established
 "
     );
     let flow = &json(&flows)["flows"][0];

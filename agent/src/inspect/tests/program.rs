@@ -177,13 +177,10 @@ fn compare(program: &Xdp, maps: &Maps, when: &str) -> Vec<String> {
 /// Makes all records idle.
 fn age(maps: &mut Maps) {
     let long_ago = 2 * IDLE;
-    for (key, mut flow) in maps.read_flows(usize::MAX).unwrap() {
-        flow.seen = flow.seen.wrapping_sub(long_ago);
-        maps.flows.insert(key, flow, 0).unwrap();
-    }
-    for (key, mut reverse) in maps.read_reverse(usize::MAX).unwrap() {
-        reverse.seen -= u64::from(long_ago);
-        maps.reverse.insert(key, reverse, 0).unwrap();
+    for index in 0..maps.flows.len() {
+        let mut set = maps.flows.get(&index, 0).unwrap();
+        set.records.iter_mut().for_each(|flow| flow.seen = flow.seen.wrapping_sub(long_ago));
+        maps.flows.set(index, set, 0).unwrap();
     }
 }
 
@@ -202,6 +199,7 @@ fn a_lookup_says_what_the_program_does() {
     // The program uses this machine's clock.
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
     VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
+    cluster.fixture.maps.rebuild_local_ports().unwrap();
     // More than this test needs: a lookup does not know the rate limit.
     let config = cluster.fixture.maps.read_config().unwrap();
     cluster.fixture.maps.config.set(0, Config { answers_per_second: 1_000_000, ..config }, 0).unwrap();
@@ -270,6 +268,7 @@ fn programs_of_two_agents_tell_each_other_which_vip_a_packet_is_for() {
     cluster.add_ipv6();
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
     VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
+    cluster.fixture.maps.rebuild_local_ports().unwrap();
     let maps = cluster.maps();
     let mut later = fixture::load(&cluster.fixture.pins);
     let programs = [entry(&mut cluster.fixture.ebpf), entry(&mut later)];

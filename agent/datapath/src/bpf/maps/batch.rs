@@ -122,7 +122,7 @@ pub(super) fn element_bytes(map: &MapData, size: usize, count: u32) -> io::Resul
 /// Returns the bytes of all keys and of all values of a hash map with these sizes of keys and
 /// values. See [`entries`].
 pub(super) fn entry_bytes(map: &MapData, key_size: usize, size: usize) -> io::Result<(Vec<u8>, Vec<u8>)> {
-    let walk = hash(BatchReader::<u8, u8>::new(map, key_size, size, None), usize::MAX)?;
+    let walk = hash(BatchReader::<u8, u8>::new(map, key_size, size, None))?;
     Ok((walk.keys, walk.values))
 }
 
@@ -133,18 +133,17 @@ pub(super) fn per_cpu<V: Pod>(map: &MapData, cpus: usize, first: u32, count: u32
     array(map, cpus, first, count)
 }
 
-/// Returns at most `limit` entries of a hash map, in no order. Entries that come or go meanwhile
-/// may be missing.
-pub(super) fn entries<K: Pod, V: Pod>(map: &impl IterableMap<K, V>, limit: usize) -> io::Result<Vec<(K, V)>> {
-    let mut walk = hash(BatchReader::<K, V>::new(map.map(), 1, 1, None), limit)?;
-    walk.keys.truncate(limit);
+/// Returns all entries of a hash map, in no order. Entries that come or go meanwhile may be
+/// missing.
+pub(super) fn entries<K: Pod, V: Pod>(map: &impl IterableMap<K, V>) -> io::Result<Vec<(K, V)>> {
+    let walk = hash(BatchReader::<K, V>::new(map.map(), 1, 1, None))?;
     Ok(walk.keys.into_iter().zip(walk.values).collect())
 }
 
-/// Reads a hash map until at least `limit` keys are read.
-fn hash<K: Pod, V: Pod>(mut walk: BatchReader<'_, K, V>, limit: usize) -> io::Result<BatchReader<'_, K, V>> {
+/// Reads a hash map to its end.
+fn hash<K: Pod, V: Pod>(mut walk: BatchReader<'_, K, V>) -> io::Result<BatchReader<'_, K, V>> {
     let mut chunk = CHUNK;
-    while !walk.ended && walk.read() < limit {
+    while !walk.ended {
         match walk.advance(chunk) {
             // A bucket has more entries than the batch can hold.
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => chunk *= 2,

@@ -5,7 +5,7 @@
 use std::fs;
 
 use aya::{Ebpf, EbpfLoader};
-use vipmux_common::abi::{ABI_VERSION, Config};
+use vipmux_common::abi::{ABI_VERSION, Config, FlowSecret};
 use vipmux_datapath::bpf::{OBJECT, dry_run::SMALL_MAPS, maps::Maps, pins::Pins};
 use vipmux_testing::bpffs::pin_path;
 
@@ -22,7 +22,10 @@ impl Fixture {
         let pins = mounted()?;
         let ebpf = load(&pins);
         let mut maps = Maps::open(pins.root()).unwrap();
-        maps.config.set(0, Config { abi: ABI_VERSION, next_vip: 1, hz: 250, ..Config::default() }, 0).unwrap();
+        let flow_secret = FlowSecret { sum: 1, client: [3 << 40, 5 << 40, 7 << 40, 11 << 40], port: 13 << 40 };
+        let flow_mask = maps.flows.len() - 1;
+        let config = Config { abi: ABI_VERSION, next_vip: 1, hz: 250, flow_secret, flow_mask, ..Config::default() };
+        maps.config.set(0, config, 0).unwrap();
         Some(Self { pins, maps, ebpf })
     }
 }

@@ -1,4 +1,4 @@
-//! Maps the elements of an array into the process's memory (`BPF_F_MMAPABLE`, Linux 5.5).
+//! Maps an array into the process's memory (`BPF_F_MMAPABLE`, Linux 5.5).
 //!
 //! A system call for a batch copies element by element (measured: 0.2 us each, Linux 6.18). A start
 //! with 10,000 Services writes 2.5 million of them.
@@ -11,12 +11,21 @@ use std::{
     sync::atomic::{AtomicU64, Ordering, fence},
 };
 
-use aya::maps::{Array, IterableMap as _, MapData};
+use aya::maps::MapData;
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
-/// The mapped elements of an array, of eight bytes each.
+/// What a mapping is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::bpf) enum Access {
+    /// Reading.
+    Read,
+    /// Reading and writing.
+    Write,
+}
+
+/// A mapped array, as numbers of eight bytes.
 #[derive(Debug)]
-pub(super) struct MappedArray {
+pub(in crate::bpf) struct MappedArray {
     start: NonNull<AtomicU64>,
     elements: usize,
 }
@@ -27,20 +36,24 @@ unsafe impl Send for MappedArray {}
 unsafe impl Sync for MappedArray {}
 
 impl MappedArray {
-    /// Maps an array that was made with `BPF_F_MMAPABLE`.
-    pub(super) fn map(array: &Array<MapData, u64>) -> io::Result<Self> {
-        let elements = array.len() as usize;
+    /// Maps an array that was made with `BPF_F_MMAPABLE`, with this many elements of `size` bytes,
+    /// a multiple of eight.
+    pub(in crate::bpf) fn map(array: &MapData, elements: u32, size: usize, access: Access) -> io::Result<Self> {
+        let elements = elements as usize * size / size_of::<u64>();
         let length = (elements * size_of::<u64>()).try_into().map_err(|_| io::ErrorKind::InvalidInput)?;
-        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        let access = match access {
+            Access::Read => ProtFlags::PROT_READ,
+            Access::Write => ProtFlags::PROT_READ | ProtFlags::PROT_WRITE,
+        };
         // SAFETY: a new mapping, at an address of the kernel's choice. It contains the elements one
-        // after the other, eight bytes each (kernel/bpf/arraymap.c, `array_map_mmap`).
-        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, array.map().fd().as_fd(), 0) }?;
+        // after the other, without a gap (kernel/bpf/arraymap.c, `array_map_mmap`).
+        let start = unsafe { mmap(None, length, access, MapFlags::MAP_SHARED, array.fd().as_fd(), 0) }?;
         Ok(Self { start: start.cast(), elements })
     }
 
     /// Returns all elements. A program sees their new values if it finds them by a value that was
     /// written elsewhere after [`publish`].
-    pub(super) fn elements(&self) -> &[AtomicU64] {
+    pub(in crate::bpf) fn elements(&self) -> &[AtomicU64] {
         // SAFETY: this many elements are mapped while `self` lives, from the start of a page on.
         // Any bytes are a valid number.
         unsafe { slice::from_raw_parts(self.start.as_ptr(), self.elements) }

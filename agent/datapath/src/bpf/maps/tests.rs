@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::maps::{PerCpuValues, lpm_trie::Key};
-use vipmux_common::abi::capacity;
+use vipmux_common::abi::{FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity};
 
 use super::{fixture::Fixture, *};
 use vipmux_plan::Step;
@@ -85,20 +85,18 @@ fn arrays_are_read_and_written_across_batches() {
 }
 
 #[test]
-fn hash_maps_are_read_across_batches_and_up_to_a_limit() {
+fn hash_maps_are_read_across_batches() {
     let Some(mut fixture) = Fixture::new() else { return };
     let maps = &mut fixture.maps;
-    assert_eq!(maps.read_flows(10).unwrap(), []);
-    for vip in 0..10_000 {
-        maps.flows
-            .insert(FlowKey { vip, ..FlowKey::default() }, FlowValue { tag: vip, ..Default::default() }, 0)
-            .unwrap();
+    assert_eq!(batch::entries(&maps.affinity).unwrap(), []);
+    for slot in 0..10_000 {
+        let value = AffinityValue { tag: slot, ..AffinityValue::default() };
+        maps.affinity.insert(AffinityKey { slot, ..AffinityKey::default() }, value, 0).unwrap();
     }
-    let flows = maps.read_flows(usize::MAX).unwrap();
-    let keys: BTreeSet<_> = flows.iter().map(|(key, _)| *key).collect();
-    assert_eq!((flows.len(), keys.len()), (10_000, 10_000));
-    assert!(flows.iter().all(|(key, value)| key.vip == value.tag));
-    assert_eq!(maps.read_flows(7).unwrap().len(), 7);
+    let entries = batch::entries(&maps.affinity).unwrap();
+    let slots: BTreeSet<_> = entries.iter().map(|(key, _)| key.slot).collect();
+    assert_eq!((entries.len(), slots.len()), (10_000, 10_000));
+    assert!(entries.iter().all(|(key, value)| key.slot == value.tag));
 }
 
 #[test]
@@ -119,12 +117,6 @@ fn source_ranges_are_read_again_as_they_were_written() {
         maps.apply(&Step::SourceRange(*key, false)).unwrap();
     }
     assert!(maps.read_source_ranges().unwrap().is_empty(), "removing one that is gone is no error");
-}
-
-#[test]
-fn the_limit_on_records_follows_the_tables_true_size() {
-    let Some(fixture) = Fixture::new() else { return };
-    assert_eq!(fixture.maps.records_per_second().unwrap(), 20_000, "16,384 entries");
 }
 
 #[test]
@@ -172,13 +164,11 @@ fn memory(pins: &Pins) -> BTreeMap<&'static str, u64> {
 }
 
 #[test]
-fn ten_thousand_services_of_ten_endpoints_take_64_mib_beside_the_flow_tables_on_16_cpus() {
+fn ten_thousand_services_of_ten_endpoints_take_64_mib_beside_the_flow_table_on_16_cpus() {
     const SERVICES: u32 = 10_000;
     let Some(pins) = fixture::mounted() else { return };
     let mut memory = memory(&pins);
-    for flows in ["FLOWS", "REVERSE"] {
-        memory.remove(flows).unwrap();
-    }
+    memory.remove("FLOWS").unwrap();
     let cpus = nr_cpus().unwrap() as u64;
     for per_cpu in ["SERVICE_STATS", "STATS", "DROPS", "BUDGET"] {
         *memory.get_mut(per_cpu).unwrap() *= 16;
@@ -206,4 +196,92 @@ fn a_table_is_written_beside_others_and_read_as_it_was_written() {
         assert_eq!(maps.read_table(first, length).unwrap(), contents(first, length));
     }
     assert_eq!(maps.read_table(1526, 1).unwrap(), [0]);
+}
+
+/// Returns the bits of `LOCAL_PORTS` that these backends need.
+fn bits(backends: &[Backend]) -> BTreeMap<u32, u64> {
+    let elements = (0..).zip(super::super::local_ports::elements(backends));
+    elements.filter(|(_, bits)| *bits != 0).collect()
+}
+
+#[test]
+fn a_local_backend_that_goes_stays_known_to_replies_until_its_index_has_another() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let backend = |host, flags, generation| Backend {
+        address: Address::v4(host),
+        port: 80,
+        flags,
+        generation,
+        ..Backend::default()
+    };
+    let [local, other] = [backend(1, BACKEND_LOCAL, 5), backend(2, BACKEND_LOCAL, 7)];
+    let remote = backend(3, 0, 6);
+    for (index, backend) in [(0, local), (1, remote), (0, local)] {
+        maps.apply(&Step::Backend(index, backend)).unwrap();
+    }
+    assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]));
+
+    for index in [0, 1] {
+        maps.apply(&Step::Backend(index, Backend::default())).unwrap();
+    }
+    assert!(maps.read_backends().unwrap().is_empty(), "both indices are free");
+    let gone = Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..local };
+    assert_eq!(maps.read_all_backends().unwrap()[..2], [gone, Backend::default()]);
+    assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]));
+    maps.rebuild_local_ports().unwrap();
+    assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]), "after a restart too");
+
+    maps.apply(&Step::Backend(0, other)).unwrap();
+    assert_eq!(maps.read_local_ports().unwrap(), bits(&[other]));
+    assert_eq!(maps.local_bits(), bits(&[other]));
+}
+
+#[test]
+fn a_service_port_that_goes_stays_known_to_replies_until_its_slot_has_another() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let state = ServiceState { generation: 5, idle: 9, vip: Address::v4(1), ..ServiceState::default() };
+    for slot in [2, 3] {
+        maps.apply(&Step::ServiceState(slot, ServiceState::default())).unwrap();
+    }
+    maps.apply(&Step::ServiceState(2, state)).unwrap();
+    maps.apply(&Step::ServiceState(2, ServiceState::default())).unwrap();
+    assert!(maps.read_service_states().unwrap().is_empty());
+    let read = |maps: &Maps, slot| maps.service_states.get(&slot, 0).unwrap();
+    assert_eq!(read(maps, 2), ServiceState { flags: SERVICE_GONE, ..state });
+    assert_eq!(read(maps, 3), ServiceState::default(), "there was none");
+    let next = ServiceState { generation: 8, vip: Address::v4(2), ..ServiceState::default() };
+    maps.apply(&Step::ServiceState(2, next)).unwrap();
+    assert_eq!(maps.read_service_states().unwrap(), BTreeMap::from([(2, next)]));
+}
+
+/// Every record is found again, and their states add up.
+#[test]
+fn flows_are_added_found_and_counted() {
+    let Some(fixture) = Fixture::new() else { return };
+    let table = fixture.maps.writable_flow_table().unwrap();
+    let flow = |port: u16, flags: u32| FlowRecord {
+        vip: 1,
+        client_port: port,
+        client: Address::v4(7),
+        protocol: 6,
+        seen: 100,
+        flags: u8::try_from(flags).unwrap(),
+        ..FlowRecord::default()
+    };
+    let kinds = [0, FLOW_NEW, FLOW_NEW | FLOW_HALF_OPEN, FLOW_RESET];
+    let flows: Vec<_> = (0..8_000).map(|port| flow(port, kinds[usize::from(port) % 4])).collect();
+    assert!(flows.iter().all(|flow| table.add(*flow)), "half of the table");
+    let same = |flow: &FlowRecord, found: FlowRecord| FlowRecord { check: 0, lock: 0, ..found } == *flow;
+    assert!(flows.iter().all(|flow| table.find(&flow.key()).is_some_and(|found| same(flow, found))));
+    assert_eq!(table.find(&flow(9_000, 0).key()), None);
+    assert!(table.occupancy().values().all(|count| *count == 2_000), "{:?}", table.occupancy());
+
+    let newer = FlowRecord { seen: 101, ..flows[0] };
+    for record in [newer, FlowRecord { seen: 99, isn: 1, ..flows[0] }] {
+        assert!(table.add(record));
+    }
+    assert!(same(&newer, table.find(&newer.key()).unwrap()), "an older record replaces none");
+    assert_eq!((table.records().count(), table.capacity()), (8_000, 16_384));
 }

@@ -4,22 +4,27 @@ use std::net::Ipv4Addr;
 
 use aya::maps::MapData;
 use vipmux_common::abi::{
-    Address, Fence, FlowKey, FlowValue, ReverseKey, ReverseValue, ServiceKey, VIP_LEADING, VipValue,
+    Address, BACKEND_LOCAL, BACKEND_READY, FLOW_ISN, FLOW_REPLIES, Fence, FlowRecord, FlowSecret, ServiceKey,
+    VIP_LEADING, VipValue,
 };
 
 use super::*;
-use crate::bpf::{load::load, maps::fixture::mounted};
+use crate::bpf::{
+    load::load,
+    maps::{fixture::mounted, mapped_array::Access},
+};
 
-/// Entries of the flow tables in these tests.
+/// Flows that the table has room for in these tests.
 const FLOWS: u32 = 4096;
 
 /// The differences of version 3: the sizes of values, and missing maps.
-const VERSION_3: [(&str, u32); 5] =
-    [("CONFIG", 44), ("SERVICE_STATES", 8), ("TABLES", 4), ("REVERSE", 40), ("FRAGMENTS", 24)];
-const NEW_SINCE: [&str; 6] = ["AFFINITY", "SOURCE_RANGES", "LAPSE", "LEADERS", "MEMBERS", "SPEAKERS"];
+const VERSION_3: [(&str, u32); 4] = [("CONFIG", 44), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
+const NEW_SINCE: [&str; 8] =
+    ["AFFINITY", "SOURCE_RANGES", "LAPSE", "LEADERS", "MEMBERS", "SPEAKERS", "FLOWS", "LOCAL_PORTS"];
 
 /// Makes and pins the maps as agents of version 3 did.
 fn make_version_3(pins: &Pins) {
+    const LRU_HASH: u32 = 9;
     fs::create_dir_all(pins.maps()).unwrap();
     let object = aya_obj::Object::parse(OBJECT).unwrap();
     for name in Maps::NAMES.iter().filter(|name| !NEW_SINCE.contains(name)) {
@@ -27,10 +32,10 @@ fn make_version_3(pins: &Pins) {
         if let Some((_, size)) = VERSION_3.iter().find(|(other, _)| other == name) {
             layout.value_size = *size;
         }
-        if super::super::load::FLOW_TABLES.contains(name) {
-            layout.max_entries = FLOWS;
-        }
         make(pins, name, layout);
+    }
+    for (name, key_size, value_size) in [("FLOWS", 32, 32), ("REVERSE", 40, 40)] {
+        make(pins, name, Layout { kind: LRU_HASH, key_size, value_size, max_entries: FLOWS, flags: 0 });
     }
 }
 
@@ -59,26 +64,63 @@ fn wire(host: u8) -> [u32; 4] {
     [w0, w1, w2, w3]
 }
 
-/// A record of replies to the client with this port, in version 3.
-fn reverse_3(port: u16, isn: u32) -> (Vec<u8>, Vec<u8>) {
-    let ports = u32::from_ne_bytes([80, 0, port.to_ne_bytes()[0], port.to_ne_bytes()[1]]);
+/// A record of the flow of the client with this port to the VIP's port 443, in version 3.
+fn flow_3(port: u16, backend: u32) -> (Vec<u8>, Vec<u8>) {
+    let ports = u32::from(port.to_be()) | u32::from(443_u16.to_be()) << 16;
+    let key = words(&[wire(2).as_slice(), &[5, ports, 6, 0]].concat());
+    (key, words(&[1, backend, 40 + backend, 9, 55, 0, 0, 99]))
+}
+
+/// A record of replies to that client, in version 3.
+fn reply_3(port: u16, isn: u32) -> (Vec<u8>, Vec<u8>) {
+    let ports = u32::from(80_u16.to_be()) | u32::from(port.to_be()) << 16;
     let key = words(&[wire(1).as_slice(), &wire(2), &[ports, 6]].concat());
-    (key, words(&[&[7, isn], wire(10).as_slice(), &[443, 8, 99, 0]].concat()))
+    let vip_port = u32::from(443_u16.to_be());
+    (key, words(&[&[7, isn], wire(10).as_slice(), &[vip_port, FLOW_ISN, 99, 0]].concat()))
 }
 
-fn reverse_key(port: u16) -> ReverseKey {
-    ReverseKey { backend: address(1), client: address(2), backend_port: 80, client_port: port, protocol: 6 }
+/// The record of the flow in this version, to a backend on this node.
+fn flow_8(port: u16, isn: u32) -> FlowRecord {
+    FlowRecord { flags: u8::try_from(FLOW_ISN | FLOW_REPLIES).unwrap(), isn, ..flow(port, LOCAL) }
 }
 
-fn reverse_4(isn: u32) -> ReverseValue {
-    ReverseValue { tag: 7, isn, vip: address(10), vip_port: 443, flags: 8, seen: 99, ..ReverseValue::default() }
+/// Indices of backends.
+const LOCAL: u32 = 3;
+const REMOTE: u32 = 4;
+
+fn flow(port: u16, backend: u32) -> FlowRecord {
+    FlowRecord {
+        vip: 5,
+        client_port: port.to_be(),
+        vip_port: 443_u16.to_be(),
+        client: address(2),
+        backend,
+        backend_generation: 40 + backend,
+        slot: 9,
+        slot_generation: 55,
+        protocol: 6,
+        seen: 99,
+        ..FlowRecord::default()
+    }
 }
 
-fn flow(maps: &mut Maps, port: u16) -> (FlowKey, FlowValue) {
-    let key = FlowKey { client: address(2), vip: 5, client_port: port, vip_port: 443, protocol: 6, reserved: 0 };
-    let value = FlowValue { tag: 1, backend: 3, slot: 9, ..FlowValue::default() };
-    maps.flows.insert(key, value, 0).unwrap();
-    (key, value)
+/// Returns the records of the table, by client port.
+fn flows(maps: &Maps) -> BTreeMap<u16, FlowRecord> {
+    let records = maps.flow_table().unwrap();
+    records.records().map(|flow| (u16::from_be(flow.client_port), FlowRecord { check: 0, lock: 0, ..flow })).collect()
+}
+
+/// Puts a Service port and its backends into maps of version 3.
+fn put_service_3(maps: &Path) {
+    put(maps, "SERVICE_STATES", &words(&[9]), &words(&[55, 0]));
+    let vip = [words(&[5, VIP_LEADING, 1, 0]), words(&[2, 0])].concat();
+    put(maps, "VIPS", &words(&wire(10)), &vip);
+    let service = words(&[9, 55, 0, 251, 251, 0, 0, 0]);
+    put(maps, "SERVICES", &[words(&[5]), vec![0x01, 0xbb, 6, 0]].concat(), &service);
+    for (index, host, flags) in [(LOCAL, 1, BACKEND_LOCAL | BACKEND_READY), (REMOTE, 3, BACKEND_READY)] {
+        let port = u32::from(80_u16.to_be()) | u32::from(flags) << 16;
+        put(maps, "BACKENDS", &words(&[index]), &words(&[wire(host).as_slice(), &[port, 0, 40 + index, 0]].concat()));
+    }
 }
 
 #[test]
@@ -88,13 +130,18 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     let maps = pins.maps();
     let config = [3, 41, 77, 250, 1, 2, 3, 600, 4, 1, 1000];
     put(&maps, "CONFIG", &words(&[0]), &words(&config));
-    put(&maps, "SERVICE_STATES", &words(&[9]), &words(&[55, 0]));
-    let (key, value) = reverse_3(4000, 1234);
-    put(&maps, "REVERSE", &key, &value);
-    let vip = [words(&[5, VIP_LEADING, 1, 0]), words(&[2, 0])].concat();
-    put(&maps, "VIPS", &words(&wire(10)), &vip);
-    let service = words(&[9, 55, 0, 251, 251, 0, 0, 0]);
-    put(&maps, "SERVICES", &[words(&[5]), vec![0x01, 0xbb, 6, 0]].concat(), &service);
+    put_service_3(&maps);
+    let records = [
+        ("FLOWS", flow_3(4000, LOCAL)),
+        ("REVERSE", reply_3(4000, 1234)),
+        // One direction was evicted.
+        ("FLOWS", flow_3(4001, LOCAL)),
+        ("REVERSE", reply_3(4002, 77)),
+        ("FLOWS", flow_3(4003, REMOTE)),
+    ];
+    for (map, (key, value)) in records {
+        put(&maps, map, &key, &value);
+    }
     put(&maps, "FENCE", &words(&[0]), &words(&[123, 0]));
     for (slot, backend) in [(250, 3), (252, 4), (253, 5)] {
         put(&maps, "TABLES", &words(&[slot]), &words(&[backend]));
@@ -106,9 +153,12 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
     let config = maps.read_config().unwrap();
     assert_eq!((config.abi, config.next_vip, config.next_generation), (ABI_VERSION, 41, 77));
     assert_eq!((config.unclaimed, config.answers_per_second), (1, 1000));
-    assert_eq!(config.records_per_second, new_config().records_per_second, "a new field gets its default");
-    assert_eq!(maps.read_service_states().unwrap()[&9], abi::ServiceState { generation: 55, ..Default::default() });
-    assert_eq!(maps.read_reverse(9).unwrap(), [(reverse_key(4000), reverse_4(1234))]);
+    assert_eq!(config.flow_mask, maps.flow_mask().unwrap());
+    assert!(config.flow_secret != FlowSecret::default(), "a new field gets its default");
+    let state = abi::ServiceState { generation: 55, vip: address(10), ..Default::default() };
+    assert_eq!(maps.read_service_states().unwrap()[&9], state, "replies need the VIP");
+    let expected = [(4000, flow_8(4000, 1234)), (4001, flow(4001, LOCAL)), (4002, flow_8(4002, 77))];
+    assert_eq!(flows(&maps), BTreeMap::from(expected).into_iter().chain([(4003, flow(4003, REMOTE))]).collect());
     let vip = VipValue { id: 5, flags: VIP_LEADING, interfaces: 1, vlan: 0, epoch: 2 };
     assert_eq!(maps.read_vips().unwrap(), BTreeMap::from([(address(10), vip)]));
     let key = ServiceKey { vip: 5, port: 443_u16.to_be(), protocol: 6, padding: 0 };
@@ -121,26 +171,32 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
 }
 
 #[test]
-fn flow_tables_of_another_size_keep_their_records_and_the_rest_stays() {
+fn a_flow_table_of_another_size_keeps_its_records_and_the_rest_stays() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    maps.config.set(0, new_config(), 0).unwrap();
-    let flows: BTreeMap<_, _> = (0..500).map(|port| flow(&mut maps, port)).collect();
-    maps.reverse.insert(reverse_key(1), reverse_4(2), 0).unwrap();
+    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
+    let config = abi::Config { flow_mask, flow_secret, ..new_config() };
+    maps.config.set(0, config, 0).unwrap();
+    let table = maps.writable_flow_table().unwrap();
+    assert!((0..500).all(|port| table.add(flow_8(port, 7))));
+    let before = flows(&maps);
+    assert_eq!(before.len(), 500);
     let id = |name| RawMap::open(&pins.maps(), name).unwrap().id();
-    let before = ["SERVICES", "TABLES", "FRAGMENTS", "LEADERS", "MEMBERS"].map(id);
-    drop(programs);
+    let others = ["SERVICES", "TABLES", "FRAGMENTS", "LEADERS", "MEMBERS"];
+    let ids = others.map(id);
+    drop((programs, maps));
 
-    let (programs, maps) = load(&pins, 2 * FLOWS).unwrap();
-    assert_eq!(crate::bpf::maps::flow_entries(&pins), Some(2 * FLOWS));
-    assert_eq!(maps.read_flows(usize::MAX).unwrap().into_iter().collect::<BTreeMap<_, _>>(), flows);
-    assert_eq!(maps.read_reverse(9).unwrap(), [(reverse_key(1), reverse_4(2))]);
-    assert_eq!(["SERVICES", "TABLES", "FRAGMENTS", "LEADERS", "MEMBERS"].map(id), before);
-    let flow_table = id("FLOWS");
-    drop(programs);
-
-    drop(load(&pins, 2 * FLOWS).unwrap());
-    assert_eq!(id("FLOWS"), flow_table, "the same size is no change");
+    for size in [2 * FLOWS, FLOWS / 2] {
+        let (_programs, maps) = load(&pins, size).unwrap();
+        assert_eq!(crate::bpf::maps::flow_capacity(&pins), Some(size));
+        assert_eq!(flows(&maps), before);
+        let after = maps.read_config().unwrap();
+        assert!(after.flow_secret == config.flow_secret && after.flow_mask == maps.flow_mask().unwrap());
+        assert_eq!(others.map(id), ids);
+    }
+    let table = id("FLOWS");
+    drop(load(&pins, FLOWS / 2).unwrap());
+    assert_eq!(id("FLOWS"), table, "the same size is no change");
 }
 
 /// Writes until the links were swapped are carried over. Later writes of the new programs are not
@@ -150,36 +206,38 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
     let Some(pins) = mounted() else { return };
     make_version_3(&pins);
     put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[3, 1, 1, 250, 0, 0, 0, 0, 0, 0, 0]));
-    for port in 1..=5 {
-        let (key, value) = reverse_3(port, 1);
-        put(&pins.maps(), "REVERSE", &key, &value);
+    put_service_3(&pins.maps());
+    let old_flow = |folder: &Path, port, backend, seen: u32| {
+        let (key, mut value) = flow_3(port, backend);
+        value[28..].copy_from_slice(&seen.to_ne_bytes());
+        put(folder, "FLOWS", &key, &value);
+    };
+    for port in 1..=4 {
+        old_flow(&pins.maps(), port, LOCAL, 100);
     }
-    let mut transition = Transition::begin(&pins, FLOWS).unwrap();
+    let mut transition = Transition::begin(&pins, flow_table::sets(FLOWS)).unwrap();
     let next = transition.folder(&pins);
     let object = aya_obj::Object::parse(OBJECT).unwrap();
-    for name in ["CONFIG", "SERVICE_STATES", "TABLES", "REVERSE", "FRAGMENTS"] {
+    for name in ["CONFIG", "SERVICE_STATES", "TABLES", "FLOWS", "FRAGMENTS"] {
         let mut map = object.maps[name].clone();
-        map.set_max_entries(if name == "REVERSE" { FLOWS } else { map.max_entries() });
+        map.set_max_entries(if name == "FLOWS" { flow_table::sets(FLOWS) } else { map.max_entries() });
         MapData::create(map, name, None).unwrap().pin(next.join(name)).unwrap();
     }
     transition.fill(&pins).unwrap();
 
     let old = pins.old_maps();
-    let (gone, _) = reverse_3(1, 0);
-    RawMap::open(&old, "REVERSE").unwrap().remove(&gone).unwrap();
-    for (port, isn) in [(2, 20), (3, 30), (6, 60), (7, 70)] {
-        let (key, value) = reverse_3(port, isn);
-        put(&old, "REVERSE", &key, &value);
+    for (port, backend) in [(2, REMOTE), (3, REMOTE), (6, LOCAL), (7, LOCAL)] {
+        old_flow(&old, port, backend, 200);
     }
-    let new = RawMap::open(&pins.maps(), "REVERSE").unwrap();
-    let by_new_programs = |port| {
-        let (key, value) = reverse_3(port, 99);
-        assert!(new.put(&key, &[value, vec![0; 8]].concat(), UpdateFlag::Any).unwrap());
-    };
+    let path = pins.maps();
+    let table = || flows::table(&path, Access::Write).unwrap();
+    let by_new_programs = |port| assert!(table().add(FlowRecord { seen: 300, ..flow(port, LOCAL) }));
     transition.finish(&pins, || [3, 7].into_iter().for_each(by_new_programs)).unwrap();
 
-    let found: BTreeMap<_, _> = new.entries().unwrap().iter().map(|(key, value)| (key[34], value[4])).collect();
-    assert_eq!(found, BTreeMap::from([(2, 20), (3, 99), (4, 1), (5, 1), (6, 60), (7, 99)]));
+    let found: BTreeMap<_, _> =
+        table().records().map(|flow| (u16::from_be(flow.client_port), (flow.backend, flow.seen))).collect();
+    let expected = [(1, (LOCAL, 100)), (2, (REMOTE, 200)), (3, (LOCAL, 300)), (4, (LOCAL, 100)), (6, (LOCAL, 200))];
+    assert_eq!(found, expected.into_iter().chain([(7, (LOCAL, 300))]).collect());
     assert!(!old.exists());
 }
 
@@ -187,17 +245,19 @@ fn later_writes_of_the_old_programs_are_carried_over_too() {
 fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     let Some(pins) = mounted() else { return };
     let (programs, mut maps) = load(&pins, FLOWS).unwrap();
-    maps.config.set(0, new_config(), 0).unwrap();
-    let flows: BTreeMap<_, _> = (0..9).map(|port| flow(&mut maps, port)).collect();
-    drop(programs);
-    let read = |maps: &Maps| maps.read_flows(usize::MAX).unwrap().into_iter().collect::<BTreeMap<_, _>>();
+    let abi::Config { flow_mask, flow_secret, .. } = maps.read_config().unwrap();
+    maps.config.set(0, abi::Config { flow_mask, flow_secret, ..new_config() }, 0).unwrap();
+    let table = maps.writable_flow_table().unwrap();
+    assert!((0..9).all(|port| table.add(flow(port, REMOTE))));
+    let before = flows(&maps);
+    drop((programs, maps));
 
     // Before the first rename: the transition starts again.
-    let transition = Transition::begin(&pins, 2 * FLOWS).unwrap();
+    let transition = Transition::begin(&pins, 2 * flow_table::sets(FLOWS)).unwrap();
     assert!(pins.next_maps().exists());
     drop(transition);
     let (programs, maps) = load(&pins, FLOWS).unwrap();
-    assert_eq!(read(&maps), flows);
+    assert_eq!(flows(&maps), before);
     assert!(!pins.next_maps().exists());
     drop((programs, maps));
 
@@ -209,11 +269,11 @@ fn a_transition_that_was_cut_off_goes_on_where_it_ended() {
     let Layout { kind, key_size, value_size, max_entries, flags } = wanted;
     let old = aya_obj::Map::new_from_params(kind, key_size, value_size, max_entries / 2, flags);
     MapData::create(old, "FLOWS", None).unwrap().pin(pins.old_maps().join("FLOWS")).unwrap();
+    RawMap::open(&next, "CONFIG").unwrap().pin(&pins.old_maps().join("CONFIG")).unwrap();
     // A record of the old programs.
-    let key: Vec<u8> = words(&[wire(2).as_slice(), &[5, 77, 6, 0]].concat());
-    put(&pins.old_maps(), "FLOWS", &key, &words(&[1, 3, 0, 9, 0, 0, 0, 0]));
+    assert!(flows::table(&pins.old_maps(), Access::Write).unwrap().add(flow(77, REMOTE)));
     let (_programs, maps) = load(&pins, FLOWS).unwrap();
-    assert_eq!(read(&maps).len(), flows.len() + 1);
+    assert_eq!(flows(&maps).len(), before.len() + 1);
     assert!(!pins.next_maps().exists() && !pins.old_maps().exists());
 }
 
@@ -228,7 +288,7 @@ fn maps_of_another_family_are_left_for_new_ones() {
         );
         put(&pins.maps(), "CONFIG", &words(&[0]), &words(&[version, 0]));
         let (_programs, maps) = load(&pins, FLOWS).unwrap();
-        assert_eq!(maps.read_config().unwrap(), abi::Config::default());
+        assert_eq!(maps.read_config().unwrap().abi, 0);
         drop(maps);
         pins::remove_folder(&pins.maps()).unwrap();
     }

@@ -1,0 +1,193 @@
+//! Reads the flow table, and fills a new one, by mapping it into memory.
+//!
+//! The programs write records without regard to this process: a record that it reads may be torn,
+//! and one that it writes may be overwritten. Its check tells both.
+
+use std::{collections::BTreeMap, io, sync::atomic::Ordering::Relaxed};
+
+use aya::maps::{Array, IterableMap as _, MapData};
+use vipmux_common::{
+    abi::{
+        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
+        FlowRecord, FlowSecret, FlowSet,
+    },
+    flow_table::{Place, WAYS, is_first_set},
+};
+
+use super::maps::mapped_array::{Access, MappedArray};
+
+/// Numbers of eight bytes in a record.
+const WORDS: usize = size_of::<FlowRecord>() / size_of::<u64>();
+
+/// A flow table, mapped into memory.
+pub struct FlowTable {
+    mapping: MappedArray,
+    secret: FlowSecret,
+    mask: u32,
+}
+
+impl FlowTable {
+    /// Maps the table. `secret`: [`Config::flow_secret`].
+    pub(super) fn map(flows: &Array<MapData, FlowSet>, secret: FlowSecret, access: Access) -> io::Result<Self> {
+        let mask = mask(flows.len()).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { mapping: MappedArray::map(flows.map(), flows.len(), size_of::<FlowSet>(), access)?, secret, mask })
+    }
+
+    /// Returns the number of records that the table has room for.
+    pub fn capacity(&self) -> usize {
+        self.mapping.elements().len() / WORDS
+    }
+
+    /// Returns all records.
+    pub fn records(&self) -> impl Iterator<Item = FlowRecord> {
+        (0..self.capacity()).filter_map(|position| self.get(position))
+    }
+
+    /// Returns the number of records in each state.
+    pub fn occupancy(&self) -> BTreeMap<FlowState, usize> {
+        let mut occupancy: BTreeMap<_, _> = FlowState::ALL.into_iter().map(|state| (state, 0)).collect();
+        self.records().for_each(|record| *occupancy.entry(FlowState::of(&record)).or_default() += 1);
+        occupancy
+    }
+
+    /// Returns the record of a flow.
+    pub fn find(&self, key: &FlowKey) -> Option<FlowRecord> {
+        self.of_client(key).find(|record| record.key() == *key)
+    }
+
+    /// Returns the records of the flows that have a flow's client port and protocol.
+    pub fn of_client(&self, key: &FlowKey) -> impl Iterator<Item = FlowRecord> {
+        let place = Place::new(&self.secret, &key.client, key.client_port, key.protocol);
+        let records = self.sets(place).into_iter().flatten().filter_map(|position| self.get(position));
+        records.filter(|record| {
+            let other = record.key();
+            (other.client, other.client_port, other.protocol) == (key.client, key.client_port, key.protocol)
+        })
+    }
+
+    /// Returns the positions of both sets of a place.
+    fn sets(&self, place: Place) -> [impl Iterator<Item = usize> + use<>; 2] {
+        [place.set(self.mask), place.other_set(self.mask)].map(|set| {
+            let first = (set * WAYS) as usize;
+            (0..WAYS).map(move |number| first + Place::next_way(place.way(), number) as usize)
+        })
+    }
+
+    fn is_used(&self, position: usize) -> bool {
+        #[expect(clippy::cast_possible_truncation, reason = "the VIP's id is the low half")]
+        let vip = self.mapping.elements()[position * WORDS + 1].load(Relaxed) as u32;
+        vip != 0
+    }
+
+    /// Returns the record at a position, if there is a whole one.
+    fn get(&self, position: usize) -> Option<FlowRecord> {
+        if !self.is_used(position) {
+            return None;
+        }
+        let words = &self.mapping.elements()[position * WORDS..][..WORDS];
+        let record = from_words(std::array::from_fn(|index| words[index].load(Relaxed)));
+        record.is_whole(&self.secret).then_some(record)
+    }
+
+    fn put(&self, position: usize, record: FlowRecord) {
+        let words = &self.mapping.elements()[position * WORDS..][..WORDS];
+        let [first, rest @ ..] = to_words(record);
+        for (word, value) in words[1..].iter().zip(rest) {
+            word.store(value, Relaxed);
+        }
+        // The lock in the lower half is the programs'.
+        let check = first & !u64::from(u32::MAX);
+        let _ = words[0].fetch_update(Relaxed, Relaxed, |word| Some(word & u64::from(u32::MAX) | check));
+    }
+
+    /// Adds the record of another table, unless this table has a newer one of the flow. Returns
+    /// whether there was room.
+    pub fn add(&self, mut record: FlowRecord) -> bool {
+        let place = record.place(&self.secret);
+        (record.lock, record.check) = (0, place.check(record.words()));
+        let key = record.key();
+        let sets = self.sets(place).map(Iterator::collect::<Vec<_>>);
+        for &position in sets.iter().flatten() {
+            let Some(known) = self.get(position).filter(|known| known.key() == key) else { continue };
+            let is_newer = record.seen.wrapping_sub(known.seen).cast_signed() > 0;
+            if is_newer || record.seen == known.seen && record.flags != known.flags {
+                self.put(position, record);
+            }
+            return true;
+        }
+        let used = |set: &Vec<usize>| set.iter().map(|position| u32::from(self.is_used(*position))).sum();
+        let [one, other] = sets.each_ref().map(used);
+        let [first, second] = if is_first_set(one, other) { [&sets[0], &sets[1]] } else { [&sets[1], &sets[0]] };
+        let free = first.iter().chain(second).find(|position| !self.is_used(**position));
+        if let Some(&position) = free {
+            self.put(position, record);
+        }
+        free.is_some()
+    }
+}
+
+/// Returns the number of sets less one, if it is the size of a flow table: a power of two, and more
+/// than one.
+pub(super) fn mask(sets: u32) -> Option<u32> {
+    (sets > 1 && sets.is_power_of_two()).then_some(sets.wrapping_sub(1))
+}
+
+/// Returns the number of sets of a table for this many flows.
+pub fn sets(flows: u32) -> u32 {
+    flows.div_ceil(WAYS).clamp(2, 1 << 24).next_power_of_two()
+}
+
+fn to_words(record: FlowRecord) -> [u64; WORDS] {
+    // SAFETY: both are 64 plain bytes: integers without padding, as the assertions in `abi` say.
+    unsafe { std::mem::transmute(record) }
+}
+
+fn from_words(words: [u64; WORDS]) -> FlowRecord {
+    // SAFETY: as above; any bytes are a valid record.
+    unsafe { std::mem::transmute(words) }
+}
+
+/// The state of a flow record, from the first to make room for another flow to the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FlowState {
+    /// Both sides or an RST closed the connection.
+    Closed,
+    /// A connection whose client has sent nothing but SYNs.
+    HalfOpen,
+    /// The client has sent one packet.
+    Unconfirmed,
+    /// The client has sent more.
+    Established,
+}
+
+impl FlowState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Closed, Self::HalfOpen, Self::Unconfirmed, Self::Established];
+
+    /// Returns the state of a record.
+    pub fn of(record: &FlowRecord) -> Self {
+        const BOTH: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
+        let flags = u32::from(record.flags);
+        let is_half_known = flags & FLOW_REPLIES == 0 && flags & FLOW_CLIENT_FIN != 0;
+        if flags & (FLOW_RESET | FLOW_DIRECT) != 0 || flags & BOTH == BOTH || is_half_known {
+            Self::Closed
+        } else if flags & FLOW_HALF_OPEN != 0 {
+            Self::HalfOpen
+        } else if flags & FLOW_NEW != 0 {
+            Self::Unconfirmed
+        } else {
+            Self::Established
+        }
+    }
+
+    /// Returns the name in the metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::HalfOpen => "half_open",
+            Self::Unconfirmed => "unconfirmed",
+            Self::Established => "established",
+        }
+    }
+}

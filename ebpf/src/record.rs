@@ -1,0 +1,334 @@
+//! The flow table: writes records, and decides which ones make room.
+//!
+//! The verifier checks these functions on their own, since their comparisons would multiply with
+//! all that leads here.
+
+use core::ptr;
+
+use vipmux_common::{
+    abi::{
+        Config, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FlowKey, FlowSet, SERVICE_DIRECT,
+        Stat,
+    },
+    flow_table::{self, Place, WAYS},
+};
+
+use crate::{
+    count,
+    flow::{self, Flow, Found, Kept, Position, Words, after, is_closed},
+    maps::{BACKENDS, CONFIG, FLOWS, SERVICE_STATES, Workspace},
+    nat,
+    packet::UDP,
+    segment::Segment,
+    wire::add_atomically,
+};
+
+/// Records of lower ranks are given to another flow before those of higher ones. Of one rank, the
+/// oldest one is.
+const FREE: u64 = 0;
+const CLOSED: u64 = 1;
+const HALF_OPEN: u64 = 2;
+const UNCONFIRMED: u64 = 3;
+/// Its Service or its backend is gone. To find out, the program reads what is in no cache if there
+/// are many Services. So it only asks this of flows that are none of the above.
+const INVALID: u64 = 4;
+const IDLE: u64 = 5;
+/// A live flow to another node, which is a cache of what the Service's table says, or a live flow
+/// of datagrams. It only makes room for a flow that could not do without a record.
+const LIVE: u64 = 6;
+/// An established connection to a local backend.
+const ESTABLISHED: u64 = 7;
+
+/// No record was written: there is no room.
+const NO_ROOM: u32 = 8;
+/// No record was written: the replies would be those of another live flow.
+const COLLISION: u32 = 9;
+
+/// Records a packet's flow. `is_new`: this is its first packet.
+#[inline(always)]
+pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
+    let (Some(workspace), Some(config)) = (Workspace::get(), CONFIG.get(0)) else { return Kept::NoRoom };
+    let place = flow::place(config, &key.client, key.client_port, key.protocol);
+    let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
+    let mut flags = if segment.is_syn() { FLOW_HALF_OPEN } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
+    if is_new || segment.is_syn() {
+        flags |= FLOW_NEW;
+    }
+    if replies {
+        flags |= if segment.is_syn() { FLOW_REPLIES | FLOW_ISN } else { FLOW_REPLIES };
+    }
+    let Words { ports, high, low, protocol } = Words::of(key);
+    let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+    let backend = pair(found.target.index, found.target.generation);
+    let slot = pair(found.slot, found.slot_generation);
+    let fixed = u64::from(found.target.node as u16) | u64::from(protocol as u8) << 16;
+    let check = place.check([ports, backend, slot, fixed]);
+    let Workspace { flow: new, .. } = workspace;
+    // Not as a whole, which would be made on the stack first.
+    (new[0], new[1], new[2], new[3]) = (u64::from(check) << 32, ports, high, low);
+    (new[4], new[5], new[6]) = (backend, slot, fixed | u64::from(flags) << 24);
+    new[7] = pair(if replies { segment.sequence } else { 0 }, now as u32);
+    (workspace.way, workspace.now) = (place.way(), now as u32);
+    match flow_record(flow::sets(config, place)) {
+        NO_ROOM => return Kept::NoRoom,
+        COLLISION => return Kept::Collision,
+        evicted if evicted > FREE as u32 => {
+            count::evicted(Stat::EvictedClosed as u32 + evicted - CLOSED as u32);
+        }
+        _ => {}
+    }
+    Kept::Record
+}
+
+/// The lock of a set: a number of holders below, and a version above. It needs no more than an
+/// atomic addition without a result, which every kernel has: a program that finds exactly its own
+/// addition is the only holder.
+struct Lock(*mut FlowSet);
+
+impl Lock {
+    const HOLDERS: u32 = 0xfff;
+    const VERSION: u32 = 0x1000;
+    /// A program holds a lock for some 100 ns, and an attempt takes a few.
+    const ATTEMPTS: u32 = 200;
+
+    #[inline(always)]
+    fn take(set: Position) -> Option<Self> {
+        let lock = Self(FLOWS.get_ptr_mut(set / WAYS)?);
+        for _ in 0..Self::ATTEMPTS {
+            let before = lock.read();
+            if before & Self::HOLDERS != 0 {
+                continue;
+            }
+            lock.add(1);
+            if lock.read() == before.wrapping_add(1) {
+                return Some(lock);
+            }
+            lock.add(u32::MAX);
+        }
+        None
+    }
+
+    #[inline(always)]
+    fn release(self) {
+        self.add(Self::VERSION - 1);
+    }
+
+    #[inline(always)]
+    fn read(&self) -> u32 {
+        // SAFETY: a map value, and the first field of its first record.
+        unsafe { ptr::read_volatile(self.0.cast::<u32>()) }
+    }
+
+    #[inline(always)]
+    fn add(&self, number: u32) {
+        // SAFETY: as above.
+        unsafe { add_atomically(self.0.cast(), number) };
+    }
+}
+
+/// Writes the record in the workspace. Returns the rank of the record that it replaces, or
+/// [`NO_ROOM`] or [`COLLISION`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_record(sets: u64) -> u32 {
+    let (first, second) = (sets as u32, (sets >> 32) as u32);
+    // One order for all programs.
+    let Some(lower) = Lock::take(first.min(second)) else { return NO_ROOM };
+    let Some(upper) = Lock::take(first.max(second)) else {
+        lower.release();
+        return NO_ROOM;
+    };
+    let outcome = place_record(first, second);
+    upper.release();
+    lower.release();
+    outcome
+}
+
+#[inline(always)]
+fn place_record(first: Position, second: Position) -> u32 {
+    let (one, other) = (Survey(flow_survey(first)), Survey(flow_survey(second)));
+    if one.collides() || other.collides() {
+        return COLLISION;
+    }
+    let is_first = match (one.rank(), other.rank()) {
+        _ if one.has_flow() => true,
+        _ if other.has_flow() => false,
+        (FREE, FREE) => flow_table::is_first_set(one.used(), other.used()),
+        _ => one.score() <= other.score(),
+    };
+    let (set, best) = if is_first { (first, one) } else { (second, other) };
+    let Some(Workspace { flow: new, .. }) = Workspace::get() else { return NO_ROOM };
+    let rank = if best.has_flow() { FREE } else { best.rank() };
+    let needed = new[6] >> 24 & u64::from(FLOW_REPLIES) != 0;
+    if rank > if needed { LIVE } else { IDLE } {
+        return NO_ROOM;
+    }
+    let Some(record) = flow::at(set + best.way()) else { return NO_ROOM };
+    // SAFETY: in the table. The first word's lower half can be the lock.
+    unsafe {
+        let words = record.cast::<u64>();
+        for (index, word) in new.iter().enumerate().skip(1) {
+            ptr::write_volatile(words.add(index), *word);
+        }
+        ptr::write_volatile(&raw mut (*record).check, (new[0] >> 32) as u32);
+    }
+    rank as u32
+}
+
+/// What a set has for a new record, in one number: the best record to replace in bits 0 and 1, its
+/// score from bit 8 on, the number of used records from bit 48 on, and two flags.
+#[derive(Clone, Copy)]
+struct Survey(u64);
+
+impl Survey {
+    /// The set has a record of the same flow: bits 0 and 1.
+    const HAS_FLOW: u64 = 1 << 62;
+    /// Another live flow's record translates the same replies.
+    const COLLIDES: u64 = 1 << 63;
+    const SCORE: u64 = 0xff_ffff_ffff << 8;
+    const RANK: u32 = 40;
+    const USED: u32 = 48;
+
+    #[inline(always)]
+    fn collides(self) -> bool {
+        self.0 & Self::COLLIDES != 0
+    }
+
+    #[inline(always)]
+    fn has_flow(self) -> bool {
+        self.0 & Self::HAS_FLOW != 0
+    }
+
+    #[inline(always)]
+    fn way(self) -> u32 {
+        self.0 as u32 % WAYS
+    }
+
+    #[inline(always)]
+    fn score(self) -> u64 {
+        self.0 & Self::SCORE
+    }
+
+    #[inline(always)]
+    fn rank(self) -> u64 {
+        self.score() >> Self::RANK
+    }
+
+    #[inline(always)]
+    fn used(self) -> u32 {
+        (self.0 >> Self::USED) as u32 & 7
+    }
+}
+
+/// Looks at a set's records for the one in the workspace. Returns a [`Survey`].
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_survey(set: Position) -> u64 {
+    let Some(Workspace { flow: new, way: first, .. }) = Workspace::get() else { return Survey::COLLIDES };
+    let (mut best, mut found) = (u64::MAX, 0);
+    for number in 0..WAYS {
+        let way = Place::next_way(*first, number);
+        let Some(record) = flow::at(set + way) else { return Survey::COLLIDES };
+        let words = record.cast::<u64>();
+        // SAFETY: in the table.
+        let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
+        let ports = word(1);
+        if ports as u32 == 0 {
+            best = best.min(u64::from(way));
+            continue;
+        }
+        found += 1 << Survey::USED;
+        const PROTOCOL: u64 = 0xff << 16;
+        let state = word(6);
+        let is_client = word(2) == new[2] && word(3) == new[3] && (state ^ new[6]) & PROTOCOL == 0;
+        if is_client && ports == new[1] {
+            found |= Survey::HAS_FLOW | u64::from(way);
+            continue;
+        }
+        if is_client && flow_collides(set + way) != 0 {
+            found |= Survey::COLLIDES;
+        }
+        best = best.min(flow_score(set + way) | u64::from(way));
+    }
+    if found & Survey::HAS_FLOW != 0 { found } else { best & (Survey::SCORE | 3) | found }
+}
+
+/// Returns the rank of a used record and its age, as a number: the lower, the sooner it makes room.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_score(position: Position) -> u64 {
+    let (Some(record), Some(config)) = (flow::at(position), CONFIG.get(0)) else { return u64::MAX };
+    let Some(Workspace { now, .. }) = Workspace::get() else { return u64::MAX };
+    // SAFETY: in the table. A torn copy only ranks wrongly.
+    let flow = unsafe { Flow::read(record) };
+    let age = flow.age(*now);
+    let rank = rank(config, &flow, age);
+    rank << Survey::RANK | u64::from(!age) << 8
+}
+
+#[inline(always)]
+fn rank(config: &Config, flow: &Flow, age: u32) -> u64 {
+    let (flags, protocol) = (flow.flags(), flow.protocol());
+    let has_replies = flags & FLOW_REPLIES != 0;
+    // Of a flow to another node, only the client's FIN is known.
+    let has_ended = !has_replies && flags & FLOW_CLIENT_FIN != 0 && age > config.closed_linger;
+    if is_closed(flags) || has_ended {
+        CLOSED
+    } else if flags & FLOW_HALF_OPEN != 0 {
+        HALF_OPEN
+    } else if flags & FLOW_NEW != 0 {
+        UNCONFIRMED
+    } else if flow::is_invalid(flow) {
+        INVALID
+    } else if is_idle(config, flow, age) {
+        IDLE
+    } else if has_replies && protocol != UDP {
+        ESTABLISHED
+    } else {
+        LIVE
+    }
+}
+
+#[inline(always)]
+fn is_idle(config: &Config, flow: &Flow, age: u32) -> bool {
+    let idle = SERVICE_STATES.get(flow.slot()).map_or(0, |state| state.idle);
+    flow::is_idle(config, flow.protocol(), idle, age)
+}
+
+/// Returns 1 if the record is of a live flow with the same client port, and its backend's replies
+/// are the same as those of the record in the workspace. If that flow is over, its replies are no
+/// longer translated.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_collides(position: Position) -> u32 {
+    let (Some(record), Some(config)) = (flow::at(position), CONFIG.get(0)) else { return 1 };
+    let Some(Workspace { flow: new, now, .. }) = Workspace::get() else { return 1 };
+    // SAFETY: in the table.
+    let flow = unsafe { Flow::read(record) };
+    let both = flow.flags() & (new[6] >> 24) as u32 & FLOW_REPLIES;
+    if both == 0 || !flow.has_client_port((new[1] >> 32) as u16) || flow_shares_backend(position) == 0 {
+        return 0;
+    }
+    if !is_closed(flow.flags()) && !is_idle(config, &flow, flow.age(*now)) {
+        return 1;
+    }
+    // SAFETY: as above.
+    unsafe { ptr::write_volatile(&raw mut (*record).flags, (flow.flags() & !FLOW_REPLIES) as u8) };
+    0
+}
+
+/// Returns 1 if the record's flow ends at the same port of a backend as that of the workspace's.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_shares_backend(position: Position) -> u32 {
+    let (Some(record), Some(Workspace { flow: new, .. })) = (flow::at(position), Workspace::get()) else { return 0 };
+    // SAFETY: in the table.
+    let flow = unsafe { Flow::read(record) };
+    let Some(one) = BACKENDS.get(flow.backend()) else { return 0 };
+    if one.generation != flow.backend_generation() {
+        return 0;
+    }
+    let port = nat::port(one, flow.vip_port());
+    let Some(other) = BACKENDS.get(new[4] as u32) else { return 0 };
+    u32::from(one.address == other.address && nat::port(other, (new[1] >> 48) as u16) == port)
+}

@@ -1,0 +1,28 @@
+//! Floods of connections that nobody completes.
+
+use std::{net::Ipv4Addr, ops::Range, time::Duration};
+
+use anyhow::{Context as _, Result};
+use pnet::util::MacAddr;
+
+use crate::{
+    arp,
+    frames::{Ethernet, Ipv4, SYN, Tcp},
+};
+
+/// Sends SYNs from forged addresses in 10.0.0.0/8 to a MAC, out of eth0 of the caller's network
+/// namespace. `numbers`: the flows; each has another address and port.
+pub fn send_forged_syns(to: MacAddr, vip: Ipv4Addr, port: u16, numbers: Range<u32>) -> Result<()> {
+    let interface = arp::eth0()?;
+    let own = interface.mac.context("eth0 has no MAC")?;
+    let (mut sender, _receiver) = arp::open(&interface, Duration::from_millis(1))?;
+    let ethernet = Ethernet::new(own.octets(), to.octets());
+    for number in numbers {
+        let client = Ipv4Addr::from(0x0a00_0000 | number.wrapping_mul(0x9e37_79b1) >> 8);
+        let client_port = 1024 + u16::try_from(number % 60_000)?;
+        let frame = ethernet.ipv4(&Ipv4::tcp(client, vip, Tcp::new(client_port, port, SYN).numbers(number, 0)));
+        // A full queue is part of a flood.
+        let _ = sender.send_to(&frame, None).context("cannot send")?;
+    }
+    Ok(())
+}
