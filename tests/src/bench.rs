@@ -1,5 +1,6 @@
 //! Measures vipmux. A packet's cost is in nanoseconds above an empty program in the same run. The
-//! other parts are packets per core ([`forwarding`]), the duration of changes ([`sync`]), the cost
+//! other parts are packets per second of several cores ([`cores`]), packets per core beside
+//! nftables ([`forwarding`]), the duration of changes ([`sync`]), the cost
 //! of allocations ([`allocation`]), and the outage of a VIP when its node fails ([`mod@failover`]).
 //!
 //! `BPF_PROG_TEST_RUN` repeats a small wrapper. It restores the packet, picks the next flow and
@@ -9,6 +10,7 @@
 
 pub mod allocation;
 mod cases;
+pub mod cores;
 pub mod failover;
 pub mod forwarding;
 mod goals;
@@ -34,7 +36,7 @@ pub struct Plan {
     pub packets: u32,
     /// Flows that cases with many flows spread over the Services; a power of two.
     pub flows: u32,
-    /// Entries of the flow and reverse-flow tables.
+    /// Records of the flow table.
     pub capacity: u32,
     /// The parts to measure.
     pub part: Part,
@@ -54,6 +56,8 @@ pub enum Part {
     All,
     /// The cost of a packet.
     Packets,
+    /// Packets per second of several cores, compared with one.
+    Cores,
     /// Packets per core, compared with nftables rules like kube-proxy's.
     Forwarding,
     /// The duration of a change, from its file to the kernel.
@@ -70,6 +74,7 @@ impl Part {
         match self {
             Self::All => "all",
             Self::Packets => "packets",
+            Self::Cores => "cores",
             Self::Forwarding => "forwarding",
             Self::Sync => "sync",
             Self::Allocate => "allocate",
@@ -111,6 +116,10 @@ pub fn run(plan: &Plan, progress: &mut dyn FnMut(&str), outcome: &mut dyn FnMut(
     if wanted(Part::Sync) {
         let result = sync::run(&plan.sync, progress);
         note(Part::Sync, result.map(|rows| measured.sync = rows));
+    }
+    if wanted(Part::Cores) {
+        let result = cores::run(plan, progress);
+        note(Part::Cores, result.map(|rows| measured.cores = rows));
     }
     measure::stay_on_one_cpu()?;
     if wanted(Part::Allocate) {

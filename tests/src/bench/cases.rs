@@ -8,7 +8,7 @@ use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
-    workload::{self, CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP},
+    workload::{self, CLIENT, FLOOD_CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP},
     wrapper::{Variation, Wrapper},
 };
 use crate::program::{self, Program, TESTING_OBJECT};
@@ -18,6 +18,8 @@ pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
 
 const PASS: u32 = 2;
 const TX: u32 = 3;
+/// The constant of the same name in `ebpf/src/testing.rs`.
+const FLOOR_SETS: u32 = 1 << 18;
 
 /// Counters, and for each: true if it counts all packets, false if none.
 type Counted = &'static [(Stat, bool)];
@@ -62,6 +64,8 @@ struct Spec {
     base: Option<usize>,
     /// Packets that fill the maps once.
     prepare: u32,
+    /// Whether its flows are known after that. Then they are visited in another order.
+    known: bool,
     warm_up: u32,
     verdict: u32,
     counted: Counted,
@@ -89,9 +93,13 @@ impl Target {
 /// Fills the maps, checks that the case does what it should, and adds it. Returns its index.
 fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     const CHECKED: u32 = 10_000;
-    let Spec { name, services, target, from, to, variation, base, prepare, warm_up, verdict, counted } = spec;
-    let wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(from, to), variation)?;
+    let Spec { name, services, target, from, to, variation, base, prepare, known, warm_up, verdict, counted } = spec;
+    let mut wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(from, to), variation)?;
     wrapper.run(prepare.max(warm_up).max(1))?;
+    if known {
+        wrapper.visit_in_another_order()?;
+        wrapper.run(warm_up.max(1))?;
+    }
     let before = target.packets(counted)?;
     let sample = wrapper.run(CHECKED)?;
     ensure!(sample.verdict == verdict, "{name}: verdict {}, not {verdict}", sample.verdict);
@@ -108,6 +116,7 @@ fn testing(programs: &[&str], hash: u32, lru: u32) -> Result<Rc<Ebpf>> {
     let mut ebpf = EbpfLoader::new()
         .map_max_entries("FLOOR_HASH", hash)
         .map_max_entries("FLOOR_LRU", lru)
+        .map_max_entries("FLOOR_TABLE", FLOOR_SETS)
         .load(TESTING_OBJECT)
         .context("loading the testing object")?;
     for program in programs {
@@ -127,6 +136,7 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
         variation,
         base,
         prepare: 0,
+        known: variation.is_some(),
         warm_up: 0,
         verdict: TX,
         counted: &[],
@@ -136,7 +146,7 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
 /// The lower bound of the data plane's cases: the indices of the empty programs for one flow and
 /// for many.
 fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
-    let programs = ["empty_tx", "hash_insert", "hash_lookup", "lru_insert", "lru_lookup"];
+    let programs = ["empty_tx", "hash_insert", "hash_lookup", "lru_insert", "lru_lookup", "table_lookup"];
     let object = testing(&programs, plan.flows * 2, plan.capacity)?;
     let testing = |program| Target::Testing(Rc::clone(&object), program);
     let spread = Variation { flows: plan.flows, services: 1 };
@@ -152,6 +162,8 @@ fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
     add(cases, floor("hash lookup, many flows", testing("hash_lookup"), Some(spread), Some(many)))?;
     add(cases, floor("LRU lookup, one flow", testing("lru_lookup"), None, Some(one)))?;
     add(cases, floor("LRU lookup, many flows", testing("lru_lookup"), Some(spread), Some(many)))?;
+    add(cases, floor("own table, one flow", testing("table_lookup"), None, Some(one)))?;
+    add(cases, floor("own table, many flows", testing("table_lookup"), Some(spread), Some(many)))?;
     Ok((one, many))
 }
 
@@ -185,7 +197,31 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
             add(&mut cases, Spec { verdict: PASS, counted: DELIVERED, from, ..data(name, LOCAL, variation, base) })?;
         }
     }
+    for &services in &plan.services {
+        full(&mut cases, plan, services, many)?;
+    }
     Ok(cases)
+}
+
+/// Known flows in a table that a flood has filled. They are still known: each case checks that no
+/// flow is new.
+fn full(cases: &mut Vec<Case>, plan: &Plan, services: u32, base: usize) -> Result<()> {
+    let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
+    let spread = Variation { flows: plan.flows, services: services / 2 };
+    let flood = Variation { flows: plan.capacity * 2, services: services / 2 };
+    for (name, to, verdict, counted) in [
+        ("established, remote, full table", REMOTE, TX, HANDED_OVER),
+        ("established, local, full table", LOCAL, PASS, DELIVERED),
+    ] {
+        // Twice, so that they are more than one packet each.
+        let known = Wrapper::new(target.xdp()?.fd()?, &workload::segment(CLIENT, to), Some(spread))?;
+        known.run(2 * plan.flows)?;
+        let new = Wrapper::new(target.xdp()?.fd()?, &workload::segment(FLOOD_CLIENT, to), Some(flood))?;
+        new.run(flood.flows)?;
+        let case = floor(name, target.clone(), Some(spread), Some(base));
+        add(cases, Spec { services: Some(services), to, verdict, counted, warm_up: plan.flows, ..case })?;
+    }
+    Ok(())
 }
 
 /// Flows without a record, while the tables are full.
@@ -197,13 +233,17 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
     let testing = |program| Target::Testing(Rc::clone(&object), program);
     let spread = Some(Variation { flows, services: 1 });
     let empty = add(&mut cases, floor("empty program, new flows", testing("empty_tx"), spread, None))?;
-    add(&mut cases, Spec { prepare: full, ..floor("LRU insertion", testing("lru_insert"), spread, Some(empty)) })?;
+    add(
+        &mut cases,
+        Spec { prepare: full, known: false, ..floor("LRU insertion", testing("lru_insert"), spread, Some(empty)) },
+    )?;
     for &services in &plan.services {
         let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
         let data = |name, to| Spec {
             services: Some(services),
             to,
             prepare: full,
+            known: false,
             ..floor(name, target.clone(), Some(Variation { flows, services: services / 2 }), Some(empty))
         };
         add(&mut cases, Spec { counted: NEWLY_HANDED_OVER, ..data("new flow, remote", REMOTE) })?;

@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::{Figure, Measured, Ratio, allocation::Cost, failover::Failover, forwarding::Rate, sync::Latency};
+use super::{
+    Figure, Measured, Ratio, allocation::Cost, cores::CoreRate, failover::Failover, forwarding::Rate, sync::Latency,
+};
 
 /// A figure with its bound.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,14 +32,19 @@ impl Goal {
 }
 
 /// Cases, with their highest cost as a multiple of the sum of these lower bounds from the same run.
-const PACKETS: [(&str, f64, &[&str]); 6] = [
-    ("not for a VIP", 1.3, &["hash lookup, miss"]),
-    ("established, remote, one flow", 1.25, &["hash lookup, one flow", "LRU lookup, one flow"]),
-    ("established, remote, many, few", 1.25, &["hash lookup, many flows", "LRU lookup, many flows"]),
-    ("established, remote, many, all", 1.25, &["hash lookup, many flows", "LRU lookup, many flows"]),
-    ("new flow, remote", 1.4, &["LRU insertion"]),
-    ("new flow, local", 2.5, &["LRU insertion"]),
+const PACKETS: [(&str, f64, &[&str]); 9] = [
+    ("not for a VIP", 1.0, &["hash lookup, miss"]),
+    ("established, remote, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
+    ("established, local, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
+    ("established, remote, many, few", 1.0, &["LRU lookup, many flows"]),
+    ("established, remote, many, all", 1.0, &["LRU lookup, many flows"]),
+    ("established, local, many, few", 1.25, &["LRU lookup, many flows"]),
+    ("established, remote, full table", 1.25, &["LRU lookup, many flows"]),
+    ("new flow, remote", 1.0, &["LRU insertion"]),
+    ("new flow, local", 1.0, &["LRU insertion"]),
 ];
+/// The least share of linear growth with cores.
+const LINEAR: f64 = 0.9;
 /// Cases, with their lowest rate as a multiple of nftables rules' rate.
 const FORWARDING: [(&str, f64); 4] =
     [("hand-over, established", 2.5), ("hand-over, new", 4.0), ("local, established", 1.3), ("local, new", 2.0)];
@@ -53,11 +60,15 @@ const OURS: &str = "vipmux";
 
 /// Returns all goals that these figures cover. Packet costs are with the most Services.
 pub(super) fn all(measured: &Measured) -> Vec<Goal> {
-    let Measured { figures, ratios, forwarding, sync, allocation, failover } = measured;
+    let Measured { figures, ratios, cores, forwarding, sync, allocation, failover } = measured;
     let mut goals: Vec<_> =
         PACKETS.iter().filter_map(|(case, most, floors)| packets(figures, case, *most, floors)).collect();
     for Ratio { case, services: (most, fewest), ratio } in ratios {
         goals.push(Goal::at_most(format!("{case}: {most} to {fewest} Services"), *ratio, GROWTH));
+    }
+    for CoreRate { case, cores, linear, .. } in cores.iter().filter(|rate| rate.cores > 1) {
+        let goal = format!("{case}: {cores} cores, share of linear");
+        goals.extend(linear.map(|linear| Goal::at_least(goal, linear, LINEAR)));
     }
     for (case, least) in FORWARDING {
         let Some(Rate { ratio, .. }) = forwarding.iter().find(|rate| rate.case == case) else { continue };

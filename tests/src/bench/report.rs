@@ -9,6 +9,7 @@ use super::{
     Plan,
     allocation::Cost,
     cases::Case,
+    cores::CoreRate,
     failover::{Away, Failover},
     forwarding::Rate,
     goals::{self, Goal},
@@ -34,7 +35,7 @@ pub struct Report {
     pub packets: u32,
     /// Flows of the cases with many flows.
     pub flows: u32,
-    /// Entries of the flow and reverse-flow tables.
+    /// Records of the flow table.
     pub capacity: u32,
     /// The figures.
     #[serde(flatten)]
@@ -61,6 +62,8 @@ pub struct Measured {
     pub figures: Vec<Figure>,
     /// The ratio of the most Services to the fewest.
     pub ratios: Vec<Ratio>,
+    /// Packets per second of several cores.
+    pub cores: Vec<CoreRate>,
     /// Packets per core.
     pub forwarding: Vec<Rate>,
     /// The duration of changes, by the number of Services.
@@ -187,6 +190,9 @@ impl fmt::Display for Report {
         if !self.measured.figures.is_empty() {
             self.packets(f)?;
         }
+        if !self.measured.cores.is_empty() {
+            self.cores(f)?;
+        }
         if !self.measured.forwarding.is_empty() {
             self.rates(f)?;
         }
@@ -218,7 +224,7 @@ impl Report {
         writeln!(f, "{repetitions} interleaved repetitions of {packets} packets, CPU time;")?;
         writeln!(
             f,
-            "many: {flows} flows, to a few Services or to all; flow and reverse-flow tables of {capacity} entries, full for new flows\n"
+            "many: {flows} flows in random order, to a few Services or to all; a flow table of {capacity} records, full for new flows\n"
         )?;
         writeln!(
             f,
@@ -230,6 +236,19 @@ impl Report {
             let net = figure.net.map_or_else(String::new, |net| format!("{net:.1}"));
             let Figure { case, median, least, most, .. } = figure;
             writeln!(f, "{case:<34}{services:>9}{net:>9}{median:>9.1}{least:>9.1}{most:>9.1}")?;
+        }
+        Ok(())
+    }
+
+    fn cores(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let header = "1,000 packets per second of all cores";
+        writeln!(f, "\n{header:<40}{:>9}{:>12}{:>9}", "cores", "rate", "linear")?;
+        for CoreRate { case, cores, rate, linear } in &self.measured.cores {
+            let (Some(rate), Some(linear)) = (rate, linear) else {
+                writeln!(f, "{case:<40}{cores:>9}{:>21}", "too few CPUs")?;
+                continue;
+            };
+            writeln!(f, "{case:<40}{cores:>9}{:>12.0}{linear:>9.2}", rate / 1e3)?;
         }
         Ok(())
     }

@@ -68,6 +68,16 @@ impl Wrapper {
         Ok(Self { ebpf, entry, packet })
     }
 
+    /// Visits the same flows in another order from now on: not in that of their first packets, in
+    /// which a map may have them side by side.
+    pub(super) fn visit_in_another_order(&mut self) -> Result<()> {
+        /// Odd, and unrelated to the first one.
+        const OTHER_STRIDE: u32 = 0x6c8e_944d;
+        let mut templates: Array<_, Template> = self.ebpf.map_mut("TEMPLATE").context("no map TEMPLATE")?.try_into()?;
+        let template = templates.get(&0, 0)?;
+        Ok(templates.set(0, Template { stride: OTHER_STRIDE, ..template }, 0)?)
+    }
+
     /// Runs it this many times.
     pub(super) fn run(&self, packets: u32) -> Result<Sample> {
         let program = program::xdp(&self.ebpf, self.entry)?;

@@ -7,7 +7,7 @@ use clap::Parser;
 use vipmux_tests::bench::{self, Part, Plan, failover};
 
 /// Measures the cost of a packet in the BPF programs above an empty program in the same run;
-/// packets per core, compared with nftables rules like kube-proxy's; the duration of a change from
+/// packets per second of several cores; packets per core, compared with nftables rules like kube-proxy's; the duration of a change from
 /// its file to the kernel; the cost of an allocation; and the outage of a VIP when its node fails.
 /// Needs root.
 #[derive(Debug, Parser)]
@@ -31,7 +31,7 @@ struct Arguments {
     /// Flows that the cases with many flows spread over the Services; a power of two.
     #[arg(long, default_value_t = Plan::default().flows)]
     flows: u32,
-    /// Entries of the flow and reverse-flow tables.
+    /// Records of the flow table; a power of two.
     #[arg(long, default_value_t = Plan::default().capacity, value_parser = clap::value_parser!(u32).range(1024..=1 << 22))]
     capacity: u32,
     /// Runs of each case of a failover.
