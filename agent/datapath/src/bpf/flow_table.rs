@@ -100,8 +100,8 @@ impl FlowTable {
         let _ = words[0].fetch_update(Relaxed, Relaxed, |word| Some(word & u64::from(u32::MAX) | check));
     }
 
-    /// Adds the record of another table, unless this table has a newer one of the flow. Returns
-    /// whether there was room.
+    /// Adds the record of another table, unless this table has a newer one of the flow. Without
+    /// room it replaces one whose state is worth less. Returns whether it is in the table.
     pub fn add(&self, mut record: FlowRecord) -> bool {
         let place = record.place(&self.secret);
         (record.lock, record.check) = (0, place.check(record.words()));
@@ -118,11 +118,14 @@ impl FlowTable {
         let used = |set: &Vec<usize>| set.iter().map(|position| u32::from(self.is_used(*position))).sum();
         let [one, other] = sets.each_ref().map(used);
         let [first, second] = if is_first_set(one, other) { [&sets[0], &sets[1]] } else { [&sets[1], &sets[0]] };
-        let free = first.iter().chain(second).find(|position| !self.is_used(**position));
-        if let Some(&position) = free {
+        let all = || first.iter().chain(second).copied();
+        let worth = |position: &usize| self.get(*position).map(|known| FlowState::of(&known));
+        let least = || all().min_by_key(worth).filter(|position| worth(position) < Some(FlowState::of(&record)));
+        let place = all().find(|position| !self.is_used(*position)).or_else(least);
+        if let Some(position) = place {
             self.put(position, record);
         }
-        free.is_some()
+        place.is_some()
     }
 }
 
