@@ -167,8 +167,8 @@ pub struct Config {
     /// Packets that each CPU may answer in the VIPs' name per second: TCP RSTs, ICMP errors, echo
     /// replies.
     pub answers_per_second: u32,
-    /// Of agents of version 7 and older.
-    pub reserved: u32,
+    /// Flows that each CPU may record per second, by programs of version 7 and older.
+    pub records_per_second: u32,
     /// Sets of the flow table, less one.
     pub flow_mask: u32,
     /// Zero.

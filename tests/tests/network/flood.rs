@@ -14,8 +14,8 @@ use vipmux_tests::{
 use crate::policies::{WEB, await_web, prepared, to_web, web};
 
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
-/// With 60 connections, the chance that one of three equal backends gets none is below 10^-10.
-const CONNECTIONS: usize = 60;
+/// Idle connections during the flood.
+const CONNECTIONS: usize = 400;
 /// Twelve times the records of an agent's table.
 const FLOOD: u32 = 200_000;
 /// New connections during the flood, and the time for one of them.

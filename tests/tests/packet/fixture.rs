@@ -293,7 +293,7 @@ pub(crate) fn state() -> State {
             fragment_life: LIVES[3],
             unclaimed: abi::UNCLAIMED_DROP,
             answers_per_second: 1_000,
-            reserved: 0,
+            records_per_second: 0,
             flow_mask: 0,
             padding: 0,
             flow_secret: FLOW_SECRET,
