@@ -1,6 +1,6 @@
 //! Floods of connections that nobody completes.
 
-use std::{net::Ipv4Addr, ops::Range, time::Duration};
+use std::{net::Ipv4Addr, ops::Range, thread, time::Duration};
 
 use anyhow::{Context as _, Result};
 use pnet::util::MacAddr;
@@ -9,6 +9,11 @@ use crate::{
     arp,
     frames::{Ethernet, Ipv4, SYN, Tcp},
 };
+
+/// Frames between pauses. All network namespaces share a CPU's queue of 1,000 packets
+/// (net.core.netdev_max_backlog): more at once would lose packets of other tests.
+const BURST: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// Sends SYNs from forged addresses in 10.0.0.0/8 to a MAC, out of eth0 of the caller's network
 /// namespace. `numbers`: the flows; each has another address and port.
@@ -23,6 +28,9 @@ pub fn send_forged_syns(to: MacAddr, vip: Ipv4Addr, port: u16, numbers: Range<u3
         let frame = ethernet.ipv4(&Ipv4::tcp(client, vip, Tcp::new(client_port, port, SYN).numbers(number, 0)));
         // A full queue is part of a flood.
         let _ = sender.send_to(&frame, None).context("cannot send")?;
+        if number % BURST == 0 {
+            thread::sleep(PAUSE);
+        }
     }
     Ok(())
 }

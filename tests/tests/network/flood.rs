@@ -16,8 +16,8 @@ use crate::policies::{WEB, await_web, prepared, to_web, web};
 const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
 /// Idle connections during the flood.
 const CONNECTIONS: usize = 400;
-/// Twelve times the records of an agent's table.
-const FLOOD: u32 = 200_000;
+/// Five times the records of an agent's table.
+const FLOOD: u32 = 80_000;
 /// New connections during the flood, and the time for one of them.
 const TRIES: usize = 40;
 const PATIENCE: Duration = Duration::from_secs(3);
