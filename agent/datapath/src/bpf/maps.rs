@@ -1,6 +1,7 @@
 //! Opens, reads and writes the pinned maps with their types.
 
 mod batch;
+mod departures;
 #[cfg(test)]
 pub(crate) mod fixture;
 mod leadership;
@@ -25,10 +26,10 @@ use aya::{
 };
 use vipmux_common::{
     abi::{
-        ABI_VERSION, Address, AffinityKey, AffinityValue, BACKEND_GONE, BACKEND_LOCAL, Backend, Budget, Config, Count,
-        DropReason, EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
-        Member, Node, NodeLabel, Range, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
-        SpeakerKey, Stat, VipSlot, VipValue,
+        ABI_VERSION, Address, AffinityKey, AffinityValue, BACKEND_GONE, Backend, Budget, Config, Count, DropReason,
+        EgressFragmentValue, Fence, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac, Member, Node,
+        NodeLabel, Range, SERVICE_GONE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker, SpeakerKey,
+        Stat, VipSlot, VipValue,
     },
     flow_table::WAYS,
     table,
@@ -411,90 +412,6 @@ impl Maps {
             element.store(table::with(element.load(Relaxed), slot, *backend), Relaxed);
         }
         mapped_array::publish();
-        Ok(())
-    }
-}
-
-impl Maps {
-    /// Writes an element of `BACKENDS`. A local backend that goes stays known to the replies of its
-    /// flows.
-    pub(super) fn write_backend(&mut self, index: u32, value: Backend) -> Result<(), MapsError> {
-        let before = self.backends.get(&index, 0).map_err(|source| MapsError::Read { map: "BACKENDS", source })?;
-        let is_local = before.generation != 0 && before.flags & BACKEND_LOCAL != 0;
-        let value = match value.generation {
-            0 if is_local => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
-            _ => value,
-        };
-        let mut bits = match self.local_bits.take() {
-            Some(bits) => bits,
-            None => LocalPorts::rebuild(self)?,
-        };
-        let mut write = || {
-            bits.add(self, &value)?;
-            self.backends.set(index, value, 0).map_err(|source| MapsError::Write { map: "BACKENDS", source })?;
-            bits.remove(self, &before)
-        };
-        let written = write();
-        // After an error the bits are read again.
-        self.local_bits = written.is_ok().then_some(bits);
-        written
-    }
-
-    /// Notes that these maps are new: `LOCAL_PORTS` is empty.
-    pub(super) fn begin_local_ports(&mut self) {
-        self.local_bits = Some(LocalPorts::default());
-    }
-
-    /// Makes `LOCAL_PORTS` again.
-    pub fn rebuild_local_ports(&mut self) -> Result<(), MapsError> {
-        self.local_bits = Some(LocalPorts::rebuild(self)?);
-        Ok(())
-    }
-
-    /// Returns the used elements of `LOCAL_PORTS`.
-    pub fn read_local_ports(&self) -> Result<BTreeMap<u32, u64>, MapsError> {
-        used("LOCAL_PORTS", &self.local_ports, |bits| *bits != 0)
-    }
-
-    /// Returns the used elements of `LOCAL_PORTS`, as last written.
-    pub fn local_bits(&self) -> BTreeMap<u32, u64> {
-        self.local_bits.as_ref().map(LocalPorts::elements).unwrap_or_default()
-    }
-
-    pub(super) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {
-        self.local_ports.set(element, bits, 0).map_err(|source| MapsError::Write { map: "LOCAL_PORTS", source })
-    }
-
-    /// Writes an element of `SERVICE_STATES`. A Service port that goes stays known to the replies of
-    /// its flows.
-    pub(super) fn write_service_state(&mut self, slot: u32, value: ServiceState) -> Result<(), MapsError> {
-        let read = |source| MapsError::Read { map: "SERVICE_STATES", source };
-        let value = match value.generation {
-            0 => {
-                let before = self.service_states.get(&slot, 0).map_err(read)?;
-                let flags = if before.generation == 0 { 0 } else { SERVICE_GONE };
-                ServiceState { flags, ..before }
-            }
-            _ => value,
-        };
-        self.service_states.set(slot, value, 0).map_err(|source| MapsError::Write { map: "SERVICE_STATES", source })
-    }
-
-    /// Completes states that agents of version 7 and older wrote without their VIP.
-    pub(super) fn complete_service_states(&mut self) -> Result<(), MapsError> {
-        let mut states = self.read_service_states()?;
-        states.retain(|_, state| state.vip == Address::default());
-        if states.is_empty() {
-            return Ok(());
-        }
-        let addresses: BTreeMap<_, _> = self.read_vips()?.into_iter().map(|(address, vip)| (vip.id, address)).collect();
-        for (key, service) in self.read_services()? {
-            let Some(state) = states.get(&service.slot) else { continue };
-            let Some(vip) = addresses.get(&key.vip).filter(|_| state.generation == service.generation) else {
-                continue;
-            };
-            self.write_service_state(service.slot, ServiceState { vip: *vip, ..*state })?;
-        }
         Ok(())
     }
 }

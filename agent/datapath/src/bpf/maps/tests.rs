@@ -7,7 +7,7 @@ use std::{
 };
 
 use aya::maps::{PerCpuValues, lpm_trie::Key};
-use vipmux_common::abi::{FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity};
+use vipmux_common::abi::{BACKEND_LOCAL, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity};
 
 use super::{fixture::Fixture, *};
 use crate::bpf::flow_table::FlowState;
