@@ -46,7 +46,8 @@ fn main() -> Result<()> {
     let Arguments { part, json, services, repetitions, packets, flows, capacity, runs, case } = Arguments::parse();
     ensure!(nix::unistd::geteuid().is_root(), "only root may load BPF programs: run it as root");
     ensure!(flows.is_power_of_two(), "the number of flows must be a power of two, not {flows}");
-    ensure!(flows <= capacity / 4, "{flows} known flows need tables of at least {} entries", u64::from(flows) * 4);
+    ensure!(capacity.is_power_of_two(), "the flow table's records must be a power of two, not {capacity}");
+    ensure!(flows <= capacity / 4, "{flows} known flows need a table of at least {} records", u64::from(flows) * 4);
     let failover = failover::Plan { runs, case };
     let plan = Plan { services, repetitions, packets, flows, capacity, part, failover, ..Plan::default() };
     let terminal = stderr().is_terminal();
