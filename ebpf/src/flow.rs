@@ -11,7 +11,7 @@ use vipmux_common::{
         FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey, FlowRecord, Node,
         SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
-    flow_table::{Place, WAYS},
+    flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, WAYS},
 };
 
 use crate::{
@@ -76,7 +76,7 @@ pub(crate) fn age(seen: u64, now: u64) -> u64 {
 
 /// The same with the clock's low half. A time almost a whole wrap ago is in the future.
 #[inline(always)]
-fn age_low(seen: u32, now: u32) -> u32 {
+pub(crate) fn age_low(seen: u32, now: u32) -> u32 {
     const AHEAD: u32 = 1 << 16;
     let age = now.wrapping_sub(seen);
     if age > u32::MAX - AHEAD { 0 } else { age }
@@ -115,6 +115,47 @@ pub(crate) fn at(position: Position) -> Option<*mut FlowRecord> {
     let set = FLOWS.get_ptr_mut(position / WAYS)?;
     // SAFETY: one of the set's records.
     Some(unsafe { set.cast::<FlowRecord>().add((position % WAYS) as usize) })
+}
+
+/// Whether flows that have a set as their first one use their second one.
+#[derive(Clone, Copy)]
+pub(crate) struct Overflow {
+    time: u32,
+    now: u32,
+    hz: u32,
+}
+
+impl Overflow {
+    #[inline(always)]
+    pub(crate) fn of(set: Position) -> Option<Self> {
+        let (record, config) = (at(set + OVERFLOW_WAY)?, CONFIG.get(0)?);
+        // SAFETY: in the table.
+        let time = unsafe { ptr::read_volatile(&raw const (*record).of_set) };
+        (time != 0).then(|| Self { time, now: now() as u32, hz: config.hz })
+    }
+
+    /// Returns whether such a flow may be alive.
+    #[inline(always)]
+    pub(crate) fn is_recent(&self) -> bool {
+        age_low(self.time, self.now) <= self.hz.wrapping_mul(LONGEST_IDLE_SECONDS)
+    }
+
+    /// Notes a use of the second set, once a second.
+    #[inline(always)]
+    fn refresh(&self, set: Position) {
+        if age_low(self.time, self.now) >= self.hz {
+            note_overflow(set);
+        }
+    }
+}
+
+/// Notes that a flow that has this set as its first one uses its second one.
+#[inline(always)]
+pub(crate) fn note_overflow(set: Position) {
+    if let Some(record) = at(set + OVERFLOW_WAY) {
+        // SAFETY: in the table.
+        unsafe { ptr::write_volatile(&raw mut (*record).of_set, flow_table::overflow(now() as u32)) };
+    }
 }
 
 /// An address, and what else tells a flow from others, as a record has them.
@@ -183,14 +224,37 @@ fn search(config: &Config, key: &FlowKey, place: Place) -> Option<*mut FlowRecor
 #[inline(never)]
 extern "C" fn flow_elsewhere(sets: u64, ports: u64, high: u64, low: u64, rest: u32) -> Position {
     let words = Words { ports, high, low, protocol: rest & 0xff };
-    for set in [sets as u32, (sets >> 32) as u32] {
-        for number in 0..WAYS {
-            let position = set + Place::next_way(rest >> 8, number);
-            let Some(record) = at(position) else { return NOWHERE };
-            // SAFETY: in the table.
-            if unsafe { words.are_of(record) } {
-                return position;
-            }
+    // SAFETY: in the table.
+    find_in_sets(sets, rest >> 8, |record| unsafe { words.are_of(record) })
+}
+
+/// Returns the position of the first record that is wanted.
+#[inline(always)]
+pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) -> bool) -> Position {
+    let (first, second) = (sets as u32, (sets >> 32) as u32);
+    let position = find_in_set(first, way, &is_it);
+    if position != NOWHERE {
+        return position;
+    }
+    let Some(overflow) = Overflow::of(first) else { return NOWHERE };
+    if !overflow.is_recent() {
+        return NOWHERE;
+    }
+    let position = find_in_set(second, way, &is_it);
+    if position != NOWHERE {
+        overflow.refresh(first);
+    }
+    position
+}
+
+#[inline(always)]
+fn find_in_set(set: Position, way: u32, is_it: &impl Fn(*mut FlowRecord) -> bool) -> Position {
+    for number in 0..WAYS {
+        let position = set + Place::next_way(way, number);
+        match at(position) {
+            Some(record) if is_it(record) => return position,
+            Some(_) => {}
+            None => return NOWHERE,
         }
     }
     NOWHERE

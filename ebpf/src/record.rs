@@ -7,15 +7,15 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Config, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FlowKey, FlowSet, SERVICE_DIRECT,
-        Stat,
+        Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
+        FLOW_RESET, FlowKey, FlowSet, SERVICE_DIRECT, Stat,
     },
     flow_table::{self, Place, WAYS},
 };
 
 use crate::{
     count,
-    flow::{self, Flow, Found, Kept, Position, Words, after, is_closed},
+    flow::{self, Flow, Found, Kept, Overflow, Position, Words, after, age_low, is_closed},
     maps::{BACKENDS, CONFIG, FLOWS, SERVICE_STATES, Workspace},
     nat,
     packet::UDP,
@@ -43,6 +43,8 @@ const ESTABLISHED: u64 = 7;
 const NO_ROOM: u32 = 8;
 /// No record was written: the replies would be those of another live flow.
 const COLLISION: u32 = 9;
+/// No record was written yet: the second set matters too.
+const BOTH_SETS: u32 = 10;
 
 /// Records a packet's flow. `is_new`: this is its first packet.
 #[inline(always)]
@@ -69,7 +71,12 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     (new[4], new[5], new[6]) = (backend, slot, fixed | u64::from(flags) << 24);
     new[7] = pair(if replies { segment.sequence } else { 0 }, now as u32);
     (workspace.way, workspace.now) = (place.way(), now as u32);
-    match flow_record(flow::sets(config, place)) {
+    let sets = flow::sets(config, place);
+    let outcome = match flow_record(sets as u32) {
+        BOTH_SETS => flow_record_in_either(sets),
+        outcome => outcome,
+    };
+    match outcome {
         NO_ROOM => return Kept::NoRoom,
         COLLISION => return Kept::Collision,
         evicted if evicted > FREE as u32 => {
@@ -113,6 +120,14 @@ impl Lock {
         self.add(Self::VERSION - 1);
     }
 
+    /// Releases the lock of a set without [`Self`], for which the stack may have no room.
+    #[inline(always)]
+    fn release_set(set: Position) {
+        if let Some(set) = FLOWS.get_ptr_mut(set / WAYS) {
+            Self(set).release();
+        }
+    }
+
     #[inline(always)]
     fn read(&self) -> u32 {
         // SAFETY: a map value, and the first field of its first record.
@@ -126,28 +141,48 @@ impl Lock {
     }
 }
 
-/// Writes the record in the workspace. Returns the rank of the record that it replaces, or
-/// [`NO_ROOM`] or [`COLLISION`].
+/// Writes the record in the workspace into its first set, if that is all that matters. Returns the
+/// rank of the record that it replaces, or [`NO_ROOM`], [`COLLISION`] or [`BOTH_SETS`].
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn flow_record(sets: u64) -> u32 {
+extern "C" fn flow_record(first: Position) -> u32 {
+    let Some(lock) = Lock::take(first) else { return NO_ROOM };
+    let one = Survey(flow_survey(first));
+    let outcome = if one.collides(first) {
+        COLLISION
+    } else if one.has_flow() || !Overflow::of(first).is_some_and(|overflow| overflow.is_recent()) && one.offers_room() {
+        write(first, one)
+    } else {
+        BOTH_SETS
+    };
+    lock.release();
+    outcome
+}
+
+/// The same for both sets.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_record_in_either(sets: u64) -> u32 {
     let (first, second) = (sets as u32, (sets >> 32) as u32);
     // One order for all programs.
-    let Some(lower) = Lock::take(first.min(second)) else { return NO_ROOM };
-    let Some(upper) = Lock::take(first.max(second)) else {
-        lower.release();
+    let (lower, upper) = (first.min(second), first.max(second));
+    if Lock::take(lower).is_none() {
         return NO_ROOM;
-    };
+    }
+    if Lock::take(upper).is_none() {
+        Lock::release_set(lower);
+        return NO_ROOM;
+    }
     let outcome = place_record(first, second);
-    upper.release();
-    lower.release();
+    Lock::release_set(upper);
+    Lock::release_set(lower);
     outcome
 }
 
 #[inline(always)]
 fn place_record(first: Position, second: Position) -> u32 {
     let (one, other) = (Survey(flow_survey(first)), Survey(flow_survey(second)));
-    if one.collides() || other.collides() {
+    if one.collides(first) || other.collides(second) {
         return COLLISION;
     }
     let is_first = match (one.rank(), other.rank()) {
@@ -156,7 +191,16 @@ fn place_record(first: Position, second: Position) -> u32 {
         (FREE, FREE) => flow_table::is_first_set(one.used(), other.used()),
         _ => one.score() <= other.score(),
     };
+    if !is_first {
+        flow::note_overflow(first);
+    }
     let (set, best) = if is_first { (first, one) } else { (second, other) };
+    write(set, best)
+}
+
+/// Writes the record into a set, after its survey.
+#[inline(always)]
+fn write(set: Position, best: Survey) -> u32 {
     let Some(Workspace { flow: new, .. }) = Workspace::get() else { return NO_ROOM };
     let rank = if best.has_flow() { FREE } else { best.rank() };
     let needed = new[6] >> 24 & u64::from(FLOW_REPLIES) != 0;
@@ -164,7 +208,7 @@ fn place_record(first: Position, second: Position) -> u32 {
         return NO_ROOM;
     }
     let Some(record) = flow::at(set + best.way()) else { return NO_ROOM };
-    // SAFETY: in the table. The first word's lower half can be the lock.
+    // SAFETY: in the table. The first word's lower half is the set's.
     unsafe {
         let words = record.cast::<u64>();
         for (index, word) in new.iter().enumerate().skip(1) {
@@ -176,22 +220,27 @@ fn place_record(first: Position, second: Position) -> u32 {
 }
 
 /// What a set has for a new record, in one number: the best record to replace in bits 0 and 1, its
-/// score from bit 8 on, the number of used records from bit 48 on, and two flags.
+/// score from bit 8 on, the numbers of used and of half-open records from bits 48 and 52 on, a bit for each record of
+/// the same client port from bit 56 on, and a flag.
 #[derive(Clone, Copy)]
 struct Survey(u64);
 
 impl Survey {
     /// The set has a record of the same flow: bits 0 and 1.
     const HAS_FLOW: u64 = 1 << 62;
-    /// Another live flow's record translates the same replies.
-    const COLLIDES: u64 = 1 << 63;
+    /// The set cannot be read.
+    const FAILED: Self = Self(7 << Self::RANK);
     const SCORE: u64 = 0xff_ffff_ffff << 8;
     const RANK: u32 = 40;
     const USED: u32 = 48;
+    const HALF_OPEN: u32 = 52;
+    const SAME_CLIENT: u32 = 56;
 
+    /// Returns whether another live flow's record translates the same replies.
     #[inline(always)]
-    fn collides(self) -> bool {
-        self.0 & Self::COLLIDES != 0
+    fn collides(self, set: Position) -> bool {
+        let ways = (self.0 >> Self::SAME_CLIENT) as u32 % (1 << WAYS);
+        ways != 0 && (0..WAYS).any(|way| ways >> way & 1 != 0 && flow_collides(set + way) != 0)
     }
 
     #[inline(always)]
@@ -214,6 +263,20 @@ impl Survey {
         self.score() >> Self::RANK
     }
 
+    /// Returns whether a record may be made here without a look at the second set. Several
+    /// half-open records in one set are a flood, which pays with its own.
+    #[inline(always)]
+    fn offers_room(self) -> bool {
+        const SEVERAL: u32 = 3;
+        let half_open = (self.0 >> Self::HALF_OPEN) as u32 & 7;
+        match self.rank() {
+            FREE => flow_table::has_ample_room(self.used()) || half_open >= SEVERAL,
+            CLOSED => true,
+            HALF_OPEN => half_open >= SEVERAL,
+            _ => false,
+        }
+    }
+
     #[inline(always)]
     fn used(self) -> u32 {
         (self.0 >> Self::USED) as u32 & 7
@@ -224,11 +287,12 @@ impl Survey {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_survey(set: Position) -> u64 {
-    let Some(Workspace { flow: new, way: first, .. }) = Workspace::get() else { return Survey::COLLIDES };
+    const CLOSING: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN | FLOW_RESET | FLOW_DIRECT;
+    let Some(Workspace { flow: new, way: first, now, .. }) = Workspace::get() else { return Survey::FAILED.0 };
     let (mut best, mut found) = (u64::MAX, 0);
     for number in 0..WAYS {
         let way = Place::next_way(*first, number);
-        let Some(record) = flow::at(set + way) else { return Survey::COLLIDES };
+        let Some(record) = flow::at(set + way) else { return Survey::FAILED.0 };
         let words = record.cast::<u64>();
         // SAFETY: in the table.
         let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
@@ -245,10 +309,16 @@ extern "C" fn flow_survey(set: Position) -> u64 {
             found |= Survey::HAS_FLOW | u64::from(way);
             continue;
         }
-        if is_client && flow_collides(set + way) != 0 {
-            found |= Survey::COLLIDES;
+        if is_client {
+            found |= 1 << (Survey::SAME_CLIENT + way);
         }
-        best = best.min(flow_score(set + way) | u64::from(way));
+        // In a flood nearly all are, and a call costs more than this.
+        let is_half_open = (state >> 24) as u32 & (CLOSING | FLOW_HALF_OPEN) == FLOW_HALF_OPEN;
+        let score = if is_half_open { score(HALF_OPEN, age_low((word(7) >> 32) as u32, *now)) } else { flow_score(set + way) };
+        if score >> Survey::RANK == HALF_OPEN {
+            found += 1 << Survey::HALF_OPEN;
+        }
+        best = best.min(score | u64::from(way));
     }
     if found & Survey::HAS_FLOW != 0 { found } else { best & (Survey::SCORE | 3) | found }
 }
@@ -262,7 +332,11 @@ extern "C" fn flow_score(position: Position) -> u64 {
     // SAFETY: in the table. A torn copy only ranks wrongly.
     let flow = unsafe { Flow::read(record) };
     let age = flow.age(*now);
-    let rank = rank(config, &flow, age);
+    score(rank(config, &flow, age), age)
+}
+
+#[inline(always)]
+fn score(rank: u64, age: u32) -> u64 {
     rank << Survey::RANK | u64::from(!age) << 8
 }
 

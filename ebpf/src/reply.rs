@@ -6,7 +6,7 @@ use vipmux_common::{
     abi::{
         Address, Config, FLOW_BACKEND_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_REPLIES, FLOW_RESET, FlowRecord, ServiceState,
     },
-    flow_table::{Place, WAYS},
+    flow_table::Place,
     hash,
 };
 
@@ -99,24 +99,17 @@ extern "C" fn flow_of_reply(c0: u64, c1: u64, b0: u64, b1: u64, rest: u64) -> Po
     };
     let place = place(config, &key);
     let sets = flow::sets(config, place);
-    for set in [sets as u32, (sets >> 32) as u32] {
-        for number in 0..WAYS {
-            let position = set + Place::next_way(place.way(), number);
-            let Some(record) = flow::at(position) else { return NOWHERE };
-            // SAFETY: in the table. A torn copy is found out by the check.
-            let (flags, client_port, high, low) = unsafe {
-                let words = record.cast::<u64>();
-                let flags = ptr::read_volatile(&raw const (*record).flags);
-                let client_port = ptr::read_volatile(&raw const (*record).client_port);
-                (flags, client_port, ptr::read_volatile(words.add(2)), ptr::read_volatile(words.add(3)))
-            };
-            let is_client = client_port == key.client_port && low == c1 && high == c0;
-            if is_client && u32::from(flags) & FLOW_REPLIES != 0 && is_of(record, &key) {
-                return position;
-            }
-        }
-    }
-    NOWHERE
+    flow::find_in_sets(sets, place.way(), |record| {
+        // SAFETY: in the table. A torn copy is found out by the check.
+        let (flags, client_port, high, low) = unsafe {
+            let words = record.cast::<u64>();
+            let flags = ptr::read_volatile(&raw const (*record).flags);
+            let client_port = ptr::read_volatile(&raw const (*record).client_port);
+            (flags, client_port, ptr::read_volatile(words.add(2)), ptr::read_volatile(words.add(3)))
+        };
+        let is_client = client_port == key.client_port && low == c1 && high == c0;
+        is_client && u32::from(flags) & FLOW_REPLIES != 0 && is_of(record, &key)
+    })
 }
 
 /// Returns whether a record of the right client is of the right protocol and backend.

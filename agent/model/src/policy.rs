@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use k8s_openapi::api::core::v1 as api;
 use serde::Serialize;
+use vipmux_common::flow_table::LONGEST_IDLE_SECONDS;
 
 use crate::{
     Family, Protocol,
@@ -30,7 +31,7 @@ const SCTP_IDLE: &str = "vipmux.io/sctp-idle-timeout";
 const DEFAULT_AFFINITY_SECONDS: u32 = 10_800;
 pub(crate) const AFFINITY_SECONDS: std::ops::RangeInclusive<u32> = 1..=86_400;
 /// The minimum and maximum of an idle timeout, seconds.
-const IDLE_SECONDS: std::ops::RangeInclusive<u32> = 10..=86_400;
+const IDLE_SECONDS: std::ops::RangeInclusive<u32> = 10..=LONGEST_IDLE_SECONDS;
 /// The maximum number of service tags of one Service.
 const MAX_TAGS: usize = 64;
 /// The minimum and maximum of Azure's idle timeout, minutes.

@@ -52,8 +52,11 @@ pub const FLOW_REPLIES: u32 = 128;
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// In a set's first record: the set's lock. Zero in all others.
-    pub lock: u32,
+    /// Not of this record, but of its set. In the first record ([`crate::flow_table::LOCK_WAY`]): the
+    /// set's lock. In the second one ([`crate::flow_table::OVERFLOW_WAY`]): when a flow that has this
+    /// set as its first one last used its second one, as `seen` with the lowest bit set; 0: never.
+    /// Zero in all others.
+    pub of_set: u32,
     /// [`crate::flow_table::Place::check`].
     pub check: u32,
     /// [`super::VipValue::id`]; 0: the record is free.

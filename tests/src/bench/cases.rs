@@ -11,7 +11,10 @@ use super::{
     workload::{self, CLIENT, FLOOD_CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP},
     wrapper::{Variation, Wrapper},
 };
-use crate::program::{self, Program, TESTING_OBJECT};
+use crate::{
+    frames::{ACK, SYN},
+    program::{self, Program, TESTING_OBJECT},
+};
 
 /// A function that makes a phase's cases.
 pub(super) type Phase = fn(&Plan) -> Result<Vec<Case>>;
@@ -60,6 +63,8 @@ struct Spec {
     target: Target,
     from: Ipv4Addr,
     to: Ipv4Addr,
+    /// TCP's.
+    flags: u8,
     variation: Option<Variation>,
     base: Option<usize>,
     /// Packets that fill the maps once.
@@ -93,8 +98,9 @@ impl Target {
 /// Fills the maps, checks that the case does what it should, and adds it. Returns its index.
 fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     const CHECKED: u32 = 10_000;
-    let Spec { name, services, target, from, to, variation, base, prepare, known, warm_up, verdict, counted } = spec;
-    let mut wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(from, to), variation)?;
+    let Spec { name, services, target, from, to, flags, variation, base, prepare, known, warm_up, verdict, counted } =
+        spec;
+    let mut wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(from, to, flags), variation)?;
     wrapper.run(prepare.max(warm_up).max(1))?;
     if known {
         wrapper.visit_in_another_order()?;
@@ -133,6 +139,7 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
         target,
         from: CLIENT,
         to: REMOTE,
+        flags: ACK,
         variation,
         base,
         prepare: 0,
@@ -151,7 +158,7 @@ fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
     let testing = |program| Target::Testing(Rc::clone(&object), program);
     let spread = Variation { flows: plan.flows, services: 1 };
     for insertion in ["hash_insert", "lru_insert"] {
-        let packet = workload::segment(CLIENT, REMOTE);
+        let packet = workload::segment(CLIENT, REMOTE, ACK);
         Wrapper::new(testing(insertion).xdp()?.fd()?, &packet, Some(spread))?.run(plan.flows)?;
     }
     let one = add(cases, floor("empty program, one flow", testing("empty_tx"), None, None))?;
@@ -214,9 +221,9 @@ fn full(cases: &mut Vec<Case>, plan: &Plan, services: u32, base: usize) -> Resul
         ("established, local, full table", LOCAL, PASS, DELIVERED),
     ] {
         // Twice, so that they are more than one packet each.
-        let known = Wrapper::new(target.xdp()?.fd()?, &workload::segment(CLIENT, to), Some(spread))?;
+        let known = Wrapper::new(target.xdp()?.fd()?, &workload::segment(CLIENT, to, ACK), Some(spread))?;
         known.run(2 * plan.flows)?;
-        let new = Wrapper::new(target.xdp()?.fd()?, &workload::segment(FLOOD_CLIENT, to), Some(flood))?;
+        let new = Wrapper::new(target.xdp()?.fd()?, &workload::segment(FLOOD_CLIENT, to, SYN), Some(flood))?;
         new.run(flood.flows)?;
         let case = floor(name, target.clone(), Some(spread), Some(base));
         add(cases, Spec { services: Some(services), to, verdict, counted, warm_up: plan.flows, ..case })?;
@@ -242,6 +249,7 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
         let data = |name, to| Spec {
             services: Some(services),
             to,
+            flags: SYN,
             prepare: full,
             known: false,
             ..floor(name, target.clone(), Some(Variation { flows, services: services / 2 }), Some(empty))

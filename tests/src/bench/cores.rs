@@ -22,7 +22,10 @@ use super::{
     workload::{self, LOCAL, REMOTE, TCP},
     wrapper::{Variation, Wrapper},
 };
-use crate::program::Program;
+use crate::{
+    frames::{ACK, SYN},
+    program::Program,
+};
 
 /// The numbers of cores to measure, as far as the machine has them.
 const CORES: [usize; 5] = [1, 2, 4, 8, 16];
@@ -143,8 +146,9 @@ fn prepare(plan: &Plan, program: &Program, load: Load, to: Ipv4Addr, number: usi
         Load::Known | Load::BesideFlood => (Ipv4Addr::new(20, own, 0, 1), Some(plan.flows)),
         Load::New => (Ipv4Addr::new(40 + own, 0, 0, 1), Some(plan.capacity.saturating_mul(4).next_power_of_two())),
     };
+    let flags = if load == Load::New { SYN } else { ACK };
     let variation = flows.map(|flows| Variation { flows, services: SERVICES / 2 });
-    let mut wrapper = Wrapper::new(program.xdp()?.fd()?, &workload::segment(client, to), variation)?;
+    let mut wrapper = Wrapper::new(program.xdp()?.fd()?, &workload::segment(client, to, flags), variation)?;
     // Twice: a flow's second packet confirms it, and finds out its node's epoch.
     match load {
         Load::New => drop(wrapper.run(plan.capacity)?),

@@ -10,7 +10,7 @@ use vipmux_common::abi::{
 };
 
 use crate::{
-    frames::{ACK, Ethernet, Ipv4, Mac, Tcp, Udp},
+    frames::{Ethernet, Ipv4, Mac, Tcp, Udp},
     program::{FLOW_SECRET, IFINDEX, State},
 };
 
@@ -37,9 +37,9 @@ const NODES: u32 = 10;
 pub(super) const SELF_MAC: Mac = [2, 0, 0, 0, 0, 1];
 const CLIENT_MAC: Mac = [2, 0, 0, 0, 0, 0xc1];
 
-/// Returns a client's segment to the first Service on an address.
-pub(super) fn segment(from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(from, to, Tcp::new(1024, PORT, ACK)))
+/// Returns a client's segment with these flags to the first Service on an address.
+pub(super) fn segment(from: Ipv4Addr, to: Ipv4Addr, flags: u8) -> Vec<u8> {
+    Ethernet::new(CLIENT_MAC, SELF_MAC).ipv4(&Ipv4::tcp(from, to, Tcp::new(1024, PORT, flags)))
 }
 
 /// Returns a client's datagram to the first Service on an address.

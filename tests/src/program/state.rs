@@ -17,10 +17,10 @@ use vipmux_common::{
         FlowRecord, FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ServiceKey,
         ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
     },
-    flow_table::{Place, WAYS},
+    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
     table,
 };
-use vipmux_datapath::bpf::{flow_table, local_ports, vip_index};
+use vipmux_datapath::bpf::{flow_table::sets as flow_sets, local_ports, vip_index};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
@@ -94,7 +94,7 @@ impl State {
         ];
         let mut capacities =
             ["FRAGMENTS", "EGRESS_FRAGMENTS", "AFFINITY", "SPEAKERS"].map(|name| (name, flows)).to_vec();
-        capacities.push(("FLOWS", flow_table::sets(flows)));
+        capacities.push(("FLOWS", flow_sets(flows)));
         for (name, entries) in sizes {
             capacities.push((name, u32::try_from(entries)?.max(1)));
         }
@@ -284,16 +284,20 @@ fn write_flows(ebpf: &mut Ebpf, state: &State, wanted: impl Iterator<Item = Flow
     for flow in wanted {
         let place = flow.place(&state.config.flow_secret);
         let check = place.check(flow.words()) ^ flow.check;
-        let mut homes = [place.set(table.len() - 1), place.other_set(table.len() - 1)].into_iter();
-        homes
-            .find_map(|home| {
-                let records = &mut sets.entry(home).or_default().records;
-                let ways = (0..WAYS).map(|way| Place::next_way(place.way(), way) as usize);
-                let free = ways.into_iter().find(|way| records[*way].vip == 0)?;
-                records[free] = FlowRecord { check, ..flow };
-                Some(())
-            })
-            .context("no room for a flow")?;
+        let homes = [place.set(table.len() - 1), place.other_set(table.len() - 1)];
+        let mut add = |home| {
+            let records = &mut sets.entry(home).or_default().records;
+            let mut ways = (0..WAYS).map(|way| Place::next_way(place.way(), way) as usize);
+            let free = ways.find(|way| records[*way].vip == 0)?;
+            records[free] = FlowRecord { check, of_set: records[free].of_set, ..flow };
+            records[LOCK_WAY as usize].of_set = flow.of_set;
+            Some(home)
+        };
+        let home = add(homes[0]).or_else(|| add(homes[1])).context("no room for a flow")?;
+        if home != homes[0] {
+            let records = &mut sets.entry(homes[0]).or_default().records;
+            records[OVERFLOW_WAY as usize].of_set = flow_table::overflow(flow.seen);
+        }
     }
     for (index, set) in sets {
         table.set(index, set, 0).context("writing FLOWS")?;
@@ -306,7 +310,7 @@ fn read_flows(ebpf: &Ebpf) -> Result<Vec<FlowRecord>> {
     let config: Config = first(&read_array(ebpf, "CONFIG")?)?;
     let records = read_array::<FlowSet>(ebpf, "FLOWS")?.into_iter().flat_map(|set| set.records);
     let whole = records.filter(|record| record.is_whole(&config.flow_secret));
-    Ok(whole.map(|record| FlowRecord { lock: 0, check: 0, ..record }).collect())
+    Ok(whole.map(|record| FlowRecord { of_set: 0, check: 0, ..record }).collect())
 }
 
 /// Makes the programs check again whether the agent is away, and fills their budgets.

@@ -80,9 +80,10 @@ fn check_all(program: &Program) {
     assert_eq!(keys.len(), records.len(), "a flow has two records: {records:?}");
     assert_eq!(records.len(), 2 * WAYS as usize, "a record is torn");
     for set in program.flow_sets().unwrap() {
-        let [first, rest @ ..] = &set.records;
-        assert_eq!(first.lock & 0xfff, 0, "the lock is still held: {first:?}");
-        assert!(first.lock > 0 && rest.iter().all(|record| record.lock == 0), "{set:?}");
+        let [first, second, rest @ ..] = &set.records;
+        assert_eq!(first.of_set & 0xfff, 0, "the lock is still held: {first:?}");
+        assert!(first.of_set > 0 && second.of_set > 0, "twelve flows overflow either set: {set:?}");
+        assert!(rest.iter().all(|record| record.of_set == 0), "{set:?}");
     }
 }
 

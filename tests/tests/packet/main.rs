@@ -100,6 +100,16 @@ fn a_set_that_another_cpu_writes_is_left_alone() {
 }
 
 #[test]
+fn a_second_set_is_only_used_if_it_must_be() {
+    as_root(records::a_second_set_is_only_used_if_it_must_be);
+}
+
+#[test]
+fn a_flow_in_its_second_set_is_found() {
+    as_root(records::an_overflow_is_remembered);
+}
+
+#[test]
 fn a_flood_evicts_its_own_flows() {
     as_root(records::a_flood_evicts_its_own_flows);
 }

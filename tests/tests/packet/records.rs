@@ -1,13 +1,13 @@
 //! Tests which records make room for new flows.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use vipmux_common::{
     abi::{
         Address, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES,
         FlowKey, FlowRecord, SERVICE_DIRECT, Stat,
     },
-    flow_table::{self, WAYS},
+    flow_table::{self, LOCK_WAY, OVERFLOW_WAY, WAYS},
 };
 use vipmux_datapath::bpf::flow_table::sets;
 use vipmux_tests::{
@@ -200,16 +200,77 @@ pub(crate) fn locked_sets_are_left_alone() {
     let flags = u8::try_from(FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN).unwrap();
     let mut run = |lock| {
         for key in &keys[..8] {
-            state.flows.insert(*key, FlowRecord { lock, flags, ..established(*key) });
+            state.flows.insert(*key, FlowRecord { of_set: lock, flags, ..established(*key) });
         }
         let program = Program::load(&state, fixture::FLOWS).unwrap();
         let verdict = program.run(Hook::Ingress, &from_port(HTTP, &keys[8], SYN)).unwrap().verdict;
-        let locks =
-            program.flow_sets().unwrap().iter().map(|set| set.records[0].lock).filter(|lock| *lock > 0).collect();
+        let sets = program.flow_sets().unwrap();
+        let locks: BTreeSet<_> = sets.iter().map(|set| set.records[0].of_set).filter(|lock| *lock > 0).collect();
+        let locks = locks.into_iter().collect::<Vec<_>>();
         (verdict, program.state().unwrap().flows.contains_key(&keys[8]), locks)
     };
-    let held: Vec<u32> = vec![0x7001; 2];
+    let held: Vec<u32> = vec![0x7001];
     assert_eq!(run(0x7001), (DROP, false, held), "another CPU has the lock");
-    assert_eq!(run(0xffff_f000), (PASS, true, vec![]), "the version starts again");
-    assert_eq!(run(0x7000), (PASS, true, vec![0x8000; 2]), "each holder has a version of its own");
+    assert_eq!(run(0xffff_f000), (PASS, true, vec![0x1000]), "the version starts again");
+    assert_eq!(run(0x7000), (PASS, true, vec![0x8000, 0x9000]), "each holder has a version of its own");
+}
+
+/// Returns how many sets were locked, and the times of overflows.
+fn traces(program: &Program) -> (usize, Vec<u32>) {
+    let sets = program.flow_sets().unwrap();
+    let of_set = |way: u32| {
+        let words = sets.iter().map(move |set| set.records[way as usize].of_set);
+        words.filter(|word| *word != 0).collect::<Vec<_>>()
+    };
+    (of_set(LOCK_WAY).len(), of_set(OVERFLOW_WAY))
+}
+
+/// A flow's second set costs time, so it is only used if the first one has no room.
+pub(crate) fn a_second_set_is_only_used_if_it_must_be() {
+    let of_state = |kinds: &[u32]| {
+        let mut state = fixture::state();
+        let keys = neighbors(&state, &HTTP.flow(), 9);
+        for (key, kind) in keys.iter().zip(kinds) {
+            let flags = u8::try_from(FLOW_REPLIES | FLOW_ISN | kind).unwrap();
+            state.flows.insert(*key, FlowRecord { flags, ..established(*key) });
+        }
+        (Program::load(&state, fixture::FLOWS).unwrap(), keys)
+    };
+    let run = |program: &Program, key: &FlowKey| {
+        let before = program.counters().unwrap();
+        assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, key, SYN)).unwrap().verdict, PASS);
+        program.counters().unwrap().since(&before).stats[Stat::EvictedHalfOpen as usize].packets
+    };
+    const HALF_OPEN: u32 = FLOW_NEW | FLOW_HALF_OPEN;
+
+    let (program, keys) = of_state(&[0, 0]);
+    assert_eq!((run(&program, &keys[2]), traces(&program)), (0, (1, vec![])), "the first set has room");
+    assert_eq!(run(&program, &keys[3]), 0);
+    let (locked, overflows) = traces(&program);
+    assert_eq!((locked, overflows.len()), (2, 1), "the first set has one free record, the second four");
+
+    let (program, keys) = of_state(&[HALF_OPEN, 0, HALF_OPEN, HALF_OPEN]);
+    assert_eq!((run(&program, &keys[4]), traces(&program)), (1, (1, vec![])), "a flood pays with its own");
+    let (program, keys) = of_state(&[HALF_OPEN, 0, 0, HALF_OPEN]);
+    assert_eq!((run(&program, &keys[4]), traces(&program).0), (0, 2), "two half-open flows are no flood");
+}
+
+/// A flow in its second set is found, and keeps it so.
+pub(crate) fn an_overflow_is_remembered() {
+    let mut state = fixture::state();
+    let keys = neighbors(&state, &HTTP.flow(), 5);
+    for key in &keys {
+        let seen = NOW_LOW - 10 * state.config.hz;
+        state.flows.insert(*key, FlowRecord { seen, ..established(*key) });
+    }
+    let program = Program::load(&state, fixture::FLOWS).unwrap();
+    let overflow = || traces(&program).1[0];
+    let before = overflow();
+    for key in &keys {
+        let counted = program.counters().unwrap();
+        assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, key, ACK)).unwrap().verdict, PASS);
+        assert_eq!(program.counters().unwrap().since(&counted).stats[Stat::NewFlows as usize].packets, 0);
+    }
+    let after = overflow();
+    assert!(after.wrapping_sub(before) >= 10 * state.config.hz, "{before} became {after}");
 }

@@ -3,7 +3,11 @@
 //! The programs write records without regard to this process: a record that it reads may be torn,
 //! and one that it writes may be overwritten. Its check tells both.
 
-use std::{collections::BTreeMap, io, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use aya::maps::{Array, IterableMap as _, MapData};
 use vipmux_common::{
@@ -11,7 +15,7 @@ use vipmux_common::{
         FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey,
         FlowRecord, FlowSecret, FlowSet,
     },
-    flow_table::{Place, WAYS, is_first_set},
+    flow_table::{self, OVERFLOW_WAY, Place, WAYS, is_first_set},
 };
 
 use super::maps::mapped_array::{Access, MappedArray};
@@ -58,7 +62,11 @@ impl FlowTable {
     /// Returns the records of the flows that have a flow's client port and protocol.
     pub fn of_client(&self, key: &FlowKey) -> impl Iterator<Item = FlowRecord> {
         let place = Place::new(&self.secret, &key.client, key.client_port, key.protocol);
-        let records = self.sets(place).into_iter().flatten().filter_map(|position| self.get(position));
+        let [first, second] = self.sets(place);
+        // As the programs do.
+        let has_overflowed = low(self.overflow(place).load(Relaxed)) != 0;
+        let second = second.take(if has_overflowed { WAYS as usize } else { 0 });
+        let records = first.chain(second).filter_map(|position| self.get(position));
         records.filter(|record| {
             let other = record.key();
             (other.client, other.client_port, other.protocol) == (key.client, key.client_port, key.protocol)
@@ -74,8 +82,7 @@ impl FlowTable {
     }
 
     fn is_used(&self, position: usize) -> bool {
-        #[expect(clippy::cast_possible_truncation, reason = "the VIP's id is the low half")]
-        let vip = self.mapping.elements()[position * WORDS + 1].load(Relaxed) as u32;
+        let vip = low(self.mapping.elements()[position * WORDS + 1].load(Relaxed));
         vip != 0
     }
 
@@ -95,7 +102,7 @@ impl FlowTable {
         for (word, value) in words[1..].iter().zip(rest) {
             word.store(value, Relaxed);
         }
-        // The lock in the lower half is the programs'.
+        // The lower half is the set's.
         let check = first & !u64::from(u32::MAX);
         let _ = words[0].fetch_update(Relaxed, Relaxed, |word| Some(word & u64::from(u32::MAX) | check));
     }
@@ -104,7 +111,7 @@ impl FlowTable {
     /// room it replaces one whose state is worth less. Returns whether it is in the table.
     pub fn add(&self, mut record: FlowRecord) -> bool {
         let place = record.place(&self.secret);
-        (record.lock, record.check) = (0, place.check(record.words()));
+        (record.of_set, record.check) = (0, place.check(record.words()));
         let key = record.key();
         let sets = self.sets(place).map(Iterator::collect::<Vec<_>>);
         for &position in sets.iter().flatten() {
@@ -121,11 +128,27 @@ impl FlowTable {
         let all = || first.iter().chain(second).copied();
         let worth = |position: &usize| self.get(*position).map(|known| FlowState::of(&known));
         let least = || all().min_by_key(worth).filter(|position| worth(position) < Some(FlowState::of(&record)));
-        let place = all().find(|position| !self.is_used(*position)).or_else(least);
-        if let Some(position) = place {
+        let position = all().find(|position| !self.is_used(*position)).or_else(least);
+        if let Some(position) = position {
+            if sets[1].contains(&position) {
+                self.note_overflow(place, record.seen);
+            }
             self.put(position, record);
         }
-        place.is_some()
+        position.is_some()
+    }
+
+    /// Returns the word with the time of the last overflow of a place's first set, in its low half.
+    fn overflow(&self, place: Place) -> &AtomicU64 {
+        &self.mapping.elements()[(place.set(self.mask) * WAYS + OVERFLOW_WAY) as usize * WORDS]
+    }
+
+    fn note_overflow(&self, place: Place, seen: u32) {
+        let _ = self.overflow(place).fetch_update(Relaxed, Relaxed, |word| {
+            let known = low(word);
+            let is_newer = known == 0 || seen.wrapping_sub(known).cast_signed() > 0;
+            is_newer.then(|| word & !u64::from(u32::MAX) | u64::from(flow_table::overflow(seen)))
+        });
     }
 }
 
@@ -138,6 +161,11 @@ pub(super) fn mask(sets: u32) -> Option<u32> {
 /// Returns the number of sets of a table for this many flows.
 pub fn sets(flows: u32) -> u32 {
     flows.div_ceil(WAYS).clamp(2, 1 << 24).next_power_of_two()
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is wanted")]
+fn low(word: u64) -> u32 {
+    word as u32
 }
 
 fn to_words(record: FlowRecord) -> [u64; WORDS] {

@@ -107,7 +107,7 @@ fn flow(port: u16, backend: u32) -> FlowRecord {
 /// Returns the records of the table, by client port.
 fn flows(maps: &Maps) -> BTreeMap<u16, FlowRecord> {
     let records = maps.flow_table().unwrap();
-    records.records().map(|flow| (u16::from_be(flow.client_port), FlowRecord { check: 0, lock: 0, ..flow })).collect()
+    records.records().map(|flow| (u16::from_be(flow.client_port), FlowRecord { check: 0, of_set: 0, ..flow })).collect()
 }
 
 /// Puts a Service port and its backends into maps of version 3.
