@@ -61,7 +61,7 @@ pub mod capacity {
     /// Recent foreign speakers: pairs of a VIP and a MAC.
     pub const SPEAKERS: u32 = 1_024;
     /// Clients that Services with session affinity have recorded.
-    pub const AFFINITY: u32 = 61_440;
+    pub const AFFINITY: u32 = 55_296;
     /// Prefixes that Services with source ranges allow, over all Services.
     pub const SOURCE_RANGES: u32 = 65_536;
 }
@@ -420,6 +420,15 @@ pub struct Backend {
     pub generation: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+impl Backend {
+    /// Returns whether a flow record with this [`FlowRecord::backend_generation`] and this index is
+    /// of this backend.
+    #[inline(always)]
+    pub const fn is_of(&self, generation: u32) -> bool {
+        self.generation != 0 && generation.wrapping_sub(self.generation).cast_signed() >= 0
+    }
 }
 
 /// The node's program is attached: frames may be handed over to it.

@@ -7,6 +7,7 @@
 #![allow(clippy::inline_always, reason = "in a BPF program a call costs more than what these functions do")]
 
 pub mod abi;
+pub mod backend_nodes;
 pub mod checksum;
 pub mod flow_table;
 pub mod hash;

@@ -64,7 +64,8 @@ pub(crate) fn remembered(client: &Address, service: &ServiceValue) -> Option<Tar
 pub(crate) fn remember(client: &Address, found: &Found) {
     let (high, low) = halves(client);
     let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
-    let backend = pair(found.target.index, found.target.generation);
+    let generation = BACKENDS.get(found.target.index).map_or(0, |backend| backend.generation);
+    let backend = pair(found.target.index, generation);
     client_remember(high, low, pair(found.slot, found.slot_generation), backend);
 }
 

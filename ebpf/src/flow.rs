@@ -11,11 +11,12 @@ use vipmux_common::{
         FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey, FlowRecord, Node,
         SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
+    backend_nodes,
     flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, WAYS},
 };
 
 use crate::{
-    maps::{BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES},
+    maps::{BACKEND_NODES, BACKENDS, CONFIG, FLOWS, NODES, SERVICE_STATES},
     packet::UDP,
     segment::{FIN, RST, Segment},
 };
@@ -31,8 +32,8 @@ pub(crate) fn now() -> u64 {
 /// A backend for a packet.
 pub(crate) struct Target {
     pub(crate) index: u32,
-    /// [`Backend::generation`] at the lookup of the backend. A record made now must have it, so
-    /// that it is stale if the backend goes meanwhile. Never 0, which a free index has.
+    /// [`FlowRecord::backend_generation`] of a record that is made now, so that it is stale if the
+    /// backend goes meanwhile. Never 0, which a free index has.
     pub(crate) generation: u32,
     /// Its node's index.
     pub(crate) node: u32,
@@ -55,6 +56,18 @@ impl Target {
         Some(Self::new(index, generation, backend))
     }
 
+    /// The same for an index that a Service's table has. `newest`: [`newest_generation`] before the
+    /// table was read.
+    #[inline(always)]
+    pub(crate) fn of_table(index: u32, newest: u32) -> Option<Self> {
+        let nodes = BACKEND_NODES.get(backend_nodes::element(index))?;
+        // SAFETY: a map value, which stays in place for the whole run.
+        match backend_nodes::get(unsafe { ptr::read_volatile(nodes) }, index) {
+            Some(node) => Some(Self { index, generation: newest, node, local: None, remote: NODES.get(node) }),
+            None => Self::get(index),
+        }
+    }
+
     #[inline(always)]
     fn new(index: u32, generation: u32, backend: &'static Backend) -> Self {
         let is_local = backend.flags & BACKEND_LOCAL != 0;
@@ -66,6 +79,15 @@ impl Target {
             remote: if is_local { None } else { NODES.get(backend.node) },
         }
     }
+}
+
+/// Returns the newest generation of a backend. Backends that get their indices later have newer
+/// ones.
+#[inline(always)]
+pub(crate) fn newest_generation() -> u32 {
+    // SAFETY: a map value.
+    let next = CONFIG.get(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const config.next_generation) });
+    next.wrapping_sub(1)
 }
 
 /// Returns the jiffies since `seen`; 0 if another CPU wrote it after this one had read the clock.
@@ -406,7 +428,7 @@ fn recorded(flow: &Flow) -> Option<Recorded> {
     let backend = BACKENDS.get(index)?;
     // SAFETY: a map value.
     let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
-    if backend.generation != generation || flags & BACKEND_GONE != 0 {
+    if !backend.is_of(generation) || flags & BACKEND_GONE != 0 {
         return None;
     }
     let (is_local, ready) = (flags & BACKEND_LOCAL != 0, flags & BACKEND_READY != 0);
@@ -419,8 +441,7 @@ fn recorded(flow: &Flow) -> Option<Recorded> {
 /// Returns whether a record is of no use to its flow: its Service port or its backend is gone.
 #[inline(always)]
 pub(crate) fn is_invalid(flow: &Flow) -> bool {
-    let is_gone =
-        |backend: &Backend| backend.generation != flow.backend_generation() || backend.flags & BACKEND_GONE != 0;
+    let is_gone = |backend: &Backend| !backend.is_of(flow.backend_generation()) || backend.flags & BACKEND_GONE != 0;
     let is_vouched = |node: &Node| node.epoch != 0 && node.epoch == flow.epoch();
     state(flow).is_none_or(|state| state.flags & SERVICE_GONE != 0)
         || !NODES.get(flow.node()).is_some_and(is_vouched) && BACKENDS.get(flow.backend()).is_none_or(is_gone)

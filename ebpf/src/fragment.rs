@@ -9,7 +9,7 @@ use vipmux_common::{
 
 use crate::{
     flow::{self, Found, Target},
-    maps::{CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
+    maps::{BACKENDS, CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
     packet::{FIRST, Packet, Transport},
 };
 
@@ -29,8 +29,12 @@ pub(crate) fn record<const V6: bool>(
     now: u64,
 ) -> Result<(), DropReason> {
     let Found { target, slot, flags, .. } = found;
+    if transport.fragment & FIRST == 0 {
+        return Ok(());
+    }
     let direct = u32::from(flags & SERVICE_DIRECT != 0);
-    write(packet, transport, (target.index, target.generation), (*slot, direct), now)
+    let generation = BACKENDS.get(target.index).map_or(0, |backend| backend.generation);
+    write(packet, transport, (target.index, generation), (*slot, direct), now)
 }
 
 /// Records that a first fragment is left to the node's own stack.

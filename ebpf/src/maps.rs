@@ -13,7 +13,7 @@ use vipmux_common::{
         Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
         SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
-    table,
+    backend_nodes, table,
 };
 
 #[map]
@@ -37,6 +37,10 @@ pub(crate) static SERVICE_NAMES: Array<ServiceOwner> = Array::with_max_entries(c
 pub(crate) static TABLES: Array<u64> = Array::with_max_entries(capacity::TABLES / table::SLOTS, BPF_F_MMAPABLE);
 #[map]
 pub(crate) static BACKENDS: Array<Backend> = Array::with_max_entries(capacity::BACKENDS, 0);
+/// The other node that each backend is on (`vipmux_common::backend_nodes`).
+#[map]
+pub(crate) static BACKEND_NODES: Array<u64> =
+    Array::with_max_entries(capacity::BACKENDS / backend_nodes::BACKENDS, BPF_F_MMAPABLE);
 #[map]
 pub(crate) static NODES: Array<Node> = Array::with_max_entries(capacity::NODES, 0);
 /// For people and for a restarted agent; no program reads it.

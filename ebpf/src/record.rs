@@ -314,7 +314,8 @@ extern "C" fn flow_survey(set: Position) -> u64 {
         }
         // In a flood nearly all are, and a call costs more than this.
         let is_half_open = (state >> 24) as u32 & (CLOSING | FLOW_HALF_OPEN) == FLOW_HALF_OPEN;
-        let score = if is_half_open { score(HALF_OPEN, age_low((word(7) >> 32) as u32, *now)) } else { flow_score(set + way) };
+        let score =
+            if is_half_open { score(HALF_OPEN, age_low((word(7) >> 32) as u32, *now)) } else { flow_score(set + way) };
         if score >> Survey::RANK == HALF_OPEN {
             found += 1 << Survey::HALF_OPEN;
         }
@@ -399,7 +400,7 @@ extern "C" fn flow_shares_backend(position: Position) -> u32 {
     // SAFETY: in the table.
     let flow = unsafe { Flow::read(record) };
     let Some(one) = BACKENDS.get(flow.backend()) else { return 0 };
-    if one.generation != flow.backend_generation() {
+    if !one.is_of(flow.backend_generation()) {
         return 0;
     }
     let port = nat::port(one, flow.vip_port());

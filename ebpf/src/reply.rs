@@ -119,7 +119,7 @@ fn is_of(record: *const FlowRecord, key: &ReplyKey) -> bool {
     let flow = unsafe { Flow::read(record) };
     let Some(backend) = BACKENDS.get(flow.backend()) else { return false };
     flow.protocol() == key.protocol
-        && backend.generation == flow.backend_generation()
+        && backend.is_of(flow.backend_generation())
         && backend.address == key.backend
         && nat::port(backend, flow.vip_port()) == key.backend_port
 }

@@ -9,7 +9,7 @@ use vipmux_common::{
 
 use crate::{
     client,
-    flow::Target,
+    flow::{Target, newest_generation},
     frame::Frame,
     maps::{NODES, SERVICE_STATES, SERVICES, TABLES},
 };
@@ -86,10 +86,11 @@ pub(crate) fn choose(
     let local = u64::from(service.local_table) << 32 | u64::from(service.local_length);
     let from = u64::from(frame.source.head) << 16 | u64::from(frame.source.tail);
     let spare = service.flags & SERVICE_SPARE != 0;
+    let newest = newest_generation();
     let how = if handed_over { HANDED_OVER } else { 0 } | if spare { SPARE } else { 0 };
     let chosen = choose_backend(table, local, hash, from, how);
     match chosen >> 32 {
-        FOUND => Target::get(chosen as u32).ok_or(DropReason::NoBackend),
+        FOUND => Target::of_table(chosen as u32, newest).ok_or(DropReason::NoBackend),
         NOT_LOCAL => Err(DropReason::NotLocal),
         HAIRPIN => Err(DropReason::Hairpin),
         UNREACHABLE => Err(DropReason::NodeUnreachable),
@@ -155,7 +156,7 @@ extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, how: 
 fn at(first: u32, length: u32, hash: u32) -> Option<Target> {
     let slot = first.wrapping_add(hash::slot(hash, length));
     let element = TABLES.get(table::element(slot))?;
-    Target::get(table::get(*element, slot))
+    Target::of_table(table::get(*element, slot), 1)
 }
 
 #[inline(always)]

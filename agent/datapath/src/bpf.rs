@@ -2,11 +2,11 @@
 
 pub mod apply;
 pub mod attach;
+pub mod backend_indices;
 pub mod clsact;
 pub mod dry_run;
 pub mod flow_table;
 pub mod load;
-pub mod local_ports;
 pub mod maps;
 pub mod pinned;
 pub mod pins;

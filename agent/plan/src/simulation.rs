@@ -62,7 +62,7 @@ pub(super) enum Table {
     Local,
 }
 
-/// The contents of a flow's record: VIP id, slot and generation, backend and generation.
+/// The contents of a flow's record: VIP id, slot and generation, backend and the newest generation.
 pub(super) type Flow = (u32, (u32, u32), (u32, u32));
 
 #[derive(Clone, Debug, Default)]
@@ -278,7 +278,7 @@ impl Kernel {
         }
         let length = range.end - range.start;
         let index = self.arena[&(range.start + hash::slot(hash, length))];
-        let flow = (vip.id, (value.slot, value.generation), (index, self.entries.backends[&index].generation));
+        let flow = (vip.id, (value.slot, value.generation), (index, self.entries.config.next_generation - 1));
         (Answer::To(owner, self.target(index)), Some(flow))
     }
 
@@ -286,7 +286,7 @@ impl Kernel {
     pub(super) fn follow(&self, flow: &Flow) -> Option<Answer> {
         let (_, (slot, slot_generation), (index, generation)) = *flow;
         let valid = self.entries.service_states.get(&slot)?.generation == slot_generation
-            && self.entries.backends.get(&index)?.generation == generation;
+            && self.entries.backends.get(&index)?.is_of(generation);
         let owner = || self.entries.service_names[&slot].clone();
         valid.then(|| Answer::To(owner(), self.target(index)))
     }
@@ -305,9 +305,8 @@ impl Kernel {
         let (_, (slot, slot_generation), (index, generation)) = *flow;
         let owned = self.entries.service_states.get(&slot).is_some_and(|state| state.generation == slot_generation);
         if owned && self.entries.nodes.get(&node).is_some_and(|node| node.epoch == epoch) {
-            let same = |backend: &abi::Backend| {
-                backend.generation == generation && backend.node == node && is_vouched_for(backend)
-            };
+            let same =
+                |backend: &abi::Backend| backend.is_of(generation) && backend.node == node && is_vouched_for(backend);
             assert!(self.entries.backends.get(&index).is_some_and(same), "an epoch vouches for another backend");
         }
     }

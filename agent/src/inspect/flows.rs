@@ -133,7 +133,7 @@ impl Reader<'_> {
         let vouched = freshness::is_vouched(flow, self.nodes.get(&flow.node.into()).map(|(_, node)| node));
         let slot = self.states.get(&flow.slot);
         let stale = freshness::stale(flow, vouched, backend, slot, &self.config, self.clock);
-        let backend = backend.filter(|backend| backend.generation == flow.backend_generation);
+        let backend = backend.filter(|backend| backend.is_of(flow.backend_generation));
         let direct = slot.is_some_and(|state| state.flags & SERVICE_DIRECT != 0);
         let is_local = |backend: &Backend| backend.flags & BACKEND_LOCAL != 0;
         let local = backend.filter(|backend| is_local(backend));

@@ -86,7 +86,7 @@ pub fn stale(
     let Some(state) = state.filter(|state| state.generation == flow.slot_generation) else {
         return Some(Stale::OwnerChanged);
     };
-    if !vouched && backend.is_none_or(|backend| backend.generation != flow.backend_generation) {
+    if !vouched && backend.is_none_or(|backend| !backend.is_of(flow.backend_generation)) {
         Some(Stale::BackendGone)
     } else {
         is_idle(config, flow, state.idle, clock).then_some(Stale::Idle)

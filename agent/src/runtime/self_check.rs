@@ -71,6 +71,7 @@ struct ReadMaps {
     interfaces: BTreeMap<u32, Interface>,
     vip_index: BTreeMap<u32, VipSlot>,
     local_ports: BTreeMap<u32, u64>,
+    backend_nodes: BTreeMap<u32, u64>,
 }
 
 impl KernelSnapshot {
@@ -79,8 +80,8 @@ impl KernelSnapshot {
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
             let (interfaces, vip_index) = (maps.read_interfaces()?, maps.read_vip_index()?);
-            let local_ports = maps.read_local_ports()?;
-            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index, local_ports })
+            let (local_ports, backend_nodes) = (maps.read_local_ports()?, maps.read_backend_nodes()?);
+            Some(ReadMaps { entries: entries(&maps)?, interfaces, vip_index, local_ports, backend_nodes })
         } else {
             None
         };
@@ -93,7 +94,7 @@ enum Repair {
     Map(plan::EntryDifference),
     Interface(u32, Interface),
     VipIndex(u32),
-    LocalPorts,
+    BackendIndices,
     MapPin(String, u32),
     ProgramPin,
     Link(u32),
@@ -236,7 +237,7 @@ impl SelfCheck {
 /// Returns the differences, with the repair of each.
 fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDifference, Repair)> {
     let mut found = pin_differences(serving.kernel.pinned(), &reading.pinned);
-    if let Some(ReadMaps { entries, interfaces, vip_index, local_ports }) = &reading.maps {
+    if let Some(ReadMaps { entries, interfaces, vip_index, local_ports, backend_nodes }) = &reading.maps {
         let maps = serving.kernel.observed().differences(entries).into_iter();
         found.extend(maps.map(|difference| (ReportedDifference::from(&difference), Repair::Map(difference))));
         let wanted = serving.kernel.interfaces();
@@ -244,8 +245,13 @@ fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDiff
         found.extend(array_differences("VIP_INDEX", serving.kernel.vip_index(), vip_index, |index, _| {
             Repair::VipIndex(index)
         }));
-        let wanted = serving.kernel.maps.local_bits();
-        found.extend(array_differences("LOCAL_PORTS", &wanted, local_ports, |_, _| Repair::LocalPorts));
+        let maps = &serving.kernel.maps;
+        for (name, wanted, read) in [
+            ("LOCAL_PORTS", maps.written_local_ports(), local_ports),
+            ("BACKEND_NODES", maps.written_backend_nodes(), backend_nodes),
+        ] {
+            found.extend(array_differences(name, &wanted, read, |_, _| Repair::BackendIndices));
+        }
     }
     if !reading.snat {
         let wanted = Some("the identity-SNAT chain".to_owned());
@@ -262,7 +268,7 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
         Repair::Map(difference) => serving.kernel.correct(difference)?,
         Repair::Interface(ifindex, wanted) => serving.kernel.write_interface(*ifindex, *wanted)?,
         Repair::VipIndex(index) => serving.kernel.repair_vip_index(*index)?,
-        Repair::LocalPorts => serving.kernel.maps.rebuild_local_ports()?,
+        Repair::BackendIndices => serving.kernel.maps.rebuild_backend_indices()?,
         Repair::MapPin(name, id) => serving.kernel.restore_map(name, *id)?,
         Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,
         Repair::Link(ifindex) => serving.forget_link(*ifindex),

@@ -69,7 +69,8 @@ pub struct FlowRecord {
     pub client: Address,
     /// Index into `BACKENDS`.
     pub backend: u32,
-    /// [`super::Backend::generation`] when the flow was recorded.
+    /// The backend's generation, or a later one that was the newest of all when the flow was
+    /// recorded. Any later backend of the index has a newer one.
     pub backend_generation: u32,
     /// [`super::ServiceValue::slot`].
     pub slot: u32,

@@ -54,6 +54,7 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
     ensure!(services / 2 <= u32::from(u16::MAX - PORT), "{services} Services are more than two addresses have ports");
     let mut state = State {
         config: Config {
+            next_generation: 2,
             hz: 250,
             tcp_idle: u32::MAX,
             udp_idle: u32::MAX,

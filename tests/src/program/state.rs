@@ -20,7 +20,7 @@ use vipmux_common::{
     flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
     table,
 };
-use vipmux_datapath::bpf::{flow_table::sets as flow_sets, local_ports, vip_index};
+use vipmux_datapath::bpf::{backend_indices, flow_table::sets as flow_sets, vip_index};
 
 /// The time, in jiffies, at which a state is installed. A record that was used `n` jiffies earlier
 /// has `NOW - n`. A record that a CPU with a later time wrote has `NOW + n`. A record that the
@@ -151,7 +151,8 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_hash(ebpf, "PEERS", state.peers.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "SERVICES", state.services.iter().map(|(key, value)| (*key, *value)))?;
     write_hash(ebpf, "VIPS", state.vips.iter().map(|(key, value)| (*key, *value)))?;
-    write_array(ebpf, "LOCAL_PORTS", &local_ports::elements(&state.backends))?;
+    write_array(ebpf, "LOCAL_PORTS", &backend_indices::local_ports(&state.backends))?;
+    write_array(ebpf, "BACKEND_NODES", &backend_indices::nodes(&state.backends))?;
     let flows = state.flows.values();
     write_flows(ebpf, state, flows.map(|flow| FlowRecord { seen: absolute_low(origin, flow.seen), ..*flow }))?;
     let seen = |at| absolute(origin, at);

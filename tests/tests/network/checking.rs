@@ -89,6 +89,10 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
             let element = *maps.read_local_ports()?.keys().next().with_context(missing)?;
             maps.local_ports.set(element, 0, 0)?;
         }
+        "BACKEND_NODES" => {
+            let element = *maps.read_backend_nodes()?.keys().next().with_context(missing)?;
+            maps.backend_nodes.set(element, 0, 0)?;
+        }
         "CONFIG" => {
             let config = maps.read_config()?;
             maps.config.set(0, Config { tcp_idle: 1, udp_idle: 1, ..config }, 0)?;
@@ -99,12 +103,13 @@ fn harm(pins: &Path, map: &str) -> Result<()> {
 }
 
 /// The maps whose entries the self-check compares.
-const CHECKED: [&str; 10] = [
+const CHECKED: [&str; 11] = [
     "VIPS",
     "SERVICES",
     "SERVICE_STATES",
     "TABLES",
     "BACKENDS",
+    "BACKEND_NODES",
     "LOCAL_PORTS",
     "NODES",
     "PEERS",

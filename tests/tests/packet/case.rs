@@ -276,14 +276,21 @@ pub(crate) fn kinds() -> &'static [Buffers] {
     }
 }
 
-/// Runs all cases, in both families and with both kinds of programs. Reports every failed case.
-/// Returns the state without what tells a flow's first packet from its second: `records` tests that.
+/// Returns the state without what `records` tests: what tells a flow's first packet from its
+/// second, and which of the generations that fit the backend a record has.
 fn settled(mut state: State) -> State {
     let young = u8::try_from(FLOW_NEW | FLOW_HALF_OPEN).unwrap();
-    state.flows.values_mut().for_each(|flow| flow.flags &= !young);
+    for flow in state.flows.values_mut() {
+        flow.flags &= !young;
+        let backend = state.backends.get(flow.backend as usize);
+        if let Some(backend) = backend.filter(|backend| backend.is_of(flow.backend_generation)) {
+            flow.backend_generation = backend.generation;
+        }
+    }
     state
 }
 
+/// Runs all cases, in both families and with both kinds of programs. Reports every failed case.
 pub(crate) fn check(cases: Vec<Case>) {
     let cases = with_twins(cases);
     let failures: Vec<String> = kinds().iter().flat_map(|&buffers| failures(&cases, buffers)).collect();

@@ -132,6 +132,8 @@ pub(crate) const LINGER: u64 = LIVES[2] as u64;
 pub(crate) const FRAGMENT_LIFE: u64 = LIVES[3] as u64;
 /// Far longer than a case takes.
 pub(crate) const WHILE: u64 = 10_000;
+/// The newest generation.
+pub(crate) const NEWEST: u32 = 999;
 
 pub(crate) fn address(address: Ipv4Addr) -> Address {
     Address::from(address)
@@ -284,7 +286,7 @@ pub(crate) fn state() -> State {
         config: abi::Config {
             abi: abi::ABI_VERSION,
             next_vip: 5,
-            next_generation: 1_000,
+            next_generation: NEWEST + 1,
             hz: 250,
             tcp_idle: LIVES[0],
             udp_idle: LIVES[1],

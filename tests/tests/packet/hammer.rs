@@ -22,7 +22,7 @@ use vipmux_tests::{
 
 use crate::{
     demux::{ISN, handed, to},
-    fixture::{self, CLIENT, Endpoint, FAR, FAR_MAC, HTTP, LOCAL, LOCAL_TOO, PEER_MAC, REMOTE, from_client},
+    fixture::{self, CLIENT, Endpoint, FAR, FAR_MAC, HTTP, LOCAL, LOCAL_TOO, NEWEST, PEER_MAC, REMOTE, from_client},
 };
 
 /// Flows that compete for eight records.
@@ -59,7 +59,8 @@ fn expected(port: u16, flags: u8) -> Vec<u8> {
 fn check(record: &FlowRecord) {
     let key = record.key();
     let backend = backend(&key);
-    let wanted = (backend.index, 50 + backend.index, HTTP.slot, 100 + HTTP.slot, backend.node);
+    let generation = if backend.node == 0 { 50 + backend.index } else { NEWEST };
+    let wanted = (backend.index, generation, HTTP.slot, 100 + HTTP.slot, backend.node);
     let found = (record.backend, record.backend_generation, record.slot, record.slot_generation, record.node.into());
     assert_eq!(found, wanted, "{record:?}");
     assert_eq!((record.client, record.vip_port), (key.client, HTTP.flow().vip_port), "{record:?}");

@@ -100,6 +100,11 @@ fn a_set_that_another_cpu_writes_is_left_alone() {
 }
 
 #[test]
+fn a_record_is_of_the_backend_that_was_there() {
+    as_root(records::a_record_is_of_the_backend_that_was_there);
+}
+
+#[test]
 fn a_second_set_is_only_used_if_it_must_be() {
     as_root(records::a_second_set_is_only_used_if_it_must_be);
 }

@@ -19,7 +19,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, syn},
     fixture::{
-        self, HTTP, HTTPS, LINGER, LOCAL, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client, from_peer,
+        self, HTTP, HTTPS, LINGER, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client,
+        from_peer,
     },
 };
 
@@ -215,6 +216,31 @@ pub(crate) fn locked_sets_are_left_alone() {
     assert_eq!(run(0x7000), (PASS, true, vec![0x8000, 0x9000]), "each holder has a version of its own");
 }
 
+/// A record outlives changes of other backends, but not a change of its own. With the newest
+/// generation, a program need not look for the backend's own one.
+pub(crate) fn a_record_is_of_the_backend_that_was_there() {
+    let mut state = fixture::state();
+    HTTP.set(&mut state, &[REMOTE], &[]);
+    let new_flows = |state: &State| {
+        let program = Program::load(state, fixture::FLOWS).unwrap();
+        program.run(Hook::Ingress, &from_port(HTTP, &HTTP.flow(), ACK)).unwrap();
+        let new_flows = program.counters().unwrap().stats[Stat::NewFlows as usize].packets;
+        (new_flows, program.state().unwrap().flows[&HTTP.flow()])
+    };
+    let (number, record) = new_flows(&state);
+    assert_eq!((number, record.backend_generation), (1, NEWEST));
+    state.flows.insert(HTTP.flow(), FlowRecord { seen: NOW_LOW, ..record });
+
+    // Only the backend's own entry vouches for the record.
+    state.nodes[REMOTE.node as usize].epoch = 0;
+    state.config.next_generation = NEWEST + 3;
+    let own = |state: &mut State, generation| state.backends[REMOTE.index as usize].generation = generation;
+    for (generation, expected) in [(1, 0), (NEWEST, 0), (NEWEST + 1, 1), (NEWEST + 2, 1)] {
+        own(&mut state, generation);
+        assert_eq!(new_flows(&state).0, expected, "generation {generation}");
+    }
+}
+
 /// Returns how many sets were locked, and the times of overflows.
 fn traces(program: &Program) -> (usize, Vec<u32>) {
     let sets = program.flow_sets().unwrap();
@@ -224,6 +250,8 @@ fn traces(program: &Program) -> (usize, Vec<u32>) {
     };
     (of_set(LOCK_WAY).len(), of_set(OVERFLOW_WAY))
 }
+
+const HALF_OPEN: u32 = FLOW_NEW | FLOW_HALF_OPEN;
 
 /// A flow's second set costs time, so it is only used if the first one has no room.
 pub(crate) fn a_second_set_is_only_used_if_it_must_be() {
@@ -241,8 +269,6 @@ pub(crate) fn a_second_set_is_only_used_if_it_must_be() {
         assert_eq!(program.run(Hook::Ingress, &from_port(HTTP, key, SYN)).unwrap().verdict, PASS);
         program.counters().unwrap().since(&before).stats[Stat::EvictedHalfOpen as usize].packets
     };
-    const HALF_OPEN: u32 = FLOW_NEW | FLOW_HALF_OPEN;
-
     let (program, keys) = of_state(&[0, 0]);
     assert_eq!((run(&program, &keys[2]), traces(&program)), (0, (1, vec![])), "the first set has room");
     assert_eq!(run(&program, &keys[3]), 0);

@@ -177,11 +177,11 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     // Before these programs see a packet.
     if config.abi == 0 {
         maps.apply(&Step::Config(Config { flow_secret: new_secret()?, flow_mask, ..config }))?;
-        maps.begin_local_ports();
+        maps.begin_backend_indices();
     } else {
         // Maps of another layout may have no indices, or other ones.
         VipIndex::rebuild(&mut maps)?;
-        maps.rebuild_local_ports()?;
+        maps.rebuild_backend_indices()?;
         maps.complete_service_states()?;
     }
     let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };

@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
-    sync::atomic::Ordering::Relaxed,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
 
 use aya::{
@@ -37,8 +37,8 @@ use vipmux_common::{
 
 use self::mapped_array::{Access, MappedArray};
 use super::{
+    backend_indices::BackendIndices,
     flow_table::{self, FlowTable},
-    local_ports::LocalPorts,
     pins::Pins,
 };
 
@@ -112,8 +112,10 @@ macro_rules! maps {
             $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
             /// `TABLES` mapped into memory, from the first write on. Readers need no mapping.
             tables_mapping: Option<MappedArray>,
-            /// The bits of `LOCAL_PORTS`, from the first change of a backend on.
-            local_bits: Option<LocalPorts>,
+            /// The same for `BACKEND_NODES`.
+            backend_nodes_mapping: Option<MappedArray>,
+            /// `LOCAL_PORTS` and `BACKEND_NODES`, from the first change of a backend on.
+            backend_indices: Option<BackendIndices>,
         }
 
         impl Maps {
@@ -134,7 +136,8 @@ macro_rules! maps {
                         map.map_err(|source| MapsError::Open { path, source })?
                     },)*
                     tables_mapping: None,
-                    local_bits: None,
+                    backend_nodes_mapping: None,
+                    backend_indices: None,
                 })
             }
         }
@@ -162,6 +165,8 @@ maps! {
     tables: "TABLES" => Array<u64>,
     /// `BACKENDS`.
     backends: "BACKENDS" => Array<Backend>,
+    /// `BACKEND_NODES`: the other nodes that backends are on ([`vipmux_common::backend_nodes`]).
+    backend_nodes: "BACKEND_NODES" => Array<u64>,
     /// `NODES`.
     nodes: "NODES" => Array<Node>,
     /// `NODE_NAMES`: by the index of `NODES`.
@@ -396,14 +401,7 @@ impl Maps {
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let mapping = match &mut self.tables_mapping {
-            Some(mapping) => mapping,
-            none => {
-                let map = &self.tables;
-                none.insert(MappedArray::map(map.map(), map.len(), size_of::<u64>(), Access::Write).map_err(failed)?)
-            }
-        };
-        let elements = mapping.elements();
+        let elements = mapped(&mut self.tables_mapping, &self.tables, "TABLES")?;
         if elements.len() <= table::element(last) as usize {
             return Err(failed(io::Error::from_raw_os_error(libc::E2BIG)));
         }
@@ -414,6 +412,22 @@ impl Maps {
         mapped_array::publish();
         Ok(())
     }
+}
+
+/// Returns the elements of an array, which is mapped the first time.
+fn mapped<'mapping>(
+    mapping: &'mapping mut Option<MappedArray>,
+    array: &Array<MapData, u64>,
+    map: &'static str,
+) -> Result<&'mapping [AtomicU64], MapsError> {
+    let mapping = match mapping {
+        Some(mapping) => mapping,
+        none => {
+            let new = MappedArray::map(array.map(), array.len(), size_of::<u64>(), Access::Write);
+            none.insert(new.map_err(|source| MapsError::Write { map, source: source.into() })?)
+        }
+    };
+    Ok(mapping.elements())
 }
 
 /// Writes or removes an entry of a hash map. Removing a missing entry is no error.

@@ -426,7 +426,7 @@ impl Walk<'_> {
         let port = |backend: &Backend, vip_port| names::port(backend, vip_port);
         for flow in self.maps.flow_table()?.of_client(key) {
             let Some(other) = self.target(flow.backend)? else { continue };
-            let is_same = other.backend.generation == flow.backend_generation
+            let is_same = other.backend.is_of(flow.backend_generation)
                 && other.backend.address == target.backend.address
                 && port(&other.backend, flow.vip_port) == port(&target.backend, key.vip_port);
             let Some(state) = self.entries.service_state(flow.slot)? else { continue };

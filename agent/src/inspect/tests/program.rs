@@ -199,7 +199,7 @@ fn a_lookup_says_what_the_program_does() {
     // The program uses this machine's clock.
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
     VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
-    cluster.fixture.maps.rebuild_local_ports().unwrap();
+    cluster.fixture.maps.rebuild_backend_indices().unwrap();
     // More than this test needs: a lookup does not know the rate limit.
     let config = cluster.fixture.maps.read_config().unwrap();
     cluster.fixture.maps.config.set(0, Config { answers_per_second: 1_000_000, ..config }, 0).unwrap();
@@ -268,7 +268,7 @@ fn programs_of_two_agents_tell_each_other_which_vip_a_packet_is_for() {
     cluster.add_ipv6();
     cluster.fixture.maps.fence.set(0, Fence { deadline: u64::MAX }, 0).unwrap();
     VipIndex::rebuild(&mut cluster.fixture.maps).unwrap();
-    cluster.fixture.maps.rebuild_local_ports().unwrap();
+    cluster.fixture.maps.rebuild_backend_indices().unwrap();
     let maps = cluster.maps();
     let mut later = fixture::load(&cluster.fixture.pins);
     let programs = [entry(&mut cluster.fixture.ebpf), entry(&mut later)];

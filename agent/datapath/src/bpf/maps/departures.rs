@@ -1,11 +1,11 @@
 //! Writes backends and Service ports, and keeps of departed ones what the last replies need.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 
 use vipmux_common::abi::{Address, BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState};
 
-use super::{Maps, MapsError, used};
-use crate::bpf::local_ports::LocalPorts;
+use super::{Maps, MapsError, mapped, mapped_array, used};
+use crate::bpf::backend_indices::BackendIndices;
 
 impl Maps {
     /// Writes an element of `BACKENDS`. A local backend that goes stays known to the replies of its
@@ -17,29 +17,29 @@ impl Maps {
             0 if is_local => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
             _ => value,
         };
-        let mut bits = match self.local_bits.take() {
-            Some(bits) => bits,
-            None => LocalPorts::rebuild(self)?,
+        let mut indices = match self.backend_indices.take() {
+            Some(indices) => indices,
+            None => BackendIndices::rebuild(self)?,
         };
         let mut write = || {
-            bits.add(self, &value)?;
+            indices.add(self, index, &value)?;
             self.backends.set(index, value, 0).map_err(|source| MapsError::Write { map: "BACKENDS", source })?;
-            bits.remove(self, &before)
+            indices.remove(self, &before)
         };
         let written = write();
-        // After an error the bits are read again.
-        self.local_bits = written.is_ok().then_some(bits);
+        // After an error they are read again.
+        self.backend_indices = written.is_ok().then_some(indices);
         written
     }
 
-    /// Notes that these maps are new: `LOCAL_PORTS` is empty.
-    pub(in crate::bpf) fn begin_local_ports(&mut self) {
-        self.local_bits = Some(LocalPorts::default());
+    /// Notes that these maps are new: `LOCAL_PORTS` and `BACKEND_NODES` are empty.
+    pub(in crate::bpf) fn begin_backend_indices(&mut self) {
+        self.backend_indices = Some(BackendIndices::default());
     }
 
-    /// Makes `LOCAL_PORTS` again.
-    pub fn rebuild_local_ports(&mut self) -> Result<(), MapsError> {
-        self.local_bits = Some(LocalPorts::rebuild(self)?);
+    /// Makes `LOCAL_PORTS` and `BACKEND_NODES` again.
+    pub fn rebuild_backend_indices(&mut self) -> Result<(), MapsError> {
+        self.backend_indices = Some(BackendIndices::rebuild(self)?);
         Ok(())
     }
 
@@ -49,12 +49,32 @@ impl Maps {
     }
 
     /// Returns the used elements of `LOCAL_PORTS`, as last written.
-    pub fn local_bits(&self) -> BTreeMap<u32, u64> {
-        self.local_bits.as_ref().map(LocalPorts::elements).unwrap_or_default()
+    pub fn written_local_ports(&self) -> BTreeMap<u32, u64> {
+        self.backend_indices.as_ref().map(BackendIndices::local_ports).unwrap_or_default()
+    }
+
+    /// Returns the used elements of `BACKEND_NODES`.
+    pub fn read_backend_nodes(&self) -> Result<BTreeMap<u32, u64>, MapsError> {
+        used("BACKEND_NODES", &self.backend_nodes, |nodes| *nodes != 0)
+    }
+
+    /// Returns the used elements of `BACKEND_NODES`, as last written.
+    pub fn written_backend_nodes(&self) -> BTreeMap<u32, u64> {
+        self.backend_indices.as_ref().map(|indices| indices.nodes().clone()).unwrap_or_default()
     }
 
     pub(in crate::bpf) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {
         self.local_ports.set(element, bits, 0).map_err(|source| MapsError::Write { map: "LOCAL_PORTS", source })
+    }
+
+    pub(in crate::bpf) fn set_backend_nodes(&mut self, element: u32, nodes: u64) -> Result<(), MapsError> {
+        let elements = mapped(&mut self.backend_nodes_mapping, &self.backend_nodes, "BACKEND_NODES")?;
+        // Not there: the map is too small for such a backend, whose own write fails.
+        if let Some(element) = elements.get(element as usize) {
+            element.store(nodes, Relaxed);
+            mapped_array::publish();
+        }
+        Ok(())
     }
 
     /// Writes an element of `SERVICE_STATES`. A Service port that goes stays known to the replies of

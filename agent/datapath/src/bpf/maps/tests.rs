@@ -7,7 +7,10 @@ use std::{
 };
 
 use aya::maps::{PerCpuValues, lpm_trie::Key};
-use vipmux_common::abi::{BACKEND_LOCAL, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity};
+use vipmux_common::{
+    abi::{BACKEND_LOCAL, FLOW_HALF_OPEN, FLOW_NEW, FLOW_RESET, FlowRecord, capacity},
+    backend_nodes,
+};
 
 use super::{fixture::Fixture, *};
 use crate::bpf::flow_table::FlowState;
@@ -201,7 +204,7 @@ fn a_table_is_written_beside_others_and_read_as_it_was_written() {
 
 /// Returns the bits of `LOCAL_PORTS` that these backends need.
 fn bits(backends: &[Backend]) -> BTreeMap<u32, u64> {
-    let elements = (0..).zip(super::super::local_ports::elements(backends));
+    let elements = (0..).zip(super::super::backend_indices::local_ports(backends));
     elements.filter(|(_, bits)| *bits != 0).collect()
 }
 
@@ -230,12 +233,37 @@ fn a_local_backend_that_goes_stays_known_to_replies_until_its_index_has_another(
     let gone = Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..local };
     assert_eq!(maps.read_all_backends().unwrap()[..2], [gone, Backend::default()]);
     assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]));
-    maps.rebuild_local_ports().unwrap();
+    maps.rebuild_backend_indices().unwrap();
     assert_eq!(maps.read_local_ports().unwrap(), bits(&[local]), "after a restart too");
 
     maps.apply(&Step::Backend(0, other)).unwrap();
     assert_eq!(maps.read_local_ports().unwrap(), bits(&[other]));
-    assert_eq!(maps.local_bits(), bits(&[other]));
+    assert_eq!(maps.written_local_ports(), bits(&[other]));
+}
+
+#[test]
+fn the_nodes_of_backends_follow_them() {
+    let Some(mut fixture) = Fixture::new() else { return };
+    let maps = &mut fixture.maps;
+    let backend = |node, flags| Backend { node, flags, generation: 5, ..Backend::default() };
+    let nodes = |maps: &Maps, indices: [u32; 4]| {
+        let elements = maps.read_backend_nodes().unwrap();
+        assert_eq!(elements, maps.written_backend_nodes());
+        let element = |index| elements.get(&backend_nodes::element(index)).copied().unwrap_or_default();
+        indices.map(|index| backend_nodes::get(element(index), index))
+    };
+    for (index, backend) in [(0, backend(3, 0)), (1, backend(0, BACKEND_LOCAL)), (2, backend(0, 0)), (9, backend(8, 0))]
+    {
+        maps.apply(&Step::Backend(index, backend)).unwrap();
+    }
+    assert_eq!(nodes(maps, [0, 1, 2, 9]), [Some(3), None, Some(0), Some(8)]);
+    for index in [0, 1, 9] {
+        maps.apply(&Step::Backend(index, Backend::default())).unwrap();
+    }
+    assert_eq!(nodes(maps, [0, 1, 2, 9]), [None, None, Some(0), None], "the one that is left stays");
+    maps.set_backend_nodes(0, 77).unwrap();
+    maps.rebuild_backend_indices().unwrap();
+    assert_eq!(nodes(maps, [0, 1, 2, 9]), [None, None, Some(0), None], "made again");
 }
 
 #[test]

@@ -19,8 +19,8 @@ const FLOWS: u32 = 4096;
 
 /// The differences of version 3: the sizes of values, and missing maps.
 const VERSION_3: [(&str, u32); 4] = [("CONFIG", 44), ("SERVICE_STATES", 8), ("TABLES", 4), ("FRAGMENTS", 24)];
-const NEW_SINCE: [&str; 8] =
-    ["AFFINITY", "SOURCE_RANGES", "LAPSE", "LEADERS", "MEMBERS", "SPEAKERS", "FLOWS", "LOCAL_PORTS"];
+const NEW_SINCE: [&str; 9] =
+    ["AFFINITY", "SOURCE_RANGES", "LAPSE", "LEADERS", "MEMBERS", "SPEAKERS", "FLOWS", "LOCAL_PORTS", "BACKEND_NODES"];
 
 /// Makes and pins the maps as agents of version 3 did.
 fn make_version_3(pins: &Pins) {
