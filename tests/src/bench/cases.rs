@@ -1,6 +1,6 @@
 //! The cases, in two phases: a flood of new flows would evict the known ones.
 
-use std::{net::Ipv4Addr, rc::Rc};
+use std::rc::Rc;
 
 use anyhow::{Context, Result, ensure};
 use aya::{Ebpf, EbpfLoader, programs::Xdp};
@@ -8,7 +8,7 @@ use vipmux_common::abi::Stat;
 
 use super::{
     Plan,
-    workload::{self, CLIENT, FLOOD_CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP},
+    workload::{self, CLIENT, FLOOD_CLIENT, LOCAL, OTHER, OTHER_CLIENT, REMOTE, TCP, UDP},
     wrapper::{Variation, Wrapper},
 };
 use crate::{
@@ -61,10 +61,7 @@ struct Spec {
     name: &'static str,
     services: Option<u32>,
     target: Target,
-    from: Ipv4Addr,
-    to: Ipv4Addr,
-    /// TCP's.
-    flags: u8,
+    frame: Vec<u8>,
     variation: Option<Variation>,
     base: Option<usize>,
     /// Packets that fill the maps once.
@@ -98,9 +95,8 @@ impl Target {
 /// Fills the maps, checks that the case does what it should, and adds it. Returns its index.
 fn add(cases: &mut Vec<Case>, spec: Spec) -> Result<usize> {
     const CHECKED: u32 = 10_000;
-    let Spec { name, services, target, from, to, flags, variation, base, prepare, known, warm_up, verdict, counted } =
-        spec;
-    let mut wrapper = Wrapper::new(target.xdp()?.fd()?, &workload::segment(from, to, flags), variation)?;
+    let Spec { name, services, target, frame, variation, base, prepare, known, warm_up, verdict, counted } = spec;
+    let mut wrapper = Wrapper::new(target.xdp()?.fd()?, &frame, variation)?;
     wrapper.run(prepare.max(warm_up).max(1))?;
     if known {
         wrapper.visit_in_another_order()?;
@@ -137,9 +133,7 @@ fn floor(name: &'static str, target: Target, variation: Option<Variation>, base:
         name,
         services: None,
         target,
-        from: CLIENT,
-        to: REMOTE,
-        flags: ACK,
+        frame: workload::segment(CLIENT, REMOTE, ACK),
         variation,
         base,
         prepare: 0,
@@ -164,7 +158,7 @@ fn floors(cases: &mut Vec<Case>, plan: &Plan) -> Result<(usize, usize)> {
     let one = add(cases, floor("empty program, one flow", testing("empty_tx"), None, None))?;
     let many = add(cases, floor("empty program, many flows", testing("empty_tx"), Some(spread), None))?;
     let miss = floor("hash lookup, miss", testing("hash_lookup"), None, Some(one));
-    add(cases, Spec { from: OTHER_CLIENT, verdict: PASS, ..miss })?;
+    add(cases, Spec { frame: workload::segment(OTHER_CLIENT, REMOTE, ACK), verdict: PASS, ..miss })?;
     add(cases, floor("hash lookup, one flow", testing("hash_lookup"), None, Some(one)))?;
     add(cases, floor("hash lookup, many flows", testing("hash_lookup"), Some(spread), Some(many)))?;
     add(cases, floor("LRU lookup, one flow", testing("lru_lookup"), None, Some(one)))?;
@@ -179,14 +173,25 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
     let mut cases = Vec::new();
     let (one, many) = floors(&mut cases, plan)?;
     for &services in &plan.services {
-        let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
-        let data = |name, to, variation: Option<Variation>, base| Spec {
+        let data_plane = |protocol| -> Result<_> {
+            let state = workload::state(services, protocol)?;
+            Ok(Target::DataPlane(Rc::new(Program::load(&state, plan.capacity)?)))
+        };
+        let target = data_plane(TCP)?;
+        let data = |name, frame, variation: Option<Variation>, base| Spec {
             services: Some(services),
-            to,
+            frame,
             warm_up: variation.map_or(1, |variation| variation.flows),
             ..floor(name, target.clone(), variation, Some(base))
         };
-        add(&mut cases, Spec { verdict: PASS, counted: PASSED, ..data("not for a VIP", OTHER, None, one) })?;
+        add(
+            &mut cases,
+            Spec {
+                verdict: PASS,
+                counted: PASSED,
+                ..data("not for a VIP", workload::segment(CLIENT, OTHER, ACK), None, one)
+            },
+        )?;
         let few = Some(Variation { flows: plan.flows, services: FEW.min(services / 2) });
         let all = Some(Variation { flows: plan.flows, services: services / 2 });
         for (name, variation, from, base) in [
@@ -194,14 +199,18 @@ pub(super) fn known(plan: &Plan) -> Result<Vec<Case>> {
             ("established, remote, many, few", few, OTHER_CLIENT, many),
             ("established, remote, many, all", all, CLIENT, many),
         ] {
-            add(&mut cases, Spec { counted: HANDED_OVER, from, ..data(name, REMOTE, variation, base) })?;
+            let frame = workload::segment(from, REMOTE, ACK);
+            add(&mut cases, Spec { counted: HANDED_OVER, ..data(name, frame, variation, base) })?;
         }
+        let datagram = data("established, remote, UDP, one flow", workload::datagram(CLIENT, REMOTE), None, one);
+        add(&mut cases, Spec { counted: HANDED_OVER, target: data_plane(UDP)?, ..datagram })?;
         for (name, variation, from, base) in [
             ("established, local, one flow", None, CLIENT, one),
             ("established, local, many, few", few, OTHER_CLIENT, many),
             ("established, local, many, all", all, CLIENT, many),
         ] {
-            add(&mut cases, Spec { verdict: PASS, counted: DELIVERED, from, ..data(name, LOCAL, variation, base) })?;
+            let frame = workload::segment(from, LOCAL, ACK);
+            add(&mut cases, Spec { verdict: PASS, counted: DELIVERED, ..data(name, frame, variation, base) })?;
         }
     }
     for &services in &plan.services {
@@ -221,12 +230,13 @@ fn full(cases: &mut Vec<Case>, plan: &Plan, services: u32, base: usize) -> Resul
         ("established, local, full table", LOCAL, PASS, DELIVERED),
     ] {
         // Twice, so that they are more than one packet each.
-        let known = Wrapper::new(target.xdp()?.fd()?, &workload::segment(CLIENT, to, ACK), Some(spread))?;
+        let frame = workload::segment(CLIENT, to, ACK);
+        let known = Wrapper::new(target.xdp()?.fd()?, &frame, Some(spread))?;
         known.run(2 * plan.flows)?;
         let new = Wrapper::new(target.xdp()?.fd()?, &workload::segment(FLOOD_CLIENT, to, SYN), Some(flood))?;
         new.run(flood.flows)?;
         let case = floor(name, target.clone(), Some(spread), Some(base));
-        add(cases, Spec { services: Some(services), to, verdict, counted, warm_up: plan.flows, ..case })?;
+        add(cases, Spec { services: Some(services), frame, verdict, counted, warm_up: plan.flows, ..case })?;
     }
     Ok(())
 }
@@ -248,8 +258,7 @@ pub(super) fn new(plan: &Plan) -> Result<Vec<Case>> {
         let target = Target::DataPlane(Rc::new(Program::load(&workload::state(services, TCP)?, plan.capacity)?));
         let data = |name, to| Spec {
             services: Some(services),
-            to,
-            flags: SYN,
+            frame: workload::segment(CLIENT, to, SYN),
             prepare: full,
             known: false,
             ..floor(name, target.clone(), Some(Variation { flows, services: services / 2 }), Some(empty))

@@ -41,7 +41,7 @@ pub struct CoreRate {
     pub cores: usize,
     /// Packets per second of all of them; none: the machine has too few.
     pub rate: Option<f64>,
-    /// The rate over as many times that of one core.
+    /// The rate over as many times that of one core; beside a flood: that of one core without it.
     pub linear: Option<f64>,
 }
 
@@ -58,10 +58,13 @@ enum Load {
     New,
 }
 
+/// The name of the case with a flood.
+pub(super) const BESIDE_FLOOD: &str = "established, remote, beside a flood";
+
 const CASES: [(&str, Load, Ipv4Addr); 7] = [
     ("established, remote, many", Load::Known, REMOTE),
     ("established, local, many", Load::Known, LOCAL),
-    ("established, remote, beside a flood", Load::BesideFlood, REMOTE),
+    (BESIDE_FLOOD, Load::BesideFlood, REMOTE),
     ("established, remote, one flow", Load::Hot, REMOTE),
     ("established, local, one flow", Load::Hot, LOCAL),
     ("new flow, remote", Load::New, REMOTE),
@@ -71,11 +74,12 @@ const CASES: [(&str, Load, Ipv4Addr); 7] = [
 /// Measures all cases. Call it on a thread that may run on all CPUs.
 pub(super) fn run(plan: &Plan, progress: &mut dyn FnMut(&str)) -> Result<Vec<CoreRate>> {
     let cpus = cpus()?;
-    let mut rates = Vec::new();
+    let mut rates: Vec<CoreRate> = Vec::new();
     for (case, load, to) in CASES {
         let program = Program::load(&workload::state(SERVICES, TCP)?, plan.capacity)?;
         let lanes = if load == Load::BesideFlood { cpus.len() - 1 } else { cpus.len() };
-        let mut first = None;
+        // The first case is the same without the flood.
+        let mut first = if load == Load::BesideFlood { rates.first().and_then(|rate| rate.rate) } else { None };
         for cores in CORES {
             let mut samples = Vec::new();
             for repetition in 1..=if cores <= lanes { plan.repetitions } else { 0 } {

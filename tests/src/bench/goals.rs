@@ -3,7 +3,12 @@
 use serde::Serialize;
 
 use super::{
-    Figure, Measured, Ratio, allocation::Cost, cores::CoreRate, failover::Failover, forwarding::Rate, sync::Latency,
+    Figure, Measured, Ratio,
+    allocation::Cost,
+    cores::{BESIDE_FLOOD, CoreRate},
+    failover::Failover,
+    forwarding::Rate,
+    sync::Latency,
 };
 
 /// A figure with its bound.
@@ -32,9 +37,10 @@ impl Goal {
 }
 
 /// Cases, with their highest cost as a multiple of the sum of these lower bounds from the same run.
-const PACKETS: [(&str, f64, &[&str]); 9] = [
+const PACKETS: [(&str, f64, &[&str]); 10] = [
     ("not for a VIP", 1.0, &["hash lookup, miss"]),
     ("established, remote, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
+    ("established, remote, UDP, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
     ("established, local, one flow", 1.0, &["hash lookup, one flow", "LRU lookup, one flow"]),
     ("established, remote, many, few", 1.0, &["LRU lookup, many flows"]),
     ("established, remote, many, all", 1.0, &["LRU lookup, many flows"]),
@@ -66,7 +72,8 @@ pub(super) fn all(measured: &Measured) -> Vec<Goal> {
     for Ratio { case, services: (most, fewest), ratio } in ratios {
         goals.push(Goal::at_most(format!("{case}: {most} to {fewest} Services"), *ratio, GROWTH));
     }
-    for CoreRate { case, cores, linear, .. } in cores.iter().filter(|rate| rate.cores > 1) {
+    for CoreRate { case, cores, linear, .. } in cores.iter().filter(|rate| rate.cores > 1 || rate.case == BESIDE_FLOOD)
+    {
         let goal = format!("{case}: {cores} cores, share of linear");
         goals.extend(linear.map(|linear| Goal::at_least(goal, linear, LINEAR)));
     }
