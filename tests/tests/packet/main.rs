@@ -14,6 +14,7 @@ mod conversation;
 mod demux;
 mod family;
 mod fixture;
+mod flood;
 mod flows;
 mod fragments;
 mod fuzz;
@@ -112,6 +113,11 @@ fn a_second_set_is_only_used_if_it_must_be() {
 #[test]
 fn a_flow_in_its_second_set_is_found() {
     as_root(records::an_overflow_is_remembered);
+}
+
+#[test]
+fn half_a_million_syns_per_second_evict_no_live_connection_and_keep_no_new_one_out() {
+    as_root(flood::of_half_a_million_per_second);
 }
 
 #[test]
