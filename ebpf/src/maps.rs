@@ -62,7 +62,7 @@ pub(crate) static SPEAKERS: LruHashMap<SpeakerKey, Speaker> = LruHashMap::with_m
 pub(crate) static FLOWS: Array<FlowSet> = Array::with_max_entries(capacity::FLOW_SETS, BPF_F_MMAPABLE);
 /// A bit for each address and port of this node's backends (`hash::local_port`).
 #[map]
-pub(crate) static LOCAL_PORTS: Array<u64> = Array::with_max_entries(capacity::LOCAL_PORTS / u64::BITS, 0);
+pub(crate) static LOCAL_PORTS: Array<u64> = Array::with_max_entries(capacity::LOCAL_PORTS / u64::BITS, BPF_F_MMAPABLE);
 #[map]
 pub(crate) static FRAGMENTS: LruHashMap<FragmentKey, FragmentValue> =
     LruHashMap::with_max_entries(capacity::FRAGMENTS, 0);

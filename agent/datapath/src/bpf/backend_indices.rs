@@ -22,6 +22,8 @@ pub(super) struct BackendIndices {
     ports: BTreeMap<u32, u32>,
     /// The used elements.
     nodes: BTreeMap<u32, u64>,
+    /// The local backends by index, those that are gone too.
+    local: BTreeMap<u32, Backend>,
 }
 
 fn bit(backend: &Backend) -> Option<u32> {
@@ -61,8 +63,17 @@ impl BackendIndices {
                 indices.nodes.insert(index, element);
             }
         }
-        backends.iter().filter_map(bit).for_each(|bit| *indices.ports.entry(bit).or_default() += 1);
+        for (index, backend) in (0..).zip(backends) {
+            let Some(bit) = bit(&backend) else { continue };
+            *indices.ports.entry(bit).or_default() += 1;
+            indices.local.insert(index, backend);
+        }
         Ok(indices)
+    }
+
+    /// Returns the local backend of an index, even if it is gone.
+    pub(super) fn local(&self, index: u32) -> Option<Backend> {
+        self.local.get(&index).copied()
     }
 
     /// Returns the used elements of `LOCAL_PORTS`.
@@ -92,7 +103,11 @@ impl BackendIndices {
         } else {
             self.nodes.insert(element, after)
         };
-        let Some(bit) = bit(backend) else { return Ok(()) };
+        let Some(bit) = bit(backend) else {
+            self.local.remove(&index);
+            return Ok(());
+        };
+        self.local.insert(index, *backend);
         let count = self.ports.entry(bit).or_default();
         *count += 1;
         if *count == 1 { self.write(maps, bit) } else { Ok(()) }

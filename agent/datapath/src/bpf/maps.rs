@@ -112,8 +112,9 @@ macro_rules! maps {
             $($(#[$doc])* pub $field: $kind<MapData, $($value),+>,)*
             /// `TABLES` mapped into memory, from the first write on. Readers need no mapping.
             tables_mapping: Option<MappedArray>,
-            /// The same for `BACKEND_NODES`.
+            /// The same for `BACKEND_NODES` and `LOCAL_PORTS`.
             backend_nodes_mapping: Option<MappedArray>,
+            local_ports_mapping: Option<MappedArray>,
             /// `LOCAL_PORTS` and `BACKEND_NODES`, from the first change of a backend on.
             backend_indices: Option<BackendIndices>,
         }
@@ -137,6 +138,7 @@ macro_rules! maps {
                     },)*
                     tables_mapping: None,
                     backend_nodes_mapping: None,
+                    local_ports_mapping: None,
                     backend_indices: None,
                 })
             }

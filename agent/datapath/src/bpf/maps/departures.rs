@@ -1,30 +1,41 @@
 //! Writes backends and Service ports, and keeps of departed ones what the last replies need.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use vipmux_common::abi::{Address, BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState};
 
 use super::{Maps, MapsError, mapped, mapped_array, used};
 use crate::bpf::backend_indices::BackendIndices;
 
+/// Writes an element of a mapped array. Without such an element, the map is too small for the
+/// backend, whose own write fails.
+fn store(elements: &[AtomicU64], element: u32, value: u64) {
+    if let Some(element) = elements.get(element as usize) {
+        element.store(value, Relaxed);
+        mapped_array::publish();
+    }
+}
+
 impl Maps {
     /// Writes an element of `BACKENDS`. A local backend that goes stays known to the replies of its
     /// flows.
     pub(in crate::bpf) fn write_backend(&mut self, index: u32, value: Backend) -> Result<(), MapsError> {
-        let before = self.backends.get(&index, 0).map_err(|source| MapsError::Read { map: "BACKENDS", source })?;
-        let is_local = before.generation != 0 && before.flags & BACKEND_LOCAL != 0;
-        let value = match value.generation {
-            0 if is_local => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
-            _ => value,
-        };
         let mut indices = match self.backend_indices.take() {
             Some(indices) => indices,
             None => BackendIndices::rebuild(self)?,
         };
+        let before = indices.local(index);
+        let value = match before {
+            Some(before) if value.generation == 0 => Backend { flags: BACKEND_LOCAL | BACKEND_GONE, ..before },
+            _ => value,
+        };
         let mut write = || {
             indices.add(self, index, &value)?;
             self.backends.set(index, value, 0).map_err(|source| MapsError::Write { map: "BACKENDS", source })?;
-            indices.remove(self, &before)
+            before.map_or(Ok(()), |before| indices.remove(self, &before))
         };
         let written = write();
         // After an error they are read again.
@@ -64,16 +75,12 @@ impl Maps {
     }
 
     pub(in crate::bpf) fn set_local_ports(&mut self, element: u32, bits: u64) -> Result<(), MapsError> {
-        self.local_ports.set(element, bits, 0).map_err(|source| MapsError::Write { map: "LOCAL_PORTS", source })
+        store(mapped(&mut self.local_ports_mapping, &self.local_ports, "LOCAL_PORTS")?, element, bits);
+        Ok(())
     }
 
     pub(in crate::bpf) fn set_backend_nodes(&mut self, element: u32, nodes: u64) -> Result<(), MapsError> {
-        let elements = mapped(&mut self.backend_nodes_mapping, &self.backend_nodes, "BACKEND_NODES")?;
-        // Not there: the map is too small for such a backend, whose own write fails.
-        if let Some(element) = elements.get(element as usize) {
-            element.store(nodes, Relaxed);
-            mapped_array::publish();
-        }
+        store(mapped(&mut self.backend_nodes_mapping, &self.backend_nodes, "BACKEND_NODES")?, element, nodes);
         Ok(())
     }
 
