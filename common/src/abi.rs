@@ -422,15 +422,6 @@ pub struct Backend {
     pub reserved: u32,
 }
 
-impl Backend {
-    /// Returns whether a flow record with this [`FlowRecord::backend_generation`] and this index is
-    /// of this backend.
-    #[inline(always)]
-    pub const fn is_of(&self, generation: u32) -> bool {
-        self.generation != 0 && generation.wrapping_sub(self.generation).cast_signed() >= 0
-    }
-}
-
 /// The node's program is attached: frames may be handed over to it.
 pub const NODE_ATTACHED: u32 = 1;
 /// The agent's own node.

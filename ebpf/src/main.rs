@@ -27,6 +27,7 @@ mod ndp;
 mod neighbor;
 mod packet;
 mod partial;
+mod position;
 mod record;
 mod reject;
 mod reply;

@@ -15,10 +15,11 @@ use vipmux_common::{
 
 use crate::{
     count,
-    flow::{self, Flow, Found, Kept, Overflow, Position, Words, after, age_low, is_closed},
+    flow::{self, Flow, Found, Kept, after, age_low, is_closed},
     maps::{BACKENDS, CONFIG, FLOWS, SERVICE_STATES, Workspace},
     nat,
     packet::UDP,
+    position::{self, Overflow, Position, Words},
     segment::Segment,
     wire::add_atomically,
 };
@@ -50,7 +51,7 @@ const BOTH_SETS: u32 = 10;
 #[inline(always)]
 pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bool, now: u64) -> Kept {
     let (Some(workspace), Some(config)) = (Workspace::get(), CONFIG.get(0)) else { return Kept::NoRoom };
-    let place = flow::place(config, &key.client, key.client_port, key.protocol);
+    let place = position::place(config, &key.client, key.client_port, key.protocol);
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
     let mut flags = if segment.is_syn() { FLOW_HALF_OPEN } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
     if is_new || segment.is_syn() {
@@ -71,7 +72,7 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     (new[4], new[5], new[6]) = (backend, slot, fixed | u64::from(flags) << 24);
     new[7] = pair(if replies { segment.sequence } else { 0 }, now as u32);
     (workspace.way, workspace.now) = (place.way(), now as u32);
-    let sets = flow::sets(config, place);
+    let sets = position::sets(config, place);
     let outcome = match flow_record(sets as u32) {
         BOTH_SETS => flow_record_in_either(sets),
         outcome => outcome,
@@ -192,7 +193,7 @@ fn place_record(first: Position, second: Position) -> u32 {
         _ => one.score() <= other.score(),
     };
     if !is_first {
-        flow::note_overflow(first);
+        position::note_overflow(first);
     }
     let (set, best) = if is_first { (first, one) } else { (second, other) };
     write(set, best)
@@ -207,7 +208,7 @@ fn write(set: Position, best: Survey) -> u32 {
     if rank > if needed { LIVE } else { IDLE } {
         return NO_ROOM;
     }
-    let Some(record) = flow::at(set + best.way()) else { return NO_ROOM };
+    let Some(record) = position::at(set + best.way()) else { return NO_ROOM };
     // SAFETY: in the table. The first word's lower half is the set's.
     unsafe {
         let words = record.cast::<u64>();
@@ -220,8 +221,8 @@ fn write(set: Position, best: Survey) -> u32 {
 }
 
 /// What a set has for a new record, in one number: the best record to replace in bits 0 and 1, its
-/// score from bit 8 on, the numbers of used and of half-open records from bits 48 and 52 on, a bit for each record of
-/// the same client port from bit 56 on, and a flag.
+/// score from bit 8 on, the numbers of used and of half-open records from bits 48 and 52 on, a bit
+/// for each record of the same client port from bit 56 on, and a flag.
 #[derive(Clone, Copy)]
 struct Survey(u64);
 
@@ -292,7 +293,7 @@ extern "C" fn flow_survey(set: Position) -> u64 {
     let (mut best, mut found) = (u64::MAX, 0);
     for number in 0..WAYS {
         let way = Place::next_way(*first, number);
-        let Some(record) = flow::at(set + way) else { return Survey::FAILED.0 };
+        let Some(record) = position::at(set + way) else { return Survey::FAILED.0 };
         let words = record.cast::<u64>();
         // SAFETY: in the table.
         let word = |index| unsafe { ptr::read_volatile(words.add(index)) };
@@ -328,7 +329,7 @@ extern "C" fn flow_survey(set: Position) -> u64 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_score(position: Position) -> u64 {
-    let (Some(record), Some(config)) = (flow::at(position), CONFIG.get(0)) else { return u64::MAX };
+    let (Some(record), Some(config)) = (position::at(position), CONFIG.get(0)) else { return u64::MAX };
     let Some(Workspace { now, .. }) = Workspace::get() else { return u64::MAX };
     // SAFETY: in the table. A torn copy only ranks wrongly.
     let flow = unsafe { Flow::read(record) };
@@ -376,7 +377,7 @@ fn is_idle(config: &Config, flow: &Flow, age: u32) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_collides(position: Position) -> u32 {
-    let (Some(record), Some(config)) = (flow::at(position), CONFIG.get(0)) else { return 1 };
+    let (Some(record), Some(config)) = (position::at(position), CONFIG.get(0)) else { return 1 };
     let Some(Workspace { flow: new, now, .. }) = Workspace::get() else { return 1 };
     // SAFETY: in the table.
     let flow = unsafe { Flow::read(record) };
@@ -396,7 +397,9 @@ extern "C" fn flow_collides(position: Position) -> u32 {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn flow_shares_backend(position: Position) -> u32 {
-    let (Some(record), Some(Workspace { flow: new, .. })) = (flow::at(position), Workspace::get()) else { return 0 };
+    let (Some(record), Some(Workspace { flow: new, .. })) = (position::at(position), Workspace::get()) else {
+        return 0;
+    };
     // SAFETY: in the table.
     let flow = unsafe { Flow::read(record) };
     let Some(one) = BACKENDS.get(flow.backend()) else { return 0 };

@@ -12,10 +12,11 @@ use vipmux_common::{
 
 use crate::{
     client::{halves, whole as whole_address},
-    flow::{self, Flow, NOWHERE, Position, after, is_closed, is_idle, refresh},
+    flow::{self, Flow, after, is_closed, is_idle, refresh},
     maps::{BACKENDS, CONFIG, LOCAL_PORTS},
     nat,
     packet::TCP,
+    position::{self, NOWHERE, Position},
     segment::{ACK, SYN},
 };
 
@@ -71,7 +72,7 @@ fn search(config: &Config, key: &ReplyKey) -> Option<Record> {
     }
     let [(c0, c1), (b0, b1)] = [halves(&key.client), halves(&key.backend)];
     let ports = u64::from(key.client_port) | u64::from(key.backend_port) << 16;
-    let at = flow::at(flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32))?;
+    let at = position::at(flow_of_reply(c0, c1, b0, b1, ports | u64::from(key.protocol) << 32))?;
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(at, place(config, key)) }?;
     let state = flow::state(&flow)?;
@@ -80,7 +81,7 @@ fn search(config: &Config, key: &ReplyKey) -> Option<Record> {
 
 #[inline(always)]
 fn place(config: &Config, key: &ReplyKey) -> Place {
-    flow::place(config, &key.client, key.client_port, key.protocol)
+    position::place(config, &key.client, key.client_port, key.protocol)
 }
 
 /// Returns the position of the record that translates a backend's replies to a client. `rest`: the
@@ -98,8 +99,8 @@ extern "C" fn flow_of_reply(c0: u64, c1: u64, b0: u64, b1: u64, rest: u64) -> Po
         protocol: (rest >> 32) as u32,
     };
     let place = place(config, &key);
-    let sets = flow::sets(config, place);
-    flow::find_in_sets(sets, place.way(), |record| {
+    let sets = position::sets(config, place);
+    position::find_in_sets(sets, place.way(), |record| {
         // SAFETY: in the table. A torn copy is found out by the check.
         let (flags, client_port, high, low) = unsafe {
             let words = record.cast::<u64>();

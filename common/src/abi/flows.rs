@@ -2,7 +2,7 @@
 
 use core::mem::{align_of, offset_of, size_of};
 
-use super::Address;
+use super::{Address, Backend};
 use crate::flow_table::WAYS;
 
 /// What tells a flow from all others of a node. Not the key of a map.
@@ -52,10 +52,10 @@ pub const FLOW_REPLIES: u32 = 128;
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowRecord {
-    /// Not of this record, but of its set. In the first record ([`crate::flow_table::LOCK_WAY`]): the
-    /// set's lock. In the second one ([`crate::flow_table::OVERFLOW_WAY`]): when a flow that has this
-    /// set as its first one last used its second one, as `seen` with the lowest bit set; 0: never.
-    /// Zero in all others.
+    /// Not of this record, but of its set. In the first record
+    /// ([`crate::flow_table::LOCK_WAY`]): the set's lock. In the second one
+    /// ([`crate::flow_table::OVERFLOW_WAY`]): when a flow that has this set as its first one last
+    /// used its second one, as `seen` with the lowest bit set; 0: never. Zero in all others.
     pub of_set: u32,
     /// [`crate::flow_table::Place::check`].
     pub check: u32,
@@ -102,6 +102,15 @@ impl FlowRecord {
     pub const fn key(&self) -> FlowKey {
         let Self { client, vip, client_port, vip_port, protocol, .. } = *self;
         FlowKey { client, vip, client_port, vip_port, protocol: protocol as u32, reserved: 0 }
+    }
+}
+
+impl Backend {
+    /// Returns whether a flow record with this [`FlowRecord::backend_generation`] and this index is
+    /// of this backend.
+    #[inline(always)]
+    pub const fn is_of(&self, generation: u32) -> bool {
+        self.generation != 0 && generation.wrapping_sub(self.generation).cast_signed() >= 0
     }
 }
 

@@ -54,8 +54,8 @@ impl From<Unclaimed> for u32 {
     }
 }
 
-/// Returns the configuration of new maps, without their flow table's. The resolution of the coarse clock is one tick, which
-/// gives jiffies per second.
+/// Returns the configuration of new maps, without their flow table's. The resolution of the coarse
+/// clock is one tick, which gives jiffies per second.
 pub fn new_config() -> Config {
     let resolution = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).map_or(0, |tick| tick.tv_nsec());
     let hz = u32::try_from(1_000_000_000_i64.checked_div(resolution).unwrap_or_default()).unwrap_or(0).max(1);

@@ -14,7 +14,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::atomic::Ordering::Relaxed,
 };
 
 use aya::{
@@ -403,7 +403,7 @@ impl Maps {
         let Some(last) = u32::try_from(backends.len()).ok().and_then(|count| (first + count).checked_sub(1)) else {
             return Ok(());
         };
-        let elements = mapped(&mut self.tables_mapping, &self.tables, "TABLES")?;
+        let elements = mapped_array::mapped(&mut self.tables_mapping, &self.tables, "TABLES")?;
         if elements.len() <= table::element(last) as usize {
             return Err(failed(io::Error::from_raw_os_error(libc::E2BIG)));
         }
@@ -414,22 +414,6 @@ impl Maps {
         mapped_array::publish();
         Ok(())
     }
-}
-
-/// Returns the elements of an array, which is mapped the first time.
-fn mapped<'mapping>(
-    mapping: &'mapping mut Option<MappedArray>,
-    array: &Array<MapData, u64>,
-    map: &'static str,
-) -> Result<&'mapping [AtomicU64], MapsError> {
-    let mapping = match mapping {
-        Some(mapping) => mapping,
-        none => {
-            let new = MappedArray::map(array.map(), array.len(), size_of::<u64>(), Access::Write);
-            none.insert(new.map_err(|source| MapsError::Write { map, source: source.into() })?)
-        }
-    };
-    Ok(mapping.elements())
 }
 
 /// Writes or removes an entry of a hash map. Removing a missing entry is no error.

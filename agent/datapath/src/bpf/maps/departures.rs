@@ -7,7 +7,11 @@ use std::{
 
 use vipmux_common::abi::{Address, BACKEND_GONE, BACKEND_LOCAL, Backend, SERVICE_GONE, ServiceState};
 
-use super::{Maps, MapsError, mapped, mapped_array, used};
+use super::{
+    Maps, MapsError,
+    mapped_array::{self, mapped},
+    used,
+};
 use crate::bpf::backend_indices::BackendIndices;
 
 /// Writes an element of a mapped array. Without such an element, the map is too small for the

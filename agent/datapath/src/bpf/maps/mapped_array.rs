@@ -11,7 +11,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering, fence},
 };
 
-use aya::maps::MapData;
+use super::MapsError;
+use aya::maps::{Array, IterableMap as _, MapData};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 
 /// What a mapping is for.
@@ -66,6 +67,22 @@ impl Drop for MappedArray {
         let unmapped = unsafe { munmap(self.start.cast(), self.elements * size_of::<u64>()) };
         debug_assert_eq!(unmapped, Ok(()));
     }
+}
+
+/// Returns the elements of an array, which is mapped the first time.
+pub(super) fn mapped<'mapping>(
+    mapping: &'mapping mut Option<MappedArray>,
+    array: &Array<MapData, u64>,
+    map: &'static str,
+) -> Result<&'mapping [AtomicU64], MapsError> {
+    let mapping = match mapping {
+        Some(mapping) => mapping,
+        none => {
+            let new = MappedArray::map(array.map(), array.len(), size_of::<u64>(), Access::Write);
+            none.insert(new.map_err(|source| MapsError::Write { map, source: source.into() })?)
+        }
+    };
+    Ok(mapping.elements())
 }
 
 /// Orders writes: no program sees a write after this call without the writes before it.

@@ -1,0 +1,175 @@
+//! The flow table: where the records of a flow are. `vipmux_common::flow_table` has the layout.
+
+use core::ptr;
+
+use vipmux_common::{
+    abi::{Address, Config, FlowKey, FlowRecord},
+    flow_table::{self, LONGEST_IDLE_SECONDS, OVERFLOW_WAY, Place, WAYS},
+};
+
+use crate::{
+    flow::{age_low, now},
+    maps::{CONFIG, FLOWS},
+};
+
+/// Returns the place of a flow in the table.
+#[inline(always)]
+pub(crate) fn place(config: &Config, client: &Address, client_port: u16, protocol: u32) -> Place {
+    Place::new(&config.flow_secret, client, client_port, protocol)
+}
+
+/// A record's number, less than 4 times the number of sets; or [`NOWHERE`].
+pub(crate) type Position = u32;
+/// No record.
+pub(crate) const NOWHERE: Position = u32::MAX;
+
+/// Returns the record at a position.
+#[inline(always)]
+pub(crate) fn at(position: Position) -> Option<*mut FlowRecord> {
+    let set = FLOWS.get_ptr_mut(position / WAYS)?;
+    // SAFETY: one of the set's records.
+    Some(unsafe { set.cast::<FlowRecord>().add((position % WAYS) as usize) })
+}
+
+/// Whether flows that have a set as their first one use their second one.
+#[derive(Clone, Copy)]
+pub(crate) struct Overflow {
+    time: u32,
+    now: u32,
+    hz: u32,
+}
+
+impl Overflow {
+    #[inline(always)]
+    pub(crate) fn of(set: Position) -> Option<Self> {
+        let (record, config) = (at(set + OVERFLOW_WAY)?, CONFIG.get(0)?);
+        // SAFETY: in the table.
+        let time = unsafe { ptr::read_volatile(&raw const (*record).of_set) };
+        (time != 0).then(|| Self { time, now: now() as u32, hz: config.hz })
+    }
+
+    /// Returns whether such a flow may be alive.
+    #[inline(always)]
+    pub(crate) fn is_recent(&self) -> bool {
+        age_low(self.time, self.now) <= self.hz.wrapping_mul(LONGEST_IDLE_SECONDS)
+    }
+
+    /// Notes a use of the second set, once a second.
+    #[inline(always)]
+    fn refresh(&self, set: Position) {
+        if age_low(self.time, self.now) >= self.hz {
+            note_overflow(set);
+        }
+    }
+}
+
+/// Notes that a flow that has this set as its first one uses its second one.
+#[inline(always)]
+pub(crate) fn note_overflow(set: Position) {
+    if let Some(record) = at(set + OVERFLOW_WAY) {
+        // SAFETY: in the table.
+        unsafe { ptr::write_volatile(&raw mut (*record).of_set, flow_table::overflow(now() as u32)) };
+    }
+}
+
+/// An address, and what else tells a flow from others, as a record has them.
+#[derive(Clone, Copy)]
+pub(crate) struct Words {
+    pub(crate) ports: u64,
+    pub(crate) high: u64,
+    pub(crate) low: u64,
+    pub(crate) protocol: u32,
+}
+
+impl Words {
+    #[inline(always)]
+    pub(crate) fn of(key: &FlowKey) -> Self {
+        let pair = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        let ports = u32::from(key.client_port) | u32::from(key.vip_port) << 16;
+        Self {
+            ports: pair(key.vip, ports),
+            high: pair(key.client.w0, key.client.w1),
+            low: pair(key.client.w2, key.client.w3),
+            protocol: key.protocol,
+        }
+    }
+
+    /// Returns whether the record is this flow's, if it is whole.
+    ///
+    /// # Safety
+    /// `record` is in the table.
+    #[inline(always)]
+    pub(crate) unsafe fn are_of(&self, record: *const FlowRecord) -> bool {
+        let words = record.cast::<u64>();
+        // SAFETY: a map value.
+        unsafe {
+            ptr::read_volatile(words.add(1)) == self.ports
+                && ptr::read_volatile(words.add(3)) == self.low
+                && ptr::read_volatile(words.add(2)) == self.high
+                && u32::from(ptr::read_volatile(&raw const (*record).protocol)) == self.protocol
+        }
+    }
+}
+
+/// Returns the positions of the first and the second set's first records. The second one is above
+/// 32 bits.
+#[inline(always)]
+pub(crate) fn sets(config: &Config, place: Place) -> u64 {
+    let mask = config.flow_mask;
+    u64::from(place.set(mask) * WAYS) | u64::from(place.other_set(mask) * WAYS) << 32
+}
+
+/// Returns the record of a flow.
+#[inline(always)]
+pub(crate) fn search(config: &Config, key: &FlowKey, place: Place) -> Option<*mut FlowRecord> {
+    let words = Words::of(key);
+    let first = at(place.set(config.flow_mask) * WAYS + place.way())?;
+    // SAFETY: in the table.
+    if unsafe { words.are_of(first) } {
+        return Some(first);
+    }
+    let Words { ports, high, low, protocol } = words;
+    at(flow_elsewhere(sets(config, place), ports, high, low, protocol | place.way() << 8))
+}
+
+/// The verifier checks this function on its own, since its comparisons would multiply with all that
+/// follows. Returns the position of a flow's record. `rest`: the protocol, and the way.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn flow_elsewhere(sets: u64, ports: u64, high: u64, low: u64, rest: u32) -> Position {
+    let words = Words { ports, high, low, protocol: rest & 0xff };
+    // SAFETY: in the table.
+    find_in_sets(sets, rest >> 8, |record| unsafe { words.are_of(record) })
+}
+
+/// Returns the position of the first record that is wanted.
+#[inline(always)]
+pub(crate) fn find_in_sets(sets: u64, way: u32, is_it: impl Fn(*mut FlowRecord) -> bool) -> Position {
+    let (first, second) = (sets as u32, (sets >> 32) as u32);
+    let position = find_in_set(first, way, &is_it);
+    if position != NOWHERE {
+        return position;
+    }
+    let Some(overflow) = Overflow::of(first) else { return NOWHERE };
+    if !overflow.is_recent() {
+        return NOWHERE;
+    }
+    let position = find_in_set(second, way, &is_it);
+    if position != NOWHERE {
+        overflow.refresh(first);
+    }
+    position
+}
+
+#[inline(always)]
+fn find_in_set(set: Position, way: u32, is_it: &impl Fn(*mut FlowRecord) -> bool) -> Position {
+    for number in 0..WAYS {
+        let position = set + Place::next_way(way, number);
+        match at(position) {
+            Some(record) if is_it(record) => return position,
+            Some(_) => {}
+            None => return NOWHERE,
+        }
+    }
+    NOWHERE
+}
