@@ -34,6 +34,7 @@ mod elector;
 mod error;
 mod events;
 mod gossip_task;
+mod handover_macs;
 mod interfaces;
 mod kernel;
 mod liveness;

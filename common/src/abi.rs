@@ -19,7 +19,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 8;
+pub const ABI_VERSION: u32 = 9;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -28,9 +28,10 @@ pub const ABI_VERSION: u32 = 8;
 /// change then. Any other change begins the next family, at the next hundred.
 pub const COMPATIBLE: core::ops::Range<u32> = 3..100;
 
-/// The first three bytes of every hand-over MAC: locally administered, individual (IEEE 802-2014,
-/// 8.4). A frame with such a source was balanced by another node.
-pub const HANDOVER_PREFIX: [u8; 3] = [0x0e, 0x76, 0x6d];
+/// The first byte of every hand-over MAC: locally administered, individual (IEEE 802-2014, 8.4). The
+/// others are a secret of the nodes. A frame with a node's hand-over MAC as its source was balanced
+/// by that node.
+pub const HANDOVER_PREFIX: u8 = 0x0e;
 
 /// Entries of each map, unless the agent's configuration sets others.
 pub mod capacity {
@@ -121,19 +122,10 @@ impl Mac {
         [h[0], h[1], h[2], h[3], t[0], t[1]]
     }
 
-    /// Returns whether this is a hand-over MAC of any node ([`HANDOVER_PREFIX`]).
+    /// Returns whether this may be a hand-over MAC ([`HANDOVER_PREFIX`]). Only `PEERS` knows.
     #[inline(always)]
-    pub const fn is_handover(self) -> bool {
-        const MASK: u32 = u32::from_ne_bytes([0xff, 0xff, 0xff, 0]);
-        const PREFIX: u32 = u32::from_ne_bytes([HANDOVER_PREFIX[0], HANDOVER_PREFIX[1], HANDOVER_PREFIX[2], 0]);
-        self.head & MASK == PREFIX
-    }
-
-    /// Returns the hand-over MAC of the node with this MAC on the segment: the prefix and this
-    /// MAC's last three bytes.
-    pub const fn handover(self) -> Self {
-        let b = self.bytes();
-        Self::new([HANDOVER_PREFIX[0], HANDOVER_PREFIX[1], HANDOVER_PREFIX[2], b[3], b[4], b[5]])
+    pub const fn may_be_handover(self) -> bool {
+        self.head.to_ne_bytes()[0] == HANDOVER_PREFIX
     }
 }
 
@@ -175,6 +167,9 @@ pub struct Config {
     pub padding: u32,
     /// The secret of the flow table.
     pub flow_secret: FlowSecret,
+    /// This node's hand-over MAC, the source of frames that it hands over. All zero: not known, so
+    /// the egress interface's own MAC is the source.
+    pub handover: Mac,
 }
 
 /// Answered: TCP RST, ICMP port unreachable.
@@ -433,7 +428,7 @@ pub const NODE_SELF: u32 = 2;
 pub struct Node {
     /// Its MAC on the segment; all zero: not resolved.
     pub mac: Mac,
-    /// Its hand-over MAC.
+    /// Its hand-over MAC, for people. `PEERS` has it too.
     pub handover: Mac,
     /// The interface of *this* node that reaches it.
     pub ifindex: u32,
@@ -446,6 +441,10 @@ pub struct Node {
     /// node's. 0 during such a change: no record has a valid epoch, and none gets one.
     pub epoch: u32,
 }
+
+/// In `PEERS[Mac]`, besides the index of the node: the MAC is a hand-over MAC of that node, not one
+/// that it has on a segment.
+pub const PEER_HANDOVER: u32 = 1 << 31;
 
 /// `NODE_NAMES[index]`: the Node's name (RFC 1123 subdomain, at most 253 bytes), zero-terminated.
 /// For people and for a restarted agent; empty: the index is free.
@@ -479,7 +478,8 @@ pub struct Count {
 const _: () = {
     assert!(size_of::<Address>() == 16 && align_of::<Address>() == 8);
     assert!(size_of::<Mac>() == 8 && align_of::<Mac>() == 8);
-    assert!(size_of::<Config>() == 104 && offset_of!(Config, flow_mask) == 48);
+    assert!(size_of::<Config>() == 112 && offset_of!(Config, flow_mask) == 48);
+    assert!(offset_of!(Config, handover) == 104);
     assert!(size_of::<Interface>() == 16 && offset_of!(Interface, bit) == 8);
     assert!(size_of::<VipValue>() == 24 && offset_of!(VipValue, flags) == 4 && offset_of!(VipValue, epoch) == 16);
     assert!(size_of::<VipSlot>() == 32 && offset_of!(VipSlot, id) == 16 && capacity::VIP_INDEX.is_power_of_two());

@@ -16,14 +16,14 @@ use vipmux_common::{
 
 use crate::{
     client, count,
-    flow::{self, Found, Kept},
+    flow::{self, Found, Kept, Source},
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
     maps::{CONFIG, SCRATCH, VIP_INDEX, VIPS},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
-    record, reject,
+    peer, record, reject,
     segment::Segment,
     service,
     verdict::{Outcome, Verdict},
@@ -33,7 +33,12 @@ use crate::{
 /// the packet handed over, which is allowed wherever nodes reach each other. An IPv4-mapped address
 /// on the wire is refused: it stands for an IPv4 VIP (RFC 4291, 2.5.5.2).
 #[inline(always)]
-fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<(u32, u32)> {
+fn vip<const V6: bool>(
+    frame: &Frame,
+    interface: &Interface,
+    packet: &Packet<V6>,
+    handed_over: bool,
+) -> Option<(u32, u32)> {
     let address = &packet.destination;
     if V6 && address.is_v4() {
         return None;
@@ -42,9 +47,7 @@ fn vip<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>
     // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
     // alone without the flag, so that what is not here yet is looked up.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
-    let is_here = |interfaces: u32, vlan: u32| {
-        interfaces & interface.bit != 0 && vlan == frame.vlan || frame.source.is_handover()
-    };
+    let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan || handed_over;
     if known == *address && id != 0 && is_here(interfaces, vlan) {
         return Some((id, flags));
     }
@@ -70,7 +73,8 @@ fn is_vip(address: &Address) -> bool {
 #[inline(always)]
 pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let Some((id, flags)) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let handed_over = peer::has_handed_over(frame);
+    let Some((id, flags)) = vip(frame, interface, &packet, handed_over) else { return Ok(Verdict::PASS) };
     let now = flow::now();
     if neighbor::is_abandoned(now) {
         return Ok(Verdict::PASS);
@@ -79,12 +83,18 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
     let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
     let key = segment.flow(packet.source, id);
-    let handed_over = frame.source.is_handover();
     let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, reserved: 0 };
-    let Some(found) = flow::find(config, &key, &segment, now) else { return tell(is_new, Verdict::NEW) };
-    if !service::is_fit(&found.target, frame, handed_over) {
-        return tell(is_new, Verdict::NEW);
-    }
+    let source = Source { frame, interface, handed_over };
+    let found = match flow::find(config, &key, &segment, &source, now) {
+        Ok(Some(found)) => found,
+        Ok(None) => return tell(is_new, Verdict::NEW),
+        Err(reason) => {
+            if handed_over {
+                count::stat(Stat::FromPeer, frame.length);
+            }
+            return Err(reason.into());
+        }
+    };
     if found.kept == Kept::Partly {
         return tell(Scratch::default(), Verdict::NEW);
     }
@@ -114,10 +124,11 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
     let is_known_new = scratch.known == KNOWN_NEW;
+    let handed_over = peer::has_handed_over(frame);
     let (id, flags) = if is_known_new {
         (scratch.vip, scratch.vip_flags)
     } else {
-        let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+        let Some(vip) = vip(frame, interface, &packet, handed_over) else { return Ok(Verdict::PASS) };
         vip
     };
     let transport = packet.transport(frame, Some(frame.available()))?;
@@ -125,21 +136,24 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return tell(Scratch::default(), Verdict::ODD);
     }
     let segment = transport.segment(frame.end)?;
-    let handed_over = frame.source.is_handover();
     if handed_over {
         count::stat(Stat::FromPeer, frame.length);
     }
     let key = segment.flow(packet.source, id);
     let now = flow::now();
-    let known = if is_known_new { None } else { flow::find(CONFIG.get(0).ok_or(Verdict::PASS)?, &key, &segment, now) };
+    let source = Source { frame, interface, handed_over };
+    let known = match CONFIG.get(0) {
+        Some(config) if !is_known_new => flow::find(config, &key, &segment, &source, now)?,
+        _ => None,
+    };
     let (mut found, is_new, to_remember) = match known {
-        Some(found) if service::is_fit(&found.target, frame, handed_over) => {
+        Some(found) => {
             if found.ranges != 0 && !client::is_allowed(found.ranges, &packet.source) {
                 return Err(DropReason::SourceRange.into());
             }
             (found, false, false)
         }
-        _ => {
+        None => {
             // A VIP's answers would come here again. Two VIPs that answer everything would loop
             // forever.
             if is_vip(&packet.source) {
@@ -197,9 +211,9 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         _ => {}
     }
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let Some(vip) = vip(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let handed_over = peer::has_handed_over(frame);
+    let Some(vip) = vip(frame, interface, &packet, handed_over) else { return Ok(Verdict::PASS) };
     let transport = packet.transport(frame, Some(frame.available()))?;
-    let handed_over = frame.source.is_handover();
     if handed_over {
         count::stat(Stat::FromPeer, frame.length);
     }
@@ -253,7 +267,7 @@ fn error<const V6: bool>(
     embedded: &Embedded<V6>,
 ) -> Outcome {
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
-    let handed_over = frame.source.is_handover();
+    let handed_over = peer::has_handed_over(frame);
     let (target, state) = match flow::look(&key) {
         Some((target, state)) if service::is_fit(&target, frame, handed_over) => (target, state),
         _ => {

@@ -7,19 +7,21 @@ use core::ptr;
 use aya_ebpf::helpers::bpf_jiffies64;
 use vipmux_common::{
     abi::{
-        BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT,
-        FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey, FlowRecord, Node, SERVICE_DIRECT,
-        SERVICE_GONE, ServiceState,
+        BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN,
+        FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey, FlowRecord,
+        INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
     backend_nodes,
     flow_table::Place,
 };
 
 use crate::{
+    frame::Frame,
     maps::{BACKEND_NODES, BACKENDS, CONFIG, NODES, SERVICE_STATES},
     packet::UDP,
     position::{self, search},
     segment::{FIN, RST, Segment},
+    service,
 };
 
 /// The current time in jiffies. It is far cheaper than any clock helper, and precise enough for
@@ -312,26 +314,66 @@ pub(crate) struct Found {
     pub(crate) kept: Kept,
 }
 
-/// Returns the destination of a live record, and refreshes the record.
-#[inline(always)]
-pub(crate) fn find(config: &Config, key: &FlowKey, segment: &Segment, now: u64) -> Option<Found> {
-    let place = position::place(config, &key.client, key.client_port, key.protocol);
-    let record = search(config, key, place)?;
-    // SAFETY: in the table.
-    let flow = unsafe { Flow::whole(record, place) }?;
-    let state = state(&flow)?;
-    if state.flags & SERVICE_GONE != 0 {
-        return None;
+/// Where a frame comes from.
+pub(crate) struct Source<'a> {
+    pub(crate) frame: &'a Frame,
+    pub(crate) interface: &'a Interface,
+    /// Another node has handed it over.
+    pub(crate) handed_over: bool,
+}
+
+impl Source<'_> {
+    /// Returns whether the frame may go to the backend of a live record. `Ok(false)`: no, and the
+    /// record may be replaced.
+    ///
+    /// A handed-over frame stays here, and no frame goes back to its node. Such a frame may be
+    /// forged. So it only replaces a record if a node vouches for it, and if it may begin a flow.
+    /// (An earlier flow of the same ports may have left the record.)
+    #[inline(always)]
+    fn is_fit(&self, target: &Target, segment: &Segment) -> Result<bool, DropReason> {
+        if target.local.is_some() {
+            return Ok(true);
+        }
+        let Ok(node) = service::node(target) else { return Ok(false) };
+        let came_back = node.mac == self.frame.source;
+        if !self.handed_over && !came_back {
+            return Ok(true);
+        }
+        let is_trusted = self.handed_over || self.interface.flags & INTERFACE_OWN_MAC != 0;
+        if is_trusted && segment.may_begin() {
+            return Ok(false);
+        }
+        Err(if self.handed_over { DropReason::NotLocal } else { DropReason::Hairpin })
     }
-    let Recorded { target, ready, epoch } = recorded(&flow)?;
+}
+
+/// Returns the destination of a live record, and refreshes the record. `None`: there is none, or it
+/// may be replaced.
+#[inline(always)]
+pub(crate) fn find(
+    config: &Config,
+    key: &FlowKey,
+    segment: &Segment,
+    source: &Source,
+    now: u64,
+) -> Result<Option<Found>, DropReason> {
+    let place = position::place(config, &key.client, key.client_port, key.protocol);
+    let Some(record) = search(config, key, place) else { return Ok(None) };
+    // SAFETY: in the table.
+    let Some(flow) = (unsafe { Flow::whole(record, place) }) else { return Ok(None) };
+    let Some(state) = state(&flow) else { return Ok(None) };
+    if state.flags & SERVICE_GONE != 0 {
+        return Ok(None);
+    }
+    let Some(Recorded { target, ready, epoch }) = recorded(&flow) else { return Ok(None) };
     let (now, flags) = (now as u32, flow.flags());
     let age = flow.age(now);
     if is_idle(config, segment.protocol, state.idle, age) {
-        return None;
+        return Ok(None);
     }
     let syn = segment.is_syn();
-    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) {
-        return None;
+    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) || !source.is_fit(&target, segment)? {
+        return Ok(None);
     }
     let after = if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };
     let mut kept = Kept::Record;
@@ -351,14 +393,14 @@ pub(crate) fn find(config: &Config, key: &FlowKey, segment: &Segment, now: u64) 
             unsafe { ptr::write_volatile(&raw mut (*record).epoch, epoch) };
         }
     }
-    Some(Found {
+    Ok(Some(Found {
         target,
         slot: flow.slot(),
         slot_generation: flow.slot_generation(),
         flags: state.flags,
         ranges: state.ranges,
         kept,
-    })
+    }))
 }
 
 /// Updates a record after a packet: at a change of its flags, or once a second. The time does not

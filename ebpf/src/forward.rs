@@ -9,7 +9,7 @@ use vipmux_common::abi::{DropReason, INTERFACE_OWN_MAC, Interface, Mac, Node, St
 use crate::{
     count,
     frame::Frame,
-    maps::INTERFACES,
+    maps::{CONFIG, INTERFACES},
     packet::{Packet, Transport},
     partial,
     segment::Segment,
@@ -52,8 +52,11 @@ pub(crate) fn hand_over_segment<const V6: bool>(
 /// takes no second one.
 #[inline(always)]
 fn source(interface: &Interface, node: &Node) -> Mac {
-    if interface.flags & INTERFACE_OWN_MAC == 0 {
-        return interface.mac.handover();
+    if interface.flags & INTERFACE_OWN_MAC == 0
+        && let Some(config) = CONFIG.get(0)
+        && config.handover != Mac::default()
+    {
+        return config.handover;
     }
     INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)
 }

@@ -27,6 +27,7 @@ mod ndp;
 mod neighbor;
 mod packet;
 mod partial;
+mod peer;
 mod position;
 mod record;
 mod reject;

@@ -8,7 +8,8 @@ use vipmux_common::abi::{
 use crate::{
     count,
     frame::Frame,
-    maps::{CONFIG, FENCE, INTERFACES, LAPSE, PEERS, SPEAKERS, VIPS},
+    maps::{CONFIG, FENCE, INTERFACES, LAPSE, SPEAKERS, VIPS},
+    peer,
 };
 
 const NANOSECONDS: u64 = 1_000_000_000;
@@ -100,7 +101,7 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
             return true;
         }
         note(address, sender, frame, |speaker, now| speaker.claimed = now);
-        if PEERS.get_ptr(sender).is_none() {
+        if !peer::is_node(sender) {
             count::stat(Stat::Foreign, frame.length);
         } else if (*vip).flags & VIP_LEADING != 0 {
             (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;

@@ -14,8 +14,9 @@ use vipmux_common::{
 use crate::{
     budget, count, flow, fragment,
     frame::Frame,
-    maps::{CONFIG, PEERS},
+    maps::CONFIG,
     packet::{Packet, TCP, Transport, write_address},
+    peer,
     segment::{ACK, FIN, RST, SYN, Segment},
     verdict::{Outcome, Verdict},
     wire::{read, write},
@@ -36,14 +37,14 @@ const HOPS: u8 = 64;
 pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, reason: DropReason) -> Verdict {
     let drop = Verdict::drop(reason);
     let Some(config) = CONFIG.get(0) else { return drop };
-    if frame.source.is_handover() {
+    if peer::has_handed_over(frame) {
         return drop;
     }
     match config.unclaimed {
         UNCLAIMED_REJECT => {}
         // A peer's stack without the address has forwarded the packet. This node's stack would too,
         // forever.
-        UNCLAIMED_PASS if PEERS.get_ptr(frame.source).is_some() => {}
+        UNCLAIMED_PASS if peer::is_node(frame.source) => {}
         UNCLAIMED_PASS => return Verdict::of(pass::<V6>(frame)),
         _ => return drop,
     }
@@ -99,7 +100,7 @@ pub(crate) fn echo<const V6: bool>(
     }
     // SAFETY: compared with the end above.
     let kind: u16 = unsafe { read::<0, _>(at) };
-    let is_asked = kind == request && !frame.source.is_handover() && is_host::<V6>(&packet.source);
+    let is_asked = kind == request && !peer::has_handed_over(frame) && is_host::<V6>(&packet.source);
     if !is_asked || !allowed(frame.length) {
         return Err(DropReason::Icmp.into());
     }

@@ -134,6 +134,12 @@ impl Segment {
         self.flags & (SYN | ACK) == SYN
     }
 
+    /// Returns whether this may be a flow's first packet.
+    #[inline(always)]
+    pub(crate) fn may_begin(&self) -> bool {
+        self.is_syn() || self.protocol == UDP
+    }
+
     #[inline(always)]
     pub(crate) fn flow(&self, client: Address, vip: u32) -> FlowKey {
         FlowKey {

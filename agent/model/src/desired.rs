@@ -25,6 +25,9 @@ pub struct Desired {
     /// Further MACs with which nodes announce VIPs. They are on other segments than the one that
     /// leads to the node.
     pub speakers: BTreeMap<Mac, NodeName>,
+    /// The source MACs of frames that each node hands over: the one in use first. There are two
+    /// while a gossip key is replaced.
+    pub handover_macs: Arc<BTreeMap<NodeName, Vec<Mac>>>,
     /// VIPs.
     pub vips: BTreeMap<Vip, DesiredVip>,
     /// Port claims. A claim whose VIP is not in `vips` is an error of the caller. One with

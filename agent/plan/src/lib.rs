@@ -100,6 +100,7 @@ pub fn plan(desired: &Desired, observed: &Observed, now: Duration) -> Result<Pla
         next_vip: vips.next_id,
         // This plan uses them up, even if it fails in the middle.
         next_generation: if next == first { maps.config.next_generation } else { next },
+        handover: nodes::handover_macs(desired, &desired.local).first().copied().unwrap_or_default(),
         ..maps.config
     };
     let mut steps = Vec::new();

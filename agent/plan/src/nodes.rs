@@ -56,7 +56,8 @@ impl<'a> NodeSteps<'a> {
                 nodes.arrivals.push(Step::NodeName(index, Some(name.to_string())));
             }
             let epoch = maps.nodes.get(index).map_or(0, |entry| entry.node.epoch);
-            let value = value(node, *name == desired.local, epoch);
+            let handover = handover_macs(desired, name).first().copied().unwrap_or_default();
+            let value = value(node, *name == desired.local, handover, epoch);
             if maps.nodes.get(index).is_none_or(|entry| entry.node != value) {
                 nodes.arrivals.push(Step::Node(index, value));
             }
@@ -68,14 +69,7 @@ impl<'a> NodeSteps<'a> {
     }
 
     fn plan_peers(&mut self, desired: &Desired, maps: &MapMirror, refused: &mut Vec<CapacityRefusal>) {
-        let mut peers: BTreeMap<Mac, (&NodeName, u32)> = BTreeMap::new();
-        let nodes = desired.nodes.iter().filter_map(|(name, node)| Some((node.mac?, name)));
-        for (mac, name) in nodes.chain(desired.speakers.iter().map(|(mac, name)| (*mac, name))) {
-            // This node is not its own peer: its announcements must not make it yield.
-            if let Some(index) = self.indices.get(name).filter(|_| *name != desired.local) {
-                peers.entry(mac).or_insert((name, *index));
-            }
-        }
+        let peers = self.peers(desired);
         let gone = maps.peers.keys().filter(|mac| !peers.contains_key(mac));
         let before = self.arrivals.len();
         self.arrivals.extend(gone.map(|mac| Step::Peer(*mac, None)));
@@ -92,6 +86,26 @@ impl<'a> NodeSteps<'a> {
                 self.arrivals.push(Step::Peer(mac, Some(index)));
             }
         }
+    }
+
+    /// Returns the elements of `PEERS`. This node is not its own peer: its announcements must not
+    /// make it yield.
+    fn peers(&self, desired: &'a Desired) -> BTreeMap<Mac, (&'a NodeName, u32)> {
+        let nodes = desired.nodes.iter().filter_map(|(name, node)| Some((node.mac?, name, 0)));
+        let speakers = desired.speakers.iter().map(|(mac, name)| (*mac, name, 0));
+        let handing_over = desired
+            .nodes
+            .keys()
+            .flat_map(|name| handover_macs(desired, name).iter().map(move |mac| (*mac, name, abi::PEER_HANDOVER)));
+        let mut peers = BTreeMap::new();
+        for (mac, name, flag) in
+            nodes.chain(speakers).chain(handing_over).filter(|(_, name, _)| **name != desired.local)
+        {
+            if let Some(index) = self.indices.get(name) {
+                peers.entry(mac).or_insert((name, *index | flag));
+            }
+        }
+        peers
     }
 
     /// Changes the epochs of the nodes in `stale_epochs`: flow records' epochs no longer vouch for
@@ -146,12 +160,17 @@ impl<'a> NodeSteps<'a> {
     }
 }
 
-fn value(node: &DesiredNode, local: bool, epoch: u32) -> abi::Node {
+/// Returns the hand-over MACs of a node, the one in use first.
+pub(super) fn handover_macs<'a>(desired: &'a Desired, node: &NodeName) -> &'a [Mac] {
+    desired.handover_macs.get(node).map_or(&[], Vec::as_slice)
+}
+
+fn value(node: &DesiredNode, local: bool, handover: Mac, epoch: u32) -> abi::Node {
     let attached = if node.attached { abi::NODE_ATTACHED } else { 0 };
     let own = if local { abi::NODE_SELF } else { 0 };
     abi::Node {
         mac: node.mac.unwrap_or_default(),
-        handover: node.mac.map(Mac::handover).unwrap_or_default(),
+        handover,
         ifindex: node.ifindex,
         mtu: node.mtu,
         flags: attached | own,

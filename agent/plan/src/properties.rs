@@ -170,7 +170,7 @@ prop_compose! {
             (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, attached })
         }).collect();
         let unreachable = if to_kernel { Unreachable::Kernel } else { Unreachable::Refuse };
-        Desired { local: node(0), nodes, speakers, vips, services: services.into(), unreachable }
+        Desired { local: node(0), nodes, speakers, handover_macs: Arc::default(), vips, services: services.into(), unreachable }
     }
 }
 

@@ -44,6 +44,7 @@ pub(super) fn desired() -> Desired {
         local: node_name("a"),
         nodes: [node_with_mac(1, "a"), node_with_mac(2, "b")].into(),
         speakers: BTreeMap::new(),
+        handover_macs: Arc::default(),
         vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: None, epoch: 1 })].into(),
         services: imbl::OrdMap::new(),
         unreachable: Unreachable::Refuse,
@@ -343,6 +344,21 @@ fn nodes_are_peers_by_all_their_macs_as_long_as_they_have_them() {
     assert_eq!(world.kernel.entries.peers, [(mac(2), 1), (mac(3), 1)].into());
     world.reach(&Desired { speakers: [(mac(6), node_name("b"))].into(), ..desired() });
     assert_eq!(world.kernel.entries.peers, [(mac(2), 1), (mac(6), 1)].into());
+}
+
+#[test]
+fn peers_have_all_their_hand_over_macs_and_this_node_uses_its_first() {
+    let mut world = World::new();
+    let mac = |last| Mac::new([abi::HANDOVER_PREFIX, 0, 0, 0, 0, last]);
+    let macs = [(node_name("a"), vec![mac(1), mac(2)]), (node_name("b"), vec![mac(3), mac(4)])];
+    world.reach(&Desired { handover_macs: Arc::new(macs.into()), ..desired() });
+    let peer = 1 | abi::PEER_HANDOVER;
+    assert_eq!(world.kernel.entries.peers, [(Mac::new([2, 0, 0, 0, 0, 2]), 1), (mac(3), peer), (mac(4), peer)].into());
+    assert_eq!(world.kernel.entries.config.handover, mac(1));
+    let handovers: Vec<_> = world.kernel.entries.nodes.values().map(|node| node.handover).collect();
+    assert_eq!(handovers, [mac(1), mac(3)]);
+    world.reach(&desired());
+    assert_eq!((world.kernel.entries.peers.len(), world.kernel.entries.config.handover), (1, Mac::default()));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel};
+use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, PEER_HANDOVER};
 
 use crate::output::{
     Report,
@@ -26,7 +26,7 @@ pub struct NeighborView {
     pub node: String,
     /// Its MAC on the segment; `None`: not resolved.
     pub mac: Option<String>,
-    /// The source MAC of frames that it hands over; `None`: not resolved.
+    /// The source MAC of frames that it hands over; `None`: not known.
     pub handover_mac: Option<String>,
     /// All MACs that count as this node when it announces a VIP.
     pub peer_macs: Vec<String>,
@@ -56,7 +56,7 @@ impl NeighborList {
     /// Reads the neighbors.
     pub fn read(maps: &Maps) -> Result<Self, MapsError> {
         let mut peers: BTreeMap<u32, Vec<String>> = BTreeMap::new();
-        for (mac, node) in maps.read_peers()? {
+        for (mac, node) in maps.read_peers()?.into_iter().filter(|(_, node)| node & PEER_HANDOVER == 0) {
             peers.entry(node).or_default().push(mac.to_string());
         }
         for macs in peers.values_mut() {

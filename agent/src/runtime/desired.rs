@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     num::NonZeroU16,
+    sync::Arc,
 };
 
 use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
@@ -33,6 +34,7 @@ pub(super) struct DesiredInputs<'a> {
     pub(super) neighbors: &'a ResolvedNeighbors,
     pub(super) interfaces: &'a AttachedInterfaces,
     pub(super) peer_macs: &'a PeerMacs,
+    pub(super) handover_macs: &'a Arc<BTreeMap<NodeName, Vec<Mac>>>,
     pub(super) observed: &'a Observed,
     /// The VIPs that this node leads, with their epochs.
     pub(super) led: &'a BTreeMap<Vip, u64>,
@@ -52,7 +54,8 @@ impl DesiredInputs<'_> {
             macs.range(1..).map(move |(_, mac)| (*mac, name.clone())).collect::<Vec<_>>()
         };
         let speakers = self.peer_macs.iter().flat_map(of_node).collect();
-        Desired { local: self.node.clone(), nodes, speakers, vips, services, unreachable: self.unreachable }
+        let (local, handover_macs) = (self.node.clone(), Arc::clone(self.handover_macs));
+        Desired { local, nodes, speakers, handover_macs, vips, services, unreachable: self.unreachable }
     }
 
     fn vips(&self, warnings: &mut Warnings) -> BTreeMap<Vip, DesiredVip> {

@@ -19,7 +19,7 @@ use super::{
 use crate::{control::Query, signals::StopSignals};
 use vipmux_cluster::store::StoreReport;
 use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
-use vipmux_election::HEARTBEAT;
+use vipmux_election::{HEARTBEAT, membership::sealing::SealingKeys};
 
 /// The interval at which answers are read while the LAN is asked for an address. Also the pause
 /// before the next heartbeat, if one takes longer than [`HEARTBEAT`].
@@ -44,7 +44,8 @@ pub(super) enum Event {
     AnnouncementDue,
     /// A signal asks the agent to stop.
     Stop,
-    /// The serving state, the interfaces or the neighbors changed, or it is time to try again.
+    /// The serving state, the interfaces, the neighbors or the gossip keys changed, or it is time to
+    /// try again.
     Changed,
     /// A reading of the kernel ended.
     KernelRead(KernelReading),
@@ -77,6 +78,7 @@ pub(super) struct Inputs {
     state: watch::Receiver<Arc<ServingState>>,
     links: watch::Receiver<Arc<Links>>,
     neighbors: watch::Receiver<Arc<ResolvedNeighbors>>,
+    keys: watch::Receiver<SealingKeys>,
     queries: mpsc::Receiver<Query>,
     reports: mpsc::Receiver<StoreReport>,
     /// A serving state came. Before the first one nothing is known to be wanted, and the maps may
@@ -89,13 +91,14 @@ impl Inputs {
         stop: StopSignals,
         monitor: &Monitor,
         state: watch::Receiver<Arc<ServingState>>,
+        keys: watch::Receiver<SealingKeys>,
         queries: mpsc::Receiver<Query>,
         reports: mpsc::Receiver<StoreReport>,
     ) -> Self {
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (links, neighbors) = (monitor.links(), monitor.neighbors());
-        Self { heartbeat, stop, state, links, neighbors, queries, reports, begun: false }
+        Self { heartbeat, stop, state, links, neighbors, keys, queries, reports, begun: false }
     }
 
     /// Returns whether a serving state came.
@@ -128,6 +131,8 @@ impl Inputs {
             }
             changed = self.links.changed(), if self.begun => changed.map(|()| Event::Changed)?,
             changed = self.neighbors.changed(), if self.begun => changed.map(|()| Event::Changed)?,
+            // If nobody follows the key file any more, the keys stay.
+            Ok(()) = self.keys.changed(), if self.begun => Event::Changed,
             () = until(timers.retry) => Event::Changed,
             reading = self_check.read() => Event::KernelRead(reading),
             Some(query) = self.queries.recv() => Event::Query(query),

@@ -96,8 +96,8 @@ impl Kernel {
         // The ids stay. This agent sets all else, whatever an earlier agent set.
         let ids = if found.abi == 0 { new_config() } else { found };
         let Config { next_vip, next_generation, .. } = ids;
-        let (unclaimed, Config { flow_secret, flow_mask, .. }) = (unclaimed.into(), found);
-        let config = Config { next_vip, next_generation, flow_secret, flow_mask, unclaimed, ..new_config() };
+        let (unclaimed, Config { flow_secret, flow_mask, handover, .. }) = (unclaimed.into(), found);
+        let config = Config { next_vip, next_generation, flow_secret, flow_mask, handover, unclaimed, ..new_config() };
         if config != found {
             maps.apply(&Step::Config(config))?;
         }

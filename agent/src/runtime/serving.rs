@@ -13,6 +13,7 @@ use vipmux_common::abi::Mac;
 use super::{
     AgentError,
     desired::{DesiredInputs, PeerMacs, solicited_groups, unreachable_warning},
+    handover_macs::HandoverMacs,
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{Kernel, KernelError, Synced},
     pipeline::ServingState,
@@ -54,6 +55,7 @@ pub(super) struct Applied {
 pub(super) struct Serving {
     node: NodeName,
     unreachable: Unreachable,
+    handover_macs: HandoverMacs,
     pub(super) kernel: Kernel,
     pub(super) interfaces: AttachedInterfaces,
     nat: Reconciler<OrdSet<snat::Element>>,
@@ -73,12 +75,14 @@ impl Serving {
     pub(super) fn new(
         node: NodeName,
         unreachable: Unreachable,
+        handover_macs: HandoverMacs,
         kernel: Kernel,
         interfaces: AttachedInterfaces,
     ) -> Result<Self, SnatError> {
         Ok(Self {
             node,
             unreachable,
+            handover_macs,
             kernel,
             interfaces,
             nat: snat::start_reconciler()?,
@@ -125,7 +129,7 @@ impl Serving {
 
     /// Returns the desired state on the network as it is now.
     pub(super) fn desired(
-        &self,
+        &mut self,
         state: &ServingState,
         network: &Network,
         peer_macs: &PeerMacs,
@@ -139,6 +143,7 @@ impl Serving {
             neighbors: &network.neighbors,
             interfaces: &self.interfaces,
             peer_macs,
+            handover_macs: &self.handover_macs.of(state.nodes.keys()),
             observed: self.kernel.observed(),
             led: self.kernel.led(),
         };

@@ -23,6 +23,7 @@ use super::{
     election_driver::ElectionDriver,
     elector::Elector,
     events::Inputs,
+    handover_macs::HandoverMacs,
     interfaces::{self, AttachedInterfaces},
     kernel::{Kernel, KernelError, boottime},
     liveness::Liveness,
@@ -147,14 +148,15 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let queries = control::listen(&options.socket)?;
     let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
     let (gossip, findings) = (elector.counters(), health.findings());
-    let sources = MetricSources { meters: &meters, liveness: &liveness, gossip, keys, findings };
+    let handover_macs = HandoverMacs::new(keys.clone());
+    let sources = MetricSources { meters: &meters, liveness: &liveness, gossip, keys: keys.clone(), findings };
     metrics_server::serve(listener, &options.pin_path, sources)?;
     let conflicts = AddressConflicts::new(conflict_events, meters.clone());
     let announcements = Announcements::new(options.announce_every, seed()?, conflicts, meters.clone())?;
     let interfaces = AttachedInterfaces::new(interface_settings(&options), Ethtool::open()?);
     let node = options.node;
     let agent = Agent {
-        serving: Serving::new(node.clone(), options.unreachable, kernel, interfaces)?,
+        serving: Serving::new(node.clone(), options.unreachable, handover_macs, kernel, interfaces)?,
         election: ElectionDriver::new(node.clone(), elector, published, guard),
         announcements,
         health,
@@ -163,7 +165,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
         explain_requests,
         node,
     };
-    let inputs = Inputs::new(stop, &monitor, state, queries, reports);
+    let inputs = Inputs::new(stop, &monitor, state, keys, queries, reports);
     // Large, and alive as long as the agent.
     Box::pin(agent.run(inputs, &monitor)).await?;
     tracing::info!("stopping, programs and maps stay in place (`vipmux unload` removes them)");

@@ -85,8 +85,8 @@ pub(super) fn state(services: u32, protocol: u8) -> Result<State> {
 fn node(index: u32) -> Result<Node> {
     let mac = AbiMac::new([2, 0, 0, 0, 0, u8::try_from(index + 1)?]);
     let flags = if index == 0 { NODE_SELF } else { NODE_ATTACHED };
-    let (handover, ifindex) = (mac.handover(), u32::try_from(IFINDEX)?);
-    Ok(Node { mac, handover, ifindex, mtu: 1500, flags, epoch: 1 + index })
+    let ifindex = u32::try_from(IFINDEX)?;
+    Ok(Node { mac, handover: AbiMac::default(), ifindex, mtu: 1500, flags, epoch: 1 + index })
 }
 
 /// Adds a Service with its own backends and table.

@@ -17,6 +17,7 @@ mod duplicates;
 mod explaining;
 mod failing_over;
 mod flood;
+mod forging;
 mod forwarding;
 mod harness;
 mod health;

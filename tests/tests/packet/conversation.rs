@@ -67,6 +67,8 @@ pub(crate) fn with_a_local_backend() {
 fn peer() -> State {
     let mut state = fixture::state();
     state.interfaces[IFINDEX].mac = Mac::new(PEER_MAC);
+    state.config.handover = Mac::new(PEER_HANDOVER);
+    state.peers = [(Mac::new(SELF_HANDOVER), vipmux_common::abi::PEER_HANDOVER)].into();
     (state.nodes[0].flags, state.nodes[1].flags) = (NODE_ATTACHED, NODE_SELF);
     for backend in &mut state.backends {
         backend.flags = if backend.node == 1 { BACKEND_READY | BACKEND_LOCAL } else { BACKEND_READY };

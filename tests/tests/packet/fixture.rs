@@ -16,10 +16,10 @@ pub(crate) const SCTP: u32 = 132;
 /// This node's interface.
 pub(crate) const SELF_MAC: Mac = [0x02, 0, 0, 0, 0, 0x01];
 /// The hand-over MAC of this node.
-pub(crate) const SELF_HANDOVER: Mac = [0x0e, 0x76, 0x6d, 0, 0, 0x01];
+pub(crate) const SELF_HANDOVER: Mac = [0x0e, 0x11, 0x12, 0x13, 0x14, 0x15];
 /// A node behind the same interface, and its hand-over MAC.
 pub(crate) const PEER_MAC: Mac = [0x02, 0, 0, 0, 0, 0x02];
-pub(crate) const PEER_HANDOVER: Mac = [0x0e, 0x76, 0x6d, 0, 0, 0x02];
+pub(crate) const PEER_HANDOVER: Mac = [0x0e, 0x21, 0x22, 0x23, 0x24, 0x25];
 /// A node behind another interface.
 pub(crate) const FAR_MAC: Mac = [0x02, 0, 0, 0, 0, 0x03];
 /// The client, or the router in front of it.
@@ -299,6 +299,7 @@ pub(crate) fn state() -> State {
             flow_mask: 0,
             padding: 0,
             flow_secret: FLOW_SECRET,
+            handover: abi::Mac::new(SELF_HANDOVER),
         },
         fence: abi::Fence { deadline: boot_time() + HOUR },
         interfaces: vec![abi::Interface::default(); 4],
@@ -315,7 +316,7 @@ pub(crate) fn state() -> State {
         state.vips.insert(address(vip), value);
     }
     state.backends = ENDPOINTS.iter().map(backend).collect();
-    state.peers = [(0, SELF_MAC), (1, PEER_MAC), (1, PEER_HANDOVER), (2, FAR_MAC)]
+    state.peers = [(1, PEER_MAC), (1 | abi::PEER_HANDOVER, PEER_HANDOVER), (2, FAR_MAC)]
         .into_iter()
         .map(|(index, mac)| (abi::Mac::new(mac), index))
         .collect();
@@ -326,7 +327,7 @@ pub(crate) fn state() -> State {
 fn nodes() -> Vec<abi::Node> {
     let node = |mac, ifindex, flags, epoch| {
         let mac = abi::Mac::new(mac);
-        abi::Node { mac, handover: mac.handover(), ifindex, mtu: 1500, flags, epoch }
+        abi::Node { mac, handover: abi::Mac::default(), ifindex, mtu: 1500, flags, epoch }
     };
     let here = u32::try_from(IFINDEX).unwrap();
     vec![

@@ -11,7 +11,8 @@ use crate::{
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
         DNS, DNS_UDP, ELSEWHERE_HTTP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED,
-        NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_MAC, Service, VIP, WHILE, from_client, from_peer, vip_of,
+        NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_HANDOVER, SELF_MAC, SYSLOG, Service, VIP, WHILE, from_client,
+        from_peer, vip_of,
     },
 };
 
@@ -35,9 +36,6 @@ fn spare(state: &mut State) {
 }
 
 fn delivered() -> Vec<Case> {
-    let unknown = Ethernet::new([0x0e, 0x76, 0x6d, 0xff, 0xff, 0xff], SELF_MAC);
-    let mut by_unknown = new_flow(HTTP, Stat::Local);
-    by_unknown.push(FROM_PEER);
     vec![
         local("a handed-over flow keeps its local backend", HTTP, &segment(HTTP), LOCAL_TOO, true)
             .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
@@ -63,11 +61,11 @@ fn delivered() -> Vec<Case> {
                 MIXED.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             },
         ),
-        local("a record of a backend elsewhere does not count", MIXED, &segment(MIXED), LOCAL, false)
+        local("a record of an earlier connection elsewhere does not count", MIXED, &syn(MIXED), LOCAL, false)
             .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
             .then(|state| {
                 MIXED.record(state, LOCAL, 0, 0);
-                MIXED.remember(state, LOCAL, 0, ISN.wrapping_add(1), 0);
+                MIXED.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             }),
         local("one that drains is better than none", MIXED, &syn(MIXED), LOCAL, false).given(spare).then(|state| {
             MIXED.record(state, LOCAL, 0, 0);
@@ -90,12 +88,6 @@ fn delivered() -> Vec<Case> {
                 HTTP.record(state, LOCAL, 0, 0);
                 HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
             }),
-        Case::ingress("a hand-over MAC of a node that is not known yet", unknown.ipv4(&syn(HTTP)))
-            .becomes(Verdict::Passed(unknown.ipv4(&to(&syn(HTTP), LOCAL))), &by_unknown)
-            .then(|state| {
-                HTTP.record(state, LOCAL, 0, 0);
-                HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
-            }),
     ]
 }
 
@@ -109,8 +101,9 @@ fn refused() -> Vec<Case> {
         dropped("no frame is handed on", &syn(HTTPS), DropReason::NotLocal),
         dropped("nor to another interface", &syn(REDIRECTED), DropReason::NotLocal),
         dropped("nor by a flow record", &segment(HTTPS), DropReason::NotLocal)
-            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0))
-            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
+            .given(|state| HTTPS.record(state, REMOTE, WHILE, 0)),
+        dropped("only a SYN replaces the record of a backend elsewhere", &segment(MIXED), DropReason::NotLocal)
+            .given(|state| MIXED.record(state, REMOTE, WHILE, 0)),
         dropped("a handed-over packet to an unclaimed port", &syn(unclaimed), DropReason::NoService),
         dropped("a handed-over packet to a Service without backends", &syn(EMPTY), DropReason::NoBackend),
         Case::ingress("a handed-over packet for another address passes", from_peer().ipv4(&neighbor)),
@@ -121,14 +114,33 @@ fn refused() -> Vec<Case> {
 /// routes are balanced.
 fn not_handed_over() -> Vec<Case> {
     let redirected = Ethernet::new(PEER_MAC, SELF_MAC).ipv4(&syn(REDIRECTED));
-    let prefix_of_two = Ethernet::new([0x0e, 0x76, 0x6e, 0, 0, 2], SELF_MAC).ipv4(&syn(HTTPS));
+    let from_node = |packet: &Ipv4| Ethernet::new(PEER_MAC, SELF_MAC).ipv4(packet);
+    let forged = |packet: &Ipv4| Ethernet::new([0x0e, 0x76, 0x6d, 0, 0, 2], SELF_MAC).ipv4(packet);
+    let reflected = |packet: &Ipv4| Ethernet::new(SELF_HANDOVER, SELF_MAC).ipv4(packet);
     vec![
         Case::ingress("a node's own packet is balanced", redirected)
             .becomes(Verdict::Redirected(handed(&syn(REDIRECTED), FAR_MAC)), &new_flow(REDIRECTED, Stat::HandedOver))
             .then(|state| REDIRECTED.record(state, FAR, 0, 0)),
-        Case::ingress("a MAC that only resembles a hand-over MAC is any client's", prefix_of_two)
+        Case::ingress("a MAC that only resembles a hand-over MAC is any client's", forged(&syn(HTTPS)))
             .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
             .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        Case::ingress("so is this node's own hand-over MAC", reflected(&syn(HTTPS)))
+            .becomes(Verdict::Transmitted(handed(&syn(HTTPS), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
+            .then(|state| HTTPS.record(state, REMOTE, 0, 0)),
+        Case::ingress("with it, a SYN goes to the backend of the live record", forged(&syn(MIXED)))
+            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .becomes(Verdict::Transmitted(handed(&syn(MIXED), PEER_MAC)), &known_flow(MIXED, Stat::HandedOver))
+            .then(|state| MIXED.record_vouched(state, REMOTE, 0, 0)),
+        Case::ingress("with it, no VIP is reached that is announced elsewhere", forged(&syn(ELSEWHERE_HTTP))),
+        Case::ingress("a frame of a backend's node changes no record", from_node(&segment(MIXED)))
+            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .dropped(DropReason::Hairpin),
+        Case::ingress("nor does a SYN of a backend's node", from_node(&syn(MIXED)))
+            .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
+            .dropped(DropReason::Hairpin),
+        Case::ingress("nor a datagram of a backend's node", from_node(&datagram(SYSLOG)))
+            .given(|state| SYSLOG.record(state, REMOTE, WHILE, 0))
+            .dropped(DropReason::Hairpin),
     ]
 }
 

@@ -232,6 +232,7 @@ fn desired_elements_are_this_nodes_backends_by_protocol() {
         local: here,
         nodes: BTreeMap::new(),
         speakers: BTreeMap::new(),
+        handover_macs: Arc::default(),
         vips: BTreeMap::new(),
         services: [
             (dns(Protocol::Tcp), service.clone()),

@@ -61,9 +61,9 @@ impl LookupMaps<'_> {
         Ok(label.map(|label| label.to_string()).filter(|name| !name.is_empty()))
     }
 
-    /// Returns whether `PEERS` has the MAC.
-    pub(super) fn is_peer(&self, mac: Mac) -> Result<bool, MapsError> {
-        Ok(entry("PEERS", self.0.peers.get(&mac, 0))?.is_some())
+    /// Returns the value of `PEERS`.
+    pub(super) fn peer(&self, mac: Mac) -> Result<Option<u32>, MapsError> {
+        entry("PEERS", self.0.peers.get(&mac, 0))
     }
 
     /// Looks up a flow's record.

@@ -7,8 +7,8 @@ use std::net::SocketAddr;
 use vipmux_common::{
     abi::{
         AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, INTERFACE_OWN_MAC, Interface,
-        Mac, NODE_ATTACHED, Node, SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey, ServiceState,
-        ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
+        Mac, NODE_ATTACHED, Node, PEER_HANDOVER, SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey,
+        ServiceState, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
     },
     hash,
 };
@@ -109,7 +109,10 @@ impl Walk<'_> {
             protocol: self.request.protocol.number().into(),
             ..FlowKey::default()
         };
-        let recorded = self.recorded(&key)?;
+        let recorded = match self.recorded(&key, interface)? {
+            Ok(recorded) => recorded,
+            Err(reason) => return Ok(Err(reason)),
+        };
         if recorded.is_none() && self.maps.read_vip(&key.client)?.is_some() {
             self.note("client", "the client is a VIP, whose packets start no flow");
             return Ok(Err(DropReason::Malformed));
@@ -190,23 +193,23 @@ impl Walk<'_> {
 
     fn unclaimed(&self, reason: DropReason) -> Result<Outcome, MapsError> {
         let sent_on = match self.request.source {
-            FrameSource::Mac(mac) => self.entries.is_peer(mac)?,
+            FrameSource::Mac(mac) => self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER == 0),
             FrameSource::Client | FrameSource::Peer => false,
         };
         Ok(match self.config.unclaimed {
-            _ if self.is_handed_over() => reason.into(),
+            _ if self.is_handed_over()? => reason.into(),
             UNCLAIMED_PASS if !sent_on => Outcome::Passed,
             UNCLAIMED_PASS | UNCLAIMED_REJECT => Outcome::Rejected { reason: reason.name() },
             _ => reason.into(),
         })
     }
 
-    fn is_handed_over(&self) -> bool {
-        match self.request.source {
+    fn is_handed_over(&self) -> Result<bool, MapsError> {
+        Ok(match self.request.source {
             FrameSource::Client => false,
             FrameSource::Peer => true,
-            FrameSource::Mac(mac) => mac.is_handover(),
-        }
+            FrameSource::Mac(mac) => self.entries.peer(mac)?.is_some_and(|peer| peer & PEER_HANDOVER != 0),
+        })
     }
 
     fn attached(&self, target: &IndexedBackend) -> Result<Option<Node>, MapsError> {
@@ -223,7 +226,7 @@ impl Walk<'_> {
         let elsewhere = || Ok(self.attached(target)?.is_some_and(|node| !self.came_from(&node)));
         if target.is_local() {
             Ok(true)
-        } else if self.is_handed_over() {
+        } else if self.is_handed_over()? {
             Ok(false)
         } else {
             elsewhere()
@@ -231,19 +234,19 @@ impl Walk<'_> {
     }
 
     /// Returns the backend of a valid flow record, and the Service's slot.
-    fn recorded(&mut self, key: &FlowKey) -> Result<Option<(IndexedBackend, u32)>, MapsError> {
+    fn recorded(&mut self, key: &FlowKey, entered: Interface) -> LookupResult<Option<(IndexedBackend, u32)>> {
         let Some(flow) = self.entries.flow(key)? else {
             self.note("flow", "no record");
-            return Ok(None);
+            return Ok(Ok(None));
         };
         let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
         let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into())?.as_ref());
         let backend = target.as_ref().map(|target| &target.backend);
         if let Some(why) = freshness::stale(&flow, vouched, backend, state.as_ref(), &self.config, self.clock) {
             self.note("flow", format!("a stale record: {why}"));
-            return Ok(None);
+            return Ok(Ok(None));
         }
-        let Some(mut target) = target else { return Ok(None) };
+        let Some(mut target) = target else { return Ok(Ok(None)) };
         if vouched {
             // Such a record decides by itself, whatever the backend's entry says.
             target.backend = Backend { flags: BACKEND_READY, node: flow.node.into(), ..target.backend };
@@ -253,7 +256,7 @@ impl Walk<'_> {
         match freshness::reopened(&flow, &target.backend) {
             Some(why) if self.request.syn && self.request.protocol != Protocol::Udp => {
                 self.note("flow", format!("{record}, not for a new connection: {why}"));
-                return Ok(None);
+                return Ok(Ok(None));
             }
             Some(why) if self.request.protocol != Protocol::Udp => {
                 let opening = if self.request.protocol == Protocol::Tcp { "a SYN" } else { "an INIT" };
@@ -262,10 +265,24 @@ impl Walk<'_> {
             _ => self.note("flow", record),
         }
         if self.is_fit(&target)? {
-            return Ok(Some((target, flow.slot)));
+            return Ok(Ok(Some((target, flow.slot))));
         }
-        self.note("flow", "this frame cannot reach the recorded backend: balanced again");
-        Ok(None)
+        let Some(reason) = self.kept_away(&target, entered)? else {
+            self.note("flow", "this frame cannot reach the recorded backend: balanced again");
+            return Ok(Ok(None));
+        };
+        self.note("flow", "this frame cannot reach the recorded backend, and must not change the record");
+        Ok(Err(reason))
+    }
+
+    /// Returns why a frame that cannot reach the backend of a live record is dropped; `None`: another
+    /// backend is chosen.
+    fn kept_away(&self, target: &IndexedBackend, entered: Interface) -> Result<Option<DropReason>, MapsError> {
+        let handed_over = self.is_handed_over()?;
+        let may_begin = self.request.syn || self.request.protocol == Protocol::Udp;
+        let is_trusted = handed_over || entered.flags & INTERFACE_OWN_MAC != 0;
+        let reason = if handed_over { DropReason::NotLocal } else { DropReason::Hairpin };
+        Ok((self.attached(target)?.is_some() && !(is_trusted && may_begin)).then_some(reason))
     }
 
     fn at(&self, table: u32, length: u32, hash: u32) -> Result<Option<(u32, IndexedBackend)>, MapsError> {
@@ -358,10 +375,10 @@ impl Walk<'_> {
             self.note("table", format!("slot {slot} of {}: backend {}", service.table_length, first.index));
             return Ok(Ok(first));
         }
-        if service.local_length != 0 && (self.is_handed_over() || service.flags & SERVICE_SPARE == 0) {
+        if service.local_length != 0 && (self.is_handed_over()? || service.flags & SERVICE_SPARE == 0) {
             return self.choose_here(service, flow, &first);
         }
-        if self.is_handed_over() {
+        if self.is_handed_over()? {
             return Ok(Err(DropReason::NotLocal));
         }
         self.probe(service, flow, &first)
@@ -461,8 +478,8 @@ impl Walk<'_> {
 
     /// Returns the source MAC of a frame that is handed over to `node`.
     fn source_mac(&self, node: &Node, entered: Interface) -> Result<Mac, MapsError> {
-        if entered.flags & INTERFACE_OWN_MAC == 0 {
-            return Ok(entered.mac.handover());
+        if entered.flags & INTERFACE_OWN_MAC == 0 && self.config.handover != Mac::default() {
+            return Ok(self.config.handover);
         }
         Ok(self.maps.read_interfaces()?.get(&node.ifindex).map_or(entered.mac, |outlet| outlet.mac))
     }

@@ -7,8 +7,9 @@ use aya::{maps::PerCpuValues, util::nr_cpus};
 use vipmux_common::abi::{
     ABI_VERSION, Address, BACKEND_FAILING, BACKEND_LOCAL, BACKEND_READY, Backend, Config, Count, DropReason,
     FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, Fence, FlowKey, FlowRecord,
-    INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, SERVICE_SPARE, ServiceKey,
-    ServiceOwner, ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING, VIP_YIELDED, VipValue,
+    HANDOVER_PREFIX, INTERFACE_GENERIC, Interface, Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, PEER_HANDOVER,
+    SERVICE_SPARE, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Stat, UNCLAIMED_REJECT, VIP_LEADING,
+    VIP_YIELDED, VipValue,
 };
 
 use crate::inspect::{
@@ -36,6 +37,10 @@ pub(super) fn clock() -> Clock {
 
 pub(super) fn mac(node: u8) -> Mac {
     Mac::new([2, 0, 0, 0, 0, node])
+}
+
+pub(super) fn handover_mac(node: u32) -> Mac {
+    Mac::new([HANDOVER_PREFIX, 0x76, 0x6d, 0, 0, 10 + u8::try_from(node).unwrap()])
 }
 
 fn address(text: &str) -> Address {
@@ -98,6 +103,7 @@ impl Cluster {
             fragment_life: 30 * HZ,
             unclaimed: UNCLAIMED_REJECT,
             answers_per_second: 1_000,
+            handover: handover_mac(0),
             ..maps.read_config().unwrap()
         };
         maps.config.set(0, config, 0).unwrap();
@@ -119,9 +125,10 @@ impl Cluster {
             }
             let mac = mac(10 + u8::try_from(index).unwrap());
             let flags = if index == 0 { NODE_ATTACHED | NODE_SELF } else { NODE_ATTACHED };
-            let node = Node { mac, handover: mac.handover(), ifindex: 1, mtu: 1500, flags, epoch: 70 + index };
+            let node = Node { mac, handover: handover_mac(index), ifindex: 1, mtu: 1500, flags, epoch: 70 + index };
             maps.nodes.set(index, node, 0).unwrap();
             maps.peers.insert(mac, index, 0).unwrap();
+            maps.peers.insert(handover_mac(index), index | PEER_HANDOVER, 0).unwrap();
         }
     }
 

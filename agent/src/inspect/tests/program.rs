@@ -16,7 +16,7 @@ use vipmux_common::abi::{
     UNCLAIMED_PASS,
 };
 
-use super::cluster::{Cluster, HZ, IDLE, mac, request};
+use super::cluster::{Cluster, HZ, IDLE, handover_mac, mac, request};
 use crate::{
     fixture,
     inspect::{
@@ -38,7 +38,7 @@ const XDP_TX: u32 = 3;
 fn frame(request: &LookupPacket) -> Vec<u8> {
     let source = match request.source {
         FrameSource::Client => mac(99),
-        FrameSource::Peer => mac(99).handover(),
+        FrameSource::Peer => handover_mac(1),
         FrameSource::Mac(mac) => mac,
     };
     let transport = transport(request);

@@ -47,6 +47,7 @@ fn desired(
         neighbors,
         interfaces: &AttachedInterfaces::new(settings, Ethtool::open().unwrap()),
         peer_macs,
+        handover_macs: &Arc::default(),
         observed: &Observed::empty(Capacities::default(), new_config()),
         led,
     };

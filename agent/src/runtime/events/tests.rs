@@ -34,7 +34,7 @@ impl World {
         let here = node_name("here");
         let election = Election::new(here.clone(), ElectionSettings::default(), boottime().unwrap());
         let keys = watch::channel(SealingKeys::generate([7; 32])).1;
-        let gossip = gossip::GossipSettings { local: here.clone(), port: gossip::DEFAULT_PORT, keys };
+        let gossip = gossip::GossipSettings { local: here.clone(), port: gossip::DEFAULT_PORT, keys: keys.clone() };
         let place = ConfiguredStore::Directory(DirectoryStore::new(state_dir));
         let (elector, own) = Elector::start(election, ElectionSettings::default().lease, gossip, place, 1).unwrap();
         let (probes, health) = HealthProbes::start(here).unwrap();
@@ -52,6 +52,7 @@ impl World {
             state: serving_state,
             links: new_links,
             neighbors: new_neighbors,
+            keys,
             queries,
             reports: new_reports,
             begun: false,

@@ -33,6 +33,7 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
         local: node_name("here"),
         nodes: [(node_name("here"), DesiredNode { mac: None, ifindex: 1, mtu: 1500, attached: true })].into(),
         speakers: BTreeMap::new(),
+        handover_macs: Arc::default(),
         vips: vips.iter().map(of_vip).collect(),
         services: vips.iter().map(claim).collect::<OrdMap<_, _>>(),
         unreachable: Unreachable::Refuse,

@@ -91,7 +91,11 @@ fn a_change_is_reported_only_where_it_is_seen() {
     assert!(!neighbor_table.observe(ETH0, PEER, Some(entry(Stale))), "the same MAC");
     assert!(!neighbor_table.observe(ETH1, PEER, Some(entry(Failed))), "another interface's entry");
     assert!(!neighbor_table.observe(ETH0, ip("192.0.2.9"), Some(entry(Failed))), "nobody wants it");
-    assert!(neighbor_table.observe(ETH0, PEER, Some(NeighborEntry { mac: Some(MAC.handover()), ..entry(Stale) })));
+    assert!(neighbor_table.observe(
+        ETH0,
+        PEER,
+        Some(NeighborEntry { mac: Some(Mac::new([0x0e, 0, 0, 0, 0, 1])), ..entry(Stale) })
+    ));
     assert!(neighbor_table.observe(ETH0, PEER, None));
 }
 

@@ -11,8 +11,10 @@ use chacha20poly1305::{
     aead::{Aead as _, KeyInit as _, Payload},
 };
 use sha2::{Digest as _, Sha256};
+use vipmux_common::abi::{HANDOVER_PREFIX, Mac};
 
 use super::wire::KeyId;
+use vipmux_model::NodeName;
 
 /// Base64 with padding or without.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
@@ -99,6 +101,13 @@ impl SealingKeys {
         self.iter().map(|key| format!("{:08x}", u32::from_be_bytes(key.id())))
     }
 
+    /// Returns the MACs of which the node uses one as the source of frames that it hands over
+    /// (`vipmux_common::abi::HANDOVER_PREFIX`): the sealing key's first. Only nodes with the key
+    /// know them.
+    pub fn handover_macs(&self, node: &NodeName) -> Vec<Mac> {
+        self.iter().map(|key| key.handover_mac(node)).collect()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = &SealingKey> {
         [&self.sealing].into_iter().chain(&self.other)
     }
@@ -118,6 +127,13 @@ impl SealingKey {
     pub(super) fn id(&self) -> KeyId {
         let digest: [u8; 32] = Sha256::new().chain_update(b"vipmux gossip key").chain_update(self.0).finalize().into();
         [digest[0], digest[1], digest[2], digest[3]]
+    }
+
+    fn handover_mac(&self, node: &NodeName) -> Mac {
+        let hash = Sha256::new().chain_update(b"vipmux hand-over MAC").chain_update(self.0);
+        let digest: [u8; 32] = hash.chain_update(node.as_str()).finalize().into();
+        let [a, b, c, d, e, ..] = digest;
+        Mac::new([HANDOVER_PREFIX, a, b, c, d, e])
     }
 
     /// Seals a plaintext. `None`: it is too long for the cipher, more than 256 GiB.

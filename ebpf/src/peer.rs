@@ -1,0 +1,23 @@
+//! Tells other nodes by the source MACs of their frames.
+
+use vipmux_common::abi::{Mac, PEER_HANDOVER};
+
+use crate::{frame::Frame, maps::PEERS};
+
+#[inline(always)]
+fn peer(mac: Mac) -> Option<u32> {
+    // SAFETY: a map value, which stays in place for the whole run.
+    PEERS.get_ptr(mac).map(|peer| unsafe { *peer })
+}
+
+/// Returns whether another node has this MAC on a segment.
+#[inline(always)]
+pub(crate) fn is_node(mac: Mac) -> bool {
+    peer(mac).is_some_and(|peer| peer & PEER_HANDOVER == 0)
+}
+
+/// Returns whether another node has handed the frame over. Nobody else knows its hand-over MAC.
+#[inline(always)]
+pub(crate) fn has_handed_over(frame: &Frame) -> bool {
+    frame.source.may_be_handover() && peer(frame.source).is_some_and(|peer| peer & PEER_HANDOVER != 0)
+}
