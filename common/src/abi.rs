@@ -393,8 +393,11 @@ pub const BACKEND_READY: u16 = 1;
 /// The backend is on this node.
 pub const BACKEND_LOCAL: u16 = 2;
 /// The backend fails its health probe. It may still be ready: if all others of its Service port
-/// fail too, or if another Service does not probe it. Not read by programs.
+/// fail too, or if another Service does not probe it. If not, flows of datagrams leave it.
 pub const BACKEND_FAILING: u16 = 4;
+/// The backend is not ready, and not because it terminates: flows of datagrams go to another one,
+/// as kube-proxy sends them. If the backend terminates and still serves, they stay.
+pub const BACKEND_STOPPING: u16 = 16;
 /// The backend is gone, and the index is free. No packet goes there any more, but the replies of
 /// its flows are still translated. Only with [`BACKEND_LOCAL`].
 pub const BACKEND_GONE: u16 = 8;
@@ -407,7 +410,8 @@ pub struct Backend {
     pub address: Address,
     /// The endpoint's port, wire; 0: the port that the client requested.
     pub port: u16,
-    /// [`BACKEND_READY`], [`BACKEND_LOCAL`], [`BACKEND_FAILING`], [`BACKEND_GONE`].
+    /// [`BACKEND_READY`], [`BACKEND_LOCAL`], [`BACKEND_FAILING`], [`BACKEND_GONE`],
+    /// [`BACKEND_STOPPING`].
     pub flags: u16,
     /// Its node's index in `NODES`.
     pub node: u32,

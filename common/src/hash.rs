@@ -81,6 +81,16 @@ pub const fn next(hash: u32) -> u32 {
     hash.wrapping_mul(0x9e37_79b1).wrapping_add(0x7f4a_7c15)
 }
 
+/// The number of further choices for a new flow whose replies would be those of another live flow.
+pub const MOST_ATTEMPTS: u32 = 8;
+
+/// Returns the hash of the choice after this many that cannot be used. Such choices are spread evenly
+/// over a table, and are far from those of [`next`].
+#[inline(always)]
+pub const fn after(hash: u32, attempts: u32) -> u32 {
+    hash.wrapping_add(attempts.wrapping_mul(0x9e37_79b9))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

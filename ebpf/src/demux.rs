@@ -8,8 +8,8 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Address, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
+        Address, DropReason, FRAGMENT_KERNEL, FlowKey, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND,
+        KNOWN_NO_SERVICE, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
     },
     hash,
 };
@@ -83,7 +83,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
     let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
     let key = segment.flow(packet.source, id);
-    let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, reserved: 0 };
+    let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, attempts: 0 };
     let source = Source { frame, interface, handed_over };
     let found = match flow::find(config, &key, &segment, &source, now) {
         Ok(Some(found)) => found,
@@ -95,7 +95,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
             return Err(reason.into());
         }
     };
-    if found.kept == Kept::Partly {
+    if matches!(found.kept, Kept::Partly | Kept::Renewed) {
         return tell(Scratch::default(), Verdict::NEW);
     }
     if handed_over {
@@ -117,6 +117,14 @@ fn tell(scratch: Scratch, next: Verdict) -> Outcome {
     Ok(next)
 }
 
+/// Returns the number of backends that were tried in vain for the packet's flow. It is read again for
+/// each use, since the stack has no room.
+#[inline(always)]
+fn attempts() -> u32 {
+    // SAFETY: a per-CPU value.
+    SCRATCH.get(0).map_or(0, |told| unsafe { ptr::read_volatile(&raw const told.attempts) })
+}
+
 /// Handles an IP packet that is addressed to this interface's MAC, if [`established`] does not know
 /// its flow.
 #[inline(always)]
@@ -136,7 +144,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return tell(Scratch::default(), Verdict::ODD);
     }
     let segment = transport.segment(frame.end)?;
-    if handed_over {
+    if handed_over && attempts() == 0 {
         count::stat(Stat::FromPeer, frame.length);
     }
     let key = segment.flow(packet.source, id);
@@ -168,14 +176,18 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 fragment::record_kernel(&packet, &transport, now)?;
                 return Ok(Verdict::KERNEL);
             }
-            let (target, to_remember) = service::pick(&key, &service, frame, handed_over)?;
+            let (target, to_remember) = service::pick(&key, &service, frame, handed_over, attempts())?;
             let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
             let found = Found { target, slot, slot_generation, flags, ranges: 0, kept: Kept::Partly };
             (found, true, to_remember)
         }
     };
-    if found.kept == Kept::Partly {
+    if matches!(found.kept, Kept::Partly | Kept::Renewed) {
         found.kept = record::record(&key, &found, &segment, is_new, now);
+    }
+    if found.kept == Kept::Collision && (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS {
+        let again = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, attempts: attempts() + 1 };
+        return tell(again, Verdict::NEW);
     }
     let is_recorded = is_new && found.kept == Kept::Record;
     if is_recorded && to_remember {

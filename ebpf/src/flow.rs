@@ -7,9 +7,9 @@ use core::ptr;
 use aya_ebpf::helpers::bpf_jiffies64;
 use vipmux_common::{
     abi::{
-        BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN,
-        FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET, FlowKey, FlowRecord,
-        INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+        BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
+        FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET,
+        FlowKey, FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
     },
     backend_nodes,
     flow_table::Place,
@@ -22,6 +22,7 @@ use crate::{
     position::{self, search},
     segment::{FIN, RST, Segment},
     service,
+    wire::after_load,
 };
 
 /// The current time in jiffies. It is far cheaper than any clock helper, and precise enough for
@@ -247,6 +248,8 @@ pub(crate) fn state(flow: &Flow) -> Option<&'static ServiceState> {
 struct Recorded {
     target: Target,
     ready: bool,
+    /// [`BACKEND_STOPPING`], [`BACKEND_FAILING`]: flows of datagrams leave it.
+    leaving: bool,
     /// The record's new epoch.
     epoch: u32,
 }
@@ -264,9 +267,9 @@ fn recorded(flow: &Flow) -> Option<Recorded> {
     let epoch = unsafe { ptr::read_volatile(&raw const remote.epoch) };
     if epoch != 0 && epoch == flow.epoch() {
         let target = Target { index, generation, node, local: None, remote: Some(remote) };
-        return Some(Recorded { target, ready: true, epoch });
+        return Some(Recorded { target, ready: true, leaving: false, epoch });
     }
-    let backend = BACKENDS.get(index)?;
+    let backend = BACKENDS.get(after_load(index, epoch))?;
     // SAFETY: a map value.
     let flags = unsafe { ptr::read_volatile(&raw const backend.flags) };
     if !backend.is_of(generation) || flags & BACKEND_GONE != 0 {
@@ -276,7 +279,8 @@ fn recorded(flow: &Flow) -> Option<Recorded> {
     let epoch = if ready && !is_local && epoch != 0 { epoch } else { flow.epoch() };
     let target =
         Target { index, generation, node, local: is_local.then_some(backend), remote: (!is_local).then_some(remote) };
-    Some(Recorded { target, ready, epoch })
+    let leaving = !ready && flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0;
+    Some(Recorded { target, ready, leaving, epoch })
 }
 
 /// Returns whether a record is of no use to its flow: its Service port or its backend is gone.
@@ -295,6 +299,9 @@ pub(crate) enum Kept {
     Record,
     /// A record that does not translate the backend's replies, or not those to this SYN.
     Partly,
+    /// A record of an established connection, to which the client, or somebody in its name, has sent
+    /// another SYN.
+    Renewed,
     /// No record: there is no room.
     NoRoom,
     /// No record: the replies would be those of another live flow.
@@ -365,13 +372,16 @@ pub(crate) fn find(
     if state.flags & SERVICE_GONE != 0 {
         return Ok(None);
     }
-    let Some(Recorded { target, ready, epoch }) = recorded(&flow) else { return Ok(None) };
+    let Some(Recorded { target, ready, leaving, epoch }) = recorded(&flow) else { return Ok(None) };
     let (now, flags) = (now as u32, flow.flags());
     let age = flow.age(now);
     if is_idle(config, segment.protocol, state.idle, age) {
         return Ok(None);
     }
     let syn = segment.is_syn();
+    if leaving && segment.protocol == UDP {
+        return Ok(None);
+    }
     if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) || !source.is_fit(&target, segment)? {
         return Ok(None);
     }
@@ -382,7 +392,8 @@ pub(crate) fn find(
         let is_late = !syn && flags & FLOW_DIRECT != 0 && age <= config.closed_linger;
         let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
         if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
-            kept = Kept::Partly;
+            const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
+            kept = if syn && flags & ESTABLISHED == FLOW_REPLIES { Kept::Renewed } else { Kept::Partly };
         } else if !is_late {
             refresh(config, record, &flow, after, now);
         }

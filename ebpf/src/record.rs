@@ -53,10 +53,11 @@ pub(crate) fn record(key: &FlowKey, found: &Found, segment: &Segment, is_new: bo
     let (Some(workspace), Some(config)) = (Workspace::get(), CONFIG.get(0)) else { return Kept::NoRoom };
     let place = position::place(config, &key.client, key.client_port, key.protocol);
     let replies = found.target.local.is_some() && found.flags & SERVICE_DIRECT == 0;
-    let mut flags = if segment.is_syn() { FLOW_HALF_OPEN } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
-    if is_new || segment.is_syn() {
-        flags |= FLOW_NEW;
-    }
+    // A forged SYN must not lower the rank of a record.
+    let is_opening = segment.is_syn() && found.kept != Kept::Renewed;
+    let mut flags = if segment.is_syn() { 0 } else { after(0, segment.flags, FLOW_CLIENT_FIN) };
+    flags |= if is_opening { FLOW_HALF_OPEN | FLOW_NEW } else { 0 };
+    flags |= if is_new { FLOW_NEW } else { 0 };
     if replies {
         flags |= if segment.is_syn() { FLOW_REPLIES | FLOW_ISN } else { FLOW_REPLIES };
     }

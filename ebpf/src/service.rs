@@ -55,23 +55,26 @@ pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool 
 
 /// Returns the backend of a new flow, and whether to record the client. With session affinity all
 /// flows of a client go to one backend, which every node finds by the client's address. A change of
-/// backends does not move recorded clients.
+/// backends does not move recorded clients. `attempt`: the number of backends that were tried in
+/// vain.
 #[inline(always)]
 pub(crate) fn pick(
     key: &FlowKey,
     service: &ServiceValue,
     frame: &Frame,
     handed_over: bool,
+    attempt: u32,
 ) -> Result<(Target, bool), DropReason> {
-    if service.affinity == 0 {
-        return Ok((choose(service, hash::flow(key), frame, handed_over)?, false));
+    let hash = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
+    if service.affinity == 0 || attempt != 0 {
+        return Ok((choose(service, hash::after(hash, attempt), frame, handed_over)?, false));
     }
     if let Some(target) = client::remembered(&key.client, service)
         && is_fit(&target, frame, handed_over)
     {
         return Ok((target, false));
     }
-    Ok((choose(service, hash::client(&key.client), frame, handed_over)?, true))
+    Ok((choose(service, hash, frame, handed_over)?, true))
 }
 
 /// Returns the table's backend for a new flow, or the next usable one.

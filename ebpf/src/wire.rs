@@ -105,6 +105,18 @@ pub(crate) fn literal<const NUMBER: u32>() -> u32 {
     number as u32
 }
 
+/// Returns the number. What is loaded from an address that is made of it is loaded after `loaded`:
+/// all CPUs keep the order of loads of which one's address depends on the other
+/// (Documentation/memory-barriers.txt, "Address-dependency barriers"). On arm64, others may change
+/// places.
+#[inline(always)]
+pub(crate) fn after_load(number: u32, loaded: u32) -> u32 {
+    let mut nothing = u64::from(loaded);
+    // SAFETY: a register is set to zero.
+    unsafe { asm!("{0} &= 0", inout(reg) nothing, options(pure, nomem, nostack, preserves_flags)) };
+    number | nothing as u32
+}
+
 /// Adds to a number in a map, atomically. This form has no result, so kernels before 5.12 and
 /// before 5.18 on arm64 have it too. On x86-64 it orders memory; on arm64 it does not.
 ///

@@ -133,7 +133,7 @@ impl DesiredBackend {
     }
 }
 
-/// The flows that a backend takes. All backends keep their established flows.
+/// The flows that a backend takes. All backends keep their established connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Readiness {
     /// It takes no new flows: it is stopping, or never became ready.
@@ -154,6 +154,11 @@ impl Readiness {
     /// Whether it takes new flows.
     pub const fn is_ready(self) -> bool {
         matches!(self, Self::Ready | Self::ReadyThoughFailing)
+    }
+
+    /// Whether it takes no flows of datagrams, not even established ones.
+    pub const fn is_stopping(self) -> bool {
+        matches!(self, Self::Stopping | Self::Failing)
     }
 
     /// Whether it fails its health probe.

@@ -147,18 +147,19 @@ impl<'a> BackendPlanner<'a> {
         Ok(TableRanges { all: range(&resolution.all), local: range(&resolution.local), spare: resolution.spare })
     }
 
-    fn flags(&self, ready: bool, failing: bool, node: u32) -> u16 {
+    fn flags(&self, Want { ready, failing, stopping, .. }: Want, node: u32) -> u16 {
         let flag = |is: bool, flag: u16| if is { flag } else { 0 };
         flag(ready, abi::BACKEND_READY)
             | flag(failing, abi::BACKEND_FAILING)
+            | flag(stopping && !ready, abi::BACKEND_STOPPING)
             | flag(self.local == Some(node), abi::BACKEND_LOCAL)
     }
 
     /// Returns the steps for `BACKENDS` and `TABLES`, once every set has its place.
     pub(super) fn finish(self) -> BackendSteps {
         let arrival = |(index, backend): (&u32, &abi::Backend)| {
-            let Want { ready, failing, .. } = self.wants.of(*index);
-            Step::Backend(*index, abi::Backend { flags: self.flags(ready, failing, backend.node), ..*backend })
+            let flags = self.flags(self.wants.of(*index), backend.node);
+            Step::Backend(*index, abi::Backend { flags, ..*backend })
         };
         let mut backends = BackendSteps {
             arrivals: self.indices.new_backends().iter().map(arrival).collect(),
@@ -181,7 +182,7 @@ impl<'a> BackendPlanner<'a> {
             }
             let ready = want.ready || (want.kept && entry.flags & abi::BACKEND_READY != 0);
             let failing = want.failing || (want.kept && entry.flags & abi::BACKEND_FAILING != 0);
-            let flags = self.flags(ready, failing, entry.node);
+            let flags = self.flags(Want { ready, failing, ..want }, entry.node);
             if flags != entry.flags {
                 let stage = if ready { &mut backends.arrivals } else { &mut backends.drained };
                 stage.push(Step::Backend(index, abi::Backend { flags, ..*entry }));
@@ -203,11 +204,12 @@ impl<'a> BackendPlanner<'a> {
         let indices: BTreeSet<u32> = scope.keys().copied().chain(self.wants.indices()).collect();
         let affected = indices.into_iter().filter_map(|index| {
             let others = scope.get(&index).copied().unwrap_or_else(|| self.reached.uses(index));
-            let Want { ready, draining, failing, kept } = self.wants.of(index);
+            let Want { ready, draining, failing, stopping, kept } = self.wants.of(index);
             let want = Want {
                 ready: ready || others.ready > 0,
                 draining: draining || others.draining > 0,
                 failing: failing || others.failing > 0,
+                stopping: stopping || others.stopping > 0,
                 kept,
             };
             Some((index, maps.backends.get(index)?, want))

@@ -39,6 +39,8 @@ pub(super) struct EndpointRoles {
     draining: Vec<BackendKey>,
     /// Endpoints, of any role, that fail their health probes.
     failing: Vec<BackendKey>,
+    /// Endpoints that flows of datagrams leave.
+    stopping: Vec<BackendKey>,
 }
 
 impl EndpointRoles {
@@ -46,13 +48,14 @@ impl EndpointRoles {
     /// an index are left out.
     pub(super) fn new(set: &EndpointSet, local: Option<u32>, node: impl Fn(&NodeName) -> Option<u32>) -> Self {
         let (mut ready, mut draining, mut failing) = (Vec::new(), Vec::new(), BTreeSet::new());
-        let mut serving = Vec::new();
+        let (mut serving, mut stopping) = (Vec::new(), Vec::new());
         for backend in set.iter() {
             if let Some(node) = backend.node.as_ref().and_then(&node) {
                 let key = (backend.address.into(), backend.port_number().to_be(), node);
                 failing.extend(backend.readiness.is_failing().then_some(key));
                 let serves = backend.readiness == Readiness::Draining && Some(node) == local;
                 serving.extend(serves.then_some(key));
+                stopping.extend(backend.readiness.is_stopping().then_some(key));
                 if backend.readiness.is_ready() { &mut ready } else { &mut draining }.push(key);
             }
         }
@@ -72,7 +75,7 @@ impl EndpointRoles {
         let excess = ready.split_off(ready.len().min(LONGEST as usize));
         draining.extend(excess);
         let failing = ready.iter().chain(&own).chain(&draining).filter(|it| failing.contains(it)).copied().collect();
-        Self { all: ready, local: own, spare, draining, failing }
+        Self { all: ready, local: own, spare, draining, failing, stopping }
     }
 
     /// Clears the local table if it is only a spare one. Returns whether it was.
@@ -102,8 +105,9 @@ impl EndpointRoles {
             indices.dedup();
             TableMembers::from(indices)
         };
-        let [draining, failing] = [&self.draining, &self.failing].map(|keys| members(keys));
-        Resolution { all: members(&self.all), local: members(&self.local), spare: self.spare, draining, failing }
+        let [draining, failing, stopping] = [&self.draining, &self.failing, &self.stopping].map(|keys| members(keys));
+        let (all, local) = (members(&self.all), members(&self.local));
+        Resolution { all, local, spare: self.spare, draining, failing, stopping }
     }
 }
 
@@ -117,6 +121,8 @@ pub(super) struct Resolution {
     pub(super) draining: TableMembers,
     /// Of any role.
     pub(super) failing: TableMembers,
+    /// Some of `draining`.
+    pub(super) stopping: TableMembers,
 }
 
 impl Resolution {

@@ -10,13 +10,13 @@ use std::{
 };
 
 use proptest::{collection, option, prelude::*, sample::select};
-use vipmux_common::abi::{Config, Mac};
+use vipmux_common::abi::{self, Config, Mac};
 
 use crate::{
     Capacities, Observed, Plan, Step, Subject, plan,
     reached::ReachedState,
     simulation::{
-        Answer, Flow, HZ, Kernel, ServiceSettings, Table, expected, expected_failing, expected_settings, service,
+        Answer, Flow, HZ, Kernel, ServiceSettings, Table, expected, expected_like, expected_settings, service,
     },
 };
 use vipmux_model::{
@@ -352,6 +352,20 @@ impl World {
         }
     }
 
+    fn check_flags(&self, desired: &Desired) {
+        let ready = self.kernel.flagged(abi::BACKEND_READY);
+        let failing = expected_like(desired, &self.kernel, Readiness::is_failing);
+        let stopping = expected_like(desired, &self.kernel, Readiness::is_stopping);
+        let stopping = stopping.difference(&ready).cloned().collect();
+        for (flag, expected) in [(abi::BACKEND_FAILING, failing), (abi::BACKEND_STOPPING, stopping)] {
+            let found = self.kernel.flagged(flag);
+            // For draining endpoints, see below.
+            let right =
+                if self.observed.reached.is_complete() { found == expected } else { found.is_subset(&expected) };
+            assert!(right, "{found:?} are marked with {flag}, not {expected:?}");
+        }
+    }
+
     fn check_arrival(&self, desired: &Desired, plan: &Plan) {
         for (claim, hash, table) in questions().filter(|(claim, ..)| !refuses(plan, claim)) {
             let answer = self.kernel.look_up(&claim, hash, table).0;
@@ -363,11 +377,7 @@ impl World {
             assert_eq!(self.kernel.settings(&claim), expected_settings(desired, &claim), "{claim}");
         }
         if plan.refused.is_empty() {
-            let (found, expected) = (self.kernel.failing(), expected_failing(desired, &self.kernel));
-            // For draining endpoints, see above.
-            let right =
-                if self.observed.reached.is_complete() { found == expected } else { found.is_subset(&expected) };
-            assert!(right, "{found:?} are marked as failing, and {expected:?} fail");
+            self.check_flags(desired);
             // Sets that nothing refers to may have rested by then, or not.
             let work = |step: &Step| !matches!(step, Step::SourceRange(_, false));
             let again = |observed| super::plan(desired, observed, self.now).unwrap().steps.into_iter().find(work);

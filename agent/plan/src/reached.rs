@@ -80,6 +80,8 @@ pub(super) struct UseCounts {
     pub(super) draining: u32,
     /// Sets in which it fails its health probe.
     pub(super) failing: u32,
+    /// Sets whose flows of datagrams leave it.
+    pub(super) stopping: u32,
 }
 
 /// A port claim whose Service differs: the reached and the desired one.
@@ -190,7 +192,7 @@ impl ReachedState {
         let mut left = BTreeMap::new();
         for (set, gone) in claims {
             let Some((known, _)) = self.sets.get(set).filter(|(_, claims)| *claims == gone) else { continue };
-            let Resolution { draining, failing, .. } = &known.resolution;
+            let Resolution { draining, failing, stopping, .. } = &known.resolution;
             let mut less = |index: &u32, field: fn(&mut UseCounts) -> &mut u32| {
                 let uses = field(left.entry(*index).or_insert_with(|| self.uses(*index)));
                 *uses = uses.saturating_sub(1);
@@ -198,6 +200,7 @@ impl ReachedState {
             known.resolution.ready().for_each(|index| less(index, |uses| &mut uses.ready));
             draining.iter().for_each(|index| less(index, |uses| &mut uses.draining));
             failing.iter().for_each(|index| less(index, |uses| &mut uses.failing));
+            stopping.iter().for_each(|index| less(index, |uses| &mut uses.stopping));
         }
         left
     }
@@ -221,12 +224,13 @@ impl ReachedState {
 
 /// Counts a set in or out.
 fn count(uses: &mut Vec<UseCounts>, known: &PlacedSet, change: impl Fn(&mut u32)) {
-    let Resolution { all, local, draining, failing, .. } = &known.resolution;
+    let Resolution { all, local, draining, failing, stopping, .. } = &known.resolution;
     let length = all.iter().chain(&**local).chain(&**draining).max().map_or(0, |last| *last as usize + 1);
     uses.resize(uses.len().max(length), UseCounts::default());
     known.resolution.ready().for_each(|index| change(&mut uses[*index as usize].ready));
     draining.iter().for_each(|index| change(&mut uses[*index as usize].draining));
     failing.iter().for_each(|index| change(&mut uses[*index as usize].failing));
+    stopping.iter().for_each(|index| change(&mut uses[*index as usize].stopping));
 }
 
 fn changes<'a>(

@@ -311,10 +311,10 @@ impl Kernel {
         }
     }
 
-    /// Returns the backends that the maps mark as failing.
-    pub(super) fn failing(&self) -> BTreeSet<Target> {
-        let failing = self.entries.backends.iter().filter(|(_, backend)| backend.flags & abi::BACKEND_FAILING != 0);
-        failing.map(|(index, _)| self.target(*index)).collect()
+    /// Returns the backends that have a flag.
+    pub(super) fn flagged(&self, flag: u16) -> BTreeSet<Target> {
+        let flagged = self.entries.backends.iter().filter(|(_, backend)| backend.flags & flag != 0);
+        flagged.map(|(index, _)| self.target(*index)).collect()
     }
 
     fn target(&self, index: u32) -> Target {
@@ -368,9 +368,9 @@ fn is_left_to_the_stack(desired: &Desired, service: &DesiredService) -> bool {
     service.treatment.kernel || out_of_reach && desired.unreachable == Unreachable::Kernel
 }
 
-/// Returns the backends with an entry that fail in a desired state.
-pub(super) fn expected_failing(desired: &Desired, kernel: &Kernel) -> BTreeSet<Target> {
-    let mut failing = BTreeSet::new();
+/// Returns the backends with an entry whose readiness is like this in a desired state.
+pub(super) fn expected_like(desired: &Desired, kernel: &Kernel, like: fn(Readiness) -> bool) -> BTreeSet<Target> {
+    let mut found = BTreeSet::new();
     for service in desired.services.values().filter(|service| !is_left_to_the_stack(desired, service)) {
         let mut ready = BTreeMap::new();
         for backend in service.backends.iter().filter(|backend| desired.reaches(backend)) {
@@ -378,11 +378,11 @@ pub(super) fn expected_failing(desired: &Desired, kernel: &Kernel) -> BTreeSet<T
             let endpoint = (backend.address, backend.port);
             let taken =
                 !backend.readiness.is_ready() || *ready.entry(endpoint).or_insert(&backend.node) == &backend.node;
-            failing.extend((backend.readiness.is_failing() && taken).then(|| target(backend)));
+            found.extend((like(backend.readiness) && taken).then(|| target(backend)));
         }
     }
     let there: BTreeSet<_> = kernel.entries.backends.keys().map(|index| kernel.target(*index)).collect();
-    failing.intersection(&there).cloned().collect()
+    found.intersection(&there).cloned().collect()
 }
 
 pub(super) fn service<'a>(desired: &'a Desired, claim: &PortClaim) -> Option<&'a DesiredService> {

@@ -5,8 +5,8 @@ use std::{fmt, time::Duration};
 
 use serde::Serialize;
 use vipmux_common::abi::{
-    BACKEND_READY, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_REPLIES, FLOW_RESET, Fence,
-    FlowRecord, Node, ServiceState,
+    BACKEND_FAILING, BACKEND_READY, BACKEND_STOPPING, Backend, Config, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT,
+    FLOW_REPLIES, FLOW_RESET, Fence, FlowRecord, Node, ServiceState,
 };
 
 use super::clock::Clock;
@@ -20,6 +20,8 @@ pub enum Stale {
     BackendGone,
     /// The port belongs to another Service now, or to none.
     OwnerChanged,
+    /// The backend is not ready, and the flow is one of datagrams.
+    BackendStopping,
     /// The client sent no packet for longer than the idle timeout of the Service or the protocol.
     Idle,
 }
@@ -29,6 +31,7 @@ impl fmt::Display for Stale {
         f.pad(match self {
             Self::BackendGone => "backend gone",
             Self::OwnerChanged => "owner changed",
+            Self::BackendStopping => "backend not ready",
             Self::Idle => "idle",
         })
     }
@@ -88,9 +91,15 @@ pub fn stale(
     };
     if !vouched && backend.is_none_or(|backend| !backend.is_of(flow.backend_generation)) {
         Some(Stale::BackendGone)
+    } else if !vouched && flow.protocol == Protocol::Udp.number() && backend.is_some_and(is_stopping) {
+        Some(Stale::BackendStopping)
     } else {
         is_idle(config, flow, state.idle, clock).then_some(Stale::Idle)
     }
+}
+
+fn is_stopping(backend: &Backend) -> bool {
+    backend.flags & BACKEND_READY == 0 && backend.flags & (BACKEND_STOPPING | BACKEND_FAILING) != 0
 }
 
 /// Returns why a SYN would not keep the record's backend.

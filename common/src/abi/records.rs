@@ -128,8 +128,8 @@ pub struct Scratch {
     pub vip: u32,
     /// [`super::VipValue::flags`], with [`KNOWN_NEW`].
     pub vip_flags: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// The number of backends that were tried in vain for the flow, with [`KNOWN_NEW`].
+    pub attempts: u32,
 }
 
 /// The packet is a whole TCP, UDP or SCTP packet to a VIP, and its flow has no record.

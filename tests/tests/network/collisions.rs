@@ -40,3 +40,26 @@ fn the_second_connection_has_to_wait_for_the_end_of_the_first_which_goes_on() ->
     }
     Ok(())
 }
+
+#[test]
+fn with_another_pod_the_second_connection_goes_there() -> Result<()> {
+    let Some(cluster) = prepared(Options::HOSTILE, &["node-1", "node-1"])? else { return Ok(()) };
+    let pods = ["web-1", "web-2"];
+    let again = Service::sharing("shop/again", AGAIN, "TCP", WEB.1).dual_stack();
+    let services = [web(&cluster, &pods)?, again.with(endpoints(&cluster, &pods)?)];
+    let cluster = started(cluster, &services)?;
+    let client = cluster.lan.client()?;
+    await_web(client)?;
+    for port in FIRST_PORT..FIRST_PORT + 20 {
+        for vip in VIPS {
+            let connect =
+                |server| client.namespace().run(|| Session::connect_from(port, (vip, server).into(), TIMEOUT));
+            let (mut first, mut second) = (connect(WEB.0)?, connect(AGAIN)?);
+            let [one, other] = [first.echo("one")?.pod, second.echo("two")?.pod];
+            ensure!(one != other, "{vip}, port {port}: both go to {one}");
+            first.close()?;
+            second.close()?;
+        }
+    }
+    Ok(())
+}

@@ -1,8 +1,9 @@
 //! Cases of flow records: which packets keep their backend, and which choose again.
 
 use vipmux_common::abi::{
-    BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, Backend, DropReason, FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT,
-    FLOW_ISN, FLOW_REPLIES, FLOW_RESET, NODE_ATTACHED, SERVICE_GONE, Stat,
+    BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, DropReason,
+    FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_ISN, FLOW_REPLIES, FLOW_RESET, NODE_ATTACHED, SERVICE_GONE,
+    Stat,
 };
 use vipmux_tests::{
     frames::{ACK, FIN, Ipv4, RST, SYN, Tcp},
@@ -116,6 +117,24 @@ fn kept() -> Vec<Case> {
                 DNS_UDP.remember(state, DNS, 0, 0, 0);
             }),
     ]
+}
+
+/// A flow of datagrams leaves its backend on another node, for the backend of the table.
+fn leaves(name: &'static str, given: fn(&mut State)) -> Case {
+    Case::ingress(name, from_client().ipv4(&datagram(DNS_UDP)))
+        .given(given)
+        .becomes(Verdict::Passed(from_client().ipv4(&to(&datagram(DNS_UDP), DNS))), &new_flow(DNS_UDP, Stat::Local))
+        .then(|state| {
+            DNS_UDP.record(state, DNS, 0, 0);
+            DNS_UDP.remember(state, DNS, 0, 0, 0);
+        })
+}
+
+/// Records a flow of datagrams to a backend with this flag instead of [`BACKEND_READY`].
+fn to_unready(state: &mut State, flag: u16) {
+    DNS_UDP.record(state, REMOTE, WHILE, 0);
+    let backend = REMOTE.of(state);
+    backend.flags = backend.flags & !BACKEND_READY | flag;
 }
 
 /// Records whose backend is, or was, valid by its node's epoch.
@@ -354,6 +373,15 @@ fn syns() -> Vec<Case> {
                 LOCAL_TOO.of(state).flags &= !BACKEND_READY;
             })
             .then(opened),
+        leaves("a datagram does not go to a backend that is not ready", |state| to_unready(state, BACKEND_STOPPING)),
+        leaves("nor to one that fails its health probe", |state| to_unready(state, BACKEND_FAILING)),
+        stays("but a segment does", &segment(HTTP))
+            .given(|state| {
+                connection(state, 0);
+                let backend = LOCAL_TOO.of(state);
+                backend.flags = backend.flags & !BACKEND_READY | BACKEND_STOPPING;
+            })
+            .then(|state| refreshed(state, 0)),
         stays("a SYN with an ACK opens nothing", &syn_ack)
             .given(|state| connection(state, FLOW_CLIENT_FIN))
             .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
@@ -418,6 +446,16 @@ fn collisions() -> Vec<Case> {
             })
     };
     vec![
+        Case::ingress("a flow goes to another backend than one with such a flow", frame())
+            .given(|state| {
+                HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN);
+                HTTP_TOO.set(state, &[LOCAL, LOCAL_TOO], &[LOCAL, LOCAL_TOO]);
+            })
+            .becomes(
+                Verdict::Passed(from_client().ipv4(&to(&syn(HTTP_TOO), LOCAL_TOO))),
+                &new_flow(HTTP_TOO, Stat::Local),
+            )
+            .then(|state| HTTP_TOO.remember(state, LOCAL_TOO, 0, ISN, FLOW_ISN)),
         refused("a flow does not take over another live one's replies")
             .given(|state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_ISN)),
         refused("a flow does not take over a half-closed one's replies")

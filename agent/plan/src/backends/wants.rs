@@ -14,6 +14,8 @@ pub(super) struct Want {
     pub(super) draining: bool,
     /// It fails its health probe.
     pub(super) failing: bool,
+    /// Flows of datagrams leave it.
+    pub(super) stopping: bool,
     /// A table that could not be replaced leads to it.
     pub(super) kept: bool,
 }
@@ -48,6 +50,9 @@ impl Wants {
         }
         for &index in &*resolution.failing {
             self.want(index).failing = true;
+        }
+        for &index in &*resolution.stopping {
+            self.want(index).stopping = true;
         }
     }
 }

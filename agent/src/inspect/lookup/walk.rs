@@ -136,6 +136,13 @@ impl Walk<'_> {
             }
         };
         let direct = state.flags & SERVICE_DIRECT != 0;
+        let target = match service.filter(|_| !direct) {
+            Some(service) => match self.without_collision(&key, &service, target)? {
+                Ok(target) => target,
+                Err(reason) => return Ok(Err(reason)),
+            },
+            None => target,
+        };
         if target.is_local() { self.deliver(&key, &target, direct) } else { self.hand_over(&target, interface) }
     }
 
@@ -362,6 +369,30 @@ impl Walk<'_> {
                 Ok(None)
             }
         }
+    }
+
+    /// Returns the backend of a new flow, or another one where that one's replies would be those of
+    /// another live flow. If the next choices have such flows too, returns the last one.
+    fn without_collision(
+        &mut self,
+        key: &FlowKey,
+        service: &ServiceValue,
+        first: IndexedBackend,
+    ) -> LookupResult<IndexedBackend> {
+        let by = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
+        let mut target = first;
+        for attempt in 1..=hash::MOST_ATTEMPTS {
+            if !target.is_local() {
+                break;
+            }
+            let Some(vip) = self.collision(key, &target)? else { break };
+            self.note("replies", format!("backend {} has an active flow of this client port to {vip}", target.index));
+            target = match self.choose(service, hash::after(by, attempt))? {
+                Ok(target) => target,
+                Err(reason) => return Ok(Err(reason)),
+            };
+        }
+        Ok(Ok(target))
     }
 
     fn choose(&mut self, service: &ServiceValue, flow: u32) -> LookupResult<IndexedBackend> {
