@@ -156,8 +156,8 @@ pub struct Config {
     /// The treatment of packets that no Service or no backend takes: [`UNCLAIMED_REJECT`],
     /// [`UNCLAIMED_DROP`] or [`UNCLAIMED_PASS`].
     pub unclaimed: u32,
-    /// Packets that each CPU may answer in the VIPs' name per second: TCP RSTs, ICMP errors, echo
-    /// replies.
+    /// Packets that this node may answer in the VIPs' name per second, for each of TCP RSTs, ICMP
+    /// errors and echo replies. Senders have shares of as many more ([`crate::budget`]).
     pub answers_per_second: u32,
     /// Flows that each CPU may record per second, by programs of version 7 and older.
     pub records_per_second: u32,

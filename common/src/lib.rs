@@ -9,6 +9,7 @@
 
 pub mod abi;
 pub mod backend_nodes;
+pub mod budget;
 pub mod checksum;
 pub mod flow_table;
 pub mod hash;

@@ -1,34 +1,41 @@
-//! A token bucket that limits, per CPU, what other hosts can make this node do.
+//! Token buckets that limit what other hosts can make this node do (`vipmux_common::budget`).
 
-use vipmux_common::abi::{BUDGET_ANSWERS, Budget};
+use core::ptr;
+
+use vipmux_common::{
+    abi::{Address, Budget},
+    budget::{GROUPS, Kind},
+};
 
 use crate::{
     flow,
-    maps::{BUDGET, CONFIG},
+    maps::{BUDGETS, CONFIG},
 };
 
-/// The burst of an idle CPU, in seconds' worth.
-const BURST: u64 = 1;
-
-/// Takes one answer in a VIP's name from the budget, if there is one left.
+/// Takes one from the budget of the address's group, or from that for all, if there is one left.
 #[inline(always)]
-pub(crate) fn answer() -> bool {
-    CONFIG.get(0).is_some_and(|config| take(BUDGET_ANSWERS, config.answers_per_second, config.hz, flow::now()))
+pub(crate) fn take(kind: Kind, address: &Address) -> bool {
+    let Some(config) = CONFIG.get(0) else { return false };
+    let (rate, now) = (u64::from(kind.per_second(config)), flow::now());
+    let hz = u64::from(config.hz);
+    spend(kind.of_group(&config.flow_secret, address), rate * hz / u64::from(GROUPS), hz, now)
+        || spend(kind.of_all(), rate * hz, hz, now)
 }
 
+/// `second`: the tokens of a second. A bucket holds a sixteenth of them, and one at least. An empty
+/// bucket is not written: in a flood, all CPUs only read it. Two CPUs may spend the same token.
 #[inline(always)]
-fn take(index: u32, rate: u32, hz: u32, now: u64) -> bool {
-    let Some(budget) = BUDGET.get_ptr_mut(index) else { return false };
-    let (rate, hz) = (u64::from(rate), u64::from(hz));
-    // SAFETY: a per-CPU value; an interleaved run on this CPU costs at most one.
-    unsafe {
-        let Budget { filled, left } = *budget;
-        // Bounded, so that the product cannot overflow.
-        let since = flow::age(filled, now).min(hz * BURST);
-        let left = (left + since * rate).min(rate * hz * BURST);
-        let enough = left >= hz;
-        (*budget).filled = now;
-        (*budget).left = if enough { left - hz } else { left };
-        enough
+fn spend(index: u32, second: u64, hz: u64, now: u64) -> bool {
+    let Some(budget) = BUDGETS.get_ptr_mut(index) else { return false };
+    // SAFETY: a map value.
+    let Budget { filled, left } = unsafe { ptr::read_volatile(budget) };
+    let since = flow::age(filled, now).min(hz);
+    let per_jiffy = second.checked_div(hz).unwrap_or_default();
+    let left = (left + since * per_jiffy).min((second / 16).max(hz));
+    if left < hz {
+        return false;
     }
+    // SAFETY: as above.
+    unsafe { ptr::write_volatile(budget, Budget { filled: now, left: left - hz }) };
+    true
 }

@@ -4,10 +4,12 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{Address, DropReason, EgressFragmentValue, FRAGMENT_KERNEL, FragmentKey, FragmentValue, SERVICE_DIRECT},
+    budget::Kind,
     hash,
 };
 
 use crate::{
+    budget,
     flow::{self, Found, Target},
     maps::{BACKENDS, CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
     packet::{FIRST, Packet, Transport},
@@ -58,6 +60,9 @@ fn write<const V6: bool>(
     if transport.fragment & FIRST == 0 {
         return Ok(());
     }
+    if !budget::take(Kind::Fragment, &packet.source) {
+        return Err(DropReason::RecordLimited);
+    }
     let workspace = Workspace::get().ok_or(DropReason::RecordFailed)?;
     let Workspace { fragment_key: key, fragment: value, .. } = workspace;
     packet.fragment_into(transport, key);
@@ -91,7 +96,7 @@ pub(crate) fn target(value: &FragmentValue) -> Option<Target> {
 #[inline(always)]
 pub(crate) fn record_egress(key: &FragmentKey, vip: Address) -> bool {
     let value = EgressFragmentValue { tag: hash::fragment(key), reserved: 0, vip, seen: flow::now() };
-    EGRESS_FRAGMENTS.insert(key, value, 0).is_ok()
+    budget::take(Kind::ReplyFragment, &key.destination) && EGRESS_FRAGMENTS.insert(key, value, 0).is_ok()
 }
 
 /// Returns the new source of the first fragment.

@@ -8,12 +8,12 @@ use aya_ebpf::{
 };
 use vipmux_common::{
     abi::{
-        Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
+        Address, AffinityKey, AffinityValue, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
         EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
         Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
         SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
-    backend_nodes, table,
+    backend_nodes, budget, table,
 };
 
 #[map]
@@ -75,7 +75,7 @@ pub(crate) static AFFINITY: LruHashMap<AffinityKey, AffinityValue> =
 #[map]
 pub(crate) static SOURCE_RANGES: LpmTrie<Range, u32> = LpmTrie::with_max_entries(capacity::SOURCE_RANGES, 0);
 #[map]
-pub(crate) static BUDGET: PerCpuArray<Budget> = PerCpuArray::with_max_entries(BUDGETS, 0);
+pub(crate) static BUDGETS: Array<Budget> = Array::with_max_entries(budget::ELEMENTS, 0);
 /// Programs that the one on the interface calls for the rarer packets.
 #[map]
 pub(crate) static CALLS: ProgramArray = ProgramArray::with_max_entries(CALL_COUNT, 0);

@@ -1,12 +1,13 @@
 //! Decides who answers for a VIP's address on the link, for ARP and Neighbor Discovery.
 
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
-use vipmux_common::abi::{
-    Address, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_LEADING, VIP_YIELDED, VipValue,
+use vipmux_common::{
+    abi::{Address, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_LEADING, VIP_YIELDED, VipValue},
+    budget::Kind,
 };
 
 use crate::{
-    count,
+    budget, count,
     frame::Frame,
     maps::{CONFIG, FENCE, INTERFACES, LAPSE, SPEAKERS, VIPS},
     peer,
@@ -100,8 +101,9 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
             count::stat(Stat::Reflected, frame.length);
             return true;
         }
-        note(address, sender, frame, |speaker, now| speaker.claimed = now);
-        if !peer::is_node(sender) {
+        let is_node = peer::is_node(sender);
+        note(address, sender, is_node, frame, |speaker, now| speaker.claimed = now);
+        if !is_node {
             count::stat(Stat::Foreign, frame.length);
         } else if (*vip).flags & VIP_LEADING != 0 {
             (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;
@@ -122,19 +124,26 @@ pub(crate) fn hear_probe(address: &Address, sender: Mac, option: u64, frame: &Fr
     let Some(vip) = VIPS.get_ptr(address) else { return };
     // SAFETY: a map value, which stays in place for the whole run.
     if is_announced(unsafe { &*vip }, interface, frame.vlan) {
-        note(address, sender, frame, |speaker, now| (speaker.probed, speaker.option) = (now, option));
+        note(address, sender, peer::is_node(sender), frame, |speaker, now| {
+            (speaker.probed, speaker.option) = (now, option)
+        });
     }
 }
 
-/// Records the speaker for the agent. The element is replaced: an LRU map may give it to another
+/// Records the speaker for the agent. New ones that are no nodes are limited, so that a host that makes
+/// up MACs cannot evict all others. The element is replaced: an LRU map may give it to another
 /// key during an update.
 #[inline(always)]
-fn note(address: &Address, mac: Mac, frame: &Frame, heard: impl FnOnce(&mut Speaker, u64)) {
+fn note(address: &Address, mac: Mac, is_node: bool, frame: &Frame, heard: impl FnOnce(&mut Speaker, u64)) {
     let key = SpeakerKey { vip: *address, mac };
+    let known = SPEAKERS.get_ptr(&key);
+    if known.is_none() && !is_node && !budget::take(Kind::Speaker, address) {
+        return;
+    }
     // SAFETY: a copy of a map value, and a helper without arguments; the context is valid for the
     // whole run.
     let (mut speaker, now, ifindex) = unsafe {
-        let known = SPEAKERS.get_ptr(&key).map_or(Speaker::default(), |known| *known);
+        let known = known.map_or(Speaker::default(), |known| *known);
         (known, bpf_ktime_get_boot_ns(), (*frame.context).ingress_ifindex)
     };
     speaker.ifindex = ifindex;

@@ -8,6 +8,7 @@
 use aya_ebpf::helpers::{bpf_csum_diff, bpf_xdp_adjust_head, bpf_xdp_adjust_tail};
 use vipmux_common::{
     abi::{Address, DropReason, Interface, Stat, UNCLAIMED_PASS, UNCLAIMED_REJECT},
+    budget::Kind,
     checksum,
 };
 
@@ -73,7 +74,11 @@ fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> 
     let packet = Packet::<V6>::parse(frame.network, frame.end)?;
     let transport = packet.transport(frame, Some(frame.available())).ok()?;
     let segment = transport.segment(frame.end).ok()?;
-    if segment.flags & RST != 0 || transport.fragment != 0 || !is_host::<V6>(&packet.source) || !allowed(length) {
+    if segment.flags & RST != 0 || transport.fragment != 0 || !is_host::<V6>(&packet.source) {
+        return None;
+    }
+    let kind = if segment.protocol == TCP { Kind::Reset } else { Kind::Unreachable };
+    if !allowed(kind, &packet.source, length) {
         return None;
     }
     if segment.protocol == TCP {
@@ -101,7 +106,7 @@ pub(crate) fn echo<const V6: bool>(
     // SAFETY: compared with the end above.
     let kind: u16 = unsafe { read::<0, _>(at) };
     let is_asked = kind == request && !peer::has_handed_over(frame) && is_host::<V6>(&packet.source);
-    if !is_asked || !allowed(frame.length) {
+    if !is_asked || !allowed(Kind::Echo, &packet.source, frame.length) {
         return Err(DropReason::Icmp.into());
     }
     // SAFETY: compared with the end above.
@@ -130,10 +135,10 @@ fn is_host<const V6: bool>(address: &Address) -> bool {
     }
 }
 
-/// Takes one answer from this CPU's budget, if there is one left.
+/// Takes one answer from the budgets, if there is one left.
 #[inline(always)]
-fn allowed(length: u64) -> bool {
-    let allowed = budget::answer();
+fn allowed(kind: Kind, client: &Address, length: u64) -> bool {
+    let allowed = budget::take(kind, client);
     if !allowed {
         count::stat(Stat::AnswerLimited, length);
     }

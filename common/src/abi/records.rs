@@ -91,12 +91,7 @@ pub struct Speaker {
     pub reserved: u32,
 }
 
-/// Index into `BUDGET`: answers, [`super::Config::answers_per_second`].
-pub const BUDGET_ANSWERS: u32 = 0;
-/// Elements of `BUDGET`. The second one is of agents of version 7 and older.
-pub const BUDGETS: u32 = 2;
-
-/// Value of the per-CPU array `BUDGET`: a token bucket.
+/// `BUDGETS[index]`, by [`crate::budget`]: a token bucket.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Budget {

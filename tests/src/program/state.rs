@@ -13,10 +13,11 @@ use aya::{
 };
 use vipmux_common::{
     abi::{
-        Address, AffinityKey, AffinityValue, BUDGETS, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey,
-        FlowRecord, FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ServiceKey,
-        ServiceState, ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
+        Address, AffinityKey, AffinityValue, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey, FlowRecord,
+        FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ServiceKey, ServiceState,
+        ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
     },
+    budget,
     flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
     table,
 };
@@ -317,7 +318,8 @@ fn read_flows(ebpf: &Ebpf) -> Result<Vec<FlowRecord>> {
 /// Makes the programs check again whether the agent is away, and fills their budgets.
 fn forget(ebpf: &mut Ebpf) -> Result<()> {
     clear(ebpf, "LAPSE", 1, Lapse::default())?;
-    clear(ebpf, "BUDGET", BUDGETS, Budget::default())
+    let mut budgets: Array<_, Budget> = map_mut(ebpf, "BUDGETS")?.try_into()?;
+    (0..budget::ELEMENTS).try_for_each(|index| Ok(budgets.set(index, Budget::default(), 0)?))
 }
 
 fn clear<T: Pod>(ebpf: &mut Ebpf, name: &str, elements: u32, value: T) -> Result<()> {

@@ -23,6 +23,7 @@ mod handover;
 mod icmp;
 mod icmpv6;
 mod ipv6;
+mod limits;
 mod ndp;
 mod partial;
 mod property;
@@ -118,6 +119,16 @@ fn a_flow_in_its_second_set_is_found() {
 #[test]
 fn half_a_million_syns_per_second_evict_no_live_connection_and_keep_no_new_one_out() {
     as_root(flood::of_half_a_million_per_second);
+}
+
+#[test]
+fn floods_leave_others_their_share() {
+    as_root(limits::leave_others_their_share);
+}
+
+#[test]
+fn made_up_speakers_do_not_evict_known_ones() {
+    as_root(limits::keep_known_speakers);
 }
 
 #[test]

@@ -26,7 +26,7 @@ const ABANDON_SECONDS: u32 = 600;
 /// datagram's fragments (net.ipv4.ipfrag_time).
 const FRAGMENT_LIFE_SECONDS: u32 = 30;
 /// The limit of answers in the name of VIPs, per CPU and second.
-const ANSWERS_PER_SECOND: u32 = 1_000;
+const ANSWERS_PER_SECOND: u32 = 4_096;
 
 /// For programs of version 7 and older, until their agent has written its own limit.
 const RECORDS_PER_SECOND: u32 = 20_000;

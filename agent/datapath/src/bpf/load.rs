@@ -9,7 +9,7 @@ use std::{
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
     programs::{ProgramError, SchedClassifier, links::LinkError},
-    util::KernelVersion,
+    util::{KernelVersion, nr_cpus},
 };
 use nix::{
     fcntl::{Flock, FlockArg},
@@ -17,7 +17,7 @@ use nix::{
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
 
-use vipmux_common::abi::Config;
+use vipmux_common::abi::{Config, capacity};
 
 use super::{
     OBJECT,
@@ -160,7 +160,9 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     for name in Maps::NAMES.iter().chain(Maps::CALLING) {
         loader.map_pin_path(name, maps.join(name));
     }
-    loader.map_max_entries("FLOWS", sets);
+    for (name, entries) in sizes(sets) {
+        loader.map_max_entries(name, entries);
+    }
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
     let load_error = |program| move |source| LoadError::Program { program, source };
     let buffers = Buffers::here();
@@ -188,6 +190,22 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;
     Ok((programs, maps))
+}
+
+/// Returns the maps whose size the node decides, with their numbers of elements. Of an LRU map, each
+/// CPU keeps up to 128 elements for itself (`LOCAL_FREE_TARGET` in kernel/bpf/bpf_lru_list.c). On a
+/// machine with many CPUs a small map would have no others.
+pub(super) fn sizes(sets: u32) -> [(&'static str, u32); 5] {
+    const FOR_A_CPU: u32 = 512;
+    let cpus = nr_cpus().map_or(1, |cpus| u32::try_from(cpus).unwrap_or(1));
+    let lru = |least: u32| least.max(cpus.saturating_mul(FOR_A_CPU));
+    [
+        ("FLOWS", sets),
+        ("FRAGMENTS", lru(capacity::FRAGMENTS)),
+        ("EGRESS_FRAGMENTS", lru(capacity::FRAGMENTS)),
+        ("SPEAKERS", lru(capacity::SPEAKERS)),
+        ("AFFINITY", lru(capacity::AFFINITY)),
+    ]
 }
 
 /// Returns whether the kernel has this version or a later one.

@@ -193,8 +193,8 @@ maps! {
     affinity: "AFFINITY" => HashMap<AffinityKey, AffinityValue>,
     /// `SOURCE_RANGES`.
     source_ranges: "SOURCE_RANGES" => LpmTrie<Range, u32>,
-    /// `BUDGET`: by `BUDGET_ANSWERS`, `BUDGET_RECORDS`.
-    budget: "BUDGET" => PerCpuArray<Budget>,
+    /// `BUDGETS`: by [`vipmux_common::budget`].
+    budgets: "BUDGETS" => Array<Budget>,
     /// `LAPSE`: one element.
     lapse: "LAPSE" => PerCpuArray<Lapse>,
     /// `STATS`: by [`Stat`].

@@ -26,7 +26,7 @@ use super::{
     OBJECT,
     apply::{new_config, new_secret},
     flow_table,
-    load::LoadError,
+    load::{LoadError, sizes},
     maps::{
         Maps, MapsError,
         raw::{Layout, RawEntries, RawMap, UpdateFlag},
@@ -242,8 +242,8 @@ fn changed(pins: &Pins, sets: u32) -> Result<Vec<&'static str>, LoadError> {
     for name in Maps::NAMES.iter().copied().filter(|name| *name != CONFIG) {
         let Some(wanted) = object.maps.get(name) else { continue };
         let mut wanted = Layout::from(wanted);
-        if name == FLOWS {
-            wanted.max_entries = sets;
+        if let Some((_, entries)) = sizes(sets).into_iter().find(|(sized, _)| *sized == name) {
+            wanted.max_entries = entries;
         }
         if exists(&pins.map(name))? && Layout::of_pin(&pins.map(name))? != wanted {
             changed.push(name);

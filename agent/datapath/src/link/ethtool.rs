@@ -30,7 +30,7 @@ const RX_VLAN: u32 = 1 << 8;
 /// Drivers that deliver frames of senders on the same machine: pairs, taps, and emulated cards.
 /// Their checksums may be partial (`CHECKSUM_PARTIAL`), left to hardware that the frame never
 /// passes.
-const LOCAL_SENDERS: [&str; 6] = ["veth", "tun", "virtio_net", "vif", "macvlan", "netkit"];
+const LOCAL_SENDERS: [&str; 8] = ["veth", "tun", "virtio_net", "vif", "macvlan", "netkit", "vmxnet3", "hv_netvsc"];
 
 /// A driver's setting could not be read or changed.
 #[derive(Debug, thiserror::Error)]

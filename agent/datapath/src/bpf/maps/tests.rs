@@ -174,7 +174,7 @@ fn ten_thousand_services_of_ten_endpoints_take_64_mib_beside_the_flow_table_on_1
     let mut memory = memory(&pins);
     memory.remove("FLOWS").unwrap();
     let cpus = nr_cpus().unwrap() as u64;
-    for per_cpu in ["SERVICE_STATS", "STATS", "DROPS", "BUDGET"] {
+    for per_cpu in ["SERVICE_STATS", "STATS", "DROPS"] {
         *memory.get_mut(per_cpu).unwrap() *= 16;
         *memory.get_mut(per_cpu).unwrap() /= cpus;
     }
