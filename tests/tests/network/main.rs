@@ -25,6 +25,7 @@ mod image;
 mod ipv6;
 mod ipv6_nodes;
 mod leading;
+mod manifests;
 mod members;
 mod observing;
 mod outlets;

@@ -58,7 +58,8 @@ pub enum ReadError {
 /// file; below a directory 256 MiB, 65,536 files and 16,384 directories.
 ///
 /// Malformed documents are in [`Objects::problems`], ordered by file and document. If an object is
-/// defined twice, the first definition by file and document is used.
+/// defined twice, the definition in the file that was modified first is used. Among files of the
+/// same time it is the first by name, and in a file the first document.
 ///
 /// Blocks on the input. Documents are parsed on as many threads as there are processors.
 pub fn read(paths: &[PathBuf]) -> Result<Objects, ReadError> {
@@ -76,7 +77,7 @@ fn read_from(paths: &[PathBuf], stdin: &mut dyn Read) -> Result<Objects, ReadErr
             texts.extend(listing.files.keys().filter_map(|path| files::load(path)));
             general_problems.extend(listing.problems);
         } else {
-            texts.push(File::open(path).and_then(|file| files::text(path, file)).map_err(failed)?);
+            texts.push(File::open(path).and_then(|file| files::of_file(path, file)).map_err(failed)?);
         }
     }
     let mut store = ObjectStore::default();

@@ -62,6 +62,11 @@ impl ChangeQueue {
         state.requested
     }
 
+    /// Schedules a scan of the whole directory after this time.
+    pub(super) fn scan_after(&self, delay: Duration) {
+        self.lock().pending.scan(Instant::now() + delay, ScanScope::Changed);
+    }
+
     /// Returns whether a file is being written.
     pub(super) fn is_writing(&self, path: &Path) -> bool {
         self.lock().pending.is_writing(path)
@@ -77,16 +82,17 @@ impl ChangeQueue {
     /// the number of the last [requested](Self::request_scan) scan that this includes. `None`:
     /// stop.
     pub(super) fn wait(&self, patience: Duration) -> Option<(DueChanges, u64)> {
-        let end = Instant::now() + patience;
+        let mut end = Instant::now() + patience;
         let mut state = self.lock();
         while !state.stop {
             let now = Instant::now();
+            if now >= end {
+                state.pending.scan(now, ScanScope::Changed);
+                end = now + patience;
+            }
             let due = state.pending.take(now);
             if !due.is_empty() {
                 return Some((due, state.requested));
-            }
-            if now >= end {
-                return Some((DueChanges { paths: Vec::new(), scan: Some(ScanScope::Changed) }, state.requested));
             }
             let until = state.pending.next().map_or(end, |next| next.min(end));
             (state, _) = self.wake.wait_timeout(state, until - now).unwrap_or_else(PoisonError::into_inner);

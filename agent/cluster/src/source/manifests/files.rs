@@ -9,6 +9,7 @@ use std::{
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use vipmux_model::objects::Problem;
@@ -32,10 +33,15 @@ pub(super) struct FileStamp {
     inode: u64,
     /// Bytes.
     pub(super) size: u64,
-    /// Seconds and nanoseconds of the last change of the content, and of the inode.
-    modified: (i64, i64),
+    /// The last change of the content.
+    modified: ModificationTime,
+    /// Seconds and nanoseconds of the last change of the inode.
     changed: (i64, i64),
 }
+
+/// The time of a file's last change of content, in seconds and nanoseconds since 1970. Zero for
+/// standard input.
+pub(super) type ModificationTime = (i64, i64);
 
 impl From<&Metadata> for FileStamp {
     fn from(metadata: &Metadata) -> Self {
@@ -89,15 +95,37 @@ impl FileStamps {
     }
 }
 
+/// A directory, wherever its path leads later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DirectoryIdentity {
+    device: u64,
+    inode: u64,
+    /// A removed directory's inode number is soon used again. Some file systems do not have it.
+    created: Option<SystemTime>,
+}
+
+impl From<&Metadata> for DirectoryIdentity {
+    fn from(metadata: &Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino(), created: metadata.created().ok() }
+    }
+}
+
 /// The manifests below a directory.
 #[derive(Debug, Default)]
 pub(super) struct DirectoryListing {
+    /// The directory.
+    pub(super) root: Option<DirectoryIdentity>,
     /// Manifests.
     pub(super) files: BTreeMap<PathBuf, FileStamp>,
     /// Directories that could not be listed. Their files are not known to be gone.
     pub(super) unlisted: Vec<PathBuf>,
     /// The reasons.
     pub(super) problems: Vec<Problem>,
+}
+
+/// Returns whether an error means that there is nothing at a path. Any other says nothing about it.
+pub(super) fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Returns whether a name is a manifest's: one that `kubectl apply -f DIRECTORY` reads.
@@ -141,8 +169,9 @@ struct DirectoryWalker<'a> {
 impl DirectoryWalker<'_> {
     fn list(&mut self, directory: &Path) -> io::Result<()> {
         self.directories += 1;
-        (self.enter)(directory);
         let metadata = fs::metadata(directory)?;
+        (self.enter)(directory);
+        self.listing.root.get_or_insert_with(|| DirectoryIdentity::from(&metadata));
         let identity = (metadata.dev(), metadata.ino());
         let mut paths = fs::read_dir(directory)?
             .map(|entry| entry.map(|entry| entry.path()))
@@ -151,26 +180,28 @@ impl DirectoryWalker<'_> {
         // Sorted, so that a limit cuts off the same files each time.
         paths.sort_unstable();
         self.ancestors.push(identity);
-        for path in paths {
-            self.entry(path);
-        }
+        let entered = paths.into_iter().try_for_each(|path| self.entry(path));
         self.ancestors.pop();
-        Ok(())
+        entered
     }
 
-    fn entry(&mut self, path: PathBuf) {
-        match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_dir() => self.directory(path, &metadata),
-            Ok(metadata) if is_manifest(&path) => self.file(path, FileStamp::from(&metadata)),
-            // A link to nothing is listed, and is a problem when it is read. A file that went since
-            // the listing is not there.
-            Err(_) if is_manifest(&path) => {
-                if let Ok(link) = fs::symlink_metadata(&path) {
-                    self.file(path, FileStamp::from(&link));
-                }
+    /// Takes in what a directory has. Fails if that cannot be seen, so that it is not known to be
+    /// gone.
+    fn entry(&mut self, path: PathBuf) -> io::Result<()> {
+        match (fs::metadata(&path), fs::symlink_metadata(&path)) {
+            (Ok(metadata), _) if metadata.is_dir() => self.directory(path, &metadata),
+            // A link to nothing is listed, and is a problem when it is read.
+            (Ok(metadata), _) | (Err(_), Ok(metadata)) if is_manifest(&path) => {
+                self.file(path, FileStamp::from(&metadata));
             }
-            Ok(_) | Err(_) => {}
+            (Err(error), Ok(_)) if !is_gone(&error) => {
+                self.leave_unlisted(path, format!("cannot follow the link: {error}"));
+            }
+            (Err(_), Err(error)) if !is_gone(&error) => return Err(error),
+            // It is no manifest, or it went since the listing.
+            (Ok(_) | Err(_), _) => {}
         }
+        Ok(())
     }
 
     fn directory(&mut self, path: PathBuf, metadata: &Metadata) {
@@ -184,14 +215,18 @@ impl DirectoryWalker<'_> {
             () if self.ancestors.len() > MAX_DEPTH => Err(format!("more than {MAX_DEPTH} directories deep")),
             () => match self.list(&path) {
                 // It went since its parent was listed.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                Err(error) if is_gone(&error) => Ok(()),
                 listed => listed.map_err(|error| format!("cannot list the directory: {error}")),
             },
         };
         if let Err(message) = listed {
-            self.listing.problems.push(Problem::of_file(&path, message));
-            self.listing.unlisted.push(path);
+            self.leave_unlisted(path, message);
         }
+    }
+
+    fn leave_unlisted(&mut self, path: PathBuf, message: String) {
+        self.listing.problems.push(Problem::of_file(&path, message));
+        self.listing.unlisted.push(path);
     }
 
     fn file(&mut self, path: PathBuf, stamp: FileStamp) {
@@ -220,6 +255,7 @@ impl DirectoryWalker<'_> {
 /// A file that was read, or the reason why it cannot be used.
 pub(super) struct FileText {
     pub(super) file: Arc<Path>,
+    pub(super) modified: ModificationTime,
     pub(super) text: Result<String, Problem>,
 }
 
@@ -227,11 +263,12 @@ pub(super) struct FileText {
 pub(super) fn load(path: &Path) -> Option<FileText> {
     let failed = |error: io::Error| FileText {
         file: Arc::from(path),
+        modified: ModificationTime::default(),
         text: Err(Problem::of_file(path, format!("cannot read the file: {error}"))),
     };
     match open(path) {
-        Ok(file) => Some(text(path, file).unwrap_or_else(failed)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+        Ok(file) => Some(of_file(path, file).unwrap_or_else(failed)),
+        Err(error) if is_gone(&error) => {
             let dangling = fs::symlink_metadata(path).is_ok();
             dangling.then(|| failed(io::Error::new(error.kind(), "a symbolic link to nothing")))
         }
@@ -243,6 +280,12 @@ pub(super) fn load(path: &Path) -> Option<FileText> {
 fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("no regular file")) }
+}
+
+/// Reads an open file. Problems name it by `path`.
+pub(super) fn of_file(path: &Path, file: File) -> io::Result<FileText> {
+    let modified = FileStamp::from(&file.metadata()?).modified;
+    Ok(FileText { modified, ..text(path, file)? })
 }
 
 /// Reads all of `input`. Problems name it by `path`.
@@ -258,5 +301,5 @@ pub(super) fn text(path: &Path, input: impl Read) -> io::Result<FileText> {
             Problem { line: Some(line), ..Problem::of_file(path, "not UTF-8".to_owned()) }
         })
     };
-    Ok(FileText { file: Arc::from(path), text })
+    Ok(FileText { file: Arc::from(path), modified: ModificationTime::default(), text })
 }

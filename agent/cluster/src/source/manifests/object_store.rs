@@ -2,11 +2,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
-use super::parse::{ObjectLocation, ParsedFile, ParsedObject};
+use super::{
+    files::ModificationTime,
+    parse::{ObjectLocation, ParsedFile, ParsedObject},
+};
 use vipmux_model::objects::{
     Objects, Problem,
     object::{Identity, Object},
@@ -16,8 +20,10 @@ use vipmux_model::objects::{
 #[derive(Debug, Default)]
 pub(super) struct ObjectStore {
     files: BTreeMap<PathBuf, ParsedFile>,
-    /// The definitions of each object. The first is in force, and the others are problems.
-    definitions: BTreeMap<Identity, BTreeMap<ObjectLocation, Definition>>,
+    /// The definitions of each object. One is in force, and the others are problems.
+    definitions: BTreeMap<Identity, Definitions>,
+    /// Objects whose definitions changed since the last snapshot.
+    undecided: BTreeSet<Identity>,
     /// Objects with more than one definition.
     duplicated: BTreeSet<Identity>,
     /// Files with malformed objects.
@@ -28,9 +34,19 @@ pub(super) struct ObjectStore {
     objects: Objects,
 }
 
+/// The definitions of an object.
+#[derive(Debug, Default)]
+struct Definitions {
+    all: BTreeMap<ObjectLocation, Definition>,
+    /// The one in force, as it was at the last snapshot.
+    in_force: Option<(ObjectLocation, Object)>,
+}
+
 #[derive(Debug)]
 struct Definition {
     object: Object,
+    /// Its file's.
+    modified: ModificationTime,
     line: usize,
     /// [`ParsedObject::path`] as text.
     path: String,
@@ -44,10 +60,10 @@ impl ObjectStore {
         if let Some(previous) = previous.clone() {
             parsed.keep_last_good(previous);
         }
-        let changed = previous.as_ref() != Some(&parsed);
+        let changed = !previous.as_ref().is_some_and(|previous| previous.has_content_of(&parsed));
         if changed {
             self.remove_definitions(previous);
-            self.add_definitions(&parsed.objects);
+            self.add_definitions(&parsed.objects, parsed.modified);
             if parsed.malformed.is_empty() {
                 self.malformed_files.remove(file);
             } else {
@@ -79,8 +95,14 @@ impl ObjectStore {
         self.files.keys().map(PathBuf::as_path)
     }
 
+    /// Returns the number of the files.
+    pub(super) fn file_count(&self) -> usize {
+        self.files.len()
+    }
+
     /// Returns the objects in force. Snapshots share what did not change.
-    pub(super) fn snapshot(&self) -> Objects {
+    pub(super) fn snapshot(&mut self) -> Objects {
+        self.decide();
         Objects { problems: self.problems(), ..self.objects.clone() }
     }
 
@@ -99,13 +121,14 @@ impl ObjectStore {
         problems
     }
 
-    /// Returns a problem for each definition but the first.
+    /// Returns a problem for each definition but the one in force.
     fn duplicate_problems(&self, identity: &Identity) -> impl Iterator<Item = Problem> {
         let definitions = self.definitions.get(identity);
-        let first = definitions.and_then(BTreeMap::first_key_value);
-        definitions.into_iter().flatten().skip(1).zip(first.into_iter().cycle()).map(
-            move |((location, it), (first, _))| {
-                let (file, document) = (first.file.display(), first.document);
+        let in_force = definitions.and_then(|definitions| definitions.in_force.as_ref());
+        let others = definitions.into_iter().flat_map(|definitions| &definitions.all);
+        others.zip(in_force.into_iter().cycle()).filter(|((location, _), (place, _))| *location != place).map(
+            move |((location, it), (place, _))| {
+                let (file, document) = (place.file.display(), place.document);
                 Problem {
                     file: location.file.to_path_buf(),
                     document: NonZeroUsize::new(location.document),
@@ -117,38 +140,59 @@ impl ObjectStore {
         )
     }
 
-    fn add_definitions(&mut self, entries: &[ParsedObject]) {
+    fn add_definitions(&mut self, entries: &[ParsedObject], modified: ModificationTime) {
         for ParsedObject { identity, location, object, line, path } in entries {
-            let definition = Definition { object: object.clone(), line: *line, path: path.to_string() };
-            self.definitions.entry(identity.clone()).or_default().insert(location.clone(), definition);
-        }
-        for entry in entries {
-            self.update_in_force(&entry.identity);
+            let definition = Definition { object: object.clone(), modified, line: *line, path: path.to_string() };
+            self.definitions.entry(identity.clone()).or_default().all.insert(location.clone(), definition);
+            self.undecided.insert(identity.clone());
         }
     }
 
     fn remove_definitions(&mut self, parsed: Option<ParsedFile>) {
         for entry in parsed.into_iter().flat_map(|parsed| parsed.objects) {
             if let Some(definitions) = self.definitions.get_mut(&entry.identity) {
-                definitions.remove(&entry.location);
+                definitions.all.remove(&entry.location);
             }
-            self.update_in_force(&entry.identity);
+            self.undecided.insert(entry.identity);
         }
     }
 
-    /// Puts an object's first definition in force.
-    fn update_in_force(&mut self, identity: &Identity) {
-        let definitions = self.definitions.get(identity);
-        if let Some((_, definition)) = definitions.and_then(BTreeMap::first_key_value) {
-            definition.object.put(identity, &mut self.objects);
-        } else {
-            identity.take_from(&mut self.objects);
-            self.definitions.remove(identity);
+    /// Decides which definition of each changed object is in force. All changes that were read
+    /// together count, so an object may move from one file to another.
+    fn decide(&mut self) {
+        for identity in mem::take(&mut self.undecided) {
+            let definitions = self.definitions.get_mut(&identity);
+            if let Some(object) = definitions.and_then(Definitions::decide) {
+                object.put(&identity, &mut self.objects);
+            } else {
+                identity.take_from(&mut self.objects);
+                self.definitions.remove(&identity);
+            }
+            if self.definitions.get(&identity).is_some_and(|definitions| definitions.all.len() > 1) {
+                self.duplicated.insert(identity);
+            } else {
+                self.duplicated.remove(&identity);
+            }
         }
-        if self.definitions.get(identity).is_some_and(|definitions| definitions.len() > 1) {
-            self.duplicated.insert(identity.clone());
-        } else {
-            self.duplicated.remove(identity);
-        }
+    }
+}
+
+impl Definitions {
+    /// Decides which definition is in force, and returns its object. `None`: there is none.
+    ///
+    /// The one that was in force before stays: first the same object in the same file, then what
+    /// is at its place, then another one in its file, then the same object elsewhere. If none was
+    /// in force, the file that was modified first counts.
+    fn decide(&mut self) -> Option<&Object> {
+        let before = self.in_force.take();
+        let order = |location: &ObjectLocation, definition: &Definition| {
+            let (elsewhere, changed, moved) = before.as_ref().map_or((true, true, true), |(place, object)| {
+                (place.file != location.file, *object != definition.object, place != location)
+            });
+            (elsewhere, changed, moved, definition.modified)
+        };
+        let (location, definition) = self.all.iter().min_by_key(|(location, it)| (order(location, it), *location))?;
+        self.in_force = Some((location.clone(), definition.object.clone()));
+        Some(&definition.object)
     }
 }

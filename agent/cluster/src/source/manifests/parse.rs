@@ -12,7 +12,7 @@ use serde_saphyr::MessageFormatter as _;
 
 use super::{
     documents::{self, YamlDocument},
-    files::FileText,
+    files::{FileText, ModificationTime},
     list, parallel,
 };
 use vipmux_model::objects::{
@@ -66,8 +66,9 @@ pub(super) struct MalformedObject {
 }
 
 /// The content of a file.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct ParsedFile {
+    pub(super) modified: ModificationTime,
     pub(super) objects: Vec<ParsedObject>,
     pub(super) malformed: Vec<MalformedObject>,
     /// The number of objects of kinds that vipmux does not read.
@@ -78,6 +79,11 @@ impl ParsedFile {
     /// Returns the content of a file that cannot be used at all.
     pub(super) fn unusable(problem: Problem) -> Self {
         Self { malformed: vec![MalformedObject { identity: None, problems: vec![problem] }], ..Self::default() }
+    }
+
+    /// Returns whether another version of this file has the same content.
+    pub(super) fn has_content_of(&self, other: &Self) -> bool {
+        self.objects == other.objects && self.malformed == other.malformed && self.ignored == other.ignored
     }
 
     /// Adds the content of another document of the same file.
@@ -120,7 +126,7 @@ impl ParsedFile {
 /// Parses files, all their documents in parallel. The results are in the order of `texts`.
 pub(super) fn all(texts: Vec<FileText>) -> Vec<(Arc<Path>, ParsedFile)> {
     let mut work = Vec::new();
-    for (index, FileText { file, text }) in texts.iter().enumerate() {
+    for (index, FileText { file, text, .. }) in texts.iter().enumerate() {
         let documents = text.as_deref().map(documents::split).unwrap_or_default();
         work.extend(documents.into_iter().map(|document| (index, file, document)));
     }
@@ -131,7 +137,7 @@ pub(super) fn all(texts: Vec<FileText>) -> Vec<(Arc<Path>, ParsedFile)> {
         files[index].extend(parsed);
     }
     let finish = |(text, parsed): (FileText, ParsedFile)| match text.text {
-        Ok(_) => (text.file, parsed),
+        Ok(_) => (text.file, ParsedFile { modified: text.modified, ..parsed }),
         Err(problem) => (text.file, ParsedFile::unusable(problem)),
     };
     texts.into_iter().zip(files).map(finish).collect()

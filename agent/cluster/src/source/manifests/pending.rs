@@ -16,8 +16,14 @@ use super::files::{is_hidden, is_manifest};
 /// The delay after a file was closed or renamed into place: it is complete. Changes during a read
 /// are read together after it.
 const CLOSED_DELAY: Duration = Duration::ZERO;
-/// The delay after a file went: editors and version control put another in its place.
-const REMOVED_DELAY: Duration = Duration::from_millis(20);
+/// The delay after a file was renamed away or got other attributes: editors put another in its
+/// place.
+const RENAMED_DELAY: Duration = Duration::from_millis(20);
+/// The delay after the last file was removed: version control puts others in their place, and
+/// whoever removes the whole directory removes its files first.
+pub(super) const REMOVED_DELAY: Duration = Duration::from_millis(200);
+/// The longest delay while files go on to be removed.
+const MAX_REMOVED_DELAY: Duration = Duration::from_secs(2);
 /// The delay after a write while the file is still open. Usually it is closed before. A file whose
 /// writer pauses this long is read.
 const WRITING_DELAY: Duration = Duration::from_millis(100);
@@ -54,6 +60,10 @@ pub(super) struct PendingChanges {
     root: PathBuf,
     paths: BTreeMap<PathBuf, PendingChange>,
     scan: Option<(Instant, ScanScope)>,
+    /// Files are being removed.
+    removal: Option<Removal>,
+    /// The last path that was renamed to another, with the tracker that both events have.
+    renamed: Option<(usize, PathBuf)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -61,12 +71,28 @@ struct PendingChange {
     due: Instant,
     /// A process has the file open for writing.
     writing: bool,
+    /// The file went: due when the whole removal is over.
+    removed: bool,
+}
+
+/// Files that are removed one after the other.
+#[derive(Clone, Copy, Debug)]
+struct Removal {
+    since: Instant,
+    last: Instant,
+}
+
+impl Removal {
+    /// Returns when it counts as finished.
+    fn end(self) -> Instant {
+        (self.last + REMOVED_DELAY).min(self.since + MAX_REMOVED_DELAY)
+    }
 }
 
 impl PendingChanges {
     /// Returns an empty collection for the directory `root`, an absolute path.
     pub(super) fn new(root: &Path) -> Self {
-        Self { root: root.to_owned(), paths: BTreeMap::new(), scan: None }
+        Self { root: root.to_owned(), paths: BTreeMap::new(), scan: None, removal: None, renamed: None }
     }
 
     /// Takes in an event. Returns whether anything becomes due by it.
@@ -75,11 +101,27 @@ impl PendingChanges {
             self.scan(now, ScanScope::All);
             return true;
         }
+        self.note_rename(event, now);
         let mut any = false;
         for path in &event.paths {
             any |= self.note_path(event.kind, path, now);
         }
         any
+    }
+
+    /// Makes both names of a renamed manifest due together: its objects only moved.
+    fn note_rename(&mut self, event: &Event, now: Instant) {
+        let (Some(tracker), Some(path)) = (event.tracker(), event.paths.first()) else { return };
+        match event.kind {
+            EventKind::Modify(ModifyKind::Name(RenameMode::From)) => self.renamed = Some((tracker, path.clone())),
+            EventKind::Modify(ModifyKind::Name(RenameMode::To)) if is_manifest(path) => {
+                let from = self.renamed.take().filter(|(other, _)| *other == tracker);
+                if let Some(change) = from.and_then(|(_, from)| self.paths.get_mut(&from)) {
+                    change.due = now + CLOSED_DELAY;
+                }
+            }
+            _ => {}
+        }
     }
 
     fn note_path(&mut self, kind: EventKind, path: &Path, now: Instant) -> bool {
@@ -93,7 +135,8 @@ impl PendingChanges {
         if is_hidden(path) {
             return self.note_hidden(kind, path, now);
         }
-        let change = |after, writing| PendingChange { due: now + after, writing };
+        let removed = matches!(kind, EventKind::Remove(_));
+        let change = |after, writing| PendingChange { due: now + after, writing, removed };
         let change = match kind {
             EventKind::Create(CreateKind::Folder) => {
                 self.scan(now + CLOSED_DELAY, ScanScope::Changed);
@@ -104,8 +147,9 @@ impl PendingChanges {
             EventKind::Create(_) | EventKind::Modify(ModifyKind::Data(_)) => change(WRITING_DELAY, true),
             // The attributes of a file that is being written change too.
             EventKind::Modify(ModifyKind::Metadata(_)) if self.is_writing(path) => return false,
-            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(RenameMode::From) | ModifyKind::Metadata(_)) => {
-                change(REMOVED_DELAY, false)
+            EventKind::Remove(_) => change(Duration::ZERO, false),
+            EventKind::Modify(ModifyKind::Name(RenameMode::From) | ModifyKind::Metadata(_)) => {
+                change(RENAMED_DELAY, false)
             }
             _ => return false,
         };
@@ -113,6 +157,9 @@ impl PendingChanges {
         // directory.
         if change.writing && !is_manifest(path) {
             return false;
+        }
+        if removed {
+            self.note_removal(now);
         }
         self.paths.insert(path.to_owned(), change);
         if self.paths.len() > MAX_PATHS {
@@ -122,13 +169,18 @@ impl PendingChanges {
         true
     }
 
+    fn note_removal(&mut self, now: Instant) {
+        let going_on = self.removal.filter(|removal| now < removal.end());
+        self.removal = Some(Removal { since: going_on.map_or(now, |removal| removal.since), last: now });
+    }
+
     /// Handles the directory itself: replaced by a rename, or removed, created again and then
     /// filled.
     fn note_root(&mut self, kind: EventKind, now: Instant) -> bool {
         let after = match kind {
             EventKind::Create(_) => WRITING_DELAY,
             EventKind::Modify(ModifyKind::Name(RenameMode::To)) => CLOSED_DELAY,
-            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)) => REMOVED_DELAY,
+            EventKind::Remove(_) | EventKind::Modify(ModifyKind::Name(_)) => RENAMED_DELAY,
             _ => return false,
         };
         self.scan(now + after, ScanScope::Changed);
@@ -160,18 +212,27 @@ impl PendingChanges {
 
     /// Returns when the next change will be due.
     pub(super) fn next(&self) -> Option<Instant> {
-        let scan = self.scan.map(|(due, _)| due);
-        self.paths.values().map(|change| change.due).chain(scan).min()
+        let scan = self.scan.map(|(due, _)| self.after_removal(due));
+        self.paths.values().map(|change| self.due(change)).chain(scan).min()
+    }
+
+    fn due(&self, change: &PendingChange) -> Instant {
+        if change.removed { self.after_removal(change.due) } else { change.due }
+    }
+
+    fn after_removal(&self, due: Instant) -> Instant {
+        self.removal.map_or(due, |removal| due.max(removal.end()))
     }
 
     /// Removes and returns the changes that are due.
     pub(super) fn take(&mut self, now: Instant) -> DueChanges {
-        let paths: Vec<_> =
-            self.paths.iter().filter(|(_, change)| change.due <= now).map(|(path, _)| path.clone()).collect();
+        let due = self.paths.iter().filter(|(_, change)| self.due(change) <= now);
+        let paths: Vec<_> = due.map(|(path, _)| path.clone()).collect();
         for path in &paths {
             self.paths.remove(path);
         }
-        DueChanges { paths, scan: self.scan.take_if(|(due, _)| *due <= now).map(|(_, scope)| scope) }
+        let held = self.removal.is_some_and(|removal| now < removal.end());
+        DueChanges { paths, scan: self.scan.take_if(|(due, _)| !held && *due <= now).map(|(_, scope)| scope) }
     }
 }
 
@@ -210,8 +271,8 @@ mod tests {
             (&[(TO, "/m/a.yaml")], "/m/a.yaml", Some(CLOSED_DELAY)),
             (&[(TO, "/m/sub")], "/m/sub", Some(CLOSED_DELAY)),
             (&[(REMOVE, "/m/a.yaml")], "/m/a.yaml", Some(REMOVED_DELAY)),
-            (&[(FROM, "/m/a.yaml")], "/m/a.yaml", Some(REMOVED_DELAY)),
-            (&[(CHMOD, "/m/a.yaml")], "/m/a.yaml", Some(REMOVED_DELAY)),
+            (&[(FROM, "/m/a.yaml")], "/m/a.yaml", Some(RENAMED_DELAY)),
+            (&[(CHMOD, "/m/a.yaml")], "/m/a.yaml", Some(RENAMED_DELAY)),
             (&[(CREATE, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
             (&[(CREATE, "/m/a.yaml"), (WRITE, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
             (&[(CREATE, "/m/a.yaml"), (WRITE, "/m/a.yaml"), (CHMOD, "/m/a.yaml")], "/m/a.yaml", Some(WRITING_DELAY)),
@@ -234,13 +295,57 @@ mod tests {
             (TO, "/m/..data", CLOSED_DELAY),
             (CREATE, "/m/..data", CLOSED_DELAY),
             (MKDIR, "/m/sub", CLOSED_DELAY),
-            (REMOVE, "/m", REMOVED_DELAY),
-            (FROM, "/m", REMOVED_DELAY),
+            (REMOVE, "/m", RENAMED_DELAY),
+            (FROM, "/m", RENAMED_DELAY),
             (TO, "/m", CLOSED_DELAY),
             (MKDIR, "/m", WRITING_DELAY),
         ] {
             let scan = Some(ScanScope::Changed);
             assert_eq!(due(&[(kind, path)]), (DueChanges { paths: vec![], scan }, Some(after)), "{kind:?} {path}");
+        }
+    }
+
+    #[test]
+    fn removed_files_are_due_when_the_whole_removal_is_over() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut pending = PendingChanges::new(Path::new("/m"));
+        let note = |pending: &mut PendingChanges, kind, path: &str, ms| {
+            pending.note(&Event::new(kind).add_path(path.into()), at(ms))
+        };
+        for ms in 0..50 {
+            note(&mut pending, REMOVE, &format!("/m/{ms}.yaml"), ms);
+        }
+        pending.scan(at(50), ScanScope::Changed);
+        assert_eq!(pending.next(), Some(at(49) + REMOVED_DELAY));
+        note(&mut pending, CLOSE, "/m/new.yaml", 60);
+        assert_eq!(pending.take(at(60)), DueChanges { paths: vec!["/m/new.yaml".into()], scan: None });
+        assert_eq!(pending.take(at(248)), DueChanges::default());
+        let due = pending.take(at(249));
+        assert_eq!((due.paths.len(), due.scan), (50, Some(ScanScope::Changed)));
+        // If files are removed all the time, they do not wait for ever.
+        let (mut ms, first) = (300, 300);
+        while pending.take(at(ms)).is_empty() {
+            note(&mut pending, REMOVE, &format!("/m/{ms}.yaml"), ms);
+            ms += 100;
+        }
+        assert_eq!(at(ms), at(first) + MAX_REMOVED_DELAY);
+    }
+
+    #[test]
+    fn both_names_of_a_renamed_manifest_are_due_together() {
+        for (to, path, due) in [
+            ("/m/b.yaml", "/m/a.yaml", &["/m/a.yaml", "/m/b.yaml"][..]),
+            ("/m/a.yaml~", "/m/a.yaml", &["/m/a.yaml~"]),
+            ("/m/b.yaml", "/elsewhere/a.yaml", &["/m/b.yaml"]),
+        ] {
+            let now = Instant::now();
+            let mut pending = PendingChanges::new(Path::new("/m"));
+            for (kind, path) in [(FROM, path), (TO, to)] {
+                pending.note(&Event::new(kind).add_path(path.into()).set_tracker(7), now);
+            }
+            let due: Vec<_> = due.iter().map(PathBuf::from).collect();
+            assert_eq!(pending.take(now).paths, due, "{path} to {to}");
         }
     }
 

@@ -40,7 +40,15 @@ fn objects_of(files: &[(&str, &str)]) -> Objects {
 }
 
 fn parsed(files: &[(&str, &str)]) -> Vec<(Arc<Path>, ParsedFile)> {
-    let text =
-        |(file, text): &(&str, &str)| FileText { file: Arc::from(Path::new(file)), text: Ok((*text).to_owned()) };
+    modified(&files.iter().map(|(file, text)| (*file, 0, *text)).collect::<Vec<_>>())
+}
+
+/// Parses files with the seconds of their modification times.
+fn modified(files: &[(&str, i64, &str)]) -> Vec<(Arc<Path>, ParsedFile)> {
+    let text = |(file, modified, text): &(&str, i64, &str)| FileText {
+        file: Arc::from(Path::new(file)),
+        modified: (*modified, 0),
+        text: Ok((*text).to_owned()),
+    };
     parse::all(files.iter().map(text).collect())
 }

@@ -13,10 +13,10 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 use super::{
     change_queue::ChangeQueue,
-    files::{self, DirectoryListing, FileStamp, FileStamps, FileText},
+    files::{self, DirectoryIdentity, DirectoryListing, FileStamp, FileStamps, FileText},
     object_store::ObjectStore,
     parse,
-    pending::{DueChanges, ScanScope},
+    pending::{DueChanges, REMOVED_DELAY, ScanScope},
 };
 use vipmux_model::objects::{Objects, Problem};
 
@@ -25,6 +25,9 @@ use vipmux_model::objects::{Objects, Problem};
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// While the directory is gone, it is looked for this often.
 const MISSING_SCAN_INTERVAL: Duration = Duration::from_secs(1);
+/// A directory that lost its last manifest counts as empty after this time. The removal of the
+/// directory itself begins the same way.
+const EMPTY_DELAY: Duration = Duration::from_secs(1);
 
 /// A directory that cannot be followed.
 #[derive(Debug, thiserror::Error)]
@@ -91,7 +94,8 @@ impl Drop for WatchGuard {
 /// [`Arc`]s in the next one.
 ///
 /// A definition that becomes malformed stays in force as it was last good, and is a problem in the
-/// snapshot. The same holds for all objects while the directory itself is gone. An edited file is
+/// snapshot. The same holds for all objects while the directory itself is gone, or an empty one has
+/// taken its place. Of two definitions of an object, the one in force stays so. An edited file is
 /// read at once when it is closed or renamed into place. It costs its own parsing, however many
 /// other files there are.
 ///
@@ -115,6 +119,8 @@ pub fn watch(directory: &Path) -> Result<(Receiver<Arc<Objects>>, WatchGuard), W
         watcher,
         stamps: FileStamps::default(),
         store: ObjectStore::default(),
+        adopted: None,
+        emptied: None,
         missing: false,
         watch_failed: None,
         root,
@@ -149,7 +155,11 @@ struct DirectoryFollower {
     /// The stamps of the files that were read.
     stamps: FileStamps,
     store: ObjectStore,
-    /// The directory could not be listed.
+    /// The directory whose manifests are in force.
+    adopted: Option<DirectoryIdentity>,
+    /// The time when it was found without manifests.
+    emptied: Option<Instant>,
+    /// The directory is gone, or an empty one took its place: what is in force stays so.
     missing: bool,
     /// Why a directory could not be watched in the last scan.
     watch_failed: Option<notify::Error>,
@@ -172,31 +182,47 @@ impl DirectoryFollower {
 
     /// Reads what is due. Returns whether anything changed.
     fn follow(&mut self, due: DueChanges) -> bool {
+        if self.missing {
+            return self.scan(due.scan.unwrap_or(ScanScope::Changed));
+        }
         let mut scan = due.scan;
-        let mut read = Vec::new();
-        let mut changed = false;
+        let (mut read, mut gone) = (Vec::new(), Vec::new());
         for path in due.paths {
             match self.action_for(&path) {
                 PathAction::Read(stamp) => {
                     self.stamps.insert(path.clone(), stamp);
                     read.push(path);
                 }
-                PathAction::Gone => {
-                    self.stamps.remove(&path);
-                    changed |= self.store.remove(&path);
-                }
+                PathAction::Gone => gone.push(path),
                 PathAction::Nothing => {}
                 PathAction::Scan => scan = scan.max(Some(ScanScope::Changed)),
             }
         }
-        changed |= self.put(&read);
+        let mut changed = self.put(&read);
+        // A scan decides whether the directory went with its files.
+        if !gone.is_empty() && (gone.len() == self.store.file_count() || fs::read_dir(&self.root).is_err()) {
+            scan = scan.max(Some(ScanScope::Changed));
+        } else {
+            changed |= self.forget(&gone);
+        }
         scan.map_or(changed, |scope| self.scan(scope) || changed)
+    }
+
+    /// Forgets files that are gone.
+    fn forget(&mut self, gone: &[PathBuf]) -> bool {
+        let mut changed = false;
+        for file in gone {
+            self.stamps.remove(file);
+            changed |= self.store.remove(file);
+        }
+        changed
     }
 
     /// Returns what to do about a path that changed.
     fn action_for(&self, path: &Path) -> PathAction {
         let manifest = files::is_manifest(path);
         match fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) {
+            Err(error) if !files::is_gone(&error) => PathAction::Scan,
             Ok(metadata) if metadata.is_dir() => PathAction::Scan,
             Ok(metadata) if manifest && self.stamps.has_room(path, metadata.len()) => {
                 PathAction::Read(FileStamp::from(&metadata))
@@ -216,8 +242,9 @@ impl DirectoryFollower {
             if let Some(text) = files::load(path) {
                 texts.push(text);
             } else {
+                // It went just now, maybe with the whole directory.
                 self.stamps.remove(path);
-                changed |= self.store.remove(path);
+                self.queue.scan_after(REMOVED_DELAY);
             }
         }
         for (file, parsed) in parse::all(texts) {
@@ -228,16 +255,30 @@ impl DirectoryFollower {
 
     fn scan(&mut self, scope: ScanScope) -> bool {
         match self.list() {
-            Ok(listing) => {
-                self.missing = false;
-                self.adopt(listing, scope)
-            }
-            Err(error) => {
-                self.missing = true;
-                let message = format!("cannot list the directory: {error}; its last good state stays in force");
-                self.store.set_general_problems(vec![Problem::of_file(&self.root, message)])
-            }
+            Ok(listing) if listing.files.is_empty() && self.store.file_count() > 0 => self.adopt_empty(listing, scope),
+            Ok(listing) => self.adopt(listing, scope),
+            Err(error) => self.keep(&format!("cannot list the directory: {error}")),
         }
+    }
+
+    /// Stores the result of a scan that found no manifest any more, unless there is doubt whether
+    /// that was meant.
+    fn adopt_empty(&mut self, listing: DirectoryListing, scope: ScanScope) -> bool {
+        if listing.root != self.adopted {
+            return self.keep("an empty directory has taken its place");
+        }
+        if self.emptied.get_or_insert_with(Instant::now).elapsed() >= EMPTY_DELAY {
+            return self.adopt(listing, scope);
+        }
+        self.queue.scan_after(EMPTY_DELAY);
+        false
+    }
+
+    /// Keeps what is in force. Returns whether `why` is new.
+    fn keep(&mut self, why: &str) -> bool {
+        self.missing = true;
+        let message = format!("{why}; its last good state stays in force");
+        self.store.set_general_problems(vec![Problem::of_file(&self.root, message)])
     }
 
     /// Lists the directory, and watches it and those below.
@@ -254,6 +295,7 @@ impl DirectoryFollower {
 
     /// Stores the result of a scan.
     fn adopt(&mut self, mut listing: DirectoryListing, scope: ScanScope) -> bool {
+        (self.missing, self.emptied, self.adopted) = (false, None, listing.root);
         if let Some(error) = self.watch_failed.take() {
             let message = format!("changes are seen late, every {} s: {error}", FULL_SCAN_INTERVAL.as_secs());
             listing.problems.push(Problem::of_file(&self.root, message));
@@ -262,10 +304,7 @@ impl DirectoryFollower {
         let kept =
             |file: &Path| listing.files.contains_key(file) || listing.unlisted.iter().any(|it| file.starts_with(it));
         let gone: Vec<_> = self.store.files().filter(|file| !kept(file)).map(Path::to_owned).collect();
-        for file in &gone {
-            self.stamps.remove(file);
-            changed |= self.store.remove(file);
-        }
+        changed |= self.forget(&gone);
         let mut read = Vec::new();
         for (file, stamp) in listing.files {
             let known = scope == ScanScope::Changed && self.stamps.get(&file) == Some(&stamp);

@@ -130,6 +130,122 @@ fn when_the_first_definition_goes_the_next_is_in_force() {
     assert_eq!(store.snapshot(), Objects::default());
 }
 
+/// Replaces files in a store; `None`: the file went.
+fn change(store: &mut ObjectStore, files: &[(&str, Option<&str>)]) -> Objects {
+    for (file, text) in files {
+        match text {
+            Some(text) => parsed(&[(file, text)]).into_iter().for_each(|(file, parsed)| {
+                store.put(&file, parsed);
+            }),
+            None => {
+                store.remove(Path::new(file));
+            }
+        }
+    }
+    store.snapshot()
+}
+
+#[test]
+fn at_a_start_the_definition_in_the_file_that_was_modified_first_is_in_force() {
+    let (old, new) = (service("web", 1), service("web", 2));
+    for files in [[("b.yaml", 5, old.as_str()), ("a.yaml", 7, &new)], [("a.yaml", 5, &old), ("b.yaml", 5, &new)]] {
+        let mut store = ObjectStore::default();
+        for (file, parsed) in modified(&files) {
+            store.put(&file, parsed);
+        }
+        assert_eq!(port_of(&store.snapshot(), "web"), Some(1), "{files:?}");
+    }
+}
+
+#[test]
+fn a_second_definition_replaces_none_of_any_kind_that_is_in_force() {
+    let labeled = |label: &str| {
+        let labels = format!("labels: {{is: {label}, kubernetes.io/service-name: web}}");
+        format!(
+            "
+apiVersion: v1
+kind: Service
+metadata: {{name: web, {labels}}}
+spec: {{ports: [{{port: 80}}]}}
+---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: web-1, {labels}}}
+addressType: IPv4
+endpoints: []
+---
+apiVersion: v1
+kind: Node
+metadata: {{name: node-1, {labels}}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {{name: shop, {labels}}}
+---
+apiVersion: metallb.io/v1beta1
+kind: IPAddressPool
+metadata: {{name: lan, {labels}}}
+spec: {{addresses: [192.0.2.0/28]}}
+---
+apiVersion: metallb.io/v1beta1
+kind: L2Advertisement
+metadata: {{name: lan, {labels}}}
+---
+apiVersion: vipmux.io/v1alpha1
+kind: VipPool
+metadata: {{name: lan, {labels}}}
+spec: {{addresses: [192.0.2.16/28]}}
+---
+apiVersion: vipmux.io/v1alpha1
+kind: VipPolicy
+metadata: {{name: lan, {labels}}}
+spec: {{}}
+"
+        )
+    };
+    let mut store = ObjectStore::default();
+    let before = change(&mut store, &[("b.yaml", Some(&labeled("first")))]);
+    assert_eq!(before.problems, []);
+    let after = change(&mut store, &[("a.yaml", Some(&labeled("second")))]);
+    assert_eq!((after.problems.len(), Objects { problems: vec![], ..after.clone() }), (8, before.clone()));
+    for problem in &after.problems {
+        assert_eq!(problem.file, Path::new("a.yaml"));
+        assert!(problem.message.ends_with(" too; that one is in force"), "{problem}");
+    }
+    assert_eq!(change(&mut store, &[("a.yaml", None)]), before);
+}
+
+#[test]
+fn what_is_in_force_stays_so_through_edits_and_moves() {
+    let two = |first, second| format!("{}---\n{}", service("web", first), service("web", second));
+    let mut store = ObjectStore::default();
+    let mut port = |files: &[(&str, Option<&str>)]| port_of(&change(&mut store, files), "web");
+    assert_eq!(port(&[("b.yaml", Some(&service("web", 1)))]), Some(1));
+    assert_eq!(port(&[("a.yaml", Some(&service("web", 2)))]), Some(1), "a file that sorts earlier");
+    assert_eq!(port(&[("b.yaml", Some(&service("web", 3)))]), Some(3), "an edit");
+    assert_eq!(port(&[("b.yaml", Some(&two(4, 3)))]), Some(3), "a document before it");
+    assert_eq!(port(&[("b.yaml", Some(&two(4, 5)))]), Some(5), "an edit of the second document");
+    assert_eq!(port(&[("b.yaml", None), ("c.yaml", Some(&service("web", 5)))]), Some(5), "a renamed file");
+    assert_eq!(port(&[("c.yaml", Some(&service("web", 0)))]), Some(5), "a malformed edit");
+    assert_eq!(port(&[("c.yaml", None)]), Some(2), "it went");
+    assert_eq!(port(&[("a.yaml", None)]), None);
+    assert_eq!(port(&[("a.yaml", Some(&service("web", 6))), ("b.yaml", Some(&service("web", 7)))]), Some(6), "anew");
+}
+
+#[test]
+fn a_renamed_file_is_no_second_definition() {
+    let mut store = ObjectStore::default();
+    change(&mut store, &[("a.yaml", Some(&service("web", 1)))]);
+    for (from, to) in [("a.yaml", "b.yaml"), ("b.yaml", "a.yaml")] {
+        for moves in [[(from, None), (to, Some(service("web", 1)))], [(to, Some(service("web", 1))), (from, None)]] {
+            let moves = moves.iter().map(|(file, text)| (*file, text.as_deref())).collect::<Vec<_>>();
+            let objects = change(&mut store, &moves);
+            assert_eq!((port_of(&objects, "web"), objects.problems), (Some(1), vec![]));
+        }
+        change(&mut store, &[(to, Some(&service("web", 1)))]);
+    }
+}
+
 /// Returns the objects in force after a file with two Services becomes `text`.
 fn after(text: &str) -> Objects {
     let mut store = ObjectStore::default();
@@ -305,26 +421,36 @@ fn a_path_that_is_no_text_or_no_file_is_a_problem_of_that_path() {
 
 proptest! {
     #[test]
-    fn a_store_that_was_changed_holds_what_a_new_one_would(steps in prop::collection::vec((0..3usize, 0..4usize, 1..4u16), 1..40)) {
+    fn a_store_that_was_changed_holds_one_definition_of_each_object(steps in prop::collection::vec((0..3usize, 0..4usize, 1..4u16), 1..40)) {
         let mut store = ObjectStore::default();
         let mut texts = BTreeMap::new();
+        // The Services in force, with their files.
+        let mut in_force: BTreeMap<&str, &str> = BTreeMap::new();
         for (file, name, port) in steps {
             let (file, name) = (["a.yaml", "b.yaml", "c.yaml"][file], ["a", "b", "c"].get(name));
             match name {
-                Some(name) => drop(texts.insert(file, service(name, port))),
+                Some(name) => drop(texts.insert(file, (*name, port))),
                 None => drop(texts.remove(file)),
             }
             let before = store.snapshot();
             let kept = before.clone();
-            match texts.get(file) {
-                Some(text) => for (file, parsed) in parsed(&[(file, text)]) {
-                    store.put(&file, parsed);
-                },
-                None => drop(store.remove(Path::new(file))),
+            let text = texts.get(file).map(|(name, port)| service(name, *port));
+            let after = change(&mut store, &[(file, text.as_deref())]);
+            prop_assert_eq!(&before, &kept, "a snapshot changed");
+            in_force.retain(|name, file| texts.get(file).is_some_and(|(other, _)| other == name));
+            // If the definition in force goes, the same object elsewhere comes before another one.
+            for name in ["a", "b", "c"] {
+                let of_name = |file: &&str| texts.get(*file).is_some_and(|(other, _)| *other == name);
+                let same = |file: &&str| port_of(&kept, name) == Some(i32::from(texts[*file].1));
+                let files = || ["a.yaml", "b.yaml", "c.yaml"].into_iter().filter(of_name);
+                let first = files().find(same).or_else(|| files().next());
+                if let Some(file) = in_force.get(name).copied().or(first) {
+                    in_force.insert(name, file);
+                }
+                let expected = in_force.get(name).map(|file| i32::from(texts[file].1));
+                prop_assert_eq!(port_of(&after, name), expected, "{}", name);
             }
-            let files: Vec<_> = texts.iter().map(|(file, text)| (*file, text.as_str())).collect();
-            prop_assert_eq!(store.snapshot(), objects_of(&files));
-            prop_assert_eq!(before, kept, "a snapshot changed");
+            prop_assert_eq!(after.problems.len(), texts.len() - in_force.len());
         }
     }
 

@@ -180,6 +180,103 @@ async fn while_the_directory_is_gone_its_last_state_is_in_force() {
     followed.until_ports(None, Some(3)).await;
 }
 
+/// Waits until the whole directory was scanned once more, and nothing is left to do.
+async fn scanned(followed: &Followed) {
+    let request = followed.guard.request_refresh();
+    let mut refreshed = followed.guard.refreshed();
+    tokio::time::timeout(PATIENCE, refreshed.wait_for(|done| *done >= request)).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_removed_directory_takes_nothing_with_it() {
+    // With many files, the removal takes longer than that of one file is held back.
+    for files in [1, 2_000] {
+        let mut followed = Followed::new(|root| {
+            for i in 0..files {
+                fs::create_dir_all(root.join("sub")).unwrap();
+                fs::write(root.join(format!("{i}.yaml")), service(&format!("s{i}"), 80)).unwrap();
+                fs::write(root.join(format!("sub/{i}.yaml")), service(&format!("t{i}"), 80)).unwrap();
+            }
+        });
+        let before = Arc::clone(&followed.objects.borrow());
+        fs::remove_dir_all(followed.path("")).unwrap();
+        let objects = followed.until(|objects| !objects.problems.is_empty()).await;
+        assert!(objects.problems[0].message.ends_with("its last good state stays in force"), "{}", objects.problems[0]);
+        assert_eq!(objects.services, before.services);
+        // An empty directory in its place is no wish to withdraw everything: a volume that is
+        // unmounted leaves one, and a copy starts with one.
+        fs::create_dir(followed.path("")).unwrap();
+        let objects = followed.until(|objects| objects.problems[0].message.starts_with("an empty")).await;
+        assert_eq!(objects.services, before.services);
+        followed.put("a.yaml", &service("a", 1));
+        assert_eq!(followed.until_ports(Some(1), None).await.problems, []);
+        assert_eq!(followed.objects.borrow().services.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_directory_without_manifests_is_empty() {
+    let mut followed = Followed::with(&[("a.yaml", service("a", 1)), ("b.yaml", service("b", 2))]);
+    for file in ["a.yaml", "b.yaml"] {
+        fs::remove_file(followed.path(file)).unwrap();
+    }
+    assert_eq!(followed.until_ports(None, None).await.problems, []);
+}
+
+#[tokio::test]
+async fn a_directory_whose_parent_is_removed_and_made_again_is_followed() {
+    let parent = tempfile::tempdir().unwrap();
+    let (above, root) = (parent.path().join("above"), parent.path().join("above/manifests"));
+    fs::create_dir_all(&root).unwrap();
+    fs::write(root.join("a.yaml"), service("a", 1)).unwrap();
+    let (objects, guard) = watch(&root).unwrap();
+    let mut followed = Followed { parent, objects, guard };
+    for port in 2..4 {
+        fs::remove_dir_all(&above).unwrap();
+        let objects = followed.until(|objects| !objects.problems.is_empty()).await;
+        assert_eq!(port_of(&objects, "a"), Some(port - 1));
+        fs::create_dir_all(&root).unwrap();
+        fs::write(root.join("a.yaml"), service("a", u16::try_from(port).unwrap())).unwrap();
+        assert_eq!(followed.until_ports(Some(port), None).await.problems, []);
+    }
+}
+
+/// A link to itself stands in for a directory that may not be searched: root may search any.
+#[tokio::test]
+async fn what_cannot_be_looked_at_stays_in_force() {
+    let mut followed = Followed::new(|root| {
+        fs::create_dir(root.join(".real")).unwrap();
+        fs::write(root.join(".real/a.yaml"), service("a", 1)).unwrap();
+        symlink(".real", root.join("sub")).unwrap();
+        fs::write(root.join("b.yaml"), service("b", 2)).unwrap();
+    });
+    symlink("sub", followed.path("next")).unwrap();
+    fs::rename(followed.path("next"), followed.path("sub")).unwrap();
+    scanned(&followed).await;
+    let objects = followed.until(|objects| !objects.problems.is_empty()).await;
+    assert_eq!((port_of(&objects, "a"), port_of(&objects, "b")), (Some(1), Some(2)));
+    assert!(objects.problems[0].message.starts_with("cannot follow the link"), "{}", objects.problems[0]);
+}
+
+#[tokio::test]
+async fn a_second_definition_changes_nothing_and_a_renamed_file_is_none() {
+    let mut followed = Followed::with(&[("b.yaml", service("a", 1))]);
+    followed.write("a.yaml", &service("a", 2));
+    let objects = followed.until(|objects| !objects.problems.is_empty()).await;
+    assert_eq!((port_of(&objects, "a"), &objects.problems[0].file), (Some(1), &followed.path("a.yaml")));
+    fs::remove_file(followed.path("a.yaml")).unwrap();
+    let objects = followed.until(|objects| objects.problems.is_empty()).await;
+    assert_eq!(port_of(&objects, "a"), Some(1));
+    let mut seen = followed.objects.clone();
+    for (from, to) in [("b.yaml", "a.yaml"), ("a.yaml", "c.yaml")] {
+        fs::rename(followed.path(from), followed.path(to)).unwrap();
+        tokio::time::timeout(PATIENCE, seen.changed()).await.unwrap().unwrap();
+        scanned(&followed).await;
+        let objects = Arc::clone(&seen.borrow_and_update());
+        assert_eq!((port_of(&objects, "a"), &*objects.problems), (Some(1), &[][..]), "{from} to {to}");
+    }
+}
+
 #[tokio::test]
 async fn a_directory_that_is_removed_and_made_again_is_followed() {
     let mut followed = Followed::with(&[("a.yaml", service("a", 1))]);
