@@ -43,6 +43,7 @@ mod metrics_server;
 mod object_source;
 mod peer_health;
 mod pipeline;
+mod program_places;
 mod published;
 mod queries;
 mod reconcile;
@@ -151,7 +152,7 @@ impl Agent {
             Event::Changed => reconcile = true,
             Event::KernelRead(reading) => reconcile = self.self_check.finish(reading, &mut self.serving)?,
             Event::Query(query) => self.answer(query)?,
-            Event::SelfCheckDue => self.self_check.begin(&self.serving.kernel),
+            Event::SelfCheckDue => self.self_check.begin(&self.serving),
         }
         Ok(if reconcile { Next::Reconcile } else { Next::Wait })
     }

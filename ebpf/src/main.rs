@@ -43,11 +43,11 @@ use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use vipmux_common::abi::{CALL_NEW, CALL_ODD, DropReason, Interface};
+use vipmux_common::abi::{CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, DropReason, Interface};
 
 use crate::{
     frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH},
-    maps::{CALLS, CALLS_FRAGMENTED, INTERFACES},
+    maps::{CALLS, CALLS_FRAGMENTED, CLASSIFIERS, INTERFACES},
     verdict::Verdict,
     wire::{pin, read},
 };
@@ -214,6 +214,27 @@ pub fn vipmux_ingress(context: TcContext) -> i32 {
         ETHERTYPE_IPV6 => direct::receive::<true>(&context),
         _ => TC_ACT_UNSPEC,
     }
+}
+
+/// Stands in for [`vipmux_egress`] while the agent moves that one to the first place of an
+/// interface. The kernel attaches no program twice there (`bpf_mprog_attach` of kernel/bpf/mprog.c).
+#[classifier]
+pub fn vipmux_egress_stand_in(context: TcContext) -> i32 {
+    call_classifier(&context, CALL_EGRESS)
+}
+
+/// The same for [`vipmux_ingress`].
+#[classifier]
+pub fn vipmux_ingress_stand_in(context: TcContext) -> i32 {
+    call_classifier(&context, CALL_INGRESS)
+}
+
+#[inline(always)]
+fn call_classifier(context: &TcContext, index: u32) -> i32 {
+    // SAFETY: it only returns if the element is empty. The agent fills the elements when it loads
+    // these programs.
+    unsafe { CLASSIFIERS.tail_call(context, index) };
+    TC_ACT_UNSPEC
 }
 
 /// Returns the protocol above the link, wire, and its offset. The frame itself may have a tag: from

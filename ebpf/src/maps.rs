@@ -8,10 +8,10 @@ use aya_ebpf::{
 };
 use vipmux_common::{
     abi::{
-        Address, AffinityKey, AffinityValue, Backend, Budget, CALLS as CALL_COUNT, Config, Count, DropReason,
-        EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Leader, Mac,
-        Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue, Speaker,
-        SpeakerKey, Stat, VipSlot, VipValue, capacity,
+        Address, AffinityKey, AffinityValue, Backend, Budget, CALL_INGRESS, CALLS as CALL_COUNT, Config, Count,
+        DropReason, EgressFragmentValue, Fence, FlowRecord, FlowSet, FragmentKey, FragmentValue, Interface, Lapse,
+        Leader, Mac, Member, Node, NodeLabel, Range, Scratch, ServiceKey, ServiceOwner, ServiceState, ServiceValue,
+        Speaker, SpeakerKey, Stat, VipSlot, VipValue, capacity,
     },
     backend_nodes, budget, table,
 };
@@ -82,6 +82,9 @@ pub(crate) static CALLS: ProgramArray = ProgramArray::with_max_entries(CALL_COUN
 /// The same for frames in several buffers: a program can only call programs of its own kind.
 #[map]
 pub(crate) static CALLS_FRAGMENTED: ProgramArray = ProgramArray::with_max_entries(CALL_COUNT, 0);
+/// The classifiers, for their stand-ins. It is in use only while an agent moves them.
+#[map]
+pub(crate) static CLASSIFIERS: ProgramArray = ProgramArray::with_max_entries(CALL_INGRESS + 1, 0);
 #[map]
 pub(crate) static SCRATCH: PerCpuArray<Scratch> = PerCpuArray::with_max_entries(1, 0);
 /// Scratch space for map values, for which the stack has no room. It has no meaning between uses.

@@ -11,13 +11,13 @@ use core::ptr;
 
 use aya_ebpf::{
     bindings::{
-        BPF_F_MMAPABLE,
+        BPF_F_MMAPABLE, TC_ACT_OK, TC_ACT_UNSPEC,
         xdp_action::{XDP_ABORTED, XDP_DROP, XDP_PASS, XDP_REDIRECT, XDP_TX},
     },
     helpers::{bpf_jiffies64, bpf_redirect},
-    macros::{map, xdp},
+    macros::{classifier, map, xdp},
     maps::{Array, HashMap, LruHashMap, PerCpuArray, ProgramArray},
-    programs::XdpContext,
+    programs::{TcContext, XdpContext},
 };
 use vipmux_common::{
     abi::{Address, FlowKey, FlowRecord, FlowSecret, FlowSet},
@@ -62,6 +62,18 @@ pub fn pass(_context: XdpContext) -> u32 {
 #[xdp(frags)]
 pub fn pass_jumbo(_context: XdpContext) -> u32 {
     XDP_PASS
+}
+
+/// A program of another component: it passes every packet, which ends the chain (`TCX_PASS`).
+#[classifier]
+pub fn end_chain(_context: TcContext) -> i32 {
+    TC_ACT_OK
+}
+
+/// A program of another component that leaves every packet to the next one (`TCX_NEXT`).
+#[classifier]
+pub fn go_on(_context: TcContext) -> i32 {
+    TC_ACT_UNSPEC
 }
 
 /// Writes the time of flow records, `jiffies_64`, to the frame's first eight bytes.

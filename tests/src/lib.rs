@@ -2,7 +2,7 @@
 //! suites, the demo and the bench.
 //!
 //! - Topology: [`lan`] builds it from [`netns`], [`links`], [`pod_network`] and [`offload`].
-//!   [`router`] extends it.
+//!   [`router`] extends it. [`foreign_program`] attaches programs of other components.
 //! - Processes: [`mod@agent`], [`allocator`] and [`pod`]. [`cleanup`] removes everything that a run
 //!   makes on the machine.
 //! - Clients: [`client`], [`traffic`], [`transfer`], [`arp`] and [`ndp`]. [`mod@watch`] observes a
@@ -30,6 +30,7 @@ pub mod demo;
 pub mod dns;
 pub mod failover;
 pub mod flood;
+pub mod foreign_program;
 pub mod frames;
 pub mod identity;
 pub mod keepalived;

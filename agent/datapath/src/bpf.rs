@@ -10,6 +10,7 @@ pub mod load;
 pub mod maps;
 pub mod pinned;
 pub mod pins;
+pub mod place;
 mod syscall;
 pub mod tcx;
 mod transition;

@@ -22,7 +22,10 @@ use crate::{
 };
 use vipmux_cluster::access::ClusterAccess;
 use vipmux_datapath::{
-    bpf::{attach::XdpAttachMode, pins::DEFAULT_PIN_PATH},
+    bpf::{
+        attach::{TcAttachMode, XdpAttachMode},
+        pins::DEFAULT_PIN_PATH,
+    },
     link::LinkError,
 };
 use vipmux_model::NodeName;
@@ -58,6 +61,9 @@ pub struct CheckArgs {
     /// How XDP programs run
     #[arg(long, value_enum, env = "VIPMUX_XDP_MODE", default_value_t)]
     xdp_mode: XdpAttachMode,
+    /// How the program that translates replies is attached
+    #[arg(long, value_enum, env = "VIPMUX_TC", default_value_t, hide = true)]
+    tc: TcAttachMode,
     /// The UDP port of the agents' gossip
     #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
@@ -112,6 +118,7 @@ impl From<CheckArgs> for collect::CheckOptions {
             namespace,
             pin_path: args.pin_path,
             mode: args.xdp_mode,
+            tc: args.tc,
             gossip_port: args.gossip_port,
             gossip_key: args.gossip_key,
             state_dir: args.state_dir,

@@ -1,13 +1,14 @@
 //! Reads and shows the pinned objects: `inspect maps` and `inspect prog`.
 
 use std::{
+    collections::BTreeMap,
     io::{self, Write},
     time::UNIX_EPOCH,
 };
 
 use aya::{maps::MapInfo, programs::ProgramInfo};
 use serde::Serialize;
-use vipmux_common::abi::INTERFACE_GENERIC;
+use vipmux_common::abi::{INTERFACE_FILTER, INTERFACE_GENERIC, Interface};
 
 use super::InspectError;
 use crate::output::{
@@ -16,12 +17,16 @@ use crate::output::{
 };
 use vipmux_datapath::{
     bpf::{
+        attach::Direction,
         maps::{Maps, MapsError},
-        pinned::PinnedObjects,
+        pinned::{PinnedLinkInfo, PinnedObjects},
         pins::{LinkKind, PinError, Pins},
+        place::Chain,
     },
     link::interface_name,
 };
+
+type PinnedLinks = BTreeMap<(LinkKind, u32), PinnedLinkInfo>;
 
 /// A map.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -99,16 +104,57 @@ pub struct Attachment {
     pub interface: String,
     /// XDP runs in the stack, not in the driver; `None`: not an XDP program.
     pub generic: Option<bool>,
+    /// The place among the programs of the interface; `None`: an XDP program, which is alone.
+    pub place: Option<Place>,
+}
+
+/// A classifier's place among the programs that see the same packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Place {
+    /// 1: it runs first.
+    pub position: usize,
+    /// The number of programs, with this one.
+    pub of: usize,
+    /// It is a filter in a clsact qdisc, not a tcx program.
+    pub filter: bool,
 }
 
 impl Attachment {
-    fn text(&self) -> String {
-        let mode = match self.generic {
-            Some(true) => " (generic)",
-            Some(false) => " (native)",
-            None => "",
+    fn of_xdp(links: &PinnedLinks, interfaces: &BTreeMap<u32, Interface>) -> Vec<Self> {
+        let attachment = |ifindex| Self {
+            interface: interface_name(ifindex),
+            generic: interfaces.get(&ifindex).map(|interface| interface.flags & INTERFACE_GENERIC != 0),
+            place: None,
         };
-        format!("{}{mode}", self.interface)
+        links.keys().filter(|(kind, _)| *kind == LinkKind::Xdp).map(|(_, ifindex)| attachment(*ifindex)).collect()
+    }
+
+    /// Returns the attachments of a classifier: by links, and by filters.
+    fn of_classifier(direction: Direction, links: &PinnedLinks, interfaces: &BTreeMap<u32, Interface>) -> Vec<Self> {
+        let attachment = |ifindex, link: Option<u32>| {
+            // It may be read only with CAP_NET_ADMIN.
+            let chain = Chain::read(direction, ifindex, link).unwrap_or_default();
+            let place = chain.own.map(|own| Place { position: own + 1, of: chain.all.len(), filter: link.is_none() });
+            let is_attached = place.is_some() || link.is_some();
+            is_attached.then(|| Self { interface: interface_name(ifindex), generic: None, place })
+        };
+        let linked = links.iter().filter(|((kind, _), _)| *kind == direction.kind());
+        let linked = linked.filter_map(|((_, ifindex), link)| attachment(*ifindex, Some(link.id)));
+        let filtered = interfaces.iter().filter(|(_, interface)| interface.flags & INTERFACE_FILTER != 0);
+        linked.chain(filtered.filter_map(|(ifindex, _)| attachment(*ifindex, None))).collect()
+    }
+
+    fn text(&self) -> String {
+        let name = &self.interface;
+        match (self.generic, self.place) {
+            (Some(true), _) => format!("{name} (generic)"),
+            (Some(false), _) => format!("{name} (native)"),
+            (None, Some(Place { position, of, filter })) => {
+                let filter = if filter { "filter, " } else { "" };
+                format!("{name} ({filter}{position} of {of})")
+            }
+            (None, None) => name.clone(),
+        }
     }
 }
 
@@ -133,19 +179,16 @@ impl PinnedPrograms {
                 continue;
             }
             let info = ProgramInfo::from_pin(&path).map_err(io::Error::other).map_err(PinError::new("read", &path))?;
-            let attached = links.keys().filter(|(found, _)| *found == kind).map(|(_, ifindex)| Attachment {
-                interface: interface_name(*ifindex),
-                generic: interfaces
-                    .get(ifindex)
-                    .filter(|_| kind == LinkKind::Xdp)
-                    .map(|interface| interface.flags & INTERFACE_GENERIC != 0),
-            });
+            let attached = match Direction::of(kind) {
+                Some(direction) => Attachment::of_classifier(direction, &links, &interfaces),
+                None => Attachment::of_xdp(&links, &interfaces),
+            };
             programs.push(ProgramView {
                 name,
                 id: info.id(),
                 tag: format!("{:016x}", info.tag()),
                 loaded_at: info.loaded_at().and_then(|at| at.duration_since(UNIX_EPOCH).ok()).map(|at| at.as_secs()),
-                attached: attached.collect(),
+                attached,
             });
         }
         Ok(Self { programs })

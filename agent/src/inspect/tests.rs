@@ -240,7 +240,10 @@ fn programs_are_listed_with_where_they_are_attached() {
     let programs = PinnedPrograms::read(&pins, &cluster.maps()).unwrap();
     let [program] = programs.programs.as_slice() else { panic!("one is pinned: {programs:?}") };
     assert_eq!((program.name, program.id), (XDP_PROGRAM, info.id()));
-    assert_eq!(json(&programs)["programs"][0]["attached"], json!([{"interface": "lo", "generic": true}]));
+    assert_eq!(
+        json(&programs)["programs"][0]["attached"],
+        json!([{"interface": "lo", "generic": true, "place": null}])
+    );
     assert!(text(&programs).ends_with("  lo (generic)\n"), "{}", text(&programs));
 }
 

@@ -65,6 +65,7 @@ struct SyncMeters {
     delays: Histogram,
     checks: Counter,
     repairs: Family<[(&'static str, String); 1], Counter>,
+    not_first: Gauge,
 }
 
 /// The numbers of Services by result.
@@ -135,6 +136,7 @@ impl Default for SyncMeters {
             delays: Histogram::new(exponential_buckets(1e-3, 2.0, 14)),
             checks: Counter::default(),
             repairs: Family::default(),
+            not_first: Gauge::default(),
         }
     }
 }
@@ -157,6 +159,8 @@ impl SyncMeters {
         );
         let help = "Drift that the self-check repaired, by kind";
         registry.register("vipmux_self_check_repairs", help, self.repairs.clone());
+        let help = "Classifiers of vipmux that run after other programs of their interface";
+        registry.register("vipmux_classifiers_not_first", help, self.not_first.clone());
     }
 }
 
@@ -240,6 +244,11 @@ impl Meters {
     /// Counts a self-check.
     pub fn checked(&self) {
         self.sync.checks.inc();
+    }
+
+    /// Sets the number of classifiers that run after other programs of their interface.
+    pub fn classifiers_not_first(&self, classifiers: usize) {
+        self.sync.not_first.set(whole(classifiers));
     }
 
     /// Counts a repair.

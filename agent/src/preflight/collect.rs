@@ -18,7 +18,10 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use crate::preflight::findings::{Observations, Unseen, others::Others};
 use vipmux_datapath::{
-    bpf::{attach::XdpAttachMode, pins::Pins},
+    bpf::{
+        attach::{TcAttachMode, XdpAttachMode},
+        pins::Pins,
+    },
     link::{LinkError, Links},
 };
 use vipmux_model::NodeName;
@@ -40,6 +43,8 @@ pub struct CheckOptions {
     pub pin_path: PathBuf,
     /// How XDP programs run.
     pub mode: XdpAttachMode,
+    /// How classifiers are attached.
+    pub tc: TcAttachMode,
     /// The UDP port of the gossip.
     pub gossip_port: u16,
     /// The file with the gossip key; `None`: in the state directory.
@@ -67,6 +72,7 @@ pub async fn observe(options: &CheckOptions) -> Result<Observations, LinkError> 
     };
     Ok(Observations {
         kernel: kernel::observe(options),
+        classifiers: chosen.as_ref().map(|(segments, _)| details.classifiers(&links, segments)).map_err(Clone::clone),
         interfaces: chosen.map(|chosen| details.segments(&links, chosen)),
         settings: sysctls::observe(),
         firewall,

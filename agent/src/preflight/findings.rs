@@ -5,6 +5,7 @@
 
 #![cfg_attr(not(test), deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types))]
 
+pub mod classifiers;
 pub mod cluster;
 pub mod firewall;
 pub mod gossip;
@@ -100,6 +101,8 @@ pub struct Observations {
     pub kernel: kernel::KernelObservation,
     /// The interfaces where VIPs would be announced.
     pub interfaces: Seen<Vec<Result<interface::SegmentObservation, interface::Unusable>>>,
+    /// The programs on the interfaces by which replies leave.
+    pub classifiers: Seen<Vec<classifiers::ClassifierObservation>>,
     /// Settings of the network stack.
     pub settings: settings::NodeSysctlObservation,
     /// The firewall rules.
@@ -117,10 +120,11 @@ pub struct Observations {
 /// Returns the findings of all checks, in the order of a packet's life: node, interfaces, stack,
 /// other software, cluster.
 pub fn assess(observed: &Observations) -> Vec<Finding> {
-    let Observations { kernel, interfaces, settings, firewall, routes, others, gossip, source } = observed;
+    let Observations { kernel, interfaces, classifiers, settings, firewall, routes, others, gossip, source } = observed;
     let exits: Vec<_> = routes.iter().flat_map(|routes| routes.exits.iter().map(|exit| exit.name.as_str())).collect();
     let mut found = kernel::assess(kernel);
     found.extend(interface::assess(kernel, interfaces));
+    found.extend(classifiers::assess(kernel, classifiers));
     for segment in interfaces.iter().flatten().flatten() {
         found.extend(settings::assess_interface(segment, &exits, source.node_has_ipv6()));
     }

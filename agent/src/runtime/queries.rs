@@ -10,7 +10,7 @@ impl Agent {
     /// Answers a query, or passes it on.
     pub(super) fn answer(&mut self, query: Query) -> Result<(), AgentError> {
         match query.command.clone() {
-            ControlCommand::Diff if self.serving.is_ready() => self.self_check.ask(query, &self.serving.kernel),
+            ControlCommand::Diff if self.serving.is_ready() => self.self_check.ask(query, &self.serving),
             ControlCommand::Diff => {
                 query.answer(Answer::Error("it is not ready yet, its log says why: ask again".to_owned()));
             }

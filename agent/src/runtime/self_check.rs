@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Debug,
     future::pending,
+    io,
     time::{Duration, Instant},
 };
 
@@ -15,7 +16,8 @@ use vipmux_common::abi::{Interface, VipSlot};
 
 use super::{
     AgentError,
-    kernel::{Kernel, KernelError, entries},
+    kernel::{KernelError, entries},
+    program_places::{AttachedClassifier, Moves, Places, place_differences},
     serving::Serving,
 };
 use crate::{
@@ -24,6 +26,7 @@ use crate::{
 };
 use vipmux_datapath::{
     bpf::{
+        attach::Direction,
         maps::{Maps, MapsError},
         pinned::{PinnedLinkInfo, PinnedObjects},
         pins::{LinkKind, PinError, Pins},
@@ -51,6 +54,8 @@ pub(super) enum SelfCheckError {
     Pinned(#[from] PinError),
     #[error(transparent)]
     Snat(#[from] SnatError),
+    #[error("cannot list the programs on an interface")]
+    Programs(#[from] io::Error),
     #[error("the check failed")]
     Failed,
 }
@@ -64,6 +69,7 @@ pub(super) struct KernelSnapshot {
     /// `None` if other maps are pinned than the agent's.
     maps: Option<ReadMaps>,
     snat: bool,
+    places: Places,
 }
 
 struct ReadMaps {
@@ -75,7 +81,7 @@ struct ReadMaps {
 }
 
 impl KernelSnapshot {
-    fn take(pins: &Pins, known: &PinnedObjects) -> Result<Self, SelfCheckError> {
+    fn take(pins: &Pins, known: &PinnedObjects, classifiers: &[AttachedClassifier]) -> Result<Self, SelfCheckError> {
         let pinned = PinnedObjects::read(pins)?;
         let maps = if pinned.maps.is_empty() || known.has_maps_of(&pinned) {
             let maps = Maps::open(pins.root())?;
@@ -85,12 +91,13 @@ impl KernelSnapshot {
         } else {
             None
         };
-        Ok(Self { pinned, maps, snat: IdentitySnat::open()?.exists()? })
+        let places = Places::read(classifiers, &pinned)?;
+        Ok(Self { pinned, maps, snat: IdentitySnat::open()?.exists()?, places })
     }
 }
 
 /// The repair of a difference.
-enum Repair {
+pub(super) enum Repair {
     Map(plan::EntryDifference),
     Interface(u32, Interface),
     VipIndex(u32),
@@ -98,6 +105,7 @@ enum Repair {
     MapPin(String, u32),
     ProgramPin,
     Link(u32),
+    Place(Direction, u32),
     Snat,
 }
 
@@ -113,6 +121,8 @@ pub(super) struct SelfCheck {
     attempts: u32,
     /// Why the kernel could not be read, as last logged.
     failure: Option<String>,
+    /// The moves of programs to the first place.
+    moves: Moves,
     meters: Meters,
 }
 
@@ -121,7 +131,8 @@ impl SelfCheck {
     pub(super) fn new(every: Duration, meters: Meters) -> Self {
         let every = (!every.is_zero()).then_some(every);
         let due = every.map(|every| Instant::now() + every);
-        Self { every, due, running: None, waiting: Vec::new(), attempts: 0, failure: None, meters }
+        let (waiting, moves) = (Vec::new(), Moves::default());
+        Self { every, due, running: None, waiting, attempts: 0, failure: None, moves, meters }
     }
 
     /// Returns when the next one is to begin; `None` while one is under way.
@@ -130,22 +141,24 @@ impl SelfCheck {
     }
 
     /// Begins a check for a query, which is answered when it ends.
-    pub(super) fn ask(&mut self, query: Query, kernel: &Kernel) {
+    pub(super) fn ask(&mut self, query: Query, serving: &Serving) {
         if self.waiting.len() >= MOST_WAITING {
             query.answer(Answer::Error("too many are asking: try again".to_owned()));
             return;
         }
         self.waiting.push(query);
-        self.begin(kernel);
+        self.begin(serving);
     }
 
     /// Begins to read the kernel, unless that is under way.
-    pub(super) fn begin(&mut self, kernel: &Kernel) {
+    pub(super) fn begin(&mut self, serving: &Serving) {
         if self.running.is_none() {
             // Reads the kernel, which takes too long for the event loop. It writes nothing; if the
             // agent ends, so does it.
-            let (pins, known) = (kernel.pins().clone(), kernel.pinned().clone());
-            self.running = Some((kernel.writes(), spawn_blocking(move || KernelSnapshot::take(&pins, &known))));
+            let kernel = &serving.kernel;
+            let (pins, known, classifiers) = (kernel.pins().clone(), kernel.pinned().clone(), serving.classifiers());
+            let reading = spawn_blocking(move || KernelSnapshot::take(&pins, &known, &classifiers));
+            self.running = Some((kernel.writes(), reading));
         }
     }
 
@@ -158,14 +171,14 @@ impl SelfCheck {
     }
 
     /// Reads again after a reading that was of no use: at once if a query waits.
-    fn retry(&mut self, kernel: &Kernel) {
+    fn retry(&mut self, serving: &Serving) {
         self.due = self.due.map(|at| at.max(Instant::now() + RETRY));
         if self.waiting.is_empty() {
             return;
         }
         self.attempts += 1;
         if self.attempts < ATTEMPTS {
-            self.begin(kernel);
+            self.begin(serving);
         } else {
             self.answer(&Answer::Error("the maps kept changing while they were read: ask again".to_owned()));
         }
@@ -197,7 +210,7 @@ impl SelfCheck {
         let due = self.due.is_some_and(|due| due <= Instant::now());
         let reading = match reading {
             Ok(_) | Err(_) if writes != serving.kernel.writes() => {
-                self.retry(&serving.kernel);
+                self.retry(serving);
                 return Ok(false);
             }
             Ok(reading) => reading,
@@ -211,6 +224,7 @@ impl SelfCheck {
         };
         self.log_failure(None);
         self.meters.checked();
+        self.meters.classifiers_not_first(reading.places.not_first());
         let found = differences(serving, &reading);
         let refused = serving.warnings().iter().cloned().collect();
         let differences = found.iter().map(|(difference, _)| difference.clone()).collect();
@@ -219,6 +233,7 @@ impl SelfCheck {
             return Ok(false);
         }
         self.due = self.every.map(|every| Instant::now() + every);
+        let found = self.moves.without_contested(found);
         for (difference, _) in found.iter().take(MOST_LINES) {
             let ReportedDifference { what, entry, wanted, found } = difference;
             tracing::warn!(what, entry, wanted, found, "repairing drift");
@@ -253,6 +268,7 @@ fn differences(serving: &Serving, reading: &KernelSnapshot) -> Vec<(ReportedDiff
             found.extend(array_differences(name, &wanted, read, |_, _| Repair::BackendIndices));
         }
     }
+    found.extend(place_differences(&reading.places));
     if !reading.snat {
         let wanted = Some("the identity-SNAT chain".to_owned());
         let difference =
@@ -272,6 +288,7 @@ fn carry_out(serving: &mut Serving, repair: &Repair) -> Result<(), AgentError> {
         Repair::MapPin(name, id) => serving.kernel.restore_map(name, *id)?,
         Repair::ProgramPin => serving.kernel.programs.pin().map_err(KernelError::from)?,
         Repair::Link(ifindex) => serving.forget_link(*ifindex),
+        Repair::Place(direction, ifindex) => serving.put_first(*direction, *ifindex),
         // The reconciliation wants the same NAT elements once more, which brings back the chain.
         Repair::Snat => {}
     }

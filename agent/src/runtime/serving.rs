@@ -8,7 +8,7 @@ use std::{
 };
 
 use imbl::OrdSet;
-use vipmux_common::abi::Mac;
+use vipmux_common::abi::{INTERFACE_FILTER, Mac};
 
 use super::{
     AgentError,
@@ -17,12 +17,14 @@ use super::{
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{Kernel, KernelError, Synced},
     pipeline::ServingState,
+    program_places::AttachedClassifier,
     warnings::{Warnings, log_changes},
 };
 use vipmux_datapath::{
     announce::groups::{self, SolicitedNodeGroup},
-    bpf::pins::LinkKind,
-    link::{Links, ResolvedNeighbors},
+    bpf::{attach::Direction, pins::LinkKind},
+    error_chain::error_chain,
+    link::{Links, ResolvedNeighbors, interface_name},
     reconciler::Reconciler,
     snat::{self, SnatError},
 };
@@ -234,6 +236,32 @@ impl Serving {
             self.kernel.note_links()?;
         }
         Ok(())
+    }
+
+    /// Returns the classifiers that are attached.
+    pub(super) fn classifiers(&self) -> Vec<AttachedClassifier> {
+        let linked = self.interfaces.linked().into_iter();
+        let classifier = |(kind, ifindex)| {
+            let filter = self.kernel.interface(ifindex).flags & INTERFACE_FILTER != 0;
+            Some(AttachedClassifier { direction: Direction::of(kind)?, ifindex, filter })
+        };
+        linked.filter_map(classifier).collect()
+    }
+
+    /// Puts a classifier before all others on its interface. If that fails, lets it be attached
+    /// again.
+    pub(super) fn put_first(&mut self, direction: Direction, ifindex: u32) {
+        let filter = self.kernel.interface(ifindex).flags & INTERFACE_FILTER != 0;
+        let name = interface_name(ifindex);
+        match self.kernel.programs.put_first(direction, &name, ifindex, filter) {
+            // The link is another one.
+            Ok(()) => self.linked.clear(),
+            Err(error) => {
+                let (program, error) = (direction.kind().program(), error_chain(&error));
+                tracing::warn!(program, interface = name, error, "cannot put the program first");
+                self.forget_link(ifindex);
+            }
+        }
     }
 
     /// Lets an interface's programs be attached again, since its pinned link is not as desired.

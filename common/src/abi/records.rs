@@ -141,6 +141,10 @@ pub const CALL_NEW: u32 = 0;
 pub const CALL_ODD: u32 = 2;
 /// Elements of the program arrays.
 pub const CALLS: u32 = 4;
+/// Index into the program array `CLASSIFIERS`: the program for replies.
+pub const CALL_EGRESS: u32 = 0;
+/// Index into the program array `CLASSIFIERS`: the program for direct server return.
+pub const CALL_INGRESS: u32 = 1;
 
 const _: () = {
     assert!(size_of::<FragmentKey>() == 40 && offset_of!(FragmentKey, id) == 32);

@@ -31,7 +31,7 @@ const VIPS: [IpAddr; 2] = [IpAddr::V4(VIP), IpAddr::V6(VIP_V6)];
 /// A node's rules drop what conntrack finds invalid and masquerade packets from pods. There is no
 /// reverse path filter, since the route to a VIP is not through the pod. On interfaces without an
 /// IPv4 address, such as the pods' links, even the loose filter drops these packets.
-const OPTIONS: Options = Options { reverse_path_filter: 0, ..Options::HOSTILE };
+pub(crate) const OPTIONS: Options = Options { reverse_path_filter: 0, ..Options::HOSTILE };
 
 /// Names, protocols and ports of the Services.
 const WEB: (&str, Kind, u16) = ("direct/web", Kind::Http, 80);
@@ -41,7 +41,7 @@ const SERVICES: [(&str, Kind, u16); 3] = [WEB, UDP, BULK];
 
 /// Makes Services in dual stack with a pod on the planned leader and one on another node. The pods
 /// serve only at the VIPs. Agents are not started.
-fn prepared(options: Options) -> Result<Option<Cluster>> {
+pub(crate) fn prepared(options: Options) -> Result<Option<Cluster>> {
     let Some(lan) = Lan::for_test(options)? else { return Ok(None) };
     let manifests = Manifests::for_dual_stack_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
@@ -72,7 +72,7 @@ fn served(options: Options, change: impl FnOnce(agent::Options) -> agent::Option
     Ok(Some(cluster))
 }
 
-fn await_all(cluster: &Cluster) -> Result<()> {
+pub(crate) fn await_all(cluster: &Cluster) -> Result<()> {
     for (name, kind, port) in SERVICES {
         for vip in VIPS {
             cluster.await_service(Request::new(kind, vip, port), name)?;
@@ -82,7 +82,7 @@ fn await_all(cluster: &Cluster) -> Result<()> {
 }
 
 /// Sends many requests. Both pods must answer, and see the client.
-fn ask_all(cluster: &Cluster) -> Result<()> {
+pub(crate) fn ask_all(cluster: &Cluster) -> Result<()> {
     let client = cluster.lan.client()?;
     for (name, kind, port) in SERVICES {
         for vip in VIPS {
@@ -253,7 +253,7 @@ fn the_way_in_is_looked_through_only_where_such_pods_are_and_unload_leaves_nothi
     let node = cluster.lan.node(&near)?;
     let programs = cluster.agent(&near)?.inspect(node, &["prog"])?;
     let attached = programs.lines().find(|line| line.starts_with("vipmux_ingress")).context("no vipmux_ingress")?;
-    assert!(attached.ends_with("  eth0"), "{programs}");
+    assert!(attached.ends_with("  eth0 (1 of 1)"), "{programs}");
     assert_eq!(cluster.agent(&near)?.diff(node)?.0, 0, "nothing differs");
 
     let other = cluster.pod("far")?.node.clone();

@@ -32,6 +32,7 @@ mod outlets;
 mod paths;
 mod policies;
 mod preflight;
+mod program_order;
 mod recovering;
 mod removal;
 mod replies;

@@ -51,16 +51,15 @@ pub enum TcAttachMode {
     /// By a tcx link if the kernel has them (Linux 6.6), else by a filter.
     #[default]
     Auto,
-    /// By a tcx link: after all other programs on egress, before them on ingress.
+    /// By a tcx link, before all other programs.
     Tcx,
-    /// By a filter in a clsact qdisc, before all other filters, since a filter that passes a packet
-    /// ends the list.
+    /// By a filter in a clsact qdisc, before all other filters.
     Clsact,
 }
 
 impl TcAttachMode {
     /// Returns whether this means a filter on this kernel.
-    fn is_clsact(self) -> bool {
+    pub fn is_clsact(self) -> bool {
         match self {
             Self::Auto => !kernel_is(6, 6),
             Self::Tcx => false,
@@ -70,7 +69,7 @@ impl TcAttachMode {
 }
 
 /// A direction of an interface's traffic, which has its own classifier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Direction {
     /// [`LinkKind::Egress`].
     Egress,
@@ -79,26 +78,27 @@ pub enum Direction {
 }
 
 impl Direction {
-    const fn kind(self) -> LinkKind {
+    /// Returns the direction of a classifier; `None` for XDP.
+    pub const fn of(kind: LinkKind) -> Option<Self> {
+        match kind {
+            LinkKind::Xdp => None,
+            LinkKind::Egress => Some(Self::Egress),
+            LinkKind::Ingress => Some(Self::Ingress),
+        }
+    }
+
+    /// Returns the kind of its classifier's link.
+    pub const fn kind(self) -> LinkKind {
         match self {
             Self::Egress => LinkKind::Egress,
             Self::Ingress => LinkKind::Ingress,
         }
     }
 
-    const fn tc_type(self) -> TcAttachType {
+    pub(super) const fn tc_type(self) -> TcAttachType {
         match self {
             Self::Egress => TcAttachType::Egress,
             Self::Ingress => TcAttachType::Ingress,
-        }
-    }
-
-    /// Returns the place next to the wire: on egress after all other programs, the CNI's included;
-    /// on ingress before them.
-    fn order(self) -> LinkOrder {
-        match self {
-            Self::Egress => LinkOrder::last(),
-            Self::Ingress => LinkOrder::first(),
         }
     }
 }
@@ -144,7 +144,7 @@ impl Programs {
         let (program, pin) = (direction.kind().program(), self.pins.link(direction.kind(), ifindex));
         let name = interface_name(ifindex);
         let old = PinnedLink::from_pin(&pin).ok()?;
-        let Ok(new) = self.attach_tcx(direction, &name) else {
+        let Ok(new) = self.attach_tcx(direction, program, &name) else {
             self.adopt::<SchedClassifier>(program, &pin);
             return None;
         };
@@ -185,8 +185,8 @@ impl Programs {
         self.attach_new_xdp(name, (ifindex, mtu), mode)
     }
 
-    /// Attaches the classifier of one direction to an interface, and replaces that of an earlier
-    /// agent.
+    /// Attaches the classifier of one direction to an interface, before all other programs, and
+    /// replaces that of an earlier agent.
     pub fn attach_classifier(
         &mut self,
         direction: Direction,
@@ -197,15 +197,19 @@ impl Programs {
         let (kind, pin) = (direction.kind(), self.pins.link(direction.kind(), ifindex));
         if tc.is_clsact() {
             let program: &mut SchedClassifier = program(&mut self.ebpf, kind.program())?;
-            let qdisc_added = clsact::attach(program, name, direction.tc_type());
+            let qdisc_added = clsact::attach(program, name, direction);
             let qdisc_added = qdisc_added.map_err(|source| attach_error(kind.program(), name, source))?;
-            // This must come after the filter is attached.
+            // These must come after the filter is attached.
+            clsact::remove_stand_in(ifindex, direction)?;
             detach_pin(&pin)?;
+            self.keep_first(direction, name, ifindex, true)?;
             return Ok(ClassifierAttachment::Filter { qdisc_added });
         }
-        if !self.adopt::<SchedClassifier>(kind.program(), &pin) {
+        if self.adopt::<SchedClassifier>(kind.program(), &pin) {
+            self.keep_first(direction, name, ifindex, false)?;
+        } else {
             detach_pin(&pin)?;
-            let link = self.attach_tcx(direction, name)?;
+            let link = self.attach_tcx(direction, kind.program(), name)?;
             pin_link(kind.program(), name, Ok(link), &pin)?;
         }
         Ok(ClassifierAttachment::Link)
@@ -289,10 +293,15 @@ impl Programs {
         Ok(generic)
     }
 
-    fn attach_tcx(&mut self, direction: Direction, interface: &str) -> Result<FdLink, LoadError> {
-        let name = direction.kind().program();
+    /// Attaches a program before all others.
+    pub(super) fn attach_tcx(
+        &mut self,
+        direction: Direction,
+        name: &'static str,
+        interface: &str,
+    ) -> Result<FdLink, LoadError> {
         let program: &mut SchedClassifier = program(&mut self.ebpf, name)?;
-        let options = TcAttachOptions::TcxOrder(direction.order());
+        let options = TcAttachOptions::TcxOrder(LinkOrder::first());
         let link = program
             .attach_with_options(interface, direction.tc_type(), options)
             .and_then(|id| program.take_link(id))
@@ -302,14 +311,14 @@ impl Programs {
 }
 
 /// Detaches a pinned link, if there is one, and removes its pin.
-fn detach_pin(pin: &Path) -> Result<(), LoadError> {
+pub(super) fn detach_pin(pin: &Path) -> Result<(), LoadError> {
     match unload::detach(pin) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         result => Ok(result.map_err(PinError::new("detach the link", pin)).and_then(|()| pins::remove(pin))?),
     }
 }
 
-fn attach_error(program: &'static str, interface: &str, source: ProgramError) -> LoadError {
+pub(super) fn attach_error(program: &'static str, interface: &str, source: ProgramError) -> LoadError {
     LoadError::Attach { program, interface: interface.to_owned(), source }
 }
 
@@ -317,7 +326,7 @@ fn link_error(program: &'static str, interface: &str, source: LinkError) -> Load
     LoadError::Link { program, interface: interface.to_owned(), source }
 }
 
-fn pin_link(
+pub(super) fn pin_link(
     program: &'static str,
     interface: &str,
     link: Result<FdLink, LinkError>,

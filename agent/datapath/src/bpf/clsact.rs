@@ -10,7 +10,7 @@
 use std::{io, mem};
 
 use aya::programs::{
-    ProgramError, SchedClassifier, TcAttachType,
+    ProgramError, SchedClassifier,
     tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError, TcHandle, qdisc_add_clsact},
 };
 use netlink_packet_core::{NLM_F_ACK, NLM_F_DUMP};
@@ -19,6 +19,7 @@ use netlink_packet_route::{
     tc::{TcAttribute, TcHandle as Handle, TcMessage},
 };
 
+use super::attach::Direction;
 use crate::{
     link::interface_name,
     netlink::{self, NETLINK_ROUTE},
@@ -37,6 +38,8 @@ pub struct FilterError {
 const PRIORITY: u16 = 1;
 /// The filter's handle within its priority: "vipm".
 const HANDLE: TcHandle = TcHandle::new(0x7669, 0x706d);
+/// The handle of the filter that stands in for that one while it is moved: "vips".
+const STAND_IN: TcHandle = TcHandle::new(0x7669, 0x7073);
 /// `htons(ETH_P_ALL)`: the protocol for which aya attaches filters.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 
@@ -45,12 +48,16 @@ const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 pub(super) fn attach(
     program: &mut SchedClassifier,
     interface: &str,
-    direction: TcAttachType,
+    direction: Direction,
 ) -> Result<bool, ProgramError> {
-    let known = SchedClassifierLink::attached(interface, direction, PRIORITY, HANDLE, None);
+    let known = SchedClassifierLink::attached(interface, direction.tc_type(), PRIORITY, HANDLE, None);
     let replaced = program.attach_to_link(known.map_err(TcError::IoError)?);
-    let (id, qdisc_added) = match replaced {
-        Ok(id) => (id, false),
+    match replaced {
+        Ok(id) => {
+            // To drop the link would remove the filter.
+            mem::forget(program.take_link(id)?);
+            Ok(false)
+        }
         Err(error) => {
             tracing::debug!(interface, %error, "no filter of an earlier agent");
             let qdisc_added = match qdisc_add_clsact(interface) {
@@ -58,14 +65,44 @@ pub(super) fn attach(
                 Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => false,
                 Err(error) => return Err(error.into()),
             };
-            let options = NlOptions { priority: PRIORITY, handle: HANDLE, classid: None };
-            let options = TcAttachOptions::Netlink(options);
-            (program.attach_with_options(interface, direction, options)?, qdisc_added)
+            add(program, interface, direction, HANDLE)?;
+            Ok(qdisc_added)
         }
-    };
-    // To drop the link would remove the filter.
+    }
+}
+
+/// Adds a filter. It comes before all others of its priority (`cls_bpf_change` of
+/// net/sched/cls_bpf.c).
+fn add(
+    program: &mut SchedClassifier,
+    interface: &str,
+    direction: Direction,
+    handle: TcHandle,
+) -> Result<(), ProgramError> {
+    let options = TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, handle, classid: None });
+    let id = program.attach_with_options(interface, direction.tc_type(), options)?;
+    // As above.
     mem::forget(program.take_link(id)?);
-    Ok(qdisc_added)
+    Ok(())
+}
+
+/// Puts the filter before all others. Every packet meets it or the one that stands in for it.
+pub(super) fn put_first(
+    program: &mut SchedClassifier,
+    interface: &str,
+    ifindex: u32,
+    direction: Direction,
+) -> Result<(), ProgramError> {
+    for (new, old) in [(STAND_IN, HANDLE), (HANDLE, STAND_IN)] {
+        add(program, interface, direction, new)?;
+        remove_filter(ifindex, direction, old).map_err(TcError::IoError)?;
+    }
+    Ok(())
+}
+
+/// Removes what an agent left that ended while it moved its filter.
+pub(super) fn remove_stand_in(ifindex: u32, direction: Direction) -> Result<(), FilterError> {
+    remove_filter(ifindex, direction, STAND_IN).map_err(failed(ifindex))
 }
 
 /// Removes vipmux's filters of both directions. With `qdisc_added`, removes the qdisc too, unless
@@ -74,24 +111,36 @@ pub(super) fn remove(ifindex: u32, qdisc_added: bool) -> Result<(), FilterError>
     remove_both(ifindex, qdisc_added).map_err(failed(ifindex))
 }
 
-/// A filter on an interface's egress.
+/// A filter of one direction of an interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter {
     /// `bpf`, `flower` and so on.
     pub kind: String,
     /// Its priority. The lowest comes first.
     pub priority: u16,
-    /// It has the priority and the handle of vipmux's filter.
+    /// It is for frames of all protocols, not of one.
+    pub all_protocols: bool,
+    /// It has the priority and a handle of vipmux's filters.
     pub ours: bool,
 }
 
-/// Returns the filters on an interface's egress, in order.
-pub fn egress_filters(ifindex: u32) -> io::Result<Vec<Filter>> {
-    let found = list(ifindex, Handle::MIN_EGRESS)?;
+impl Filter {
+    /// Returns whether vipmux cannot attach a filter beside it: all filters of one priority are of
+    /// one kind and for the same protocol.
+    pub fn is_in_the_way(&self) -> bool {
+        self.priority == PRIORITY && !(self.kind == "bpf" && self.all_protocols)
+    }
+}
+
+/// Returns the filters of one direction of an interface, in the order in which they run.
+pub(super) fn filters(direction: Direction, ifindex: u32) -> io::Result<Vec<Filter>> {
+    let found = list(ifindex, direction)?;
     let filter = |found: &TcMessage| {
         let handle = u32::from(found.header.handle);
-        // The kernel lists each classifier first, without a handle, then its filters.
-        if handle == 0 {
+        let is_elsewhere = |one: &TcAttribute| matches!(one, TcAttribute::Chain(chain) if *chain != 0);
+        // The kernel lists each classifier first, without a handle, then its filters. Other chains
+        // are only for packets that a filter sends there.
+        if handle == 0 || found.attributes.iter().any(is_elsewhere) {
             return None;
         }
         let kind = found.attributes.iter().find_map(|attribute| match attribute {
@@ -99,7 +148,9 @@ pub fn egress_filters(ifindex: u32) -> io::Result<Vec<Filter>> {
             _ => None,
         });
         let priority = u16::try_from(found.header.info >> 16).unwrap_or_default();
-        Some(Filter { kind: kind?, priority, ours: priority == PRIORITY && handle == u32::from(HANDLE) })
+        let all_protocols = found.header.info & 0xffff == u32::from(ALL_PROTOCOLS);
+        let ours = priority == PRIORITY && [HANDLE, STAND_IN].map(u32::from).contains(&handle);
+        Some(Filter { kind: kind?, priority, all_protocols, ours })
     };
     let mut filters: Vec<_> = found.iter().filter_map(filter).collect();
     filters.sort_by_key(|filter| filter.priority);
@@ -108,7 +159,7 @@ pub fn egress_filters(ifindex: u32) -> io::Result<Vec<Filter>> {
 
 /// Removes the ingress filter, if there is one.
 pub(super) fn remove_ingress(ifindex: u32) -> Result<(), FilterError> {
-    remove_filter(ifindex, Handle::MIN_INGRESS).map_err(failed(ifindex))
+    remove_filters(ifindex, Direction::Ingress).map_err(failed(ifindex))
 }
 
 fn failed(ifindex: u32) -> impl FnOnce(io::Error) -> FilterError {
@@ -116,8 +167,8 @@ fn failed(ifindex: u32) -> impl FnOnce(io::Error) -> FilterError {
 }
 
 fn remove_both(ifindex: u32, qdisc_added: bool) -> io::Result<()> {
-    let directions = [Handle::MIN_INGRESS, Handle::MIN_EGRESS];
-    directions.into_iter().try_for_each(|direction| remove_filter(ifindex, direction))?;
+    let directions = [Direction::Ingress, Direction::Egress];
+    directions.into_iter().try_for_each(|direction| remove_filters(ifindex, direction))?;
     if !qdisc_added {
         return Ok(());
     }
@@ -132,23 +183,36 @@ fn remove_both(ifindex: u32, qdisc_added: bool) -> io::Result<()> {
     request(RouteNetlinkMessage::DelQueueDiscipline(qdisc), NLM_F_ACK).map(drop)
 }
 
-fn remove_filter(ifindex: u32, direction: u16) -> io::Result<()> {
-    let mut filter = message(ifindex, direction)?;
-    filter.header.handle = u32::from(HANDLE).into();
+fn remove_filters(ifindex: u32, direction: Direction) -> io::Result<()> {
+    [HANDLE, STAND_IN].into_iter().try_for_each(|handle| remove_filter(ifindex, direction, handle))
+}
+
+fn remove_filter(ifindex: u32, direction: Direction, handle: TcHandle) -> io::Result<()> {
+    let mut filter = message(ifindex, minor(direction))?;
+    filter.header.handle = u32::from(handle).into();
     filter.header.info = u32::from(PRIORITY) << 16 | u32::from(ALL_PROTOCOLS);
     request(RouteNetlinkMessage::DelTrafficFilter(filter), NLM_F_ACK).map(drop)
 }
 
-/// Returns a message about one direction of the clsact qdisc of an interface.
-fn message(ifindex: u32, direction: u16) -> io::Result<TcMessage> {
+/// Returns the part of the clsact qdisc for one direction.
+const fn minor(direction: Direction) -> u16 {
+    match direction {
+        Direction::Egress => Handle::MIN_EGRESS,
+        Direction::Ingress => Handle::MIN_INGRESS,
+    }
+}
+
+/// Returns a message about a part of the clsact qdisc of an interface.
+fn message(ifindex: u32, part: u16) -> io::Result<TcMessage> {
     let mut message = TcMessage::with_index(i32::try_from(ifindex).map_err(io::Error::other)?);
-    message.header.parent = Handle { major: u16::MAX, minor: direction };
+    message.header.parent = Handle { major: u16::MAX, minor: part };
     Ok(message)
 }
 
 /// Returns all filters of one direction.
-fn list(ifindex: u32, direction: u16) -> io::Result<Vec<TcMessage>> {
-    let answer = request(RouteNetlinkMessage::GetTrafficFilter(message(ifindex, direction)?), NLM_F_DUMP)?;
+fn list(ifindex: u32, direction: Direction) -> io::Result<Vec<TcMessage>> {
+    let message = message(ifindex, minor(direction))?;
+    let answer = request(RouteNetlinkMessage::GetTrafficFilter(message), NLM_F_DUMP)?;
     let filter = |message| match message {
         RouteNetlinkMessage::NewTrafficFilter(filter) => Some(filter),
         _ => None,

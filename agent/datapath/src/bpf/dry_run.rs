@@ -4,14 +4,17 @@ use std::{io, thread};
 
 use aya::{
     Ebpf, EbpfLoader,
-    programs::{ProgramError, SchedClassifier, TcAttachType},
+    programs::{ProgramError, SchedClassifier},
 };
 use nix::sched::{CloneFlags, unshare};
 
 use super::{
-    OBJECT, clsact,
+    OBJECT,
+    attach::Direction,
+    clsact,
     load::{LoadError, program},
-    pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
+    pins::EGRESS_PROGRAM,
+    place::load_classifiers,
     xdp::{Buffers, load_xdp},
 };
 
@@ -48,10 +51,7 @@ impl ProgramDryRun {
         }
         let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
         load_xdp(&mut ebpf, Buffers::here())?;
-        for name in [EGRESS_PROGRAM, INGRESS_PROGRAM] {
-            let classifier: &mut SchedClassifier = program(&mut ebpf, name)?;
-            classifier.load().map_err(|source| LoadError::Program { program: name, source })?;
-        }
+        load_classifiers(&mut ebpf)?;
         Ok(Self(ebpf))
     }
 
@@ -62,7 +62,7 @@ impl ProgramDryRun {
         // The namespace belongs to the thread and ends with it.
         let attempt = || {
             unshare(CloneFlags::CLONE_NEWNET)?;
-            Ok(clsact::attach(egress, "lo", TcAttachType::Egress).map(drop))
+            Ok(clsact::attach(egress, "lo", Direction::Egress).map(drop))
         };
         thread::scope(|scope| scope.spawn(attempt).join())
             .unwrap_or_else(|_| Err(io::Error::other("the thread of the attempt panicked")))
@@ -72,7 +72,7 @@ impl ProgramDryRun {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bpf::tcx::{egress_programs, program_names};
+    use crate::bpf::tcx::{program_names, programs};
     use vipmux_testing::is_root;
 
     #[test]
@@ -91,6 +91,6 @@ mod tests {
             thread::sleep(std::time::Duration::from_millis(10));
             false
         }));
-        assert!(egress_programs(1).unwrap().is_none_or(|ids| !ids.contains(&id)));
+        assert!(programs(Direction::Egress, 1).unwrap().is_none_or(|found| found.iter().all(|one| one.id != id)));
     }
 }

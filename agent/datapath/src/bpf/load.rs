@@ -8,7 +8,7 @@ use std::{
 
 use aya::{
     Ebpf, EbpfError, EbpfLoader,
-    programs::{ProgramError, SchedClassifier, links::LinkError},
+    programs::{ProgramError, links::LinkError},
     util::{KernelVersion, nr_cpus},
 };
 use nix::{
@@ -26,6 +26,7 @@ use super::{
     flow_table,
     maps::{Maps, MapsError},
     pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, Pins, XDP_PROGRAM},
+    place::load_classifiers,
     transition::Transition,
     vip_index::VipIndex,
     xdp::{Buffers, XdpError, load_xdp},
@@ -164,13 +165,9 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         loader.map_max_entries(name, entries);
     }
     let mut ebpf = loader.load(OBJECT).map_err(LoadError::Object)?;
-    let load_error = |program| move |source| LoadError::Program { program, source };
     let buffers = Buffers::here();
     load_xdp(&mut ebpf, buffers)?;
-    for name in [EGRESS_PROGRAM, INGRESS_PROGRAM] {
-        let classifier: &mut SchedClassifier = program(&mut ebpf, name)?;
-        classifier.load().map_err(load_error(name))?;
-    }
+    load_classifiers(&mut ebpf)?;
     // Only after the kernel has accepted the programs.
     transition.fill(pins)?;
     let mut maps = Maps::open(pins.root())?;

@@ -57,7 +57,7 @@ struct ObjectInfoAttr {
     to: u64,
 }
 
-/// `struct bpf_map_info` and `struct bpf_prog_info` begin with type and id.
+/// `struct bpf_map_info`, `struct bpf_prog_info` and `struct bpf_link_info` begin with type and id.
 const OBJECT_WORDS: usize = 2;
 /// `struct bpf_link_info`: type, id, program id, padding and, for XDP and tcx links, the ifindex.
 const LINK_WORDS: usize = 5;
@@ -110,6 +110,12 @@ impl PinnedObjects {
             Ok(((kind, at), PinnedLinkInfo { id, program, ifindex }))
         };
         pins.pinned_links()?.into_iter().map(link).collect()
+    }
+
+    /// Reads the id of a pinned link.
+    pub fn link_id(pins: &Pins, kind: LinkKind, ifindex: u32) -> io::Result<u32> {
+        let [_, id] = info::<OBJECT_WORDS>(&pins.link(kind, ifindex))?;
+        Ok(id)
     }
 
     /// Pins a map again, and replaces whatever has its place. Programs or an agent must still hold

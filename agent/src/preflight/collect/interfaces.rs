@@ -2,7 +2,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io,
     net::IpAddr,
 };
 
@@ -17,11 +16,12 @@ use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
 use super::{CheckOptions, generic_netlink, sysctls};
 use crate::preflight::findings::{
     Seen, Unseen,
-    interface::{self as seen, AttachedProgram, EgressProgram, SegmentObservation, TagHandling, Unusable},
+    classifiers::ClassifierObservation,
+    interface::{self as seen, AttachedProgram, SegmentObservation, TagHandling, Unusable},
     routes::{ReplyPath, RouteInterface, Routes},
 };
 use vipmux_datapath::{
-    bpf::{clsact, pinned::PinnedObjects, pins::Pins, tcx},
+    bpf::{attach::Direction, pinned::PinnedObjects, pins::Pins, place::Chain, tcx},
     link::{Ethtool, Interface, LinkError, Links, SegmentPort, Segments},
 };
 
@@ -33,8 +33,8 @@ pub(super) struct InterfaceDetails {
     links: BTreeMap<u32, LinkMessage>,
     /// The interfaces with IPv6 routes from router advertisements.
     advertised: BTreeSet<u32>,
-    /// The ids of vipmux's pinned programs.
-    pinned: BTreeSet<u32>,
+    /// vipmux's pinned objects; none if the pins may not be read.
+    pinned: PinnedObjects,
     /// The names of programs, by id.
     names: BTreeMap<u32, String>,
     ethtool: Option<Ethtool>,
@@ -159,13 +159,10 @@ impl InterfaceDetails {
             });
             advertised.extend(by.filter(|_| route.header.protocol == RouteProtocol::Ra));
         }
-        // If the pins may not be read, no program counts as vipmux's own.
-        let pinned = PinnedObjects::read(pins).unwrap_or_default();
-        let programs = pinned.programs.into_values().chain(pinned.links.into_values().map(|link| link.program));
         Ok(Self {
             links,
             advertised,
-            pinned: programs.collect(),
+            pinned: PinnedObjects::read(pins).unwrap_or_default(),
             names: tcx::program_names(),
             ethtool: Ethtool::open().ok(),
         })
@@ -193,6 +190,24 @@ impl InterfaceDetails {
         found.chain(unusable.into_iter().map(Err)).collect()
     }
 
+    /// Returns the programs on the interfaces by which replies leave.
+    pub(super) fn classifiers(&self, links: &Links, segments: &Segments) -> Vec<ClassifierObservation> {
+        let mut outlets = segments.outlets();
+        outlets.extend(links.exits().map(|exit| exit.ifindex));
+        let observed = |interface: &Interface| ClassifierObservation {
+            interface: interface.name.clone(),
+            egress: self.chain(Direction::Egress, interface.ifindex),
+            ingress: self.chain(Direction::Ingress, interface.ifindex),
+        };
+        outlets.into_iter().filter_map(|outlet| links.get(outlet)).map(observed).collect()
+    }
+
+    fn chain(&self, direction: Direction, ifindex: u32) -> Seen<Chain> {
+        let link = self.pinned.links.get(&(direction.kind(), ifindex)).map(|link| link.id);
+        let chain = Chain::read(direction, ifindex, link).map_err(Unseen::without_rights)?;
+        Ok(chain.named(&self.names))
+    }
+
     fn is_up(&self, interface: &Interface) -> bool {
         self.links.get(&interface.ifindex).is_some_and(|link| link.header.flags.contains(LinkFlags::Up))
     }
@@ -208,8 +223,13 @@ impl InterfaceDetails {
             features: xdp_features(interface.ifindex),
             attached: receivers().flat_map(|receiver| self.attached(receiver)).collect(),
             tags: port.tagged.then(|| self.tags(receivers())),
-            egress: self.egress(interface.ifindex).map_err(Unseen::without_rights),
         }
+    }
+
+    /// Returns whether a program is vipmux's.
+    fn is_ours(&self, id: u32) -> bool {
+        let PinnedObjects { programs, links, .. } = &self.pinned;
+        programs.values().any(|program| *program == id) || links.values().any(|link| link.program == id)
     }
 
     /// Returns the XDP programs of any mode on an interface.
@@ -226,13 +246,7 @@ impl InterfaceDetails {
                 _ => return None,
             };
             let name = self.names.get(&id).cloned();
-            Some(AttachedProgram {
-                interface: interface.name.clone(),
-                id,
-                name,
-                generic,
-                ours: self.pinned.contains(&id),
-            })
+            Some(AttachedProgram { interface: interface.name.clone(), id, name, generic, ours: self.is_ours(id) })
         };
         parts.flatten().filter_map(program).collect()
     }
@@ -253,17 +267,6 @@ impl InterfaceDetails {
             all = if all == TagHandling::Kept { one } else { all };
         }
         Ok(all)
-    }
-
-    fn egress(&self, ifindex: u32) -> io::Result<Vec<EgressProgram>> {
-        let program =
-            |id: u32| EgressProgram::Tcx { id, name: self.names.get(&id).cloned(), ours: self.pinned.contains(&id) };
-        let filter = |filter: clsact::Filter| {
-            let clsact::Filter { kind, priority, ours } = filter;
-            EgressProgram::Filter { kind, priority, ours }
-        };
-        let links = tcx::egress_programs(ifindex)?.unwrap_or_default().into_iter().map(program);
-        Ok(links.chain(clsact::egress_filters(ifindex)?.into_iter().map(filter)).collect())
     }
 }
 

@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use vipmux_datapath::{
-    bpf::{dry_run::ProgramDryRun, tcx},
+    bpf::{attach::Direction, dry_run::ProgramDryRun, tcx},
     error_chain,
     snat::IdentitySnat,
 };
@@ -34,14 +34,15 @@ pub(super) fn observe(options: &CheckOptions) -> KernelObservation {
     let held = capabilities::held();
     let has = |bit: u32| held.as_ref().is_ok_and(|held| held & 1 << bit != 0);
     let dry_run = ProgramDryRun::load();
-    let tcx = tcx::egress_programs(LOOPBACK).map(|ids| ids.is_some());
+    let tcx = tcx::programs(Direction::Egress, LOOPBACK).map(|programs| programs.is_some());
     let programs = dry_run.as_ref().map(drop).map_err(error_chain);
     let clsact = match (&tcx, dry_run) {
-        (Ok(false), Ok(mut dry_run)) => Some(clsact(&mut dry_run)),
+        (Ok(has_links), Ok(mut dry_run)) if !has_links || options.tc.is_clsact() => Some(clsact(&mut dry_run)),
         _ => None,
     };
     KernelObservation {
         mode: options.mode,
+        tc: options.tc,
         version: version(&release),
         release,
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),

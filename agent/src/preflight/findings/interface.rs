@@ -97,8 +97,6 @@ pub struct InterfaceObservation {
     pub attached: Vec<AttachedProgram>,
     /// Its handling of VLAN tags; `None`: frames have none.
     pub tags: Option<Seen<TagHandling>>,
-    /// Programs and filters for outgoing packets, in their order.
-    pub egress: Seen<Vec<EgressProgram>>,
 }
 
 /// An XDP program on an interface.
@@ -125,29 +123,6 @@ pub enum TagHandling {
     Stripped,
     /// It strips them; this cannot be turned off.
     AlwaysStripped,
-}
-
-/// A program for outgoing packets.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EgressProgram {
-    /// A program attached by a tcx link.
-    Tcx {
-        /// Its id.
-        id: u32,
-        /// Its name, if it may be read.
-        name: Option<String>,
-        /// It is vipmux's own.
-        ours: bool,
-    },
-    /// A tc filter in a clsact qdisc.
-    Filter {
-        /// Its kind: `bpf`, `flower`.
-        kind: String,
-        /// Its priority; the lowest comes first.
-        priority: u16,
-        /// It is vipmux's own.
-        ours: bool,
-    },
 }
 
 /// Returns the findings about the interfaces.
@@ -182,7 +157,6 @@ fn of_one(kernel: &KernelObservation, one: &Result<SegmentObservation, Unusable>
     for port in &segment.ports {
         found.extend([xdp(kernel, port), programs(port), mtu(port)].map(|finding| finding.about(&port.name)));
         found.extend(port.tags.as_ref().map(|tags| vlan(port, tags).about(&port.name)));
-        found.push(egress(kernel, port).about(&port.name));
     }
     found
 }
@@ -307,48 +281,5 @@ fn vlan(port: &InterfaceObservation, tags: &Seen<TagHandling>) -> Finding {
             "announce VIPs on an untagged interface, or use another card",
         ),
         Err(unseen) => Finding::unseen(CHECK, unseen),
-    }
-}
-
-fn egress(kernel: &KernelObservation, port: &InterfaceObservation) -> Finding {
-    const CHECK: &str = "tc-programs";
-    let programs = match &port.egress {
-        Ok(programs) => programs,
-        Err(unseen) => return Finding::unseen(CHECK, unseen),
-    };
-    let before: Vec<_> = programs.iter().filter(|other| kernel.comes_first(other)).collect();
-    if before.is_empty() {
-        return Finding::pass(
-            CHECK,
-            format!("no program for outgoing packets before vipmux's; all: {}", list(programs)),
-        );
-    }
-    Finding::warn(
-        CHECK,
-        format!(
-            "programs for outgoing packets before vipmux's: {}; packets that one of them ends (TC_ACT_OK) are not translated",
-            list(before)
-        ),
-        "let them return TCX_NEXT (-1; filters: TC_ACT_UNSPEC), or stop the software that attached them",
-    )
-}
-
-impl KernelObservation {
-    /// Returns whether the program runs before vipmux's, and so can end a packet's processing.
-    fn comes_first(&self, other: &EgressProgram) -> bool {
-        match other {
-            EgressProgram::Tcx { ours, .. } => !ours,
-            // tcx links come before all filters; vipmux's own filter is the first of priority 1.
-            EgressProgram::Filter { ours, priority, .. } => !ours && *priority <= 1 && !self.has_tcx(),
-        }
-    }
-}
-
-impl std::fmt::Display for EgressProgram {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Tcx { id, name, .. } => write!(f, "{} (id {id})", name.as_deref().unwrap_or("a program")),
-            Self::Filter { kind, priority, .. } => write!(f, "a {kind} filter of priority {priority}"),
-        }
     }
 }

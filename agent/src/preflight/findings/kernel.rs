@@ -1,7 +1,7 @@
 //! Checks the kernel: what the loader and the agent need.
 
 use super::{Finding, Seen};
-use vipmux_datapath::bpf::attach::XdpAttachMode;
+use vipmux_datapath::bpf::attach::{TcAttachMode, XdpAttachMode};
 
 /// The oldest supported kernel.
 const OLDEST: (u32, u32) = (5, 15);
@@ -18,6 +18,8 @@ const UNLOCKED: (u32, u32) = (5, 11);
 pub struct KernelObservation {
     /// How XDP programs should run.
     pub mode: XdpAttachMode,
+    /// How classifiers should be attached.
+    pub tc: TcAttachMode,
     /// Its release string.
     pub release: String,
     /// Major and minor version.
@@ -30,7 +32,7 @@ pub struct KernelObservation {
     pub programs: Result<(), String>,
     /// True if the kernel answers requests for tcx links.
     pub tcx: Seen<bool>,
-    /// The result of attaching a filter in a clsact qdisc; tried only without tcx links.
+    /// The result of attaching a filter in a clsact qdisc; tried only where one is used.
     pub clsact: Option<Seen<Result<(), String>>>,
     /// The kernel's answer to the agent's nftables table, which was proposed but not created.
     pub nftables: Result<(), String>,
@@ -81,9 +83,13 @@ impl KernelObservation {
         self.version >= FRAGMENTS
     }
 
-    /// Returns whether the agent attaches programs by tcx links.
-    pub(super) fn has_tcx(&self) -> bool {
-        self.version >= TCX
+    /// Returns whether the agent attaches classifiers by filters, not by tcx links.
+    pub(super) fn uses_filters(&self) -> bool {
+        match self.tc {
+            TcAttachMode::Auto => self.version < TCX,
+            TcAttachMode::Tcx => false,
+            TcAttachMode::Clsact => true,
+        }
     }
 }
 
@@ -145,10 +151,11 @@ fn programs(kernel: &KernelObservation) -> Finding {
 /// Checks how the program that translates replies would be attached.
 fn replies(kernel: &KernelObservation) -> Finding {
     const CHECK: &str = "tc";
+    let by_link = !kernel.uses_filters();
     match (&kernel.tcx, &kernel.clsact) {
-        (Ok(true), _) if kernel.has_tcx() => Finding::pass(CHECK, "tcx links, after all other programs"),
-        (Err(unseen), _) if kernel.has_tcx() => Finding::unseen(CHECK, unseen),
-        (Ok(false), _) if kernel.has_tcx() => Finding::fail(
+        (Ok(true), _) if by_link => Finding::pass(CHECK, "tcx links, before all other programs"),
+        (Err(unseen), _) if by_link => Finding::unseen(CHECK, unseen),
+        (Ok(false), _) if by_link => Finding::fail(
             CHECK,
             format!(
                 "Linux {}.{} has tcx links, but this kernel was built without them",
@@ -156,14 +163,14 @@ fn replies(kernel: &KernelObservation) -> Finding {
             ),
             "use a kernel with CONFIG_NET_XGRESS (CONFIG_NET_CLS_ACT selects it), or start the agent with VIPMUX_TC=clsact",
         ),
-        (_, Some(Ok(Ok(())))) => Finding::pass(CHECK, "a filter in a clsact qdisc (tcx links need Linux 6.6)"),
+        (_, Some(Ok(Ok(())))) => Finding::pass(CHECK, "a filter in a clsact qdisc, before all other filters"),
         (_, Some(Ok(Err(why)))) => Finding::fail(
             CHECK,
             format!("the kernel refuses a filter in a clsact qdisc: {why}"),
             "load the modules sch_ingress and cls_bpf, or build them (CONFIG_NET_SCH_INGRESS, CONFIG_NET_CLS_BPF)",
         ),
         (_, Some(Err(unseen))) => Finding::unseen(CHECK, unseen),
-        (_, None) => Finding::pass(CHECK, "a filter in a clsact qdisc (tcx links need Linux 6.6); not tried"),
+        (_, None) => Finding::pass(CHECK, "a filter in a clsact qdisc, before all other filters; not tried"),
     }
 }
 

@@ -7,16 +7,21 @@ use std::{collections::BTreeSet, net::IpAddr};
 use super::{
     CheckStatus::{self, Fail, Pass, Warn},
     Finding, Observations, Unseen, assess,
+    classifiers::ClassifierObservation,
     cluster::{Cluster, NodeObservation, ObjectSourceObservation},
     firewall::Firewall,
     gossip::{GossipKeyObservation, GossipObservation, Holder},
-    interface::{AttachedProgram, EgressProgram, InterfaceObservation, SegmentObservation, TagHandling, Unusable},
+    interface::{AttachedProgram, InterfaceObservation, SegmentObservation, TagHandling, Unusable},
     kernel::{Bpffs, KernelObservation, Memlock, PinPathObservation},
     others::{Others, ProcessObservation},
     routes::{ReplyPath, RouteInterface, Routes},
     settings::{InterfaceSysctlObservation, NodeSysctlObservation},
 };
-use vipmux_datapath::bpf::attach::XdpAttachMode;
+use vipmux_datapath::bpf::{
+    attach::{TcAttachMode, XdpAttachMode},
+    clsact::Filter,
+    place::{Chain, Classifier},
+};
 use vipmux_model::permissions::AGENT;
 
 /// A node of a cluster that passes all checks.
@@ -30,7 +35,6 @@ fn good() -> Observations {
         features: Some(0x23),
         attached: Vec::new(),
         tags: None,
-        egress: Ok(Vec::new()),
     };
     let stack = InterfaceSysctlObservation {
         rp_filter: Some(2),
@@ -54,6 +58,7 @@ fn good() -> Observations {
     Observations {
         kernel: KernelObservation {
             mode: XdpAttachMode::Auto,
+            tc: TcAttachMode::Auto,
             release: "6.12.1".to_owned(),
             version: (6, 12),
             btf: true,
@@ -67,6 +72,11 @@ fn good() -> Observations {
             pins: PinPathObservation { path: "/sys/fs/bpf/vipmux".to_owned(), bpffs: Bpffs::Writable },
         },
         interfaces: Ok(vec![Ok(segment)]),
+        classifiers: Ok(vec![ClassifierObservation {
+            interface: "eth0".to_owned(),
+            egress: Ok(Chain::default()),
+            ingress: Ok(Chain::default()),
+        }]),
         settings: NodeSysctlObservation { tcp_loose: Some(true), tcp_be_liberal: Some(false) },
         firewall: Firewall { nftables: Ok(Vec::new()), legacy: Ok(Vec::new()) },
         routes: Ok(Routes { exits: vec![exit("eth0", ReplyPath::Announced)], ..Routes::default() }),
@@ -184,6 +194,9 @@ fn each_state_of_the_kernel_and_of_the_rights_has_its_finding() {
             (o.kernel.version, o.kernel.clsact) = ((6, 1), Some(Err(unseen())));
         }),
         ("tc", Pass, "not tried", "", |o| o.kernel.version = (6, 1)),
+        ("tc", Pass, "clsact", "", |o| {
+            (o.kernel.tc, o.kernel.clsact) = (TcAttachMode::Clsact, Some(Ok(Ok(()))));
+        }),
         ("nftables", Fail, "unknown", "nft_chain_nat", |o| o.kernel.nftables = Err("unknown".to_owned())),
         ("memlock", Fail, "65536", "ulimit", |o| o.kernel.version = (5, 10)),
         ("memlock", Pass, "will raise", "", |o| (o.kernel.version, o.kernel.memlock) = ((5, 10), Memlock::Raisable(1))),
@@ -262,21 +275,70 @@ fn each_state_of_an_interface_has_its_finding() {
         ("vlan-tags", Fail, "cannot be turned off", "untagged", |o| {
             port(o).tags = Some(Ok(TagHandling::AlwaysStripped));
         }),
-        ("tc-programs", Warn, "cil_to_netdev (id 9)", "TCX_NEXT", |o| {
-            port(o).egress =
-                Ok(vec![EgressProgram::Tcx { id: 9, name: Some("cil_to_netdev".to_owned()), ours: false }]);
-        }),
-        ("tc-programs", Pass, "vipmux_egress (id 9), a flower filter of priority 1", "", |o| {
-            let ours = EgressProgram::Tcx { id: 9, name: Some("vipmux_egress".to_owned()), ours: true };
-            port(o).egress =
-                Ok(vec![ours, EgressProgram::Filter { kind: "flower".to_owned(), priority: 1, ours: false }]);
-        }),
-        ("tc-programs", Warn, "a flower filter of priority 1", "UNSPEC", |o| {
-            o.kernel.version = (6, 1);
-            port(o).egress = Ok(vec![EgressProgram::Filter { kind: "flower".to_owned(), priority: 1, ours: false }]);
-        }),
-        ("tc-programs", Warn, "not permitted", "ask root", |o| port(o).egress = Err(unseen())),
     ]);
+}
+
+#[test]
+fn each_place_among_other_programs_has_its_finding() {
+    expect(&[
+        ("tc-programs", Pass, "before vipmux's; all: cil_to_netdev (id 9), a flower filter of priority 1", "", |o| {
+            set_egress(o, vec![cilium(), flower()], None);
+        }),
+        ("tc-programs", Pass, "all: vipmux_egress (id 4), cil_to_netdev (id 9)", "", |o| {
+            set_egress(o, vec![own(), cilium()], Some(0));
+        }),
+        ("tc-programs", Fail, "outgoing packets before vipmux's: cil_to_netdev (id 9)", "BPF_F_AFTER", |o| {
+            set_egress(o, vec![cilium(), own()], Some(1));
+        }),
+        ("tc-programs", Fail, "incoming packets before vipmux's: cil_to_netdev (id 9)", "BPF_F_AFTER", |o| {
+            chains(o).ingress = Ok(Chain { all: vec![cilium(), own()], own: Some(1) });
+        }),
+        ("tc-programs", Fail, "64 tcx programs", "bpftool net", |o| set_egress(o, vec![cilium(); 64], None)),
+        ("tc-programs", Fail, "cil_to_netdev (id 9)", "without VIPMUX_TC=clsact", |o| {
+            o.kernel.tc = TcAttachMode::Clsact;
+            set_egress(o, vec![cilium()], None);
+        }),
+        ("tc-programs", Fail, "cil_to_netdev (id 9); packets", "without VIPMUX_TC=clsact", |o| {
+            set_egress(o, vec![cilium(), filter("bpf", true)], Some(1));
+        }),
+        ("tc-programs", Fail, "a bpf filter of priority 1; packets", "TC_ACT_UNSPEC", |o| {
+            o.kernel.version = (6, 1);
+            set_egress(o, vec![filter("bpf", false), filter("bpf", true)], Some(1));
+        }),
+        ("tc-programs", Pass, "a bpf filter of priority 1", "", |o| {
+            o.kernel.version = (6, 1);
+            set_egress(o, vec![filter("bpf", false)], None);
+        }),
+        ("tc-programs", Fail, "a flower filter of priority 1, which vipmux's filter needs", "pref 10", |o| {
+            o.kernel.version = (6, 1);
+            set_egress(o, vec![flower()], None);
+        }),
+        ("tc-programs", Warn, "not permitted", "ask root", |o| chains(o).egress = Err(unseen())),
+    ]);
+}
+
+fn chains(observed: &mut Observations) -> &mut ClassifierObservation {
+    &mut observed.classifiers.as_mut().unwrap()[0]
+}
+
+fn set_egress(observed: &mut Observations, all: Vec<Classifier>, own: Option<usize>) {
+    chains(observed).egress = Ok(Chain { all, own });
+}
+
+fn cilium() -> Classifier {
+    Classifier::Tcx { id: 9, link: 3, name: Some("cil_to_netdev".to_owned()) }
+}
+
+fn own() -> Classifier {
+    Classifier::Tcx { id: 4, link: 2, name: Some("vipmux_egress".to_owned()) }
+}
+
+fn filter(kind: &str, ours: bool) -> Classifier {
+    Classifier::Filter(Filter { kind: kind.to_owned(), priority: 1, all_protocols: true, ours })
+}
+
+fn flower() -> Classifier {
+    filter("flower", false)
 }
 
 #[test]

@@ -1,0 +1,126 @@
+//! Keeps the classifiers before other programs on their interfaces.
+//!
+//! Another program that comes first may end the chain. Then replies leave with the backends'
+//! addresses. So the self-check puts vipmux's own first again, within a budget: another component
+//! may do the same for its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io,
+    time::{Duration, Instant},
+};
+
+use super::self_check::Repair;
+use crate::control::ReportedDifference;
+use vipmux_datapath::{
+    bpf::{attach::Direction, pinned::PinnedObjects, place::Chain, tcx},
+    link::interface_name,
+};
+
+/// Moves of one classifier within [`WINDOW`].
+const MOST_MOVES: usize = 5;
+const WINDOW: Duration = Duration::from_hours(1);
+
+/// A classifier that the agent has attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct AttachedClassifier {
+    pub(super) direction: Direction,
+    pub(super) ifindex: u32,
+    /// It is attached by a filter, not by a link.
+    pub(super) filter: bool,
+}
+
+/// The chains that the classifiers are in.
+pub(super) struct Places(Vec<(AttachedClassifier, Chain)>);
+
+impl Places {
+    /// Reads the chains, in the network namespace of the calling thread.
+    pub(super) fn read(classifiers: &[AttachedClassifier], pinned: &PinnedObjects) -> io::Result<Self> {
+        let chain = |classifier: &AttachedClassifier| {
+            let AttachedClassifier { direction, ifindex, filter } = *classifier;
+            let link = pinned.links.get(&(direction.kind(), ifindex)).map_or(0, |link| link.id);
+            let chain = Chain::read(direction, ifindex, (!filter).then_some(link))?;
+            // To list the names takes long.
+            let is_first = chain.before().is_empty();
+            Ok((*classifier, if is_first { chain } else { chain.named(&tcx::program_names()) }))
+        };
+        classifiers.iter().map(chain).collect::<io::Result<_>>().map(Self)
+    }
+
+    /// Returns the number of classifiers that run after others.
+    pub(super) fn not_first(&self) -> usize {
+        self.0.iter().filter(|(_, chain)| !chain.before().is_empty()).count()
+    }
+}
+
+/// Returns the classifiers that are not first, and the filters that are gone. Links that are gone
+/// are differences of the pins.
+pub(super) fn place_differences(places: &Places) -> impl Iterator<Item = (ReportedDifference, Repair)> {
+    places.0.iter().filter_map(|(AttachedClassifier { direction, ifindex, filter }, chain)| {
+        let entry = format!("{} of interface {ifindex}", direction.kind().program());
+        let before = chain.before().iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let (found, repair) = match chain.own {
+            None if *filter => (None, Repair::Link(*ifindex)),
+            Some(place) if place > 0 => (Some(format!("after {before}")), Repair::Place(*direction, *ifindex)),
+            _ => return None,
+        };
+        Some((ReportedDifference::new("place", &entry, Some("first".to_owned()), found), repair))
+    })
+}
+
+/// The budget of moves.
+#[derive(Default)]
+pub(super) struct Moves {
+    recent: BTreeMap<(Direction, u32), Vec<Instant>>,
+    /// The classifiers that have used up their budget.
+    contested: BTreeSet<(Direction, u32)>,
+}
+
+impl Moves {
+    /// Removes the moves that are over the budget, and logs each when it first is.
+    pub(super) fn without_contested(
+        &mut self,
+        mut found: Vec<(ReportedDifference, Repair)>,
+    ) -> Vec<(ReportedDifference, Repair)> {
+        let (now, before) = (Instant::now(), std::mem::take(&mut self.contested));
+        found.retain(|(difference, repair)| match repair {
+            Repair::Place(direction, ifindex) if !self.take((*direction, *ifindex), now) => {
+                if self.contested.insert((*direction, *ifindex)) && !before.contains(&(*direction, *ifindex)) {
+                    let (program, interface) = (direction.kind().program(), interface_name(*ifindex));
+                    let others = difference.found.as_deref().unwrap_or_default();
+                    tracing::warn!(program, interface, found = others, "others keep coming first, giving way for now");
+                }
+                false
+            }
+            _ => true,
+        });
+        found
+    }
+
+    /// Takes a move from the budget, if there is one left.
+    fn take(&mut self, classifier: (Direction, u32), now: Instant) -> bool {
+        let recent = self.recent.entry(classifier).or_default();
+        recent.retain(|at| now.duration_since(*at) < WINDOW);
+        let is_left = recent.len() < MOST_MOVES;
+        if is_left {
+            recent.push(now);
+        }
+        is_left
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contest_ends_after_five_moves_and_goes_on_an_hour_later() {
+        let (mut moves, start) = (Moves::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let (eth0, eth1) = ((Direction::Egress, 2), (Direction::Egress, 3));
+        assert!((0..5).all(|check| moves.take(eth0, at(30 * check))));
+        assert!(!moves.take(eth0, at(150)) && !moves.take(eth0, at(3_599)));
+        assert!(moves.take(eth1, at(150)) && moves.take((Direction::Ingress, 2), at(150)), "each has its own");
+        assert!(moves.take(eth0, at(3_600)) && !moves.take(eth0, at(3_601)));
+    }
+}
