@@ -118,8 +118,8 @@ const SPARE: u32 = 2;
 /// source MAC.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, how: u32) -> u64 {
-    let (table, length) = ((table >> 32) as u32, table as u32);
+extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how: u32) -> u64 {
+    let (table, length) = ((tables >> 32) as u32, tables as u32);
     let (local, local_length) = ((local >> 32) as u32, local as u32);
     let handed_over = how & HANDED_OVER != 0;
     let is_fit =
@@ -132,26 +132,39 @@ extern "C" fn choose_backend(table: u64, local: u64, hash: u32, from: u64, how: 
         return u64::from(first.index);
     }
     let here = || at(local, local_length, hash).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
-    if local_length != 0 && (handed_over || how & SPARE == 0) {
+    if handed_over {
+        return if local_length == 0 { NOT_LOCAL << 32 } else { here() };
+    }
+    // Where nothing marks a node's frames, that node may have chosen a backend here.
+    let came_back = NODES.get(first.node).is_some_and(|node| is_from(node, from));
+    if came_back && local_length != 0 && how & SPARE == 0 {
         return here();
     }
-    if handed_over {
-        return NOT_LOCAL << 32;
-    }
-    let came_back = NODES.get(first.node).is_some_and(|node| is_from(node, from));
     let mut next = hash;
     for _ in 0..hash::PROBES {
         next = hash::next(next);
-        if let Some(target) = at(table, length, next)
-            && is_fit(&target)
-        {
-            return u64::from(target.index);
+        let probed = probe_slot(tables, next, from);
+        if probed >> 32 == FOUND {
+            return probed;
         }
     }
-    match (came_back, local_length) {
-        (false, _) => UNREACHABLE << 32,
-        (true, 0) => HAIRPIN << 32,
-        (true, _) => here(),
+    match (local_length, came_back) {
+        (0, true) => HAIRPIN << 32,
+        (0, false) => UNREACHABLE << 32,
+        _ => here(),
+    }
+}
+
+/// Returns a slot's backend, if a frame that was not handed over may go there; else
+/// [`UNREACHABLE`]. A function of its own, or the verifier would follow it in each turn of the loop.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn probe_slot(table: u64, hash: u32, from: u64) -> u64 {
+    match at((table >> 32) as u32, table as u32, hash) {
+        Some(target) if target.local.is_some() || node(&target).is_ok_and(|node| !is_from(node, from)) => {
+            u64::from(target.index)
+        }
+        _ => UNREACHABLE << 32,
     }
 }
 

@@ -413,7 +413,14 @@ fn another_choice() -> Vec<Case> {
             .given(|state| state.nodes[1].flags &= !NODE_ATTACHED)
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),
-        Case::ingress("a local backend is chosen instead", mixed())
+        Case::ingress("also while there are backends here", from_client().ipv4(&syn(SPREAD)))
+            .given(|state| {
+                state.nodes[1].flags &= !NODE_ATTACHED;
+                SPREAD.set(state, &[REMOTE, FAR, REMOTE, FAR], &[LOCAL]);
+            })
+            .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
+        Case::ingress("a local backend is chosen where no other node is reachable", mixed())
             .given(|state| state.nodes[1].flags &= !NODE_ATTACHED)
             .becomes(delivered, &new_flow(MIXED, Stat::Local))
             .then(mixed_here),
@@ -425,12 +432,13 @@ fn another_choice() -> Vec<Case> {
             })
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),
-        Case::ingress("even where there is no other", mixed())
+        Case::ingress("to what has nowhere else to go", mixed())
             .given(|state| {
                 state.nodes[1].flags &= !NODE_ATTACHED;
                 MIXED.set_flags(state, SERVICE_SPARE);
             })
-            .dropped(DropReason::NodeUnreachable),
+            .becomes(Verdict::Passed(from_client().ipv4(&to(&syn(MIXED), LOCAL))), &new_flow(MIXED, Stat::Local))
+            .then(mixed_here),
         Case::ingress("and to what could only go back", from_node(PEER_MAC, MIXED))
             .given(|state| MIXED.set_flags(state, SERVICE_SPARE))
             .becomes(
@@ -438,6 +446,19 @@ fn another_choice() -> Vec<Case> {
                 &new_flow(MIXED, Stat::Local),
             )
             .then(mixed_here),
+        Case::ingress(
+            "a packet of the chosen node stays here, so that it does not circle",
+            from_node(PEER_MAC, SPREAD),
+        )
+        .given(|state| SPREAD.set(state, &[REMOTE, FAR, REMOTE, FAR], &[LOCAL]))
+        .becomes(
+            Verdict::Passed(Ethernet::new(PEER_MAC, SELF_MAC).ipv4(&to(&syn(SPREAD), LOCAL))),
+            &new_flow(SPREAD, Stat::Local),
+        )
+        .then(|state| {
+            SPREAD.record(state, LOCAL, 0, 0);
+            SPREAD.remember(state, LOCAL, 0, ISN, abi::FLOW_ISN);
+        }),
         Case::ingress("a node's own packet does not go back to it", from_node(PEER_MAC, SPREAD))
             .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),

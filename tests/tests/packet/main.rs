@@ -32,6 +32,7 @@ mod reject;
 mod replies;
 mod sctp;
 mod services;
+mod spreading;
 mod truncation;
 
 use std::{collections::BTreeSet, sync::LazyLock};
@@ -149,6 +150,16 @@ fn conversation_across_two_nodes() {
 #[test]
 fn no_frame_goes_in_circles() {
     as_root(conversation::that_would_go_in_circles);
+}
+
+#[test]
+fn flows_of_an_unreachable_node_are_spread_over_all_others() {
+    as_root(spreading::over_all_reachable_nodes);
+}
+
+#[test]
+fn no_new_flow_is_lost_while_a_tenth_of_the_backends_is_reachable() {
+    as_root(spreading::where_one_backend_of_ten_is_reachable);
 }
 
 #[test]

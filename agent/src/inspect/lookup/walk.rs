@@ -406,16 +406,31 @@ impl Walk<'_> {
             self.note("table", format!("slot {slot} of {}: backend {}", service.table_length, first.index));
             return Ok(Ok(first));
         }
-        if service.local_length != 0 && (self.is_handed_over()? || service.flags & SERVICE_SPARE == 0) {
+        if self.is_handed_over()? {
+            let is_here = service.local_length != 0;
+            return if is_here { self.choose_here(service, flow, &first) } else { Ok(Err(DropReason::NotLocal)) };
+        }
+        let came_back = self.entries.node(first.backend.node)?.is_some_and(|node| self.came_from(&node));
+        if came_back && service.local_length != 0 && service.flags & SERVICE_SPARE == 0 {
             return self.choose_here(service, flow, &first);
         }
-        if self.is_handed_over()? {
-            return Ok(Err(DropReason::NotLocal));
+        if let Some(target) = self.probe(service, flow, &first)? {
+            return Ok(Ok(target));
         }
-        self.probe(service, flow, &first)
+        match (service.local_length, came_back) {
+            (0, true) => Ok(Err(DropReason::Hairpin)),
+            (0, false) => Ok(Err(DropReason::NodeUnreachable)),
+            _ => self.choose_here(service, flow, &first),
+        }
     }
 
-    fn probe(&mut self, service: &ServiceValue, flow: u32, first: &IndexedBackend) -> LookupResult<IndexedBackend> {
+    /// Returns the first usable backend of further slots.
+    fn probe(
+        &mut self,
+        service: &ServiceValue,
+        flow: u32,
+        first: &IndexedBackend,
+    ) -> Result<Option<IndexedBackend>, MapsError> {
         let mut next = flow;
         for probe in 1..=hash::PROBES {
             next = hash::next(next);
@@ -427,15 +442,10 @@ impl Walk<'_> {
                     "table",
                     format!("backend {unfit} cannot be reached; probe {probe}, slot {slot}: backend {index}"),
                 );
-                return Ok(Ok(target));
+                return Ok(Some(target));
             }
         }
-        let came_back = self.entries.node(first.backend.node)?.is_some_and(|node| self.came_from(&node));
-        match (came_back, service.local_length) {
-            (false, _) => Ok(Err(DropReason::NodeUnreachable)),
-            (true, 0) => Ok(Err(DropReason::Hairpin)),
-            (true, _) => self.choose_here(service, flow, first),
-        }
+        Ok(None)
     }
 
     /// Chooses from the table of this node's own backends, because the first choice cannot be used.

@@ -225,7 +225,7 @@ impl Cluster {
 
     /// Adds an SCTP port to the first VIP and to the IPv6 VIP.
     pub(super) fn add_sctp(&mut self) {
-        self.service(8, (1, 8080, Protocol::Sctp), ("phone", "four"), &[0, 1], &[0]);
+        self.service(8, (1, 8080, Protocol::Sctp), ("phone", "four"), &[0, 1, 5], &[0]);
         self.service(9, (3, 8080, Protocol::Sctp), ("phone", "six"), &[6, 7], &[6]);
     }
 

@@ -221,6 +221,9 @@ fn a_lookup_says_what_the_program_does() {
     let node = written.nodes.get(&1, 0).unwrap();
     written.nodes.set(1, Node { epoch: 90, ..node }, 0).unwrap();
     seen.extend(compare(program, &maps, "with another backend in an index"));
+    written.nodes.set(1, Node { epoch: 90, flags: 0, ..node }, 0).unwrap();
+    seen.extend(compare(program, &maps, "with a node that cannot be reached"));
+    written.nodes.set(1, Node { epoch: 90, ..node }, 0).unwrap();
     written.service_states.set(5, ServiceState { generation: 900, ..Default::default() }, 0).unwrap();
     seen.extend(compare(program, &maps, "with another owner in a slot"));
     age(written);
