@@ -83,6 +83,7 @@ impl fmt::Display for NodeLabel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::HANDOVER_PREFIX;
 
     #[test]
     fn addresses_survive_the_round_trip() {
