@@ -162,7 +162,7 @@ fn the_maps_of_version_3_are_taken_over_with_their_flows_and_ids() {
 
     let config = maps.read_config().unwrap();
     assert_eq!((config.abi, config.next_vip, config.next_generation), (ABI_VERSION, 41, 77));
-    assert_eq!((config.unclaimed, config.answers_per_second), (1, 4096));
+    assert_eq!((config.unclaimed, config.answers_per_second), (1, 1000));
     assert_eq!(config.flow_mask, maps.flow_mask().unwrap());
     assert!(config.flow_secret != FlowSecret::default(), "a new field gets its default");
     let state = abi::ServiceState { generation: 55, vip: address(10), ..Default::default() };
