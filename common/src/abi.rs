@@ -129,6 +129,10 @@ impl Mac {
     }
 }
 
+/// The time for which packets may still be under way that were sent before their sender's state
+/// changed, in seconds.
+pub const LATE_SECONDS: u32 = 5;
+
 /// `CONFIG[0]`: the configuration of this node's data plane.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -146,7 +150,8 @@ pub struct Config {
     pub tcp_idle: u32,
     /// Idle timeout of a UDP flow, in jiffies.
     pub udp_idle: u32,
-    /// The time that a closed TCP flow is still translated, in jiffies.
+    /// The time that a closed TCP flow is still translated, in jiffies: since its last packet, or
+    /// since the RST.
     pub closed_linger: u32,
     /// The time after the fence deadline at which the programs leave VIPs to the node's stack, in
     /// seconds. An agent that was removed must not swallow them forever.

@@ -9,7 +9,8 @@ use vipmux_common::{
     abi::{
         BACKEND_FAILING, BACKEND_GONE, BACKEND_LOCAL, BACKEND_READY, BACKEND_STOPPING, Backend, Config, DropReason,
         FLOW_BACKEND_FIN, FLOW_CLIENT_FIN, FLOW_DIRECT, FLOW_HALF_OPEN, FLOW_ISN, FLOW_NEW, FLOW_REPLIES, FLOW_RESET,
-        FlowKey, FlowRecord, INTERFACE_OWN_MAC, Interface, Node, SERVICE_DIRECT, SERVICE_GONE, ServiceState,
+        FlowKey, FlowRecord, INTERFACE_OWN_MAC, Interface, LATE_SECONDS, Node, SERVICE_DIRECT, SERVICE_GONE,
+        ServiceState,
     },
     backend_nodes,
     flow_table::Place,
@@ -114,6 +115,13 @@ pub(crate) fn age_low(seen: u32, now: u32) -> u32 {
 pub(crate) fn is_idle(config: &Config, protocol: u32, idle: u32, age: u32) -> bool {
     let common = if protocol == UDP { config.udp_idle } else { config.tcp_idle };
     age > if idle == 0 { common } else { idle }
+}
+
+/// Returns whether a packet with this many jiffies since a change of its flow may have been sent
+/// before that.
+#[inline(always)]
+pub(crate) fn is_late(config: &Config, age: u32) -> bool {
+    age <= LATE_SECONDS.wrapping_mul(config.hz)
 }
 
 /// Returns whether both sides or an RST closed the connection, or the client has turned to the
@@ -389,7 +397,7 @@ pub(crate) fn find(
     let mut kept = Kept::Record;
     if target.local.is_some() && state.flags & SERVICE_DIRECT == 0 {
         // What was sent before the client turned to the backend itself changes nothing.
-        let is_late = !syn && flags & FLOW_DIRECT != 0 && age <= config.closed_linger;
+        let is_late = !syn && flags & FLOW_DIRECT != 0 && is_late(config, age);
         let other_syn = syn && (flags & FLOW_ISN == 0 || flow.isn() != segment.sequence);
         if other_syn || !is_late && flags & (FLOW_REPLIES | FLOW_DIRECT) != FLOW_REPLIES {
             const ESTABLISHED: u32 = FLOW_HALF_OPEN | FLOW_REPLIES | FLOW_DIRECT;
@@ -415,7 +423,7 @@ pub(crate) fn find(
 }
 
 /// Updates a record after a packet: at a change of its flags, or once a second. The time does not
-/// change once the connection is closed, so that it ends.
+/// change after an RST, after which nothing is sent again.
 #[inline(always)]
 pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, flags: u32, now: u32) {
     let before = flow.flags();
@@ -425,7 +433,7 @@ pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, fla
             ptr::write_volatile(&raw mut (*record).flags, flags as u8);
         }
         let is_old = flags != before || now.wrapping_sub(flow.seen()) >= config.hz;
-        if is_old && !(is_closed(before) && is_closed(flags)) {
+        if is_old && before & flags & FLOW_RESET == 0 {
             ptr::write_volatile(&raw mut (*record).seen, now);
         }
     }

@@ -348,7 +348,7 @@ fn rank(config: &Config, flow: &Flow, age: u32) -> u64 {
     let (flags, protocol) = (flow.flags(), flow.protocol());
     let has_replies = flags & FLOW_REPLIES != 0;
     // Of a flow to another node, only the client's FIN is known.
-    let has_ended = !has_replies && flags & FLOW_CLIENT_FIN != 0 && age > config.closed_linger;
+    let has_ended = !has_replies && flags & FLOW_CLIENT_FIN != 0 && !flow::is_late(config, age);
     if is_closed(flags) || has_ended {
         CLOSED
     } else if flags & FLOW_HALF_OPEN != 0 {

@@ -347,13 +347,9 @@ impl Node {
         self.namespace.nft(commands)
     }
 
-    /// Returns the packets of a named counter: table family, table and counter, as in `("inet",
-    /// "watch", "arrived")`.
-    pub fn nft_packets(&self, (family, table, counter): (&str, &str, &str)) -> Result<u64> {
-        let listed = self.nft(&format!("list counter {family} {table} {counter}"))?;
-        let mut words = listed.split_whitespace().skip_while(|word| *word != "packets");
-        let packets = words.nth(1).with_context(|| format!("no packets in {listed}"))?;
-        packets.parse().with_context(|| format!("in {listed}"))
+    /// Returns the packets of a named counter ([`Namespace::nft_packets`]).
+    pub fn nft_packets(&self, counter: (&str, &str, &str)) -> Result<u64> {
+        self.namespace.nft_packets(counter)
     }
 
     /// Makes a pod at `10.244.NODE.host` and `2001:db8:244:NODE::host`. [`Pod::serve`] starts its

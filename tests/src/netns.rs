@@ -122,6 +122,15 @@ impl Namespace {
         process::run(command).context("nft comes with the package nftables")
     }
 
+    /// Returns the packets of a named counter: table family, table and counter, as in `("inet",
+    /// "watch", "arrived")`.
+    pub fn nft_packets(&self, (family, table, counter): (&str, &str, &str)) -> Result<u64> {
+        let listed = self.nft(&format!("list counter {family} {table} {counter}"))?;
+        let mut words = listed.split_whitespace().skip_while(|word| *word != "packets");
+        let packets = words.nth(1).with_context(|| format!("no packets in {listed}"))?;
+        packets.parse().with_context(|| format!("in {listed}"))
+    }
+
     fn enter(&self) -> Result<()> {
         setns(self.file.as_fd(), CloneFlags::CLONE_NEWNET)
             .with_context(|| format!("cannot enter network namespace {}", self.name))

@@ -88,6 +88,31 @@ pub(crate) fn exchange_fragments(
     Ok(())
 }
 
+/// Neither side has an answer to its FIN, so the backend sends its own again. The fifth repetition
+/// comes after six seconds.
+#[test]
+fn a_fin_that_is_sent_again_comes_from_the_vip() -> Result<()> {
+    const FINS: u64 = 7;
+    let Some(cluster) = services::served(Options::HOSTILE)? else { return Ok(()) };
+    let client = cluster.lan.client()?.namespace();
+    let mut session = client.run(|| Session::connect((VIP, 443).into(), TIMEOUT))?;
+    session.echo("the last line")?;
+    client.nft(&format!(
+        "table inet lost {{ counter pods {{}}; counter fins {{}}; chain in {{
+             type filter hook prerouting priority raw; ip saddr 10.244.0.0/16 counter name pods drop;
+             ip saddr {VIP} tcp flags & fin == fin counter name fins drop; }}; }}"
+    ))?;
+    drop(session);
+    let packets = |counter| client.nft_packets(("inet", "lost", counter));
+    wait::until("the FIN to be sent again", PATIENCE, || {
+        let (fins, pods) = (packets("fins")?, packets("pods")?);
+        ensure!(fins >= FINS || pods > 0, "{fins} FINs");
+        Ok(())
+    })?;
+    assert_eq!(packets("pods")?, 0, "they came from the pod");
+    Ok(())
+}
+
 /// The client has closed its socket when the reply comes, and its kernel reports that to the VIP.
 #[test]
 fn an_icmp_error_about_a_reply_reaches_the_pod() -> Result<()> {

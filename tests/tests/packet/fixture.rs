@@ -125,11 +125,14 @@ const SLOTS: usize = 18;
 const RANGE: u32 = 32;
 
 /// Idle timeouts of a TCP flow, a UDP flow, a closed flow and a first fragment, in jiffies.
-const LIVES: [u32; 4] = [400_000, 100_000, 20_000, 30_000];
+const LIVES: [u32; 4] = [400_000, 100_000, 60_000, 30_000];
 pub(crate) const TCP_IDLE: u64 = LIVES[0] as u64;
 pub(crate) const UDP_IDLE: u64 = LIVES[1] as u64;
 pub(crate) const LINGER: u64 = LIVES[2] as u64;
 pub(crate) const FRAGMENT_LIFE: u64 = LIVES[3] as u64;
+/// Jiffies per second.
+const HZ: u32 = 4_000;
+pub(crate) const LATE: u64 = (abi::LATE_SECONDS * HZ) as u64;
 /// Far longer than a case takes.
 pub(crate) const WHILE: u64 = 10_000;
 /// The newest generation.
@@ -287,7 +290,7 @@ pub(crate) fn state() -> State {
             abi: abi::ABI_VERSION,
             next_vip: 5,
             next_generation: NEWEST + 1,
-            hz: 250,
+            hz: HZ,
             tcp_idle: LIVES[0],
             udp_idle: LIVES[1],
             closed_linger: LIVES[2],

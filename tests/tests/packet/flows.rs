@@ -14,8 +14,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
-        CLIENT, CLIENT_PORT, DNS, DNS_UDP, Endpoint, FAR, FAR_MAC, HTTP, HTTP_TOO, HTTPS, LINGER, LOCAL, LOCAL_TOO,
-        PEER_MAC, REMOTE, SPREAD, SYSLOG, Service, TCP_IDLE, UDP_IDLE, WHILE, from_client,
+        CLIENT, CLIENT_PORT, DNS, DNS_UDP, Endpoint, FAR, FAR_MAC, HTTP, HTTP_TOO, HTTPS, LATE, LINGER, LOCAL,
+        LOCAL_TOO, PEER_MAC, REMOTE, SPREAD, SYSLOG, Service, TCP_IDLE, UDP_IDLE, WHILE, from_client,
     },
 };
 
@@ -212,6 +212,7 @@ fn vouched() -> Vec<Case> {
 }
 
 fn of_closing_connections() -> Vec<Case> {
+    const BOTH_FINS: u32 = FLOW_CLIENT_FIN | FLOW_BACKEND_FIN;
     vec![
         stays("a segment without any flag", &with_flags(HTTP, 0))
             .given(|state| connection(state, 0))
@@ -234,8 +235,11 @@ fn of_closing_connections() -> Vec<Case> {
         stays("packets after the client's FIN keep the backend", &with_flags(HTTP, ACK))
             .given(|state| connection(state, FLOW_CLIENT_FIN))
             .then(|state| refreshed(state, FLOW_CLIENT_FIN)),
-        stays("the last packets of a closed connection do not prolong its translation", &with_flags(HTTP, ACK))
-            .given(|state| connection(state, FLOW_CLIENT_FIN | FLOW_BACKEND_FIN)),
+        stays("what comes again after both FINs has an answer that is translated", &with_flags(HTTP, FIN | ACK))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, LINGER + WHILE, ISN, FLOW_ISN | BOTH_FINS))
+            .then(|state| HTTP.remember(state, LOCAL_TOO, 0, ISN, FLOW_ISN | BOTH_FINS)),
+        stays("what comes again after an RST prolongs nothing", &with_flags(HTTP, RST))
+            .given(|state| connection(state, FLOW_RESET)),
         moves("a flow that begins with an RST is closed from the start", &with_flags(HTTP, RST)).then(|state| {
             HTTP.remember(state, LOCAL, 0, ISN.wrapping_add(1), FLOW_RESET);
         }),
@@ -395,9 +399,9 @@ fn without_replies() -> Vec<Case> {
             .given(|state| HTTP.record(state, LOCAL_TOO, WHILE, 0))
             .then(|state| HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0)),
         stays("what was under way when its client turned to the backend itself changes nothing", &segment(HTTP))
-            .given(|state| HTTP.remember(state, LOCAL_TOO, LINGER - WHILE, ISN, FLOW_DIRECT | FLOW_RESET)),
+            .given(|state| HTTP.remember(state, LOCAL_TOO, LATE - WHILE, ISN, FLOW_DIRECT | FLOW_RESET)),
         stays("what comes later than that does", &segment(HTTP))
-            .given(|state| HTTP.remember(state, LOCAL_TOO, LINGER + WHILE, ISN, FLOW_DIRECT | FLOW_RESET))
+            .given(|state| HTTP.remember(state, LOCAL_TOO, LATE + WHILE, ISN, FLOW_DIRECT | FLOW_RESET))
             .then(|state| HTTP.remember(state, LOCAL_TOO, 0, ISN.wrapping_add(1), 0)),
     ]
 }
@@ -410,7 +414,7 @@ fn renewed() -> Vec<Case> {
             FLOW_ISN => |state| HTTP.remember(state, LOCAL, TCP_IDLE + WHILE, 1, FLOW_ISN),
             FLOW_DIRECT => |state| HTTP.remember(state, LOCAL, WHILE, 1, FLOW_DIRECT | FLOW_RESET),
             _ => |state| {
-                HTTP.remember(state, LOCAL, LINGER + WHILE, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
+                HTTP.remember(state, LOCAL, 0, 1, FLOW_ISN | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN);
             },
         }
     }
@@ -421,7 +425,7 @@ fn renewed() -> Vec<Case> {
             .given(|state| HTTP.remember(state, LOCAL_TOO, WHILE, 1, FLOW_ISN)),
     ];
     let over = [
-        ("a SYN renews a closed record", FLOW_CLIENT_FIN),
+        ("a SYN renews a closed record at once", FLOW_CLIENT_FIN),
         ("a SYN renews a reset record", FLOW_RESET),
         ("a SYN renews an idle record", FLOW_ISN),
         ("a SYN renews the record of a client that had turned to the backend itself", FLOW_DIRECT),

@@ -19,7 +19,7 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, syn},
     fixture::{
-        self, HTTP, HTTPS, LINGER, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client,
+        self, HTTP, HTTPS, LATE, LOCAL, NEWEST, PEER_MAC, REMOTE, SYSLOG, Service, TCP_IDLE, WHILE, from_client,
         from_peer,
     },
 };
@@ -116,7 +116,7 @@ pub(crate) fn evicted_in_order() {
         (Stat::EvictedUnconfirmed, LOCAL, FLOW_REPLIES | FLOW_NEW, WHILE),
         (Stat::EvictedLive, REMOTE, 0, WHILE),
         (Stat::EvictedHalfOpen, LOCAL, FLOW_REPLIES | FLOW_ISN | FLOW_NEW | FLOW_HALF_OPEN, 2 * WHILE),
-        (Stat::EvictedClosed, REMOTE, FLOW_CLIENT_FIN, LINGER + WHILE),
+        (Stat::EvictedClosed, REMOTE, FLOW_CLIENT_FIN, LATE + WHILE),
         (Stat::EvictedInvalid, LOCAL, FLOW_REPLIES, 0),
         (Stat::EvictedClosed, LOCAL, FLOW_REPLIES | FLOW_CLIENT_FIN | FLOW_BACKEND_FIN, WHILE),
         (Stat::EvictedLive, LOCAL, FLOW_REPLIES | FLOW_ISN, TCP_IDLE - WHILE),

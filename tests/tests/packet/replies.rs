@@ -13,8 +13,8 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::ISN,
     fixture::{
-        CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, LINGER, LOCAL, LOCAL_TOO, NEIGHBOR, SELF_MAC,
-        Service, TCP_IDLE, UDP_IDLE, VLAN, WHILE,
+        CLIENT, CLIENT_MAC, CLIENT_PORT, DNS, DNS_UDP, Endpoint, HTTP, LATE, LINGER, LOCAL, LOCAL_TOO, NEIGHBOR,
+        SELF_MAC, Service, TCP_IDLE, UDP_IDLE, VLAN, WHILE,
     },
     flows::seen_later,
 };
@@ -155,9 +155,12 @@ fn of_closing_connections() -> Vec<Case> {
         restored("the second FIN closes", &segment(LOCAL, FIN | ACK, 77))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, FLOW_ISN | FLOW_CLIENT_FIN))
             .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | BOTH_FINS)),
-        restored("a closed connection is translated for a little longer", &segment(LOCAL, ACK, 77))
-            .given(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS))
-            .then(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS)),
+        restored(
+            "what is sent again after both FINs is translated, as long as it goes on",
+            &segment(LOCAL, FIN | ACK, 77),
+        )
+        .given(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | BOTH_FINS))
+        .then(|state| HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN | BOTH_FINS)),
         restored("a backend's late packet does not undo the client's RST", &segment(LOCAL, ACK, 77))
             .given(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | FLOW_RESET))
             .then(|state| HTTP.remember(state, LOCAL, LINGER - WHILE, ISN, FLOW_ISN | FLOW_RESET)),
@@ -199,6 +202,8 @@ fn handshakes() -> Vec<Case> {
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, DIRECT)),
         left_alone("what follows the SYN-ACK is of the direct connection too", &segment(LOCAL, ACK | PSH, 77))
             .given(|state| HTTP.remember(state, LOCAL, WHILE, ISN, DIRECT)),
+        left_alone("and what comes later", &segment(LOCAL, ACK | PSH, 77))
+            .given(|state| HTTP.remember(state, LOCAL, LATE + WHILE, ISN, DIRECT)),
         left_alone("and is so when its record has had its time", &segment(LOCAL, ACK | PSH, 77))
             .given(|state| HTTP.remember(state, LOCAL, LINGER + WHILE, ISN, DIRECT)),
         restored("a backend's own SYN is no SYN-ACK", &segment(LOCAL, SYN, 0)),

@@ -16,8 +16,11 @@ use vipmux_plan::Step;
 const TCP_IDLE_SECONDS: u32 = 7_440;
 /// The lifetime of an idle UDP flow: 5 minutes (RFC 4787, REQ-5).
 const UDP_IDLE_SECONDS: u32 = 300;
-/// The time for which the last segments of a closed connection are still translated.
-const CLOSED_LINGER_SECONDS: u32 = 5;
+/// The time for which a closed connection is still translated after its last segment. Two
+/// retransmissions are at most 120 s apart (`TCP_RTO_MAX` of include/net/tcp.h). Conntrack
+/// remembers a closed connection for at most 120 s (`nf_conntrack_tcp_timeout_time_wait`). A
+/// record's time is up to a second old.
+const CLOSED_LINGER_SECONDS: u32 = 125;
 
 /// The time from the fence deadline until the programs leave VIPs to the node's own stack.
 const ABANDON_SECONDS: u32 = 600;
