@@ -3,7 +3,7 @@
 //! ```text
 //!  client-1      client-N            192.0.2.101, 2001:db8::c:1 ...
 //!     |             |
-//!  ===+======+======+======+===      switch: a bridge; ports to nodes have a passing XDP program
+//!  ===+======+======+======+===      switch: a bridge; ports to nodes by SwitchPorts
 //!            |             |
 //!         node-1        node-N       192.0.2.11, 2001:db8::a:1 ...; they forward
 //!          |   |           |
@@ -18,12 +18,11 @@ mod uplink;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context as _, Result};
-use aya::Ebpf;
 use pnet::util::MacAddr;
 
 pub use self::uplink::Uplink;
 pub(crate) use self::uplink::plug_in;
-use self::uplink::{attach_pass, load_pass, plug_in_card};
+use self::uplink::{PassingProgram, plug_in_card};
 use crate::{
     cleanup,
     links::Links,
@@ -64,6 +63,18 @@ pub struct Options {
     pub mtu: u32,
     /// The kind of the machines' interfaces.
     pub uplink: Uplink,
+    /// The switch's ports to the nodes.
+    pub ports: SwitchPorts,
+}
+
+/// The kind of the switch's ports to the nodes: the other ends of the nodes' veths.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SwitchPorts {
+    /// They take frames that native XDP sends, as the ports of a real switch do: each has a passing
+    /// XDP program.
+    Native,
+    /// They are plain veths in a bridge, as with kind, k3d, minikube and LXC.
+    Plain,
 }
 
 impl Options {
@@ -78,6 +89,7 @@ impl Options {
         offloads: false,
         mtu: ORDINARY_MTU,
         uplink: Uplink::Card,
+        ports: SwitchPorts::Native,
     };
     /// [`Options::DEFAULT`] with rules like those of kube-proxy and of a CNI, and the strict
     /// reverse path filter that distributions set.
@@ -97,8 +109,8 @@ pub struct Lan {
     pub nodes: Vec<Node>,
     /// Clients.
     pub clients: Vec<Client>,
-    /// Keeps the passing program attached to the switch's ports to the nodes.
-    pass: Ebpf,
+    /// The passing program for the switch's ports to the nodes.
+    pass: PassingProgram,
     switch: Namespace,
     options: Options,
 }
@@ -182,11 +194,24 @@ impl Lan {
         let nodes = (1..=options.nodes).map(node).collect::<Result<Vec<_>>>()?;
         let client = |number| Client::plug_in(&name, number, &switch, options);
         let clients = (1..=options.clients).map(client).collect::<Result<_>>()?;
-        let mut pass = load_pass(options.mtu)?;
-        switch.run(|| nodes.iter().try_for_each(|node| attach_pass(&mut pass, &node.name, options.mtu)))?;
-        let lan = Self { nodes, clients, pass, switch, options };
+        let pass = PassingProgram::load(options.mtu)?;
+        let mut lan = Self { nodes, clients, pass, switch, options };
+        if options.ports == SwitchPorts::Native {
+            (1..=options.nodes).try_for_each(|number| lan.attach_pass(&format!("node-{number}")))?;
+        }
         lan.route_pods()?;
         Ok(lan)
+    }
+
+    /// Lets a port of the switch take the frames that native XDP on its other end sends.
+    pub fn attach_pass(&mut self, port: &str) -> Result<()> {
+        let pass = &mut self.pass;
+        self.switch.run(|| pass.attach(port))
+    }
+
+    /// Undoes [`Self::attach_pass`].
+    pub fn detach_pass(&mut self, port: &str) -> Result<()> {
+        self.pass.detach(port)
     }
 
     /// Gives every node a second card, eth1, on the same segment, with an address in 192.0.3.0/24.
@@ -203,7 +228,7 @@ impl Lan {
             let mtu = self.options.mtu;
             macs.push(plug_in_card((&node.namespace, "eth1"), addresses, (&self.switch, BRIDGE, &port), mtu)?);
             let pass = &mut self.pass;
-            self.switch.run(|| attach_pass(pass, &port, mtu))?;
+            self.switch.run(|| pass.attach(&port))?;
         }
         Ok(macs)
     }
@@ -280,7 +305,7 @@ impl Lan {
         if !self.options.offloads {
             namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         }
-        self.switch.run(|| attach_pass(&mut self.pass, &port, self.options.mtu))?;
+        self.attach_pass(&port)?;
         Ok(Client { address, address_v6, mac, namespace })
     }
 

@@ -14,6 +14,7 @@ mod routes;
 mod segment;
 #[cfg(test)]
 mod tests;
+mod veth;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,6 +32,7 @@ pub use self::{
     neighbors::{Neighbor, ResolvedNeighbors, remove_neighbors},
     routes::gateways,
     segment::{Segment, SegmentPort, Segments},
+    veth::{Delivery, OtherEnd, other_ends},
 };
 
 /// kube-proxy's dummy interface in ipvs mode, which has every VIP.
@@ -90,6 +92,10 @@ impl InterfaceKind {
 
     fn is_bridge(&self) -> bool {
         matches!(self, Self::Virtual(kind) if kind == "bridge")
+    }
+
+    fn is_veth(&self) -> bool {
+        matches!(self, Self::Virtual(kind) if kind == "veth")
     }
 }
 
@@ -264,6 +270,8 @@ pub struct Links {
     interfaces: BTreeMap<u32, Interface>,
     /// By [`routes::read`].
     routed: BTreeSet<u32>,
+    /// The other ends of the veths that [`Monitor::follow_veths`] names, by the veths' indices.
+    other_ends: BTreeMap<u32, OtherEnd>,
 }
 
 impl Links {

@@ -52,6 +52,7 @@ struct ElectionMeters {
     leases: Family<[(&'static str, &'static str); 2], Counter>,
     conflicts: Counter,
     contested: Gauge,
+    lossy: Gauge,
     announcements: Family<Label, Counter>,
 }
 
@@ -119,6 +120,8 @@ impl ElectionMeters {
         registry.register("vipmux_address_conflicts", help, self.conflicts.clone());
         let help = "VIPs led here that a foreign speaker on the LAN answers for too";
         registry.register("vipmux_contested_addresses", help, self.contested.clone());
+        let help = "Interfaces where the frames that the programs send are lost";
+        registry.register("vipmux_lossy_interfaces", help, self.lossy.clone());
         let help = "Gratuitous ARP, neighbor advertisements, and probes for addresses";
         registry.register("vipmux_announcements", help, self.announcements.clone());
     }
@@ -233,6 +236,11 @@ impl Meters {
     /// Sets the number of VIPs led here that foreign speakers announce as well.
     pub fn contested(&self, addresses: usize) {
         self.election.contested.set(whole(addresses));
+    }
+
+    /// Sets the number of interfaces where the frames that the programs send are lost.
+    pub fn lossy(&self, interfaces: usize) {
+        self.election.lossy.set(whole(interfaces));
     }
 
     /// Counts a frame that was sent, or was not.

@@ -59,8 +59,8 @@ pub async fn observe(options: &CheckOptions) -> Result<Observations, LinkError> 
     let links = Links::read().await?;
     let (source, read) = source::observe(options, &links).await;
     let loaded = others::LoadedAgent::read(&pins);
-    let details = interfaces::InterfaceDetails::read(&pins).await?;
     let chosen = interfaces::chosen(options, &links, read.addresses.as_deref());
+    let details = interfaces::InterfaceDetails::read(&pins, &interfaces::veths(&links, &chosen)).await?;
     let firewall = firewall::observe();
     let vips: BTreeSet<_> = read.vips.iter().chain(&loaded.vips).copied().collect();
     let others = Others {

@@ -16,7 +16,7 @@ use vipmux_datapath::{
         attach::{HandoverMac, TcAttachMode, XdpAttachMode},
         pins::LinkKind,
     },
-    link::{Ethtool, Links, Segment, Segments},
+    link::{Delivery, Ethtool, Links, Segment, Segments},
 };
 use vipmux_model::{NodeName, Vip, advertisement::Interfaces as Allowed};
 
@@ -56,6 +56,8 @@ pub(super) struct AttachedInterfaces {
     /// have it.
     inlets: BTreeMap<u32, bool>,
     ethtool: Ethtool,
+    /// The ports in native mode whose frames are not known to arrive.
+    silent: BTreeMap<u32, Delivery>,
     /// An interface or its MAC is new, so led VIPs must be announced there.
     changed: bool,
 }
@@ -69,6 +71,7 @@ impl AttachedInterfaces {
             outlets: BTreeSet::new(),
             inlets: BTreeMap::new(),
             ethtool,
+            silent: BTreeMap::new(),
             changed: false,
         }
     }
@@ -115,10 +118,42 @@ impl AttachedInterfaces {
         (bits.fold(0, |a, b| a | b), vlan)
     }
 
-    /// Returns whether a VIP with these bits and this VLAN can be announced now.
+    /// Returns whether a VIP with these bits and this VLAN can be announced now: a segment has a
+    /// carrier, and the frames of the programs arrive there.
     pub(super) fn carries(&self, bits: u32, vlan: u32) -> bool {
-        let mut on = self.announced_on(bits, vlan);
-        on.any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(|segment| segment.carrier))
+        let is_heard = |port: &u32| !self.silent.contains_key(port) && self.has(*port, bits);
+        let sends = |segment: &Segment| segment.carrier && segment.ports.iter().any(is_heard);
+        self.announced_on(bits, vlan).any(|(ifindex, _)| self.segments.get(ifindex).is_some_and(sends))
+    }
+
+    /// Returns whether a port has one of these bits.
+    fn has(&self, port: u32, bits: u32) -> bool {
+        self.attached.get(&port).is_some_and(|attached| attached.bit & bits != 0)
+    }
+
+    /// Returns the veths that send for ports in native mode. What is at their other ends decides
+    /// whether frames arrive.
+    pub(super) fn native_veths(&self, links: &Links) -> BTreeSet<u32> {
+        let native = self.attached.values().filter(|attached| !attached.generic);
+        native.flat_map(|attached| links.veths_of(&attached.port)).map(|veth| veth.ifindex).collect()
+    }
+
+    /// Returns why frames of the programs are lost, if they are on all ports with one of these bits.
+    pub(super) fn loss(&self, links: &Links, bits: u32) -> Option<String> {
+        let ports = || self.attached.keys().copied().filter(|port| self.has(*port, bits));
+        let is_lost = |port: u32| self.silent.get(&port) == Some(&Delivery::Lost);
+        (ports().next().is_some() && ports().all(is_lost)).then(|| lost_frames(links, ports()))
+    }
+
+    /// Returns why frames of the programs are lost, if they are on any port.
+    pub(super) fn any_loss(&self, links: &Links) -> Option<String> {
+        let lost = || self.lossy();
+        lost().next().map(|_| lost_frames(links, lost()))
+    }
+
+    /// Returns the ports where frames of the programs are lost.
+    pub(super) fn lossy(&self) -> impl Iterator<Item = u32> {
+        self.silent.iter().filter(|(_, delivery)| **delivery == Delivery::Lost).map(|(port, _)| *port)
     }
 
     /// Returns the MACs that VIPs are announced with.
@@ -129,7 +164,7 @@ impl AttachedInterfaces {
     /// Returns the segments that a VIP with these bits and this VLAN is announced on, with the MACs
     /// to announce.
     pub(super) fn announced_on(&self, bits: u32, vlan: u32) -> impl Iterator<Item = (u32, Mac)> {
-        let has = move |port: &u32| self.attached.get(port).is_some_and(|attached| attached.bit & bits != 0);
+        let has = move |port: &u32| self.has(*port, bits);
         let on = move |segment: &&Segment| u32::from(segment.vlan) == vlan && segment.ports.iter().any(has);
         self.segments.iter().filter(on).map(|segment| (segment.ifindex, segment.mac))
     }
@@ -160,6 +195,8 @@ impl AttachedInterfaces {
             }
         }
         let changes = self.replace_segments(segments);
+        self.update_silent(links);
+        self.any_loss(links).into_iter().for_each(|loss| warnings.add(loss));
         if self.attached.is_empty() {
             let node = &self.settings.node;
             warnings.add(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
@@ -212,6 +249,22 @@ impl AttachedInterfaces {
         Ok(())
     }
 
+    /// Returns the mode in which programs run. Native XDP loses frames on a veth: those that it
+    /// sends there, and those that it hands over to it from another port. So `auto` is generic on
+    /// all ports as soon as one is a veth.
+    fn mode(&self, links: &Links, segments: &Segments) -> XdpAttachMode {
+        match self.settings.mode {
+            XdpAttachMode::Auto if links.has_veth(segments) => XdpAttachMode::Generic,
+            mode => mode,
+        }
+    }
+
+    fn update_silent(&mut self, links: &Links) {
+        let native = self.attached.iter().filter(|(_, attached)| !attached.generic);
+        let deliveries = native.map(|(port, attached)| (*port, links.delivery(&attached.port)));
+        self.silent = deliveries.filter(|(_, delivery)| *delivery != Delivery::Arrives).collect();
+    }
+
     /// Replaces the segments that VIPs are announced on, and returns the differences.
     fn replace_segments(&mut self, segments: Segments) -> SegmentChanges {
         let before = std::mem::replace(&mut self.segments, segments);
@@ -226,4 +279,13 @@ impl AttachedInterfaces {
         let index = |segment: &Segment| segment.ifindex;
         SegmentChanges { removed: removed.map(index).collect(), returned: returned.map(index).collect() }
     }
+}
+
+fn lost_frames(links: &Links, ports: impl Iterator<Item = u32>) -> String {
+    let names: Vec<_> = ports.filter_map(|port| links.get(port)).map(|port| port.name.as_str()).collect();
+    format!(
+        "frames that native XDP sends are lost on {}: a veth needs an XDP program at its other end, or generic mode \
+         (--xdp-mode auto)",
+        names.join(", ")
+    )
 }

@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -35,6 +38,8 @@ pub(super) struct Liveness {
     synced: AtomicBool,
     /// The agent was asked to stop.
     stopping: AtomicBool,
+    /// Why frames of the programs are lost; `None`: nothing shows that they are.
+    loss: Mutex<Option<String>>,
 }
 
 /// The agent's progress; see the fields of [`Liveness`].
@@ -55,6 +60,11 @@ impl Liveness {
     /// Notes whether the agent was asked to stop.
     pub(super) fn stop(&self, stopping: bool) {
         self.stopping.store(stopping, Relaxed);
+    }
+
+    /// Notes why frames of the programs are lost.
+    pub(super) fn frames_lost(&self, why: Option<String>) {
+        *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     /// Notes how far the agent is.
@@ -91,6 +101,7 @@ impl Liveness {
             None => "nothing says yet that this node may answer for its VIPs: neither peers nor the Leases".to_owned(),
         };
         let text = |text: &'static str| move || text.to_owned();
+        let loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut checks = self.live_at(now);
         checks.extend([
             HealthzCheck::new(
@@ -103,6 +114,7 @@ impl Liveness {
                 is(&self.attached),
                 text("the programs are on no interface: see the log, and --interface"),
             ),
+            HealthzCheck::new("sending", loss.is_none(), || loss.unwrap_or_default()),
             HealthzCheck::new("synced", is(&self.synced), text("the maps are not in sync yet")),
             HealthzCheck::new("fence", deadline > now, fence),
             HealthzCheck::new(
@@ -164,6 +176,11 @@ mod tests {
         assert!(failure.starts_with("the fence deadline passed 2.0 s ago"), "{failure}");
         liveness.stop(true);
         assert_eq!(failing(&liveness.ready_at(T)), ["staying"]);
+        liveness.stop(false);
+        liveness.frames_lost(Some("they are lost on eth0".to_owned()));
+        assert_eq!(failing(&liveness.ready_at(T)), ["sending"]);
+        liveness.frames_lost(None);
+        assert_eq!(failing(&liveness.ready_at(T)), Vec::<&str>::new());
     }
 
     #[test]

@@ -24,6 +24,8 @@ impl Agent {
         let changes = self.serving.attach(links, state, &mut warnings)?;
         self.announcements.update_segments(&changes);
         let addresses = state.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
+        monitor.follow_veths(self.serving.interfaces.native_veths(links));
+        self.telemetry.frames_lost(self.serving.interfaces.lossy().count(), self.serving.interfaces.any_loss(links));
         monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);
         let desired = self.serving.desired(state, network, self.election.peer_macs(), &mut warnings);
         let nat = self.serving.prepare_nat(&desired, links, &mut warnings)?;

@@ -46,6 +46,12 @@ impl Telemetry {
         }
     }
 
+    /// Notes on how many interfaces frames of the programs are lost, and why.
+    pub(super) fn frames_lost(&self, interfaces: usize, why: Option<String>) {
+        self.meters.lossy(interfaces);
+        self.liveness.frames_lost(why);
+    }
+
     /// This node leads a VIP now.
     pub(super) fn leading(&mut self, vip: Vip, epoch: u64, why: &Why) {
         self.meters.gained(why);

@@ -1,9 +1,15 @@
 //! Connects machines to the switch by cards and by the interfaces on top of them.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, Ipv6Addr},
+};
 
 use anyhow::{Context as _, Result};
-use aya::{Ebpf, EbpfLoader, programs::XdpMode};
+use aya::{
+    Ebpf, EbpfLoader,
+    programs::{XdpMode, xdp::XdpLinkId},
+};
 use pnet::util::MacAddr;
 
 use super::{BRIDGE, ORDINARY_MTU, PREFIX_LENGTHS};
@@ -122,16 +128,36 @@ fn pass(mtu: u32) -> &'static str {
     if mtu > ORDINARY_MTU { "pass_jumbo" } else { "pass" }
 }
 
-/// Loads the passing program.
-pub(super) fn load_pass(mtu: u32) -> Result<Ebpf> {
-    let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
-    program::xdp_mut(&mut ebpf, pass(mtu))?.load().context("cannot load the passing program")?;
-    Ok(ebpf)
+/// The passing program, and the ports that it is attached to.
+#[derive(Debug)]
+pub(super) struct PassingProgram {
+    ebpf: Ebpf,
+    name: &'static str,
+    links: BTreeMap<String, XdpLinkId>,
 }
 
-/// Attaches the passing program to a port of the switch. A veth drops a frame that native XDP sends
-/// back, unless its peer has an XDP program.
-pub(super) fn attach_pass(ebpf: &mut Ebpf, port: &str, mtu: u32) -> Result<()> {
-    let attached = program::xdp_mut(ebpf, pass(mtu))?.attach(port, XdpMode::Driver);
-    attached.map(drop).with_context(|| format!("cannot attach the passing program to the switch's port {port}"))
+impl PassingProgram {
+    /// Loads the program.
+    pub(super) fn load(mtu: u32) -> Result<Self> {
+        let mut ebpf = EbpfLoader::new().load(TESTING_OBJECT).context("cannot load the testing programs")?;
+        let name = pass(mtu);
+        program::xdp_mut(&mut ebpf, name)?.load().context("cannot load the passing program")?;
+        Ok(Self { ebpf, name, links: BTreeMap::new() })
+    }
+
+    /// Attaches the program to a port of the switch. A veth drops a frame that native XDP sends
+    /// back, unless its peer has an XDP program.
+    pub(super) fn attach(&mut self, port: &str) -> Result<()> {
+        let attached = program::xdp_mut(&mut self.ebpf, self.name)?.attach(port, XdpMode::Driver);
+        let link =
+            attached.with_context(|| format!("cannot attach the passing program to the switch's port {port}"))?;
+        self.links.insert(port.to_owned(), link);
+        Ok(())
+    }
+
+    /// Detaches the program from a port.
+    pub(super) fn detach(&mut self, port: &str) -> Result<()> {
+        let link = self.links.remove(port).with_context(|| format!("no passing program on the port {port}"))?;
+        Ok(program::xdp_mut(&mut self.ebpf, self.name)?.detach(link)?)
+    }
 }

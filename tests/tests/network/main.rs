@@ -45,3 +45,4 @@ mod starting;
 mod transfers;
 mod upgrading;
 mod uplinks;
+mod veths;

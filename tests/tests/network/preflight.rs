@@ -63,6 +63,8 @@ impl Setup {
         let mut arguments =
             ["--node-name", "node-1", "--interface", "eth0", "--manifests"].map(OsString::from).to_vec();
         arguments.push(self.manifests.path().into());
+        // The LAN is made for it.
+        arguments.extend(["--xdp-mode", "native"].map(OsString::from));
         arguments.extend([
             "--state-dir".into(),
             self.state.path().into(),

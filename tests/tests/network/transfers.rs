@@ -12,7 +12,7 @@ use vipmux_tests::{
     client::{Datagrams, Kind, Request},
     cluster::{Cluster, LONG, PATIENCE, TIMEOUT},
     conntrack,
-    lan::{Lan, Options},
+    lan::{Lan, Options, SwitchPorts},
     manifests::{Endpoint, Manifests, Service, VIP, VIP_V6},
     netns::Namespace,
     pod::{self, Listener},
@@ -63,6 +63,12 @@ fn a_hundred_megabytes_arrive_whole_in_native_mode_with_offloads() -> Result<()>
 #[test]
 fn a_hundred_megabytes_arrive_whole_in_generic_mode_with_offloads() -> Result<()> {
     both_ways("generic", Options { offloads: true, ..Options::HOSTILE })
+}
+
+/// As with kind: segments of many packets pass the switch in one piece.
+#[test]
+fn a_hundred_megabytes_arrive_whole_over_plain_veths_with_offloads() -> Result<()> {
+    both_ways("auto", Options { offloads: true, ports: SwitchPorts::Plain, ..Options::HOSTILE })
 }
 
 /// To a pod on the leading node and to one on another, and back.

@@ -11,9 +11,9 @@ use serde_json::Value;
 use crate::workspace;
 
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends,
-/// replies, fragments, generic XDP, direct server return, restart and removal. The others run only
-/// on the developer's kernel.
-const NETWORK: [&str; 14] = [
+/// replies, fragments, generic XDP, veths, direct server return, restart and removal. The others
+/// run only on the developer's kernel.
+const NETWORK: [&str; 17] = [
     "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
     "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
@@ -29,6 +29,9 @@ const NETWORK: [&str; 14] = [
     "uplinks::a_bonds_card_stands_for_the_bond",
     "uplinks::a_vip_on_a_bond_is_served",
     "uplinks::a_vip_on_a_vlan_is_served_with_its_tag",
+    "veths::a_bond_of_plain_veths_is_served_with_the_default_mode",
+    "veths::a_vlan_of_a_plain_veth_is_served_with_the_default_mode",
+    "veths::native_xdp_whose_frames_are_lost_leads_nothing_and_says_why",
 ];
 
 /// The programs that a guest runs.

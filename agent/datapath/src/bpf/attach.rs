@@ -24,7 +24,7 @@ pub(super) const MTU_LIMIT: u32 = 3_498;
 /// The mode in which XDP programs run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum XdpAttachMode {
-    /// Native where the driver has it, else generic.
+    /// Native where the driver has it, else generic. Generic if an interface is a veth.
     #[default]
     Auto,
     /// Native, in the driver, or not at all.

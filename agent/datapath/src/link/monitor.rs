@@ -23,6 +23,7 @@ use super::{
     neighbor_table::{NeighborTable, ResolveTargets},
     neighbors::{self, NeighborEntry, NeighborRequest},
     routes::{self, RouteReadTimer},
+    veth,
 };
 use crate::error_chain::error_chain;
 
@@ -36,9 +37,20 @@ const ROUTE_GROUPS: [MulticastGroup; 2] = [MulticastGroup::Ipv4Route, MulticastG
 /// The limit of notifications that are processed before the result is published.
 const CHUNK: usize = 256;
 
+/// The interval at which the other ends of veths are read: the kernel does not report their changes.
+const VETHS: Duration = Duration::from_secs(1);
+
 /// The pause before a removed or ignored neighbor entry is requested again, and before a failed
 /// socket is replaced.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// What is followed beside the interfaces themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Targets {
+    resolve: ResolveTargets,
+    /// The veths whose other ends are read.
+    veths: BTreeSet<u32>,
+}
 
 /// Keeps [`Links`] and [`ResolvedNeighbors`] up to date, in the network namespace of the thread
 /// that started it.
@@ -49,7 +61,7 @@ const RETRY: Duration = Duration::from_secs(1);
 pub struct Monitor {
     links: watch::Receiver<Arc<Links>>,
     neighbors: watch::Receiver<Arc<ResolvedNeighbors>>,
-    targets: watch::Sender<ResolveTargets>,
+    targets: watch::Sender<Targets>,
     task: JoinHandle<()>,
 }
 
@@ -63,7 +75,7 @@ impl Monitor {
         let session = NetlinkSession::open().await?;
         let (links_sender, links) = watch::channel(Arc::new(session.links.clone()));
         let (neighbors_sender, neighbors) = watch::channel(Arc::default());
-        let (targets, targets_receiver) = watch::channel(ResolveTargets::default());
+        let (targets, targets_receiver) = watch::channel(Targets::default());
         let follower = MonitorTask { targets: targets_receiver, links: links_sender, neighbors: neighbors_sender };
         Ok(Self { links, neighbors, targets, task: tokio::spawn(follower.run(session)) })
     }
@@ -81,11 +93,19 @@ impl Monitor {
 
     /// Sets the addresses to resolve (the Nodes') and the interfaces to use (the announcing ones).
     pub fn resolve(&self, interfaces: BTreeSet<u32>, addresses: BTreeSet<IpAddr>) {
-        let targets = ResolveTargets { interfaces, addresses };
-        self.targets.send_if_modified(|current| {
-            let changed = *current != targets;
-            *current = targets;
-            changed
+        self.change_targets(|targets| targets.resolve = ResolveTargets { interfaces, addresses });
+    }
+
+    /// Sets the veths whose other ends [`Links::delivery`] needs.
+    pub fn follow_veths(&self, veths: BTreeSet<u32>) {
+        self.change_targets(|targets| targets.veths = veths);
+    }
+
+    fn change_targets(&self, change: impl FnOnce(&mut Targets)) {
+        self.targets.send_if_modified(|targets| {
+            let before = targets.clone();
+            change(targets);
+            *targets != before
         });
     }
 
@@ -155,8 +175,10 @@ impl NetlinkSession {
     }
 
     /// Locates all addresses to resolve, reads the kernel's entries, and requests the missing ones.
-    async fn set_targets(&mut self, targets: &ResolveTargets) -> Result<(), LinkError> {
-        let requests = self.neighbor_table.set_targets(targets, &self.links);
+    /// Reads the other ends of veths.
+    async fn set_targets(&mut self, targets: &Targets) -> Result<(), LinkError> {
+        self.read_other_ends(&targets.veths).await;
+        let requests = self.neighbor_table.set_targets(&targets.resolve, &self.links);
         self.execute(requests).await;
         if self.neighbor_table.is_incomplete() {
             for (ifindex, address, entry) in neighbors::entries(&self.requests).await? {
@@ -165,6 +187,10 @@ impl NetlinkSession {
         }
         self.refresh().await;
         Ok(())
+    }
+
+    async fn read_other_ends(&mut self, veths: &BTreeSet<u32>) {
+        self.links.other_ends = veth::read(&self.requests, veths).await;
     }
 
     async fn read_routes(&mut self) -> Result<(), LinkError> {
@@ -237,7 +263,7 @@ fn concerns_exit(message: &NetlinkMessage<RouteNetlinkMessage>) -> bool {
 
 /// The task of a [`Monitor`].
 struct MonitorTask {
-    targets: watch::Receiver<ResolveTargets>,
+    targets: watch::Receiver<Targets>,
     links: watch::Sender<Arc<Links>>,
     neighbors: watch::Sender<Arc<ResolvedNeighbors>>,
 }
@@ -274,7 +300,7 @@ impl MonitorTask {
     /// and the timers are instants.
     async fn follow(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
         self.set_targets(session).await?;
-        let mut refresh_at = None;
+        let (mut refresh_at, mut veths_at) = (None, Instant::now() + VETHS);
         loop {
             if !session.neighbor_table.needs_refresh() {
                 refresh_at = None;
@@ -305,6 +331,12 @@ impl MonitorTask {
                 () = sleep_until(refresh_at.unwrap_or_else(Instant::now)), if refresh_at.is_some() => {
                     refresh_at = None;
                     session.refresh().await;
+                }
+                () = sleep_until(veths_at), if !session.links.other_ends.is_empty() => {
+                    veths_at = Instant::now() + VETHS;
+                    let veths = self.targets.borrow().veths.clone();
+                    session.read_other_ends(&veths).await;
+                    self.publish(session);
                 }
             }
         }

@@ -22,7 +22,7 @@ use crate::preflight::findings::{
 };
 use vipmux_datapath::{
     bpf::{attach::Direction, pinned::PinnedObjects, pins::Pins, place::Chain, tcx},
-    link::{Ethtool, Interface, LinkError, Links, SegmentPort, Segments},
+    link::{Ethtool, Interface, LinkError, Links, OtherEnd, SegmentPort, Segments, other_ends},
 };
 
 /// The tables that every machine has: unspecified, default, main, local.
@@ -31,6 +31,8 @@ const USUAL_TABLES: [u32; 4] = [0, 253, 254, 255];
 /// Details of interfaces that [`Links`] does not have, by index.
 pub(super) struct InterfaceDetails {
     links: BTreeMap<u32, LinkMessage>,
+    /// The other ends of the veths where programs would run.
+    other_ends: BTreeMap<u32, OtherEnd>,
     /// The interfaces with IPv6 routes from router advertisements.
     advertised: BTreeSet<u32>,
     /// vipmux's pinned objects; none if the pins may not be read.
@@ -72,6 +74,12 @@ pub(super) fn chosen(
         }
     }
     Ok((segments, unusable))
+}
+
+/// Returns the veths where programs would run: the ports, or the cards of bonds.
+pub(super) fn veths(links: &Links, chosen: &Seen<(Segments, Vec<Unusable>)>) -> BTreeSet<u32> {
+    let ports = chosen.iter().flat_map(|(segments, _)| segments.ports().values());
+    ports.flat_map(|port| links.veths_of(port)).map(|veth| veth.ifindex).collect()
 }
 
 /// Returns the routes, and whether replies are translated on their interfaces.
@@ -143,7 +151,7 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> LinkErro
 }
 
 impl InterfaceDetails {
-    pub(super) async fn read(pins: &Pins) -> Result<Self, LinkError> {
+    pub(super) async fn read(pins: &Pins, veths: &BTreeSet<u32>) -> Result<Self, LinkError> {
         let handle = connect()?;
         let mut links = BTreeMap::new();
         let mut all = handle.link().get().execute();
@@ -161,6 +169,7 @@ impl InterfaceDetails {
         }
         Ok(Self {
             links,
+            other_ends: other_ends(veths).await?,
             advertised,
             pinned: PinnedObjects::read(pins).unwrap_or_default(),
             names: tcx::program_names(),
@@ -221,6 +230,7 @@ impl InterfaceDetails {
             driver: self.ethtool.as_ref().and_then(|ethtool| ethtool.driver(&interface.name).ok().flatten()),
             mtu: interface.mtu,
             features: xdp_features(interface.ifindex),
+            veths: links.veths_of(port).filter_map(|veth| self.other_end(veth)).collect(),
             attached: receivers().flat_map(|receiver| self.attached(receiver)).collect(),
             tags: port.tagged.then(|| self.tags(receivers())),
         }
@@ -230,6 +240,10 @@ impl InterfaceDetails {
     fn is_ours(&self, id: u32) -> bool {
         let PinnedObjects { programs, links, .. } = &self.pinned;
         programs.values().any(|program| *program == id) || links.values().any(|link| link.program == id)
+    }
+
+    fn other_end(&self, veth: &Interface) -> Option<(String, OtherEnd)> {
+        self.other_ends.get(&veth.ifindex).map(|end| (veth.name.clone(), *end))
     }
 
     /// Returns the XDP programs of any mode on an interface.

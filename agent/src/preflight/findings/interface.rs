@@ -1,7 +1,9 @@
 //! Checks the interfaces where VIPs would be announced.
 
+use std::collections::BTreeMap;
+
 use super::{Finding, Seen, kernel::KernelObservation, list};
-use vipmux_datapath::bpf::attach::XdpAttachMode;
+use vipmux_datapath::{bpf::attach::XdpAttachMode, link::OtherEnd};
 
 /// The greatest MTU, in bytes, at which drivers run a program for packets in one buffer.
 pub const MTU_LIMIT: u32 = 3_498;
@@ -93,6 +95,8 @@ pub struct InterfaceObservation {
     pub mtu: u32,
     /// `NETDEV_A_DEV_XDP_FEATURES`; `None`: the kernel does not report it (before Linux 6.3).
     pub features: Option<u64>,
+    /// The other ends of the veths by which it sends: of itself, or of a bond's cards, by name.
+    pub veths: BTreeMap<String, OtherEnd>,
     /// XDP programs on it or on a bond's cards.
     pub attached: Vec<AttachedProgram>,
     /// Its handling of VLAN tags; `None`: frames have none.
@@ -136,12 +140,17 @@ pub(super) fn assess(
             "no interface to announce on",
             "name one by --interface, or give the Node an InternalIP on a subnet of this machine",
         )],
-        Ok(all) => all.iter().flat_map(|one| of_one(kernel, one)).collect(),
+        Ok(all) => {
+            let ports = || all.iter().flatten().flat_map(|segment| &segment.ports);
+            let veth = ports().find_map(|port| port.veths.keys().next()).map(String::as_str);
+            all.iter().flat_map(|one| of_one(kernel, veth, one)).collect()
+        }
         Err(unseen) => vec![Finding::unseen("interface", unseen)],
     }
 }
 
-fn of_one(kernel: &KernelObservation, one: &Result<SegmentObservation, Unusable>) -> Vec<Finding> {
+/// `veth`: a veth among all ports, if there is one.
+fn of_one(kernel: &KernelObservation, veth: Option<&str>, one: &Result<SegmentObservation, Unusable>) -> Vec<Finding> {
     let segment = match one {
         Ok(segment) => segment,
         Err(Unusable { name, why }) => {
@@ -155,7 +164,7 @@ fn of_one(kernel: &KernelObservation, one: &Result<SegmentObservation, Unusable>
     };
     let mut found = vec![shape(segment), carrier(segment)];
     for port in &segment.ports {
-        found.extend([xdp(kernel, port), programs(port), mtu(port)].map(|finding| finding.about(&port.name)));
+        found.extend([xdp(kernel, veth, port), programs(port), mtu(port)].map(|finding| finding.about(&port.name)));
         found.extend(port.tags.as_ref().map(|tags| vlan(port, tags).about(&port.name)));
     }
     found
@@ -209,20 +218,23 @@ fn native_obstacle(kernel: &KernelObservation, port: &InterfaceObservation) -> O
     }
 }
 
-fn xdp(kernel: &KernelObservation, port: &InterfaceObservation) -> Finding {
+fn xdp(kernel: &KernelObservation, veth: Option<&str>, port: &InterfaceObservation) -> Finding {
     const CHECK: &str = "xdp-mode";
     let driver = port.driver.as_deref().unwrap_or("driver unknown");
+    let veth = veth.filter(|_| kernel.mode == XdpAttachMode::Auto);
+    let veth = veth.map(|veth| format!("{veth} is a veth, which loses frames that native XDP sends"));
     // A running program is better evidence than a prediction.
     if let Some(own) = port.attached.iter().find(|program| program.ours && program.interface == port.name) {
+        let native = || Finding::pass(CHECK, format!("native: the agent's program runs in {driver}"));
         return match (own.generic, kernel.mode) {
-            (false, _) => Finding::pass(CHECK, format!("native: the agent's program runs in {driver}")),
+            (false, _) => loss(port).unwrap_or_else(native),
             (true, XdpAttachMode::Generic) => Finding::pass(CHECK, "generic, as requested"),
-            (true, _) => generic("the agent's program runs in generic mode"),
+            (true, _) => generic(veth.as_deref().unwrap_or("the agent's program runs in generic mode")),
         };
     }
-    match (kernel.mode, native_obstacle(kernel, port)) {
+    match (kernel.mode, veth.or_else(|| native_obstacle(kernel, port))) {
         (XdpAttachMode::Generic, _) => Finding::pass(CHECK, "generic, as requested"),
-        (_, None) => Finding::pass(CHECK, format!("native ({driver})")),
+        (_, None) => loss(port).unwrap_or_else(|| Finding::pass(CHECK, format!("native ({driver})"))),
         (XdpAttachMode::Auto, Some(why)) => generic(&why),
         (XdpAttachMode::Native, Some(why)) => Finding::fail(
             CHECK,
@@ -230,6 +242,23 @@ fn xdp(kernel: &KernelObservation, port: &InterfaceObservation) -> Finding {
             "use --xdp-mode auto, or another card or kernel",
         ),
     }
+}
+
+/// Returns the finding about frames that native XDP sends by a veth, if they may be lost.
+fn loss(port: &InterfaceObservation) -> Option<Finding> {
+    const CHECK: &str = "xdp-mode";
+    const REMEDY: &str = "use --xdp-mode auto, which is generic on a veth, or attach an XDP program to the other end";
+    let with = |wanted| port.veths.iter().find(|(_, end)| **end == wanted).map(|(veth, _)| veth);
+    if let Some(veth) = with(OtherEnd::NoProgram) {
+        let found =
+            format!("frames that native XDP sends are lost: the other end of the veth {veth} has no XDP program");
+        return Some(Finding::fail(CHECK, found, REMEDY));
+    }
+    let veth = with(OtherEnd::Unknown)?;
+    let found = format!(
+        "native; the other end of the veth {veth} cannot be read, and without an XDP program there frames are lost"
+    );
+    Some(Finding::warn(CHECK, found, REMEDY))
 }
 
 fn generic(why: &str) -> Finding {

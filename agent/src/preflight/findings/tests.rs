@@ -2,7 +2,10 @@
 
 mod firewall;
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
 
 use super::{
     CheckStatus::{self, Fail, Pass, Warn},
@@ -17,10 +20,13 @@ use super::{
     routes::{ReplyPath, RouteInterface, Routes},
     settings::{InterfaceSysctlObservation, NodeSysctlObservation},
 };
-use vipmux_datapath::bpf::{
-    attach::{TcAttachMode, XdpAttachMode},
-    clsact::Filter,
-    place::{Chain, Classifier},
+use vipmux_datapath::{
+    bpf::{
+        attach::{TcAttachMode, XdpAttachMode},
+        clsact::Filter,
+        place::{Chain, Classifier},
+    },
+    link::OtherEnd,
 };
 use vipmux_model::permissions::AGENT;
 
@@ -33,6 +39,7 @@ fn good() -> Observations {
         driver: Some("virtio_net".to_owned()),
         mtu: 1500,
         features: Some(0x23),
+        veths: BTreeMap::new(),
         attached: Vec::new(),
         tags: None,
     };
@@ -115,6 +122,12 @@ fn segment(observed: &mut Observations) -> &mut SegmentObservation {
 
 fn port(observed: &mut Observations) -> &mut InterfaceObservation {
     &mut segment(observed).ports[0]
+}
+
+/// Makes the port a veth with this other end.
+fn veth(observed: &mut Observations, end: OtherEnd) {
+    let port = port(observed);
+    (port.driver, port.veths) = (Some("veth".to_owned()), [("eth0".to_owned(), end)].into());
 }
 
 fn api(observed: &mut Observations) -> &mut Cluster {
@@ -259,6 +272,31 @@ fn each_state_of_an_interface_has_its_finding() {
         }),
         ("xdp-mode", Warn, "the agent's program runs in generic mode", "faster", |o| {
             port(o).attached = vec![AttachedProgram { ours: true, generic: true, ..foreign(None) }];
+        }),
+        ("xdp-mode", Warn, "generic, which is slower: eth0 is a veth", "faster", |o| veth(o, OtherEnd::Program)),
+        ("xdp-mode", Warn, "generic, which is slower: eth0 is a veth", "faster", |o| {
+            veth(o, OtherEnd::NoProgram);
+            port(o).attached = vec![AttachedProgram { ours: true, generic: true, ..foreign(None) }];
+        }),
+        ("xdp-mode", Fail, "frames that native XDP sends are lost", "--xdp-mode auto", |o| {
+            veth(o, OtherEnd::NoProgram);
+            o.kernel.mode = XdpAttachMode::Native;
+        }),
+        ("xdp-mode", Fail, "frames that native XDP sends are lost", "--xdp-mode auto", |o| {
+            veth(o, OtherEnd::NoProgram);
+            port(o).attached = vec![AttachedProgram { ours: true, ..foreign(None) }];
+        }),
+        ("xdp-mode", Warn, "cannot be read", "--xdp-mode auto", |o| {
+            veth(o, OtherEnd::Unknown);
+            o.kernel.mode = XdpAttachMode::Native;
+        }),
+        ("xdp-mode", Pass, "native (veth)", "", |o| {
+            veth(o, OtherEnd::Program);
+            o.kernel.mode = XdpAttachMode::Native;
+        }),
+        ("xdp-mode", Pass, "as requested", "", |o| {
+            veth(o, OtherEnd::NoProgram);
+            o.kernel.mode = XdpAttachMode::Generic;
         }),
         ("xdp-program", Pass, "vipmux's own", "", |o| {
             port(o).attached = vec![AttachedProgram { ours: true, ..foreign(None) }];

@@ -12,7 +12,7 @@ use super::{
 };
 use vipmux_datapath::{
     bpf::{
-        attach::{ClassifierAttachment, Direction, HandoverMac},
+        attach::{ClassifierAttachment, Direction, HandoverMac, XdpAttachMode},
         load::Programs,
         pins::{EGRESS_PROGRAM, INGRESS_PROGRAM},
     },
@@ -26,7 +26,9 @@ const MARKS: u32 = INTERFACE_TAGS | INTERFACE_FILTER | INTERFACE_QDISC;
 #[derive(Clone, Debug)]
 pub(in crate::runtime) struct Attached {
     pub(in crate::runtime) bit: u32,
-    port: SegmentPort,
+    /// XDP runs in the network stack, not in the driver.
+    pub(super) generic: bool,
+    pub(super) port: SegmentPort,
 }
 
 impl AttachedInterfaces {
@@ -43,9 +45,10 @@ impl AttachedInterfaces {
         for outlet in outlets {
             self.attach_outlet(kernel, outlet)?;
         }
+        let mode = self.mode(links, all);
         for ifindex in &segment.ports {
             if let (Some(port), Some(interface)) = (all.ports().get(ifindex), links.get(*ifindex)) {
-                self.attach_port(kernel, links, interface, port)?;
+                self.attach_port(kernel, links, (interface, port), mode)?;
             }
         }
         Ok(())
@@ -138,12 +141,16 @@ impl AttachedInterfaces {
         &mut self,
         kernel: &mut Kernel,
         links: &Links,
-        interface: &Interface,
-        port: &SegmentPort,
+        (interface, port): (&Interface, &SegmentPort),
+        mode: XdpAttachMode,
     ) -> Result<(), AgentError> {
         let (name, ifindex) = (&interface.name, interface.ifindex);
-        if self.attached.get(&ifindex).is_some_and(|attached| attached.port == *port) {
+        let suits = |attached: &Attached| attached.generic || mode != XdpAttachMode::Generic;
+        if self.attached.get(&ifindex).is_some_and(|attached| attached.port == *port && suits(attached)) {
             return Ok(());
+        }
+        if mode != self.settings.mode {
+            tracing::warn!(interface = name, "a veth loses frames of native XDP, using the slower generic mode");
         }
         let pinned = Some(kernel.interface(ifindex)).filter(|known| known.bit != 0);
         let Some(bit) = pinned.map(|known| known.bit).or_else(|| Self::free_bit(kernel)) else {
@@ -156,7 +163,7 @@ impl AttachedInterfaces {
         }
         let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
         let programs = &mut kernel.programs;
-        let generic = programs.attach_xdp(name, (ifindex, interface.mtu), self.settings.mode, generic)?;
+        let generic = programs.attach_xdp(name, (ifindex, interface.mtu), mode, generic)?;
         for receiver in receivers {
             let mut entry = kernel.interface(receiver.ifindex);
             let partial = self.ethtool.has_local_senders(&receiver.name)?;
@@ -166,7 +173,7 @@ impl AttachedInterfaces {
             entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
             kernel.write_interface(receiver.ifindex, entry)?;
         }
-        self.attached.insert(ifindex, Attached { bit, port: port.clone() });
+        self.attached.insert(ifindex, Attached { bit, generic, port: port.clone() });
         self.changed = true;
         let mode = if generic { "generic" } else { "native" };
         tracing::info!(interface = name, mac = %port.mac, mode, tagged = port.tagged, "attached");

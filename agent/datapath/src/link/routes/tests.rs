@@ -96,7 +96,8 @@ fn replies_leave_by_ethernet_interfaces_that_lead_elsewhere_than_to_pods() {
         ("an index beyond the maps", Interface { ifindex: 70_000, ..device() }, false),
     ] {
         let ifindex = interface.ifindex;
-        let links = Links { interfaces: [(ifindex, interface)].into(), routed: [ifindex, 99].into() };
+        let links =
+            Links { interfaces: [(ifindex, interface)].into(), routed: [ifindex, 99].into(), ..Links::default() };
         let found: Vec<_> = links.exits().map(|exit| exit.ifindex).collect();
         assert_eq!(found, Vec::from_iter(is_exit.then_some(ifindex)), "{what}");
         assert_eq!(Links { routed: BTreeSet::new(), ..links }.exits().count(), 0, "{what}, without a route");
