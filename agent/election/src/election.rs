@@ -136,6 +136,8 @@ struct AbilityToLead {
     draining: bool,
     /// VIPs that this node cannot announce now.
     unable: BTreeSet<Vip>,
+    /// VIPs whose answers are known to be lost. This node holds no Lease of them.
+    lossy: BTreeSet<Vip>,
 }
 
 /// The progress of surveys, and the Leases that are no longer wanted.
@@ -231,6 +233,7 @@ impl Election {
         match input {
             Input::Wanted(wanted) => self.set_wanted(wanted, now),
             Input::Unable(unable) => self.set_unable(unable),
+            Input::Lossy(lossy) => self.set_lossy(lossy),
             Input::Tick { carrier } => self.tick(carrier, peers, now),
             Input::Peers => self.schedule.dirty = true,
             Input::Disowned => self.suspend(&Lost::Disowned, now),
@@ -327,6 +330,16 @@ impl Election {
         self.availability.unable = unable;
     }
 
+    /// Notes whose answers are lost. A survey finds the Leases of an earlier agent on this node.
+    fn set_lossy(&mut self, lossy: BTreeSet<Vip>) {
+        let is_new = !lossy.is_subset(&self.availability.lossy);
+        self.schedule.dirty |= self.availability.lossy != lossy;
+        self.availability.lossy = lossy;
+        if is_new && !self.surveys.under_way {
+            self.survey();
+        }
+    }
+
     fn drain(&mut self, draining: bool) {
         self.commands.push(Command::Publish(Item::Draining(draining)));
         if self.availability.draining != draining {
@@ -402,6 +415,9 @@ impl Election {
             };
             if state.learn(lease, now) {
                 self.index.touched.insert(*vip);
+            }
+            if lease.holder == self.local && state.own.is_none() && self.availability.lossy.contains(vip) {
+                self.commands.push(Command::Delete { vip: *vip, version: lease.version.clone() });
             }
         }
         for vip in self.lost_leases(&leases, asked) {

@@ -100,7 +100,7 @@ impl ElectionMeters {
         for why in ["first", "resumed", "down", "handed", "silent", "unwritten"] {
             drop(self.gained.get_or_create(&[("why", why)]));
         }
-        for why in ["handed", "taken", "announced", "fenced", "disowned", "unwanted", "forbidden"] {
+        for why in ["handed", "taken", "announced", "fenced", "disowned", "unwanted", "forbidden", "lossy"] {
             drop(self.lost.get_or_create(&[("why", why)]));
         }
         for result in ["sent", "failed"] {
@@ -224,6 +224,7 @@ impl Meters {
             Lost::Disowned => "disowned",
             Lost::Unwanted => "unwanted",
             Lost::Forbidden => "forbidden",
+            Lost::Lossy => "lossy",
         };
         self.election.lost.get_or_create(&[("why", why)]).inc();
     }

@@ -99,7 +99,7 @@ impl DesiredInputs<'_> {
                  announces on none of these (--interface)"
             ));
         }
-        if let Some(loss) = self.interfaces.loss(self.links, place.0) {
+        if let Some(loss) = self.interfaces.loss(self.links).filter(|_| self.interfaces.loses(place.0)) {
             warnings.add(format!("VIP {vip} is not announced on this node: {loss}"));
         }
         place

@@ -69,14 +69,14 @@ impl ElectionDriver {
     }
 
     /// Publishes this node's MACs to the peers, and reports to the election which VIPs cannot be
-    /// announced here.
+    /// announced here. `lossy`: those whose answers are lost.
     pub(super) fn update_node(
         &mut self,
         kernel: &mut Kernel,
-        interfaces: &AttachedInterfaces,
-        links: &Links,
+        (interfaces, links): (&AttachedInterfaces, &Links),
         state: &ServingState,
         desired: &Desired,
+        lossy: BTreeSet<Vip>,
     ) -> Result<Vec<Command>, KernelError> {
         self.elector.set_nodes(&state.nodes)?;
         let (own, owners) = (state.nodes.get(&self.node).map_or(&[][..], Vec::as_slice), links.owners());
@@ -89,7 +89,9 @@ impl ElectionDriver {
             elsewhere || !interfaces.carries(vip.interfaces, vip.vlan.map_or(0, NonZeroU16::get).into())
         });
         let unable = unable.map(|(vip, _)| *vip).collect();
-        self.elector.handle(kernel, Input::Unable(unable))
+        let mut commands = self.elector.handle(kernel, Input::Unable(unable))?;
+        commands.extend(self.elector.handle(kernel, Input::Lossy(lossy))?);
+        Ok(commands)
     }
 
     /// Publishes this node's MACs, that of its InternalIP's interface first. Peers must know the

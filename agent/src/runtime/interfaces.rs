@@ -138,17 +138,22 @@ impl AttachedInterfaces {
         native.flat_map(|attached| links.veths_of(&attached.port)).map(|veth| veth.ifindex).collect()
     }
 
-    /// Returns why frames of the programs are lost, if they are on all ports with one of these bits.
-    pub(super) fn loss(&self, links: &Links, bits: u32) -> Option<String> {
-        let ports = || self.attached.keys().copied().filter(|port| self.has(*port, bits));
-        let is_lost = |port: u32| self.silent.get(&port) == Some(&Delivery::Lost);
-        (ports().next().is_some() && ports().all(is_lost)).then(|| lost_frames(links, ports()))
+    /// Returns whether frames of the programs are lost on all ports with one of these bits.
+    pub(super) fn loses(&self, bits: u32) -> bool {
+        let mut ports = self.attached.keys().filter(|port| self.has(**port, bits)).peekable();
+        ports.peek().is_some() && ports.all(|port| self.silent.get(port) == Some(&Delivery::Lost))
     }
 
     /// Returns why frames of the programs are lost, if they are on any port.
-    pub(super) fn any_loss(&self, links: &Links) -> Option<String> {
-        let lost = || self.lossy();
-        lost().next().map(|_| lost_frames(links, lost()))
+    pub(super) fn loss(&self, links: &Links) -> Option<String> {
+        let names: Vec<_> = self.lossy().filter_map(|port| links.get(port)).map(|port| port.name.as_str()).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "frames that native XDP sends are lost on {}: a veth needs an XDP program at its other end, or \
+                 generic mode (--xdp-mode auto)",
+                names.join(", ")
+            )
+        })
     }
 
     /// Returns the ports where frames of the programs are lost.
@@ -196,7 +201,7 @@ impl AttachedInterfaces {
         }
         let changes = self.replace_segments(segments);
         self.update_silent(links);
-        self.any_loss(links).into_iter().for_each(|loss| warnings.add(loss));
+        self.loss(links).into_iter().for_each(|loss| warnings.add(loss));
         if self.attached.is_empty() {
             let node = &self.settings.node;
             warnings.add(format!("there is no interface to announce on yet: Node {node} shows no InternalIP"));
@@ -279,13 +284,4 @@ impl AttachedInterfaces {
         let index = |segment: &Segment| segment.ifindex;
         SegmentChanges { removed: removed.map(index).collect(), returned: returned.map(index).collect() }
     }
-}
-
-fn lost_frames(links: &Links, ports: impl Iterator<Item = u32>) -> String {
-    let names: Vec<_> = ports.filter_map(|port| links.get(port)).map(|port| port.name.as_str()).collect();
-    format!(
-        "frames that native XDP sends are lost on {}: a veth needs an XDP program at its other end, or generic mode \
-         (--xdp-mode auto)",
-        names.join(", ")
-    )
 }

@@ -1,5 +1,7 @@
 //! Reconciles the kernel, the peers and the election with the serving state.
 
+use std::collections::BTreeSet;
+
 use super::{
     Agent, AgentError,
     kernel::boottime,
@@ -7,8 +9,8 @@ use super::{
     serving::{Applied, Network},
     warnings::Warnings,
 };
-use vipmux_datapath::link::Monitor;
-use vipmux_model::desired::Desired;
+use vipmux_datapath::link::{Links, Monitor};
+use vipmux_model::{Vip, desired::Desired};
 
 impl Agent {
     /// Brings the interfaces, and then the kernel, to the desired state. Then tells the election
@@ -25,14 +27,15 @@ impl Agent {
         self.announcements.update_segments(&changes);
         let addresses = state.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
         monitor.follow_veths(self.serving.interfaces.native_veths(links));
-        self.telemetry.frames_lost(self.serving.interfaces.lossy().count(), self.serving.interfaces.any_loss(links));
         monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);
         let desired = self.serving.desired(state, network, self.election.peer_macs(), &mut warnings);
         let nat = self.serving.prepare_nat(&desired, links, &mut warnings)?;
         let before = self.serving.kernel.announced();
         let Applied { synced, .. } = self.sync(state, &desired)?;
+        let lossy = self.report_losses(links, &desired);
         let Self { serving, election, .. } = self;
-        let commands = election.update_node(&mut serving.kernel, &serving.interfaces, links, state, &desired)?;
+        let network = (&serving.interfaces, &**links);
+        let commands = election.update_node(&mut serving.kernel, network, state, &desired, lossy)?;
         self.execute(&commands)?;
         self.serving.finish(&desired, &synced, nat, links, &mut warnings)?;
         if self.election.is_current(state) {
@@ -48,6 +51,14 @@ impl Agent {
             tracing::info!(node = %self.node, vips, services, "ready");
         }
         Ok(self.serving.note_links()?)
+    }
+
+    /// Reports where and for which VIPs frames of the programs are lost. Returns these VIPs.
+    fn report_losses(&mut self, links: &Links, desired: &Desired) -> BTreeSet<Vip> {
+        let interfaces = &self.serving.interfaces;
+        self.telemetry.frames_lost(interfaces.lossy().count(), interfaces.loss(links));
+        let lost = desired.vips.iter().filter(|(_, vip)| interfaces.loses(vip.interfaces));
+        lost.map(|(vip, _)| *vip).collect()
     }
 
     /// Brings the maps to the desired state, with heartbeats meanwhile.

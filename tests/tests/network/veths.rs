@@ -17,6 +17,8 @@ use vipmux_tests::{
 use crate::{ipv6, services};
 
 const PLAIN: Options = Options { ports: SwitchPorts::Plain, ..Options::DEFAULT };
+/// The VIP's Lease.
+const LEASE: &str = "vip-c00002c8.yaml";
 /// The metric that counts interfaces whose frames are lost.
 const LOSSY: &str = "vipmux_lossy_interfaces";
 
@@ -178,13 +180,56 @@ fn a_leader_whose_frames_come_to_be_lost_hands_its_vips_over_until_they_arrive_a
     await_lossy(&cluster, &leader, "0")
 }
 
-/// Checks that nobody leads the VIP: neither by an agent's view nor on the LAN.
+/// A Lease would say that the VIP is announced. The agents were killed, so they cannot give it up.
+#[test]
+fn no_node_that_loses_its_answers_keeps_a_lease_of_an_earlier_agent() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let lease = cluster.agent_options().state.join("leases").join(LEASE);
+    ensure!(lease.exists(), "{} is missing", lease.display());
+    cluster.agents.iter_mut().try_for_each(|agent| agent.process_mut().kill())?;
+    let nodes = ["node-1", "node-2", "node-3"];
+    nodes.iter().try_for_each(|node| cluster.lan.detach_pass(node))?;
+    for (node, agent) in cluster.lan.nodes.iter().zip(&mut cluster.agents) {
+        agent.restart(node)?;
+    }
+    wait::until("no Lease", PATIENCE, || {
+        ensure!(!lease.exists(), "{}", std::fs::read_to_string(&lease)?);
+        Ok(())
+    })
+    .with_context(|| cluster.last_outputs())?;
+    expect_nobody(&cluster)?;
+    nodes.iter().try_for_each(|node| cluster.lan.attach_pass(node))?;
+    let leader = cluster.await_leader(VIP)?;
+    ensure!(lease.exists(), "{} leads without a Lease", leader.name);
+    services::await_all(&cluster)
+}
+
+#[test]
+fn a_leader_that_comes_to_lose_its_answers_gives_up_the_lease_if_nobody_else_can_lead() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let nodes = ["node-1", "node-2", "node-3"];
+    nodes.iter().try_for_each(|node| cluster.lan.detach_pass(node))?;
+    wait::until("no leader", PATIENCE, || expect_nobody(&cluster)).with_context(|| cluster.last_outputs())?;
+    let lost = nodes.iter().map(|node| {
+        let node = cluster.lan.node(node)?;
+        let metrics = Metrics::scrape(node.namespace(), node.address, TIMEOUT)?;
+        Ok(metrics.sum("vipmux_leaderships_lost_total", &[("why", "lossy")]))
+    });
+    ensure!(lost.sum::<Result<f64>>()? > 0.0, "no agent says why");
+    nodes.iter().try_for_each(|node| cluster.lan.attach_pass(node))?;
+    cluster.await_leader(VIP)?;
+    services::await_all(&cluster)
+}
+
+/// Checks that nobody leads the VIP: neither by an agent's view, nor by a Lease, nor on the LAN.
 fn expect_nobody(cluster: &Cluster) -> Result<()> {
     for (node, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
         let vips = agent.inspect_json(node, &["vips"])?;
         let vips = vips["vips"].as_array().context("no vips")?;
         ensure!(!vips.is_empty() && vips.iter().all(|vip| vip["leading"] == false), "{}: {vips:?}", node.name);
     }
+    let leases = cluster.agent_options().state.join("leases");
+    ensure!(!leases.join(LEASE).exists(), "{VIP} has a Lease");
     let client = cluster.lan.client()?;
     let heard = arp::answers(client.namespace(), client.address, VIP, SILENCE)?;
     ensure!(heard.is_empty(), "{heard:?} answer for {VIP}");

@@ -23,8 +23,11 @@ pub enum Input {
     /// The VIPs with their candidates. The maps are in sync with them. After a [`Command::Reload`],
     /// they must rest on evidence that is newer than it.
     Wanted(Arc<BTreeMap<Vip, Candidates>>),
-    /// The VIPs that this node cannot announce now: no interface with a carrier exists for them.
+    /// The VIPs that this node cannot announce now: no interface for them has a carrier and sends
+    /// answers that arrive.
     Unable(BTreeSet<Vip>),
+    /// The VIPs whose answers are known to be lost on their way from this node. They are unable too.
+    Lossy(BTreeSet<Vip>),
     /// A heartbeat of the agent's event loop.
     Tick {
         /// At least one announcing interface has a carrier.

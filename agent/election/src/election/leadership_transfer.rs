@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use super::{
-    Election,
+    Command, Election,
     lease_operations::LeaseOperation,
     role::{Lost, Role},
     takeover_guard::SETTLE,
@@ -76,7 +76,12 @@ impl Election {
             self.schedule.wake_at(wake);
         }
         for vip in forbidden {
-            self.give_up(vip, Lost::Forbidden, now);
+            if !self.availability.lossy.contains(&vip) {
+                self.give_up(vip, Lost::Forbidden, now);
+            } else if let Some(Lease { version, .. }) = self.give_up(vip, Lost::Lossy, now) {
+                // A Lease would say that the VIP is announced.
+                self.commands.push(Command::Delete { vip, version });
+            }
         }
         self.begin_transfers(transfers, now);
     }
@@ -98,7 +103,8 @@ impl Election {
             let able = |node: &NodeName| !unable.includes(node, vip);
             let own = self.wanted.get(&vip).and_then(|all| all.iter().find(|candidate| candidate.node == self.local));
             let Some(best) = placement.best(vip, able) else {
-                plan.forbidden.extend(own.is_none().then_some(vip));
+                let lossy = self.availability.lossy.contains(&vip);
+                plan.forbidden.extend((own.is_none() || lossy).then_some(vip));
                 continue;
             };
             let mine = own.filter(|own| able(&own.node)).and_then(preference);
@@ -155,7 +161,7 @@ impl Election {
             (Some((state, mut cx)), message) => state.receive(from, message, can, &mut cx),
             (None, ElectionMessage::Take { vip, epoch }) => {
                 self.commands
-                    .push(super::Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
+                    .push(Command::Send { to: from.clone(), message: ElectionMessage::Declined { vip, epoch } });
             }
             (None, ElectionMessage::Taken { .. } | ElectionMessage::Declined { .. }) => {}
         }

@@ -45,6 +45,8 @@ pub enum Lost {
     Unwanted,
     /// Neither this node nor another living one may announce the VIP.
     Forbidden,
+    /// The answers of this node are lost, and no other node can take the VIP.
+    Lossy,
 }
 
 impl fmt::Display for Lost {
@@ -57,6 +59,7 @@ impl fmt::Display for Lost {
             Self::Disowned => f.write_str("a peer held this node for down"),
             Self::Unwanted => f.write_str("no Service has it any more"),
             Self::Forbidden => f.write_str("this node may not announce it any more"),
+            Self::Lossy => f.write_str("the answers of this node are lost"),
         }
     }
 }

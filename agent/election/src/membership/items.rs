@@ -34,7 +34,8 @@ pub enum Item {
         /// The reason.
         why: Why,
     },
-    /// It cannot announce this VIP: there is no carrier on its interfaces.
+    /// It cannot announce this VIP: no interface for it has a carrier and sends answers that
+    /// arrive.
     Unable(Vip),
     /// Its address on a segment.
     Mac {

@@ -236,3 +236,41 @@ fn a_vip_beyond_the_bound_moves_for_balance_one_a_second() {
     assert_eq!(moved.len(), 3, "half, and one more, may stay: {moved:?}");
     assert!(moved.windows(2).all(|pair| pair[1].0 >= pair[0].0 + ms(1000)), "{moved:?}");
 }
+
+#[test]
+fn a_vip_whose_answers_are_lost_is_given_up_with_its_lease_if_no_other_node_can_take_it() {
+    let mut bench = Bench::leading();
+    bench.give(Input::Unable([vip4(1)].into())).ticks(2);
+    bench.said();
+    assert_eq!(bench.role(), Role::Leading, "without a carrier it may come back at any time");
+    bench.give(Input::Lossy([vip4(1)].into())).ticks(1);
+    assert_eq!(bench.said(), ["survey", "follow: the answers of this node are lost", "withdraw", "delete v1"]);
+    bench.give(Input::Surveyed { asked: bench.now, leases: Some(OrdMap::default()) }).ticks(100);
+    assert_eq!((bench.role(), bench.said()), (Role::Following, Vec::new()), "nor is it taken again");
+    bench.give(Input::Lossy([].into())).give(Input::Unable([].into())).ticks(1);
+    assert_eq!(bench.said(), ["withdraw Unable(Vip(192.0.2.1))", "read"]);
+    bench.give(read(None));
+    assert_eq!(bench.said(), ["create 2"], "in a later epoch");
+}
+
+#[test]
+fn a_vip_whose_answers_are_lost_goes_to_a_node_that_can_take_it() {
+    let mut bench = Bench::leading();
+    bench.want(&["a", "b"]);
+    bench.give(Input::Unable([vip4(1)].into())).give(Input::Lossy([vip4(1)].into())).ticks(1);
+    let said = bench.said();
+    assert!(said.contains(&"follow: handed over to b".to_owned()), "{said:?}");
+    assert!(!said.iter().any(|said| said.starts_with("delete")), "{said:?}");
+}
+
+#[test]
+fn a_lease_of_an_earlier_agent_is_deleted_where_answers_are_lost() {
+    let mut bench = Bench::new(ElectionSettings { lease: LEASE, hold_down: Duration::ZERO, detect: false });
+    bench.give(Input::Unable([vip4(1)].into())).give(Input::Lossy([vip4(1)].into()));
+    bench.said();
+    let leases = |holder| Some(OrdMap::from_iter([(vip4(1), lease(holder, 4, "v4"))]));
+    bench.give(Input::Surveyed { asked: T, leases: leases("a") });
+    assert_eq!(bench.said(), ["delete v4"]);
+    bench.give(Input::Surveyed { asked: T, leases: leases("b") }).ticks(10);
+    assert_eq!(bench.said(), [""; 0], "that one is b's");
+}

@@ -95,7 +95,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [Made; 31] = [
+const INPUTS: [Made; 32] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| {
@@ -103,6 +103,10 @@ const INPUTS: [Made; 31] = [
         Input::Wanted(Arc::new([(vip4(1), [b].into_iter().collect())].into()))
     }),
     ("no interface with a carrier for it", |_, _| Input::Unable([vip4(1)].into())),
+    ("its answers are lost", |bench, _| {
+        bench.give(Input::Unable([vip4(1)].into()));
+        Input::Lossy([vip4(1)].into())
+    }),
     ("a turn of the loop", |bench, _| {
         bench.peers.evidence = Some(bench.now);
         Input::Tick { carrier: true }
@@ -168,6 +172,7 @@ const fn kind(input: &Input) -> usize {
         Input::PeerAnnounced(_) => 8,
         Input::Probed { .. } => 9,
         Input::Drain(_) => 10,
+        Input::Lossy(_) => 11,
     }
 }
 
@@ -203,7 +208,7 @@ fn each_input_does_in_each_state_what_the_table_says() {
             }
         }
     }
-    assert_eq!((roles.len(), kinds.len()), (7, 11), "each role and each kind of input is in the table");
+    assert_eq!((roles.len(), kinds.len()), (7, 12), "each role and each kind of input is in the table");
     let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
     let table = lines.join("\n") + "\n";
     assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));
