@@ -9,7 +9,11 @@ use std::{
 use tokio::sync::mpsc;
 use vipmux_common::abi::Mac;
 
-use super::{log_limit::LogLimit, warnings::log_changes};
+use super::{
+    conflict_events::{ADDRESS_IN_USE, VipProblem},
+    log_limit::LogLimit,
+    warnings::log_changes,
+};
 use crate::metrics::Meters;
 use vipmux_datapath::announce::{
     foreign_speakers::{Conflict, ForeignSpeakers},
@@ -23,13 +27,13 @@ pub(super) struct AddressConflicts {
     /// The conflicts about led VIPs, as last logged.
     conflicts: BTreeSet<String>,
     /// To the task that sends Events to the Services' owners.
-    events: mpsc::Sender<(Vip, String)>,
+    events: mpsc::Sender<VipProblem>,
     meters: Meters,
     log_limit: LogLimit,
 }
 
 impl AddressConflicts {
-    pub(super) fn new(events: mpsc::Sender<(Vip, String)>, meters: Meters) -> Self {
+    pub(super) fn new(events: mpsc::Sender<VipProblem>, meters: Meters) -> Self {
         Self {
             speakers: ForeignSpeakers::default(),
             conflicts: BTreeSet::new(),
@@ -93,7 +97,7 @@ impl AddressConflicts {
 
     /// Sends an Event. If too many wait, it is left out: the log and the metrics have it too.
     fn send_event(&self, vip: Vip, note: String) {
-        self.events.try_send((vip, note)).ok();
+        self.events.try_send(VipProblem { vip, reason: ADDRESS_IN_USE, note }).ok();
     }
 }
 
@@ -110,7 +114,7 @@ mod tests {
         conflicts.report_taken(vip, mac);
         conflicts.report_taken(vip, mac);
         let text = "02:00:00:00:00:09 has the address 192.0.2.1: vipmux does not announce it, and probes again";
-        assert_eq!(sent.try_recv(), Ok((vip, text.to_owned())));
+        assert_eq!(sent.try_recv(), Ok(VipProblem { vip, reason: ADDRESS_IN_USE, note: text.to_owned() }));
         assert!(sent.try_recv().is_err(), "there was room for one");
     }
 }

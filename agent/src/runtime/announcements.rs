@@ -5,11 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tokio::sync::mpsc;
 use vipmux_common::abi::Mac;
 
 use super::{
     AgentError,
     address_conflicts::AddressConflicts,
+    conflict_events::{ANSWERS_LOST, VipProblem},
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{KernelError, boottime},
     log_limit::LogLimit,
@@ -35,6 +37,10 @@ pub(super) struct Announcements {
     /// The number of frames that had come in when the LAN was asked for an address.
     received: BTreeMap<Vip, u64>,
     pub(super) conflicts: AddressConflicts,
+    /// The VIPs whose answers are lost on this node.
+    lossy: BTreeSet<Vip>,
+    /// To the task that sends Events to the Services' owners.
+    problems: mpsc::Sender<VipProblem>,
     meters: Meters,
     log_limit: LogLimit,
 }
@@ -52,7 +58,7 @@ impl Announcements {
     pub(super) fn new(
         every: Duration,
         seed: u64,
-        conflicts: AddressConflicts,
+        (conflicts, problems): (AddressConflicts, mpsc::Sender<VipProblem>),
         meters: Meters,
     ) -> Result<Self, AgentError> {
         Ok(Self {
@@ -61,6 +67,8 @@ impl Announcements {
             prober: AddressProber::new(seed),
             received: BTreeMap::new(),
             conflicts,
+            lossy: BTreeSet::new(),
+            problems,
             meters,
             log_limit: LogLimit::default(),
         })
@@ -93,6 +101,16 @@ impl Announcements {
     pub(super) fn update_segments(&mut self, changes: &SegmentChanges) {
         changes.removed.iter().for_each(|ifindex| self.announcer.remove_interface(*ifindex));
         changes.returned.iter().for_each(|ifindex| self.announcer.reannounce(*ifindex, Instant::now()));
+    }
+
+    /// Reports to the Services' owners for which VIPs answers are lost on this node, once each. If
+    /// too many Events wait, some are left out.
+    pub(super) fn report_losses(&mut self, lossy: &BTreeSet<Vip>, why: &str) {
+        for &vip in lossy.difference(&self.lossy) {
+            let note = format!("{vip} is not announced by {why}");
+            self.problems.try_send(VipProblem { vip, reason: ANSWERS_LOST, note }).ok();
+        }
+        self.lossy.clone_from(lossy);
     }
 
     /// Sends the announcements that are due. A frame that cannot be sent now is one of a burst.

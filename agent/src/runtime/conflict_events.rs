@@ -1,4 +1,4 @@
-//! Sends an Event to each Service whose address a foreign speaker has, in a cluster.
+//! Sends an Event to each Service on a VIP with a problem on the LAN, in a cluster.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,32 +8,46 @@ use vipmux_allocate::status::{EventContent, EventType};
 use vipmux_cluster::events::{EventRecorder, EventSource};
 use vipmux_model::{NodeName, Vip, objects::Objects, published_status::PublishedStatus};
 
-/// Most conflicts that wait for their Events. More are left out.
+/// Most problems that wait for their Events. More are left out.
 pub(super) const WAITING: usize = 256;
-/// The reason of the Events.
-const ADDRESS_IN_USE: &str = "AddressInUse";
+/// A foreign speaker has the address.
+pub(super) const ADDRESS_IN_USE: &str = "AddressInUse";
+/// The frames that a node sends for the address are lost.
+pub(super) const ANSWERS_LOST: &str = "AnswersLost";
+
+/// A problem of a VIP on the LAN.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct VipProblem {
+    pub(super) vip: Vip,
+    /// The Event's reason.
+    pub(super) reason: &'static str,
+    pub(super) note: String,
+}
 
 /// Returns the author of the Events.
 pub(super) fn author(node: &NodeName) -> EventSource {
     EventSource { controller: "vipmux-agent", action: "Announcing", instance: node.as_str().to_owned() }
 }
 
-/// Sends Events until the sender of conflicts is dropped. Cancel-safe: dropping it loses the Events
+/// Sends Events until the sender of problems is dropped. Cancel-safe: dropping it loses the Events
 /// that wait.
 pub(super) async fn run(
     events: EventRecorder,
     objects: watch::Receiver<Arc<Objects>>,
-    mut conflicts: mpsc::Receiver<(Vip, String)>,
+    mut problems: mpsc::Receiver<VipProblem>,
 ) {
     let mut batch = Vec::new();
-    while conflicts.recv_many(&mut batch, WAITING).await > 0 {
-        let notes: BTreeMap<_, _> = batch.drain(..).collect();
+    while problems.recv_many(&mut batch, WAITING).await > 0 {
+        let mut notes: BTreeMap<Vip, BTreeMap<&str, String>> = BTreeMap::new();
+        for VipProblem { vip, reason, note } in batch.drain(..) {
+            notes.entry(vip).or_default().insert(reason, note);
+        }
         // Not borrowed while Events are sent: the source must not wait for a reader.
         let objects = Arc::clone(&objects.borrow());
         for service in objects.services.values() {
             let addresses = PublishedStatus::of(service).addresses;
-            for note in addresses.iter().filter_map(|vip| notes.get(vip)) {
-                events.record(service, EventContent::new(EventType::Warning, ADDRESS_IN_USE, note.clone()));
+            for (reason, note) in addresses.iter().filter_map(|vip| notes.get(vip)).flatten() {
+                events.record(service, EventContent::new(EventType::Warning, *reason, note.clone()));
             }
         }
     }

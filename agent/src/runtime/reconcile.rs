@@ -55,10 +55,13 @@ impl Agent {
 
     /// Reports where and for which VIPs frames of the programs are lost. Returns these VIPs.
     fn report_losses(&mut self, links: &Links, desired: &Desired) -> BTreeSet<Vip> {
-        let interfaces = &self.serving.interfaces;
-        self.telemetry.frames_lost(interfaces.lossy().count(), interfaces.loss(links));
+        let (interfaces, node) = (&self.serving.interfaces, &self.node);
+        let why = interfaces.loss(links);
+        self.telemetry.frames_lost(interfaces.lossy().count(), why.clone());
         let lost = desired.vips.iter().filter(|(_, vip)| interfaces.loses(vip.interfaces));
-        lost.map(|(vip, _)| *vip).collect()
+        let lossy: BTreeSet<_> = lost.map(|(vip, _)| *vip).collect();
+        self.announcements.report_losses(&lossy, &format!("{node}: {}", why.unwrap_or_default()));
+        lossy
     }
 
     /// Brings the maps to the desired state, with heartbeats meanwhile.

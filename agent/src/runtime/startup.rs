@@ -60,7 +60,7 @@ use vipmux_election as election;
 use vipmux_election::{Election, membership::sealing::SealingKeys};
 use vipmux_model as model;
 use vipmux_model::{
-    NodeName, Vip,
+    NodeName,
     desired::Unreachable,
     range::{SUBNET_ANYCAST, subnet_anycast},
     tag::ServiceTags,
@@ -137,10 +137,10 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let (states, state) = watch::channel(Arc::default());
     let (explain_requests, requests) = mpsc::channel(MOST_REQUESTS);
     let (probes, health) = HealthProbes::start(options.node.clone())?;
-    let (conflict_events, conflict_notes) = mpsc::channel(conflict_events::WAITING);
+    let (problems, problem_notes) = mpsc::channel(conflict_events::WAITING);
     let (refreshed, source, model) = (guard.refreshed(), allocation, model_options(&options, reserved));
     let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
-    start_pipeline(pipeline, listed, events, conflict_notes);
+    start_pipeline(pipeline, listed, events, problem_notes);
     let listener = options.http.open()?;
     let kernel = open_kernel(&options)?;
     let (elector, reports) = start_elector(&options, leases, keys.clone())?;
@@ -151,8 +151,8 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let handover_macs = HandoverMacs::new(keys.clone());
     let sources = MetricSources { meters: &meters, liveness: &liveness, gossip, keys: keys.clone(), findings };
     metrics_server::serve(listener, &options.pin_path, sources)?;
-    let conflicts = AddressConflicts::new(conflict_events, meters.clone());
-    let announcements = Announcements::new(options.announce_every, seed()?, conflicts, meters.clone())?;
+    let conflicts = AddressConflicts::new(problems.clone(), meters.clone());
+    let announcements = Announcements::new(options.announce_every, seed()?, (conflicts, problems), meters.clone())?;
     let interfaces = AttachedInterfaces::new(interface_settings(&options), Ethtool::open()?);
     let node = options.node;
     let agent = Agent {
@@ -178,7 +178,7 @@ fn start_pipeline(
     pipeline: Pipeline,
     listed: Listed,
     events: Option<EventRecorder>,
-    conflict_notes: mpsc::Receiver<(Vip, String)>,
+    problems: mpsc::Receiver<conflict_events::VipProblem>,
 ) {
     // Computes the serving state. It ends with the source of objects, or with the runtime. It may
     // be canceled at any point: the event loop goes on with the last state, until it sees that the
@@ -186,9 +186,9 @@ fn start_pipeline(
     tokio::spawn(async move {
         let Some(objects) = listed.await else { return };
         if let Some(events) = events {
-            // Sends Events about address conflicts. It ends with the event loop, or with the
+            // Sends Events about VIPs' problems on the LAN. It ends with the event loop, or with the
             // runtime: canceling it loses the Events that wait.
-            tokio::spawn(conflict_events::run(events, objects.clone(), conflict_notes));
+            tokio::spawn(conflict_events::run(events, objects.clone(), problems));
         }
         pipeline.run(objects).await;
     });

@@ -4,6 +4,7 @@
 //! exist once per cluster. Tests run in parallel.
 
 mod allocating;
+mod announcing;
 // Tests start in the order of their names. The longest waits are here.
 mod api_watches;
 mod bad_connection;
