@@ -12,7 +12,9 @@ use crate::{
 /// Groups of senders: a power of two.
 pub const GROUPS: u32 = 256;
 /// Elements of `BUDGETS`.
-pub const ELEMENTS: u32 = Kind::ALL.len() as u32 * (GROUPS + 1);
+pub const ELEMENTS: u32 = KINDS * (GROUPS + 1);
+/// Kinds of limits.
+const KINDS: u32 = 6;
 
 /// First fragments a second that a node records. Of [`capacity::FRAGMENTS`](crate::abi::capacity)
 /// records, each stays for 60 ms or longer, whoever sends how many.
@@ -40,7 +42,7 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of their elements.
-    pub const ALL: [Self; 6] =
+    pub const ALL: [Self; KINDS as usize] =
         [Self::Reset, Self::Unreachable, Self::Echo, Self::Fragment, Self::ReplyFragment, Self::Speaker];
 
     /// Returns the index of the budget for all.

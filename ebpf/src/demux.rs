@@ -8,8 +8,8 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Address, DropReason, FRAGMENT_KERNEL, FlowKey, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND,
-        KNOWN_NO_SERVICE, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
+        Address, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
     },
     hash,
 };

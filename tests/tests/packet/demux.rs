@@ -31,6 +31,7 @@ pub(crate) fn cases() -> Vec<Case> {
         handed_over(),
         unbalanced_ports(),
         another_choice(),
+        from_a_backends_node(),
         crowded(),
     ]
     .into_iter()
@@ -447,6 +448,30 @@ fn another_choice() -> Vec<Case> {
             )
             .then(mixed_here),
         Case::ingress(
+            "a backend that takes no new flows is in no table, and is not asked",
+            from_client().ipv4(&syn(HTTP)),
+        )
+        .given(|state| {
+            LOCAL.of(state).flags &= !BACKEND_READY;
+            HTTP.set(state, &[LOCAL_TOO], &[]);
+        })
+        .becomes(Verdict::Passed(from_client().ipv4(&to(&syn(HTTP), LOCAL_TOO))), &new_flow(HTTP, Stat::Local))
+        .then(|state| {
+            HTTP.record(state, LOCAL_TOO, 0, 0);
+            HTTP.remember(state, LOCAL_TOO, 0, ISN, abi::FLOW_ISN);
+        }),
+        Case::ingress("a VIP moved to another interface passes", from_client().ipv4(&syn(HTTP)))
+            .given(|state| vip_of(state, VIP).interfaces = 2),
+        Case::ingress("a VIP moved to a VLAN passes", from_client().ipv4(&syn(HTTP)))
+            .given(|state| vip_of(state, VIP).vlan = vip_of(state, TAGGED).vlan),
+    ]
+}
+
+/// Packets that do not go back to the node that they came from.
+fn from_a_backends_node() -> Vec<Case> {
+    let from_node = |mac, service| Ethernet::new(mac, SELF_MAC).ipv4(&syn(service));
+    vec![
+        Case::ingress(
             "a packet of the chosen node stays here, so that it does not circle",
             from_node(PEER_MAC, SPREAD),
         )
@@ -467,22 +492,5 @@ fn another_choice() -> Vec<Case> {
             .then(|state| SPREAD.record(state, REMOTE, 0, 0)),
         Case::ingress("a node's own packet has nowhere else to go", from_node(PEER_MAC, HTTPS))
             .dropped(DropReason::Hairpin),
-        Case::ingress(
-            "a backend that takes no new flows is in no table, and is not asked",
-            from_client().ipv4(&syn(HTTP)),
-        )
-        .given(|state| {
-            LOCAL.of(state).flags &= !BACKEND_READY;
-            HTTP.set(state, &[LOCAL_TOO], &[]);
-        })
-        .becomes(Verdict::Passed(from_client().ipv4(&to(&syn(HTTP), LOCAL_TOO))), &new_flow(HTTP, Stat::Local))
-        .then(|state| {
-            HTTP.record(state, LOCAL_TOO, 0, 0);
-            HTTP.remember(state, LOCAL_TOO, 0, ISN, abi::FLOW_ISN);
-        }),
-        Case::ingress("a VIP moved to another interface passes", from_client().ipv4(&syn(HTTP)))
-            .given(|state| vip_of(state, VIP).interfaces = 2),
-        Case::ingress("a VIP moved to a VLAN passes", from_client().ipv4(&syn(HTTP)))
-            .given(|state| vip_of(state, VIP).vlan = vip_of(state, TAGGED).vlan),
     ]
 }

@@ -132,8 +132,9 @@ impl SealingKey {
     fn handover_mac(&self, node: &NodeName) -> Mac {
         let hash = Sha256::new().chain_update(b"vipmux hand-over MAC").chain_update(self.0);
         let digest: [u8; 32] = hash.chain_update(node.as_str()).finalize().into();
-        let [a, b, c, d, e, ..] = digest;
-        Mac::new([HANDOVER_PREFIX, a, b, c, d, e])
+        let mut bytes = [HANDOVER_PREFIX; 6];
+        bytes[1..].copy_from_slice(&digest[..5]);
+        Mac::new(bytes)
     }
 
     /// Seals a plaintext. `None`: it is too long for the cipher, more than 256 GiB.
