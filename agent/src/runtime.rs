@@ -91,6 +91,8 @@ struct Agent {
     telemetry: Telemetry,
     /// To the pipeline, which answers them.
     explain_requests: mpsc::Sender<ExplainRequest>,
+    /// Somebody removed the pins, so the agent stops.
+    unloaded: bool,
 }
 
 /// The event loop's next action after an event.
@@ -120,11 +122,15 @@ impl Agent {
                 Next::Wait => {}
                 Next::Reconcile => {
                     let (state, network) = inputs.take();
-                    self.reconcile(monitor, &state, &network)?;
+                    // What an agent without pins attaches would be gone when it ends.
+                    if !self.unloaded {
+                        self.reconcile(monitor, &state, &network)?;
+                    }
                 }
                 Next::Stop => {
                     self.election.elector.leave_membership().await;
-                    return Ok(());
+                    let path = self.serving.kernel.pins().root().to_owned();
+                    return if self.unloaded { Err(AgentError::Unloaded { path }) } else { Ok(()) };
                 }
             }
         }
@@ -137,6 +143,7 @@ impl Agent {
             Event::Heartbeat => {
                 let start = Instant::now();
                 self.heartbeat(&inputs.links())?;
+                reconcile = self.check_pins()?;
                 inputs.end_heartbeat(start.elapsed());
                 if self.election.may_stop() {
                     return Ok(Next::Stop);
@@ -159,7 +166,7 @@ impl Agent {
 
     /// Returns when the components want an event. `now`: `CLOCK_BOOTTIME`.
     fn timers(&self, now: Duration) -> Timers {
-        let self_check = self.self_check.next().filter(|_| self.serving.is_ready());
+        let self_check = self.self_check.next().filter(|_| self.serving.is_ready() && !self.unloaded);
         Timers {
             announcement: self.announcements.next().map(Into::into),
             retry: self.serving.retry_at().map(Into::into),
@@ -187,6 +194,29 @@ impl Agent {
         self.telemetry.log_omitted(now);
         self.announcements.log_omitted(now);
         Ok(())
+    }
+
+    /// Stops the agent, with a drain, if somebody removed the pins: nothing answers for its VIPs any
+    /// more. Returns whether to reconcile, since somebody detached programs.
+    fn check_pins(&mut self) -> Result<bool, AgentError> {
+        if self.unloaded || !self.serving.is_ready() {
+            return Ok(false);
+        }
+        if !self.serving.kernel.has_pins() {
+            let path = self.serving.kernel.pins().root().display();
+            tracing::error!(%path, "somebody removed vipmux from the kernel, giving up all VIPs and stopping");
+            self.unloaded = true;
+            self.telemetry.unloaded();
+            self.stop()?;
+            return Ok(false);
+        }
+        let detached = self.serving.kernel.detached()?;
+        for ifindex in &detached {
+            tracing::warn!(ifindex, "somebody detached a program, attaching it again");
+            self.telemetry.meters.repaired("link");
+            self.serving.forget_link(*ifindex);
+        }
+        Ok(!detached.is_empty())
     }
 
     /// Lets the election extend the fence deadline, and passes on the VIPs that the programs gave

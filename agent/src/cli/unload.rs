@@ -19,8 +19,9 @@ use vipmux_datapath::{
     snat::{IdentitySnat, SnatError},
 };
 
-/// Remove vipmux from this node: stop answering for VIPs, detach the programs, and remove pins,
-/// maps, and in this network namespace the nftables table and neighbor entries
+/// Remove vipmux from this node, after its agent was stopped: stop answering for VIPs, detach the
+/// programs, and remove pins, maps, and in this network namespace the nftables table and neighbor
+/// entries
 #[derive(Clone, Debug, Args)]
 pub struct Unload {
     #[command(flatten)]
@@ -55,9 +56,6 @@ pub enum UnloadCommandError {
     /// The signals could not be received.
     #[error("cannot wait for a signal")]
     Signal(#[source] io::Error),
-    /// The system's clocks could not be read.
-    #[error("cannot read the clock")]
-    Clock(#[from] nix::Error),
     /// The output could not be written.
     #[error("cannot write the output")]
     Output(#[source] io::Error),
@@ -81,8 +79,7 @@ impl Unload {
 
     fn write(&self, runtime: &Runtime, out: &mut impl Write) -> Result<(), UnloadCommandError> {
         let pins = Pins::new(&self.pin_path);
-        let now = vipmux_cluster::clock::try_boottime()?.as_nanos();
-        let done = unload(&pins, u64::try_from(now).unwrap_or(u64::MAX))?;
+        let done = unload(&pins)?;
         let printed = ignore_broken_pipe(print_summary(&pins, done.as_ref(), out));
         // Also if nothing is pinned: these may be all that is left.
         IdentitySnat::open()?.remove()?;
@@ -128,15 +125,7 @@ fn print_summary(pins: &Pins, done: Option<&Unloaded>, out: &mut impl Write) -> 
     for ifindex in &done.tags {
         writeln!(out, "turning rx-vlan-offload of {} on again", interface_name(*ifindex))?;
     }
-    writeln!(out, "removed {} programs, {} maps and {root}", done.programs, done.maps)?;
-    if done.agent_seen {
-        writeln!(
-            out,
-            "warning: an agent was running on this node a moment ago; if it still runs, stop it: no program uses its \
-             maps any more"
-        )?;
-    }
-    Ok(())
+    writeln!(out, "removed {} programs, {} maps and {root}", done.programs, done.maps)
 }
 
 #[cfg(test)]
@@ -190,9 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_without_vipmux_and_one_with_a_running_agent_are_reported() {
+    fn a_node_without_vipmux_is_reported() {
         assert_eq!(summary(None), "nothing to unload: vipmux is not loaded on this node (no /p)\n");
-        let done = Unloaded { agent_seen: true, ..Unloaded::default() };
-        assert!(summary(Some(&done)).contains("warning: an agent was running on this node a moment ago"));
     }
 }

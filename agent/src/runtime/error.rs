@@ -65,6 +65,15 @@ pub enum AgentError {
     /// The data plane failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// The pins are gone, and with them the programs.
+    #[error(
+        "somebody removed vipmux from the kernel: {} or a folder in it is gone; the agent loads it when it starts again",
+        path.display()
+    )]
+    Unloaded {
+        /// The pin path.
+        path: PathBuf,
+    },
     /// The announcement socket cannot be opened.
     #[error(transparent)]
     Announce(#[from] SendError),

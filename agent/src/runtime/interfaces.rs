@@ -58,6 +58,8 @@ pub(super) struct AttachedInterfaces {
     ethtool: Ethtool,
     /// The ports in native mode whose frames are not known to arrive.
     silent: BTreeMap<u32, Delivery>,
+    /// An interface refused a program at the last attempt.
+    refused: bool,
     /// An interface or its MAC is new, so led VIPs must be announced there.
     changed: bool,
 }
@@ -72,6 +74,7 @@ impl AttachedInterfaces {
             inlets: BTreeMap::new(),
             ethtool,
             silent: BTreeMap::new(),
+            refused: false,
             changed: false,
         }
     }
@@ -79,6 +82,12 @@ impl AttachedInterfaces {
     /// Returns whether an interface or a MAC is new since the last call.
     pub(super) fn take_changed(&mut self) -> bool {
         std::mem::take(&mut self.changed)
+    }
+
+    /// Returns whether an interface refused a program at the last attempt. The program that was
+    /// there may go, also one of ours: the kernel frees a link some time after its pin.
+    pub(super) fn has_refused(&self) -> bool {
+        self.refused
     }
 
     /// Returns whether at least one segment has a carrier.
@@ -193,8 +202,10 @@ impl AttachedInterfaces {
             // Before anything is served.
             self.attach_exits(kernel, links, &segments.outlets(), warnings);
         }
+        self.refused = false;
         for segment in segments.clone().iter() {
             if let Err(error) = self.attach_segment(kernel, links, &segments, segment) {
+                self.refused = true;
                 warnings.add_error(error)?;
                 segments.remove(segment.ifindex);
             }

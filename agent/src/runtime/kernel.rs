@@ -177,6 +177,19 @@ impl Kernel {
         Ok(())
     }
 
+    /// Returns whether the pins' folders are still there. If not, somebody removes vipmux from the
+    /// kernel.
+    pub(super) fn has_pins(&self) -> bool {
+        self.programs.has_pins()
+    }
+
+    /// Returns the interfaces that programs were detached from, by others than this agent.
+    pub(super) fn detached(&self) -> Result<BTreeSet<u32>, KernelError> {
+        let found = PinnedObjects::read_links(&self.pins)?;
+        let lost = self.pinned.links.iter().filter(|(place, link)| found.get(place) != Some(link));
+        Ok(lost.map(|((_, ifindex), _)| *ifindex).collect())
+    }
+
     /// Returns the mirror of the maps.
     pub(super) fn observed(&self) -> &Observed {
         self.mirror.observed()

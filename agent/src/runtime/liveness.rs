@@ -40,6 +40,8 @@ pub(super) struct Liveness {
     stopping: AtomicBool,
     /// Why frames of the programs are lost; `None`: nothing shows that they are.
     loss: Mutex<Option<String>>,
+    /// Somebody removed the pins, so the agent stops.
+    unloaded: AtomicBool,
 }
 
 /// The agent's progress; see the fields of [`Liveness`].
@@ -65,6 +67,11 @@ impl Liveness {
     /// Notes why frames of the programs are lost.
     pub(super) fn frames_lost(&self, why: Option<String>) {
         *self.loss.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Notes that somebody removed the pins, so that the agent stops.
+    pub(super) fn unload(&self) {
+        self.unloaded.store(true, Relaxed);
     }
 
     /// Notes how far the agent is.
@@ -102,6 +109,11 @@ impl Liveness {
         };
         let text = |text: &'static str| move || text.to_owned();
         let loss = self.loss.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let staying = if is(&self.unloaded) {
+            "somebody removed vipmux from the kernel: the agent stops, and transfers the VIPs that it leads"
+        } else {
+            "the agent is stopping, and transfers the VIPs that it leads"
+        };
         let mut checks = self.live_at(now);
         checks.extend([
             HealthzCheck::new(
@@ -117,11 +129,7 @@ impl Liveness {
             HealthzCheck::new("sending", loss.is_none(), || loss.unwrap_or_default()),
             HealthzCheck::new("synced", is(&self.synced), text("the maps are not in sync yet")),
             HealthzCheck::new("fence", deadline > now, fence),
-            HealthzCheck::new(
-                "staying",
-                !is(&self.stopping),
-                text("the agent is stopping, and transfers the VIPs that it leads"),
-            ),
+            HealthzCheck::new("staying", !is(&self.stopping) && !is(&self.unloaded), text(staying)),
         ]);
         checks
     }
@@ -181,6 +189,11 @@ mod tests {
         assert_eq!(failing(&liveness.ready_at(T)), ["sending"]);
         liveness.frames_lost(None);
         assert_eq!(failing(&liveness.ready_at(T)), Vec::<&str>::new());
+        liveness.unload();
+        let unloaded = liveness.ready_at(T);
+        assert_eq!(failing(&unloaded), ["staying"]);
+        let failure = unloaded.iter().find_map(|check| check.failure.clone()).unwrap();
+        assert!(failure.starts_with("somebody removed vipmux from the kernel"), "{failure}");
     }
 
     #[test]

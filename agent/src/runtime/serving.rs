@@ -69,7 +69,7 @@ pub(super) struct Serving {
     ready: bool,
     /// The warnings of the last reconciliation.
     warnings: BTreeSet<String>,
-    /// The time to retry entries that did not fit.
+    /// The time to retry entries that did not fit, and interfaces that refused a program.
     retry: Option<Instant>,
 }
 
@@ -194,7 +194,8 @@ impl Serving {
             self.interfaces.set_ingress(&mut self.kernel, links, false, warnings)?;
         }
         let Synced { refused, unreachable, leftovers, .. } = synced;
-        self.retry = (*leftovers || !refused.is_empty()).then(|| Instant::now() + REST);
+        let retry = *leftovers || !refused.is_empty() || self.interfaces.has_refused();
+        self.retry = retry.then(|| Instant::now() + REST);
         for refusal in refused {
             warnings.add(refusal.to_string());
         }

@@ -163,6 +163,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
         self_check: SelfCheck::new(options.self_check, meters.clone()),
         telemetry: Telemetry::new(meters, liveness),
         explain_requests,
+        unloaded: false,
         node,
     };
     let inputs = Inputs::new(stop, &monitor, state, keys, queries, reports);

@@ -37,6 +37,11 @@ impl Telemetry {
         self.liveness.alive(now, deadline);
     }
 
+    /// Notes that somebody removed the pins, so that the agent stops.
+    pub(super) fn unloaded(&self) {
+        self.liveness.unload();
+    }
+
     /// Notes how far the agent is. `lapses`: how often the fence deadline passed.
     pub(super) fn progress(&mut self, progress: StartupProgress, stopping: bool, lapses: u64) {
         self.liveness.progress(progress);

@@ -3,14 +3,17 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context as _, Result, ensure};
+use nix::net::if_::if_nametoindex;
 use serde_json::Value;
 use vipmux_common::abi::{Backend, Config, Interface, Node, ServiceState};
-use vipmux_datapath::bpf::maps::Maps;
+use vipmux_datapath::bpf::{attach::XdpAttachMode, load, maps::Maps, pins::Pins};
 use vipmux_tests::{
+    cleanup::Folder,
     client::{Kind, Request},
-    cluster::{Cluster, PATIENCE},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{self, Options},
     manifests::VIP,
+    scrape,
     traffic::Traffic,
     wait,
 };
@@ -162,6 +165,53 @@ fn programs_that_somebody_took_off_come_back_and_so_do_pins_and_the_nat_chain() 
     node.nft("delete table inet vipmux")?;
     wait::until("the NAT chain again", PATIENCE, || node.nft("list table inet vipmux"))?;
     await_no_difference(&cluster, &leader)
+}
+
+/// Without it nobody answers, so the agent does not wait for a self-check.
+#[test]
+fn a_program_that_somebody_took_off_comes_back_without_a_self_check() -> Result<()> {
+    let Some((cluster, leader)) = served("0")? else { return Ok(()) };
+    let (agent, _) = on(&cluster, &leader)?;
+    for entry in fs::read_dir(agent.pins().join("links"))? {
+        let pin = entry?.path();
+        fs::remove_file(&pin)?;
+        wait::until("the pin again", PATIENCE, || pin.exists().then_some(()).context("it is missing"))?;
+        await_no_difference(&cluster, &leader)?;
+        services::await_all(&cluster)?;
+    }
+    Ok(())
+}
+
+/// The interface has room for one XDP program.
+#[test]
+fn a_node_whose_program_was_replaced_by_a_foreign_one_gives_up_its_vips() -> Result<()> {
+    let Some((cluster, leader)) = served("0")? else { return Ok(()) };
+    cluster.await_all_alive()?;
+    let (agent, node) = on(&cluster, &leader)?;
+    let foreign_pins = Folder::of_pins("foreign");
+    let (mut foreign, _) = load::load(&Pins::new(foreign_pins.path()), 1024)?;
+    let ifindex = node.namespace().run(|| Ok(if_nametoindex("eth0")?))?;
+    wait::until("the foreign program", PATIENCE, || {
+        // The agent may be faster.
+        fs::remove_file(agent.pins().join(format!("links/xdp-{ifindex}"))).ok();
+        node.namespace().run(|| Ok(foreign.attach_xdp("eth0", (ifindex, 1500), XdpAttachMode::Native, None)?))
+    })?;
+    agent.process().wait_for_line("what is wrong", PATIENCE, |line| line.contains("already has an XDP program"))?;
+    wait::until("another leader", PATIENCE, || {
+        let now = &cluster.await_leader(VIP)?.name;
+        ensure!(*now != leader, "it is still {leader}");
+        let (status, body) = scrape::get(node.namespace(), node.address, "/readyz", TIMEOUT)?;
+        ensure!(status == 503 && body.contains("[-]attached failed"), "{status}: {body}");
+        Ok(())
+    })?;
+    // The agent sees by itself that its place is free again.
+    foreign.detach(ifindex)?;
+    wait::until("readiness", PATIENCE, || {
+        let (status, body) = scrape::get(node.namespace(), node.address, "/readyz", TIMEOUT)?;
+        ensure!(status == 200, "{body}");
+        Ok(())
+    })?;
+    services::await_all(&cluster)
 }
 
 /// The self-check reads beside the event loop, and writes nothing if there is no drift.

@@ -1,5 +1,7 @@
 //! Tests what is visible and what remains without the agent.
 
+use std::fs;
+
 use anyhow::{Context as _, Result, ensure};
 use aya::programs::{ProgramError, SchedClassifier, TcAttachType};
 use vipmux_tests::{
@@ -66,6 +68,48 @@ fn unload_leaves_no_trace() -> Result<()> {
     assert_eq!(egress, 0, "programs on the way out");
     // The second time there is nothing to do, which is no error.
     agent.unload(node)?;
+    Ok(())
+}
+
+#[test]
+fn unload_beside_a_running_agent_is_refused_and_changes_nothing() -> Result<()> {
+    let Some(cluster) = services::served(Options::default())? else { return Ok(()) };
+    let leader = cluster.await_leader(VIP)?;
+    let agent = cluster.agent(&leader.name)?;
+    let refused = format!("{:#}", agent.unload(leader).err().context("it was not refused")?);
+    assert!(refused.contains("an agent runs on this node") && refused.contains("stop it first"), "{refused}");
+    let (code, diff) = agent.diff(leader)?;
+    assert_eq!(code, 0, "{diff}");
+    assert!(leader.nft("list tables")?.contains("vipmux"));
+    assert_eq!(cluster.await_leader(VIP)?.name, leader.name);
+    services::ask_all(&cluster, 1).map(drop)
+}
+
+/// As by `rm -rf`. Nothing answers for the node's VIPs any more, so it must not lead them.
+#[test]
+fn an_agent_without_its_pins_gives_up_its_vips_and_stops() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let mut leader = cluster.await_leader(VIP)?.name.clone();
+    for part in ["", "maps"] {
+        cluster.await_all_alive()?;
+        fs::remove_dir_all(cluster.agent(&leader)?.pins().join(part))?;
+        let process = cluster.agent_mut(&leader)?.process_mut();
+        let status = process.wait(PATIENCE)?;
+        let output = process.output();
+        assert!(!status.success(), "{output}");
+        assert!(output.contains("somebody removed vipmux from the kernel"), "{output}");
+        let other = wait::until("another leader", PATIENCE, || {
+            let other = cluster.await_leader(VIP)?.name.clone();
+            ensure!(other != leader, "it is still {leader}");
+            Ok(other)
+        })?;
+        // As a supervisor does. The node's pods are reached again.
+        cluster.restart_agent(&leader)?;
+        let (agent, node) = (cluster.agent(&leader)?, cluster.lan.node(&leader)?);
+        assert_eq!(agent.diff(node)?.0, 0, "{}", agent.process().output());
+        services::await_all(&cluster)?;
+        leader = other;
+    }
     Ok(())
 }
 

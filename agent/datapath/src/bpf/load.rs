@@ -1,8 +1,7 @@
 //! Loads the programs onto pinned maps.
 
 use std::{
-    fs::{self, File},
-    io,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,6 @@ use aya::{
     util::{KernelVersion, nr_cpus},
 };
 use nix::{
-    fcntl::{Flock, FlockArg},
     mount::{MsFlags, mount},
     sys::statfs::{BPF_FS_MAGIC, statfs},
 };
@@ -25,7 +23,7 @@ use super::{
     clsact::FilterError,
     flow_table,
     maps::{Maps, MapsError},
-    pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, Pins, XDP_PROGRAM},
+    pins::{self, EGRESS_PROGRAM, INGRESS_PROGRAM, PinError, PinLock, Pins, XDP_PROGRAM},
     place::load_classifiers,
     transition::Transition,
     vip_index::VipIndex,
@@ -50,13 +48,10 @@ pub enum LoadError {
     Pin(#[from] PinError),
     /// Another agent uses the same maps. Two agents would give the same slots to different
     /// Services.
-    #[error("another agent works with the pins in {}: stop it, or choose another pin path", path.display())]
+    #[error("another agent or `vipmux unload` works with the pins in {}: stop it, or choose another pin path", path.display())]
     Taken {
         /// The pin path.
         path: PathBuf,
-        /// The system's error.
-        #[source]
-        source: io::Error,
     },
     /// The kernel refused the object.
     #[error("the kernel refused the BPF object")]
@@ -139,8 +134,7 @@ pub struct Programs {
     pub(super) pins: Pins,
     /// The XDP program for the interfaces, by its name in the object.
     pub(super) xdp: &'static str,
-    /// On the folder of the pins.
-    _lock: Flock<File>,
+    lock: PinLock,
 }
 
 /// Loads the programs onto the pinned maps, or onto new ones, without attaching them to new
@@ -183,7 +177,7 @@ pub fn load(pins: &Pins, flows: u32) -> Result<(Programs, Maps), LoadError> {
         maps.rebuild_backend_indices()?;
         maps.complete_service_states()?;
     }
-    let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), _lock: lock };
+    let mut programs = Programs { ebpf, pins: pins.clone(), xdp: buffers.entry(), lock };
     programs.pin()?;
     transition.finish(pins, || programs.take_over())?;
     Ok((programs, maps))
@@ -235,15 +229,19 @@ fn ensure_bpffs(path: &Path) -> Result<(), LoadError> {
     mounted.map_err(|source| LoadError::Bpffs { path: path.into(), source })
 }
 
-/// Locks the pin path: one agent per pin path, whatever its node name and state directory.
-fn lock(root: &Path) -> Result<Flock<File>, LoadError> {
+/// Locks the pin path, and makes it if it is missing.
+fn lock(root: &Path) -> Result<PinLock, LoadError> {
     fs::create_dir_all(root).map_err(PinError::new("make", root))?;
-    let folder = File::open(root).map_err(PinError::new("open", root))?;
-    Flock::lock(folder, FlockArg::LockExclusiveNonblock)
-        .map_err(|(_, errno)| LoadError::Taken { path: root.into(), source: errno.into() })
+    PinLock::take(root)?.ok_or_else(|| LoadError::Taken { path: root.into() })
 }
 
 impl Programs {
+    /// Returns whether the pins' folders are still there. If not, somebody removes vipmux from the
+    /// kernel.
+    pub fn has_pins(&self) -> bool {
+        self.lock.is_intact(&self.pins)
+    }
+
     /// Pins the programs, and replaces older pins.
     pub fn pin(&mut self) -> Result<(), LoadError> {
         let classifiers = [EGRESS_PROGRAM, INGRESS_PROGRAM].map(|name| (name, name));

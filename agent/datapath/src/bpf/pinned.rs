@@ -102,14 +102,17 @@ impl PinnedObjects {
         Ok(Self { maps: ids(&pins.maps())?, programs: ids(&pins.programs())?, links: Self::read_links(pins)? })
     }
 
-    /// Reads the links.
+    /// Reads the links. Pins that go meanwhile are left out.
     pub fn read_links(pins: &Pins) -> Result<BTreeMap<(LinkKind, u32), PinnedLinkInfo>, PinError> {
         let link = |(kind, at)| {
             let path = pins.link(kind, at);
-            let [_, id, program, _, ifindex] = info::<LINK_WORDS>(&path).map_err(PinError::new("read", &path))?;
-            Ok(((kind, at), PinnedLinkInfo { id, program, ifindex }))
+            match info::<LINK_WORDS>(&path) {
+                Ok([_, id, program, _, ifindex]) => Some(Ok(((kind, at), PinnedLinkInfo { id, program, ifindex }))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => Some(Err(PinError::new("read", &path)(error))),
+            }
         };
-        pins.pinned_links()?.into_iter().map(link).collect()
+        pins.pinned_links()?.into_iter().filter_map(link).collect()
     }
 
     /// Reads the id of a pinned link.

@@ -2,8 +2,15 @@
 
 use std::{
     collections::BTreeSet,
-    fs, io,
+    fs::{self, File},
+    io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
 };
 
 /// The default pin path, on a bpffs.
@@ -30,6 +37,36 @@ impl PinError {
     /// Returns a function that makes the error of `operation` on `path` from its cause.
     pub fn new(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self { operation, path: path.into(), source }
+    }
+}
+
+/// The lock on a pin path. An agent has it while it runs, whatever its node name and state directory
+/// are, and `vipmux unload` while it removes the pins.
+#[derive(Debug)]
+pub struct PinLock(Flock<File>);
+
+impl PinLock {
+    /// Locks an existing pin path. `None`: another process has the lock.
+    pub(super) fn take(root: &Path) -> Result<Option<Self>, PinError> {
+        let folder = File::open(root).map_err(PinError::new("open", root))?;
+        match Flock::lock(folder, FlockArg::LockExclusiveNonblock) {
+            // The process that had the lock may have removed the folder.
+            Ok(folder) => Ok(Some(Self(folder)).filter(|lock| lock.is_at(root))),
+            Err((_, Errno::EWOULDBLOCK)) => Ok(None),
+            Err((_, errno)) => Err(PinError::new("lock", root)(errno.into())),
+        }
+    }
+
+    /// Returns whether the locked folder is still at this path.
+    fn is_at(&self, root: &Path) -> bool {
+        let identity = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let (locked, found) = (self.0.metadata().map(identity), fs::metadata(root).map(identity));
+        locked.is_ok_and(|locked| found.is_ok_and(|found| found == locked))
+    }
+
+    /// Returns whether the folders of the pins are still there, below the locked one.
+    pub(super) fn is_intact(&self, pins: &Pins) -> bool {
+        self.is_at(pins.root()) && [pins.maps(), pins.programs(), pins.links()].iter().all(|folder| folder.is_dir())
     }
 }
 

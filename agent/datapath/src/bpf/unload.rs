@@ -14,7 +14,7 @@ use super::{
     clsact::{self, FilterError},
     maps::{Maps, MapsError, raw::UpdateFlag},
     pinned,
-    pins::{self, LinkKind, PinError, Pins},
+    pins::{self, LinkKind, PinError, PinLock, Pins},
     syscall::{BpfCommand, bpf},
 };
 
@@ -24,6 +24,16 @@ pub enum UnloadError {
     /// The pin path is an ordinary folder. Nothing in it is touched.
     #[error("{} is not on a bpffs, so it is no pin path of vipmux", path.display())]
     NotBpffs {
+        /// The pin path.
+        path: PathBuf,
+    },
+    /// An agent runs. Nothing was changed: without its programs it would lead VIPs that nobody
+    /// answers for.
+    #[error(
+        "an agent runs on this node and works with the pins in {}: stop it first (in a cluster, let deploy/uninstall \
+         replace the DaemonSet)", path.display()
+    )]
+    InUse {
         /// The pin path.
         path: PathBuf,
     },
@@ -55,8 +65,6 @@ pub struct Unloaded {
     pub programs: usize,
     /// Removed pins of maps.
     pub maps: usize,
-    /// The fence deadline had not passed: an agent runs, or ran a moment ago.
-    pub agent_seen: bool,
 }
 
 /// The part of `union bpf_attr` for `BPF_LINK_DETACH`.
@@ -106,9 +114,8 @@ fn remove_filters(interfaces: BTreeMap<u32, Interface>, done: &mut Unloaded) -> 
 }
 
 /// Stops answering for VIPs, detaches the programs, and removes all pins below the pin path, in
-/// this order. Returns `None` if the pin path does not exist. `now`: nanoseconds of
-/// `CLOCK_BOOTTIME`.
-pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
+/// this order. Returns `None` if the pin path does not exist. Refuses while an agent runs.
+pub fn unload(pins: &Pins) -> Result<Option<Unloaded>, UnloadError> {
     let root = pins.root();
     if !root.try_exists().map_err(PinError::new("read", root))? {
         return Ok(None);
@@ -117,14 +124,15 @@ pub fn unload(pins: &Pins, now: u64) -> Result<Option<Unloaded>, UnloadError> {
     if found.filesystem_type() != BPF_FS_MAGIC {
         return Err(UnloadError::NotBpffs { path: root.into() });
     }
+    let _lock = PinLock::take(root)?.ok_or_else(|| UnloadError::InUse { path: root.into() })?;
     let mut done = Unloaded::default();
     let mut interfaces = BTreeMap::new();
     let mut look = |mut maps: Maps| {
         interfaces = maps.read_interfaces()?;
-        Ok((maps.read_fence()?.deadline, relinquish(&mut maps)?))
+        relinquish(&mut maps)
     };
     match Maps::open(root).and_then(&mut look) {
-        Ok((deadline, led)) => (done.agent_seen, done.relinquished) = (deadline > now, led),
+        Ok(led) => done.relinquished = led,
         Err(MapsError::NotLoaded { .. }) => {}
         // Maps of another version, or only some of them. The programs are detached nevertheless.
         Err(error) => done.unreadable = Some(error),
@@ -153,10 +161,11 @@ mod tests {
         xdp::XdpLink,
     };
     use nix::sched::{CloneFlags, unshare};
-    use vipmux_common::abi::{Address, Config, Fence, VIP_YIELDED, VipValue};
+    use vipmux_common::abi::{Address, Config, VIP_YIELDED, VipValue};
 
     use super::*;
     use crate::bpf::{
+        load::load,
         maps::fixture::{Fixture, mounted},
         pins::{EGRESS_PROGRAM, XDP_PROGRAM},
     };
@@ -189,7 +198,26 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_even_where_an_agent_holds_the_links() {
+    fn while_an_agent_runs_nothing_is_touched() {
+        let Some(pins) = mounted() else { return };
+        let (programs, maps) = load(&pins, 1024).unwrap();
+        assert!(programs.has_pins());
+        let refused = unload(&pins).unwrap_err();
+        assert!(matches!(&refused, UnloadError::InUse { path } if path == pins.root()), "{refused}");
+        assert!(programs.has_pins() && Maps::open(pins.root()).is_ok());
+        // Removed by hand, and made by another agent.
+        for removed in [pins.links(), pins.root().to_owned()] {
+            fs::remove_dir_all(&removed).unwrap();
+            assert!(!programs.has_pins());
+            drop(load(&pins, 1024));
+        }
+        assert!(!programs.has_pins());
+        drop((programs, maps));
+        assert!(unload(&pins).unwrap().is_some());
+    }
+
+    #[test]
+    fn nothing_is_left_even_where_a_process_holds_the_links() {
         let Some(mut fixture) = Fixture::new() else { return };
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         attach(&mut fixture);
@@ -198,10 +226,9 @@ mod tests {
         for (address, value) in [vip(1, VIP_LEADING), vip(2, VIP_YIELDED)] {
             fixture.maps.vips.insert(address, value, 0).unwrap();
         }
-        fixture.maps.fence.set(0, Fence { deadline: 1000 }, 0).unwrap();
         assert_eq!(attached(&mut fixture), (true, 1));
 
-        let done = unload(&fixture.pins, 999).unwrap().unwrap();
+        let done = unload(&fixture.pins).unwrap().unwrap();
 
         assert_eq!(attached(&mut fixture), (false, 0));
         assert!(!fixture.pins.root().exists());
@@ -210,9 +237,9 @@ mod tests {
         assert_eq!(detached, [Some((LinkKind::Xdp, LOOPBACK)), Some((LinkKind::Egress, LOOPBACK))]);
         let maps = Maps::NAMES.len() + Maps::CALLING.len();
         assert_eq!((done.programs, done.maps, done.relinquished), (2, maps, 1));
-        assert!(done.agent_seen && done.unreadable.is_none());
+        assert!(done.unreadable.is_none());
         assert_eq!(fixture.maps.read_vips().unwrap().into_iter().collect::<Vec<_>>(), [vip(1, 0), vip(2, VIP_YIELDED)]);
-        assert!(unload(&fixture.pins, 999).unwrap().is_none(), "a second time, there is nothing");
+        assert!(unload(&fixture.pins).unwrap().is_none(), "a second time, there is nothing");
         drop(held);
     }
 
@@ -220,16 +247,16 @@ mod tests {
     fn maps_of_another_version_do_not_keep_the_rest_from_going() {
         let Some(mut fixture) = Fixture::new() else { return };
         fixture.maps.config.set(0, Config { abi: 77, ..Config::default() }, 0).unwrap();
-        let done = unload(&fixture.pins, 0).unwrap().unwrap();
+        let done = unload(&fixture.pins).unwrap().unwrap();
         assert!(matches!(done.unreadable, Some(MapsError::Abi { found: 77, .. })));
-        assert!(!done.agent_seen && !fixture.pins.root().exists());
+        assert!(!fixture.pins.root().exists());
     }
 
     #[test]
     fn a_half_done_unload_is_completed() {
         let Some(pins) = mounted() else { return };
         fs::create_dir_all(pins.programs()).unwrap();
-        let done = unload(&pins, 0).unwrap().unwrap();
+        let done = unload(&pins).unwrap().unwrap();
         assert!((done.programs, done.maps) == (0, 0) && done.unreadable.is_none() && !pins.root().exists());
     }
 
@@ -239,7 +266,7 @@ mod tests {
         let pins = Pins::new(folder.path());
         fs::create_dir(pins.maps()).unwrap();
         fs::write(pins.map("VIPS"), "").unwrap();
-        assert!(matches!(unload(&pins, 0), Err(UnloadError::NotBpffs { .. })));
+        assert!(matches!(unload(&pins), Err(UnloadError::NotBpffs { .. })));
         assert!(pins.map("VIPS").exists());
     }
 }
