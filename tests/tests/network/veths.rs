@@ -39,7 +39,7 @@ fn served(options: Options) -> Result<Option<Cluster>> {
 fn expect_mode(cluster: &Cluster, card: &str, generic: bool) -> Result<()> {
     for (node, agent) in cluster.lan.nodes.iter().zip(&cluster.agents) {
         let programs = agent.inspect_json(node, &["prog"])?;
-        let attached = serde_json::json!({"interface": card, "generic": generic});
+        let attached = serde_json::json!({"interface": card, "generic": generic, "place": null});
         ensure!(programs["programs"][0]["attached"] == serde_json::json!([attached]), "{}: {programs}", node.name);
     }
     Ok(())
