@@ -11,6 +11,8 @@ use tracing_subscriber::{
     filter::{LevelFilter, ParseError},
 };
 
+use crate::output::table::Color;
+
 /// The target that is not logged unless it is named. kube's client logs each failed request as an
 /// error, and so does the caller, with the consequence.
 const SILENCED: &str = "kube_client::client::builder";
@@ -33,7 +35,7 @@ pub enum LogFormat {
     /// Text on a terminal, JSON elsewhere
     #[default]
     Auto,
-    /// Text lines
+    /// Text lines, with colors only on a terminal
     Text,
     /// One JSON object per line
     Json,
@@ -86,7 +88,7 @@ impl LogArgs {
         let filter = self.log_level.filter();
         let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
         if self.log_format.is_text(io::stderr().is_terminal()) {
-            builder.with_target(false).init();
+            builder.with_ansi(Color::of(&io::stderr()) == Color::Always).with_target(false).init();
         } else {
             builder.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
         }

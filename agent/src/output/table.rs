@@ -12,11 +12,16 @@ pub enum Color {
 }
 
 impl Color {
-    /// Returns the setting for standard output: color on a terminal, unless `NO_COLOR` is set and
-    /// not empty (<https://no-color.org>).
+    /// Returns the setting for standard output.
     pub fn of_stdout() -> Self {
+        Self::of(&io::stdout())
+    }
+
+    /// Returns the setting for an output: color on a terminal, unless `NO_COLOR` is set and not
+    /// empty (<https://no-color.org>).
+    pub fn of(output: &impl IsTerminal) -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        if io::stdout().is_terminal() && !unwanted { Self::Always } else { Self::Never }
+        if output.is_terminal() && !unwanted { Self::Always } else { Self::Never }
     }
 }
 

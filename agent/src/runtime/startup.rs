@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     net::IpAddr,
+    os::unix::fs::MetadataExt as _,
     path::PathBuf,
     sync::Arc,
     time::Duration,
@@ -38,7 +39,7 @@ use super::{
 };
 use crate::{
     capabilities, control,
-    gossip::{self, StartError},
+    gossip::{self, KeyFileError, StartError},
     http::Listen,
     metrics::Meters,
     signals::StopSignals,
@@ -130,7 +131,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let OpenSource { listed, guard, allocation, leases, events } =
         object_source::open(&options.origin, &options.node, &options.state_dir).await?;
     // Read before anything is put into the kernel that would stay.
-    let keys = keys(&options)?;
+    let found_keys = find_keys(&options)?;
     let monitor = Monitor::start().await?;
     check_interfaces(&options.interfaces, &monitor.links().borrow())?;
     let reserved = reserved(&monitor.links().borrow().clone()).await?;
@@ -143,6 +144,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     start_pipeline(pipeline, listed, events, problem_notes);
     let listener = options.http.open()?;
     let kernel = open_kernel(&options)?;
+    let keys = keys(&options, found_keys)?;
     let (elector, reports) = start_elector(&options, leases, keys.clone())?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
@@ -238,15 +240,26 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
     Ok(anycast.chain(gateways).collect())
 }
 
-/// Reads the gossip keys, and follows their file.
-fn keys(options: &RuntimeOptions) -> Result<watch::Receiver<SealingKeys>, AgentError> {
-    let generated = options.state_dir.join("gossip.key");
-    let (path, keys) = match (&options.gossip_key, &options.origin) {
-        (Some(path), _) => (path.clone(), gossip::load(path)?),
-        (None, ObjectSource::Manifests(_)) => (generated.clone(), gossip::load_or_make(&generated)?),
+/// Returns the file of the gossip keys.
+fn key_path(options: &RuntimeOptions) -> PathBuf {
+    options.gossip_key.clone().unwrap_or_else(|| options.state_dir.join("gossip.key"))
+}
+
+/// Reads the gossip keys. `None`: there are none yet, and the agent makes them.
+fn find_keys(options: &RuntimeOptions) -> Result<Option<SealingKeys>, AgentError> {
+    match (&options.gossip_key, &options.origin, gossip::load(&key_path(options))) {
         // Each node would make a key of its own, and would hear no peer.
-        (None, ObjectSource::Cluster { .. }) => return Err(AgentError::NoKey),
-    };
+        (None, ObjectSource::Cluster { .. }, _) => Err(AgentError::NoKey),
+        (None, ObjectSource::Manifests(_), Err(KeyFileError::Missing { .. })) => Ok(None),
+        (_, _, loaded) => Ok(Some(loaded?)),
+    }
+}
+
+/// Makes the gossip keys if there are none, and follows their file. An agent whose start fails
+/// before leaves no file that other agents do not have.
+fn keys(options: &RuntimeOptions, found: Option<SealingKeys>) -> Result<watch::Receiver<SealingKeys>, AgentError> {
+    let path = key_path(options);
+    let keys = found.map_or_else(|| gossip::load_or_make(&path), Ok)?;
     Ok(gossip::follow(path, keys))
 }
 
@@ -278,16 +291,37 @@ fn seed() -> Result<u64, AgentError> {
     Ok(u64::from_ne_bytes(seed))
 }
 
+/// The lock of the state directory. Its file goes with it.
+struct StateLock {
+    path: PathBuf,
+    _file: Flock<File>,
+}
+
+impl Drop for StateLock {
+    fn drop(&mut self) {
+        // Another agent that has opened the file sees that it is gone. If this fails, it stays.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
 /// Locks the state directory: there is one agent per node name and state directory.
-fn lock(options: &RuntimeOptions) -> Result<Flock<File>, AgentError> {
+fn lock(options: &RuntimeOptions) -> Result<StateLock, AgentError> {
     let state = |source| AgentError::State { path: options.state_dir.clone(), source };
     fs::create_dir_all(&options.state_dir).map_err(state)?;
     let path = options.state_dir.join(format!("agent-{}.lock", options.node.as_str().replace('/', "_")));
-    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(state)?;
-    Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
-        Errno::EWOULDBLOCK => AgentError::Running { node: options.node.clone(), path },
-        other => state(other.into()),
-    })
+    loop {
+        let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(state)?;
+        let file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| match errno {
+            Errno::EWOULDBLOCK => AgentError::Running { node: options.node.clone(), path: path.clone() },
+            other => state(other.into()),
+        })?;
+        // An agent that has just ended may have removed it.
+        let inode = |metadata: fs::Metadata| (metadata.dev(), metadata.ino());
+        let named = fs::metadata(&path).map(inode).ok();
+        if named == Some(inode(file.metadata().map_err(state)?)) {
+            return Ok(StateLock { path, _file: file });
+        }
+    }
 }
 
 /// Derives the size of the flow table from the machine's memory: a power of two, between 16 k and 1

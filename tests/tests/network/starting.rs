@@ -91,6 +91,41 @@ fn an_agent_that_is_not_ready_yet_is_drained_and_says_that_there_is_nothing_to_c
 }
 
 #[test]
+fn a_log_as_text_has_no_colors_in_a_file() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let (manifests, state, pins) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?, Folder::of_pins("text"));
+    let options = agent::Options::new(manifests.path(), state.path());
+    let mut command = agent::command(&lan.nodes[0], &options, pins.path())?;
+    command.args(["--log-format", "text"]).env_remove("NO_COLOR");
+    let process = Process::spawn("the agent", command)?;
+    let line = process.wait_for_line("that it is attached", PATIENCE, |line| line.contains("attached"))?;
+    assert!(line.contains("INFO") && !process.output().contains('\x1b'), "{line:?}");
+    Ok(())
+}
+
+/// An agent that cannot start leaves nothing in its state directory: no key, which another agent
+/// would not have, and no lock.
+#[test]
+fn a_start_that_fails_leaves_no_file() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
+    let (manifests, state) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?);
+    let (options, pins) = (agent::Options::new(manifests.path(), state.path()), Folder::of_pins("unstarted"));
+    let fails = |options: &agent::Options, pins: &std::path::Path, why: &str| -> Result<()> {
+        let mut process = Process::spawn("the agent", agent::command(&lan.nodes[0], options, pins)?)?;
+        let status = process.wait(PATIENCE)?;
+        assert!(!status.success() && process.output().contains(why), "{}", process.output());
+        let left: Vec<_> = fs::read_dir(state.path())?.map(|entry| Ok(entry?.file_name())).collect::<Result<_>>()?;
+        assert!(left.is_empty(), "after {why}: {left:?}");
+        Ok(())
+    };
+    fails(&agent::Options { interface: "eth7".to_owned(), ..options.clone() }, pins.path(), "eth7")?;
+    fails(&options, state.path(), "bpffs")?;
+    let port = format!("[::]:{}", 7945);
+    let _taken = lan.nodes[0].namespace().run(|| Ok(std::net::TcpListener::bind(&port)?))?;
+    fails(&options, pins.path(), "7945")
+}
+
+#[test]
 fn a_damaged_gossip_key_is_reported_and_nothing_is_put_into_the_kernel() -> Result<()> {
     let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
     let (manifests, state) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?);
