@@ -106,6 +106,23 @@ VIP         LEADER  SERVICES
 }
 
 #[test]
+fn an_input_without_services_is_said_to_have_none() -> Result<()> {
+    let internal = "{apiVersion: v1, kind: Service, metadata: {name: a, namespace: b}, spec: {ports: [{port: 80}]}}";
+    let none = "no Services of type LoadBalancer\n";
+    for (name, manifest, status, shown, said) in [
+        ("README.md", "not a manifest", 0, none.to_owned(), "warning: the input has no objects that vipmux reads\n"),
+        ("a.yaml", "kind: [", 1, none.to_owned(), "error: ./a.yaml:1: document 1: unclosed bracket '['\n"),
+        ("a.yaml", internal, 0, format!("{none}(not shown: 1 of other types)\n"), ""),
+    ] {
+        let directory = manifests(&[(name, manifest)])?;
+        let output = plan(directory.path(), &["."])?;
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(status), shown), "{manifest}");
+        assert_eq!(text(&output.stderr), said);
+    }
+    Ok(())
+}
+
+#[test]
 fn json_has_the_documented_fields_and_yaml_is_the_same() -> Result<()> {
     let directory = manifests(&[("cluster.yaml", CLUSTER), ("clashes.yaml", CLASHES)])?;
     let output = plan(directory.path(), &["-o", "json", "cluster.yaml", "clashes.yaml"])?;
@@ -380,15 +397,6 @@ fn a_reader_that_leaves_early_is_not_an_error() -> Result<()> {
     assert_eq!(output.status.code(), Some(2));
     let remedy = Reason::NoPool.remedy().context("a remedy")?;
     assert_eq!(text(&output.stderr), format!("remedy: NoPool: {remedy}\n"), "and nothing of a broken pipe");
-    Ok(())
-}
-
-#[test]
-fn an_empty_directory_is_an_empty_plan() -> Result<()> {
-    let directory = manifests(&[])?;
-    let output = plan(directory.path(), &["."])?;
-    assert_eq!((output.status.code(), text(&output.stderr).as_str()), (Some(0), ""));
-    assert_eq!(text(&output.stdout), "SERVICE  STATE  ADDRESSES  PORTS  REASON  MESSAGE\n");
     Ok(())
 }
 

@@ -87,7 +87,7 @@ impl Steps {
         }
         for vip in &details.vips {
             match &vip.leader {
-                Some(leader) => self.holds(StepKind::Leader, format!("{leader} should lead {}: {}", vip.address, vip.why)),
+                Some(leader) => self.holds(StepKind::Leader, format!("{leader} is preferred for {}: {}", vip.address, vip.why)),
                 None => self.broken(
                     StepKind::Leader,
                     format!("nobody may lead {}: {}", vip.address, vip.why),

@@ -44,6 +44,9 @@ pub(super) struct PlanReport<'a> {
     /// The number of Nodes.
     #[serde(skip)]
     nodes: usize,
+    /// The input has nothing that vipmux reads.
+    #[serde(skip)]
+    empty: bool,
 }
 
 /// A Service.
@@ -165,6 +168,7 @@ impl<'a> PlanReport<'a> {
             notes: &model.notes,
             problems: &objects.problems,
             nodes: model.nodes.len(),
+            empty: *objects == Objects::default(),
         }
     }
 
@@ -231,7 +235,14 @@ impl PlanOutput for PlanReport<'_> {
                 if self.nodes == 0 { "there are no Nodes in the input" } else { "no Node's network is available" };
             writeln!(err, "warning: nobody would lead: {why}")?;
         }
-        self.service_table().print(out, color)?;
+        if self.empty {
+            writeln!(err, "warning: the input has no objects that vipmux reads")?;
+        }
+        if self.services.iter().any(ServiceRow::is_shown) {
+            self.service_table().print(out, color)?;
+        } else {
+            writeln!(out, "no Services of type LoadBalancer")?;
+        }
         let unseen = self.services.iter().filter(|row| !row.is_shown()).count();
         if unseen > 0 {
             writeln!(out, "(not shown: {unseen} of other types)")?;

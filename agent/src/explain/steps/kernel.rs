@@ -60,7 +60,7 @@ impl Steps {
                     .flat_map(|details| &details.vips)
                     .find(|of| of.address.address() == vip.address),
             };
-            self.led(vip, held.fence.state);
+            self.led(vip, held.fence.state, desired);
             self.announced(vip, held, desired);
         }
         self.traffic(&services);

@@ -33,7 +33,7 @@ impl DesiredLeader<'_> {
 
 impl Steps {
     /// Checks who leads it, as this node's agent last wrote.
-    pub(super) fn led(&mut self, vip: &VipView, fence: FenceState) {
+    pub(super) fn led(&mut self, vip: &VipView, fence: FenceState, desired: DesiredLeader<'_>) {
         let VipView { address, epoch, leadership, .. } = vip;
         let (leader, since) = match leadership {
             VipLeadership { role: None, .. } => {
@@ -48,7 +48,12 @@ impl Steps {
         };
         let reason = leadership.reason().map(|reason| format!(": {reason}")).unwrap_or_default();
         let finding = match leader {
-            Some(leader) => format!("{leader} has led {address} for {since}, epoch {epoch}{reason}"),
+            Some(leader) => {
+                let other = desired.leader().filter(|other| other.as_str() != leader);
+                let other =
+                    other.map(|other| format!("; it keeps the address while it can, although {other} is preferred"));
+                format!("{leader} has led {address} for {since}, epoch {epoch}{reason}{}", other.unwrap_or_default())
+            }
             None => format!("nobody has led {address} for {since}"),
         };
         match leader {
