@@ -45,7 +45,7 @@ fn a_served_service_and_its_vip_are_explained_by_leader_and_others() -> Result<(
         let explanation = await_broken(&cluster, &leader, target, None)?;
         assert_eq!(explanation["source"]["agent"], *leader);
         assert!(
-            findings(&explanation, "leader")[0].starts_with(&format!("{planned} should lead {vip}")),
+            findings(&explanation, "leader")[0].starts_with(&format!("{planned} is preferred for {vip}")),
             "{explanation}"
         );
         assert!(findings(&explanation, "announced")[0].contains("this node answers"), "{explanation}");
@@ -113,7 +113,7 @@ fn without_its_agent_a_node_explains_what_its_kernel_holds_and_manifests_tell_th
     let (code, explanation) = explain(&cluster, &leader, "shop/web", &["--manifests", &manifests])?;
     assert_eq!((code, &explanation["source"]), (2, &"manifests".into()));
     let planned = &cluster.planned_leader(VIP)?.name;
-    assert!(findings(&explanation, "leader")[0].starts_with(&format!("{planned} should lead")), "{explanation}");
+    assert!(findings(&explanation, "leader")[0].starts_with(&format!("{planned} is preferred for")), "{explanation}");
     let (code, error) = explain(&cluster, &leader, "shop/gone", &[])?;
     assert_eq!(code, 1, "{error}");
     Ok(())
