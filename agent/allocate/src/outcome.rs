@@ -65,6 +65,10 @@ fn adrift(model: &Model, service: &Service, vip: Vip) -> Option<String> {
     let (what, remedy) = match (pool, model.pool_of(vip)) {
         (Ok(Some(pool)), Some(_)) if pool.contains(vip) => return None,
         (Ok(None), Some(_)) => return None,
+        // Pools may be created last.
+        (Ok(_), None) if model.pools.is_empty() => {
+            (format!("{vip} is in no pool, since there is none"), "create a pool that has it")
+        }
         (Ok(_), None) => (format!("{vip} is in no pool any more"), "put it into a pool again"),
         (Ok(Some(pool)), Some(_)) => {
             (format!("{vip} is not in pool {} any more", pool.name), "put it into that pool again")

@@ -62,11 +62,14 @@ impl DesiredStatus {
 
     fn assigned(name: &ServiceName, assignment: &Assignment, inputs: StatusInputs<'_>) -> Self {
         let message = noted(given(name, assignment, inputs.model), &assignment.warnings);
+        // Without pools there is one for each address. That is no fault: pools may come last.
+        let of_no_pools = if inputs.model.pools.is_empty() { assignment.addresses.len() } else { 0 };
+        let warned = assignment.warnings.len() > of_no_pools;
         Self {
             ingress: Some(assignment.addresses.clone()),
             allocated: DesiredCondition::new(ConditionStatus::True, assignment.reason.to_string(), message),
             announced: announced::announced(&assignment.addresses, inputs),
-            warning: !assignment.is_as_asked() || !assignment.warnings.is_empty(),
+            warning: !assignment.is_as_asked() || warned,
         }
     }
 

@@ -324,6 +324,24 @@ fn an_event_reports_only_changes_and_each_once() {
     assert_eq!(news(&server, "a"), None);
 }
 
+/// As after an installation, when the Services have addresses of an earlier one.
+#[test]
+fn an_address_without_a_pool_is_worth_a_warning_only_if_there_are_pools() {
+    let mut server = Server::new(&["192.0.2.10"]);
+    server.put("a", 80, &[KEY]);
+    write(&mut server, "a", 1);
+    server.objects.vip_pools.clear();
+    let news = |server: &Server| {
+        let desired = Whole::of(server).desired("a");
+        EventContent::of(&object(server, "a"), &desired).map(|news| (news.event_type, news.note))
+    };
+    let (event_type, note) = news(&server).unwrap();
+    assert!(event_type == EventType::Normal && note.contains("is in no pool, since there is none"), "{note}");
+    server.pool("spare", &["198.51.100.1"]);
+    let (event_type, note) = news(&server).unwrap();
+    assert!(event_type == EventType::Warning && note.contains("is in no pool any more"), "{note}");
+}
+
 #[test]
 fn pools_and_policies_tell_what_is_used_and_led() {
     let mut server = Server::new(&["192.0.2.10-192.0.2.19", "2001:db8::/64"]);

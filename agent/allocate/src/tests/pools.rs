@@ -36,6 +36,10 @@ fn in_no_pool(address: &str) -> String {
     kept(address, &format!("{address} is in no pool any more"), "put it into a pool again")
 }
 
+fn without_pools(address: &str) -> String {
+    kept(address, &format!("{address} is in no pool, since there is none"), "create a pool that has it")
+}
+
 fn without_its_pool(pools: &str) -> String {
     kept("192.0.2.11", &format!("pool \"lan\" does not exist ({pools})"), "give a pool that name or alias")
 }
@@ -98,7 +102,7 @@ fn a_pool_that_is_deleted_leaves_its_services_where_they_are_and_says_so() {
     let deleted = served().without_pool("lan").assigned();
     assert_eq!(deleted.outcome(), SERVED);
     let named = without_its_pool("there are no pools");
-    let found = [vec![in_no_pool("192.0.2.10")], vec![named], vec![in_no_pool("192.0.2.12")]];
+    let found = [vec![without_pools("192.0.2.10")], vec![named], vec![without_pools("192.0.2.12")]];
     assert_eq!(warnings(&deleted), found);
     let back = deleted.vip_pool("lan", &json!({"addresses": ["192.0.2.0/24"]}));
     assert_eq!(back.outcome(), SERVED);
