@@ -342,10 +342,11 @@ impl Source<'_> {
     /// record may be replaced.
     ///
     /// A handed-over frame stays here, and no frame goes back to its node. Such a frame may be
-    /// forged. So it only replaces a record if a node vouches for it, and if it may begin a flow.
-    /// (An earlier flow of the same ports may have left the record.)
+    /// forged. So it only replaces a record if it may begin a flow. (An earlier flow of the same
+    /// ports may have left the record.) Also, a node must vouch for it, or the record is new: a node
+    /// without the programs sends a flow's first packet back. It sends datagrams back at any time.
     #[inline(always)]
-    fn is_fit(&self, target: &Target, segment: &Segment) -> Result<bool, DropReason> {
+    fn is_fit(&self, target: &Target, segment: &Segment, flags: u32) -> Result<bool, DropReason> {
         if target.local.is_some() {
             return Ok(true);
         }
@@ -354,7 +355,10 @@ impl Source<'_> {
         if !self.handed_over && !came_back {
             return Ok(true);
         }
-        let is_trusted = self.handed_over || self.interface.flags & INTERFACE_OWN_MAC != 0;
+        let is_trusted = self.handed_over
+            || self.interface.flags & INTERFACE_OWN_MAC != 0
+            || flags & FLOW_NEW != 0
+            || segment.protocol == UDP;
         if is_trusted && segment.may_begin() {
             return Ok(false);
         }
@@ -390,7 +394,7 @@ pub(crate) fn find(
     if leaving && segment.protocol == UDP {
         return Ok(None);
     }
-    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) || !source.is_fit(&target, segment)? {
+    if syn && (flags & (FLOW_CLIENT_FIN | FLOW_RESET) != 0 || !ready) || !source.is_fit(&target, segment, flags)? {
         return Ok(None);
     }
     let after = if syn { flags } else { after(flags & !(FLOW_NEW | FLOW_HALF_OPEN), segment.flags, FLOW_CLIENT_FIN) };

@@ -11,7 +11,7 @@ use crate::{
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
         DNS, DNS_UDP, ELSEWHERE_HTTP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED,
-        NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_HANDOVER, SELF_MAC, SYSLOG, Service, VIP, WHILE, from_client,
+        NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, Service, VIP, WHILE, from_client,
         from_peer, vip_of,
     },
 };
@@ -138,9 +138,10 @@ fn not_handed_over() -> Vec<Case> {
         Case::ingress("nor does a SYN of a backend's node", from_node(&syn(MIXED)))
             .given(|state| MIXED.record(state, REMOTE, WHILE, 0))
             .dropped(DropReason::Hairpin),
-        Case::ingress("nor a datagram of a backend's node", from_node(&datagram(SYSLOG)))
-            .given(|state| SYSLOG.record(state, REMOTE, WHILE, 0))
-            .dropped(DropReason::Hairpin),
+        Case::ingress("but a SYN that a node without the programs sends back moves", from_node(&syn(SPREAD)))
+            .given(|state| SPREAD.record(state, REMOTE, 0, abi::FLOW_NEW | abi::FLOW_HALF_OPEN))
+            .becomes(Verdict::Redirected(handed(&syn(SPREAD), FAR_MAC)), &new_flow(SPREAD, Stat::HandedOver))
+            .then(|state| SPREAD.record(state, FAR, 0, 0)),
     ]
 }
 

@@ -6,9 +6,10 @@ use std::net::SocketAddr;
 
 use vipmux_common::{
     abi::{
-        AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FlowKey, INTERFACE_OWN_MAC, Interface,
-        Mac, NODE_ATTACHED, Node, PEER_HANDOVER, SERVICE_DIRECT, SERVICE_KERNEL, SERVICE_SPARE, ServiceKey,
-        ServiceState, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS, VipValue,
+        AffinityKey, BACKEND_LOCAL, BACKEND_READY, Backend, Config, DropReason, FLOW_NEW, FlowKey, FlowRecord,
+        INTERFACE_OWN_MAC, Interface, Mac, NODE_ATTACHED, Node, PEER_HANDOVER, SERVICE_DIRECT, SERVICE_KERNEL,
+        SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue, UNCLAIMED_PASS, UNCLAIMED_REJECT, VIP_ALL_PORTS,
+        VipValue,
     },
     hash,
 };
@@ -274,7 +275,7 @@ impl Walk<'_> {
         if self.is_fit(&target)? {
             return Ok(Ok(Some((target, flow.slot))));
         }
-        let Some(reason) = self.kept_away(&target, entered)? else {
+        let Some(reason) = self.kept_away(&target, &flow, entered)? else {
             self.note("flow", "this frame cannot reach the recorded backend: balanced again");
             return Ok(Ok(None));
         };
@@ -284,10 +285,17 @@ impl Walk<'_> {
 
     /// Returns why a frame that cannot reach the backend of a live record is dropped; `None`: another
     /// backend is chosen.
-    fn kept_away(&self, target: &IndexedBackend, entered: Interface) -> Result<Option<DropReason>, MapsError> {
+    fn kept_away(
+        &self,
+        target: &IndexedBackend,
+        flow: &FlowRecord,
+        entered: Interface,
+    ) -> Result<Option<DropReason>, MapsError> {
         let handed_over = self.is_handed_over()?;
-        let may_begin = self.request.syn || self.request.protocol == Protocol::Udp;
-        let is_trusted = handed_over || entered.flags & INTERFACE_OWN_MAC != 0;
+        let is_udp = self.request.protocol == Protocol::Udp;
+        let may_begin = self.request.syn || is_udp;
+        let is_new = u32::from(flow.flags) & FLOW_NEW != 0;
+        let is_trusted = handed_over || entered.flags & INTERFACE_OWN_MAC != 0 || is_new || is_udp;
         let reason = if handed_over { DropReason::NotLocal } else { DropReason::Hairpin };
         Ok((self.attached(target)?.is_some() && !(is_trusted && may_begin)).then_some(reason))
     }
