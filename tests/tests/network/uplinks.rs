@@ -2,12 +2,8 @@
 
 use std::fs;
 
-use anyhow::{Context as _, Result, ensure};
-use aya::{
-    Ebpf,
-    programs::{ProgramInfo, SchedClassifier, TcAttachType},
-    util::KernelVersion,
-};
+use anyhow::{Result, ensure};
+use aya::util::KernelVersion;
 use vipmux_tests::{
     agent,
     cleanup::Folder,
@@ -183,27 +179,6 @@ fn native_xdp_runs_where_frames_are_longer_than_a_page() -> Result<()> {
     let agent = agent::Agent::start(node, &agent::Options { interface: "big0".to_owned(), ..options })?;
     agent.wait_ready(PATIENCE)?;
     assert!(agent.process().output().contains(r#""mode":"native""#), "{}", agent.process().output());
-    Ok(())
-}
-
-/// A CNI's programs must see the pod's address, not the VIP.
-#[test]
-fn replies_are_translated_after_what_all_other_programs_do_on_the_way_out() -> Result<()> {
-    let Some(lan) = Lan::for_test(Options { nodes: 1, clients: 0, ..Options::default() })? else { return Ok(()) };
-    let node = &lan.nodes[0];
-    // Any program will do.
-    let mut other = Ebpf::load(vipmux_datapath::bpf::OBJECT)?;
-    let program: &mut SchedClassifier = other.program_mut("vipmux_egress").context("no program")?.try_into()?;
-    program.load()?;
-    node.namespace().run(|| Ok(program.attach("eth0", TcAttachType::Egress)?))?;
-    let other = program.info()?.id();
-
-    let (manifests, state) = (Manifests::for_lan(&lan)?, Folder::temporary("state")?);
-    let agent = agent::Agent::start(node, &agent::Options::new(manifests.path(), state.path()))?;
-    agent.wait_ready(PATIENCE)?;
-    let programs = node.namespace().run(|| Ok(SchedClassifier::query_tcx("eth0", TcAttachType::Egress)?.1))?;
-    let ids: Vec<_> = programs.iter().map(ProgramInfo::id).collect();
-    ensure!(ids.len() == 2 && ids[0] == other, "programs {ids:?} in this order, and {other} is the other one");
     Ok(())
 }
 
