@@ -26,6 +26,7 @@ pub use self::details::{
 };
 use crate::inspect::{
     backends::BackendView,
+    neighbors::NeighborView,
     services::ServiceView,
     vips::{FenceView, VipView},
 };
@@ -94,6 +95,8 @@ pub struct KernelState {
     pub services: Vec<ServiceView>,
     /// The backends.
     pub backends: Vec<BackendView>,
+    /// The nodes of the backends.
+    pub neighbors: Vec<NeighborView>,
     /// The interfaces that the XDP program is attached to, by name.
     pub attached: BTreeSet<String>,
 }
@@ -112,6 +115,8 @@ impl KernelState {
             backend.used_by.iter().any(|claim| self.services.iter().any(|service| service.claim == *claim))
         };
         self.backends.retain(is_used);
+        let nodes: BTreeSet<_> = self.backends.iter().filter_map(|backend| backend.node.as_ref()).collect();
+        self.neighbors.retain(|neighbor| nodes.contains(&neighbor.node));
         self
     }
 

@@ -75,6 +75,7 @@ pub use self::{
     object_source::ObjectSource,
     startup::{RuntimeOptions, run},
 };
+use crate::gossip::Addresses;
 use vipmux_cluster::store::StoreReport;
 use vipmux_datapath::link::{Links, Monitor};
 use vipmux_election::{Command, Input};
@@ -118,7 +119,7 @@ impl Agent {
                 self_check: &mut self.self_check,
             };
             let event = inputs.next(sources, &timers).await?;
-            match self.handle(event, &mut inputs)? {
+            match self.handle(event, &mut inputs, monitor)? {
                 Next::Wait => {}
                 Next::Reconcile => {
                     let (state, network) = inputs.take();
@@ -137,7 +138,7 @@ impl Agent {
     }
 
     /// Passes an event to its component.
-    fn handle(&mut self, event: Event, inputs: &mut Inputs) -> Result<Next, AgentError> {
+    fn handle(&mut self, event: Event, inputs: &mut Inputs, monitor: &Monitor) -> Result<Next, AgentError> {
         let mut reconcile = false;
         match event {
             Event::Heartbeat => {
@@ -150,7 +151,7 @@ impl Agent {
                 }
             }
             Event::ProbeResults => self.health.update(&self.election.elector)?,
-            Event::PeersChanged => reconcile = self.peers_changed(inputs.has_begun())?,
+            Event::PeersChanged => reconcile = self.peers_changed(inputs.has_begun(), monitor)?,
             Event::StoreReport(report) => self.store_report(report)?,
             Event::AddressProbeDue => self.poll_address_probes()?,
             Event::ElectionDue => self.elect()?,
@@ -240,10 +241,17 @@ impl Agent {
     }
 
     /// Handles the membership's events. Returns whether to reconcile, since a peer's MACs changed.
-    fn peers_changed(&mut self, begun: bool) -> Result<bool, AgentError> {
+    fn peers_changed(&mut self, begun: bool, monitor: &Monitor) -> Result<bool, AgentError> {
         self.elect()?;
         self.health.update(&self.election.elector)?;
+        self.doubt_nodes(&self.election.elector.nodes(), monitor);
         Ok(begun && self.election.update_peer_macs())
+    }
+
+    /// Lets the monitor find out which of the nodes died whose agents do not answer.
+    fn doubt_nodes(&self, nodes: &Addresses, monitor: &Monitor) {
+        let ports = self.serving.interfaces.attached.keys().copied().collect();
+        monitor.doubt(self.election.doubts(nodes, self.serving.kernel.observed()), ports);
     }
 
     fn store_report(&mut self, report: StoreReport) -> Result<(), AgentError> {

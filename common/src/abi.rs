@@ -430,6 +430,9 @@ pub struct Backend {
 pub const NODE_ATTACHED: u32 = 1;
 /// The agent's own node.
 pub const NODE_SELF: u32 = 2;
+/// Neither its agent nor its kernel answers, so it is not [attached](NODE_ATTACHED). For people and
+/// for a restarted agent.
+pub const NODE_SILENT: u32 = 4;
 
 /// `NODES[index]`.
 #[repr(C)]
@@ -443,7 +446,7 @@ pub struct Node {
     pub ifindex: u32,
     /// That interface's MTU, bytes.
     pub mtu: u32,
-    /// [`NODE_ATTACHED`], [`NODE_SELF`].
+    /// [`NODE_ATTACHED`], [`NODE_SELF`], [`NODE_SILENT`].
     pub flags: u32,
     /// Changes whenever a backend of this node goes, stops taking new flows or becomes local. So a
     /// flow record of the same epoch needs no check of its backend. A generation, and never another

@@ -14,6 +14,7 @@ mod routes;
 mod segment;
 #[cfg(test)]
 mod tests;
+mod unreachability;
 mod veth;
 
 use std::{
@@ -32,6 +33,7 @@ pub use self::{
     neighbors::{Neighbor, ResolvedNeighbors, remove_neighbors},
     routes::gateways,
     segment::{Segment, SegmentPort, Segments},
+    unreachability::{Doubt, Doubts},
     veth::{Delivery, OtherEnd, other_ends},
 };
 

@@ -66,8 +66,19 @@ pub struct DesiredNode {
     pub ifindex: u32,
     /// That interface's MTU, bytes.
     pub mtu: u32,
-    /// Whether the program is attached there.
-    pub attached: bool,
+    /// Whether frames may be handed over to it.
+    pub reach: Reach,
+}
+
+/// Whether frames may be handed over to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// They may.
+    Attached,
+    /// Its MAC is not known, or the interface that leads to it has no program.
+    Detached,
+    /// Neither its agent nor its kernel answers.
+    Silent,
 }
 
 /// A VIP.

@@ -15,7 +15,7 @@ use crate::{
 };
 use vipmux_model::{
     NodeName,
-    desired::{Desired, DesiredNode},
+    desired::{Desired, DesiredNode, Reach},
 };
 
 /// The steps for `NODES`, `NODE_NAMES` and `PEERS`.
@@ -166,14 +166,18 @@ pub(super) fn handover_macs<'a>(desired: &'a Desired, node: &NodeName) -> &'a [M
 }
 
 fn value(node: &DesiredNode, local: bool, handover: Mac, epoch: u32) -> abi::Node {
-    let attached = if node.attached { abi::NODE_ATTACHED } else { 0 };
+    let reach = match node.reach {
+        Reach::Attached => abi::NODE_ATTACHED,
+        Reach::Detached => 0,
+        Reach::Silent => abi::NODE_SILENT,
+    };
     let own = if local { abi::NODE_SELF } else { 0 };
     abi::Node {
         mac: node.mac.unwrap_or_default(),
         handover,
         ifindex: node.ifindex,
         mtu: node.mtu,
-        flags: attached | own,
+        flags: reach | own,
         epoch,
     }
 }

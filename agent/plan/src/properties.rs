@@ -21,7 +21,9 @@ use crate::{
 };
 use vipmux_model::{
     Family, NodeName, PortClaim, PortNumber, Protocol, Vip,
-    desired::{Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Readiness, Treatment, Unreachable},
+    desired::{
+        Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
+    },
 };
 use vipmux_testing::names::{node_name, service_name};
 
@@ -167,7 +169,8 @@ prop_compose! {
         let speakers = nodes.iter().filter_map(second).collect();
         let nodes = nodes.into_iter().map(|(n, (attached, mac))| {
             let mac = (mac > 0).then(|| Mac::new([2, 0, 0, 0, mac, n]));
-            (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, attached })
+            let reach = if attached { Reach::Attached } else { Reach::Detached };
+            (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, reach })
         }).collect();
         let unreachable = if to_kernel { Unreachable::Kernel } else { Unreachable::Refuse };
         Desired { local: node(0), nodes, speakers, handover_macs: Arc::default(), vips, services: services.into(), unreachable }

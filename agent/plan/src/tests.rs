@@ -18,7 +18,7 @@ use crate::{
     simulation::{HZ, Kernel},
 };
 use vipmux_model::desired::{
-    Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Readiness, Treatment, Unreachable,
+    Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
 };
 use vipmux_testing::names::{node_name, service_name, tcp_claim, vip};
 
@@ -38,7 +38,7 @@ pub(super) fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
 pub(super) fn desired() -> Desired {
     let node_with_mac = |last, name| {
         let mac = Some(Mac::new([2, 0, 0, 0, 0, last]));
-        (node_name(name), DesiredNode { mac, ifindex: 2, mtu: 1500, attached: true })
+        (node_name(name), DesiredNode { mac, ifindex: 2, mtu: 1500, reach: Reach::Attached })
     };
     Desired {
         local: node_name("a"),
@@ -368,6 +368,18 @@ fn this_node_is_no_peer_of_its_own() {
     assert_eq!(world.kernel.entries.peers, [(Mac::new([2, 0, 0, 0, 0, 2]), 1)].into());
     let flags: Vec<_> = world.kernel.entries.nodes.values().map(|node| node.flags).collect();
     assert_eq!(flags, [abi::NODE_ATTACHED | abi::NODE_SELF, abi::NODE_ATTACHED]);
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_not_attached_and_keeps_its_mac_and_epoch() {
+    let mut world = World::new();
+    world.reach(&desired());
+    let before: Vec<_> = world.kernel.entries.nodes.values().copied().collect();
+    let mut dead = desired();
+    dead.nodes.get_mut(&node_name("b")).unwrap().reach = Reach::Silent;
+    world.reach(&dead);
+    let after: Vec<_> = world.kernel.entries.nodes.values().copied().collect();
+    assert_eq!(after, [before[0], abi::Node { flags: abi::NODE_SILENT, ..before[1] }]);
 }
 
 #[test]

@@ -14,7 +14,8 @@ use crate::{
     dry_run::{self, InputError, ManifestAllocation},
     explain::{ExplainTarget, Explanation, KernelState, PipelineResults, TargetDetails, UnknownTarget},
     inspect::{
-        InspectError, backends::Backends, clock::Clock, objects::PinnedPrograms, services::Services, vips::Vips,
+        InspectError, backends::Backends, clock::Clock, neighbors::NeighborList, objects::PinnedPrograms,
+        services::Services, vips::Vips,
     },
     output::{self, Format, table::Color},
 };
@@ -148,6 +149,7 @@ fn kernel(pin_path: &Path) -> Result<Result<KernelState, String>, InspectError> 
         vips,
         services: Services::read(&maps, &clock)?.services,
         backends: Backends::read(&maps)?.backends,
+        neighbors: NeighborList::read(&maps)?.neighbors,
         attached: xdp.flat_map(|program| program.attached).map(|attached| attached.interface).collect(),
     }))
 }

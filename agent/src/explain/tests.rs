@@ -161,8 +161,34 @@ fn held() -> KernelState {
         vips: vec![vip],
         services: vec![service],
         backends: vec![backend],
+        neighbors: vec![neighbor("n1")],
         attached: ["eth0".into()].into(),
     }
+}
+
+/// A node that is this node if it is `n1`, and that frames can be handed over to.
+fn neighbor(name: &str) -> NeighborView {
+    NeighborView {
+        index: 0,
+        node: name.to_owned(),
+        mac: Some("02:00:00:00:00:0a".to_owned()),
+        handover_mac: None,
+        peer_macs: Vec::new(),
+        interface: Some("eth0".to_owned()),
+        mtu: 1500,
+        attached: true,
+        silent: false,
+        is_self: name == "n1",
+    }
+}
+
+/// Adds a backend on `n2`, which does not answer.
+fn add_silent_node(held: &mut KernelState) {
+    let address = "10.0.0.2".parse().unwrap();
+    let node = Some("n2".to_owned());
+    held.backends.push(BackendView { index: 2, address, node, local: false, ..held.backends[0].clone() });
+    held.services[0].ready += 1;
+    held.neighbors.push(NeighborView { attached: false, silent: true, ..neighbor("n2") });
 }
 
 fn shown(target: &str, details: Result<TargetDetails, String>, kernel: &Result<KernelState, String>) -> String {
@@ -225,11 +251,15 @@ fn the_first_broken_step_of_the_models_half_is_found() {
 fn the_first_broken_step_of_the_kernels_half_is_found() {
     type Change = fn(&mut KernelState);
     let objects = objects();
-    let cases: [(&str, StepKind, Change); 12] = [
+    let cases: [(&str, StepKind, Change); 13] = [
         ("no-vip", StepKind::Vip, |held| held.vips.clear()),
         ("no-service", StepKind::Service, |held| held.services.clear()),
         ("of-another", StepKind::Service, |held| held.services[0].claim.name = "other".into()),
         ("no-backend", StepKind::Service, |held| held.services[0].ready = 0),
+        ("unreached", StepKind::Service, |held| {
+            add_silent_node(held);
+            held.backends.remove(0);
+        }),
         ("nowhere", StepKind::Announced, |held| held.vips[0].interfaces.clear()),
         ("detached", StepKind::Announced, |held| held.attached.clear()),
         ("lapsed", StepKind::Announced, |held| {
@@ -251,6 +281,16 @@ fn the_first_broken_step_of_the_kernels_half_is_found() {
         assert_eq!(broken(details.clone(), held.clone()), Some(step), "{name}");
         insta::assert_snapshot!(format!("kernel-{name}"), shown("shop/web", Ok(details), &Ok(held)));
     }
+}
+
+#[test]
+fn backends_on_a_node_that_does_not_answer_are_counted() {
+    let (objects, mut held) = (objects(), held());
+    add_silent_node(&mut held);
+    assert_eq!(broken(of_agent(&objects, "shop/web"), held.clone()), None);
+    let shown = shown("shop/web", Ok(of_agent(&objects, "shop/web")), &Ok(held));
+    let finding = "80/TCP on 192.0.2.10: 1 of 2 backends get no packets from this node: n2 (does not answer)";
+    assert!(shown.contains(&format!("service     note   {finding}\n")), "{shown}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, Node, NodeLabel, PEER_HANDOVER};
+use vipmux_common::abi::{Mac, NODE_ATTACHED, NODE_SELF, NODE_SILENT, Node, NodeLabel, PEER_HANDOVER};
 
 use crate::output::{
     Report,
@@ -36,6 +36,8 @@ pub struct NeighborView {
     pub mtu: u32,
     /// Its program is attached, so frames may be handed over to it.
     pub attached: bool,
+    /// Neither its agent nor its kernel answers.
+    pub silent: bool,
     /// It is this node.
     #[serde(rename = "self")]
     pub is_self: bool,
@@ -50,6 +52,19 @@ pub struct NeighborList {
 
 fn resolved(mac: Mac) -> Option<String> {
     (mac != Mac::default()).then(|| mac.to_string())
+}
+
+impl NeighborView {
+    /// Returns whether frames may be handed over to it, or why not.
+    pub fn state(&self) -> &'static str {
+        match self {
+            Self { is_self: true, .. } => "this node",
+            Self { attached: true, .. } => "attached",
+            Self { silent: true, .. } => "does not answer",
+            Self { mac: None, .. } => "not resolved",
+            _ => "not attached",
+        }
+    }
 }
 
 impl NeighborList {
@@ -71,6 +86,7 @@ impl NeighborList {
             interface: (node.ifindex != 0).then(|| interface_name(node.ifindex)),
             mtu: node.mtu,
             attached: node.flags & NODE_ATTACHED != 0,
+            silent: node.flags & NODE_SILENT != 0,
             is_self: node.flags & NODE_SELF != 0,
         };
         let mut neighbors: Vec<_> = maps.read_nodes()?.into_iter().map(view).collect();
@@ -86,11 +102,10 @@ impl Report for NeighborList {
         let header = ["NODE", "MAC", "HAND-OVER MAC", "INTERFACE", "MTU", "STATE"];
         let mut table = Table::new(&header).right_aligned(&["MTU"]);
         for neighbor in &self.neighbors {
-            let state = match (neighbor.is_self, neighbor.mac.is_some(), neighbor.attached) {
-                (true, ..) => Cell::from("this node"),
-                (_, false, _) => Cell::toned("not resolved", Tone::Bad),
-                (_, _, false) => Cell::toned("not attached", Tone::Bad),
-                _ => Cell::toned("attached", Tone::Good),
+            let state = match neighbor.state() {
+                state @ "this node" => Cell::from(state),
+                state @ "attached" => Cell::toned(state, Tone::Good),
+                state => Cell::toned(state, Tone::Bad),
             };
             let mtu = if neighbor.mtu == 0 { String::new() } else { neighbor.mtu.to_string() };
             table.row([

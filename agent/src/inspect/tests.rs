@@ -24,6 +24,7 @@ use super::{
     vips::Vips,
 };
 use crate::output::{Format, Report, table::Color, write};
+use vipmux_common::abi::{NODE_SILENT, Node};
 use vipmux_datapath::bpf::pins::{LinkKind, XDP_PROGRAM};
 use vipmux_model::Protocol;
 
@@ -180,7 +181,10 @@ fn more_flows_than_the_limit_are_cut_with_a_notice() {
 
 #[test]
 fn neighbors_show_how_nodes_are_reached() {
-    let Some(cluster) = Cluster::new() else { return };
+    let Some(mut cluster) = Cluster::new() else { return };
+    let nodes = &mut cluster.fixture.maps.nodes;
+    let silent = Node { flags: NODE_SILENT, ..nodes.get(&3, 0).unwrap() };
+    nodes.set(3, silent, 0).unwrap();
     let neighbors = NeighborList::read(&cluster.maps()).unwrap();
     assert_eq!(
         text(&neighbors),
@@ -189,14 +193,17 @@ NODE    MAC                HAND-OVER MAC      INTERFACE   MTU  STATE
 node-a  02:00:00:00:00:0a  0e:76:6d:00:00:0a  lo         1500  this node
 node-b  02:00:00:00:00:0b  0e:76:6d:00:00:0b  lo         1500  attached
 node-c  -                  -                  -             -  not resolved
-node-d  02:00:00:00:00:0d  0e:76:6d:00:00:0d  lo         1500  attached
+node-d  02:00:00:00:00:0d  0e:76:6d:00:00:0d  lo         1500  does not answer
 "
     );
     assert_eq!(
         json(&neighbors)["neighbors"][1],
         json!({"index": 1, "node": "node-b", "mac": "02:00:00:00:00:0b", "handover_mac": "0e:76:6d:00:00:0b",
-               "peer_macs": ["02:00:00:00:00:0b"], "interface": "lo", "mtu": 1500, "attached": true, "self": false})
+               "peer_macs": ["02:00:00:00:00:0b"], "interface": "lo", "mtu": 1500, "attached": true, "silent": false,
+               "self": false})
     );
+    let silent = &json(&neighbors)["neighbors"][3];
+    assert_eq!([&silent["attached"], &silent["silent"]], [false, true]);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use vipmux_common::abi::{self, Mac, NODE_ATTACHED};
+use vipmux_common::abi::{self, Mac, NODE_ATTACHED, NODE_SILENT};
 
 use super::{interfaces::AttachedInterfaces, pipeline::ServingState, warnings::Warnings};
 use vipmux_datapath::{
@@ -17,7 +17,7 @@ use vipmux_datapath::{
 use vipmux_model::{
     NodeName, PortClaim, Vip,
     advertisement::Interfaces as Allowed,
-    desired::{Desired, DesiredNode, DesiredVip, Unreachable},
+    desired::{Desired, DesiredNode, DesiredVip, Reach, Unreachable},
 };
 use vipmux_plan::Observed;
 
@@ -112,7 +112,8 @@ impl DesiredInputs<'_> {
             let first = self.interfaces.segments.iter().next();
             let port = first.and_then(|segment| segment.ports.first().copied()).unwrap_or_default();
             let mtu = first.map_or(0, |segment| mtu(segment.ifindex));
-            return Ok(DesiredNode { mac: first.map(|segment| segment.mac), ifindex: port, mtu, attached: true });
+            let mac = first.map(|segment| segment.mac);
+            return Ok(DesiredNode { mac, ifindex: port, mtu, reach: Reach::Attached });
         }
         let address = address.ok_or("it has no InternalIP")?;
         match self.neighbors.get(&address) {
@@ -121,9 +122,11 @@ impl DesiredInputs<'_> {
                 let published = self.peer_macs.get(name).and_then(|macs| macs.get(&0)).copied();
                 let port = self.interfaces.segments.port_to(*neighbor);
                 let mac = published.or(neighbor.mac());
-                let is_attached = mac.is_some() && port.is_some();
-                let port = port.unwrap_or_default();
-                Ok(DesiredNode { mac, ifindex: port, mtu: mtu(*ifindex), attached: is_attached })
+                let reach = if mac.is_some() && port.is_some() { Reach::Attached } else { Reach::Detached };
+                Ok(DesiredNode { mac, ifindex: port.unwrap_or_default(), mtu: mtu(*ifindex), reach })
+            }
+            Some(Neighbor::Silent { ifindex }) => {
+                Ok(DesiredNode { reach: Reach::Silent, ..self.last_known(name, Some(*ifindex)) })
             }
             // The kernel was just asked to resolve it: nothing is wrong yet.
             None => Ok(self.last_known(name, None)),
@@ -147,8 +150,12 @@ impl DesiredInputs<'_> {
         let first = segment.and_then(|segment| segment.ports.first().copied());
         let port = known.map(|node| node.ifindex).or(first).unwrap_or_default();
         let mtu = self.links.get(ifindex.unwrap_or(port)).map_or(0, |interface| interface.mtu);
-        let attached = known.is_some_and(|node| node.flags & NODE_ATTACHED != 0);
-        DesiredNode { mac: known.map(|node| node.mac), ifindex: port, mtu, attached }
+        let reach = match known.map_or(0, |node| node.flags) {
+            flags if flags & NODE_ATTACHED != 0 => Reach::Attached,
+            flags if flags & NODE_SILENT != 0 => Reach::Silent,
+            _ => Reach::Detached,
+        };
+        DesiredNode { mac: known.map(|node| node.mac), ifindex: port, mtu, reach }
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     num::NonZeroU16,
     sync::Arc,
     time::{Duration, Instant},
@@ -17,15 +18,19 @@ use super::{
     pipeline::ServingState,
     published::Published,
 };
-use crate::control::DrainProgress;
+use crate::{control::DrainProgress, gossip::Addresses};
 use vipmux_cluster::source::SourceGuard;
-use vipmux_common::abi::Mac;
-use vipmux_datapath::{bpf::maps::MapsError, link::Links};
+use vipmux_common::abi::{Mac, NODE_SILENT};
+use vipmux_datapath::{
+    bpf::maps::MapsError,
+    link::{Doubt, Doubts, Links},
+};
 use vipmux_election::{
     Command, Input,
-    membership::{Item, ItemKey, MOST_SEGMENTS, Peer},
+    membership::{Item, ItemKey, MOST_SEGMENTS, MemberStatus, Peer},
 };
 use vipmux_model::{NodeName, Vip, desired::Desired};
+use vipmux_plan::Observed;
 
 /// The election, with what it decides by and what it shows.
 pub(super) struct ElectionDriver {
@@ -129,6 +134,18 @@ impl ElectionDriver {
         &self.peer_macs
     }
 
+    /// Returns which of the nodes may be dead, since their agents do not answer.
+    pub(super) fn doubts(&self, nodes: &Addresses, observed: &Observed) -> Doubts {
+        let was_silent = |node: &NodeName| observed.node(node).is_some_and(|node| node.flags & NODE_SILENT != 0);
+        self.elector.peers(|peers| {
+            let of_node = |(name, addresses): (&NodeName, &Vec<IpAddr>)| {
+                let status = peers.members.get(name).map(|peer| peer.status);
+                Some((*addresses.first()?, doubt(status, was_silent(name))?))
+            };
+            nodes.iter().filter_map(of_node).collect()
+        })
+    }
+
     /// Publishes leaders and members in the maps, once a second. Returns whether it did.
     pub(super) fn publish(&mut self, kernel: &mut Kernel, now: Duration) -> Result<bool, MapsError> {
         if !self.published.take_due(now) {
@@ -181,5 +198,36 @@ impl ElectionDriver {
     pub(super) fn may_stop(&self) -> bool {
         let waited = self.drain.as_ref().and_then(Drain::stopping_for);
         waited.is_some_and(|waited| self.elector.has_drained(waited))
+    }
+}
+
+/// Returns whether a node may be dead. An agent that has just started has not heard of most nodes: it
+/// doubts only those that were silent before.
+fn doubt(status: Option<MemberStatus>, was_silent: bool) -> Option<Doubt> {
+    match status {
+        Some(MemberStatus::Alive) => None,
+        Some(status) => Some(Doubt { is_down: !status.is_alive(), was_silent }),
+        None => was_silent.then_some(Doubt { is_down: false, was_silent }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_whose_agents_do_not_answer_may_be_dead() {
+        let doubted = |is_down, was_silent| Some(Doubt { is_down, was_silent });
+        for (status, was_silent, expected) in [
+            (Some(MemberStatus::Alive), false, None),
+            (Some(MemberStatus::Alive), true, None),
+            (Some(MemberStatus::Suspected), false, doubted(false, false)),
+            (Some(MemberStatus::Down), false, doubted(true, false)),
+            (Some(MemberStatus::Left), true, doubted(true, true)),
+            (None, false, None),
+            (None, true, doubted(false, true)),
+        ] {
+            assert_eq!(doubt(status, was_silent), expected, "{status:?}");
+        }
     }
 }

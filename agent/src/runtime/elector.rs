@@ -275,6 +275,11 @@ impl Elector {
         Ok(())
     }
 
+    /// Returns the Nodes of the cluster, with their InternalIPs.
+    pub(super) fn nodes(&self) -> watch::Ref<'_, Addresses> {
+        self.addresses.borrow()
+    }
+
     /// Calls `read` with the peers.
     pub(super) fn peers<T>(&self, read: impl FnOnce(&Peers) -> T) -> T {
         read(self.shared.lock().peers())

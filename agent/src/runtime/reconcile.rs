@@ -25,6 +25,8 @@ impl Agent {
         let mut warnings = Warnings::new(self.serving.is_ready());
         let changes = self.serving.attach(links, state, &mut warnings)?;
         self.announcements.update_segments(&changes);
+        // First, or a node that was silent before this agent started would be reached for a moment.
+        self.doubt_nodes(&state.nodes, monitor);
         let addresses = state.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
         monitor.follow_veths(self.serving.interfaces.native_veths(links));
         monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);

@@ -30,9 +30,12 @@ use vipmux_datapath::{
 };
 use vipmux_model::{
     NodeName, Vip,
-    desired::{Desired, Unreachable},
+    desired::{Desired, Reach, Unreachable},
 };
 use vipmux_plan::REST;
+
+/// The most names of nodes in a log line.
+const MOST_NAMES: usize = 10;
 
 /// The interfaces and neighbors, as the kernel has them.
 pub(super) struct Network {
@@ -69,6 +72,8 @@ pub(super) struct Serving {
     ready: bool,
     /// The warnings of the last reconciliation.
     warnings: BTreeSet<String>,
+    /// The nodes that do not answer.
+    silent: BTreeSet<NodeName>,
     /// The time to retry entries that did not fit, and interfaces that refused a program.
     retry: Option<Instant>,
 }
@@ -93,6 +98,7 @@ impl Serving {
             linked: BTreeSet::new(),
             ready: false,
             warnings: BTreeSet::new(),
+            silent: BTreeSet::new(),
             retry: None,
         })
     }
@@ -202,9 +208,28 @@ impl Serving {
         for claim in unreachable {
             warnings.add(unreachable_warning(claim, self.unreachable));
         }
+        self.note_silent_nodes(desired);
         self.nat.set_desired(nat.elements);
         self.groups.set_desired(solicited_groups(desired, &self.interfaces));
         Ok(())
+    }
+
+    /// Logs which nodes became silent, and which answer again.
+    fn note_silent_nodes(&mut self, desired: &Desired) {
+        let silent = desired.nodes.iter().filter(|(_, node)| node.reach == Reach::Silent);
+        let silent: BTreeSet<_> = silent.map(|(name, _)| name.clone()).collect();
+        let listed = |nodes: &[&NodeName]| nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>().join(",");
+        let (new, gone): (Vec<_>, Vec<_>) =
+            (silent.difference(&self.silent).collect(), self.silent.difference(&silent).collect());
+        if !new.is_empty() {
+            let (count, first) = (new.len(), listed(&new[..new.len().min(MOST_NAMES)]));
+            tracing::warn!(count, first, "nodes do not answer, flows go to others");
+        }
+        if !gone.is_empty() {
+            let (count, first) = (gone.len(), listed(&gone[..gone.len().min(MOST_NAMES)]));
+            tracing::info!(count, first, "nodes are reached again");
+        }
+        self.silent = silent;
     }
 
     /// Logs the warnings that changed, and keeps them for queries.

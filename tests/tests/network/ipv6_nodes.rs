@@ -26,7 +26,7 @@ const PODS: usize = 3;
 const CONNECTIONS: usize = 60;
 
 /// IPv4 does not leave the nodes, whatever addresses their interfaces have.
-const NO_IPV4: &str = "table ip none {
+pub(crate) const NO_IPV4: &str = "table ip none {
     chain output { type filter hook output priority 0; policy drop; }
     chain input { type filter hook input priority 0; policy drop; }
 }";

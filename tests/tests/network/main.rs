@@ -9,6 +9,7 @@ mod changes;
 mod checking;
 mod closed;
 mod collisions;
+mod dead_nodes;
 mod demo;
 mod direct;
 mod direct_return;

@@ -65,6 +65,24 @@ pub(super) async fn links(handle: &Handle) -> Result<Links, LinkError> {
     Ok(found)
 }
 
+/// Returns the number of frames that came in by these interfaces. One that is gone counts as 0.
+pub(super) async fn received(handle: &Handle, interfaces: &BTreeSet<u32>) -> u64 {
+    let mut frames = 0;
+    for ifindex in interfaces {
+        let link = handle.link().get().match_index(*ifindex).execute().try_next().await;
+        let attributes = link.ok().flatten().map(|link| link.attributes).unwrap_or_default();
+        frames += attributes.iter().find_map(received_packets).unwrap_or_default();
+    }
+    frames
+}
+
+fn received_packets(attribute: &LinkAttribute) -> Option<u64> {
+    match attribute {
+        LinkAttribute::Stats64(stats) => Some(stats.rx_packets),
+        _ => None,
+    }
+}
+
 impl Links {
     /// Applies a notification. Returns whether it changed anything.
     pub(super) fn apply(&mut self, message: &RouteNetlinkMessage) -> bool {

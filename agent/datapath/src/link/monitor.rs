@@ -17,12 +17,13 @@ use tokio::{
 use tracing::{debug, warn};
 
 use super::{
-    LinkError, Links, ResolvedNeighbors,
+    LinkError, Links, Neighbor, ResolvedNeighbors,
     fdb::Fdb,
     kernel,
     neighbor_table::{NeighborTable, ResolveTargets},
     neighbors::{self, NeighborEntry, NeighborRequest},
     routes::{self, RouteReadTimer},
+    unreachability::{Doubts, UnreachabilityDetection},
     veth,
 };
 use crate::error_chain::error_chain;
@@ -50,6 +51,10 @@ struct Targets {
     resolve: ResolveTargets,
     /// The veths whose other ends are read.
     veths: BTreeSet<u32>,
+    /// The nodes in doubt.
+    doubts: Doubts,
+    /// The interfaces whose incoming frames show that this node's own link works.
+    ports: BTreeSet<u32>,
 }
 
 /// Keeps [`Links`] and [`ResolvedNeighbors`] up to date, in the network namespace of the thread
@@ -101,6 +106,13 @@ impl Monitor {
         self.change_targets(|targets| targets.veths = veths);
     }
 
+    /// Sets the nodes in doubt, by the address to resolve. Their kernels are asked, and those that do
+    /// not answer become [`Neighbor::Silent`]. `ports`: the interfaces whose incoming frames show that
+    /// this node's own link works.
+    pub fn doubt(&self, doubts: Doubts, ports: BTreeSet<u32>) {
+        self.change_targets(|targets| (targets.doubts, targets.ports) = (doubts, ports));
+    }
+
     fn change_targets(&self, change: impl FnOnce(&mut Targets)) {
         self.targets.send_if_modified(|targets| {
             let before = targets.clone();
@@ -128,6 +140,7 @@ struct NetlinkSession {
     route_timer: RouteReadTimer,
     links: Links,
     neighbor_table: NeighborTable,
+    unreachability: UnreachabilityDetection,
     fdb: Fdb,
     /// Carry messages from the notification sockets. They are aborted with the session, which loses
     /// only unread messages.
@@ -159,6 +172,7 @@ impl NetlinkSession {
             route_timer,
             links,
             neighbor_table,
+            unreachability: UnreachabilityDetection::default(),
             fdb,
             _carriers: carriers,
         })
@@ -169,7 +183,9 @@ impl NetlinkSession {
     /// reports no further loss.
     async fn reopen(&mut self) -> Result<(), LinkError> {
         let fresh = Self::open().await?;
-        *self = Self { neighbor_table: mem::take(&mut self.neighbor_table), ..fresh };
+        let (neighbor_table, unreachability) =
+            (mem::take(&mut self.neighbor_table), mem::take(&mut self.unreachability));
+        *self = Self { neighbor_table, unreachability, ..fresh };
         self.neighbor_table.clear_entries();
         Ok(())
     }
@@ -181,9 +197,7 @@ impl NetlinkSession {
         let requests = self.neighbor_table.set_targets(&targets.resolve, &self.links);
         self.execute(requests).await;
         if self.neighbor_table.is_incomplete() {
-            for (ifindex, address, entry) in neighbors::entries(&self.requests).await? {
-                self.neighbor_table.observe(ifindex, address, Some(entry));
-            }
+            self.read_neighbors().await?;
         }
         self.refresh().await;
         Ok(())
@@ -191,6 +205,35 @@ impl NetlinkSession {
 
     async fn read_other_ends(&mut self, veths: &BTreeSet<u32>) {
         self.links.other_ends = veth::read(&self.requests, veths).await;
+    }
+
+    async fn read_neighbors(&mut self) -> Result<(), LinkError> {
+        for (ifindex, address, entry) in neighbors::entries(&self.requests).await? {
+            self.observe_neighbor(ifindex, address, Some(entry));
+        }
+        Ok(())
+    }
+
+    /// Records an entry, or that it is gone. Returns whether anything changed for readers.
+    fn observe_neighbor(&mut self, ifindex: u32, address: IpAddr, entry: Option<NeighborEntry>) -> bool {
+        let is_answer = entry.is_some_and(|entry| entry.is_confirmed()) && self.neighbor_table.is_at(ifindex, address);
+        let changed = is_answer && self.unreachability.answered(address, Instant::now());
+        self.neighbor_table.observe(ifindex, address, entry) || changed
+    }
+
+    /// Asks the kernels of nodes in doubt. Returns whether other nodes are silent now.
+    async fn detect_unreachability(&mut self, ports: &BTreeSet<u32>) -> Result<bool, LinkError> {
+        let frames = kernel::received(&self.requests, ports).await;
+        if self.unreachability.is_deciding(Instant::now()) {
+            // Notifications of answers may still wait to be read.
+            self.read_neighbors().await?;
+        }
+        let table = &self.neighbor_table;
+        let can_ask = |address| table.ask_request(address).is_some();
+        let (changed, asked) = self.unreachability.poll(frames, can_ask, Instant::now());
+        let requests = asked.into_iter().filter_map(|address| self.neighbor_table.ask_request(address)).collect();
+        self.execute(requests).await;
+        Ok(changed)
     }
 
     async fn read_routes(&mut self) -> Result<(), LinkError> {
@@ -234,13 +277,13 @@ impl NetlinkSession {
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewNeighbour(neighbor)) => {
                     changed.neighbors |= self.fdb.observe(&neighbor, true);
                     if let Some((ifindex, address, entry)) = NeighborEntry::parse(&neighbor) {
-                        changed.neighbors |= self.neighbor_table.observe(ifindex, address, Some(entry));
+                        changed.neighbors |= self.observe_neighbor(ifindex, address, Some(entry));
                     }
                 }
                 NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelNeighbour(neighbor)) => {
                     changed.neighbors |= self.fdb.observe(&neighbor, false);
                     if let Some((ifindex, address, _)) = NeighborEntry::parse(&neighbor) {
-                        changed.neighbors |= self.neighbor_table.observe(ifindex, address, None);
+                        changed.neighbors |= self.observe_neighbor(ifindex, address, None);
                     }
                 }
                 NetlinkPayload::InnerMessage(message) => changed.links |= self.links.apply(&message),
@@ -307,7 +350,7 @@ impl MonitorTask {
             } else if refresh_at.is_none() {
                 refresh_at = Some(Instant::now() + RETRY);
             }
-            let routes_at = session.route_timer.due();
+            let (routes_at, detect_at) = (session.route_timer.due(), session.unreachability.next());
             tokio::select! {
                 messages = session.notifications.next() => {
                     let messages = messages.ok_or(LinkError::Closed)?;
@@ -327,6 +370,12 @@ impl MonitorTask {
                         return Ok(());
                     }
                     self.set_targets(session).await?;
+                }
+                () = sleep_until(detect_at.unwrap_or_else(Instant::now)), if detect_at.is_some() => {
+                    let ports = self.targets.borrow().ports.clone();
+                    if session.detect_unreachability(&ports).await? {
+                        self.publish(session);
+                    }
                 }
                 () = sleep_until(refresh_at.unwrap_or_else(Instant::now)), if refresh_at.is_some() => {
                     refresh_at = None;
@@ -365,6 +414,7 @@ impl MonitorTask {
 
     async fn set_targets(&mut self, session: &mut NetlinkSession) -> Result<(), LinkError> {
         let targets = self.targets.borrow_and_update().clone();
+        session.unreachability.set_doubts(&targets.doubts, Instant::now());
         session.set_targets(&targets).await?;
         self.publish(session);
         Ok(())
@@ -375,6 +425,9 @@ impl MonitorTask {
         replace(&self.links, &session.links);
         let mut neighbors = session.neighbor_table.neighbors();
         session.fdb.set_ports(&session.links, &mut neighbors);
+        for address in session.unreachability.silent() {
+            neighbors.entry(address).and_modify(Neighbor::set_silent);
+        }
         replace(&self.neighbors, &neighbors);
     }
 }

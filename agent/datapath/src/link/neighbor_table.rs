@@ -159,6 +159,25 @@ impl NeighborTable {
         self.targets.iter().filter_map(unresolved).collect()
     }
 
+    /// Returns whether this is where the address is resolved.
+    pub(super) fn is_at(&self, ifindex: u32, address: IpAddr) -> bool {
+        let target = self.targets.get(&address);
+        matches!(target, Some(NeighborTarget::OnLink { ifindex: own, .. }) if *own == ifindex)
+    }
+
+    /// Returns the request that makes the kernel ask for the address now. `None`: it is not on a
+    /// segment, or its entry is static, so that it is never asked for.
+    pub(super) fn ask_request(&self, address: IpAddr) -> Option<NeighborRequest> {
+        match *self.targets.get(&address)? {
+            NeighborTarget::OnLink { entry: Some(entry), .. } if entry.is_static() => None,
+            NeighborTarget::OnLink { ifindex, entry: Some(entry), .. } if entry.valid().is_some() => {
+                Some(NeighborRequest::Ask { ifindex, address })
+            }
+            NeighborTarget::OnLink { ifindex, .. } => Some(NeighborRequest::Keep { ifindex, address }),
+            NeighborTarget::Local { .. } | NeighborTarget::OffLink => None,
+        }
+    }
+
     /// Returns whether [`Self::refresh`] would return requests.
     pub(super) fn needs_refresh(&self) -> bool {
         self.targets.iter().any(|(&address, target)| target.keep_request(address).is_some())

@@ -58,6 +58,11 @@ pub enum Neighbor {
         /// The interface.
         ifindex: u32,
     },
+    /// Its kernel does not answer, nor does its agent: the node is dead, or cut off.
+    Silent {
+        /// The interface that led to it.
+        ifindex: u32,
+    },
     /// The address is in no subnet of the used interfaces: it is behind a router, so no frames can
     /// be handed over to it.
     OffLink,
@@ -70,8 +75,16 @@ impl Neighbor {
             Self::Local { ifindex }
             | Self::Resolved { ifindex, .. }
             | Self::Pending { ifindex }
-            | Self::Unresolved { ifindex } => Some(ifindex),
+            | Self::Unresolved { ifindex }
+            | Self::Silent { ifindex } => Some(ifindex),
             Self::OffLink => None,
+        }
+    }
+
+    /// Makes it silent, if it is another machine on a segment.
+    pub(super) fn set_silent(&mut self) {
+        if let Self::Resolved { ifindex, .. } | Self::Pending { ifindex } | Self::Unresolved { ifindex } = *self {
+            *self = Self::Silent { ifindex };
         }
     }
 
@@ -91,6 +104,7 @@ impl fmt::Display for Neighbor {
             Self::Resolved { mac, .. } => mac.fmt(f),
             Self::Pending { .. } => f.write_str("being resolved"),
             Self::Unresolved { .. } => f.write_str("does not answer ARP or NDP"),
+            Self::Silent { .. } => f.write_str("silent: neither its agent nor its kernel answers"),
             Self::OffLink => f.write_str("not on a subnet of the announcing interfaces (behind a router)"),
         }
     }
@@ -143,6 +157,11 @@ impl NeighborEntry {
         self.state == NeighbourState::Failed
     }
 
+    /// Returns whether the neighbor answered since it was last asked.
+    pub(super) fn is_confirmed(&self) -> bool {
+        self.state == NeighbourState::Reachable
+    }
+
     /// Returns whether it is configured statically, so that it needs no refresh.
     pub(super) fn is_static(&self) -> bool {
         matches!(self.state, NeighbourState::Permanent | NeighbourState::Noarp)
@@ -160,6 +179,9 @@ impl NeighborEntry {
 pub(super) enum NeighborRequest {
     /// Resolve the address, and keep it resolved.
     Keep { ifindex: u32, address: IpAddr },
+    /// Ask the known MAC now whether it still has the address. An answer makes the entry reachable.
+    /// Then [`Keep`](Self::Keep) is needed again.
+    Ask { ifindex: u32, address: IpAddr },
     /// Delete vipmux's entry.
     Delete { ifindex: u32, address: IpAddr },
 }
@@ -175,6 +197,15 @@ pub(super) async fn execute(handle: &Handle, request: NeighborRequest) -> Result
             attributes.push(NeighbourAttribute::ExtFlags(NeighbourExtFlags::Managed));
             attributes.push(NeighbourAttribute::Protocol(ORIGIN));
             request.execute().await.map_err(LinkError::request("resolve a neighbor"))
+        }
+        NeighborRequest::Ask { ifindex, address } => {
+            // The kernel asks when the state becomes `NUD_PROBE`, so first it must be another one.
+            // It repeats this after a second, and gives up after three.
+            for state in [NeighbourState::Stale, NeighbourState::Probe] {
+                let request = handle.neighbours().add(ifindex, address).state(state).replace();
+                request.execute().await.map_err(LinkError::request("ask a neighbor"))?;
+            }
+            Ok(())
         }
         NeighborRequest::Delete { ifindex, address } => {
             let mut message = NeighbourMessage::default();

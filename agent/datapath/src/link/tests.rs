@@ -1,6 +1,6 @@
 //! Tests interfaces, in network namespaces.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::UdpSocket, sync::Arc, time::Duration};
 
 use netlink_packet_route::neighbour::NeighbourState;
 use nix::net::if_::if_nametoindex;
@@ -258,6 +258,40 @@ fn nodes_are_resolved_and_the_kernel_keeps_them_so() {
         for peer in [PEER, PEER_V6] {
             assert_eq!(kernel_entry(&handle, peer).await, None, "it was made by the monitor");
         }
+    });
+}
+
+/// The peer still sends, which shows that the node's own link works.
+#[test]
+fn a_peer_whose_kernel_does_not_answer_is_silent_until_its_agent_is_heard() {
+    let Some([node, peer]) = wire() else { return };
+    let (ifindex, _) = eth0(&node);
+    let socket = peer.enter(|| UdpSocket::bind("192.0.2.2:0").unwrap());
+    socket.set_broadcast(true).unwrap();
+    node.run(async |_| {
+        let monitor = Monitor::start().await.unwrap();
+        monitor.resolve([ifindex].into(), [PEER, PEER_V6].into());
+        let both = |found: &ResolvedNeighbors, is: fn(&Neighbor) -> bool| {
+            [PEER, PEER_V6].iter().all(|peer| found.get(peer).is_some_and(is))
+        };
+        until(monitor.neighbors(), |found| both(found, |found| found.mac().is_some())).await;
+
+        peer.sysctl("ipv4/conf/eth0/arp_ignore", "8");
+        peer.sysctl("ipv6/conf/eth0/disable_ipv6", "1");
+        let sending = tokio::spawn(async move {
+            loop {
+                socket.send_to(b"anything", "192.0.2.255:9").unwrap();
+                sleep(Duration::from_millis(5)).await;
+            }
+        });
+        let down = Doubt { is_down: true, was_silent: false };
+        monitor.doubt([(PEER, down), (PEER_V6, down)].into(), [ifindex].into());
+        let is_silent = |found: &Neighbor| matches!(found, Neighbor::Silent { .. });
+        until(monitor.neighbors(), |found| both(found, is_silent)).await;
+        monitor.doubt(Doubts::new(), [ifindex].into());
+        until(monitor.neighbors(), |found| both(found, |found| !matches!(found, Neighbor::Silent { .. }))).await;
+        sending.abort();
+        monitor.stop().await;
     });
 }
 

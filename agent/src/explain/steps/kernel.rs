@@ -18,6 +18,8 @@ use crate::{
 use vipmux_model::{PortClaim, ServiceName, Vip};
 
 const COMPARE: &str = "run `vipmux inspect diff`; the agent repairs differences by itself, every --self-check";
+const REACH: &str =
+    "see `vipmux inspect neighbors`, and docs/troubleshooting.md, \"Works with backends on one node only\"";
 const START: &str = "start the agent on this node, and see its log";
 
 impl Steps {
@@ -93,6 +95,7 @@ impl Steps {
                     let draining = port.endpoints.iter().filter_map(|it| backends.get(&(it.address, it.port)));
                     let draining = draining.filter(|backend| !backend.ready).count();
                     self.served(&what, view, draining, &missing, remedy);
+                    self.reached(&what, view, held);
                     found.push(*view);
                 }
             }
@@ -111,6 +114,7 @@ impl Steps {
                 owner(view)
             );
             self.served(&what, view, 0, &[], remedy);
+            self.reached(&what, view, held);
         }
         services
     }
@@ -127,6 +131,28 @@ impl Steps {
         if !missing.is_empty() {
             self.note(StepKind::Service, format!("{what}: the map BACKENDS has no {}", listed(missing)));
         }
+    }
+
+    /// Checks whether frames can be handed over to the backends' nodes.
+    fn reached(&mut self, what: &str, view: &ServiceView, held: &KernelState) {
+        let states: BTreeMap<_, _> = held.neighbors.iter().map(|it| (it.node.as_str(), it)).collect();
+        let unreached = |backend: &&BackendView| {
+            let node = states.get(backend.node.as_deref()?)?;
+            (!node.is_self && !node.attached).then(|| format!("{} ({})", node.node, node.state()))
+        };
+        let taking = || held.backends.iter().filter(|it| it.ready && it.used_by.contains(&view.claim));
+        let nodes: BTreeSet<_> = taking().filter_map(|backend| unreached(&backend)).collect();
+        if nodes.is_empty() {
+            return;
+        }
+        let (count, all) = (taking().filter(|backend| unreached(backend).is_some()).count(), taking().count());
+        let named = listed(&nodes.into_iter().collect::<Vec<_>>());
+        if count == all {
+            let finding = format!("{what}: no backend is on a node that frames can be handed over to: {named}");
+            return self.broken(StepKind::Service, finding, REACH);
+        }
+        let finding = format!("{what}: {count} of {all} backends get no packets from this node: {named}");
+        self.note(StepKind::Service, finding);
     }
 
     /// Checks where the VIP is announced, and whether this node answers for it.

@@ -73,10 +73,21 @@ fn a_node_that_cannot_be_reached_is_a_warning_and_one_that_is_being_resolved_is_
     let neighbors = ResolvedNeighbors::from([(failed, Neighbor::OffLink)]);
     let (desired, warnings) = desired(&state(&[], &nodes), &neighbors, &PeerMacs::new(), &BTreeMap::new());
     assert_eq!(desired.nodes.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["here", "resolving"]);
-    assert!(!desired.nodes[&node_name("resolving")].attached && desired.nodes[&node_name("here")].attached);
+    let reach = |name| desired.nodes[&node_name(name)].reach;
+    assert_eq!([reach("resolving"), reach("here")], [Reach::Detached, Reach::Attached]);
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("Node failed gets no packets: its address 192.0.2.22 is "), "{warnings:?}");
     assert_eq!(warnings[1], "Node nowhere gets no packets: it has no InternalIP");
+}
+
+#[test]
+fn a_node_that_does_not_answer_stays_known_and_gets_no_frames() {
+    let address = IpAddr::from([192, 0, 2, 21]);
+    let neighbors = ResolvedNeighbors::from([(address, Neighbor::Silent { ifindex: 2 })]);
+    let state = state(&[], &[("silent", &[address])]);
+    let (desired, warnings) = desired(&state, &neighbors, &PeerMacs::new(), &BTreeMap::new());
+    assert_eq!(desired.nodes[&node_name("silent")].reach, Reach::Silent);
+    assert!(warnings.is_empty(), "{warnings:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use vipmux_datapath::bpf::vip_index::slots;
 
 use crate::fixture;
 use vipmux_model::desired::{
-    DesiredBackend, DesiredNode, DesiredService, DesiredVip, Readiness, Treatment, Unreachable,
+    DesiredBackend, DesiredNode, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
 };
 use vipmux_testing::names::{node_name, service_name, tcp_claim, vip4};
 
@@ -31,7 +31,7 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
     let of_vip = |vip: &Vip| (*vip, DesiredVip { leading: false, interfaces: 1, vlan: None, epoch: 0 });
     Desired {
         local: node_name("here"),
-        nodes: [(node_name("here"), DesiredNode { mac: None, ifindex: 1, mtu: 1500, attached: true })].into(),
+        nodes: [(node_name("here"), DesiredNode { mac: None, ifindex: 1, mtu: 1500, reach: Reach::Attached })].into(),
         speakers: BTreeMap::new(),
         handover_macs: Arc::default(),
         vips: vips.iter().map(of_vip).collect(),

@@ -179,6 +179,28 @@ fn after_lost_notifications_nothing_is_believed() {
 }
 
 #[test]
+fn a_known_mac_is_asked_and_an_unknown_one_is_resolved_but_a_static_one_is_believed() {
+    let ask = NeighborRequest::Ask { ifindex: ETH0, address: PEER };
+    let mut neighbor_table = neighbor_table();
+    assert_eq!(neighbor_table.ask_request(PEER), Some(KEEP));
+    for (state, request) in [
+        (Reachable, Some(ask)),
+        (Stale, Some(ask)),
+        (Probe, Some(ask)),
+        (Incomplete, Some(KEEP)),
+        (Failed, Some(KEEP)),
+        (Permanent, None),
+    ] {
+        neighbor_table.observe(ETH0, PEER, Some(entry(state)));
+        assert_eq!(neighbor_table.ask_request(PEER), request, "{state:?}");
+    }
+    assert_eq!(neighbor_table.ask_request(ip("192.0.2.9")), None, "nobody wants it");
+    assert!(neighbor_table.is_at(ETH0, PEER) && !neighbor_table.is_at(ETH1, PEER));
+    neighbor_table.set_targets(&wanted(&["192.0.2.2"]), &links(&[(ETH0, "192.0.2.2")]));
+    assert_eq!(neighbor_table.ask_request(PEER), None, "it is this node's own");
+}
+
+#[test]
 fn only_those_that_do_not_answer_are_hurried() {
     let mut neighbor_table = neighbor_table();
     assert_eq!(neighbor_table.retry_unresolved(), [], "it was not asked yet");
