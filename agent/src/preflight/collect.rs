@@ -18,10 +18,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 
 use crate::preflight::findings::{Observations, Unseen, others::Others};
 use vipmux_datapath::{
-    bpf::{
-        attach::{TcAttachMode, XdpAttachMode},
-        pins::Pins,
-    },
+    bpf::attach::{TcAttachMode, XdpAttachMode},
     link::{LinkError, Links},
 };
 use vipmux_model::NodeName;
@@ -55,12 +52,12 @@ pub struct CheckOptions {
 
 /// Collects all observations. Fails only if the interfaces cannot be listed.
 pub async fn observe(options: &CheckOptions) -> Result<Observations, LinkError> {
-    let pins = Pins::new(&options.pin_path);
     let links = Links::read().await?;
     let (source, read) = source::observe(options, &links).await;
-    let loaded = others::LoadedAgent::read(&pins);
     let chosen = interfaces::chosen(options, &links, read.addresses.as_deref());
-    let details = interfaces::InterfaceDetails::read(&pins, &interfaces::veths(&links, &chosen)).await?;
+    let veths = interfaces::veths(&links, &chosen);
+    let details = interfaces::InterfaceDetails::read(&options.pin_path, &veths).await?;
+    let loaded = others::LoadedAgent::read(&details.pins);
     let firewall = firewall::observe();
     let vips: BTreeSet<_> = read.vips.iter().chain(&loaded.vips).copied().collect();
     let others = Others {

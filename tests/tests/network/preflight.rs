@@ -258,13 +258,19 @@ fn a_node_with_an_agent_passes_and_the_agent_is_not_disturbed() -> Result<()> {
     let agent = cluster.agent(&node.name)?;
     let manifests = cluster.manifests.path();
     let arguments = ["--interface", "eth0", "--node-name", &node.name, "--manifests"].map(OsString::from);
-    let arguments = arguments.into_iter().chain([manifests.into(), "--pin-path".into(), agent.pins().into()]);
-    let checked = Checked::of(node, arguments)?;
+    let arguments = arguments.into_iter().chain([manifests.into()]);
+    let with_path = arguments.clone().chain(["--pin-path".into(), agent.pins().into()]);
+    let checked = Checked::of(node, with_path)?;
     checked.expect("xdp-program", "pass", "vipmux's own", "")?;
     checked.expect("xdp-mode", "pass", "native: the agent's program runs in veth", "")?;
     checked.expect("gossip-port", "pass", "used by the agent on this node", "")?;
     checked.expect("tc-programs", "pass", "", "")?;
     checked.expect("vip-addresses", "pass", "none of 1 VIPs", "")?;
+    // Without the path, it finds the agent that runs on the node.
+    let found = Checked::of(node, arguments)?;
+    found.expect("xdp-program", "pass", "vipmux's own", "")?;
+    found.expect("gossip-port", "pass", "used by the agent on this node", "")?;
+    found.expect("tc-programs", "pass", "", "")?;
     let (status, differences) = agent.diff(node)?;
     assert_eq!(status, 0, "{differences}");
     services::ask_all(&cluster, 1).map(drop)

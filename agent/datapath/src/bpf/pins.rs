@@ -13,6 +13,9 @@ use nix::{
     fcntl::{Flock, FlockArg},
 };
 
+/// Where a bpffs usually is.
+const BPFFS: &str = "/sys/fs/bpf";
+
 /// The default pin path, on a bpffs.
 pub const DEFAULT_PIN_PATH: &str = "/sys/fs/bpf/vipmux";
 
@@ -142,6 +145,15 @@ impl Pins {
     /// Creates the layout below `root`.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
+    }
+
+    /// Returns the layouts with pinned links, at most two folders below the usual bpffs.
+    pub fn loaded() -> Vec<Self> {
+        let below = |folder: &PathBuf| list(folder).unwrap_or_default();
+        let first = below(&PathBuf::from(BPFFS));
+        let second: Vec<_> = first.iter().flat_map(below).collect();
+        let all = first.into_iter().chain(second).map(Self::new);
+        all.filter(|pins| pins.pinned_links().is_ok_and(|links| !links.is_empty())).collect()
     }
 
     /// Returns the pin path itself.

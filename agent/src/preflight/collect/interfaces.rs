@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,
+    path::Path,
 };
 
 use futures_util::TryStreamExt;
@@ -21,7 +22,13 @@ use crate::preflight::findings::{
     routes::{ReplyPath, RouteInterface, Routes},
 };
 use vipmux_datapath::{
-    bpf::{attach::Direction, pinned::PinnedObjects, pins::Pins, place::Chain, tcx},
+    bpf::{
+        attach::Direction,
+        pinned::PinnedObjects,
+        pins::{DEFAULT_PIN_PATH, Pins},
+        place::Chain,
+        tcx,
+    },
     link::{Ethtool, Interface, LinkError, Links, OtherEnd, SegmentPort, Segments, other_ends},
 };
 
@@ -35,7 +42,9 @@ pub(super) struct InterfaceDetails {
     other_ends: BTreeMap<u32, OtherEnd>,
     /// The interfaces with IPv6 routes from router advertisements.
     advertised: BTreeSet<u32>,
-    /// vipmux's pinned objects; none if the pins may not be read.
+    /// vipmux's pins.
+    pub(super) pins: Pins,
+    /// The objects there; none if the pins may not be read.
     pinned: PinnedObjects,
     /// The names of programs, by id.
     names: BTreeMap<u32, String>,
@@ -151,7 +160,9 @@ fn request(operation: &'static str) -> impl FnOnce(rtnetlink::Error) -> LinkErro
 }
 
 impl InterfaceDetails {
-    pub(super) async fn read(pins: &Pins, veths: &BTreeSet<u32>) -> Result<Self, LinkError> {
+    /// Reads them. If there is nothing at the default pin path, the pins are those of the programs
+    /// that run here.
+    pub(super) async fn read(pin_path: &Path, veths: &BTreeSet<u32>) -> Result<Self, LinkError> {
         let handle = connect()?;
         let mut links = BTreeMap::new();
         let mut all = handle.link().get().execute();
@@ -167,11 +178,15 @@ impl InterfaceDetails {
             });
             advertised.extend(by.filter(|_| route.header.protocol == RouteProtocol::Ra));
         }
+        let running = || Pins::loaded().into_iter().find(|pins| runs_here(pins, &links));
+        let may_be_elsewhere = pin_path == Path::new(DEFAULT_PIN_PATH) && !pin_path.exists();
+        let pins = may_be_elsewhere.then(running).flatten().unwrap_or_else(|| Pins::new(pin_path));
         Ok(Self {
             links,
             other_ends: other_ends(veths).await?,
             advertised,
-            pinned: PinnedObjects::read(pins).unwrap_or_default(),
+            pinned: PinnedObjects::read(&pins).unwrap_or_default(),
+            pins,
             names: tcx::program_names(),
             ethtool: Ethtool::open().ok(),
         })
@@ -282,6 +297,29 @@ impl InterfaceDetails {
         }
         Ok(all)
     }
+}
+
+/// Returns the ids of the XDP programs on an interface, and whether they run in generic mode.
+fn xdp_programs(link: &LinkMessage) -> impl Iterator<Item = (u32, bool)> {
+    let parts = link.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::Xdp(parts) => Some(parts),
+        _ => None,
+    });
+    parts.flatten().filter_map(|part| match part {
+        LinkXdp::DrvProgId(id) | LinkXdp::HwProgId(id) => Some((*id, false)),
+        LinkXdp::SkbProgId(id) => Some((*id, true)),
+        _ => None,
+    })
+}
+
+/// Returns whether the XDP program of one of these pins runs on an interface of this network
+/// namespace.
+fn runs_here(pins: &Pins, links: &BTreeMap<u32, LinkMessage>) -> bool {
+    let pinned = PinnedObjects::read_links(pins).unwrap_or_default();
+    pinned.values().any(|pinned| {
+        let link = links.get(&pinned.ifindex);
+        link.is_some_and(|link| xdp_programs(link).any(|(id, _)| id == pinned.program))
+    })
 }
 
 /// Returns the features of a driver's native XDP (the generic netlink family `netdev`,
