@@ -68,6 +68,8 @@ pub struct AllocatorOptions {
     pub ours: model::IngestOptions,
     /// Overwrite statuses that another controller wrote.
     pub adopt: bool,
+    /// The agents are removed: nobody announces any address.
+    pub uninstalling: bool,
     /// The address of `/metrics`, `/healthz` and `/readyz`.
     pub http: Listen,
 }
@@ -101,7 +103,7 @@ pub async fn run(
     let mut stop = StopSignals::listen().map_err(AllocatorError::Signals)?;
     let identity = identity(&options.name)?;
     if let Some(listener) = options.http.open()? {
-        metrics_server::serve(listener, &health);
+        metrics_server::serve(listener, &health, options.uninstalling);
     }
     let ClusterClient { client, namespace } = &cluster;
     // Ends by itself or with the process. It creates one object or none, so nothing waits for it.
@@ -110,7 +112,7 @@ pub async fn run(
         async move { gossip_key::ensure(client, &namespace).await }
     });
     let (listing, _guard) = follow(client, Consumer::Allocator);
-    let leaders = leaders::follow(client.clone(), namespace);
+    let leaders = if options.uninstalling { leaders::nobody() } else { leaders::follow(client.clone(), namespace) };
     let objects = select! {
         listed = listing.listed() => match listed {
             Some(objects) => objects,

@@ -68,6 +68,12 @@ impl Allocator {
         Metrics::scrape(&api.machine().namespace, self.listens, PATIENCE)
     }
 
+    /// Returns whether it is ready (`/readyz`), and why not.
+    pub fn readiness(&self, api: &ApiServer) -> Result<(bool, String)> {
+        let (status, body) = scrape::get(&api.machine().namespace, self.listens, "/readyz", PATIENCE)?;
+        Ok((status == 200, body))
+    }
+
     /// Returns its process.
     pub fn process(&self) -> &Process {
         &self.process

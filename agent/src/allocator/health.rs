@@ -11,6 +11,8 @@ pub struct AllocatorHealth {
     pub last_loop: Duration,
     /// It is the leader: the one that writes.
     pub leading: bool,
+    /// It is the leader, has decided about everything, and all statuses are written.
+    pub settled: bool,
     /// Statuses that wait to be written.
     pub waiting: usize,
     /// Statuses that were written since the start.

@@ -19,6 +19,11 @@ use vipmux_cluster::store::leader;
 /// The leader of each VIP; `None` until the Leases were listed once.
 pub(super) type KnownLeaders = Option<Arc<Leaders>>;
 
+/// Returns that nobody leads any VIP, whatever Leases the agents have left.
+pub(super) fn nobody() -> watch::Receiver<KnownLeaders> {
+    watch::channel(Some(Arc::default())).1
+}
+
 /// Follows the Leases of this namespace until nobody listens.
 pub(super) fn follow(client: Client, namespace: &str) -> watch::Receiver<KnownLeaders> {
     let (sender, receiver) = watch::channel(None);

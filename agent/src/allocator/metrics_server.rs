@@ -19,8 +19,9 @@ use vipmux_cluster::clock::boottime;
 /// The allocator counts as hung if its loop did not run for this long.
 const HUNG_AFTER: Duration = Duration::from_secs(30);
 
-/// Serves until the tokio runtime ends.
-pub(super) fn serve(listener: TcpListener, health: &watch::Sender<AllocatorHealth>) {
+/// Serves until the tokio runtime ends. `until_settled`: it is not ready before all statuses are
+/// written.
+pub(super) fn serve(listener: TcpListener, health: &watch::Sender<AllocatorHealth>, until_settled: bool) {
     let mut registry = metrics::registry();
     registry.register_collector(Box::new(AllocatorMetrics(health.subscribe())));
     let (live, ready) = (health.subscribe(), health.subscribe());
@@ -29,13 +30,19 @@ pub(super) fn serve(listener: TcpListener, health: &watch::Sender<AllocatorHealt
         HttpEndpoints {
             metrics: Box::new(move || Ok(metrics::encode([&registry])?)),
             live: Box::new(move || vec![loop_check(&live.borrow(), boottime())]),
-            ready: Box::new(move || {
-                let health = ready.borrow();
-                let unread = || "the Services, pools and Nodes have not been listed yet".to_owned();
-                vec![loop_check(&health, boottime()), HealthzCheck::new("source", health.synced, unread)]
-            }),
+            ready: Box::new(move || ready_checks(&ready.borrow(), until_settled)),
         },
     );
+}
+
+fn ready_checks(health: &AllocatorHealth, until_settled: bool) -> Vec<HealthzCheck> {
+    let unread = || "the Services, pools and Nodes have not been listed yet".to_owned();
+    let mut checks = vec![loop_check(health, boottime()), HealthzCheck::new("source", health.synced, unread)];
+    if until_settled {
+        let unwritten = || format!("statuses are not written yet, {} of them wait", health.waiting);
+        checks.push(HealthzCheck::new("statuses", health.settled, unwritten));
+    }
+    checks
 }
 
 /// Checks that the loop runs. Before its first run the allocator is starting, and may wait for the

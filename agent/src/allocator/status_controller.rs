@@ -231,6 +231,8 @@ impl StatusController {
             health.last_loop = boottime();
             health.leading = self.reconciler.is_some();
             health.waiting = self.reconciler.as_ref().map_or(0, |reconciler| reconciler.queue.waiting().count());
+            let has_decided = self.reconciler.as_ref().is_some_and(|reconciler| !reconciler.needs_decision);
+            health.settled = has_decided && health.waiting == 0 && self.in_flight.is_empty();
             health.services = self.reconciler.as_ref().map_or((0, 0), StatusReconciler::service_counts);
         });
     }

@@ -43,6 +43,10 @@ pub struct AllocatorArgs {
     /// several. Addresses of Nodes and of the API server are reserved anyway
     #[arg(long, value_name = "ADDRESS", env = "VIPMUX_RESERVE", value_delimiter = ',')]
     reserve: Vec<IpAddr>,
+    /// The agents are removed from the nodes (deploy/uninstall): write to all Services that nobody
+    /// announces their addresses. `/readyz` passes when that is done
+    #[arg(long)]
+    uninstalling: bool,
     #[command(flatten)]
     log: LogArgs,
     #[command(flatten)]
@@ -59,6 +63,7 @@ impl AllocatorArgs {
                 ..model::IngestOptions::from(self.scope.clone())
             },
             adopt: self.adopt,
+            uninstalling: self.uninstalling,
             http: self.http.http_listen,
         }
     }

@@ -3,7 +3,7 @@
 
 use std::{fs, process::Command};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::json;
 use vipmux_tests::{
     agent::{self, Access, Agent, Origin},
@@ -11,7 +11,7 @@ use vipmux_tests::{
     api_server::{ApiServer, SYSTEM},
     cleanup::Folder,
     client::{Kind, Request},
-    cluster::{PATIENCE, TIMEOUT},
+    cluster::{Cluster, PATIENCE, TIMEOUT},
     lan::{Lan, Options},
     manifests::{Endpoint, Service, VIP},
     pod::Listener,
@@ -97,6 +97,46 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
         assert_eq!((answer.service.as_str(), answer.client.ip()), (service, client.address.into()));
     }
     shows_what_the_page_shows(&api, &page)
+}
+
+/// The Leases of the agents stay, whether they have ended or not.
+#[test]
+fn after_an_uninstallation_no_service_counts_as_announced() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let Some(mut cluster) = Cluster::in_kubernetes(lan)? else { return Ok(()) };
+    let account = allocator::prepare(cluster.api()?)?;
+    let mut allocator = Allocator::start(cluster.api()?, &account, "a", &[])?;
+    let options = cluster.agent_options();
+    let Origin::Cluster(access) = options.origin.clone() else { bail!("the agents have no API server") };
+    let origin = Origin::Cluster(Access { allocator: "on", ..access });
+    cluster.start_agents(&agent::Options { origin, ..options })?;
+    cluster.api()?.add_namespace("shop")?;
+    let service = json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": "shop", "name": "web" },
+        "spec": { "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{ "port": 80 }] },
+    });
+    cluster.api()?.apply_all(&[service.clone()])?;
+    let announced = || -> Result<String> {
+        let service = cluster.api()?.get(&service)?.context("no Service")?;
+        let conditions = service["status"]["conditions"].as_array().context("no conditions")?;
+        let announced = conditions.iter().find(|it| it["type"] == "vipmux.io/Announced").context("no Announced")?;
+        Ok(announced["status"].as_str().context("no status")?.to_owned())
+    };
+    wait::until("an announced Service", PATIENCE, || {
+        let status = announced()?;
+        ensure!(status == "True", "{status}");
+        Ok(())
+    })?;
+
+    allocator.stop()?;
+    let allocator = Allocator::start(cluster.api()?, &account, "b", &["--uninstalling"])?;
+    wait::until("a ready allocator", PATIENCE, || {
+        let (is_ready, why) = allocator.readiness(cluster.api()?)?;
+        ensure!(is_ready, "{why}");
+        Ok(())
+    })?;
+    assert_eq!(announced()?, "False");
+    Ok(())
 }
 
 /// For each table of `kubectl` in the page: the same columns, and the same rows except for what
