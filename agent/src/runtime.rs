@@ -33,6 +33,7 @@ mod election_driver;
 mod elector;
 mod error;
 mod events;
+mod gossip_keys;
 mod gossip_task;
 mod handover_macs;
 mod interfaces;

@@ -111,6 +111,20 @@ fn the_agents_containers_have_exactly_the_needed_capabilities() -> Result<()> {
     Ok(())
 }
 
+/// Until there is a Secret, the kubelet would not start the first agents, and say so in Events. And
+/// a probe waits longer for the answer than an agent takes to start.
+#[test]
+fn the_first_agents_start_without_events_of_failures() -> Result<()> {
+    let daemon_set: DaemonSet = of_kind(&documents("kustomize/agent.yaml")?, "DaemonSet")?;
+    let pod = daemon_set.spec.template.spec.context("no Pod")?;
+    let sources = pod.volumes.iter().flatten().filter_map(|volume| volume.projected.as_ref()?.sources.as_ref());
+    let secrets: Vec<_> = sources.flatten().filter_map(|source| source.secret.as_ref()).collect();
+    assert_eq!(secrets.iter().map(|secret| secret.optional).collect::<Vec<_>>(), [Some(true)]);
+    let probe = pod.containers[0].startup_probe.as_ref().context("no probe")?;
+    assert_eq!((probe.timeout_seconds, probe.initial_delay_seconds), (Some(30), Some(1)));
+    Ok(())
+}
+
 #[test]
 fn the_chart_and_the_base_are_of_this_version() -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");

@@ -15,15 +15,18 @@ pub const PORT: u16 = 7945;
 
 /// Requests a path. Returns the status and the body.
 pub fn get(from: &Namespace, host: impl Into<IpAddr>, path: &str, timeout: Duration) -> Result<(u16, String)> {
+    let host = host.into();
+    from.run(|| get_here(host, path, timeout))
+}
+
+/// The same from the calling thread's network namespace.
+pub fn get_here(host: impl Into<IpAddr>, path: &str, timeout: Duration) -> Result<(u16, String)> {
     let to = SocketAddr::new(host.into(), PORT);
-    let answer = from.run(|| {
-        let mut stream = TcpStream::connect_timeout(&to, timeout).with_context(|| format!("no connection to {to}"))?;
-        stream.set_read_timeout(Some(timeout))?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).with_context(|| format!("{to} does not answer for {path}"))?;
-        Ok(answer)
-    })?;
+    let mut stream = TcpStream::connect_timeout(&to, timeout).with_context(|| format!("no connection to {to}"))?;
+    stream.set_read_timeout(Some(timeout))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {to}\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).with_context(|| format!("{to} does not answer for {path}"))?;
     let (head, body) = answer.split_once("\r\n\r\n").with_context(|| format!("no answer by HTTP: {answer}"))?;
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     Ok((status.with_context(|| format!("no status: {head}"))?, body.to_owned()))

@@ -8,5 +8,6 @@ pub mod assignments;
 pub mod atomic_file;
 pub mod clock;
 pub mod events;
+pub mod gossip_secret;
 pub mod source;
 pub mod store;

@@ -70,7 +70,7 @@ const READ: [(&str, &str); 8] = [
 
 /// The rights of the agents' account, which every node has. None of them changes a Service or a
 /// Node.
-pub const AGENT: [Right; 2 * READ.len() + 7] = joined(
+pub const AGENT: [Right; 2 * READ.len() + 8] = joined(
     following(),
     [
         // Each read is as new as the last write, and there is no watch: see `store::kubernetes`.
@@ -82,6 +82,8 @@ pub const AGENT: [Right; 2 * READ.len() + 7] = joined(
         // Events are about Services, so they are in the Services' namespaces.
         cluster("events.k8s.io", "events", "create"),
         cluster("events.k8s.io", "events", "patch"),
+        // Before the kubelet has mounted it.
+        Right { name: Some(GOSSIP_SECRET), ..namespaced("", "secrets", "get") },
     ],
 );
 

@@ -8,12 +8,10 @@ use kube::{Api, Client, Error, api::PostParams};
 use tokio::time::sleep;
 
 use super::write_result::FIELD_MANAGER;
+use vipmux_cluster::gossip_secret::ENTRY;
 use vipmux_election::membership::sealing::SealingKeys;
+use vipmux_model::permissions::GOSSIP_SECRET as SECRET;
 
-/// The name of the Secret.
-pub const SECRET: &str = "vipmux-gossip";
-/// The key of its entry.
-pub const ENTRY: &str = "gossip.key";
 /// The time from one attempt to the next.
 const RETRY: Duration = Duration::from_secs(5);
 

@@ -109,6 +109,8 @@ async fn watch_file(pause: Duration, path: PathBuf, keys: watch::Sender<SealingK
     let mut ticks = interval(pause);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut logged = None;
+    // The keys may come from elsewhere, and the file later.
+    let mut seen = false;
     loop {
         select! {
             _ = ticks.tick() => {}
@@ -117,6 +119,10 @@ async fn watch_file(pause: Duration, path: PathBuf, keys: watch::Sender<SealingK
         let file = path.clone();
         // Reads the file on a thread: the directory may be on a network that does not answer.
         let Ok(result) = spawn_blocking(move || read(&file)).await else { return };
+        seen |= !matches!(result, Err(KeyFileError::Missing { .. }));
+        if !seen {
+            continue;
+        }
         if let Some(warning) = apply(result, &keys, &mut logged) {
             tracing::warn!(warning, "gossip key problem");
         }

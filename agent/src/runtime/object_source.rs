@@ -15,6 +15,7 @@ use vipmux_allocate::StatusAuthor;
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     events::EventRecorder,
+    gossip_secret::GossipSecret,
     source::{
         SourceGuard,
         kubernetes::{self, Consumer},
@@ -61,6 +62,8 @@ pub(super) struct OpenSource {
     pub(super) leases: ConfiguredStore,
     /// Sends Events to the owners of Services; `None`: there is no API server.
     pub(super) events: Option<EventRecorder>,
+    /// The Secret with the gossip key; `None`: there is no API server.
+    pub(super) gossip_secret: Option<GossipSecret>,
 }
 
 /// Opens a source for the agent of this node. `state`: the state directory.
@@ -74,6 +77,7 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
                 allocation: AllocationSource::File(state.join("assignments.yaml")),
                 leases: ConfiguredStore::Directory(DirectoryStore::new(state)),
                 events: None,
+                gossip_secret: None,
             })
         }
         ObjectSource::Cluster { access, trust } => {
@@ -84,6 +88,7 @@ pub(super) async fn open(origin: &ObjectSource, node: &NodeName, state: &Path) -
                 guard: SourceGuard::Kubernetes(guard),
                 allocation: AllocationSource::Statuses(*trust),
                 leases: ConfiguredStore::Kubernetes(KubernetesStore::new(&cluster)),
+                gossip_secret: Some(GossipSecret::new(&cluster)),
                 events: Some(EventRecorder::start(cluster.client, conflict_events::author(node))),
             })
         }

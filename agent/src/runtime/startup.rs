@@ -14,7 +14,10 @@ use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
 };
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    select,
+    sync::{mpsc, watch},
+};
 
 use super::{
     Agent, AgentError,
@@ -24,6 +27,7 @@ use super::{
     election_driver::ElectionDriver,
     elector::Elector,
     events::Inputs,
+    gossip_keys,
     handover_macs::HandoverMacs,
     interfaces::{self, AttachedInterfaces},
     kernel::{Kernel, KernelError, boottime},
@@ -39,7 +43,7 @@ use super::{
 };
 use crate::{
     capabilities, control,
-    gossip::{self, KeyFileError, StartError},
+    gossip::{self, StartError},
     http::Listen,
     metrics::Meters,
     signals::StopSignals,
@@ -125,13 +129,18 @@ pub struct RuntimeOptions {
 /// pinned: traffic goes on, and VIPs that no other node took are answered for until the fence
 /// deadline.
 pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
-    let stop = StopSignals::listen().map_err(AgentError::Signal)?;
+    let mut stop = StopSignals::listen().map_err(AgentError::Signal)?;
     capabilities::check()?;
     let _lock = lock(&options)?;
-    let OpenSource { listed, guard, allocation, leases, events } =
+    // Probes that come before the agent has started wait for its answer.
+    let listener = options.http.open()?;
+    let OpenSource { listed, guard, allocation, leases, events, gossip_secret } =
         object_source::open(&options.origin, &options.node, &options.state_dir).await?;
     // Read before anything is put into the kernel that would stay.
-    let found_keys = find_keys(&options)?;
+    let found_keys = select! {
+        found = gossip_keys::find(&options, gossip_secret) => found?,
+        () = stop.received() => return Ok(()),
+    };
     let monitor = Monitor::start().await?;
     check_interfaces(&options.interfaces, &monitor.links().borrow())?;
     let reserved = reserved(&monitor.links().borrow().clone()).await?;
@@ -142,9 +151,8 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let (refreshed, source, model) = (guard.refreshed(), allocation, model_options(&options, reserved));
     let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
     start_pipeline(pipeline, listed, events, problem_notes);
-    let listener = options.http.open()?;
     let kernel = open_kernel(&options)?;
-    let keys = keys(&options, found_keys)?;
+    let keys = gossip_keys::follow(&options, found_keys)?;
     let (elector, reports) = start_elector(&options, leases, keys.clone())?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
@@ -238,29 +246,6 @@ async fn reserved(links: &Links) -> Result<BTreeMap<IpAddr, String>, LinkError> 
         IpAddr::V6(own) => Some((subnet_anycast(own, prefix)?.into(), SUBNET_ANYCAST.to_owned())),
     });
     Ok(anycast.chain(gateways).collect())
-}
-
-/// Returns the file of the gossip keys.
-fn key_path(options: &RuntimeOptions) -> PathBuf {
-    options.gossip_key.clone().unwrap_or_else(|| options.state_dir.join("gossip.key"))
-}
-
-/// Reads the gossip keys. `None`: there are none yet, and the agent makes them.
-fn find_keys(options: &RuntimeOptions) -> Result<Option<SealingKeys>, AgentError> {
-    match (&options.gossip_key, &options.origin, gossip::load(&key_path(options))) {
-        // Each node would make a key of its own, and would hear no peer.
-        (None, ObjectSource::Cluster { .. }, _) => Err(AgentError::NoKey),
-        (None, ObjectSource::Manifests(_), Err(KeyFileError::Missing { .. })) => Ok(None),
-        (_, _, loaded) => Ok(Some(loaded?)),
-    }
-}
-
-/// Makes the gossip keys if there are none, and follows their file. An agent whose start fails
-/// before leaves no file that other agents do not have.
-fn keys(options: &RuntimeOptions, found: Option<SealingKeys>) -> Result<watch::Receiver<SealingKeys>, AgentError> {
-    let path = key_path(options);
-    let keys = found.map_or_else(|| gossip::load_or_make(&path), Ok)?;
-    Ok(gossip::follow(path, keys))
 }
 
 fn open_kernel(options: &RuntimeOptions) -> Result<Kernel, KernelError> {

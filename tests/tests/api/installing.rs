@@ -3,7 +3,7 @@
 
 use std::{fs, process::Command};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde_json::json;
 use vipmux_tests::{
     agent::{self, Access, Agent, Origin},
@@ -15,7 +15,7 @@ use vipmux_tests::{
     lan::{Lan, Options},
     manifests::{Endpoint, Service, VIP},
     pod::Listener,
-    process, wait,
+    process, scrape, wait,
 };
 
 const PORTS: [(&str, u16); 2] = [("shop/web", 8080), ("ops/admin", 9000)];
@@ -43,29 +43,30 @@ fn the_page_leads_from_nothing_to_a_shared_address() -> Result<()> {
     let kustomize = format!("{}/../deploy/kustomize", env!("CARGO_MANIFEST_DIR"));
     api.kubectl(&["apply", "--kustomize", &kustomize])?;
     let account = api.service_account(SYSTEM, allocator::NAME)?.kubeconfig;
-    let _allocator = Allocator::start(&api, &account, "vipmux-allocator-0", &[])?;
-    // A kubelet mounts this. It waits until the Secret exists.
-    let key = wait::until("the allocator to make the gossip's key", PATIENCE, || {
-        api.kubectl(&[
-            "--namespace",
-            SYSTEM,
-            "get",
-            "secret",
-            "vipmux-gossip",
-            "--output",
-            "go-template={{index .data \"gossip.key\" | base64decode}}",
-        ])
-    })?;
-    let gossip_key = state.path().join("gossip.key");
-    fs::write(&gossip_key, key)?;
+    // The first agents start before there is a key: the kubelet mounts it a minute later.
     let access = Access {
         kubeconfig: api.service_account(SYSTEM, agent::ACCOUNT)?.kubeconfig,
         namespace: SYSTEM.to_owned(),
-        gossip_key,
+        gossip_key: state.path().join("gossip.key"),
         allocator: "on",
     };
     let options = agent::Options::with(Origin::Cluster(access), state.path());
     let agents = lan.nodes.iter().map(|node| Agent::start(node, &options)).collect::<Result<Vec<_>>>()?;
+    for agent in &agents {
+        agent.process().wait_for_line("that it waits", PATIENCE, |line| line.contains("no gossip key yet"))?;
+    }
+    // Probes that come meanwhile wait for an answer.
+    let probes = lan.nodes.iter().map(|node| {
+        let address = node.address;
+        let probe = move || scrape::get_here(address, "/healthz", PATIENCE);
+        node.namespace().spawn(probe)
+    });
+    let probes = probes.collect::<Result<Vec<_>>>()?;
+    let _allocator = Allocator::start(&api, &account, "vipmux-allocator-0", &[])?;
+    for probe in probes {
+        let (status, body) = probe.join().map_err(|_| anyhow!("the probe panicked"))??;
+        assert_eq!(status, 200, "{body}");
+    }
 
     // The page's pool and Services. The harness provides their Pods.
     let pods = lan.nodes[1..].iter().zip(PORTS).map(|(node, (service, port))| {
@@ -115,7 +116,7 @@ fn after_an_uninstallation_no_service_counts_as_announced() -> Result<()> {
         "apiVersion": "v1", "kind": "Service", "metadata": { "namespace": "shop", "name": "web" },
         "spec": { "type": "LoadBalancer", "allocateLoadBalancerNodePorts": false, "ports": [{ "port": 80 }] },
     });
-    cluster.api()?.apply_all(&[service.clone()])?;
+    cluster.api()?.apply_all(std::slice::from_ref(&service))?;
     let announced = || -> Result<String> {
         let service = cluster.api()?.get(&service)?.context("no Service")?;
         let conditions = service["status"]["conditions"].as_array().context("no conditions")?;

@@ -1,7 +1,7 @@
 //! Tests that each right of the deployed accounts is needed: without it, the API server refuses
 //! exactly these requests.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use k8s_openapi::api::core::v1::Service;
@@ -10,6 +10,7 @@ use vipmux_allocate::status::{EventContent, EventType};
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
     events::{EventRecorder, EventSource},
+    gossip_secret::GossipSecret,
     source::kubernetes::{self, Consumer},
     store::{Deleted, KubernetesStore, Swapped},
 };
@@ -164,7 +165,7 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
     let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "events").copied().collect();
-    ensure!(lacks.len() + 5 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
+    ensure!(lacks.len() + 1 + 5 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
     let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
     for (account, tried) in accounts.iter().zip(&tried) {
@@ -183,6 +184,24 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
         tried.await_refusal(|| Ok(()))?;
     }
     tried.iter().try_for_each(Tried::check)
+}
+
+#[test]
+fn the_right_to_the_gossip_key_is_needed_by_agents() -> Result<()> {
+    let Some(api) = ApiServer::alone()? else { return Ok(()) };
+    api.add_namespace(SYSTEM)?;
+    let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "secrets").copied().collect();
+    let [account] = &rights::lacking(&api, &AGENT, "agent", &lacks)?[..] else { bail!("{lacks:?}") };
+    let tried = Tried::new(&api, account)?;
+    let read = |kubeconfig: &Path| {
+        let access = ClusterAccess { kubeconfig: Some(kubeconfig.to_owned()), namespace: Some(SYSTEM.to_owned()) };
+        api.block_on(async { Ok(GossipSecret::new(&ClusterClient::connect(&access).await?).read().await) })
+    };
+    tried.await_refusal(|| read(&account.kubeconfig).map(drop))?;
+    tried.check()?;
+    let whole = api.service_account(SYSTEM, "agent-witness")?;
+    assert_eq!(read(&whole.kubeconfig)??, None, "there is no Secret");
+    Ok(())
 }
 
 fn service(name: &str, pool: &str) -> Value {

@@ -24,6 +24,9 @@ fn key(options: &CheckOptions) -> GossipKeyObservation {
             GossipKeyObservation::Made { path: shown }
         }
         Err(KeyFileError::Missing { .. }) if options.gossip_key.is_none() => GossipKeyObservation::Unnamed,
+        Err(KeyFileError::Missing { .. }) if options.manifests.is_none() => {
+            GossipKeyObservation::Awaited { path: shown }
+        }
         Err(error) => GossipKeyObservation::Bad(error_chain(&error)),
     }
 }

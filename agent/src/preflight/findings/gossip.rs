@@ -46,6 +46,11 @@ pub enum GossipKeyObservation {
         /// The file.
         path: String,
     },
+    /// It does not exist yet; in a cluster the agent waits for the Secret.
+    Awaited {
+        /// The file.
+        path: String,
+    },
     /// None is named; in a cluster the agent creates none.
     Unnamed,
     /// It cannot be used: the reason.
@@ -87,6 +92,11 @@ fn key(key: &GossipKeyObservation) -> Finding {
         GossipKeyObservation::Made { path } => Finding::pass(
             CHECK,
             format!("the agent creates {path}; nodes that do not share it need the same key by --gossip-key"),
+        ),
+        GossipKeyObservation::Awaited { path } => Finding::warn(
+            CHECK,
+            format!("there is no {path} yet; the agent reads the Secret vipmux-gossip, or waits for it"),
+            "see that the allocator runs, which makes it; a Pod sees it a minute later",
         ),
         GossipKeyObservation::Unnamed => Finding::warn(
             CHECK,

@@ -521,6 +521,9 @@ fn each_state_of_gossip_has_its_finding() {
         ("gossip-key", Pass, "the agent creates /k", "", |o| {
             o.gossip.key = GossipKeyObservation::Made { path: "/k".to_owned() }
         }),
+        ("gossip-key", Warn, "no /k yet", "allocator runs", |o| {
+            o.gossip.key = GossipKeyObservation::Awaited { path: "/k".to_owned() }
+        }),
         ("gossip-key", Warn, "none is named", "--gossip-key", |o| o.gossip.key = GossipKeyObservation::Unnamed),
         ("gossip-key", Fail, "damaged", "openssl rand", |o| {
             o.gossip.key = GossipKeyObservation::Bad("damaged".to_owned());

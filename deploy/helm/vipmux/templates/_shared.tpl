@@ -44,8 +44,10 @@ startupProbe:
     {{- with . }}
     host: {{ quote . }}
     {{- end }}
-  periodSeconds: 2
-  failureThreshold: 60
+  initialDelaySeconds: 1
+  periodSeconds: 10
+  timeoutSeconds: 30
+  failureThreshold: 6
 livenessProbe:
   httpGet:
     path: /healthz
