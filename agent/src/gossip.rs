@@ -28,11 +28,18 @@ pub use self::{
     key_file::{KeyFileError, follow, is_exposed, load, load_or_make},
 };
 use self::{datagram_warnings::DatagramWarnings, sockets::Sockets};
-use vipmux_election::membership::sealing::{Opened, Sealer, SealingKeys, SenderCheck};
+use vipmux_election::membership::{
+    OtherKeys,
+    sealing::{Opened, Sealer, SealingKeys, SenderCheck},
+};
 use vipmux_model::{Family, NodeName};
 
 /// The port, unless the configuration says otherwise.
 pub const DEFAULT_PORT: u16 = 7944;
+
+/// What to do where nodes have different keys.
+pub const KEY_REMEDY: &str = "give all nodes the same gossip key: copy one node's file to the others, or name it by \
+                              --gossip-key (docs/failover.md#the-gossip-key)";
 
 /// Most payloads that wait to be read.
 const INCOMING: usize = 1_024;
@@ -83,6 +90,7 @@ pub enum StartError {
 pub struct Gossip {
     outgoing: mpsc::Sender<Batch>,
     counters: Arc<Counters>,
+    other_keys: watch::Receiver<OtherKeys>,
     task: JoinHandle<()>,
 }
 
@@ -102,6 +110,7 @@ impl Gossip {
         let (outgoing, batches) = mpsc::channel(OUTGOING);
         let (incoming, payloads) = mpsc::channel(INCOMING);
         let counters = Arc::new(Counters::default());
+        let (heard, other_keys) = watch::channel(OtherKeys::default());
         let task = Task {
             sealer,
             sockets: Sockets::new(local, port),
@@ -110,10 +119,12 @@ impl Gossip {
             incoming,
             counters: Arc::clone(&counters),
             warnings: DatagramWarnings::default(),
+            owners: BTreeMap::new(),
+            other_keys: heard,
         };
         // Owns the sockets. Dropping the `Gossip` aborts it: datagrams that wait are lost, and
         // peers repeat what matters.
-        Ok((Self { outgoing, counters, task: tokio::spawn(task.run(batches)) }, payloads))
+        Ok((Self { outgoing, counters, other_keys, task: tokio::spawn(task.run(batches)) }, payloads))
     }
 
     /// Sends these payloads, soon. They are lost, and counted, if too many batches wait already.
@@ -127,6 +138,11 @@ impl Gossip {
     /// Returns the counters of datagrams that were sent and received so far.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
+    }
+
+    /// Returns the Nodes that were heard with an unknown key.
+    pub fn other_keys(&self) -> watch::Receiver<OtherKeys> {
+        self.other_keys.clone()
     }
 }
 
@@ -144,6 +160,9 @@ struct Task {
     incoming: mpsc::Sender<Incoming>,
     counters: Arc<Counters>,
     warnings: DatagramWarnings,
+    /// The Node that has each address.
+    owners: BTreeMap<IpAddr, NodeName>,
+    other_keys: watch::Sender<OtherKeys>,
 }
 
 /// The reason why the task ends.
@@ -189,6 +208,10 @@ impl Task {
     fn follow_addresses(&mut self) {
         let addresses = self.addresses.borrow_and_update();
         self.sealer.retain(|node| addresses.contains_key(node));
+        self.other_keys.send_modify(|keys| keys.retain(|node| addresses.contains_key(node)));
+        let owned =
+            |(node, own): (&NodeName, &Vec<IpAddr>)| own.iter().map(|own| (*own, node.clone())).collect::<Vec<_>>();
+        self.owners = addresses.iter().flat_map(owned).collect();
         self.sockets.bind(&addresses);
     }
 
@@ -233,7 +256,10 @@ impl Task {
                 }
                 Opened::Reply(reply) => self.reply(&reply, from),
                 Opened::Admitted => Count::Admitted,
-                Opened::Nothing { reason, sender } => {
+                Opened::Nothing { reason, key, sender } => {
+                    if let Some((key, node)) = key.zip(self.owners.get(&from)) {
+                        self.other_keys.send_modify(|keys| keys.note(node.clone(), key, now));
+                    }
                     if let Some(datagrams) = self.warnings.take(reason, now)
                         && let Some(warning) = datagram_warnings::text(reason, sender.as_ref(), from)
                     {

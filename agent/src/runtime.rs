@@ -38,6 +38,7 @@ mod gossip_task;
 mod handover_macs;
 mod interfaces;
 mod kernel;
+mod key_conflict;
 mod liveness;
 mod log_limit;
 mod metrics_server;
@@ -184,6 +185,7 @@ impl Agent {
         let attached = !self.serving.interfaces.attached.is_empty();
         let progress = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
         self.telemetry.progress(progress, self.election.is_stopping(), kernel.lapses());
+        self.telemetry.silence(self.election.elector.keys().silence());
     }
 
     fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {

@@ -121,6 +121,8 @@ pub struct Election {
     index: LeaderIndex,
     surveys: Surveys,
     fence: Fence,
+    /// Nodes with another gossip key may lead rather than this one.
+    outranked: bool,
     schedule: EvaluationSchedule,
     /// The time at which a VIP was last transferred for the sake of balance.
     rebalanced: Duration,
@@ -164,6 +166,7 @@ impl Election {
             index: LeaderIndex::default(),
             surveys: Surveys::default(),
             fence: Fence::new(settings.lease, mutated),
+            outranked: false,
             schedule: EvaluationSchedule::default(),
             rebalanced: now,
             commands: Vec::new(),
@@ -235,6 +238,7 @@ impl Election {
             Input::Unable(unable) => self.set_unable(unable),
             Input::Lossy(lossy) => self.set_lossy(lossy),
             Input::Tick { carrier } => self.tick(carrier, peers, now),
+            Input::Outranked(outranked) => self.set_outranked(outranked, now),
             Input::Peers => self.schedule.dirty = true,
             Input::Disowned => self.suspend(&Lost::Disowned, now),
             Input::Message { from, message } => self.receive(&from, &message, now),
@@ -348,6 +352,17 @@ impl Election {
         self.availability.draining = draining;
     }
 
+    /// Stops answering at once, or begins anew.
+    fn set_outranked(&mut self, outranked: bool, now: Duration) {
+        if std::mem::replace(&mut self.outranked, outranked) == outranked {
+            return;
+        }
+        self.fence.set_carrier(false);
+        self.fence.lapse(now);
+        self.suspend(&Lost::Outranked, now);
+        self.commands.extend([Command::DiscardEvidence, Command::Reload]);
+    }
+
     /// Handles a heartbeat of the event loop: asks the peers, and extends the deadline or finds
     /// that it has passed.
     fn tick(&mut self, carrier: bool, peers: &Peers, now: Duration) {
@@ -356,6 +371,7 @@ impl Election {
             (self.availability.ready, self.index.preferences) = (true, None);
             self.commands.push(Command::Publish(Item::Ready(true)));
         }
+        let carrier = carrier && !self.outranked;
         self.fence.set_carrier(carrier);
         if !carrier {
             return;

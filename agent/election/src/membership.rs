@@ -39,6 +39,7 @@ mod heartbeats;
 mod items;
 mod local_state;
 mod members;
+mod other_keys;
 mod peer_record;
 mod peers;
 mod remote_state;
@@ -70,6 +71,7 @@ use self::{
 pub use self::{
     items::{Claimed, Item, ItemKey, MOST_ITEMS, MOST_SEGMENTS, ProbedPort, State, Why},
     local_state::Full,
+    other_keys::OtherKeys,
     peers::{MemberStatus, Peer, Peers},
     settings::{MembershipSettings, SAMPLE},
     wire::{ElectionMessage, MOST_PAYLOAD, Malformed},

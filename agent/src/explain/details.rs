@@ -57,6 +57,9 @@ pub struct TargetDetails {
     pub vips: Vec<VipDetails>,
     /// Requests that the agent cannot fulfill, in its words.
     pub refused: Vec<String>,
+    /// Why the agent leads nothing; `None`: it may lead.
+    #[serde(default)]
+    pub silence: Option<String>,
     /// The first documents that cannot be used.
     pub problems: Vec<String>,
 }
@@ -242,7 +245,7 @@ impl TargetDetails {
             }
         };
         let vips = vips.into_iter().map(|vip| results.vip(vip, on.get(&vip)));
-        Ok(Self { node: None, services, vips: vips.collect(), refused: Vec::new(), problems })
+        Ok(Self { node: None, services, vips: vips.collect(), refused: Vec::new(), silence: None, problems })
     }
 }
 

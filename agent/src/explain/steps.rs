@@ -8,7 +8,7 @@ use super::{
     AssignmentState, EndpointDetails, ExplainTarget, KernelState, PortDetails, ProbeFailure, ServiceDetails, StepKind,
     StepReport, StepState, TargetDetails,
 };
-use crate::inspect::names;
+use crate::{gossip::KEY_REMEDY, inspect::names};
 use vipmux_model::{Vip, port::Port, reason::Reason};
 
 /// The most names that a finding lists.
@@ -227,7 +227,9 @@ impl Steps {
             let remedy = "fix the cause that it names; the agent tries again by itself";
             self.broken(StepKind::Agent, format!("on {node}: {refused}"), remedy);
         }
-        if refused.is_empty() {
+        if let Some(silence) = &details.silence {
+            self.broken(StepKind::Agent, format!("on {node}: {silence}"), KEY_REMEDY);
+        } else if refused.is_empty() {
             self.holds(StepKind::Agent, format!("accepted by the agent on {node}"));
         }
     }

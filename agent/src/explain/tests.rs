@@ -353,6 +353,15 @@ fn a_refusal_of_the_agent_is_a_broken_step_only_of_its_own_vip() {
 }
 
 #[test]
+fn an_agent_that_leads_nothing_is_a_broken_step_with_its_remedy() {
+    let silence = Some("this node leads nothing: its gossip key is not that of n2, which may lead".to_owned());
+    let details = TargetDetails { silence, ..of_agent(&objects(), "shop/web") };
+    let text = shown("shop/web", Ok(details.clone()), &Ok(held()));
+    assert!(text.contains("its gossip key is not that of n2") && text.contains("--gossip-key"), "{text}");
+    assert_eq!(broken(details, held()), Some(StepKind::Agent));
+}
+
+#[test]
 fn a_vip_of_another_node_is_no_broken_step() {
     let mut objects = objects();
     objects.nodes.clear();

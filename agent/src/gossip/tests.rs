@@ -142,6 +142,7 @@ async fn unexpected_datagrams_are_counted_and_do_not_stop_the_others() {
         }
         b.until(Count::Unopened(reason), 1).await;
     }
+    assert!(b.gossip.other_keys().borrow().is_empty(), "it came from no Node's address");
     let noise = std::net::UdpSocket::bind((loopback(4, 6), 0)).unwrap();
     for (length, version) in [(1, 1), (40, 0), (LONGEST_DATAGRAM + 1, 2), (9_000, 7)] {
         noise.send_to(&vec![version; length], (loopback(4, 2), PORT)).unwrap();
@@ -243,4 +244,20 @@ async fn the_task_ends_when_its_receiver_is_dropped() {
 fn free_port() -> u16 {
     let socket = std::net::UdpSocket::bind("[::1]:0").unwrap();
     socket.local_addr().unwrap().port()
+}
+
+#[tokio::test]
+async fn a_node_with_another_key_is_noted_until_it_is_no_node_any_more() {
+    let nodes = addresses(&[("a", &[loopback(8, 1)]), ("b", &[loopback(8, 2)])]);
+    let (a, b) = (Agent::start("a", &nodes, PORT, 1), Agent::start("b", &nodes, PORT, 2));
+    let mut heard = b.gossip.other_keys();
+    let noted = async {
+        while heard.borrow_and_update().is_empty() {
+            a.gossip.send(vec![(node_name("b"), vec![1])]);
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(Duration::from_secs(10), noted).await.unwrap();
+    b.nodes.send_replace(addresses(&[("b", &[loopback(8, 2)])]));
+    timeout(Duration::from_secs(10), heard.wait_for(OtherKeys::is_empty)).await.unwrap().unwrap();
 }

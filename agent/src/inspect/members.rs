@@ -79,6 +79,7 @@ impl MemberView {
         match self.standing {
             None => Cell::toned("not heard of", Tone::Warn),
             Some(Code(Ok(Standing::Own))) => Cell::from("this node"),
+            Some(Code(Ok(Standing::OtherKey))) => Cell::toned("other key", Tone::Bad),
             Some(code) => {
                 let tone = match code.0 {
                     Ok(Standing::Alive) => Tone::Good,

@@ -100,7 +100,8 @@ impl ElectionMeters {
         for why in ["first", "resumed", "down", "handed", "silent", "unwritten"] {
             drop(self.gained.get_or_create(&[("why", why)]));
         }
-        for why in ["handed", "taken", "announced", "fenced", "disowned", "unwanted", "forbidden", "lossy"] {
+        for why in ["handed", "taken", "announced", "fenced", "disowned", "unwanted", "forbidden", "lossy", "outranked"]
+        {
             drop(self.lost.get_or_create(&[("why", why)]));
         }
         for result in ["sent", "failed"] {
@@ -225,6 +226,7 @@ impl Meters {
             Lost::Unwanted => "unwanted",
             Lost::Forbidden => "forbidden",
             Lost::Lossy => "lossy",
+            Lost::Outranked => "outranked",
         };
         self.election.lost.get_or_create(&[("why", why)]).inc();
     }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
     sync::Arc,
     time::Duration,
 };
@@ -18,13 +19,14 @@ use tokio::{
 use super::{
     gossip_task::{GossipTask, HUNG, Shared},
     kernel::{Kernel, KernelError, boottime},
+    key_conflict::KeyConflict,
     warnings::log_changes,
 };
 use crate::gossip::{self, Addresses, Counters, Gossip};
 use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped};
 use vipmux_election::{
     Command, Election, Input, Leadership, LeaseOutcome, Role,
-    membership::{self, Membership, MembershipEvent, Peers},
+    membership::{self, Membership, MembershipEvent, Peer, Peers},
 };
 use vipmux_model::{NodeName, Vip};
 
@@ -48,6 +50,7 @@ pub(super) struct Elector {
     pending: Vec<Input>,
     /// The problems of the Leases, as last logged.
     faults: BTreeSet<String>,
+    keys: KeyConflict,
 }
 
 impl Elector {
@@ -58,6 +61,7 @@ impl Elector {
         gossip: gossip::GossipSettings,
         leases: ConfiguredStore,
         seed: u64,
+        own_key: Option<PathBuf>,
     ) -> Result<(Self, mpsc::Receiver<StoreReport>), super::AgentError> {
         let now = boottime()?;
         let local = gossip.local.clone();
@@ -66,6 +70,9 @@ impl Elector {
         let (gossip, payloads) = Gossip::start(gossip, known)?;
         let shared = Arc::new(Shared::new(membership, now));
         let counters = Arc::clone(gossip.counters());
+        // Leases that all nodes share have one leader anyway.
+        let yields = matches!(leases, ConfiguredStore::Directory(_));
+        let keys = KeyConflict::new(gossip.other_keys(), yields, own_key);
         let (sender, events) = watch::channel(());
         let task = GossipTask { shared: Arc::clone(&shared), gossip, payloads, events: sender };
         // Answers the peers, also while the event loop is busy. Dropping the elector aborts it: at
@@ -86,6 +93,7 @@ impl Elector {
             operations,
             pending,
             faults,
+            keys,
         };
         Ok((elector, reports))
     }
@@ -95,6 +103,7 @@ impl Elector {
         if *self.addresses.borrow() == *nodes {
             return Ok(());
         }
+        self.keys.set_nodes(nodes.len());
         self.shared.lock().set_nodes(nodes.keys().cloned().collect(), boottime()?);
         self.addresses.send_replace(nodes.clone());
         self.shared.outgoing.notify_one();
@@ -128,7 +137,12 @@ impl Elector {
     /// A heartbeat of the event loop: passes on the VIPs that the programs gave up, and extends the
     /// fence deadline.
     pub(super) fn heartbeat(&mut self, kernel: &mut Kernel, carrier: bool) -> Result<Vec<Command>, KernelError> {
-        self.shared.note_heartbeat(boottime()?);
+        let now = boottime()?;
+        self.shared.note_heartbeat(now);
+        if !self.keys.is_quiet() {
+            let members = self.members();
+            self.pending.extend(self.keys.update(&members, now).map(Input::Outranked));
+        }
         let yielded = kernel.heartbeat()?;
         self.pending.extend(yielded.into_iter().map(Input::PeerAnnounced));
         self.pending.push(Input::Tick { carrier });
@@ -288,6 +302,18 @@ impl Elector {
     /// Returns the counters of the gossip's datagrams.
     pub(super) fn counters(&self) -> Arc<Counters> {
         Arc::clone(&self.counters)
+    }
+
+    /// Returns this node and the living members.
+    fn members(&self) -> BTreeSet<NodeName> {
+        let alive = |(name, peer): (&NodeName, &Peer)| peer.status.is_alive().then(|| name.clone());
+        let peers: Vec<_> = self.peers(|peers| peers.members.iter().filter_map(alive).collect());
+        peers.into_iter().chain([self.local.clone()]).collect()
+    }
+
+    /// Returns the conflict of gossip keys, as the last heartbeat found it.
+    pub(super) fn keys(&self) -> &KeyConflict {
+        &self.keys
     }
 
     /// Returns the VIPs that are wanted.

@@ -12,7 +12,8 @@ use vipmux_election::membership::sealing::SealingKeys;
 /// The time from one attempt to find the keys of a cluster to the next.
 const RETRY: Duration = Duration::from_secs(1);
 
-fn path(options: &RuntimeOptions) -> PathBuf {
+/// Returns the file of the keys.
+pub(super) fn path(options: &RuntimeOptions) -> PathBuf {
     options.gossip_key.clone().unwrap_or_else(|| options.state_dir.join("gossip.key"))
 }
 

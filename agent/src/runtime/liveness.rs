@@ -42,6 +42,8 @@ pub(super) struct Liveness {
     loss: Mutex<Option<String>>,
     /// Somebody removed the pins, so the agent stops.
     unloaded: AtomicBool,
+    /// Why this node must lead nothing: its gossip key is not that of others.
+    silence: Mutex<Option<String>>,
 }
 
 /// The agent's progress; see the fields of [`Liveness`].
@@ -72,6 +74,11 @@ impl Liveness {
     /// Notes that somebody removed the pins, so that the agent stops.
     pub(super) fn unload(&self) {
         self.unloaded.store(true, Relaxed);
+    }
+
+    /// Notes why this node must lead nothing; `None`: it may lead.
+    pub(super) fn silence(&self, why: Option<String>) {
+        *self.silence.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     /// Notes how far the agent is.
@@ -114,6 +121,7 @@ impl Liveness {
         } else {
             "the agent is stopping, and transfers the VIPs that it leads"
         };
+        let silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut checks = self.live_at(now);
         checks.extend([
             HealthzCheck::new(
@@ -128,6 +136,7 @@ impl Liveness {
             ),
             HealthzCheck::new("sending", loss.is_none(), || loss.unwrap_or_default()),
             HealthzCheck::new("synced", is(&self.synced), text("the maps are not in sync yet")),
+            HealthzCheck { name: "gossip-key", failure: silence },
             HealthzCheck::new("fence", deadline > now, fence),
             HealthzCheck::new("staying", !is(&self.stopping) && !is(&self.unloaded), text(staying)),
         ]);
@@ -182,6 +191,9 @@ mod tests {
         assert_eq!(failing(&late), ["fence"]);
         let failure = late.iter().find_map(|check| check.failure.clone()).unwrap();
         assert!(failure.starts_with("the fence deadline passed 2.0 s ago"), "{failure}");
+        liveness.silence(Some("its gossip key is not that of n1".to_owned()));
+        assert_eq!(failing(&liveness.ready_at(T)), ["gossip-key"]);
+        liveness.silence(None);
         liveness.stop(true);
         assert_eq!(failing(&liveness.ready_at(T)), ["staying"]);
         liveness.stop(false);

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use vipmux_common::abi::{self, Address, MEMBER_DRAINING, MEMBER_READY};
+use vipmux_common::abi::{self, Address, MEMBER_DRAINING, MEMBER_READY, Standing};
 
 use super::{
     elector::Elector,
@@ -82,10 +82,20 @@ impl Published {
             let peers = peers.members.iter();
             peers.filter_map(|(name, peer)| Some((index(name)?, member(peer)))).collect()
         });
+        let since = |index: u32, standing: Standing| {
+            let before = self.members.get(&index).filter(|member| member.standing == standing as u32);
+            before.map_or(nanoseconds(now), |member| member.since)
+        };
+        for (name, heard) in elector.keys().strangers() {
+            if let Some(index) = index(name) {
+                let (standing, heard) = (Standing::OtherKey, nanoseconds(*heard));
+                let since = since(index, standing);
+                members
+                    .insert(index, abi::Member { heard, since, standing: standing as u32, ..abi::Member::default() });
+            }
+        }
         if let Some(index) = index(node) {
-            let before = self.members.get(&index).map_or(0, |member| member.since);
-            let since = if before == 0 { nanoseconds(now) } else { before };
-            members.insert(index, own_member(elector, draining, since));
+            members.insert(index, own_member(elector, draining, since(index, Standing::Own)));
         }
         for index in self.members.keys().filter(|index| !members.contains_key(index)) {
             kernel.maps.set_member(*index, None)?;
@@ -103,7 +113,7 @@ impl Published {
 fn own_member(elector: &Elector, draining: bool, since: u64) -> abi::Member {
     let flags = flags(elector.is_ready(), draining);
     let claims = u32::try_from(elector.own_vips().count()).unwrap_or(u32::MAX);
-    let (generation, standing) = (elector.generation(), abi::Standing::Own as u32);
+    let (generation, standing) = (elector.generation(), Standing::Own as u32);
     abi::Member { generation, heard: 0, since, standing, flags, claims, reserved: 0 }
 }
 
@@ -141,10 +151,10 @@ fn leader(leadership: &Leadership, index: impl Fn(&NodeName) -> Option<u32>) -> 
 
 fn member(peer: &Peer) -> abi::Member {
     let standing = match peer.status {
-        MemberStatus::Alive => abi::Standing::Alive,
-        MemberStatus::Suspected => abi::Standing::Suspected,
-        MemberStatus::Down => abi::Standing::Down,
-        MemberStatus::Left => abi::Standing::Left,
+        MemberStatus::Alive => Standing::Alive,
+        MemberStatus::Suspected => Standing::Suspected,
+        MemberStatus::Down => Standing::Down,
+        MemberStatus::Left => Standing::Left,
     };
     // A member that is not there leads nothing, whatever it published last.
     let claims = if peer.status.is_alive() { peer.state.claims.len() } else { 0 };

@@ -28,7 +28,8 @@ impl Agent {
     fn explain(&self, query: Query, target: ExplainTarget) {
         let conflicts = self.announcements.conflicts.texts();
         let refused = self.serving.warnings().iter().chain(conflicts).cloned().collect();
-        let request = ExplainRequest { query, target, node: self.node.clone(), refused };
+        let silence = self.election.elector.keys().silence();
+        let request = ExplainRequest { query, target, node: self.node.clone(), refused, silence };
         if let Err(full) = self.explain_requests.try_send(request) {
             full.into_inner().query.answer(Answer::Error("the agent is busy: ask again".to_owned()));
         }

@@ -152,8 +152,9 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let pipeline = Pipeline { refreshed, requests, source, options: model, probes, published: states };
     start_pipeline(pipeline, listed, events, problem_notes);
     let kernel = open_kernel(&options)?;
+    let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
     let keys = gossip_keys::follow(&options, found_keys)?;
-    let (elector, reports) = start_elector(&options, leases, keys.clone())?;
+    let (elector, reports) = start_elector(&options, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
     let (meters, liveness) = (Meters::default(), Arc::<Liveness>::default());
@@ -262,11 +263,12 @@ fn start_elector(
     options: &RuntimeOptions,
     leases: ConfiguredStore,
     keys: watch::Receiver<SealingKeys>,
+    made_key: Option<PathBuf>,
 ) -> Result<(Elector, mpsc::Receiver<StoreReport>), AgentError> {
     let now = boottime()?;
     let election = Election::new(options.node.clone(), options.election, now);
     let gossip = gossip::GossipSettings { local: options.node.clone(), port: options.gossip_port, keys };
-    Elector::start(election, options.election.lease, gossip, leases, seed()?)
+    Elector::start(election, options.election.lease, gossip, leases, seed()?, made_key)
 }
 
 /// Returns a random seed, another one for each agent.

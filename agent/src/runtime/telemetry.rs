@@ -42,6 +42,11 @@ impl Telemetry {
         self.liveness.unload();
     }
 
+    /// Notes why this node leads nothing, although it is attached and in sync; `None`: it may lead.
+    pub(super) fn silence(&self, why: Option<String>) {
+        self.liveness.silence(why);
+    }
+
     /// Notes how far the agent is. `lapses`: how often the fence deadline passed.
     pub(super) fn progress(&mut self, progress: StartupProgress, stopping: bool, lapses: u64) {
         self.liveness.progress(progress);

@@ -87,6 +87,8 @@ codes! {
         Left = 4, "left",
         /// It is the agent's own node.
         Own = 5, "this_node",
+        /// It was heard with another gossip key, and is no member.
+        OtherKey = 6, "other_key",
     }
 }
 

@@ -30,6 +30,7 @@ mod manifests;
 mod members;
 mod observing;
 mod outlets;
+mod own_states;
 mod paths;
 mod policies;
 mod preflight;

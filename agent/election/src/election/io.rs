@@ -33,6 +33,9 @@ pub enum Input {
         /// At least one announcing interface has a carrier.
         carrier: bool,
     },
+    /// Nodes with another gossip key may lead rather than this one (`true`), or no longer
+    /// (`false`): see [`OtherKeys`](crate::membership::OtherKeys).
+    Outranked(bool),
     /// The peers changed.
     Peers,
     /// A peer considered this node down.

@@ -47,6 +47,8 @@ pub enum Lost {
     Forbidden,
     /// The answers of this node are lost, and no other node can take the VIP.
     Lossy,
+    /// Nodes with another gossip key may lead rather than this one.
+    Outranked,
 }
 
 impl fmt::Display for Lost {
@@ -60,6 +62,7 @@ impl fmt::Display for Lost {
             Self::Unwanted => f.write_str("no Service has it any more"),
             Self::Forbidden => f.write_str("this node may not announce it any more"),
             Self::Lossy => f.write_str("the answers of this node are lost"),
+            Self::Outranked => f.write_str("nodes with another gossip key may lead it, and this one may not"),
         }
     }
 }

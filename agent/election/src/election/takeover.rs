@@ -22,6 +22,9 @@ use vipmux_model::{NodeName, Vip};
 /// The time after the start in which a node waits for the claims of others before it takes its own
 /// VIPs again.
 const MEET: Duration = Duration::from_millis(500);
+/// The time for which two nodes may claim a VIP in one epoch, until a store that they share has
+/// decided.
+const CONTESTED: Duration = Duration::from_secs(3);
 /// The time that a node has to act on its turn.
 const TURN: Duration = Duration::from_millis(400);
 
@@ -83,16 +86,30 @@ impl Election {
         }
     }
 
-    /// Reads the Leases of own VIPs that a peer claims in the same epoch.
+    /// Reads the Leases of own VIPs that a peer claims in the same epoch. If that goes on, each
+    /// node has a store of its own. Then the first of them by name keeps the VIP.
     fn check_contested(&mut self, now: Duration) {
+        let mut lost = Vec::new();
         for vip in &self.index.own {
-            let Some(state) = self.states.get_mut(vip).filter(|state| state.role == Role::Leading) else { continue };
-            let free = state.operation.is_none() && state.not_before <= now;
-            let Some(own) = state.own.as_ref().filter(|_| free) else { continue };
-            if self.index.claim(*vip).is_some_and(|(_, claim)| claim.epoch == own.epoch) {
+            let Some(state) = self.states.get_mut(vip) else { continue };
+            let epoch = state.own.as_ref().map(|own| own.epoch);
+            let Some((rival, _)) = self.index.claim(*vip).filter(|(_, claim)| Some(claim.epoch) == epoch) else {
+                state.contested_since = None;
+                continue;
+            };
+            let end = *state.contested_since.get_or_insert(now) + CONTESTED;
+            if now >= end && *rival < self.local {
+                lost.push((*vip, rival.clone()));
+            } else if state.role == Role::Leading && state.operation.is_none() && state.not_before <= now {
                 (state.operation, state.not_before) = (Some(LeaseOperation::CheckRead), now + CLAIMLESS);
                 self.commands.push(Command::Read(*vip));
             }
+            if now < end {
+                self.schedule.wake_at(end);
+            }
+        }
+        for (vip, rival) in lost {
+            self.give_up(vip, Lost::Taken(rival), now);
         }
     }
 

@@ -78,6 +78,8 @@ pub(super) struct VipState {
     pub(super) takeable_since: Option<Duration>,
     /// The time since when its leader is alive and does not claim it.
     pub(super) unclaimed_since: Option<Duration>,
+    /// The time since when a peer claims this node's VIP in the same epoch.
+    pub(super) contested_since: Option<Duration>,
     pub(super) transfers: Transfers,
 }
 

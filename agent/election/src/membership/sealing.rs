@@ -42,7 +42,7 @@ use std::{net::IpAddr, time::Duration};
 
 pub use keys::{KeysError, SealingKeys};
 pub use session::{PROOF, WINDOW};
-pub use wire::{LONGEST_DATAGRAM, LONGEST_PAYLOAD};
+pub use wire::{KeyId, LONGEST_DATAGRAM, LONGEST_PAYLOAD};
 
 use self::{
     challenge::{ChallengeSubject, Challenger},
@@ -94,6 +94,8 @@ pub enum Opened {
     Nothing {
         /// The reason.
         reason: Unopened,
+        /// The unknown key that it names, if that is the reason.
+        key: Option<KeyId>,
         /// The node that sealed it, if it opens.
         sender: Option<NodeName>,
     },
@@ -202,10 +204,13 @@ impl Sealer {
     ) -> Opened {
         let (header, plaintext) = match self.unseal(datagram) {
             Ok(unsealed) => unsealed,
-            Err(reason) => return Opened::Nothing { reason, sender: None },
+            Err(reason) => {
+                let header = Header::parse(datagram).ok().filter(|_| reason == Unopened::OtherKey);
+                return Opened::Nothing { reason, key: header.map(|(header, _)| header.key), sender: None };
+            }
         };
         let Some(Plaintext { sender, message }) = Plaintext::parse(&plaintext) else {
-            return Opened::Nothing { reason: Unopened::Malformed, sender: None };
+            return Opened::Nothing { reason: Unopened::Malformed, key: None, sender: None };
         };
         let refusal = if sender == self.local {
             Some(Unopened::Namesake)
@@ -220,7 +225,7 @@ impl Sealer {
             Some(reason) => Err(reason),
             None => self.take(&header, &sender, message, from, now),
         };
-        opened.unwrap_or_else(|reason| Opened::Nothing { reason, sender: Some(sender) })
+        opened.unwrap_or_else(|reason| Opened::Nothing { reason, key: None, sender: Some(sender) })
     }
 
     /// Replaces the keys. Sessions go on.

@@ -28,6 +28,7 @@ fn elector(state: &Path) -> (Elector, mpsc::Receiver<StoreReport>) {
         gossip,
         ConfiguredStore::Directory(DirectoryStore::new(state)),
         1,
+        None,
     )
     .unwrap()
 }

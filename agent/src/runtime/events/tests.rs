@@ -36,7 +36,8 @@ impl World {
         let keys = watch::channel(SealingKeys::generate([7; 32])).1;
         let gossip = gossip::GossipSettings { local: here.clone(), port: gossip::DEFAULT_PORT, keys: keys.clone() };
         let place = ConfiguredStore::Directory(DirectoryStore::new(state_dir));
-        let (elector, own) = Elector::start(election, ElectionSettings::default().lease, gossip, place, 1).unwrap();
+        let (elector, own) =
+            Elector::start(election, ElectionSettings::default().lease, gossip, place, 1, None).unwrap();
         let (probes, health) = HealthProbes::start(here).unwrap();
         let (state, serving_state) = watch::channel(Arc::default());
         let (links, new_links) = watch::channel(Arc::default());

@@ -19,6 +19,8 @@ pub(in crate::runtime) struct ExplainRequest {
     pub(in crate::runtime) node: NodeName,
     /// The agent's warnings.
     pub(in crate::runtime) refused: Vec<String>,
+    /// Why this node leads nothing.
+    pub(in crate::runtime) silence: Option<String>,
 }
 
 impl ExplainRequest {
@@ -26,7 +28,8 @@ impl ExplainRequest {
         let now = boottime().unwrap_or_default();
         let answer = match stages.decided(findings, now).map(|decided| TargetDetails::of(decided, &self.target)) {
             Some(Ok(details)) => {
-                Answer::Details(Box::new(TargetDetails { node: Some(self.node), refused: self.refused, ..details }))
+                let (node, refused, silence) = (Some(self.node), self.refused, self.silence);
+                Answer::Details(Box::new(TargetDetails { node, refused, silence, ..details }))
             }
             Some(Err(unknown)) => Answer::Unknown(unknown),
             None => Answer::Error("it has not read the objects yet: ask again".to_owned()),

@@ -60,6 +60,45 @@ fn a_leader_gives_way_to_a_higher_epoch_and_not_to_a_lower_one() {
     assert_eq!(bench.leader(), Some("b"));
 }
 
+/// Each has a Lease of its own in a store of its own.
+#[test]
+fn of_two_nodes_whose_stores_differ_the_first_by_name_leads() {
+    for (rival, stays) in [("b", true), ("1", false)] {
+        let mut bench = Bench::leading();
+        bench.peers.members.insert(node_name(rival), peer(MemberStatus::Alive, T));
+        bench.claim(rival, 1);
+        for _ in 0..40 {
+            bench.ticks(1).give(read(Some(lease("a", 1, "v1"))));
+        }
+        let said = bench.said();
+        assert_eq!(said.contains(&format!("follow: {rival} took it")), !stays, "{said:?}");
+        assert_eq!(bench.leader(), Some(if stays { "a" } else { rival }));
+        // Without the rival it is one node's again.
+        bench.peer(rival).state.claims.clear();
+        bench.falls(rival, MemberStatus::Left);
+        for _ in 0..10 {
+            bench.ticks(1).give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
+        }
+        assert_eq!(bench.leader(), Some("a"));
+    }
+}
+
+#[test]
+fn a_node_that_others_outrank_is_silent_at_once_and_begins_anew_when_they_are_gone() {
+    let mut bench = Bench::leading();
+    bench.give(Input::Outranked(true));
+    let follow = "follow: nodes with another gossip key may lead it, and this one may not";
+    assert_eq!(bench.said(), [follow, "renounce", "gather"]);
+    bench.want(&["a"]);
+    bench.ticks(40);
+    assert_eq!((bench.said(), bench.election.fence.deadline), (vec![], None));
+    bench.give(Input::Outranked(false));
+    assert_eq!(bench.said(), ["renounce", "gather"]);
+    bench.want(&["a"]);
+    bench.tick().later(ms(10)).give(Input::Peers).give(read(Some(lease("a", 1, "v1")))).give(swapped("v2"));
+    assert_eq!(bench.said(), ["read", "swap v1 for 1", "lead 1: nobody led it before"]);
+}
+
 #[test]
 fn a_leader_yields_to_an_announcement_until_the_lease_is_seen_to_be_its_own() {
     let mut bench = Bench::leading();

@@ -25,6 +25,8 @@ enum Step {
     Unable(bool),
     Drain(bool),
     Disowned,
+    /// Nodes with another key may lead rather than this one, or no longer.
+    Outranked(bool),
     Announced,
     /// A peer says something of an epoch that is so much higher than what this node knows.
     Told(&'static str, ElectionMessage),
@@ -67,6 +69,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => any::<bool>().prop_map(Step::Unable),
         2 => any::<bool>().prop_map(Step::Drain),
         1 => Just(Step::Disowned),
+        1 => any::<bool>().prop_map(Step::Outranked),
         2 => Just(Step::Announced),
         4 => (peer(), message).prop_map(|(peer, message)| Step::Told(peer, message)),
         12 => prop::bool::weighted(0.8).prop_map(Step::Stored),
@@ -169,6 +172,7 @@ impl World {
             Step::Unable(unable) => Input::Unable(unable.then(|| vip4(1)).into_iter().collect()),
             Step::Drain(drains) => Input::Drain(drains),
             Step::Disowned => Input::Disowned,
+            Step::Outranked(outranked) => Input::Outranked(outranked),
             // The kernel yields what it answers for.
             Step::Announced => self.answers.then(|| Input::PeerAnnounced(vip4(1)))?,
             Step::Told(peer, mut message) => {
@@ -246,6 +250,7 @@ impl World {
                 _ => {}
             }
         }
+        prop_assert!(!self.bench.election.outranked || !self.answers, "it answers although others may lead");
         let leads = self.bench.election.leads(vip4(1));
         prop_assert_eq!(leads, self.answers, "what it believes is what it said");
         prop_assert_eq!(

@@ -95,7 +95,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [Made; 32] = [
+const INPUTS: [Made; 33] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| {
@@ -145,6 +145,7 @@ const INPUTS: [Made; 32] = [
     ("on the LAN: nothing at all", |_, _| probed(AddressOwner::Unknown)),
     ("on the LAN: a peer", |_, _| probed(AddressOwner::Peer)),
     ("on the LAN: a foreign speaker", |_, _| probed(AddressOwner::ForeignSpeaker(MAC))),
+    ("nodes with another key may lead rather than it", |_, _| Input::Outranked(true)),
     ("drain begins or ends", |bench, _| Input::Drain(!bench.election.availability.draining)),
 ];
 
@@ -173,6 +174,7 @@ const fn kind(input: &Input) -> usize {
         Input::Probed { .. } => 9,
         Input::Drain(_) => 10,
         Input::Lossy(_) => 11,
+        Input::Outranked(_) => 12,
     }
 }
 
@@ -208,7 +210,7 @@ fn each_input_does_in_each_state_what_the_table_says() {
             }
         }
     }
-    assert_eq!((roles.len(), kinds.len()), (7, 12), "each role and each kind of input is in the table");
+    assert_eq!((roles.len(), kinds.len()), (7, 13), "each role and each kind of input is in the table");
     let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
     let table = lines.join("\n") + "\n";
     assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));

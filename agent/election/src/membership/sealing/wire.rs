@@ -21,7 +21,7 @@ const CHALLENGE: u8 = 1;
 const RESPONSE: u8 = 2;
 
 /// The id of a key. It says nothing about the key.
-pub(super) type KeyId = [u8; 4];
+pub type KeyId = [u8; 4];
 /// The id of a session: one run of an agent.
 pub(super) type SessionId = [u8; 16];
 /// The bytes that a challenge asks to be given back.

@@ -62,7 +62,7 @@ fn who_has_the_key_is_heard_only_as_itself_and_from_where_it_is() {
         ("our session", b.seal(&node_name(A), b"x").unwrap(), address(B), Unopened::Echoed, None),
     ] {
         let opened = b.open(&said, from, origin, NOW);
-        assert_eq!(opened, Opened::Nothing { reason: expected, sender: sender.map(node_name) }, "{what}");
+        assert_eq!(opened, Opened::Nothing { reason: expected, key: None, sender: sender.map(node_name) }, "{what}");
     }
     let names: std::collections::BTreeSet<_> = Unopened::ALL.map(Unopened::name).into();
     assert_eq!(names.len(), Unopened::ALL.len());
