@@ -317,6 +317,15 @@ impl Membership {
         self.begin_round(whom, now);
     }
 
+    /// Asks one peer for its state. There is an event once the copy of its state is as new as `now`
+    /// ([`Peer::current`]). If the question is lost, there is none.
+    pub fn ask(&mut self, name: &NodeName, now: Duration) {
+        let Some(record) = self.records.get_mut(name).filter(|_| !self.left) else { return };
+        record.awaited = Some(now);
+        let ask = self.heartbeat(now);
+        self.send(name, &Wire::Heartbeat(ask));
+    }
+
     /// Publishes an item. It replaces an item with the same key.
     pub fn publish(&mut self, item: Item, now: Duration) -> Result<(), Full> {
         if self.local_state.publish(item)? {
@@ -380,6 +389,7 @@ impl Membership {
         };
         if record.remote.covers(at) {
             peer.current = peer.current.max(asked);
+            self.output.changed |= record.take_awaited(peer.current);
             return;
         }
         record.newest = Some(at);
@@ -429,6 +439,7 @@ impl Membership {
             Progress::More => self.pull(from, 0, now),
             Progress::Whole => {
                 peer.current = peer.current.max(Some(pulling.asked));
+                self.output.changed |= record.take_awaited(peer.current);
                 record.pulling = None;
                 // A newer version was heard of meanwhile. It is not pulled at once, since it need
                 // not be true.

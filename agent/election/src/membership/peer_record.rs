@@ -25,6 +25,8 @@ pub(super) struct PeerRecord {
     /// A newer version that was heard of during a pull.
     pub(super) newest: Option<StateVersion>,
     pub(super) pulling: Option<Pulling>,
+    /// The election waits for a copy of its state that is as new as this.
+    pub(super) awaited: Option<Duration>,
 }
 
 /// A pull without an answer yet.
@@ -35,6 +37,12 @@ pub(super) struct Pulling {
 }
 
 impl PeerRecord {
+    /// Returns whether the election waits for a copy of the state that is this new, and no longer
+    /// does.
+    pub(super) fn take_awaited(&mut self, current: Option<Duration>) -> bool {
+        self.awaited.take_if(|awaited| current >= Some(*awaited)).is_some()
+    }
+
     /// Forgets how new the copy of its state is.
     pub(super) fn restart(&mut self) {
         (self.remote, self.newest, self.pulling) = (RemoteState::default(), None, None);

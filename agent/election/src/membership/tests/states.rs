@@ -252,3 +252,23 @@ fn a_downs_state_stays_as_it_was() {
     assert_eq!(network.status(1, 0), Some(MemberStatus::Down));
     assert_eq!(network.peer(1, 0).state.claims.len(), 1);
 }
+
+#[test]
+fn a_peer_that_is_asked_says_soon_what_it_publishes() {
+    for nodes in [3, 40] {
+        let mut network = together(nodes, 31);
+        let asked = network.now;
+        network.act(0, |membership, now| membership.ask(&name(1), now));
+        let answered = |network: &Network| network.peer(0, 1).current >= Some(asked);
+        assert!(network.until(ROUND_TRIP, answered).is_some(), "{nodes} nodes");
+        let changed = network.events[0].iter().filter(|(at, event)| *event == MembershipEvent::Changed && *at >= asked);
+        assert_eq!(changed.count(), 1, "{nodes} nodes: the election is told once");
+
+        publish(&mut network, 1, claim(1, 3));
+        network.act(0, |membership, now| membership.ask(&name(1), now));
+        let asked = network.now;
+        let answered = |network: &Network| network.peer(0, 1).current >= Some(asked);
+        assert!(network.until(ROUND_TRIP * 2, answered).is_some(), "{nodes} nodes");
+        assert!(network.peer(0, 1).state.claims.contains_key(&vip(1)), "{nodes} nodes: it is as new as the question");
+    }
+}
