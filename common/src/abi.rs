@@ -224,6 +224,10 @@ pub const VIP_YIELDED: u32 = 2;
 /// A Service has all ports of a protocol: the claim with port 0 takes packets to ports without a
 /// claim of their own.
 pub const VIP_ALL_PORTS: u32 = 4;
+/// Until the fence deadline, the program does not yield the VIP to announcements with peers' MACs:
+/// such announcements were forged lately. It counts them as those of foreign speakers, and the agent
+/// asks the peers. Without [`VIP_LEADING`] it means nothing.
+pub const VIP_ASSURED: u32 = 8;
 
 /// `VIPS[Address]`.
 #[repr(C)]
@@ -231,7 +235,7 @@ pub const VIP_ALL_PORTS: u32 = 4;
 pub struct VipValue {
     /// The VIP's id in [`ServiceKey`] and [`FlowKey`]; never reused in the life of the maps.
     pub id: u32,
-    /// [`VIP_LEADING`], [`VIP_YIELDED`], [`VIP_ALL_PORTS`].
+    /// [`VIP_LEADING`], [`VIP_YIELDED`], [`VIP_ALL_PORTS`], [`VIP_ASSURED`].
     pub flags: u32,
     /// The interfaces that announce it, one bit each ([`Interface::bit`]).
     pub interfaces: u32,

@@ -2,7 +2,9 @@
 
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
 use vipmux_common::{
-    abi::{Address, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_LEADING, VIP_YIELDED, VipValue},
+    abi::{
+        Address, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED, VipValue,
+    },
     budget::Kind,
 };
 
@@ -87,7 +89,8 @@ pub(crate) fn is_announced(vip: &VipValue, interface: &Interface, vlan: u32) -> 
 }
 
 /// Handles an announcement of an address. Returns whether it is a VIP. A peer that announces a VIP
-/// that this node leads now leads it. The agent handles foreign speakers.
+/// that this node leads now leads it, unless the agent has set [`VIP_ASSURED`]. The agent handles
+/// foreign speakers, and peers then.
 #[inline(always)]
 pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &Interface) -> bool {
     let Some(vip) = VIPS.get_ptr_mut(address) else { return false };
@@ -103,10 +106,12 @@ pub(crate) fn hear(address: &Address, sender: Mac, frame: &Frame, interface: &In
         }
         let is_node = peer::is_node(sender);
         note(address, sender, is_node, frame, |speaker, now| speaker.claimed = now);
-        if !is_node {
+        let leads = (*vip).flags & VIP_LEADING != 0;
+        let is_assured = leads && (*vip).flags & VIP_ASSURED != 0 && standing() == Standing::InTime;
+        if !is_node || is_assured {
             count::stat(Stat::Foreign, frame.length);
-        } else if (*vip).flags & VIP_LEADING != 0 {
-            (*vip).flags = (*vip).flags & !VIP_LEADING | VIP_YIELDED;
+        } else if leads {
+            (*vip).flags = (*vip).flags & !(VIP_LEADING | VIP_ASSURED) | VIP_YIELDED;
             count::stat(Stat::Yielded, frame.length);
         }
     }

@@ -8,7 +8,7 @@ use crate::{arena::TableRange, entries::MapEntries, observed::Observed, step::St
 use vipmux_model::hashing;
 
 /// The flags that a program changes when it yields a VIP.
-const LEADERSHIP: u32 = abi::VIP_LEADING | abi::VIP_YIELDED;
+const LEADERSHIP: u32 = abi::VIP_LEADING | abi::VIP_YIELDED | abi::VIP_ASSURED;
 
 /// An entry in which kernel and mirror differ.
 #[derive(Clone, Debug, PartialEq, Eq)]

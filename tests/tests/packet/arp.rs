@@ -1,6 +1,6 @@
 //! Cases of ARP, in both directions.
 
-use vipmux_common::abi::{self, DropReason, Stat, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, DropReason, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
 use vipmux_tests::{
     frames::{Arp, BROADCAST, Ethernet, Mac},
     program::State,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), heard(), leaving()]
+    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), assured(), heard(), leaving()]
         .into_iter()
         .flatten()
         .collect()
@@ -203,6 +203,41 @@ fn announced() -> Vec<Case> {
         )
         .given(set_yielded)
         .dropped(DropReason::ArpNotLeading),
+    ]
+}
+
+/// Announcements with peers' MACs were forged lately, so the agent asks the peers about more of them.
+fn assured() -> Vec<Case> {
+    let by = |vip| broadcast(PEER_MAC).arp(&Arp::announcement(PEER_MAC, vip));
+    let assured: fn(&mut State) = |state| state.vips.values_mut().for_each(|vip| vip.flags |= VIP_ASSURED);
+    let foreign = |name, frame| Case::ingress(name, frame).given(assured).becomes(Verdict::Untouched, FOREIGN);
+    let request = Arp::request(CLIENT_MAC, NEIGHBOR, VIP);
+    vec![
+        foreign("a peer's announcement of an assured VIP takes nothing, and is noted", by(VIP))
+            .then(|state| claimed(state, VIP, PEER_MAC)),
+        foreign(
+            "so is a request from an assured VIP with a peer's MAC in it, whoever sends the frame",
+            broadcast(CLIENT_MAC).arp(&Arp::request(PEER_MAC, VIP, NEIGHBOR)),
+        )
+        .then(|state| claimed(state, VIP, PEER_MAC)),
+        foreign(
+            "so is a tagged announcement of an assured tagged VIP",
+            broadcast(PEER_MAC).tagged(VLAN).arp(&Arp::announcement(PEER_MAC, TAGGED)),
+        )
+        .then(|state| claimed(state, TAGGED, PEER_MAC)),
+        Case::ingress("a request for an assured VIP is answered", broadcast(CLIENT_MAC).arp(&request))
+            .given(assured)
+            .becomes(answer(&[], &Arp::reply(SELF_MAC, VIP, CLIENT_MAC, NEIGHBOR)), ANSWERED),
+        Case::ingress("past the deadline a peer's announcement takes an assured VIP", by(VIP))
+            .given(|state| {
+                state.vips.values_mut().for_each(|vip| vip.flags |= VIP_ASSURED);
+                state.fence.deadline = boot_time();
+            })
+            .becomes(Verdict::Untouched, YIELDED)
+            .then(set_yielded),
+        Case::ingress("assurance of a VIP led elsewhere means nothing", by(FOLLOWED))
+            .given(assured)
+            .then(|state| claimed(state, FOLLOWED, PEER_MAC)),
     ]
 }
 

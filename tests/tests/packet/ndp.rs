@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use vipmux_common::abi::{self, DropReason, Stat, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, DropReason, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
 use vipmux_tests::{
     frames::{Ethernet, Ipv6, Mac, NA_OVERRIDE, NA_SOLICITED, Ndp, multicast_mac, solicited_node},
     program::State,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), heard(), leaving()]
+    [answered(), left_to_others(), fenced(), abandoned(), not_understood(), announced(), assured(), heard(), leaving()]
         .into_iter()
         .flatten()
         .map(Case::v6)
@@ -239,6 +239,39 @@ fn announced() -> Vec<Case> {
         asks("a yielded VIP's solicitations are left to its new leader", VIP)
             .given(set_yielded)
             .dropped(DropReason::NdpNotLeading),
+    ]
+}
+
+/// Announcements with peers' MACs were forged lately, so the agent asks the peers about more of them.
+fn assured() -> Vec<Case> {
+    let by = |vip| announces(PEER_MAC, &announcement(PEER_MAC, vip));
+    let from_vip = Ipv6::ndp(v6(VIP), solicited_node(v6(NEIGHBOR)), &Ndp::solicitation(v6(NEIGHBOR)).mac(PEER_MAC));
+    let tagged = Ethernet::new(PEER_MAC, multicast_mac(ALL_NODES)).tagged(VLAN).ipv6(&announcement(PEER_MAC, TAGGED));
+    let assured: fn(&mut State) = |state| state.vips.values_mut().for_each(|vip| vip.flags |= VIP_ASSURED);
+    let foreign = |name, frame| Case::ingress(name, frame).given(assured).becomes(Verdict::Untouched, FOREIGN);
+    vec![
+        foreign("a peer's advertisement of an assured VIP takes nothing, and is noted", by(VIP))
+            .then(|state| claimed(state, VIP, PEER_MAC)),
+        foreign(
+            "so is a solicitation from an assured VIP with a peer's MAC",
+            to_group(PEER_MAC, NEIGHBOR).ipv6(&from_vip),
+        )
+        .then(|state| claimed(state, VIP, PEER_MAC)),
+        foreign("so is a tagged advertisement of an assured tagged VIP", tagged)
+            .then(|state| claimed(state, TAGGED, PEER_MAC)),
+        asks("a solicitation for an assured VIP is answered", VIP)
+            .given(assured)
+            .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, CLIENT_MAC).ipv6(&answer(VIP))), ANSWERED),
+        Case::ingress("past the deadline a peer's advertisement takes an assured VIP", by(VIP))
+            .given(|state| {
+                state.vips.values_mut().for_each(|vip| vip.flags |= VIP_ASSURED);
+                state.fence.deadline = boot_time();
+            })
+            .becomes(Verdict::Untouched, YIELDED)
+            .then(set_yielded),
+        Case::ingress("assurance of an IPv6 VIP led elsewhere means nothing", by(FOLLOWED))
+            .given(assured)
+            .then(|state| claimed(state, FOLLOWED, PEER_MAC)),
     ]
 }
 

@@ -179,9 +179,11 @@ fn any_damage_to_an_entry_is_found_and_repaired_by_the_next_plan() {
 
 #[test]
 fn a_vip_that_a_program_yielded_is_no_difference() {
-    let (mut maps, observed, _) = in_sync();
-    let vip = maps.entries.vips.values_mut().next().unwrap();
-    vip.flags = vip.flags & !abi::VIP_LEADING | abi::VIP_YIELDED;
+    let (mut maps, mut observed, _) = in_sync();
+    let (address, vip) = maps.entries.vips.iter_mut().next().unwrap();
+    vip.flags |= abi::VIP_ASSURED;
+    observed.refresh_vip(*address, *vip);
+    vip.flags = vip.flags & !(abi::VIP_LEADING | abi::VIP_ASSURED) | abi::VIP_YIELDED;
     assert_eq!(observed.differences(&maps.read()), []);
     maps.entries.vips.values_mut().next().unwrap().flags = 0;
     assert_eq!(observed.differences(&maps.read()).len(), 1, "a flag that nobody cleared by yielding");
