@@ -304,6 +304,10 @@ impl Agent {
                 }
                 Command::Reload => self.election.request_refresh(),
                 Command::Probe { vip, detect } => probes.push((*vip, *detect)),
+                Command::Forged { vip, by } => {
+                    let macs = self.election.elector.macs_of(by);
+                    self.announcements.conflicts.note_forged(*vip, by, &macs);
+                }
                 Command::Conflict { vip, mac } => self.announcements.conflicts.report_taken(*vip, *mac),
                 _ => {}
             }

@@ -1,8 +1,17 @@
 //! Observes an interface in both directions, sends raw frames, and counts resets of a namespace.
 
-use std::{fs, net::IpAddr, time::Duration};
+use std::{
+    fs,
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, anyhow};
 use pnet::{
     datalink::DataLinkReceiver,
     packet::{
@@ -52,6 +61,53 @@ pub fn send(namespace: &Namespace, interface: &str, frame: &[u8], times: usize) 
         let (mut sender, _) = arp::open(&arp::interface(interface)?, QUIET)?;
         (0..times).try_for_each(|_| Ok(sender.send_to(frame, None).context("the frame does not fit the buffer")??))
     })
+}
+
+/// Sends frames from eth0 in turns, with a pause after each, until it is dropped.
+pub struct Repeater {
+    stop: Arc<AtomicBool>,
+    sent: Arc<AtomicU64>,
+    sender: Option<JoinHandle<Result<()>>>,
+}
+
+impl Repeater {
+    /// Starts a thread that sends.
+    pub fn start(namespace: &Namespace, frames: Vec<Vec<u8>>, pause: Duration) -> Result<Self> {
+        let (stop, sent) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&sent));
+        let sender = namespace.spawn(move || {
+            let (mut sender, _receiver) = arp::open(&arp::eth0()?, QUIET)?;
+            for frame in frames.iter().cycle().take_while(|_| !stopped.load(Ordering::Relaxed)) {
+                sender.send_to(frame, None).context("the frame does not fit the buffer")??;
+                count.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(pause);
+            }
+            Ok(())
+        })?;
+        Ok(Self { stop, sent, sender: Some(sender) })
+    }
+
+    /// Returns the number of frames so far.
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
+    /// Stops it. Returns an error if a frame was not sent.
+    pub fn stop(mut self) -> Result<()> {
+        self.join()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        let joined = self.sender.take().map(|sender| sender.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))));
+        joined.unwrap_or(Ok(()))
+    }
+}
+
+impl Drop for Repeater {
+    fn drop(&mut self) {
+        let _ = self.join();
+    }
 }
 
 /// Returns how many TCP segments with RST a network namespace has sent: `tcpOutRsts` (RFC 4022), of

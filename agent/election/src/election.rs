@@ -17,6 +17,7 @@
 //!          │ │ │                                                                                │ │ │
 //!          │ │ │      a peer has the Lease, or a higher epoch            a peer announced it    │ │ │
 //!          │ │ └────────────────────────────────────────── Yielded ◄────────────────────────────┘ │ │
+//!          │ │                                                ├─ the peer denies it ──────► Leading │
 //!          │ │                                                └─ the Lease is still ours ─► Leading │
 //!          │ │        the same                               the fence deadline passed, or a peer   │
 //!          │ └──────────────────────────────────────────── Suspended ◄── held this node for down ─┘ │
@@ -44,6 +45,7 @@ mod io;
 mod leader_index;
 mod leadership_transfer;
 mod lease_operations;
+mod peer_announcements;
 mod role;
 mod schedule;
 mod takeover;
@@ -64,12 +66,13 @@ use imbl::OrdMap;
 use self::{
     fence::Fence,
     leader_index::LeaderIndex,
+    peer_announcements::Inquiries,
     schedule::EvaluationSchedule,
     takeover_guard::TakeoverGuard,
     vip_state::{Context, VipState},
 };
 pub use self::{
-    io::{AddressOwner, Command, Input, LeaseOutcome},
+    io::{AddressOwner, Command, Input, LeaseOutcome, PeerAnnouncement},
     leadership_transfer::LEAVING,
     role::{Leadership, Lost, Role},
 };
@@ -120,6 +123,7 @@ pub struct Election {
     states: BTreeMap<Vip, VipState>,
     index: LeaderIndex,
     surveys: Surveys,
+    inquiries: Inquiries,
     fence: Fence,
     /// Nodes with another gossip key may lead rather than this one.
     outranked: bool,
@@ -165,6 +169,7 @@ impl Election {
             states: BTreeMap::new(),
             index: LeaderIndex::default(),
             surveys: Surveys::default(),
+            inquiries: Inquiries::default(),
             fence: Fence::new(settings.lease, mutated),
             outranked: false,
             schedule: EvaluationSchedule::default(),
@@ -249,11 +254,7 @@ impl Election {
                 }
             }
             Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
-            Input::PeerAnnounced(vip) => {
-                if let Some((state, mut cx)) = self.state_of(vip, now) {
-                    state.announced(&mut cx);
-                }
-            }
+            Input::PeerAnnounced(announcement) => self.peer_announced(&announcement, now),
             Input::Probed { vip, owner } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
                     state.probed(&owner, &mut cx);

@@ -20,18 +20,21 @@ pub enum Mutation {
     CountsFromTheAnswer,
     /// A node keeps its leadership although another one claims a later epoch.
     IgnoresClaims,
+    /// A node that is assured goes on answering, whatever a peer that announced the VIP says.
+    IgnoresAnnouncements,
 }
 
 #[cfg(any(test, feature = "simulation"))]
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::ExtendsWhatHasPassed,
         Self::WaitsForNoSilence,
         Self::LeadsInSpiteOfConflict,
         Self::AnswersWhileHanding,
         Self::CountsFromTheAnswer,
         Self::IgnoresClaims,
+        Self::IgnoresAnnouncements,
     ];
 }
 

@@ -237,7 +237,7 @@ impl World {
             WorldEvent::Fault(fault) => self.fault(&fault),
             WorldEvent::Agent { node, run, event } => self.at(node).handle_agent_event(run, event),
             WorldEvent::Served(request) => self.serve(&request),
-            WorldEvent::Heard { node, from, vip } => self.at(node).hear(from, vip),
+            WorldEvent::Heard { node, from, vip } => self.at(node).hear(from, vip, false),
             WorldEvent::Look => {
                 self.checker.touch_all();
                 self.schedule.after(self.checker.interval(), WorldEvent::Look);

@@ -52,6 +52,7 @@ struct ElectionMeters {
     leases: Family<[(&'static str, &'static str); 2], Counter>,
     conflicts: Counter,
     contested: Gauge,
+    forged: Counter,
     lossy: Gauge,
     announcements: Family<Label, Counter>,
 }
@@ -121,6 +122,8 @@ impl ElectionMeters {
         registry.register("vipmux_address_conflicts", help, self.conflicts.clone());
         let help = "VIPs led here that a foreign speaker on the LAN answers for too";
         registry.register("vipmux_contested_addresses", help, self.contested.clone());
+        let help = "Times that a peer denied announcements of a VIP with its MAC";
+        registry.register("vipmux_forged_announcements", help, self.forged.clone());
         let help = "Interfaces where the frames that the programs send are lost";
         registry.register("vipmux_lossy_interfaces", help, self.lossy.clone());
         let help = "Gratuitous ARP, neighbor advertisements, and probes for addresses";
@@ -239,6 +242,11 @@ impl Meters {
     /// Sets the number of VIPs led here that foreign speakers announce as well.
     pub fn contested(&self, addresses: usize) {
         self.election.contested.set(whole(addresses));
+    }
+
+    /// Counts announcements with a peer's MAC that the peer denies.
+    pub fn announcement_forged(&self) {
+        self.election.forged.inc();
     }
 
     /// Sets the number of interfaces where the frames that the programs send are lost.

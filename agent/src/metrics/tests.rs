@@ -17,6 +17,7 @@ fn everything() -> String {
     let meters = Meters::default();
     meters.gained(&Why::First);
     meters.lost(&Lost::Fenced);
+    meters.announcement_forged();
     meters.repaired("VIPS");
     meters.lease_operation(&StoreOperation::Survey, &Ok(StoreOutcome::Surveyed(Survey::default())));
     meters.services(&ServiceCounts { allocated: 3, withheld: 0, refused: [(Reason::PortConflict, 2)].into() });
@@ -58,6 +59,7 @@ fn values_have_the_right_names_and_labels() {
         r#"vipmux_flow_records{state="half_open"} 2.0"#,
         "vipmux_flow_capacity_records 16384.0",
         r#"vipmux_leaderships_gained_total{why="first"} 1"#,
+        "vipmux_forged_announcements_total 1",
         r#"vipmux_leaderships_gained_total{why="down"} 0"#,
         r#"vipmux_services_refused{reason="PortConflict"} 2"#,
         r#"vipmux_services_refused{reason="PoolExhausted"} 0"#,

@@ -27,7 +27,7 @@ use vipmux_datapath::{
     link::{Links, interface_name},
 };
 use vipmux_election::AddressOwner;
-use vipmux_model::Vip;
+use vipmux_model::{NodeName, Vip};
 
 /// The announcements and address probes that are due, and the foreign speakers.
 pub(super) struct Announcements {
@@ -182,7 +182,11 @@ impl Announcements {
     /// Reads who spoke for VIPs since the last heartbeat, defends led VIPs, and reports conflicts.
     pub(super) fn check_foreign_speakers(&mut self, serving: &mut Serving, links: &Links) -> Result<(), KernelError> {
         let now = boottime()?;
-        if let Some(speakers) = serving.kernel.take_new_speakers()? {
+        let mut speakers = serving.kernel.take_new_speakers();
+        if speakers.is_none() && self.conflicts.has_denied() {
+            speakers = Some(serving.kernel.speakers()?);
+        }
+        if let Some(speakers) = speakers {
             self.conflicts.observe(&speakers, &serving.interfaces.macs(), now);
         }
         let kernel = &serving.kernel;
@@ -190,7 +194,10 @@ impl Announcements {
         for vip in self.conflicts.defend(|mac| kernel.observed().is_peer(mac), leads, now) {
             self.announcer.defend(vip);
         }
-        self.conflicts.report(leads, |conflict| describe(conflict, links, kernel.interface(conflict.ifindex).mac));
+        self.conflicts.report(leads, |conflict, owner| match owner {
+            None => describe(conflict, links, kernel.interface(conflict.ifindex).mac),
+            Some(owner) => describe_forged(conflict, links, owner),
+        });
         Ok(())
     }
 
@@ -213,11 +220,24 @@ fn received_frames(interfaces: &AttachedInterfaces) -> u64 {
 
 /// Describes a conflict. `own`: the MAC that this node announces there.
 fn describe(Conflict { vip, mac, ifindex }: &Conflict, links: &Links, own: Mac) -> String {
-    let on = links.get(*ifindex).map_or_else(|| format!("interface {ifindex}"), |interface| interface.name.clone());
+    let on = name_of(*ifindex, links);
     format!(
         "the address {vip} is also used by {mac} on {on}: this node keeps it and defends it by announcing {own}, but \
          clients may reach either; take it from that machine or from the pool"
     )
+}
+
+/// Describes announcements with a MAC of `owner`, which denies them.
+fn describe_forged(Conflict { vip, mac, ifindex }: &Conflict, links: &Links, owner: &NodeName) -> String {
+    let on = name_of(*ifindex, links);
+    format!(
+        "a machine on {on} announces the address {vip} with {mac}, the MAC of {owner}, which does not lead it: this \
+         node goes on answering; `tcpdump -e -i {on} arp or icmp6` shows the frames"
+    )
+}
+
+fn name_of(ifindex: u32, links: &Links) -> String {
+    links.get(ifindex).map_or_else(|| format!("interface {ifindex}"), |interface| interface.name.clone())
 }
 
 /// Returns the interfaces with the number of packets that they received: the third column of

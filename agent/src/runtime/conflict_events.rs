@@ -12,6 +12,8 @@ use vipmux_model::{NodeName, Vip, objects::Objects, published_status::PublishedS
 pub(super) const WAITING: usize = 256;
 /// A foreign speaker has the address.
 pub(super) const ADDRESS_IN_USE: &str = "AddressInUse";
+/// Somebody announces the address with the MAC of a node that does not lead it.
+pub(super) const ANNOUNCEMENT_FORGED: &str = "AnnouncementForged";
 /// The frames that a node sends for the address are lost.
 pub(super) const ANSWERS_LOST: &str = "AnswersLost";
 

@@ -16,16 +16,18 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+use vipmux_common::abi::Mac;
+
 use super::{
     gossip_task::{GossipTask, HUNG, Shared},
-    kernel::{Kernel, KernelError, boottime},
+    kernel::{HeardAnnouncement, Kernel, KernelError, boottime},
     key_conflict::KeyConflict,
     warnings::log_changes,
 };
 use crate::gossip::{self, Addresses, Counters, Gossip};
 use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped};
 use vipmux_election::{
-    Command, Election, Input, Leadership, LeaseOutcome, Role,
+    Command, Election, Input, Leadership, LeaseOutcome, PeerAnnouncement, Role,
     membership::{self, Membership, MembershipEvent, Peer, Peers},
 };
 use vipmux_model::{NodeName, Vip};
@@ -143,10 +145,26 @@ impl Elector {
             let members = self.members();
             self.pending.extend(self.keys.update(&members, now).map(Input::Outranked));
         }
-        let yielded = kernel.heartbeat()?;
-        self.pending.extend(yielded.into_iter().map(Input::PeerAnnounced));
+        let heard = kernel.heartbeat()?;
+        self.pending.extend(self.announcements(heard).into_iter().map(Input::PeerAnnounced));
         self.pending.push(Input::Tick { carrier });
         self.process(kernel)
+    }
+
+    /// Converts announcements: names the peers that have their MACs.
+    fn announcements(&self, heard: BTreeMap<Vip, HeardAnnouncement>) -> Vec<PeerAnnouncement> {
+        if heard.is_empty() {
+            return Vec::new();
+        }
+        let mut owners = MacOwners::new();
+        self.peers(|peers| {
+            for (name, peer) in &peers.members {
+                for mac in peer.state.macs.values() {
+                    owners.entry(*mac).or_default().insert(name.clone());
+                }
+            }
+        });
+        heard.into_iter().map(|(vip, heard)| announcement(vip, &heard, &owners)).collect()
     }
 
     /// Passes on the result of an operation on the Leases.
@@ -224,6 +242,8 @@ impl Elector {
         match command {
             Command::Follow { vip, .. } => kernel.follow(*vip)?,
             Command::Lead { vip, epoch, .. } => kernel.lead(*vip, *epoch)?,
+            Command::Assure { vip, assured } => kernel.assure(*vip, *assured)?,
+            Command::Ask(name) => membership.ask(name, now),
             Command::Extend(deadline) => kernel.extend(*deadline)?,
             Command::Heartbeat => membership.send_heartbeats(now),
             Command::DiscardEvidence => membership.discard_evidence(now),
@@ -247,7 +267,7 @@ impl Elector {
                     self.pending.push(Input::Surveyed { asked: now, leases: None });
                 }
             }
-            Command::Reload | Command::Probe { .. } | Command::Conflict { .. } => {}
+            Command::Reload | Command::Probe { .. } | Command::Conflict { .. } | Command::Forged { .. } => {}
         }
         Ok(())
     }
@@ -297,6 +317,13 @@ impl Elector {
     /// Calls `read` with the peers.
     pub(super) fn peers<T>(&self, read: impl FnOnce(&Peers) -> T) -> T {
         read(self.shared.lock().peers())
+    }
+
+    /// Returns the MACs that a peer publishes.
+    pub(super) fn macs_of(&self, name: &NodeName) -> BTreeSet<Mac> {
+        self.peers(|peers| {
+            peers.members.get(name).into_iter().flat_map(|peer| peer.state.macs.values().copied()).collect()
+        })
     }
 
     /// Returns the counters of the gossip's datagrams.
@@ -368,6 +395,17 @@ impl Elector {
         // The last datagrams are still with the task of the sockets.
         sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// The peers that publish each MAC.
+type MacOwners = BTreeMap<Mac, BTreeSet<NodeName>>;
+
+/// Names all peers that have the MACs of an announcement.
+fn announcement(vip: Vip, heard: &HeardAnnouncement, owners: &MacOwners) -> PeerAnnouncement {
+    let HeardAnnouncement { macs, at, yielded } = heard;
+    let known: Option<Vec<_>> = macs.iter().map(|mac| owners.get(mac)).collect();
+    let by = known.into_iter().flatten().flatten().cloned().collect();
+    PeerAnnouncement { vip, by, at: *at, yielded: *yielded }
 }
 
 impl Drop for Elector {

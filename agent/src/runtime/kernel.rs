@@ -10,10 +10,14 @@ use std::{
 };
 
 use nix::errno::Errno;
-use vipmux_common::abi::{self, Address, Config, INTERFACE_TAGS, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, Address, Config, INTERFACE_TAGS, Mac, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
 
 pub(super) use self::map_writer::entries;
-use self::{led_vips::LedVips, map_writer::MapWriter, speaker_counts::SpeakerCounts};
+use self::{
+    led_vips::LedVips,
+    map_writer::MapWriter,
+    speaker_counts::{NewAnnouncements, SpeakerCounts},
+};
 use vipmux_datapath::{
     announce::speaker::VipSpeaker,
     bpf::{
@@ -71,6 +75,17 @@ pub(super) struct Synced {
     pub(super) steps: usize,
 }
 
+/// Announcements of a led VIP with the MACs of peers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct HeardAnnouncement {
+    /// The MACs; empty: they are not known.
+    pub(super) macs: BTreeSet<Mac>,
+    /// The time of the last one, `CLOCK_BOOTTIME`.
+    pub(super) at: Duration,
+    /// The programs yielded the VIP.
+    pub(super) yielded: bool,
+}
+
 /// The maps and programs of this node.
 pub(super) struct Kernel {
     /// The maps.
@@ -80,7 +95,9 @@ pub(super) struct Kernel {
     /// The maps, as last written.
     mirror: MapWriter,
     leadership: LedVips,
-    speakers: SpeakerCounts,
+    speaker_counts: SpeakerCounts,
+    /// The speakers for VIPs, if a foreign one spoke since they were taken last.
+    new_speakers: Option<Vec<VipSpeaker>>,
     /// When the last heartbeat began, `CLOCK_BOOTTIME`.
     last_heartbeat: Duration,
     /// The pinned objects at the start; the links, as they were attached last.
@@ -101,10 +118,10 @@ impl Kernel {
         if config != found {
             maps.apply(&Step::Config(config))?;
         }
-        let (mirror, speakers) = (MapWriter::read(&maps)?, SpeakerCounts::read(&maps)?);
+        let (mirror, speaker_counts) = (MapWriter::read(&maps)?, SpeakerCounts::read(&maps)?);
         let pinned = PinnedObjects::read(&pins)?;
-        let (leadership, last_heartbeat) = (LedVips::default(), Duration::ZERO);
-        Ok(Self { maps, programs, mirror, leadership, speakers, last_heartbeat, pinned, pins })
+        let (leadership, new_speakers, last_heartbeat) = (LedVips::default(), None, Duration::ZERO);
+        Ok(Self { maps, programs, mirror, leadership, speaker_counts, new_speakers, last_heartbeat, pinned, pins })
     }
 
     /// Writes an entry of `INTERFACES`; all zero: the interface is not ours any more.
@@ -238,12 +255,10 @@ impl Kernel {
         self.mirror.execute(&mut self.maps, step)
     }
 
-    /// Returns the speakers for VIPs, nodes of the cluster among them, if a foreign one spoke since
-    /// the last call.
-    pub(super) fn take_new_speakers(&mut self) -> Result<Option<Vec<VipSpeaker>>, MapsError> {
-        let speakers = if self.speakers.has_new() { Some(self.speakers()?) } else { None };
-        self.speakers.clear_new();
-        Ok(speakers)
+    /// Returns the speakers for VIPs, nodes of the cluster among them, if a foreign one spoke between
+    /// the last call and the last heartbeat.
+    pub(super) fn take_new_speakers(&mut self) -> Option<Vec<VipSpeaker>> {
+        self.new_speakers.take()
     }
 
     /// Returns the other hosts that spoke for VIPs or asked for them lately.
@@ -252,21 +267,34 @@ impl Kernel {
         Ok(self.maps.read_speakers()?.iter().map(|(key, speaker)| VipSpeaker::new(*key, speaker, is_peer)).collect())
     }
 
-    /// Begins a heartbeat. Returns the VIPs that the programs gave up since the last one.
-    pub(super) fn heartbeat(&mut self) -> Result<Vec<Vip>, KernelError> {
-        self.last_heartbeat = boottime()?;
+    /// Begins a heartbeat. Returns the announcements of led VIPs with peers' MACs since the last one.
+    pub(super) fn heartbeat(&mut self) -> Result<BTreeMap<Vip, HeardAnnouncement>, KernelError> {
+        let since = std::mem::replace(&mut self.last_heartbeat, boottime()?);
         self.leadership.check_deadline(self.last_heartbeat);
-        let mut yielded = Vec::new();
-        if !self.speakers.update(&self.maps)? {
-            return Ok(yielded);
+        let new = self.speaker_counts.update(&self.maps)?;
+        if new == NewAnnouncements::default() {
+            return Ok(BTreeMap::new());
         }
+        let speakers = self.speakers()?;
+        let yielded = if new.yielded { self.read_yielded()? } else { BTreeSet::new() };
+        let led = |vip: &Vip| self.leadership.led().contains_key(vip);
+        let heard = heard_announcements(&speakers, since, yielded, led);
+        if new.foreign {
+            self.new_speakers = Some(speakers);
+        }
+        Ok(heard)
+    }
+
+    /// Reads which led VIPs the programs have yielded.
+    fn read_yielded(&mut self) -> Result<BTreeSet<Vip>, KernelError> {
+        let mut yielded = BTreeSet::new();
         for vip in self.leadership.led().keys() {
             let address = Address::from(vip.address());
             if let Some(value) = self.maps.read_vip(&address)?
                 && value.flags & VIP_LEADING == 0
             {
                 self.mirror.refresh_vip(address, value);
-                yielded.push(*vip);
+                yielded.insert(*vip);
             }
         }
         Ok(yielded)
@@ -282,6 +310,12 @@ impl Kernel {
     pub(super) fn follow(&mut self, vip: Vip) -> Result<(), KernelError> {
         self.leadership.follow(vip);
         self.flag(vip)
+    }
+
+    /// Sets whether the programs go on answering for a VIP when a peer announces it.
+    pub(super) fn assure(&mut self, vip: Vip, assured: bool) -> Result<(), KernelError> {
+        self.leadership.assure(vip, assured);
+        if self.leads(vip) { self.flag(vip) } else { Ok(()) }
     }
 
     /// Returns the fence deadline, `CLOCK_BOOTTIME`; zero: it was never extended.
@@ -314,7 +348,7 @@ impl Kernel {
         let found = if epoch.is_some() { self.maps.read_vip(&address)? } else { None };
         match (epoch, found) {
             (Some(epoch), Some(found)) if found.flags & VIP_YIELDED != 0 => {
-                let flags = value.flags & !VIP_LEADING | VIP_YIELDED;
+                let flags = value.flags & !(VIP_LEADING | VIP_ASSURED) | VIP_YIELDED;
                 self.execute(&Step::Vip(address, Some(abi::VipValue { flags, epoch, ..value })))
             }
             _ => self.write_vip(address, value),
@@ -328,6 +362,25 @@ impl Kernel {
         let is_known = self.observed().vips().get(&address) == Some(&value);
         if is_known { Ok(()) } else { self.execute(&Step::Vip(address, Some(value))) }
     }
+}
+
+/// Returns the announcements since `since` with peers' MACs, of VIPs that are `led` or were `yielded`.
+fn heard_announcements(
+    speakers: &[VipSpeaker],
+    since: Duration,
+    yielded: BTreeSet<Vip>,
+    led: impl Fn(&Vip) -> bool,
+) -> BTreeMap<Vip, HeardAnnouncement> {
+    let unknown = HeardAnnouncement { yielded: true, ..HeardAnnouncement::default() };
+    let mut heard: BTreeMap<_, _> = yielded.into_iter().map(|vip| (vip, unknown.clone())).collect();
+    for VipSpeaker { vip, mac, claimed, peer, .. } in speakers {
+        if let Some(at) = claimed.filter(|at| *at >= since && *peer && led(vip)) {
+            let announcement: &mut HeardAnnouncement = heard.entry(*vip).or_default();
+            announcement.macs.insert(*mac);
+            announcement.at = announcement.at.max(at);
+        }
+    }
+    heard
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ mod duplicates;
 mod explaining;
 mod failing_over;
 mod flood;
+mod forged_announcements;
 mod forging;
 mod forwarding;
 mod harness;

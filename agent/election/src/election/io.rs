@@ -61,8 +61,8 @@ pub enum Input {
         /// All Leases; `None`: the store is unavailable.
         leases: Option<OrdMap<Vip, Lease>>,
     },
-    /// The kernel saw a peer announce a VIP that this node led, and stopped answering for it.
-    PeerAnnounced(Vip),
+    /// The kernel saw announcements of a VIP that this node leads, with the MACs of peers.
+    PeerAnnounced(PeerAnnouncement),
     /// The result of a [`Command::Probe`].
     Probed {
         /// The VIP.
@@ -73,6 +73,20 @@ pub enum Input {
     /// This node should lead nothing as long as there is another (`true`), or may lead again
     /// (`false`).
     Drain(bool),
+}
+
+/// Announcements of a VIP with the MACs of peers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerAnnouncement {
+    /// The VIP.
+    pub vip: Vip,
+    /// The peers that have these MACs. Empty: at least one MAC is of no known peer.
+    pub by: BTreeSet<NodeName>,
+    /// The time of the last one, `CLOCK_BOOTTIME`.
+    pub at: Duration,
+    /// The kernel stopped answering for the VIP. It does not while the VIP is assured
+    /// ([`Command::Assure`]).
+    pub yielded: bool,
 }
 
 /// The result of a store operation on a Lease.
@@ -120,6 +134,24 @@ pub enum Command {
         /// The reason.
         why: Why,
     },
+    /// Let the kernel go on answering for this VIP when a peer announces it (`true`), or stop
+    /// (`false`). [`Command::Follow`] ends it, too.
+    Assure {
+        /// The VIP.
+        vip: Vip,
+        /// It goes on.
+        assured: bool,
+    },
+    /// Report that somebody announced this VIP with a peer's MAC. The peer denies it.
+    Forged {
+        /// The VIP.
+        vip: Vip,
+        /// The peer.
+        by: NodeName,
+    },
+    /// Ask a peer for its state ([`Membership::ask`](crate::membership::Membership::ask)). An
+    /// [`Input::Peers`] must follow its answer.
+    Ask(NodeName),
     /// Set the fence deadline to this time, `CLOCK_BOOTTIME`.
     Extend(Duration),
     /// Read the wanted VIPs again.

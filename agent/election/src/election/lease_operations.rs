@@ -21,8 +21,6 @@ const QUICKLY: Duration = Duration::from_millis(20);
 const SOON: Duration = Duration::from_millis(200);
 /// and by a node that only has to record its leadership.
 const LATER: Duration = Duration::from_secs(1);
-/// The pause after a peer announced a VIP, if this node has led it for less than that.
-const RETAKE: Duration = Duration::from_secs(1);
 /// The pause after which the LAN is asked again for an address that has another owner.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -189,15 +187,6 @@ impl VipState {
             self.lead(cx);
         }
         self.pause(SOON, cx);
-    }
-
-    /// Yields the VIP to a peer that announced it.
-    pub(super) fn announced(&mut self, cx: &mut Context<'_>) {
-        if self.role == Role::Leading {
-            let led = cx.now.saturating_sub(self.since);
-            self.not_before = if led < RETAKE { cx.now + RETAKE } else { cx.now };
-            self.stop(Role::Yielded, Lost::Announced, cx);
-        }
     }
 
     /// Handles the result of a probe on the LAN.

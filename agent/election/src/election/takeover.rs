@@ -52,7 +52,7 @@ impl Election {
         }
         self.begin_takeovers(peers, now);
         self.transfer_leaderships(peers, now);
-        self.continue_own(now);
+        self.continue_own(peers, now);
     }
 
     /// Updates the leaders of the VIPs that changed.
@@ -114,17 +114,27 @@ impl Election {
     }
 
     /// Continues what is under way for this node's own VIPs.
-    fn continue_own(&mut self, now: Duration) {
-        let own: Vec<_> = self.own_vips().collect();
-        for (vip, role) in own {
+    fn continue_own(&mut self, peers: &Peers, now: Duration) {
+        let own: Vec<_> = self.index.own.iter().copied().collect();
+        let (mut announced, mut assured) = (false, false);
+        for vip in own {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
-            match role {
+            state.settle_announcements(peers, &mut cx);
+            announced |= !state.announced_by.is_empty();
+            assured |= state.is_assured();
+            match state.role {
                 Role::Handing => state.continue_transfer(&mut cx),
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
                 Role::Leading if !state.is_written() => state.attempt(LeaseOperation::CheckRead, &mut cx),
                 Role::Leading | Role::Detecting | Role::Following | Role::Suspended | Role::Yielded => {}
             }
+        }
+        if announced {
+            self.ask_announcers(now);
+        }
+        if assured {
+            self.look_at_leases(now);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tests of one node's state machine: inputs by hand, commands as text.
 
+mod announced;
 mod answering;
 mod handing_over;
 mod properties;
@@ -184,6 +185,9 @@ impl Bench {
                 Command::Withdraw(key) => format!("withdraw {key:?}"),
                 Command::Probe { detect, .. } => if *detect { "detect" } else { "ask the LAN" }.into(),
                 Command::Conflict { .. } => "conflict".into(),
+                Command::Assure { assured, .. } => if *assured { "assure" } else { "assure no longer" }.into(),
+                Command::Forged { by, .. } => format!("forged with {by}'s MAC"),
+                Command::Ask(name) => format!("ask {name}"),
             })
         };
         said.iter().filter_map(line).collect()
@@ -204,6 +208,12 @@ fn stored(outcome: LeaseOutcome) -> Input {
 
 fn told(from: &str, message: ElectionMessage) -> Input {
     Input::Message { from: node_name(from), message }
+}
+
+/// An announcement of a millisecond ago with these peers' MACs, to which the kernel yielded.
+fn announced(bench: &Bench, by: &[&str]) -> PeerAnnouncement {
+    let by = by.iter().copied().map(node_name).collect();
+    PeerAnnouncement { vip: vip4(1), by, at: bench.now.saturating_sub(ms(1)), yielded: true }
 }
 
 fn probed(owner: AddressOwner) -> Input {

@@ -1,11 +1,12 @@
 //! The state of one VIP on this node, and the changes of its role.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{
     io::Command,
     leader_index::LeaderIndex,
     lease_operations::LeaseOperation,
+    peer_announcements::OpenAnnouncements,
     role::{Leadership, Lost, Role},
     schedule::EvaluationSchedule,
     takeover_guard::TakeoverGuard,
@@ -80,6 +81,11 @@ pub(super) struct VipState {
     pub(super) unclaimed_since: Option<Duration>,
     /// The time since when a peer claims this node's VIP in the same epoch.
     pub(super) contested_since: Option<Duration>,
+    /// The announcements with peers' MACs since this node leads, as long as the peers have not denied
+    /// them.
+    pub(super) announced_by: BTreeMap<NodeName, OpenAnnouncements>,
+    /// The time of the last announcement that a peer denied. While it is set, the VIP is assured.
+    pub(super) forged: Option<Duration>,
     pub(super) transfers: Transfers,
 }
 
@@ -140,6 +146,10 @@ impl VipState {
         (self.takeable_since, self.unclaimed_since) = (None, None);
     }
 
+    fn forget_announcements(&mut self) {
+        (self.announced_by, self.forged) = (BTreeMap::new(), None);
+    }
+
     /// Returns the highest known epoch.
     pub(super) fn epoch(&self) -> u64 {
         let known = self.known.as_ref().map_or(0, |known| known.epoch);
@@ -184,6 +194,7 @@ impl VipState {
         cx.commands.push(Command::Publish(Item::Claim { vip: cx.vip, epoch, why }));
         (self.role, self.since, self.own) = (role, cx.now, Some(own));
         self.forget_takeover();
+        self.forget_announcements();
         self.transfers = Transfers { not_before: cx.now, declined: self.transfers.declined, ..Transfers::default() };
         cx.index.own.insert(cx.vip);
         cx.index.touched.insert(cx.vip);
@@ -209,6 +220,9 @@ impl VipState {
         }
         let Some(own) = &self.own else { return };
         (self.role, self.since, self.transfers.successor) = (Role::Leading, cx.now, None);
+        if self.is_assured() {
+            cx.commands.push(Command::Assure { vip: cx.vip, assured: true });
+        }
         cx.commands.push(Command::Lead { vip: cx.vip, epoch: own.epoch, why: own.why.clone() });
     }
 
@@ -226,6 +240,7 @@ impl VipState {
         self.stop(Role::Following, why, cx);
         self.transfers.successor = None;
         self.forget_takeover();
+        self.forget_announcements();
         self.operation = None;
         let own = self.own.take()?;
         // Later epochs must be higher, whatever becomes of the Lease.

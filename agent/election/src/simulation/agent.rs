@@ -198,6 +198,9 @@ impl NodeHandle<'_> {
         agent.awaits &= !looked;
         let chosen = !agent.awaits;
         let led: BTreeSet<Vip> = agent.led.keys().copied().collect();
+        if first {
+            self.get_mut().kernel.assured.clear();
+        }
         let stale: Vec<_> = self.world.cluster.nodes[self.node]
             .kernel
             .flags
@@ -244,12 +247,11 @@ impl NodeHandle<'_> {
 
     fn tick(&mut self) {
         let now = self.now();
-        let at = self.get_mut();
-        let Some(agent) = &mut at.agent else { return };
+        let Some(agent) = self.agent() else { return };
         agent.turned = now;
-        let yielded = agent.led.keys().filter(|vip| !at.kernel.flags.contains(vip));
-        let mut inputs: Vec<_> = yielded.map(|vip| Input::PeerAnnounced(*vip)).collect();
-        inputs.push(Input::Tick { carrier: agent.carrier });
+        let carrier = agent.carrier;
+        let mut inputs: Vec<_> = self.take_heard().into_iter().map(Input::PeerAnnounced).collect();
+        inputs.push(Input::Tick { carrier });
         self.work(inputs);
     }
 
@@ -325,6 +327,7 @@ impl NodeHandle<'_> {
         match command {
             Command::Follow { vip, .. } => {
                 agent.led.remove(&vip);
+                self.get_mut().kernel.assure(vip, false);
                 self.set_flag(vip, false);
             }
             Command::Lead { vip, epoch, .. } => {
@@ -366,7 +369,9 @@ impl NodeHandle<'_> {
                 let after = self.world.dice.micros(50, 500);
                 self.schedule(after, AgentEvent::Probe { vip, detect, round: 0 });
             }
-            Command::Conflict { .. } => {}
+            Command::Assure { vip, assured } => self.get_mut().kernel.assure(vip, assured),
+            Command::Ask(name) => agent.membership.ask(&name, now),
+            Command::Conflict { .. } | Command::Forged { .. } => {}
         }
     }
 

@@ -49,7 +49,8 @@ pub(super) enum Fault {
     Cordon(usize, bool),
     /// A VIP comes, or goes.
     Want(usize, bool),
-    /// Somebody announces a VIP with a peer's MAC.
+    /// Somebody announces a VIP with a peer's MAC. As this goes on for long, it is no time from which
+    /// an answer may take longer.
     Spoof {
         vip: usize,
         by: usize,
@@ -72,7 +73,7 @@ fn set_present(vips: &mut BTreeSet<Vip>, vip: Vip, present: bool) {
 impl World {
     pub(super) fn fault(&mut self, fault: &Fault) {
         self.log(None, || format!("** {fault:?}"));
-        if *fault != Fault::Mark {
+        if !matches!(fault, Fault::Mark | Fault::Spoof { .. }) {
             self.checker.disturbed = self.schedule.now;
         }
         match *fault {
@@ -116,8 +117,9 @@ impl World {
             }
             Fault::Want(number, wanted) => self.want(vip(number), wanted),
             Fault::Spoof { vip: number, by } => {
-                for node in 0..self.cluster.nodes.len() {
-                    self.at(node).hear(by, vip(number));
+                // A node takes its own MAC for a reflection.
+                for node in (0..self.cluster.nodes.len()).filter(|node| *node != by) {
+                    self.at(node).hear(by, vip(number), true);
                 }
             }
             Fault::ForeignSpeaker(number, there) => {

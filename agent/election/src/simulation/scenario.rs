@@ -38,6 +38,10 @@ pub enum Scenario {
     Vips,
     /// VIPs are announced in a peer's name, and foreign speakers have addresses.
     Spoof,
+    /// VIPs are announced in a peer's name, again and again.
+    Forge,
+    /// The same, while nodes and networks have faults.
+    Siege,
     /// One agent dies and comes back all the time.
     Flap,
     /// All of these.
@@ -73,7 +77,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 15] = [
+    pub const SMALL: [Self; 17] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -89,6 +93,8 @@ impl Scenario {
         Self::Spoof,
         Self::Flap,
         Self::Chaos,
+        Self::Forge,
+        Self::Siege,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -161,12 +167,25 @@ impl Script<'_> {
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
             Scenario::Crash | Scenario::Pause | Scenario::Link => STRICT,
+            Scenario::Forge => Promise { answer: Duration::from_millis(250), ..STRICT },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
             _ => window,
         };
         let end = during.end;
         let kinds: &[Scenario] = match scenario {
             Scenario::Chaos => &Scenario::SMALL[2..14],
+            Scenario::Siege => &[
+                Scenario::Siege,
+                Scenario::Siege,
+                Scenario::Forge,
+                Scenario::Forge,
+                Scenario::Gossip,
+                Scenario::Partition,
+                Scenario::Crash,
+                Scenario::Pause,
+                Scenario::Drain,
+                Scenario::Store,
+            ],
             Scenario::Store => &[Scenario::Store, Scenario::Store, Scenario::Crash, Scenario::Drain, Scenario::Pause],
             _ => &[scenario],
         };
@@ -214,6 +233,8 @@ impl Script<'_> {
                 self.add(at + lasts, Fault::Want(vip, true));
             }
             Scenario::Spoof => self.spoof(at, lasts),
+            Scenario::Forge => self.forge(at, lasts),
+            Scenario::Siege => self.besiege(at, lasts),
             _ => {}
         }
         if kind == Scenario::Flap {
@@ -348,6 +369,27 @@ impl Script<'_> {
             self.add(at + 300, Fault::Want(vip, true));
             self.add(at + 300 + lasts, Fault::ForeignSpeaker(vip, false));
         }
+    }
+
+    fn forge(&mut self, at: u64, lasts: u64) {
+        let (vip, by) = (self.vip(), self.node());
+        let pause = if self.dice.chance(500) { 100 } else { 1_000 };
+        for at in (at..=at + lasts).step_by(pause) {
+            self.add(at, Fault::Spoof { vip, by });
+        }
+    }
+
+    /// Gossip between a node and the others fails while announcements are forged, and so does the
+    /// others' store. If they take over, nothing but their announcements tells the node.
+    fn besiege(&mut self, at: u64, lasts: u64) {
+        let node = self.node();
+        self.forge(at, lasts + 500);
+        for other in (0..self.nodes).filter(|other| *other != node) {
+            self.add(at + 500, Fault::Deaf(node, other));
+            self.add(at + 500, Fault::Deaf(other, node));
+            self.add(at + 500, Fault::Access(other, StoreAccess::Refused));
+        }
+        self.add(at + 500 + lasts, Fault::Heal);
     }
 }
 

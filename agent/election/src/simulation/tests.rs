@@ -78,6 +78,16 @@ fn each_vip_is_answered_for_while_others_come_and_go_or_are_spoofed() {
 }
 
 #[test]
+fn forged_announcements_silence_no_vip_for_longer_than_two_heartbeats() {
+    all_is_well(Scenario::Forge, 0..seeds());
+}
+
+#[test]
+fn two_answer_no_longer_than_a_deadline_though_announcements_are_forged_meanwhile() {
+    all_is_well(Scenario::Siege, 0..seeds());
+}
+
+#[test]
 fn two_answer_no_longer_than_a_deadline_after_faults_of_the_networks_and_the_store() {
     for scenario in [Scenario::Store, Scenario::Gossip, Scenario::Lan, Scenario::Partition] {
         all_is_well(scenario, 0..seeds());
@@ -138,4 +148,9 @@ fn a_machine_that_counts_evidence_from_the_answer_is_found() {
 #[test]
 fn a_machine_that_ignores_claims_is_found() {
     is_found(Mutation::IgnoresClaims, Scenario::Partition, 0..100, "both answer");
+}
+
+#[test]
+fn a_machine_that_ignores_announcements_is_found() {
+    is_found(Mutation::IgnoresAnnouncements, Scenario::Siege, 5..105, "both answer");
 }

@@ -72,3 +72,16 @@ async fn a_vip_whose_lease_cannot_be_read_stays_this_nodes_own() {
     elector.store_report(&mut kernel, StoreReport { operation, asked, result }).unwrap();
     assert!(is_held(&elector));
 }
+
+#[test]
+fn an_announcement_is_by_all_peers_with_its_macs_or_by_none_that_is_known() {
+    let mac = |last| Mac::new([2, 0, 0, 0, 0, last]);
+    let names = |names: &[&str]| names.iter().copied().map(node_name).collect::<BTreeSet<_>>();
+    let owners = [(mac(1), names(&["a"])), (mac(2), names(&["a", "b"]))].into();
+    for (macs, by) in [(&[1][..], &["a"][..]), (&[2], &["a", "b"]), (&[1, 2], &["a", "b"]), (&[1, 3], &[]), (&[], &[])]
+    {
+        let macs = macs.iter().map(|last| mac(*last)).collect();
+        let heard = HeardAnnouncement { macs, at: Duration::from_secs(1), yielded: true };
+        assert_eq!(announcement(vip4(1), &heard, &owners).by, names(by), "{heard:?}");
+    }
+}

@@ -1,8 +1,11 @@
 //! Keeps the VIPs that this node leads, and the fence deadline, until which it may answer for them.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
-use vipmux_common::abi::{Address, VIP_LEADING, VIP_YIELDED, VipValue};
+use vipmux_common::abi::{Address, VIP_ASSURED, VIP_LEADING, VIP_YIELDED, VipValue};
 use vipmux_model::Vip;
 
 /// The election's decisions that the kernel acts on.
@@ -10,6 +13,8 @@ use vipmux_model::Vip;
 pub(super) struct LedVips {
     /// The VIPs that this node leads, with their epochs.
     led: BTreeMap<Vip, u64>,
+    /// The VIPs that the programs do not yield to announcements.
+    assured: BTreeSet<Vip>,
     /// The fence deadline, as it was extended last; zero: never.
     deadline: Duration,
     /// It passed, and was not extended since.
@@ -32,6 +37,16 @@ impl LedVips {
     /// Notes that this node does not lead a VIP.
     pub(super) fn follow(&mut self, vip: Vip) {
         self.led.remove(&vip);
+        self.assured.remove(&vip);
+    }
+
+    /// Notes whether the programs yield a VIP to announcements: while `assured`, they do not.
+    pub(super) fn assure(&mut self, vip: Vip, assured: bool) {
+        if assured {
+            self.assured.insert(vip)
+        } else {
+            self.assured.remove(&vip)
+        };
     }
 
     /// Returns the epoch in which this node leads a VIP; `None`: it does not.
@@ -39,10 +54,11 @@ impl LedVips {
         self.led.get(&Vip::new(address.into())).copied()
     }
 
-    /// Returns the value of a VIP with the leading flag and the epoch as they are now.
+    /// Returns the value of a VIP with the flags of leadership and the epoch as they are now.
     pub(super) fn with_leading_flag(&self, address: Address, value: VipValue) -> VipValue {
-        let (epoch, others) = (self.epoch(address), value.flags & !VIP_LEADING);
-        let flags = if epoch.is_some() { others & !VIP_YIELDED | VIP_LEADING } else { others };
+        let (epoch, others) = (self.epoch(address), value.flags & !(VIP_LEADING | VIP_ASSURED));
+        let assured = if self.assured.contains(&Vip::new(address.into())) { VIP_ASSURED } else { 0 };
+        let flags = if epoch.is_some() { others & !VIP_YIELDED | VIP_LEADING | assured } else { others };
         VipValue { flags, epoch: epoch.unwrap_or(value.epoch), ..value }
     }
 

@@ -106,3 +106,56 @@ fn a_vip_that_the_programs_gave_up_stays_so_until_it_is_led_again_whatever_a_pla
     kernel.lead(vip4(1), 8).unwrap();
     assert!(is_led(&kernel));
 }
+
+#[test]
+fn an_assured_vip_stays_assured_whatever_a_plan_writes_until_it_is_led_no_longer() {
+    let Some(mut kernel) = kernel() else { return };
+    let flags = |kernel: &Kernel| kernel.maps.read_vip(&vip4(1).address().into()).unwrap().unwrap().flags;
+    let mut desired = desired(&[vip4(1)], 80);
+    kernel.sync(&desired, |_| Ok(())).unwrap();
+    kernel.assure(vip4(1), true).unwrap();
+    assert_eq!(flags(&kernel), 0, "it is not led yet");
+    kernel.lead(vip4(1), 7).unwrap();
+    assert_eq!(flags(&kernel), VIP_LEADING | VIP_ASSURED);
+    for interfaces in [3, 7] {
+        desired.vips.values_mut().for_each(|vip| (vip.leading, vip.interfaces) = (true, interfaces));
+        kernel.sync(&desired, |_| Ok(())).unwrap();
+        assert_eq!(flags(&kernel), VIP_LEADING | VIP_ASSURED);
+    }
+    kernel.assure(vip4(1), false).unwrap();
+    assert_eq!(flags(&kernel), VIP_LEADING);
+    kernel.assure(vip4(1), true).unwrap();
+    kernel.follow(vip4(1)).unwrap();
+    assert_eq!(flags(&kernel), 0);
+    kernel.lead(vip4(1), 8).unwrap();
+    assert_eq!(flags(&kernel), VIP_LEADING, "each leadership begins without it");
+}
+
+#[test]
+fn announcements_of_led_vips_with_peers_macs_are_heard_once() {
+    let (since, mac) = (Duration::from_secs(10), |last| Mac::new([2, 0, 0, 0, 0, last]));
+    let speaker = |vip, last, seconds, peer| VipSpeaker {
+        vip: vip4(vip),
+        mac: mac(last),
+        ifindex: 1,
+        claimed: Some(Duration::from_secs(seconds)),
+        probed: None,
+        option: None,
+        peer,
+    };
+    let speakers = [
+        speaker(1, 1, 9, true),
+        speaker(1, 2, 11, false),
+        speaker(2, 1, 11, true),
+        speaker(2, 2, 12, true),
+        speaker(2, 3, 9, true),
+        speaker(3, 1, 11, true),
+        VipSpeaker { claimed: None, ..speaker(2, 4, 0, true) },
+    ];
+    let heard = heard_announcements(&speakers, since, [vip4(1)].into(), |vip| *vip != vip4(3));
+    let expected = [
+        (vip4(1), HeardAnnouncement { macs: [].into(), at: Duration::ZERO, yielded: true }),
+        (vip4(2), HeardAnnouncement { macs: [mac(1), mac(2)].into(), at: Duration::from_secs(12), yielded: false }),
+    ];
+    assert_eq!(heard, expected.into());
+}

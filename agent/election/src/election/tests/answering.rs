@@ -104,13 +104,14 @@ fn a_leader_yields_to_an_announcement_until_the_lease_is_seen_to_be_its_own() {
     let mut bench = Bench::leading();
     bench.ticks(20);
     bench.said();
-    bench.give(Input::PeerAnnounced(vip4(1)));
+    bench.give(Input::PeerAnnounced(announced(&bench, &[])));
     assert_eq!(bench.said(), ["follow: a peer announced it", "read"]);
     bench.give(read(Some(lease("a", 1, "v1"))));
     assert_eq!(bench.said(), ["swap v1 for 1"]);
     bench.give(swapped("v2"));
     assert_eq!(bench.said(), ["lead 1: nobody led it before"]);
-    bench.later(ms(100)).give(Input::PeerAnnounced(vip4(1)));
+    bench.later(ms(100));
+    bench.give(Input::PeerAnnounced(announced(&bench, &[])));
     assert_eq!(bench.said(), ["follow: a peer announced it"], "twice in a second: it waits");
     bench.ticks(11);
     assert_eq!(bench.said(), ["read"]);

@@ -27,7 +27,10 @@ enum Step {
     Disowned,
     /// Nodes with another key may lead rather than this one, or no longer.
     Outranked(bool),
-    Announced,
+    /// Somebody announces the VIP with the MAC of this peer, or of none that is known.
+    Announced(Option<&'static str>),
+    /// A peer publishes its state anew.
+    Current(&'static str),
     /// A peer says something of an epoch that is so much higher than what this node knows.
     Told(&'static str, ElectionMessage),
     /// The result of a store operation or a survey comes, or the store is unavailable.
@@ -70,7 +73,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => any::<bool>().prop_map(Step::Drain),
         1 => Just(Step::Disowned),
         1 => any::<bool>().prop_map(Step::Outranked),
-        2 => Just(Step::Announced),
+        2 => prop::option::weighted(0.8, peer()).prop_map(Step::Announced),
+        4 => peer().prop_map(Step::Current),
         4 => (peer(), message).prop_map(|(peer, message)| Step::Told(peer, message)),
         12 => prop::bool::weighted(0.8).prop_map(Step::Stored),
         4 => prop::bool::weighted(0.8).prop_map(Step::Surveyed),
@@ -80,6 +84,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// The node and its world: what it has said, and what it waits for.
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 struct World {
     bench: Bench,
     lease: Option<Lease>,
@@ -96,6 +101,8 @@ struct World {
     /// As the kernel has it.
     deadline: Option<Duration>,
     answers: bool,
+    /// The kernel does not yield.
+    assured: bool,
     /// The state that peers get.
     claimed: Option<u64>,
     /// The highest epoch that was claimed since the VIP came to be wanted.
@@ -118,6 +125,7 @@ impl World {
             probing: false,
             deadline: None,
             answers: false,
+            assured: false,
             claimed: None,
             highest: 0,
             gathers: false,
@@ -173,8 +181,16 @@ impl World {
             Step::Drain(drains) => Input::Drain(drains),
             Step::Disowned => Input::Disowned,
             Step::Outranked(outranked) => Input::Outranked(outranked),
-            // The kernel yields what it answers for.
-            Step::Announced => self.answers.then(|| Input::PeerAnnounced(vip4(1)))?,
+            // The kernel yields what it answers for and what is not assured.
+            Step::Announced(by) => {
+                let announcement = announced(bench, by.as_slice());
+                let yielded = !self.assured;
+                self.answers.then(|| Input::PeerAnnounced(PeerAnnouncement { yielded, ..announcement }))?
+            }
+            Step::Current(peer) => {
+                bench.peer(peer).current = Some(now);
+                Input::Peers
+            }
             Step::Told(peer, mut message) => {
                 let known = bench.election.states.get(&vip4(1)).map_or(0, VipState::epoch);
                 let (ElectionMessage::Take { epoch, .. }
@@ -225,7 +241,15 @@ impl World {
                     prop_assert_eq!(self.claimed, Some(epoch), "it leads what it claims");
                     self.answers = true;
                 }
-                Command::Follow { .. } => prop_assert!(std::mem::take(&mut self.answers), "it does not answer"),
+                Command::Follow { .. } => {
+                    prop_assert!(std::mem::take(&mut self.answers), "it does not answer");
+                    self.assured = false;
+                }
+                Command::Assure { assured, .. } => self.assured = assured,
+                Command::Forged { by, .. } => {
+                    let peer = &self.bench.peers.members[&by];
+                    prop_assert!(peer.status.is_alive() && !peer.state.claims.contains_key(&vip4(1)), "{by} may lead");
+                }
                 Command::Extend(deadline) => {
                     prop_assert!(!self.gathers, "what is wanted was not read anew");
                     prop_assert!(self.deadline.is_none_or(|before| now < before && before < deadline), "it has passed");
@@ -274,7 +298,8 @@ fn a_node_answers_only_while_the_fence_is_open_and_claims_what_it_holds() {
             let Some(input) = world.input(step) else { continue };
             let lapsed = world.deadline.is_some_and(|deadline| deadline <= world.bench.now);
             let silences = match input {
-                Input::Disowned | Input::PeerAnnounced(_) => true,
+                Input::Disowned => true,
+                Input::PeerAnnounced(PeerAnnouncement { yielded, .. }) => yielded,
                 Input::Tick { carrier } => carrier && lapsed,
                 _ => false,
             };

@@ -14,7 +14,7 @@ type State = (&'static str, fn() -> Bench);
 type Made = (&'static str, fn(&mut Bench, u64) -> Input);
 
 /// The roles, with what is under way. All of them contend for `.1`.
-const STATES: [State; 14] = [
+const STATES: [State; 15] = [
     ("following b", Bench::following),
     ("following b, which is down: reading the Lease", || {
         let mut bench = Bench::following();
@@ -55,6 +55,15 @@ const STATES: [State; 14] = [
         bench.ticks(4).give(stored(LeaseOutcome::Unavailable));
         bench
     }),
+    ("leading, assured since announcements with c's MAC were forged", || {
+        let mut bench = Bench::leading();
+        bench.ticks(20).later(ms(10));
+        bench.give(Input::PeerAnnounced(announced(&bench, &["c"])));
+        bench.later(ms(10));
+        bench.peer("c").current = Some(bench.now);
+        bench.give(Input::Peers);
+        bench
+    }),
     ("yielded: reading the Lease", yielded),
     ("yielded: swapping the Lease", || {
         let mut bench = yielded();
@@ -84,7 +93,8 @@ fn detecting() -> Bench {
 
 fn yielded() -> Bench {
     let mut bench = Bench::leading();
-    bench.ticks(20).give(Input::PeerAnnounced(vip4(1)));
+    bench.ticks(20).later(ms(10));
+    bench.give(Input::PeerAnnounced(announced(&bench, &["c"])));
     bench
 }
 
@@ -95,7 +105,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [Made; 33] = [
+const INPUTS: [Made; 37] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| {
@@ -140,7 +150,20 @@ const INPUTS: [Made; 33] = [
     ("all Leases: c's of the next epoch", |bench, epoch| surveyed(bench, Some(lease("c", epoch + 1, "v9")))),
     ("all Leases: none", |bench, _| surveyed(bench, None)),
     ("all Leases: the store is unavailable", |bench, _| Input::Surveyed { asked: bench.now, leases: None }),
-    ("a peer announced it", |_, _| Input::PeerAnnounced(vip4(1))),
+    ("some peer announced it", |bench, _| Input::PeerAnnounced(announced(bench, &[]))),
+    ("c announced it", |bench, _| Input::PeerAnnounced(announced(bench, &["c"]))),
+    ("c announced it, and the kernel goes on", |bench, _| {
+        Input::PeerAnnounced(PeerAnnouncement { yielded: false, ..announced(bench, &["c"]) })
+    }),
+    ("some peer announced it, and the kernel goes on", |bench, _| {
+        Input::PeerAnnounced(PeerAnnouncement { yielded: false, ..announced(bench, &[]) })
+    }),
+    ("c says now that it does not claim it", |bench, _| {
+        if let Some(c) = bench.peers.members.get_mut(&node_name("c")) {
+            c.current = Some(bench.now);
+        }
+        Input::Peers
+    }),
     ("on the LAN: nobody", |_, _| probed(AddressOwner::Nobody)),
     ("on the LAN: nothing at all", |_, _| probed(AddressOwner::Unknown)),
     ("on the LAN: a peer", |_, _| probed(AddressOwner::Peer)),

@@ -6,7 +6,7 @@ use vipmux_common::abi::Mac;
 
 use super::NodeHandle;
 use crate::{
-    AddressOwner, Input,
+    AddressOwner, Input, PeerAnnouncement,
     simulation::{AgentEvent, World, WorldEvent},
 };
 use vipmux_model::Vip;
@@ -65,12 +65,35 @@ impl NodeHandle<'_> {
         }
     }
 
-    /// Handles a peer's announcement of a VIP: the peer leads it now.
-    pub(in crate::simulation) fn hear(&mut self, from: usize, vip: Vip) {
-        if self.world.cluster.network.is_on(self.node) && self.set_flag(vip, false) {
+    /// Handles a peer's announcement of a VIP, or a forged one.
+    pub(in crate::simulation) fn hear(&mut self, from: usize, vip: Vip, forged: bool) {
+        let now = self.now();
+        if !self.world.cluster.network.is_on(self.node) || !self.get().kernel.flags.contains(&vip) {
+            return;
+        }
+        if !forged {
             self.world.checker.heard(vip, self.world.schedule.now);
+        }
+        if self.get_mut().kernel.hear(vip, from, now) {
+            self.set_flag(vip, false);
             self.log(|| format!("kernel: yields {vip}, which n{from} announced"));
         }
+    }
+
+    /// Takes the announcements of led VIPs since the last heartbeat.
+    pub(super) fn take_heard(&mut self) -> Vec<PeerAnnouncement> {
+        let heard = std::mem::take(&mut self.get_mut().kernel.heard);
+        let at = self.get();
+        let led = at.agent.iter().flat_map(|agent| agent.led.keys());
+        led.filter_map(|vip| {
+            let by = heard.range((*vip, 0)..=(*vip, usize::MAX));
+            let at_last = by.clone().map(|(_, at)| *at).max();
+            let by = by.map(|((_, node), _)| self.world.cluster.nodes[*node].name.clone()).collect();
+            let yielded = !at.kernel.flags.contains(vip);
+            let at = at_last.or(yielded.then_some(Duration::ZERO))?;
+            Some(PeerAnnouncement { vip: *vip, by, at, yielded })
+        })
+        .collect()
     }
 
     /// Sets or clears a leading flag. Returns whether it changed.
