@@ -8,52 +8,67 @@
 //! that they already have. Then conntrack has its translation, and no later nat chain sees the
 //! packet.
 //!
+//! A backend also starts flows of its own, which must be masqueraded as usual. A bare SYN, and an
+//! INIT (the type of the first chunk), show that. Datagrams show nothing. So the table remembers who
+//! sent datagrams to a backend, as long as a flow record does, and only their replies keep their
+//! source. An answer to a masqueraded datagram has the node's address as its destination at the hook
+//! where clients are remembered. So whoever sends one does not become a client.
+//!
 //! ```text
 //! table inet vipmux {
 //!     set backends4 { type ipv4_addr . inet_proto . inet_service }
 //!     set addresses4 { type ipv4_addr . inet_proto }
-//!     set backends6 { type ipv6_addr . inet_proto . inet_service }
-//!     set addresses6 { type ipv6_addr . inet_proto }
+//!     set clients4 {
+//!         type ipv4_addr . ipv4_addr . inet_service . inet_service; size 262144; flags dynamic,timeout
+//!     }
+//!     ... the same for IPv6
 //!     chain postrouting {
 //!         type nat hook postrouting priority 99; policy accept;
 //!         tcp flags & (syn | ack) == syn return
 //!         meta l4proto sctp @th,96,8 1 return
+//!         meta l4proto udp meta nfproto ipv4 ip daddr . ip saddr . th dport . th sport != @clients4 return
 //!         meta nfproto ipv4 ip saddr . meta l4proto . th sport @backends4 counter snat ip to ip saddr
 //!         meta nfproto ipv4 ip saddr . meta l4proto @addresses4 counter snat ip to ip saddr
-//!         meta nfproto ipv6 ip6 saddr . meta l4proto . th sport @backends6 counter snat ip6 to ip6 saddr
-//!         meta nfproto ipv6 ip6 saddr . meta l4proto @addresses6 counter snat ip6 to ip6 saddr
+//!         ... the same for IPv6
+//!     }
+//!     chain prerouting {
+//!         type filter hook prerouting priority raw; policy accept;
+//!         meta l4proto udp meta nfproto ipv4 ip daddr . meta l4proto . th dport @backends4
+//!             update @clients4 { ip saddr . ip daddr . th sport . th dport timeout 300s }
+//!         ... the same for @addresses4, and then for replies to members of @clients4, which stay longer
+//!         ... the same for IPv6
 //!     }
 //! }
 //! ```
 //!
+//! If `clients4` is full, its members stay and are refreshed. Others come in as members' times end.
+//! Until then, a flow of theirs that conntrack loses is masqueraded.
+//!
 //! Backends with direct server return answer with the VIP as source, to packets that conntrack has
 //! not seen. Conntrack would treat their first reply as invalid, which kube-proxy drops, or as a
-//! new connection, which the CNI masquerades. So their replies are not tracked while this node has
-//! such backends:
+//! new connection, which the CNI masquerades. So their replies are not tracked:
 //!
 //! ```text
 //!     set direct4 { type ipv4_addr . inet_proto . inet_service }
 //!     set direct_addresses4 { type ipv4_addr . inet_proto }
-//!     set direct6 { type ipv6_addr . inet_proto . inet_service }
-//!     set direct_addresses6 { type ipv6_addr . inet_proto }
 //!     set uplinks { type iface_index }
 //!     chain prerouting {
-//!         type filter hook prerouting priority raw; policy accept;
+//!         ...
 //!         iif @uplinks return
 //!         meta nfproto ipv4 ip saddr . meta l4proto . th sport @direct4 counter notrack
 //!         meta nfproto ipv4 ip saddr . meta l4proto @direct_addresses4 counter notrack
-//!         ...
+//!         ... the same for IPv6
 //!     }
 //! ```
 //!
 //! A packet from a VIP that comes in by an uplink belongs to a connection of this node or of its
 //! pods, which was masqueraded. Such packets are tracked.
 //!
-//! A bare SYN, and an INIT (the type of the first chunk), open a new connection of the backend,
-//! which must be masqueraded as usual. There is one table of the family `inet` (with nat since
-//! Linux 5.2) rather than one each of `ip` and `ip6`. So one transaction makes, repairs or removes
-//! it.
+//! There is one table of the family `inet` (with nat since Linux 5.2) rather than one each of `ip`
+//! and `ip6`. So one transaction makes, repairs or removes it. A new agent leaves the clients in it.
 
+mod expression;
+mod rules;
 mod ruleset;
 mod transaction;
 
@@ -67,7 +82,7 @@ use std::{
 use imbl::{OrdMap, OrdSet, ordmap, ordset};
 
 use self::transaction::Socket;
-use crate::reconciler::Reconciler;
+use crate::{bpf::apply::UDP_IDLE_SECONDS, reconciler::Reconciler};
 use vipmux_model::{
     NodeName, PortClaim, Protocol, Vip,
     desired::{Desired, DesiredBackend, DesiredService},
@@ -97,20 +112,38 @@ pub enum Element {
     Uplink(u32),
 }
 
-/// The desired elements of all sets, updated by changes.
+/// The desired content of the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredTable {
+    /// The elements of the sets.
+    pub elements: OrdSet<Element>,
+    /// How long a client of datagrams is remembered after its flow's last packet, seconds. As the
+    /// record of the flow: by the longest idle timeout.
+    pub remembered: u32,
+}
+
+impl Default for DesiredTable {
+    fn default() -> Self {
+        Self { elements: OrdSet::new(), remembered: UDP_IDLE_SECONDS }
+    }
+}
+
+/// The desired table, updated by changes.
 #[derive(Debug, Default)]
-pub struct DesiredElements {
+pub struct TableBuilder {
     services: OrdMap<PortClaim, DesiredService>,
     /// The number of claims that need each element.
     claims: BTreeMap<Element, usize>,
     elements: OrdSet<Element>,
+    /// The number of claims with each idle timeout, of datagrams to backends on this node.
+    timeouts: BTreeMap<u32, usize>,
 }
 
-impl DesiredElements {
-    /// Returns the elements for a desired state. The cost depends only on what changed since the
-    /// last call. The node must be the same in all calls. `uplinks`: the interfaces with the
-    /// addresses of the announcing segments.
-    pub fn update(&mut self, desired: &Desired, uplinks: impl Iterator<Item = u32>) -> OrdSet<Element> {
+impl TableBuilder {
+    /// Returns the table for a desired state. The cost depends only on what changed since the last
+    /// call. The node must be the same in all calls. `uplinks`: the interfaces with the addresses of
+    /// the announcing segments.
+    pub fn update(&mut self, desired: &Desired, uplinks: impl Iterator<Item = u32>) -> DesiredTable {
         let before = std::mem::replace(&mut self.services, desired.services.clone());
         for item in before.diff(&self.services) {
             let (claim, old, new) = match item {
@@ -118,25 +151,54 @@ impl DesiredElements {
                 ordmap::DiffItem::Update { old: (_, old), new: (claim, new) } => (claim, Some(old), Some(new)),
                 ordmap::DiffItem::Remove(claim, old) => (claim, Some(old), None),
             };
-            for element in new.into_iter().flat_map(|service| elements(&desired.local, claim, service)) {
-                *self.claims.entry(element).or_insert(0) += 1;
-                self.elements.insert(element);
+            let needs = |service: Option<&DesiredService>| {
+                service.map(|service| (elements(&desired.local, claim, service), service.treatment.idle))
+            };
+            let (new, old) = (needs(new), needs(old));
+            for element in new.iter().flat_map(|(elements, _)| elements) {
+                add(&mut self.claims, *element);
+                self.elements.insert(*element);
             }
-            for element in old.into_iter().flat_map(|service| elements(&desired.local, claim, service)) {
-                let Entry::Occupied(mut claims) = self.claims.entry(element) else { continue };
-                *claims.get_mut() -= 1;
-                if *claims.get() == 0 {
-                    claims.remove();
-                    self.elements.remove(&element);
+            for element in old.iter().flat_map(|(elements, _)| elements) {
+                if remove(&mut self.claims, element) {
+                    self.elements.remove(element);
                 }
             }
+            if let Some(timeout) = new.as_ref().and_then(timeout) {
+                add(&mut self.timeouts, timeout);
+            }
+            if let Some(timeout) = old.as_ref().and_then(timeout) {
+                remove(&mut self.timeouts, &timeout);
+            }
         }
-        let mut wanted = self.elements.clone();
-        if has_direct(&wanted) {
-            wanted.extend(uplinks.map(Element::Uplink));
+        let mut elements = self.elements.clone();
+        if has_direct(&elements) {
+            elements.extend(uplinks.map(Element::Uplink));
         }
-        wanted
+        let remembered = self.timeouts.last_key_value().map_or(UDP_IDLE_SECONDS, |(timeout, _)| *timeout);
+        DesiredTable { elements, remembered }
     }
+}
+
+/// Returns the idle timeout of the flows of a claim's elements, if they are of datagrams.
+fn timeout((elements, idle): &(BTreeSet<Element>, Option<u32>)) -> Option<u32> {
+    let is_udp = |element: &Element| matches!(element, Element::Backend(backend) if backend.protocol == Protocol::Udp);
+    elements.iter().any(is_udp).then(|| idle.unwrap_or(UDP_IDLE_SECONDS))
+}
+
+fn add<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) {
+    *counts.entry(key).or_insert(0) += 1;
+}
+
+/// Returns whether it was the last one.
+fn remove<K: Ord + Copy>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    let Entry::Occupied(mut count) = counts.entry(*key) else { return false };
+    *count.get_mut() -= 1;
+    if *count.get() != 0 {
+        return false;
+    }
+    count.remove();
+    true
 }
 
 /// Returns the elements of a port claim. These are its endpoints on this node, draining ones
@@ -232,22 +294,15 @@ pub struct IdentitySnat {
 struct InstalledTable {
     /// The table's handle. If it changes or is missing, somebody flushed the ruleset.
     handle: u64,
-    elements: OrdSet<Element>,
-}
-
-impl InstalledTable {
-    /// Returns whether the table has the chains that these elements need.
-    fn has_chain_for(&self, elements: &OrdSet<Element>) -> bool {
-        has_direct(&self.elements) == has_direct(elements)
-    }
+    content: DesiredTable,
 }
 
 /// Starts a task that reconciles the table of this network namespace. A commit waits for other
 /// nftables transactions, and kube-proxy's can take longer than the fence deadline. The table
 /// outlives the reconciler.
-pub fn start_reconciler() -> Result<Reconciler<OrdSet<Element>>, SnatError> {
+pub fn start_reconciler() -> Result<Reconciler<DesiredTable>, SnatError> {
     let mut snat = IdentitySnat::open()?;
-    Ok(Reconciler::start("identity SNAT table", move |elements| Vec::from_iter(snat.sync(elements).err())))
+    Ok(Reconciler::start("identity SNAT table", move |desired| Vec::from_iter(snat.sync(desired).err())))
 }
 
 /// Returns whether there are elements for direct server return.
@@ -262,31 +317,31 @@ impl IdentitySnat {
         Ok(Self { socket: Socket::open()?, installed: None })
     }
 
-    /// Makes the table hold exactly these elements.
+    /// Makes the table as desired. What it knows of clients stays.
     ///
-    /// The first call replaces the table of an earlier agent in one transaction. So does a call
-    /// that adds the first element for direct server return, or removes the last one. The cost of
-    /// other calls depends on what changed. A repeated call repairs a flushed ruleset.
-    pub fn sync(&mut self, elements: &OrdSet<Element>) -> Result<SyncResult, SnatError> {
+    /// The first call replaces the table of an earlier agent in one transaction. So does a call with
+    /// another time for clients. The cost of other calls depends on what changed. A repeated call
+    /// repairs a flushed ruleset.
+    pub fn sync(&mut self, desired: &DesiredTable) -> Result<SyncResult, SnatError> {
         if let Some(installed) = self.installed.take()
-            && installed.has_chain_for(elements)
+            && installed.content.remembered == desired.remembered
             && ruleset::table_handle(&mut self.socket)? == Some(installed.handle)
-            && let Ok((installed, synced)) = self.update(installed, elements)
+            && let Ok((installed, synced)) = self.update(installed, &desired.elements)
         {
             self.installed = Some(installed);
             return Ok(synced);
         }
-        ruleset::replace(&mut self.socket, elements)?;
+        ruleset::replace(&mut self.socket, desired)?;
         let Some(handle) = ruleset::table_handle(&mut self.socket)? else {
             return Err(SnatError::Unanswered { operation: "read the table back" });
         };
-        self.installed = Some(InstalledTable { handle, elements: elements.clone() });
+        self.installed = Some(InstalledTable { handle, content: desired.clone() });
         Ok(SyncResult::Replaced)
     }
 
     /// Checks whether the kernel accepts the table, and changes nothing. An existing table stays.
     pub fn check(&mut self) -> Result<(), SnatError> {
-        ruleset::check(&mut self.socket, &OrdSet::new())
+        ruleset::check(&mut self.socket, &DesiredTable::default())
     }
 
     /// Returns whether the table exists.
@@ -308,7 +363,7 @@ impl IdentitySnat {
         elements: &OrdSet<Element>,
     ) -> Result<(InstalledTable, SyncResult), SnatError> {
         let (mut added, mut removed) = (Vec::new(), Vec::new());
-        for item in installed.elements.diff(elements) {
+        for item in installed.content.elements.diff(elements) {
             match item {
                 ordset::DiffItem::Add(element) => added.push(*element),
                 ordset::DiffItem::Remove(element) => removed.push(*element),
@@ -318,7 +373,7 @@ impl IdentitySnat {
             return Ok((installed, SyncResult::Unchanged));
         }
         ruleset::update(&mut self.socket, &added, &removed)?;
-        installed.elements = elements.clone();
+        installed.content.elements = elements.clone();
         Ok((installed, SyncResult::Updated { added: added.len(), removed: removed.len() }))
     }
 }

@@ -138,7 +138,7 @@ mod tests {
     use crate::fixture::mounted;
     use vipmux_datapath::{
         bpf::pins::LinkKind,
-        snat::{Element, LocalBackend, SyncResult},
+        snat::{DesiredTable, Element, LocalBackend, SyncResult},
     };
     use vipmux_model::Protocol;
 
@@ -166,16 +166,18 @@ mod tests {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
         let backend =
             LocalBackend { address: [10, 0, 0, 1].into(), protocol: Protocol::Tcp, port: NonZeroU16::new(80) };
-        let (backends, mut snat) = (imbl::OrdSet::unit(Element::Backend(backend)), IdentitySnat::open().unwrap());
-        snat.sync(&backends).unwrap();
-        assert_eq!(snat.sync(&backends).unwrap(), SyncResult::Unchanged);
+        let table =
+            DesiredTable { elements: [Element::Backend(backend)].into_iter().collect(), ..DesiredTable::default() };
+        let mut snat = IdentitySnat::open().unwrap();
+        snat.sync(&table).unwrap();
+        assert_eq!(snat.sync(&table).unwrap(), SyncResult::Unchanged);
         let mut out = Vec::new();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Unload { _config: SharedConfigArgs::default(), pin_path: pins.root().into(), stay: false }
             .write(&runtime, &mut out)
             .unwrap();
         assert!(out.starts_with(b"nothing to unload"));
-        assert_eq!(snat.sync(&backends).unwrap(), SyncResult::Replaced, "it was gone");
+        assert_eq!(snat.sync(&table).unwrap(), SyncResult::Replaced, "it was gone");
     }
 
     #[test]

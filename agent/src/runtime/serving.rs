@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use imbl::OrdSet;
 use vipmux_common::abi::{INTERFACE_FILTER, Mac};
 
 use super::{
@@ -26,7 +25,7 @@ use vipmux_datapath::{
     error_chain::error_chain,
     link::{Links, ResolvedNeighbors, interface_name},
     reconciler::Reconciler,
-    snat::{self, SnatError},
+    snat::{self, DesiredTable, SnatError, TableBuilder},
 };
 use vipmux_model::{
     NodeName, Vip,
@@ -43,9 +42,9 @@ pub(super) struct Network {
     pub(super) neighbors: Arc<ResolvedNeighbors>,
 }
 
-/// The desired NAT elements.
+/// The desired NAT table.
 pub(super) struct DesiredNat {
-    elements: OrdSet<snat::Element>,
+    table: DesiredTable,
     /// A backend of this node has direct server return.
     has_direct: bool,
 }
@@ -63,9 +62,9 @@ pub(super) struct Serving {
     handover_macs: HandoverMacs,
     pub(super) kernel: Kernel,
     pub(super) interfaces: AttachedInterfaces,
-    nat: Reconciler<OrdSet<snat::Element>>,
+    nat: Reconciler<DesiredTable>,
     groups: Reconciler<BTreeSet<SolicitedNodeGroup>>,
-    nat_elements: snat::DesiredElements,
+    nat_table: TableBuilder,
     /// The interfaces with programs attached, from the last read of the links.
     linked: BTreeSet<(LinkKind, u32)>,
     /// The maps came to the desired state once, with a program attached.
@@ -94,7 +93,7 @@ impl Serving {
             interfaces,
             nat: snat::start_reconciler()?,
             groups: groups::start_reconciler(),
-            nat_elements: snat::DesiredElements::default(),
+            nat_table: TableBuilder::default(),
             linked: BTreeSet::new(),
             ready: false,
             warnings: BTreeSet::new(),
@@ -158,7 +157,7 @@ impl Serving {
         inputs.desired(warnings)
     }
 
-    /// Computes the NAT elements. If there is direct server return, attaches the ingress program
+    /// Computes the NAT table. If there is direct server return, attaches the ingress program
     /// before the maps need it.
     pub(super) fn prepare_nat(
         &mut self,
@@ -167,12 +166,12 @@ impl Serving {
         warnings: &mut Warnings,
     ) -> Result<DesiredNat, AgentError> {
         let uplinks = self.interfaces.segments.iter().map(|segment| segment.ifindex);
-        let elements = self.nat_elements.update(desired, uplinks);
-        let has_direct = snat::has_direct(&elements);
+        let table = self.nat_table.update(desired, uplinks);
+        let has_direct = snat::has_direct(&table.elements);
         if has_direct {
             self.interfaces.set_ingress(&mut self.kernel, links, true, warnings)?;
         }
-        Ok(DesiredNat { elements, has_direct })
+        Ok(DesiredNat { table, has_direct })
     }
 
     /// Brings the maps to the desired state. Calls `heartbeat` when one is due meanwhile.
@@ -186,7 +185,7 @@ impl Serving {
         Ok(Applied { synced, duration: start.elapsed() })
     }
 
-    /// Hands the NAT elements and groups to their tasks, once the maps are as desired. Detaches the
+    /// Hands the NAT table and the groups to their tasks, once the maps are as desired. Detaches the
     /// ingress program if there is no direct server return.
     pub(super) fn finish(
         &mut self,
@@ -209,7 +208,7 @@ impl Serving {
             warnings.add(unreachable_warning(claim, self.unreachable));
         }
         self.note_silent_nodes(desired);
-        self.nat.set_desired(nat.elements);
+        self.nat.set_desired(nat.table);
         self.groups.set_desired(solicited_groups(desired, &self.interfaces));
         Ok(())
     }

@@ -31,6 +31,7 @@ mod manifests;
 mod members;
 mod observing;
 mod outlets;
+mod own_flows;
 mod own_states;
 mod paths;
 mod policies;

@@ -15,7 +15,7 @@ use vipmux_plan::Step;
 /// The lifetime of an idle TCP flow: 2 hours and 4 minutes (RFC 5382, REQ-5).
 const TCP_IDLE_SECONDS: u32 = 7_440;
 /// The lifetime of an idle UDP flow: 5 minutes (RFC 4787, REQ-5).
-const UDP_IDLE_SECONDS: u32 = 300;
+pub(crate) const UDP_IDLE_SECONDS: u32 = 300;
 /// The time for which a closed connection is still translated after its last segment. Two
 /// retransmissions are at most 120 s apart (`TCP_RTO_MAX` of include/net/tcp.h). Conntrack
 /// remembers a closed connection for at most 120 s (`nf_conntrack_tcp_timeout_time_wait`). A

@@ -1,198 +1,169 @@
 //! Builds the nftables messages of the table (include/uapi/linux/netfilter/nf_tables.h).
-//!
-//! netlink-packet-netfilter has no types for the expressions `nat`, `counter` and `notrack`: these
-//! are `Expressions::Other`.
 
-use imbl::OrdSet;
 use std::{net::IpAddr, num::NonZeroU16};
 
-use netlink_packet_core::DefaultNla;
 use netlink_packet_netfilter::{
     NetfilterMessageInner,
     nftables::{
-        Bitwise, ChainAttribute, ChainMessage, Cmp, DataAttribute, ExpressionAttribute, Expressions, Hook, Immediate,
-        InetHookNumber, ListAttribute, Lookup, Meta, MetaKey, NfTablesMessage, Operator, Payload, Register,
-        RuleAttribute, RuleMessage, SetAttribute, SetElementAttribute, SetElementList, SetElementMessage, SetFlags,
-        SetMessage, TableAttribute, TableMessage, Verdict, VerdictAttribute,
+        DataAttribute, ListAttribute, NfTablesMessage, RuleAttribute, RuleMessage, SetAttribute, SetDescription,
+        SetElementAttribute, SetElementList, SetElementMessage, SetFlags, SetMessage, TableAttribute, TableMessage,
     },
 };
 
 use super::{
-    Element, SnatError,
+    DesiredTable, Element, SnatError,
+    rules::{FamilyLayout, IPV4, IPV6, chains, rules},
     transaction::{Socket, TransactionMessage},
 };
-use vipmux_model::Protocol;
 
 /// The table's name.
 pub(super) const TABLE: &str = "vipmux";
-const ACCEPT: u32 = 1;
-
-/// A chain at one of netfilter's hooks.
-struct BaseChain {
-    name: &'static str,
-    kind: &'static str,
-    hook: InetHookNumber,
-    priority: i32,
-}
-
-/// Its priority is just before `NF_IP_PRI_NAT_SRC` (100), where kube-proxy and the CNIs masquerade.
-const POSTROUTING: BaseChain =
-    BaseChain { name: "postrouting", kind: "nat", hook: InetHookNumber::PostRouting, priority: 99 };
-/// Its priority is `NF_IP_PRI_RAW`: before connection tracking, and after defragmentation.
-const PREROUTING: BaseChain =
-    BaseChain { name: "prerouting", kind: "filter", hook: InetHookNumber::PreRouting, priority: -300 };
-
-/// `NFT_PAYLOAD_NETWORK_HEADER` and `NFT_PAYLOAD_TRANSPORT_HEADER`.
-pub(super) const NETWORK: u32 = 1;
-const TRANSPORT: u32 = 2;
-/// Offsets in bytes: RFC 9293, 3.1 and RFC 9260, 3.
-const SOURCE_PORT: u32 = 0;
-const TCP_FLAGS: u32 = 13;
-const SCTP_FIRST_CHUNK: u32 = 12;
-const SYN: u8 = 0x02;
-const ACK: u8 = 0x10;
-/// The chunk type INIT. Such a chunk is the only one of its packet.
-const INIT: u8 = 1;
-
-/// Attributes of the `nat` expression, and their values.
-const NFTA_NAT_TYPE: u16 = 1;
-const NFTA_NAT_FAMILY: u16 = 2;
-const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
-const NFT_NAT_SNAT: u32 = 0;
+/// The operation, for errors.
+const MAKE: &str = "make the identity SNAT chain";
 
 /// The limit of elements per message: an attribute has at most 65,535 bytes, an element takes 36.
 const ELEMENTS: usize = 1024;
 
-type Expression = ListAttribute<ExpressionAttribute>;
-
-/// The constants of an IP version for rules.
-pub(super) struct FamilyLayout {
-    /// `NFPROTO_IPV4` or `NFPROTO_IPV6`.
-    protocol: u8,
-    /// The offset of the source address in the header, bytes (RFC 791, 3.1; RFC 8200, 3).
-    pub(super) source: u32,
-    /// The length of an address, bytes.
-    pub(super) length: u32,
-    /// The registers of a set's key: address, protocol, port. Each part fills whole 32-bit
-    /// registers.
-    registers: [Register; 3],
-    /// nft(8)'s id of the address type. It only helps nft to print the sets.
-    address_type: u32,
-    /// The protocol number of ICMP.
-    icmp: u8,
-}
-
-pub(super) const IPV4: FamilyLayout = FamilyLayout {
-    protocol: 2,
-    source: 12,
-    length: 4,
-    registers: [Register::Reg32_00, Register::Reg32_01, Register::Reg32_02],
-    address_type: 7,
-    icmp: 1,
-};
-pub(super) const IPV6: FamilyLayout = FamilyLayout {
-    protocol: 10,
-    source: 8,
-    length: 16,
-    registers: [Register::Reg32_00, Register::Reg32_04, Register::Reg32_05],
-    address_type: 8,
-    icmp: 58,
-};
-
-/// nft(8)'s id of the type of interface indices.
+/// nft(8)'s ids of types, which only help nft to print the sets.
+const PROTOCOL_TYPE: u32 = 12;
+const PORT_TYPE: u32 = 13;
 const INTERFACE_TYPE: u32 = 20;
 
-/// A set of sources.
-struct NftSourceSet {
-    name: &'static str,
-    family: &'static FamilyLayout,
+/// A set of sources of packets.
+pub(super) struct NftSet {
+    pub(super) name: &'static str,
+    pub(super) family: &'static FamilyLayout,
     /// The keys have a port. Otherwise they stand for all ports of an address and protocol.
-    ports: bool,
+    pub(super) ports: bool,
 }
 
-/// All sets but [`UPLINKS`], in the order of [`set_and_key`]: those of backends, then those of
-/// direct server return.
-const SETS: [NftSourceSet; 8] = [
-    NftSourceSet { name: "backends4", family: &IPV4, ports: true },
-    NftSourceSet { name: "addresses4", family: &IPV4, ports: false },
-    NftSourceSet { name: "backends6", family: &IPV6, ports: true },
-    NftSourceSet { name: "addresses6", family: &IPV6, ports: false },
-    NftSourceSet { name: "direct4", family: &IPV4, ports: true },
-    NftSourceSet { name: "direct_addresses4", family: &IPV4, ports: false },
-    NftSourceSet { name: "direct6", family: &IPV6, ports: true },
-    NftSourceSet { name: "direct_addresses6", family: &IPV6, ports: false },
+/// The sets of backends.
+pub(super) const SOURCES: [NftSet; 4] = [
+    NftSet { name: "backends4", family: &IPV4, ports: true },
+    NftSet { name: "addresses4", family: &IPV4, ports: false },
+    NftSet { name: "backends6", family: &IPV6, ports: true },
+    NftSet { name: "addresses6", family: &IPV6, ports: false },
 ];
-/// The number of sets of backends. The other sets exist only with [`PREROUTING`].
-const ALWAYS: usize = 4;
-/// The set of interfaces, the last one in [`set_and_key`].
-const UPLINKS: &str = "uplinks";
+/// The sets of VIPs with direct server return.
+pub(super) const DIRECT: [NftSet; 4] = [
+    NftSet { name: "direct4", family: &IPV4, ports: true },
+    NftSet { name: "direct_addresses4", family: &IPV4, ports: false },
+    NftSet { name: "direct6", family: &IPV6, ports: true },
+    NftSet { name: "direct_addresses6", family: &IPV6, ports: false },
+];
+/// The set of interfaces.
+pub(super) const UPLINKS: &str = "uplinks";
+/// The sets whose elements the agent writes, in the order of [`set_and_key`].
+const WRITTEN: usize = SOURCES.len() + DIRECT.len() + 1;
+
+/// A set of clients that sent datagrams to backends. Only rules write it.
+pub(super) struct ClientSet {
+    pub(super) name: &'static str,
+    pub(super) family: &'static FamilyLayout,
+}
+
+impl ClientSet {
+    /// The limit of elements, as high as that of connections that conntrack takes on most machines.
+    /// An element takes about 100 bytes, for as long as it is there.
+    pub(super) const LIMIT: u32 = 262_144;
+    const V4: Self = Self { name: "clients4", family: &IPV4 };
+    const V6: Self = Self { name: "clients6", family: &IPV6 };
+    /// Both families.
+    pub(super) const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// Returns the set for clients of a family.
+    pub(super) const fn of(family: &FamilyLayout) -> Self {
+        if family.length == IPV4.length { Self::V4 } else { Self::V6 }
+    }
+
+    /// Returns the type and the length of the key: both addresses, then both ports.
+    fn key(&self) -> (u32, u32) {
+        let address = self.family.address_type;
+        (concatenated(&[address, address, PORT_TYPE, PORT_TYPE]), 2 * self.family.length + 8)
+    }
+}
 
 /// Returns the index of an element's set, and its key.
 fn set_and_key(element: Element) -> (usize, Vec<u8>) {
     let (first, address, protocol, port) = match element {
         Element::Backend(backend) => (0, backend.address, backend.protocol.number(), backend.port),
-        Element::Direct(claim) => (ALWAYS, claim.vip.address(), claim.protocol.number(), claim.port.one()),
+        Element::Direct(claim) => (SOURCES.len(), claim.vip.address(), claim.protocol.number(), claim.port.one()),
         Element::DirectErrors(vip) => {
-            (ALWAYS, vip.address(), if vip.address().is_ipv4() { IPV4.icmp } else { IPV6.icmp }, None)
+            (SOURCES.len(), vip.address(), if vip.address().is_ipv4() { IPV4.icmp } else { IPV6.icmp }, None)
         }
-        Element::Uplink(ifindex) => return (SETS.len(), ifindex.to_ne_bytes().to_vec()),
+        Element::Uplink(ifindex) => return (WRITTEN - 1, ifindex.to_ne_bytes().to_vec()),
     };
     (first + 2 * usize::from(address.is_ipv6()) + usize::from(port.is_none()), key(address, protocol, port))
 }
 
-impl NftSourceSet {
-    /// Returns the type of the key. Each part of a concatenation takes six bits: the address, then
-    /// `inet_proto` and `inet_service`.
-    fn key_type(&self) -> u32 {
-        let address_and_protocol = self.family.address_type << 6 | 0x0c;
-        if self.ports { address_and_protocol << 6 | 0x0d } else { address_and_protocol }
-    }
+/// Returns the names of the sets whose elements the agent writes.
+fn written() -> impl Iterator<Item = &'static str> {
+    SOURCES.iter().chain(&DIRECT).map(|set| set.name).chain([UPLINKS])
+}
 
-    fn key_bytes(&self) -> u32 {
-        self.family.length + if self.ports { 8 } else { 4 }
+/// Returns the type of a key of several parts, each of which takes six bits.
+fn concatenated(parts: &[u32]) -> u32 {
+    parts.iter().fold(0, |whole, part| whole << 6 | part)
+}
+
+impl NftSet {
+    /// Returns the type and the length of the key: address, protocol, port.
+    fn key(&self) -> (u32, u32) {
+        let parts = [self.family.address_type, PROTOCOL_TYPE, PORT_TYPE];
+        let (parts, length) = if self.ports { (&parts[..], 8) } else { (&parts[..2], 4) };
+        (concatenated(parts), self.family.length + length)
     }
 }
 
-/// Replaces the table, or makes it, with these elements.
-pub(super) fn replace(socket: &mut Socket, desired: &OrdSet<Element>) -> Result<(), SnatError> {
-    socket.commit("make the identity SNAT chain", replacement(desired))
-}
-
-/// Checks whether the kernel accepts [`replace`], without a change.
-pub(super) fn check(socket: &mut Socket, desired: &OrdSet<Element>) -> Result<(), SnatError> {
-    socket.check("make the identity SNAT chain", replacement(desired))
-}
-
-fn replacement(desired: &OrdSet<Element>) -> Vec<TransactionMessage> {
-    let direct = super::has_direct(desired);
-    let (always, also) = SETS.split_at(ALWAYS);
-    let also = if direct { also } else { &[] };
-    let mut sets: Vec<_> = always.iter().chain(also).map(|set| (set.name, set.key_type(), set.key_bytes())).collect();
-    let mut rules: Vec<_> =
-        [return_bare_syn(), return_init()].into_iter().chain(always.iter().map(keep_source)).collect();
-    let mut chains = vec![&POSTROUTING];
-    if direct {
-        sets.push((UPLINKS, INTERFACE_TYPE, 4));
-        chains.push(&PREROUTING);
-        rules.push(return_uplinks());
-        rules.extend(also.iter().map(leave_untracked));
+/// Makes the table, or replaces all in it but the clients: their flows live on, and their next
+/// packets may come late. If the kernel refuses that, the table is of another version of vipmux and
+/// has other things of these names. Then it is replaced whole.
+pub(super) fn replace(socket: &mut Socket, desired: &DesiredTable) -> Result<(), SnatError> {
+    let changes = [create_table()].into_iter().chain(made()).chain(emptied()).chain(filled(desired));
+    match socket.commit(MAKE, changes.collect()) {
+        Err(SnatError::Refused { .. }) => socket.commit(MAKE, whole(desired)),
+        result => result,
     }
-    let mut changes = vec![
-        // To delete a missing table is an error, so it is made first.
-        TransactionMessage::Create(NfTablesMessage::NewTable(table())),
-        TransactionMessage::Delete(NfTablesMessage::DeleteTable(table())),
-        TransactionMessage::Create(NfTablesMessage::NewTable(table())),
-    ];
-    changes.extend(
-        chains.into_iter().map(|desired| TransactionMessage::Create(NfTablesMessage::NewChain(chain(desired)))),
-    );
-    changes.extend(
-        (1..).zip(sets).map(|(id, desired)| TransactionMessage::Create(NfTablesMessage::NewSet(set(id, desired)))),
-    );
-    changes.extend(rules.into_iter().map(|rule| TransactionMessage::Append(NfTablesMessage::NewRule(rule))));
-    let desired: Vec<_> = desired.iter().copied().collect();
-    changes.extend(elements(&desired).map(NfTablesMessage::NewSetElement).map(TransactionMessage::Create));
-    changes
+}
+
+/// Checks whether the kernel accepts a new table, without a change.
+pub(super) fn check(socket: &mut Socket, desired: &DesiredTable) -> Result<(), SnatError> {
+    socket.check(MAKE, whole(desired))
+}
+
+/// Returns the messages that make the table anew.
+fn whole(desired: &DesiredTable) -> Vec<TransactionMessage> {
+    let delete = TransactionMessage::Delete(NfTablesMessage::DeleteTable(table()));
+    [create_table(), delete, create_table()].into_iter().chain(made()).chain(filled(desired)).collect()
+}
+
+/// Returns the messages that make the chains and the sets that are missing. The rules of the
+/// transaction use a set's name; the kernel requires an id as well.
+fn made() -> impl Iterator<Item = TransactionMessage> {
+    let sources = SOURCES.iter().chain(&DIRECT).map(|set| (set.name, set.key(), None));
+    let uplinks = (UPLINKS, (INTERFACE_TYPE, 4), None);
+    let clients = ClientSet::ALL.iter().map(|set| (set.name, set.key(), Some(ClientSet::LIMIT)));
+    let sets = (1..).zip(sources.chain([uplinks]).chain(clients)).map(|(id, desired)| set(id, desired));
+    chains().map(NfTablesMessage::NewChain).chain(sets.map(NfTablesMessage::NewSet)).map(TransactionMessage::Create)
+}
+
+/// Returns the messages that remove all rules, and all elements that the agent writes.
+fn emptied() -> impl Iterator<Item = TransactionMessage> {
+    // A rule without a chain stands for all rules, and a set without elements for all elements.
+    let all_rules = RuleMessage { attributes: vec![RuleAttribute::Table(TABLE.to_owned())] };
+    let all_of = |set: &str| SetElementMessage {
+        attributes: vec![SetElementList::Table(TABLE.to_owned()), SetElementList::Set(set.to_owned())],
+    };
+    let elements = written().map(move |set| NfTablesMessage::DeleteSetElement(all_of(set)));
+    [NfTablesMessage::DeleteRule(all_rules)].into_iter().chain(elements).map(TransactionMessage::Delete)
+}
+
+/// Returns the messages that add the rules and the desired elements.
+fn filled(desired: &DesiredTable) -> impl Iterator<Item = TransactionMessage> {
+    let rules = rules(desired.remembered).into_iter().map(NfTablesMessage::NewRule).map(TransactionMessage::Append);
+    let all: Vec<_> = desired.elements.iter().copied().collect();
+    let elements: Vec<_> = elements(&all).collect();
+    rules.chain(elements.into_iter().map(NfTablesMessage::NewSetElement).map(TransactionMessage::Create))
 }
 
 /// Adds and removes elements of the sets.
@@ -204,10 +175,7 @@ pub(super) fn update(socket: &mut Socket, added: &[Element], removed: &[Element]
 
 /// Removes the table, if it exists.
 pub(super) fn remove(socket: &mut Socket) -> Result<(), SnatError> {
-    let changes = vec![
-        TransactionMessage::Create(NfTablesMessage::NewTable(table())),
-        TransactionMessage::Delete(NfTablesMessage::DeleteTable(table())),
-    ];
+    let changes = vec![create_table(), TransactionMessage::Delete(NfTablesMessage::DeleteTable(table()))];
     socket.commit("remove the identity SNAT chain", changes)
 }
 
@@ -227,160 +195,35 @@ fn table() -> TableMessage {
     TableMessage { attributes: vec![TableAttribute::Name(TABLE.to_owned())] }
 }
 
-/// Returns a message that makes a set. The rules of the transaction use the set's name; the kernel
-/// requires an id as well.
-fn set(id: u32, (name, key_type, key_bytes): (&str, u32, u32)) -> SetMessage {
-    SetMessage {
-        attributes: vec![
-            SetAttribute::Table(TABLE.to_owned()),
-            SetAttribute::Name(name.to_owned()),
-            SetAttribute::Flags(SetFlags::empty()),
-            SetAttribute::KeyType(key_type),
-            SetAttribute::KeyLen(key_bytes),
-            SetAttribute::Id(id),
-        ],
-    }
+/// It changes nothing if there is a table. To delete a missing one is an error, so it is made first.
+fn create_table() -> TransactionMessage {
+    TransactionMessage::Create(NfTablesMessage::NewTable(table()))
 }
 
-fn chain(chain: &BaseChain) -> ChainMessage {
-    let priority = Hook::Priority(chain.priority.cast_unsigned());
-    ChainMessage {
-        attributes: vec![
-            ChainAttribute::Table(TABLE.to_owned()),
-            ChainAttribute::Name(chain.name.to_owned()),
-            ChainAttribute::Hook(vec![Hook::Number(chain.hook.into()), priority]),
-            ChainAttribute::Policy(ACCEPT),
-            ChainAttribute::Type(chain.kind.to_owned()),
-        ],
-    }
-}
-
-/// `meta nfproto ipv4 ip saddr . meta l4proto . th sport @backends4 counter snat ip to ip saddr`.
-fn keep_source(set: &NftSourceSet) -> RuleMessage {
-    let FamilyLayout { protocol, source, length, .. } = *set.family;
-    let identity = [load(NETWORK, source, length, Register::Reg1), snat_to(protocol, Register::Reg1)];
-    rule(&POSTROUTING, comes_from(set).into_iter().chain(identity).collect())
-}
-
-/// `meta nfproto ipv4 ip saddr . meta l4proto . th sport @direct4 counter notrack`.
-fn leave_untracked(set: &NftSourceSet) -> RuleMessage {
-    rule(&PREROUTING, comes_from(set).into_iter().chain([other("notrack", vec![])]).collect())
-}
-
-/// `iif @uplinks return`.
-fn return_uplinks() -> RuleMessage {
-    let lookup = vec![Lookup::Set(UPLINKS.to_owned()), Lookup::SourceRegister(Register::Reg1)];
-    rule(&PREROUTING, vec![meta(MetaKey::Iif, Register::Reg1), Expressions::Lookup(lookup).into(), return_verdict()])
-}
-
-/// Returns the expressions that match packets whose source is in the set.
-fn comes_from(set: &NftSourceSet) -> Vec<Expression> {
-    let FamilyLayout { protocol, source, length, registers, .. } = *set.family;
-    let [address, transport, port] = registers;
-    let mut expressions = vec![
-        meta(MetaKey::Nfproto, Register::Reg1),
-        compare(Operator::Equal, &[protocol]),
-        load(NETWORK, source, length, address),
-        meta(MetaKey::L4Proto, transport),
+/// Returns a message that makes a set. `limit`: of elements, for a set that rules write.
+fn set(id: u32, (name, (key_type, key_bytes), limit): (&str, (u32, u32), Option<u32>)) -> SetMessage {
+    let flags = if limit.is_some() { SetFlags::Eval | SetFlags::Timeout } else { SetFlags::empty() };
+    let mut attributes = vec![
+        SetAttribute::Table(TABLE.to_owned()),
+        SetAttribute::Name(name.to_owned()),
+        SetAttribute::Flags(flags),
+        SetAttribute::KeyType(key_type),
+        SetAttribute::KeyLen(key_bytes),
+        SetAttribute::Id(id),
     ];
-    if set.ports {
-        expressions.push(load(TRANSPORT, SOURCE_PORT, 2, port));
-    }
-    expressions.extend([
-        Expressions::Lookup(vec![Lookup::Set(set.name.to_owned()), Lookup::SourceRegister(address)]).into(),
-        other("counter", vec![]),
-    ]);
-    expressions
-}
-
-/// `tcp flags & (syn | ack) == syn return`.
-fn return_bare_syn() -> RuleMessage {
-    let masked = Expressions::Bitwise(vec![
-        Bitwise::SourceRegister(Register::Reg1),
-        Bitwise::DestinationRegister(Register::Reg1),
-        Bitwise::Length(1),
-        Bitwise::Mask(DataAttribute::Value(vec![SYN | ACK])),
-        Bitwise::Xor(DataAttribute::Value(vec![0])),
-    ]);
-    let flags = [load(TRANSPORT, TCP_FLAGS, 1, Register::Reg1), masked.into(), compare(Operator::Equal, &[SYN])];
-    return_if(Protocol::Tcp, flags)
-}
-
-/// `meta l4proto sctp @th,96,8 1 return`. The type of the first chunk is loaded as plain bytes,
-/// which every kernel supports.
-fn return_init() -> RuleMessage {
-    return_if(Protocol::Sctp, [load(TRANSPORT, SCTP_FIRST_CHUNK, 1, Register::Reg1), compare(Operator::Equal, &[INIT])])
-}
-
-fn return_if(protocol: Protocol, condition: impl IntoIterator<Item = Expression>) -> RuleMessage {
-    let mut expressions = vec![meta(MetaKey::L4Proto, Register::Reg1), compare(Operator::Equal, &[protocol.number()])];
-    expressions.extend(condition);
-    expressions.push(return_verdict());
-    rule(&POSTROUTING, expressions)
-}
-
-fn return_verdict() -> Expression {
-    let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
-    Expressions::Immediate(vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)]).into()
-}
-
-fn rule(chain: &BaseChain, expressions: Vec<Expression>) -> RuleMessage {
-    RuleMessage {
-        attributes: vec![
-            RuleAttribute::Table(TABLE.to_owned()),
-            RuleAttribute::Chain(chain.name.to_owned()),
-            RuleAttribute::Expressions(expressions),
-        ],
-    }
-}
-
-fn meta(key: MetaKey, register: Register) -> Expression {
-    Expressions::Meta(vec![Meta::Key(key), Meta::DestinationRegister(register)]).into()
-}
-
-/// Loads `length` bytes of a header. The rest of the 32-bit register becomes zero.
-pub(super) fn load(base: u32, offset: u32, length: u32, register: Register) -> Expression {
-    Expressions::Payload(vec![
-        Payload::DestinationRegister(register),
-        Payload::Base(base),
-        Payload::Offset(offset),
-        Payload::Len(length),
-    ])
-    .into()
-}
-
-/// Compares the first bytes of [`Register::Reg1`].
-pub(super) fn compare(operator: Operator, value: &[u8]) -> Expression {
-    let value = DataAttribute::Value(value.to_vec());
-    Expressions::Cmp(vec![Cmp::SourceRegister(Register::Reg1), Cmp::Op(operator), Cmp::Data(value)]).into()
-}
-
-fn snat_to(family: u8, address: Register) -> Expression {
-    let be32 = |kind, value: u32| DefaultNla::new(kind, value.to_be_bytes().to_vec());
-    other(
-        "nat",
-        vec![
-            be32(NFTA_NAT_TYPE, NFT_NAT_SNAT),
-            be32(NFTA_NAT_FAMILY, family.into()),
-            be32(NFTA_NAT_REG_ADDR_MIN, address.into()),
-        ],
-    )
-}
-
-/// Returns an expression for which netlink-packet-netfilter has no type.
-pub(super) fn other(name: &str, attributes: Vec<DefaultNla>) -> Expression {
-    Expressions::Other { expression_type: name.to_owned(), attributes }.into()
+    attributes.extend(limit.map(|limit| SetAttribute::Description(vec![SetDescription::Size(limit)])));
+    SetMessage { attributes }
 }
 
 /// Returns the messages with these elements.
 fn elements(all: &[Element]) -> impl Iterator<Item = SetElementMessage> {
-    let mut by_set = [(); SETS.len() + 1].map(|()| Vec::new());
+    let mut by_set = [(); WRITTEN].map(|()| Vec::new());
     for &element in all {
         let (set, key) = set_and_key(element);
         let element = SetElementAttribute::Key(DataAttribute::Value(key));
         by_set[set].push(ListAttribute::Element(vec![element]));
     }
-    SETS.iter().map(|set| set.name).chain([UPLINKS]).zip(by_set).flat_map(|(set, elements)| {
+    written().zip(by_set).flat_map(|(set, elements)| {
         let message = |elements: &[_]| SetElementMessage {
             attributes: vec![
                 SetElementList::Table(TABLE.to_owned()),
@@ -411,6 +254,7 @@ fn key(address: IpAddr, protocol: u8, port: Option<NonZeroU16>) -> Vec<u8> {
 mod tests {
     use super::*;
     use crate::snat::LocalBackend;
+    use vipmux_model::Protocol;
     use vipmux_testing::names::{claim, vip};
 
     fn backend(address: &str, port: u16) -> Element {
@@ -442,11 +286,11 @@ mod tests {
             (Element::DirectErrors(vip("2001:db8::2")), "direct_addresses6", [&v6[..], &icmp6].concat()),
         ] {
             let (place, key) = set_and_key(element);
-            let set = &SETS[place];
-            assert_eq!(key.len(), set.key_bytes() as usize);
+            let set = SOURCES.iter().chain(&DIRECT).nth(place).unwrap();
+            assert_eq!(key.len(), set.key().1 as usize);
             assert_eq!((set.name, key), (name, expected));
         }
-        assert_eq!(set_and_key(Element::Uplink(7)), (SETS.len(), 7_u32.to_ne_bytes().to_vec()));
+        assert_eq!(set_and_key(Element::Uplink(7)), (WRITTEN - 1, 7_u32.to_ne_bytes().to_vec()));
     }
 
     #[test]
