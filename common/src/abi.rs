@@ -194,8 +194,8 @@ pub struct Interface {
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached. A bond's cards have the
     /// bond's bit.
     pub bit: u32,
-    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], and for the agent
-    /// [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and [`INTERFACE_QDISC`].
+    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`],
+    /// and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and [`INTERFACE_QDISC`].
     pub flags: u32,
 }
 
@@ -216,6 +216,9 @@ pub const INTERFACE_QDISC: u32 = 16;
 /// hand-over MAC: the network takes no second MAC from a node (port security, forged-transmit
 /// filters).
 pub const INTERFACE_OWN_MAC: u32 = 32;
+/// A card that its bond does not use now: another card stands in for it and gets the same broadcasts
+/// and multicasts, which are left alone here.
+pub const INTERFACE_BACKUP: u32 = 64;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;

@@ -43,7 +43,7 @@ use aya_ebpf::{
     macros::{classifier, xdp},
     programs::{TcContext, XdpContext},
 };
-use vipmux_common::abi::{CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, DropReason, Interface};
+use vipmux_common::abi::{CALL_EGRESS, CALL_INGRESS, CALL_NEW, CALL_ODD, DropReason, INTERFACE_BACKUP, Interface};
 
 use crate::{
     frame::{ETHERNET_LENGTH, ETHERTYPE_ARP, ETHERTYPE_IPV4, ETHERTYPE_IPV6, ETHERTYPE_VLAN, Frame, VLAN_TAG_LENGTH},
@@ -113,7 +113,8 @@ pub fn vipmux_odd_ipv6_frags(context: XdpContext) -> u32 {
 }
 
 /// Flooded, mirrored and bridged frames are for others. Only frames that are addressed to this
-/// interface are handled, and address resolution.
+/// interface are handled, and address resolution. A bond gets flooded frames by each of its cards.
+/// Those that come by a card that it does not use are copies.
 #[inline(always)]
 fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let Some((frame, ifindex, interface)) = enter::<FRAGMENTED>(context) else { return XDP_PASS };
@@ -122,9 +123,9 @@ fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
     let is_v6 = frame.ethertype == ETHERTYPE_IPV6;
     let outcome = match frame.ethertype {
         ETHERTYPE_IPV4 if own => demux::established::<false>(&frame, interface),
-        ETHERTYPE_IPV6 if ndp::may_concern(&frame, own) => Ok(Verdict::ODD),
+        ETHERTYPE_IPV6 if ndp::may_concern(&frame, own) && (own || !is_backup(interface)) => Ok(Verdict::ODD),
         ETHERTYPE_IPV6 if own => demux::established::<true>(&frame, interface),
-        ETHERTYPE_ARP if own || frame.is_group() => arp::receive(&frame, interface),
+        ETHERTYPE_ARP if own || frame.is_group() && !is_backup(interface) => arp::receive(&frame, interface),
         _ => Ok(Verdict::PASS),
     };
     match Verdict::of(outcome) {
@@ -132,6 +133,12 @@ fn run<const FRAGMENTED: bool>(context: &XdpContext) -> u32 {
         Verdict::ODD => call::<FRAGMENTED>(context, CALL_ODD + u32::from(is_v6)),
         verdict => verdict.act(ifindex, length),
     }
+}
+
+/// Returns whether this is a card that its bond does not use.
+#[inline(always)]
+fn is_backup(interface: &Interface) -> bool {
+    interface.flags & INTERFACE_BACKUP != 0
 }
 
 #[inline(always)]

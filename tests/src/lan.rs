@@ -25,7 +25,7 @@ pub(crate) use self::uplink::plug_in;
 use self::uplink::{PassingProgram, plug_in_card};
 use crate::{
     cleanup,
-    links::Links,
+    links::{End, Links},
     netns::Namespace,
     offload::{self, Offload},
     pod::Pod,
@@ -231,6 +231,28 @@ impl Lan {
             self.switch.run(|| pass.attach(&port))?;
         }
         Ok(macs)
+    }
+
+    /// Adds a second card, card1, to every node's bond. The switch's ports are called `node-1-card1`
+    /// etc.
+    pub fn add_bond_cards(&mut self) -> Result<()> {
+        for node in &self.nodes {
+            let port = format!("{}-card1", node.name);
+            node.namespace.links(|links| {
+                links.add_veth(End::named("card1"), End::named(&port), &self.switch)?;
+                links.set_mtu("card1", self.options.mtu)?;
+                // A bond takes no card that is up.
+                links.set_down("card1")?;
+                links.add_port("eth0", "card1")
+            })?;
+            self.switch.links(|links| {
+                links.set_mtu(&port, self.options.mtu)?;
+                links.add_port(BRIDGE, &port)
+            })?;
+            let pass = &mut self.pass;
+            self.switch.run(|| pass.attach(&port))?;
+        }
+        Ok(())
     }
 
     /// Returns the node of this name.

@@ -55,6 +55,8 @@ pub struct Interface {
     pub kind: InterfaceKind,
     /// The index of the bridge, bond or other interface whose port it is.
     pub controller: Option<u32>,
+    /// It is a card of a bond that uses another one now.
+    pub backup: bool,
     /// It is up, has a carrier, and sends frames.
     pub carrier: bool,
     /// The number of times that its carrier came up. It shows that a carrier was away for a short

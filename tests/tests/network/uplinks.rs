@@ -1,11 +1,12 @@
 //! Tests machines whose address is not on the card itself, and egress programs without a link.
 
-use std::fs;
+use std::{collections::BTreeSet, fs};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use aya::util::KernelVersion;
+use pnet::util::MacAddr;
 use vipmux_tests::{
-    agent,
+    agent, arp,
     cleanup::Folder,
     cluster::{Cluster, PATIENCE},
     lan::{Lan, Node, Options, Uplink},
@@ -14,7 +15,7 @@ use vipmux_tests::{
     offload, wait,
 };
 
-use crate::services;
+use crate::{ipv6, leading::WINDOW, services};
 
 const VLAN: Uplink = Uplink::Vlan(100);
 /// With that many connections to each Service, local and remote pods both get some.
@@ -91,6 +92,41 @@ fn a_vip_on_a_bond_is_served() -> Result<()> {
 #[test]
 fn a_bonds_card_stands_for_the_bond() -> Result<()> {
     served(Uplink::Bond, |options| agent::Options { interface: "card0".to_owned(), ..on_a_bond(options) }).map(drop)
+}
+
+/// Each card gets the client's broadcasts, and native XDP runs on each.
+#[test]
+fn a_bond_of_two_cards_answers_a_broadcast_once_whichever_card_it_uses() -> Result<()> {
+    let options = Options { uplink: Uplink::Bond, ..Options::default() };
+    let Some(mut cluster) = ipv6::served_with(on_a_bond, options)? else { return Ok(()) };
+    cluster.lan.add_bond_cards()?;
+    for leader in await_single_answers(&cluster)? {
+        // Its first card goes, and the second one stands in. Then the first one comes back unused.
+        cluster.lan.unplug(&leader)?;
+        await_single_answers(&cluster)?;
+        cluster.lan.plug(&leader)?;
+        await_single_answers(&cluster)?;
+    }
+    Ok(())
+}
+
+/// Waits until many requests in a row have one answer each, and returns the leaders.
+fn await_single_answers(cluster: &Cluster) -> Result<BTreeSet<String>> {
+    const REQUESTS: usize = 10;
+    let client = cluster.lan.client()?;
+    let leader = |answers: &[MacAddr]| {
+        ensure!(answers.len() == 1, "{answers:?}");
+        Ok(cluster.lan.node_of(answers[0]).context("no node's MAC")?.name.clone())
+    };
+    wait::until("one answer to each request", PATIENCE, || {
+        let mut leaders = BTreeSet::new();
+        for _ in 0..REQUESTS {
+            leaders.insert(leader(&arp::answers(client.namespace(), client.address, VIP, WINDOW)?)?);
+            leaders.insert(leader(&ipv6::answers(cluster)?)?);
+        }
+        Ok(leaders)
+    })
+    .with_context(|| cluster.last_outputs())
 }
 
 #[test]

@@ -1,9 +1,9 @@
 //! Cases of ARP, in both directions.
 
-use vipmux_common::abi::{self, DropReason, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
+use vipmux_common::abi::{self, DropReason, INTERFACE_BACKUP, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED};
 use vipmux_tests::{
     frames::{Arp, BROADCAST, Ethernet, Mac},
-    program::State,
+    program::{IFINDEX, State},
 };
 
 use crate::{
@@ -104,9 +104,30 @@ fn left_to_others() -> Vec<Case> {
         )
         .dropped(DropReason::ArpNotLeading)
         .then(|state| probed(state, FOLLOWED, CLIENT_MAC, NO_OPTION)),
+        Case::ingress(
+            "a bond's unused card leaves a broadcast to the used one",
+            broadcast(CLIENT_MAC).arp(&request(VIP)),
+        )
+        .given(backup),
+        Case::ingress(
+            "a bond's unused card does not hear a broadcast probe",
+            broadcast(CLIENT_MAC).arp(&Arp::probe(CLIENT_MAC, FOLLOWED)),
+        )
+        .given(backup),
+        Case::ingress(
+            "a bond's unused card answers a unicast request: it may just have become the used one",
+            from_client().arp(&request(VIP)),
+        )
+        .given(backup)
+        .becomes(answer(&[], &Arp::reply(SELF_MAC, VIP, CLIENT_MAC, NEIGHBOR)), ANSWERED),
         Case::ingress("an interface that is not attached answers nothing", broadcast(CLIENT_MAC).arp(&request(VIP)))
             .given(|state| state.interfaces.fill(abi::Interface::default())),
     ]
+}
+
+/// The bond uses another card now.
+pub(crate) fn backup(state: &mut State) {
+    state.interfaces[IFINDEX].flags = INTERFACE_BACKUP;
 }
 
 fn fenced() -> Vec<Case> {

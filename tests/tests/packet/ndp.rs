@@ -9,6 +9,7 @@ use vipmux_tests::{
 };
 
 use crate::{
+    arp::backup,
     case::{Case, Counter, Verdict},
     family::v6,
     fixture::{
@@ -137,6 +138,18 @@ fn left_to_others() -> Vec<Case> {
         )
         .dropped(DropReason::NdpNotLeading)
         .then(|state| probed(state, FOLLOWED, CLIENT_MAC, NO_OPTION)),
+        asks("a bond's unused card leaves a solicitation to the used one", VIP).given(backup),
+        Case::ingress(
+            "a bond's unused card does not hear duplicate address detection",
+            to_group(CLIENT_MAC, FOLLOWED).ipv6(&probe(&Ndp::solicitation(v6(FOLLOWED)))),
+        )
+        .given(backup),
+        Case::ingress(
+            "a bond's unused card answers a unicast solicitation: it may just have become the used one",
+            from_client().ipv6(&Ipv6::ndp(v6(NEIGHBOR), v6(VIP), &asked(VIP))),
+        )
+        .given(backup)
+        .becomes(Verdict::Transmitted(Ethernet::new(SELF_MAC, CLIENT_MAC).ipv6(&answer(VIP))), ANSWERED),
         asks("an interface that is not attached answers no solicitation", VIP)
             .given(|state| state.interfaces.fill(abi::Interface::default())),
     ]

@@ -13,10 +13,11 @@ use crate::workspace;
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends,
 /// replies, fragments, generic XDP, veths, direct server return, restart and removal. The others
 /// run only on the developer's kernel.
-const NETWORK: [&str; 17] = [
+const NETWORK: [&str; 19] = [
     "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
     "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
+    "own_flows::datagrams_that_a_backend_sends_itself_have_the_nodes_address_and_replies_the_vips",
     "removal::inspect_tells_the_same_while_the_agent_is_down",
     "removal::unload_leaves_no_trace",
     "replies::datagrams_in_fragments_arrive_whole_in_both_directions",
@@ -26,6 +27,7 @@ const NETWORK: [&str; 17] = [
     // The build machine's kernel may lack what these need.
     "direct_return::pods_behind_a_vlan_answer_in_the_vips_name",
     "sctp::associations_reach_every_pod_which_sees_the_client",
+    "uplinks::a_bond_of_two_cards_answers_a_broadcast_once_whichever_card_it_uses",
     "uplinks::a_bonds_card_stands_for_the_bond",
     "uplinks::a_vip_on_a_bond_is_served",
     "uplinks::a_vip_on_a_vlan_is_served_with_its_tag",

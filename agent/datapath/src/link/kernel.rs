@@ -8,7 +8,8 @@ use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
     address::{AddressAttribute, AddressMessage},
     link::{
-        InfoData, InfoKind, InfoVlan, LinkAttribute, LinkFlags, LinkInfo, LinkLayerType, LinkMessage, VlanProtocol,
+        BondPortState, InfoBondPort, InfoData, InfoKind, InfoPortData, InfoVlan, LinkAttribute, LinkFlags, LinkInfo,
+        LinkLayerType, LinkMessage, VlanProtocol,
     },
 };
 use rtnetlink::Handle;
@@ -131,7 +132,7 @@ impl Links {
 impl Interface {
     /// Returns whether anything but the addresses differs.
     fn differs(&self, other: &Self) -> bool {
-        let of = |i: &Self| (i.ifindex, i.mac, i.mtu, i.carrier, i.carrier_ups, i.controller);
+        let of = |i: &Self| (i.ifindex, i.mac, i.mtu, i.carrier, i.carrier_ups, i.controller, i.backup);
         of(self) != of(other) || self.name != other.name || self.kind != other.kind
     }
 }
@@ -163,6 +164,7 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
         mtu: mtu?,
         kind,
         controller,
+        backup: is_backup(&link.attributes),
         // LOWER_UP is cleared at once when the carrier goes. RUNNING is set later than LOWER_UP,
         // when the queue is open: before that, sent frames are dropped without an error. Only an
         // interface made some milliseconds ago has both flags too early.
@@ -172,12 +174,26 @@ fn interface(link: &LinkMessage) -> Option<Interface> {
     })
 }
 
-fn kind(attributes: &[LinkAttribute]) -> InterfaceKind {
+/// Returns the parts of `IFLA_LINKINFO`.
+fn info(attributes: &[LinkAttribute]) -> &[LinkInfo] {
     let info = attributes.iter().find_map(|attribute| match attribute {
         LinkAttribute::LinkInfo(info) => Some(info.as_slice()),
         _ => None,
     });
-    let info = info.unwrap_or_default();
+    info.unwrap_or_default()
+}
+
+/// Returns whether the bond of this card uses another one (`IFLA_BOND_SLAVE_STATE`).
+fn is_backup(attributes: &[LinkAttribute]) -> bool {
+    let of_card = info(attributes).iter().filter_map(|part| match part {
+        LinkInfo::PortData(InfoPortData::BondPort(card)) => Some(card),
+        _ => None,
+    });
+    of_card.flatten().any(|of_card| *of_card == InfoBondPort::BondPortState(BondPortState::Backup))
+}
+
+fn kind(attributes: &[LinkAttribute]) -> InterfaceKind {
+    let info = info(attributes);
     let kind = info.iter().find_map(|part| match part {
         LinkInfo::Kind(kind) => Some(kind),
         _ => None,
@@ -276,6 +292,13 @@ mod tests {
             link.attributes.push(LinkAttribute::CarrierUpCount(2));
             link
         };
+        let card = |state| {
+            let mut link = again();
+            let state = InfoPortData::BondPort(vec![InfoBondPort::BondPortState(state)]);
+            link.attributes[3] =
+                LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Dummy), LinkInfo::PortData(state)]);
+            link
+        };
         assert!(!links.apply(&NewAddress(address())), "of an interface that is not known");
         for (message, changes) in [
             (NewLink(dummy(1500)), true),
@@ -284,6 +307,9 @@ mod tests {
             (NewAddress(address()), false),
             (NewLink(dummy(1400)), true),
             (NewLink(again()), true),
+            (NewLink(again()), false),
+            (NewLink(card(BondPortState::Backup)), true),
+            (NewLink(card(BondPortState::Active)), true),
             (NewLink(again()), false),
             (NewLink(link(AddressFamily::Unspec, vec![])), false),
             (NewLink(link(AddressFamily::Bridge, dummy(9000).attributes)), false),

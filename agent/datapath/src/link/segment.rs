@@ -48,6 +48,8 @@ pub struct SegmentPort {
     /// The ifindexes that a program attached here may see on received frames: its own, and those of
     /// a bond's cards.
     pub receivers: BTreeSet<u32>,
+    /// Those that are cards which their bond does not use now.
+    pub backups: BTreeSet<u32>,
 }
 
 /// All segments that VIPs are announced on, and their ports.
@@ -138,8 +140,13 @@ impl Links {
 
     fn port(&self, port: u32, segment: &Segment) -> SegmentPort {
         let is_bond = self.get(port).is_some_and(|interface| interface.kind.is_aggregate());
-        let cards = self.ports_of(port).filter(|_| is_bond).map(|card| card.ifindex);
-        SegmentPort { mac: segment.mac, tagged: segment.vlan != 0, receivers: cards.chain([port]).collect() }
+        let cards = || self.ports_of(port).filter(|_| is_bond);
+        SegmentPort {
+            mac: segment.mac,
+            tagged: segment.vlan != 0,
+            receivers: cards().map(|card| card.ifindex).chain([port]).collect(),
+            backups: cards().filter(|card| card.backup).map(|card| card.ifindex).collect(),
+        }
     }
 }
 

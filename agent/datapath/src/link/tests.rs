@@ -29,6 +29,7 @@ pub(super) fn interface(ifindex: u32, name: &str, kind: InterfaceKind, addresses
         kind,
         controller: None,
         carrier: true,
+        backup: false,
         carrier_ups: 1,
         addresses: addresses.iter().map(parse).collect(),
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
-    self, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
+    self, INTERFACE_BACKUP, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC,
+    INTERFACE_TAGS,
 };
 
 use super::{
@@ -169,7 +170,13 @@ impl AttachedInterfaces {
             let partial = self.ethtool.has_local_senders(&receiver.name)?;
             (entry.mac, entry.bit, entry.flags) = (port.mac, bit, entry.flags & MARKS);
             let own = self.settings.handover_mac == HandoverMac::Own;
-            let flags = [(generic, INTERFACE_GENERIC), (partial, INTERFACE_PARTIAL), (own, INTERFACE_OWN_MAC)];
+            let backup = port.backups.contains(&receiver.ifindex);
+            let flags = [
+                (generic, INTERFACE_GENERIC),
+                (partial, INTERFACE_PARTIAL),
+                (own, INTERFACE_OWN_MAC),
+                (backup, INTERFACE_BACKUP),
+            ];
             entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
             kernel.write_interface(receiver.ifindex, entry)?;
         }

@@ -25,6 +25,7 @@ fn links(addresses: &[(u32, &str)]) -> Links {
             kind: InterfaceKind::Device,
             controller: None,
             carrier: true,
+            backup: false,
             carrier_ups: 1,
             addresses: [(ip(address), 24)].into(),
         };

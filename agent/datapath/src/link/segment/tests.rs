@@ -128,6 +128,10 @@ fn a_bond_sees_frames_at_its_cards_too() {
     let bond = segments(&node(), &["bond0"]).unwrap();
     assert_eq!(bond.ports()[&6].receivers, BTreeSet::from([4, 5, 6]));
     assert_eq!(bond.outlets(), BTreeSet::from([6]));
+    assert!(bond.ports()[&6].backups.is_empty());
+    let mut links = node();
+    links.interfaces.get_mut(&5).unwrap().backup = true;
+    assert_eq!(segments(&links, &["bond0"]).unwrap().ports()[&6].backups, BTreeSet::from([5]));
     assert_eq!(segments(&node(), &["br0"]).unwrap().ports()[&8].receivers, BTreeSet::from([8]));
 }
 
