@@ -13,9 +13,10 @@ use tracing_subscriber::{
 
 use crate::output::table::Color;
 
-/// The target that is not logged unless it is named. kube's client logs each failed request as an
-/// error, and so does the caller, with the consequence.
-const SILENCED: &str = "kube_client::client::builder";
+/// The levels of targets that are not named. kube's client logs each failed request as an error, and
+/// so does the caller, with the consequence. When an agent stops, netlink's connections warn of
+/// notifications that nobody reads any more.
+const SILENCED: &str = "kube_client::client::builder=off,netlink_proto::connection=error";
 
 /// The options of the log.
 #[derive(Clone, Debug, clap::Args)]
@@ -78,7 +79,7 @@ impl LogLevel {
     fn filter(&self) -> EnvFilter {
         // An empty text: the default.
         let chosen = if self.0.is_empty() { "info" } else { &self.0 };
-        EnvFilter::builder().parse_lossy(format!("{SILENCED}=off,{chosen}"))
+        EnvFilter::builder().parse_lossy(format!("{SILENCED},{chosen}"))
     }
 }
 
@@ -126,9 +127,12 @@ mod tests {
     #[test]
     fn a_silenced_target_can_be_turned_on() {
         let filter = |text: &str| text.parse::<LogLevel>().unwrap().filter().to_string();
-        assert_eq!(filter("debug"), "kube_client::client::builder=off,debug");
-        assert_eq!(filter("info,kube_client::client::builder=warn"), "kube_client::client::builder=warn,info");
-        assert_eq!(filter(""), "kube_client::client::builder=off,info");
+        let netlink = "netlink_proto::connection=error";
+        assert_eq!(filter("debug"), format!("kube_client::client::builder=off,{netlink},debug"));
+        let on = "kube_client::client::builder=warn";
+        assert_eq!(filter(&format!("info,{on}")), format!("{on},{netlink},info"));
+        assert_eq!(filter("info,netlink_proto=debug"), format!("{SILENCED},netlink_proto=debug,info"));
+        assert_eq!(filter(""), format!("{SILENCED},info"));
     }
 
     #[test]
