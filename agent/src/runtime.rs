@@ -243,12 +243,12 @@ impl Agent {
         self.execute(&commands)
     }
 
-    /// Handles the membership's events. Returns whether to reconcile, since a peer's MACs changed.
+    /// Handles the membership's events. Returns whether to reconcile, since a peer's MACs or addresses changed.
     fn peers_changed(&mut self, begun: bool, monitor: &Monitor) -> Result<bool, AgentError> {
         self.elect()?;
         self.health.update(&self.election.elector)?;
         self.doubt_nodes(&self.election.elector.nodes(), monitor);
-        Ok(begun && self.election.update_peer_macs())
+        Ok(begun && self.election.update_peers())
     }
 
     /// Lets the monitor find out which of the nodes died whose agents do not answer.

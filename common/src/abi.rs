@@ -19,7 +19,7 @@ pub use leadership::*;
 pub use records::*;
 
 /// Changes whenever a type in this module, a map's type or the meaning of a value changes.
-pub const ABI_VERSION: u32 = 9;
+pub const ABI_VERSION: u32 = 10;
 
 /// The versions whose maps an agent takes over, older and newer ones: they only add to each other.
 /// Within such a family, maps are added, and values grow at their ends. There, zero stands for the
@@ -51,6 +51,12 @@ pub mod capacity {
     pub const BACKENDS: u32 = 262_144;
     /// Nodes.
     pub const NODES: u32 = 8_192;
+    /// Numbers of segments: a power of two. Number 0 stands for no particular one.
+    pub const SEGMENTS: u32 = 16;
+    /// Nodes that have paths of their own on segments: those with the lowest indices.
+    pub const PATH_NODES: u32 = 1_024;
+    /// Elements of `NODES` ([`super::node_element`]).
+    pub const NODE_ELEMENTS: u32 = NODES + (SEGMENTS - 1) * PATH_NODES;
     /// Nodes' MAC addresses.
     pub const PEERS: u32 = 16_384;
     /// Sets of the flow table. The agent sizes it by RAM, up to 1 M records.
@@ -62,7 +68,7 @@ pub mod capacity {
     /// Recent foreign speakers: pairs of a VIP and a MAC.
     pub const SPEAKERS: u32 = 1_024;
     /// Clients that Services with session affinity have recorded.
-    pub const AFFINITY: u32 = 55_296;
+    pub const AFFINITY: u32 = 50_176;
     /// Prefixes that Services with source ranges allow, over all Services.
     pub const SOURCE_RANGES: u32 = 65_536;
 }
@@ -231,6 +237,26 @@ pub const VIP_ALL_PORTS: u32 = 4;
 /// such announcements were forged lately. It counts them as those of foreign speakers, and the agent
 /// asks the peers. Without [`VIP_LEADING`] it means nothing.
 pub const VIP_ASSURED: u32 = 8;
+/// The number of the VIP's segment: these bits, from [`VIP_SEGMENT_SHIFT`] on. The numbers are this
+/// node's own.
+pub const VIP_SEGMENT: u32 = (capacity::SEGMENTS - 1) << VIP_SEGMENT_SHIFT;
+/// See [`VIP_SEGMENT`].
+pub const VIP_SEGMENT_SHIFT: u32 = 8;
+
+/// Returns the element of `NODES` with the path to a node for packets to a VIP with these flags.
+#[inline(always)]
+pub const fn node_element(vip_flags: u32, node: u32) -> u32 {
+    let segment = (vip_flags & VIP_SEGMENT) >> VIP_SEGMENT_SHIFT;
+    if segment == 0 || node >= capacity::PATH_NODES {
+        return node;
+    }
+    capacity::NODES + (segment - 1) * capacity::PATH_NODES + node
+}
+
+/// Returns the index of the node that an element of `NODES` is about.
+pub const fn node_of_element(element: u32) -> u32 {
+    if element < capacity::NODES { element } else { (element - capacity::NODES) % capacity::PATH_NODES }
+}
 
 /// `VIPS[Address]`.
 #[repr(C)]
@@ -238,7 +264,7 @@ pub const VIP_ASSURED: u32 = 8;
 pub struct VipValue {
     /// The VIP's id in [`ServiceKey`] and [`FlowKey`]; never reused in the life of the maps.
     pub id: u32,
-    /// [`VIP_LEADING`], [`VIP_YIELDED`], [`VIP_ALL_PORTS`], [`VIP_ASSURED`].
+    /// [`VIP_LEADING`], [`VIP_YIELDED`], [`VIP_ALL_PORTS`], [`VIP_ASSURED`], [`VIP_SEGMENT`].
     pub flags: u32,
     /// The interfaces that announce it, one bit each ([`Interface::bit`]).
     pub interfaces: u32,
@@ -260,7 +286,7 @@ pub struct VipSlot {
     pub address: Address,
     /// [`VipValue::id`]; 0: look in `VIPS`.
     pub id: u32,
-    /// [`VIP_ALL_PORTS`], [`VIP_CROWDED`].
+    /// [`VIP_ALL_PORTS`], [`VIP_SEGMENT`], [`VIP_CROWDED`].
     pub flags: u32,
     /// [`VipValue::interfaces`].
     pub interfaces: u32,
@@ -440,12 +466,18 @@ pub const NODE_SELF: u32 = 2;
 /// Neither its agent nor its kernel answers, so it is not [attached](NODE_ATTACHED). For people and
 /// for a restarted agent.
 pub const NODE_SILENT: u32 = 4;
+/// The VLAN of the path is known: the 802.1Q VLAN id from [`NODE_VLAN_SHIFT`] on, 0 for untagged.
+pub const NODE_VLAN: u32 = 8;
+/// See [`NODE_VLAN`].
+pub const NODE_VLAN_SHIFT: u32 = 16;
 
-/// `NODES[index]`.
+/// `NODES[index]`: a node, and the path to it by its InternalIP. Further elements have the same node
+/// with the path to it for VIPs of one segment ([`node_element`]), so that no program looks at two.
+/// All elements of a node have the same epoch.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Node {
-    /// Its MAC on the segment; all zero: not resolved.
+    /// Its MAC at the end of the path; all zero: not resolved.
     pub mac: Mac,
     /// Its hand-over MAC, for people. `PEERS` has it too.
     pub handover: Mac,
@@ -453,12 +485,20 @@ pub struct Node {
     pub ifindex: u32,
     /// That interface's MTU, bytes.
     pub mtu: u32,
-    /// [`NODE_ATTACHED`], [`NODE_SELF`], [`NODE_SILENT`].
+    /// [`NODE_ATTACHED`], [`NODE_SELF`], [`NODE_SILENT`], [`NODE_VLAN`].
     pub flags: u32,
     /// Changes whenever a backend of this node goes, stops taking new flows or becomes local. So a
     /// flow record of the same epoch needs no check of its backend. A generation, and never another
     /// node's. 0 during such a change: no record has a valid epoch, and none gets one.
     pub epoch: u32,
+}
+
+impl Node {
+    /// Returns the VLAN of the path; `None`: not known.
+    #[inline(always)]
+    pub const fn vlan(&self) -> Option<u32> {
+        if self.flags & NODE_VLAN == 0 { None } else { Some(self.flags >> NODE_VLAN_SHIFT) }
+    }
 }
 
 /// In `PEERS[Mac]`, besides the index of the node: the MAC is a hand-over MAC of that node, not one
@@ -513,7 +553,7 @@ const _: () = {
     assert!(size_of::<Node>() == 32 && offset_of!(Node, ifindex) == 16 && offset_of!(Node, epoch) == 28);
     assert!(size_of::<NodeLabel>() == 256);
     // A node's index must fit into a flow record.
-    assert!(capacity::NODES <= 1 << 16);
+    assert!(capacity::NODES <= 1 << 16 && capacity::SEGMENTS.is_power_of_two());
     assert!(size_of::<Fence>() == 8);
     assert!(size_of::<Count>() == 24);
 };

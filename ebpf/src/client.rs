@@ -13,6 +13,7 @@ use vipmux_common::{
 use crate::{
     flow::{self, Found, Target},
     maps::{AFFINITY, BACKENDS, SOURCE_RANGES},
+    vip,
 };
 
 /// The two halves of an address, which fit into an argument.
@@ -52,11 +53,11 @@ extern "C" fn client_in_set(set: u32, high: u64, low: u64) -> u32 {
 
 /// Returns the backend of the client's last flow, if it takes new ones, and records its use.
 #[inline(always)]
-pub(crate) fn remembered(client: &Address, service: &ServiceValue) -> Option<Target> {
+pub(crate) fn remembered(client: &Address, service: &ServiceValue, vip: vip::Flags) -> Option<Target> {
     let (high, low) = halves(client);
     let found = client_remembered(high, low, of(service), service.affinity);
     // The generation is the record's. If the index was reused meanwhile, this is still a backend.
-    if found == NONE { None } else { Target::get(found as u32) }
+    if found == NONE { None } else { Target::get(found as u32, vip) }
 }
 
 /// Records the backend of a client's flow. Without room, the table decides the next time too.

@@ -8,8 +8,8 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        Address, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat, VIP_CROWDED, VipSlot,
+        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
 };
@@ -20,61 +20,22 @@ use crate::{
     forward, fragment,
     frame::Frame,
     icmp::{self, Embedded},
-    maps::{CONFIG, SCRATCH, VIP_INDEX, VIPS},
+    maps::{CONFIG, SCRATCH},
     nat, neighbor,
     packet::{LATER, Packet, Transport},
-    peer, record, reject,
+    record, reject,
     segment::Segment,
     service,
     verdict::{Outcome, Verdict},
+    vip,
 };
-
-/// Returns the id and the flags of the VIP that a packet is for. The VIP must be announced here, or
-/// the packet handed over, which is allowed wherever nodes reach each other. An IPv4-mapped address
-/// on the wire is refused: it stands for an IPv4 VIP (RFC 4291, 2.5.5.2).
-#[inline(always)]
-fn vip<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    handed_over: bool,
-) -> Option<(u32, u32)> {
-    let address = &packet.destination;
-    if V6 && address.is_v4() {
-        return None;
-    }
-    let slot = VIP_INDEX.get(hash::vip(address))?;
-    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
-    // alone without the flag, so that what is not here yet is looked up.
-    let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
-    let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan || handed_over;
-    if known == *address && id != 0 && is_here(interfaces, vlan) {
-        return Some((id, flags));
-    }
-    if flags & VIP_CROWDED == 0 {
-        return None;
-    }
-    let vip = VIPS.get_ptr(address)?;
-    // SAFETY: a map value, which stays in place for the whole run.
-    let vip = unsafe { &*vip };
-    is_here(vip.interfaces, vip.vlan).then_some((vip.id, vip.flags))
-}
-
-/// Returns whether the address is a VIP, wherever it is announced.
-#[inline(always)]
-fn is_vip(address: &Address) -> bool {
-    let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return false };
-    // SAFETY: as in `vip`.
-    let VipSlot { address: known, id, flags, .. } = unsafe { ptr::read_volatile(slot) };
-    known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(address).is_some()
-}
 
 /// Handles an IP packet that is addressed to this interface's MAC.
 #[inline(always)]
 pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) -> Outcome {
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let handed_over = peer::has_handed_over(frame);
-    let Some((id, flags)) = vip(frame, interface, &packet, handed_over) else { return Ok(Verdict::PASS) };
+    let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let handed_over = flags.is_handed_over();
     let now = flow::now();
     if neighbor::is_abandoned(now) {
         return Ok(Verdict::PASS);
@@ -83,8 +44,8 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
     let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
     let key = segment.flow(packet.source, id);
-    let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, attempts: 0 };
-    let source = Source { frame, interface, handed_over };
+    let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags.0, attempts: 0 };
+    let source = Source { frame, interface, vip: flags };
     let found = match flow::find(config, &key, &segment, &source, now) {
         Ok(Some(found)) => found,
         Ok(None) => return tell(is_new, Verdict::NEW),
@@ -132,11 +93,10 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
     let scratch = SCRATCH.get(0).ok_or(Verdict::PASS)?;
     let is_known_new = scratch.known == KNOWN_NEW;
-    let handed_over = peer::has_handed_over(frame);
     let (id, flags) = if is_known_new {
-        (scratch.vip, scratch.vip_flags)
+        (scratch.vip, vip::Flags(scratch.vip_flags))
     } else {
-        let Some(vip) = vip(frame, interface, &packet, handed_over) else { return Ok(Verdict::PASS) };
+        let Some(vip) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
         vip
     };
     let transport = packet.transport(frame, Some(frame.available()))?;
@@ -144,12 +104,12 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         return tell(Scratch::default(), Verdict::ODD);
     }
     let segment = transport.segment(frame.end)?;
-    if handed_over && attempts() == 0 {
+    if flags.is_handed_over() && attempts() == 0 {
         count::stat(Stat::FromPeer, frame.length);
     }
     let key = segment.flow(packet.source, id);
     let now = flow::now();
-    let source = Source { frame, interface, handed_over };
+    let source = Source { frame, interface, vip: flags };
     let known = match CONFIG.get(0) {
         Some(config) if !is_known_new => flow::find(config, &key, &segment, &source, now)?,
         _ => None,
@@ -164,7 +124,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         None => {
             // A VIP's answers would come here again. Two VIPs that answer everything would loop
             // forever.
-            if is_vip(&packet.source) {
+            if vip::is_vip(&packet.source) {
                 return Err(DropReason::Malformed.into());
             }
             let service = service::find(&key, flags)?;
@@ -176,7 +136,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
                 fragment::record_kernel(&packet, &transport, now)?;
                 return Ok(Verdict::KERNEL);
             }
-            let (target, to_remember) = service::pick(&key, &service, frame, handed_over, attempts())?;
+            let (target, to_remember) = service::pick(&key, &service, &source, attempts())?;
             let (slot, slot_generation, flags) = (service.slot, service.generation, state.flags);
             let found = Found { target, slot, slot_generation, flags, ranges: 0, kept: Kept::Partly };
             (found, true, to_remember)
@@ -186,7 +146,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         found.kept = record::record(&key, &found, &segment, is_new, now);
     }
     if found.kept == Kept::Collision && (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS {
-        let again = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags, attempts: attempts() + 1 };
+        let again = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags.0, attempts: attempts() + 1 };
         return tell(again, Verdict::NEW);
     }
     let is_recorded = is_new && found.kept == Kept::Record;
@@ -223,20 +183,20 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         _ => {}
     }
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };
-    let handed_over = peer::has_handed_over(frame);
-    let Some(vip) = vip(frame, interface, &packet, handed_over) else { return Ok(Verdict::PASS) };
+    let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+    let source = Source { frame, interface, vip: flags };
     let transport = packet.transport(frame, Some(frame.available()))?;
-    if handed_over {
+    if flags.is_handed_over() {
         count::stat(Stat::FromPeer, frame.length);
     }
     if transport.fragment & LATER != 0 {
-        return later(frame, interface, &packet, &packet.fragment(&transport), handed_over);
+        return later(&source, &packet, &packet.fragment(&transport));
     }
     if transport.fragment != 0 {
         return Err(DropReason::Fragment.into());
     }
     match Embedded::<V6>::parse(&transport, frame.end) {
-        Some(embedded) => error(frame, interface, &packet, vip, transport.at, &embedded),
+        Some(embedded) => error(&source, &packet, id, transport.at, &embedded),
         None => reject::echo(frame, &packet, &transport, interface),
     }
 }
@@ -270,26 +230,19 @@ fn send<const V6: bool>(
 
 /// Sends an ICMP error about a reply after its flow.
 #[inline(always)]
-fn error<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    (id, flags): (u32, u32),
-    at: usize,
-    embedded: &Embedded<V6>,
-) -> Outcome {
+fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usize, embedded: &Embedded<V6>) -> Outcome {
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
-    let handed_over = peer::has_handed_over(frame);
-    let (target, state) = match flow::look(&key) {
-        Some((target, state)) if service::is_fit(&target, frame, handed_over) => (target, state),
+    let &Source { frame, interface, vip } = source;
+    let (target, state) = match flow::look(&key, vip) {
+        Some((target, state)) if service::is_fit(&target, source) => (target, state),
         _ => {
-            let service = service::find(&key, flags).map_err(|_| DropReason::Icmp)?;
+            let service = service::find(&key, vip).map_err(|_| DropReason::Icmp)?;
             if service.flags & SERVICE_KERNEL != 0 {
                 return Ok(Verdict::KERNEL);
             }
             let hash = if service.affinity == 0 { hash::flow(&key) } else { hash::client(&key.client) };
             let state = service::state(&service).map_or(0, |state| state.flags);
-            (service::choose(&service, hash, frame, handed_over)?, state)
+            (service::choose(&service, hash, source)?, state)
         }
     };
     match target.local {
@@ -301,20 +254,15 @@ fn error<const V6: bool>(
 
 /// Sends a fragment without ports after its datagram's first fragment.
 #[inline(always)]
-fn later<const V6: bool>(
-    frame: &Frame,
-    interface: &Interface,
-    packet: &Packet<V6>,
-    key: &FragmentKey,
-    handed_over: bool,
-) -> Outcome {
+fn later<const V6: bool>(source: &Source, packet: &Packet<V6>, key: &FragmentKey) -> Outcome {
+    let &Source { frame, interface, vip } = source;
     let value = fragment::find(key).ok_or(DropReason::Fragment)?;
     if value.backend == FRAGMENT_KERNEL {
         return Ok(Verdict::KERNEL);
     }
-    let target = fragment::target(&value).ok_or(DropReason::Fragment)?;
-    if !service::is_fit(&target, frame, handed_over) {
-        if handed_over {
+    let target = fragment::target(&value, vip).ok_or(DropReason::Fragment)?;
+    if !service::is_fit(&target, source) {
+        if vip.is_handed_over() {
             return Err(DropReason::NotLocal.into());
         }
         service::node(&target)?;

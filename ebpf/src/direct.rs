@@ -21,7 +21,7 @@ use crate::{
     maps::{INTERFACES, VIPS},
     neighbor,
     packet::{LATER, Packet},
-    restore,
+    restore, vip,
     wire::{pin, read},
 };
 
@@ -99,7 +99,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     let transport = packet.transport(context, None).ok()?;
     if transport.fragment & LATER != 0 {
         let value = fragment::find(&packet.fragment(&transport))?;
-        let target = fragment::target(&value)?;
+        let target = fragment::target(&value, vip::Flags(0))?;
         return (value.direct != 0).then_some((packet.source, target.local?.address));
     }
     let key = if transport.protocol == Packet::<V6>::ICMP {
@@ -107,7 +107,7 @@ fn backend<const V6: bool>(context: &TcContext, interface: &Interface, network: 
     } else {
         transport.segment(end).ok()?.flow(packet.source, vip)
     };
-    let (target, flags) = flow::look(&key)?;
+    let (target, flags) = flow::look(&key, vip::Flags(0))?;
     (flags & SERVICE_DIRECT != 0).then_some((packet.source, target.local?.address))
 }
 

@@ -22,7 +22,7 @@ use crate::{
     packet::UDP,
     position::{self, search},
     segment::{FIN, RST, Segment},
-    service,
+    service, vip,
     wire::after_load,
 };
 
@@ -44,44 +44,44 @@ pub(crate) struct Target {
     pub(crate) node: u32,
     /// Its entry, if it is on this node.
     pub(crate) local: Option<&'static Backend>,
-    /// Its node's entry, if it is on another node.
+    /// The path to its node, if that is another one.
     pub(crate) remote: Option<&'static Node>,
 }
 
 impl Target {
     /// `None` for a free index: a table that was just replaced may still have it.
     #[inline(always)]
-    pub(crate) fn get(index: u32) -> Option<Self> {
+    pub(crate) fn get(index: u32, vip: vip::Flags) -> Option<Self> {
         let backend = BACKENDS.get(index)?;
         // SAFETY: a map value, which stays in place for the whole run.
         let generation = unsafe { ptr::read_volatile(&raw const backend.generation) };
         if generation == 0 || backend.flags & BACKEND_GONE != 0 {
             return None;
         }
-        Some(Self::new(index, generation, backend))
+        Some(Self::new(index, generation, backend, vip))
     }
 
     /// The same for an index that a Service's table has. `newest`: [`newest_generation`] before the
     /// table was read.
     #[inline(always)]
-    pub(crate) fn of_table(index: u32, newest: u32) -> Option<Self> {
+    pub(crate) fn of_table(index: u32, newest: u32, vip: vip::Flags) -> Option<Self> {
         let nodes = BACKEND_NODES.get(backend_nodes::element(index))?;
         // SAFETY: a map value, which stays in place for the whole run.
         match backend_nodes::get(unsafe { ptr::read_volatile(nodes) }, index) {
-            Some(node) => Some(Self { index, generation: newest, node, local: None, remote: NODES.get(node) }),
-            None => Self::get(index),
+            Some(node) => Some(Self { index, generation: newest, node, local: None, remote: vip.path(node) }),
+            None => Self::get(index, vip),
         }
     }
 
     #[inline(always)]
-    fn new(index: u32, generation: u32, backend: &'static Backend) -> Self {
+    fn new(index: u32, generation: u32, backend: &'static Backend, vip: vip::Flags) -> Self {
         let is_local = backend.flags & BACKEND_LOCAL != 0;
         Self {
             index,
             generation,
             node: backend.node,
             local: is_local.then_some(backend),
-            remote: if is_local { None } else { NODES.get(backend.node) },
+            remote: if is_local { None } else { vip.path(backend.node) },
         }
     }
 }
@@ -268,9 +268,9 @@ struct Recorded {
 /// The epoch must be read before the entry. Before a change that matters, the agent sets the epoch
 /// to zero, and then to a new value. So an epoch that fits an old entry never comes again.
 #[inline(always)]
-fn recorded(flow: &Flow) -> Option<Recorded> {
+fn recorded(flow: &Flow, vip: vip::Flags) -> Option<Recorded> {
     let (index, generation, node) = (flow.backend(), flow.backend_generation(), flow.node());
-    let remote = NODES.get(node)?;
+    let remote = vip.path(node)?;
     // SAFETY: a map value.
     let epoch = unsafe { ptr::read_volatile(&raw const remote.epoch) };
     if epoch != 0 && epoch == flow.epoch() {
@@ -329,12 +329,11 @@ pub(crate) struct Found {
     pub(crate) kept: Kept,
 }
 
-/// Where a frame comes from.
+/// Where a frame comes from, and the VIP that it is for.
 pub(crate) struct Source<'a> {
     pub(crate) frame: &'a Frame,
     pub(crate) interface: &'a Interface,
-    /// Another node has handed it over.
-    pub(crate) handed_over: bool,
+    pub(crate) vip: vip::Flags,
 }
 
 impl Source<'_> {
@@ -352,17 +351,17 @@ impl Source<'_> {
         }
         let Ok(node) = service::node(target) else { return Ok(false) };
         let came_back = node.mac == self.frame.source;
-        if !self.handed_over && !came_back {
+        if !self.vip.is_handed_over() && !came_back {
             return Ok(true);
         }
-        let is_trusted = self.handed_over
+        let is_trusted = self.vip.is_handed_over()
             || self.interface.flags & INTERFACE_OWN_MAC != 0
             || flags & FLOW_NEW != 0
             || segment.protocol == UDP;
         if is_trusted && segment.may_begin() {
             return Ok(false);
         }
-        Err(if self.handed_over { DropReason::NotLocal } else { DropReason::Hairpin })
+        Err(if self.vip.is_handed_over() { DropReason::NotLocal } else { DropReason::Hairpin })
     }
 }
 
@@ -384,7 +383,7 @@ pub(crate) fn find(
     if state.flags & SERVICE_GONE != 0 {
         return Ok(None);
     }
-    let Some(Recorded { target, ready, leaving, epoch }) = recorded(&flow) else { return Ok(None) };
+    let Some(Recorded { target, ready, leaving, epoch }) = recorded(&flow, source.vip) else { return Ok(None) };
     let (now, flags) = (now as u32, flow.flags());
     let age = flow.age(now);
     if is_idle(config, segment.protocol, state.idle, age) {
@@ -446,13 +445,13 @@ pub(crate) fn refresh(config: &Config, record: *mut FlowRecord, flow: &Flow, fla
 /// Returns a record's backend and its Service's flags. The record stays unchanged: this is for
 /// packets about the flow, not of it.
 #[inline(always)]
-pub(crate) fn look(key: &FlowKey) -> Option<(Target, u32)> {
+pub(crate) fn look(key: &FlowKey, vip: vip::Flags) -> Option<(Target, u32)> {
     let config = CONFIG.get(0)?;
     let place = position::place(config, &key.client, key.client_port, key.protocol);
     // SAFETY: in the table.
     let flow = unsafe { Flow::whole(search(config, key, place)?, place) }?;
     let state = state(&flow)?;
-    let target = recorded(&flow)?.target;
+    let target = recorded(&flow, vip)?.target;
     (state.flags & SERVICE_GONE == 0).then_some((target, state.flags))
 }
 

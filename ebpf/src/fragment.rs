@@ -13,6 +13,7 @@ use crate::{
     flow::{self, Found, Target},
     maps::{BACKENDS, CONFIG, EGRESS_FRAGMENTS, FRAGMENTS, Workspace},
     packet::{FIRST, Packet, Transport},
+    vip,
 };
 
 /// Returns whether a first fragment seen at `seen` is recent enough for later ones.
@@ -88,8 +89,8 @@ pub(crate) fn find(key: &FragmentKey) -> Option<FragmentValue> {
 
 /// Returns the backend of the first fragment, if it still exists.
 #[inline(always)]
-pub(crate) fn target(value: &FragmentValue) -> Option<Target> {
-    Target::get(value.backend).filter(|target| target.generation == value.backend_generation)
+pub(crate) fn target(value: &FragmentValue, vip: vip::Flags) -> Option<Target> {
+    Target::get(value.backend, vip).filter(|target| target.generation == value.backend_generation)
 }
 
 /// Records the new source of a reply's first fragment. Returns whether it succeeded.

@@ -36,6 +36,7 @@ mod restore;
 mod segment;
 mod service;
 mod verdict;
+mod vip;
 mod wire;
 
 use aya_ebpf::{

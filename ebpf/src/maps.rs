@@ -41,8 +41,9 @@ pub(crate) static BACKENDS: Array<Backend> = Array::with_max_entries(capacity::B
 #[map]
 pub(crate) static BACKEND_NODES: Array<u64> =
     Array::with_max_entries(capacity::BACKENDS / backend_nodes::BACKENDS, BPF_F_MMAPABLE);
+/// The paths to nodes, by `vipmux_common::abi::node_element`.
 #[map]
-pub(crate) static NODES: Array<Node> = Array::with_max_entries(capacity::NODES, 0);
+pub(crate) static NODES: Array<Node> = Array::with_max_entries(capacity::NODE_ELEMENTS, 0);
 /// For people and for a restarted agent; no program reads it.
 #[map]
 pub(crate) static NODE_NAMES: Array<NodeLabel> = Array::with_max_entries(capacity::NODES, 0);

@@ -1,29 +1,27 @@
 //! Finds the Service of (VIP, protocol, port), and the backend of a new flow.
 
 use vipmux_common::{
-    abi::{
-        DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue, VIP_ALL_PORTS,
-    },
+    abi::{DropReason, FlowKey, NODE_ATTACHED, Node, SERVICE_SPARE, ServiceKey, ServiceState, ServiceValue},
     hash, table,
 };
 
 use crate::{
     client,
-    flow::{Target, newest_generation},
-    frame::Frame,
-    maps::{NODES, SERVICE_STATES, SERVICES, TABLES},
+    flow::{Source, Target, newest_generation},
+    maps::{SERVICE_STATES, SERVICES, TABLES},
+    vip,
 };
 
-/// Returns a copy of the Service port's revision, by the flags of its VIP. The element itself may
+/// Returns a copy of the Service port's revision, by its VIP. The element itself may
 /// be replaced at any time.
 #[inline(always)]
-pub(crate) fn find(key: &FlowKey, vip_flags: u32) -> Result<ServiceValue, DropReason> {
+pub(crate) fn find(key: &FlowKey, vip: vip::Flags) -> Result<ServiceValue, DropReason> {
     let mut claim = ServiceKey { vip: key.vip, port: key.vip_port, protocol: key.protocol as u8, padding: 0 };
     // SAFETY: elements are never changed in place, only replaced whole, and freed after the run.
     if let Some(service) = unsafe { SERVICES.get(claim) } {
         return Ok(*service);
     }
-    if vip_flags & VIP_ALL_PORTS != 0 {
+    if vip.has_all_ports() {
         claim.port = 0;
         // SAFETY: as above.
         return unsafe { SERVICES.get(claim) }.copied().ok_or(DropReason::NoService);
@@ -49,8 +47,9 @@ pub(crate) fn node(target: &Target) -> Result<&'static Node, DropReason> {
 /// Returns whether a frame may go to this backend. A handed-over frame only goes to a local one,
 /// and no frame goes back to where it came from.
 #[inline(always)]
-pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool {
-    target.local.is_some() || !handed_over && node(target).is_ok_and(|node| node.mac != frame.source)
+pub(crate) fn is_fit(target: &Target, source: &Source) -> bool {
+    let is_elsewhere = || node(target).is_ok_and(|node| node.mac != source.frame.source);
+    target.local.is_some() || !source.vip.is_handed_over() && is_elsewhere()
 }
 
 /// Returns the backend of a new flow, and whether to record the client. With session affinity all
@@ -61,39 +60,34 @@ pub(crate) fn is_fit(target: &Target, frame: &Frame, handed_over: bool) -> bool 
 pub(crate) fn pick(
     key: &FlowKey,
     service: &ServiceValue,
-    frame: &Frame,
-    handed_over: bool,
+    source: &Source,
     attempt: u32,
 ) -> Result<(Target, bool), DropReason> {
     let hash = if service.affinity == 0 { hash::flow(key) } else { hash::client(&key.client) };
     if service.affinity == 0 || attempt != 0 {
-        return Ok((choose(service, hash::after(hash, attempt), frame, handed_over)?, false));
+        return Ok((choose(service, hash::after(hash, attempt), source)?, false));
     }
-    if let Some(target) = client::remembered(&key.client, service)
-        && is_fit(&target, frame, handed_over)
+    if let Some(target) = client::remembered(&key.client, service, source.vip)
+        && is_fit(&target, source)
     {
         return Ok((target, false));
     }
-    Ok((choose(service, hash, frame, handed_over)?, true))
+    Ok((choose(service, hash, source)?, true))
 }
 
 /// Returns the table's backend for a new flow, or the next usable one.
 #[inline(always)]
-pub(crate) fn choose(
-    service: &ServiceValue,
-    hash: u32,
-    frame: &Frame,
-    handed_over: bool,
-) -> Result<Target, DropReason> {
+pub(crate) fn choose(service: &ServiceValue, hash: u32, source: &Source) -> Result<Target, DropReason> {
+    let &Source { frame, vip, .. } = source;
     let table = u64::from(service.table) << 32 | u64::from(service.table_length);
     let local = u64::from(service.local_table) << 32 | u64::from(service.local_length);
     let from = u64::from(frame.source.head) << 16 | u64::from(frame.source.tail);
     let spare = service.flags & SERVICE_SPARE != 0;
     let newest = newest_generation();
-    let how = if handed_over { HANDED_OVER } else { 0 } | if spare { SPARE } else { 0 };
+    let how = if spare { vip.0 | SPARE } else { vip.0 };
     let chosen = choose_backend(table, local, hash, from, how);
     match chosen >> 32 {
-        FOUND => Target::of_table(chosen as u32, newest).ok_or(DropReason::NoBackend),
+        FOUND => Target::of_table(chosen as u32, newest, vip).ok_or(DropReason::NoBackend),
         NOT_LOCAL => Err(DropReason::NotLocal),
         HAIRPIN => Err(DropReason::Hairpin),
         UNREACHABLE => Err(DropReason::NodeUnreachable),
@@ -108,10 +102,8 @@ const NOT_LOCAL: u64 = 2;
 const HAIRPIN: u64 = 3;
 const UNREACHABLE: u64 = 4;
 
-/// The frame was handed over.
-const HANDED_OVER: u32 = 1;
-/// [`SERVICE_SPARE`].
-const SPARE: u32 = 2;
+/// [`SERVICE_SPARE`], beside the VIP's flags.
+const SPARE: u32 = 1 << 29;
 
 /// The verifier checks this function on its own, since its probes would multiply with all earlier
 /// paths. `tables` have the first slot above 32 bits and the length below; `from` is the frame's
@@ -121,29 +113,30 @@ const SPARE: u32 = 2;
 extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how: u32) -> u64 {
     let (table, length) = ((tables >> 32) as u32, tables as u32);
     let (local, local_length) = ((local >> 32) as u32, local as u32);
-    let handed_over = how & HANDED_OVER != 0;
+    let vip = vip::Flags(how);
+    let handed_over = vip.is_handed_over();
     let is_fit =
         |target: &Target| target.local.is_some() || !handed_over && node(target).is_ok_and(|node| !is_from(node, from));
     if length == 0 {
         return NO_BACKEND << 32;
     }
-    let Some(first) = at(table, length, hash) else { return NO_BACKEND << 32 };
+    let Some(first) = at(table, length, hash, vip) else { return NO_BACKEND << 32 };
     if is_fit(&first) {
         return u64::from(first.index);
     }
-    let here = || at(local, local_length, hash).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
+    let here = || at(local, local_length, hash, vip).map_or(NO_BACKEND << 32, |target| u64::from(target.index));
     if handed_over {
         return if local_length == 0 { NOT_LOCAL << 32 } else { here() };
     }
     // Where nothing marks a node's frames, that node may have chosen a backend here.
-    let came_back = NODES.get(first.node).is_some_and(|node| is_from(node, from));
+    let came_back = vip.path(first.node).is_some_and(|node| is_from(node, from));
     if came_back && local_length != 0 && how & SPARE == 0 {
         return here();
     }
     let mut next = hash;
     for _ in 0..hash::PROBES {
         next = hash::next(next);
-        let probed = probe_slot(tables, next, from);
+        let probed = probe_slot(tables, next, from, how);
         if probed >> 32 == FOUND {
             return probed;
         }
@@ -159,8 +152,8 @@ extern "C" fn choose_backend(tables: u64, local: u64, hash: u32, from: u64, how:
 /// [`UNREACHABLE`]. A function of its own, or the verifier would follow it in each turn of the loop.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn probe_slot(table: u64, hash: u32, from: u64) -> u64 {
-    match at((table >> 32) as u32, table as u32, hash) {
+extern "C" fn probe_slot(table: u64, hash: u32, from: u64, vip: u32) -> u64 {
+    match at((table >> 32) as u32, table as u32, hash, vip::Flags(vip)) {
         Some(target) if target.local.is_some() || node(&target).is_ok_and(|node| !is_from(node, from)) => {
             u64::from(target.index)
         }
@@ -169,10 +162,10 @@ extern "C" fn probe_slot(table: u64, hash: u32, from: u64) -> u64 {
 }
 
 #[inline(always)]
-fn at(first: u32, length: u32, hash: u32) -> Option<Target> {
+fn at(first: u32, length: u32, hash: u32, vip: vip::Flags) -> Option<Target> {
     let slot = first.wrapping_add(hash::slot(hash, length));
     let element = TABLES.get(table::element(slot))?;
-    Target::of_table(table::get(*element, slot), 1)
+    Target::of_table(table::get(*element, slot), 1, vip)
 }
 
 #[inline(always)]

@@ -301,9 +301,9 @@ impl Lan {
         &self.switch
     }
 
-    /// Gives a node a second card, eth1, on a segment of its own with one client: 203.0.113.0/24
-    /// and 2001:db8:113::/64. The other nodes reach that segment through the node.
-    pub fn add_segment(&mut self, node: &str) -> Result<Client> {
+    /// Gives nodes a second card, eth1, on a segment of its own with one client: 203.0.113.0/24 and
+    /// 2001:db8:113::/64. The other nodes reach that segment through the first of these nodes.
+    pub fn add_segment(&mut self, nodes: &[&str]) -> Result<Client> {
         const BRIDGE: &str = "br1";
         const NETWORKS: (Ipv4Addr, Ipv6Addr) =
             (Ipv4Addr::new(203, 0, 113, 0), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 0));
@@ -312,9 +312,15 @@ impl Lan {
             (Ipv4Addr::from_bits(NETWORKS.0.to_bits() | u32::from(number)), address_v6)
         };
         self.switch.links(|links| links.add_bridge(BRIDGE))?;
-        let (router, port) = (self.node(node)?, format!("{node}-eth1"));
-        plug_in_card((&router.namespace, "eth1"), machine(1), (&self.switch, BRIDGE, &port), self.options.mtu)?;
-        for other in self.nodes.iter().filter(|other| other.name != node) {
+        for name in nodes {
+            let (node, port) = (self.node(name)?, format!("{name}-eth1"));
+            let (here, there) = ((&node.namespace, "eth1"), (&self.switch, BRIDGE, port.as_str()));
+            plug_in_card(here, machine(node.number), there, self.options.mtu)?;
+            let pass = &mut self.pass;
+            self.switch.run(|| pass.attach(&port))?;
+        }
+        let router = self.node(nodes.first().context("no node on the segment")?)?;
+        for other in self.nodes.iter().filter(|other| !nodes.contains(&other.name.as_str())) {
             other.namespace.links(|links| {
                 links.add_route("eth0", (NETWORKS.0, PREFIX_LENGTHS.0), Some(router.address))?;
                 links.add_route("eth0", (NETWORKS.1, PREFIX_LENGTHS.1), Some(router.address_v6))
@@ -327,7 +333,6 @@ impl Lan {
         if !self.options.offloads {
             namespace.run(|| offload::disable("eth0", Offload::TxChecksum))?;
         }
-        self.attach_pass(&port)?;
         Ok(Client { address, address_v6, mac, namespace })
     }
 

@@ -16,7 +16,7 @@ use vipmux_common::abi::{FlowSet, VipSlot};
 use vipmux_datapath::bpf::xdp::{Buffers, load_xdp};
 
 pub use counters::Counters;
-pub use state::{FLOW_SECRET, NOW, NOW_LOW, State};
+pub use state::{FLOW_SECRET, NOW, NOW_LOW, State, path};
 
 /// The programs for tests and the bench (`ebpf/src/testing.rs`).
 pub static TESTING_OBJECT: &[u8] = include_bytes_aligned!(env!("VIPMUX_TESTING_OBJECT"));

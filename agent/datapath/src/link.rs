@@ -237,11 +237,16 @@ impl Interface {
     /// uplinks are of the same kind, but have addresses in subnets.
     pub fn may_lead_to_a_pod(&self) -> bool {
         let is_paired = matches!(&self.kind, InterfaceKind::Virtual(kind) if kind == "veth" || kind == "netkit");
-        let on_subnet = |&(own, prefix): &(IpAddr, u8)| match own {
+        is_paired && self.subnet_addresses().next().is_none()
+    }
+
+    /// Returns the node's addresses on it that are in a subnet and not link-local.
+    pub fn subnet_addresses(&self) -> impl Iterator<Item = IpAddr> {
+        let on_subnet = |&&(own, prefix): &&(IpAddr, u8)| match own {
             IpAddr::V4(own) => prefix < 32 && !own.is_link_local(),
             IpAddr::V6(own) => prefix < 128 && !own.is_unicast_link_local(),
         };
-        is_paired && !self.addresses.iter().any(on_subnet)
+        self.addresses.iter().filter(on_subnet).map(|(own, _)| *own)
     }
 
     /// Returns whether it is a dummy, like kube-proxy's: it has no wire, and its addresses are not

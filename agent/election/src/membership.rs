@@ -69,7 +69,7 @@ use self::{
     wire::{Delta, StateVersion, Wire},
 };
 pub use self::{
-    items::{Claimed, Item, ItemKey, MOST_ITEMS, MOST_SEGMENTS, ProbedPort, State, Why},
+    items::{Claimed, Item, ItemKey, MOST_ADDRESSES, MOST_ITEMS, MOST_SEGMENTS, ProbedPort, State, Why},
     local_state::Full,
     other_keys::OtherKeys,
     peers::{MemberStatus, Peer, Peers},

@@ -58,13 +58,24 @@ pub enum Unreachable {
 }
 
 /// A node as it is reached from this one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredNode {
-    /// Its MAC on the segment; `None`: not resolved (yet).
+    /// The path by its InternalIP.
+    pub path: DesiredPath,
+    /// The paths for VIPs of a segment, by the segment's number ([`DesiredVip::segment`]).
+    pub by_segment: BTreeMap<u8, DesiredPath>,
+}
+
+/// A path to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DesiredPath {
+    /// Its MAC at the end of the path; `None`: not resolved (yet).
     pub mac: Option<Mac>,
     /// The local interface that leads to it.
     pub ifindex: u32,
-    /// That interface's MTU, bytes.
+    /// The 802.1Q VLAN id of frames to it, 0 for untagged; `None`: not known (yet).
+    pub vlan: Option<u16>,
+    /// The interface's MTU, bytes.
     pub mtu: u32,
     /// Whether frames may be handed over to it.
     pub reach: Reach,
@@ -90,6 +101,8 @@ pub struct DesiredVip {
     pub interfaces: u32,
     /// The VLAN it is announced on; `None`: untagged.
     pub vlan: Option<NonZeroU16>,
+    /// The number of its segment, which decides how nodes are reached; 0: by their InternalIPs.
+    pub segment: u8,
     /// The epoch of the leadership.
     pub epoch: u64,
 }

@@ -75,7 +75,8 @@ impl Observed {
         let named = self.maps.nodes.iter().filter_map(|(index, entry)| Some((index, entry.name.as_ref()?)));
         all.compare("NODE_NAMES", named, &found.node_names, |index, found| Step::NodeName(*index, found.cloned()));
         let nodes = self.maps.nodes.iter().map(|(index, entry)| (index, &entry.node));
-        let nodes = nodes.filter(|(_, node)| **node != abi::Node::default());
+        let paths = self.maps.paths.iter().map(|(element, node)| (*element, node));
+        let nodes = nodes.filter(|(_, node)| **node != abi::Node::default()).chain(paths);
         all.compare("NODES", nodes, &found.nodes, |index, found| {
             Step::Node(*index, found.copied().unwrap_or_default())
         });

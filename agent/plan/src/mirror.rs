@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use vipmux_common::abi::{self, Mac};
+use vipmux_common::abi::{self, Mac, capacity};
 
 use crate::{
     arena::{self, Arena, TableMembers, TableRange, tables_of},
@@ -46,6 +46,8 @@ pub(super) struct MapMirror {
     pub(super) backend_indices: BTreeMap<BackendKey, u32>,
     pub(super) tables: Arena,
     pub(super) nodes: IndexPool<NodeEntry>,
+    /// The elements of `NODES` for segments.
+    pub(super) paths: BTreeMap<u32, abi::Node>,
     pub(super) node_indices: BTreeMap<String, u32>,
     pub(super) peers: BTreeMap<Mac, u32>,
     pub(super) sources: SourceSets,
@@ -57,6 +59,20 @@ impl MapMirror {
     /// Returns a node's index in `NODES`.
     pub(super) fn node_index(&self, name: &NodeName) -> Option<u32> {
         self.node_indices.get(name.as_str()).copied()
+    }
+
+    /// Returns an element of `NODES`.
+    pub(super) fn node_element(&self, element: u32) -> abi::Node {
+        let node = || self.nodes.get(element).map(|entry| entry.node);
+        self.paths.get(&element).copied().or_else(node).unwrap_or_default()
+    }
+
+    /// Returns the elements of `NODES` that a node has, the one for its InternalIP first.
+    pub(super) fn node_elements(&self, index: u32) -> impl Iterator<Item = (u32, abi::Node)> {
+        let segments = if self.paths.is_empty() || index >= capacity::PATH_NODES { 1 } else { capacity::SEGMENTS };
+        let element = move |segment| abi::node_element(segment << abi::VIP_SEGMENT_SHIFT, index);
+        let elements = (0..segments).map(element).map(|element| (element, self.node_element(element)));
+        elements.filter(|(_, node)| *node != abi::Node::default())
     }
 
     /// Returns the mirror of new maps, of which only `CONFIG` has been written.
@@ -71,6 +87,7 @@ impl MapMirror {
             backend_indices: BTreeMap::new(),
             tables: Arena::new(capacities.tables),
             nodes: IndexPool::new(capacities.nodes),
+            paths: BTreeMap::new(),
             node_indices: BTreeMap::new(),
             peers: BTreeMap::new(),
             sources: SourceSets::default(),
@@ -151,6 +168,9 @@ impl MapMirror {
 
     fn set_node(&mut self, index: u32, node: abi::Node, now: Duration) {
         self.newest_generation = self.newest_generation.max(node.epoch);
+        if index >= capacity::NODES {
+            return put(&mut self.paths, index, (node != abi::Node::default()).then_some(node));
+        }
         self.nodes.edit(index, now, |entry| entry.node = node);
     }
 

@@ -15,7 +15,7 @@ use crate::{
 };
 use vipmux_model::{
     NodeName,
-    desired::{Desired, DesiredNode, Reach},
+    desired::{Desired, DesiredNode, DesiredPath, Reach},
 };
 
 /// The steps for `NODES`, `NODE_NAMES` and `PEERS`.
@@ -23,8 +23,9 @@ use vipmux_model::{
 pub(super) struct NodeSteps<'a> {
     /// The index of each desired node.
     pub(super) indices: BTreeMap<&'a NodeName, u32>,
-    /// The entries of `NODES` after `arrivals`.
-    values: BTreeMap<u32, abi::Node>,
+    /// The elements of `NODES` after `arrivals`, by the index of their node: the element for its
+    /// InternalIP first.
+    values: BTreeMap<u32, Vec<(u32, abi::Node)>>,
     /// Steps before those of the backends.
     pub(super) arrivals: Vec<Step>,
     /// Ends epochs, before the first change of a backend that they vouch for.
@@ -57,15 +58,24 @@ impl<'a> NodeSteps<'a> {
             }
             let epoch = maps.nodes.get(index).map_or(0, |entry| entry.node.epoch);
             let handover = handover_macs(desired, name).first().copied().unwrap_or_default();
-            let value = value(node, *name == desired.local, handover, epoch);
-            if maps.nodes.get(index).is_none_or(|entry| entry.node != value) {
-                nodes.arrivals.push(Step::Node(index, value));
-            }
-            nodes.values.insert(index, value);
+            let own = if *name == desired.local { abi::NODE_SELF } else { 0 };
+            let value = |path| abi::Node { handover, epoch, ..value(path, own) };
+            let elements: Vec<_> = elements(index, node).map(|(element, path)| (element, value(path))).collect();
+            nodes.plan_elements(maps, index, &elements);
+            nodes.values.insert(index, elements);
             nodes.indices.insert(name, index);
         }
         nodes.plan_peers(desired, maps, refused);
         nodes
+    }
+
+    /// Paths for segments without a number go last, when no VIP has these numbers any more.
+    fn plan_elements(&mut self, maps: &MapMirror, index: u32, elements: &[(u32, abi::Node)]) {
+        let differs = |(element, value): &&(u32, abi::Node)| maps.node_element(*element) != *value;
+        self.arrivals.extend(elements.iter().filter(differs).map(|(element, value)| Step::Node(*element, *value)));
+        let is_wanted = |element| elements.iter().any(|(wanted, _)| *wanted == element);
+        let gone = maps.node_elements(index).map(|(element, _)| element).filter(|element| !is_wanted(*element));
+        self.departures.extend(gone.map(|element| Step::Node(element, abi::Node::default())));
     }
 
     fn plan_peers(&mut self, desired: &Desired, maps: &MapMirror, refused: &mut Vec<CapacityRefusal>) {
@@ -91,7 +101,7 @@ impl<'a> NodeSteps<'a> {
     /// Returns the elements of `PEERS`. This node is not its own peer: its announcements must not
     /// make it yield.
     fn peers(&self, desired: &'a Desired) -> BTreeMap<Mac, (&'a NodeName, u32)> {
-        let nodes = desired.nodes.iter().filter_map(|(name, node)| Some((node.mac?, name, 0)));
+        let nodes = desired.nodes.iter().filter_map(|(name, node)| Some((node.path.mac?, name, 0)));
         let speakers = desired.speakers.iter().map(|(mac, name)| (*mac, name, 0));
         let handing_over = desired
             .nodes
@@ -125,19 +135,20 @@ impl<'a> NodeSteps<'a> {
         next: u32,
     ) -> Result<u32, PlanError> {
         for index in stale_epochs {
-            // Also a node that is to go: it could be desired again before its entry is cleared.
-            let known = || maps.nodes.get(*index).map(|entry| entry.node);
-            let Some(node) = self.values.get(index).copied().or_else(known).filter(|node| node.epoch != 0) else {
-                continue;
-            };
-            let node = abi::Node { epoch: 0, ..node };
-            self.endings.push(Step::Node(*index, node));
-            self.values.entry(*index).and_modify(|value| *value = node);
+            // Also a node that is to go: it could be desired again before its entry is cleared. And
+            // paths that are to go: packets may still take them.
+            let mut all: BTreeMap<u32, abi::Node> = maps.node_elements(*index).collect();
+            all.extend(self.values.get(index).into_iter().flatten().copied());
+            let ended = all.into_iter().filter(|(_, node)| node.epoch != 0);
+            self.endings.extend(ended.map(|(element, node)| Step::Node(element, abi::Node { epoch: 0, ..node })));
+            self.values.get_mut(index).into_iter().flatten().for_each(|(_, node)| node.epoch = 0);
         }
         let mut next = next;
-        for (index, node) in self.values.iter_mut().filter(|(_, node)| node.epoch == 0) {
-            node.epoch = next;
-            self.beginnings.push(Step::Node(*index, *node));
+        for elements in self.values.values_mut().filter(|elements| elements.iter().any(|(_, node)| node.epoch == 0)) {
+            for (element, node) in elements {
+                node.epoch = next;
+                self.beginnings.push(Step::Node(*element, *node));
+            }
             next = next.checked_add(1).ok_or(PlanError::GenerationsExhausted)?;
         }
         Ok(next)
@@ -146,14 +157,12 @@ impl<'a> NodeSteps<'a> {
     /// Frees the indices that no node has and that no remaining backend refers to.
     pub(super) fn release(&mut self, maps: &MapMirror, referred: &BTreeSet<u32>) {
         let kept: BTreeSet<u32> = self.indices.values().copied().collect();
-        for (index, entry) in maps.nodes.iter().filter(|(index, _)| !kept.contains(index)) {
-            if referred.contains(&index) {
-                continue;
-            }
-            if entry.node != abi::Node::default() {
-                self.departures.push(Step::Node(index, abi::Node::default()));
-            }
-            if entry.name.is_some() {
+        let known = maps.nodes.iter().map(|(index, _)| index);
+        let all: BTreeSet<u32> = known.chain(maps.paths.keys().map(|element| abi::node_of_element(*element))).collect();
+        for index in all.into_iter().filter(|index| !kept.contains(index) && !referred.contains(index)) {
+            let elements = maps.node_elements(index).map(|(element, _)| Step::Node(element, abi::Node::default()));
+            self.departures.extend(elements);
+            if maps.nodes.get(index).is_some_and(|entry| entry.name.is_some()) {
                 self.departures.push(Step::NodeName(index, None));
             }
         }
@@ -165,19 +174,25 @@ pub(super) fn handover_macs<'a>(desired: &'a Desired, node: &NodeName) -> &'a [M
     desired.handover_macs.get(node).map_or(&[], Vec::as_slice)
 }
 
-fn value(node: &DesiredNode, local: bool, handover: Mac, epoch: u32) -> abi::Node {
-    let reach = match node.reach {
+/// Returns the elements of `NODES` of a node with this index: that for its InternalIP first.
+fn elements(index: u32, node: &DesiredNode) -> impl Iterator<Item = (u32, &DesiredPath)> {
+    let element = move |segment: u8| abi::node_element(u32::from(segment) << abi::VIP_SEGMENT_SHIFT, index);
+    let others = node.by_segment.iter().map(move |(segment, path)| (element(*segment), path));
+    std::iter::once((index, &node.path)).chain(others.filter(move |(element, _)| *element != index))
+}
+
+fn value(path: &DesiredPath, own: u32) -> abi::Node {
+    let reach = match path.reach {
         Reach::Attached => abi::NODE_ATTACHED,
         Reach::Detached => 0,
         Reach::Silent => abi::NODE_SILENT,
     };
-    let own = if local { abi::NODE_SELF } else { 0 };
+    let vlan = path.vlan.map_or(0, |vlan| abi::NODE_VLAN | u32::from(vlan) << abi::NODE_VLAN_SHIFT);
     abi::Node {
-        mac: node.mac.unwrap_or_default(),
-        handover,
-        ifindex: node.ifindex,
-        mtu: node.mtu,
-        flags: reach | own,
-        epoch,
+        mac: path.mac.unwrap_or_default(),
+        ifindex: path.ifindex,
+        mtu: path.mtu,
+        flags: reach | own | vlan,
+        ..abi::Node::default()
     }
 }

@@ -129,6 +129,12 @@ impl Observed {
         Some(&self.maps.nodes.get(self.node_index(name)?)?.node)
     }
 
+    /// Returns a node's entry in `NODES` for a segment.
+    pub fn path(&self, name: &NodeName, segment: u8) -> Option<&abi::Node> {
+        let flags = u32::from(segment) << abi::VIP_SEGMENT_SHIFT;
+        self.maps.paths.get(&abi::node_element(flags, self.node_index(name)?))
+    }
+
     /// Returns `CONFIG[0]`.
     pub fn config(&self) -> &abi::Config {
         &self.maps.config

@@ -22,7 +22,8 @@ use crate::{
 use vipmux_model::{
     Family, NodeName, PortClaim, PortNumber, Protocol, Vip,
     desired::{
-        Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
+        Desired, DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment,
+        Unreachable,
     },
 };
 use vipmux_testing::names::{node_name, service_name};
@@ -142,7 +143,7 @@ fn treatments() -> impl Strategy<Value = Treatment> {
 
 prop_compose! {
     fn desired(sets: Vec<Arc<BTreeSet<DesiredBackend>>>)(
-        nodes in collection::btree_map(0..3u8, (any::<bool>(), 0..3u8), 1..=3),
+        nodes in collection::btree_map(0..3u8, (any::<bool>(), 0..3u8, 0..3u8), 1..=3),
         vips in collection::btree_map(1..=2u8, (any::<bool>(), 0..2u64), 0..=2),
         claimed in collection::vec(
             option::weighted(0.7, (0..3u8, any::<prop::sample::Index>(), treatments(), 0..3u8)),
@@ -152,7 +153,7 @@ prop_compose! {
     ) -> Desired {
         let name = |n| service_name(format!("web-{n}"));
         let vips: BTreeMap<_, _> = vips.into_iter().map(|(n, (leading, epoch))| {
-            (vip(n), DesiredVip { leading, interfaces: 1, vlan: None, epoch })
+            (vip(n), DesiredVip { leading, interfaces: 1, vlan: None, segment: n, epoch })
         }).collect();
         let moved = |b: &DesiredBackend| DesiredBackend { address: in_ipv6(b.address), ..b.clone() };
         let sets_v6: Vec<_> = sets.iter().map(|set| Arc::new(set.iter().map(moved).collect())).collect();
@@ -165,12 +166,14 @@ prop_compose! {
         }).collect();
         let all: BTreeSet<_> = services.keys().filter(|claim| claim.port == PortNumber::Every).copied().collect();
         services.retain(|claim, _| claim.port == PortNumber::Every || !all.contains(&PortClaim { port: PortNumber::Every, ..*claim }));
-        let second = |(n, (_, mac)): (&u8, &(bool, u8))| (*mac > 1).then(|| (Mac::new([2, 0, 0, 1, *mac, *n]), node(*n)));
+        let second = |(n, (_, mac, _)): (&u8, &(bool, u8, u8))| (*mac > 1).then(|| (Mac::new([2, 0, 0, 1, *mac, *n]), node(*n)));
         let speakers = nodes.iter().filter_map(second).collect();
-        let nodes = nodes.into_iter().map(|(n, (attached, mac))| {
+        let nodes = nodes.into_iter().map(|(n, (attached, mac, segments))| {
             let mac = (mac > 0).then(|| Mac::new([2, 0, 0, 0, mac, n]));
             let reach = if attached { Reach::Attached } else { Reach::Detached };
-            (node(n), DesiredNode { mac, ifindex: 2, mtu: 1500, reach })
+            let path = DesiredPath { mac, ifindex: 2, vlan: None, mtu: 1500, reach };
+            let by_segment = (1..=segments).map(|n| (n, DesiredPath { ifindex: 2 + u32::from(n), ..path })).collect();
+            (node(n), DesiredNode { path, by_segment })
         }).collect();
         let unreachable = if to_kernel { Unreachable::Kernel } else { Unreachable::Refuse };
         Desired { local: node(0), nodes, speakers, handover_macs: Arc::default(), vips, services: services.into(), unreachable }

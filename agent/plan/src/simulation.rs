@@ -137,8 +137,12 @@ impl Kernel {
     }
 
     fn set_node(&mut self, index: u32, node: abi::Node) {
-        let old = self.entries.nodes.get(&index).map_or(0, |node| node.epoch);
-        if node.epoch != 0 && node.epoch != old {
+        let epoch = |index| self.entries.nodes.get(&index).map_or(0, |node: &abi::Node| node.epoch);
+        let old = epoch(index);
+        if index >= abi::capacity::NODES {
+            let of_node = epoch(abi::node_of_element(index));
+            assert!(node.epoch == 0 || node.epoch == of_node, "a path has another epoch than its node");
+        } else if node.epoch != 0 && node.epoch != old {
             assert!(node.epoch > self.newest_epoch, "epoch {} was there before", node.epoch);
             self.newest_epoch = node.epoch;
         }
@@ -205,7 +209,7 @@ impl Kernel {
         let below = |last: Option<&u32>, capacity| last.is_none_or(|last| *last < capacity);
         assert!(below(service_states.keys().last(), capacities.services));
         assert!(below(backends.keys().last(), capacities.backends));
-        assert!(below(nodes.keys().last(), capacities.nodes));
+        assert!(nodes.keys().all(|element| abi::node_of_element(*element) < capacities.nodes));
         assert!(below(self.arena.keys().last(), capacities.tables));
     }
 
@@ -304,7 +308,8 @@ impl Kernel {
     pub(super) fn check_vouched(&self, flow: &Flow, (node, epoch): (u32, u32)) {
         let (_, (slot, slot_generation), (index, generation)) = *flow;
         let owned = self.entries.service_states.get(&slot).is_some_and(|state| state.generation == slot_generation);
-        if owned && self.entries.nodes.get(&node).is_some_and(|node| node.epoch == epoch) {
+        let mut elements = self.entries.nodes.iter().filter(|(element, _)| abi::node_of_element(**element) == node);
+        if owned && elements.any(|(_, node)| node.epoch == epoch) {
             let same =
                 |backend: &abi::Backend| backend.is_of(generation) && backend.node == node && is_vouched_for(backend);
             assert!(self.entries.backends.get(&index).is_some_and(same), "an epoch vouches for another backend");

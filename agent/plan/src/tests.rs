@@ -18,7 +18,8 @@ use crate::{
     simulation::{HZ, Kernel},
 };
 use vipmux_model::desired::{
-    Desired, DesiredBackend, DesiredNode, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
+    Desired, DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment,
+    Unreachable,
 };
 use vipmux_testing::names::{node_name, service_name, tcp_claim, vip};
 
@@ -38,14 +39,15 @@ pub(super) fn backends(list: &[(i16, &str)]) -> Arc<BTreeSet<DesiredBackend>> {
 pub(super) fn desired() -> Desired {
     let node_with_mac = |last, name| {
         let mac = Some(Mac::new([2, 0, 0, 0, 0, last]));
-        (node_name(name), DesiredNode { mac, ifindex: 2, mtu: 1500, reach: Reach::Attached })
+        let path = DesiredPath { mac, ifindex: 2, vlan: None, mtu: 1500, reach: Reach::Attached };
+        (node_name(name), DesiredNode { path, by_segment: BTreeMap::new() })
     };
     Desired {
         local: node_name("a"),
         nodes: [node_with_mac(1, "a"), node_with_mac(2, "b")].into(),
         speakers: BTreeMap::new(),
         handover_macs: Arc::default(),
-        vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: None, epoch: 1 })].into(),
+        vips: [(vip(VIP), DesiredVip { leading: true, interfaces: 1, vlan: None, segment: 0, epoch: 1 })].into(),
         services: imbl::OrdMap::new(),
         unreachable: Unreachable::Refuse,
     }
@@ -322,6 +324,42 @@ fn freed_indices_slots_and_ranges_rest() {
 }
 
 #[test]
+fn a_node_has_an_element_with_its_epoch_for_each_segment() {
+    let mut world = World::new();
+    let two = backends(&[(1, "a"), (2, "b")]);
+    let mut wanted = desired().serve(80, "shop/web", &two);
+    let node = wanted.nodes.get_mut(&node_name("b")).unwrap();
+    let beside = Mac::new([2, 0, 0, 0, 1, 2]);
+    node.by_segment = [(1, node.path), (2, DesiredPath { mac: Some(beside), vlan: Some(7), ..node.path })].into();
+    wanted.vips.get_mut(&vip(VIP)).unwrap().segment = 2;
+    world.reach(&wanted);
+    let index = world.observed.node_index(&node_name("b")).unwrap();
+    let nodes = |world: &World| {
+        let element = |segment: u32| abi::node_element(segment << abi::VIP_SEGMENT_SHIFT, index);
+        [0, 1, 2].map(|segment| world.kernel.entries.nodes.get(&element(segment)).copied().unwrap_or_default())
+    };
+    let [first, same, other] = nodes(&world);
+    assert_eq!((first, first.vlan(), other.vlan()), (same, None, Some(7)));
+    assert_eq!(other, abi::Node { mac: beside, flags: other.flags, ..first });
+    let flags = world.kernel.entries.vips[&vip(VIP).address().into()].flags;
+    assert_eq!(world.kernel.entries.nodes[&abi::node_element(flags, index)], other);
+
+    // A backend that goes ends the epoch of all elements.
+    world.reach(&wanted.clone().serve(80, "shop/web", &backends(&[(1, "a")])));
+    let epochs = nodes(&world).map(|node| node.epoch);
+    assert!(epochs.iter().all(|epoch| *epoch == epochs[0] && *epoch > first.epoch), "{epochs:?}");
+
+    let node = wanted.nodes.get_mut(&node_name("b")).unwrap();
+    node.by_segment.clear();
+    world.reach(&wanted);
+    assert_eq!(nodes(&world)[1..], [abi::Node::default(); 2]);
+    world.reach(&desired());
+    wanted.nodes.remove(&node_name("b"));
+    world.reach(&Desired { nodes: wanted.nodes, ..desired() });
+    assert_eq!(nodes(&world), [abi::Node::default(); 3]);
+}
+
+#[test]
 fn backends_on_unknown_nodes_are_left_out() {
     let mut world = World::new();
     world.reach(&desired().serve(80, "web", &backends(&[(1, "b"), (2, "elsewhere")])));
@@ -376,7 +414,7 @@ fn a_node_that_does_not_answer_is_not_attached_and_keeps_its_mac_and_epoch() {
     world.reach(&desired());
     let before: Vec<_> = world.kernel.entries.nodes.values().copied().collect();
     let mut dead = desired();
-    dead.nodes.get_mut(&node_name("b")).unwrap().reach = Reach::Silent;
+    dead.nodes.get_mut(&node_name("b")).unwrap().path.reach = Reach::Silent;
     world.reach(&dead);
     let after: Vec<_> = world.kernel.entries.nodes.values().copied().collect();
     assert_eq!(after, [before[0], abi::Node { flags: abi::NODE_SILENT, ..before[1] }]);

@@ -98,9 +98,10 @@ impl VipSteps {
 fn value(id: u32, vip: &DesiredVip, all_ports: bool) -> abi::VipValue {
     let leading = if vip.leading { abi::VIP_LEADING } else { 0 };
     let every = if all_ports { abi::VIP_ALL_PORTS } else { 0 };
+    let segment = u32::from(vip.segment) << abi::VIP_SEGMENT_SHIFT & abi::VIP_SEGMENT;
     abi::VipValue {
         id,
-        flags: leading | every,
+        flags: leading | every | segment,
         interfaces: vip.interfaces,
         vlan: vip.vlan.map_or(0, NonZeroU16::get).into(),
         epoch: vip.epoch,

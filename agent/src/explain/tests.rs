@@ -153,6 +153,7 @@ fn held() -> KernelState {
         leadership: led(Some("n1"), Role::Leading, Some((Why::First, None))),
         interfaces: vec!["eth0".into()],
         vlan: 0,
+        segment: 0,
         services: 1,
     };
     let fence = FenceView { state: Fence::Open, deadline_ns: 1, left_ms: Some(900), lapsed_ms: None };
@@ -175,7 +176,9 @@ fn neighbor(name: &str) -> NeighborView {
         handover_mac: None,
         peer_macs: Vec::new(),
         interface: Some("eth0".to_owned()),
+        vlan: Some(0),
         mtu: 1500,
+        paths: Vec::new(),
         attached: true,
         silent: false,
         is_self: name == "n1",

@@ -24,7 +24,7 @@ use super::{
     vips::Vips,
 };
 use crate::output::{Format, Report, table::Color, write};
-use vipmux_common::abi::{NODE_SILENT, Node};
+use vipmux_common::abi::{Mac, NODE_SILENT, NODE_VLAN, NODE_VLAN_SHIFT, Node, VIP_SEGMENT_SHIFT, node_element};
 use vipmux_datapath::bpf::pins::{LinkKind, XDP_PROGRAM};
 use vipmux_model::Protocol;
 
@@ -65,10 +65,10 @@ VIP         LEADER     EPOCH  SINCE  WHY  FENCE        INTERFACES  VLAN  SERVICE
             "vips": [
                 {"address": "192.0.2.10", "id": 1, "leading": true, "yielded": false, "answering": true, "epoch": 3,
                  "leader": null, "role": null, "since_s": null, "why": null, "other": null,
-                 "interfaces": ["lo"], "vlan": 0, "services": 6},
+                 "interfaces": ["lo"], "vlan": 0, "segment": 0, "services": 6},
                 {"address": "192.0.2.11", "id": 2, "leading": false, "yielded": true, "answering": false, "epoch": 5,
                  "leader": null, "role": null, "since_s": null, "why": null, "other": null,
-                 "interfaces": ["lo"], "vlan": 7, "services": 1},
+                 "interfaces": ["lo"], "vlan": 7, "segment": 0, "services": 1},
             ],
         })
     );
@@ -185,22 +185,31 @@ fn neighbors_show_how_nodes_are_reached() {
     let nodes = &mut cluster.fixture.maps.nodes;
     let silent = Node { flags: NODE_SILENT, ..nodes.get(&3, 0).unwrap() };
     nodes.set(3, silent, 0).unwrap();
+    let node = nodes.get(&1, 0).unwrap();
+    let element = |segment: u32| node_element(segment << VIP_SEGMENT_SHIFT, 1);
+    nodes.set(element(1), node, 0).unwrap();
+    let mac = Mac::new([2, 0, 0, 0, 1, 0x0b]);
+    let flags = node.flags | NODE_VLAN | 7 << NODE_VLAN_SHIFT;
+    nodes.set(element(2), Node { mac, mtu: 9000, flags, ..node }, 0).unwrap();
     let neighbors = NeighborList::read(&cluster.maps()).unwrap();
     assert_eq!(
         text(&neighbors),
         "\
-NODE    MAC                HAND-OVER MAC      INTERFACE   MTU  STATE
-node-a  02:00:00:00:00:0a  0e:76:6d:00:00:0a  lo         1500  this node
-node-b  02:00:00:00:00:0b  0e:76:6d:00:00:0b  lo         1500  attached
-node-c  -                  -                  -             -  not resolved
-node-d  02:00:00:00:00:0d  0e:76:6d:00:00:0d  lo         1500  does not answer
+NODE    MAC                HAND-OVER MAC      INTERFACE  VLAN   MTU  STATE
+node-a  02:00:00:00:00:0a  0e:76:6d:00:00:0a  lo            -  1500  this node
+node-b  02:00:00:00:00:0b  0e:76:6d:00:00:0b  lo            -  1500  attached
+node-b  02:00:00:00:01:0b  0e:76:6d:00:00:0b  lo            7  9000  attached, segment 2
+node-c  -                  -                  -             -     -  not resolved
+node-d  02:00:00:00:00:0d  0e:76:6d:00:00:0d  lo            -  1500  does not answer
 "
     );
     assert_eq!(
         json(&neighbors)["neighbors"][1],
         json!({"index": 1, "node": "node-b", "mac": "02:00:00:00:00:0b", "handover_mac": "0e:76:6d:00:00:0b",
-               "peer_macs": ["02:00:00:00:00:0b"], "interface": "lo", "mtu": 1500, "attached": true, "silent": false,
-               "self": false})
+               "peer_macs": ["02:00:00:00:00:0b"], "interface": "lo", "vlan": null, "mtu": 1500,
+               "paths": [{"segment": 2, "mac": "02:00:00:00:01:0b", "interface": "lo", "vlan": 7, "mtu": 9000,
+                          "attached": true}],
+               "attached": true, "silent": false, "self": false})
     );
     let silent = &json(&neighbors)["neighbors"][3];
     assert_eq!([&silent["attached"], &silent["silent"]], [false, true]);

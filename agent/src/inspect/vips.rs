@@ -8,7 +8,9 @@ use std::{
 };
 
 use serde::Serialize;
-use vipmux_common::abi::{Address, Config, Fence, Role, VIP_LEADING, VIP_YIELDED, VipValue};
+use vipmux_common::abi::{
+    Address, Config, Fence, Role, VIP_LEADING, VIP_SEGMENT, VIP_SEGMENT_SHIFT, VIP_YIELDED, VipValue,
+};
 
 use super::{
     clock::Clock,
@@ -74,6 +76,9 @@ pub struct VipView {
     pub interfaces: Vec<String>,
     /// The 802.1Q VLAN where it is announced; 0: untagged.
     pub vlan: u32,
+    /// The number of its segment, which decides how nodes are reached (`neighbors`); 0: by their
+    /// InternalIPs.
+    pub segment: u32,
     /// The number of port claims on it.
     pub services: usize,
 }
@@ -139,6 +144,7 @@ impl Vips {
                 leadership: leader.map(|leader| VipLeadership::new(leader, &nodes, clock)).unwrap_or_default(),
                 interfaces: announced.map(|(ifindex, _)| interface_name(*ifindex)).collect(),
                 vlan: vip.vlan,
+                segment: (vip.flags & VIP_SEGMENT) >> VIP_SEGMENT_SHIFT,
                 services: services.get(&vip.id).copied().unwrap_or_default(),
             }
         };

@@ -12,17 +12,20 @@ use vipmux_common::abi::{self, Mac, NODE_ATTACHED, NODE_SILENT};
 use super::{interfaces::AttachedInterfaces, pipeline::ServingState, warnings::Warnings};
 use vipmux_datapath::{
     announce::groups::SolicitedNodeGroup,
-    link::{Links, Neighbor, ResolvedNeighbors},
+    link::{Links, Neighbor, ResolvedNeighbors, Segment},
 };
 use vipmux_model::{
     NodeName, PortClaim, Vip,
     advertisement::Interfaces as Allowed,
-    desired::{Desired, DesiredNode, DesiredVip, Reach, Unreachable},
+    desired::{Desired, DesiredNode, DesiredPath, DesiredVip, Reach, Unreachable},
 };
 use vipmux_plan::Observed;
 
 /// The MACs that each peer publishes: 0 is that on the segment of its InternalIP.
 pub(super) type PeerMacs = BTreeMap<NodeName, BTreeMap<u8, Mac>>;
+
+/// The addresses that each peer publishes of its segments. A peer that was not heard is missing.
+pub(super) type PeerAddresses = BTreeMap<NodeName, BTreeSet<IpAddr>>;
 
 /// Everything that the desired state depends on. It does no I/O.
 pub(super) struct DesiredInputs<'a> {
@@ -34,6 +37,7 @@ pub(super) struct DesiredInputs<'a> {
     pub(super) neighbors: &'a ResolvedNeighbors,
     pub(super) interfaces: &'a AttachedInterfaces,
     pub(super) peer_macs: &'a PeerMacs,
+    pub(super) peer_addresses: &'a PeerAddresses,
     pub(super) handover_macs: &'a Arc<BTreeMap<NodeName, Vec<Mac>>>,
     pub(super) observed: &'a Observed,
     /// The VIPs that this node leads, with their epochs.
@@ -68,7 +72,8 @@ impl DesiredInputs<'_> {
             }
             let (interfaces, vlan) = self.place(*vip, warnings);
             let (leading, epoch) = (self.led.contains_key(vip), self.led.get(vip).copied().unwrap_or_default());
-            vips.insert(*vip, DesiredVip { leading, interfaces, vlan: NonZeroU16::new(vlan), epoch });
+            let segment = self.interfaces.segment_number(interfaces, vlan.into());
+            vips.insert(*vip, DesiredVip { leading, interfaces, vlan: NonZeroU16::new(vlan), segment, epoch });
         }
         vips
     }
@@ -78,9 +83,12 @@ impl DesiredInputs<'_> {
         for (name, addresses) in &*self.state.nodes {
             // A frame is handed over by MAC. So one address is enough, whatever the packet's family
             // is.
-            match self.node(name, addresses.first().copied()) {
-                Ok(node) => {
-                    nodes.insert(name.clone(), node);
+            match self.path(name, addresses.first().copied()) {
+                Ok(path) => {
+                    let numbered = self.interfaces.numbered();
+                    let by_segment =
+                        numbered.map(|(number, segment)| (number, self.path_on(segment, number, name, path)));
+                    nodes.insert(name.clone(), DesiredNode { path, by_segment: by_segment.collect() });
                 }
                 Err(reason) => warnings.add(format!("Node {name} gets no packets: {reason}")),
             }
@@ -105,15 +113,15 @@ impl DesiredInputs<'_> {
         place
     }
 
-    /// Returns how a node is reached, or why it is not.
-    fn node(&self, name: &NodeName, address: Option<IpAddr>) -> Result<DesiredNode, String> {
+    /// Returns the path to a node by its InternalIP, or why there is none.
+    fn path(&self, name: &NodeName, address: Option<IpAddr>) -> Result<DesiredPath, String> {
         let mtu = |ifindex| self.links.get(ifindex).map_or(0, |interface| interface.mtu);
         if name == self.node {
             let first = self.interfaces.segments.iter().next();
             let port = first.and_then(|segment| segment.ports.first().copied()).unwrap_or_default();
             let mtu = first.map_or(0, |segment| mtu(segment.ifindex));
-            let mac = first.map(|segment| segment.mac);
-            return Ok(DesiredNode { mac, ifindex: port, mtu, reach: Reach::Attached });
+            let (mac, vlan) = (first.map(|segment| segment.mac), first.map(|segment| segment.vlan));
+            return Ok(DesiredPath { mac, ifindex: port, vlan, mtu, reach: Reach::Attached });
         }
         let address = address.ok_or("it has no InternalIP")?;
         match self.neighbors.get(&address) {
@@ -123,10 +131,11 @@ impl DesiredInputs<'_> {
                 let port = self.interfaces.segments.port_to(*neighbor);
                 let mac = published.or(neighbor.mac());
                 let reach = if mac.is_some() && port.is_some() { Reach::Attached } else { Reach::Detached };
-                Ok(DesiredNode { mac, ifindex: port.unwrap_or_default(), mtu: mtu(*ifindex), reach })
+                let vlan = self.interfaces.segments.get(*ifindex).map(|segment| segment.vlan);
+                Ok(DesiredPath { mac, ifindex: port.unwrap_or_default(), vlan, mtu: mtu(*ifindex), reach })
             }
             Some(Neighbor::Silent { ifindex }) => {
-                Ok(DesiredNode { reach: Reach::Silent, ..self.last_known(name, Some(*ifindex)) })
+                Ok(DesiredPath { reach: Reach::Silent, ..self.last_known(name, Some(*ifindex)) })
             }
             // The kernel was just asked to resolve it: nothing is wrong yet.
             None => Ok(self.last_known(name, None)),
@@ -135,9 +144,45 @@ impl DesiredInputs<'_> {
         }
     }
 
+    /// Returns the path to a node on a segment; if the node is not there, the one by its InternalIP
+    /// (`other`).
+    ///
+    /// Any host on the segment can answer for the node's address. So the MAC must be one that the
+    /// node has published.
+    fn path_on(&self, segment: &Segment, number: u8, name: &NodeName, other: DesiredPath) -> DesiredPath {
+        let leads_here = |ifindex, vlan| segment.ports.contains(&ifindex) && vlan == Some(segment.vlan);
+        if other.reach == Reach::Silent || leads_here(other.ifindex, other.vlan) {
+            return other;
+        }
+        let mtu = self.links.get(segment.ifindex).map_or(0, |interface| interface.mtu);
+        let to = |mac, ifindex| DesiredPath {
+            mac: Some(mac),
+            ifindex,
+            vlan: Some(segment.vlan),
+            mtu,
+            reach: Reach::Attached,
+        };
+        let published = self.peer_addresses.get(name);
+        let neighbors = published.into_iter().flatten().map(|address| self.neighbors.get(address).copied());
+        let here: Vec<_> = neighbors.filter(|neighbor| is_on(*neighbor, segment)).collect();
+        let is_its_own = |mac: &Mac| self.peer_macs.get(name).is_some_and(|macs| macs.values().any(|own| own == mac));
+        let resolved = here.iter().copied().flatten().find_map(|neighbor| {
+            Some((neighbor.mac().filter(is_its_own)?, self.interfaces.segments.port_to(neighbor)?))
+        });
+        if let Some((mac, ifindex)) = resolved {
+            return to(mac, ifindex);
+        }
+        // Neither the peer nor the kernel has said anything yet.
+        let is_pending = |neighbor: &Option<Neighbor>| matches!(neighbor, None | Some(Neighbor::Pending { .. }));
+        let may_return = published.is_none() || here.iter().any(is_pending);
+        let known = self.observed.path(name, number).filter(|node| may_return && node.flags & NODE_ATTACHED != 0);
+        let known = known.filter(|node| segment.carrier && leads_here(node.ifindex, vlan(node)));
+        known.map_or(other, |node| to(node.mac, node.ifindex))
+    }
+
     /// Returns a node that is being resolved, as the maps have it. An earlier agent may have filled
     /// them. Otherwise each start of an agent would send the node's flows to other backends.
-    fn last_known(&self, name: &NodeName, ifindex: Option<u32>) -> DesiredNode {
+    fn last_known(&self, name: &NodeName, ifindex: Option<u32>) -> DesiredPath {
         let segments = &self.interfaces.segments;
         let segment = ifindex.and_then(|ifindex| segments.get(ifindex));
         let usable = |node: &&abi::Node| {
@@ -155,8 +200,19 @@ impl DesiredInputs<'_> {
             flags if flags & NODE_SILENT != 0 => Reach::Silent,
             _ => Reach::Detached,
         };
-        DesiredNode { mac: known.map(|node| node.mac), ifindex: port, mtu, reach }
+        let vlan = segment.map(|segment| segment.vlan).or(known.and_then(vlan));
+        DesiredPath { mac: known.map(|node| node.mac), ifindex: port, vlan, mtu, reach }
     }
+}
+
+/// Returns the VLAN of a path in the maps.
+fn vlan(node: &abi::Node) -> Option<u16> {
+    node.vlan().and_then(|vlan| u16::try_from(vlan).ok())
+}
+
+/// Returns whether an address is on the segment, or not looked up yet.
+fn is_on(neighbor: Option<Neighbor>, segment: &Segment) -> bool {
+    neighbor.is_none_or(|neighbor| neighbor.ifindex() == Some(segment.ifindex))
 }
 
 /// Returns the warning about a claim none of whose endpoints can be reached.

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    desired::PeerMacs,
+    desired::{PeerAddresses, PeerMacs},
     drain::Drain,
     elector::Elector,
     interfaces::AttachedInterfaces,
@@ -27,7 +27,7 @@ use vipmux_datapath::{
 };
 use vipmux_election::{
     Command, Input,
-    membership::{Item, ItemKey, MOST_SEGMENTS, MemberStatus, Peer},
+    membership::{Item, ItemKey, MOST_ADDRESSES, MOST_SEGMENTS, MemberStatus, Peer},
 };
 use vipmux_model::{NodeName, Vip, desired::Desired};
 use vipmux_plan::Observed;
@@ -40,6 +40,9 @@ pub(super) struct ElectionDriver {
     drain: Option<Drain>,
     published: Published,
     peer_macs: PeerMacs,
+    peer_addresses: PeerAddresses,
+    /// The addresses that this node publishes.
+    addresses: BTreeSet<IpAddr>,
     source: SourceGuard,
     /// The number of the last refresh of the source that was asked for. The next wanted VIPs must
     /// include it.
@@ -48,7 +51,8 @@ pub(super) struct ElectionDriver {
 
 impl ElectionDriver {
     pub(super) fn new(node: NodeName, elector: Elector, published: Published, source: SourceGuard) -> Self {
-        Self { node, elector, drain: None, published, peer_macs: BTreeMap::new(), source, awaited: 0 }
+        let (peer_macs, peer_addresses, addresses) = (BTreeMap::new(), BTreeMap::new(), BTreeSet::new());
+        Self { node, elector, drain: None, published, peer_macs, peer_addresses, addresses, source, awaited: 0 }
     }
 
     /// Requests that the source be read again. The wanted VIPs wait for it.
@@ -87,6 +91,7 @@ impl ElectionDriver {
         let (own, owners) = (state.nodes.get(&self.node).map_or(&[][..], Vec::as_slice), links.owners());
         let mac = own.first().and_then(|own| owners.get(own).and_then(|interface| interface.mac));
         self.publish_macs(mac, interfaces.macs())?;
+        self.publish_addresses(interfaces.addresses(links))?;
         // An agent on another machine that has this Node's name by mistake holds its Leases as
         // well.
         let elsewhere = !own.is_empty() && own.iter().all(|address| !owners.contains_key(address));
@@ -115,8 +120,21 @@ impl ElectionDriver {
         Ok(())
     }
 
-    /// Reads the MACs that peers publish. Returns whether they changed.
-    pub(super) fn update_peer_macs(&mut self) -> bool {
+    /// Publishes this node's addresses on its segments, by which peers reach it there.
+    fn publish_addresses(&mut self, all: BTreeSet<IpAddr>) -> Result<(), KernelError> {
+        let all: BTreeSet<_> = all.into_iter().take(MOST_ADDRESSES).collect();
+        for gone in self.addresses.difference(&all) {
+            self.elector.withdraw(&ItemKey::Address(*gone))?;
+        }
+        for new in all.difference(&self.addresses) {
+            self.elector.publish(Item::Address(*new))?;
+        }
+        self.addresses = all;
+        Ok(())
+    }
+
+    /// Reads the MACs and addresses that peers publish. Returns whether they changed.
+    pub(super) fn update_peers(&mut self) -> bool {
         // If a peer is down, the neighbor table has better information on where frames go. But it
         // may still announce VIPs.
         let of_peer = |(name, peer): (&NodeName, &Peer)| {
@@ -124,14 +142,24 @@ impl ElectionDriver {
             (name.clone(), macs.map(|(segment, mac)| (*segment, *mac)).collect())
         };
         let macs: PeerMacs = self.elector.peers(|peers| peers.members.iter().map(of_peer).collect());
-        let changed = macs != self.peer_macs;
-        self.peer_macs = macs;
+        // A peer whose state is not known yet has published nothing, not even its MACs.
+        let is_known = |(_, peer): &(&NodeName, &Peer)| !peer.state.macs.is_empty();
+        let addresses = |(name, peer): (&NodeName, &Peer)| (name.clone(), peer.state.addresses.clone());
+        let addresses: PeerAddresses =
+            self.elector.peers(|peers| peers.members.iter().filter(is_known).map(addresses).collect());
+        let changed = macs != self.peer_macs || addresses != self.peer_addresses;
+        (self.peer_macs, self.peer_addresses) = (macs, addresses);
         changed
     }
 
-    /// Returns the MACs that peers publish.
-    pub(super) fn peer_macs(&self) -> &PeerMacs {
-        &self.peer_macs
+    /// Returns the addresses that peers publish.
+    pub(super) fn peer_addresses(&self) -> &PeerAddresses {
+        &self.peer_addresses
+    }
+
+    /// Returns the MACs and addresses that peers publish.
+    pub(super) fn peers(&self) -> (&PeerMacs, &PeerAddresses) {
+        (&self.peer_macs, &self.peer_addresses)
     }
 
     /// Returns which of the nodes may be dead, since their agents do not answer.

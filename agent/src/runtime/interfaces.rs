@@ -7,7 +7,7 @@ use std::{
     net::IpAddr,
 };
 
-use vipmux_common::abi::Mac;
+use vipmux_common::abi::{Mac, capacity};
 
 pub(super) use self::port::Attached;
 use super::{AgentError, kernel::Kernel, warnings::Warnings};
@@ -16,7 +16,7 @@ use vipmux_datapath::{
         attach::{HandoverMac, TcAttachMode, XdpAttachMode},
         pins::LinkKind,
     },
-    link::{Delivery, Ethtool, Links, Segment, Segments},
+    link::{Delivery, Ethtool, Interface, Links, Segment, Segments},
 };
 use vipmux_model::{NodeName, Vip, advertisement::Interfaces as Allowed};
 
@@ -168,6 +168,30 @@ impl AttachedInterfaces {
     /// Returns the ports where frames of the programs are lost.
     pub(super) fn lossy(&self) -> impl Iterator<Item = u32> {
         self.silent.iter().filter(|(_, delivery)| **delivery == Delivery::Lost).map(|(port, _)| *port)
+    }
+
+    /// Returns the segments that have paths of their own to other nodes, by number: all if there are
+    /// several, and none otherwise. The numbers begin at 1.
+    pub(super) fn numbered(&self) -> impl Iterator<Item = (u8, &Segment)> {
+        const MOST: usize = capacity::SEGMENTS as usize - 1;
+        let is_one = self.segments.iter().nth(1).is_none();
+        (1..).zip(self.segments.iter()).take(if is_one { 0 } else { MOST })
+    }
+
+    /// Returns the number of the segment on which a VIP with these bits and this VLAN is announced;
+    /// 0: it has none, or the VIP is announced on several.
+    pub(super) fn segment_number(&self, bits: u32, vlan: u32) -> u8 {
+        let mut announced = self.announced_on(bits, vlan).map(|(ifindex, _)| ifindex);
+        let (Some(only), None) = (announced.next(), announced.next()) else { return 0 };
+        self.numbered().find(|(_, segment)| segment.ifindex == only).map_or(0, |(number, _)| number)
+    }
+
+    /// Returns the node's addresses on segments with a number, for other nodes. Without a carrier,
+    /// a segment leads nowhere.
+    pub(super) fn addresses(&self, links: &Links) -> BTreeSet<IpAddr> {
+        let usable = self.numbered().filter(|(_, segment)| segment.carrier);
+        let interfaces = usable.filter_map(|(_, segment)| links.get(segment.ifindex));
+        interfaces.flat_map(Interface::subnet_addresses).collect()
     }
 
     /// Returns the MACs that VIPs are announced with.

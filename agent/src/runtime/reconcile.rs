@@ -10,7 +10,7 @@ use super::{
     warnings::Warnings,
 };
 use vipmux_datapath::link::{Links, Monitor};
-use vipmux_model::{Vip, desired::Desired};
+use vipmux_model::{NodeName, Vip, desired::Desired};
 
 impl Agent {
     /// Brings the interfaces, and then the kernel, to the desired state. Then tells the election
@@ -27,10 +27,14 @@ impl Agent {
         self.announcements.update_segments(&changes);
         // First, or a node that was silent before this agent started would be reached for a moment.
         self.doubt_nodes(&state.nodes, monitor);
-        let addresses = state.nodes.values().filter_map(|addresses| addresses.first()).copied().collect();
+        let own = state.nodes.values().filter_map(|addresses| addresses.first());
+        // Of Nodes only, or other holders of the gossip key could fill the neighbor table.
+        let is_node = |(name, _): &(&NodeName, _)| state.nodes.contains_key(*name);
+        let others = self.election.peer_addresses().iter().filter(is_node).flat_map(|(_, addresses)| addresses);
+        let addresses = own.chain(others).copied().collect();
         monitor.follow_veths(self.serving.interfaces.native_veths(links));
         monitor.resolve(self.serving.interfaces.segments.iter().map(|segment| segment.ifindex).collect(), addresses);
-        let desired = self.serving.desired(state, network, self.election.peer_macs(), &mut warnings);
+        let desired = self.serving.desired(state, network, self.election.peers(), &mut warnings);
         let nat = self.serving.prepare_nat(&desired, links, &mut warnings)?;
         let before = self.serving.kernel.announced();
         let Applied { synced, .. } = self.sync(state, &desired)?;

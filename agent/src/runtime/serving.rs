@@ -11,7 +11,7 @@ use vipmux_common::abi::{INTERFACE_FILTER, Mac};
 
 use super::{
     AgentError,
-    desired::{DesiredInputs, PeerMacs, solicited_groups, unreachable_warning},
+    desired::{DesiredInputs, PeerAddresses, PeerMacs, solicited_groups, unreachable_warning},
     handover_macs::HandoverMacs,
     interfaces::{AttachedInterfaces, SegmentChanges},
     kernel::{Kernel, KernelError, Synced},
@@ -139,7 +139,7 @@ impl Serving {
         &mut self,
         state: &ServingState,
         network: &Network,
-        peer_macs: &PeerMacs,
+        (peer_macs, peer_addresses): (&PeerMacs, &PeerAddresses),
         warnings: &mut Warnings,
     ) -> Desired {
         let inputs = DesiredInputs {
@@ -150,6 +150,7 @@ impl Serving {
             neighbors: &network.neighbors,
             interfaces: &self.interfaces,
             peer_macs,
+            peer_addresses,
             handover_macs: &self.handover_macs.of(state.nodes.keys()),
             observed: self.kernel.observed(),
             led: self.kernel.led(),
@@ -215,7 +216,7 @@ impl Serving {
 
     /// Logs which nodes became silent, and which answer again.
     fn note_silent_nodes(&mut self, desired: &Desired) {
-        let silent = desired.nodes.iter().filter(|(_, node)| node.reach == Reach::Silent);
+        let silent = desired.nodes.iter().filter(|(_, node)| node.path.reach == Reach::Silent);
         let silent: BTreeSet<_> = silent.map(|(name, _)| name.clone()).collect();
         let listed = |nodes: &[&NodeName]| nodes.iter().map(|node| node.as_str()).collect::<Vec<_>>().join(",");
         let (new, gone): (Vec<_>, Vec<_>) =

@@ -14,8 +14,8 @@ use aya::{
 use vipmux_common::{
     abi::{
         Address, AffinityKey, AffinityValue, Backend, Budget, Config, EgressFragmentValue, Fence, FlowKey, FlowRecord,
-        FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, Range, ServiceKey, ServiceState,
-        ServiceValue, Speaker, SpeakerKey, VipSlot, VipValue,
+        FlowSecret, FlowSet, FragmentKey, FragmentValue, Interface, Lapse, Mac, Node, NodeLabel, Range, ServiceKey,
+        ServiceState, ServiceValue, Speaker, SpeakerKey, VIP_SEGMENT_SHIFT, VipSlot, VipValue, capacity, node_element,
     },
     budget,
     flow_table::{self, LOCK_WAY, OVERFLOW_WAY, Place, WAYS},
@@ -57,8 +57,10 @@ pub struct State {
     pub tables: Vec<u32>,
     /// `BACKENDS`.
     pub backends: Vec<Backend>,
-    /// `NODES`.
+    /// `NODES`: the part for InternalIPs.
     pub nodes: Vec<Node>,
+    /// The other parts of `NODES`, by [`path`]. If there are none, the map has no room for any.
+    pub paths: BTreeMap<u32, Node>,
     /// `PEERS`.
     pub peers: BTreeMap<Mac, u32>,
     /// The records of `FLOWS`; times are relative to [`NOW_LOW`]. [`FlowRecord::check`] is zero; if
@@ -80,6 +82,7 @@ impl State {
     /// Returns the number of entries of each map, for the loader.
     pub(super) fn capacities(&self, flows: u32) -> Result<Vec<(&'static str, u32)>> {
         let slots = self.service_states.len();
+        let nodes = if self.paths.is_empty() { self.nodes.len() } else { capacity::NODE_ELEMENTS as usize };
         let sizes = [
             ("INTERFACES", self.interfaces.len()),
             ("VIPS", self.vips.len() + 8),
@@ -89,7 +92,7 @@ impl State {
             ("SERVICE_STATS", slots),
             ("TABLES", self.tables.len().div_ceil(2)),
             ("BACKENDS", self.backends.len()),
-            ("NODES", self.nodes.len()),
+            ("NODES", nodes),
             ("NODE_NAMES", self.nodes.len()),
             ("PEERS", self.peers.len() + 8),
         ];
@@ -146,6 +149,7 @@ pub(super) fn write(ebpf: &mut Ebpf, state: &State, origin: u64) -> Result<()> {
     write_array(ebpf, "FENCE", &[state.fence])?;
     write_array(ebpf, "INTERFACES", &state.interfaces)?;
     write_array(ebpf, "NODES", &state.nodes)?;
+    write_paths(ebpf, state)?;
     write_array(ebpf, "BACKENDS", &state.backends)?;
     write_array(ebpf, "TABLES", &elements(&state.tables))?;
     write_array(ebpf, "SERVICE_STATES", &state.service_states)?;
@@ -182,7 +186,8 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
         service_states: read_array(ebpf, "SERVICE_STATES")?,
         tables: slots(&read_array(ebpf, "TABLES")?),
         backends: read_array(ebpf, "BACKENDS")?,
-        nodes: read_array(ebpf, "NODES")?,
+        nodes: read_nodes(ebpf)?,
+        paths: read_paths(ebpf)?,
         peers: read_hash(ebpf, "PEERS")?,
         flows: read_flows(ebpf)?
             .into_iter()
@@ -210,6 +215,39 @@ pub(super) fn read(ebpf: &Ebpf, origin: u64) -> Result<State> {
             .collect(),
         source_ranges: read_ranges(ebpf)?,
     })
+}
+
+/// Returns the index in `NODES` of a node's path for VIPs of a segment.
+pub const fn path(node: u32, segment: u32) -> u32 {
+    node_element(segment << VIP_SEGMENT_SHIFT, node)
+}
+
+/// Returns the indices of all paths that there may be.
+fn places(ebpf: &Ebpf) -> Result<impl Iterator<Item = u32>> {
+    let nodes: Array<_, Node> = map(ebpf, "NODES")?.try_into()?;
+    let names: Array<_, NodeLabel> = map(ebpf, "NODE_NAMES")?.try_into()?;
+    let (all, count) = (nodes.len(), names.len());
+    let places = (1..capacity::SEGMENTS).flat_map(move |segment| (0..count).map(move |node| path(node, segment)));
+    Ok(places.filter(move |place| *place < all))
+}
+
+fn write_paths(ebpf: &mut Ebpf, state: &State) -> Result<()> {
+    let places: Vec<_> = places(ebpf)?.collect();
+    let mut nodes: Array<_, Node> = map_mut(ebpf, "NODES")?.try_into()?;
+    let value = |place| state.paths.get(place).copied().unwrap_or_default();
+    places.iter().try_for_each(|place| nodes.set(*place, value(place), 0).context("writing NODES"))
+}
+
+fn read_nodes(ebpf: &Ebpf) -> Result<Vec<Node>> {
+    let nodes: Array<_, Node> = map(ebpf, "NODES")?.try_into()?;
+    let names: Array<_, NodeLabel> = map(ebpf, "NODE_NAMES")?.try_into()?;
+    Ok((0..names.len()).map(|index| nodes.get(&index, 0)).collect::<Result<_, _>>()?)
+}
+
+fn read_paths(ebpf: &Ebpf) -> Result<BTreeMap<u32, Node>> {
+    let nodes: Array<_, Node> = map(ebpf, "NODES")?.try_into()?;
+    let all = places(ebpf)?.map(|place| Ok((place, nodes.get(&place, 0)?))).collect::<Result<Vec<_>>>()?;
+    Ok(all.into_iter().filter(|(_, node)| *node != Node::default()).collect())
 }
 
 fn first<T: Copy>(values: &[T]) -> Result<T> {

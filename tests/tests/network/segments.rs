@@ -1,17 +1,17 @@
-//! Tests a node on two segments: packets that come in on one are handed over on the other, where
-//! the backend's node is.
+//! Tests nodes on two segments. A packet is handed over on the segment where it came in, if the
+//! backend's node is there too, and otherwise on the one that leads to its InternalIP.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     agent::{self, Agent},
-    client::{Kind, Request},
-    cluster::{Cluster, PATIENCE, TIMEOUT},
-    lan::{Lan, Options},
+    client::{Kind, Request, Session},
+    cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
+    lan::{Client, Lan, Options},
     manifests::{self, Manifests, Service},
     pod::Listener,
     wait,
@@ -53,7 +53,7 @@ fn vips_on_a_segment_move_to_the_node_there_that_comes_late() -> Result<()> {
 /// and the one on a node on only one segment.
 fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
-    let client = lan.add_segment(BETWEEN)?;
+    let client = lan.add_segment(&[BETWEEN])?;
     let manifests = Manifests::for_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
     let pods = ["near", "far"];
@@ -91,4 +91,86 @@ fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -
     }
     ensure!(cluster.counted("stats", "handed_over")? > 0, "no frame was handed over");
     Ok(())
+}
+
+#[test]
+fn a_strict_reverse_path_filter_passes_vips_on_a_second_segment_in_native_mode() -> Result<()> {
+    passes_strict_filters("native")
+}
+
+#[test]
+fn a_strict_reverse_path_filter_passes_vips_on_a_second_segment_in_generic_mode() -> Result<()> {
+    passes_strict_filters("generic")
+}
+
+/// All nodes are on both segments. Clients of the second one are reached there, so a strict filter
+/// drops their packets on the first one, which has the nodes' InternalIPs.
+fn passes_strict_filters(xdp_mode: &'static str) -> Result<()> {
+    let Some((mut cluster, client)) = on_both_segments(xdp_mode)? else { return Ok(()) };
+    let mut sessions = reach_all(&cluster, &client)?;
+    for name in ["node-1", "node-2", "node-3"] {
+        let (agent, node) = (cluster.agent(name)?, cluster.lan.node(name)?);
+        let neighbors = agent.inspect_json(node, &["neighbors"])?;
+        let neighbors = neighbors["neighbors"].as_array().context("no neighbors")?;
+        for other in neighbors.iter().filter(|neighbor| neighbor["self"] == false) {
+            let path = &other["paths"][0];
+            ensure!(path["interface"] == "eth1" && path["attached"] == true, "{name}: {other}");
+        }
+        let (code, differences) = agent.diff(node)?;
+        ensure!(code == 0, "{name}: {differences}");
+    }
+    // A new agent uses the paths in the maps until it knows them by itself.
+    for name in ["node-1", "node-2", "node-3"] {
+        cluster.restart_agent(name)?;
+        for session in &mut sessions {
+            session.echo("after a restart").with_context(|| cluster.last_outputs())?;
+        }
+    }
+    reach_all(&cluster, &client).map(drop)
+}
+
+/// Starts agents on three nodes that are all on both segments and have a pod each, and strict
+/// filters. Returns the client on the second segment too.
+fn on_both_segments(xdp_mode: &'static str) -> Result<Option<(Cluster, Client)>> {
+    const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
+    let Some(mut lan) = Lan::for_test(Options::HOSTILE)? else { return Ok(None) };
+    let client = lan.add_segment(&NODES)?;
+    let manifests = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    let pods = ["web-1", "web-2", "web-3"];
+    for (node, pod) in NODES.into_iter().zip(pods) {
+        cluster.add_pod(node, pod, 10, &[Listener::new(Kind::Echo, 8080, "shop/web")])?;
+    }
+    cluster
+        .manifests
+        .write("pool-2.yaml", &[manifests::pool("beside", &[&format!("{}/32", VIPS.0), &format!("{}/128", VIPS.1)])])?;
+    let service = Service::sharing("shop/web", PORT, "TCP", 8080).with(endpoints(&cluster, &pods)?);
+    let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
+    cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
+    let options = agent::Options { xdp_mode, interface: "eth0,eth1".to_owned(), ..cluster.agent_options() };
+    cluster.start_agents(&options)?;
+    Ok(Some((cluster, client)))
+}
+
+/// Connects until all pods answered, in both families. Returns a connection to each.
+fn reach_all(cluster: &Cluster, client: &Client) -> Result<Vec<Session>> {
+    let mut sessions = Vec::new();
+    for vip in [IpAddr::from(VIPS.0), VIPS.1.into()] {
+        let connect = |timeout| {
+            let mut session = client.namespace().run(|| Session::connect((vip, PORT).into(), timeout))?;
+            let answer = session.echo("where")?;
+            anyhow::Ok((answer.pod, session))
+        };
+        wait::until(&format!("an answer at {vip}"), PATIENCE, || connect(SHORT_TIMEOUT))
+            .with_context(|| cluster.last_outputs())?;
+        let mut reached = BTreeMap::new();
+        for _ in 0..3 * CONNECTIONS {
+            let (pod, session) = connect(TIMEOUT).with_context(|| format!("{vip}\n{}", cluster.last_outputs()))?;
+            reached.insert(pod, session);
+        }
+        ensure!(reached.len() == cluster.pods.len(), "{vip}: {:?} were reached", reached.keys());
+        sessions.extend(reached.into_values());
+    }
+    ensure!(cluster.counted("stats", "handed_over")? > 0, "no frame was handed over");
+    Ok(sessions)
 }

@@ -1,12 +1,12 @@
 //! The initial state of cases: a node with one interface, its peers, VIPs of every kind and
 //! Services of every kind.
 
-use std::net::Ipv4Addr;
+use std::{collections::BTreeMap, net::Ipv4Addr};
 
 use vipmux_common::abi::{self, Address, BACKEND_LOCAL, BACKEND_READY, NODE_ATTACHED, NODE_SELF, VIP_LEADING};
 use vipmux_tests::{
     frames::{Ethernet, Mac},
-    program::{FLOW_SECRET, IFINDEX, NOW_LOW, State},
+    program::{FLOW_SECRET, IFINDEX, NOW_LOW, State, path},
 };
 
 pub(crate) const TCP: u32 = 6;
@@ -22,6 +22,9 @@ pub(crate) const PEER_MAC: Mac = [0x02, 0, 0, 0, 0, 0x02];
 pub(crate) const PEER_HANDOVER: Mac = [0x0e, 0x21, 0x22, 0x23, 0x24, 0x25];
 /// A node behind another interface.
 pub(crate) const FAR_MAC: Mac = [0x02, 0, 0, 0, 0, 0x03];
+/// That node on another segment, which has the number [`SEGMENT`].
+pub(crate) const PEER_BESIDE: Mac = [0x02, 0, 0, 0, 1, 0x02];
+pub(crate) const SEGMENT: u32 = 2;
 /// The client, or the router in front of it.
 pub(crate) const CLIENT_MAC: Mac = [0x02, 0, 0, 0, 0, 0xc1];
 /// A machine that is neither node nor client.
@@ -254,6 +257,11 @@ impl Endpoint {
     pub(crate) fn node_of(self, state: &mut State) -> &mut abi::Node {
         &mut state.nodes[self.node as usize]
     }
+
+    /// The path to its node for VIPs of [`SEGMENT`].
+    pub(crate) fn path_of(self, state: &mut State) -> &mut abi::Node {
+        state.paths.get_mut(&path(self.node, SEGMENT)).unwrap()
+    }
 }
 
 pub(crate) fn vip_of(state: &mut State, vip: Ipv4Addr) -> &mut abi::VipValue {
@@ -323,8 +331,24 @@ pub(crate) fn state() -> State {
         .into_iter()
         .map(|(index, mac)| (abi::Mac::new(mac), index))
         .collect();
+    state.paths = paths(&state.nodes);
     services(&mut state);
     state
+}
+
+/// The paths for VIPs of [`SEGMENT`], which leads to one node.
+fn paths(nodes: &[abi::Node]) -> BTreeMap<u32, abi::Node> {
+    let mut paths: BTreeMap<u32, abi::Node> =
+        (0..).zip(nodes).map(|(index, node)| (path(index, SEGMENT), *node)).collect();
+    let beside = paths.get_mut(&path(REMOTE.node, SEGMENT)).unwrap();
+    (beside.mac, beside.ifindex) = (abi::Mac::new(PEER_BESIDE), FAR_IFINDEX);
+    paths.retain(|_, node| *node != abi::Node::default());
+    paths
+}
+
+/// Announces a VIP on [`SEGMENT`].
+pub(crate) fn on_segment(state: &mut State, vip: Ipv4Addr) {
+    vip_of(state, vip).flags |= SEGMENT << abi::VIP_SEGMENT_SHIFT;
 }
 
 fn nodes() -> Vec<abi::Node> {

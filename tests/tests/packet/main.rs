@@ -31,6 +31,7 @@ mod records;
 mod reject;
 mod replies;
 mod sctp;
+mod segments;
 mod services;
 mod spreading;
 mod truncation;
@@ -84,6 +85,7 @@ tables! {
     what_goes_nowhere_is_answered: reject,
     flows_keep_their_backend_or_choose_anew: flows,
     handed_over_frames_end_here: handover,
+    nodes_are_reached_on_the_segment_of_the_vip: segments,
     replies_come_from_the_vip: replies,
 }
 

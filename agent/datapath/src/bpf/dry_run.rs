@@ -19,12 +19,11 @@ use super::{
 };
 
 /// Maps that may be small if no traffic is served, with the number of entries for that case.
-pub const SMALL_MAPS: [(&str, u32); 14] = [
+pub const SMALL_MAPS: [(&str, u32); 13] = [
     ("INTERFACES", 16),
     ("TABLES", 8_192),
     ("BACKENDS", 10_000),
     ("BACKEND_NODES", 2_500),
-    ("NODES", 64),
     ("NODE_NAMES", 64),
     ("MEMBERS", 64),
     ("PEERS", 64),

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use vipmux_common::{
-    abi::{Address, VIP_ALL_PORTS, VIP_CROWDED, VipSlot, VipValue},
+    abi::{Address, VIP_ALL_PORTS, VIP_CROWDED, VIP_SEGMENT, VipSlot, VipValue},
     hash,
 };
 
@@ -17,7 +17,7 @@ const CROWDED: VipSlot =
 /// Returns the slot of a VIP that shares it with no other.
 fn alone(address: Address, vip: &VipValue) -> VipSlot {
     let VipValue { id, flags, interfaces, vlan, .. } = *vip;
-    VipSlot { address, id, flags: flags & VIP_ALL_PORTS, interfaces, vlan }
+    VipSlot { address, id, flags: flags & (VIP_ALL_PORTS | VIP_SEGMENT), interfaces, vlan }
 }
 
 /// Returns the slots of these VIPs. All others are zero.

@@ -15,6 +15,8 @@ use vipmux_model::{NodeName, Vip};
 
 /// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
 pub const MOST_SEGMENTS: u8 = 32;
+/// The most addresses that a node publishes.
+pub const MOST_ADDRESSES: usize = 64;
 /// The most items of one node.
 pub const MOST_ITEMS: usize = 65_536;
 
@@ -53,6 +55,8 @@ pub enum Item {
         /// It answers.
         up: bool,
     },
+    /// One of its IP addresses on a segment that it announces VIPs on.
+    Address(IpAddr),
 }
 
 /// The key of an item. A node publishes at most one item with a key.
@@ -70,6 +74,8 @@ pub enum ItemKey {
     Mac(u8),
     /// The key of [`Item::Health`].
     Health(ProbedPort),
+    /// The key of [`Item::Address`].
+    Address(IpAddr),
 }
 
 /// A backend's port, and how it is probed.
@@ -133,6 +139,8 @@ pub struct State {
     pub unable: BTreeSet<Vip>,
     /// Its address on each of its segments.
     pub macs: BTreeMap<u8, Mac>,
+    /// Its IP addresses on its segments, if it has several.
+    pub addresses: BTreeSet<IpAddr>,
     /// The results of its health probes: `true` is up.
     pub health: BTreeMap<ProbedPort, bool>,
 }
@@ -158,6 +166,7 @@ impl Item {
             Self::Unable(vip) => ItemKey::Unable(*vip),
             Self::Mac { segment, .. } => ItemKey::Mac(*segment),
             Self::Health { probed, .. } => ItemKey::Health(*probed),
+            Self::Address(address) => ItemKey::Address(*address),
         }
     }
 }
@@ -165,7 +174,7 @@ impl Item {
 impl State {
     /// Returns the number of items that take room.
     pub(super) fn len(&self) -> usize {
-        self.claims.len() + self.unable.len() + self.macs.len() + self.health.len()
+        self.claims.len() + self.unable.len() + self.macs.len() + self.health.len() + self.addresses.len()
     }
 
     /// Applies a change that was learned at `now`.
@@ -185,6 +194,9 @@ impl State {
             ItemChange::Set(Item::Health { probed, up }) => {
                 self.health.insert(probed, up);
             }
+            ItemChange::Set(Item::Address(address)) => {
+                self.addresses.insert(address);
+            }
             ItemChange::Gone(ItemKey::Ready) => self.ready = false,
             ItemChange::Gone(ItemKey::Draining) => self.draining = false,
             ItemChange::Gone(ItemKey::Claim(vip)) => {
@@ -198,6 +210,9 @@ impl State {
             }
             ItemChange::Gone(ItemKey::Health(probed)) => {
                 self.health.remove(&probed);
+            }
+            ItemChange::Gone(ItemKey::Address(address)) => {
+                self.addresses.remove(&address);
             }
         }
     }

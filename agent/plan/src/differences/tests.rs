@@ -128,6 +128,8 @@ fn harms() -> Vec<Harm> {
     harms.extend(harms_of("BACKENDS", |e| &mut e.backends, 50, |backend| backend.flags ^= abi::BACKEND_READY));
     harms.extend(harms_of("BACKENDS", |e| &mut e.backends, 50, |backend| backend.generation += 5));
     harms.extend(harms_of("NODES", |e| &mut e.nodes, 50, |node| node.mac = Mac::new([1; 6])));
+    let path = abi::node_element(2 << abi::VIP_SEGMENT_SHIFT, 50);
+    harms.extend(harms_of("NODES", |e| &mut e.nodes, path, |node| node.mac = Mac::new([1; 6])));
     harms.extend(harms_of("NODE_NAMES", |e| &mut e.node_names, 50, |name| name.push('x')));
     harms.extend(harms_of("PEERS", |e| &mut e.peers, Mac::new([3; 6]), |index| *index += 1));
     let first = |maps: &Maps| *maps.entries.source_ranges.first().unwrap();

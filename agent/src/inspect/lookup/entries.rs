@@ -3,7 +3,7 @@
 use aya::maps::{MapError, lpm_trie::Key};
 use vipmux_common::abi::{
     Address, AffinityKey, AffinityValue, Backend, FlowKey, FlowRecord, Mac, Node, Range, ServiceKey, ServiceState,
-    ServiceValue,
+    ServiceValue, node_element,
 };
 use vipmux_common::table;
 
@@ -50,9 +50,9 @@ impl LookupMaps<'_> {
         entry("BACKENDS", self.0.backends.get(&index, 0))
     }
 
-    /// Looks up an entry of `NODES`.
-    pub(super) fn node(&self, index: u32) -> Result<Option<Node>, MapsError> {
-        entry("NODES", self.0.nodes.get(&index, 0))
+    /// Looks up a node, and the path to it for a VIP with these flags.
+    pub(super) fn node(&self, index: u32, vip_flags: u32) -> Result<Option<Node>, MapsError> {
+        entry("NODES", self.0.nodes.get(&node_element(vip_flags, index), 0))
     }
 
     /// Looks up a name in `NODE_NAMES`; `None`: the index is free.

@@ -56,7 +56,7 @@ pub struct LookupPacket {
 /// Predicts what happens to the packet.
 pub fn walk(maps: &Maps, clock: &Clock, request: &LookupPacket) -> Result<Lookup, MapsError> {
     let (entries, config) = (LookupMaps(maps), maps.read_config()?);
-    let mut walk = Walk { maps, entries, clock, request, config, steps: Vec::new() };
+    let mut walk = Walk { maps, entries, clock, request, config, vip_flags: 0, steps: Vec::new() };
     let outcome = match walk.outcome()? {
         Ok(outcome) => outcome,
         Err(reason @ (DropReason::NoService | DropReason::NoBackend)) => walk.unclaimed(reason)?,
@@ -72,6 +72,8 @@ struct Walk<'a> {
     clock: &'a Clock,
     request: &'a LookupPacket,
     config: Config,
+    /// The flags of the VIP.
+    vip_flags: u32,
     steps: Vec<LookupStep>,
 }
 
@@ -98,6 +100,7 @@ impl Walk<'_> {
 
     fn outcome(&mut self) -> LookupResult<Outcome> {
         let Some((vip, interface)) = self.vip()? else { return Ok(Ok(Outcome::Passed)) };
+        self.vip_flags = vip.flags;
         if freshness::is_abandoned(&self.maps.read_fence()?, &self.config, self.clock) {
             self.note("fence", "the agent has been away for too long: VIPs are left to the node's own stack");
             return Ok(Ok(Outcome::Passed));
@@ -221,7 +224,7 @@ impl Walk<'_> {
     }
 
     fn attached(&self, target: &IndexedBackend) -> Result<Option<Node>, MapsError> {
-        Ok(self.entries.node(target.backend.node)?.filter(|node| node.flags & NODE_ATTACHED != 0))
+        Ok(self.entries.node(target.backend.node, self.vip_flags)?.filter(|node| node.flags & NODE_ATTACHED != 0))
     }
 
     fn came_from(&self, node: &Node) -> bool {
@@ -248,7 +251,7 @@ impl Walk<'_> {
             return Ok(Ok(None));
         };
         let (target, state) = (self.target(flow.backend)?, self.entries.service_state(flow.slot)?);
-        let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into())?.as_ref());
+        let vouched = freshness::is_vouched(&flow, self.entries.node(flow.node.into(), self.vip_flags)?.as_ref());
         let backend = target.as_ref().map(|target| &target.backend);
         if let Some(why) = freshness::stale(&flow, vouched, backend, state.as_ref(), &self.config, self.clock) {
             self.note("flow", format!("a stale record: {why}"));
@@ -418,7 +421,8 @@ impl Walk<'_> {
             let is_here = service.local_length != 0;
             return if is_here { self.choose_here(service, flow, &first) } else { Ok(Err(DropReason::NotLocal)) };
         }
-        let came_back = self.entries.node(first.backend.node)?.is_some_and(|node| self.came_from(&node));
+        let came_back =
+            self.entries.node(first.backend.node, self.vip_flags)?.is_some_and(|node| self.came_from(&node));
         if came_back && service.local_length != 0 && service.flags & SERVICE_SPARE == 0 {
             return self.choose_here(service, flow, &first);
         }

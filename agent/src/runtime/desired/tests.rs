@@ -47,6 +47,7 @@ fn desired(
         neighbors,
         interfaces: &AttachedInterfaces::new(settings, Ethtool::open().unwrap()),
         peer_macs,
+        peer_addresses: &PeerAddresses::new(),
         handover_macs: &Arc::default(),
         observed: &Observed::empty(Capacities::default(), new_config()),
         led,
@@ -73,7 +74,7 @@ fn a_node_that_cannot_be_reached_is_a_warning_and_one_that_is_being_resolved_is_
     let neighbors = ResolvedNeighbors::from([(failed, Neighbor::OffLink)]);
     let (desired, warnings) = desired(&state(&[], &nodes), &neighbors, &PeerMacs::new(), &BTreeMap::new());
     assert_eq!(desired.nodes.keys().map(NodeName::as_str).collect::<Vec<_>>(), ["here", "resolving"]);
-    let reach = |name| desired.nodes[&node_name(name)].reach;
+    let reach = |name| desired.nodes[&node_name(name)].path.reach;
     assert_eq!([reach("resolving"), reach("here")], [Reach::Detached, Reach::Attached]);
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     assert!(warnings[0].starts_with("Node failed gets no packets: its address 192.0.2.22 is "), "{warnings:?}");
@@ -86,7 +87,7 @@ fn a_node_that_does_not_answer_stays_known_and_gets_no_frames() {
     let neighbors = ResolvedNeighbors::from([(address, Neighbor::Silent { ifindex: 2 })]);
     let state = state(&[], &[("silent", &[address])]);
     let (desired, warnings) = desired(&state, &neighbors, &PeerMacs::new(), &BTreeMap::new());
-    assert_eq!(desired.nodes[&node_name("silent")].reach, Reach::Silent);
+    assert_eq!(desired.nodes[&node_name("silent")].path.reach, Reach::Silent);
     assert!(warnings.is_empty(), "{warnings:?}");
 }
 

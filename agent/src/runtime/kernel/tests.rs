@@ -10,7 +10,7 @@ use vipmux_datapath::bpf::vip_index::slots;
 
 use crate::fixture;
 use vipmux_model::desired::{
-    DesiredBackend, DesiredNode, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
+    DesiredBackend, DesiredNode, DesiredPath, DesiredService, DesiredVip, Reach, Readiness, Treatment, Unreachable,
 };
 use vipmux_testing::names::{node_name, service_name, tcp_claim, vip4};
 
@@ -28,10 +28,17 @@ fn desired(vips: &[Vip], port: u16) -> Desired {
         treatment: Treatment::default(),
     };
     let claim = |vip: &Vip| (tcp_claim(*vip, port), service.clone());
-    let of_vip = |vip: &Vip| (*vip, DesiredVip { leading: false, interfaces: 1, vlan: None, epoch: 0 });
+    let of_vip = |vip: &Vip| (*vip, DesiredVip { leading: false, interfaces: 1, vlan: None, segment: 0, epoch: 0 });
     Desired {
         local: node_name("here"),
-        nodes: [(node_name("here"), DesiredNode { mac: None, ifindex: 1, mtu: 1500, reach: Reach::Attached })].into(),
+        nodes: [(
+            node_name("here"),
+            DesiredNode {
+                path: DesiredPath { mac: None, ifindex: 1, vlan: None, mtu: 1500, reach: Reach::Attached },
+                by_segment: BTreeMap::new(),
+            },
+        )]
+        .into(),
         speakers: BTreeMap::new(),
         handover_macs: Arc::default(),
         vips: vips.iter().map(of_vip).collect(),

@@ -49,6 +49,7 @@ fn some_wires() -> Vec<Wire<'static>> {
         ItemChange::Set(longest(1)),
         ItemChange::Set(Item::Mac { segment: 3, mac: Mac::new([1, 2, 3, 4, 5, 6]) }),
         ItemChange::Set(Item::Health { probed, up: true }),
+        ItemChange::Set(Item::Address(probed.address)),
         ItemChange::Gone(ItemKey::Unable(vip)),
     ];
     vec![

@@ -54,12 +54,14 @@ fn each_kind_of_item_comes_and_goes() {
     whole.unable.insert(vip(2));
     whole.macs.insert(31, mac);
     whole.health.insert(probed, false);
+    whole.addresses.insert(probed.address);
     let items = [
         Item::Ready(true),
         Item::Draining(true),
         Item::Unable(vip(2)),
         Item::Mac { segment: 31, mac },
         Item::Health { probed, up: false },
+        Item::Address(probed.address),
     ];
     let mut network = together(3, 21);
     for item in items.clone() {

@@ -1,0 +1,79 @@
+//! Finds the VIP of a packet, and how nodes are reached for it.
+
+use core::ptr;
+
+use vipmux_common::{
+    abi::{Address, Interface, Node, VIP_ALL_PORTS, VIP_CROWDED, VipSlot, node_element},
+    hash,
+};
+
+use crate::{
+    frame::Frame,
+    maps::{NODES, VIP_INDEX, VIPS},
+    packet::Packet,
+    peer,
+};
+
+/// Not in a map: another node has handed the packet over.
+const HANDED_OVER: u32 = 1 << 30;
+
+/// The flags of a packet's VIP, and how the packet came. One number, since the stack has no room for
+/// more.
+#[derive(Clone, Copy)]
+pub(crate) struct Flags(pub(crate) u32);
+
+impl Flags {
+    /// Returns whether a claim takes packets to all ports.
+    #[inline(always)]
+    pub(crate) fn has_all_ports(self) -> bool {
+        self.0 & VIP_ALL_PORTS != 0
+    }
+
+    /// Returns whether another node has handed the packet over.
+    #[inline(always)]
+    pub(crate) fn is_handed_over(self) -> bool {
+        self.0 & HANDED_OVER != 0
+    }
+
+    /// Returns the path to the node of this index.
+    #[inline(always)]
+    pub(crate) fn path(self, node: u32) -> Option<&'static Node> {
+        NODES.get(node_element(self.0, node))
+    }
+}
+
+/// Returns the id and the flags of the VIP that a packet is for. The VIP must be announced here, or
+/// the packet handed over, which is allowed wherever nodes reach each other. An IPv4-mapped address
+/// on the wire is refused: it stands for an IPv4 VIP (RFC 4291, 2.5.5.2).
+#[inline(always)]
+pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &Packet<V6>) -> Option<(u32, Flags)> {
+    let address = &packet.destination;
+    if V6 && address.is_v4() {
+        return None;
+    }
+    let slot = VIP_INDEX.get(hash::vip(address))?;
+    // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
+    // alone without the flag, so that what is not here yet is looked up.
+    let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
+    let came = if peer::has_handed_over(frame) { HANDED_OVER } else { 0 };
+    let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan || came != 0;
+    if known == *address && id != 0 && is_here(interfaces, vlan) {
+        return Some((id, Flags(flags | came)));
+    }
+    if flags & VIP_CROWDED == 0 {
+        return None;
+    }
+    let vip = VIPS.get_ptr(address)?;
+    // SAFETY: a map value, which stays in place for the whole run.
+    let vip = unsafe { &*vip };
+    is_here(vip.interfaces, vip.vlan).then_some((vip.id, Flags(vip.flags | came)))
+}
+
+/// Returns whether the address is a VIP, wherever it is announced.
+#[inline(always)]
+pub(crate) fn is_vip(address: &Address) -> bool {
+    let Some(slot) = VIP_INDEX.get(hash::vip(address)) else { return false };
+    // SAFETY: as in `of`.
+    let VipSlot { address: known, id, flags, .. } = unsafe { ptr::read_volatile(slot) };
+    known == *address && id != 0 || flags & VIP_CROWDED != 0 && VIPS.get_ptr(address).is_some()
+}
