@@ -78,6 +78,15 @@ fn tell(scratch: Scratch, next: Verdict) -> Outcome {
     Ok(next)
 }
 
+/// Continues with another backend, after one that was tried in vain. The VIP's flags are known.
+#[inline(always)]
+fn again(vip: u32) -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(Verdict::PASS)?;
+    // SAFETY: as in `tell`.
+    unsafe { *told = Scratch { known: KNOWN_NEW, vip, attempts: attempts() + 1, ..*told } };
+    Ok(Verdict::NEW)
+}
+
 /// Returns the number of backends that were tried in vain for the packet's flow. It is read again for
 /// each use, since the stack has no room.
 #[inline(always)]
@@ -96,8 +105,9 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     let (id, flags) = if is_known_new {
         (scratch.vip, vip::Flags(scratch.vip_flags))
     } else {
-        let Some(vip) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
-        vip
+        let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
+        tell(Scratch { vip_flags: flags.0, ..Scratch::default() }, Verdict::NEW)?;
+        (id, flags)
     };
     let transport = packet.transport(frame, Some(frame.available()))?;
     if transport.fragment & LATER != 0 || transport.protocol == Packet::<V6>::ICMP {
@@ -146,8 +156,7 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
         found.kept = record::record(&key, &found, &segment, is_new, now);
     }
     if found.kept == Kept::Collision && (is_new || segment.is_syn()) && attempts() < hash::MOST_ATTEMPTS {
-        let again = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags.0, attempts: attempts() + 1 };
-        return tell(again, Verdict::NEW);
+        return again(key.vip);
     }
     let is_recorded = is_new && found.kept == Kept::Record;
     if is_recorded && to_remember {

@@ -1,6 +1,6 @@
 //! Tells other nodes by the source MACs of their frames.
 
-use vipmux_common::abi::{Mac, PEER_HANDOVER};
+use vipmux_common::abi::{INTERFACE_OWN_MAC, Interface, Mac, PEER_HANDOVER};
 
 use crate::{frame::Frame, maps::PEERS};
 
@@ -20,4 +20,11 @@ pub(crate) fn is_node(mac: Mac) -> bool {
 #[inline(always)]
 pub(crate) fn has_handed_over(frame: &Frame) -> bool {
     frame.source.may_be_handover() && peer(frame.source).is_some_and(|peer| peer & PEER_HANDOVER != 0)
+}
+
+/// Returns whether another node has handed the frame over, if it is for a VIP that is not announced
+/// here. This matters where nodes have no hand-over MACs: only nodes send such frames here.
+#[inline(always)]
+pub(crate) fn has_handed_over_elsewhere(frame: &Frame, interface: &Interface) -> bool {
+    interface.flags & INTERFACE_OWN_MAC != 0 && is_node(frame.source)
 }

@@ -55,18 +55,20 @@ pub(crate) fn of<const V6: bool>(frame: &Frame, interface: &Interface, packet: &
     // SAFETY: a map value. The agent may write it meanwhile, but changes no more than the flag
     // alone without the flag, so that what is not here yet is looked up.
     let VipSlot { address: known, id, flags, interfaces, vlan } = unsafe { ptr::read_volatile(slot) };
-    let came = if peer::has_handed_over(frame) { HANDED_OVER } else { 0 };
-    let is_here = |interfaces: u32, vlan: u32| interfaces & interface.bit != 0 && vlan == frame.vlan || came != 0;
-    if known == *address && id != 0 && is_here(interfaces, vlan) {
-        return Some((id, Flags(flags | came)));
-    }
-    if flags & VIP_CROWDED == 0 {
+    let (id, flags, interfaces, vlan) = if known == *address && id != 0 {
+        (id, flags, interfaces, vlan)
+    } else if flags & VIP_CROWDED == 0 {
         return None;
+    } else {
+        // SAFETY: a map value, which stays in place for the whole run.
+        let vip = unsafe { &*VIPS.get_ptr(address)? };
+        (vip.id, vip.flags, vip.interfaces, vip.vlan)
+    };
+    let is_here = interfaces & interface.bit != 0 && vlan == frame.vlan;
+    if peer::has_handed_over(frame) || !is_here && peer::has_handed_over_elsewhere(frame, interface) {
+        return Some((id, Flags(flags | HANDED_OVER)));
     }
-    let vip = VIPS.get_ptr(address)?;
-    // SAFETY: a map value, which stays in place for the whole run.
-    let vip = unsafe { &*vip };
-    is_here(vip.interfaces, vip.vlan).then_some((vip.id, Flags(vip.flags | came)))
+    is_here.then_some((id, Flags(flags)))
 }
 
 /// Returns whether the address is a VIP, wherever it is announced.

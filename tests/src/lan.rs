@@ -336,6 +336,37 @@ impl Lan {
         Ok(Client { address, address_v6, mac, namespace })
     }
 
+    /// Puts a node and the first client into VLAN 100 too, by the interface vlan100: 203.0.113.0/24
+    /// and 2001:db8:113::/64. The other nodes reach that VLAN through the node.
+    pub fn add_vlan(&self, node: &str) -> Result<()> {
+        const VLAN: u16 = 100;
+        const INTERFACE: &str = "vlan100";
+        let (node, client) = (self.node(node)?, self.client()?);
+        let machine = |number: u8| {
+            (Ipv4Addr::new(203, 0, 113, number), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, number.into()))
+        };
+        for (namespace, port, number) in
+            [(&node.namespace, node.name.as_str(), 1), (&client.namespace, "client-1", 101)]
+        {
+            // A veth would carry the tag beside the frame, where XDP does not see it.
+            namespace.run(|| offload::disable("eth0", Offload::TxVlan))?;
+            self.switch.run(|| offload::disable(port, Offload::TxVlan))?;
+            namespace.links(|links| {
+                links.add_vlan(INTERFACE, "eth0", VLAN)?;
+                links.set_up(INTERFACE)?;
+                links.add_address(INTERFACE, machine(number).0, PREFIX_LENGTHS.0)?;
+                links.add_address(INTERFACE, machine(number).1, PREFIX_LENGTHS.1)
+            })?;
+        }
+        for other in self.nodes.iter().filter(|other| other.number != node.number) {
+            other.namespace.links(|links| {
+                links.add_route("eth0", (machine(0).0, PREFIX_LENGTHS.0), Some(node.address))?;
+                links.add_route("eth0", (machine(0).1, PREFIX_LENGTHS.1), Some(node.address_v6))
+            })?;
+        }
+        Ok(())
+    }
+
     /// Adds a machine that is neither node nor client, at 192.0.2.5 and 2001:db8::5, which reaches
     /// the pods. There is only one such machine.
     pub fn add_machine(&self, name: &str) -> Result<Machine> {

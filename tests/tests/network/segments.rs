@@ -11,10 +11,10 @@ use vipmux_tests::{
     agent::{self, Agent},
     client::{Kind, Request, Session},
     cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
-    lan::{Client, Lan, Options},
+    lan::{Client, Lan, Options, Uplink},
     manifests::{self, Manifests, Service},
     pod::Listener,
-    wait,
+    requirement, wait,
 };
 
 use crate::policies::{CONNECTIONS, endpoints};
@@ -25,21 +25,38 @@ const BETWEEN: &str = "node-1";
 const VIPS: (Ipv4Addr, Ipv6Addr) =
     (Ipv4Addr::new(203, 0, 113, 200), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 0x200));
 const PORT: u16 = 80;
+/// The client on that segment.
+const CLIENT: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(203, 0, 113, 101), Ipv6Addr::new(0x2001, 0xdb8, 0x113, 0, 0, 0, 0, 101));
+/// Names of the interface to that segment: a card, or a VLAN of the first segment's card.
+const CARD: &str = "eth1";
+const VLAN: &str = "vlan100";
 
 #[test]
 fn a_client_on_one_segment_reaches_pods_on_the_other_in_native_mode() -> Result<()> {
-    reaches_both("native", |_| Ok(()))
+    reaches_both("native", CARD, |_| Ok(()))
 }
 
 #[test]
 fn a_client_on_one_segment_reaches_pods_on_the_other_in_generic_mode() -> Result<()> {
-    reaches_both("generic", |_| Ok(()))
+    reaches_both("generic", CARD, |_| Ok(()))
+}
+
+/// The frames come in with a tag, and go on without one.
+#[test]
+fn a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_native_mode() -> Result<()> {
+    reaches_both("native", VLAN, |_| Ok(()))
+}
+
+#[test]
+fn a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_generic_mode() -> Result<()> {
+    reaches_both("generic", VLAN, |_| Ok(()))
 }
 
 /// Until then the other node leads it, which the client cannot reach.
 #[test]
 fn vips_on_a_segment_move_to_the_node_there_that_comes_late() -> Result<()> {
-    reaches_both("generic", |cluster| {
+    reaches_both("generic", CARD, |cluster| {
         wait::until("the other node leads", PATIENCE, || {
             let view = cluster.agent("node-2")?.inspect_json(cluster.lan.node("node-2")?, &["vips"])?;
             let vips = view["vips"].as_array().context("no vips")?;
@@ -50,10 +67,20 @@ fn vips_on_a_segment_move_to_the_node_there_that_comes_late() -> Result<()> {
 }
 
 /// Checks that a client reaches both pods: the one on the node on both segments, which comes last,
-/// and the one on a node on only one segment.
-fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
+/// and the one on a node on only one segment. `second`: the first node's interface on the second one.
+fn reaches_both(
+    xdp_mode: &'static str,
+    second: &str,
+    before_it_comes: impl FnOnce(&Cluster) -> Result<()>,
+) -> Result<()> {
+    if second == VLAN && !requirement::uplink(Uplink::Vlan(100))? {
+        return Ok(());
+    }
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
-    let client = lan.add_segment(&[BETWEEN])?;
+    let client = if second == CARD { Some(lan.add_segment(&[BETWEEN])?) } else { None };
+    if second == VLAN {
+        lan.add_vlan(BETWEEN)?;
+    }
     let manifests = Manifests::for_lan(&lan)?;
     let mut cluster = Cluster::new(lan, manifests)?;
     let pods = ["near", "far"];
@@ -71,15 +98,18 @@ fn reaches_both(xdp_mode: &'static str, before_it_comes: impl FnOnce(&Cluster) -
     let options = agent::Options { xdp_mode, ..cluster.agent_options() };
     cluster.start_agents_but(BETWEEN, &options)?;
     before_it_comes(&cluster)?;
-    let both = agent::Options { interface: "eth0,eth1".to_owned(), ..options };
+    let both = agent::Options { interface: format!("eth0,{second}"), ..options };
     let agent = Agent::start(cluster.lan.node(BETWEEN)?, &both)?;
     agent.wait_ready(PATIENCE)?;
     cluster.agents.insert(0, agent);
 
-    for (vip, own) in [(IpAddr::from(VIPS.0), IpAddr::from(client.address)), (VIPS.1.into(), client.address_v6.into())]
-    {
+    let client = match &client {
+        Some(client) => client.namespace(),
+        None => cluster.lan.client()?.namespace(),
+    };
+    for (vip, own) in [(IpAddr::from(VIPS.0), IpAddr::from(CLIENT.0)), (VIPS.1.into(), CLIENT.1.into())] {
         let request = Request::new(Kind::Http, vip, PORT);
-        let ask = || client.namespace().run(|| request.send(TIMEOUT));
+        let ask = || client.run(|| request.send(TIMEOUT));
         wait::until(&format!("an answer at {vip}"), PATIENCE, ask).with_context(|| cluster.last_outputs())?;
         let mut reached = BTreeSet::new();
         for _ in 0..2 * CONNECTIONS {
@@ -103,10 +133,20 @@ fn a_strict_reverse_path_filter_passes_vips_on_a_second_segment_in_generic_mode(
     passes_strict_filters("generic")
 }
 
+/// There they have the MACs of that segment, so nodes know them.
+#[test]
+fn frames_with_nodes_own_macs_do_not_loop_on_a_second_segment() -> Result<()> {
+    let Some((cluster, client)) = on_both_segments("generic", "own")? else { return Ok(()) };
+    reach_all(&cluster, &client)?;
+    let loops = cluster.counted("drops", "ttl_exceeded")?;
+    ensure!(loops == 0, "{loops} packets went from node to node until the end of their TTL");
+    Ok(())
+}
+
 /// All nodes are on both segments. Clients of the second one are reached there, so a strict filter
 /// drops their packets on the first one, which has the nodes' InternalIPs.
 fn passes_strict_filters(xdp_mode: &'static str) -> Result<()> {
-    let Some((mut cluster, client)) = on_both_segments(xdp_mode)? else { return Ok(()) };
+    let Some((mut cluster, client)) = on_both_segments(xdp_mode, "derived")? else { return Ok(()) };
     let mut sessions = reach_all(&cluster, &client)?;
     for name in ["node-1", "node-2", "node-3"] {
         let (agent, node) = (cluster.agent(name)?, cluster.lan.node(name)?);
@@ -131,7 +171,7 @@ fn passes_strict_filters(xdp_mode: &'static str) -> Result<()> {
 
 /// Starts agents on three nodes that are all on both segments and have a pod each, and strict
 /// filters. Returns the client on the second segment too.
-fn on_both_segments(xdp_mode: &'static str) -> Result<Option<(Cluster, Client)>> {
+fn on_both_segments(xdp_mode: &'static str, handover_mac: &'static str) -> Result<Option<(Cluster, Client)>> {
     const NODES: [&str; 3] = ["node-1", "node-2", "node-3"];
     let Some(mut lan) = Lan::for_test(Options::HOSTILE)? else { return Ok(None) };
     let client = lan.add_segment(&NODES)?;
@@ -147,7 +187,8 @@ fn on_both_segments(xdp_mode: &'static str) -> Result<Option<(Cluster, Client)>>
     let service = Service::sharing("shop/web", PORT, "TCP", 8080).with(endpoints(&cluster, &pods)?);
     let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
     cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
-    let options = agent::Options { xdp_mode, interface: "eth0,eth1".to_owned(), ..cluster.agent_options() };
+    let options =
+        agent::Options { xdp_mode, interface: "eth0,eth1".to_owned(), handover_mac, ..cluster.agent_options() };
     cluster.start_agents(&options)?;
     Ok(Some((cluster, client)))
 }

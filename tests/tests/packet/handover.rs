@@ -10,9 +10,9 @@ use crate::{
     case::{Case, Counter, Verdict},
     demux::{ISN, datagram, handed, known_flow, new_flow, segment, syn, to},
     fixture::{
-        DNS, DNS_UDP, ELSEWHERE_HTTP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL, LOCAL_TOO, MIXED,
-        NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, Service, VIP, WHILE, from_client,
-        from_peer, vip_of,
+        CLIENT_MAC, DNS, DNS_UDP, ELSEWHERE_HTTP, EMPTY, Endpoint, FAR, FAR_IFINDEX, FAR_MAC, HTTP, HTTPS, LOCAL,
+        LOCAL_TOO, MIXED, NEIGHBOR, PEER_MAC, REDIRECTED, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, Service, VIP, WHILE,
+        from_client, from_peer, vip_of,
     },
 };
 
@@ -155,6 +155,7 @@ fn with_own_mac() -> Vec<Case> {
         state.interfaces[FAR_IFINDEX as usize].mac = abi::Mac::new(OUTLET_MAC);
     };
     let sent = |packet: &Ipv4, from, to| Ethernet::new(from, to).ipv4(&packet.clone().ttl(packet.ttl - 1));
+    let elsewhere = |source| Ethernet::new(source, SELF_MAC).ipv4(&syn(ELSEWHERE_HTTP));
     let case = |name, service: Service, verdict| {
         Case::ingress(name, from_client().ipv4(&syn(service)))
             .given(own)
@@ -173,5 +174,26 @@ fn with_own_mac() -> Vec<Case> {
             Verdict::Redirected(sent(&syn(REDIRECTED), OUTLET_MAC, FAR_MAC)),
         )
         .then(|state| REDIRECTED.record(state, FAR, 0, 0)),
+        Case::ingress("a node's frame for a VIP that is announced elsewhere was handed over", elsewhere(PEER_MAC))
+            .given(|state| {
+                state.interfaces[IFINDEX].flags = INTERFACE_OWN_MAC;
+                ELSEWHERE_HTTP.set(state, &[REMOTE], &[LOCAL]);
+            })
+            .becomes(
+                Verdict::Passed(Ethernet::new(PEER_MAC, SELF_MAC).ipv4(&to(&syn(ELSEWHERE_HTTP), LOCAL))),
+                &[new_flow(ELSEWHERE_HTTP, Stat::Local), vec![FROM_PEER]].concat(),
+            )
+            .then(|state| {
+                ELSEWHERE_HTTP.record(state, LOCAL, 0, 0);
+                ELSEWHERE_HTTP.remember(state, LOCAL, 0, ISN, FLOW_ISN);
+            }),
+        Case::ingress("so it goes to no third node", elsewhere(PEER_MAC))
+            .given(|state| {
+                state.interfaces[IFINDEX].flags = INTERFACE_OWN_MAC;
+                ELSEWHERE_HTTP.set(state, &[FAR], &[]);
+            })
+            .becomes(Verdict::Dropped(DropReason::NotLocal), &[FROM_PEER]),
+        Case::ingress("a client's frame for such a VIP passes", elsewhere(CLIENT_MAC)).given(own),
+        Case::ingress("where nodes have hand-over MACs, a node's frame passes too", elsewhere(PEER_MAC)),
     ]
 }
