@@ -16,7 +16,7 @@ use crate::{
     verdict::{Outcome, Verdict},
 };
 
-/// Sends the frame to the node. Above layer 2, only the TTL changes.
+/// Sends the frame to the node, with the tag of the path. Above layer 2, only the TTL changes.
 #[inline(always)]
 pub(crate) fn hand_over<const V6: bool>(
     frame: &Frame,
@@ -29,7 +29,8 @@ pub(crate) fn hand_over<const V6: bool>(
         return Err(DropReason::TtlExceeded.into());
     }
     packet.set_hops(hops - 1);
-    frame.write_macs(node.mac, source(interface, node));
+    let vlan = node.vlan().unwrap_or(frame.vlan);
+    frame.write_path(node.mac, source(interface, node), vlan).ok_or(DropReason::NodeUnreachable)?;
     count::stat(Stat::HandedOver, frame.length);
     Ok(Verdict::forward(node.ifindex))
 }

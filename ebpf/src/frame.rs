@@ -3,7 +3,10 @@
 //! Wire fields are read as they are in the packet: network byte order, unless a name says
 //! otherwise.
 
-use aya_ebpf::{bindings::xdp_md, helpers::bpf_xdp_get_buff_len};
+use aya_ebpf::{
+    bindings::xdp_md,
+    helpers::{bpf_xdp_adjust_head, bpf_xdp_get_buff_len},
+};
 use vipmux_common::abi::Mac;
 
 use crate::wire::{opaque, pin, read, write};
@@ -139,6 +142,17 @@ impl Frame {
         Some(())
     }
 
+    /// Writes the MACs, and the tag of another VLAN (0: none). Then nothing else may be read or written.
+    #[inline(always)]
+    pub(crate) fn write_path(&self, destination: Mac, source: Mac, vlan: u32) -> Option<()> {
+        if vlan == self.vlan {
+            self.write_macs(destination, source);
+            return Some(());
+        }
+        let word = |mac: Mac| u64::from(mac.head) | u64::from(mac.tail) << 32;
+        (frame_retag(self.context, word(destination), word(source), vlan) == 0).then_some(())
+    }
+
     #[inline(always)]
     pub(crate) fn write_macs(&self, destination: Mac, source: Mac) {
         // SAFETY: `parse` compared the Ethernet header with the end.
@@ -149,4 +163,47 @@ impl Frame {
             write::<10, _>(self.start, source.tail);
         }
     }
+}
+
+/// Writes the MACs, and adds, changes or removes the tag. The priority of a tag stays. Returns zero, or
+/// one if there is no room. The verifier checks this function on its own, and with its own stack.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn frame_retag(context: *mut xdp_md, destination: u64, source: u64, vlan: u32) -> u32 {
+    const PRIORITY: u16 = 0xf000;
+    const TAG: i32 = VLAN_TAG_LENGTH as i32;
+    let (start, end) = bounds(context);
+    if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
+        return 1;
+    }
+    // SAFETY: compared with the end above.
+    let (ethertype, tag) = unsafe { (read::<12, u16>(start), u16::from_be(read::<14, u16>(start))) };
+    let is_tagged = ethertype == ETHERTYPE_VLAN;
+    let growth = match (is_tagged, vlan) {
+        (true, 0) => -TAG,
+        (false, 1..) => TAG,
+        _ => 0,
+    };
+    // SAFETY: the context is valid for the whole run.
+    if growth != 0 && unsafe { bpf_xdp_adjust_head(context, -growth) } != 0 {
+        return 1;
+    }
+    let (start, end) = bounds(context);
+    if start + ETHERNET_LENGTH + VLAN_TAG_LENGTH > end {
+        return 1;
+    }
+    // SAFETY: compared with the end above. The Ethertype is in its place: what the frame gains or
+    // loses is in front of it.
+    unsafe {
+        write::<0, _>(start, destination as u32);
+        write::<4, _>(start, (destination >> 32) as u16);
+        write::<6, _>(start, source as u32);
+        write::<10, _>(start, (source >> 32) as u16);
+        if vlan != 0 {
+            let priority = if is_tagged { tag & PRIORITY } else { 0 };
+            write::<12, _>(start, ETHERTYPE_VLAN);
+            write::<14, _>(start, (priority | vlan as u16).to_be());
+        }
+    }
+    0
 }

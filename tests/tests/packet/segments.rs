@@ -1,6 +1,6 @@
 //! Cases of VIPs on a segment with a number: how nodes are reached there.
 
-use vipmux_common::abi::{DropReason, NODE_ATTACHED, Stat};
+use vipmux_common::abi::{DropReason, NODE_ATTACHED, NODE_VLAN, NODE_VLAN_SHIFT, Stat};
 use vipmux_tests::{
     frames::{Ethernet, Ipv4, Mac},
     program::State,
@@ -10,13 +10,14 @@ use crate::{
     case::{Case, Verdict},
     demux::{datagram, handed, known_flow, new_flow, segment, syn},
     fixture::{
-        FAR, FAR_MAC, HTTPS, MIXED, PEER_BESIDE, REMOTE, SELF_MAC, SPREAD, SYSLOG, VIP, WHILE, from_client, on_segment,
+        FAR, FAR_MAC, HTTPS, MIXED, PEER_BESIDE, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, SYSLOG,
+        TAGGED_HTTP, VIP, VLAN, WHILE, from_client, on_segment,
     },
     fragments,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [there(), not_there()].into_iter().flatten().collect()
+    [there(), not_there(), tags()].into_iter().flatten().collect()
 }
 
 fn sent(packet: &Ipv4, mac: Mac) -> Verdict {
@@ -92,5 +93,74 @@ fn not_there() -> Vec<Case> {
             .given(detached)
             .becomes(sent(&syn(SPREAD), FAR_MAC), &new_flow(SPREAD, Stat::HandedOver))
             .then(|state| SPREAD.record(state, FAR, 0, 0)),
+    ]
+}
+
+/// Lets the path end in a VLAN; 0: untagged.
+fn in_vlan(state: &mut State, vlan: u32) {
+    REMOTE.node_of(state).flags |= NODE_VLAN | vlan << NODE_VLAN_SHIFT;
+}
+
+/// A frame leaves with the tag of the path, whatever tag it came with.
+fn tags() -> Vec<Case> {
+    const OTHER: u16 = VLAN + 1;
+    const PRIORITY: u16 = 0xa000;
+    let to_peer = || Ethernet::new(SELF_HANDOVER, PEER_MAC);
+    let on = |packet: &Ipv4| packet.clone().ttl(packet.ttl - 1);
+    let (plain, tagged) = (syn(HTTPS), syn(TAGGED_HTTP));
+    let case = |name, frame: Vec<u8>, service, sent: Vec<u8>| {
+        Case::ingress(name, frame).becomes(Verdict::Transmitted(sent), &new_flow(service, Stat::HandedOver))
+    };
+    let recorded: fn(&mut State) = |state| HTTPS.record(state, REMOTE, 0, 0);
+    let tagged_recorded: fn(&mut State) = |state| TAGGED_HTTP.record(state, REMOTE, 0, 0);
+    vec![
+        case(
+            "an untagged frame gets a tag",
+            from_client().ipv4(&plain),
+            HTTPS,
+            to_peer().tagged(VLAN).ipv4(&on(&plain)),
+        )
+        .given(|state| in_vlan(state, VLAN.into()))
+        .then(recorded),
+        case(
+            "a tagged frame loses its tag",
+            from_client().tagged(PRIORITY | VLAN).ipv4(&tagged),
+            TAGGED_HTTP,
+            to_peer().ipv4(&on(&tagged)),
+        )
+        .given(|state| in_vlan(state, 0))
+        .then(tagged_recorded),
+        case(
+            "a tag changes, and its priority stays",
+            from_client().tagged(PRIORITY | VLAN).ipv4(&tagged),
+            TAGGED_HTTP,
+            to_peer().tagged(PRIORITY | OTHER).ipv4(&on(&tagged)),
+        )
+        .given(|state| in_vlan(state, OTHER.into()))
+        .then(tagged_recorded),
+        case(
+            "a tag that fits stays",
+            from_client().tagged(PRIORITY | VLAN).ipv4(&tagged),
+            TAGGED_HTTP,
+            to_peer().tagged(PRIORITY | VLAN).ipv4(&on(&tagged)),
+        )
+        .given(|state| in_vlan(state, VLAN.into()))
+        .then(tagged_recorded),
+        case(
+            "a tag of priority alone is no VLAN's",
+            from_client().tagged(PRIORITY).ipv4(&plain),
+            HTTPS,
+            to_peer().tagged(PRIORITY).ipv4(&on(&plain)),
+        )
+        .given(|state| in_vlan(state, 0))
+        .then(recorded),
+        case(
+            "such a tag gets a VLAN",
+            from_client().tagged(PRIORITY).ipv4(&plain),
+            HTTPS,
+            to_peer().tagged(PRIORITY | VLAN).ipv4(&on(&plain)),
+        )
+        .given(|state| in_vlan(state, VLAN.into()))
+        .then(recorded),
     ]
 }
