@@ -200,8 +200,9 @@ pub struct Interface {
     /// One bit, its place in [`VipValue::interfaces`]; zero: not attached. A bond's cards have the
     /// bond's bit.
     pub bit: u32,
-    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`],
-    /// and for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and [`INTERFACE_QDISC`].
+    /// [`INTERFACE_GENERIC`], [`INTERFACE_PARTIAL`], [`INTERFACE_OWN_MAC`], [`INTERFACE_BACKUP`], and
+    /// for the agent [`INTERFACE_TAGS`], [`INTERFACE_FILTER`] and [`INTERFACE_QDISC`]. From
+    /// [`INTERFACE_MTU_SHIFT`] on: its MTU, bytes; 0: not known.
     pub flags: u32,
 }
 
@@ -225,6 +226,8 @@ pub const INTERFACE_OWN_MAC: u32 = 32;
 /// A card that its bond does not use now: another card stands in for it and gets the same broadcasts
 /// and multicasts, which are left alone here.
 pub const INTERFACE_BACKUP: u32 = 64;
+/// See [`Interface::flags`].
+pub const INTERFACE_MTU_SHIFT: u32 = 16;
 
 /// This node answers ARP and NDP for the VIP.
 pub const VIP_LEADING: u32 = 1;

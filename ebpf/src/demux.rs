@@ -9,7 +9,7 @@ use core::ptr;
 use vipmux_common::{
     abi::{
         DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
-        SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
+        KNOWN_TOO_BIG, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
 };
@@ -189,6 +189,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     match scratch.known {
         KNOWN_NO_SERVICE => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoService)),
         KNOWN_NO_BACKEND => return Ok(reject::unclaimed::<V6>(frame, interface, DropReason::NoBackend)),
+        KNOWN_TOO_BIG => return Ok(reject::too_big::<V6>(frame, interface, scratch.vip)),
         _ => {}
     }
     let Some(packet) = Packet::<V6>::parse(frame.network, frame.end) else { return Ok(Verdict::PASS) };

@@ -4,12 +4,14 @@ use aya_ebpf::{
     bindings::xdp_action::{XDP_ABORTED, XDP_REDIRECT},
     helpers::bpf_redirect,
 };
-use vipmux_common::abi::{DropReason, INTERFACE_OWN_MAC, Interface, Mac, Node, Stat};
+use vipmux_common::abi::{
+    DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, Interface, KNOWN_TOO_BIG, Mac, Node, Scratch, Stat,
+};
 
 use crate::{
     count,
     frame::Frame,
-    maps::{CONFIG, INTERFACES},
+    maps::{CONFIG, INTERFACES, SCRATCH},
     packet::{Packet, Transport},
     partial,
     segment::Segment,
@@ -24,6 +26,9 @@ pub(crate) fn hand_over<const V6: bool>(
     interface: &Interface,
     node: &Node,
 ) -> Outcome {
+    if frame.available() > node.mtu as usize && node.mtu != 0 && !is_aggregate(frame, interface) {
+        return too_big(node.mtu);
+    }
     let hops = packet.hops();
     if hops <= 1 {
         return Err(DropReason::TtlExceeded.into());
@@ -35,7 +40,24 @@ pub(crate) fn hand_over<const V6: bool>(
     Ok(Verdict::forward(node.ifindex))
 }
 
-/// The same for a packet with its own checksum, which may have to be completed.
+/// Passes a packet to the program that answers it.
+#[inline(always)]
+fn too_big(mtu: u32) -> Outcome {
+    let told = SCRATCH.get_ptr_mut(0).ok_or(DropReason::TooBig)?;
+    // SAFETY: a per-CPU value, which is read by the program that this one calls, in the same run.
+    unsafe { *told = Scratch { known: KNOWN_TOO_BIG, vip: mtu, ..Scratch::default() } };
+    Ok(Verdict::ODD)
+}
+
+/// Returns whether a packet stands for several, which are shorter: the kernel joins a sender's
+/// segments before generic XDP, and divides them again. Such a packet is longer than what the
+/// interface receives.
+#[inline(always)]
+fn is_aggregate(frame: &Frame, interface: &Interface) -> bool {
+    frame.available() > (interface.flags >> INTERFACE_MTU_SHIFT) as usize
+}
+
+/// As [`hand_over`], for a packet with its own checksum, which may have to be completed.
 #[inline(always)]
 pub(crate) fn hand_over_segment<const V6: bool>(
     frame: &Frame,

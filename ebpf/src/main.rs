@@ -162,7 +162,11 @@ fn run_odd<const V6: bool, const FRAGMENTED: bool>(context: &XdpContext) -> u32 
     } else {
         demux::odd::<V6>(&frame, interface)
     };
-    Verdict::of(outcome).act(ifindex, length)
+    match Verdict::of(outcome) {
+        // About a flow, or a fragment: nobody is told.
+        Verdict::ODD => Verdict::drop(DropReason::TooBig).act(ifindex, length),
+        verdict => verdict.act(ifindex, length),
+    }
 }
 
 /// Continues in another program.

@@ -234,6 +234,14 @@ impl<const V6: bool> Packet<V6> {
         }
     }
 
+    /// Returns whether a router may fragment it: an IPv4 packet without "don't fragment".
+    #[inline(always)]
+    pub(crate) fn may_be_fragmented(&self) -> bool {
+        const DONT_FRAGMENT: u16 = 0x4000_u16.to_be();
+        // SAFETY: `parse` compared the fixed header with the end.
+        !V6 && unsafe { read::<6, u16>(self.at) } & DONT_FRAGMENT == 0
+    }
+
     /// Returns the TTL or the hop limit.
     #[inline(always)]
     pub(crate) fn hops(&self) -> u8 {

@@ -60,6 +60,37 @@ pub(crate) fn unclaimed<const V6: bool>(frame: &Frame, interface: &Interface, re
     }
 }
 
+/// Handles a packet that is longer than the MTU of the path to its backend's node: tells its sender, so
+/// that it sends shorter ones (RFC 1191, 4; RFC 4443, 3.2). IPv4 packets that may be fragmented are
+/// dropped.
+#[inline(always)]
+pub(crate) fn too_big<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -> Verdict {
+    let (drop, length) = (Verdict::drop(DropReason::TooBig), frame.length);
+    match narrow::<V6>(frame, interface, mtu) {
+        Some(verdict) => {
+            count::drop(DropReason::TooBig as u32, length);
+            count::stat(Stat::Rejected, length);
+            verdict
+        }
+        None => drop,
+    }
+}
+
+#[inline(always)]
+fn narrow<const V6: bool>(frame: &Frame, interface: &Interface, mtu: u32) -> Option<Verdict> {
+    let packet = Packet::<V6>::parse(frame.network, frame.end)?;
+    let transport = packet.transport(frame, Some(frame.available())).ok()?;
+    let segment = transport.segment(frame.end).ok()?;
+    if packet.may_be_fragmented() || !is_host::<V6>(&packet.source) {
+        return None;
+    }
+    if !allowed(Kind::Unreachable, &packet.source, frame.length) {
+        return None;
+    }
+    let kind = u16::from_ne_bytes(if V6 { [2, 0] } else { [3, 4] });
+    unreachable(frame, interface, &packet, &segment, (kind, mtu.to_be()))
+}
+
 /// To the node's own stack, with all later fragments.
 #[inline(always)]
 fn pass<const V6: bool>(frame: &Frame) -> Outcome {
@@ -85,7 +116,8 @@ fn answer<const V6: bool>(frame: &Frame, interface: &Interface, length: u64) -> 
         let data = transport.data(frame.end)?;
         reset(frame, interface, &packet, &segment, data)
     } else {
-        unreachable(frame, interface, &packet, &segment)
+        let kind = u16::from_ne_bytes(if V6 { [1, 4] } else { [3, 3] });
+        unreachable(frame, interface, &packet, &segment, (kind, 0))
     }
 }
 
@@ -194,14 +226,15 @@ fn reset<const V6: bool>(
     Some(Verdict::TRANSMIT)
 }
 
-/// RFC 1122, 3.2.2.1, and RFC 4443, 3.1: destination unreachable, port unreachable, with the
-/// offending packet's first bytes.
+/// An ICMP error (RFC 792; RFC 4443, 2.1) with the offending packet's first bytes. `kind`: its type and
+/// code, and `field`: the four bytes after its checksum, both wire.
 #[inline(always)]
 fn unreachable<const V6: bool>(
     frame: &Frame,
     interface: &Interface,
     packet: &Packet<V6>,
     segment: &Segment,
+    (kind, field): (u16, u32),
 ) -> Option<Verdict> {
     let embedded = Packet::<V6>::LENGTH + EMBEDDED;
     let growth = Packet::<V6>::LENGTH + ICMP_HEADER;
@@ -222,7 +255,6 @@ fn unreachable<const V6: bool>(
     if at + growth + embedded > frame.end {
         return None;
     }
-    let kind = u16::from_ne_bytes(if V6 { [1, 4] } else { [3, 3] });
     let length = ICMP_HEADER + embedded;
     // SAFETY: compared with the end above.
     unsafe {
@@ -230,7 +262,7 @@ fn unreachable<const V6: bool>(
         let at = at + Packet::<V6>::LENGTH;
         write::<0, _>(at, kind);
         write::<2, u16>(at, 0);
-        write::<4, u32>(at, 0);
+        write::<4, u32>(at, field);
         let sum = bpf_csum_diff(core::ptr::null_mut(), 0, at as *mut u32, length as u32, 0) as u64;
         let pseudo = if V6 { Packet::<V6>::pseudo(vip, client, Packet::<V6>::ICMP, length as u32) } else { 0 };
         write::<2, _>(at, !checksum::fold(sum + pseudo));

@@ -59,6 +59,8 @@ counters! {
         Hairpin = "hairpin",
         /// TTL of 1 or less at the hand-over.
         TtlExceeded = "ttl_exceeded",
+        /// A packet is longer than the MTU of the path at the hand-over.
+        TooBig = "too_big",
         /// Two live flows of one client to two VIP ports end at one backend port.
         TupleCollision = "tuple_collision",
         /// A flow or reverse-flow record could not be written.
@@ -103,7 +105,7 @@ counters! {
         /// Replies translated back.
         Replies = "replies",
         /// Packets that no Service or no backend takes, answered with TCP RST or ICMP port
-        /// unreachable.
+        /// unreachable. Packets that are too long, answered with ICMP too.
         Rejected = "rejected",
         /// ICMP echo requests to a VIP, answered.
         EchoAnswered = "echo_answered",

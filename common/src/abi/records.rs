@@ -119,7 +119,8 @@ pub struct Lapse {
 pub struct Scratch {
     /// The known facts: 0 none, or one of the `KNOWN_` numbers.
     pub known: u32,
-    /// [`super::VipValue::id`], with [`KNOWN_NEW`].
+    /// [`super::VipValue::id`], with [`KNOWN_NEW`]. The path's MTU in bytes, with
+    /// [`KNOWN_TOO_BIG`].
     pub vip: u32,
     /// [`super::VipValue::flags`], with [`KNOWN_NEW`].
     pub vip_flags: u32,
@@ -133,6 +134,9 @@ pub const KNOWN_NEW: u32 = 1;
 pub const KNOWN_NO_SERVICE: u32 = 2;
 /// The packet's Service has no backend.
 pub const KNOWN_NO_BACKEND: u32 = 3;
+
+/// The packet is longer than the MTU of the path to its backend's node.
+pub const KNOWN_TOO_BIG: u32 = 4;
 
 /// Index into the program arrays `CALLS` and `CALLS_FRAGMENTED`: new flows, IPv4. One more: IPv6.
 pub const CALL_NEW: u32 = 0;

@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use vipmux_tests::{
     agent::{self, Agent},
-    client::{Kind, Request, Session},
+    client::{Datagrams, Kind, Request, Session},
     cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
     lan::{Client, Lan, Options, Uplink},
     manifests::{self, Manifests, Service},
@@ -89,12 +89,7 @@ fn reaches_both(
     }
     // The other node is no way into that segment.
     cluster.manifests.write_nodes(&cluster.lan, &["node-2"])?;
-    cluster
-        .manifests
-        .write("pool-2.yaml", &[manifests::pool("beside", &[&format!("{}/32", VIPS.0), &format!("{}/128", VIPS.1)])])?;
-    let service = Service::sharing("shop/web", PORT, "TCP", 8080).with(endpoints(&cluster, &pods)?);
-    let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
-    cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
+    write_beside(&cluster, Service::sharing("shop/web", PORT, "TCP", 8080), &pods)?;
     let options = agent::Options { xdp_mode, ..cluster.agent_options() };
     cluster.start_agents_but(BETWEEN, &options)?;
     before_it_comes(&cluster)?;
@@ -181,12 +176,7 @@ fn on_both_segments(xdp_mode: &'static str, handover_mac: &'static str) -> Resul
     for (node, pod) in NODES.into_iter().zip(pods) {
         cluster.add_pod(node, pod, 10, &[Listener::new(Kind::Echo, 8080, "shop/web")])?;
     }
-    cluster
-        .manifests
-        .write("pool-2.yaml", &[manifests::pool("beside", &[&format!("{}/32", VIPS.0), &format!("{}/128", VIPS.1)])])?;
-    let service = Service::sharing("shop/web", PORT, "TCP", 8080).with(endpoints(&cluster, &pods)?);
-    let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
-    cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })?;
+    write_beside(&cluster, Service::sharing("shop/web", PORT, "TCP", 8080), &pods)?;
     let options =
         agent::Options { xdp_mode, interface: "eth0,eth1".to_owned(), handover_mac, ..cluster.agent_options() };
     cluster.start_agents(&options)?;
@@ -214,4 +204,54 @@ fn reach_all(cluster: &Cluster, client: &Client) -> Result<Vec<Session>> {
     }
     ensure!(cluster.counted("stats", "handed_over")? > 0, "no frame was handed over");
     Ok(sessions)
+}
+
+#[test]
+fn clients_learn_the_width_of_the_way_between_nodes_in_native_mode() -> Result<()> {
+    learns_the_width("native")
+}
+
+#[test]
+fn clients_learn_the_width_of_the_way_between_nodes_in_generic_mode() -> Result<()> {
+    learns_the_width("generic")
+}
+
+/// The segment between the nodes has a lower MTU than the client's. The first datagram is lost, and
+/// the client learns why.
+fn learns_the_width(xdp_mode: &'static str) -> Result<()> {
+    const SYSLOG: u16 = 514;
+    const NARROW: u32 = 1_400;
+    let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
+    let client = lan.add_segment(&[BETWEEN])?;
+    for node in &lan.nodes {
+        node.namespace().links(|links| links.set_mtu("eth0", NARROW))?;
+    }
+    let manifests = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    cluster.add_pod("node-2", "far", 10, &[Listener::new(Kind::UdpEcho, 5140, "ops/syslog")])?;
+    cluster.manifests.write_nodes(&cluster.lan, &["node-2"])?;
+    write_beside(&cluster, Service::sharing("ops/syslog", SYSLOG, "UDP", 5140), &["far"])?;
+    let options = agent::Options { xdp_mode, ..cluster.agent_options() };
+    cluster.start_agents_but(BETWEEN, &options)?;
+    let both = agent::Options { interface: "eth0,eth1".to_owned(), ..options };
+    cluster.agents.insert(0, Agent::start(cluster.lan.node(BETWEEN)?, &both)?);
+    let text = "x".repeat(1_420);
+    for vip in [IpAddr::from(VIPS.0), VIPS.1.into()] {
+        let datagrams = client.namespace().run(|| Datagrams::connect((vip, SYSLOG).into(), SHORT_TIMEOUT))?;
+        let answer = wait::until("an answered datagram", PATIENCE, || datagrams.echo(&text));
+        let answer = answer.with_context(|| format!("{vip}\n{}", cluster.last_outputs()))?;
+        ensure!(answer.service == "ops/syslog", "{answer}");
+    }
+    ensure!(cluster.counted("drops", "too_big")? > 0, "no packet was too long");
+    Ok(())
+}
+
+/// Writes a Service at [`VIPS`] with these pods, and the pool with these addresses.
+fn write_beside(cluster: &Cluster, service: Service, pods: &[&str]) -> Result<()> {
+    let ranges = [format!("{}/32", VIPS.0), format!("{}/128", VIPS.1)];
+    let pool = manifests::pool("beside", &[&ranges[0], &ranges[1]]);
+    cluster.manifests.write("pool-2.yaml", &[pool])?;
+    let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
+    let service = service.with(endpoints(cluster, pods)?);
+    cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })
 }

@@ -1,23 +1,25 @@
 //! Cases of VIPs on a segment with a number: how nodes are reached there.
 
-use vipmux_common::abi::{DropReason, NODE_ATTACHED, NODE_VLAN, NODE_VLAN_SHIFT, Stat};
+use vipmux_common::abi::{DropReason, INTERFACE_MTU_SHIFT, NODE_ATTACHED, NODE_VLAN, NODE_VLAN_SHIFT, Stat};
 use vipmux_tests::{
-    frames::{Ethernet, Ipv4, Mac},
-    program::State,
+    frames::{ACK, Ethernet, Icmpv6, Ipv4, Ipv6, Mac, Tcp},
+    program::{IFINDEX, State},
 };
 
 use crate::{
-    case::{Case, Verdict},
+    case::{Case, Counter, Verdict},
     demux::{datagram, handed, known_flow, new_flow, segment, syn},
+    family::v6,
     fixture::{
-        FAR, FAR_MAC, HTTPS, MIXED, PEER_BESIDE, PEER_MAC, REMOTE, SELF_HANDOVER, SELF_MAC, SPREAD, SYSLOG,
-        TAGGED_HTTP, VIP, VLAN, WHILE, from_client, on_segment,
+        CLIENT, CLIENT_MAC, CLIENT_PORT, FAR, FAR_MAC, HTTPS, MIXED, PEER_BESIDE, PEER_MAC, REMOTE, SELF_HANDOVER,
+        SELF_MAC, SPREAD, SYSLOG, TAGGED_HTTP, VIP, VLAN, WHILE, from_client, on_segment,
     },
     fragments,
+    reject::sealed,
 };
 
 pub(crate) fn cases() -> Vec<Case> {
-    [there(), not_there(), tags()].into_iter().flatten().collect()
+    [there(), not_there(), tags(), too_big()].into_iter().flatten().collect()
 }
 
 fn sent(packet: &Ipv4, mac: Mac) -> Verdict {
@@ -162,5 +164,90 @@ fn tags() -> Vec<Case> {
         )
         .given(|state| in_vlan(state, VLAN.into()))
         .then(recorded),
+    ]
+}
+
+/// Bytes.
+const NARROW: u16 = 60;
+const WIDE: u32 = 1_500;
+
+/// The path is narrower than the interface where packets come in.
+fn narrow(state: &mut State) {
+    state.interfaces[IFINDEX].flags |= WIDE << INTERFACE_MTU_SHIFT;
+    REMOTE.node_of(state).mtu = NARROW.into();
+}
+
+/// A packet to [`HTTPS`] of this length with its headers, which must not be fragmented.
+fn long(length: u16) -> Ipv4 {
+    let tcp = Tcp::new(CLIENT_PORT, HTTPS.port, ACK).numbers(7, 77).data(&vec![0x5a; usize::from(length - 40)]);
+    Ipv4::tcp(CLIENT, VIP, tcp).fragment(0x4000)
+}
+
+/// What is longer than the path's MTU is answered, so that its sender learns the MTU.
+fn too_big() -> Vec<Case> {
+    const EMBEDDED: usize = 28;
+    let too_long = long(NARROW + 1);
+    let [high, low] = NARROW.to_be_bytes();
+    let message = [&[3, 4, 0, 0, 0, 0, high, low], &too_long.bytes()[..EMBEDDED]].concat();
+    let told = Ipv4 { identification: 0, ..Ipv4::new(VIP, CLIENT, sealed(message)) };
+    let counters = [Counter::Drop(DropReason::TooBig), Counter::Stat(Stat::Rejected)];
+    let known = [&counters[..], &[Counter::Service(HTTPS.slot)]].concat();
+    let new = [&counters[..], &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTPS.slot)]].concat();
+    let long_v6 = Ipv6::tcp(v6(CLIENT), v6(VIP), Tcp::new(CLIENT_PORT, HTTPS.port, ACK).data(&[0x5a; 30]));
+    let told_v6 = Icmpv6::packet_too_big(NARROW.into(), &long_v6.bytes()[..48]);
+    let back = || Ethernet::new(SELF_MAC, CLIENT_MAC);
+    let recorded: fn(&mut State) = |state| HTTPS.record(state, REMOTE, 0, 0);
+    vec![
+        Case::ingress("a packet as long as the MTU goes on", from_client().ipv4(&long(NARROW)))
+            .given(narrow)
+            .becomes(Verdict::Transmitted(handed(&long(NARROW), PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
+            .then(recorded)
+            .in_this_family(),
+        Case::ingress("the client of a longer one is told", from_client().ipv4(&too_long))
+            .given(narrow)
+            .becomes(Verdict::Transmitted(back().ipv4(&told)), &new)
+            .then(recorded),
+        Case::ingress("also in the middle of a connection", from_client().ipv4(&too_long))
+            .given(|state| {
+                narrow(state);
+                HTTPS.record_vouched(state, REMOTE, WHILE, 0);
+            })
+            .becomes(Verdict::Transmitted(back().ipv4(&told)), &known)
+            .then(|state| HTTPS.record_vouched(state, REMOTE, 0, 0)),
+        Case::ingress("in IPv6 too", from_client().ipv6(&long_v6))
+            .given(narrow)
+            .becomes(
+                Verdict::Transmitted(
+                    back().ipv6(&Ipv6 { flow_label: 0, ..Ipv6::icmpv6(v6(VIP), v6(CLIENT), told_v6) }),
+                ),
+                &new,
+            )
+            .then(recorded)
+            .v6(),
+        Case::ingress("one that may be fragmented is dropped", from_client().ipv4(&long(NARROW + 1).fragment(0)))
+            .given(narrow)
+            .becomes(
+                Verdict::Dropped(DropReason::TooBig),
+                &[Counter::Stat(Stat::NewFlows), Counter::NewFlow(HTTPS.slot)],
+            )
+            .then(recorded)
+            .in_this_family(),
+        Case::ingress("one that stands for several goes on", from_client().ipv4(&too_long))
+            .given(|state| {
+                narrow(state);
+                state.interfaces[IFINDEX].flags = u32::from(NARROW) << INTERFACE_MTU_SHIFT;
+            })
+            .becomes(Verdict::Transmitted(handed(&too_long, PEER_MAC)), &new_flow(HTTPS, Stat::HandedOver))
+            .then(recorded),
+        Case::ingress(
+            "a later fragment that is too long is dropped",
+            from_client().ipv4(&fragments::cut(&datagram(SYSLOG))[1]),
+        )
+        .given(|state| {
+            narrow(state);
+            REMOTE.node_of(state).mtu = 21;
+            fragments::recorded(state, SYSLOG, REMOTE, WHILE);
+        })
+        .becomes(Verdict::Dropped(DropReason::TooBig), &[Counter::Service(SYSLOG.slot)]),
     ]
 }

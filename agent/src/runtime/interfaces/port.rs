@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use vipmux_common::abi::{
-    self, INTERFACE_BACKUP, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_OWN_MAC, INTERFACE_PARTIAL, INTERFACE_QDISC,
-    INTERFACE_TAGS,
+    self, INTERFACE_BACKUP, INTERFACE_FILTER, INTERFACE_GENERIC, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC,
+    INTERFACE_PARTIAL, INTERFACE_QDISC, INTERFACE_TAGS,
 };
 
 use super::{
@@ -29,6 +29,8 @@ pub(in crate::runtime) struct Attached {
     pub(in crate::runtime) bit: u32,
     /// XDP runs in the network stack, not in the driver.
     pub(super) generic: bool,
+    /// Bytes.
+    mtu: u32,
     pub(super) port: SegmentPort,
 }
 
@@ -146,7 +148,8 @@ impl AttachedInterfaces {
         mode: XdpAttachMode,
     ) -> Result<(), AgentError> {
         let (name, ifindex) = (&interface.name, interface.ifindex);
-        let suits = |attached: &Attached| attached.generic || mode != XdpAttachMode::Generic;
+        let suits =
+            |attached: &Attached| attached.mtu == interface.mtu && (attached.generic || mode != XdpAttachMode::Generic);
         if self.attached.get(&ifindex).is_some_and(|attached| attached.port == *port && suits(attached)) {
             return Ok(());
         }
@@ -178,9 +181,10 @@ impl AttachedInterfaces {
                 (backup, INTERFACE_BACKUP),
             ];
             entry.flags |= flags.iter().filter(|(is_set, _)| *is_set).fold(0, |flags, (_, flag)| flags | flag);
+            entry.flags |= interface.mtu.min(u16::MAX.into()) << INTERFACE_MTU_SHIFT;
             kernel.write_interface(receiver.ifindex, entry)?;
         }
-        self.attached.insert(ifindex, Attached { bit, generic, port: port.clone() });
+        self.attached.insert(ifindex, Attached { bit, generic, mtu: interface.mtu, port: port.clone() });
         self.changed = true;
         let mode = if generic { "generic" } else { "native" };
         tracing::info!(interface = name, mac = %port.mac, mode, tagged = port.tagged, "attached");
