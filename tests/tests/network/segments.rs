@@ -11,13 +11,18 @@ use vipmux_tests::{
     agent::{self, Agent},
     client::{Datagrams, Kind, Request, Session},
     cluster::{Cluster, PATIENCE, SHORT_TIMEOUT, TIMEOUT},
+    frames::{Ethernet, Ipv4, SYN, Tcp},
     lan::{Client, Lan, Options, Uplink},
-    manifests::{self, Manifests, Service},
+    manifests::{self, Manifests, Service, VIP},
+    offload::{self, Offload},
     pod::Listener,
-    requirement, wait,
+    requirement, wait, wire,
 };
 
-use crate::policies::{CONNECTIONS, endpoints};
+use crate::{
+    policies::{CONNECTIONS, endpoints},
+    services,
+};
 
 /// The node on both segments.
 const BETWEEN: &str = "node-1";
@@ -254,4 +259,46 @@ fn write_beside(cluster: &Cluster, service: Service, pods: &[&str]) -> Result<()
     let (address, address_v6) = (Some(VIPS.0), Some(VIPS.1));
     let service = service.with(endpoints(cluster, pods)?);
     cluster.manifests.write_service(&Service { address, address_v6, sharing_key: None, ..service })
+}
+
+#[test]
+fn frames_of_another_vlan_reach_no_vip_in_native_mode() -> Result<()> {
+    other_vlans_are_left_alone("native")
+}
+
+#[test]
+fn frames_of_another_vlan_reach_no_vip_in_generic_mode() -> Result<()> {
+    other_vlans_are_left_alone("generic")
+}
+
+/// A frame in a VLAN that nobody configured, from the port where VIPs are announced untagged.
+fn other_vlans_are_left_alone(xdp_mode: &'static str) -> Result<()> {
+    let Some(mut cluster) = services::prepared(Options::default())? else { return Ok(()) };
+    // On a wire, tags are in the frames.
+    for node in &cluster.lan.nodes {
+        cluster.lan.switch().run(|| offload::disable(&node.name, Offload::TxVlan))?;
+    }
+    cluster.start_agents(&agent::Options { xdp_mode, ..cluster.agent_options() })?;
+    services::await_all(&cluster)?;
+    let (client, leader) = (cluster.lan.client()?, cluster.await_leader(VIP)?);
+    ensure!(!leader.namespace().run(|| offload::strips_tags("eth0"))?, "the card takes tags out of frames");
+    let frame = |port: u16, tag: Option<u16>| {
+        let ethernet = Ethernet::new(client.mac.octets(), leader.mac.octets());
+        let ethernet = tag.into_iter().fold(ethernet, Ethernet::tagged);
+        ethernet.ipv4(&Ipv4::tcp(client.address, VIP, Tcp::new(port, 443, SYN)))
+    };
+    let recorded = |port: u16| {
+        let flows = cluster.agent(&leader.name)?.inspect_json(leader, &["flows"])?;
+        let flows = flows["flows"].as_array().context("no flows")?;
+        anyhow::Ok(flows.iter().any(|flow| flow["client_port"] == port))
+    };
+    let [tagged, untagged] = [20_001, 20_002];
+    wire::send(client.namespace(), "eth0", &frame(tagged, Some(200)), 1)?;
+    wire::send(client.namespace(), "eth0", &frame(untagged, None), 1)?;
+    wait::until("a record of the untagged frame", PATIENCE, || {
+        ensure!(recorded(untagged)?, "there is none");
+        Ok(())
+    })?;
+    ensure!(!recorded(tagged)?, "the frame of another VLAN was served");
+    Ok(())
 }

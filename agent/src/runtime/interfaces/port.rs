@@ -162,9 +162,7 @@ impl AttachedInterfaces {
             return Err(AgentError::TooManyInterfaces(attached.count() + 1));
         };
         let receivers: Vec<_> = port.receivers.iter().filter_map(|receiver| links.get(*receiver)).collect();
-        if port.tagged {
-            receivers.iter().try_for_each(|receiver| self.keep_tags(kernel, receiver))?;
-        }
+        receivers.iter().try_for_each(|receiver| self.keep_tags(kernel, receiver, port.tagged))?;
         let generic = pinned.map(|known| known.flags & INTERFACE_GENERIC != 0);
         let programs = &mut kernel.programs;
         let generic = programs.attach_xdp(name, (ifindex, interface.mtu), mode, generic)?;
@@ -191,11 +189,16 @@ impl AttachedInterfaces {
         Ok(())
     }
 
-    /// Keeps the driver from taking VLAN tags out of frames. It is marked first, so that it is
-    /// undone for certain.
-    fn keep_tags(&mut self, kernel: &mut Kernel, receiver: &Interface) -> Result<(), AgentError> {
+    /// Keeps the driver from taking VLAN tags out of frames. Without its tag, a frame of any VLAN
+    /// looks untagged. It is marked first, so that it is undone for certain. `needed`: VIPs are
+    /// announced in a VLAN.
+    fn keep_tags(&mut self, kernel: &mut Kernel, receiver: &Interface, needed: bool) -> Result<(), AgentError> {
         let ethtool = &self.ethtool;
         if !ethtool.strips_tags(&receiver.name)? {
+            return Ok(());
+        }
+        if !needed && !ethtool.can_change_tags(&receiver.name)? {
+            tracing::warn!(interface = receiver.name, "rx-vlan-offload stays on, frames of all VLANs look untagged");
             return Ok(());
         }
         let mut entry = kernel.interface(receiver.ifindex);
