@@ -1,6 +1,6 @@
 //! Tests the desired state of the maps.
 
-use std::sync::Arc;
+use std::{net::Ipv4Addr, sync::Arc};
 
 use super::*;
 use crate::runtime::interfaces::InterfaceSettings;
@@ -12,7 +12,10 @@ use vipmux_datapath::{
     link::Ethtool,
 };
 use vipmux_plan::Capacities;
-use vipmux_testing::names::{node_name, vip4};
+use vipmux_testing::{
+    names::{node_name, vip4},
+    netns::Namespace,
+};
 
 /// The state of these VIPs and nodes.
 fn state(vips: &[Vip], nodes: &[(&str, &[IpAddr])]) -> ServingState {
@@ -24,6 +27,17 @@ fn state(vips: &[Vip], nodes: &[(&str, &[IpAddr])]) -> ServingState {
     }
 }
 
+fn interfaces() -> AttachedInterfaces {
+    let settings = InterfaceSettings {
+        node: node_name("here"),
+        names: Vec::new(),
+        mode: XdpAttachMode::default(),
+        handover_mac: HandoverMac::default(),
+        tc: TcAttachMode::default(),
+    };
+    AttachedInterfaces::new(settings, Ethtool::open().unwrap())
+}
+
 /// The desired state with the warnings, on node `here` with these neighbors and peers' MACs, and
 /// without an interface.
 fn desired(
@@ -32,20 +46,13 @@ fn desired(
     peer_macs: &PeerMacs,
     led: &BTreeMap<Vip, u64>,
 ) -> (Desired, Vec<String>) {
-    let settings = InterfaceSettings {
-        node: node_name("here"),
-        names: Vec::new(),
-        mode: XdpAttachMode::default(),
-        handover_mac: HandoverMac::default(),
-        tc: TcAttachMode::default(),
-    };
     let inputs = DesiredInputs {
         node: &node_name("here"),
         unreachable: Unreachable::Refuse,
         state,
         links: &Links::default(),
         neighbors,
-        interfaces: &AttachedInterfaces::new(settings, Ethtool::open().unwrap()),
+        interfaces: &interfaces(),
         peer_macs,
         peer_addresses: &PeerAddresses::new(),
         handover_macs: &Arc::default(),
@@ -97,4 +104,70 @@ fn peers_speak_by_the_macs_of_their_other_segments() {
     let peer_macs = PeerMacs::from([(node_name("n2"), BTreeMap::from([(0, first), (1, second)]))]);
     let (desired, _) = desired(&state(&[], &[]), &ResolvedNeighbors::default(), &peer_macs, &BTreeMap::new());
     assert_eq!(desired.speakers, BTreeMap::from([(second, node_name("n2"))]));
+}
+
+/// The path to `far` on the second of two segments, with these neighbors and addresses of `far`.
+fn path_on_second(links: &Links, beside: Neighbor, published: Option<BTreeSet<IpAddr>>) -> (DesiredPath, DesiredPath) {
+    let mut interfaces = interfaces();
+    for name in ["eth0", "eth1"] {
+        interfaces.segments.add(links, links.segment(links.named(name).unwrap()).unwrap()).unwrap();
+    }
+    let state = state(&[], &[("far", &[FAR.0])]);
+    let first = links.named("eth0").unwrap().ifindex;
+    let neighbors = ResolvedNeighbors::from([
+        (FAR.0, Neighbor::Resolved { ifindex: first, mac: MACS[0], port: None }),
+        (FAR.1, beside),
+    ]);
+    let inputs = DesiredInputs {
+        node: &node_name("here"),
+        unreachable: Unreachable::Refuse,
+        state: &state,
+        links,
+        neighbors: &neighbors,
+        interfaces: &interfaces,
+        peer_macs: &PeerMacs::from([(node_name("far"), BTreeMap::from([(0, MACS[0]), (1, MACS[1])]))]),
+        peer_addresses: &published.into_iter().map(|all| (node_name("far"), all)).collect(),
+        handover_macs: &Arc::default(),
+        observed: &Observed::empty(Capacities::default(), new_config()),
+        led: &BTreeMap::new(),
+    };
+    let desired = inputs.desired(&mut Warnings::new(true));
+    let node = &desired.nodes[&node_name("far")];
+    assert_eq!(node.by_segment.keys().copied().collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(node.by_segment[&1], node.path, "its InternalIP is on the first one");
+    (node.path, node.by_segment[&2])
+}
+
+/// The addresses of `far` on both segments.
+const FAR: (IpAddr, IpAddr) = (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2)), IpAddr::V4(Ipv4Addr::new(203, 0, 113, 2)));
+const MACS: [Mac; 2] = [Mac::new([2, 0, 0, 0, 0, 2]), Mac::new([2, 0, 0, 0, 1, 2])];
+
+#[test]
+fn a_node_is_reached_on_a_segment_by_a_mac_that_it_published_and_otherwise_by_its_internal_ip() {
+    let Some([here, lan]) = Namespace::new() else { return };
+    for (name, peer, address) in [("eth0", "lan0", "192.0.2.1"), ("eth1", "lan1", "203.0.113.1")] {
+        here.veth(name, &lan, peer);
+        here.address(name, address, 24);
+    }
+    here.run(async |_| {
+        let links = Links::read().await.unwrap();
+        let second = links.named("eth1").unwrap().ifindex;
+        let published = || Some(BTreeSet::from([FAR.1]));
+        let resolved = |mac| Neighbor::Resolved { ifindex: second, mac, port: None };
+        let (first, path) = path_on_second(&links, resolved(MACS[1]), published());
+        assert_eq!(path, DesiredPath { mac: Some(MACS[1]), ifindex: second, ..first });
+        assert_eq!((path.vlan, path.reach), (Some(0), Reach::Attached));
+        let forged = Mac::new([2, 0, 0, 0, 9, 9]);
+        for (beside, published, why) in [
+            (resolved(forged), published(), "anybody can answer for its address"),
+            (resolved(MACS[1]), Some(BTreeSet::new()), "it has no address there any more"),
+            (Neighbor::Unresolved { ifindex: second }, published(), "it does not answer there"),
+            (Neighbor::OffLink, published(), "its address is elsewhere"),
+            (Neighbor::Pending { ifindex: second }, published(), "it was not reached there before"),
+            (resolved(MACS[1]), None, "nor was it, and it was not heard"),
+        ] {
+            let (first, path) = path_on_second(&links, beside, published);
+            assert_eq!(path, first, "{why}");
+        }
+    });
 }
