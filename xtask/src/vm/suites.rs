@@ -13,7 +13,7 @@ use crate::workspace;
 /// The network tests that run on every kernel: ARP, TCP and UDP with local and remote backends,
 /// replies, fragments, generic XDP, veths, direct server return, restart and removal. The others
 /// run only on the developer's kernel.
-const NETWORK: [&str; 19] = [
+const NETWORK: [&str; 21] = [
     "direct_return::pods_here_and_elsewhere_answer_in_the_vips_name",
     "leading::restarting_every_agent_loses_no_request",
     "leading::the_planned_leader_answers_and_the_client_knows_its_mac",
@@ -27,6 +27,8 @@ const NETWORK: [&str; 19] = [
     // The build machine's kernel may lack what these need.
     "direct_return::pods_behind_a_vlan_answer_in_the_vips_name",
     "sctp::associations_reach_every_pod_which_sees_the_client",
+    "segments::a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_generic_mode",
+    "segments::a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_native_mode",
     "uplinks::a_bond_of_two_cards_answers_a_broadcast_once_whichever_card_it_uses",
     "uplinks::a_bonds_card_stands_for_the_bond",
     "uplinks::a_vip_on_a_bond_is_served",
