@@ -46,7 +46,8 @@
 //!
 //! Backends with direct server return answer with the VIP as source, to packets that conntrack has
 //! not seen. Conntrack would treat their first reply as invalid, which kube-proxy drops, or as a
-//! new connection, which the CNI masquerades. So their replies are not tracked:
+//! new connection, which the CNI masquerades. So their replies are not tracked while this node has
+//! such backends:
 //!
 //! ```text
 //!     set direct4 { type ipv4_addr . inet_proto . inet_service }
@@ -120,6 +121,13 @@ pub struct DesiredTable {
     /// How long a client of datagrams is remembered after its flow's last packet, seconds. As the
     /// record of the flow: by the longest idle timeout.
     pub remembered: u32,
+}
+
+impl DesiredTable {
+    /// Returns whether the rules are the same.
+    fn has_rules_for(&self, other: &Self) -> bool {
+        self.remembered == other.remembered && has_direct(&self.elements) == has_direct(&other.elements)
+    }
 }
 
 impl Default for DesiredTable {
@@ -320,11 +328,12 @@ impl IdentitySnat {
     /// Makes the table as desired. What it knows of clients stays.
     ///
     /// The first call replaces the table of an earlier agent in one transaction. So does a call with
-    /// another time for clients. The cost of other calls depends on what changed. A repeated call
-    /// repairs a flushed ruleset.
+    /// other rules: another time for clients, the first or no more backends with direct server
+    /// return. The cost of other calls depends on what changed. A repeated call repairs a flushed
+    /// ruleset.
     pub fn sync(&mut self, desired: &DesiredTable) -> Result<SyncResult, SnatError> {
         if let Some(installed) = self.installed.take()
-            && installed.content.remembered == desired.remembered
+            && installed.content.has_rules_for(desired)
             && ruleset::table_handle(&mut self.socket)? == Some(installed.handle)
             && let Ok((installed, synced)) = self.update(installed, &desired.elements)
         {

@@ -132,17 +132,17 @@ fn chain(chain: &BaseChain) -> ChainMessage {
 }
 
 /// Returns all rules, in the order of their chains. `remembered`: how long a client is remembered,
-/// seconds.
-pub(super) fn rules(remembered: u32) -> Vec<RuleMessage> {
+/// seconds. `direct`: there are backends with direct server return.
+pub(super) fn rules(remembered: u32, direct: bool) -> Vec<RuleMessage> {
     let clients = &ClientSet::ALL;
+    let untracked = [return_uplinks()].into_iter().chain(DIRECT.iter().map(leave_untracked));
     [return_bare_syn(), return_init()]
         .into_iter()
         .chain(clients.iter().map(return_unless_to_a_client))
         .chain(SOURCES.iter().map(keep_source))
         .chain(SOURCES.iter().map(|backends| remember_client(backends, remembered)))
         .chain(clients.iter().map(|clients| remember_again(clients, remembered)))
-        .chain([return_uplinks()])
-        .chain(DIRECT.iter().map(leave_untracked))
+        .chain(untracked.filter(|_| direct))
         .collect()
 }
 

@@ -11,7 +11,7 @@ use netlink_packet_netfilter::{
 };
 
 use super::{
-    DesiredTable, Element, SnatError,
+    DesiredTable, Element, SnatError, has_direct,
     rules::{FamilyLayout, IPV4, IPV6, chains, rules},
     transaction::{Socket, TransactionMessage},
 };
@@ -160,7 +160,8 @@ fn emptied() -> impl Iterator<Item = TransactionMessage> {
 
 /// Returns the messages that add the rules and the desired elements.
 fn filled(desired: &DesiredTable) -> impl Iterator<Item = TransactionMessage> {
-    let rules = rules(desired.remembered).into_iter().map(NfTablesMessage::NewRule).map(TransactionMessage::Append);
+    let rules = rules(desired.remembered, has_direct(&desired.elements)).into_iter();
+    let rules = rules.map(NfTablesMessage::NewRule).map(TransactionMessage::Append);
     let all: Vec<_> = desired.elements.iter().copied().collect();
     let elements: Vec<_> = elements(&all).collect();
     rules.chain(elements.into_iter().map(NfTablesMessage::NewSetElement).map(TransactionMessage::Create))
