@@ -8,7 +8,7 @@ use core::ptr;
 
 use vipmux_common::{
     abi::{
-        DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
+        Config, DropReason, FRAGMENT_KERNEL, FragmentKey, Interface, KNOWN_NEW, KNOWN_NO_BACKEND, KNOWN_NO_SERVICE,
         KNOWN_TOO_BIG, SERVICE_DIRECT, SERVICE_KERNEL, Scratch, Stat,
     },
     hash,
@@ -37,12 +37,12 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
     let Some((id, flags)) = vip::of(frame, interface, &packet) else { return Ok(Verdict::PASS) };
     let handed_over = flags.is_handed_over();
     let now = flow::now();
-    if neighbor::is_abandoned(now) {
+    let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
+    if neighbor::is_abandoned(config, now) {
         return Ok(Verdict::PASS);
     }
     let Some(transport) = packet.whole(frame.available()) else { return tell(Scratch::default(), Verdict::NEW) };
     let Ok(segment) = transport.segment(frame.end) else { return tell(Scratch::default(), Verdict::NEW) };
-    let Some(config) = CONFIG.get(0) else { return Ok(Verdict::PASS) };
     let key = segment.flow(packet.source, id);
     let is_new = Scratch { known: KNOWN_NEW, vip: id, vip_flags: flags.0, attempts: 0 };
     let source = Source { frame, interface, vip: flags };
@@ -66,7 +66,7 @@ pub(crate) fn established<const V6: bool>(frame: &Frame, interface: &Interface) 
         return Err(DropReason::SourceRange.into());
     }
     count::service(found.slot, frame.length, false);
-    send(frame, interface, &packet, &transport, &segment, &found)
+    send(config, frame, interface, &packet, &transport, &segment, &found)
 }
 
 /// Passes what is known to the program that is called next.
@@ -167,7 +167,8 @@ pub(crate) fn new<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
     }
     count::service(found.slot, frame.length, is_recorded);
     fragment::record(&packet, &transport, &found, now)?;
-    send(frame, interface, &packet, &transport, &segment, &found)
+    let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
+    send(config, frame, interface, &packet, &transport, &segment, &found)
 }
 
 /// A packet that no Service or no backend takes continues to the program that answers it.
@@ -214,6 +215,7 @@ pub(crate) fn odd<const V6: bool>(frame: &Frame, interface: &Interface) -> Outco
 /// Sends the packet to the backend.
 #[inline(always)]
 fn send<const V6: bool>(
+    config: &Config,
     frame: &Frame,
     interface: &Interface,
     packet: &Packet<V6>,
@@ -233,7 +235,7 @@ fn send<const V6: bool>(
             if found.kept != Kept::Record {
                 count::stat(Stat::Unrecorded, frame.length);
             }
-            forward::hand_over_segment(frame, packet, transport, segment, interface, node)
+            forward::hand_over_segment(config, frame, packet, transport, segment, interface, node)
         }
     }
 }
@@ -241,6 +243,7 @@ fn send<const V6: bool>(
 /// Sends an ICMP error about a reply after its flow.
 #[inline(always)]
 fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usize, embedded: &Embedded<V6>) -> Outcome {
+    let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
     let &Source { frame, interface, vip } = source;
     let (target, state) = match flow::look(&key, vip) {
@@ -258,7 +261,7 @@ fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usiz
     match target.local {
         Some(_) if state & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(icmp::deliver(frame, packet, at, embedded, backend)),
-        None => forward::hand_over(frame, packet, interface, service::node(&target)?),
+        None => forward::hand_over(config, frame, packet, interface, service::node(&target)?),
     }
 }
 
@@ -266,6 +269,7 @@ fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usiz
 #[inline(always)]
 fn later<const V6: bool>(source: &Source, packet: &Packet<V6>, key: &FragmentKey) -> Outcome {
     let &Source { frame, interface, vip } = source;
+    let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
     let value = fragment::find(key).ok_or(DropReason::Fragment)?;
     if value.backend == FRAGMENT_KERNEL {
         return Ok(Verdict::KERNEL);
@@ -282,6 +286,6 @@ fn later<const V6: bool>(source: &Source, packet: &Packet<V6>, key: &FragmentKey
     match target.local {
         Some(_) if value.direct != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(nat::deliver_later(frame, packet, backend)),
-        None => forward::hand_over(frame, packet, interface, service::node(&target)?),
+        None => forward::hand_over(config, frame, packet, interface, service::node(&target)?),
     }
 }

@@ -5,13 +5,13 @@ use aya_ebpf::{
     helpers::bpf_redirect,
 };
 use vipmux_common::abi::{
-    DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, Interface, KNOWN_TOO_BIG, Mac, Node, Scratch, Stat,
+    Config, DropReason, INTERFACE_MTU_SHIFT, INTERFACE_OWN_MAC, Interface, KNOWN_TOO_BIG, Mac, Node, Scratch, Stat,
 };
 
 use crate::{
     count,
     frame::Frame,
-    maps::{CONFIG, INTERFACES, SCRATCH},
+    maps::{INTERFACES, SCRATCH},
     packet::{Packet, Transport},
     partial,
     segment::Segment,
@@ -21,6 +21,7 @@ use crate::{
 /// Sends the frame to the node, with the tag of the path. Above layer 2, only the TTL changes.
 #[inline(always)]
 pub(crate) fn hand_over<const V6: bool>(
+    config: &Config,
     frame: &Frame,
     packet: &Packet<V6>,
     interface: &Interface,
@@ -35,7 +36,7 @@ pub(crate) fn hand_over<const V6: bool>(
     }
     packet.set_hops(hops - 1);
     let vlan = node.vlan().unwrap_or(frame.vlan);
-    frame.write_path(node.mac, source(interface, node), vlan).ok_or(DropReason::NodeUnreachable)?;
+    frame.write_path(node.mac, source(config, interface, node), vlan).ok_or(DropReason::NodeUnreachable)?;
     count::stat(Stat::HandedOver, frame.length);
     Ok(Verdict::forward(node.ifindex))
 }
@@ -60,6 +61,7 @@ fn is_aggregate(frame: &Frame, interface: &Interface) -> bool {
 /// As [`hand_over`], for a packet with its own checksum, which may have to be completed.
 #[inline(always)]
 pub(crate) fn hand_over_segment<const V6: bool>(
+    config: &Config,
     frame: &Frame,
     packet: &Packet<V6>,
     transport: &Transport,
@@ -68,17 +70,14 @@ pub(crate) fn hand_over_segment<const V6: bool>(
     node: &Node,
 ) -> Outcome {
     partial::complete(frame, interface, packet, transport, segment);
-    hand_over(frame, packet, interface, node)
+    hand_over(config, frame, packet, interface, node)
 }
 
 /// Returns the source MAC of a handed-over frame: this node's hand-over MAC, unless the network
 /// takes no second one.
 #[inline(always)]
-fn source(interface: &Interface, node: &Node) -> Mac {
-    if interface.flags & INTERFACE_OWN_MAC == 0
-        && let Some(config) = CONFIG.get(0)
-        && config.handover != Mac::default()
-    {
+fn source(config: &Config, interface: &Interface, node: &Node) -> Mac {
+    if interface.flags & INTERFACE_OWN_MAC == 0 && config.handover != Mac::default() {
         return config.handover;
     }
     INTERFACES.get(node.ifindex).map_or(interface.mac, |outlet| outlet.mac)

@@ -3,7 +3,7 @@
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
 use vipmux_common::{
     abi::{
-        Address, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED, VipValue,
+        Address, Config, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED, VipValue,
     },
     budget::Kind,
 };
@@ -42,8 +42,8 @@ fn standing() -> Standing {
 /// Returns whether the agent has been away for so long that this node leaves VIPs alone. Each CPU
 /// reads the clock once a second, since it costs more than all the rest.
 #[inline(always)]
-pub(crate) fn is_abandoned(now: u64) -> bool {
-    let (Some(lapse), Some(config)) = (LAPSE.get_ptr_mut(0), CONFIG.get(0)) else { return false };
+pub(crate) fn is_abandoned(config: &Config, now: u64) -> bool {
+    let Some(lapse) = LAPSE.get_ptr_mut(0) else { return false };
     // SAFETY: a per-CPU value; an interleaved run on this CPU asks the clock once more at worst.
     unsafe {
         if now.wrapping_sub((*lapse).checked) >= u64::from(config.hz) {

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem::replace,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
@@ -39,29 +40,35 @@ const VLAN: &str = "vlan100";
 
 #[test]
 fn a_client_on_one_segment_reaches_pods_on_the_other_in_native_mode() -> Result<()> {
-    reaches_both("native", CARD, |_| Ok(()))
+    reaches_both("native", CARD, "derived", |_| Ok(()))
 }
 
 #[test]
 fn a_client_on_one_segment_reaches_pods_on_the_other_in_generic_mode() -> Result<()> {
-    reaches_both("generic", CARD, |_| Ok(()))
+    reaches_both("generic", CARD, "derived", |_| Ok(()))
+}
+
+/// They have the MAC of the segment between the nodes, where the VIP is not announced.
+#[test]
+fn frames_with_nodes_own_macs_reach_pods_on_the_other_segment() -> Result<()> {
+    reaches_both("generic", CARD, "own", |_| Ok(()))
 }
 
 /// The frames come in with a tag, and go on without one.
 #[test]
 fn a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_native_mode() -> Result<()> {
-    reaches_both("native", VLAN, |_| Ok(()))
+    reaches_both("native", VLAN, "derived", |_| Ok(()))
 }
 
 #[test]
 fn a_client_in_a_vlan_reaches_pods_on_nodes_outside_of_it_in_generic_mode() -> Result<()> {
-    reaches_both("generic", VLAN, |_| Ok(()))
+    reaches_both("generic", VLAN, "derived", |_| Ok(()))
 }
 
 /// Until then the other node leads it, which the client cannot reach.
 #[test]
 fn vips_on_a_segment_move_to_the_node_there_that_comes_late() -> Result<()> {
-    reaches_both("generic", CARD, |cluster| {
+    reaches_both("generic", CARD, "derived", |cluster| {
         wait::until("the other node leads", PATIENCE, || {
             let view = cluster.agent("node-2")?.inspect_json(cluster.lan.node("node-2")?, &["vips"])?;
             let vips = view["vips"].as_array().context("no vips")?;
@@ -76,6 +83,7 @@ fn vips_on_a_segment_move_to_the_node_there_that_comes_late() -> Result<()> {
 fn reaches_both(
     xdp_mode: &'static str,
     second: &str,
+    handover_mac: &'static str,
     before_it_comes: impl FnOnce(&Cluster) -> Result<()>,
 ) -> Result<()> {
     if second == VLAN && !requirement::uplink(Uplink::Vlan(100))? {
@@ -95,7 +103,7 @@ fn reaches_both(
     // The other node is no way into that segment.
     cluster.manifests.write_nodes(&cluster.lan, &["node-2"])?;
     write_beside(&cluster, Service::sharing("shop/web", PORT, "TCP", 8080), &pods)?;
-    let options = agent::Options { xdp_mode, ..cluster.agent_options() };
+    let options = agent::Options { xdp_mode, handover_mac, ..cluster.agent_options() };
     cluster.start_agents_but(BETWEEN, &options)?;
     before_it_comes(&cluster)?;
     let both = agent::Options { interface: format!("eth0,{second}"), ..options };
@@ -222,10 +230,11 @@ fn clients_learn_the_width_of_the_way_between_nodes_in_generic_mode() -> Result<
 }
 
 /// The segment between the nodes has a lower MTU than the client's. The first datagram is lost, and
-/// the client learns why.
+/// the client learns why. Later the MTU gets still lower.
 fn learns_the_width(xdp_mode: &'static str) -> Result<()> {
     const SYSLOG: u16 = 514;
     const NARROW: u32 = 1_400;
+    const NARROWER: u32 = 1_340;
     let Some(mut lan) = Lan::for_test(Options { nodes: 2, ..Options::default() })? else { return Ok(()) };
     let client = lan.add_segment(&[BETWEEN])?;
     for node in &lan.nodes {
@@ -240,14 +249,21 @@ fn learns_the_width(xdp_mode: &'static str) -> Result<()> {
     cluster.start_agents_but(BETWEEN, &options)?;
     let both = agent::Options { interface: "eth0,eth1".to_owned(), ..options };
     cluster.agents.insert(0, Agent::start(cluster.lan.node(BETWEEN)?, &both)?);
-    let text = "x".repeat(1_420);
-    for vip in [IpAddr::from(VIPS.0), VIPS.1.into()] {
-        let datagrams = client.namespace().run(|| Datagrams::connect((vip, SYSLOG).into(), SHORT_TIMEOUT))?;
-        let answer = wait::until("an answered datagram", PATIENCE, || datagrams.echo(&text));
-        let answer = answer.with_context(|| format!("{vip}\n{}", cluster.last_outputs()))?;
-        ensure!(answer.service == "ops/syslog", "{answer}");
+    let mut long = 0;
+    for (mtu, length) in [(NARROW, 1_420), (NARROWER, 1_350)] {
+        for node in &cluster.lan.nodes {
+            node.namespace().links(|links| links.set_mtu("eth0", mtu))?;
+        }
+        let text = "x".repeat(length);
+        for vip in [IpAddr::from(VIPS.0), VIPS.1.into()] {
+            let datagrams = client.namespace().run(|| Datagrams::connect((vip, SYSLOG).into(), SHORT_TIMEOUT))?;
+            let answer = wait::until("an answered datagram", PATIENCE, || datagrams.echo(&text));
+            let answer = answer.with_context(|| format!("{vip}, {mtu}\n{}", cluster.last_outputs()))?;
+            ensure!(answer.service == "ops/syslog", "{answer}");
+            let before = replace(&mut long, cluster.counted("drops", "too_big")?);
+            ensure!(long > before, "{vip}, {mtu}: no packet was too long");
+        }
     }
-    ensure!(cluster.counted("drops", "too_big")? > 0, "no packet was too long");
     Ok(())
 }
 
