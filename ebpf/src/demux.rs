@@ -243,7 +243,6 @@ fn send<const V6: bool>(
 /// Sends an ICMP error about a reply after its flow.
 #[inline(always)]
 fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usize, embedded: &Embedded<V6>) -> Outcome {
-    let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
     let key = embedded.flow(id, &packet.destination).ok_or(DropReason::Icmp)?;
     let &Source { frame, interface, vip } = source;
     let (target, state) = match flow::look(&key, vip) {
@@ -261,7 +260,10 @@ fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usiz
     match target.local {
         Some(_) if state & SERVICE_DIRECT != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(icmp::deliver(frame, packet, at, embedded, backend)),
-        None => forward::hand_over(config, frame, packet, interface, service::node(&target)?),
+        None => {
+            let node = service::node(&target)?;
+            forward::hand_over(CONFIG.get(0).ok_or(Verdict::PASS)?, frame, packet, interface, node)
+        }
     }
 }
 
@@ -269,7 +271,6 @@ fn error<const V6: bool>(source: &Source, packet: &Packet<V6>, id: u32, at: usiz
 #[inline(always)]
 fn later<const V6: bool>(source: &Source, packet: &Packet<V6>, key: &FragmentKey) -> Outcome {
     let &Source { frame, interface, vip } = source;
-    let config = CONFIG.get(0).ok_or(Verdict::PASS)?;
     let value = fragment::find(key).ok_or(DropReason::Fragment)?;
     if value.backend == FRAGMENT_KERNEL {
         return Ok(Verdict::KERNEL);
@@ -286,6 +287,9 @@ fn later<const V6: bool>(source: &Source, packet: &Packet<V6>, key: &FragmentKey
     match target.local {
         Some(_) if value.direct != 0 => Ok(Verdict::DIRECT),
         Some(backend) => Ok(nat::deliver_later(frame, packet, backend)),
-        None => forward::hand_over(config, frame, packet, interface, service::node(&target)?),
+        None => {
+            let node = service::node(&target)?;
+            forward::hand_over(CONFIG.get(0).ok_or(Verdict::PASS)?, frame, packet, interface, node)
+        }
     }
 }
