@@ -18,6 +18,9 @@ pub mod unload;
 pub mod vip_index;
 pub mod xdp;
 
+#[cfg(test)]
+mod tests;
+
 use aya::include_bytes_aligned;
 
 /// The BPF object (`ebpf/`), built by the build script.
