@@ -9,6 +9,7 @@ mod counters;
 mod datagram_warnings;
 mod key_file;
 mod sockets;
+mod strays;
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc, time::Duration};
 
@@ -27,7 +28,7 @@ pub use self::{
     counters::{Count, Counters},
     key_file::{KeyFileError, follow, is_exposed, load, load_or_make},
 };
-use self::{datagram_warnings::DatagramWarnings, sockets::Sockets};
+use self::{datagram_warnings::DatagramWarnings, sockets::Sockets, strays::Strays};
 use vipmux_election::membership::{
     OtherKeys,
     sealing::{Opened, Sealer, SealingKeys, SenderCheck},
@@ -120,6 +121,7 @@ impl Gossip {
             counters: Arc::clone(&counters),
             warnings: DatagramWarnings::default(),
             owners: BTreeMap::new(),
+            strays: Strays::default(),
             other_keys: heard,
         };
         // Owns the sockets. Dropping the `Gossip` aborts it: datagrams that wait are lost, and
@@ -162,6 +164,7 @@ struct Task {
     warnings: DatagramWarnings,
     /// The Node that has each address.
     owners: BTreeMap<IpAddr, NodeName>,
+    strays: Strays,
     other_keys: watch::Sender<OtherKeys>,
 }
 
@@ -237,6 +240,10 @@ impl Task {
     fn receive(&mut self, family: Family) -> Result<(), End> {
         let now = vipmux_cluster::clock::try_boottime().map_err(End::Clock)?;
         for (datagram, from) in self.sockets.receive(family, BATCH) {
+            if !self.owners.contains_key(&from) && !self.strays.take(now) {
+                self.counters.add(Count::Stray, 1);
+                continue;
+            }
             let addresses = self.addresses.borrow();
             let origin = |node: &NodeName, from| match addresses.get(node) {
                 None => SenderCheck::UnknownNode,

@@ -24,15 +24,18 @@ pub enum Count {
     Replied,
     /// Responses that admitted a session, and needed no reply.
     Admitted,
+    /// Datagrams from addresses of no Node that were not opened, since too many came.
+    Stray,
     /// Datagrams that could not be opened, or had no payload.
     Unopened(Unopened),
 }
 
 impl Count {
     /// All outcomes, in the order of their places.
-    pub const ALL: [Self; 6 + Unopened::ALL.len()] = {
-        let mut all = [Self::Sent; 6 + Unopened::ALL.len()];
-        let named = [Self::Sent, Self::Unsent, Self::Taken, Self::Overflowed, Self::Replied, Self::Admitted];
+    pub const ALL: [Self; 7 + Unopened::ALL.len()] = {
+        let mut all = [Self::Sent; 7 + Unopened::ALL.len()];
+        let named =
+            [Self::Sent, Self::Unsent, Self::Taken, Self::Overflowed, Self::Replied, Self::Admitted, Self::Stray];
         let mut place = 0;
         while place < all.len() {
             all[place] =
@@ -51,6 +54,7 @@ impl Count {
             Self::Overflowed => "overflowed",
             Self::Replied => "replied",
             Self::Admitted => "admitted",
+            Self::Stray => "stray",
             Self::Unopened(reason) => reason.name(),
         }
     }
@@ -63,7 +67,8 @@ impl Count {
             Self::Overflowed => 3,
             Self::Replied => 4,
             Self::Admitted => 5,
-            Self::Unopened(reason) => 6 + reason as usize,
+            Self::Stray => 6,
+            Self::Unopened(reason) => 7 + reason as usize,
         }
     }
 }

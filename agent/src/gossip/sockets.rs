@@ -15,7 +15,7 @@ use vipmux_election::membership::sealing::LONGEST_DATAGRAM;
 use vipmux_model::{Family, NodeName};
 
 /// Bytes of datagrams that may wait in the kernel, since the nodes of a cluster of 1,000 answer at
-/// once. The kernel allows no more than `net.core.rmem_max`.
+/// once. Without CAP_NET_ADMIN the kernel allows no more than `net.core.rmem_max` (socket(7)).
 const RECEIVE_BUFFER: usize = 512 << 10;
 
 /// The sockets, and the addresses that they should be bound to.
@@ -147,7 +147,8 @@ impl Bound {
     fn to(address: IpAddr, port: u16) -> io::Result<Self> {
         let outgoing = net::UdpSocket::bind((address, port))?;
         outgoing.set_nonblocking(true)?;
-        setsockopt(&outgoing, sockopt::RcvBuf, &RECEIVE_BUFFER)?;
+        setsockopt(&outgoing, sockopt::RcvBufForce, &RECEIVE_BUFFER)
+            .or_else(|_| setsockopt(&outgoing, sockopt::RcvBuf, &RECEIVE_BUFFER))?;
         Ok(Self { address, incoming: UdpSocket::from_std(outgoing.try_clone()?)?, outgoing })
     }
 }
@@ -164,5 +165,19 @@ async fn readable(bound: Option<&Bound>) {
     };
     if !ready {
         pending::<()>().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::socket::getsockopt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_receive_buffer_is_larger_than_the_systems_limit() {
+        let bound = Bound::to(IpAddr::from([127, 0, 0, 1]), 0).unwrap();
+        // The kernel doubles what was asked for (`__sock_set_rcvbuf` of net/core/sock.c).
+        assert_eq!(getsockopt(&bound.outgoing, sockopt::RcvBuf).unwrap(), 2 * RECEIVE_BUFFER);
     }
 }

@@ -155,6 +155,21 @@ async fn unexpected_datagrams_are_counted_and_do_not_stop_the_others() {
 }
 
 #[tokio::test]
+async fn a_flood_from_addresses_of_no_node_is_not_opened_and_nodes_are_heard() {
+    let nodes = addresses(&[("a", &[loopback(9, 1)]), ("b", &[loopback(9, 2)])]);
+    let mut b = Agent::start("b", &nodes, PORT, 1);
+    let strange = addresses(&[("c", &[loopback(9, 3)]), ("b", &[loopback(9, 2)])]);
+    let stranger = Agent::start("c", &strange, PORT, 1);
+    while b.count(Count::Stray) < 500 {
+        stranger.gossip.send((0..50).map(|_| (node_name("b"), vec![7; 1_000])).collect());
+        sleep(Duration::from_millis(1)).await;
+    }
+    assert!(b.count(Count::Unopened(Unopened::Stranger)) > 0, "a few are opened, to say what they are");
+    let a = Agent::start("a", &nodes, PORT, 1);
+    a.tell(&mut b, "b", b"here").await;
+}
+
+#[tokio::test]
 async fn payloads_that_are_not_read_are_lost_and_counted() {
     let nodes = addresses(&[("a", &[loopback(5, 1)]), ("b", &[loopback(5, 2)])]);
     let a = Agent::start("a", &nodes, PORT, 1);
