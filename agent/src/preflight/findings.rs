@@ -126,7 +126,7 @@ pub fn assess(observed: &Observations) -> Vec<Finding> {
     found.extend(interface::assess(kernel, interfaces));
     found.extend(classifiers::assess(kernel, classifiers));
     for segment in interfaces.iter().flatten().flatten() {
-        found.extend(settings::assess_interface(segment, &exits, source.node_has_ipv6()));
+        found.extend(settings::assess_interface(segment, &exits, source.node_has_ipv6(), others.has_ipvs()));
     }
     found.push(settings::assess(*settings));
     found.extend(routes::assess(routes));

@@ -237,7 +237,10 @@ fn vips_on_interfaces_and_a_used_gossip_port_are_reported() -> Result<()> {
     namespace.links(|links| links.add_holder("kube-ipvs0").and_then(|()| links.add_address("kube-ipvs0", VIP, 32)))?;
     let checked = setup.check()?;
     checked.expect("vip-addresses", "pass", "", "")?;
-    checked.expect("kube-proxy", "pass", "strictARP is not needed", "")?;
+    checked.expect("kube-proxy", "pass", "VIPs on kube-ipvs0 are correct", "")?;
+    checked.expect("arp", "warn", "arp_ignore is 0", "strictARP: true")?;
+    namespace.sysctl("net/ipv4/conf/all/arp_ignore", "1")?;
+    setup.check()?.expect("arp", "pass", "strictARP", "")?;
     namespace.links(|links| links.add_address("eth0", VIP, 32))?;
     let found = format!("{VIP} is on eth0");
     setup.check()?.expect("vip-addresses", "fail", &found, &format!("ip address del {VIP} dev eth0"))?;

@@ -117,8 +117,13 @@ impl Others {
         self.daemon_sets.iter().flatten().filter(name).collect()
     }
 
+    /// Returns whether kube-proxy is in ipvs mode.
+    pub(super) fn has_ipvs(&self) -> bool {
+        self.has_interface("kube-ipvs0")
+    }
+
     fn proxy(&self) -> Option<Proxy> {
-        if self.has_interface("kube-ipvs0") {
+        if self.has_ipvs() {
             Some(Proxy::Ipvs)
         } else if self.chains.contains("kube-proxy") {
             Some(Proxy::Nftables)
@@ -133,7 +138,7 @@ impl Others {
 fn proxy(others: &Others) -> Finding {
     const CHECK: &str = "kube-proxy";
     match others.proxy() {
-        Some(Proxy::Ipvs) => Finding::pass(CHECK, "ipvs: VIPs on kube-ipvs0 are correct, and strictARP is not needed"),
+        Some(Proxy::Ipvs) => Finding::pass(CHECK, "ipvs: VIPs on kube-ipvs0 are correct"),
         Some(Proxy::Nftables) => Finding::pass(CHECK, "nftables"),
         Some(Proxy::Iptables) => Finding::pass(CHECK, "iptables"),
         Some(Proxy::Cilium) => Finding::pass(CHECK, "none, but Cilium, which can replace it"),

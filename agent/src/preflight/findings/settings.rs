@@ -36,11 +36,12 @@ pub struct InterfaceSysctlObservation {
 pub(super) type NodeHasIpv6 = Option<bool>;
 
 /// Returns the findings about an interface's settings. `exits`: the interfaces of routes with a
-/// gateway.
+/// gateway. `has_ipvs`: kube-proxy's ipvs mode gives the node all VIPs.
 pub(super) fn assess_interface(
     segment: &SegmentObservation,
     exits: &[&str],
     node_has_ipv6: NodeHasIpv6,
+    has_ipvs: bool,
 ) -> Vec<Finding> {
     let (name, stack) = (&segment.name, &segment.stack);
     let found = [
@@ -48,7 +49,7 @@ pub(super) fn assess_interface(
         forwarding(name, stack),
         ipv6(name, stack, node_has_ipv6),
         advertisements(name, stack),
-        arp(name, stack.arp_ignore),
+        arp(name, stack.arp_ignore, has_ipvs),
     ];
     found.into_iter().flatten().map(|finding| finding.about(name)).collect()
 }
@@ -151,15 +152,30 @@ fn advertisements(name: &str, stack: &InterfaceSysctlObservation) -> Option<Find
     })
 }
 
-fn arp(name: &str, ignore: Option<u8>) -> Option<Finding> {
+/// The stack answers for any address of the node, unless `arp_ignore` says otherwise
+/// (Documentation/networking/ip-sysctl.rst). IPv6 only answers for those of the interface.
+fn arp(name: &str, ignore: Option<u8>, has_ipvs: bool) -> Option<Finding> {
     const CHECK: &str = "arp";
-    Some(if ignore? >= 8 {
-        Finding::fail(
+    /// Of those that are less than 8, these two do not answer for addresses of other interfaces.
+    const STRICT: [u8; 2] = [1, 2];
+    Some(match ignore? {
+        ignored @ 8.. => Finding::fail(
             CHECK,
-            format!("arp_ignore is 8: {name} does not answer for the node's own address, so no peer can reach it"),
+            format!(
+                "arp_ignore is {ignored}: {name} does not answer for the node's own address, so no peer can reach it"
+            ),
             format!("`sysctl -w net.ipv4.conf.{name}.arp_ignore=0` (and of `all`)"),
-        )
-    } else {
-        Finding::pass(CHECK, "requests for VIPs never reach the stack: no arp_ignore is needed")
+        ),
+        ignored if has_ipvs && !STRICT.contains(&ignored) => Finding::warn(
+            CHECK,
+            format!(
+                "arp_ignore is {ignored}, and kube-proxy's ipvs mode gives this node all VIPs: it answers for them \
+                 before an agent attaches, and from ten minutes after its last agent ended"
+            ),
+            "`strictARP: true` in the section `ipvs` of kube-proxy's configuration, or `sysctl -w \
+             net.ipv4.conf.all.arp_ignore=1`",
+        ),
+        _ if has_ipvs => Finding::pass(CHECK, "the stack does not answer for the VIPs on kube-ipvs0 (strictARP)"),
+        _ => Finding::pass(CHECK, "the stack has no VIPs to answer for: no arp_ignore is needed"),
     })
 }

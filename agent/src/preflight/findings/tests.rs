@@ -403,6 +403,15 @@ fn each_setting_has_its_finding() {
         ("ipv6-forward", Pass, "IPv6 is off", "", |o| segment(o).stack.ipv6_disabled = Some(true)),
         ("accept-ra", Warn, "expire", "accept_ra=2", |o| segment(o).stack.accept_ra = Some(1)),
         ("arp", Fail, "arp_ignore is 8", "arp_ignore=0", |o| segment(o).stack.arp_ignore = Some(8)),
+        ("arp", Warn, "arp_ignore is 0", "strictARP: true", ipvs),
+        ("arp", Pass, "does not answer for the VIPs on kube-ipvs0", "", |o| {
+            ipvs(o);
+            segment(o).stack.arp_ignore = Some(1);
+        }),
+        ("arp", Warn, "arp_ignore is 4", "strictARP: true", |o| {
+            ipvs(o);
+            segment(o).stack.arp_ignore = Some(4);
+        }),
         ("conntrack", Warn, "tcp_loose is 0", "tcp_loose=1", |o| o.settings.tcp_loose = Some(false)),
         ("conntrack", Pass, "conntrack is not loaded", "", |o| o.settings.tcp_loose = None),
         ("conntrack", Pass, "be_liberal is on", "", |o| o.settings.tcp_be_liberal = Some(true)),
@@ -431,14 +440,16 @@ fn each_kind_of_route_has_its_finding() {
     ]);
 }
 
+fn ipvs(observed: &mut Observations) {
+    observed.others.interfaces = BTreeSet::from(["kube-ipvs0".to_owned()]);
+}
+
 #[test]
 fn each_other_user_of_the_node_has_its_finding() {
     expect(&[
         ("kube-proxy", Pass, "iptables", "", |_| {}),
         ("kube-proxy", Pass, "nftables", "", |o| o.others.chains = BTreeSet::from(["kube-proxy".to_owned()])),
-        ("kube-proxy", Pass, "strictARP is not needed", "", |o| {
-            o.others.interfaces = BTreeSet::from(["kube-ipvs0".to_owned()]);
-        }),
+        ("kube-proxy", Pass, "VIPs on kube-ipvs0 are correct", "", ipvs),
         ("kube-proxy", Pass, "Cilium", "", |o| {
             (o.others.chains, o.others.interfaces) = (BTreeSet::new(), BTreeSet::from(["cilium_host".to_owned()]));
         }),
