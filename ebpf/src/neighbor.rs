@@ -3,7 +3,8 @@
 use aya_ebpf::{helpers::bpf_ktime_get_boot_ns, programs::TcContext};
 use vipmux_common::{
     abi::{
-        Address, Config, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED, VipValue,
+        Address, Config, DropReason, Interface, Mac, Speaker, SpeakerKey, Stat, VIP_ASSURED, VIP_LEADING, VIP_YIELDED,
+        VipValue,
     },
     budget::Kind,
 };
