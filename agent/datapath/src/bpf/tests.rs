@@ -1,4 +1,4 @@
-//! Checks the built programs against a limit that a new kernel does not show.
+//! Checks the built programs against a limit that a new kernel with a JIT does not have.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,8 +8,8 @@ use super::OBJECT;
 
 /// Bytes of stack for a chain of calls (`MAX_BPF_STACK` of include/linux/filter.h).
 const LIMIT: usize = 512;
-/// Kernels before 6.8 round each frame up to this many bytes, later ones to 16
-/// (`check_max_stack_depth` of kernel/bpf/verifier.c).
+/// Linux 5.10 rounds each frame up to this many bytes, as newer kernels do without a JIT. With one
+/// they round up to 16 (`check_max_stack_depth`, `round_up_stack_depth` of kernel/bpf/verifier.c).
 const STEP: usize = 32;
 
 /// Opcodes and a register (Documentation/bpf/standardization/instruction-set.rst).
