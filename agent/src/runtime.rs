@@ -186,6 +186,7 @@ impl Agent {
         let progress = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
         self.telemetry.progress(progress, self.election.is_stopping(), kernel.lapses());
         self.telemetry.silence(self.election.elector.keys().silence());
+        self.telemetry.solitude(self.election.elector.solitude(now));
     }
 
     fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {

@@ -90,6 +90,9 @@ use vipmux_model::{NodeName, Vip};
 pub const LEASE: Duration = Duration::from_millis(300);
 /// The time from one round of heartbeats to the next.
 pub const HEARTBEAT: Duration = Duration::from_millis(100);
+/// The time after the start in which a node hears others, if there are any. It takes the VIPs of
+/// leaders that are gone within that time.
+const UNHEARD: Duration = Duration::from_secs(10);
 /// The time for which the Lease of a VIP that is no longer wanted is kept.
 const LEFTOVER: Duration = Duration::from_hours(1);
 
@@ -221,6 +224,17 @@ impl Election {
     /// Returns the known leader of a wanted VIP.
     pub fn leadership(&self, vip: Vip) -> Option<Leadership> {
         self.states.get(&vip).map(|state| state.leadership(&self.local))
+    }
+
+    /// Returns the leaders of wanted VIPs by their Leases, if this node has heard no other since it
+    /// started. It should have: its gossip may be blocked. Without that, or soon after the start,
+    /// there are none.
+    pub fn unheard_leaders(&self, peers: &Peers, now: Duration) -> BTreeSet<&NodeName> {
+        if !peers.members.is_empty() || now < self.started + UNHEARD {
+            return BTreeSet::new();
+        }
+        let known = self.states.values().filter_map(|state| Some(&state.known.as_ref()?.node));
+        known.filter(|node| **node != self.local).collect()
     }
 
     /// Returns the VIPs that are this node's own, whether or not it answers for them.

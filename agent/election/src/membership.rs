@@ -247,9 +247,10 @@ impl Membership {
             self.records.remove(name);
             if let Some(peer) = self.peers.members.remove(name) {
                 let _ = self.swim.forget(MemberId { node: *key, generation: peer.generation });
-                (self.view.uncounted, self.output.changed) = (true, true);
+                self.output.changed = true;
             }
         }
+        self.view.uncounted = true;
         let added = self.nodes.keys().filter(|key| !before.contains_key(key)).copied().collect();
         self.announce(added, FIRST_ANNOUNCED);
         self.process_swim(now);

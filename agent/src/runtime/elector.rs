@@ -343,6 +343,21 @@ impl Elector {
         &self.keys
     }
 
+    /// Returns why this node is not ready although it hears nobody: the Leases name other leaders.
+    pub(super) fn solitude(&self, now: Duration) -> Option<String> {
+        self.peers(|peers| {
+            let leaders = self.election.unheard_leaders(peers, now);
+            let first = leaders.first()?;
+            let others = match leaders.len() - 1 {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            Some(format!(
+                "this agent hears no other, and Leases name {first}{others} as leader: is gossip's UDP port open between the nodes, and is the key the same?"
+            ))
+        })
+    }
+
     /// Returns the VIPs that are wanted.
     pub(super) fn vips(&self) -> impl Iterator<Item = Vip> {
         self.election.vips()

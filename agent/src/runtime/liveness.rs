@@ -44,6 +44,8 @@ pub(super) struct Liveness {
     unloaded: AtomicBool,
     /// Why this node must lead nothing: its gossip key is not that of others.
     silence: Mutex<Option<String>>,
+    /// Why this node hears no other although there are others.
+    solitude: Mutex<Option<String>>,
 }
 
 /// The agent's progress; see the fields of [`Liveness`].
@@ -79,6 +81,11 @@ impl Liveness {
     /// Notes why this node must lead nothing; `None`: it may lead.
     pub(super) fn silence(&self, why: Option<String>) {
         *self.silence.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    }
+
+    /// Notes why this node hears no other although there are others; `None`: it hears them.
+    pub(super) fn solitude(&self, why: Option<String>) {
+        *self.solitude.lock().unwrap_or_else(PoisonError::into_inner) = why;
     }
 
     /// Notes how far the agent is.
@@ -122,6 +129,7 @@ impl Liveness {
             "the agent is stopping, and transfers the VIPs that it leads"
         };
         let silence = self.silence.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let solitude = self.solitude.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut checks = self.live_at(now);
         checks.extend([
             HealthzCheck::new(
@@ -137,6 +145,7 @@ impl Liveness {
             HealthzCheck::new("sending", loss.is_none(), || loss.unwrap_or_default()),
             HealthzCheck::new("synced", is(&self.synced), text("the maps are not in sync yet")),
             HealthzCheck { name: "gossip-key", failure: silence },
+            HealthzCheck { name: "peers", failure: solitude },
             HealthzCheck::new("fence", deadline > now, fence),
             HealthzCheck::new("staying", !is(&self.stopping) && !is(&self.unloaded), text(staying)),
         ]);
@@ -194,6 +203,9 @@ mod tests {
         liveness.silence(Some("its gossip key is not that of n1".to_owned()));
         assert_eq!(failing(&liveness.ready_at(T)), ["gossip-key"]);
         liveness.silence(None);
+        liveness.solitude(Some("it hears no other".to_owned()));
+        assert_eq!(failing(&liveness.ready_at(T)), ["peers"]);
+        liveness.solitude(None);
         liveness.stop(true);
         assert_eq!(failing(&liveness.ready_at(T)), ["staying"]);
         liveness.stop(false);

@@ -47,6 +47,11 @@ impl Telemetry {
         self.liveness.silence(why);
     }
 
+    /// Notes why this node hears no other although there are others; `None`: it hears them.
+    pub(super) fn solitude(&self, why: Option<String>) {
+        self.liveness.solitude(why);
+    }
+
     /// Notes how far the agent is. `lapses`: how often the fence deadline passed.
     pub(super) fn progress(&mut self, progress: StartupProgress, stopping: bool, lapses: u64) {
         self.liveness.progress(progress);

@@ -11,10 +11,11 @@ use nix::sys::signal::Signal;
 use vipmux_tests::{
     agent, arp,
     cleanup::Folder,
-    cluster::PATIENCE,
+    cluster::{PATIENCE, TIMEOUT},
     failover::{LAN, ObservedFailover},
     lan::{Node, Options},
     process::Process,
+    scrape, wait,
     watch::PAUSE,
 };
 
@@ -88,6 +89,36 @@ fn gossip_that_the_leaders_firewall_drops_moves_the_address_once_at_most() -> Re
     let after = view.arp_requests.leaders();
     ensure!(after == during, "{after:?} answered one after the other\n{}", failover.setup.cluster.last_outputs());
     Ok(())
+}
+
+/// It knows of the leader by the Lease alone, and takes its MAC for a stranger's.
+#[test]
+fn an_agent_whose_gossip_is_blocked_from_its_start_takes_nothing_and_is_not_ready() -> Result<()> {
+    let Some(mut failover) = ObservedFailover::for_test(LAN)? else { return Ok(()) };
+    let name = follower(&failover)?.name.clone();
+    failover.setup.signal(&name, Signal::SIGKILL)?;
+    filter(failover.setup.cluster.lan.node(&name)?, "drop")?;
+    failover.setup.start_agent(&name)?;
+    let readiness = || {
+        let node = failover.setup.cluster.lan.node(&name)?;
+        scrape::get(node.namespace(), node.address, "/readyz", TIMEOUT)
+    };
+    wait::until("an agent that is not ready", PATIENCE, || {
+        let (status, body) = readiness()?;
+        let why = format!("[-]peers failed: this agent hears no other, and Leases name {} as leader", failover.node);
+        ensure!(status == 503 && body.contains(&why), "{status}: {body}");
+        Ok(())
+    })
+    .with_context(|| failover.setup.cluster.last_outputs())?;
+    unfilter(failover.setup.cluster.lan.node(&name)?)?;
+    wait::until("an agent that is ready again", PATIENCE, || {
+        let (status, body) = readiness()?;
+        ensure!(status == 200, "{status}: {body}");
+        Ok(())
+    })?;
+    failover.go_on()?;
+    failover.check_sessions()?;
+    failover.undisturbed()?.check_nothing_lost()
 }
 
 #[test]

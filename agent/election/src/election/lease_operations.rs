@@ -198,15 +198,16 @@ impl VipState {
                 self.takeable_since = None;
                 self.pause(SOON, cx);
             }
-            // The peer leads, and only gossip does not reach it.
-            (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Peer) => {
+            // The leader answers, and only gossip does not reach it. Its MAC need not be known: a node
+            // publishes its MACs by gossip.
+            (Some(LeaseOperation::TakeoverProbe { .. }), AddressOwner::Peer | AddressOwner::ForeignSpeaker(_)) => {
+                if let AddressOwner::ForeignSpeaker(mac) = owner {
+                    cx.commands.push(Command::Conflict { vip: cx.vip, mac: *mac });
+                }
                 self.takeable_since = None;
                 self.pause(ASK_AGAIN, cx);
             }
-            (
-                Some(LeaseOperation::TakeoverProbe { lease, why }),
-                AddressOwner::Nobody | AddressOwner::ForeignSpeaker(_),
-            ) => {
+            (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
                 let epoch = self.epoch() + 1;
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
             }

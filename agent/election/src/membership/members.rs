@@ -172,7 +172,9 @@ impl Membership {
         let count = |counted: fn(&Peer) -> bool| self.peers.members.values().filter(|peer| counted(peer)).count();
         let alive = count(|peer| peer.status.is_alive());
         self.view.known = count(|peer| peer.status != MemberStatus::Left);
-        self.peers.majority = (alive + 1) * 2 > self.view.known + 1;
+        // A node that nobody ever answered may be cut off since its start. It is no majority.
+        let unheard = self.peers.members.is_empty() && self.nodes.len() > 1;
+        self.peers.majority = !unheard && (alive + 1) * 2 > self.view.known + 1;
         self.update_evidence(now);
         self.update_silence();
     }

@@ -300,6 +300,21 @@ fn all_come_together_again_after_an_outage_of_the_network() {
     assert!(took.is_some(), "they do not");
 }
 
+/// Its gossip may be blocked, while the others lead.
+#[test]
+fn a_node_that_never_heard_of_the_others_is_no_majority() {
+    let mut network = Network::idle(3, 9);
+    network.cut = Box::new(|from, to| from == 0 || to == 0);
+    (0..3).for_each(|node| network.start(node));
+    network.run(ms(3000));
+    assert!(network.of(0).peers().members.is_empty());
+    assert!(!network.of(0).peers().majority);
+    assert!(network.of(1).peers().majority, "one of two that heard each other");
+    network.cut = Box::new(|_, _| false);
+    network.until(ms(5000), Network::whole).unwrap();
+    assert!(network.of(0).peers().majority);
+}
+
 #[test]
 fn evidence_of_one_is_itself_and_of_two_the_other() {
     let mut alone = together(1, 10);

@@ -86,9 +86,9 @@ impl Cluster {
         self.nodes[node].kernel.answers(vip, self.local(node, now)) && self.network.is_on(node)
     }
 
-    /// Returns whether another node answers a node that asks the LAN for an address.
-    pub(super) fn is_answered(&self, node: usize, vip: Vip, now: Duration) -> bool {
-        (0..self.nodes.len()).any(|other| {
+    /// Returns the other node that answers a node that asks the LAN for an address.
+    pub(super) fn answerer(&self, node: usize, vip: Vip, now: Duration) -> Option<usize> {
+        (0..self.nodes.len()).find(|&other| {
             other != node
                 && self.answers(other, vip, now)
                 && self.network.hears(node, other)

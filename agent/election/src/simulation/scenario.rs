@@ -30,6 +30,8 @@ pub enum Scenario {
     Store,
     /// Gossip is filtered, also one way, while the LAN and the store work.
     Gossip,
+    /// An agent starts, and hears no other, while the LAN and the store work.
+    Solitude,
     /// The LAN is in parts, or loses frames one way.
     Lan,
     /// Gossip, LAN and store at once are in two parts.
@@ -77,7 +79,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 17] = [
+    pub const SMALL: [Self; 18] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -95,6 +97,7 @@ impl Scenario {
         Self::Chaos,
         Self::Forge,
         Self::Siege,
+        Self::Solitude,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -167,6 +170,7 @@ impl Script<'_> {
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
             Scenario::Crash | Scenario::Pause | Scenario::Link => STRICT,
+            Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
             Scenario::Forge => Promise { answer: Duration::from_millis(250), ..STRICT },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
             _ => window,
@@ -225,6 +229,14 @@ impl Script<'_> {
             Scenario::Drain => self.drain(node, at, lasts),
             Scenario::Store => self.store(at, lasts),
             Scenario::Gossip => self.gossip(at, lasts),
+            Scenario::Solitude => {
+                self.add(at, Fault::Crash(node));
+                self.isolate(node, at);
+                let after = self.dice.below(2_000);
+                self.add(at + after, Fault::Start(node));
+                self.add(at + 2 * lasts, Fault::Heal);
+                return 2 * lasts + 500 + self.dice.below(8_000);
+            }
             Scenario::Lan => self.lan(at, lasts),
             Scenario::Partition => self.partition(at, lasts),
             Scenario::Vips => {
@@ -293,12 +305,7 @@ impl Script<'_> {
                     self.add(at, Fault::Deaf(node, other));
                 }
             }
-            3 => {
-                for other in 0..self.nodes {
-                    self.add(at, Fault::Deaf(node, other));
-                    self.add(at, Fault::Deaf(other, node));
-                }
-            }
+            3 => self.isolate(node, at),
             _ => {
                 for _ in 0..=self.dice.below(4) {
                     let (from, to) = (self.node(), self.node());
@@ -307,6 +314,14 @@ impl Script<'_> {
             }
         }
         self.add(at + lasts, Fault::Heal);
+    }
+
+    /// Lets no gossip through to a node and from it.
+    fn isolate(&mut self, node: usize, at: u64) {
+        for other in 0..self.nodes {
+            self.add(at, Fault::Deaf(node, other));
+            self.add(at, Fault::Deaf(other, node));
+        }
     }
 
     fn lan(&mut self, at: u64, lasts: u64) {

@@ -132,7 +132,7 @@ fn who_is_not_first_waits_for_its_turn() {
 fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
     for (found, expected) in [
         (AddressOwner::Nobody, vec!["swap v4 for 5"]),
-        (AddressOwner::ForeignSpeaker(MAC), vec!["swap v4 for 5"]),
+        (AddressOwner::ForeignSpeaker(MAC), vec!["conflict"]),
         (AddressOwner::Unknown, vec![]),
         (AddressOwner::Peer, vec![]),
     ] {
@@ -147,7 +147,7 @@ fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
         if found == AddressOwner::Unknown {
             bench.ticks(3);
             assert_eq!(bench.said(), ["read"], "it may be cut off, and looks again soon");
-        } else if found == AddressOwner::Peer {
+        } else if found != AddressOwner::Nobody {
             bench.ticks(98);
             assert_eq!(bench.said(), [""; 0], "it is left alone");
             bench.ticks(5);
@@ -257,4 +257,30 @@ fn what_was_taken_without_the_store_is_written_down_or_given_up_when_it_is_back(
         assert_eq!(bench.said().first().map(String::as_str), Some(expected), "{found:?}");
         assert_eq!(bench.election.leads(vip4(1)), !expected.starts_with("follow"));
     }
+}
+
+/// Its gossip may be blocked while the others lead.
+#[test]
+fn who_hears_nobody_knows_of_the_leaders_that_it_should_hear() {
+    let mut bench = Bench::ready();
+    bench.peers = Peers { evidence: Some(T), majority: false, ..Peers::default() };
+    let leases = Some(OrdMap::from_iter([(vip4(1), lease("c", 2, "v2"))]));
+    bench.give(Input::Surveyed { asked: bench.now, leases });
+    let unheard = |bench: &Bench| bench.election.unheard_leaders(&bench.peers, bench.now).len();
+    assert_eq!(unheard(&bench), 0, "it has just started");
+    bench.ticks(120);
+    assert_eq!(unheard(&bench), 1);
+    bench.peers.members.insert(node_name("b"), peer(MemberStatus::Down, bench.now));
+    assert_eq!(unheard(&bench), 0, "it has heard b");
+}
+
+/// The leader may have its Lease in a store that this node cannot reach.
+#[test]
+fn who_hears_nobody_takes_nothing_without_the_store() {
+    let mut bench = Bench::ready();
+    bench.peers = Peers { evidence: Some(T), majority: false, ..Peers::default() };
+    bench.ticks(50);
+    assert_eq!(bench.said().last().unwrap(), "read");
+    bench.give(stored(LeaseOutcome::Unavailable));
+    assert_eq!((bench.said(), bench.role()), (vec![], Role::Following));
 }

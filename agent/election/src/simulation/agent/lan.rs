@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use vipmux_common::abi::Mac;
 
-use super::NodeHandle;
+use super::{Agent, NodeHandle};
 use crate::{
     AddressOwner, Input, PeerAnnouncement,
     simulation::{AgentEvent, World, WorldEvent},
@@ -38,10 +38,15 @@ impl NodeHandle<'_> {
 
     pub(super) fn probe(&mut self, vip: Vip, detect: bool, round: u32) {
         let (cluster, now) = (&self.world.cluster, self.world.schedule.now);
+        let stranger = AddressOwner::ForeignSpeaker(Mac::new([2, 0, 0, 0, 0, 9]));
         let owner = if cluster.foreign_speakers.contains(&vip) && cluster.network.is_on(self.node) {
-            AddressOwner::ForeignSpeaker(Mac::new([2, 0, 0, 0, 0, 9]))
-        } else if cluster.is_answered(self.node, vip, now) {
-            AddressOwner::Peer
+            stranger
+        } else if let Some(other) = cluster.answerer(self.node, vip, now) {
+            // Nodes publish their MACs by gossip.
+            let other = &cluster.nodes[other].name;
+            let has_heard = |agent: &Agent| agent.membership.peers().members.contains_key(other);
+            let is_known = self.get().agent.as_deref().is_some_and(has_heard);
+            if is_known { AddressOwner::Peer } else { stranger }
         } else if round < ROUNDS {
             let after = Duration::from_millis(if detect { 100 } else { 20 });
             return self.schedule(after, AgentEvent::Probe { vip, detect, round: round + 1 });
