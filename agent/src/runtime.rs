@@ -78,10 +78,10 @@ pub use self::{
     startup::{RuntimeOptions, run},
 };
 use crate::gossip::Addresses;
-use vipmux_cluster::store::StoreReport;
+use vipmux_cluster::store::{Lease, LeaseChange, StoreReport};
 use vipmux_datapath::link::{Links, Monitor};
 use vipmux_election::{Command, Input};
-use vipmux_model::NodeName;
+use vipmux_model::{NodeName, Vip};
 
 /// The agent's components.
 struct Agent {
@@ -155,6 +155,7 @@ impl Agent {
             Event::ProbeResults => self.health.update(&self.election.elector)?,
             Event::PeersChanged => reconcile = self.peers_changed(inputs.has_begun(), monitor)?,
             Event::StoreReport(report) => self.store_report(report)?,
+            Event::LeaseChanged(LeaseChange { vip, lease }) => self.lease_changed(vip, lease)?,
             Event::AddressProbeDue => self.poll_address_probes()?,
             Event::ElectionDue => self.elect()?,
             Event::AnnouncementDue => self.announcements.send_due(),
@@ -261,6 +262,13 @@ impl Agent {
     fn store_report(&mut self, report: StoreReport) -> Result<(), AgentError> {
         self.telemetry.meters.lease_operation(&report.operation, &report.result);
         let commands = self.election.elector.store_report(&mut self.serving.kernel, report)?;
+        self.execute(&commands)
+    }
+
+    /// Passes a change of a Lease to the election.
+    fn lease_changed(&mut self, vip: Vip, lease: Option<Lease>) -> Result<(), AgentError> {
+        let input = Input::LeaseChanged { vip, lease };
+        let commands = self.election.elector.handle(&mut self.serving.kernel, input)?;
         self.execute(&commands)
     }
 

@@ -2,13 +2,15 @@
 //! written by compare-and-swap.
 //!
 //! A Lease is written only when leadership changes. It has no duration, since gossip tells whether
-//! its holder is alive. [`StoreOperations`] runs the event loop's operations beside it.
+//! its holder is alive. [`StoreOperations`] runs the event loop's operations beside it. [`follow`]
+//! reports what others write.
 //! [`KubernetesStore`] keeps the Leases in a cluster, and [`DirectoryStore`] without one.
 
 mod configured;
 mod directory;
 mod kubernetes;
 mod lease_object;
+mod lease_watch;
 mod operations;
 
 use std::{future::Future, io, sync::Arc};
@@ -20,6 +22,7 @@ pub use self::{
     directory::DirectoryStore,
     kubernetes::KubernetesStore,
     lease_object::{leader, lease_name},
+    lease_watch::{LeaseChange, follow},
     operations::{StoreOperation, StoreOperations, StoreOutcome, StoreReport},
 };
 pub use vipmux_election::lease::{Lease, Version};

@@ -268,6 +268,11 @@ impl Election {
                 }
             }
             Input::Surveyed { asked, leases } => self.surveyed(asked, leases, peers, now),
+            Input::LeaseChanged { vip, lease } => {
+                if let Some((state, mut cx)) = self.state_of(vip, now) {
+                    state.lease_changed(lease.as_ref(), &mut cx);
+                }
+            }
             Input::PeerAnnounced(announcement) => self.peer_announced(&announcement, now),
             Input::Probed { vip, owner } => {
                 if let Some((state, mut cx)) = self.state_of(vip, now) {
@@ -452,8 +457,14 @@ impl Election {
             }
         }
         for vip in self.lost_leases(&leases, asked) {
-            let holder = leases.get(&vip).map(|lease| lease.holder.clone());
-            self.give_up(vip, holder.map_or(Lost::Unwanted, Lost::Taken), now);
+            if let Some((state, mut cx)) = self.state_of(vip, now) {
+                match leases.get(&vip) {
+                    Some(lease) if state.is_outdone_by(lease, cx.local) => {
+                        state.give_up(Lost::Taken(lease.holder.clone()), &mut cx);
+                    }
+                    _ => state.doubt(!peers.majority, &mut cx),
+                }
+            }
         }
         if self.fence.survey(asked) {
             // The next tick but one may come too late: the store is only asked once other evidence
@@ -462,13 +473,15 @@ impl Election {
         }
     }
 
-    /// Returns the VIPs whose Leases this node wrote, and that name another holder or are gone.
+    /// Returns the VIPs whose Leases this node wrote, and that are another's, of another epoch, or
+    /// gone.
     fn lost_leases(&self, leases: &OrdMap<Vip, Lease>, asked: Duration) -> Vec<Vip> {
         let lost = |(vip, state): (&Vip, &VipState)| {
             let written = state.own.as_ref()?.written.as_ref()?;
             // A Lease that was written after the survey is not lost.
-            let theirs = leases.get(vip).is_none_or(|lease| lease.holder != self.local);
-            (written.at < asked && theirs).then_some(*vip)
+            let epoch = state.own.as_ref()?.epoch;
+            let own = |lease: &Lease| lease.holder == self.local && lease.epoch == epoch;
+            (written.at < asked && !leases.get(vip).is_some_and(own)).then_some(*vip)
         };
         self.states.iter().filter_map(lost).collect()
     }

@@ -152,6 +152,10 @@ enum AgentEvent {
         asked: Duration,
         leases: Option<imbl::OrdMap<Vip, Lease>>,
     },
+    LeaseChanged {
+        vip: Vip,
+        lease: Option<Lease>,
+    },
     /// An announcement of a leadership: one of a burst.
     Announce {
         vip: Vip,

@@ -70,7 +70,7 @@ const READ: [(&str, &str); 8] = [
 
 /// The rights of the agents' account, which every node has. None of them changes a Service or a
 /// Node.
-pub const AGENT: [Right; 2 * READ.len() + 8] = joined(
+pub const AGENT: [Right; 2 * READ.len() + 9] = joined(
     following(),
     [
         // Each read is as new as the last write, and there is no watch: see `store::kubernetes`.
@@ -79,6 +79,7 @@ pub const AGENT: [Right; 2 * READ.len() + 8] = joined(
         namespaced("coordination.k8s.io", "leases", "create"),
         namespaced("coordination.k8s.io", "leases", "update"),
         namespaced("coordination.k8s.io", "leases", "delete"),
+        namespaced("coordination.k8s.io", "leases", "watch"),
         // Events are about Services, so they are in the Services' namespaces.
         cluster("events.k8s.io", "events", "create"),
         cluster("events.k8s.io", "events", "patch"),

@@ -101,8 +101,18 @@ impl ElectionMeters {
         for why in ["first", "resumed", "down", "handed", "silent", "unwritten"] {
             drop(self.gained.get_or_create(&[("why", why)]));
         }
-        for why in ["handed", "taken", "announced", "fenced", "disowned", "unwanted", "forbidden", "lossy", "outranked"]
-        {
+        for why in [
+            "handed",
+            "taken",
+            "announced",
+            "fenced",
+            "disowned",
+            "unwanted",
+            "unrecorded",
+            "forbidden",
+            "lossy",
+            "outranked",
+        ] {
             drop(self.lost.get_or_create(&[("why", why)]));
         }
         for result in ["sent", "failed"] {
@@ -227,6 +237,7 @@ impl Meters {
             Lost::Fenced => "fenced",
             Lost::Disowned => "disowned",
             Lost::Unwanted => "unwanted",
+            Lost::Unrecorded => "unrecorded",
             Lost::Forbidden => "forbidden",
             Lost::Lossy => "lossy",
             Lost::Outranked => "outranked",

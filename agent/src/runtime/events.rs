@@ -17,7 +17,7 @@ use super::{
     serving::Network,
 };
 use crate::{control::Query, signals::StopSignals};
-use vipmux_cluster::store::StoreReport;
+use vipmux_cluster::store::{LeaseChange, StoreReport};
 use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
 use vipmux_election::{HEARTBEAT, membership::sealing::SealingKeys};
 
@@ -36,6 +36,8 @@ pub(super) enum Event {
     PeersChanged,
     /// An operation on a Lease ended.
     StoreReport(StoreReport),
+    /// A Lease changed.
+    LeaseChanged(LeaseChange),
     /// It is time to send address probes, or to read the answers.
     AddressProbeDue,
     /// The election waits for this time.
@@ -81,6 +83,7 @@ pub(super) struct Inputs {
     keys: watch::Receiver<SealingKeys>,
     queries: mpsc::Receiver<Query>,
     reports: mpsc::Receiver<StoreReport>,
+    lease_changes: mpsc::Receiver<LeaseChange>,
     /// A serving state came. Before the first one nothing is known to be wanted, and the maps may
     /// be full of what is in use.
     begun: bool,
@@ -93,12 +96,12 @@ impl Inputs {
         state: watch::Receiver<Arc<ServingState>>,
         keys: watch::Receiver<SealingKeys>,
         queries: mpsc::Receiver<Query>,
-        reports: mpsc::Receiver<StoreReport>,
+        (reports, lease_changes): (mpsc::Receiver<StoreReport>, mpsc::Receiver<LeaseChange>),
     ) -> Self {
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (links, neighbors) = (monitor.links(), monitor.neighbors());
-        Self { heartbeat, stop, state, links, neighbors, keys, queries, reports, begun: false }
+        Self { heartbeat, stop, state, links, neighbors, keys, queries, reports, lease_changes, begun: false }
     }
 
     /// Returns whether a serving state came.
@@ -120,6 +123,7 @@ impl Inputs {
             changed = health.changed() => changed.map(|()| Event::ProbeResults)?,
             changed = elector.peers_changed() => changed.map(|()| Event::PeersChanged)?,
             Some(report) = self.reports.recv() => Event::StoreReport(report),
+            Some(change) = self.lease_changes.recv(), if self.begun => Event::LeaseChanged(change),
             () = until(timers.address_probe) => Event::AddressProbeDue,
             () = until(timers.election) => Event::ElectionDue,
             () = until(timers.announcement) => Event::AnnouncementDue,

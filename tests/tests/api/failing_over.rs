@@ -2,9 +2,19 @@
 
 use std::{thread, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
-use vipmux_tests::failover::{FailoverCluster, LAN, ObservedFailover};
+use serde_json::json;
+use vipmux_cluster::store::lease_name;
+use vipmux_model::Vip;
+use vipmux_tests::{
+    api_server::SYSTEM,
+    cluster::PATIENCE,
+    failover::{ADDRESS, FailoverCluster, LAN, ObservedFailover},
+    wait,
+};
+
+use crate::serving::holder;
 
 /// The time that the API server is away.
 const OUTAGE: Duration = Duration::from_mins(1);
@@ -33,6 +43,39 @@ fn an_api_server_that_is_away_for_a_minute_changes_nothing() -> Result<()> {
     failover.go_on()?;
     failover.check_sessions()?;
     failover.undisturbed()?.check_nothing_lost()
+}
+
+#[test]
+fn a_lease_that_somebody_deletes_is_written_again_and_nothing_changes() -> Result<()> {
+    let Some(mut failover) = failover()? else { return Ok(()) };
+    let cluster = &failover.setup.cluster;
+    cluster.api()?.kubectl(&["delete", "lease", "-n", SYSTEM, &lease_name(Vip::new(ADDRESS.into()))])?;
+    wait::until("the leader's Lease", PATIENCE, || {
+        let holder = holder(cluster, ADDRESS.into())?;
+        ensure!(holder == failover.node, "{holder} has it, and {} leads", failover.node);
+        Ok(())
+    })
+    .with_context(|| cluster.last_outputs())?;
+    failover.go_on()?;
+    failover.check_sessions()?;
+    failover.undisturbed()?.check_nothing_lost()
+}
+
+/// As if a leader that nobody hears had lost the VIP to another node.
+#[test]
+fn a_leader_whose_lease_names_another_node_gives_up_at_once() -> Result<()> {
+    let Some(mut failover) = failover()? else { return Ok(()) };
+    let cluster = &failover.setup.cluster;
+    let other = cluster.lan.nodes.iter().find(|node| node.name != failover.node).context("no other node")?;
+    let patch = json!({ "spec": { "holderIdentity": other.name, "leaseTransitions": 1000 } });
+    let (name, patch) = (lease_name(Vip::new(ADDRESS.into())), patch.to_string());
+    cluster.api()?.kubectl(&["patch", "lease", "-n", SYSTEM, &name, "--type=merge", "-p", &patch])?;
+    cluster.agent(&failover.node)?.process().wait_for_line("the end of its leadership", PATIENCE, |line| {
+        line.contains("no longer leading") && line.contains(&format!("{} took it", other.name))
+    })?;
+    // The node that the Lease names knows nothing of it, and so somebody takes the VIP anew.
+    failover.setup.cluster.await_leader(ADDRESS)?;
+    failover.go_on()
 }
 
 #[test]

@@ -4,7 +4,8 @@
 use std::{collections::BTreeSet, path::Path};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::{coordination::v1::Lease, core::v1::Service};
+use kube::{Api, api::WatchParams};
 use serde_json::{Value, json};
 use vipmux_allocate::status::{EventContent, EventType};
 use vipmux_cluster::{
@@ -123,13 +124,16 @@ fn every_right_to_follow_is_needed() -> Result<()> {
 }
 
 /// Does everything that agents do with Leases. With all rights it works.
-async fn use_leases(store: &KubernetesStore, vip: Vip) -> Result<()> {
+async fn use_leases(client: &ClusterClient, vip: Vip) -> Result<()> {
+    let store = KubernetesStore::new(client).with_timeout(PATIENCE);
     let node = NodeName::new("node-1")?;
     store.survey().await?;
     store.read(vip).await?;
     let Swapped::Done(first) = store.swap(vip, None, &node, 1).await? else { bail!("it was there") };
     let Swapped::Done(second) = store.swap(vip, Some(&first), &node, 2).await? else { bail!("it was swapped") };
     ensure!(store.delete(vip, &second).await? == Deleted::Done, "it was swapped");
+    let leases: Api<Lease> = Api::namespaced(client.client.clone(), SYSTEM);
+    drop(leases.watch(&WatchParams::default(), "0").await?);
     Ok(())
 }
 
@@ -141,10 +145,7 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     let use_leases = |kubeconfig, last| {
         let access = ClusterAccess { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
         let vip = Vip::new([192, 0, 2, last].into());
-        api.block_on(async {
-            Ok(use_leases(&KubernetesStore::new(&ClusterClient::connect(&access).await?).with_timeout(PATIENCE), vip)
-                .await)
-        })
+        api.block_on(async { Ok(use_leases(&ClusterClient::connect(&access).await?, vip).await) })
     };
     let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
@@ -165,7 +166,7 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     api.add_namespace(SYSTEM)?;
     let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "events").copied().collect();
-    ensure!(lacks.len() + 1 + 5 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
+    ensure!(lacks.len() + 1 + 6 + 16 == AGENT.len(), "some of their rights are tried by no test: {AGENT:?}");
     let accounts = rights::lacking(&api, &AGENT, "agent", &lacks)?;
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
     for (account, tried) in accounts.iter().zip(&tried) {

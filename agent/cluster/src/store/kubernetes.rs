@@ -3,8 +3,8 @@
 //! `metadata.resourceVersion` is compared and swapped: the API server refuses a write that expects
 //! another version than the object has (409). Reads name no version, so they are as new as the last
 //! write
-//! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>). A
-//! watch is never used, since it can be half-open for minutes.
+//! (<https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-get-and-list>). They
+//! never use a watch, since it can be half-open for minutes.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -43,6 +43,11 @@ impl KubernetesStore {
     #[must_use]
     pub fn with_timeout(self, request_timeout: Duration) -> Self {
         Self { request_timeout, ..self }
+    }
+
+    /// Returns the API of the Leases.
+    pub(super) fn leases(&self) -> &Api<Object> {
+        &self.leases
     }
 
     /// Returns the VIP's Lease; `None`: it has none.

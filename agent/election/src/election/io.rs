@@ -61,6 +61,13 @@ pub enum Input {
         /// All Leases; `None`: the store is unavailable.
         leases: Option<OrdMap<Vip, Lease>>,
     },
+    /// A Lease changed, or is gone (`None`), as a watch says. That may come late, or never.
+    LeaseChanged {
+        /// The VIP.
+        vip: Vip,
+        /// The Lease.
+        lease: Option<Lease>,
+    },
     /// The kernel saw announcements of a VIP that this node leads, with the MACs of peers.
     PeerAnnounced(PeerAnnouncement),
     /// The result of a [`Command::Probe`].

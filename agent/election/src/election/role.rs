@@ -41,8 +41,10 @@ pub enum Lost {
     Fenced,
     /// A peer considered this node down.
     Disowned,
-    /// No Service has the VIP any more, or its Lease was removed.
+    /// No Service has the VIP any more.
     Unwanted,
+    /// Only the Leases say whether this node may answer, and the VIP's is gone, or of another epoch.
+    Unrecorded,
     /// Neither this node nor another living one may announce the VIP.
     Forbidden,
     /// The answers of this node are lost, and no other node can take the VIP.
@@ -60,6 +62,7 @@ impl fmt::Display for Lost {
             Self::Fenced => f.write_str("the fence deadline passed: this node was stopped, or is cut off"),
             Self::Disowned => f.write_str("a peer held this node for down"),
             Self::Unwanted => f.write_str("no Service has it any more"),
+            Self::Unrecorded => f.write_str("its Lease is gone or was changed"),
             Self::Forbidden => f.write_str("this node may not announce it any more"),
             Self::Lossy => f.write_str("the answers of this node are lost"),
             Self::Outranked => f.write_str("nodes with another gossip key may lead it, and this one may not"),

@@ -126,7 +126,9 @@ impl Election {
                 Role::Handing => state.continue_transfer(&mut cx),
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
-                Role::Leading if !state.is_written() => state.attempt(LeaseOperation::CheckRead, &mut cx),
+                Role::Leading if !state.is_written() || state.doubted => {
+                    state.attempt(LeaseOperation::CheckRead, &mut cx);
+                }
                 Role::Leading | Role::Detecting | Role::Following | Role::Suspended | Role::Yielded => {}
             }
         }

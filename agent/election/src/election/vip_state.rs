@@ -79,6 +79,8 @@ pub(super) struct VipState {
     pub(super) takeable_since: Option<Duration>,
     /// The time since when its leader is alive and does not claim it.
     pub(super) unclaimed_since: Option<Duration>,
+    /// The Lease of this node's VIP must be read: it may be another one than this node wrote.
+    pub(super) doubted: bool,
     /// The time since when a peer claims this node's VIP in the same epoch.
     pub(super) contested_since: Option<Duration>,
     /// The announcements with peers' MACs since this node leads, as long as the peers have not denied
@@ -195,6 +197,7 @@ impl VipState {
         (self.role, self.since, self.own) = (role, cx.now, Some(own));
         self.forget_takeover();
         self.forget_announcements();
+        self.doubted = false;
         self.transfers = Transfers { not_before: cx.now, declined: self.transfers.declined, ..Transfers::default() };
         cx.index.own.insert(cx.vip);
         cx.index.touched.insert(cx.vip);

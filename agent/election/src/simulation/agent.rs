@@ -183,6 +183,7 @@ impl NodeHandle<'_> {
                 }
                 self.work(vec![Input::Surveyed { asked, leases }]);
             }
+            AgentEvent::LeaseChanged { vip, lease } => drop(self.work(vec![Input::LeaseChanged { vip, lease }])),
             AgentEvent::Announce { vip, lead, round } => self.announce(vip, lead, round),
             AgentEvent::Probe { vip, detect, round } => self.probe(vip, detect, round),
             AgentEvent::Elect => self.elect(),

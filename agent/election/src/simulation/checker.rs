@@ -198,6 +198,12 @@ impl Checker {
         self.led.retain(|(led, ..), _| *led != vip);
     }
 
+    /// Notes that a Lease was deleted. A node that has never led the VIP begins with the first epoch
+    /// again.
+    pub(super) fn erased(&mut self, vip: Vip) {
+        self.consented.retain(|(erased, _), _| *erased != vip);
+    }
+
     /// Notes that the store swapped a Lease.
     pub(super) fn swapped(&mut self, vip: Vip, holder: &NodeName, epoch: u64, before: Option<&Lease>) {
         if before.is_some_and(|before| before.epoch > epoch) {

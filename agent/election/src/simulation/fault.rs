@@ -57,6 +57,8 @@ pub(super) enum Fault {
     },
     /// A foreign speaker has the address, or no longer.
     ForeignSpeaker(usize, bool),
+    /// Somebody deletes the Lease of a VIP.
+    Erase(usize),
     /// Everything has settled: moves and writes count from now on.
     Mark,
 }
@@ -124,6 +126,12 @@ impl World {
             }
             Fault::ForeignSpeaker(number, there) => {
                 set_present(&mut self.cluster.foreign_speakers, vip(number), there);
+            }
+            Fault::Erase(number) => {
+                let vip = vip(number);
+                self.server.leases.remove(&vip);
+                self.checker.erased(vip);
+                self.notify_watches(vip);
             }
             Fault::Mark => self.checker.mark(&self.server),
         }

@@ -282,6 +282,10 @@ impl Script<'_> {
                 self.add(at + lasts, Fault::Access(node, StoreAccess::Open));
             }
         }
+        if self.dice.chance(300) {
+            let (after, vip) = (self.dice.below(lasts), self.vip());
+            self.add(at + after, Fault::Erase(vip));
+        }
         if self.dice.chance(700) {
             let after = self.dice.below(lasts);
             self.add(at + after, Fault::Crash(node));

@@ -160,6 +160,19 @@ impl World {
         self.schedule.after(after, WorldEvent::Agent { node, run, event });
     }
 
+    /// Tells the nodes that can reach the store how a Lease is now. Some watches are silent.
+    pub(super) fn notify_watches(&mut self, vip: Vip) {
+        let lease = self.server.leases.get(&vip).cloned();
+        for node in 0..self.cluster.nodes.len() {
+            let is_open = self.cluster.nodes[node].access == StoreAccess::Open && self.cluster.network.is_on(node);
+            if is_open && !self.dice.chance(100) {
+                let (after, run) = (self.dice.millis(1, 60), self.cluster.nodes[node].run);
+                let event = AgentEvent::LeaseChanged { vip, lease: lease.clone() };
+                self.schedule.after(after, WorldEvent::Agent { node, run, event });
+            }
+        }
+    }
+
     /// Handles a request that reaches the store.
     pub(super) fn serve(&mut self, request: &StoreRequest) {
         self.server.operations += 1;
@@ -176,11 +189,15 @@ impl World {
                 if swapped.is_some() {
                     self.log(Some(node), || format!("store: {vip} is n{node}'s in epoch {epoch}"));
                     self.checker.swapped(vip, &self.cluster.nodes[node].name, epoch, before.as_ref());
+                    self.notify_watches(vip);
                 }
                 let outcome = swapped.map_or(LeaseOutcome::Conflict, LeaseOutcome::Swapped);
                 AgentEvent::Stored { vip, number, outcome }
             }
-            StoreOperation::Delete { vip, version } => return self.server.delete(*vip, version),
+            StoreOperation::Delete { vip, version } => {
+                self.server.delete(*vip, version);
+                return self.notify_watches(*vip);
+            }
             StoreOperation::Survey => AgentEvent::Surveyed { asked, leases: Some(self.server.leases.clone()) },
         };
         if self.cluster.nodes[node].access == StoreAccess::Mute || !self.cluster.network.is_on(node) {

@@ -10,9 +10,12 @@ use crate::{
     metrics::Meters,
     runtime::{kernel::boottime, peer_health::HealthProbes},
 };
-use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, StoreOperation, StoreOutcome, Survey};
+use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, LeaseChange, StoreOperation, StoreOutcome, Survey};
 use vipmux_election::{Election, ElectionSettings, membership::sealing::SealingKeys};
-use vipmux_testing::{PATIENCE, names::node_name};
+use vipmux_testing::{
+    PATIENCE,
+    names::{node_name, vip4},
+};
 
 /// Nothing comes within this time.
 const BRIEF: Duration = Duration::from_millis(20);
@@ -26,6 +29,7 @@ struct World {
     state: watch::Sender<Arc<ServingState>>,
     links: watch::Sender<Arc<Links>>,
     reports: mpsc::Sender<StoreReport>,
+    lease_changes: mpsc::Sender<LeaseChange>,
     _kept: (HealthProbes, watch::Sender<Arc<ResolvedNeighbors>>, mpsc::Sender<Query>, mpsc::Receiver<StoreReport>),
 }
 
@@ -43,6 +47,7 @@ impl World {
         let (links, new_links) = watch::channel(Arc::default());
         let (neighbors, new_neighbors) = watch::channel(Arc::default());
         let ((asking, queries), (reports, new_reports)) = (mpsc::channel(1), mpsc::channel(1));
+        let (lease_changes, new_changes) = mpsc::channel(1);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Heartbeats come when a test asks for one.
@@ -56,11 +61,12 @@ impl World {
             keys,
             queries,
             reports: new_reports,
+            lease_changes: new_changes,
             begun: false,
         };
         let self_check = SelfCheck::new(Duration::ZERO, Meters::default());
         let kept = (probes, neighbors, asking, own);
-        Self { inputs, elector, health, self_check, state, links, reports, _kept: kept }
+        Self { inputs, elector, health, self_check, state, links, reports, lease_changes, _kept: kept }
     }
 
     async fn next(&mut self, timers: &Timers) -> Result<Event, AgentError> {
@@ -90,6 +96,7 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     let mut world = World::new(directory.path());
     world.state.send_replace(Arc::default());
     world.reports.send(report()).await.unwrap();
+    world.lease_changes.send(LeaseChange { vip: vip4(1), lease: None }).await.unwrap();
     world.inputs.heartbeat.reset_immediately();
     let due = timers(Some(Instant::now()));
     // A timer counts in milliseconds, and is ready in the next one.
@@ -99,6 +106,7 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     assert!(matches!(world.next(&due).await, Ok(Event::StoreReport(_))));
     assert!(matches!(world.next(&due).await, Ok(Event::AnnouncementDue)));
     assert!(matches!(world.next(&timers(None)).await, Ok(Event::Changed)));
+    assert!(matches!(world.next(&timers(None)).await, Ok(Event::LeaseChanged(_))), "no VIP was known before");
     assert!(world.nothing_comes().await);
 }
 

@@ -105,7 +105,7 @@ fn suspended() -> Bench {
 }
 
 /// The inputs, each made for the highest epoch that the node knows of.
-const INPUTS: [Made; 37] = [
+const INPUTS: [Made; 41] = [
     ("wanted as before", |bench, _| Input::Wanted(Arc::clone(&bench.election.wanted))),
     ("wanted no longer", |_, _| Input::Wanted(Arc::default())),
     ("wanted of b alone", |_, _| {
@@ -150,6 +150,10 @@ const INPUTS: [Made; 37] = [
     ("all Leases: c's of the next epoch", |bench, epoch| surveyed(bench, Some(lease("c", epoch + 1, "v9")))),
     ("all Leases: none", |bench, _| surveyed(bench, None)),
     ("all Leases: the store is unavailable", |bench, _| Input::Surveyed { asked: bench.now, leases: None }),
+    ("watched: its own Lease, older", |_, epoch| changed(Some(lease("a", epoch.saturating_sub(1), "v9")))),
+    ("watched: c's Lease of this epoch", |_, epoch| changed(Some(lease("c", epoch, "v9")))),
+    ("watched: c's Lease of the next epoch", |_, epoch| changed(Some(lease("c", epoch + 1, "v9")))),
+    ("watched: no Lease", |_, _| changed(None)),
     ("some peer announced it", |bench, _| Input::PeerAnnounced(announced(bench, &[]))),
     ("c announced it", |bench, _| Input::PeerAnnounced(announced(bench, &["c"]))),
     ("c announced it, and the kernel goes on", |bench, _| {
@@ -178,6 +182,10 @@ fn claims(bench: &mut Bench, epoch: u64) {
     bench.claim("c", epoch);
 }
 
+fn changed(lease: Option<Lease>) -> Input {
+    Input::LeaseChanged { vip: vip4(1), lease }
+}
+
 fn surveyed(bench: &Bench, lease: Option<Lease>) -> Input {
     Input::Surveyed { asked: bench.now, leases: Some(lease.into_iter().map(|lease| (vip4(1), lease)).collect()) }
 }
@@ -198,6 +206,7 @@ const fn kind(input: &Input) -> usize {
         Input::Drain(_) => 10,
         Input::Lossy(_) => 11,
         Input::Outranked(_) => 12,
+        Input::LeaseChanged { .. } => 13,
     }
 }
 
@@ -233,7 +242,7 @@ fn each_input_does_in_each_state_what_the_table_says() {
             }
         }
     }
-    assert_eq!((roles.len(), kinds.len()), (7, 13), "each role and each kind of input is in the table");
+    assert_eq!((roles.len(), kinds.len()), (7, 14), "each role and each kind of input is in the table");
     let differs = lines.iter().zip(EXPECTED.lines()).position(|(found, expected)| found != expected);
     let table = lines.join("\n") + "\n";
     assert!(table == EXPECTED, "it is another from line {:?} on:\n{table}", differs.map(|at| at + 1));
