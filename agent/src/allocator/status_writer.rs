@@ -1,7 +1,7 @@
 //! Writes one status: a request or two, with a time limit. Within that limit an allocator that lost
 //! its leadership can do no harm.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::{api::core::v1::Service, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::{
@@ -13,9 +13,9 @@ use tokio::time::timeout;
 
 use super::{
     write_cache::{CustomResource, CustomResourceStatus},
-    write_result::{FIELD_MANAGER, WriteResult},
+    write_result::{FIELD_MANAGER, WriteResult, is_owner},
 };
-use vipmux_allocate::status::{DesiredStatus, body, is_marked, withdrawal};
+use vipmux_allocate::status::{DesiredStatus, body, ingress, is_marked, withdrawal};
 use vipmux_cluster::clock::wall;
 use vipmux_model::{
     IngestOptions, ServiceName,
@@ -39,14 +39,38 @@ pub(super) struct StatusWriter {
 impl StatusWriter {
     /// Writes a Service's status if the Service is still the one that was decided on.
     async fn service(&self, name: &ServiceName, base: &Service, statement: &DesiredStatus) -> WriteResult<Service> {
-        let body = body(name, base, statement, wall());
+        let mut body = body(name, base, statement, wall());
+        let clears = statement.ingress.as_ref().is_some_and(BTreeSet::is_empty) && !ingress(base).is_empty();
         limited(async {
-            let result = self.apply(name, &body, self.adopt).await;
-            // A person edited our own conditions. The addresses are not contested. If they are by
-            // now, the version differs.
-            if result == WriteResult::Contested { self.apply(name, &body, true).await } else { result }
+            if clears && self.owns_addresses(name, base).await {
+                // Addresses that another controller wrote too would stay.
+                body["status"]["loadBalancer"] = json!({"ingress": []});
+            }
+            match self.apply(name, &body, self.adopt).await {
+                // A person edited our own conditions. The addresses are not contested. If they are by
+                // now, the version differs.
+                WriteResult::Contested => self.apply(name, &body, true).await,
+                // The other controller wrote the addresses that vipmux gave too, and has not changed
+                // them since. Mostly it is gone.
+                WriteResult::Taken(_) if self.owns_addresses(name, base).await => self.apply(name, &body, true).await,
+                result => result,
+            }
         })
         .await
+    }
+
+    /// Returns whether vipmux owns the addresses in the status of this version of the Service.
+    async fn owns_addresses(&self, name: &ServiceName, base: &Service) -> bool {
+        let version = &base.metadata.resource_version;
+        let is_same = |found: &Service| found.metadata.resource_version == *version;
+        self.find(name).await.is_ok_and(|found| found.is_some_and(|found| is_same(&found) && is_owner(&found)))
+    }
+
+    /// Reads a Service; `None`: it is gone.
+    async fn find(&self, name: &ServiceName) -> kube::Result<Option<Service>> {
+        // A list of one: the right to list all Services exists anyway, so no further right is needed.
+        let one = ListParams::default().fields(&format!("metadata.name={}", name.name()));
+        Ok(self.services(name.namespace()).list(&one).await?.items.into_iter().next())
     }
 
     /// Withdraws our part of the status of a Service that is not ours any more. The flag tells
@@ -54,10 +78,7 @@ impl StatusWriter {
     async fn withdraw(&self, name: &ServiceName) -> (WriteResult<Service>, bool) {
         let mut wrote = false;
         let result = limited(async {
-            // A list of one: the right to list all Services exists anyway, so no further right is
-            // needed.
-            let one = ListParams::default().fields(&format!("metadata.name={}", name.name()));
-            match self.services(name.namespace()).list(&one).await.map(|list| list.items.into_iter().next()) {
+            match self.find(name).await {
                 Ok(Some(service)) if is_marked(&service) && !is_ours(&service, &self.options) => {
                     wrote = true;
                     self.apply(name, &withdrawal(name, &service), false).await

@@ -132,6 +132,9 @@ impl WriteCache {
     ) {
         if !wanted.has_ingress(made) {
             self.record_foreign(name, made, manager.unwrap_or("another controller"));
+        } else if wanted.ingress.is_some() {
+            // They are vipmux's now, also if another controller wrote the same before.
+            self.foreign.remove(name);
         }
         let last = LastWrite {
             base: version_of(&base.metadata).to_owned(),

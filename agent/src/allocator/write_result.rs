@@ -71,15 +71,25 @@ fn manager_named_in(message: &str) -> String {
     message.split('"').nth(1).filter(|name| !name.is_empty()).unwrap_or("another controller").to_owned()
 }
 
-/// Returns the field manager other than ours that owns the addresses in a Service's status.
-pub fn other_owner(service: &Service) -> Option<&str> {
+/// Returns the field managers that own the addresses in a Service's status. If they are several,
+/// all wrote the same addresses.
+fn owners(service: &Service) -> impl Iterator<Item = &str> {
     let owns = |fields: &Value| fields.pointer("/f:status/f:loadBalancer/f:ingress").is_some();
     let entries = service.metadata.managed_fields.iter().flatten();
-    let other = |entry: &&k8s_openapi::apimachinery::pkg::apis::meta::v1::ManagedFieldsEntry| {
-        entry.manager.as_deref() != Some(FIELD_MANAGER)
-            && entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0))
-    };
-    entries.filter(other).find_map(|entry| entry.manager.as_deref())
+    let of_them = entries.filter(move |entry| entry.fields_v1.as_ref().is_some_and(|fields| owns(&fields.0)));
+    of_them.filter_map(|entry| entry.manager.as_deref())
+}
+
+/// Returns whether our field manager owns the addresses in a Service's status, alone or not. Then no
+/// other controller has written others since.
+pub fn is_owner(service: &Service) -> bool {
+    owners(service).any(|manager| manager == FIELD_MANAGER)
+}
+
+/// Returns the field manager that owns the addresses in a Service's status; `None`: ours does, or
+/// none.
+pub fn other_owner(service: &Service) -> Option<&str> {
+    owners(service).next().filter(|_| !is_owner(service))
 }
 
 #[cfg(test)]
@@ -126,9 +136,15 @@ mod tests {
         };
         let ingress = || serde_json::json!({"f:loadBalancer": {"f:ingress": {}}});
         let conditions = || serde_json::json!({"f:conditions": {}});
-        let both =
-            service(vec![entry(FIELD_MANAGER, ingress()), entry("x", conditions()), entry("metallb", ingress())]);
-        assert_eq!(other_owner(&both), Some("metallb"));
-        assert_eq!(other_owner(&service(vec![entry(FIELD_MANAGER, ingress()), entry("x", conditions())])), None);
+        let (ours, theirs) = (|| entry(FIELD_MANAGER, ingress()), || entry("metallb", ingress()));
+        for (entries, other, is_ours) in [
+            (vec![entry("x", conditions()), theirs()], Some("metallb"), false),
+            (vec![theirs(), ours()], None, true),
+            (vec![ours(), entry("x", conditions())], None, true),
+            (vec![entry("x", conditions())], None, false),
+        ] {
+            let service = service(entries);
+            assert_eq!((other_owner(&service), is_owner(&service)), (other, is_ours), "{service:?}");
+        }
     }
 }

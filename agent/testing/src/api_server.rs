@@ -27,7 +27,7 @@ pub struct Server {
     pub objects: Objects,
     /// The leader of each VIP.
     pub leaders: OrdMap<Vip, NodeName>,
-    /// The other field manager that owns the addresses of a Service.
+    /// The other field manager that owns the addresses of a Service alone.
     foreign: std::collections::BTreeMap<ServiceName, String>,
     version: u64,
 }
@@ -129,6 +129,10 @@ impl Server {
         }
         let mut after = serde_json::to_value(&**there).unwrap();
         let (wanted, shown) = (&body["status"]["loadBalancer"]["ingress"], &after["status"]["loadBalancer"]["ingress"]);
+        if !wanted.is_null() && wanted == shown {
+            // Both own them. What the allocator writes later overwrites them.
+            self.foreign.remove(name);
+        }
         if let Some(manager) = self.foreign.get(name) {
             if !wanted.is_null() && wanted != shown {
                 return Applied::Taken(manager.clone());

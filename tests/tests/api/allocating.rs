@@ -250,12 +250,18 @@ fn a_gossip_key_is_made_once() -> Result<()> {
 #[test]
 fn another_controller_is_reported_and_not_overwritten_unless_configured() -> Result<()> {
     let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
-    api.apply_all(&[service("theirs", 80, &[]), service("pooled", 80, &[])])?;
+    api.apply_all(&["theirs", "pooled", "emptied"].map(|name| service(name, 80, &[])))?;
     intrude(&api, "theirs", "198.51.100.1")?;
-    // Here the other controller assigned an address that vipmux would assign too.
+    // Here the other controller assigned addresses that vipmux would assign too.
     intrude(&api, "pooled", "192.0.2.202")?;
+    intrude(&api, "emptied", "192.0.2.201")?;
     let mut allocator = Allocator::start(&api, &kubeconfig, "a", &[])?;
     assert_eq!(await_addresses(&api, "pooled")?, ["192.0.2.202"]);
+    wait::until("the second one", PATIENCE, || {
+        let found = condition(&get(&api, "emptied")?, "Allocated");
+        ensure!(found.starts_with("True"), "{found}");
+        Ok(())
+    })?;
     let theirs = await_condition(&api, "theirs", "Allocated", "False ForeignStatus")?;
     assert_eq!(addresses(&theirs), ["198.51.100.1"]);
     let text = theirs["status"].to_string();
@@ -268,6 +274,16 @@ fn another_controller_is_reported_and_not_overwritten_unless_configured() -> Res
     std::thread::sleep(QUIET);
     let tried: Vec<_> = writes(&api, after)?.into_iter().filter(|line| line.contains("services/status")).collect();
     assert!(tried.is_empty(), "it is not tried again and again: {tried:?}");
+    // Both wrote these addresses. What vipmux gives later is not contested, also if it gives nothing.
+    for (name, request, expected) in [("pooled", "192.0.2.203", &["192.0.2.203"][..]), ("emptied", "198.51.100.3", &[])]
+    {
+        api.apply_all(&[service(name, 80, &[("vipmux.io/addresses", request)])])?;
+        wait::until(name, PATIENCE, || {
+            let found = get(&api, name)?;
+            ensure!(addresses(&found) == expected, "{}", found["status"]);
+            Ok(())
+        })?;
+    }
     // A later Service is reported too, and vipmux does not fight for what it wrote.
     intrude(&api, "pooled", "198.51.100.2")?;
     let pooled = await_condition(&api, "pooled", "Allocated", "False ForeignStatus")?;

@@ -216,7 +216,7 @@ fn addresses_that_others_wrote_and_that_are_right_are_written_as_they_stand() {
     let before = Whole::of(&server).desired("a");
     assert!(before.has_ingress(&object(&server, "a")));
     let made = write(&mut server, "a", 1);
-    assert_eq!((before.differs(&made), server.manager(&service_name("a"))), (None, "metallb"));
+    assert_eq!((before.differs(&made), server.intruder(&service_name("a"))), (None, None), "both own them");
     let entry = |json| vec![serde_json::from_value(json).unwrap()];
     let one = [vip("2001:db8::10")].into();
     for (json, same) in [

@@ -181,6 +181,10 @@ fn a_status_of_another_controller_is_tried_once_and_reported_once() {
     world.server.intrude("a", "metallb", &["192.0.2.10"]);
     world.settle();
     assert_eq!(conditions(&world), ["True Allocated", "False NoLeader"]);
+    // What both wrote, vipmux may change.
+    world.server.put("a", 80, &[("vipmux.io/addresses", "192.0.2.11")]);
+    world.settle();
+    assert_eq!(world.server.shown("a"), [vip("192.0.2.11")].into());
 }
 
 #[test]
