@@ -20,8 +20,8 @@ pub struct PublishedStatus {
 }
 
 impl PublishedStatus {
-    /// Reads this Service's status. Hostnames and addresses that do not parse belong to other
-    /// controllers.
+    /// Reads this Service's status. Hostnames, addresses of proxies and those that do not parse belong
+    /// to other controllers.
     pub fn of(service: &api::Service) -> Self {
         let Some(status) = &service.status else { return Self::default() };
         let ingress = status.load_balancer.as_ref().and_then(|balancer| balancer.ingress.as_deref());
@@ -34,10 +34,13 @@ impl PublishedStatus {
         }
     }
 
-    /// Returns the addresses of these entries.
+    /// Returns the addresses of these entries. Packets to an address with the `ipMode` `Proxy` do not
+    /// reach the nodes: a proxy sends others to a node port or a pod. Without `ipMode` it is `VIP`
+    /// (<https://kubernetes.io/docs/reference/kubernetes-api/service-resources/service-v1/#ServiceStatus>).
     pub fn of_ingress(entries: &[api::LoadBalancerIngress]) -> BTreeSet<Vip> {
         let address = |text: &str| Some(Vip::new(text.parse::<IpAddr>().ok()?));
-        entries.iter().filter_map(|entry| address(entry.ip.as_deref()?)).collect()
+        let vips = entries.iter().filter(|entry| entry.ip_mode.as_deref() != Some("Proxy"));
+        vips.filter_map(|entry| address(entry.ip.as_deref()?)).collect()
     }
 }
 
@@ -58,6 +61,7 @@ mod tests {
         };
         let ingress = serde_json::json!([
             {"ip": "::ffff:192.0.2.1"}, {"ip": "2001:db8::1", "ipMode": "VIP"}, {"hostname": "a.example.org"}, {"ip": "x"},
+            {"ip": "192.0.2.2", "ipMode": "Proxy"},
         ]);
         let addresses = vec!["192.0.2.1".to_owned(), "2001:db8::1".to_owned()];
         for (conditions, given) in [
