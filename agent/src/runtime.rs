@@ -57,6 +57,7 @@ mod warnings;
 
 use std::time::{Duration, Instant};
 
+use imbl::OrdMap;
 use tokio::sync::mpsc;
 
 use self::{
@@ -78,7 +79,7 @@ pub use self::{
     startup::{RuntimeOptions, run},
 };
 use crate::gossip::Addresses;
-use vipmux_cluster::store::{Lease, LeaseChange, StoreReport};
+use vipmux_cluster::store::{Lease, StoreReport};
 use vipmux_datapath::link::{Links, Monitor};
 use vipmux_election::{Command, Input};
 use vipmux_model::{NodeName, Vip};
@@ -155,7 +156,7 @@ impl Agent {
             Event::ProbeResults => self.health.update(&self.election.elector)?,
             Event::PeersChanged => reconcile = self.peers_changed(inputs.has_begun(), monitor)?,
             Event::StoreReport(report) => self.store_report(report)?,
-            Event::LeaseChanged(LeaseChange { vip, lease }) => self.lease_changed(vip, lease)?,
+            Event::LeasesChanged => self.leases_changed(inputs.leases())?,
             Event::AddressProbeDue => self.poll_address_probes()?,
             Event::ElectionDue => self.elect()?,
             Event::AnnouncementDue => self.announcements.send_due(),
@@ -187,13 +188,13 @@ impl Agent {
         let progress = StartupProgress { source_read, attached, synced: self.serving.is_ready() };
         self.telemetry.progress(progress, self.election.is_stopping(), kernel.lapses());
         self.telemetry.silence(self.election.elector.keys().silence());
-        self.telemetry.solitude(self.election.elector.solitude(now));
     }
 
     fn heartbeat(&mut self, links: &Links) -> Result<(), AgentError> {
         self.extend_fence()?;
         self.announcements.check_foreign_speakers(&mut self.serving, links)?;
         if self.election.publish(&mut self.serving.kernel, boottime()?)? {
+            self.telemetry.solitude(self.election.elector.solitude(boottime()?));
             self.telemetry.meters.map_usage(self.serving.kernel.observed().fill());
         }
         let now = Instant::now();
@@ -265,10 +266,9 @@ impl Agent {
         self.execute(&commands)
     }
 
-    /// Passes a change of a Lease to the election.
-    fn lease_changed(&mut self, vip: Vip, lease: Option<Lease>) -> Result<(), AgentError> {
-        let input = Input::LeaseChanged { vip, lease };
-        let commands = self.election.elector.handle(&mut self.serving.kernel, input)?;
+    /// Passes the changes of the Leases to the election.
+    fn leases_changed(&mut self, leases: OrdMap<Vip, Lease>) -> Result<(), AgentError> {
+        let commands = self.election.elector.leases_changed(&mut self.serving.kernel, leases)?;
         self.execute(&commands)
     }
 

@@ -21,8 +21,8 @@ pub use self::{
     configured::ConfiguredStore,
     directory::DirectoryStore,
     kubernetes::KubernetesStore,
-    lease_object::{leader, lease_name},
-    lease_watch::{LeaseChange, follow},
+    lease_object::lease_name,
+    lease_watch::{WatchedLeases, changes, follow, follow_api},
     operations::{StoreOperation, StoreOperations, StoreOutcome, StoreReport},
 };
 pub use vipmux_election::lease::{Lease, Version};

@@ -7,6 +7,7 @@ use std::{
     time::Duration,
 };
 
+use imbl::OrdMap;
 use tokio::{
     sync::{
         mpsc,
@@ -25,7 +26,7 @@ use super::{
     warnings::log_changes,
 };
 use crate::gossip::{self, Addresses, Counters, Gossip};
-use vipmux_cluster::store::{self, ConfiguredStore, StoreOperation, StoreOperations, StoreReport, Swapped};
+use vipmux_cluster::store::{self, ConfiguredStore, Lease, StoreOperation, StoreOperations, StoreReport, Swapped};
 use vipmux_election::{
     Command, Election, Input, Leadership, LeaseOutcome, PeerAnnouncement, Role,
     membership::{self, Membership, MembershipEvent, Peer, Peers},
@@ -48,6 +49,8 @@ pub(super) struct Elector {
     /// older ones are ignored.
     latest: BTreeMap<Vip, Duration>,
     operations: u64,
+    /// The Leases as last seen.
+    watched: OrdMap<Vip, Lease>,
     /// Inputs that the state machine has not handled yet.
     pending: Vec<Input>,
     /// The problems of the Leases, as last logged.
@@ -93,6 +96,7 @@ impl Elector {
             store,
             latest,
             operations,
+            watched: OrdMap::new(),
             pending,
             faults,
             keys,
@@ -205,6 +209,18 @@ impl Elector {
             }
         };
         self.handle(kernel, input)
+    }
+
+    /// Passes what changed in the Leases since the last call.
+    pub(super) fn leases_changed(
+        &mut self,
+        kernel: &mut Kernel,
+        leases: OrdMap<Vip, Lease>,
+    ) -> Result<Vec<Command>, KernelError> {
+        let changes = store::changes(&self.watched, &leases);
+        self.watched = leases;
+        self.pending.extend(changes.into_iter().map(|(vip, lease)| Input::LeaseChanged { vip, lease }));
+        self.process(kernel)
     }
 
     /// Passes an input to the state machine, and executes the commands for the kernel, the store

@@ -2,6 +2,7 @@
 
 use std::{future::pending, sync::Arc, time::Duration};
 
+use imbl::OrdMap;
 use tokio::{
     select,
     sync::{mpsc, watch},
@@ -17,9 +18,10 @@ use super::{
     serving::Network,
 };
 use crate::{control::Query, signals::StopSignals};
-use vipmux_cluster::store::{LeaseChange, StoreReport};
+use vipmux_cluster::store::{Lease, StoreReport, WatchedLeases};
 use vipmux_datapath::link::{Links, Monitor, ResolvedNeighbors};
 use vipmux_election::{HEARTBEAT, membership::sealing::SealingKeys};
+use vipmux_model::Vip;
 
 /// The interval at which answers are read while the LAN is asked for an address. Also the pause
 /// before the next heartbeat, if one takes longer than [`HEARTBEAT`].
@@ -36,8 +38,8 @@ pub(super) enum Event {
     PeersChanged,
     /// An operation on a Lease ended.
     StoreReport(StoreReport),
-    /// A Lease changed.
-    LeaseChanged(LeaseChange),
+    /// Leases changed.
+    LeasesChanged,
     /// It is time to send address probes, or to read the answers.
     AddressProbeDue,
     /// The election waits for this time.
@@ -83,7 +85,7 @@ pub(super) struct Inputs {
     keys: watch::Receiver<SealingKeys>,
     queries: mpsc::Receiver<Query>,
     reports: mpsc::Receiver<StoreReport>,
-    lease_changes: mpsc::Receiver<LeaseChange>,
+    leases: WatchedLeases,
     /// A serving state came. Before the first one nothing is known to be wanted, and the maps may
     /// be full of what is in use.
     begun: bool,
@@ -96,12 +98,12 @@ impl Inputs {
         state: watch::Receiver<Arc<ServingState>>,
         keys: watch::Receiver<SealingKeys>,
         queries: mpsc::Receiver<Query>,
-        (reports, lease_changes): (mpsc::Receiver<StoreReport>, mpsc::Receiver<LeaseChange>),
+        (reports, leases): (mpsc::Receiver<StoreReport>, WatchedLeases),
     ) -> Self {
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let (links, neighbors) = (monitor.links(), monitor.neighbors());
-        Self { heartbeat, stop, state, links, neighbors, keys, queries, reports, lease_changes, begun: false }
+        Self { heartbeat, stop, state, links, neighbors, keys, queries, reports, leases, begun: false }
     }
 
     /// Returns whether a serving state came.
@@ -123,7 +125,8 @@ impl Inputs {
             changed = health.changed() => changed.map(|()| Event::ProbeResults)?,
             changed = elector.peers_changed() => changed.map(|()| Event::PeersChanged)?,
             Some(report) = self.reports.recv() => Event::StoreReport(report),
-            Some(change) = self.lease_changes.recv(), if self.begun => Event::LeaseChanged(change),
+            // If nobody follows the Leases any more, they are only read.
+            Ok(()) = self.leases.changed(), if self.begun => Event::LeasesChanged,
             () = until(timers.address_probe) => Event::AddressProbeDue,
             () = until(timers.election) => Event::ElectionDue,
             () = until(timers.announcement) => Event::AnnouncementDue,
@@ -154,6 +157,11 @@ impl Inputs {
     /// Returns the interfaces as they are now.
     pub(super) fn links(&self) -> Arc<Links> {
         Arc::clone(&self.links.borrow())
+    }
+
+    /// Returns the Leases as last seen.
+    pub(super) fn leases(&self) -> OrdMap<Vip, Lease> {
+        self.leases.borrow().clone().unwrap_or_default()
     }
 
     /// Returns the newest serving state and network, and marks both as seen.

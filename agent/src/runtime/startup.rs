@@ -154,7 +154,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let kernel = open_kernel(&options)?;
     let made_key = found_keys.is_none().then(|| gossip_keys::path(&options));
     let keys = gossip_keys::follow(&options, found_keys)?;
-    let changes = store::follow(&leases);
+    let watched = store::follow(&leases);
     let (elector, reports) = start_elector(&options, leases, keys.clone(), made_key)?;
     let published = Published::read(&kernel)?;
     let queries = control::listen(&options.socket)?;
@@ -178,7 +178,7 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
         unloaded: false,
         node,
     };
-    let inputs = Inputs::new(stop, &monitor, state, keys, queries, (reports, changes));
+    let inputs = Inputs::new(stop, &monitor, state, keys, queries, (reports, watched));
     // Large, and alive as long as the agent.
     Box::pin(agent.run(inputs, &monitor)).await?;
     tracing::info!("stopping, programs and maps stay in place (`vipmux unload` removes them)");

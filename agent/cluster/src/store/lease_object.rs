@@ -93,13 +93,6 @@ pub(super) fn from_object(vip: Vip, object: Object) -> Result<Lease, String> {
     Ok(Lease { holder, epoch, version: Version::new(version) })
 }
 
-/// Returns the VIP of this object and its leader; `None`: it is no VIP's Lease, or the leader
-/// cannot be read.
-pub fn leader(object: &Object) -> Option<(Vip, Option<NodeName>)> {
-    let vip = vip_of(object.metadata.name.as_deref()?)?;
-    Some((vip, from_object(vip, object.clone()).ok().map(|lease| lease.holder)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,14 +1,12 @@
-//! Follows the Leases, so that agents soon learn of a change that another one made, or a person.
+//! Follows the Leases, so that a change by another agent or by a person is soon known.
 //!
-//! The changes are hints. A watch can be half-open for minutes, and what it says can be older than
-//! what its reader wrote since. So no promise depends on one.
+//! What is seen here is a hint. A watch can be half-open for minutes, and what it says can be older
+//! than what its reader wrote since. So no promise depends on it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use imbl::{OrdMap, ordmap::DiffItem};
 use k8s_openapi::api::coordination::v1::Lease as Object;
 use kube::{
     Api,
@@ -17,158 +15,186 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{sync::watch, time::sleep};
 
-use super::{
-    ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, StoreOperation, StoreOutcome, Version, lease_object,
-};
+use super::{ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, StoreOperation, StoreOutcome, lease_object};
 use vipmux_model::Vip;
 
-/// The changes that wait for their reader, at most. A watch waits then.
-const CAPACITY: usize = 256;
 /// The time from one look at a directory to the next. A look costs little if nothing changed. A
 /// directory on a network file system reports no changes of other machines.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A change of a Lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LeaseChange {
-    /// The VIP.
-    pub vip: Vip,
-    /// The Lease; `None`: it is gone, or cannot be read.
-    pub lease: Option<Lease>,
+/// The Leases that can be read, as last seen; `None` until they were listed once.
+pub type WatchedLeases = watch::Receiver<Option<OrdMap<Vip, Lease>>>;
+
+/// Follows the Leases of a store while somebody listens. Must be called within a tokio runtime.
+pub fn follow(store: &ConfiguredStore) -> WatchedLeases {
+    match store {
+        ConfiguredStore::Directory(store) => follow_directory(store.clone()),
+        ConfiguredStore::Kubernetes(store) => follow_api(store.leases().clone()),
+    }
 }
 
-/// Follows the Leases until the receiver is dropped. Must be called within a tokio runtime.
-pub fn follow(store: &ConfiguredStore) -> mpsc::Receiver<LeaseChange> {
-    let (sender, receiver) = mpsc::channel(CAPACITY);
-    // Both end at the first change after the receiver is gone, or with the runtime. They hold
-    // nothing that needs care.
-    match store {
-        ConfiguredStore::Directory(store) => drop(tokio::spawn(follow_directory(store.clone(), sender))),
-        ConfiguredStore::Kubernetes(store) => drop(tokio::spawn(follow_api(store.leases().clone(), sender))),
-    }
+/// Follows the Leases of a namespace while somebody listens. Must be called within a tokio runtime.
+pub fn follow_api(leases: Api<Object>) -> WatchedLeases {
+    let (sender, receiver) = watch::channel(None);
+    let mut events = watcher(leases, watcher::Config::default()).default_backoff().boxed();
+    // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
+    // that needs care.
+    tokio::spawn(async move {
+        let mut table = LeaseTable::default();
+        while !sender.is_closed()
+            && let Some(event) = events.next().await
+        {
+            match event {
+                Ok(event) => table.apply(event),
+                Err(error) => table.log_failure(error.to_string()),
+            }
+            publish(&sender, table.listed.as_ref());
+        }
+    });
     receiver
 }
 
-async fn follow_directory(store: DirectoryStore, sender: mpsc::Sender<LeaseChange>) {
-    let mut known = KnownLeases::default();
-    while !sender.is_closed() {
-        if let Ok(StoreOutcome::Surveyed(survey)) = store.run(StoreOperation::Survey).await {
-            let changes = known.replace(survey.leases.into_iter().map(|(vip, lease)| (vip, Some(lease))));
-            for change in changes {
-                if sender.send(change).await.is_err() {
-                    return;
+fn follow_directory(store: DirectoryStore) -> WatchedLeases {
+    let (sender, receiver) = watch::channel(None);
+    // Ends at the first look after the last receiver is gone, and may be canceled at any point.
+    tokio::spawn(async move {
+        while !sender.is_closed() {
+            if let Ok(StoreOutcome::Surveyed(survey)) = store.run(StoreOperation::Survey).await {
+                publish(&sender, Some(&survey.leases));
+            }
+            sleep(LOOK).await;
+        }
+    });
+    receiver
+}
+
+fn publish(sender: &watch::Sender<Option<OrdMap<Vip, Lease>>>, leases: Option<&OrdMap<Vip, Lease>>) {
+    sender.send_if_modified(|published| {
+        // This costs what differs, since both share the rest.
+        let same = published.as_ref() == leases;
+        if !same {
+            *published = leases.cloned();
+        }
+        !same
+    });
+}
+
+/// Returns the Leases that differ; `None`: it is gone. That costs what differs.
+pub fn changes(before: &OrdMap<Vip, Lease>, now: &OrdMap<Vip, Lease>) -> Vec<(Vip, Option<Lease>)> {
+    let change = |item: DiffItem<'_, '_, Vip, Lease>| match item {
+        DiffItem::Add(vip, lease) | DiffItem::Update { new: (vip, lease), .. } => (*vip, Some(lease.clone())),
+        DiffItem::Remove(vip, _) => (*vip, None),
+    };
+    before.diff(now).map(change).collect()
+}
+
+/// The Leases by the events of a watch.
+#[derive(Debug, Default)]
+struct LeaseTable {
+    /// `None`: they were not listed yet.
+    listed: Option<OrdMap<Vip, Lease>>,
+    /// The part of a list that has been read so far.
+    listing: OrdMap<Vip, Lease>,
+    /// Why they cannot be followed now, as it was logged.
+    logged: Option<String>,
+}
+
+impl LeaseTable {
+    fn apply(&mut self, event: Event<Object>) {
+        self.logged = None;
+        match event {
+            Event::Init => self.listing = OrdMap::new(),
+            Event::InitApply(object) => put(&mut self.listing, object),
+            Event::InitDone => self.listed = Some(std::mem::take(&mut self.listing)),
+            Event::Apply(object) => put(self.listed.get_or_insert_default(), object),
+            Event::Delete(object) => {
+                if let Some((vip, listed)) = vip_of(&object).zip(self.listed.as_mut()) {
+                    listed.remove(&vip);
                 }
             }
         }
-        sleep(LOOK).await;
     }
-}
 
-async fn follow_api(leases: Api<Object>, sender: mpsc::Sender<LeaseChange>) {
-    let mut events = watcher(leases, watcher::Config::default()).default_backoff().boxed();
-    let (mut known, mut listed, mut logged) = (KnownLeases::default(), Vec::new(), None);
-    while let Some(event) = events.next().await {
-        let changes = match event {
-            Ok(Event::Init) => {
-                listed.clear();
-                Vec::new()
-            }
-            Ok(Event::InitApply(object)) => {
-                listed.extend(read(object));
-                Vec::new()
-            }
-            Ok(Event::InitDone) => known.replace(listed.drain(..)),
-            Ok(Event::Apply(object)) => {
-                read(object).and_then(|(vip, lease)| known.put(vip, lease)).into_iter().collect()
-            }
-            Ok(Event::Delete(object)) => read(object).and_then(|(vip, _)| known.remove(vip)).into_iter().collect(),
-            Err(error) => {
-                log_failure(&mut logged, error.to_string());
-                continue;
-            }
-        };
-        logged = None;
-        for change in changes {
-            if sender.send(change).await.is_err() {
-                return;
-            }
+    fn log_failure(&mut self, error: String) {
+        if self.logged.as_ref() != Some(&error) {
+            tracing::warn!(error, "cannot watch the leases of VIPs");
+            self.logged = Some(error);
         }
     }
 }
 
-/// Logs why the Leases cannot be watched, if it is another reason than before.
-fn log_failure(logged: &mut Option<String>, error: String) {
-    if logged.as_ref() != Some(&error) {
-        tracing::warn!(error, "cannot watch the Leases, changes by others are noticed later");
-        *logged = Some(error);
-    }
+/// Returns the VIP of an object; `None`: it is no VIP's Lease.
+fn vip_of(object: &Object) -> Option<Vip> {
+    lease_object::vip_of(object.metadata.name.as_deref()?)
 }
 
-/// Returns the VIP of an object and its Lease; `None`: it is no VIP's.
-fn read(object: Object) -> Option<(Vip, Option<Lease>)> {
-    let vip = lease_object::vip_of(object.metadata.name.as_deref()?)?;
-    Some((vip, lease_object::from_object(vip, object).ok()))
-}
-
-/// The versions of the Leases, as last reported.
-#[derive(Debug, Default)]
-struct KnownLeases(BTreeMap<Vip, Version>);
-
-impl KnownLeases {
-    /// Takes in a Lease. Returns the change, if it is one.
-    fn put(&mut self, vip: Vip, lease: Option<Lease>) -> Option<LeaseChange> {
-        let Some(lease) = lease else { return self.remove(vip) };
-        let before = self.0.insert(vip, lease.version.clone());
-        (before.as_ref() != Some(&lease.version)).then_some(LeaseChange { vip, lease: Some(lease) })
-    }
-
-    fn remove(&mut self, vip: Vip) -> Option<LeaseChange> {
-        self.0.remove(&vip).map(|_| LeaseChange { vip, lease: None })
-    }
-
-    /// Takes in all Leases. Returns what changed since.
-    fn replace(&mut self, all: impl IntoIterator<Item = (Vip, Option<Lease>)>) -> Vec<LeaseChange> {
-        let mut there = BTreeSet::new();
-        let mut changes = Vec::new();
-        for (vip, lease) in all {
-            there.insert(vip);
-            changes.extend(self.put(vip, lease));
-        }
-        let gone: Vec<_> = self.0.keys().filter(|vip| !there.contains(vip)).copied().collect();
-        changes.extend(gone.into_iter().filter_map(|vip| self.remove(vip)));
-        changes
+fn put(leases: &mut OrdMap<Vip, Lease>, object: Object) {
+    let Some(vip) = vip_of(&object) else { return };
+    match lease_object::from_object(vip, object) {
+        Ok(lease) => drop(leases.insert(vip, lease)),
+        Err(_) => drop(leases.remove(&vip)),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+
     use super::*;
+    use crate::store::Version;
     use vipmux_testing::names::{node_name, vip4};
 
-    fn lease(version: &str) -> Lease {
-        Lease { holder: node_name("n1"), epoch: 1, version: Version::new(version) }
+    fn object(last: u8, version: &str) -> Object {
+        let version = Some(Version::new(version));
+        lease_object::to_object(vip4(last), version, &node_name("n1"), 1, Timestamp::UNIX_EPOCH).unwrap()
     }
 
-    fn texts(changes: impl IntoIterator<Item = LeaseChange>) -> Vec<String> {
-        let text = |change: LeaseChange| {
-            let version = change.lease.map_or("gone".to_owned(), |lease| lease.version.to_string());
-            format!("{} {version}", change.vip)
-        };
-        changes.into_iter().map(text).collect()
+    fn unreadable(last: u8) -> Object {
+        Object { spec: None, ..object(last, "9") }
+    }
+
+    /// The Leases by these events, as text: last byte of the VIP and version.
+    fn listed(table: &LeaseTable) -> Option<Vec<String>> {
+        let text = |(vip, lease): (&Vip, &Lease)| format!("{vip} {}", lease.version);
+        table.listed.as_ref().map(|leases| leases.iter().map(text).collect())
     }
 
     #[test]
-    fn each_change_is_reported_once_and_what_a_list_lacks_is_gone() {
-        let mut known = KnownLeases::default();
-        let (one, two, three) = (vip4(1), vip4(2), vip4(3));
-        let listed = known.replace([(one, Some(lease("1"))), (two, Some(lease("2"))), (three, None)]);
-        assert_eq!(texts(listed), [format!("{one} 1"), format!("{two} 2")], "the third cannot be read");
-        assert_eq!(texts(known.put(one, Some(lease("1")))), [""; 0]);
-        assert_eq!(texts(known.put(one, Some(lease("3")))), [format!("{one} 3")]);
-        assert_eq!(texts(known.put(two, None)), [format!("{two} gone")]);
-        assert_eq!(texts(known.remove(two)), [""; 0]);
-        assert_eq!(texts(known.replace([(two, Some(lease("4")))])), [format!("{two} 4"), format!("{one} gone")]);
+    fn a_list_counts_when_it_is_whole_and_what_it_lacks_is_gone() {
+        let mut table = LeaseTable::default();
+        for event in [Event::Init, Event::InitApply(object(1, "1")), Event::InitApply(unreadable(2))] {
+            table.apply(event);
+            assert_eq!(listed(&table), None);
+        }
+        table.apply(Event::InitDone);
+        assert_eq!(listed(&table).unwrap(), [format!("{} 1", vip4(1))]);
+        table.apply(Event::Apply(object(2, "2")));
+        table.apply(Event::Apply(unreadable(1)));
+        table.apply(Event::Apply(Object { metadata: ObjectMeta::default(), ..object(3, "3") }));
+        assert_eq!(listed(&table).unwrap(), [format!("{} 2", vip4(2))]);
+        for event in [Event::Init, Event::InitApply(object(4, "4"))] {
+            table.apply(event);
+            assert_eq!(listed(&table).unwrap(), [format!("{} 2", vip4(2))], "the last whole list counts");
+        }
+        table.apply(Event::InitDone);
+        assert_eq!(listed(&table).unwrap(), [format!("{} 4", vip4(4))]);
+        table.apply(Event::Delete(object(4, "5")));
+        assert_eq!(listed(&table).unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn only_what_changed_is_a_change() {
+        let leases = |all: &[(u8, &str)]| -> OrdMap<_, _> {
+            let lease = |(last, version): &(u8, &str)| {
+                (vip4(*last), lease_object::from_object(vip4(*last), object(*last, version)).unwrap())
+            };
+            all.iter().map(lease).collect()
+        };
+        let found = changes(&leases(&[(1, "1"), (2, "2"), (3, "3")]), &leases(&[(1, "1"), (2, "4"), (5, "5")]));
+        let text = |(vip, lease): &(Vip, Option<Lease>)| (*vip, lease.as_ref().map(|lease| lease.version.to_string()));
+        let expected = [(vip4(2), Some("4".to_owned())), (vip4(3), None), (vip4(5), Some("5".to_owned()))];
+        assert_eq!(found.iter().map(text).collect::<Vec<_>>(), expected);
     }
 }

@@ -10,12 +10,9 @@ use crate::{
     metrics::Meters,
     runtime::{kernel::boottime, peer_health::HealthProbes},
 };
-use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, LeaseChange, StoreOperation, StoreOutcome, Survey};
+use vipmux_cluster::store::{ConfiguredStore, DirectoryStore, Lease, StoreOperation, StoreOutcome, Survey};
 use vipmux_election::{Election, ElectionSettings, membership::sealing::SealingKeys};
-use vipmux_testing::{
-    PATIENCE,
-    names::{node_name, vip4},
-};
+use vipmux_testing::{PATIENCE, names::node_name};
 
 /// Nothing comes within this time.
 const BRIEF: Duration = Duration::from_millis(20);
@@ -29,7 +26,7 @@ struct World {
     state: watch::Sender<Arc<ServingState>>,
     links: watch::Sender<Arc<Links>>,
     reports: mpsc::Sender<StoreReport>,
-    lease_changes: mpsc::Sender<LeaseChange>,
+    leases: watch::Sender<Option<OrdMap<Vip, Lease>>>,
     _kept: (HealthProbes, watch::Sender<Arc<ResolvedNeighbors>>, mpsc::Sender<Query>, mpsc::Receiver<StoreReport>),
 }
 
@@ -47,7 +44,7 @@ impl World {
         let (links, new_links) = watch::channel(Arc::default());
         let (neighbors, new_neighbors) = watch::channel(Arc::default());
         let ((asking, queries), (reports, new_reports)) = (mpsc::channel(1), mpsc::channel(1));
-        let (lease_changes, new_changes) = mpsc::channel(1);
+        let (leases, watched) = watch::channel(None);
         let mut heartbeat = interval(HEARTBEAT);
         heartbeat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // Heartbeats come when a test asks for one.
@@ -61,12 +58,12 @@ impl World {
             keys,
             queries,
             reports: new_reports,
-            lease_changes: new_changes,
+            leases: watched,
             begun: false,
         };
         let self_check = SelfCheck::new(Duration::ZERO, Meters::default());
         let kept = (probes, neighbors, asking, own);
-        Self { inputs, elector, health, self_check, state, links, reports, lease_changes, _kept: kept }
+        Self { inputs, elector, health, self_check, state, links, reports, leases, _kept: kept }
     }
 
     async fn next(&mut self, timers: &Timers) -> Result<Event, AgentError> {
@@ -96,7 +93,7 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     let mut world = World::new(directory.path());
     world.state.send_replace(Arc::default());
     world.reports.send(report()).await.unwrap();
-    world.lease_changes.send(LeaseChange { vip: vip4(1), lease: None }).await.unwrap();
+    world.leases.send_replace(Some(OrdMap::new()));
     world.inputs.heartbeat.reset_immediately();
     let due = timers(Some(Instant::now()));
     // A timer counts in milliseconds, and is ready in the next one.
@@ -106,7 +103,7 @@ async fn of_events_that_are_ready_the_first_in_order_comes_and_the_others_stay()
     assert!(matches!(world.next(&due).await, Ok(Event::StoreReport(_))));
     assert!(matches!(world.next(&due).await, Ok(Event::AnnouncementDue)));
     assert!(matches!(world.next(&timers(None)).await, Ok(Event::Changed)));
-    assert!(matches!(world.next(&timers(None)).await, Ok(Event::LeaseChanged(_))), "no VIP was known before");
+    assert!(matches!(world.next(&timers(None)).await, Ok(Event::LeasesChanged)), "no VIP was known before");
     assert!(world.nothing_comes().await);
 }
 
