@@ -108,7 +108,11 @@ impl LeaseTable {
             Event::Init => self.listing = OrdMap::new(),
             Event::InitApply(object) => put(&mut self.listing, object),
             Event::InitDone => self.listed = Some(std::mem::take(&mut self.listing)),
-            Event::Apply(object) => put(self.listed.get_or_insert_default(), object),
+            Event::Apply(object) => {
+                if let Some(listed) = &mut self.listed {
+                    put(listed, object);
+                }
+            }
             Event::Delete(object) => {
                 if let Some((vip, listed)) = vip_of(&object).zip(self.listed.as_mut()) {
                     listed.remove(&vip);
