@@ -132,7 +132,7 @@ fn a_machine_that_waits_for_no_silence_is_found() {
 
 #[test]
 fn a_machine_that_leads_in_spite_of_a_conflict_is_found() {
-    is_found(Mutation::LeadsInSpiteOfConflict, Scenario::Cut, 0..200, "both answer");
+    is_found(Mutation::LeadsInSpiteOfConflict, Scenario::Flap, 30..230, "both answer");
 }
 
 #[test]
