@@ -423,6 +423,8 @@ impl Election {
 
     /// Stops answering for all VIPs, until each Lease is seen to be this node's own.
     fn suspend(&mut self, why: &Lost, now: Duration) {
+        // What this node knows of its peers may be old.
+        self.states.values_mut().for_each(|state| state.operating_since = now);
         let own = self.states.iter().filter(|(_, state)| state.own.is_some() && state.role != Role::Conflicted);
         let own: Vec<_> = own.map(|(vip, _)| *vip).collect();
         for vip in own {

@@ -14,7 +14,7 @@ use crate::{
     membership::{MemberStatus, Peers, Why},
     mutation::Mutation,
 };
-use vipmux_model::NodeName;
+use vipmux_model::{NodeName, Vip};
 
 /// The pause after another node was quicker.
 const QUICKLY: Duration = Duration::from_millis(20);
@@ -22,6 +22,9 @@ const QUICKLY: Duration = Duration::from_millis(20);
 const SOON: Duration = Duration::from_millis(200);
 /// and by a node that only has to record its leadership.
 const LATER: Duration = Duration::from_secs(1);
+/// The time after which a node waits for the store no longer, if the peers suffice to decide. A
+/// store that swallows requests would hold it up for seconds.
+const HEDGE: Duration = Duration::from_millis(100);
 /// The pause after which the LAN is asked again for an address that has another owner.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 
@@ -55,7 +58,49 @@ impl VipState {
             LeaseOperation::Detect => Command::Probe { vip: cx.vip, detect: true },
             _ => Command::Read(cx.vip),
         });
-        self.operation = Some(operation);
+        (self.operation, self.operating_since) = (Some(operation), cx.now);
+        self.hedge_later(cx);
+    }
+
+    /// Asks for an evaluation when [`Self::hedge`] may have to decide.
+    fn hedge_later(&self, cx: &mut Context<'_>) {
+        let at = self.operating_since + HEDGE;
+        if at > cx.now {
+            cx.schedule.wake_at(at);
+        }
+    }
+
+    /// Decides by the peers what the store does not answer in time. The operation goes on, and its
+    /// result is compared with what was decided.
+    pub(super) fn hedge(&mut self, peers: &Peers, cx: &mut Context<'_>) {
+        use LeaseOperation::{CheckRead, CheckSwap, TakeoverRead, TakeoverSwap};
+        if !matches!(self.operation, Some(TakeoverRead | TakeoverSwap { .. } | CheckRead | CheckSwap)) {
+            return;
+        }
+        if cx.now < self.operating_since + HEDGE {
+            return self.hedge_later(cx);
+        }
+        let (epoch, goes_on) = match self.operation {
+            Some(TakeoverRead) => (self.epoch() + 1, CheckRead),
+            // The store may have written it already.
+            Some(TakeoverSwap { epoch, .. }) => (epoch, CheckSwap),
+            _ => {
+                // Who announced a VIP that this node yielded may have the Lease.
+                if self.role == Role::Suspended && cx.open && self.is_clear(peers, cx.vip) {
+                    self.lead(cx);
+                    self.doubted = true;
+                }
+                return;
+            }
+        };
+        // The Lease may name a leader that this node does not know, unless it knows the last one.
+        if let Takeover::Granted { why: why @ Why::Down(_), witnessed: true } =
+            cx.guard.decide(cx.vip, self, peers, cx.now)
+            && cx.open
+        {
+            self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
+            self.operation = Some(goes_on);
+        }
     }
 
     /// Swaps the Lease as part of an operation.
@@ -100,6 +145,7 @@ impl VipState {
             (Some(LeaseOperation::CheckSwap), LeaseOutcome::Swapped(version)) => {
                 if let Some(own) = &mut self.own {
                     own.written = Some(WrittenLease { at: now, version });
+                    self.doubted = false;
                     if matches!(self.role, Role::Suspended | Role::Yielded) {
                         self.lead(cx);
                     }
@@ -218,12 +264,20 @@ impl VipState {
         if self.role == Role::Leading {
             return self.pause(LATER, cx);
         }
-        let mut alive = peers.members.values().filter(|peer| peer.status == MemberStatus::Alive);
-        let clear = alive.all(|peer| peer.current > Some(self.since) && !peer.state.claims.contains_key(&cx.vip));
-        if clear && peers.majority && matches!(self.role, Role::Suspended | Role::Yielded) {
+        if self.is_clear(peers, cx.vip) {
             self.lead(cx);
+            self.doubted = true;
         }
         self.pause(SOON, cx);
+    }
+
+    /// Returns whether this node's VIP, for which it does not answer now, is nobody else's: a majority
+    /// says so, and all its states are newer than the doubt.
+    fn is_clear(&self, peers: &Peers, vip: Vip) -> bool {
+        let mut alive = peers.members.values().filter(|peer| peer.status == MemberStatus::Alive);
+        peers.majority
+            && matches!(self.role, Role::Suspended | Role::Yielded)
+            && alive.all(|peer| peer.current > Some(self.since) && !peer.state.claims.contains_key(&vip))
     }
 
     /// Handles the result of a probe on the LAN.

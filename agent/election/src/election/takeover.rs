@@ -101,7 +101,8 @@ impl Election {
             if now >= end && *rival < self.local {
                 lost.push((*vip, rival.clone()));
             } else if state.role == Role::Leading && state.operation.is_none() && state.not_before <= now {
-                (state.operation, state.not_before) = (Some(LeaseOperation::CheckRead), now + CLAIMLESS);
+                (state.operation, state.operating_since) = (Some(LeaseOperation::CheckRead), now);
+                state.not_before = now + CLAIMLESS;
                 self.commands.push(Command::Read(*vip));
             }
             if now < end {
@@ -120,6 +121,7 @@ impl Election {
         for vip in own {
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             state.settle_announcements(peers, &mut cx);
+            state.hedge(peers, &mut cx);
             announced |= !state.announced_by.is_empty();
             assured |= state.is_assured();
             match state.role {
@@ -210,15 +212,14 @@ impl Election {
         }
         let (granted, taking) = self.granted_takeovers(peers, now);
         for (vip, mine) in self.turns(granted, taking, peers, now) {
-            let Some((state, cx)) = self.state_of(vip, now) else { continue };
+            let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             state.takeable_since.get_or_insert(now);
             if !mine {
                 cx.schedule.wake_at(now + TURN);
             } else if !cx.open || state.not_before > now {
                 cx.schedule.retry_at(state.not_before, now);
             } else {
-                state.operation = Some(LeaseOperation::TakeoverRead);
-                cx.commands.push(Command::Read(vip));
+                state.attempt(LeaseOperation::TakeoverRead, &mut cx);
             }
         }
     }
@@ -235,7 +236,7 @@ impl Election {
         let leaderless: Vec<Vip> = self.index.leaderless.iter().copied().collect();
         let (mut granted, mut taking) = (Vec::new(), 0);
         for vip in leaderless {
-            let Some((state, cx)) = self.state_of(vip, now) else { continue };
+            let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             // No other node takes what was this node's own, unless one took it while the store was
             // away.
             let ready = if state.was_led_by(cx.local) { ready_for_own } else { settled };
@@ -243,6 +244,7 @@ impl Election {
                 continue;
             }
             if state.operation.is_some() {
+                state.hedge(peers, &mut cx);
                 taking += 1;
                 continue;
             }

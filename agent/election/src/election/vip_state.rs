@@ -73,6 +73,8 @@ pub(super) struct VipState {
     pub(super) floor: u64,
     /// The operation under way, at the store or on the LAN.
     pub(super) operation: Option<LeaseOperation>,
+    /// The time at which it began, with its first request, or at which the peers were last in doubt.
+    pub(super) operating_since: Duration,
     /// No operation begins before.
     pub(super) not_before: Duration,
     /// The time since when the VIP may be taken. Turns count from then.

@@ -32,7 +32,7 @@ pub(super) const WINDOW: Duration = Duration::from_millis(410);
 /// The time that a node must run until it knows the leaders.
 const SETTLED: Duration = Duration::from_secs(5);
 /// The time until there is an answer after a cold start.
-const COLD: Duration = Duration::from_secs(8);
+pub(super) const COLD: Duration = Duration::from_secs(8);
 
 /// The promises of a scenario.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,8 @@ pub(super) struct Promise {
     /// The longest time after the last fault for which a VIP may have no answer, if a majority
     /// runs.
     pub(super) answer: Duration,
+    /// The same while the store is slow, or answers nobody.
+    pub(super) without_store: Duration,
     /// The most moves of a VIP,
     pub(super) moves: u32,
     /// and the most writes, after everything had settled.
@@ -283,7 +285,8 @@ impl Checker {
         let open = there.iter().all(|node| cluster.nodes[*node].access == StoreAccess::Open);
         match (open, majority) {
             (true, true) => Some(self.promise.answer),
-            (true, false) | (false, true) => Some(COLD.max(self.promise.answer)),
+            (false, true) => Some(self.promise.without_store.max(self.promise.answer)),
+            (true, false) => Some(COLD.max(self.promise.answer)),
             (false, false) => None,
         }
     }

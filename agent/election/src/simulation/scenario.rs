@@ -4,7 +4,7 @@ use std::{ops::Range, time::Duration};
 
 use super::{
     Fault, Setup, StoreAccess,
-    checker::{Promise, WINDOW},
+    checker::{COLD, Promise, WINDOW},
     random::Dice,
 };
 use crate::ElectionSettings;
@@ -28,6 +28,8 @@ pub enum Scenario {
     Cut,
     /// The store cannot be reached, or its answers do not come, while agents come and go.
     Store,
+    /// The store answers slowly, or no request of all nodes, while a node dies.
+    SlowStore,
     /// Gossip is filtered, also one way, while the LAN and the store work.
     Gossip,
     /// An agent starts, and hears no other, while the LAN and the store work.
@@ -71,6 +73,7 @@ const TAIL: u64 = 14_000;
 const STRICT: Promise = Promise {
     overlap: Duration::ZERO,
     answer: Duration::from_secs(1),
+    without_store: COLD,
     moves: u32::MAX,
     writes: u64::MAX,
     balance: true,
@@ -79,7 +82,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 18] = [
+    pub const SMALL: [Self; 19] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -98,6 +101,7 @@ impl Scenario {
         Self::Forge,
         Self::Siege,
         Self::Solitude,
+        Self::SlowStore,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -170,6 +174,7 @@ impl Script<'_> {
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
             Scenario::Crash | Scenario::Pause | Scenario::Link => STRICT,
+            Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
             Scenario::Forge => Promise { answer: Duration::from_millis(250), ..STRICT },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
@@ -229,6 +234,7 @@ impl Script<'_> {
             Scenario::Drain => self.drain(node, at, lasts),
             Scenario::Store => self.store(at, lasts),
             Scenario::Gossip => self.gossip(at, lasts),
+            Scenario::SlowStore => return self.slow_store(node, at, lasts),
             Scenario::Solitude => {
                 self.add(at, Fault::Crash(node));
                 self.isolate(node, at);
@@ -291,6 +297,27 @@ impl Script<'_> {
             self.add(at + after, Fault::Crash(node));
             self.add(at + lasts + 1_000, Fault::Start(node));
         }
+    }
+
+    /// Returns the time until the next fault.
+    fn slow_store(&mut self, node: usize, at: u64, lasts: u64) -> u64 {
+        let kind = self.dice.index(5);
+        let access = [StoreAccess::Hangs, StoreAccess::Mute, StoreAccess::Slow(20), StoreAccess::Slow(150)];
+        let access = access.get(kind).copied().unwrap_or(StoreAccess::Slow(500));
+        for node in 0..self.nodes {
+            self.add(at, Fault::Access(node, access));
+            self.add(at + 2_000 + lasts, Fault::Access(node, StoreAccess::Open));
+        }
+        match self.dice.below(3) {
+            0 => {
+                self.add(at + 1_000, Fault::Pause(node));
+                self.add(at + 1_000 + lasts.min(1_000), Fault::Resume(node));
+            }
+            1 => self.add(at + 1_000, Fault::Crash(node)),
+            _ => self.add(at + 1_000, Fault::PowerOff(node)),
+        }
+        self.add(at + 3_000 + lasts, Fault::Start(node));
+        lasts + 10_000
     }
 
     fn gossip(&mut self, at: u64, lasts: u64) {

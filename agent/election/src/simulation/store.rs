@@ -29,6 +29,18 @@ pub(super) enum StoreAccess {
     Hangs,
     /// No answer comes, but it was done.
     Mute,
+    /// Each answer takes this many milliseconds longer.
+    Slow(u64),
+}
+
+impl StoreAccess {
+    /// Returns the time that an answer takes longer.
+    const fn delay(self) -> Duration {
+        match self {
+            Self::Slow(delay) => Duration::from_millis(delay),
+            Self::Open | Self::Refused | Self::Hangs | Self::Mute => Duration::ZERO,
+        }
+    }
 }
 
 /// An operation at the store.
@@ -137,8 +149,8 @@ impl World {
         let access =
             if self.cluster.network.is_on(node) { self.cluster.nodes[node].access } else { StoreAccess::Hangs };
         let after = match access {
-            StoreAccess::Open | StoreAccess::Mute => {
-                let after = self.dice.micros(500, 15_000);
+            StoreAccess::Open | StoreAccess::Mute | StoreAccess::Slow(_) => {
+                let after = self.dice.micros(500, 15_000) + access.delay() / 2;
                 return self.schedule.after(after, WorldEvent::Served(request));
             }
             StoreAccess::Refused => self.dice.millis(1, 5),
@@ -203,7 +215,7 @@ impl World {
         if self.cluster.nodes[node].access == StoreAccess::Mute || !self.cluster.network.is_on(node) {
             return self.fail(request, LIMIT);
         }
-        let after = self.dice.micros(500, 15_000);
+        let after = self.dice.micros(500, 15_000) + self.cluster.nodes[node].access.delay() / 2;
         self.schedule.after(after, WorldEvent::Agent { node, run, event });
     }
 }

@@ -95,6 +95,11 @@ fn two_answer_no_longer_than_a_deadline_after_faults_of_the_networks_and_the_sto
 }
 
 #[test]
+fn a_majority_does_without_a_store_that_is_slow_or_silent() {
+    all_is_well(Scenario::SlowStore, 0..seeds());
+}
+
+#[test]
 fn two_answer_no_longer_than_a_deadline_after_faults_of_every_kind() {
     all_is_well(Scenario::Chaos, 0..seeds());
 }

@@ -284,3 +284,64 @@ fn who_hears_nobody_takes_nothing_without_the_store() {
     bench.give(stored(LeaseOutcome::Unavailable));
     assert_eq!((bench.said(), bench.role()), (vec![], Role::Following));
 }
+
+/// `b`, whose end a majority saw, led `.1` in epoch 4, and the Lease is being read.
+fn waiting_for_the_store() -> Bench {
+    let mut bench = Bench::following();
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4);
+    assert_eq!(bench.said(), ["read"]);
+    bench
+}
+
+#[test]
+fn a_majority_that_saw_the_leaders_end_does_not_wait_for_a_store_that_is_silent() {
+    let mut bench = waiting_for_the_store();
+    bench.ticks(1);
+    assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+    // The answer comes at last, and shows nothing that this node did not know.
+    bench.ticks(8).give(read(Some(lease("b", 4, "v4"))));
+    assert_eq!(bench.said(), ["swap v4 for 5"]);
+    bench.give(swapped("v5")).ticks(20);
+    assert_eq!(bench.said(), [] as [&str; 0]);
+}
+
+#[test]
+fn a_lease_that_another_took_meanwhile_ends_what_a_silent_store_allowed() {
+    let mut bench = waiting_for_the_store();
+    bench.ticks(2).said();
+    bench.give(read(Some(lease("c", 5, "v5"))));
+    assert_eq!(bench.said(), ["follow: c took it", "withdraw"]);
+}
+
+#[test]
+fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
+    for (result, then) in [
+        (LeaseOutcome::Swapped(version("v5")), &[] as &[&str]),
+        (LeaseOutcome::Conflict, &["read"]),
+        (LeaseOutcome::Unavailable, &["read"]),
+    ] {
+        let mut bench = waiting_for_the_store();
+        bench.give(read(Some(lease("b", 4, "v4"))));
+        assert_eq!(bench.said(), ["swap v4 for 5"]);
+        bench.ticks(1);
+        assert_eq!(bench.said(), ["claim 5", "lead 5: b was down"]);
+        bench.give(stored(result)).ticks(15);
+        assert_eq!(bench.said(), then);
+    }
+}
+
+#[test]
+fn a_silent_store_allows_nothing_where_the_last_leader_is_not_known() {
+    let mut bench = Bench::ready();
+    bench.ticks(30);
+    assert_eq!(bench.said(), ["survey", "read"]);
+}
+
+#[test]
+fn a_minority_waits_for_a_silent_store() {
+    let mut bench = waiting_for_the_store();
+    bench.peers.majority = false;
+    bench.ticks(30);
+    assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
+}
