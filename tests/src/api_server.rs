@@ -108,6 +108,24 @@ impl ApiServer {
         self.await_ready()
     }
 
+    /// Copies etcd's data, as a backup. Both processes are started anew for it.
+    pub fn back_up(&mut self) -> Result<()> {
+        self.while_away(Launch::back_up)
+    }
+
+    /// Puts the backup in the place of etcd's data. Revisions go back.
+    pub fn restore(&mut self) -> Result<()> {
+        self.while_away(Launch::restore)
+    }
+
+    fn while_away(&mut self, work: impl FnOnce(&Launch) -> Result<()>) -> Result<()> {
+        self.stop()?;
+        self.etcd.kill()?;
+        work(&self.launch)?;
+        self.etcd = self.launch.etcd()?;
+        self.start()
+    }
+
     /// Returns its process, for example to suspend it.
     pub fn process(&self) -> &Process {
         &self.server

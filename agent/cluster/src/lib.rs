@@ -9,5 +9,6 @@ pub mod atomic_file;
 pub mod clock;
 pub mod events;
 pub mod gossip_secret;
+pub mod rollback;
 pub mod source;
 pub mod store;

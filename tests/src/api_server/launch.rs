@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, process::Command};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 
 use super::{access, audit};
 use crate::{cleanup::Folder, cluster_programs, lan::Machine, process::Process};
@@ -13,6 +13,9 @@ pub(super) const PORT: u16 = 6443;
 const ETCD: &str = "http://127.0.0.1:2379";
 /// etcd's port for peers, which a single etcd does not need.
 const ETCD_PEERS: &str = "http://127.0.0.1:2380";
+/// The folders of etcd's data and of its backup.
+const ETCD_DATA: &str = "etcd";
+const ETCD_BACKUP: &str = "etcd-backup";
 /// The range of the Services' cluster addresses.
 const SERVICE_NETWORKS: &str = "10.96.0.0/16,2001:db8:96::/112";
 
@@ -36,9 +39,27 @@ impl Launch {
         Ok(launch)
     }
 
+    /// Copies the data of etcd, which does not run.
+    pub(super) fn back_up(&self) -> Result<()> {
+        self.copy(ETCD_DATA, ETCD_BACKUP)
+    }
+
+    /// Copies the data back.
+    pub(super) fn restore(&self) -> Result<()> {
+        fs::remove_dir_all(self.path(ETCD_DATA)).context("cannot remove etcd's data")?;
+        self.copy(ETCD_BACKUP, ETCD_DATA)
+    }
+
+    fn copy(&self, from: &str, to: &str) -> Result<()> {
+        let status = Command::new("cp").arg("-a").arg(self.path(from)).arg(self.path(to)).status();
+        let status = status.context("cannot run cp")?;
+        ensure!(status.success(), "cannot copy {from} to {to}");
+        Ok(())
+    }
+
     pub(super) fn etcd(&self) -> Result<Process> {
         let mut command = self.command("etcd")?;
-        command.arg("--data-dir").arg(self.path("etcd"));
+        command.arg("--data-dir").arg(self.path(ETCD_DATA));
         // The data is useless after a crash of this machine, so it is not synchronized.
         command.args(["--unsafe-no-fsync", "--log-level", "warn"]);
         command.args(["--listen-client-urls", ETCD, "--advertise-client-urls", ETCD]);

@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tokio::{sync::watch, time::timeout};
 use vipmux_cluster::{
     access::{ClusterAccess, ClusterClient},
+    rollback::LOOK,
     source::kubernetes::{self, Consumer, KubernetesGuard},
 };
 use vipmux_model::{ServiceName, api::VipPool, objects::Objects};
@@ -34,6 +35,8 @@ const KINDS: usize = 8;
 /// The maximum of requests for one kind in [`TROUBLE`]: the delays are 0.2 s, 0.4 s etc., up to
 /// twice as long, and an attempt may need two requests.
 const ATTEMPTS: usize = 16;
+/// Writes after a backup: more than an API server makes at its start and in the minutes after.
+const REVISIONS: usize = 500;
 /// The duration of a failure.
 const TROUBLE: Duration = Duration::from_secs(6);
 
@@ -68,10 +71,11 @@ impl Follower {
     fn new(silence: Option<Duration>) -> Result<Option<Self>> {
         let Some(api) = ApiServer::alone()? else { return Ok(None) };
         api.apply_all(&[service("a"), service("b")])?;
-        Self::of(api, silence).map(Some)
+        Self::of(api, silence, LOOK).map(Some)
     }
 
-    fn of(api: ApiServer, silence: Option<Duration>) -> Result<Self> {
+    /// Starts it. It looks at the version at these intervals.
+    fn of(api: ApiServer, silence: Option<Duration>, look: Duration) -> Result<Self> {
         let proxy = ApiProxy::start(&api, 1)?;
         let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
         let (objects, guard) = api.block_on(async {
@@ -79,7 +83,7 @@ impl Follower {
                 Some(silence) => ClusterClient::connect_within(&access, silence).await?,
                 None => ClusterClient::connect(&access).await?,
             };
-            let (listing, guard) = kubernetes::follow(&cluster.client, Consumer::Agent);
+            let (listing, guard) = kubernetes::follow_within(&cluster.client, Consumer::Agent, look);
             let objects = timeout(LONG, listing.listed()).await.context("not all kinds are listed")?;
             Ok((objects.context("nobody follows")?, guard))
         })?;
@@ -201,6 +205,26 @@ fn deletions_that_etcd_has_compacted_are_seen() -> Result<()> {
     follower.api.start()?;
     follower.proxy.clear();
     follower.await_services(&["b", "c"])
+}
+
+/// The API server refuses no watch from a version that it does not have yet. It reports nothing until
+/// then.
+#[test]
+fn a_state_that_goes_back_is_noticed() -> Result<()> {
+    let Some(mut api) = ApiServer::alone()? else { return Ok(()) };
+    api.apply_all(&[service("a"), service("b")])?;
+    api.back_up()?;
+    let mut follower = Follower::of(api, None, Duration::from_secs(1))?;
+    // What the API server writes after the restore must not reach the version before it.
+    for round in 0..REVISIONS {
+        let mut changed = service("c");
+        changed["metadata"]["labels"] = json!({ "round": round.to_string() });
+        follower.api.apply_all(&[changed])?;
+    }
+    follower.await_services(&["a", "b", "c"])?;
+    follower.api.restore()?;
+    follower.api.delete_all(&[service("a")])?;
+    follower.await_services(&["b"])
 }
 
 /// Compacts etcd's history before a revision. The API server calls it resourceVersion.

@@ -14,15 +14,17 @@ mod kind_watch;
 mod prune;
 mod table;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use kube::Client;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
 };
 
 use self::{kind_watch::KindWatch, table::ObjectTable};
+use crate::rollback;
 use vipmux_model::objects::{Objects, object::Kind};
 
 /// Updates on their way from the watches, at most.
@@ -95,13 +97,19 @@ impl UnlistedObjects {
 
 /// Starts to watch all kinds. Must be called within a tokio runtime.
 pub fn follow(client: &Client, consumer: Consumer) -> (UnlistedObjects, KubernetesGuard) {
+    follow_within(client, consumer, rollback::LOOK)
+}
+
+/// Like [`follow`]. It notices within `interval` that the API server's state went back.
+pub fn follow_within(client: &Client, consumer: Consumer, interval: Duration) -> (UnlistedObjects, KubernetesGuard) {
+    let rollbacks = rollback::follow(Api::<Node>::all(client.clone()), interval);
     let (events, incoming) = mpsc::channel(UPDATE_CAPACITY);
     let (objects, listing) = watch::channel(None);
     let mut tasks = JoinSet::new();
     for kind in Kind::ALL {
         // Each lives as long as the guard, which aborts it. A watch that is cut off holds nothing
         // that needs care.
-        tasks.spawn(KindWatch::new(client.clone(), kind, consumer, events.clone()).run());
+        tasks.spawn(KindWatch::new(client.clone(), kind, consumer, events.clone(), rollbacks.clone()).run());
     }
     tasks.spawn(collect(incoming, objects));
     (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), _tasks: tasks })

@@ -15,9 +15,10 @@ use kube::{
         watcher::{self, Event, watcher},
     },
 };
-use tokio::{sync::watch, time::sleep};
+use tokio::{select, sync::watch, time::sleep};
 
 use super::{ConfiguredStore, DirectoryStore, Lease, LeaseStore as _, StoreOperation, StoreOutcome, lease_object};
+use crate::rollback;
 use vipmux_model::Vip;
 
 /// The time from one look at a directory to the next. A look costs little if nothing changed. A
@@ -38,14 +39,21 @@ pub fn follow(store: &ConfiguredStore) -> WatchedLeases {
 /// Follows the Leases of a namespace while somebody listens. Must be called within a tokio runtime.
 pub fn follow_api(leases: Api<Object>) -> WatchedLeases {
     let (sender, receiver) = watch::channel(None);
-    let mut events = watcher(leases, watcher::Config::default()).default_backoff().boxed();
+    let mut rollbacks = rollback::follow(leases.clone(), rollback::LOOK);
+    let watch = move || watcher(leases.clone(), watcher::Config::default()).default_backoff().boxed();
     // Ends at the first event after the last receiver is gone. A watch that is cut off holds nothing
     // that needs care.
     tokio::spawn(async move {
-        let mut table = LeaseTable::default();
-        while !sender.is_closed()
-            && let Some(event) = events.next().await
-        {
+        let (mut table, mut events) = (LeaseTable::default(), watch());
+        while !sender.is_closed() {
+            let event = select! {
+                event = events.next() => event,
+                () = rollback::next(&mut rollbacks) => {
+                    events = watch();
+                    continue;
+                }
+            };
+            let Some(event) = event else { return };
             match event {
                 Ok(event) => table.apply(event),
                 Err(error) => table.log_failure(error.to_string()),

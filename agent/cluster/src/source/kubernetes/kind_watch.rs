@@ -17,13 +17,14 @@ use kube::{
     runtime::watcher::{self, Config, watcher},
 };
 use serde_json::Value;
-use tokio::{sync::mpsc, time::sleep};
+use tokio::{select, sync::mpsc, time::sleep};
 
 use self::{
     backoff::{delay, with_backoff},
     duplicate_names::DuplicateNames,
 };
 use super::{Consumer, prune::prune};
+use crate::rollback::{self, Rollbacks};
 use vipmux_model::objects::{
     Problem,
     object::{Identity, Kind, Object},
@@ -61,6 +62,7 @@ pub(super) struct KindWatch {
     kind: Kind,
     consumer: Consumer,
     events: mpsc::Sender<WatchUpdate>,
+    rollbacks: Rollbacks,
     /// Lists are requested as a stream of events (Kubernetes 1.32 and later), which saves memory on
     /// both sides. That holds for the first list only: it may be of any age, and a later one must
     /// not be older than what was received.
@@ -80,7 +82,13 @@ type Events = BoxStream<'static, watcher::Result<watcher::Event<DynamicObject>>>
 
 impl KindWatch {
     /// Returns a watch that sends its updates to `events`.
-    pub(super) fn new(client: Client, kind: Kind, consumer: Consumer, events: mpsc::Sender<WatchUpdate>) -> Self {
+    pub(super) fn new(
+        client: Client,
+        kind: Kind,
+        consumer: Consumer,
+        events: mpsc::Sender<WatchUpdate>,
+        rollbacks: Rollbacks,
+    ) -> Self {
         let client = with_backoff(client);
         let duplicate_names = kind.is_named_across_namespaces().then(DuplicateNames::default);
         Self {
@@ -88,6 +96,7 @@ impl KindWatch {
             kind,
             consumer,
             events,
+            rollbacks,
             streaming: true,
             duplicate_names,
             failures: 0,
@@ -99,7 +108,15 @@ impl KindWatch {
     /// Runs until nobody listens. Cancel-safe.
     pub(super) async fn run(mut self) {
         let mut stream = self.watch();
-        while let Some(event) = stream.next().await {
+        loop {
+            let event = select! {
+                event = stream.next() => event,
+                () = rollback::next(&mut self.rollbacks) => {
+                    stream = self.watch();
+                    continue;
+                }
+            };
+            let Some(event) = event else { return };
             let alive = match event {
                 Ok(event) => self.handle(event).await,
                 Err(error) if self.streaming && is_no_streaming(&error) => {
