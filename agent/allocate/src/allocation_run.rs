@@ -99,7 +99,7 @@ impl<'a> AllocationRun<'a> {
 
     /// Returns the reason why the Service cannot be served on this address, whoever gave it.
     fn is_taken(&self, vip: Vip, service: &Service) -> Option<Refusal> {
-        if let Some(what) = self.model.reservation(vip) {
+        if let Some(what) = self.model.ban(vip) {
             return Some(reserved(vip, what));
         }
         match self.state.occupancy.on(vip)?.clash(service)? {

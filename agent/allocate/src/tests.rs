@@ -95,8 +95,9 @@ fn rule_3_services_that_ask_by_address_share_with_each_other_and_with_plain_ones
     let (shared, refused) = ("shop/a=10 team/b=10", "shop/a=10 team/b:SharingMismatch");
     for (mine, theirs, pool, outcome) in [
         (Explicit, Explicit, PoolSharing::Any, shared),
-        (Explicit, Plain, PoolSharing::Any, shared),
-        (Plain, Explicit, PoolSharing::Any, shared),
+        (Explicit, Plain, PoolSharing::Any, refused),
+        (Plain, Explicit, PoolSharing::Any, refused),
+        (Explicit, Plain, PoolSharing::ByAddress, shared),
         (Plain, Plain, PoolSharing::Any, refused),
         (Plain, Plain, PoolSharing::ByAddress, shared),
         (Explicit, Never, PoolSharing::ByAddress, refused),
@@ -107,9 +108,49 @@ fn rule_3_services_that_ask_by_address_share_with_each_other_and_with_plain_ones
         let cluster = cluster(mine, theirs).sharing("lan", pool, OnConflict::Spill);
         assert_eq!(cluster.outcome(), outcome, "{mine:?} {theirs:?} {pool:?}");
     }
+    let other = cluster(Explicit, Plain);
+    assert_eq!(
+        other.message("team/b"),
+        "192.0.2.10 is held by shop/a, and the two may not share it: \
+         namespaces shop and team differ, and only one of the two asks to share its address"
+    );
     let keyed = lan().service("shop/a", &["80/TCP"], &[TEN]).service("shop/b", &["443/TCP"], &[WEB]);
     let keyed = keyed.wishing("shop/a", Wishes { by_address: Some(Explicit), ..Wishes::default() });
     assert_eq!(keyed.outcome(), "shop/a=10 shop/b=11", "one with a key shares with its group alone");
+}
+
+#[test]
+fn rule_3_of_services_in_one_namespace_one_that_asks_by_address_is_enough() {
+    let asking = Wishes { by_address: Some(ByAddress::Explicit), ..Wishes::default() };
+    let plain = Wishes { by_address: Some(ByAddress::Plain), ..Wishes::default() };
+    let cluster = lan().service("shop/a", &["443/TCP"], &[]).wishing("shop/a", plain);
+    let cluster =
+        cluster.service("shop/b", &["80/TCP"], &[TEN]).wishing("shop/b", asking.clone()).created("shop/a", 2001);
+    assert_eq!(cluster.assigned().outcome(), "shop/a=11 shop/b=10", "one that names an address goes first");
+    let held = lan().service("shop/a", &["443/TCP"], &[]).assigned();
+    let joined = held.clone().service("shop/b", &["80/TCP"], &[TEN]).wishing("shop/b", asking.clone());
+    assert_eq!(joined.outcome(), "shop/a=10 shop/b=10");
+    let foreign = held.service("team/b", &["80/TCP"], &[TEN]).wishing("team/b", asking);
+    assert_eq!(foreign.outcome(), "shop/a=10 team/b:SharingMismatch");
+}
+
+#[test]
+fn rule_9_services_of_two_namespaces_that_share_already_are_not_parted() {
+    let asking = Wishes { by_address: Some(ByAddress::Explicit), ..Wishes::default() };
+    let both = lan().service("shop/a", &["443/TCP"], &[]).service("team/b", &["80/TCP"], &[TEN]);
+    let both = both.wishing("team/b", asking).created("shop/a", 2001).created("team/b", 2002);
+    // The allocator starts anew, and so knows statuses only.
+    let shown = ["shop/a", "team/b"]
+        .iter()
+        .fold(both, |cluster, service| cluster.showing(service, "192.0.2.10").given(service, "True"));
+    let upgraded = shown.restarted();
+    assert_eq!(upgraded.outcome(), "shop/a=10 team/b=10");
+    assert_eq!(
+        upgraded.warnings("shop/a"),
+        ["192.0.2.10 is shared with team/b, although the two may not share it any more: namespaces shop and team \
+          differ, and only one of the two asks to share its address; it is kept until one of them changes or goes"]
+    );
+    assert_eq!(upgraded.assigned().outcome(), "shop/a=10 team/b=10");
 }
 
 #[test]
@@ -392,8 +433,25 @@ fn rule_14_addresses_of_nodes_are_never_assigned() {
         lan().node("n1", "192.0.2.10").service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[TEN]);
     assert_eq!(cluster.outcome(), "shop/a=11 shop/b:AddressReserved");
     assert_eq!(cluster.message("shop/b"), "192.0.2.10 is an address of node n1 and is never assigned");
-    let assigned = lan().service("shop/a", &["80/TCP"], &[]).assigned();
-    assert_eq!(assigned.node("n1", "192.0.2.10").outcome(), "shop/a=11", "a new Node takes its address back");
+}
+
+#[test]
+fn rule_14_a_node_that_claims_an_address_takes_it_from_no_holder() {
+    let cluster = lan().service("shop/a", &["80/TCP"], &[WEB]).assigned().node("n1", "192.0.2.10");
+    assert_eq!(cluster.outcome(), "shop/a=10");
+    assert_eq!(
+        cluster.warnings("shop/a"),
+        ["192.0.2.10 is an address of node n1, too; its holders keep it and nobody else gets it: \
+          give one of the two another"]
+    );
+    let reserved = cluster.clone().reserving("192.0.2.10");
+    assert_eq!(reserved.outcome(), "shop/a=11", "the configuration takes it");
+    let edited = cluster.clone().service("shop/a", &["80/TCP", "443/TCP"], &[WEB]);
+    assert_eq!(edited.outcome(), "shop/a=10", "an edit is no reason to lose it");
+    let group = cluster.clone().service("shop/b", &["81/TCP"], &[WEB]);
+    assert_eq!(group.outcome(), "shop/a=10 shop/b=11", "nobody new gets it, by its group");
+    let named = cluster.service("shop/b", &["81/TCP"], &[WEB, TEN]);
+    assert_eq!(named.outcome(), "shop/a=10 shop/b:AddressReserved", "nor by its name");
 }
 
 #[test]

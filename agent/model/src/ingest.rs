@@ -36,7 +36,7 @@ pub struct IngestOptions {
     pub load_balancer_class: String,
     /// Services without a `loadBalancerClass` are ours too (rule 12).
     pub unset_class_is_ours: bool,
-    /// Addresses that are never assigned, with a description of each: gateways of the Nodes (rule
+    /// Addresses that no Service ever has, with a description of each: gateways of the Nodes (rule
     /// 14). Nodes' own addresses and the API server's need not be listed.
     pub reserved: BTreeMap<IpAddr, String>,
     /// Source ranges that Services ask for by name. All agents of a cluster need the same ones.
@@ -73,8 +73,12 @@ pub struct Model {
     pub advertisements: Advertisements,
     /// The labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
-    /// Addresses that are never assigned, with a description of each.
+    /// Addresses that no Service ever has, with a description of each.
     pub reserved: BTreeMap<IpAddr, String>,
+    /// Addresses that objects claim, with a description of each: those of Nodes and of the API
+    /// server. They are assigned to nobody, and their holders keep them. A node writes its own
+    /// addresses, so a compromised one can claim any.
+    pub claimed: BTreeMap<IpAddr, String>,
     /// Endpoints of `services`.
     pub endpoints: Endpoints,
     /// Input that was left out, and why.
@@ -140,17 +144,27 @@ impl Model {
         }
     }
 
-    /// Returns a description of the address if it is never assigned (rule 14).
+    /// Returns a description of the address if it is assigned to nobody (rule 14).
     pub fn reservation(&self, vip: Vip) -> Option<&str> {
+        self.ban(vip).or_else(|| self.claim(vip))
+    }
+
+    /// Returns a description of the address if even its holder loses it (rule 14).
+    pub fn ban(&self, vip: Vip) -> Option<&str> {
         let anycast = is_anycast(vip.number()).then_some(SUBNET_ANYCAST);
         self.reserved.get(&vip.address()).map(String::as_str).or(anycast)
+    }
+
+    /// Returns a description of the address if an object claims it. A holder keeps it (rule 14).
+    pub fn claim(&self, vip: Vip) -> Option<&str> {
+        self.claimed.get(&vip.address()).map(String::as_str)
     }
 
     fn add_nodes(&mut self, objects: &Objects) {
         for (name, node) in &objects.nodes {
             let node = Node::ingest(name, node);
             let what = |address| (address, format!("an address of node {name}"));
-            self.reserved.extend(node.addresses.iter().copied().map(what));
+            self.claimed.extend(node.addresses.iter().copied().map(what));
             self.nodes.insert(name.clone(), node);
         }
         for (namespace, object) in &objects.namespaces {
@@ -204,7 +218,7 @@ impl Model {
                 let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
                 let parsed = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
                 let what = |address: IpAddr| (address.to_canonical(), "the API server's address".to_owned());
-                self.reserved.extend(parsed.map(what));
+                self.claimed.extend(parsed.map(what));
             }
             if let Some(service) = self.services.get(&service) {
                 endpoints.add(service, slice, &places, &mut self.notes);
@@ -344,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_nodes_and_of_the_api_server_are_reserved() {
+    fn addresses_of_nodes_and_of_the_api_server_are_claimed() {
         let mut objects = Objects::default();
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
         objects.nodes.insert(node_name("n1"), object(node));
@@ -355,8 +369,8 @@ mod tests {
         let key = ("default".to_owned(), "kubernetes".to_owned());
         objects.endpoint_slices.insert(key, object(slice));
         let model = Model::ingest(&objects, &IngestOptions::default());
-        let reserved: Vec<_> = model.reserved.iter().map(|(address, what)| format!("{address} {what}")).collect();
-        assert_eq!(reserved, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
+        let claimed: Vec<_> = model.claimed.iter().map(|(address, what)| format!("{address} {what}")).collect();
+        assert_eq!(claimed, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
     }
 
     #[test]
