@@ -16,8 +16,10 @@ use crate::{
     missing_keys,
     node::Node,
     objects::Objects,
+    pod_ranges::PodRanges,
     pool::Pool,
     pools::{self, AddressNames},
+    prefix::Prefix,
     published_status::PublishedStatus,
     range::{SUBNET_ANYCAST, is_anycast},
     reason::{Note, Reason, Refusal, quoted},
@@ -41,6 +43,8 @@ pub struct IngestOptions {
     pub reserved: BTreeMap<IpAddr, String>,
     /// Source ranges that Services ask for by name. All agents of a cluster need the same ones.
     pub service_tags: ServiceTags,
+    /// Ranges of pod addresses beside those of the Nodes (`spec.podCIDRs`).
+    pub pod_ranges: Vec<Prefix>,
 }
 
 impl Default for IngestOptions {
@@ -50,6 +54,7 @@ impl Default for IngestOptions {
             unset_class_is_ours: true,
             reserved: BTreeMap::new(),
             service_tags: ServiceTags::default(),
+            pod_ranges: Vec::new(),
         }
     }
 }
@@ -79,6 +84,8 @@ pub struct Model {
     /// server. They are assigned to nobody, and their holders keep them. A node writes its own
     /// addresses, so a compromised one can claim any.
     pub claimed: BTreeMap<IpAddr, String>,
+    /// The ranges of pod addresses.
+    pub pod_ranges: PodRanges,
     /// Endpoints of `services`.
     pub endpoints: Endpoints,
     /// Input that was left out, and why.
@@ -94,6 +101,8 @@ impl Model {
         let incomplete = !objects.problems.is_empty();
         let mut model = Self { reserved: options.reserved.clone(), incomplete, ..Self::default() };
         model.add_nodes(objects);
+        let of_nodes = model.nodes.values().flat_map(|node| &node.pod_ranges);
+        model.pod_ranges = PodRanges::new(options.pod_ranges.iter().chain(of_nodes).copied());
         model.add_pools(objects);
         model.add_services(objects, options);
         model.add_endpoints(objects);

@@ -19,6 +19,7 @@ pub mod name;
 pub mod node;
 pub mod objects;
 pub mod permissions;
+pub mod pod_ranges;
 pub mod policy;
 pub mod pool;
 pub mod pools;
