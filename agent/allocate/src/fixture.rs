@@ -12,7 +12,7 @@ use crate::{
     previous::{PreviousAssignments, with_statuses},
 };
 use vipmux_model::{
-    IngestOptions, Model, ServiceName, Vip,
+    AddressLimits, IngestOptions, Model, ServiceName, Vip,
     objects::Objects,
     pool::{OnConflict, PoolSharing},
     port::Port,
@@ -103,6 +103,12 @@ impl Cluster {
     /// Reserves the address by the configuration.
     pub(super) fn reserving(mut self, address: &str) -> Self {
         self.options.reserved.insert(address.parse().unwrap(), "a router's address".to_owned());
+        self
+    }
+
+    /// Limits the addresses of Services and of namespaces.
+    pub(super) fn limited(mut self, of_service: usize, of_namespace: usize) -> Self {
+        self.options.limits = AddressLimits { of_service, of_namespace };
         self
     }
 

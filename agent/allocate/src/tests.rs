@@ -455,6 +455,39 @@ fn rule_14_a_node_that_claims_an_address_takes_it_from_no_holder() {
 }
 
 #[test]
+fn rule_15_a_namespace_gets_no_more_addresses_than_allowed_and_leaves_the_others() {
+    let cluster = lan()
+        .service("shop/a", &["80/TCP"], &[WEB])
+        .service("shop/b", &["80/TCP"], &[])
+        .service("team/a", &["80/TCP"], &[])
+        .limited(16, 1);
+    assert_eq!(cluster.outcome(), "shop/a=10 shop/b:TooManyAddresses team/a=11");
+    assert_eq!(
+        cluster.message("shop/b"),
+        "namespace shop has 1 addresses and would need 1 more, and a namespace gets at most 1 \
+          (--namespace-addresses)"
+    );
+    let shared = cluster.clone().service("shop/c", &["443/TCP"], &[WEB]);
+    assert_eq!(shared.outcome(), "shop/a=10 shop/b:TooManyAddresses shop/c=10 team/a=11", "a shared one counts once");
+    let left = cluster.clone().assigned().without("shop/a");
+    assert_eq!(left.outcome(), "shop/b=10 team/a=11");
+    let held = lan().service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[]).assigned();
+    let lowered = held.limited(16, 1).service("shop/b", &["80/TCP", "443/TCP"], &[]);
+    assert_eq!(lowered.outcome(), "shop/a=10 shop/b=11", "nobody loses what it holds");
+}
+
+#[test]
+fn rule_15_a_service_gets_no_more_addresses_than_allowed() {
+    let three = [("vipmux.io/addresses", "192.0.2.10,192.0.2.11,192.0.2.12")];
+    let cluster = lan().service("shop/a", &["80/TCP"], &three).limited(2, 256);
+    assert_eq!(
+        cluster.message("shop/a"),
+        "it asks for 3 addresses, and a Service gets at most 2 (--service-addresses)"
+    );
+    assert_eq!(cluster.limited(3, 256).outcome(), "shop/a=10,11,12");
+}
+
+#[test]
 fn a_member_that_waited_joins_an_address_its_group_gets_later() {
     // `a` finds its pool full. Then `b` brings the group to an address that `a` may join.
     let cluster = Cluster::default()

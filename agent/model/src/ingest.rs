@@ -31,6 +31,21 @@ use crate::{
 /// The label that every Namespace has, even if there is no Namespace object.
 const NAMESPACE_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// The maximum numbers of addresses (rule 15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressLimits {
+    /// Of one Service.
+    pub of_service: usize,
+    /// Of all Services of a namespace together. A shared address counts once.
+    pub of_namespace: usize,
+}
+
+impl Default for AddressLimits {
+    fn default() -> Self {
+        Self { of_service: 32, of_namespace: 256 }
+    }
+}
+
 /// The configuration: which Services are ours, and which addresses are reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IngestOptions {
@@ -45,6 +60,8 @@ pub struct IngestOptions {
     pub service_tags: ServiceTags,
     /// Ranges of pod addresses beside those of the Nodes (`spec.podCIDRs`).
     pub pod_ranges: Vec<Prefix>,
+    /// How many addresses Services may get.
+    pub limits: AddressLimits,
 }
 
 impl Default for IngestOptions {
@@ -55,6 +72,7 @@ impl Default for IngestOptions {
             reserved: BTreeMap::new(),
             service_tags: ServiceTags::default(),
             pod_ranges: Vec::new(),
+            limits: AddressLimits::default(),
         }
     }
 }
@@ -86,6 +104,8 @@ pub struct Model {
     pub claimed: BTreeMap<IpAddr, String>,
     /// The ranges of pod addresses.
     pub pod_ranges: PodRanges,
+    /// How many addresses Services may get.
+    pub limits: AddressLimits,
     /// Endpoints of `services`.
     pub endpoints: Endpoints,
     /// Input that was left out, and why.
@@ -99,7 +119,8 @@ impl Model {
     /// are used.
     pub fn ingest(objects: &Objects, options: &IngestOptions) -> Self {
         let incomplete = !objects.problems.is_empty();
-        let mut model = Self { reserved: options.reserved.clone(), incomplete, ..Self::default() };
+        let (reserved, limits) = (options.reserved.clone(), options.limits);
+        let mut model = Self { reserved, limits, incomplete, ..Self::default() };
         model.add_nodes(objects);
         let of_nodes = model.nodes.values().flat_map(|node| &node.pod_ranges);
         model.pod_ranges = PodRanges::new(options.pod_ranges.iter().chain(of_nodes).copied());

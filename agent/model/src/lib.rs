@@ -39,7 +39,7 @@ mod vip;
 
 pub use self::{
     incremental::Slices,
-    ingest::{IngestOptions, Model, is_ours},
+    ingest::{AddressLimits, IngestOptions, Model, is_ours},
     name::{NodeName, ServiceName},
     port::{PortClaim, PortNumber},
     protocol::{Protocol, UnknownProtocol},

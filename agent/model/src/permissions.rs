@@ -200,7 +200,7 @@ mod tests {
     #[test]
     fn an_allocator_writes_no_leases_where_agents_do() {
         let leases = ALLOCATOR.iter().filter(|right| right.resource == "leases");
-        let (here, apart): (Vec<_>, Vec<_>) = leases.partition(|right| right.scope == RightScope::Namespace);
+        let (here, apart): (Vec<&Right>, Vec<&Right>) = leases.partition(|right| right.scope == RightScope::Namespace);
         assert!(here.iter().all(|right| matches!(right.verb, "get" | "list" | "watch")));
         assert!(!apart.is_empty() && apart.iter().all(|right| right.scope == RightScope::AllocatorNamespace));
     }

@@ -194,7 +194,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         Some(directory) => ObjectSource::Manifests(directory),
         None => ObjectSource::Cluster { access: args.access.into(), trust: args.allocator.into() },
     };
-    let model::IngestOptions { load_balancer_class, unset_class_is_ours, service_tags, .. } = args.scope.into();
+    let model::IngestOptions { load_balancer_class, unset_class_is_ours, service_tags, limits, .. } = args.scope.into();
     let options = RuntimeOptions {
         unreachable: args.unreachable_endpoints.map_or_else(|| origin.unreachable(), Unreachable::from),
         origin,
@@ -211,6 +211,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         announce_every: args.announce_every,
         service_tags,
         pod_ranges: args.pod_ranges,
+        limits,
         load_balancer_class,
         unset_class_is_ours,
         gossip_port: args.gossip_port,

@@ -111,6 +111,8 @@ pub struct RuntimeOptions {
     pub service_tags: ServiceTags,
     /// Ranges of pod addresses beside those of the Nodes.
     pub pod_ranges: Vec<Prefix>,
+    /// How many addresses Services may get, without a cluster.
+    pub limits: model::AddressLimits,
     /// Services with this `loadBalancerClass` are ours.
     pub load_balancer_class: String,
     /// Services without one are ours too.
@@ -230,6 +232,7 @@ fn model_options(options: &RuntimeOptions, reserved: BTreeMap<IpAddr, String>) -
         reserved,
         service_tags: options.service_tags.clone(),
         pod_ranges: options.pod_ranges.clone(),
+        limits: options.limits,
     }
 }
 

@@ -85,6 +85,7 @@ impl<'a> AllocationRun<'a> {
             return false;
         }
         match self.join_group(service) {
+            Ok(own) if self.is_within_limits(&own, service).is_err() => false,
             Ok(own) => {
                 self.place_at(service, own);
                 true
@@ -146,8 +147,7 @@ impl<'a> AllocationRun<'a> {
         }
         let Some(occupants) = self.state.occupancy.on(vip) else { return true };
         let sharing = match change {
-            HolderChange::Unchanged | HolderChange::Faulty => Some(PoolSharing::ByAddress),
-            HolderChange::Unknown => Some(PoolSharing::ByAddress),
+            HolderChange::Unchanged | HolderChange::Faulty | HolderChange::Unknown => Some(PoolSharing::ByAddress),
             HolderChange::Outdated => Some(self.pools.sharing_on(vip))
                 .filter(|sharing| *sharing == PoolSharing::ByAddress)
                 .or(Some(PoolSharing::Any)),
