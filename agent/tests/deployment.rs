@@ -59,26 +59,36 @@ fn needed(rights: &[Right]) -> BTreeSet<Grant> {
     rights.iter().map(grant).collect()
 }
 
-fn check_binding(name: &str, role: &RoleRef, kind: &str, subjects: Option<Vec<Subject>>) {
+/// Checks that the binding gives the role to the account.
+fn check_binding((name, account): (&str, &str), role: &RoleRef, kind: &str, subjects: Option<Vec<Subject>>) {
     assert_eq!((role.kind.as_str(), role.name.as_str()), (kind, name));
     let subjects: Vec<_> =
         subjects.unwrap_or_default().into_iter().map(|it| (it.kind, it.name, it.namespace)).collect();
-    let account = ("ServiceAccount".to_owned(), name.to_owned(), Some("vipmux-system".to_owned()));
+    let account = ("ServiceAccount".to_owned(), account.to_owned(), Some("vipmux-system".to_owned()));
     assert_eq!(subjects, [account]);
 }
 
 fn check_roles(name: &str, file: &str, rights: &[Right]) -> Result<()> {
     let documents = documents(file)?;
     let cluster: ClusterRole = of_kind(&documents, "ClusterRole")?;
-    let own: Role = of_kind(&documents, "Role")?;
     let mut grants = BTreeSet::new();
     add_grants(RightScope::Cluster, &cluster.rules.unwrap_or_default(), &mut grants);
-    add_grants(RightScope::Namespace, &own.rules.unwrap_or_default(), &mut grants);
-    assert_eq!(grants, needed(rights), "{file}");
     let binding: ClusterRoleBinding = of_kind(&documents, "ClusterRoleBinding")?;
-    check_binding(name, &binding.role_ref, "ClusterRole", binding.subjects);
-    let binding: RoleBinding = of_kind(&documents, "RoleBinding")?;
-    check_binding(name, &binding.role_ref, "Role", binding.subjects);
+    check_binding((name, name), &binding.role_ref, "ClusterRole", binding.subjects);
+    for scope in [RightScope::Namespace, RightScope::AllocatorNamespace] {
+        let namespace = scope.namespace("vipmux-system").context("not of a namespace")?;
+        let there: Vec<_> =
+            documents.iter().filter(|document| document["metadata"]["namespace"] == *namespace).cloned().collect();
+        if there.is_empty() {
+            continue;
+        }
+        let role: Role = of_kind(&there, "Role")?;
+        add_grants(scope, &role.rules.unwrap_or_default(), &mut grants);
+        let binding: RoleBinding = of_kind(&there, "RoleBinding")?;
+        let role = role.metadata.name.context("no name")?;
+        check_binding((&role, name), &binding.role_ref, "Role", binding.subjects);
+    }
+    assert_eq!(grants, needed(rights), "{file}");
     Ok(())
 }
 

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use vipmux_model::permissions::allocator_namespace;
 
 use crate::{
     agent,
@@ -35,6 +36,7 @@ const RIGHTS: &str = include_str!("../../deploy/kustomize/rbac-allocator.yaml");
 /// before [`Allocator::start`].
 pub fn prepare(api: &ApiServer) -> Result<PathBuf> {
     api.add_namespace(SYSTEM)?;
+    api.add_namespace(&allocator_namespace(SYSTEM))?;
     api.add_custom_kinds()?;
     api.apply(RIGHTS)?;
     Ok(api.service_account(SYSTEM, NAME)?.kubeconfig)
@@ -97,7 +99,7 @@ impl Allocator {
         let lease = json!({
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
-            "metadata": { "namespace": SYSTEM, "name": NAME },
+            "metadata": { "namespace": allocator_namespace(SYSTEM), "name": NAME },
         });
         let lease: Value = api.get(&lease)?.context("there is no Lease")?;
         let identity = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();

@@ -451,6 +451,12 @@ impl Node {
         Ipv6Addr::new(0x2001, 0xdb8, 0x244, self.number.into(), 0, 0, 0, host.into())
     }
 
+    /// Returns the ranges of the node's pods, one of each family.
+    pub(crate) fn pod_ranges(&self) -> [String; 2] {
+        let (v4, v6) = POD_PREFIX_LENGTHS;
+        [format!("{}/{v4}", self.pod_address(0)), format!("{}/{v6}", self.pod_address_v6(0))]
+    }
+
     /// Runs `tc` with these arguments on the node and returns what it writes.
     pub fn tc(&self, arguments: &[&str]) -> Result<String> {
         let mut command = self.namespace.command("tc")?;

@@ -360,7 +360,7 @@ pub(crate) fn node_document(node: &Node, addresses: &[IpAddr], cordoned: bool) -
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": { "name": node.name },
-        "spec": { "unschedulable": cordoned },
+        "spec": { "unschedulable": cordoned, "podCIDRs": node.pod_ranges() },
         "status": {
             "addresses": addresses.iter().map(address).collect::<Vec<_>>(),
             "conditions": conditions("2026-01-01T00:00:00Z"),

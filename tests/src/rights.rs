@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::{Api, api::PostParams};
 use serde_json::{Value, json};
-use vipmux_model::permissions::{Right, RightScope};
+use vipmux_model::permissions::{Right, RightScope, allocator_namespace};
 
 use crate::{
     api_server::{ApiServer, SYSTEM},
@@ -38,13 +38,20 @@ fn objects(account: &str, rights: &[Right]) -> Vec<Value> {
         }
         rest
     };
+    let apart = |mut object: Value| {
+        object["metadata"]["namespace"] = allocator_namespace(SYSTEM).into();
+        object
+    };
     let role = |kind: &str| json!({ "apiGroup": group, "kind": kind, "name": account });
     vec![
+        json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": allocator_namespace(SYSTEM) } }),
         json!({ "apiVersion": "v1", "kind": "ServiceAccount", "metadata": { "namespace": SYSTEM, "name": account } }),
         object("ClusterRole", json!({ "rules": rules(RightScope::Cluster) })),
         object("Role", json!({ "rules": rules(RightScope::Namespace) })),
         object("ClusterRoleBinding", json!({ "subjects": subjects, "roleRef": role("ClusterRole") })),
         object("RoleBinding", json!({ "subjects": subjects, "roleRef": role("Role") })),
+        apart(object("Role", json!({ "rules": rules(RightScope::AllocatorNamespace) }))),
+        apart(object("RoleBinding", json!({ "subjects": subjects, "roleRef": role("Role") }))),
     ]
 }
 

@@ -3,6 +3,7 @@
 mod automatic;
 mod exhaustion;
 pub(super) mod group_agreement;
+mod limits;
 mod pools;
 mod retention;
 
@@ -99,7 +100,7 @@ impl<'a> AllocationRun<'a> {
 
     /// Returns the reason why the Service cannot be served on this address, whoever gave it.
     fn is_taken(&self, vip: Vip, service: &Service) -> Option<Refusal> {
-        if let Some(what) = self.model.reservation(vip) {
+        if let Some(what) = self.model.ban(vip) {
             return Some(reserved(vip, what));
         }
         match self.state.occupancy.on(vip)?.clash(service)? {
@@ -125,13 +126,14 @@ impl<'a> AllocationRun<'a> {
     fn place(&mut self, service: &'a Service, waiting: &WaitingGroups<'_>) {
         let both = self.completed(service);
         if self.is_placed(service) {
-            if let Some(both) = both {
+            if let Some(both) = both.filter(|both| self.is_within_limits(both, service).is_ok()) {
                 self.place_at(service, both);
             }
             return;
         }
         let agrees = waiting.check(service, &self.state.occupancy).and_then(|()| self.all_named(service));
-        match agrees.and_then(|()| self.own(both, service)) {
+        let own = agrees.and_then(|()| self.own(both, service));
+        match own.and_then(|own| self.is_within_limits(&own, service).map(|()| own)) {
             Ok(own) => self.place_at(service, own),
             Err(refusal) => drop(self.state.refused.insert(service.name.clone(), refusal)),
         }

@@ -23,6 +23,8 @@ pub(crate) struct AllocationState {
     pub(crate) placed: BTreeMap<ServiceName, PlacedService>,
     pub(crate) refused: BTreeMap<ServiceName, Refusal>,
     pub(crate) pool_usage: PoolUsage,
+    /// The addresses of each namespace, with the number of its Services on each.
+    by_namespace: BTreeMap<String, BTreeMap<Vip, u32>>,
 }
 
 /// The addresses of a Service.
@@ -61,6 +63,8 @@ impl AllocationState {
         for vip in addresses.iter().filter(|vip| !had(vip)) {
             self.occupancy.occupy(*vip, &occupant);
             self.pool_usage.add_claims(*vip, occupant.snapshot.ports.len(), model);
+            let of_namespace = self.by_namespace.entry(occupant.name.namespace().to_owned()).or_default();
+            *of_namespace.entry(*vip).or_default() += 1;
         }
         let given = PlacedService { occupant, addresses };
         if before.is_none() {
@@ -89,6 +93,7 @@ impl AllocationState {
             self.occupancy.part(v4, v6, &given.occupant);
         }
         for vip in &given.addresses {
+            self.leave_namespace(name.namespace(), *vip);
             self.occupancy.vacate(*vip, &given.occupant);
             self.pool_usage.remove_claims(*vip, given.occupant.snapshot.ports.len(), model);
             if self.occupancy.on(*vip).is_none() {
@@ -97,5 +102,24 @@ impl AllocationState {
         }
         self.occupancy.dismiss(&given.occupant);
         Some(given)
+    }
+
+    /// Returns the addresses of a namespace, with the number of its Services on each; `None`: it has
+    /// none.
+    pub(crate) fn of_namespace(&self, namespace: &str) -> Option<&BTreeMap<Vip, u32>> {
+        self.by_namespace.get(namespace)
+    }
+
+    fn leave_namespace(&mut self, namespace: &str, vip: Vip) {
+        let Some(vips) = self.by_namespace.get_mut(namespace) else { return };
+        if let Some(services) = vips.get_mut(&vip) {
+            *services -= 1;
+            if *services == 0 {
+                vips.remove(&vip);
+            }
+        }
+        if vips.is_empty() {
+            self.by_namespace.remove(namespace);
+        }
     }
 }

@@ -37,6 +37,7 @@ struct SharedInputs {
     advertisements: Advertisements,
     nodes: BTreeMap<NodeName, Node>,
     reserved: BTreeMap<IpAddr, String>,
+    claimed: BTreeMap<IpAddr, String>,
     namespaces: BTreeMap<String, Labels>,
     incomplete: bool,
 }
@@ -48,6 +49,7 @@ impl SharedInputs {
             advertisements: model.advertisements.clone(),
             nodes: model.nodes.clone(),
             reserved: model.reserved.clone(),
+            claimed: model.claimed.clone(),
             namespaces: model.namespaces.clone(),
             incomplete: model.incomplete,
         }
@@ -63,6 +65,7 @@ impl SharedInputs {
             && self.advertisements == model.advertisements
             && self.nodes == model.nodes
             && self.reserved == model.reserved
+            && self.claimed == model.claimed
             && self.namespaces.iter().all(same)
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     previous::{PreviousAssignments, with_statuses},
 };
 use vipmux_model::{
-    IngestOptions, Model, ServiceName, Vip,
+    AddressLimits, IngestOptions, Model, ServiceName, Vip,
     objects::Objects,
     pool::{OnConflict, PoolSharing},
     port::Port,
@@ -33,6 +33,8 @@ pub(super) struct Cluster {
     pub(super) wishes: BTreeMap<ServiceName, Wishes>,
     /// Pools with other settings than the defaults.
     pub(super) settings: BTreeMap<String, (PoolSharing, OnConflict)>,
+    /// The configuration.
+    pub(super) options: IngestOptions,
 }
 
 /// A request that some dialect can express.
@@ -95,6 +97,18 @@ impl Cluster {
     pub(super) fn node(mut self, name: &str, address: &str) -> Self {
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": address}]}});
         self.objects.nodes.insert(node_name(name), object(node));
+        self
+    }
+
+    /// Reserves the address by the configuration.
+    pub(super) fn reserving(mut self, address: &str) -> Self {
+        self.options.reserved.insert(address.parse().unwrap(), "a router's address".to_owned());
+        self
+    }
+
+    /// Limits the addresses of Services and of namespaces.
+    pub(super) fn limited(mut self, of_service: usize, of_namespace: usize) -> Self {
+        self.options.limits = AddressLimits { of_service, of_namespace };
         self
     }
 
@@ -187,7 +201,7 @@ impl Cluster {
     }
 
     pub(super) fn model(&self) -> Model {
-        let mut model = Model::ingest(&self.objects, &IngestOptions::default());
+        let mut model = Model::ingest(&self.objects, &self.options);
         for service in model.services.values_mut().filter(|service| service.fault.is_none()) {
             if let Some(wishes) = self.wishes.get(&service.name) {
                 wishes.apply(&mut service.request, service.families);

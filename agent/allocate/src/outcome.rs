@@ -23,6 +23,9 @@ pub(super) fn assignment(run: &AllocationRun<'_>, service: &Service, given: &Pla
         let pool = run.pools.pool_of(vip).map(|pool| pool.name.as_str());
         let from = pool.map_or_else(|| vip.to_string(), |pool| format!("{vip} from pool {pool}"));
         warnings.extend(adrift(run.model, service, vip));
+        warnings.extend(run.model.claim(vip).map(|what| {
+            format!("{vip} is {what}, too; its holders keep it and nobody else gets it: give one of the two another")
+        }));
         warnings.extend(run.model.silence(vip).map(|why| format!("{vip} is announced by nobody: {why}")));
         let Some(occupants) = run.state.occupancy.on(vip) else { continue };
         let others = others(occupants, service);

@@ -240,7 +240,10 @@ fn check(cluster: &Cluster, allocation: &Allocation) -> Result<(), TestCaseError
         prop_assert!(all.is_subset(&assignment.addresses));
         check_families(&model.services[name], &assignment.addresses)?;
         for vip in &assignment.addresses {
-            prop_assert!(model.reservation(*vip).is_none(), "{vip} is reserved");
+            prop_assert!(model.ban(*vip).is_none(), "{vip} is reserved");
+            let held = cluster.previous.get(name).is_some_and(|held| held.addresses.contains(vip))
+                || model.services[name].status.addresses.contains(vip);
+            prop_assert!(held || model.claim(*vip).is_none(), "{vip} is claimed, and {name} did not hold it");
             for port in &assignment.ports {
                 prop_assert_eq!(claims.insert((*vip, *port), name), None, "a second owner of {} on {}", port, vip);
             }

@@ -13,6 +13,7 @@ mod labels;
 mod pools;
 mod scale;
 mod statuses;
+mod tenants;
 
 use super::fixture::{Cluster, Wishes};
 use std::collections::BTreeMap;
@@ -95,8 +96,9 @@ fn rule_3_services_that_ask_by_address_share_with_each_other_and_with_plain_ones
     let (shared, refused) = ("shop/a=10 team/b=10", "shop/a=10 team/b:SharingMismatch");
     for (mine, theirs, pool, outcome) in [
         (Explicit, Explicit, PoolSharing::Any, shared),
-        (Explicit, Plain, PoolSharing::Any, shared),
-        (Plain, Explicit, PoolSharing::Any, shared),
+        (Explicit, Plain, PoolSharing::Any, refused),
+        (Plain, Explicit, PoolSharing::Any, refused),
+        (Explicit, Plain, PoolSharing::ByAddress, shared),
         (Plain, Plain, PoolSharing::Any, refused),
         (Plain, Plain, PoolSharing::ByAddress, shared),
         (Explicit, Never, PoolSharing::ByAddress, refused),
@@ -107,6 +109,12 @@ fn rule_3_services_that_ask_by_address_share_with_each_other_and_with_plain_ones
         let cluster = cluster(mine, theirs).sharing("lan", pool, OnConflict::Spill);
         assert_eq!(cluster.outcome(), outcome, "{mine:?} {theirs:?} {pool:?}");
     }
+    let other = cluster(Explicit, Plain);
+    assert_eq!(
+        other.message("team/b"),
+        "192.0.2.10 is held by shop/a, and the two may not share it: \
+         namespaces shop and team differ, and only one of the two asks to share its address"
+    );
     let keyed = lan().service("shop/a", &["80/TCP"], &[TEN]).service("shop/b", &["443/TCP"], &[WEB]);
     let keyed = keyed.wishing("shop/a", Wishes { by_address: Some(Explicit), ..Wishes::default() });
     assert_eq!(keyed.outcome(), "shop/a=10 shop/b=11", "one with a key shares with its group alone");
@@ -392,8 +400,6 @@ fn rule_14_addresses_of_nodes_are_never_assigned() {
         lan().node("n1", "192.0.2.10").service("shop/a", &["80/TCP"], &[]).service("shop/b", &["80/TCP"], &[TEN]);
     assert_eq!(cluster.outcome(), "shop/a=11 shop/b:AddressReserved");
     assert_eq!(cluster.message("shop/b"), "192.0.2.10 is an address of node n1 and is never assigned");
-    let assigned = lan().service("shop/a", &["80/TCP"], &[]).assigned();
-    assert_eq!(assigned.node("n1", "192.0.2.10").outcome(), "shop/a=11", "a new Node takes its address back");
 }
 
 #[test]

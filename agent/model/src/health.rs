@@ -165,6 +165,12 @@ impl<'a> Probing<'a> {
         };
         Some(HealthKey { address: backend.address, port, check: self.id })
     }
+
+    /// Whether the backend's node may send probes to it. Anybody may write its address.
+    fn may_probe(&self, backend: &DesiredBackend) -> bool {
+        let node = backend.node.as_ref().and_then(|name| self.model.nodes.get(name));
+        node.is_some_and(|node| self.model.pod_ranges.may_probe(backend.address, node))
+    }
 }
 
 /// Marks the backends of a claim that fail, so that they take no new flows. If all fail that would
@@ -199,7 +205,7 @@ pub fn checkups(model: &Model, claim: &PortClaim, desired: &DesiredService) -> V
     let asked =
         desired.backends.iter().filter(|backend| backend.readiness.is_ready() || backend.readiness.is_failing());
     let checkup = |backend: &DesiredBackend| {
-        let key = probing.key(backend)?;
+        let key = probing.key(backend).filter(|_| probing.may_probe(backend))?;
         let to = SocketAddr::new(key.address, key.port);
         Some((backend.node.clone()?, key, Checkup::new(probing.probe, to)))
     };
@@ -209,6 +215,20 @@ pub fn checkups(model: &Model, claim: &PortClaim, desired: &DesiredService) -> V
 /// Returns the identity of a backend's checkup; `None`: it is not probed.
 pub fn key_of(model: &Model, claim: &PortClaim, owner: &ServiceName, backend: &DesiredBackend) -> Option<HealthKey> {
     Probing::of(model, claim, owner)?.key(backend)
+}
+
+/// Returns the warning about backends that are not probed, since their addresses are no pods'.
+pub fn not_probed(model: &Model, claim: &PortClaim, desired: &DesiredService) -> Option<String> {
+    let probing = Probing::of(model, claim, &desired.owner)?;
+    let wanted = desired.backends.iter().filter(|backend| backend.node.is_some() && probing.key(backend).is_some());
+    let mut left_out = wanted.filter(|backend| !probing.may_probe(backend));
+    let (first, more) = (left_out.next()?.address, left_out.count());
+    let are = if more == 0 { "is".to_owned() } else { format!("and {more} more are") };
+    Some(format!(
+        "Service {}, {claim}: {first} {are} not probed, since no podCIDR of a Node has it: name the range of the pods \
+         with --pod-range",
+        desired.owner
+    ))
 }
 
 /// Returns the warning about a claim whose probes are ignored, since all backends that would take

@@ -16,8 +16,10 @@ use crate::{
     missing_keys,
     node::Node,
     objects::Objects,
+    pod_ranges::PodRanges,
     pool::Pool,
     pools::{self, AddressNames},
+    prefix::Prefix,
     published_status::PublishedStatus,
     range::{SUBNET_ANYCAST, is_anycast},
     reason::{Note, Reason, Refusal, quoted},
@@ -29,6 +31,21 @@ use crate::{
 /// The label that every Namespace has, even if there is no Namespace object.
 const NAMESPACE_LABEL: &str = "kubernetes.io/metadata.name";
 
+/// The maximum numbers of addresses (rule 15).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressLimits {
+    /// Of one Service.
+    pub of_service: usize,
+    /// Of all Services of a namespace together. A shared address counts once.
+    pub of_namespace: usize,
+}
+
+impl Default for AddressLimits {
+    fn default() -> Self {
+        Self { of_service: 32, of_namespace: 256 }
+    }
+}
+
 /// The configuration: which Services are ours, and which addresses are reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IngestOptions {
@@ -36,11 +53,15 @@ pub struct IngestOptions {
     pub load_balancer_class: String,
     /// Services without a `loadBalancerClass` are ours too (rule 12).
     pub unset_class_is_ours: bool,
-    /// Addresses that are never assigned, with a description of each: gateways of the Nodes (rule
+    /// Addresses that no Service ever has, with a description of each: gateways of the Nodes (rule
     /// 14). Nodes' own addresses and the API server's need not be listed.
     pub reserved: BTreeMap<IpAddr, String>,
     /// Source ranges that Services ask for by name. All agents of a cluster need the same ones.
     pub service_tags: ServiceTags,
+    /// Ranges of pod addresses beside those of the Nodes (`spec.podCIDRs`).
+    pub pod_ranges: Vec<Prefix>,
+    /// How many addresses Services may get.
+    pub limits: AddressLimits,
 }
 
 impl Default for IngestOptions {
@@ -50,6 +71,8 @@ impl Default for IngestOptions {
             unset_class_is_ours: true,
             reserved: BTreeMap::new(),
             service_tags: ServiceTags::default(),
+            pod_ranges: Vec::new(),
+            limits: AddressLimits::default(),
         }
     }
 }
@@ -73,8 +96,16 @@ pub struct Model {
     pub advertisements: Advertisements,
     /// The labels of namespaces.
     pub namespaces: BTreeMap<String, Labels>,
-    /// Addresses that are never assigned, with a description of each.
+    /// Addresses that no Service ever has, with a description of each.
     pub reserved: BTreeMap<IpAddr, String>,
+    /// Addresses that objects claim, with a description of each: those of Nodes and of the API
+    /// server. They are assigned to nobody, and their holders keep them. A node writes its own
+    /// addresses, so a compromised one can claim any.
+    pub claimed: BTreeMap<IpAddr, String>,
+    /// The ranges of pod addresses.
+    pub pod_ranges: PodRanges,
+    /// How many addresses Services may get.
+    pub limits: AddressLimits,
     /// Endpoints of `services`.
     pub endpoints: Endpoints,
     /// Input that was left out, and why.
@@ -88,8 +119,11 @@ impl Model {
     /// are used.
     pub fn ingest(objects: &Objects, options: &IngestOptions) -> Self {
         let incomplete = !objects.problems.is_empty();
-        let mut model = Self { reserved: options.reserved.clone(), incomplete, ..Self::default() };
+        let (reserved, limits) = (options.reserved.clone(), options.limits);
+        let mut model = Self { reserved, limits, incomplete, ..Self::default() };
         model.add_nodes(objects);
+        let of_nodes = model.nodes.values().flat_map(|node| &node.pod_ranges);
+        model.pod_ranges = PodRanges::new(options.pod_ranges.iter().chain(of_nodes).copied());
         model.add_pools(objects);
         model.add_services(objects, options);
         model.add_endpoints(objects);
@@ -140,17 +174,27 @@ impl Model {
         }
     }
 
-    /// Returns a description of the address if it is never assigned (rule 14).
+    /// Returns a description of the address if it is assigned to nobody (rule 14).
     pub fn reservation(&self, vip: Vip) -> Option<&str> {
+        self.ban(vip).or_else(|| self.claim(vip))
+    }
+
+    /// Returns a description of the address if even its holder loses it (rule 14).
+    pub fn ban(&self, vip: Vip) -> Option<&str> {
         let anycast = is_anycast(vip.number()).then_some(SUBNET_ANYCAST);
         self.reserved.get(&vip.address()).map(String::as_str).or(anycast)
+    }
+
+    /// Returns a description of the address if an object claims it. A holder keeps it (rule 14).
+    pub fn claim(&self, vip: Vip) -> Option<&str> {
+        self.claimed.get(&vip.address()).map(String::as_str)
     }
 
     fn add_nodes(&mut self, objects: &Objects) {
         for (name, node) in &objects.nodes {
             let node = Node::ingest(name, node);
             let what = |address| (address, format!("an address of node {name}"));
-            self.reserved.extend(node.addresses.iter().copied().map(what));
+            self.claimed.extend(node.addresses.iter().copied().map(what));
             self.nodes.insert(name.clone(), node);
         }
         for (namespace, object) in &objects.namespaces {
@@ -204,7 +248,7 @@ impl Model {
                 let addresses = slice.endpoints.iter().flatten().flat_map(|endpoint| &endpoint.addresses);
                 let parsed = addresses.filter_map(|text| text.parse::<IpAddr>().ok());
                 let what = |address: IpAddr| (address.to_canonical(), "the API server's address".to_owned());
-                self.reserved.extend(parsed.map(what));
+                self.claimed.extend(parsed.map(what));
             }
             if let Some(service) = self.services.get(&service) {
                 endpoints.add(service, slice, &places, &mut self.notes);
@@ -344,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_of_nodes_and_of_the_api_server_are_reserved() {
+    fn addresses_of_nodes_and_of_the_api_server_are_claimed() {
         let mut objects = Objects::default();
         let node = serde_json::json!({"status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"}]}});
         objects.nodes.insert(node_name("n1"), object(node));
@@ -355,8 +399,8 @@ mod tests {
         let key = ("default".to_owned(), "kubernetes".to_owned());
         objects.endpoint_slices.insert(key, object(slice));
         let model = Model::ingest(&objects, &IngestOptions::default());
-        let reserved: Vec<_> = model.reserved.iter().map(|(address, what)| format!("{address} {what}")).collect();
-        assert_eq!(reserved, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
+        let claimed: Vec<_> = model.claimed.iter().map(|(address, what)| format!("{address} {what}")).collect();
+        assert_eq!(claimed, ["192.0.2.1 an address of node n1", "192.0.2.7 the API server's address"]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ pub mod name;
 pub mod node;
 pub mod objects;
 pub mod permissions;
+pub mod pod_ranges;
 pub mod policy;
 pub mod pool;
 pub mod pools;
@@ -38,7 +39,7 @@ mod vip;
 
 pub use self::{
     incremental::Slices,
-    ingest::{IngestOptions, Model, is_ours},
+    ingest::{AddressLimits, IngestOptions, Model, is_ours},
     name::{NodeName, ServiceName},
     port::{PortClaim, PortNumber},
     protocol::{Protocol, UnknownProtocol},

@@ -4,12 +4,15 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use k8s_openapi::api::core::v1 as api;
 
-use crate::{Family, NodeName, selector::Labels};
+use crate::{Family, NodeName, prefix::Prefix, selector::Labels};
 
 /// The label with the Node's name. The kubelet sets it, but a bare manifest may lack it.
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 /// The label that keeps a node from leading, but not from serving.
 pub const EXCLUDE_LABEL: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+/// The maximum number of ranges that are read: Kubernetes allows one of each family.
+const MAX_POD_RANGES: usize = 8;
 
 /// A Node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +25,8 @@ pub struct Node {
     pub internal: BTreeSet<IpAddr>,
     /// All its addresses: InternalIPs and ExternalIPs. None of them is ever a VIP.
     pub addresses: BTreeSet<IpAddr>,
+    /// The ranges of its pods' addresses (`spec.podCIDRs`). Some CNIs do not use them.
+    pub pod_ranges: Vec<Prefix>,
     /// Whether it has [`EXCLUDE_LABEL`], with any value.
     pub excluded: bool,
     /// Whether it is cordoned (`spec.unschedulable`).
@@ -45,11 +50,13 @@ impl Node {
         };
         let mut labels = node.metadata.labels.clone().unwrap_or_default();
         labels.entry(HOSTNAME_LABEL.to_owned()).or_insert_with(|| name.as_str().to_owned());
+        let pod_ranges = node.spec.iter().flat_map(|spec| spec.pod_cidrs.iter().flatten().chain(&spec.pod_cidr));
         let mut conditions = status.iter().flat_map(|status| status.conditions.iter().flatten());
         Self {
             name: name.clone(),
             internal: of(&["InternalIP"]),
             addresses: of(&["InternalIP", "ExternalIP"]),
+            pod_ranges: pod_ranges.take(MAX_POD_RANGES).filter_map(|text| text.parse().ok()).collect(),
             excluded: labels.contains_key(EXCLUDE_LABEL),
             labels,
             cordoned: node.spec.as_ref().and_then(|spec| spec.unschedulable).unwrap_or(false),
@@ -76,7 +83,7 @@ mod tests {
     fn the_needed_fields_of_a_node_are_read() {
         let node = serde_json::from_value(serde_json::json!({
             "metadata": {"labels": {(EXCLUDE_LABEL): ""}},
-            "spec": {"unschedulable": true},
+            "spec": {"unschedulable": true, "podCIDR": "10.0.1.0/24", "podCIDRs": ["nonsense", "2001:db8:1::/64"]},
             "status": {
                 "addresses": [
                     {"type": "InternalIP", "address": "192.0.2.1"},
@@ -91,6 +98,7 @@ mod tests {
         let node = Node::ingest(&node_name("n1"), &node);
         assert_eq!(node.internal, [IpAddr::from([192, 0, 2, 1])].into());
         assert_eq!(node.addresses, [IpAddr::from([192, 0, 2, 1]), IpAddr::from([198, 51, 100, 1])].into());
+        assert_eq!(node.pod_ranges, ["2001:db8:1::/64", "10.0.1.0/24"].map(|range| range.parse().unwrap()));
         assert!(node.excluded && node.cordoned && node.network_unavailable);
     }
 

@@ -10,6 +10,25 @@ pub enum RightScope {
     Cluster,
     /// In vipmux's own namespace: a Role.
     Namespace,
+    /// In the allocator's namespace ([`allocator_namespace`]): a Role.
+    AllocatorNamespace,
+}
+
+impl RightScope {
+    /// Returns the namespace where the right is needed; `None`: all of them. `own` is vipmux's own.
+    pub fn namespace(self, own: &str) -> Option<String> {
+        match self {
+            Self::Cluster => None,
+            Self::Namespace => Some(own.to_owned()),
+            Self::AllocatorNamespace => Some(allocator_namespace(own)),
+        }
+    }
+}
+
+/// Returns the namespace of the allocator's Lease. RBAC cannot restrict `create` and `list` to names,
+/// and agents write the Leases in vipmux's own namespace. So they have no rights in this one.
+pub fn allocator_namespace(own: &str) -> String {
+    format!("{own}-allocator")
 }
 
 /// One verb on one kind of object.
@@ -40,7 +59,7 @@ impl Right {
             resource: Some(resource.to_owned()),
             subresource,
             verb: Some(self.verb.to_owned()),
-            namespace: (self.scope == RightScope::Namespace).then(|| namespace.to_owned()),
+            namespace: self.scope.namespace(namespace),
             name: self.name.map(str::to_owned),
             ..ResourceAttributes::default()
         }
@@ -89,7 +108,7 @@ pub const AGENT: [Right; 2 * READ.len() + 9] = joined(
 );
 
 /// The rights of the allocator's account.
-pub const ALLOCATOR: [Right; 2 * READ.len() + 12] = joined(
+pub const ALLOCATOR: [Right; 2 * READ.len() + 13] = joined(
     following(),
     [
         cluster("", "services/status", "patch"),
@@ -97,10 +116,11 @@ pub const ALLOCATOR: [Right; 2 * READ.len() + 12] = joined(
         cluster(OWN, "vippolicies/status", "patch"),
         namespaced("coordination.k8s.io", "leases", "list"),
         namespaced("coordination.k8s.io", "leases", "watch"),
-        namespaced("coordination.k8s.io", "leases", "create"),
-        // The agents change the VIPs' Leases.
+        // Allocators of older versions hold it.
         Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "get") },
-        Right { name: Some(ALLOCATOR_LEASE), ..namespaced("coordination.k8s.io", "leases", "update") },
+        apart("coordination.k8s.io", "leases", "create"),
+        Right { name: Some(ALLOCATOR_LEASE), ..apart("coordination.k8s.io", "leases", "get") },
+        Right { name: Some(ALLOCATOR_LEASE), ..apart("coordination.k8s.io", "leases", "update") },
         cluster("events.k8s.io", "events", "create"),
         cluster("events.k8s.io", "events", "patch"),
         // The API server does not know the name of a new object when it decides.
@@ -115,6 +135,10 @@ const fn cluster(group: &'static str, resource: &'static str, verb: &'static str
 
 const fn namespaced(group: &'static str, resource: &'static str, verb: &'static str) -> Right {
     Right { group, resource, verb, scope: RightScope::Namespace, name: None }
+}
+
+const fn apart(group: &'static str, resource: &'static str, verb: &'static str) -> Right {
+    Right { group, resource, verb, scope: RightScope::AllocatorNamespace, name: None }
 }
 
 /// Returns `list` and `watch` for all kinds that are read.
@@ -169,5 +193,15 @@ mod tests {
         assert!(
             AGENT.iter().filter(|right| right.resource == "leases").all(|right| right.scope == RightScope::Namespace)
         );
+        assert!(AGENT.iter().all(|right| right.scope != RightScope::AllocatorNamespace));
+    }
+
+    /// Agents can delete any Lease of their namespace, and so could stop the allocator.
+    #[test]
+    fn an_allocator_writes_no_leases_where_agents_do() {
+        let leases = ALLOCATOR.iter().filter(|right| right.resource == "leases");
+        let (here, apart): (Vec<&Right>, Vec<&Right>) = leases.partition(|right| right.scope == RightScope::Namespace);
+        assert!(here.iter().all(|right| matches!(right.verb, "get" | "list" | "watch")));
+        assert!(!apart.is_empty() && apart.iter().all(|right| right.scope == RightScope::AllocatorNamespace));
     }
 }

@@ -30,6 +30,8 @@ pub enum Reason {
     /// It asks for an address that is never assigned: a Node's, a gateway's, the API server's (rule
     /// 14).
     AddressReserved,
+    /// The Service or its namespace would have more addresses than allowed (rule 15).
+    TooManyAddresses,
     /// Two dialects, or an annotation and a field, contradict each other.
     AmbiguousRequest,
     /// An annotation's value is malformed.
@@ -49,7 +51,7 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons for which a Service gets no address although it asks for one.
-    pub const REFUSALS: [Self; 15] = [
+    pub const REFUSALS: [Self; 16] = [
         Self::PortConflict,
         Self::SharingMismatch,
         Self::LabelConflict,
@@ -59,6 +61,7 @@ impl Reason {
         Self::PoolNotAllowed,
         Self::AddressNotInPool,
         Self::AddressReserved,
+        Self::TooManyAddresses,
         Self::AmbiguousRequest,
         Self::InvalidAnnotation,
         Self::InvalidService,
@@ -92,6 +95,9 @@ impl Reason {
                 "request an address of a pool (of the named one, if any), or add the address to the pool"
             }
             Self::AddressReserved => "ask for another address",
+            Self::TooManyAddresses => {
+                "let Services share addresses with a sharing key, or raise --service-addresses or --namespace-addresses"
+            }
             Self::AmbiguousRequest => "keep one of the two",
             Self::InvalidAnnotation => "correct the annotation, or remove it",
             Self::InvalidService => "correct the field",

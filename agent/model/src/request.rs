@@ -138,6 +138,10 @@ pub enum Mismatch<'a> {
     /// [`PoolSharing::SameNamespace`].
     #[error("the pool allows sharing only within one namespace")]
     PoolOneNamespace,
+    /// One of them names its address, and the other one, in another namespace, did not ask to share.
+    /// The lower namespace first.
+    #[error("namespaces {0} and {1} differ, and only one of the two asks to share its address")]
+    OneAsks(&'a str, &'a str),
     /// Neither has a key.
     #[error("neither has a sharing key")]
     NoKeys,
@@ -164,9 +168,26 @@ impl<'a> Sharer<'a> {
         let by_address = match (self.sharing.by_address, other.sharing.by_address) {
             (ByAddress::Never, _) | (_, ByAddress::Never) => false,
             (ByAddress::Plain, ByAddress::Plain) => pool == PoolSharing::ByAddress,
-            (ByAddress::Explicit, _) | (_, ByAddress::Explicit) => pool != PoolSharing::KeyOnly,
+            (ByAddress::Explicit, ByAddress::Explicit) => pool != PoolSharing::KeyOnly,
+            // Across namespaces this needs the pool's word, since one of the two did not ask.
+            _ => pool == PoolSharing::ByAddress || pool == PoolSharing::Any && self.namespace == other.namespace,
         };
-        if by_address { Ok(()) } else { self.by_key(other) }
+        if by_address {
+            return Ok(());
+        }
+        let (low, high) = self.namespaces(other);
+        self.by_key(other).map_err(|why| {
+            if self.sharing.one_asks(other.sharing) && pool == PoolSharing::Any && low != high {
+                Mismatch::OneAsks(low, high)
+            } else {
+                why
+            }
+        })
+    }
+
+    /// Returns both namespaces, the lower one first.
+    fn namespaces(self, other: Self) -> (&'a str, &'a str) {
+        (self.namespace.min(other.namespace), self.namespace.max(other.namespace))
     }
 
     /// Whether the two are in one sharing group (rule 2): their keys are equal, of one dialect, and
@@ -186,7 +207,7 @@ impl<'a> Sharer<'a> {
             (Some(mine), Some(theirs)) => {
                 let mutual = self.namespace == other.namespace
                     || mine.scope.reaches(other.namespace) && theirs.scope.reaches(self.namespace);
-                let (low, high) = (self.namespace.min(other.namespace), self.namespace.max(other.namespace));
+                let (low, high) = self.namespaces(other);
                 if mutual { Ok(()) } else { Err(Mismatch::NotMutual(low, high)) }
             }
         }
@@ -198,7 +219,14 @@ impl Sharing {
     /// setting, in any namespaces.
     pub fn is_alike_everywhere(&self, other: &Self, pool: PoolSharing) -> bool {
         let cluster_wide = |sharing: &Self| sharing.key.as_ref().is_none_or(|key| key.scope == Scope::Cluster);
-        pool != PoolSharing::SameNamespace && cluster_wide(self) && cluster_wide(other)
+        let of_any = pool != PoolSharing::SameNamespace && (pool == PoolSharing::ByAddress || !self.one_asks(other));
+        of_any && cluster_wide(self) && cluster_wide(other)
+    }
+
+    /// Whether one of the two asks to share by address, and the other one asks for nothing.
+    fn one_asks(&self, other: &Self) -> bool {
+        let of = [self.by_address, other.by_address];
+        of.contains(&ByAddress::Explicit) && of.contains(&ByAddress::Plain)
     }
 }
 
@@ -258,7 +286,9 @@ mod tests {
         let (explicit, plain, never) =
             (address(ByAddress::Explicit), address(ByAddress::Plain), address(ByAddress::Never));
         assert!(may(("a", &explicit), ("b", &explicit), PoolSharing::Any));
-        assert!(may(("a", &explicit), ("b", &plain), PoolSharing::Any));
+        assert!(may(("a", &explicit), ("a", &plain), PoolSharing::Any));
+        assert!(!may(("a", &explicit), ("b", &plain), PoolSharing::Any));
+        assert!(may(("a", &explicit), ("b", &plain), PoolSharing::ByAddress));
         assert!(!may(("a", &explicit), ("b", &never), PoolSharing::Any));
         assert!(!may(("a", &plain), ("b", &plain), PoolSharing::Any));
         assert!(may(("a", &plain), ("b", &plain), PoolSharing::ByAddress));

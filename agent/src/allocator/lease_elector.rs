@@ -1,5 +1,9 @@
 //! Holds the Lease `vipmux-allocator` or waits for it, as [leader election](super::leader_election)
 //! decides.
+//!
+//! The Lease is in a namespace where agents have no rights. Allocators of older versions have theirs
+//! in vipmux's own namespace. As long as there is none in the new place, this one counts: its holder
+//! has to release it or let it expire.
 
 use std::time::Duration;
 
@@ -22,9 +26,8 @@ use super::{
     write_result::FIELD_MANAGER,
 };
 use vipmux_cluster::clock::{boottime, wall};
+use vipmux_model::permissions::{ALLOCATOR_LEASE as LEASE_NAME, allocator_namespace};
 
-/// The name of the allocator's Lease.
-pub const LEASE_NAME: &str = "vipmux-allocator";
 /// The time limit of a request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -54,6 +57,8 @@ impl LeaderState {
 /// The task that reads and writes the Lease.
 pub(super) struct LeaseElector {
     api: Api<Lease>,
+    /// The former place of the Lease; `None`: the Lease was seen in its place.
+    former: Option<FormerPlace>,
     election: LeaderElection,
     leader_state: watch::Sender<LeaderState>,
     /// The time when the Lease was acquired. For people.
@@ -63,11 +68,14 @@ pub(super) struct LeaseElector {
 }
 
 impl LeaseElector {
-    /// Returns an elector that has sent no request yet. `identity` is nobody else's.
+    /// Returns an elector that has sent no request yet. `identity` is nobody else's. `namespace` is
+    /// vipmux's own.
     pub(super) fn new(client: Client, namespace: &str, identity: &str) -> (Self, watch::Receiver<LeaderState>) {
         let (leader_state, receiver) = watch::channel(LeaderState::default());
-        let (api, election) = (Api::namespaced(client, namespace), LeaderElection::new(identity));
-        (Self { api, election, leader_state, acquired: wall(), logged: None }, receiver)
+        let former = Some(FormerPlace { api: Api::namespaced(client.clone(), namespace), version: None });
+        let api = Api::namespaced(client, &allocator_namespace(namespace));
+        let election = LeaderElection::new(identity);
+        (Self { api, former, election, leader_state, acquired: wall(), logged: None }, receiver)
     }
 
     /// Runs until it is asked to stop. Then it releases the Lease, if no write is in flight any
@@ -121,7 +129,7 @@ impl LeaseElector {
     }
 
     async fn read(&mut self) -> ReadResult {
-        match timeout(REQUEST_TIMEOUT, self.api.get_opt(LEASE_NAME)).await {
+        match timeout(REQUEST_TIMEOUT, self.find()).await {
             Ok(Ok(Some(lease))) => {
                 self.logged = None;
                 ReadResult::Lease(record_of(lease))
@@ -138,10 +146,26 @@ impl LeaseElector {
         }
     }
 
+    /// Returns the Lease; else that of the former place.
+    async fn find(&mut self) -> Result<Option<Lease>, Error> {
+        if let Some(lease) = self.api.get_opt(LEASE_NAME).await? {
+            self.former = None;
+            return Ok(Some(lease));
+        }
+        let Some(former) = &mut self.former else { return Ok(None) };
+        let lease = former.api.get_opt(LEASE_NAME).await?;
+        former.version = lease.as_ref().and_then(|lease| lease.metadata.resource_version.clone());
+        Ok(lease)
+    }
+
     async fn put(&mut self, update: &LeaseUpdate) -> UpdateResult {
         if update.acquires {
             self.acquired = wall();
         }
+        // What succeeds the Lease of the former place is created.
+        let is_former = |version: &String| self.former.as_ref().is_some_and(|former| former.matches(version));
+        let expected = update.expected.clone().filter(|version| !is_former(version));
+        let update = &LeaseUpdate { expected, ..update.clone() };
         let lease = lease_of(update, self.acquired, wall());
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let request = async {
@@ -152,7 +176,7 @@ impl LeaseElector {
         };
         match timeout(REQUEST_TIMEOUT, request).await {
             Ok(Ok(made)) => {
-                self.logged = None;
+                (self.logged, self.former) = (None, None);
                 UpdateResult::Done(made.metadata.resource_version.unwrap_or_default())
             }
             // Deleted or created by another allocator in between.
@@ -179,6 +203,19 @@ impl LeaseElector {
             );
             self.logged = Some(error);
         }
+    }
+}
+
+/// The place of the Lease in older versions.
+struct FormerPlace {
+    api: Api<Lease>,
+    /// The version of the Lease that was last read there.
+    version: Option<String>,
+}
+
+impl FormerPlace {
+    fn matches(&self, version: &str) -> bool {
+        self.version.as_deref() == Some(version)
     }
 }
 

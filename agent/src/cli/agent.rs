@@ -21,7 +21,7 @@ use vipmux_datapath::bpf::{
 };
 use vipmux_election as election;
 use vipmux_model as model;
-use vipmux_model::{NodeName, desired::Unreachable};
+use vipmux_model::{NodeName, desired::Unreachable, prefix::Prefix};
 
 pub use crate::runtime::AgentError;
 
@@ -111,6 +111,10 @@ pub struct AgentArgs {
     /// the burst of the first 15 seconds: seconds, or `5m`. 0: never.
     #[arg(long, value_name = "TIME", env = "VIPMUX_ANNOUNCE_EVERY", default_value = "0", value_parser = time)]
     announce_every: Duration,
+    /// A range of pod addresses. Health probes go only to such addresses and to the node's own
+    /// InternalIPs. Repeat for several. `spec.podCIDRs` of the Nodes count anyway.
+    #[arg(long = "pod-range", value_name = "CIDR", env = "VIPMUX_POD_RANGES", value_delimiter = ',')]
+    pod_ranges: Vec<Prefix>,
     /// The UDP port of the agents' gossip, the same on all nodes.
     #[arg(long, value_name = "PORT", env = "VIPMUX_GOSSIP_PORT", default_value_t = gossip::DEFAULT_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
@@ -190,7 +194,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         Some(directory) => ObjectSource::Manifests(directory),
         None => ObjectSource::Cluster { access: args.access.into(), trust: args.allocator.into() },
     };
-    let model::IngestOptions { load_balancer_class, unset_class_is_ours, service_tags, .. } = args.scope.into();
+    let model::IngestOptions { load_balancer_class, unset_class_is_ours, service_tags, limits, .. } = args.scope.into();
     let options = RuntimeOptions {
         unreachable: args.unreachable_endpoints.map_or_else(|| origin.unreachable(), Unreachable::from),
         origin,
@@ -206,6 +210,8 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         self_check: args.self_check,
         announce_every: args.announce_every,
         service_tags,
+        pod_ranges: args.pod_ranges,
+        limits,
         load_balancer_class,
         unset_class_is_ours,
         gossip_port: args.gossip_port,

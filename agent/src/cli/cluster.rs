@@ -40,11 +40,24 @@ pub struct ScopeArgs {
     /// service.beta.kubernetes.io/azure-allowed-service-tags; repeat for several
     #[arg(long = "service-tag", value_name = "NAME=CIDR,...", env = "VIPMUX_SERVICE_TAGS", value_delimiter = ';')]
     service_tags: Vec<ServiceTag>,
+    /// How many addresses one Service may get
+    #[arg(long, value_name = "N", env = "VIPMUX_SERVICE_ADDRESSES", default_value_t = model::AddressLimits::default().of_service)]
+    service_addresses: usize,
+    /// How many addresses the Services of a namespace may get together. A shared address counts once
+    #[arg(long, value_name = "N", env = "VIPMUX_NAMESPACE_ADDRESSES", default_value_t = model::AddressLimits::default().of_namespace)]
+    namespace_addresses: usize,
 }
 
 impl From<ScopeArgs> for model::IngestOptions {
-    fn from(ScopeArgs { load_balancer_class, unset_class, service_tags }: ScopeArgs) -> Self {
-        let service_tags = service_tags.into_iter().collect();
-        Self { load_balancer_class, unset_class_is_ours: unset_class, service_tags, ..Self::default() }
+    fn from(args: ScopeArgs) -> Self {
+        let limits =
+            model::AddressLimits { of_service: args.service_addresses, of_namespace: args.namespace_addresses };
+        Self {
+            load_balancer_class: args.load_balancer_class,
+            unset_class_is_ours: args.unset_class,
+            service_tags: args.service_tags.into_iter().collect(),
+            limits,
+            ..Self::default()
+        }
     }
 }

@@ -67,6 +67,7 @@ use vipmux_model as model;
 use vipmux_model::{
     NodeName,
     desired::Unreachable,
+    prefix::Prefix,
     range::{SUBNET_ANYCAST, subnet_anycast},
     tag::ServiceTags,
 };
@@ -108,6 +109,10 @@ pub struct RuntimeOptions {
     pub announce_every: Duration,
     /// Source ranges by the names that Services use.
     pub service_tags: ServiceTags,
+    /// Ranges of pod addresses beside those of the Nodes.
+    pub pod_ranges: Vec<Prefix>,
+    /// How many addresses Services may get, without a cluster.
+    pub limits: model::AddressLimits,
     /// Services with this `loadBalancerClass` are ours.
     pub load_balancer_class: String,
     /// Services without one are ours too.
@@ -226,6 +231,8 @@ fn model_options(options: &RuntimeOptions, reserved: BTreeMap<IpAddr, String>) -
         unset_class_is_ours: options.unset_class_is_ours,
         reserved,
         service_tags: options.service_tags.clone(),
+        pod_ranges: options.pod_ranges.clone(),
+        limits: options.limits,
     }
 }
 

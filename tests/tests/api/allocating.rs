@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 use anyhow::{Context as _, Result, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use vipmux_model::permissions::allocator_namespace;
 use vipmux_tests::{
     allocator::{self, Allocator, USER},
     api_proxy::{ApiProxy, Fault, Rule},
@@ -400,6 +401,31 @@ fn an_allocator_that_was_stopped_for_long_does_no_harm_when_it_goes_on() -> Resu
     let done = statuses.iter().filter(|line| line.ends_with(" 200")).count();
     let late: usize = [&first, &second].into_iter().map(unanswered).sum();
     assert!(done == 1 && statuses.len() <= 1 + late, "one of them wrote it, once: {lines:?}");
+    Ok(())
+}
+
+/// An allocator of an older version has its Lease in vipmux's own namespace.
+#[test]
+fn an_allocator_waits_for_the_lease_of_an_older_version() -> Result<()> {
+    let Some((api, kubeconfig)) = cluster()? else { return Ok(()) };
+    let lease = |namespace: &str, spec: Value| {
+        json!({
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"namespace": namespace, "name": allocator::NAME}, "spec": spec,
+        })
+    };
+    let held = json!({"holderIdentity": "old_1", "leaseDurationSeconds": 3, "leaseTransitions": 6});
+    api.apply_all(&[lease(SYSTEM, held), service("one", 80, &[])])?;
+    let _new = Allocator::start(&api, &kubeconfig, "new", &[])?;
+    wait::until("the service's address", PATIENCE, || {
+        ensure!(!addresses(&get(&api, "one")?).is_empty());
+        Ok(())
+    })?;
+    assert_eq!(Allocator::holder(&api)?, "new");
+    let new = api.get(&lease(&allocator_namespace(SYSTEM), json!({})))?.context("no Lease")?;
+    assert_eq!(new["spec"]["leaseTransitions"], 7, "it follows the older one");
+    let old = api.get(&lease(SYSTEM, json!({})))?.context("no former Lease")?;
+    assert_eq!(old["spec"]["holderIdentity"], "old_1", "nobody writes the former Lease");
     Ok(())
 }
 

@@ -17,7 +17,7 @@ use vipmux_cluster::{
 };
 use vipmux_model::{
     NodeName, Vip,
-    permissions::{AGENT, ALLOCATOR, Right, RightScope},
+    permissions::{AGENT, ALLOCATOR, Right, RightScope, allocator_namespace},
 };
 use vipmux_tests::{
     allocator::{self, Allocator},
@@ -231,11 +231,14 @@ fn every_right_to_write_is_needed_by_the_allocator() -> Result<()> {
     let Some(api) = ApiServer::alone()? else { return Ok(()) };
     allocator::prepare(&api)?;
     let lacks: Vec<_> = ALLOCATOR.iter().filter(|right| !is_to_follow(right)).copied().collect();
-    let made = [("coordination.k8s.io/v1", "Lease", allocator::NAME), ("v1", "Secret", "vipmux-gossip")].map(
-        |(version, kind, name)| {
-            json!({ "apiVersion": version, "kind": kind, "metadata": { "namespace": SYSTEM, "name": name } })
-        },
-    );
+    let apart = allocator_namespace(SYSTEM);
+    let made = [
+        ("coordination.k8s.io/v1", "Lease", apart.as_str(), allocator::NAME),
+        ("v1", "Secret", SYSTEM, "vipmux-gossip"),
+    ]
+    .map(|(version, kind, namespace, name)| {
+        json!({ "apiVersion": version, "kind": kind, "metadata": { "namespace": namespace, "name": name } })
+    });
     let accounts = rights::lacking(&api, &ALLOCATOR, "allocator", &lacks)?;
     let mut all = Vec::new();
     for (index, account) in accounts.iter().enumerate() {

@@ -123,6 +123,31 @@ fn pods_that_fail_their_probe_get_no_new_connections_unless_all_do() -> Result<(
     Ok(())
 }
 
+/// Tenants write EndpointSlices: an address in one is no reason to send anything there.
+#[test]
+fn an_endpoint_that_is_no_pod_is_not_probed() -> Result<()> {
+    let Some(lan) = Lan::for_test(Options { nodes: 1, ..Options::default() })? else { return Ok(()) };
+    let manifests = Manifests::for_lan(&lan)?;
+    let mut cluster = Cluster::new(lan, manifests)?;
+    cluster.add_pod("node-1", "web-1", 10, &[Listener::new(REQUEST, 8080, "shop/web")])?;
+    let client = cluster.lan.client()?.address;
+    let foreign = Endpoint { address: client.into(), ..cluster.endpoint("web-1")? };
+    cluster.manifests.write_service(&probed([cluster.endpoint("web-1")?, foreign]))?;
+    cluster.start_agents(&cluster.agent_options())?;
+    let reported = |line: &str| line.contains(&format!("{client} is not probed, since no podCIDR of a Node has it"));
+    cluster.agents[0].process().wait_for_line("that the client is not probed", PATIENCE, reported)?;
+    // Nobody answers probes on either. The pod fails, and the client has no result.
+    wait::until("the health of the pod", PATIENCE, || {
+        let view = cluster.agents[0].inspect_json(cluster.lan.node("node-1")?, &["backends"])?;
+        let backends = view["backends"].as_array().context("no backends")?;
+        let failing = |address: String| backends.iter().find(|backend| backend["address"] == address);
+        let pod = failing(cluster.pod("web-1")?.address.to_string()).context("no pod")?;
+        let client = failing(client.to_string()).context("no client")?;
+        ensure!(pod["failing"] == true && client["failing"] == false, "{view}");
+        Ok(())
+    })
+}
+
 /// Two nodes with a serving, healthy pod each: the cluster, the leader, the other node, and the
 /// health servers by node.
 struct Spread {

@@ -252,6 +252,7 @@ impl<'a> AllocationRun<'a> {
     /// Whether the Service may be on an address of its group, clashes aside.
     fn may_join(&self, vip: Vip, occupants: &Occupants, service: &Service) -> bool {
         !service.request.additional.contains(&vip)
+            && self.model.reservation(vip).is_none()
             && self.pools.may_have(vip, service.request.pool.name(), service).is_ok()
             && self.mismatch(vip, occupants, service).is_none()
     }

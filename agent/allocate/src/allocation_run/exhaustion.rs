@@ -34,7 +34,13 @@ pub(super) fn refusal(
 fn describe(run: &AllocationRun<'_>, pool: &Pool, family: Family) -> String {
     let name = &pool.name;
     let is_reserved = |vip: Vip| vip.family() == family && pool.contains(vip);
-    let reserved = run.model.reserved.keys().filter(|address| is_reserved(Vip::new(**address))).count();
+    let reserved = run
+        .model
+        .reserved
+        .keys()
+        .chain(run.model.claimed.keys())
+        .filter(|address| is_reserved(Vip::new(**address)))
+        .count();
     let note =
         if reserved == 0 { String::new() } else { format!(" ({reserved} of them reserved for nodes and the like)") };
     match pool.capacity(family) {

@@ -85,6 +85,7 @@ impl<'a> AllocationRun<'a> {
             return false;
         }
         match self.join_group(service) {
+            Ok(own) if self.is_within_limits(&own, service).is_err() => false,
             Ok(own) => {
                 self.place_at(service, own);
                 true
@@ -141,13 +142,13 @@ impl<'a> AllocationRun<'a> {
     /// Whether a Service may stay on an address that it holds. A pool that lets fewer Services
     /// share than before parts nobody.
     fn may_stay(&self, vip: Vip, service: &Service, change: HolderChange) -> bool {
-        if self.model.reservation(vip).is_some() {
+        if self.model.ban(vip).is_some() {
             return false;
         }
         let Some(occupants) = self.state.occupancy.on(vip) else { return true };
         let sharing = match change {
-            HolderChange::Unchanged | HolderChange::Faulty => Some(PoolSharing::ByAddress),
-            HolderChange::Unknown | HolderChange::Outdated => Some(self.pools.sharing_on(vip))
+            HolderChange::Unchanged | HolderChange::Faulty | HolderChange::Unknown => Some(PoolSharing::ByAddress),
+            HolderChange::Outdated => Some(self.pools.sharing_on(vip))
                 .filter(|sharing| *sharing == PoolSharing::ByAddress)
                 .or(Some(PoolSharing::Any)),
             HolderChange::Changed => Some(self.pools.sharing_on(vip)),

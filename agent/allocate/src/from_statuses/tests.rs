@@ -80,10 +80,10 @@ fn an_address_in_no_pool_is_trusted_where_anybody_gives_addresses() {
 }
 
 #[test]
-fn a_nodes_address_is_nobodys() {
+fn an_address_that_a_node_claims_stays_with_its_holder() {
     let cluster = lan().node("n1", "192.0.2.10").service("shop/a", &["80/TCP"], &[]).showing("shop/a", "192.0.2.10");
     for author in [StatusAuthor::Allocator, StatusAuthor::Anyone] {
-        assert_eq!(outcome(&cluster, author), "shop/a:AddressReserved");
+        assert_eq!(outcome(&cluster, author), "shop/a=192.0.2.10");
     }
 }
 

@@ -28,14 +28,25 @@ fn at(address: &'static str) -> (&'static str, &'static str) {
 #[test]
 fn the_first_gets_its_address_from_the_pool_and_later_ones_name_it() {
     let cluster = cloud().service("a/x", &["80/TCP"], &[]).assigned();
-    let cluster = cluster.service("b/x", &["443/TCP"], &[at("192.0.2.10")]);
-    let cluster = cluster.service("c/x", &["53/UDP"], &[GROUP]);
-    let cluster = cluster.spec("c/x", |spec| spec.load_balancer_ip = Some("192.0.2.10".to_owned()));
-    assert_eq!(cluster.outcome(), "a/x=10 b/x=10 c/x=10");
-    assert_eq!(cluster.message("b/x"), "192.0.2.10 from pool lan, shared with a/x, c/x");
-    let cluster = cluster.assigned().service("d/x", &["80/TCP"], &[at("192.0.2.10")]);
-    assert_eq!(cluster.outcome(), "a/x=10 b/x=10 c/x=10 d/x:PortConflict");
-    assert_eq!(cluster.message("d/x"), "port 80/TCP on 192.0.2.10 is held by a/x");
+    let cluster = cluster.service("a/y", &["443/TCP"], &[at("192.0.2.10")]);
+    let cluster = cluster.service("a/z", &["53/UDP"], &[GROUP]);
+    let cluster = cluster.spec("a/z", |spec| spec.load_balancer_ip = Some("192.0.2.10".to_owned()));
+    assert_eq!(cluster.outcome(), "a/x=10 a/y=10 a/z=10");
+    assert_eq!(cluster.message("a/y"), "192.0.2.10 from pool lan, shared with a/x, a/z");
+    let cluster = cluster.assigned().service("a/v", &["80/TCP"], &[at("192.0.2.10")]);
+    assert_eq!(cluster.outcome(), "a/v:PortConflict a/x=10 a/y=10 a/z=10");
+    assert_eq!(cluster.message("a/v"), "port 80/TCP on 192.0.2.10 is held by a/x");
+}
+
+#[test]
+fn services_of_other_namespaces_share_where_each_names_the_address() {
+    let cluster = cloud().service("a/x", &["80/TCP"], &[]).assigned();
+    let other = cluster.clone().service("b/x", &["443/TCP"], &[at("192.0.2.10")]);
+    assert_eq!(other.outcome(), "a/x=10 b/x:SharingMismatch", "the first one did not ask to share");
+    let by_pool = other.sharing("lan", PoolSharing::ByAddress, OnConflict::Spill);
+    assert_eq!(by_pool.outcome(), "a/x=10 b/x=10");
+    let both = cluster.service("a/x", &["80/TCP"], &[at("192.0.2.10")]).assigned();
+    assert_eq!(both.service("b/x", &["443/TCP"], &[at("192.0.2.10")]).outcome(), "a/x=10 b/x=10");
 }
 
 #[test]

@@ -172,11 +172,11 @@ fn one_that_comes_to_require_both_gets_its_own_address_before_others_do() {
 }
 
 #[test]
-fn an_address_that_a_node_takes_costs_the_other_one_nothing() {
+fn an_address_that_becomes_reserved_costs_the_other_one_nothing() {
     let cluster = dual().service("shop/a", &["80/TCP"], &[]).spec("shop/a", require());
     let cluster = cluster.service("shop/b", &["80/TCP"], &[]).spec("shop/b", prefer()).assigned();
     assert_eq!(cluster.outcome(), "shop/a=10,::10 shop/b=11,::11");
-    let cluster = cluster.node("n1", "2001:db8::10").node("n2", "2001:db8::11");
+    let cluster = cluster.reserving("2001:db8::10").reserving("2001:db8::11");
     assert_eq!(cluster.outcome(), "shop/a=10,::12 shop/b=11");
 }
 

@@ -48,7 +48,7 @@ fn a_slip_of_the_pen_costs_no_other_holder_its_address() {
     assert_eq!(cluster.outcome(), "shop/a=10 shop/b=10");
     let clash = cluster.service("shop/b", &["80/TCP"], &[WEB]);
     assert_eq!(clash.outcome(), "shop/a:AmbiguousRequest shop/b=10");
-    assert_eq!(clash.node("n1", "192.0.2.10").outcome(), "shop/a:AmbiguousRequest shop/b=11");
+    assert_eq!(clash.reserving("192.0.2.10").outcome(), "shop/a:AmbiguousRequest shop/b=11");
 }
 
 #[test]

@@ -49,7 +49,7 @@ fn an_allocators_address_is_kept_by_its_status_even_if_the_pools_changed() {
     }
     let given = shown(elsewhere, Some("True"));
     assert!(given.allocate().assignments[&service_name("shop/a")].warnings[0].contains("is in no pool any more"));
-    let taken = given.node("n1", elsewhere);
+    let taken = given.reserving(elsewhere);
     assert_eq!(taken.outcome(), "shop/a=10 shop/b=11", "an address that is never assigned is not kept either");
 }
 

@@ -27,7 +27,7 @@ fn model(annotations: &serde_json::Value, endpoints: &[serde_json::Value]) -> Mo
     let service = json!({"metadata": {"annotations": annotations}, "spec": {"type": "LoadBalancer", "ports": ports}});
     objects.services.insert(web(), object(service));
     for name in ["n1", "n2"] {
-        objects.nodes.insert(node_name(name), object(json!({})));
+        objects.nodes.insert(node_name(name), object(json!({"spec": {"podCIDR": "10.0.0.0/29"}})));
     }
     let endpoints = endpoints.iter().zip(1..).map(|(conditions, n)| {
         let on = if n % 2 == 1 { "n1" } else { "n2" };
@@ -220,4 +220,22 @@ fn differences_are_what_one_of_two_alone_has() {
     gone.hear(node_name("n2"), BTreeSet::new());
     gone.hear(node_name("n1"), BTreeSet::new());
     assert_eq!(gone, Health::default());
+}
+
+#[test]
+fn backends_whose_addresses_are_no_pods_are_not_probed_and_count_as_up() {
+    let nine = ready(&json!({(PROTOCOL): "tcp"}), 9);
+    let service = desired(&nine, 80, &Health::default());
+    let probed = checkups(&nine, &claim(80), &service);
+    assert_eq!(probed.iter().map(|(_, _, checkup)| checkup.to.ip()).max(), Some([10, 0, 0, 7].into()));
+    assert_eq!(
+        not_probed(&nine, &claim(80), &service).unwrap(),
+        "Service shop/web, port 80/TCP on 192.0.2.10: 10.0.0.8 and 1 more are not probed, since no podCIDR of a Node has \
+         it: name the range of the pods with --pod-range"
+    );
+    assert_eq!(shown(&service), "1 2 3 4 5 6 7 8 9");
+    let seven = ready(&json!({(PROTOCOL): "tcp"}), 7);
+    assert_eq!(not_probed(&seven, &claim(80), &desired(&seven, 80, &Health::default())), None);
+    let unasked = ready(&json!({}), 9);
+    assert_eq!(not_probed(&unasked, &claim(80), &desired(&unasked, 80, &Health::default())), None);
 }

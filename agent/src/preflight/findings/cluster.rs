@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{Finding, Seen, list};
-use vipmux_model::permissions::{METALLB, Right, RightScope};
+use vipmux_model::permissions::{METALLB, Right};
 
 /// The source of objects.
 #[derive(Clone, Debug)]
@@ -133,10 +133,7 @@ fn rights(cluster: &Cluster) -> Finding {
 
 fn phrase(right: &Right, namespace: &str) -> String {
     let dot = if right.group.is_empty() { "" } else { "." };
-    let place = match right.scope {
-        RightScope::Cluster => String::new(),
-        RightScope::Namespace => format!(" in {namespace}"),
-    };
+    let place = right.scope.namespace(namespace).map(|namespace| format!(" in {namespace}")).unwrap_or_default();
     format!("{} {}{dot}{}{place}", right.verb, right.resource, right.group)
 }
 

@@ -56,9 +56,9 @@ struct Last {
     /// The backends' health that was used.
     health: Arc<Health>,
     probed: ProbedBackends,
-    /// The warnings about claims whose probes are ignored. They are also among the state's
-    /// warnings.
-    ignored: BTreeMap<PortClaim, String>,
+    /// The warnings about probes of claims that are ignored or not sent. They are also among the
+    /// state's warnings.
+    about_probes: BTreeMap<PortClaim, BTreeSet<String>>,
 }
 
 impl Last {
@@ -73,23 +73,24 @@ impl Last {
         self.watch(owner);
     }
 
-    /// Updates the probed backends of a Service, and the claims whose probes are ignored.
+    /// Updates the probed backends of a Service, and the warnings about its probes.
     fn watch(&mut self, owner: &ServiceName) {
         let mut checkups = Vec::new();
         for claim in self.claims.get(owner).into_iter().flatten() {
             let Some(desired) = self.state.services.get(claim) else { continue };
             checkups.extend(health::checkups(&self.model, claim, desired));
-            let warning = health::ignored(claim, desired);
-            let before = match &warning {
-                Some(text) => self.ignored.insert(*claim, text.clone()),
-                None => self.ignored.remove(claim),
-            };
-            if before != warning {
+            let told = [health::ignored(claim, desired), health::not_probed(&self.model, claim, desired)];
+            let told: BTreeSet<String> = told.into_iter().flatten().collect();
+            let before = self.about_probes.remove(claim).unwrap_or_default();
+            if before != told {
                 let warnings = Arc::make_mut(&mut self.state.warnings);
-                if let Some(text) = &before {
+                for text in &before {
                     warnings.remove(text);
                 }
-                warnings.extend(warning);
+                warnings.extend(told.iter().cloned());
+            }
+            if !told.is_empty() {
+                self.about_probes.insert(*claim, told);
             }
         }
         self.probed.set(owner, checkups);
@@ -175,8 +176,8 @@ impl Stages {
         let probing = model.services.values().filter(|service| !service.probes.is_empty());
         let probing: Vec<_> = probing.map(|service| service.name.clone()).collect();
         let (slices, health) = (Slices::of(objects), Arc::clone(&self.health));
-        let (probed, ignored) = Default::default();
-        let mut last = Last { model, slices, claims: by_owner, state, current, health, probed, ignored };
+        let (probed, about_probes) = Default::default();
+        let mut last = Last { model, slices, claims: by_owner, state, current, health, probed, about_probes };
         for owner in &probing {
             last.watch(owner);
         }

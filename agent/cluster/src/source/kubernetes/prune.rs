@@ -104,8 +104,12 @@ fn prune_endpoint_slice(slice: &mut EndpointSlice) {
 fn prune_node(node: &mut Node, consumer: Consumer) {
     let all = std::mem::take(&mut node.metadata);
     node.metadata = ObjectMeta { name: all.name, labels: all.labels, ..ObjectMeta::default() };
-    let unschedulable = node.spec.as_ref().and_then(|spec| spec.unschedulable);
-    node.spec = Some(NodeSpec { unschedulable, ..NodeSpec::default() });
+    let NodeSpec { unschedulable, pod_cidr, pod_cidrs, .. } = node.spec.take().unwrap_or_default();
+    let kept = NodeSpec { unschedulable, ..NodeSpec::default() };
+    node.spec = Some(match consumer {
+        Consumer::Agent => NodeSpec { pod_cidr, pod_cidrs, ..kept },
+        Consumer::Allocator => kept,
+    });
     let NodeStatus { addresses, conditions, .. } = node.status.take().unwrap_or_default();
     let mut conditions = conditions.unwrap_or_default();
     let wanted = |kind: &str| kind == "NetworkUnavailable" || kind == "Ready" && consumer == Consumer::Allocator;

@@ -92,7 +92,7 @@ fn a_service_that_waits_for_the_allocator_is_no_warning_and_one_with_an_address_
 /// `objects` with a slice for `service`, of an endpoint for each of these numbers.
 fn with_slice(objects: &Objects, service: &str, endpoints: &[u8]) -> Arc<Objects> {
     let mut objects = objects.clone();
-    objects.nodes.insert(node_name("n1"), object(serde_json::json!({})));
+    objects.nodes.insert(node_name("n1"), object(serde_json::json!({"spec": {"podCIDR": "10.0.0.0/24"}})));
     let endpoint = |n: &u8| serde_json::json!({"addresses": [format!("10.0.0.{n}")], "nodeName": "n1"});
     let slice = serde_json::json!({
         "metadata": {"name": service, "labels": {(SERVICE_LABEL): service}}, "addressType": "IPv4",
