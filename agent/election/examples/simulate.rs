@@ -35,7 +35,7 @@ struct Arguments {
     /// Number of VIPs [default: by the seed]
     #[arg(long, value_name = "N", value_parser = 1..=65_536)]
     vips: Option<i64>,
-    /// The scenario to run [default: all but `large`]
+    /// The scenario to run [default: all but `cold` and `large`]
     #[arg(long, value_name = "NAME", value_parser = |name: &str| Scenario::named(name).ok_or("unknown scenario"))]
     scenario: Option<Scenario>,
     /// Build this fault (by number) into the state machine, to see that it is found

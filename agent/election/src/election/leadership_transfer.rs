@@ -33,8 +33,12 @@ const DECLINED: Duration = Duration::from_secs(10);
 /// and after a successor did not answer. It doubles each time, up to [`DECLINED`]. Mostly the
 /// successor has just started, and is busy.
 const UNANSWERED: Duration = Duration::from_secs(1);
-/// The time from one transfer for the sake of balance to the next.
+/// The time from one batch of transfers for the sake of balance to the next. A batch is the
+/// [`SHARE`]th part of the VIPs beyond the bound, and at most [`MOST_AT_ONCE`]: 10,000 are balanced in
+/// five minutes.
 const BALANCE: Duration = Duration::from_secs(1);
+const SHARE: u64 = 32;
+const MOST_AT_ONCE: u64 = 64;
 
 /// The longest time that an agent that was asked to stop waits for others to take its VIPs.
 pub const LEAVING: Duration = Duration::from_secs(5);
@@ -54,6 +58,8 @@ struct Transfer {
 #[derive(Default)]
 struct TransferPlan {
     transfers: Vec<Transfer>,
+    /// The number of those that need not be.
+    spare: u64,
     /// VIPs that neither this node nor another living one may lead.
     forbidden: Vec<Vip>,
     /// The time at which the other VIPs need another look.
@@ -71,7 +77,7 @@ impl Election {
             self.schedule.wake_at(self.started + SETTLE);
             return;
         }
-        let TransferPlan { transfers, forbidden, wake } = self.plan_transfers(&led, peers, now);
+        let TransferPlan { transfers, spare, forbidden, wake } = self.plan_transfers(&led, peers, now);
         if let Some(wake) = wake {
             self.schedule.wake_at(wake);
         }
@@ -83,7 +89,14 @@ impl Election {
                 self.commands.push(Command::Delete { vip, version });
             }
         }
-        self.begin_transfers(transfers, now);
+        let batch = if self.has_trouble(now) { 1 } else { (spare / SHARE).clamp(1, MOST_AT_ONCE) };
+        self.begin_transfers(transfers, batch, now);
+    }
+
+    /// Returns whether a transfer is under way or has just failed.
+    fn has_trouble(&self, now: Duration) -> bool {
+        let mut own = self.index.own.iter().filter_map(|vip| self.states.get(vip));
+        own.any(|state| state.role == Role::Handing || state.transfers.not_before > now)
     }
 
     fn plan_transfers(&self, led: &[Vip], peers: &Peers, now: Duration) -> TransferPlan {
@@ -115,20 +128,22 @@ impl Election {
             let successor = placement.place(vip, 0, |node| *node != self.local && able(node));
             let Some(successor) = successor.filter(|node| must || placement.has_room(node)) else { continue };
             spare -= u64::from(!must);
+            plan.spare += u64::from(!must);
             plan.transfers.push(Transfer { vip, successor: successor.clone(), must });
         }
         plan
     }
 
-    fn begin_transfers(&mut self, transfers: Vec<Transfer>, now: Duration) {
+    /// Begins transfers: at most `batch` a second of those that need not be.
+    fn begin_transfers(&mut self, transfers: Vec<Transfer>, mut batch: u64, now: Duration) {
+        let next = self.rebalanced + BALANCE;
         for Transfer { vip, successor, must } in transfers {
             if !must {
-                let next = self.rebalanced + BALANCE;
-                if now < next {
-                    self.schedule.wake_at(next);
+                if now < next || batch == 0 {
+                    self.schedule.wake_at(if now < next { next } else { now + BALANCE });
                     continue;
                 }
-                self.rebalanced = now;
+                (self.rebalanced, batch) = (now, batch - 1);
             }
             if let Some((state, mut cx)) = self.state_of(vip, now) {
                 state.stop(Role::Handing, Lost::Handed(successor.clone()), &mut cx);

@@ -50,6 +50,8 @@ pub enum Scenario {
     Flap,
     /// All of these.
     Chaos,
+    /// One node starts, and takes all of a thousand VIPs. The others come later.
+    Cold,
     /// A thousand nodes, ten thousand VIPs, and a tenth of the nodes dies at once.
     Large,
 }
@@ -69,6 +71,9 @@ pub(super) struct Plan {
 const BEGIN: u64 = 10_000;
 /// The quiet time at the end, milliseconds.
 const TAIL: u64 = 14_000;
+
+/// The time until nodes that come late have their share.
+const BALANCED: Duration = Duration::from_mins(4);
 
 const STRICT: Promise = Promise {
     overlap: Duration::ZERO,
@@ -111,12 +116,14 @@ impl Scenario {
 
     /// Returns the scenario of this name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::SMALL.into_iter().chain([Self::Large]).find(|scenario| scenario.name() == name)
+        Self::SMALL.into_iter().chain([Self::Cold, Self::Large]).find(|scenario| scenario.name() == name)
     }
 
     pub(super) fn plan(self, setup: &Setup, dice: &mut Dice) -> Plan {
-        if self == Self::Large {
-            return large(setup, dice);
+        match self {
+            Self::Large => return large(setup, dice),
+            Self::Cold => return cold(setup, dice),
+            _ => {}
         }
         let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
         let vips = setup.vips.unwrap_or_else(|| 1 + dice.index(4));
@@ -437,6 +444,21 @@ impl Script<'_> {
         }
         self.add(at + 500 + lasts, Fault::Heal);
     }
+}
+
+fn cold(setup: &Setup, dice: &mut Dice) -> Plan {
+    let (nodes, vips) = (setup.nodes.unwrap_or(3), setup.vips.unwrap_or(1_000));
+    let settings = ElectionSettings { hold_down: Duration::ZERO, detect: false, ..ElectionSettings::default() };
+    let mut script = Script { dice, nodes, vips, faults: Vec::new() };
+    script.add(0, Fault::Start(0));
+    for node in 1..nodes {
+        let at = BEGIN + script.dice.below(500);
+        script.add(at, Fault::Start(node));
+    }
+    let answer = Duration::from_mins(1);
+    let promise = Promise { moves: 1, answer, interval: Duration::from_secs(1), ..STRICT };
+    let faults = script.faults;
+    Plan { nodes, vips, settings, length: Duration::from_millis(BEGIN) + BALANCED, faults, promise }
 }
 
 fn large(setup: &Setup, dice: &mut Dice) -> Plan {

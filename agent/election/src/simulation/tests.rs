@@ -105,6 +105,11 @@ fn two_answer_no_longer_than_a_deadline_after_faults_of_every_kind() {
 }
 
 #[test]
+fn nodes_that_come_late_soon_have_their_share() {
+    all_is_well(Scenario::Cold, 0..1);
+}
+
+#[test]
 fn a_run_comes_out_the_same_again() {
     let setup = Setup { trace: true, ..Setup::new(Scenario::Chaos, 1) };
     let (first, second) = (setup.run(), setup.run());
