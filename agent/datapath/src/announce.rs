@@ -55,8 +55,8 @@ pub struct Frame {
 /// Decides which announcements are due, and when. It has no clock and no socket: `now` comes with
 /// each call and never goes back.
 ///
-/// A VIP's first round leaves at once, however many VIPs come together. Later rounds are paced per
-/// interface, because access switches limit the rate of ARP. Late rounds leave in the order in
+/// All rounds are paced per interface, because access switches limit the rate of ARP: first rounds at
+/// a high rate, since clients wait for them, and later ones at a low rate. Late rounds leave in the order in
 /// which they were due: with many VIPs, all get their second round before any gets its third.
 /// Memory and work are bounded by held VIPs times interfaces.
 #[derive(Debug, Default)]
@@ -71,6 +71,8 @@ struct InterfaceQueue {
     held: BTreeMap<Vip, Burst>,
     /// VIPs whose first round is to be sent.
     fresh: BTreeSet<Vip>,
+    /// The limit of all rounds is used up until then. `None`: none was sent yet.
+    busy: Option<Instant>,
     /// Later rounds: the time and the VIP. At most one per VIP.
     waiting: BTreeSet<(Instant, Vip)>,
     /// The earliest time for the next paced frame. `None`: none was sent yet.
@@ -106,7 +108,7 @@ impl Announcer {
     pub fn lost(&mut self, vip: Vip) {
         self.queues.retain(|_, queue| {
             queue.forget(vip);
-            !queue.held.is_empty() || queue.free.is_some()
+            !queue.held.is_empty() || queue.free.is_some() || queue.busy.is_some()
         });
     }
 
@@ -154,7 +156,7 @@ impl Announcer {
     /// Returns the next time to call [`Self::due`]; a time in the past means now. `None`: nothing
     /// is due until [`Self::gained`], [`Self::reannounce`] or [`Self::defend`] is called.
     pub fn next(&self) -> Option<Instant> {
-        self.queues.values().filter_map(InterfaceQueue::next).min()
+        self.queues.values().filter_map(|queue| queue.next(&self.pacing)).min()
     }
 }
 
@@ -167,14 +169,21 @@ impl InterfaceQueue {
     }
 
     fn first_rounds(&mut self, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
-        while let Some(vip) = self.fresh.pop_first() {
+        while self.has_room(pacing, now)
+            && let Some(vip) = self.fresh.pop_first()
+        {
             self.round(vip, ifindex, pacing, now, frames);
         }
     }
 
+    /// Returns whether the limit of all rounds allows another one.
+    fn has_room(&self, pacing: &Pacing, now: Instant) -> bool {
+        self.busy.is_none_or(|busy| pacing.room(busy) <= now)
+    }
+
     /// Sends at most one announcement per call. Then the interface is busy for its cost.
     fn paced_round(&mut self, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
-        if self.free.is_some_and(|free| free > now) {
+        if self.free.is_some_and(|free| free > now) || !self.has_room(pacing, now) {
             return;
         }
         let Some(&(due, vip)) = self.waiting.first() else { return };
@@ -189,20 +198,22 @@ impl InterfaceQueue {
 
     fn round(&mut self, vip: Vip, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
         let Some(burst) = self.held.get_mut(&vip) else { return };
-        let frame = |bytes| Frame { ifindex, bytes };
+        let (frame, before) = (|bytes| Frame { ifindex, bytes }, frames.len());
         match vip.address() {
             IpAddr::V4(address) => frames.extend(arp::announcement(address, burst.mac).map(frame)),
             IpAddr::V6(address) => frames.push(frame(ndp::announcement(address, burst.mac))),
         }
+        self.busy = Some(pacing.busy(self.busy, frames.len() - before, now));
         burst.sent += 1;
         burst.due = pacing.repeat(burst.start, burst.sent, now);
         self.waiting.extend(burst.due.map(|due| (due, vip)));
     }
 
-    fn next(&self) -> Option<Instant> {
+    fn next(&self, pacing: &Pacing) -> Option<Instant> {
         let first = self.fresh.iter().filter_map(|vip| self.held.get(vip)).map(|burst| burst.start).min();
         let paced = self.waiting.first().map(|&(due, _)| self.free.map_or(due, |free| free.max(due)));
-        first.into_iter().chain(paced).min()
+        let next = first.into_iter().chain(paced).min()?;
+        Some(self.busy.map_or(next, |busy| next.max(pacing.room(busy))))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Runs `vipmux agent`.
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use super::{
     cluster::{AccessArgs, ScopeArgs},
@@ -111,6 +111,11 @@ pub struct AgentArgs {
     /// the burst of the first 15 seconds: seconds, or `5m`. 0: never.
     #[arg(long, value_name = "TIME", env = "VIPMUX_ANNOUNCE_EVERY", default_value = "0", value_parser = time)]
     announce_every: Duration,
+    /// The most announcements on one interface: ARP and NDP frames per second, after a tenth of that
+    /// at once. Two frames announce an IPv4 VIP. A switch that
+    /// inspects ARP may shut the port at a higher rate: Cisco's default is 15.
+    #[arg(long, value_name = "FRAMES", env = "VIPMUX_ANNOUNCE_RATE", default_value = "1000")]
+    announce_rate: NonZeroU32,
     /// A range of pod addresses. Health probes go only to such addresses and to the node's own
     /// InternalIPs. Repeat for several. `spec.podCIDRs` of the Nodes count anyway.
     #[arg(long = "pod-range", value_name = "CIDR", env = "VIPMUX_POD_RANGES", value_delimiter = ',')]
@@ -209,6 +214,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
         flows: args.flows,
         self_check: args.self_check,
         announce_every: args.announce_every,
+        announce_rate: args.announce_rate,
         service_tags,
         pod_ranges: args.pod_ranges,
         limits,

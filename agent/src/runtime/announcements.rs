@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    num::NonZeroU32,
     time::{Duration, Instant},
 };
 
@@ -53,16 +54,16 @@ pub(super) struct ProbeAnswers {
 }
 
 impl Announcements {
-    /// `every`: the interval at which each VIP is announced after the burst; zero: never. `seed`:
-    /// spreads the probes.
+    /// `every`: the interval at which each VIP is announced after the burst; zero: never. `rate`: the
+    /// most frames per second on one interface when VIPs are taken. `seed`: spreads the probes.
     pub(super) fn new(
-        every: Duration,
+        (every, rate): (Duration, NonZeroU32),
         seed: u64,
         (conflicts, problems): (AddressConflicts, mpsc::Sender<VipProblem>),
         meters: Meters,
     ) -> Result<Self, AgentError> {
         Ok(Self {
-            announcer: Announcer::new(Pacing::default().repeating(every)),
+            announcer: Announcer::new(Pacing::default().limited(rate).repeating(every)),
             sender: Sender::open()?,
             prober: AddressProber::new(seed),
             received: BTreeMap::new(),

@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File},
     net::IpAddr,
+    num::NonZeroU32,
     os::unix::fs::MetadataExt as _,
     path::PathBuf,
     sync::Arc,
@@ -107,6 +108,8 @@ pub struct RuntimeOptions {
     pub self_check: Duration,
     /// The interval at which each VIP is announced after the burst; zero: never.
     pub announce_every: Duration,
+    /// The most frames per second on one interface when VIPs are taken.
+    pub announce_rate: NonZeroU32,
     /// Source ranges by the names that Services use.
     pub service_tags: ServiceTags,
     /// Ranges of pod addresses beside those of the Nodes.
@@ -169,7 +172,12 @@ pub async fn run(options: RuntimeOptions) -> Result<(), AgentError> {
     let sources = MetricSources { meters: &meters, liveness: &liveness, gossip, keys: keys.clone(), findings };
     metrics_server::serve(listener, &options.pin_path, sources)?;
     let conflicts = AddressConflicts::new(problems.clone(), meters.clone());
-    let announcements = Announcements::new(options.announce_every, seed()?, (conflicts, problems), meters.clone())?;
+    let announcements = Announcements::new(
+        (options.announce_every, options.announce_rate),
+        seed()?,
+        (conflicts, problems),
+        meters.clone(),
+    )?;
     let interfaces = AttachedInterfaces::new(interface_settings(&options), Ethtool::open()?);
     let node = options.node;
     let agent = Agent {

@@ -51,20 +51,32 @@ impl Default for AnnouncementSchedule {
     }
 }
 
-/// An [`AnnouncementSchedule`], the repetition after its end, and the rate limit of repeats on one
-/// interface.
+/// The frames that leave an interface at once, as a time at its rate.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// An [`AnnouncementSchedule`], the repetition after its end, and the rate limits on one interface:
+/// of all rounds, and of repeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pacing {
     schedule: AnnouncementSchedule,
+    /// The time from one frame of a repeat to the next,
     interval: Duration,
+    /// and of any round.
+    least: Duration,
     /// The pause between rounds after the end of the schedule. `None`: there are none.
     every: Option<Duration>,
 }
 
 impl Pacing {
-    /// Limits repeats to `rate` frames per second on one interface. First rounds do not count.
+    /// Limits repeats to `rate` frames per second on one interface.
     pub fn new(schedule: AnnouncementSchedule, rate: NonZeroU32) -> Self {
-        Self { schedule, interval: Duration::from_secs(1) / rate.get(), every: None }
+        Self { schedule, interval: Duration::from_secs(1) / rate.get(), ..Self::default() }
+    }
+
+    /// Limits all rounds to `rate` frames per second on one interface, after a tenth of that at once.
+    #[must_use]
+    pub fn limited(self, rate: NonZeroU32) -> Self {
+        Self { least: Duration::from_secs(1) / rate.get(), ..self }
     }
 
     /// Adds rounds after the end of the schedule, at this interval, as long as a VIP is held. Zero:
@@ -81,6 +93,17 @@ impl Pacing {
         self.schedule.repeat(start, sent).or_else(|| Some(now + self.every?))
     }
 
+    /// Returns when the next round may leave if the limit is used up until `busy`.
+    #[expect(clippy::unused_self, reason = "AT_ONCE is part of the pacing")]
+    pub(super) fn room(&self, busy: Instant) -> Instant {
+        busy.checked_sub(AT_ONCE).unwrap_or(busy)
+    }
+
+    /// Returns until when the limit is used up after this many frames.
+    pub(super) fn busy(&self, busy: Option<Instant>, frames: usize, now: Instant) -> Instant {
+        busy.map_or(now, |busy| busy.max(now)) + self.least.saturating_mul(u32::try_from(frames).unwrap_or(u32::MAX))
+    }
+
     /// Returns how long this many frames keep an interface busy.
     pub(super) fn cost(&self, frames: usize) -> Duration {
         self.interval.saturating_mul(u32::try_from(frames).unwrap_or(u32::MAX))
@@ -88,9 +111,10 @@ impl Pacing {
 }
 
 impl Default for Pacing {
-    /// The default schedule at 10 frames a second.
+    /// The default schedule. Repeats at 10 frames a second, all rounds at 1,000.
     fn default() -> Self {
-        Self { schedule: AnnouncementSchedule::default(), interval: Duration::from_millis(100), every: None }
+        let (interval, least) = (Duration::from_millis(100), Duration::from_millis(1));
+        Self { schedule: AnnouncementSchedule::default(), interval, least, every: None }
     }
 }
 

@@ -45,7 +45,7 @@ fn each_frame_is_handed_out_once() {
 }
 
 #[test]
-fn first_rounds_are_not_paced_and_repeats_are_in_turns() {
+fn a_few_first_rounds_leave_together_and_repeats_are_in_turns() {
     let (mut announcer, start) = (Announcer::default(), Instant::now());
     (1..=6).for_each(|n| announcer.gained(vip4(n), 7, MAC, start));
     let rounds = run(&mut announcer, start);
@@ -56,6 +56,46 @@ fn first_rounds_are_not_paced_and_repeats_are_in_turns() {
         assert!(pair[1].0 - pair[0].0 >= 200, "two frames cost 200 ms at 10 frames/s: {pair:?}");
     }
     assert_eq!(rounds.len(), 1 + 6 * 4);
+}
+
+#[test]
+fn many_first_rounds_stay_within_their_rate() {
+    for (rate, burst) in [(100, 10), (1_000, 100), (15, 2)] {
+        let pacing = Pacing::default().limited(NonZeroU32::new(rate).unwrap());
+        let (mut announcer, start) = (Announcer::new(pacing), Instant::now());
+        (1..=250).for_each(|n| announcer.gained(vip4(n), 7, MAC, start));
+        let mut sent = Vec::new();
+        while sent.len() < 500 {
+            let next = announcer.next().unwrap();
+            let frames = announcer.due(next);
+            assert!(!frames.is_empty(), "woken for nothing");
+            sent.extend(frames.iter().map(|_| next));
+            // Repeats begin after a second.
+            announcer.queues.values_mut().for_each(|queue| queue.waiting.clear());
+        }
+        let at_once = sent.iter().filter(|at| **at == start).count();
+        assert!((burst..=burst + 2).contains(&at_once), "{at_once} at once");
+        let most = usize::try_from(rate).unwrap() + burst + 2;
+        for (index, at) in sent.iter().enumerate() {
+            let within = sent[index..].iter().take_while(|later| **later < *at + ms(1_000)).count();
+            assert!(within <= most, "{within} of {most} frames within a second");
+        }
+        let last = sent.last().unwrap().duration_since(start).as_millis();
+        let expected = 500_000 / u128::from(rate);
+        assert!((expected * 7 / 10..=expected).contains(&last), "{rate}: the last left after {last} ms");
+    }
+}
+
+#[test]
+fn repeats_and_first_rounds_share_one_limit() {
+    let pacing = Pacing::default().limited(NonZeroU32::MIN);
+    let (mut announcer, start) = (Announcer::new(pacing), Instant::now());
+    (1..=3).for_each(|n| announcer.gained(vip4(n), 7, MAC, start));
+    let rounds = run(&mut announcer, start);
+    let order: Vec<_> = rounds.iter().take(6).map(|(_, vips)| vips[0]).collect();
+    assert_eq!(order, [1, 2, 3, 1, 2, 3], "first rounds leave first");
+    let times: Vec<_> = rounds.iter().map(|(at, _)| *at).collect();
+    assert!(times[1..].windows(2).all(|pair| pair[1] - pair[0] >= 2_000), "{times:?}");
 }
 
 #[test]
