@@ -27,6 +27,11 @@ impl Clock {
         self.offset + duration(nanoseconds(world) * (MILLION + i128::from(self.drift)) / MILLION)
     }
 
+    /// Goes on where it stood still since this time of the world.
+    pub(super) fn go_on(&mut self, since: Duration, now: Duration) {
+        self.offset = self.offset.saturating_sub(self.local(now).saturating_sub(self.local(since)));
+    }
+
     /// Returns the first time of the world, within some nanoseconds, at which the clock shows this
     /// or more.
     pub(super) fn world(self, local: Duration) -> Duration {

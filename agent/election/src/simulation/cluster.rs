@@ -13,6 +13,8 @@ use vipmux_model::{NodeName, Vip};
 pub(super) struct Node {
     pub(super) name: NodeName,
     pub(super) clock: Clock,
+    /// The time since when the whole machine stands still, and its clock.
+    pub(super) frozen: Option<Duration>,
     pub(super) kernel: Kernel,
     pub(super) agent: Option<Box<Agent>>,
     /// The number of starts of its agent.
@@ -32,9 +34,10 @@ impl Node {
         Self {
             name: node_name(number),
             clock: Clock {
-                offset: dice.millis(1000, 1_000_000_000),
+                offset: dice.millis(100_000, 1_000_000_000),
                 drift: i64::try_from(dice.below(20_001)).unwrap_or(0) - 10_000,
             },
+            frozen: None,
             kernel: Kernel::default(),
             agent: None,
             run: 0,
@@ -78,7 +81,7 @@ impl Cluster {
 
     /// Returns `CLOCK_BOOTTIME` of a node.
     pub(super) fn local(&self, node: usize, now: Duration) -> Duration {
-        self.nodes[node].clock.local(now)
+        self.nodes[node].clock.local(self.nodes[node].frozen.unwrap_or(now))
     }
 
     /// Returns whether a node's kernel would answer for this VIP to a client that can reach it.

@@ -17,6 +17,10 @@ pub(super) enum Fault {
     /// SIGSTOP, and SIGCONT.
     Pause(usize),
     Resume(usize),
+    /// The hypervisor stops the whole machine with its clocks, and lets it go on. The agent goes on
+    /// with [`Fault::Resume`].
+    Freeze(usize),
+    Thaw(usize),
     /// The carrier goes, and comes.
     Unplug(usize),
     Plug(usize),
@@ -84,6 +88,8 @@ impl World {
             Fault::PowerOff(node) => self.power_off(node),
             Fault::Pause(node) => self.at(node).pause(),
             Fault::Resume(node) => self.at(node).resume(),
+            Fault::Freeze(node) => self.freeze(node),
+            Fault::Thaw(node) => self.thaw(node),
             Fault::Unplug(node) => {
                 self.cluster.network.unplugged.insert(node);
                 self.notice_link(node);
@@ -138,6 +144,24 @@ impl World {
         self.checker.touch_all();
     }
 
+    fn freeze(&mut self, node: usize) {
+        if self.cluster.nodes[node].frozen.is_none() {
+            self.at(node).pause();
+            self.cluster.nodes[node].frozen = Some(self.schedule.now);
+            self.cluster.network.cut.insert(node);
+        }
+    }
+
+    fn thaw(&mut self, node: usize) {
+        let now = self.schedule.now;
+        let at = &mut self.cluster.nodes[node];
+        if let Some(since) = at.frozen.take() {
+            at.clock.go_on(since, now);
+            at.since = now;
+            self.cluster.network.cut.remove(&node);
+        }
+    }
+
     fn plug(&mut self, node: usize) {
         self.cluster.network.unplugged.remove(&node);
         self.cluster.nodes[node].since = self.schedule.now;
@@ -161,6 +185,7 @@ impl World {
     fn recover(&mut self) {
         self.heal();
         for node in 0..self.cluster.nodes.len() {
+            self.thaw(node);
             self.at(node).resume();
             self.at(node).drain(false, false);
             self.cluster.nodes[node].cordoned = false;

@@ -20,6 +20,8 @@ pub enum Scenario {
     Crash,
     /// Agents are stopped and go on.
     Pause,
+    /// Hypervisors stop machines, whose clocks stand still meanwhile.
+    Freeze,
     /// Links go down and come up.
     Link,
     /// Nodes are drained, cordoned, and stopped in order.
@@ -87,7 +89,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 19] = [
+    pub const SMALL: [Self; 20] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -107,6 +109,7 @@ impl Scenario {
         Self::Siege,
         Self::Solitude,
         Self::SlowStore,
+        Self::Freeze,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -182,6 +185,7 @@ impl Script<'_> {
             }
             Scenario::Crash | Scenario::Pause | Scenario::Link => STRICT,
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
+            Scenario::Freeze => Promise { overlap: WINDOW, answer: Duration::from_secs(3), ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
             Scenario::Forge => Promise { answer: Duration::from_millis(250), ..STRICT },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
@@ -229,6 +233,12 @@ impl Script<'_> {
             Scenario::Pause => {
                 self.add(at, Fault::Pause(node));
                 self.add(at + lasts, Fault::Resume(node));
+            }
+            Scenario::Freeze => {
+                self.add(at, Fault::Freeze(node));
+                self.add(at + lasts, Fault::Thaw(node));
+                let after = self.dice.below(100);
+                self.add(at + lasts + after, Fault::Resume(node));
             }
             Scenario::Link => {
                 self.add(at, Fault::Unplug(node));

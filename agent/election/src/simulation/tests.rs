@@ -105,6 +105,11 @@ fn two_answer_no_longer_than_a_deadline_after_faults_of_every_kind() {
 }
 
 #[test]
+fn a_machine_that_stood_still_answers_no_longer_than_a_deadline() {
+    all_is_well(Scenario::Freeze, 0..seeds());
+}
+
+#[test]
 fn nodes_that_come_late_soon_have_their_share() {
     all_is_well(Scenario::Cold, 0..1);
 }
