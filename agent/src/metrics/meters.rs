@@ -54,6 +54,7 @@ struct ElectionMeters {
     contested: Gauge,
     forged: Counter,
     lossy: Gauge,
+    nodes: Gauge,
     announcements: Family<Label, Counter>,
 }
 
@@ -115,6 +116,11 @@ impl ElectionMeters {
         ] {
             drop(self.lost.get_or_create(&[("why", why)]));
         }
+        for operation in ["read", "swap", "delete", "survey"] {
+            for result in ["done", "failed"] {
+                drop(self.leases.get_or_create(&[("operation", operation), ("result", result)]));
+            }
+        }
         for result in ["sent", "failed"] {
             drop(self.announcements.get_or_create(&[("result", result)]));
         }
@@ -136,6 +142,7 @@ impl ElectionMeters {
         registry.register("vipmux_forged_announcements", help, self.forged.clone());
         let help = "Interfaces where the frames that the programs send are lost";
         registry.register("vipmux_lossy_interfaces", help, self.lossy.clone());
+        registry.register("vipmux_nodes", "Nodes of the cluster that have an address", self.nodes.clone());
         let help = "Gratuitous ARP, neighbor advertisements, and probes for addresses";
         registry.register("vipmux_announcements", help, self.announcements.clone());
     }
@@ -263,6 +270,11 @@ impl Meters {
     /// Sets the number of interfaces where the frames that the programs send are lost.
     pub fn lossy(&self, interfaces: usize) {
         self.election.lossy.set(whole(interfaces));
+    }
+
+    /// Sets the number of Nodes of the cluster that have an address.
+    pub fn nodes(&self, nodes: usize) {
+        self.election.nodes.set(whole(nodes));
     }
 
     /// Counts a frame that was sent, or was not.

@@ -18,6 +18,7 @@ fn everything() -> String {
     meters.gained(&Why::First);
     meters.lost(&Lost::Fenced);
     meters.announcement_forged();
+    meters.nodes(4);
     meters.repaired("VIPS");
     meters.lease_operation(&StoreOperation::Survey, &Ok(StoreOutcome::Surveyed(Survey::default())));
     meters.services(&ServiceCounts { allocated: 3, withheld: 0, refused: [(Reason::PortConflict, 2)].into() });
@@ -66,6 +67,8 @@ fn values_have_the_right_names_and_labels() {
         r#"vipmux_services{state="refused"} 2"#,
         r#"vipmux_map_capacity_entries{map="VIPS"} 100"#,
         r#"vipmux_lease_operations_total{operation="survey",result="done"} 1"#,
+        r#"vipmux_lease_operations_total{operation="swap",result="failed"} 0"#,
+        "vipmux_nodes 4",
         "vipmux_gossip_keys 1.0",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -93,6 +93,7 @@ impl Telemetry {
         self.timing = timing;
         self.meters.pipeline_run(timing.took);
         self.meters.services(&state.service_counts);
+        self.meters.nodes(state.nodes.len());
         if let Some(since) = timing.since {
             self.meters.event_to_kernel(since.elapsed());
         }
