@@ -10,7 +10,7 @@ use super::{
     vip_state::{Context, OwnLeadership, VipState, WrittenLease},
 };
 use crate::{
-    lease::{Lease, Version},
+    lease::{Lease, Version, is_later, next_epoch},
     membership::{MemberStatus, Peers, Why},
     mutation::Mutation,
 };
@@ -81,7 +81,7 @@ impl VipState {
             return self.hedge_later(cx);
         }
         let (epoch, goes_on) = match self.operation {
-            Some(TakeoverRead) => (self.epoch() + 1, CheckRead),
+            Some(TakeoverRead) => (next_epoch(self.epoch()), CheckRead),
             // The store may have written it already.
             Some(TakeoverSwap { epoch, .. }) => (epoch, CheckSwap),
             _ => {
@@ -178,7 +178,7 @@ impl VipState {
             Takeover::Granted { why, witnessed: true } => {
                 // The known leader came from a Lease that somebody removed.
                 let why = if why == Why::Resumed { Why::First } else { why };
-                let epoch = epoch + 1;
+                let epoch = next_epoch(epoch);
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
             }
             Takeover::Granted { why, witnessed: false } => {
@@ -192,7 +192,7 @@ impl VipState {
     fn take_over_without_store(&mut self, peers: &Peers, cx: &mut Context<'_>) {
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
             Takeover::Granted { why, witnessed: true } if peers.majority => {
-                let epoch = self.epoch() + 1;
+                let epoch = next_epoch(self.epoch());
                 let why = if matches!(why, Why::First | Why::Resumed) { Why::Unwritten } else { why };
                 self.begin(OwnLeadership { epoch, why, since: cx.now, written: None }, Role::Leading, cx);
                 self.pause(LATER, cx);
@@ -207,7 +207,7 @@ impl VipState {
         let epoch = own.epoch;
         self.doubted = false;
         match lease {
-            Some(lease) if lease.holder == *cx.local && lease.epoch >= epoch => {
+            Some(lease) if lease.holder == *cx.local && !is_later(epoch, lease.epoch) => {
                 if self.role == Role::Leading {
                     let written = WrittenLease { at: cx.now, version: lease.version };
                     (own.epoch, own.written) = (lease.epoch, Some(written));
@@ -215,7 +215,7 @@ impl VipState {
                     self.swap(Some(&lease), lease.epoch, LeaseOperation::CheckSwap, cx);
                 }
             }
-            Some(lease) if lease.epoch >= epoch => {
+            Some(lease) if !is_later(epoch, lease.epoch) => {
                 self.give_up(Lost::Taken(lease.holder.clone()), cx);
                 self.set_known(lease.holder, lease.epoch, None, cx.now);
             }
@@ -245,7 +245,7 @@ impl VipState {
 
     /// Returns whether another node has led this node's VIP since, by its Lease.
     pub(super) fn is_outdone_by(&self, lease: &Lease, local: &NodeName) -> bool {
-        lease.holder != *local && self.own.as_ref().is_some_and(|own| lease.epoch > own.epoch)
+        lease.holder != *local && self.own.as_ref().is_some_and(|own| is_later(lease.epoch, own.epoch))
     }
 
     /// Notes that the Lease of this node's VIP may not be what this node wrote. It is read, and
@@ -299,7 +299,7 @@ impl VipState {
                 self.pause(ASK_AGAIN, cx);
             }
             (Some(LeaseOperation::TakeoverProbe { lease, why }), AddressOwner::Nobody) => {
-                let epoch = self.epoch() + 1;
+                let epoch = next_epoch(self.epoch());
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why }, cx);
             }
             // A VIP that was suspended meanwhile needs its Lease first.

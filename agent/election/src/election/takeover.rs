@@ -13,6 +13,7 @@ use super::{
     takeover_guard::{CLAIMLESS, SETTLE, Takeover},
 };
 use crate::{
+    lease::is_later,
     membership::{Peers, Why},
     mutation::Mutation,
     placement::{Candidate, LeaderPlacement, Preference, Preferences},
@@ -64,7 +65,10 @@ impl Election {
                 // Two nodes may both believe to lead only where the store is away, or does not know
                 // yet. With equal epochs the one gives way that did not write the Lease: the other
                 // one may have written it.
-                (Some(own), Some((_, claim))) => (claim.epoch, true) > (own.epoch, own.written.is_some()),
+                (Some(own), Some((_, claim))) => {
+                    let equal = claim.epoch == own.epoch && own.written.is_none();
+                    equal || is_later(claim.epoch, own.epoch)
+                }
                 _ => false,
             };
             let outdone = outdone && !self.mutated.is(Mutation::IgnoresClaims);

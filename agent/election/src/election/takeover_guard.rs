@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::vip_state::{KnownLeader, VipState};
 use crate::{
+    lease::is_later,
     membership::{MemberStatus, Peer, Peers, SAMPLE, Why},
     mutation::{Mutated, Mutation},
 };
@@ -86,7 +87,7 @@ impl TakeoverGuard<'_> {
         }
         // A peer that took the VIP after this node lost touch with it is alive, whatever gossip
         // says.
-        let same = peer.state.claims.get(&vip).is_some_and(|claim| claim.epoch >= known.epoch);
+        let same = peer.state.claims.get(&vip).is_some_and(|claim| !is_later(known.epoch, claim.epoch));
         let witnessed = peers.majority && (known.why.is_some() || same);
         // A minority leaves the VIP to a majority that may be elsewhere. Perhaps this node was cut
         // off, reached only the store, and does not know yet what happened. Of two nodes neither is

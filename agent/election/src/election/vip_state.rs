@@ -12,7 +12,7 @@ use super::{
     takeover_guard::TakeoverGuard,
 };
 use crate::{
-    lease::{Lease, Version},
+    lease::{Lease, Version, is_later, later_epoch},
     membership::{Claimed, ElectionMessage, Item, ItemKey, Why},
     mutation::Mutated,
 };
@@ -122,10 +122,9 @@ impl VipState {
 
     /// Takes in a Lease. Returns whether it is new.
     pub(super) fn learn(&mut self, lease: &Lease, now: Duration) -> bool {
-        let new = self
-            .known
-            .as_ref()
-            .is_none_or(|known| known.epoch < lease.epoch || known.epoch == lease.epoch && known.node != lease.holder);
+        let new = self.known.as_ref().is_none_or(|known| {
+            is_later(lease.epoch, known.epoch) || known.epoch == lease.epoch && known.node != lease.holder
+        });
         if new {
             self.set_known(lease.holder.clone(), lease.epoch, None, now);
         }
@@ -136,7 +135,7 @@ impl VipState {
     /// since.
     pub(super) fn learn_claim(&mut self, node: &NodeName, claim: &Claimed) {
         let Claimed { epoch, why, since } = claim.clone();
-        if self.known.as_ref().is_none_or(|known| known.epoch <= epoch) {
+        if self.known.as_ref().is_none_or(|known| !is_later(known.epoch, epoch)) {
             self.set_known(node.clone(), epoch, Some(why), since);
         }
         self.forget_takeover();
@@ -157,7 +156,8 @@ impl VipState {
     /// Returns the highest known epoch.
     pub(super) fn epoch(&self) -> u64 {
         let known = self.known.as_ref().map_or(0, |known| known.epoch);
-        self.own.as_ref().map_or(0, |own| own.epoch).max(known).max(self.floor)
+        let own = self.own.as_ref().map_or(0, |own| own.epoch);
+        later_epoch(later_epoch(own, known), self.floor)
     }
 
     /// Returns whether the Lease says that this node leads.
@@ -249,7 +249,7 @@ impl VipState {
         self.operation = None;
         let own = self.own.take()?;
         // Later epochs must be higher, whatever becomes of the Lease.
-        self.floor = self.floor.max(own.epoch);
+        self.floor = later_epoch(self.floor, own.epoch);
         cx.index.own.remove(&cx.vip);
         cx.index.touched.insert(cx.vip);
         cx.commands.push(Command::Withdraw(ItemKey::Claim(cx.vip)));

@@ -345,3 +345,30 @@ fn a_minority_waits_for_a_silent_store() {
     bench.ticks(30);
     assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
 }
+
+#[test]
+fn after_the_last_epoch_comes_the_first() {
+    const MAX: u64 = Lease::MAX_EPOCH;
+    let mut bench = Bench::following_in(MAX);
+    bench.falls("b", MemberStatus::Down);
+    bench.ticks(4).said();
+    bench.give(read(Some(lease("b", MAX, "v4"))));
+    assert_eq!(bench.said(), ["swap v4 for 1"]);
+    bench.give(swapped("v5"));
+    assert_eq!(bench.said(), ["claim 1", "lead 1: b was down"]);
+    // What the watch tells late changes nothing.
+    bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("b", MAX, "v4")) });
+    bench.ticks(1).give(read(Some(lease("a", 1, "v5"))));
+    assert_eq!((bench.role(), bench.said()), (Role::Leading, vec!["read".to_owned()]));
+    bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("c", 2, "v6")) });
+    assert_eq!(bench.role(), Role::Following);
+}
+
+#[test]
+fn a_transfer_goes_on_after_the_last_epoch() {
+    let mut bench = Bench::following_in(Lease::MAX_EPOCH);
+    bench.give(told("b", ElectionMessage::Take { vip: vip4(1), epoch: 1 }));
+    assert_eq!(bench.said()[..3], ["claim 1", "lead 1: b handed it over", "b: taken 1"]);
+    bench.ticks(1).give(read(Some(lease("b", Lease::MAX_EPOCH, "v4"))));
+    assert_eq!(bench.said(), ["read", "swap v4 for 1"]);
+}
