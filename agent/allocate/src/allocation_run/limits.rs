@@ -35,8 +35,8 @@ impl AllocationRun<'_> {
             return Ok(());
         }
         let message = format!(
-            "namespace {namespace} has {held} addresses and would need {new} more, and a namespace gets at most {} \
-             (--namespace-addresses)",
+            "namespace {namespace} holds {held} of at most {} addresses (--namespace-addresses), and this Service \
+             needs {new} more",
             limits.of_namespace
         );
         Err(Refusal::new(Reason::TooManyAddresses, message))

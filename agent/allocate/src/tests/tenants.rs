@@ -65,8 +65,7 @@ fn rule_15_a_namespace_gets_no_more_addresses_than_allowed_and_leaves_the_others
     assert_eq!(cluster.outcome(), "shop/a=10 shop/b:TooManyAddresses team/a=11");
     assert_eq!(
         cluster.message("shop/b"),
-        "namespace shop has 1 addresses and would need 1 more, and a namespace gets at most 1 \
-          (--namespace-addresses)"
+        "namespace shop holds 1 of at most 1 addresses (--namespace-addresses), and this Service needs 1 more"
     );
     let shared = cluster.clone().service("shop/c", &["443/TCP"], &[WEB]);
     assert_eq!(shared.outcome(), "shop/a=10 shop/b:TooManyAddresses shop/c=10 team/a=11", "a shared one counts once");
