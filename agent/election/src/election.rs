@@ -93,6 +93,8 @@ pub const HEARTBEAT: Duration = Duration::from_millis(100);
 /// The time after the start in which a node hears others, if there are any. It takes the VIPs of
 /// leaders that are gone within that time.
 const UNHEARD: Duration = Duration::from_secs(10);
+/// The longest time from a survey that failed to the next one.
+const MOST_BACK_OFF: Duration = Duration::from_secs(1);
 /// The time for which the Lease of a VIP that is no longer wanted is kept.
 const LEFTOVER: Duration = Duration::from_hours(1);
 
@@ -155,8 +157,20 @@ struct Surveys {
     /// The first survey came back, or failed.
     ended: bool,
     under_way: bool,
+    /// The surveys in a row that failed. Evidence is not asked for before `not_before`.
+    failures: u32,
+    not_before: Duration,
     /// Leases of VIPs that are not wanted, with the time at which this was noticed.
     leftover: BTreeMap<Vip, (Lease, Duration)>,
+}
+
+impl Surveys {
+    /// Puts the next question for evidence off after a failure. Without a majority each node asks, and
+    /// a store that refuses is in trouble.
+    fn back_off(&mut self, now: Duration) {
+        let pause = HEARTBEAT * (1 << self.failures.min(4));
+        (self.failures, self.not_before) = (self.failures.saturating_add(1), now + pause.min(MOST_BACK_OFF));
+    }
 }
 
 impl Election {
@@ -408,7 +422,7 @@ impl Election {
         self.extend(peers, now);
         let evidence = self.fence.evidence(peers.evidence);
         let fresh = evidence.is_some_and(|asked| now.saturating_sub(asked) <= HEARTBEAT + HEARTBEAT / 2);
-        if !fresh && !self.surveys.under_way {
+        if !fresh && !self.surveys.under_way && now >= self.surveys.not_before {
             self.survey();
         }
         self.delete_leftover(peers, now);
@@ -443,7 +457,8 @@ impl Election {
     fn surveyed(&mut self, asked: Duration, leases: Option<OrdMap<Vip, Lease>>, peers: &Peers, now: Duration) {
         self.surveys.under_way = false;
         self.schedule.dirty |= !std::mem::replace(&mut self.surveys.ended, true);
-        let Some(leases) = leases else { return };
+        let Some(leases) = leases else { return self.surveys.back_off(now) };
+        self.surveys.failures = 0;
         for (vip, lease) in &leases {
             let Some(state) = self.states.get_mut(vip) else {
                 if self.fence.is_informed() {

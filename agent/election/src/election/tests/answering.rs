@@ -248,3 +248,25 @@ fn nothing_is_led_while_the_fence_is_closed() {
     assert_eq!(bench.role(), Role::Suspended);
     assert!(!bench.said().iter().any(|said| said.starts_with("lead")));
 }
+
+#[test]
+fn a_store_that_refuses_is_asked_for_evidence_less_and_less_often() {
+    let mut bench = Bench::leading();
+    bench.peers.majority = false;
+    let mut asked = Vec::new();
+    for beat in 0..60_u32 {
+        bench.later(HEARTBEAT).give(Input::Tick { carrier: true });
+        if bench.said().contains(&"survey".to_owned()) {
+            asked.push(beat);
+            bench.give(Input::Surveyed { asked: bench.now, leases: None });
+        }
+        if bench.election.fence.deadline.is_none() {
+            bench.want(&["a"]);
+        }
+    }
+    let pauses: Vec<_> = asked.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(
+        pauses.starts_with(&[2, 2, 4, 8, 10, 10]),
+        "heartbeats between questions, one of which finds the fence closed: {pauses:?}"
+    );
+}
