@@ -55,10 +55,10 @@ pub struct Frame {
 /// Decides which announcements are due, and when. It has no clock and no socket: `now` comes with
 /// each call and never goes back.
 ///
-/// All rounds are paced per interface, because access switches limit the rate of ARP: first rounds at
-/// a high rate, since clients wait for them, and later ones at a low rate. Late rounds leave in the order in
-/// which they were due: with many VIPs, all get their second round before any gets its third.
-/// Memory and work are bounded by held VIPs times interfaces.
+/// All rounds are paced per interface, because access switches limit the rate of ARP: first rounds
+/// at a high rate, since clients wait for them, and later ones at a low rate. Late rounds leave in
+/// the order in which they were due: with many VIPs, all get their second round before any gets its
+/// third. Memory and work are bounded by held VIPs times interfaces.
 #[derive(Debug, Default)]
 pub struct Announcer {
     pacing: Pacing,
@@ -108,7 +108,7 @@ impl Announcer {
     pub fn lost(&mut self, vip: Vip) {
         self.queues.retain(|_, queue| {
             queue.forget(vip);
-            !queue.held.is_empty() || queue.free.is_some() || queue.busy.is_some()
+            !queue.held.is_empty() || queue.busy.is_some()
         });
     }
 
@@ -156,7 +156,7 @@ impl Announcer {
     /// Returns the next time to call [`Self::due`]; a time in the past means now. `None`: nothing
     /// is due until [`Self::gained`], [`Self::reannounce`] or [`Self::defend`] is called.
     pub fn next(&self) -> Option<Instant> {
-        self.queues.values().filter_map(|queue| queue.next(&self.pacing)).min()
+        self.queues.values().filter_map(InterfaceQueue::next).min()
     }
 }
 
@@ -169,7 +169,7 @@ impl InterfaceQueue {
     }
 
     fn first_rounds(&mut self, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
-        while self.has_room(pacing, now)
+        while self.has_room(now)
             && let Some(vip) = self.fresh.pop_first()
         {
             self.round(vip, ifindex, pacing, now, frames);
@@ -177,13 +177,13 @@ impl InterfaceQueue {
     }
 
     /// Returns whether the limit of all rounds allows another one.
-    fn has_room(&self, pacing: &Pacing, now: Instant) -> bool {
-        self.busy.is_none_or(|busy| pacing.room(busy) <= now)
+    fn has_room(&self, now: Instant) -> bool {
+        self.busy.is_none_or(|busy| Pacing::room(busy) <= now)
     }
 
     /// Sends at most one announcement per call. Then the interface is busy for its cost.
     fn paced_round(&mut self, ifindex: u32, pacing: &Pacing, now: Instant, frames: &mut Vec<Frame>) {
-        if self.free.is_some_and(|free| free > now) || !self.has_room(pacing, now) {
+        if self.free.is_some_and(|free| free > now) || !self.has_room(now) {
             return;
         }
         let Some(&(due, vip)) = self.waiting.first() else { return };
@@ -209,11 +209,11 @@ impl InterfaceQueue {
         self.waiting.extend(burst.due.map(|due| (due, vip)));
     }
 
-    fn next(&self, pacing: &Pacing) -> Option<Instant> {
+    fn next(&self) -> Option<Instant> {
         let first = self.fresh.iter().filter_map(|vip| self.held.get(vip)).map(|burst| burst.start).min();
         let paced = self.waiting.first().map(|&(due, _)| self.free.map_or(due, |free| free.max(due)));
         let next = first.into_iter().chain(paced).min()?;
-        Some(self.busy.map_or(next, |busy| next.max(pacing.room(busy))))
+        Some(self.busy.map_or(next, |busy| next.max(Pacing::room(busy))))
     }
 }
 

@@ -5,8 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// The times of a VIP's repeated announcements, as increasing offsets from the first one, which
-/// leaves at once.
+/// The times of a VIP's repeated announcements, as increasing offsets from the first one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnnouncementSchedule(Vec<Duration>);
 
@@ -94,8 +93,7 @@ impl Pacing {
     }
 
     /// Returns when the next round may leave if the limit is used up until `busy`.
-    #[expect(clippy::unused_self, reason = "AT_ONCE is part of the pacing")]
-    pub(super) fn room(&self, busy: Instant) -> Instant {
+    pub(super) fn room(busy: Instant) -> Instant {
         busy.checked_sub(AT_ONCE).unwrap_or(busy)
     }
 

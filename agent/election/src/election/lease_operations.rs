@@ -45,6 +45,11 @@ pub(super) enum LeaseOperation {
     Detect,
 }
 
+/// Returns whether a living peer claims the VIP.
+fn is_claimed(vip: Vip, peers: &Peers) -> bool {
+    peers.members.values().any(|peer| peer.status.is_alive() && peer.state.claims.contains_key(&vip))
+}
+
 impl VipState {
     /// Begins an operation, unless one is under way or it is too early.
     pub(super) fn attempt(&mut self, operation: LeaseOperation, cx: &mut Context<'_>) {
@@ -125,8 +130,13 @@ impl VipState {
             (Some(LeaseOperation::TakeoverRead), LeaseOutcome::Read(lease)) => self.take_over(lease, peers, cx),
             (Some(LeaseOperation::TakeoverRead), _) => self.take_over_without_store(peers, cx),
             (Some(LeaseOperation::TakeoverSwap { epoch, why }), LeaseOutcome::Swapped(version)) => {
-                let first = why == Why::First && detect;
-                let role = if first { Role::Detecting } else { Role::Leading };
+                let role = match why {
+                    Why::First if detect => Role::Detecting,
+                    // The last leader came back meanwhile. It may not have waited for the store
+                    // either, and gives the VIP up when it hears the claim.
+                    _ if is_claimed(cx.vip, peers) => Role::Suspended,
+                    _ => Role::Leading,
+                };
                 let written = Some(WrittenLease { at: now, version });
                 self.begin(OwnLeadership { epoch, why, since: now, written }, role, cx);
             }
@@ -166,11 +176,9 @@ impl VipState {
             self.learn(lease, cx.now);
             cx.index.touched.insert(cx.vip);
         }
-        let mut alive = peers.members.values().filter(|peer| peer.status.is_alive());
-        let claimed = alive.any(|peer| peer.state.claims.contains_key(&cx.vip));
         let epoch = self.epoch();
         match cx.guard.decide(cx.vip, self, peers, cx.now) {
-            _ if claimed => {}
+            _ if is_claimed(cx.vip, peers) => {}
             Takeover::Later(_) => self.takeable_since = None,
             Takeover::Granted { why: Why::Resumed, .. } if lease.is_some() => {
                 self.swap(lease.as_ref(), epoch, LeaseOperation::TakeoverSwap { epoch, why: Why::Resumed }, cx);

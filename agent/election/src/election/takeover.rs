@@ -123,6 +123,7 @@ impl Election {
         let own: Vec<_> = self.index.own.iter().copied().collect();
         let (mut announced, mut assured) = (false, false);
         for vip in own {
+            let is_claimed = self.index.claim(vip).is_some();
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
             state.settle_announcements(peers, &mut cx);
             state.hedge(peers, &mut cx);
@@ -131,6 +132,11 @@ impl Election {
             match state.role {
                 Role::Handing => state.continue_transfer(&mut cx),
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
+                // The peer gives it up as soon as it hears this node's claim, and answers no longer
+                // than its deadline.
+                Role::Suspended if is_claimed && now < state.since + cx.guard.lease => {
+                    cx.schedule.wake_at(state.since + cx.guard.lease);
+                }
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
                 Role::Leading if !state.is_written() || state.doubted => {
                     state.attempt(LeaseOperation::CheckRead, &mut cx);

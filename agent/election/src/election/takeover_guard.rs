@@ -91,9 +91,15 @@ impl TakeoverGuard<'_> {
         let witnessed = peers.majority && (known.why.is_some() || same);
         // A minority leaves the VIP to a majority that may be elsewhere. Perhaps this node was cut
         // off, reached only the store, and does not know yet what happened. Of two nodes neither is
-        // a majority.
-        let detached = if peers.majority { known.since + CLAIMLESS } else { peer.since + DETACHED };
-        let at = if witnessed || peers.members.len() == 1 { now } else { detached };
+        // a majority: the other one takes the VIP at once, unless its leader took it after the two had
+        // lost touch. Otherwise two nodes that reach only the store would take it in turn without end.
+        let at = if witnessed || peers.members.len() == 1 && known.since <= peer.since {
+            now
+        } else if peers.majority {
+            known.since + CLAIMLESS
+        } else {
+            known.since.max(peer.since) + DETACHED
+        };
         Takeover::from(at, now, Why::Down(known.node.clone()), witnessed)
     }
 

@@ -192,7 +192,7 @@ impl VipState {
     }
 
     /// Begins a leadership. With the role [`Role::Detecting`] the LAN is asked before the node
-    /// answers.
+    /// answers, and with [`Role::Suspended`] the Lease is read again.
     pub(super) fn begin(&mut self, own: OwnLeadership, role: Role, cx: &mut Context<'_>) {
         let OwnLeadership { epoch, why, .. } = own.clone();
         cx.commands.push(Command::Publish(Item::Claim { vip: cx.vip, epoch, why }));
@@ -209,6 +209,7 @@ impl VipState {
                 self.operation = Some(LeaseOperation::Detect);
                 cx.commands.push(Command::Probe { vip: cx.vip, detect: true });
             }
+            Role::Suspended => {}
             _ => self.lead(cx),
         }
     }

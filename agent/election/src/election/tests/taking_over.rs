@@ -307,6 +307,27 @@ fn a_majority_that_saw_the_leaders_end_does_not_wait_for_a_store_that_is_silent(
 }
 
 #[test]
+fn a_leader_that_came_back_meanwhile_gives_the_vip_up_first() {
+    let mut bench = waiting_for_the_store();
+    bench.give(read(Some(lease("b", 4, "v4")))).said();
+    bench.falls("b", MemberStatus::Alive);
+    bench.give(swapped("v5")).ticks(2);
+    assert_eq!((bench.role(), bench.said()), (Role::Suspended, vec!["claim 5".to_owned()]));
+    bench.peer("b").state.claims.remove(&vip4(1));
+    bench.give(Input::Peers).give(read(Some(lease("a", 5, "v5")))).give(swapped("v6"));
+    assert_eq!(bench.said(), ["read", "swap v5 for 5", "lead 5: b was down"]);
+}
+
+#[test]
+fn a_leader_that_does_not_hear_the_claim_is_waited_for_as_long_as_its_deadline() {
+    let mut bench = waiting_for_the_store();
+    bench.give(read(Some(lease("b", 4, "v4")))).said();
+    bench.falls("b", MemberStatus::Alive);
+    bench.give(swapped("v5")).ticks(3);
+    assert_eq!(bench.said(), ["claim 5", "read"]);
+}
+
+#[test]
 fn a_lease_that_another_took_meanwhile_ends_what_a_silent_store_allowed() {
     let mut bench = waiting_for_the_store();
     bench.ticks(2).said();
@@ -329,6 +350,22 @@ fn a_swap_that_is_not_answered_was_written_or_is_written_again() {
         bench.give(stored(result)).ticks(15);
         assert_eq!(bench.said(), then);
     }
+}
+
+/// Two nodes are cut off from each other, and both reach the store.
+#[test]
+fn of_two_nodes_neither_takes_back_at_once_what_the_other_has_taken() {
+    let mut bench = Bench::leading();
+    bench.peers.members.remove(&node_name("c"));
+    bench.falls("b", MemberStatus::Down);
+    bench.peers.majority = false;
+    bench.ticks(4).said();
+    bench.give(Input::LeaseChanged { vip: vip4(1), lease: Some(lease("b", 2, "v2")) });
+    assert_eq!(bench.said(), ["follow: b took it", "withdraw"]);
+    bench.ticks(250);
+    assert_eq!(bench.said(), [] as [&str; 0], "b is alive");
+    bench.ticks(60);
+    assert_eq!(bench.said(), ["read"], "it may have died since");
 }
 
 #[test]
