@@ -162,7 +162,7 @@ fn a_machine_that_counts_evidence_from_the_answer_is_found() {
 
 #[test]
 fn a_machine_that_ignores_claims_is_found() {
-    is_found(Mutation::IgnoresClaims, Scenario::Partition, 0..100, "both answer");
+    is_found(Mutation::IgnoresClaims, Scenario::SlowStore, 3..103, "both answer");
 }
 
 #[test]
