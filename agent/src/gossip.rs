@@ -26,9 +26,10 @@ use tokio::{
 
 pub use self::{
     counters::{Count, Counters},
+    datagram_warnings::DatagramWarnings,
     key_file::{KeyFileError, follow, is_exposed, load, load_or_make},
 };
-use self::{datagram_warnings::DatagramWarnings, sockets::Sockets, strays::Strays};
+use self::{sockets::Sockets, strays::Strays};
 use vipmux_election::membership::{
     OtherKeys,
     sealing::{Opened, Sealer, SealingKeys, SenderCheck},
@@ -267,7 +268,7 @@ impl Task {
                     if let Some((key, node)) = key.zip(self.owners.get(&from)) {
                         self.other_keys.send_modify(|keys| keys.note(node.clone(), key, now));
                     }
-                    if let Some(datagrams) = self.warnings.take(reason, now)
+                    if let Some(datagrams) = self.warnings.take(Count::Unopened(reason), now)
                         && let Some(warning) = datagram_warnings::text(reason, sender.as_ref(), from)
                     {
                         tracing::warn!(datagrams, warning, "gossip ignored");

@@ -44,6 +44,7 @@ mod log_limit;
 mod metrics_server;
 mod object_source;
 mod peer_health;
+mod peer_versions;
 mod pipeline;
 mod program_places;
 mod published;
@@ -195,6 +196,7 @@ impl Agent {
         self.announcements.check_foreign_speakers(&mut self.serving, links)?;
         if self.election.publish(&mut self.serving.kernel, boottime()?)? {
             self.telemetry.solitude(self.election.elector.solitude(boottime()?));
+            self.telemetry.versions(&self.election.elector.versions());
             self.telemetry.meters.map_usage(self.serving.kernel.observed().fill());
         }
         let now = Instant::now();

@@ -81,6 +81,9 @@ pub struct Options {
     /// The address of metrics and health endpoints; `off` for a second agent in a network
     /// namespace.
     pub http_listen: &'static str,
+    /// The version that it names instead of its own. Its gossip then has what this version does not
+    /// know.
+    pub later_version: Option<&'static str>,
 }
 
 impl Options {
@@ -109,6 +112,7 @@ impl Options {
             hold_down: "60m",
             image: None,
             http_listen: "[::]:7945",
+            later_version: None,
         }
     }
 
@@ -286,6 +290,7 @@ pub fn command_as(namespace: &Namespace, node: &str, options: &Options, pins: &P
             .args(["--namespace", namespace, "--allocator", allocator, "--gossip-key"])
             .arg(gossip_key),
     };
+    command.envs(options.later_version.map(|version| ("VIPMUX_TEST_LATER_VERSION", version)));
     Ok(command)
 }
 

@@ -59,6 +59,8 @@ use std::{
 use rand_core::{Rng, SeedableRng};
 use rand_xorshift::XorShiftRng;
 
+#[cfg(any(test, feature = "simulation", debug_assertions))]
+pub use self::wire::as_of_a_later_version;
 use self::{
     heartbeat_rounds::HeartbeatRounds,
     heartbeats::nanoseconds,
@@ -69,7 +71,10 @@ use self::{
     wire::{Delta, StateVersion, Wire},
 };
 pub use self::{
-    items::{Claimed, Item, ItemKey, MOST_ADDRESSES, MOST_ITEMS, MOST_SEGMENTS, ProbedPort, State, Why},
+    items::{
+        AgentInfo, Claimed, Item, ItemKey, MOST_ADDRESSES, MOST_ITEMS, MOST_LEASE, MOST_SEGMENTS, ProbedPort, State,
+        Why, WireVersions,
+    },
     local_state::Full,
     other_keys::OtherKeys,
     peers::{MemberStatus, Peer, Peers},
@@ -283,7 +288,9 @@ impl Membership {
             Wire::Ack(answer) => self.receive_ack(from, &answer, now),
             Wire::Pull(pull) => self.send(from, &Wire::Delta(self.local_state.page(&pull))),
             Wire::Delta(delta) => self.receive_delta(from, delta, now)?,
-            Wire::Message { asked, message } => self.receive_message(from, asked, message, now),
+            Wire::Message { asked, message: Some(message) } => self.receive_message(from, asked, message, now),
+            // The sender repeats it, and then does without an answer.
+            Wire::Message { message: None, .. } => {}
             Wire::Left(departed) => departed.into_iter().for_each(|departed| self.receive_left(departed, now)),
         }
         if let Some(peer) = self.peers.members.get_mut(from) {
@@ -345,7 +352,7 @@ impl Membership {
     /// Sends a message of the election once.
     pub fn send_message(&mut self, to: &NodeName, message: ElectionMessage) {
         let asked = self.records.get(to).map_or(0, |record| record.asked);
-        self.send(to, &Wire::Message { asked, message });
+        self.send(to, &Wire::Message { asked, message: Some(message) });
     }
 
     fn receive_message(&mut self, from: &NodeName, asked: u64, message: ElectionMessage, now: Duration) {

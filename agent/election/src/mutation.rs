@@ -22,12 +22,14 @@ pub enum Mutation {
     IgnoresClaims,
     /// A node that is assured goes on answering, whatever a peer that announced the VIP says.
     IgnoresAnnouncements,
+    /// A peer's kernel is believed to answer for as long as this node's.
+    AssumesOwnLease,
 }
 
 #[cfg(any(test, feature = "simulation"))]
 impl Mutation {
     /// All mutations.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::ExtendsWhatHasPassed,
         Self::WaitsForNoSilence,
         Self::LeadsInSpiteOfConflict,
@@ -35,6 +37,7 @@ impl Mutation {
         Self::CountsFromTheAnswer,
         Self::IgnoresClaims,
         Self::IgnoresAnnouncements,
+        Self::AssumesOwnLease,
     ];
 }
 

@@ -31,7 +31,7 @@ pub use self::scenario::Scenario;
 use self::{
     agent::NodeHandle,
     checker::Checker,
-    cluster::Cluster,
+    cluster::{Build, Cluster},
     fault::Fault,
     random::Dice,
     schedule::Schedule,

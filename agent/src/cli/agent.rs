@@ -182,7 +182,7 @@ fn lease(text: &str) -> Result<Duration, String> {
         Some(milliseconds) => milliseconds.parse().map(Duration::from_millis).map_err(|error| error.to_string())?,
         None => time(text)?,
     };
-    let range = election::LEASE..=Duration::from_secs(30);
+    let range = election::LEASE..=election::membership::MOST_LEASE;
     if range.contains(&time) { Ok(time) } else { Err(format!("{text} is not between 300ms and 30s")) }
 }
 

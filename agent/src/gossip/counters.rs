@@ -26,16 +26,26 @@ pub enum Count {
     Admitted,
     /// Datagrams from addresses of no Node that were not opened, since too many came.
     Stray,
+    /// Payloads that were received, and are no messages of this version.
+    Undecoded,
     /// Datagrams that could not be opened, or had no payload.
     Unopened(Unopened),
 }
 
 impl Count {
     /// All outcomes, in the order of their places.
-    pub const ALL: [Self; 7 + Unopened::ALL.len()] = {
-        let mut all = [Self::Sent; 7 + Unopened::ALL.len()];
-        let named =
-            [Self::Sent, Self::Unsent, Self::Taken, Self::Overflowed, Self::Replied, Self::Admitted, Self::Stray];
+    pub const ALL: [Self; 8 + Unopened::ALL.len()] = {
+        let mut all = [Self::Sent; 8 + Unopened::ALL.len()];
+        let named = [
+            Self::Sent,
+            Self::Unsent,
+            Self::Taken,
+            Self::Overflowed,
+            Self::Replied,
+            Self::Admitted,
+            Self::Stray,
+            Self::Undecoded,
+        ];
         let mut place = 0;
         while place < all.len() {
             all[place] =
@@ -55,6 +65,7 @@ impl Count {
             Self::Replied => "replied",
             Self::Admitted => "admitted",
             Self::Stray => "stray",
+            Self::Undecoded => "undecoded",
             Self::Unopened(reason) => reason.name(),
         }
     }
@@ -68,7 +79,8 @@ impl Count {
             Self::Replied => 4,
             Self::Admitted => 5,
             Self::Stray => 6,
-            Self::Unopened(reason) => 7 + reason as usize,
+            Self::Undecoded => 7,
+            Self::Unopened(reason) => 8 + reason as usize,
         }
     }
 }
@@ -79,7 +91,8 @@ impl Counters {
         self.0[count.place()].load(Ordering::Relaxed)
     }
 
-    pub(super) fn add(&self, count: Count, more: usize) {
+    /// Counts more datagrams or payloads.
+    pub fn add(&self, count: Count, more: usize) {
         self.0[count.place()].fetch_add(more as u64, Ordering::Relaxed);
     }
 }

@@ -1,7 +1,8 @@
-//! Decides which unexpected datagrams are logged: few, however many come.
+//! Decides which unexpected datagrams and payloads are logged: few, however many come.
 
 use std::{collections::BTreeMap, mem, net::IpAddr, time::Duration};
 
+use super::Count;
 use vipmux_election::membership::sealing::Unopened;
 use vipmux_model::NodeName;
 
@@ -10,9 +11,9 @@ const MANY: u64 = 10;
 /// At most one warning for each reason comes in such a time.
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// The unexpected datagrams, by reason.
+/// The unexpected datagrams and payloads, by outcome.
 #[derive(Debug, Default)]
-pub(super) struct DatagramWarnings(BTreeMap<Unopened, Datagrams>);
+pub struct DatagramWarnings(BTreeMap<Count, Datagrams>);
 
 #[derive(Debug, Default)]
 struct Datagrams {
@@ -29,8 +30,8 @@ struct Datagrams {
 impl DatagramWarnings {
     /// Counts a datagram. If it is time to warn, returns the number of datagrams since the last
     /// warning.
-    pub(super) fn take(&mut self, reason: Unopened, now: Duration) -> Option<u64> {
-        let datagrams = self.0.entry(reason).or_default();
+    pub fn take(&mut self, outcome: Count, now: Duration) -> Option<u64> {
+        let datagrams = self.0.entry(outcome).or_default();
         if now >= datagrams.begins + PERIOD {
             datagrams.begins = now;
             datagrams.within = 0;
@@ -83,7 +84,7 @@ mod tests {
     #[test]
     fn few_datagrams_cause_no_warning_and_many_cause_one_in_each_period() {
         let mut warnings = DatagramWarnings::default();
-        let mut take = |millis| warnings.take(Unopened::OtherKey, Duration::from_millis(millis));
+        let mut take = |millis| warnings.take(Count::Unopened(Unopened::OtherKey), Duration::from_millis(millis));
         // One every two seconds: never ten within a period.
         assert!((0..50).all(|i| take(i * 2_000).is_none()));
         let taken: Vec<_> = (0..600).filter_map(|i| take(200_000 + i * 50).map(|count| (i * 50, count))).collect();
@@ -96,8 +97,8 @@ mod tests {
     #[test]
     fn one_reason_does_not_hide_another() {
         let mut warnings = DatagramWarnings::default();
-        let mut warned = |reason| (0..10).filter_map(|_| warnings.take(reason, Duration::from_secs(1))).count();
-        assert_eq!((warned(Unopened::OtherKey), warned(Unopened::Stranger)), (1, 1));
+        let mut warned = |outcome| (0..10).filter_map(|_| warnings.take(outcome, Duration::from_secs(1))).count();
+        assert_eq!((warned(Count::Unopened(Unopened::OtherKey)), warned(Count::Undecoded)), (1, 1));
     }
 
     #[test]

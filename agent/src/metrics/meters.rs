@@ -55,6 +55,7 @@ struct ElectionMeters {
     forged: Counter,
     lossy: Gauge,
     nodes: Gauge,
+    versions: Family<[(&'static str, String); 1], Gauge>,
     announcements: Family<Label, Counter>,
 }
 
@@ -143,6 +144,8 @@ impl ElectionMeters {
         let help = "Interfaces where the frames that the programs send are lost";
         registry.register("vipmux_lossy_interfaces", help, self.lossy.clone());
         registry.register("vipmux_nodes", "Nodes of the cluster that have an address", self.nodes.clone());
+        let help = "Living nodes with an agent, by its version";
+        registry.register("vipmux_agent_versions", help, self.versions.clone());
         let help = "Gratuitous ARP, neighbor advertisements, and probes for addresses";
         registry.register("vipmux_announcements", help, self.announcements.clone());
     }
@@ -231,6 +234,8 @@ impl Meters {
             Why::Handed(_) => "handed",
             Why::Silent(_) => "silent",
             Why::Unwritten => "unwritten",
+            // No leadership of this node: only peers have reasons that it does not know.
+            Why::Other => return,
         };
         self.election.gained.get_or_create(&[("why", why)]).inc();
     }
@@ -275,6 +280,14 @@ impl Meters {
     /// Sets the number of Nodes of the cluster that have an address.
     pub fn nodes(&self, nodes: usize) {
         self.election.nodes.set(whole(nodes));
+    }
+
+    /// Sets the numbers of living nodes by the version of their agents.
+    pub fn versions<'a>(&self, counts: impl IntoIterator<Item = (&'a String, &'a usize)>) {
+        self.election.versions.clear();
+        for (version, nodes) in counts {
+            self.election.versions.get_or_create(&[("version", version.clone())]).set(whole(*nodes));
+        }
     }
 
     /// Counts a frame that was sent, or was not.

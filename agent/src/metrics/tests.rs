@@ -19,6 +19,8 @@ fn everything() -> String {
     meters.lost(&Lost::Fenced);
     meters.announcement_forged();
     meters.nodes(4);
+    meters.versions([(&"9.9.9".to_owned(), &7)]);
+    meters.versions([(&"0.1.0".to_owned(), &2)]);
     meters.repaired("VIPS");
     meters.lease_operation(&StoreOperation::Survey, &Ok(StoreOutcome::Surveyed(Survey::default())));
     meters.services(&ServiceCounts { allocated: 3, withheld: 0, refused: [(Reason::PortConflict, 2)].into() });
@@ -69,11 +71,13 @@ fn values_have_the_right_names_and_labels() {
         r#"vipmux_lease_operations_total{operation="survey",result="done"} 1"#,
         r#"vipmux_lease_operations_total{operation="swap",result="failed"} 0"#,
         "vipmux_nodes 4",
+        r#"vipmux_agent_versions{version="0.1.0"} 2"#,
         "vipmux_gossip_keys 1.0",
     ] {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     }
     assert!(!text.contains(r#"vip="192.0.2.11""#), "a VIP in which this node has no part has series");
+    assert!(!text.contains("9.9.9"), "a version that no agent runs any more has a series");
     assert!(text.ends_with("# EOF\n"));
 }
 

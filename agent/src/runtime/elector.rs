@@ -23,9 +23,10 @@ use super::{
     gossip_task::{GossipTask, HUNG, Shared},
     kernel::{HeardAnnouncement, Kernel, KernelError, boottime},
     key_conflict::KeyConflict,
+    peer_versions::{self, VersionCounts},
     warnings::log_changes,
 };
-use crate::gossip::{self, Addresses, Counters, Gossip};
+use crate::gossip::{self, Addresses, Counters, DatagramWarnings, Gossip};
 use vipmux_cluster::store::{self, ConfiguredStore, Lease, StoreOperation, StoreOperations, StoreReport, Swapped};
 use vipmux_election::{
     Command, Election, Input, Leadership, LeaseOutcome, PeerAnnouncement, Role,
@@ -70,7 +71,10 @@ impl Elector {
     ) -> Result<(Self, mpsc::Receiver<StoreReport>), super::AgentError> {
         let now = boottime()?;
         let local = gossip.local.clone();
-        let membership = Membership::new(local.clone(), seed, membership::MembershipSettings::for_lease(lease), now);
+        let mut membership =
+            Membership::new(local.clone(), seed, membership::MembershipSettings::for_lease(lease), now);
+        // The first item of a node fits.
+        let _ = membership.publish(membership::Item::Agent(peer_versions::own_info(lease)), now);
         let (addresses, known) = watch::channel(Addresses::new());
         let (gossip, payloads) = Gossip::start(gossip, known)?;
         let shared = Arc::new(Shared::new(membership, now));
@@ -79,7 +83,13 @@ impl Elector {
         let yields = matches!(leases, ConfiguredStore::Directory(_));
         let keys = KeyConflict::new(gossip.other_keys(), yields, own_key);
         let (sender, events) = watch::channel(());
-        let task = GossipTask { shared: Arc::clone(&shared), gossip, payloads, events: sender };
+        let task = GossipTask {
+            shared: Arc::clone(&shared),
+            gossip,
+            payloads,
+            events: sender,
+            warnings: DatagramWarnings::default(),
+        };
         // Answers the peers, also while the event loop is busy. Dropping the elector aborts it: at
         // most a batch of datagrams is lost, and the peers repeat what matters.
         let gossip = tokio::spawn(task.run());
@@ -372,6 +382,11 @@ impl Elector {
                 "this agent hears no other, and Leases name {first}{others} as leader: is gossip's UDP port open between the nodes, and is the key the same?"
             ))
         })
+    }
+
+    /// Returns the numbers of living nodes by the version of their agents.
+    pub(super) fn versions(&self) -> VersionCounts {
+        self.peers(|peers| peer_versions::count(&peer_versions::own_version(), peers))
     }
 
     /// Returns the VIPs that are wanted.

@@ -19,8 +19,11 @@ use tokio::{
 };
 
 use super::kernel::{boottime, nanoseconds};
-use crate::gossip::{Gossip, Incoming};
-use vipmux_election::membership::Membership;
+#[cfg(debug_assertions)]
+use super::peer_versions;
+use crate::gossip::{Count, DatagramWarnings, Gossip, Incoming};
+use vipmux_election::membership::{Malformed, Membership};
+use vipmux_model::NodeName;
 
 /// The time without a heartbeat of the event loop after which gossip falls silent.
 pub(super) const HUNG: Duration = Duration::from_secs(1);
@@ -68,6 +71,7 @@ pub(super) struct GossipTask {
     pub(super) payloads: mpsc::Receiver<Incoming>,
     /// Marked when the membership has events.
     pub(super) events: watch::Sender<()>,
+    pub(super) warnings: DatagramWarnings,
 }
 
 /// Payloads that are received before other tasks run.
@@ -94,7 +98,7 @@ impl GossipTask {
                 } else {
                     for Incoming { node, bytes } in batch.drain(..) {
                         if let Err(error) = membership.receive(&node, &bytes, now) {
-                            tracing::debug!(%node, %error, "malformed message of a peer");
+                            note_undecoded(&mut self.warnings, &self.gossip, &node, &error, now);
                         }
                     }
                     membership.turn(now);
@@ -102,6 +106,8 @@ impl GossipTask {
                 (membership.take_outbox(), membership.has_events())
             };
             if !outbox.is_empty() && !hung {
+                #[cfg(debug_assertions)]
+                let outbox = peer_versions::as_published(outbox);
                 self.gossip.send(outbox);
             }
             if has_events {
@@ -115,5 +121,20 @@ impl GossipTask {
         let wait = next.and_then(|next| Some(next.saturating_sub(boottime().ok()?)));
         // While the event loop hangs nothing is done, also if it is due.
         wait.unwrap_or(HUNG).clamp(Duration::from_millis(1), HUNG)
+    }
+}
+
+/// Notes a payload that cannot be used. If it is no message of this version, counts it, and warns if there
+/// are many.
+fn note_undecoded(warnings: &mut DatagramWarnings, gossip: &Gossip, node: &NodeName, error: &Malformed, now: Duration) {
+    let unknown = matches!(error, Malformed::Undecodable(_) | Malformed::TooLong(_) | Malformed::TooMany);
+    if !unknown {
+        tracing::debug!(%node, error = error as &dyn std::error::Error, "message of a node refused");
+        return;
+    }
+    gossip.counters().add(Count::Undecoded, 1);
+    if let Some(payloads) = warnings.take(Count::Undecoded, now) {
+        let error = error as &dyn std::error::Error;
+        tracing::warn!(payloads, %node, error, "gossip of a node cannot be decoded, its version may be too new or too old");
     }
 }

@@ -131,7 +131,7 @@ fn leader(leadership: &Leadership, index: impl Fn(&NodeName) -> Option<u32>) -> 
         Role::Handing => abi::Role::Handing,
     };
     let (why, other) = match why {
-        None => (0, None),
+        None | Some(Why::Other) => (0, None),
         Some(Why::First) => (abi::Why::First as u32, None),
         Some(Why::Resumed) => (abi::Why::Resumed as u32, None),
         Some(Why::Down(node)) => (abi::Why::Down as u32, Some(node)),

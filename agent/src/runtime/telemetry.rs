@@ -8,6 +8,7 @@ use std::{
 use super::{
     liveness::{Liveness, StartupProgress},
     log_limit::LogLimit,
+    peer_versions::{PeerVersions, VersionCounts},
     pipeline::{ServingState, Timing},
     serving::Applied,
 };
@@ -24,12 +25,14 @@ pub(super) struct Telemetry {
     timing: Timing,
     /// The lapses of the fence that were counted.
     lapses: u64,
+    versions: PeerVersions,
     log_limit: LogLimit,
 }
 
 impl Telemetry {
     pub(super) fn new(meters: Meters, liveness: Arc<Liveness>) -> Self {
-        Self { meters, liveness, timing: Timing::default(), lapses: 0, log_limit: LogLimit::default() }
+        let (timing, lapses, versions, log_limit) = Default::default();
+        Self { meters, liveness, timing, lapses, versions, log_limit }
     }
 
     /// Notes that the event loop runs. `deadline`: the fence deadline, `CLOCK_BOOTTIME`.
@@ -50,6 +53,12 @@ impl Telemetry {
     /// Notes why this node hears no other although there are others; `None`: it hears them.
     pub(super) fn solitude(&self, why: Option<String>) {
         self.liveness.solitude(why);
+    }
+
+    /// Notes which versions the living agents run.
+    pub(super) fn versions(&mut self, counts: &VersionCounts) {
+        self.meters.versions(counts);
+        self.versions.log_changes(counts);
     }
 
     /// Notes how far the agent is. `lapses`: how often the fence deadline passed.

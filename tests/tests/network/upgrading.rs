@@ -1,4 +1,4 @@
-//! Tests that agents which replace their maps lose nothing.
+//! Tests that agents which replace their maps, or run several versions, lose nothing.
 
 use std::time::Duration;
 
@@ -10,12 +10,16 @@ use vipmux_tests::{
     lan::Options,
     manifests::{Service, VIP},
     pod::Listener,
+    scrape::Metrics,
     traffic::Traffic,
+    wait,
 };
 
 use crate::{removal::egress_programs, services};
 
 const PAUSE: Duration = Duration::from_millis(10);
+/// The version that upgraded agents name.
+const LATER: &str = "99.0.0";
 /// A Service with pods on two nodes.
 const PAIR: u16 = 9443;
 /// Lasting connections.
@@ -54,6 +58,59 @@ fn maps_that_are_made_anew_lose_no_request_and_no_connection() -> Result<()> {
     }
     requests.stop()?.check_all_by("shop/web")?;
     datagrams.stop()?.check_all_by("infra/dns-udp")
+}
+
+/// Later agents add to gossip what these do not know. They are upgraded one after the other, each drained
+/// first, and rolled back likewise.
+#[test]
+fn agents_of_two_versions_lead_together_and_lose_no_request() -> Result<()> {
+    let Some(mut cluster) = services::served(Options::default())? else { return Ok(()) };
+    let client = cluster.lan.client()?;
+    let requests = Traffic::start(client.namespace(), Request::new(Kind::Http, VIP, 80), PAUSE)?;
+    requests.wait_for_more(5, PATIENCE)?;
+    let names: Vec<_> = cluster.lan.nodes.iter().map(|node| node.name.clone()).collect();
+    let last = names.last().context("no node")?;
+    for (later, word) in [(Some(LATER), "nodes run several versions"), (None, "all nodes run one version again")] {
+        for name in &names {
+            let agent = cluster.agent_mut(name)?;
+            agent.stop()?;
+            agent.options_mut().later_version = later;
+            cluster.restart_agent(name)?;
+            for other in names.iter().filter(|other| *other != name) {
+                cluster.await_standing(name, other, "alive")?;
+                cluster.await_standing(other, name, "alive")?;
+            }
+            requests.wait_for_more(10, PATIENCE)?;
+        }
+        // The first one sees all others change.
+        let logs_it = |line: &str| line.contains(word);
+        let (watcher, version) = (&names[0], later.unwrap_or(env!("CARGO_PKG_VERSION")));
+        cluster.agent(watcher)?.process().wait_for_line(word, PATIENCE, logs_it)?;
+        await_versions(&cluster, watcher, &[(version, names.len())])?;
+    }
+    let undecoded = metrics(&cluster, last)?.sum("vipmux_gossip_datagrams_total", &[("outcome", "undecoded")]);
+    ensure!(undecoded < 1.0, "{undecoded} payloads could not be decoded");
+    requests.stop()?.check_all_by("shop/web")
+}
+
+fn metrics(cluster: &Cluster, node: &str) -> Result<Metrics> {
+    let node = cluster.lan.node(node)?;
+    Metrics::scrape(node.namespace(), node.address, TIMEOUT)
+}
+
+/// Waits until a node counts these numbers of nodes by version, and no others.
+fn await_versions(cluster: &Cluster, by: &str, expected: &[(&str, usize)]) -> Result<()> {
+    wait::until(&format!("{expected:?} on {by}"), PATIENCE, || {
+        let metrics = metrics(cluster, by)?;
+        let count = |labels: &[(&str, &str)]| metrics.sum("vipmux_agent_versions", labels).to_string();
+        let all: usize = expected.iter().map(|(_, nodes)| nodes).sum();
+        for (version, nodes) in expected {
+            let found = count(&[("version", version)]);
+            ensure!(found == nodes.to_string(), "{found} nodes run {version}");
+        }
+        ensure!(count(&[]) == all.to_string(), "{} nodes in all", count(&[]));
+        Ok(())
+    })
 }
 
 /// Opens connections to a Service with pods on the leader and on another node. Returns each one's

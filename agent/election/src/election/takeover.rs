@@ -123,8 +123,9 @@ impl Election {
         let own: Vec<_> = self.index.own.iter().copied().collect();
         let (mut announced, mut assured) = (false, false);
         for vip in own {
-            let is_claimed = self.index.claim(vip).is_some();
+            let rival = self.index.claim(vip).and_then(|(node, _)| peers.members.get(node));
             let Some((state, mut cx)) = self.state_of(vip, now) else { continue };
+            let rival_answers_until = rival.map(|rival| state.since + cx.guard.lease_of(rival));
             state.settle_announcements(peers, &mut cx);
             state.hedge(peers, &mut cx);
             announced |= !state.announced_by.is_empty();
@@ -134,8 +135,8 @@ impl Election {
                 Role::Conflicted => state.attempt(LeaseOperation::Detect, &mut cx),
                 // The peer gives it up as soon as it hears this node's claim, and answers no longer
                 // than its deadline.
-                Role::Suspended if is_claimed && now < state.since + cx.guard.lease => {
-                    cx.schedule.wake_at(state.since + cx.guard.lease);
+                Role::Suspended if let Some(end) = rival_answers_until.filter(|end| now < *end) => {
+                    cx.schedule.wake_at(end);
                 }
                 Role::Suspended | Role::Yielded if cx.open => state.attempt(LeaseOperation::CheckRead, &mut cx),
                 Role::Leading if !state.is_written() || state.doubted => {

@@ -53,7 +53,7 @@ pub(super) struct TakeoverGuard<'a> {
     pub(super) started: Duration,
     /// The time since when this node has evidence without a gap.
     pub(super) back: Duration,
-    /// The time that a kernel answers after the last evidence.
+    /// The time that this node's kernel answers after the last evidence.
     pub(super) lease: Duration,
     pub(super) mutated: Mutated,
 }
@@ -111,21 +111,29 @@ impl TakeoverGuard<'_> {
         if peer.status == MemberStatus::Left {
             // It answers until its deadline for VIPs that it could not transfer. It sent no
             // heartbeat since it left.
-            return self.past(peer.since);
+            return self.past(peer, peer.since);
         }
         // A node that was cut off itself knows nothing of the time until it was back.
         if peers.members.len() >= SAMPLE {
             // Our last message to it may have extended its deadline once more.
-            let heard = peer.heard.map_or(Duration::ZERO, |heard| self.past(heard.max(self.back)));
+            let heard = peer.heard.map_or(Duration::ZERO, |heard| self.past(peer, heard.max(self.back)));
             return heard.max(peer.since + DISTANT);
         }
         // If too few nodes confirm it, all know by then that it is down.
-        self.past(peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
+        self.past(peer, peer.silent.unwrap_or_else(|| peer.since.max(self.back) + DISTANT))
     }
 
-    /// Returns when a deadline has passed that rests on a question of that time, on any node.
-    /// Clocks differ by up to 2 %.
-    fn past(&self, asked: Duration) -> Duration {
-        asked + self.lease + self.lease / 50 + MARGIN
+    /// Returns when a peer's deadline has passed that rests on a question of that time. Clocks
+    /// differ by up to 2 %.
+    fn past(&self, peer: &Peer, asked: Duration) -> Duration {
+        let lease = self.lease_of(peer);
+        asked + lease + lease / 50 + MARGIN
+    }
+
+    /// Returns the time that a peer's kernel answers after its last evidence. Until the peer has
+    /// published it, this node's own is assumed.
+    pub(super) fn lease_of(&self, peer: &Peer) -> Duration {
+        let published = peer.state.agent.as_ref().filter(|_| !self.mutated.is(Mutation::AssumesOwnLease));
+        published.map_or(self.lease, |agent| agent.lease)
     }
 }

@@ -11,6 +11,7 @@ use imbl::OrdMap;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 use vipmux_common::abi::Mac;
 
+use super::sealing::VERSION;
 use vipmux_model::{NodeName, Vip};
 
 /// The most segments (interfaces, and VLANs of them) whose MAC a node publishes.
@@ -19,6 +20,10 @@ pub const MOST_SEGMENTS: u8 = 32;
 pub const MOST_ADDRESSES: usize = 64;
 /// The most items of one node.
 pub const MOST_ITEMS: usize = 65_536;
+/// The longest version of a build that a peer publishes, bytes.
+const MOST_VERSION: usize = 64;
+/// The longest `--lease`.
+pub const MOST_LEASE: Duration = Duration::from_secs(30);
 
 /// An item that a node publishes of itself.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +39,7 @@ pub enum Item {
         /// The epoch of the leadership.
         epoch: u64,
         /// The reason.
+        #[serde(with = "why")]
         why: Why,
     },
     /// It cannot announce this VIP: no interface for it has a carrier and sends answers that
@@ -57,6 +63,45 @@ pub enum Item {
     },
     /// One of its IP addresses on a segment that it announces VIPs on.
     Address(IpAddr),
+    /// Its agent.
+    Agent(AgentInfo),
+}
+
+/// What an agent says of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentInfo {
+    /// The version of its build, as `vipmux --version` shows it.
+    #[serde(deserialize_with = "version")]
+    pub version: String,
+    /// The versions of gossip that it reads.
+    pub wire: WireVersions,
+    /// The time for which its kernel answers after the last evidence (`--lease`), [`MOST_LEASE`] at
+    /// most.
+    #[serde(deserialize_with = "lease")]
+    pub lease: Duration,
+}
+
+/// A range of versions of gossip, with both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WireVersions {
+    /// The oldest one.
+    pub oldest: u8,
+    /// The newest one.
+    pub newest: u8,
+}
+
+impl WireVersions {
+    /// The versions of this build.
+    pub const OWN: Self = Self { oldest: VERSION, newest: VERSION };
+}
+
+impl fmt::Display for WireVersions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.oldest == self.newest {
+            return write!(f, "{}", self.newest);
+        }
+        write!(f, "{}-{}", self.oldest, self.newest)
+    }
 }
 
 /// The key of an item. A node publishes at most one item with a key.
@@ -76,6 +121,8 @@ pub enum ItemKey {
     Health(ProbedPort),
     /// The key of [`Item::Address`].
     Address(IpAddr),
+    /// The key of [`Item::Agent`].
+    Agent,
 }
 
 /// A backend's port, and how it is probed.
@@ -104,6 +151,8 @@ pub enum Why {
     Silent(NodeName),
     /// The store could not be reached, and a majority was alive.
     Unwritten,
+    /// A reason of a later version.
+    Other,
 }
 
 impl fmt::Display for Why {
@@ -115,6 +164,7 @@ impl fmt::Display for Why {
             Self::Handed(node) => write!(f, "{node} handed it over"),
             Self::Silent(node) => write!(f, "{node} held it and was not heard of"),
             Self::Unwritten => f.write_str("nobody led it, and the Leases could not be read"),
+            Self::Other => f.write_str("its version is newer than this one, and its reason is not known here"),
         }
     }
 }
@@ -143,6 +193,8 @@ pub struct State {
     pub addresses: BTreeSet<IpAddr>,
     /// The results of its health probes: `true` is up.
     pub health: BTreeMap<ProbedPort, bool>,
+    /// Its agent.
+    pub agent: Option<AgentInfo>,
 }
 
 /// A peer's claim to a VIP.
@@ -167,6 +219,7 @@ impl Item {
             Self::Mac { segment, .. } => ItemKey::Mac(*segment),
             Self::Health { probed, .. } => ItemKey::Health(*probed),
             Self::Address(address) => ItemKey::Address(*address),
+            Self::Agent(_) => ItemKey::Agent,
         }
     }
 }
@@ -197,6 +250,8 @@ impl State {
             ItemChange::Set(Item::Address(address)) => {
                 self.addresses.insert(address);
             }
+            ItemChange::Set(Item::Agent(agent)) => self.agent = Some(agent),
+            ItemChange::Gone(ItemKey::Agent) => self.agent = None,
             ItemChange::Gone(ItemKey::Ready) => self.ready = false,
             ItemChange::Gone(ItemKey::Draining) => self.draining = false,
             ItemChange::Gone(ItemKey::Claim(vip)) => {
@@ -232,6 +287,34 @@ impl State {
 fn segment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u8, D::Error> {
     let segment = u8::deserialize(deserializer)?;
     if segment < MOST_SEGMENTS { Ok(segment) } else { Err(D::Error::custom("too many segments")) }
+}
+
+/// Bounds the text of a peer, which is shown.
+fn version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let version = String::deserialize(deserializer)?;
+    let is_shown = version.len() <= MOST_VERSION && version.bytes().all(|byte| byte.is_ascii_graphic());
+    if is_shown { Ok(version) } else { Err(D::Error::custom("not a version")) }
+}
+
+/// Bounds the time for which a node's VIPs are left alone.
+fn lease<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    let lease = Duration::deserialize(deserializer)?;
+    if lease <= MOST_LEASE { Ok(lease) } else { Err(D::Error::custom("too long a lease")) }
+}
+
+/// The reason of a claim, which must be read even if the reason is new.
+mod why {
+    use super::{Deserializer, Why};
+    use crate::membership::wire::delimited;
+    use serde::Serializer;
+
+    pub(super) fn serialize<S: Serializer>(why: &Why, serializer: S) -> Result<S::Ok, S::Error> {
+        delimited::serialize(&Some(why), serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Why, D::Error> {
+        delimited::deserialize(deserializer).map(|why| why.unwrap_or(Why::Other))
+    }
 }
 
 /// A MAC address as its six bytes in wire order.

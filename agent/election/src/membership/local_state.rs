@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::membership::{
     items::{Item, ItemChange, ItemKey, MOST_ITEMS},
-    wire::{DELTA_OVERHEAD, Delta, MOST_PAYLOAD, Pull, StateVersion},
+    wire::{DELTA_OVERHEAD, Delta, DeltaChange, MOST_PAYLOAD, Pull, StateVersion},
 };
 
 /// The most withdrawn keys that are remembered. A peer that has missed a forgotten one starts over.
@@ -92,6 +92,7 @@ impl LocalState {
         let mut room = MOST_PAYLOAD - DELTA_OVERHEAD;
         let (mut changes, mut upto, mut more) = (Vec::new(), self.version, false);
         for (number, change) in self.changes.range(since.saturating_add(1)..) {
+            let change = DeltaChange(Some(change.clone()));
             let size = change.size();
             if size > room {
                 more = true;
@@ -99,7 +100,7 @@ impl LocalState {
             }
             room -= size;
             upto.number = *number;
-            changes.push(change.clone());
+            changes.push(change);
         }
         if !more {
             upto = self.version;

@@ -151,7 +151,9 @@ impl Membership {
         let comes = status.is_alive() && !peer.status.is_alive();
         if comes {
             // It may be another run, which is not ready yet and leads nothing. Its state is pulled.
-            (peer.state, peer.current) = (State::default(), None);
+            // Until then its lease is what it was.
+            peer.state = State { agent: peer.state.agent.take(), ..State::default() };
+            peer.current = None;
             record.restart();
         }
         if peer.status != status && (peer.status, status) != (MemberStatus::Left, MemberStatus::Down) {

@@ -63,8 +63,9 @@ impl RemoteState {
             Some(fresh) => (&mut fresh.version, &mut fresh.state),
             None => (&mut self.version, &mut *state),
         };
+        let readable: Vec<_> = delta.changes.into_iter().filter_map(|change| change.0).collect();
         // Each change has a number of its own. A delta without changes leads nowhere.
-        let least = if delta.more { delta.changes.len().max(1) } else { delta.changes.len() };
+        let least = if delta.more { readable.len().max(1) } else { readable.len() };
         let gained = delta.upto.number.checked_sub(delta.since).and_then(|gained| usize::try_from(gained).ok());
         let continues = (version.run, version.number) == (delta.upto.run, delta.since);
         if !continues || gained.is_none_or(|gained| gained < least) {
@@ -74,8 +75,8 @@ impl RemoteState {
         if target.len() > MOST_ITEMS {
             return Err(Malformed::TooMany);
         }
-        let mut changed = !delta.changes.is_empty();
-        for change in delta.changes {
+        let mut changed = !readable.is_empty();
+        for change in readable {
             target.apply(change, now);
         }
         *version = delta.upto;

@@ -42,6 +42,7 @@ use std::{net::IpAddr, time::Duration};
 
 pub use keys::{KeysError, SealingKeys};
 pub use session::{PROOF, WINDOW};
+pub(crate) use wire::VERSION;
 pub use wire::{KeyId, LONGEST_DATAGRAM, LONGEST_PAYLOAD};
 
 use self::{

@@ -2,8 +2,18 @@
 //!
 //! The format is postcard: integers in as many bytes as they need, enums by the number of their
 //! variant.
+//!
+//! Agents of several versions live together during each upgrade. So each build reads what later
+//! ones may add:
+//!
+//! - A field at the end of a payload is ignored where it is not known.
+//! - An item, the reason of a claim, and an election's message begin with their length. One that
+//!   cannot be read is skipped.
+//! - All else, such as a new kind of payload, needs a new version ([`WireVersions`]). It goes to
+//!   peers only whose range has that version. Before the range is known, a node sends its oldest
+//!   version.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
 use crate::membership::items::{ItemChange, MOST_ITEMS};
 use vipmux_model::Vip;
@@ -36,7 +46,9 @@ pub(super) enum Wire<'a> {
     Message {
         /// The receiver's last heartbeat to the sender; 0: none.
         asked: u64,
-        message: ElectionMessage,
+        /// `None`: a later version's.
+        #[serde(with = "delimited")]
+        message: Option<ElectionMessage>,
     },
     /// These nodes left: the sender itself, or others that reported it.
     Left(Vec<Departed>),
@@ -112,8 +124,12 @@ pub(super) struct Delta {
     pub(super) reset: Option<u64>,
     /// There are further changes.
     pub(super) more: bool,
-    pub(super) changes: Vec<ItemChange>,
+    pub(super) changes: Vec<DeltaChange>,
 }
+
+/// A change in a [`Delta`]; `None`: a later version's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct DeltaChange(#[serde(with = "delimited")] pub(super) Option<ItemChange>);
 
 /// A message of one node's election to another's. It may be lost: the sender repeats it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,9 +169,6 @@ pub enum Malformed {
     /// It cannot be decoded.
     #[error("not a message of this version")]
     Undecodable(#[source] postcard::Error),
-    /// Bytes follow the message.
-    #[error("{0} bytes too many")]
-    Trailing(usize),
     /// The sender is no Node of the cluster, or is this one.
     #[error("not from another Node")]
     Stranger,
@@ -184,17 +197,58 @@ impl<'a> Wire<'a> {
         if payload.len() > MOST_PAYLOAD {
             return Err(Malformed::TooLong(payload.len()));
         }
-        match postcard::take_from_bytes(payload).map_err(Malformed::Undecodable)? {
-            (wire, []) => Ok(wire),
-            (_, rest) => Err(Malformed::Trailing(rest.len())),
-        }
+        // Fields of a later version may follow.
+        postcard::take_from_bytes(payload).map(|(wire, _)| wire).map_err(Malformed::Undecodable)
     }
 }
 
-impl ItemChange {
+/// Returns a payload as a later version may send it: with a change, if it has any, and a field that
+/// this version does not know. Tests send these.
+#[cfg(any(test, feature = "simulation", debug_assertions))]
+pub fn as_of_a_later_version(payload: &[u8]) -> Vec<u8> {
+    let mut later = match Wire::decode(payload) {
+        Ok(Wire::Delta(mut delta)) => {
+            delta.changes.insert(0, DeltaChange(None));
+            Wire::Delta(delta).encode().unwrap_or_else(|_| payload.to_vec())
+        }
+        _ => payload.to_vec(),
+    };
+    let room = MOST_PAYLOAD.saturating_sub(later.len());
+    later.extend(b"later".iter().take(room));
+    later
+}
+
+impl DeltaChange {
     /// Returns its size in a [`Delta`], bytes.
     pub(super) fn size(&self) -> usize {
         let mut buffer = [0; MOST_PAYLOAD];
         postcard::to_slice(self, &mut buffer).map_or(MOST_PAYLOAD, |used| used.len())
+    }
+}
+
+/// A value after its length in bytes. What cannot be read is `None`, and bytes that follow the value
+/// are ignored: a later version wrote them.
+pub(super) mod delimited {
+    use super::{Deserialize, DeserializeOwned, Deserializer, MOST_PAYLOAD, Serialize, Serializer};
+    use serde::ser::Error;
+
+    #[expect(clippy::ref_option, reason = "serde passes a reference to the field")]
+    pub(in super::super) fn serialize<T: Serialize, S: Serializer>(
+        value: &Option<T>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        let mut buffer = [0; MOST_PAYLOAD];
+        let used = match value {
+            Some(value) => postcard::to_slice(value, &mut buffer).map_err(S::Error::custom)?,
+            None => &mut [],
+        };
+        serializer.serialize_bytes(used)
+    }
+
+    pub(in super::super) fn deserialize<'de, T: DeserializeOwned, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<T>, D::Error> {
+        let bytes = <&[u8]>::deserialize(deserializer)?;
+        Ok(postcard::take_from_bytes(bytes).ok().map(|(value, _)| value))
     }
 }

@@ -15,8 +15,8 @@ use super::{
     store::{Operations, StoreRequest},
 };
 use crate::{
-    Command, Election, HEARTBEAT, Input, LeaseOutcome,
-    membership::{self, Item, Membership, MembershipEvent, Peers},
+    Command, Election, ElectionSettings, HEARTBEAT, Input, LeaseOutcome,
+    membership::{AgentInfo, Item, Membership, MembershipEvent, MembershipSettings, Peers, WireVersions},
 };
 use vipmux_model::Vip;
 
@@ -87,9 +87,14 @@ impl NodeHandle<'_> {
         let (now, seed) = (self.now(), self.world.dice.number());
         let names = self.world.cluster.nodes.iter().map(|node| node.name.clone()).collect();
         let local = self.get().name.clone();
-        let mut membership = Membership::new(local.clone(), seed, membership::MembershipSettings::default(), now);
+        let build = self.get().build;
+        let lease = build.lease.unwrap_or(self.world.settings.lease);
+        let settings = ElectionSettings { lease, ..self.world.settings };
+        let mut membership = Membership::new(local.clone(), seed, MembershipSettings::for_lease(lease), now);
+        let info = AgentInfo { version: "0".to_owned(), wire: WireVersions::OWN, lease };
+        let _ = membership.publish(Item::Agent(info), now);
         membership.set_nodes(names, now);
-        let mut election = Election::new(local, self.world.settings, now);
+        let mut election = Election::new(local, settings, now);
         election.mutate(self.world.mutation);
         let agent = Agent {
             membership,

@@ -9,6 +9,15 @@ use super::{AgentEvent, StoreAccess, agent::Agent, clock::Clock, kernel::Kernel,
 use crate::placement::{Candidate, Candidates};
 use vipmux_model::{NodeName, Vip};
 
+/// How the builds of agents differ.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Build {
+    /// Its payloads have what this version does not know.
+    pub(super) later: bool,
+    /// The time for which its kernel answers after the last evidence; `None`: as the world's settings say.
+    pub(super) lease: Option<Duration>,
+}
+
 /// A simulated node.
 pub(super) struct Node {
     pub(super) name: NodeName,
@@ -17,6 +26,8 @@ pub(super) struct Node {
     pub(super) frozen: Option<Duration>,
     pub(super) kernel: Kernel,
     pub(super) agent: Option<Box<Agent>>,
+    /// The build that starts next.
+    pub(super) build: Build,
     /// The number of starts of its agent.
     pub(super) run: u64,
     /// The events for an agent that is stopped by SIGSTOP.
@@ -40,6 +51,7 @@ impl Node {
             frozen: None,
             kernel: Kernel::default(),
             agent: None,
+            build: Build::default(),
             run: 0,
             paused: None,
             access: StoreAccess::Open,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{AgentEvent, StoreAccess, World, WorldEvent, network::Network, vip};
+use super::{AgentEvent, Build, StoreAccess, World, WorldEvent, network::Network, vip};
 use vipmux_model::Vip;
 
 /// A fault, or its end. Nodes and VIPs are given by their numbers.
@@ -21,6 +21,8 @@ pub(super) enum Fault {
     /// with [`Fault::Resume`].
     Freeze(usize),
     Thaw(usize),
+    /// The node's next agent is this build.
+    Install(usize, Build),
     /// The carrier goes, and comes.
     Unplug(usize),
     Plug(usize),
@@ -90,6 +92,7 @@ impl World {
             Fault::Resume(node) => self.at(node).resume(),
             Fault::Freeze(node) => self.freeze(node),
             Fault::Thaw(node) => self.thaw(node),
+            Fault::Install(node, build) => self.cluster.nodes[node].build = build,
             Fault::Unplug(node) => {
                 self.cluster.network.unplugged.insert(node);
                 self.notice_link(node);

@@ -3,7 +3,7 @@
 use std::{ops::Range, time::Duration};
 
 use super::{
-    Fault, Setup, StoreAccess,
+    Build, Fault, Setup, StoreAccess,
     checker::{COLD, Promise, WINDOW},
     random::Dice,
 };
@@ -40,6 +40,9 @@ pub enum Scenario {
     Lan,
     /// Gossip, LAN and store at once are in two parts.
     Partition,
+    /// Agents are upgraded and rolled back. The builds speak differently, and have a `--lease` of
+    /// their own.
+    Versions,
     /// VIPs come and go.
     Vips,
     /// VIPs are announced in a peer's name, and foreign speakers have addresses.
@@ -89,7 +92,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 20] = [
+    pub const SMALL: [Self; 21] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -110,6 +113,7 @@ impl Scenario {
         Self::Solitude,
         Self::SlowStore,
         Self::Freeze,
+        Self::Versions,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -183,9 +187,14 @@ impl Script<'_> {
                 self.add(BEGIN, Fault::Mark);
                 return (Promise { moves: 1, ..slow }, BEGIN + 60_000);
             }
-            Scenario::Crash | Scenario::Pause | Scenario::Link => STRICT,
+            Scenario::Crash | Scenario::Link => STRICT,
+            // A node can be stopped after its Lease is written, and before it answers. Others wait a
+            // second for that, and then ask the LAN.
+            Scenario::Pause => Promise { answer: Duration::from_millis(1_250), ..STRICT },
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
             Scenario::Freeze => Promise { overlap: WINDOW, answer: Duration::from_secs(3), ..STRICT },
+            // The longest lease, and the time to find out that its node is down.
+            Scenario::Versions => Promise { answer: Duration::from_secs(4), ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
             Scenario::Forge => Promise { answer: Duration::from_millis(250), ..STRICT },
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
@@ -260,6 +269,7 @@ impl Script<'_> {
                 self.add(at + 2 * lasts, Fault::Heal);
                 return 2 * lasts + 500 + self.dice.below(8_000);
             }
+            Scenario::Versions => self.upgrade(node, at, lasts),
             Scenario::Lan => self.lan(at, lasts),
             Scenario::Partition => self.partition(at, lasts),
             Scenario::Vips => {
@@ -314,6 +324,16 @@ impl Script<'_> {
             self.add(at + after, Fault::Crash(node));
             self.add(at + lasts + 1_000, Fault::Start(node));
         }
+    }
+
+    fn upgrade(&mut self, node: usize, at: u64, lasts: u64) {
+        let orderly = self.dice.chance(500);
+        self.add(at, if orderly { Fault::Stop(node) } else { Fault::Crash(node) });
+        let lease = [300, 300, 600, 1_200][self.dice.index(4)];
+        let build = Build { later: self.dice.chance(500), lease: Some(Duration::from_millis(lease)) };
+        let restart = at + if orderly { 1_000 } else { 0 } + lasts;
+        self.add(restart - 1, Fault::Install(node, build));
+        self.add(restart, Fault::Start(node));
     }
 
     /// Returns the time until the next fault.

@@ -169,3 +169,8 @@ fn a_machine_that_ignores_claims_is_found() {
 fn a_machine_that_ignores_announcements_is_found() {
     is_found(Mutation::IgnoresAnnouncements, Scenario::Siege, 5..105, "both answer");
 }
+
+#[test]
+fn a_machine_that_assumes_its_own_lease_is_found() {
+    is_found(Mutation::AssumesOwnLease, Scenario::Versions, 0..200, "both answer");
+}

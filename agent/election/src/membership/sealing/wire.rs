@@ -3,8 +3,8 @@
 use super::{SealError, Unopened};
 use vipmux_model::NodeName;
 
-/// The format's version: a datagram's first byte.
-const VERSION: u8 = 1;
+/// The version of gossip: a datagram's first byte. Version 1 was never released.
+pub(crate) const VERSION: u8 = 2;
 /// Bytes of the header.
 const HEADER: usize = 1 + 4 + 16 + 8;
 /// Bytes by which the ciphertext is longer than the plaintext.

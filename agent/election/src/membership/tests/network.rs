@@ -8,7 +8,9 @@ use std::{
 use rand_core::{Rng, SeedableRng};
 use rand_xorshift::XorShiftRng;
 
-use super::super::{MOST_PAYLOAD, MemberStatus, Membership, MembershipEvent, MembershipSettings, Peer};
+use super::super::{
+    MOST_PAYLOAD, MemberStatus, Membership, MembershipEvent, MembershipSettings, Peer, as_of_a_later_version,
+};
 use vipmux_model::NodeName;
 use vipmux_testing::names::node_name;
 
@@ -31,6 +33,8 @@ pub(super) struct Network {
     pub(super) loss: u64,
     /// The pairs of nodes between which nothing gets through.
     pub(super) cut: Box<dyn Fn(usize, usize) -> bool>,
+    /// Nodes that send what this version does not know.
+    pub(super) later: BTreeSet<usize>,
     /// `None`: it is not running.
     nodes: Vec<Option<Membership>>,
     /// Running, but it neither takes in nor does anything.
@@ -60,6 +64,7 @@ impl Network {
             rng: XorShiftRng::seed_from_u64(seed),
             loss: 0,
             cut: Box::new(|_, _| false),
+            later: BTreeSet::new(),
             nodes: (0..nodes).map(|_| None).collect(),
             paused: BTreeSet::new(),
             asking: vec![never; nodes],
@@ -133,6 +138,7 @@ impl Network {
         let next = membership.next().unwrap_or(Duration::MAX).min(self.asking[node]).max(now);
         self.sleep(node, next);
         for (to, payload) in outbox {
+            let payload = if self.later.contains(&node) { as_of_a_later_version(&payload) } else { payload };
             assert!(payload.len() <= MOST_PAYLOAD && MOST_PAYLOAD <= 1200, "{} bytes", payload.len());
             self.sent += 1;
             let to: usize = to.as_str()[1..].parse().unwrap();

@@ -12,12 +12,12 @@ use super::{
     together,
 };
 use crate::membership::{
-    ElectionMessage, Item, ItemKey, MOST_PAYLOAD, Malformed, MemberStatus, Membership, MembershipEvent,
-    MembershipSettings, ProbedPort, Why,
+    AgentInfo, ElectionMessage, Item, ItemKey, MOST_LEASE, MOST_PAYLOAD, Malformed, MemberStatus, Membership,
+    MembershipEvent, MembershipSettings, ProbedPort, Why, WireVersions, as_of_a_later_version,
     items::ItemChange,
     local_state::LocalState,
     swim::{MemberId, admitted},
-    wire::{Ack, Delta, Departed, Gone, Heartbeat, MOST_DEPARTED, Pull, StateVersion, Wire},
+    wire::{Ack, Delta, DeltaChange, Departed, Gone, Heartbeat, MOST_DEPARTED, Pull, StateVersion, Wire},
 };
 use vipmux_model::{NodeName, Vip};
 use vipmux_testing::names::{node_name, vip};
@@ -45,20 +45,26 @@ fn some_wires() -> Vec<Wire<'static>> {
     let at = StateVersion { run: u64::MAX, number: 300 };
     let vip = vip("2001:db8::1");
     let probed = ProbedPort { address: "10.0.0.1".parse().unwrap(), port: 80, check: u64::MAX };
-    let changes = vec![
+    let changes = [
         ItemChange::Set(longest(1)),
         ItemChange::Set(Item::Mac { segment: 3, mac: Mac::new([1, 2, 3, 4, 5, 6]) }),
         ItemChange::Set(Item::Health { probed, up: true }),
         ItemChange::Set(Item::Address(probed.address)),
+        ItemChange::Set(Item::Agent(AgentInfo {
+            version: "1".repeat(64),
+            wire: WireVersions { oldest: 1, newest: u8::MAX },
+            lease: MOST_LEASE,
+        })),
         ItemChange::Gone(ItemKey::Unable(vip)),
     ];
+    let changes = changes.map(|change| DeltaChange(Some(change))).to_vec();
     vec![
         Wire::Heartbeat(Heartbeat { asked: 17, generation: 2, known: 3, at }),
         Wire::Ack(Ack { asked: 17, at, disowned: Some(u64::MAX), gone: Vec::new() }),
         Wire::Ack(Ack { asked: 17, at, disowned: None, gone: vec![Gone { node: 1, generation: 2, silent: 3 }; 31] }),
         Wire::Pull(Pull { asked: 17, since: at, begun: 3 }),
         Wire::Delta(Delta { asked: 17, upto: at, since: 296, reset: Some(300), more: false, changes }),
-        Wire::Message { asked: 17, message: ElectionMessage::Declined { vip, epoch: 3 } },
+        Wire::Message { asked: 17, message: Some(ElectionMessage::Declined { vip, epoch: 3 }) },
         Wire::Left(vec![Departed { node: u64::MAX, generation: 1 }; MOST_DEPARTED]),
     ]
 }
@@ -147,22 +153,111 @@ fn of_strangers_and_of_whom_a_minority_holds_for_down_swim_does_not_hear() {
 }
 
 #[test]
-fn what_is_too_long_or_trails_is_refused() {
+fn what_is_too_long_is_refused() {
     let mut membership = fresh();
     let long = vec![0; MOST_PAYLOAD + 1];
     assert!(matches!(membership.receive(&name(1), &long, ms(2)), Err(Malformed::TooLong(_))));
-    let mut trailing = some_wires()[0].encode().unwrap();
-    trailing.push(0);
-    assert!(matches!(membership.receive(&name(1), &trailing, ms(2)), Err(Malformed::Trailing(1))));
+}
+
+/// Returns the payload of a delta with these changes, each as bytes.
+fn delta_of(changes: &[&[u8]]) -> Vec<u8> {
+    let at = StateVersion { run: 1, number: 1 };
+    let empty = Delta { asked: 1, upto: at, since: 0, reset: None, more: false, changes: Vec::new() };
+    let mut payload = Wire::Delta(empty).encode().unwrap();
+    // The number of changes is the last byte, and each change begins with its length.
+    assert_eq!(payload.pop(), Some(0));
+    payload.push(u8::try_from(changes.len()).unwrap());
+    for change in changes {
+        payload.push(u8::try_from(change.len()).unwrap());
+        payload.extend_from_slice(change);
+    }
+    payload
+}
+
+fn changes_in(payload: &[u8]) -> Vec<Option<ItemChange>> {
+    match Wire::decode(payload) {
+        Ok(Wire::Delta(delta)) => delta.changes.into_iter().map(|change| change.0).collect(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn bytes_of(item: Item) -> Vec<u8> {
+    let mut buffer = [0; MOST_PAYLOAD];
+    postcard::to_slice(&ItemChange::Set(item), &mut buffer).unwrap().to_vec()
 }
 
 #[test]
-fn names_and_segments_out_of_bounds_are_refused() {
-    let delta = |item| {
-        let at = StateVersion { run: 1, number: 1 };
-        let changes = vec![ItemChange::Set(item)];
-        Wire::Delta(Delta { asked: 1, upto: at, since: 0, reset: None, more: false, changes }).encode().unwrap()
-    };
+fn what_a_later_version_adds_is_skipped_and_the_rest_is_read() {
+    let unable = bytes_of(Item::Unable(vip("192.0.2.1")));
+    let longer = [&unable[..], b"more"].concat();
+    // An item, a key and a kind of change that no build has yet.
+    let payload = delta_of(&[&unable, &[0, 99, 1, 2], &[1, 99], &[2], &[], &longer]);
+    let read = Some(ItemChange::Set(Item::Unable(vip("192.0.2.1"))));
+    let read = [read.clone(), None, None, None, None, read];
+    assert_eq!(changes_in(&payload), read);
+    assert_eq!(changes_in(&[&payload[..], b"a field"].concat()), read);
+    for wire in some_wires() {
+        let payload = wire.encode().unwrap();
+        assert_eq!(Wire::decode(&[&payload[..], b"a field"].concat()).unwrap(), wire);
+        let later = as_of_a_later_version(&payload);
+        assert_ne!(later, payload);
+        let read = match Wire::decode(&later).unwrap() {
+            Wire::Delta(mut delta) => {
+                assert_eq!(delta.changes.remove(0), DeltaChange(None));
+                Wire::Delta(delta)
+            }
+            read => read,
+        };
+        assert_eq!(read, wire);
+    }
+}
+
+#[test]
+fn a_claim_counts_whatever_its_reason() {
+    let vip = vip("192.0.2.1");
+    let mut claim = bytes_of(Item::Claim { vip, epoch: 7, why: Why::First });
+    assert_eq!(claim.pop(), Some(0));
+    claim.push(99);
+    let read = ItemChange::Set(Item::Claim { vip, epoch: 7, why: Why::Other });
+    assert_eq!(changes_in(&delta_of(&[&claim])), [Some(read)]);
+}
+
+#[test]
+fn a_message_of_a_later_version_changes_nothing() {
+    let mut membership = together(2, 40).take(0);
+    let message = Wire::Message { asked: 17, message: None }.encode().unwrap();
+    let later = [&message[..message.len() - 1], &[2, 99, 1]].concat();
+    let before = membership.peers().clone();
+    membership.take_events();
+    for payload in [message, later] {
+        membership.receive(&name(1), &payload, before.members[&name(1)].heard.unwrap()).unwrap();
+        assert_eq!((membership.take_events(), membership.peers()), (Vec::new(), &before));
+    }
+}
+
+#[test]
+fn nodes_of_two_versions_are_one_cluster() {
+    let mut network = Network::new(4, 42);
+    network.later = BTreeSet::from([1, 3]);
+    for node in 0..4 {
+        let info = AgentInfo { version: format!("0.{node}.0"), wire: WireVersions::OWN, lease: ms(300) };
+        network.act(node, |membership, now| membership.publish(Item::Agent(info), now)).unwrap().unwrap();
+    }
+    network.run(ms(2_000));
+    for node in 0..4 {
+        let peers = network.of(node).peers();
+        assert_eq!(peers.members.len(), 3);
+        for peer in peers.members.values() {
+            assert_eq!(peer.status, MemberStatus::Alive);
+            assert_eq!(peer.state.agent.as_ref().unwrap().lease, ms(300));
+        }
+        assert!(peers.evidence.is_some());
+    }
+}
+
+#[test]
+fn items_out_of_bounds_are_skipped() {
+    let delta = |item| delta_of(&[&bytes_of(item)]);
     let vip = vip("192.0.2.1");
     // No such name can be made here, so it takes the place of a good one in the payload: a string
     // after its length.
@@ -172,10 +267,17 @@ fn names_and_segments_out_of_bounds_are_refused() {
         let mut buffer = [0; 10];
         let length = postcard::to_slice(&bad.len(), &mut buffer).unwrap();
         let payload = [&good[..at], length, bad.as_bytes(), &good[at + 5..]].concat();
-        assert!(matches!(Wire::decode(&payload), Err(Malformed::Undecodable(_))), "{bad}");
+        let read = matches!(Wire::decode(&payload), Ok(Wire::Delta(delta))
+            if matches!(delta.changes[..], [DeltaChange(Some(ItemChange::Set(Item::Claim { why: Why::Down(_), .. })))]));
+        assert!(!read, "{bad}");
     }
-    let payload = delta(Item::Mac { segment: 32, mac: Mac::default() });
-    assert!(matches!(Wire::decode(&payload), Err(Malformed::Undecodable(_))));
+    assert_eq!(changes_in(&delta(Item::Mac { segment: 32, mac: Mac::default() })), [None]);
+    for version in ["a".repeat(65), "a b".to_owned(), "\u{1b}[0m".to_owned()] {
+        let info = AgentInfo { version, wire: WireVersions::OWN, lease: ms(300) };
+        assert_eq!(changes_in(&delta(Item::Agent(info))), [None]);
+    }
+    let info = AgentInfo { version: "1".to_owned(), wire: WireVersions::OWN, lease: MOST_LEASE + ms(1) };
+    assert_eq!(changes_in(&delta(Item::Agent(info))), [None]);
 }
 
 #[test]

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use super::NodeHandle;
-use crate::simulation::{AgentEvent, World, WorldEvent};
+use crate::{
+    membership::as_of_a_later_version,
+    simulation::{AgentEvent, World, WorldEvent},
+};
 use vipmux_model::NodeName;
 
 /// The time without a heartbeat of the event loop after which gossip stops, as in
@@ -85,7 +88,8 @@ impl NodeHandle<'_> {
             return;
         }
         let copies = 1 + usize::from(dice.chance(cluster.network.twice));
-        let bytes: Arc<[u8]> = bytes.into();
+        let is_later = cluster.nodes[self.node].build.later;
+        let bytes: Arc<[u8]> = if is_later { as_of_a_later_version(&bytes).into() } else { bytes.into() };
         for _ in 0..copies {
             let after = self.world.dice.micros(100, self.world.cluster.network.delay);
             let event = AgentEvent::Payload { from: self.node, bytes: Arc::clone(&bytes) };
