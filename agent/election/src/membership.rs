@@ -197,6 +197,10 @@ struct Pace {
     /// The time from which changes of the state may be announced again; `None`: a timer for it is
     /// set.
     state_from: Option<Duration>,
+    /// The number of peers, at most, to which the state must still be announced,
+    unannounced: usize,
+    /// and the last one to which it was. They take turns by name.
+    announced: Option<NodeName>,
     /// The time from which news of nodes that are down may be spread again; `None`: a timer for it
     /// is set.
     down_from: Option<Duration>,
@@ -233,7 +237,13 @@ impl Membership {
             local_state,
             evidence: Evidence { since: now, ..Evidence::default() },
             timers: MembershipTimers::default(),
-            pace: Pace { state_from: Some(Duration::ZERO), down_from: Some(Duration::ZERO), hurry: HURRY },
+            pace: Pace {
+                state_from: Some(Duration::ZERO),
+                unannounced: 0,
+                announced: None,
+                down_from: Some(Duration::ZERO),
+                hurry: HURRY,
+            },
             left: false,
             output: PendingOutput::default(),
         };

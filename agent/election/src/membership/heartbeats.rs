@@ -1,10 +1,9 @@
 //! Heartbeats and acks: the evidence that others consider this node alive.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, ops::Bound, time::Duration};
 
 use crate::membership::{
     MemberId, MemberStatus, Membership, Peer, Timer,
-    peers::known,
     wire::{Ack, Gone, Heartbeat, Wire},
 };
 use vipmux_model::NodeName;
@@ -45,17 +44,32 @@ impl Membership {
         }
     }
 
-    /// Announces a change of this node's state, now or as soon as it may.
+    /// Announces a change of this node's state to all peers, beginning now or as soon as it may.
     pub(super) fn state_changed(&mut self, now: Duration) {
+        self.pace.unannounced = usize::MAX;
         if let Some(from) = self.pace.state_from.take().filter(|_| !self.left) {
             self.set(from.max(now), Timer::AnnounceState);
         }
     }
 
+    /// Announces the state to the next peers. A change meanwhile goes around once more.
     pub(super) fn announce_state(&mut self, now: Duration) {
-        let each = self.settings.news_each * u32::try_from(self.view.known).unwrap_or(u32::MAX);
-        self.pace.state_from = Some(now + each.max(self.settings.news));
-        self.begin_round(known(&self.peers).cloned().collect(), now);
+        let next = match &self.pace.announced {
+            Some(last) => self.peers.members.range::<NodeName, _>((Bound::Excluded(last), Bound::Unbounded)),
+            None => self.peers.members.range::<NodeName, _>(..),
+        };
+        let around = next.chain(&self.peers.members).filter(|(_, peer)| peer.status != MemberStatus::Left);
+        let left = self.pace.unannounced.min(self.view.known);
+        let whom: Vec<_> = around.map(|(name, _)| name.clone()).take(left.min(self.settings.announced)).collect();
+        self.pace.unannounced = left - whom.len();
+        self.pace.announced = whom.last().cloned().or(self.pace.announced.take());
+        let from = now + self.settings.news;
+        if self.pace.unannounced > 0 {
+            self.set(from, Timer::AnnounceState);
+        } else {
+            self.pace.state_from = Some(from);
+        }
+        self.begin_round(whom.into_iter().collect(), now);
     }
 
     /// Answers a heartbeat.

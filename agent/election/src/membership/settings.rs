@@ -32,10 +32,10 @@ pub struct MembershipSettings {
     pub fresh: Duration,
     /// The most members that are asked in a round.
     pub sample: usize,
-    /// The shortest time from one announcement of a changed state to the next,
+    /// The shortest time from one announcement of a changed state to the next.
     pub news: Duration,
-    /// and this for each member, if that is more.
-    pub news_each: Duration,
+    /// The most members to which a changed state is announced at once.
+    pub announced: usize,
     /// A pull without an answer is repeated after this. The time doubles with each of the next five
     /// tries.
     pub pull: Duration,
@@ -72,7 +72,7 @@ impl Default for MembershipSettings {
             fresh: milliseconds(150),
             sample: SAMPLE,
             news: milliseconds(10),
-            news_each: Duration::from_micros(100),
+            announced: 64,
             pull: milliseconds(30),
         }
     }

@@ -44,6 +44,8 @@ pub(super) struct Network {
     wakes: Vec<Duration>,
     flying: BTreeMap<(Duration, u64), (usize, usize, Vec<u8>)>,
     pub(super) sent: u64,
+    /// The payloads that each node has sent.
+    pub(super) sent_by: Vec<u64>,
     pub(super) events: Vec<Vec<(Duration, MembershipEvent)>>,
 }
 
@@ -72,6 +74,7 @@ impl Network {
             wakes: vec![never; nodes],
             flying: BTreeMap::new(),
             sent: 0,
+            sent_by: vec![0; nodes],
             events: vec![Vec::new(); nodes],
         }
     }
@@ -141,6 +144,7 @@ impl Network {
             let payload = if self.later.contains(&node) { as_of_a_later_version(&payload) } else { payload };
             assert!(payload.len() <= MOST_PAYLOAD && MOST_PAYLOAD <= 1200, "{} bytes", payload.len());
             self.sent += 1;
+            self.sent_by[node] += 1;
             let to: usize = to.as_str()[1..].parse().unwrap();
             if (self.cut)(node, to) || self.rng.next_u64() % 1000 < self.loss {
                 continue;

@@ -7,7 +7,8 @@ use super::{
     together,
 };
 use crate::membership::{
-    Full, Item, ItemKey, MOST_ITEMS, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
+    AgentInfo, Full, Item, ItemKey, MOST_ITEMS, MemberStatus, Membership, MembershipEvent, ProbedPort, State, Why,
+    WireVersions,
 };
 use vipmux_model::Vip;
 
@@ -46,6 +47,31 @@ fn a_change_reaches_all_within_a_round_trip_and_a_half() {
     }
 }
 
+/// In a cluster of 1,000 nodes, a change that went to all at once was a burst of 1,000 datagrams, and as
+/// many answers.
+#[test]
+fn changes_reach_all_in_a_large_cluster_without_a_burst() {
+    let mut network = together(200, 23);
+    let (mut most, mut number) = (0, 0);
+    for step in 0..14 {
+        // Each change comes while the last one is still announced.
+        if step < 8 {
+            number += 1;
+            publish(&mut network, 0, claim(number, 3));
+        }
+        let before = network.sent_by[0];
+        network.run(network.settings.news);
+        most = most.max(network.sent_by[0] - before);
+    }
+    let heartbeats = network.settings.sample as u64;
+    // An announcement, a round of heartbeats, one that is repeated, and the answers to others.
+    assert!(most <= 64 + 6 * heartbeats, "{most} payloads in 10 ms");
+    network.run(ROUND_TRIP * 2);
+    for node in 1..200 {
+        assert_eq!(network.peer(node, 0).state.claims.len(), usize::from(number), "node {node}");
+    }
+}
+
 #[test]
 fn each_kind_of_item_comes_and_goes() {
     let probed = ProbedPort { address: "10.0.0.1".parse().unwrap(), port: 80, check: 77 };
@@ -55,6 +81,8 @@ fn each_kind_of_item_comes_and_goes() {
     whole.macs.insert(31, mac);
     whole.health.insert(probed, false);
     whole.addresses.insert(probed.address);
+    let agent = AgentInfo { version: "0.1.0".to_owned(), wire: WireVersions::OWN, lease: ms(300) };
+    whole.agent = Some(agent.clone());
     let items = [
         Item::Ready(true),
         Item::Draining(true),
@@ -62,6 +90,7 @@ fn each_kind_of_item_comes_and_goes() {
         Item::Mac { segment: 31, mac },
         Item::Health { probed, up: false },
         Item::Address(probed.address),
+        Item::Agent(agent),
     ];
     let mut network = together(3, 21);
     for item in items.clone() {
