@@ -2,6 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
+use http::header::{HeaderValue, USER_AGENT};
 use kube::{
     Client, Config,
     config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError},
@@ -14,13 +15,22 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_SILENCE: Duration = Duration::from_secs(90);
 
 /// The settings for access to the API server.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterAccess {
+    /// The program's name in `User-Agent`, which has its version too. The API server's audit log and
+    /// metrics show it.
+    pub component: &'static str,
     /// A kubeconfig file, whose current context is used; `None`: the Pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// The namespace of vipmux's own objects; `None`: the namespace of the service account or of
     /// the context.
     pub namespace: Option<String>,
+}
+
+impl Default for ClusterAccess {
+    fn default() -> Self {
+        Self { component: "vipmux", kubeconfig: None, namespace: None }
+    }
 }
 
 /// A client for a cluster.
@@ -72,6 +82,8 @@ impl ClusterClient {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         config.read_timeout = Some(silence);
         config.write_timeout = Some(CONNECT_TIMEOUT);
+        let user_agent = HeaderValue::try_from(format!("{}/{}", access.component, env!("CARGO_PKG_VERSION")));
+        config.headers.extend(user_agent.map(|value| (USER_AGENT, value)));
         // The callers know better whether and when to retry. kube would retry for minutes and log
         // nothing.
         config.default_retry = false;

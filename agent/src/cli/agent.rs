@@ -197,7 +197,7 @@ pub fn run(args: AgentArgs) -> Result<(), AgentError> {
     args.log.start();
     let origin = match args.manifests {
         Some(directory) => ObjectSource::Manifests(directory),
-        None => ObjectSource::Cluster { access: args.access.into(), trust: args.allocator.into() },
+        None => ObjectSource::Cluster { access: args.access.of("vipmux-agent"), trust: args.allocator.into() },
     };
     let model::IngestOptions { load_balancer_class, unset_class_is_ours, service_tags, limits, .. } = args.scope.into();
     let options = RuntimeOptions {

@@ -11,7 +11,7 @@ use super::{
     log::LogArgs,
 };
 use crate::allocator::{self, AllocatorOptions, health::AllocatorHealth};
-use vipmux_cluster::access::{ClusterAccess, ClusterClient};
+use vipmux_cluster::access::ClusterClient;
 use vipmux_model as model;
 use vipmux_model::name::is_subdomain;
 
@@ -87,7 +87,7 @@ fn host() -> String {
 pub fn run(args: AllocatorArgs) -> Result<(), AllocatorError> {
     args.log.start();
     let options = args.options();
-    let access = ClusterAccess::from(args.access);
+    let access = args.access.of("vipmux-allocator");
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -20,7 +20,6 @@ use crate::{
         findings::{CheckStatus, Finding, assess},
     },
 };
-use vipmux_cluster::access::ClusterAccess;
 use vipmux_datapath::{
     bpf::{
         attach::{TcAttachMode, XdpAttachMode},
@@ -109,13 +108,11 @@ pub fn run(args: CheckArgs) -> Result<ExitCode, CheckCommandError> {
 
 impl From<CheckArgs> for collect::CheckOptions {
     fn from(args: CheckArgs) -> Self {
-        let ClusterAccess { kubeconfig, namespace } = args.access.into();
         Self {
             interfaces: args.interfaces,
             node: args.node_name,
             manifests: args.manifests,
-            kubeconfig,
-            namespace,
+            access: args.access.of("vipmux-check"),
             pin_path: args.pin_path,
             mode: args.xdp_mode,
             tc: args.tc,

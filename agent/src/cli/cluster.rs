@@ -20,9 +20,10 @@ pub struct AccessArgs {
     namespace: Option<String>,
 }
 
-impl From<AccessArgs> for ClusterAccess {
-    fn from(AccessArgs { kubeconfig, namespace }: AccessArgs) -> Self {
-        Self { kubeconfig, namespace }
+impl AccessArgs {
+    /// Returns the access of a program, which names itself so to the API server.
+    pub fn of(self, component: &'static str) -> ClusterAccess {
+        ClusterAccess { component, kubeconfig: self.kubeconfig, namespace: self.namespace }
     }
 }
 

@@ -17,6 +17,7 @@ mod sysctls;
 use std::{collections::BTreeSet, path::PathBuf};
 
 use crate::preflight::findings::{Observations, Unseen, others::Others};
+use vipmux_cluster::access::ClusterAccess;
 use vipmux_datapath::{
     bpf::attach::{TcAttachMode, XdpAttachMode},
     link::{LinkError, Links},
@@ -32,10 +33,8 @@ pub struct CheckOptions {
     pub node: Option<NodeName>,
     /// A directory of manifests; `None`: the API server.
     pub manifests: Option<PathBuf>,
-    /// The kubeconfig file; `None`: the Pod's service account.
-    pub kubeconfig: Option<PathBuf>,
-    /// The namespace of the Leases; `None`: the service account's namespace.
-    pub namespace: Option<String>,
+    /// How to reach the API server.
+    pub access: ClusterAccess,
     /// The directory of the pins.
     pub pin_path: PathBuf,
     /// How XDP programs run.

@@ -77,7 +77,7 @@ impl Follower {
     /// Starts it. It looks at the version at these intervals.
     fn of(api: ApiServer, silence: Option<Duration>, look: Duration) -> Result<Self> {
         let proxy = ApiProxy::start(&api, 1)?;
-        let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
+        let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), ..ClusterAccess::default() };
         let (objects, guard) = api.block_on(async {
             let cluster = match silence {
                 Some(silence) => ClusterClient::connect_within(&access, silence).await?,
@@ -143,17 +143,24 @@ fn a_watch_that_falls_silent_is_taken_up_again() -> Result<()> {
     follower.await_services(&["b", "c"])
 }
 
-/// An API server to which nothing was written since its start is silent for minutes.
+/// An API server to which nothing was written since its start is silent for minutes. It has no custom
+/// kinds.
 #[test]
 fn watches_of_what_does_not_change_are_asked_for_seldom() -> Result<()> {
     let Some(mut follower) = Follower::new(None)? else { return Ok(()) };
     follower.await_services(&["a", "b"])?;
-    let count =
-        |follower: &Follower| ["services", "endpointslices", "nodes", "namespaces"].map(|kind| follower.watches(kind));
-    let before = count(&follower);
+    let kinds = ["services", "endpointslices", "nodes", "namespaces", "vippools", "ipaddresspools"];
+    let count = |follower: &Follower| kinds.map(|kind| follower.watches(kind));
+    let discoveries = |follower: &Follower| -> usize {
+        follower.proxy.requests().iter().filter(|request| request.resource.is_empty()).count()
+    };
+    let (before, discovered) = (count(&follower), discoveries(&follower));
     thread::sleep(QUIET);
     let after = count(&follower);
     ensure!(before.iter().zip(after).all(|(before, after)| after <= before + 1), "{before:?}, and then {after:?}");
+    // All absent kinds together ask every 30 s.
+    let discovered = discoveries(&follower) - discovered;
+    ensure!((2..=5).contains(&discovered), "{discovered} requests for discovery");
     assert_eq!(names_of(&follower.objects.borrow()), ["a", "b"]);
     follower.api.apply_all(&[service("c")])?;
     follower.await_services(&["a", "b", "c"])

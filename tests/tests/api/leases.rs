@@ -47,7 +47,11 @@ fn fixture(seed: u64) -> Result<Option<Fixture>> {
 
 impl Fixture {
     fn store_of(&self, namespace: &str) -> Result<KubernetesStore> {
-        let access = ClusterAccess { kubeconfig: Some(self.proxy.kubeconfig()), namespace: Some(namespace.to_owned()) };
+        let access = ClusterAccess {
+            kubeconfig: Some(self.proxy.kubeconfig()),
+            namespace: Some(namespace.to_owned()),
+            ..ClusterAccess::default()
+        };
         self.api.block_on(async { Ok(KubernetesStore::new(&ClusterClient::connect(&access).await?)) })
     }
 

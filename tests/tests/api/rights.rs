@@ -108,7 +108,7 @@ fn every_right_to_follow_is_needed() -> Result<()> {
         for account in &accounts {
             tried.push(Tried::new(&api, account)?);
             let proxy = reach(&api, account)?;
-            let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), namespace: None };
+            let access = ClusterAccess { kubeconfig: Some(proxy.kubeconfig()), ..ClusterAccess::default() };
             let guard = api.block_on(async {
                 let cluster = ClusterClient::connect(&access).await?;
                 Ok(kubernetes::follow(&cluster.client, consumer))
@@ -143,7 +143,11 @@ fn every_right_to_leases_is_needed_by_agents() -> Result<()> {
     api.add_namespace(SYSTEM)?;
     let lacks: Vec<_> = AGENT.iter().filter(|right| right.resource == "leases").copied().collect();
     let use_leases = |kubeconfig, last| {
-        let access = ClusterAccess { kubeconfig: Some(kubeconfig), namespace: Some(SYSTEM.to_owned()) };
+        let access = ClusterAccess {
+            kubeconfig: Some(kubeconfig),
+            namespace: Some(SYSTEM.to_owned()),
+            ..ClusterAccess::default()
+        };
         let vip = Vip::new([192, 0, 2, last].into());
         api.block_on(async { Ok(use_leases(&ClusterClient::connect(&access).await?, vip).await) })
     };
@@ -171,7 +175,7 @@ fn every_right_to_events_is_needed_by_agents() -> Result<()> {
     let tried = accounts.iter().map(|account| Tried::new(&api, account)).collect::<Result<Vec<_>>>()?;
     for (account, tried) in accounts.iter().zip(&tried) {
         let service: Service = serde_json::from_value(service("web", "lan"))?;
-        let access = ClusterAccess { kubeconfig: Some(account.kubeconfig.clone()), namespace: None };
+        let access = ClusterAccess { kubeconfig: Some(account.kubeconfig.clone()), ..ClusterAccess::default() };
         let source = EventSource { controller: "test", action: "Testing", instance: account.user.clone() };
         let recorder =
             api.block_on(async { Ok(EventRecorder::start(ClusterClient::connect(&access).await?.client, source)) })?;
@@ -195,7 +199,11 @@ fn the_right_to_the_gossip_key_is_needed_by_agents() -> Result<()> {
     let [account] = &rights::lacking(&api, &AGENT, "agent", &lacks)?[..] else { bail!("{lacks:?}") };
     let tried = Tried::new(&api, account)?;
     let read = |kubeconfig: &Path| {
-        let access = ClusterAccess { kubeconfig: Some(kubeconfig.to_owned()), namespace: Some(SYSTEM.to_owned()) };
+        let access = ClusterAccess {
+            kubeconfig: Some(kubeconfig.to_owned()),
+            namespace: Some(SYSTEM.to_owned()),
+            ..ClusterAccess::default()
+        };
         api.block_on(async { Ok(GossipSecret::new(&ClusterClient::connect(&access).await?).read().await) })
     };
     tried.await_refusal(|| read(&account.kubeconfig).map(drop))?;

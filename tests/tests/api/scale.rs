@@ -221,6 +221,8 @@ fn a_thousand_services_on_two_hundred_nodes_cost_the_api_server_no_write_in_stea
         Ok(())
     })?;
     let started = requests(api, Mark::default())?;
+    let other = started.iter().find(|request| !request.agent.starts_with("vipmux-agent/"));
+    ensure!(other.is_none(), "{other:?}");
 
     let complaints = |cluster: &Cluster| -> usize {
         cluster.agents.iter().map(|agent| agent.process().output().matches("cannot watch the API server").count()).sum()

@@ -10,6 +10,7 @@
 //! While the API server is away everything stays as it was. A watch that comes back continues where
 //! it was, or lists all objects again. Objects that went in the meantime are removed then.
 
+mod discovery;
 mod kind_watch;
 mod prune;
 mod table;
@@ -23,7 +24,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use self::{kind_watch::KindWatch, table::ObjectTable};
+use self::{discovery::Discovery, kind_watch::KindWatch, table::ObjectTable};
 use crate::rollback;
 use vipmux_model::objects::{Objects, object::Kind};
 
@@ -105,11 +106,13 @@ pub fn follow_within(client: &Client, consumer: Consumer, interval: Duration) ->
     let rollbacks = rollback::follow(Api::<Node>::all(client.clone()), interval);
     let (events, incoming) = mpsc::channel(UPDATE_CAPACITY);
     let (objects, listing) = watch::channel(None);
+    let discovery = Discovery::new(client.clone());
     let mut tasks = JoinSet::new();
     for kind in Kind::ALL {
         // Each lives as long as the guard, which aborts it. A watch that is cut off holds nothing
         // that needs care.
-        tasks.spawn(KindWatch::new(client.clone(), kind, consumer, events.clone(), rollbacks.clone()).run());
+        let (client, discovery, events) = (client.clone(), discovery.clone(), events.clone());
+        tasks.spawn(KindWatch::new(client, discovery, kind, consumer, events, rollbacks.clone()).run());
     }
     tasks.spawn(collect(incoming, objects));
     (UnlistedObjects(listing), KubernetesGuard { refreshed: watch::Sender::new(0), _tasks: tasks })

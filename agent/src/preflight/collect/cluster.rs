@@ -21,7 +21,7 @@ use crate::preflight::findings::{
     Seen, Unseen,
     cluster::{Cluster, NodeObservation, ObjectSourceObservation},
 };
-use vipmux_cluster::access::{self as cluster, AccessError, ClusterAccess};
+use vipmux_cluster::access::{self as cluster, AccessError};
 use vipmux_datapath::link::Links;
 use vipmux_model as model;
 use vipmux_model::{
@@ -37,8 +37,7 @@ const OWN: &str = "vipmux.io/v1alpha1";
 const METALLB: &str = "metallb.io/v1beta1";
 
 pub(super) async fn observe(options: &CheckOptions, links: &Links) -> (ObjectSourceObservation, source::Read) {
-    let access = ClusterAccess { kubeconfig: options.kubeconfig.clone(), namespace: options.namespace.clone() };
-    match cluster::ClusterClient::connect(&access).await {
+    match cluster::ClusterClient::connect(&options.access).await {
         Ok(connected) => observe_connected(options, links, connected).await,
         // No cluster was named.
         Err(AccessError::ServiceAccount(_)) => {
@@ -46,7 +45,7 @@ pub(super) async fn observe(options: &CheckOptions, links: &Links) -> (ObjectSou
             (ObjectSourceObservation::Nowhere(why), source::Read::default())
         }
         Err(error) => {
-            let namespace = options.namespace.clone().unwrap_or_default();
+            let namespace = options.access.namespace.clone().unwrap_or_default();
             (unreachable(namespace, options, &error_chain(&error)), source::Read::default())
         }
     }

@@ -23,7 +23,7 @@ use self::{
     backoff::{delay, with_backoff},
     duplicate_names::DuplicateNames,
 };
-use super::{Consumer, prune::prune};
+use super::{Consumer, discovery::Discovery, prune::prune};
 use crate::rollback::{self, Rollbacks};
 use vipmux_model::objects::{
     Problem,
@@ -59,6 +59,7 @@ pub(super) enum ObjectChange {
 /// The watch of one kind.
 pub(super) struct KindWatch {
     client: Client,
+    discovery: Discovery,
     kind: Kind,
     consumer: Consumer,
     events: mpsc::Sender<WatchUpdate>,
@@ -84,6 +85,7 @@ impl KindWatch {
     /// Returns a watch that sends its updates to `events`.
     pub(super) fn new(
         client: Client,
+        discovery: Discovery,
         kind: Kind,
         consumer: Consumer,
         events: mpsc::Sender<WatchUpdate>,
@@ -93,6 +95,7 @@ impl KindWatch {
         let duplicate_names = kind.is_named_across_namespaces().then(DuplicateNames::default);
         Self {
             client,
+            discovery,
             kind,
             consumer,
             events,
@@ -126,7 +129,7 @@ impl KindWatch {
                 }
                 Err(error) if self.kind.is_custom() && status(&error) == Some(404) && self.is_absent().await => {
                     let alive = self.report_absent().await;
-                    sleep(ABSENT_RETRY).await;
+                    self.wait_until_served().await;
                     // A kind that was created again has new objects, so it is listed again.
                     stream = self.watch();
                     alive
@@ -217,17 +220,19 @@ impl KindWatch {
         Some((identity, object))
     }
 
-    /// Returns whether the API server says that it does not have the kind. A 404 alone may come
-    /// from a proxy.
+    /// Returns whether the API server does not have the kind.
     async fn is_absent(&self) -> bool {
-        let ApiResource { group, version, api_version, plural, .. } = resource(self.kind);
-        let Ok(groups) = self.client.list_api_groups().await else { return false };
-        let Some(found) = groups.groups.iter().find(|found| found.name == group) else { return true };
-        if found.versions.iter().all(|served| served.version != version) {
-            return true;
+        self.discovery.lacks(&resource(self.kind)).await
+    }
+
+    /// Waits until the API server may have the kind.
+    async fn wait_until_served(&self) {
+        loop {
+            sleep(ABSENT_RETRY).await;
+            if !self.is_absent().await {
+                return;
+            }
         }
-        let served = self.client.list_api_group_resources(&api_version).await;
-        served.is_ok_and(|list| list.resources.iter().all(|resource| resource.name != plural))
     }
 
     /// Reports that there are no objects, since the API server does not have the kind.
