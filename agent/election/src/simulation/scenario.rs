@@ -43,6 +43,8 @@ pub enum Scenario {
     /// Agents are upgraded and rolled back. The builds speak differently, and have a `--lease` of
     /// their own.
     Versions,
+    /// One node at a time dies, stands still or loses its link. A majority lives.
+    Single,
     /// VIPs come and go.
     Vips,
     /// VIPs are announced in a peer's name, and foreign speakers have addresses.
@@ -77,6 +79,10 @@ const BEGIN: u64 = 10_000;
 /// The quiet time at the end, milliseconds.
 const TAIL: u64 = 14_000;
 
+/// The longest rest of a deadline, and a hundredth for clocks that differ: a machine that stood still
+/// answers for as long after it goes on.
+const LEFT: Duration = Duration::from_millis(303);
+
 /// The time until nodes that come late have their share.
 const BALANCED: Duration = Duration::from_mins(4);
 
@@ -92,7 +98,7 @@ const STRICT: Promise = Promise {
 
 impl Scenario {
     /// The scenarios that are small enough to run often.
-    pub const SMALL: [Self; 21] = [
+    pub const SMALL: [Self; 22] = [
         Self::Quiet,
         Self::Loss,
         Self::Crash,
@@ -114,6 +120,7 @@ impl Scenario {
         Self::SlowStore,
         Self::Freeze,
         Self::Versions,
+        Self::Single,
     ];
 
     /// Returns the scenario's name, in lower-case letters.
@@ -133,6 +140,7 @@ impl Scenario {
             _ => {}
         }
         let nodes = setup.nodes.unwrap_or_else(|| [3, 3, 3, 4, 5, 2][dice.index(6)]);
+        let nodes = if self == Self::Single { nodes.max(3) } else { nodes };
         let vips = setup.vips.unwrap_or_else(|| 1 + dice.index(4));
         let settings = ElectionSettings {
             hold_down: Duration::from_millis([0, 500, 2000][dice.index(3)]),
@@ -191,12 +199,19 @@ impl Script<'_> {
             // A node can be stopped after its Lease is written, and before it answers. Others wait a
             // second for that, and then ask the LAN.
             Scenario::Pause => Promise { answer: Duration::from_millis(1_250), ..STRICT },
+            // docs/failover.md says so.
+            Scenario::Single => {
+                let answer = Duration::from_millis(600);
+                Promise { answer, without_store: answer, interval: Duration::from_millis(10), ..STRICT }
+            }
             Scenario::SlowStore => Promise { without_store: STRICT.answer, ..STRICT },
-            Scenario::Freeze => Promise { overlap: WINDOW, answer: Duration::from_secs(3), ..STRICT },
+            Scenario::Freeze => Promise { overlap: LEFT, answer: Duration::from_secs(3), ..STRICT },
             // The longest lease, and the time to find out that its node is down.
             Scenario::Versions => Promise { answer: Duration::from_secs(4), ..STRICT },
             Scenario::Solitude => Promise { overlap: WINDOW, ..slow },
-            Scenario::Forge => Promise { answer: Duration::from_millis(250), ..STRICT },
+            Scenario::Forge => {
+                Promise { answer: Duration::from_millis(120), interval: Duration::from_millis(10), ..STRICT }
+            }
             Scenario::Drain | Scenario::Cut | Scenario::Vips | Scenario::Spoof | Scenario::Flap => slow,
             _ => window,
         };
@@ -270,6 +285,7 @@ impl Script<'_> {
                 return 2 * lasts + 500 + self.dice.below(8_000);
             }
             Scenario::Versions => self.upgrade(node, at, lasts),
+            Scenario::Single => return self.single(node, at),
             Scenario::Lan => self.lan(at, lasts),
             Scenario::Partition => self.partition(at, lasts),
             Scenario::Vips => {
@@ -334,6 +350,27 @@ impl Script<'_> {
         let restart = at + if orderly { 1_000 } else { 0 } + lasts;
         self.add(restart - 1, Fault::Install(node, build));
         self.add(restart, Fault::Start(node));
+    }
+
+    /// Returns the time until the next fault. By then all nodes know each other again.
+    fn single(&mut self, node: usize, at: u64) -> u64 {
+        let access =
+            [StoreAccess::Open, StoreAccess::Open, StoreAccess::Refused, StoreAccess::Hangs, StoreAccess::Mute];
+        let access = access.get(self.dice.index(6)).copied().unwrap_or(StoreAccess::Slow(500));
+        for node in 0..self.nodes {
+            self.add(at - 100, Fault::Access(node, access));
+            self.add(at + 3_000, Fault::Access(node, StoreAccess::Open));
+        }
+        let (begins, ends) = match self.dice.below(5) {
+            0 => (Fault::Crash(node), Fault::Start(node)),
+            1 => (Fault::PowerOff(node), Fault::Start(node)),
+            2 => (Fault::Pause(node), Fault::Resume(node)),
+            3 => (Fault::Unplug(node), Fault::Plug(node)),
+            _ => (Fault::Cut(node), Fault::Mend(node)),
+        };
+        self.add(at, begins);
+        self.add(at + 3_100, ends);
+        10_000
     }
 
     /// Returns the time until the next fault.

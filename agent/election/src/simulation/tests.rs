@@ -56,6 +56,11 @@ fn never_do_two_answer_after_crashes_restarts_and_power_failures() {
 }
 
 #[test]
+fn a_vip_of_a_node_that_is_gone_is_answered_for_within_600_milliseconds_where_a_majority_lives() {
+    all_is_well(Scenario::Single, 0..seeds());
+}
+
+#[test]
 fn never_do_two_answer_after_pauses() {
     all_is_well(Scenario::Pause, 0..seeds());
 }
@@ -78,7 +83,7 @@ fn each_vip_is_answered_for_while_others_come_and_go_or_are_spoofed() {
 }
 
 #[test]
-fn forged_announcements_silence_no_vip_for_longer_than_two_heartbeats() {
+fn forged_announcements_silence_no_vip_for_longer_than_120_milliseconds() {
     all_is_well(Scenario::Forge, 0..seeds());
 }
 
