@@ -135,6 +135,17 @@ fn the_first_agents_start_without_events_of_failures() -> Result<()> {
     Ok(())
 }
 
+/// docs/failover.md says so. VIPs that no other node can take hold up no update.
+#[test]
+fn an_agents_pod_is_drained_before_it_stops() -> Result<()> {
+    let daemon_set: DaemonSet = of_kind(&documents("kustomize/agent.yaml")?, "DaemonSet")?;
+    let pod = daemon_set.spec.template.spec.context("no Pod")?;
+    let hook = pod.containers[0].lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref());
+    let command = hook.and_then(|hook| hook.exec.as_ref()?.command.clone()).context("no hook")?;
+    assert_eq!(command[..3], ["vipmux", "drain", "--ignore-unmovable"]);
+    Ok(())
+}
+
 #[test]
 fn the_chart_and_the_base_are_of_this_version() -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");

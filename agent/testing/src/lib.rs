@@ -12,6 +12,7 @@ pub mod api_server;
 pub mod bpffs;
 pub mod names;
 pub mod netns;
+pub mod pages;
 
 use std::{
     env,

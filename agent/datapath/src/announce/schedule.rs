@@ -118,6 +118,8 @@ impl Default for Pacing {
 
 #[cfg(test)]
 mod tests {
+    use vipmux_testing::pages::{FAILOVER, assert_says};
+
     use super::*;
 
     #[test]
@@ -126,6 +128,22 @@ mod tests {
         let seconds = |n| Some(start + Duration::from_secs(n));
         let times: Vec<_> = (0..6).map(|sent| AnnouncementSchedule::default().repeat(start, sent)).collect();
         assert_eq!(times, [seconds(0), seconds(1), seconds(3), seconds(7), seconds(15), None]);
+    }
+
+    #[test]
+    fn the_page_has_the_schedule_and_the_rates_of_the_code() {
+        let Pacing { interval, least, .. } = Pacing::default();
+        let rate = |time: Duration| Duration::from_secs(1).as_millis() / time.as_millis();
+        let (all, at_once, repeats) = (rate(least), AT_ONCE.as_millis() / least.as_millis(), rate(interval));
+        assert_eq!((all, AnnouncementSchedule::default().0.len()), (1_000, 4));
+        for words in [
+            "It repeats this after 1, 3, 7 and 15 seconds".to_owned(),
+            format!("at most 1,000 frames a second (`--announce-rate`), and {at_once} at once"),
+            format!("repeats have a limit of {repeats} frames a second"),
+            format!("one round of 100 IPv4 VIPs takes {} seconds", 100 * 2 / repeats),
+        ] {
+            assert_says(FAILOVER, &words);
+        }
     }
 
     #[test]

@@ -1,9 +1,12 @@
 //! Tests announcements.
 
-use std::{num::NonZeroU32, time::Duration};
+use std::{net::Ipv4Addr, num::NonZeroU32, time::Duration};
 
 use super::*;
-use vipmux_testing::names::vip4;
+use vipmux_testing::{
+    names::vip4,
+    pages::{FAILOVER, assert_says},
+};
 
 const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 1]);
 
@@ -84,6 +87,20 @@ fn many_first_rounds_stay_within_their_rate() {
         let expected = 500_000 / u128::from(rate);
         assert!((expected * 7 / 10..=expected).contains(&last), "{rate}: the last left after {last} ms");
     }
+}
+
+#[test]
+fn the_last_of_five_hundred_vips_is_announced_after_900_milliseconds() {
+    let (mut announcer, start) = (Announcer::default(), Instant::now());
+    (1..=500).for_each(|n| announcer.gained(Vip::new(Ipv4Addr::from_bits(n).into()), 7, MAC, start));
+    let (mut frames, mut last) = (0, start);
+    while frames < 1_000 {
+        last = announcer.next().unwrap();
+        frames += announcer.due(last).len();
+    }
+    let took = last.duration_since(start);
+    assert!(took >= ms(895) && took <= ms(900), "{took:?}");
+    assert_says(FAILOVER, "a node that takes 500 VIPs announces the last one after 0.9 seconds");
 }
 
 #[test]

@@ -17,10 +17,31 @@ use crate::{
     lease::Version,
     membership::{self, Claimed, ElectionMessage, Peer, State, Why},
 };
-use vipmux_testing::names::{node_name, vip4};
+use vipmux_testing::{
+    names::{node_name, vip4},
+    pages::{FAILOVER, assert_says},
+};
 
 const T: Duration = Duration::from_secs(100);
 const MAC: Mac = Mac::new([2, 0, 0, 0, 0, 9]);
+
+/// Figures that are constants, as docs/failover.md has them.
+#[test]
+fn the_page_has_the_times_of_the_code() {
+    let (lease, heartbeat) = (LEASE.as_millis(), HEARTBEAT.as_millis());
+    for words in [
+        format!("its kernel stops answering {lease} ms after the last evidence"),
+        format!("{lease} ms after the last evidence (`--lease`). The agent extends it every {heartbeat} ms"),
+        format!("and after {} ms at most. In that time the old leader asks", lease + heartbeat),
+        format!("otherwise within `--lease` ({lease} ms)"),
+        format!("wanted for {}", if LEFTOVER == Duration::from_hours(1) { "an hour" } else { "another time" }),
+        format!("If Leases name other leaders after {} seconds", UNHEARD.as_secs()),
+    ] {
+        assert_says(FAILOVER, &words);
+    }
+    assert_eq!(ElectionSettings::default().hold_down, Duration::from_mins(1));
+    assert_says(FAILOVER, "a hold-down of one minute (`--hold-down`)");
+}
 
 fn ms(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds)

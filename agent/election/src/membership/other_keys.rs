@@ -92,6 +92,13 @@ mod tests {
     }
 
     #[test]
+    fn the_page_has_the_times_of_the_code() {
+        let (heard, each) = (HEARD.as_secs(), HEARD_EACH.as_secs());
+        let words = format!("others may lead after {heard} seconds, plus {each} seconds for each Node");
+        vipmux_testing::pages::assert_says(vipmux_testing::pages::FAILOVER, &words);
+    }
+
+    #[test]
     fn nodes_of_one_key_lead_and_all_find_the_same() {
         let table: &[(&[&[&str]], usize)] = &[
             (&[&["n1"], &["n2"], &["n3"]], 0),

@@ -39,6 +39,17 @@ fn vips(addresses: &[&str]) -> BTreeSet<Vip> {
     addresses.iter().map(|text| vip(text)).collect()
 }
 
+/// README.md, "Status".
+#[test]
+fn the_readme_names_each_dialect() {
+    let readme = include_str!("../../../../README.md").to_lowercase();
+    let (_, list) = readme.split_once("sharing rules of").unwrap();
+    let (list, _) = list.split_once(".\n").unwrap();
+    for dialect in ALL {
+        assert!(list.contains(&dialect.name.to_lowercase()), "{} is missing in {list:?}", dialect.name);
+    }
+}
+
 #[test]
 fn without_annotations_a_service_is_plain() {
     let request = ask(&[("example.org/other", "x")], None).unwrap();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use vipmux_testing::pages::{FAILOVER, assert_says};
 
 const T: Duration = Duration::from_secs(100);
 const OWN: Mac = Mac::new([2, 0, 0, 0, 0, 1]);
@@ -57,6 +58,17 @@ fn run(prober: &mut AddressProber) -> Vec<Happened> {
         turns.push((next.saturating_sub(T).as_millis(), frames.len(), outcomes));
     }
     turns
+}
+
+#[test]
+fn the_page_has_the_times_of_the_code() {
+    for mode in [AddressProbeMode::Detect, AddressProbeMode::Query] {
+        let interval = mode.interval().as_millis();
+        assert_eq!(ROUNDS, 3);
+        let row = format!("| 0, {interval}, {} ms | {} ms |", 2 * interval, 3 * interval);
+        assert_says(FAILOVER, &row);
+    }
+    assert_says(FAILOVER, &format!("The agent probes for at most {MAX_CONCURRENT} VIPs at a time"));
 }
 
 #[test]

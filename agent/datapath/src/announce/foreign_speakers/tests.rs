@@ -2,6 +2,7 @@
 
 use super::*;
 use vipmux_testing::names::vip4;
+use vipmux_testing::pages::{FAILOVER, assert_says};
 
 const T: Duration = Duration::from_secs(1000);
 const FOREIGN: Mac = Mac::new([2, 0, 0, 0, 0, 0xee]);
@@ -26,6 +27,14 @@ fn hear(speakers: &mut ForeignSpeakers, heard: &[VipSpeaker], now: Duration) {
 
 fn conflicts(speakers: &ForeignSpeakers) -> Vec<(Vip, Mac)> {
     speakers.conflicts(all).map(|conflict| (conflict.vip, conflict.mac)).collect()
+}
+
+#[test]
+fn the_page_has_the_figures_of_the_code() {
+    assert_says(FAILOVER, &format!("at most every {} seconds (`DEFEND_INTERVAL`)", DEFEND_INTERVAL.as_secs()));
+    assert_eq!(FORGET_AFTER, Duration::from_mins(1));
+    assert_says(FAILOVER, "When the foreign speaker was not heard for a minute");
+    assert_says(FAILOVER, &format!("tracks at most {MAX_CONFLICTS} pairs of VIP and foreign speaker"));
 }
 
 #[test]

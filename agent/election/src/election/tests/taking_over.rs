@@ -129,6 +129,35 @@ fn who_is_not_first_waits_for_its_turn() {
 }
 
 #[test]
+fn a_node_in_its_hold_down_takes_at_once_what_no_other_node_can() {
+    let settings = ElectionSettings { detect: false, ..ElectionSettings::default() };
+    let candidate = |name: &str, weight| Candidate { node: node_name(name), weight, excluded: false, cordoned: false };
+    // By rendezvous it is nearly always the first.
+    let candidates: Candidates = [candidate("a", u32::MAX), candidate("b", 1)].into_iter().collect();
+    for (other, takes) in [(MemberStatus::Alive, false), (MemberStatus::Down, true)] {
+        for hold_down in [Duration::ZERO, settings.hold_down] {
+            let mut bench = Bench::new(ElectionSettings { hold_down, ..settings });
+            bench.falls("b", other);
+            bench.give(Input::Wanted(Arc::new([(vip4(1), candidates.clone())].into())));
+            bench.give(Input::Surveyed { asked: T, leases: Some(OrdMap::default()) });
+            bench.tick().later(ms(20)).give(Input::Peers);
+            let expected = takes || hold_down.is_zero();
+            assert_eq!(bench.said().contains(&"read".to_owned()), expected, "{other:?}, {hold_down:?}");
+        }
+    }
+}
+
+#[test]
+fn a_hold_down_ends_after_a_minute() {
+    let mut bench = Bench::new(ElectionSettings::default());
+    let ready = |bench: &Bench| bench.commands.contains(&Command::Publish(Item::Ready(true)));
+    bench.ticks(599);
+    assert!(!ready(&bench));
+    bench.ticks(1);
+    assert!(ready(&bench));
+}
+
+#[test]
 fn a_holder_whose_end_no_majority_saw_is_looked_for_on_the_lan() {
     for (found, expected) in [
         (AddressOwner::Nobody, vec!["swap v4 for 5"]),

@@ -119,6 +119,13 @@ mod tests {
     }
 
     #[test]
+    fn the_page_has_the_delays_of_the_code() {
+        let (least, most) = (MIN_DELAY.as_secs_f32(), MAX_DELAY.as_secs());
+        let words = format!("retries after {least} s, {} s, and so on up to {most} s", least * 2.0);
+        vipmux_testing::pages::assert_says(vipmux_testing::pages::CLUSTER, &words);
+    }
+
+    #[test]
     fn lists_are_no_watches() {
         assert!(is_watch(&"/api/v1/nodes?&watch=true&timeoutSeconds=290".parse().unwrap()));
         assert!(!is_watch(&"/api/v1/nodes?limit=500".parse().unwrap()));
