@@ -34,13 +34,14 @@ fn the_page_has_the_times_of_the_code() {
         format!("{lease} ms after the last evidence (`--lease`). The agent extends it every {heartbeat} ms"),
         format!("and after {} ms at most. In that time the old leader asks", lease + heartbeat),
         format!("otherwise within `--lease` ({lease} ms)"),
-        format!("wanted for {}", if LEFTOVER == Duration::from_hours(1) { "an hour" } else { "another time" }),
         format!("If Leases name other leaders after {} seconds", UNHEARD.as_secs()),
     ] {
         assert_says(FAILOVER, &words);
     }
     assert_eq!(ElectionSettings::default().hold_down, Duration::from_mins(1));
     assert_says(FAILOVER, "a hold-down of one minute (`--hold-down`)");
+    assert_eq!(LEFTOVER, Duration::from_hours(1));
+    assert_says(FAILOVER, "a VIP that nobody has wanted for an hour");
 }
 
 fn ms(milliseconds: u64) -> Duration {
